@@ -153,10 +153,30 @@ def test_a_wrong_value_is_read_or_refused_by_the_name_of_a_key(tiny: Tiny) -> No
 
 
 # Architectures whose keys are written by rules of their own.
-WRITTEN = ("bamba", "deepseek_v3", "deepseek_v4", "falcon", "falcon_h1", "gemma3", "gemma3n",
-           "gemma4", "gpt2", "gpt_oss", "granite_hybrid", "kimi_linear", "lfm2", "llama4", "mamba2",
-           "minimax", "minimax_m3_vl", "mpt", "nemotron_h", "olmo_hybrid", "opt",
-           "qwen3_next")  # fmt: skip
+WRITTEN = (
+    "bamba",
+    "deepseek_v3",
+    "deepseek_v4",
+    "falcon",
+    "falcon_h1",
+    "gemma3",
+    "gemma3n",
+    "gemma4",
+    "gpt2",
+    "gpt_oss",
+    "granite_hybrid",
+    "kimi_linear",
+    "lfm2",
+    "llama4",
+    "mamba2",
+    "minimax",
+    "minimax_m3_vl",
+    "mpt",
+    "nemotron_h",
+    "olmo_hybrid",
+    "opt",
+    "qwen3_next",
+)
 
 
 def test_the_keys_of_every_style_are_those_that_were_approved() -> None:

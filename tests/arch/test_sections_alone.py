@@ -47,8 +47,9 @@ def test_ranks_have_whole_units_or_the_same_ones(
     assert tuple(section.start(rank, ranks) for rank in range(len(starts))) == starts
 
 
-def parameter(*sections: Section, columns: int = 4, axis: int = 0, divided: int | None = 0,
-              **more: Any) -> EngineParameter:  # fmt: skip
+def parameter(
+    *sections: Section, columns: int = 4, axis: int = 0, divided: int | None = 0, **more: Any
+) -> EngineParameter:
     parts = []
     for at, section in enumerate(sections):
         shape = (section.rows, columns) if axis == 0 else (columns, section.rows)
@@ -194,9 +195,7 @@ def test_scales_are_divided_as_the_rows_of_their_codes() -> None:
 
     names = [("t0.weight_scale",), ("t1.weight_scale",)]
     rows = companion({"t0.weight": (12, 2), "t1.weight": (6, 2)})
-    assert rows == [
-        (names[0], (12, 2), Section(12, 3), 0), (names[1], (6, 2), Section(6, 3), 0),
-    ]  # fmt: skip
+    assert rows == [(names[0], (12, 2), Section(12, 3), 0), (names[1], (6, 2), Section(6, 3), 0)]
     blocks = companion({"t0.weight": (4, 2), "t1.weight": (2, 2)})
     assert [row[2] for row in blocks] == [Section(4, 1), Section(2, 1)]
     pieces = (Section(8, 2), Section(4, 2))
@@ -235,12 +234,20 @@ def test_scales_are_divided_as_the_rows_of_their_codes() -> None:
 def test_parts_of_one_matrix_are_those_that_engines_join() -> None:
     """Of a layer by themselves, and of experts one by one; nothing where a part is missing."""
     held = {
-        "L0.attn_q.weight": ["q0"], "L0.attn_k.weight": ["k0"], "L0.attn_v.weight": ["v0"],
-        "L1.attn_q.weight": ["q1"], "L1.attn_k.weight": ["k1"], "L1.attn_v.weight": [],
-        "L0.ffn_gate_exps.weight": ["g0", "g1"], "L0.ffn_up_exps.weight": ["u0", "u1"],
-        "L1.ffn_gate.weight": ["g"], "L1.ffn_down.weight": ["d"],
-        "L2.attn_q.bias": ["b"], "L2.attn_k.bias": ["b"], "L2.attn_v.bias": ["b"],
-    }  # fmt: skip
+        "L0.attn_q.weight": ["q0"],
+        "L0.attn_k.weight": ["k0"],
+        "L0.attn_v.weight": ["v0"],
+        "L1.attn_q.weight": ["q1"],
+        "L1.attn_k.weight": ["k1"],
+        "L1.attn_v.weight": [],
+        "L0.ffn_gate_exps.weight": ["g0", "g1"],
+        "L0.ffn_up_exps.weight": ["u0", "u1"],
+        "L1.ffn_gate.weight": ["g"],
+        "L1.ffn_down.weight": ["d"],
+        "L2.attn_q.bias": ["b"],
+        "L2.attn_k.bias": ["b"],
+        "L2.attn_v.bias": ["b"],
+    }
     assert list(parts_of_one_factor(held)) == [("q0", "k0", "v0"), ("g0", "u0"), ("g1", "u1")]
 
 
@@ -327,7 +334,8 @@ def test_a_draft_head_has_the_names_of_its_file(monkeypatch: pytest.MonkeyPatch)
     assert asked == [{"own.q"}]
     told: Any = [(one.binding, one.layer, one.stored, one.roles) for one in head.bound.groups]
     assert told == [
-        ("first", 7, ("mtp.q", "mtp.k"), ("L7.q", "L7.k")), ("second", 7, ("mtp.x",), ("L7.x",)),
-    ]  # fmt: skip
+        ("first", 7, ("mtp.q", "mtp.k"), ("L7.q", "L7.k")),
+        ("second", 7, ("mtp.x",), ("L7.x",)),
+    ]
     assert (head.bound.unbound, head.bound.buffers) == (("mtp.x",), ("mtp.b",))
     assert head.hyper == ("hyper", "hp")  # type: ignore[comparison-overlap]

@@ -462,9 +462,10 @@ def attested(shape: Any = (4, 32), encoding: str = "Q8_0", *, how: Any = None, *
     tensor: Any = SimpleNamespace(info=SimpleNamespace(shape=shape, encoding=encoding))
     planned: Any = SimpleNamespace(
         info=SimpleNamespace(name="w", shape=(4, 32), encoding=given.pop("planned", "Q8_0")),
-        copies=given.pop("copies", False), part=given.pop("part", None),
+        copies=given.pop("copies", False),
+        part=given.pop("part", None),
         made=given.pop("made", False),
-    )  # fmt: skip
+    )
     recipe: Any = SimpleNamespace(type="", lacks="", options=None, **{})
     vars(recipe).update(given)
     base = rederive.TensorAttestation("L0.w", ("w",), "Q8_0", "not tried")

@@ -35,18 +35,29 @@ class Gradients:
 
 
 def case_of(
-    given: dict[str, Any], made: Made = lambda change: PLAIN, *, right: Iterable[str] = (),
-    opened: Iterable[str] = (), computed: dict[str, Any] | None = None, **more: Any
-) -> BackwardCase:  # fmt: skip
+    given: dict[str, Any],
+    made: Made = lambda change: PLAIN,
+    *,
+    right: Iterable[str] = (),
+    opened: Iterable[str] = (),
+    computed: dict[str, Any] | None = None,
+    **more: Any,
+) -> BackwardCase:
     """Return what is known of gradients, `right` ones and `opened` ones named, all others wrong."""
     held = PLAIN if computed is None else computed
     cases = {key: GradientCase(key, given[key], held[key]) for key in given}
     right, opened = frozenset(right), frozenset(opened)
     return BackwardCase(
-        cases.__getitem__, {key: (key,) for key in given}, right,
-        frozenset(given) - right - opened, frozenset(), {},
-        lambda change, names: Gradients(made(change)), open=opened, **more,
-    )  # fmt: skip
+        cases.__getitem__,
+        {key: (key,) for key in given},
+        right,
+        frozenset(given) - right - opened,
+        frozenset(),
+        {},
+        lambda change, names: Gradients(made(change)),
+        open=opened,
+        **more,
+    )
 
 
 def says(guesses: Iterable[Any]) -> list[str]:
@@ -63,10 +74,12 @@ def test_all_gradients_differ_where_hardly_one_agrees_and_none_after_the_layers(
     many = {f"L0.{name}.weight": PLAIN[NORM] for name in "abcdefgh"}
     every = OTHER | many
     for right, differ, loss in (
-        ((), True, True), (("L0.a.weight", "L0.b.weight"), True, True),
-        (("L0.a.weight", "L0.b.weight", "L0.c.weight"), False, False), ((HEAD,), True, True),
+        ((), True, True),
+        (("L0.a.weight", "L0.b.weight"), True, True),
+        (("L0.a.weight", "L0.b.weight", "L0.c.weight"), False, False),
+        ((HEAD,), True, True),
         ((HEAD, NORM), False, False),
-    ):  # fmt: skip
+    ):
         case = case_of(every, right=right, computed=PLAIN | many)
         assert batch_samples.all_differ(case) is differ, right
         assert batch_samples.loss_differs(case) is loss, right
@@ -78,8 +91,9 @@ def test_all_gradients_differ_where_hardly_one_agrees_and_none_after_the_layers(
 
 def test_padding_and_documents_are_asked_of_where_there_are_some() -> None:
     for find, name in (
-        (batch_samples.guess_padding, "padded_first"), (batch_samples.guess_documents, "packed"),
-    ):  # fmt: skip
+        (batch_samples.guess_padding, "padded_first"),
+        (batch_samples.guess_documents, "packed"),
+    ):
         there: Any = {name: True}
         assert len(list(find(case_of(OTHER, **there)))) == 2
         assert not list(find(case_of(OTHER)))
@@ -219,11 +233,15 @@ def test_samples_are_solved_on_a_small_gradient_of_all_or_of_one_kind() -> None:
 
 def test_wrong_parameters_are_of_one_kind_where_no_right_one_is() -> None:
     for wrong, right, kind in (
-        (["a.bias"], ["a.weight"], "biases"), (["a.bias"], ["b.bias"], ""),
-        (["L0.attn_norm.weight", NORM], [HEAD], "norms"), ([NORM, HEAD], [WEIGHT], ""),
-        (["L0.ffn_gate_inp.weight"], [HEAD], "routers"), (["L0.ffn_up_exps.weight"], [], "experts"),
-        (["token_embd.weight"], [HEAD], "tables"), ([], [HEAD], ""),
-    ):  # fmt: skip
+        (["a.bias"], ["a.weight"], "biases"),
+        (["a.bias"], ["b.bias"], ""),
+        (["L0.attn_norm.weight", NORM], [HEAD], "norms"),
+        ([NORM, HEAD], [WEIGHT], ""),
+        (["L0.ffn_gate_inp.weight"], [HEAD], "routers"),
+        (["L0.ffn_up_exps.weight"], [], "experts"),
+        (["token_embd.weight"], [HEAD], "tables"),
+        ([], [HEAD], ""),
+    ):
         case: Any = SimpleNamespace(wrong=frozenset(wrong), right=frozenset(right))
         assert batch_samples._kind_of_wrong(case) == kind, wrong
 
@@ -359,8 +377,11 @@ def test_other_clippings_follow_from_the_norms_that_are_known() -> None:
     assert ways(norm=4.0) == ways(own_norm=4.0) == []
     found = ways(norm=4.0, own_norm=2.0, kind_norm=3.0)
     assert [cause for cause, _ in found[:4]] == [
-        "clip_missing", "clip_twice", "clip_by_tensor", "clip_by_tensor"
-    ]  # fmt: skip
+        "clip_missing",
+        "clip_twice",
+        "clip_by_tensor",
+        "clip_by_tensor",
+    ]
     assert [factor for _, factor in found[:4]] == pytest.approx([1, 1 / 16, 1 / 2, 1 / 3], rel=1e-4)
     assert ways(True, norm=4.0, own_norm=2.0)[3][1] == pytest.approx(1 / 4, rel=1e-4)
     below = ways(norm=0.5, own_norm=0.2)  # nothing was to be clipped

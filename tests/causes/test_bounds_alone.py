@@ -83,8 +83,16 @@ def model(config: Any) -> Any:
     return SimpleNamespace(config=config)
 
 
-def initialisers(kind: str, key: str, shape: Any, *, own: Any = None, other: Any = None,
-                 hyper: Any = (), weights: Any = None) -> dict[str, float]:  # fmt: skip
+def initialisers(
+    kind: str,
+    key: str,
+    shape: Any,
+    *,
+    own: Any = None,
+    other: Any = None,
+    hyper: Any = (),
+    weights: Any = None,
+) -> dict[str, float]:
     context: Any = SimpleNamespace(
         models={"a": model(other), "b": model(own)},
         hyper=hyper,
@@ -117,8 +125,10 @@ def test_the_known_initialisations_are_those_of_the_libraries() -> None:
     }
     assert initialisers("normal", "L0.ffn_up.weight", (6, 4)) == {usual: 0.02, **fans}
     assert initialisers("normal", "token_embd.weight", (6, 4)) == {
-        usual: 0.02, **fans, "as torch.nn.Embedding": 1.0,
-    }  # fmt: skip
+        usual: 0.02,
+        **fans,
+        "as torch.nn.Embedding": 1.0,
+    }
     stated = "the initializer_range"
     for own, other, name, size in (
         ({"initializer_range": 0.5}, {"initializer_range": 0.25}, stated, 0.5),
@@ -214,8 +224,9 @@ def fresh(
     )
     broken = [key for key, (kind, _) in rows.items() if kind == "broken"]
     assert tried == [(("stale_tensor",), key) for key in broken]
-    assert all(one.side == side and one.evidence[1] == f"line of {key}"
-               for key, one in found.items())  # fmt: skip
+    assert all(
+        one.side == side and one.evidence[1] == f"line of {key}" for key, one in found.items()
+    )
     return found
 
 
@@ -244,15 +255,19 @@ def test_large_drawn_matrices_carry_the_short_ones_of_their_layer(
         assert ("out.bias" in found) is joined, layers
     # Alone only where half of all is equal, and a known initialisation draws it.
     for equals, kind, joined in (
-        (1, "drawn", True), (0, "drawn", False), (1, "constant", False),
+        (1, "drawn", True),
+        (0, "drawn", False),
+        (1, "constant", False),
         (1, "drawn unusually", False),
-    ):  # fmt: skip
+    ):
         rest = {f"L{at + 1}.a.weight": ("other", equal) for at in range(equals)}
         found = fresh(monkeypatch, {"L0.b.bias": (kind, short), **rest})
         assert set(found) == ({"L0.b.bias"} if joined else set())
     for size, large in (((31, 33), False), ((32, 32), True)):
-        lone = fresh(monkeypatch, {"L0.a.weight": ("drawn", Row(shape_b=size)),
-                                   "L0.b.bias": ("constant", short)})  # fmt: skip
+        lone = fresh(
+            monkeypatch,
+            {"L0.a.weight": ("drawn", Row(shape_b=size)), "L0.b.bias": ("constant", short)},
+        )
         assert set(lone) == ({"L0.a.weight", "L0.b.bias"} if large else set())
 
 
@@ -290,13 +305,19 @@ def test_labels_of_as_many_bytes_are_of_types_that_are_read_by_rows(
         )
 
     table = {
-        "own": row("own"), "as large": row("as large"), "unknown": row("unknown", known=False),
-        "removed": row("removed", removed="gone"), "flat": row("flat", flat=True),
-        "several": row("several", claim="scale"), "plain": row("plain", layout=""),
-        "BF16": row("BF16", layout=""), "longer": row("longer", width=17),
-        "blocks": row("blocks", block_size=5), "no codec": row("no codec"),
+        "own": row("own"),
+        "as large": row("as large"),
+        "unknown": row("unknown", known=False),
+        "removed": row("removed", removed="gone"),
+        "flat": row("flat", flat=True),
+        "several": row("several", claim="scale"),
+        "plain": row("plain", layout=""),
+        "BF16": row("BF16", layout=""),
+        "longer": row("longer", width=17),
+        "blocks": row("blocks", block_size=5),
+        "no codec": row("no codec"),
         "eight": row("eight", block_size=8),
-    }  # fmt: skip
+    }
     monkeypatch.setattr(stored_bytes, "ENCODINGS", table)
     monkeypatch.setattr(stored_bytes, "CODECS", set(table) - {"no codec"})
     monkeypatch.setattr(stored_bytes, "encoding_row", table.__getitem__)
@@ -336,9 +357,13 @@ def test_a_coarser_type_is_tried_where_what_is_stored_leaves_it_to_be_seen(
             before=SimpleNamespace(relative=relative),
             changed_rows=[0, 1],
             guess=lambda cause, says, label, take, slack, rows: (
-                label, take, slack, says[0].split("'s, ")[1], len(rows),
+                label,
+                take,
+                slack,
+                says[0].split("'s, ")[1],
+                len(rows),
             ),
-        )  # fmt: skip
+        )
         return list(arithmetic.guess_quantization(case))
 
     # 0.1 of noise: up to twice that much, and above a quarter of it the stored type may hide it.
@@ -346,9 +371,12 @@ def test_a_coarser_type_is_tried_where_what_is_stored_leaves_it_to_be_seen(
     assert tried(0.2, "T", "F32")[-1] == own
     assert not tried(0.2001, "T", "F32") and not tried(0.2, "T", "F32", columns=6)
     for relative, twice, once in (
-        (0.2, True, True), (0.04, True, True), (0.039, True, False), (0.0251, True, False),
+        (0.2, True, True),
+        (0.04, True, True),
+        (0.039, True, False),
+        (0.0251, True, False),
         (0.025, False, False),
-    ):  # fmt: skip
+    ):
         found = tried(relative, "F32", "S")
         labels = [row for row in found if row[0] == "A"]
         assert (

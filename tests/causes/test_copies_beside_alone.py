@@ -69,10 +69,14 @@ def test_zeros_are_damage_where_all_else_is_within_rounding(
     def told(wrong: Any, slack: Any = 0.01, **more: Any) -> list[str]:
         sides = (right, wrong) if label == "B" else (wrong, right)
         facts = {
-            "a": Reader(sides[0]), "b": Reader(sides[1]), "numbers": None, "key": "k",
-            "before": SimpleNamespace(relative=0.5), "slack": lambda: slack,
+            "a": Reader(sides[0]),
+            "b": Reader(sides[1]),
+            "numbers": None,
+            "key": "k",
+            "before": SimpleNamespace(relative=0.5),
+            "slack": lambda: slack,
             "windows": lambda size: iter([np.arange(0, 3), np.arange(3, 8)]),
-        }  # fmt: skip
+        }
         found: Any = list(coarse_damage.explain_zero_runs(SimpleNamespace(**facts | more)))  # type: ignore[arg-type]
         assert len(found) < 2 and all(one.cause == "bit_rot" for one in found)
         return list(found[0].evidence) if found else []
@@ -138,8 +142,9 @@ def test_a_pruning_is_one_of_most_matrices(monkeypatch: pytest.MonkeyPatch) -> N
         found = pruned_copies._explain_pruned(context, pairs, rows)
         asked = [f"t{at}" for at, kind in enumerate(kinds) if kind in ("pruned", "broken", "other")]
         assert dropped == asked
-        assert left == [((pruned_copies.CAUSE,), f"t{at}") for at, kind in enumerate(kinds)
-                        if kind == "broken"]  # fmt: skip
+        assert left == [
+            ((pruned_copies.CAUSE,), f"t{at}") for at, kind in enumerate(kinds) if kind == "broken"
+        ]
         return found
 
     found = told("pruned", "pruned", "pruned", "other")
@@ -181,18 +186,27 @@ def test_the_first_order_of_codes_that_fits_is_told_of_its_side(
 
         def side(name: str) -> Any:
             return SimpleNamespace(
-                name=name, encoding=f"type of {name}", rows=4, shape=(4, 2),
-                raw=lambda rows: np.asarray(rows)[:, None] + 0, take=lambda rows: np.asarray(rows),
+                name=name,
+                encoding=f"type of {name}",
+                rows=4,
+                shape=(4, 2),
+                raw=lambda rows: np.asarray(rows)[:, None] + 0,
+                take=lambda rows: np.asarray(rows),
                 decode_rows=lambda raw: raw + 100,
-            )  # fmt: skip
+            )
 
         facts = {
-            "a": side("a"), "b": side("b"), "numbers": None,
+            "a": side("a"),
+            "b": side("b"),
+            "numbers": None,
             "context": SimpleNamespace(schemes=schemes),
             "guess": lambda cause, says, label, take: (
-                cause, says, label, take(np.array([1, 3])).ravel().tolist(),
+                cause,
+                says,
+                label,
+                take(np.array([1, 3])).ravel().tolist(),
             ),
-        }  # fmt: skip
+        }
         found: Any = list(code_orders.guess_code_order(SimpleNamespace(**facts | more)))  # type: ignore[arg-type]
         return found, schemes.failed_orders
 
@@ -222,12 +236,17 @@ def test_the_first_order_of_codes_that_fits_is_told_of_its_side(
 def test_functions_of_values_are_what_they_are_called() -> None:
     x = np.array([-2.0, -0.5, 0.25, 3.0])
     by_name = {
-        "the reciprocals of": 1 / x, "the absolute values of": abs(x), "the squares of": x * x,
-        "the exponentials of": np.exp(x), "the negated exponentials of": -np.exp(x),
+        "the reciprocals of": 1 / x,
+        "the absolute values of": abs(x),
+        "the squares of": x * x,
+        "the exponentials of": np.exp(x),
+        "the negated exponentials of": -np.exp(x),
         "the negated exponentials, taken twice, of": -np.exp(-np.exp(x)),
-        "softplus of": np.log(1 + np.exp(x)), "the sigmoid of": 1 / (1 + np.exp(-x)),
-        "the hyperbolic tangent of": np.tanh(x), "1 minus": 1 - x,
-    }  # fmt: skip
+        "softplus of": np.log(1 + np.exp(x)),
+        "the sigmoid of": 1 / (1 + np.exp(-x)),
+        "the hyperbolic tangent of": np.tanh(x),
+        "1 minus": 1 - x,
+    }
     found = {one.says: one.of(x) for one in value_functions._value_functions()}
     assert found.keys() == by_name.keys()
     for name, values in by_name.items():
@@ -251,14 +270,24 @@ def test_the_rows_of_a_table_of_positions_are_told_by_what_was_added(
     monkeypatch.setattr(rope, "positions_by_rows", lambda case: solved[0])
     monkeypatch.setattr(rope, "usual_positions", lambda ours: [ours + 1, ours * 0])
 
-    def told(rows: Any, *, offset: int = 2, position: str = "learned", layer: int = -1,
-             point: str = "embd", shown: bool = True, near: float = 1e-6) -> list[Any]:  # fmt: skip
+    def told(
+        rows: Any,
+        *,
+        offset: int = 2,
+        position: str = "learned",
+        layer: int = -1,
+        point: str = "embd",
+        shown: bool = True,
+        near: float = 1e-6,
+    ) -> list[Any]:
         theirs = x + (0 if rows is None else table[rows] if isinstance(rows, list) else rows)
         call = SimpleNamespace(location=SimpleNamespace(point=point), args=(x, None))
         early = SimpleNamespace(location=SimpleNamespace(point="x"))
         case: Any = SimpleNamespace(
-            layer=layer, calls=lambda name: [early, call],
-            gives_point_value=lambda one: shown and one is call, array=np.asarray,
+            layer=layer,
+            calls=lambda name: [early, call],
+            gives_point_value=lambda one: shown and one is call,
+            array=np.asarray,
             view=SimpleNamespace(theirs=theirs, tolerance=near),
             agree=lambda ours, theirs: np.allclose(ours, theirs, atol=1e-6),
             patched=SimpleNamespace(
@@ -266,16 +295,19 @@ def test_the_rows_of_a_table_of_positions_are_told_by_what_was_added(
                 weights={"position_embd.weight": SimpleNamespace(numpy=lambda: table)},
                 hp={"position_offset": offset},
             ),
-        )  # fmt: skip
+        )
         return list(rope.find_position_rows(case))
 
     assert told([2, 3, 4, 5]) == []
     assert told([3, 4, 5, 6]) == [("positions", [1, 2, 3, 4])]
     assert told([2, 2, 2, 2]) == [("positions", [0, 0, 0, 0])]
     assert told([0, 1, 2, 3]) == [
-        ("positions", "position 0 takes row 0 of the table; the model says row 2",
-         {"position_offset": 0})
-    ]  # fmt: skip
+        (
+            "positions",
+            "position 0 takes row 0 of the table; the model says row 2",
+            {"position_offset": 0},
+        )
+    ]
     assert told([1, 2, 3, 9]) == [] and told(RNG.normal(size=(4, 5))) == []
     (none,) = told(None)
     assert none.says == "no position is added to the embedding"

@@ -108,9 +108,12 @@ def test_rows_without_a_gradient_are_named_unless_they_are_whole_heads() -> None
     assert len(said(layout.guess_missing_rows, small)) == 1
     assert not said(layout.guess_missing_rows, case_of(lost * 2))
     for given, computed in (
-        (RIGHT, RIGHT), (0 * RIGHT, RIGHT), (blocks([1, 0, 1, 1]), RIGHT), (lost, lost),
+        (RIGHT, RIGHT),
+        (0 * RIGHT, RIGHT),
+        (blocks([1, 0, 1, 1]), RIGHT),
+        (lost, lost),
         (lost[:1] * 0, RIGHT[:1]),
-    ):  # fmt: skip
+    ):
         assert not list(layout.guess_missing_rows(case_of(given, computed)))
 
 
@@ -135,11 +138,13 @@ def test_rows_of_tokens_that_occur_several_times_are_not_added_up() -> None:
     other = given.copy()
     other[3] *= 2
     for case in (
-        table(most, **more), table(other, **more), table(right, **more),
+        table(most, **more),
+        table(other, **more),
+        table(right, **more),
         table(given, **more | {"repeated": frozenset()}),
         case_of(given, **more),
         table(given, **more | {"repeated": used}),
-    ):  # fmt: skip
+    ):
         assert not list(layout.guess_repeated_rows(case))
     five = given.copy()
     five[1], repeated = right[1], frozenset({1, 2, 4, 7, 9})
@@ -156,9 +161,7 @@ def test_a_tied_table_has_one_of_its_two_parts() -> None:
     for given, which in ((rows, "embedding"), (head, "head")):
         text = f"the table is tied, and only the {which}'s part is in its gradient"
         assert said(layout.guess_tied_part, table(given, **tied)) == [text]
-        others: Any = (
-            {"sizes": {}}, {"tokens": frozenset()}, {"tokens": frozenset(range(24))},
-        )  # fmt: skip
+        others: Any = ({"sizes": {}}, {"tokens": frozenset()}, {"tokens": frozenset(range(24))})
         for other in others:
             assert not list(layout.guess_tied_part(table(given, **tied | other)))
         assert not list(layout.guess_tied_part(case_of(given, **tied)))
@@ -237,9 +240,14 @@ def all_of(given: dict[str, Any], computed: dict[str, Any], wrong: Iterable[str]
     none: Any = None
     norms = {key: (norm(given[key]), norm(computed[key])) for key in given}
     return BackwardCase(
-        cases.__getitem__, {key: (key,) for key in given}, frozenset(given) - frozenset(wrong),
-        frozenset(wrong), frozenset(), norms, none,
-    )  # fmt: skip
+        cases.__getitem__,
+        {key: (key,) for key in given},
+        frozenset(given) - frozenset(wrong),
+        frozenset(wrong),
+        frozenset(),
+        norms,
+        none,
+    )
 
 
 def test_gradients_of_other_parameters_are_told_in_both_directions() -> None:

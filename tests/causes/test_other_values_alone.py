@@ -42,10 +42,14 @@ def test_one_side_alone_holds_numbers_of_an_initialisation(
         parts = {"": 1} if not side.more.get("packed") else {"scale": 1}
         whole = np.asarray(side.more.get("whole", side.values))
         return SimpleNamespace(
-            shape=side.shape, size=side.more.get("size", side.values.size), values=side.values,
-            encoding=side.more.get("encoding", "F32"), whole=whole, drawn=side.more.get("drawn"),
+            shape=side.shape,
+            size=side.more.get("size", side.values.size),
+            values=side.values,
+            encoding=side.more.get("encoding", "F32"),
+            whole=whole,
+            drawn=side.more.get("drawn"),
             side=SimpleNamespace(stored=[SimpleNamespace(parts=parts)]),
-        )  # fmt: skip
+        )
 
     monkeypatch.setattr(initial_values, "RowReader", reader)
     monkeypatch.setattr(initial_values, "_sample", lambda of: of.values)
@@ -66,8 +70,15 @@ def test_one_side_alone_holds_numbers_of_an_initialisation(
     away = "A" if label == "B" else "B"
     values, theirs = RNG.normal(size=(2, 40, 40))
 
-    def found(mine: Any = values, other: Any = theirs, key: str = "L0.q.weight", *,
-              drawn: Any = text, trained: Any = None, **more: Any) -> Any:  # fmt: skip
+    def found(
+        mine: Any = values,
+        other: Any = theirs,
+        key: str = "L0.q.weight",
+        *,
+        drawn: Any = text,
+        trained: Any = None,
+        **more: Any,
+    ) -> Any:
         both: list[bool] = []
         asked.clear()
         own, beside = Side(mine, drawn=drawn, **more), Side(other, drawn=trained)
@@ -78,8 +89,12 @@ def test_one_side_alone_holds_numbers_of_an_initialisation(
 
     one, both = found()
     assert (one.key, one.side, one.drawn, one.constant, one.usual) == (
-        "L0.q.weight", label, text, None, "usual",
-    )  # fmt: skip
+        "L0.q.weight",
+        label,
+        text,
+        None,
+        "usual",
+    )
     assert one.line.startswith(f"drawn, mean 0.25 over 1600 values; {away}'s: mean ")
     assert both == [False] and asked == [label]
     # Where the other's are of a known one as well, nothing tells which of them was drawn.
@@ -111,15 +126,20 @@ def test_one_side_alone_holds_numbers_of_an_initialisation(
     reordered[0] = False
     # A constant is that of a bias or a norm, next to values.
     for key, value, said in (
-        ("L0.q.bias", 0.0, True), ("L0.attn_norm.weight", 1.0, True), ("L0.q.bias", 1.0, False),
-        ("L0.attn_norm.weight", 0.0, False), ("L0.q.weight", 0.0, False),
+        ("L0.q.bias", 0.0, True),
+        ("L0.attn_norm.weight", 1.0, True),
+        ("L0.q.bias", 1.0, False),
+        ("L0.attn_norm.weight", 0.0, False),
+        ("L0.q.weight", 0.0, False),
         ("L0.attn_norm.bias", 0.0, True),
-    ):  # fmt: skip
+    ):
         one, both = found(np.full((4, 4), value), theirs[:4, :4], key)
         assert (one is not None) is said and both == []
         assert one is None or (one.constant, one.drawn, one.line) == (
-            value, None, f"{value:g} everywhere",
-        )  # fmt: skip
+            value,
+            None,
+            f"{value:g} everywhere",
+        )
         assert found(np.full((4, 4), value), np.full((4, 4), 3.0), key)[0] is None
     whole = np.zeros((9, 4))
     whole[8] = 1  # behind the rows that were looked at
@@ -139,8 +159,14 @@ def test_a_direction_of_the_stream_is_lost_where_the_rest_is_as_it_was() -> None
     v /= np.linalg.norm(v)
     x = RNG.normal(size=(12, 20))
 
-    def removed(key: str, x: Any, delta: Any, rounding: float = 1e-9, shape: Any = None,
-                absent: bool = False) -> Any:  # fmt: skip
+    def removed(
+        key: str,
+        x: Any,
+        delta: Any,
+        rounding: float = 1e-9,
+        shape: Any = None,
+        absent: bool = False,
+    ) -> Any:
         side = None if absent else SimpleNamespace(shape=shape or x.shape)
         pair: Any = SimpleNamespace(key=key, a=side)
         return derived_weights._removed_direction(pair, x, delta, rounding)
@@ -148,9 +174,10 @@ def test_a_direction_of_the_stream_is_lost_where_the_rest_is_as_it_was() -> None
     for share in (1.0, 0.5):
         delta = -share * np.outer(v, v @ x)
         for key, a, change in (
-            ("L0.attn_output.weight", x, delta), ("L0.ffn_down.weight", x, delta),
+            ("L0.attn_output.weight", x, delta),
+            ("L0.ffn_down.weight", x, delta),
             ("token_embd.weight", x.T, delta.T),
-        ):  # fmt: skip
+        ):
             found = removed(key, a, change)
             assert abs(float(found.direction @ v)) == pytest.approx(1.0)
             assert found.share == pytest.approx(share)
@@ -187,8 +214,10 @@ def test_values_outside_of_runs_are_equal_up_to_rounding() -> None:
         case: Any = SimpleNamespace(
             a=SimpleNamespace(columns=8, take=lambda at: a[at]),
             b=SimpleNamespace(columns=8, take=lambda at: b[at]),
-            before=SimpleNamespace(count=count), distance=distance, slack=lambda moved: 1e-3,
-        )  # fmt: skip
+            before=SimpleNamespace(count=count),
+            distance=distance,
+            slack=lambda moved: 1e-3,
+        )
         return coarse_damage._others_are_equal(case, runs)
 
     assert equal(wrong) and not equal(wrong, factor=True)
@@ -240,9 +269,16 @@ def test_products_hold_the_weights_of_a_norm_that_kept_them(
     )
     monkeypatch.setattr(folded_factors, "prove_values", lambda *given: None)
 
-    def kept(changed: Any = (), moved: bool = True, near: Any = ("q.weight", "k.weight"),
-             gains: Any = gain, fits: Any = ("q.weight", "k.weight"), norm_apart: float = 0.5,
-             held: Any = tuple(weights), apart: float = 1.0) -> list[Any]:  # fmt: skip
+    def kept(
+        changed: Any = (),
+        moved: bool = True,
+        near: Any = ("q.weight", "k.weight"),
+        gains: Any = gain,
+        fits: Any = ("q.weight", "k.weight"),
+        norm_apart: float = 0.5,
+        held: Any = tuple(weights),
+        apart: float = 1.0,
+    ) -> list[Any]:
         monkeypatch.setattr(folded_factors, "_norm_gains", lambda layer, weight: (gains, gains))
         monkeypatch.setattr(
             folded_factors,
@@ -259,11 +295,16 @@ def test_products_hold_the_weights_of_a_norm_that_kept_them(
             return apart if right(role, values) else 9.0
 
         layer: Any = SimpleNamespace(
-            start="L0.", a=weights, b=weights, has=held.__contains__, slack=lambda role: 0.0,
-            roundings_apart=roundings, distance=lambda role, values: float(right(role, values)),
+            start="L0.",
+            a=weights,
+            b=weights,
+            has=held.__contains__,
+            slack=lambda role: 0.0,
+            roundings_apart=roundings,
+            distance=lambda role, values: float(right(role, values)),
             matches_factor=lambda role, of: role in fits and np.allclose(of, factor),
             is_nearer=lambda role, values: role in near,
-        )  # fmt: skip
+        )
         found = folded_factors._kept_norm_explanations(layer, set(changed))
         for key, one in found.items():
             assert one.evidence == (
@@ -291,12 +332,19 @@ def test_rows_of_drafted_tokens_are_looked_for_in_the_newest_slots(
 ) -> None:
     """One slot after the other, then several, beside the tokens' own too."""
     monkeypatch.setattr(
-        drafted_rows, "drafted_rows_change",
+        drafted_rows,
+        "drafted_rows_change",
         lambda slots, since, beside=False, rest=False: (dict(slots), since, beside, rest),
-    )  # fmt: skip
+    )
 
-    def tried(first: int | None, found: Any = None, slots: int = 2, tokens: int = 6,
-              vocabulary: int = 3, known: bool = True) -> tuple[list[Any], list[Any]]:  # fmt: skip
+    def tried(
+        first: int | None,
+        found: Any = None,
+        slots: int = 2,
+        tokens: int = 6,
+        vocabulary: int = 3,
+        known: bool = True,
+    ) -> tuple[list[Any], list[Any]]:
         asked: list[Any] = []
 
         def solve(where: list[int], beside: bool) -> Any:
@@ -309,10 +357,11 @@ def test_rows_of_drafted_tokens_are_looked_for_in_the_newest_slots(
         )
         late = np.arange(tokens) >= (tokens if first is None else first)
         case: Any = SimpleNamespace(
-            tokens=tokens, view=SimpleNamespace(tolerance=1.0),
+            tokens=tokens,
+            view=SimpleNamespace(tolerance=1.0),
             patched=SimpleNamespace(hp={"vocab_size": vocabulary}),
             distances_by_row=lambda view: np.where(late, 2.1, 2),
-        )  # fmt: skip
+        )
         return list(drafted_rows.drafted_row_changes(case)), asked
 
     assert tried(None) == tried(0) == ([], [])
@@ -322,8 +371,9 @@ def test_rows_of_drafted_tokens_are_looked_for_in_the_newest_slots(
     assert tried(5)[1] == [([4], False), ([3], False), ([5], True), ([4, 3], False), ([5], True)]
     assert tried(3, ([2], False)) == ([({2: 7}, 3, False, False)], order[:1])
     assert tried(3, ([1], False)) == (
-        [({1: 7}, 3, False, False), ({1: 7}, 3, False, True)], order[:2],
-    )  # fmt: skip
+        [({1: 7}, 3, False, False), ({1: 7}, 3, False, True)],
+        order[:2],
+    )
     assert tried(3, ([2, 1], False)) == ([({1: 7, 2: 7}, 3, False, False)], order[:4])
     assert tried(3, ([3], True)) == ([({3: 7}, 3, True, False)], order[:3])
     every = [({2: token}, 3, False, False) for token in range(3)]
@@ -351,8 +401,9 @@ def test_layers_are_tried_with_another_rope_of_the_model_or_none(
     monkeypatch.setattr(rope, "_bind_layers", lambda patch, scope: (patch, scope))
     monkeypatch.setattr(rope, "_use_rope_layers", lambda rows: rows)
 
-    def tried(kinds: str, layer: int, *, between: bool = True, called: bool = False,
-              solved: Any = None) -> list[Any]:  # fmt: skip
+    def tried(
+        kinds: str, layer: int, *, between: bool = True, called: bool = False, solved: Any = None
+    ) -> list[Any]:
         by_letter = {"o": own, "f": far, "-": None}
         rows = [by_letter[letter] for letter in kinds]
         monkeypatch.setattr(rope, "rotation_of_layer", lambda hp, at: rows[at])
@@ -361,9 +412,10 @@ def test_layers_are_tried_with_another_rope_of_the_model_or_none(
         monkeypatch.setattr(rope, "solve_rotation", lambda case: solved)
         hp = {"rope_layers": [row is not None for row in rows]}
         case: Any = SimpleNamespace(
-            layer=layer, patched=SimpleNamespace(hp=hp, n_layers=len(rows)),
+            layer=layer,
+            patched=SimpleNamespace(hp=hp, n_layers=len(rows)),
             call=lambda name: object() if called else None,
-        )  # fmt: skip
+        )
         return list(rope.try_layers_with_rope(case))
 
     def told(changes: list[Any]) -> list[str]:
@@ -417,9 +469,11 @@ def test_the_verdict_of_differences_names_what_all_directions_agree_on() -> None
     plain = verdict("part")
     assert (plain.verdict, plain.why, plain.guesses) == ("differs", "the gradient is odd", ())
     for wrong, cause, free in (
-        ("zero", "gradient_zero", 0), ("sign", "gradient_sign", 0),
-        ("factor", "gradient_factor", 1), ("transposed", "gradient_transposed", 1),
-    ):  # fmt: skip
+        ("zero", "gradient_zero", 0),
+        ("sign", "gradient_sign", 0),
+        ("factor", "gradient_factor", 1),
+        ("transposed", "gradient_transposed", 1),
+    ):
         (guess,) = verdict(wrong).guesses
         assert (guess.cause, guess.says, guess.free) == (cause, "the gradient is odd", free)
         assert guess.made(SimpleNamespace(computed="computed")) == "computed"

@@ -186,9 +186,10 @@ def test_some_choice_of_lost_bits_is_within_a_step_everywhere(
     monkeypatch.setattr(lost_bits, "encoding_row", lambda name: SimpleNamespace(type_size=2))
     steps: list[Any] = [0.5]
     monkeypatch.setattr(
-        lost_bits, "quantization_steps",
+        lost_bits,
+        "quantization_steps",
         lambda name, raw, count: None if steps[0] is None else np.full(count, steps[0]),
-    )  # fmt: skip
+    )
     monkeypatch.setattr(lost_bits, "steps_between", lambda a, b, step: np.abs(a - b) / step)
     raw = np.array([[10, 99, 20, 99], [30, 99, 40, 99]], np.uint8)
 
@@ -295,10 +296,14 @@ def test_one_direction_is_removed_where_all_matrices_lost_the_same() -> None:
 
     def told(*lost: Any) -> str:
         changes = [
-            matrix(f"L{at}.o.weight", 1, 0.25 + at / 8,
-                   removed=None if one is None else Removal(np.asarray(one[0], float), one[1]))
+            matrix(
+                f"L{at}.o.weight",
+                1,
+                0.25 + at / 8,
+                removed=None if one is None else Removal(np.asarray(one[0], float), one[1]),
+            )
             for at, one in enumerate(lost)
-        ]  # fmt: skip
+        ]
         found = derived_weights._removal_explanations(changes)
         assert not found or list(found) == [change.key for change in changes]
         return next((one.evidence[0] for one in found.values()), "")
@@ -395,10 +400,19 @@ def copy_of(x: Any, y: Any, repaired: Any, step: float = 0.5, **more: Any) -> An
     x, y = np.asarray(x, float), np.asarray(y, float)
     full = np.full(y.shape, step)
     facts = {
-        "x": x, "y": y, "grouping": Grouping(1, 4), "bits": 4, "whose": "B's", "other": "A's",
-        "lattice": Lattice(full, full * -8, full * 7), "explain_repaired": explained,
-        "asked": asked, "scales": np.ones(y.size // 4), "rows": None, "scheme": "scheme",
-    }  # fmt: skip
+        "x": x,
+        "y": y,
+        "grouping": Grouping(1, 4),
+        "bits": 4,
+        "whose": "B's",
+        "other": "A's",
+        "lattice": Lattice(full, full * -8, full * 7),
+        "explain_repaired": explained,
+        "asked": asked,
+        "scales": np.ones(y.size // 4),
+        "rows": None,
+        "scheme": "scheme",
+    }
     return SimpleNamespace(**facts | more)
 
 
@@ -408,8 +422,11 @@ def test_codes_in_another_order_may_have_left_scales_and_zero_points_behind() ->
     offset = np.repeat([[1.0, -1.0], [0.5, 2.0]], 4, axis=1)
     late = "the scales did not move with them"
     both = "scales and zero points did not move with them"
-    for y, said in ((x, ("order",)), (x / factor, ("order", late)),
-                    ((x - offset) / factor, ("order", both))):  # fmt: skip
+    for y, said in (
+        (x, ("order",)),
+        (x / factor, ("order", late)),
+        ((x - offset) / factor, ("order", both)),
+    ):
         moved = copy_of(x, y, x)
         found: Any = packed_codes._confirm_order(copy_of(x, x[::-1], x), moved, "order")
         assert found == ("packing_order", said)

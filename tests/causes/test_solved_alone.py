@@ -62,9 +62,11 @@ def test_chunks_are_left_out_are_a_window_or_end_elsewhere() -> None:
             return np.where(np.arange(8) >= (9 if view.at is None else view.at), 2.1, 2.0)
 
         case: Any = SimpleNamespace(
-            patched=SimpleNamespace(hp={"sliding_window": 4}), view=own,
-            distances_by_row=apart, attempt=lambda change: wide,
-        )  # fmt: skip
+            patched=SimpleNamespace(hp={"sliding_window": 4}),
+            view=own,
+            distances_by_row=apart,
+            attempt=lambda change: wide,
+        )
         found = []
         for change in attention._try_chunks(case):
             assert change.cause == "sliding_window" and change.says.endswith(
@@ -230,9 +232,17 @@ def test_a_factor_on_the_stream_is_solved_of_what_is_linear_in_it() -> None:
     stream = RNG.normal(size=(4, 6))
     rest = RNG.normal(size=(4, 6))
 
-    def fitted(factor: float, usual: Any = (), *, point: Any = None, mid: Any = None,
-               normed: bool = False, given: Any = stream, configured: float = 2.0,
-               flagged: bool = True) -> list[Any]:  # fmt: skip
+    def fitted(
+        factor: float,
+        usual: Any = (),
+        *,
+        point: Any = None,
+        mid: Any = None,
+        normed: bool = False,
+        given: Any = stream,
+        configured: float = 2.0,
+        flagged: bool = True,
+    ) -> list[Any]:
         def view(key: str, ours: Any, theirs: Any) -> Any:
             return SimpleNamespace(
                 key=key, mine=ours, theirs=theirs, tolerance=1e-3, recorded=1, flagged=flagged
@@ -241,10 +251,12 @@ def test_a_factor_on_the_stream_is_solved_of_what_is_linear_in_it() -> None:
         own = view("L3.point", *(point or (stream, rest)))
         views = {} if mid is None else {"L3.mid": view("L3.mid", *mid)}
         case: Any = SimpleNamespace(
-            layer=3, view=own, found=SimpleNamespace(views=views),
+            layer=3,
+            view=own,
+            found=SimpleNamespace(views=views),
             call=lambda *names: 1 if normed else None,
             best_number=lambda make, tries: iter([("best", list(tries))]),
-        )  # fmt: skip
+        )
         size: Any = lambda value: ("size", value)  # noqa: E731
         made: Any = residual_stream._fit_size(case, size, configured, usual, given)
         return list(made)
@@ -334,17 +346,29 @@ def test_logits_may_be_off_by_a_factor_or_a_number_for_each_row(
     monkeypatch.setattr(logit_relations, "_factor_behind_cap", lambda *given: given)
     ours = RNG.normal(size=(1, 6, 9))
 
-    def related(theirs: Any, *, point: str = "logits", cap: Any = None, normalized: bool = False,
-                recorded: bool = True, called: bool = True) -> list[Any]:  # fmt: skip
+    def related(
+        theirs: Any,
+        *,
+        point: str = "logits",
+        cap: Any = None,
+        normalized: bool = False,
+        recorded: bool = True,
+        called: bool = True,
+    ) -> list[Any]:
         view = SimpleNamespace(
-            point=point, key="logits", mine=ours, theirs=np.asarray(theirs), tolerance=1e-4,
+            point=point,
+            key="logits",
+            mine=ours,
+            theirs=np.asarray(theirs),
+            tolerance=1e-4,
             recorded=SimpleNamespace(normalized=normalized) if recorded else None,
-        )  # fmt: skip
+        )
         case: Any = SimpleNamespace(
-            view=view, patched=SimpleNamespace(hp={"final_softcap": cap, "logit_scale": 2.0}),
+            view=view,
+            patched=SimpleNamespace(hp={"final_softcap": cap, "logit_scale": 2.0}),
             call=lambda name: SimpleNamespace(location="cap") if called else None,
             rounded_change=lambda make, value: iter([make(round(value, 6))]),
-        )  # fmt: skip
+        )
         return list(logit_relations.find_logit_relation(case))
 
     numbers = np.arange(6.0)[None, :, None]
@@ -429,10 +453,18 @@ def test_drafted_keys_are_put_behind_the_others_and_later_queries_see_them() -> 
 # --- the delta rule -----------------------------------------------------------------------------
 
 WAYS: tuple[dict[str, bool], ...] = (
-    {}, {"unit_q": False}, {"unit_k": False}, {"scaled": False}, {"in_turn": True},
-    {"corrects": False}, {"early": True}, {"forgets": True}, {"late_decay": True},
-    {"corrects": False, "late_decay": True}, {"early": True, "in_turn": True},
-)  # fmt: skip
+    {},
+    {"unit_q": False},
+    {"unit_k": False},
+    {"scaled": False},
+    {"in_turn": True},
+    {"corrects": False},
+    {"early": True},
+    {"forgets": True},
+    {"late_decay": True},
+    {"corrects": False, "late_decay": True},
+    {"early": True, "in_turn": True},
+)
 
 
 @pytest.mark.parametrize("by_channel", [False, True])

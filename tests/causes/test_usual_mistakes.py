@@ -35,8 +35,17 @@ from tests.models import IDS, MAKERS
 SHORT = IDS[:12]
 ANSWERS = Path(__file__).parent / "answers"
 # Models that together have most kinds of blocks.
-BLOCKS = ("gpt2", "bloom", "gpt_oss", "gemma3n", "minimax_m3_vl", "deepseek_v4", "qwen3_next",
-          "minimax", "falcon_h1")  # fmt: skip
+BLOCKS = (
+    "gpt2",
+    "bloom",
+    "gpt_oss",
+    "gemma3n",
+    "minimax_m3_vl",
+    "deepseek_v4",
+    "qwen3_next",
+    "minimax",
+    "falcon_h1",
+)
 EACH = 2  # of a kind: rows that one function makes of the same part
 
 

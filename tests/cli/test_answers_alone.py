@@ -98,18 +98,30 @@ def test_failures_of_a_manifest_are_shown_up_to_a_number_and_mended(tmp_path: Pa
 
 def inspect_body(**more: Any) -> Any:
     return {
-        "config": None, "file_bytes": 2_000_000, "tensor_count": 7, "format": "gguf",
-        "version": "3", "path": "m.gguf", "architecture": "llama", "level": "full",
-        "summary": {"line": "a model", "kind": "model"}, "architecture_error": "unknown",
+        "config": None,
+        "file_bytes": 2_000_000,
+        "tensor_count": 7,
+        "format": "gguf",
+        "version": "3",
+        "path": "m.gguf",
+        "architecture": "llama",
+        "level": "full",
+        "summary": {"line": "a model", "kind": "model"},
+        "architecture_error": "unknown",
         "hyperparameters": {
             "n_layers": {"value": 2, "origin": "file", "key": "llama.block_count"},
             "eps": {"value": 0.5, "origin": "default", "key": ""},
         },
-        "used": ["n_layers"], "conflicts": [],
+        "used": ["n_layers"],
+        "conflicts": [],
         "roles": {"missing": [], "required": 9, "accepted": []},
-        "keys": {"unknown": [], "ignored": []}, "unclaimed": [], "draft": [], "towers": {},
-        "encodings": {"F16": {"tensors": 7, "parameters": 12345, "bytes": 24690}}, "damage": [],
-    } | more  # fmt: skip
+        "keys": {"unknown": [], "ignored": []},
+        "unclaimed": [],
+        "draft": [],
+        "towers": {},
+        "encodings": {"F16": {"tensors": 7, "parameters": 12345, "bytes": 24690}},
+        "damage": [],
+    } | more
 
 
 def test_the_short_answer_of_inspect_has_doubts_and_what_is_beside_the_model(
@@ -117,9 +129,11 @@ def test_the_short_answer_of_inspect_has_doubts_and_what_is_beside_the_model(
 ) -> None:
     monkeypatch.setattr(inspected, "missing_roles", lambda roles: roles["missing"])
     plain = [
-        ("a model", "head"), ("  m.gguf: gguf 3, 2.0 MB, 7 tensors", ""), ("  n_layers 2", ""),
+        ("a model", "head"),
+        ("  m.gguf: gguf 3, 2.0 MB, 7 tensors", ""),
+        ("  n_layers 2", ""),
         ("  encodings: F16 in 7 tensors", ""),
-    ]  # fmt: skip
+    ]
     assert inspected.answer(inspect_body()) == plain
     for more, line, style in (
         ({"conflicts": ["two sizes"]}, "  contradiction: two sizes", "bad"),
@@ -140,11 +154,12 @@ def test_the_short_answer_of_inspect_has_doubts_and_what_is_beside_the_model(
         none = inspect_body(architecture=None, summary={"line": "a model", "kind": kind})
         assert inspected.answer(none)[2:-1] == said
     account = {
-        "items": 9, "kinds": [{"items": 8, "kind": "keys", "reading": "read"}],
+        "items": 9,
+        "kinds": [{"items": 8, "kind": "keys", "reading": "read"}],
         "contradicted": [{"kind": "key", "name": "k", "why": "two"}],
         "unread": [{"kind": "tensor", "name": "t", "why": ""}],
         "unreadable": [{"kind": "file", "name": "f", "why": "cut"}],
-    }  # fmt: skip
+    }
     rows = inspected.answer(inspect_body(account=account, damage=["x"]))[4:]
     assert rows == [
         ("  9 items: 8 keys read", ""),
@@ -191,17 +206,21 @@ def test_tables_of_inspect_have_titles_and_what_to_do(told: Told) -> None:
     assert told.texts("pair")[1] == f"b = {'y' * (widest + 1)}"
     told.clear()
     account = {
-        "items": 9, "kinds": [{"items": 8, "kind": "keys", "reading": "read"}],
+        "items": 9,
+        "kinds": [{"items": 8, "kind": "keys", "reading": "read"}],
         "contradicted": [{"kind": "key", "name": "k", "why": "two"}],
         "unread": [{"kind": "tensor", "name": "t", "why": ""}],
         "unreadable": [{"kind": "file", "name": "f", "why": "cut"}],
-    }  # fmt: skip
+    }
     inspected._print_account(account)
     assert told == [
-        ("account", "head"), ("read | keys | 8", "row"), ("all |  | 9", "row"),
-        ("  contradicted: key k: two", "warn"), ("  unread: tensor t", "warn"),
+        ("account", "head"),
+        ("read | keys | 8", "row"),
+        ("all |  | 9", "row"),
+        ("  contradicted: key k: two", "warn"),
+        ("  unread: tensor t", "warn"),
         ("  cannot be read: file f: cut", "bad"),
-    ]  # fmt: skip
+    ]
 
 
 def test_missing_tensors_and_contradictions_are_warned_of(
@@ -227,10 +246,17 @@ def test_a_reported_loss_is_known_to_half_of_its_last_digit() -> None:
     none: Any = None
     assert batch.parse_reported(none, none, None) is None
     for text, value, half in (
-        ("2", 2.0, 0.0), ("-3", -3.0, 0.0), ("2.5", 2.5, 0.05), ("+2.500", 2.5, 0.0005),
-        (" 2.E1 ", 20.0, 5.0), ("2.5e2", 250.0, 5.0), ("25e-1", 2.5, 0.05), (".5", 0.5, 0.05),
-        ("2.", 2.0, 0.0), ("inf", math.inf, 0.0),
-    ):  # fmt: skip
+        ("2", 2.0, 0.0),
+        ("-3", -3.0, 0.0),
+        ("2.5", 2.5, 0.05),
+        ("+2.500", 2.5, 0.0005),
+        (" 2.E1 ", 20.0, 5.0),
+        ("2.5e2", 250.0, 5.0),
+        ("25e-1", 2.5, 0.05),
+        (".5", 0.5, 0.05),
+        ("2.", 2.0, 0.0),
+        ("inf", math.inf, 0.0),
+    ):
         found = batch.parse_reported(none, none, text)
         assert found is not None and found[0] == value
         assert found[1] == pytest.approx(half, rel=1e-12), text
@@ -264,10 +290,17 @@ def step_row(moved: int, elements: int, norm: float, key: str = "w") -> Any:
 def test_what_a_step_moved_is_counted_in_tensors_elements_and_norm() -> None:
     norms = SimpleNamespace(gradient=None, computed=None)
     report: Any = SimpleNamespace(
-        tensors=[step_row(3, 4, 3.0), step_row(4, 4, 4.0), step_row(0, 9, 0.0, "still"),
-                 step_row(0, 0, 0.0)],
-        loss=None, norms=norms, notes=["a note"], computed_on="numpy",
-    )  # fmt: skip
+        tensors=[
+            step_row(3, 4, 3.0),
+            step_row(4, 4, 4.0),
+            step_row(0, 9, 0.0, "still"),
+            step_row(0, 0, 0.0),
+        ],
+        loss=None,
+        norms=norms,
+        notes=["a note"],
+        computed_on="numpy",
+    )
     assert list(step_output._facts(report)) == [
         ("  moved: 2 tensors, 87.5% of their elements, norm 5", ""),
         ("  not moved: 1 tensors: still", "warn"),
@@ -285,9 +318,15 @@ def test_what_a_step_moved_is_counted_in_tensors_elements_and_norm() -> None:
 
 def test_a_calibration_shows_eight_points_that_nothing_excuses(told: Told) -> None:
     row = SimpleNamespace(
-        pair=("numpy", "torch"), weights="exact", point="q", dtype="float32", rel_l2=0.001,
-        max_over_rms=0.25, largest=0.0005, runs=6,
-    )  # fmt: skip
+        pair=("numpy", "torch"),
+        weights="exact",
+        point="q",
+        dtype="float32",
+        rel_l2=0.001,
+        max_over_rms=0.25,
+        largest=0.0005,
+        runs=6,
+    )
     found: Any = SimpleNamespace(rows=[row], beyond=[f"p{i}" for i in range(9)])
     for written in (None, "t.json"):
         parity_output.show_calibration(found, written)
@@ -304,10 +343,17 @@ def test_of_logprobs_the_largest_differences_are_shown_by_position(
     most = logprobs.SHOWN
     for count in (most, most + 1):
         rows = [
-            SimpleNamespace(position=i, token=None if i else 5, here=1.0, reference=None,
-                            difference=0.5, largest=float(i), kl=0.25)
+            SimpleNamespace(
+                position=i,
+                token=None if i else 5,
+                here=1.0,
+                reference=None,
+                difference=0.5,
+                largest=float(i),
+                kl=0.25,
+            )
             for i in range(count)
-        ]  # fmt: skip
+        ]
         table: Any = SimpleNamespace(rows=rows, first=rows[3] if count > most else None)
         logprobs.show(table, table, "ref")
         assert told[:2] == [("against ref", "head"), ("so far apart", "bad")]
@@ -390,13 +436,20 @@ def test_gates_are_printed_with_what_failed_and_what_to_do(
 ) -> None:
     monkeypatch.setattr(check_output, "show_verdict", lambda said: told.append((said, "verdict")))
     for each, lines in (
-        (gate("PASS", ("g", "PASS", "", ""), ("h", "NOT_RUN", "here", "")),
-         ["proof: f", "        NOT-RUN h (here): f; expected e"]),
+        (
+            gate("PASS", ("g", "PASS", "", ""), ("h", "NOT_RUN", "here", "")),
+            ["proof: f", "        NOT-RUN h (here): f; expected e"],
+        ),
         (gate("NOT_RUN", ("g", "NOT_RUN", "", "")), ["why"]),
-        (gate("FAIL", ("a", "FAIL", "", "do"), ("b", "FAIL", "x", ""), ("c", "PASS", "", "")),
-         ["2 of 3 checks failed", "        FAIL a: f; expected e; do",
-          "        FAIL b (x): f; expected e"]),
-    ):  # fmt: skip
+        (
+            gate("FAIL", ("a", "FAIL", "", "do"), ("b", "FAIL", "x", ""), ("c", "PASS", "", "")),
+            [
+                "2 of 3 checks failed",
+                "        FAIL a: f; expected e; do",
+                "        FAIL b (x): f; expected e",
+            ],
+        ),
+    ):
         report: Any = SimpleNamespace(subject="m", choice="numpy", gates=[each], pronounced="so")
         check_output.show_gates(report, None)
         assert told[0] == ("m on numpy", "head") and told[-1] == ("so", "verdict")
@@ -435,10 +488,15 @@ def facts_of_doctor(**more: Any) -> Any:
     package = {"name": "torch", "version": "2", "for": "runs", "get": "pip install torch"}
     other = {"name": "cupy", "version": None, "for": "speed", "get": "pip install cupy"}
     return {
-        "aprfmt": "1", "python": "3", "system": "linux", "cpus": 2, "packages": [package, other],
+        "aprfmt": "1",
+        "python": "3",
+        "system": "linux",
+        "cpus": 2,
+        "packages": [package, other],
         "native": {"built": True, "why": "", "cpu": "avx2", "kernels": ["q8"], "disabled": {}},
-        "devices": devices, "llama_cpp": {"folder": "/l", "version": "b1", "why": ""},
-    } | more  # fmt: skip
+        "devices": devices,
+        "llama_cpp": {"folder": "/l", "version": "b1", "why": ""},
+    } | more
 
 
 def test_doctor_says_what_is_here_and_how_to_get_the_rest(told: Told) -> None:
@@ -474,9 +532,13 @@ def test_doctor_says_what_is_here_and_how_to_get_the_rest(told: Told) -> None:
     assert told.texts("head") == ["packages", "devices", "engine llama.cpp", "native kernels"]
     assert told.texts("warn") == ["  cupy: old"]
     assert told.texts("") == [
-        "  cpu", "  cuda:0  H200, 3.0 GiB, compute 9.0", "  driver unknown, CUDA up to 13",
-        "  torch: can use the GPU", "  /l: b1", "  avx2: q8",
-    ]  # fmt: skip
+        "  cpu",
+        "  cuda:0  H200, 3.0 GiB, compute 9.0",
+        "  driver unknown, CUDA up to 13",
+        "  torch: can use the GPU",
+        "  /l: b1",
+        "  avx2: q8",
+    ]
     told.clear()
     doctor.show(without)
     assert told.texts("warn") == [] and "  no GPU: no driver" in told.texts("")
@@ -518,10 +580,25 @@ def test_what_is_not_known_is_told_with_near_names() -> None:
 
 def test_findings_fail_by_their_level_or_all_of_them() -> None:
     def levels(level: str, strict: bool, *, noted: bool = True) -> list[str]:
-        finding = {"check": "c", "level": level, "where": "w", "found": "f", "expected": "e",
-                   "todo": "", "says": "s", "text": "t"}  # fmt: skip
-        check = {"name": "c", "outcome": "PASS", "found": "f", "expected": "e", "todo": "",
-                 "where": "", "why": ""}  # fmt: skip
+        finding = {
+            "check": "c",
+            "level": level,
+            "where": "w",
+            "found": "f",
+            "expected": "e",
+            "todo": "",
+            "says": "s",
+            "text": "t",
+        }
+        check = {
+            "name": "c",
+            "outcome": "PASS",
+            "found": "f",
+            "expected": "e",
+            "todo": "",
+            "where": "",
+            "why": "",
+        }
         body = {"subject": "m", "checks": [check], "findings": [finding] * noted, "strict": strict}
         return [one.level for one in ci_reports.cases_of_validation(body)]
 
@@ -569,14 +646,19 @@ def test_points_that_are_not_finite_are_named_those_of_one_side_first(told: Told
         return SimpleNamespace(key=key, nonfinite=found)
 
     rows = [
-        point("a", False), point("b", None), point("L0.router_margin", False), point("c", True),
+        point("a", False),
+        point("b", None),
+        point("L0.router_margin", False),
+        point("c", True),
         point("L1.router_margin", True),
-    ]  # fmt: skip
+    ]
     run_options.show_nonfinite(rows, "mine")
     said = "mine not the reference"
     assert told == [
-        (f"c: {said}", "bad"), (f"L1.router_margin: {said}", "bad"), (f"a: {said}", "warn")
-    ]  # fmt: skip
+        (f"c: {said}", "bad"),
+        (f"L1.router_margin: {said}", "bad"),
+        (f"a: {said}", "warn"),
+    ]
 
 
 def test_help_of_quantize_ends_with_the_types_and_the_example() -> None:
@@ -631,8 +713,14 @@ def test_a_salvaged_file_and_a_demo_say_where_they_are(
 
 
 def row_of(outcome: str, name: str = "c", **more: str) -> dict[str, Any]:
-    return {"name": name, "outcome": outcome, "found": "f", "expected": "e", "todo": "", "where": ""
-            } | more  # fmt: skip
+    return {
+        "name": name,
+        "outcome": outcome,
+        "found": "f",
+        "expected": "e",
+        "todo": "",
+        "where": "",
+    } | more
 
 
 def test_gates_and_models_of_a_scan_have_a_case_for_each_answer() -> None:
@@ -653,10 +741,15 @@ def test_gates_and_models_of_a_scan_have_a_case_for_each_answer() -> None:
         case("i", "m", "pass", "why"),
     ]
     damage = [
-        {"model": "a", "check": "layout", "outcome": "FAIL", "found": "x",
-         "findings": [row_of("FAIL", where="w"), row_of("FAIL", where="v", todo="do")]},
+        {
+            "model": "a",
+            "check": "layout",
+            "outcome": "FAIL",
+            "found": "x",
+            "findings": [row_of("FAIL", where="w"), row_of("FAIL", where="v", todo="do")],
+        },
         {"model": "b", "check": "open", "outcome": "ERROR", "found": "no file", "findings": []},
-    ]  # fmt: skip
+    ]
     models = [{"model": "a", "PASS": 3, "NOT_RUN": 1}, {"model": "b", "PASS": 0, "NOT_RUN": 2}]
     assert ci_reports.cases_of_scan({"models": models, "damage": damage}) == [
         case("layout", "a", "fail", "w: f; expected e; v: f; expected e; do"),
@@ -699,9 +792,17 @@ def test_a_replay_says_what_is_not_as_it_was_recorded(told: Told) -> None:
     ):
         for again in (False, True):
             found: Any = SimpleNamespace(
-                key="L0.q", runs=("numpy", "torch"), apart=0.1, recorded=0.2, bound=0.01,
-                largest=0.3, at=(1, 2), reference=moved[0], other=moved[1], reproduced=again,
-            )  # fmt: skip
+                key="L0.q",
+                runs=("numpy", "torch"),
+                apart=0.1,
+                recorded=0.2,
+                bound=0.01,
+                largest=0.3,
+                at=(1, 2),
+                reference=moved[0],
+                other=moved[1],
+                reproduced=again,
+            )
             parity_output.show_replay(found)
             assert told[0] == ("L0.q: torch against numpy", "head")
             now = "  apart now 0.1, recorded 0.2, rounding 0.01; largest 0.3 at [1, 2]"
@@ -714,8 +815,13 @@ def test_a_replay_says_what_is_not_as_it_was_recorded(told: Told) -> None:
 def test_a_runs_page_names_its_first_ids_and_where_it_ran() -> None:
     most = html_page.IDS
     for count in (0, most, most + 1):
-        run = {"ids": list(range(count)), "architecture": "llama", "prompt": "p", "aprfmt": "1",
-               "backend": {"backend": "torch", "dtype": "float32", "threads": 3}}  # fmt: skip
+        run = {
+            "ids": list(range(count)),
+            "architecture": "llama",
+            "prompt": "p",
+            "aprfmt": "1",
+            "backend": {"backend": "torch", "dtype": "float32", "threads": 3},
+        }
         trace: Any = SimpleNamespace(run=run)
         found = trace_page.run_identity(trace, {"reference": {"against": "other"}})
         assert str(found["tokens"]).endswith(" ...") is (count > most)
@@ -771,9 +877,7 @@ def test_steps_of_a_demo_are_told_and_end_where_one_does(
         monkeypatch.setattr(output_format, "answer_format", lambda form=form: form)
         rows = demo.run_steps(tmp_path)
         assert [row["exit"] for row in rows] == codes
-        assert rows[0] == {
-            "why": "why a", "command": "aprfmt x a", "exit": codes[0], "expected": 0
-        }  # fmt: skip
+        assert rows[0] == {"why": "why a", "command": "aprfmt x a", "exit": codes[0], "expected": 0}
         first = [("", ""), ("# why a", "dim"), ("$ aprfmt x a", "head")]
         then = [("", ""), ("# why b", "dim"), ("$ aprfmt x b", "head")]
         assert told == ([] if form else [*first, *then])
@@ -794,9 +898,7 @@ def test_runs_of_a_step_are_judged_with_a_table_where_it_is_asked_for(told: Told
             | more
         )
 
-    runs = [
-        run("a"), run("b", flips=(1, 2)), run("c", first_wrong="L1.q", wrong=3, update=0.25),
-    ]  # fmt: skip
+    runs = [run("a"), run("b", flips=(1, 2)), run("c", first_wrong="L1.q", wrong=3, update=0.25)]
     row = SimpleNamespace(key="w", size=1.5, apart=(0.1, 0.2, 0.3), wrong=(0, 2))
     for code in (0, 1):
         for verbose in (False, True):
@@ -840,12 +942,20 @@ def test_the_points_around_the_first_divergence_are_shown_in_full_answers(
     told.clear()
     diagnose.show(result, True)
     assert told[0] == ("so", "bad") and told.texts("") == [
-        "cause_lines", "evidence_lines", "coverage_lines"
-    ]  # fmt: skip
+        "cause_lines",
+        "evidence_lines",
+        "coverage_lines",
+    ]
     rows = told.texts("row")
     assert [text.partition(" |")[0] for text in rows] == [
-        "  p2", "  p3", "  p4", "> p5", "  p6", "  p7", "  p8"
-    ]  # fmt: skip
+        "  p2",
+        "  p3",
+        "  p4",
+        "> p5",
+        "  p6",
+        "  p7",
+        "  p8",
+    ]
     assert rows[3] == "> p5 | 5 | - | 2 | 0.5 | beyond" and rows[2].endswith("| 0.5 | ")
     told.clear()
     for first, shown in (("p1", 5), (None, 0)):

@@ -32,8 +32,10 @@ def test_processors_are_those_that_may_be_used_where_the_system_says(
     facts: Any = doctor_facts.collect_facts()
     assert facts["cpus"] == 3
     assert [facts[key] for key in ("native", "devices", "llama_cpp")] == [
-        "native_kernels", "gpu_devices", "llama_cpp_library",
-    ]  # fmt: skip
+        "native_kernels",
+        "gpu_devices",
+        "llama_cpp_library",
+    ]
     assert [(row["name"], row["version"], row["for"]) for row in facts["packages"]] == [
         (name, f"version of {name}", what) for name, what, _ in doctor_facts.PACKAGES
     ]
@@ -188,16 +190,16 @@ def test_lines_of_samples_are_texts_or_answers_to_prompts(
     )
     first, second, third = windows.read_jsonl_samples(model(), path)
     assert (first.name, list(first.ids)) == (f"{path}: line 1", [1, 10, 11, 12, 13])
-    assert (second.name, list(second.ids)) == (
-        f"{path}: line 4", [1, 10, 11, 10, 11, 12, 13],
-    )  # fmt: skip
+    assert (second.name, list(second.ids)) == (f"{path}: line 4", [1, 10, 11, 10, 11, 12, 13])
     assert (second.prompt, second.cut, first.cut) == (3, True, False)
     assert list(third.ids) == [1]
     for line, says in (
-        ("[1]", "has no"), ('{"prompt": "a"}', "has no"), ('{"response": "a"}', "has no"),
+        ("[1]", "has no"),
+        ('{"prompt": "a"}', "has no"),
+        ('{"response": "a"}', "has no"),
         ('{"text": 1}', "a value is no string"),
         ('{"prompt": "a", "response": null}', "a value is no string"),
-    ):  # fmt: skip
+    ):
         path.write_text(line)
         with pytest.raises(FormatError, match=f"line 1: {says}"):
             list(windows.read_jsonl_samples(model(), path))
@@ -206,8 +208,11 @@ def test_lines_of_samples_are_texts_or_answers_to_prompts(
     path.write_text('{"text": "b c"}')
     monkeypatch.setattr(run_options, "parse_ids", lambda text: [1, 5])
     for samples, ids, expected in (
-        (None, None, [3]), (path, None, [3, 5]), (None, "x", [3, 2]), (path, "x", [3, 5, 2]),
-    ):  # fmt: skip
+        (None, None, [3]),
+        (path, None, [3, 5]),
+        (None, "x", [3, 2]),
+        (path, "x", [3, 5, 2]),
+    ):
         found = windows.read_samples(model(), (text,), samples, ids)
         assert [len(one.ids) for one in found] == expected
 
@@ -232,9 +237,12 @@ def test_windows_are_said_with_what_begins_them(
         body = windows.windows_to_json(model(), held, 8, 2, name)
         count = sum(len(each) for _, each in planned)
         assert body == {
-            "convention": name, "max_seq_len": 8, "overlap": 2, "windows": count,
+            "convention": name,
+            "max_seq_len": 8,
+            "overlap": 2,
+            "windows": count,
             "bos": {"ids": ids, "tokens": [f"<{i}>" for i in ids], "windows": behind},
-        }  # fmt: skip
+        }
         (_, cut), (_, bos) = windows.window_rows(body)
         assert cut.startswith(f"{count} of at most 8 tokens, overlap 2, {name}: ")
         assert bos == (f"<1> (1) before {behind} of {count} windows" if ids else "none")

@@ -849,8 +849,10 @@ def test_a_page_shows_conversations_as_the_template_renders_them(
 
 def test_a_page_is_named_by_its_file_or_the_folder_of_a_file_of_no_name(tmp_path: Path) -> None:
     for path, title in (
-        ("llama/model.safetensors", "llama"), ("llama/model-q4.gguf", "model-q4.gguf"), ("m", "m"),
-    ):  # fmt: skip
+        ("llama/model.safetensors", "llama"),
+        ("llama/model-q4.gguf", "model-q4.gguf"),
+        ("m", "m"),
+    ):
         assert inspect_page._model_title(tmp_path / path) == title
 
 
@@ -868,13 +870,23 @@ def test_values_lines_and_tokens_of_a_page_are_cut_and_counted() -> None:
     assert lines(long) == [*[""] * inspect_page.LINES, "... 1 more lines"]
     tokens = [f"t{i}" for i in range(130)]
     words = SimpleNamespace(
-        tokens=tokens, types=[1] * 127 + [3, 6, 99], kind="bpe", ids={"bos": 127, "eos": 128},
-        added=[127, 128, 500], merges=None, pre="p",
-    )  # fmt: skip
+        tokens=tokens,
+        types=[1] * 127 + [3, 6, 99],
+        kind="bpe",
+        ids={"bos": 127, "eos": 128},
+        added=[127, 128, 500],
+        merges=None,
+        pre="p",
+    )
     found: Any = SimpleNamespace(
-        vocabulary=words, stop_ids=(128, 129), template=None, adds_bos=True, adds_eos=None,
-        special_token_texts={}, carried=SimpleNamespace(where="m"),
-    )  # fmt: skip
+        vocabulary=words,
+        stop_ids=(128, 129),
+        template=None,
+        adds_bos=True,
+        adds_eos=None,
+        special_token_texts={},
+        carried=SimpleNamespace(where="m"),
+    )
     body: Any = inspect_page._tokenizer_json(found, False)
     assert (body["count"], body["merges"], body["whole"]) == (130, 0, False)
     assert (body["bos"], body["eos"], body["kind"], body["pre"]) == (True, None, "bpe", "p")
@@ -894,9 +906,10 @@ def test_values_lines_and_tokens_of_a_page_are_cut_and_counted() -> None:
 
 def test_options_of_a_page_need_one_and_it_must_not_exist(tmp_path: Path) -> None:
     for stats, vocabulary, says in (
-        (True, False, "--stats goes"), (False, True, "--vocabulary goes"),
+        (True, False, "--stats goes"),
+        (False, True, "--vocabulary goes"),
         (True, True, "--stats and --vocabulary goes"),
-    ):  # fmt: skip
+    ):
         with pytest.raises(UsageError, match=f"{says} into a page; add --html FILE"):
             inspect_page.PageRequest(None, stats, vocabulary, False).check()
         inspect_page.PageRequest(tmp_path / "new.html", stats, vocabulary, False).check()

@@ -155,8 +155,10 @@ def test_padding_that_rows_see_is_told_with_where_positions_count_from() -> None
 def test_padding_is_not_seen_where_rows_are_those_of_the_text_or_nothing_was_compared() -> None:
     right = (0, 1, 2, 3)
     for found, passes, closed in (
-        seen((0,), right, plain=False), seen((0,), None), seen((0,), right, judged=0)
-    ):  # fmt: skip
+        seen((0,), right, plain=False),
+        seen((0,), None),
+        seen((0,), right, judged=0),
+    ):
         assert found is None and closed == [1] and passes
     assert seen((), right) == (None, [], [])
     nothing: Any = Recorded({"dump": None})

@@ -61,20 +61,39 @@ def test_lists_are_nested_up_to_a_depth() -> None:
 
 # value -> the type that it is written as; a text that begins with "!" is why it is refused
 TYPES: tuple[tuple[Any, str], ...] = (
-    (True, "bool"), (0, "uint32"), ((1 << 32) - 1, "uint32"), (1 << 32, "uint64"),
-    ((1 << 64) - 1, "uint64"), (1 << 64, "!fits none of uint32, uint64, int32, int64"),
-    (-1, "int32"), (-(1 << 31), "int32"), (-(1 << 31) - 1, "int64"), (-(1 << 63), "int64"),
-    (-(1 << 63) - 1, "!fits none of"), (0.5, "float32"), ("a", "string"), (b"a", "array:uint8"),
-    ([1, 2], "array:int32"), ([0, (1 << 31) - 1], "array:int32"), ([0, 1 << 31], "array:uint32"),
-    ([-1, 1 << 31], "array:int64"), ([-1, (1 << 63) - 1], "array:int64"),
-    ([1 << 63, 0], "array:uint64"), ([-1, 1 << 63], "!fits none of int32, uint32, int64, uint64"),
-    ([1, 0.5], "array:float32"), ([0.5], "array:float32"), ([True, False], "array:bool"),
-    (["a", b"b"], "array:string"), ([[1], [2, 3]], "array:array:int32"),
-    ([[1], ["a"]], "array:array"), ([], "!an empty list does not say"),
+    (True, "bool"),
+    (0, "uint32"),
+    ((1 << 32) - 1, "uint32"),
+    (1 << 32, "uint64"),
+    ((1 << 64) - 1, "uint64"),
+    (1 << 64, "!fits none of uint32, uint64, int32, int64"),
+    (-1, "int32"),
+    (-(1 << 31), "int32"),
+    (-(1 << 31) - 1, "int64"),
+    (-(1 << 63), "int64"),
+    (-(1 << 63) - 1, "!fits none of"),
+    (0.5, "float32"),
+    ("a", "string"),
+    (b"a", "array:uint8"),
+    ([1, 2], "array:int32"),
+    ([0, (1 << 31) - 1], "array:int32"),
+    ([0, 1 << 31], "array:uint32"),
+    ([-1, 1 << 31], "array:int64"),
+    ([-1, (1 << 63) - 1], "array:int64"),
+    ([1 << 63, 0], "array:uint64"),
+    ([-1, 1 << 63], "!fits none of int32, uint32, int64, uint64"),
+    ([1, 0.5], "array:float32"),
+    ([0.5], "array:float32"),
+    ([True, False], "array:bool"),
+    (["a", b"b"], "array:string"),
+    ([[1], [2, 3]], "array:array:int32"),
+    ([[1], ["a"]], "array:array"),
+    ([], "!an empty list does not say"),
     ([True, 1], "!elements of one type, found bool, int32"),
     (["a", 1], "!elements of one type, found int32, string"),
-    ({"a": 1}, "!GGUF has no type for dict"), (None, "!GGUF has no type for NoneType"),
-)  # fmt: skip
+    ({"a": 1}, "!GGUF has no type for dict"),
+    (None, "!GGUF has no type for NoneType"),
+)
 
 
 def test_a_value_has_the_first_type_that_holds_it() -> None:
@@ -125,10 +144,15 @@ def test_a_key_has_a_byte_at_least_and_no_more_than_readers_accept() -> None:
 @pytest.mark.parametrize(
     ("stated", "says"),
     [
-        (None, ""), (b"little", ""), (b"big", "big"), (b"", "!"), (b"middle", "!"),
-        (b"little".ljust(16), "!"), (b"little".ljust(17), "!"),
+        (None, ""),
+        (b"little", ""),
+        (b"big", "big"),
+        (b"", "!"),
+        (b"middle", "!"),
+        (b"little".ljust(16), "!"),
+        (b"little".ljust(17), "!"),
     ],
-)  # fmt: skip
+)
 def test_a_byte_order_is_little_or_big(stated: bytes | None, says: str, tmp_path: Path) -> None:
     """Where a file states none it is little; of a long text only the begin is shown."""
     torch.save({"w": torch.arange(4.0)}, tmp_path / "right.pt")
@@ -157,9 +181,12 @@ def test_a_byte_order_is_little_or_big(stated: bytes | None, says: str, tmp_path
 @pytest.mark.parametrize("force", [False, True])
 @pytest.mark.parametrize("synced", [False, True])
 def test_a_folder_that_cannot_be_made_safe_is_put_back(
-    synced: bool, force: bool, old: dict[str, str] | None, tmp_path: Path,
+    synced: bool,
+    force: bool,
+    old: dict[str, str] | None,
+    tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
-) -> None:  # fmt: skip
+) -> None:
     staging, target = tmp_path / "staging", tmp_path / "target"
     staging.mkdir()
     (staging / "w").write_text("new")

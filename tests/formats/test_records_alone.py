@@ -46,17 +46,29 @@ def test_sizes_beyond_32_bits_stand_in_the_zip64_field_in_order() -> None:
         for others in ((own,), ((7, b"abc"), own), ((7, b""), own, (9, b"x"))):
             assert read(extra(*others), values, "f") == found, (values, others)
     for data in (
-        b"", extra((7, long(big))), extra((1, long())), extra((1, long(big)[:7])),
-        extra((1, long(big)))[:-1], extra((1, long(big)))[:3], extra((1, b"x" * 7), (1, long(big))),
-    ):  # fmt: skip
+        b"",
+        extra((7, long(big))),
+        extra((1, long())),
+        extra((1, long(big)[:7])),
+        extra((1, long(big)))[:-1],
+        extra((1, long(big)))[:3],
+        extra((1, b"x" * 7), (1, long(big))),
+    ):
         with pytest.raises(FormatError, match="f: a record of its zip directory lacks its zip64"):
             read(data, (WIDE, 2, 3), "f")
     with pytest.raises(FormatError, match="lacks its zip64 field"):
         read(extra((1, long(big))), (WIDE, WIDE, 3), "f")
 
 
-def local(name: str = "a/b", *, flags: int = 0, method: int = 0, size: int = 8, more: int = 5,
-          named: int | None = None) -> bytes:  # fmt: skip
+def local(
+    name: str = "a/b",
+    *,
+    flags: int = 0,
+    method: int = 0,
+    size: int = 8,
+    more: int = 5,
+    named: int | None = None,
+) -> bytes:
     count = len(name.encode()) if named is None else named
     head = struct.pack("<4s5H3I2H", b"PK\x03\x04", 45, flags, method, 0, 0, 0, 8, size, count, more)
     assert len(head) == 30
@@ -73,8 +85,12 @@ def test_the_bytes_of_a_record_stand_behind_its_local_header() -> None:
 
     right = ZipRecord("a/b", 100, start, 8, 77)
     for head in (
-        local(), local(size=WIDE), local(size=0, flags=8), local(flags=8), local(flags=2048),
-    ):  # fmt: skip
+        local(),
+        local(size=WIDE),
+        local(size=0, flags=8),
+        local(flags=8),
+        local(flags=2048),
+    ):
         assert located(head) == right
     assert located(local(more=9)).start == start + 4 and located(local(), start + 8) == right
     wide = ZipRecord("é", 0, 0, 0, 0)
@@ -89,9 +105,13 @@ def test_the_bytes_of_a_record_stand_behind_its_local_header() -> None:
             located(head)
         assert str(none.value).startswith("f.pt: 'a/b': no local zip header at byte 100")
     for head in (
-        local(method=8), local(flags=1), local(named=4), local(size=9), local(size=0),
+        local(method=8),
+        local(flags=1),
+        local(named=4),
+        local(size=9),
+        local(size=0),
         local(size=7, flags=8),
-    ):  # fmt: skip
+    ):
         with pytest.raises(FormatError) as other:
             located(head)
         assert str(other.value).startswith("f.pt: 'a/b': its local zip header at byte 100 does not")
@@ -189,8 +209,9 @@ def test_a_lost_tensor_is_of_a_module_of_which_others_are_there() -> None:
     held = {"mtp.fc.weight": "1", "model.layers.0.a.weight": "1"}
     assert lost(["mtp.norm.weight"], held) == ["mtp.norm.weight"]
     assert lost(["model.layers.0.b.weight", "model.norm.weight"], held) == [
-        "model.layers.0.b.weight", "model.norm.weight",
-    ]  # fmt: skip
+        "model.layers.0.b.weight",
+        "model.norm.weight",
+    ]
     assert lost(["lm_head.weight", "other.fc.weight", "model.layers.1.a.weight"], held) == []
 
 

@@ -12,8 +12,15 @@ from aprfmt.formats.apr.metadata import TYPED
 from aprfmt.formats.apr.shards import ShardNumber
 
 
-def shard(name: str, number: int | None = 0, count: int = 2, *, size: int = 10,
-          tensors: Any = ("a",), **metadata: Any) -> Any:  # fmt: skip
+def shard(
+    name: str,
+    number: int | None = 0,
+    count: int = 2,
+    *,
+    size: int = 10,
+    tensors: Any = ("a",),
+    **metadata: Any,
+) -> Any:
     return SimpleNamespace(
         file=SimpleNamespace(path=Path(name), size=size),
         parsed=SimpleNamespace(
@@ -46,8 +53,11 @@ def test_shards_are_each_of_another_number_of_one_count() -> None:
     assert source == (path, [first, second], ["note"])
     single: Any = shard_set._join_shards(path, [shard("0.apr", None)], 1, [])
     assert len(single[1]) == 1
-    for wrong, place in ((shard("x.apr", 0), "0 of 2"), (shard("x.apr", 1, 3), "1 of 3"),
-                         (shard("x.apr", None), "0 of 1")):  # fmt: skip
+    for wrong, place in (
+        (shard("x.apr", 0), "0 of 2"),
+        (shard("x.apr", 1, 3), "1 of 3"),
+        (shard("x.apr", None), "0 of 1"),
+    ):
         with pytest.raises(FormatError) as error:
             shard_set._join_shards(path, [first, wrong], 2, [])
         assert str(error.value) == (
@@ -59,13 +69,17 @@ def test_what_a_shard_says_otherwise_is_noted_with_its_file() -> None:
     key = next(one.name for one in TYPED if one.name not in shard_set._OF_ONE_FILE)
     own = next(one.name for one in TYPED if one.name in shard_set._OF_ONE_FILE)
     shards = [
-        shard("0.apr", **{key: 5, own: 1}), shard("1.apr", **{key: 6, own: 2}), shard("2.apr"),
+        shard("0.apr", **{key: 5, own: 1}),
+        shard("1.apr", **{key: 6, own: 2}),
+        shard("2.apr"),
         shard("3.apr", **{key: 5}),
-    ]  # fmt: skip
+    ]
     (note,) = shard_set._contradictions(shards)
     assert (note.level, note.where, note.text) == (
-        "warning", "1.apr", f"metadata {key} is 6, 0.apr says 5",
-    )  # fmt: skip
+        "warning",
+        "1.apr",
+        f"metadata {key} is 6, 0.apr says 5",
+    )
     (note,) = shard_set._contradictions([shard("0.apr"), shards[0]])
     assert note.text == f"metadata {key} is 5, 0.apr says None"
 
@@ -147,8 +161,12 @@ def test_a_shard_finds_the_others_by_its_name(
     source = opened(True)
     assert source[1] == [own]
     assert notes_of(source) == [
-        ("warning", str(names[1]), "is shard 1 of 2; the others are not known by its name",
-         "missing_shard")
-    ]  # fmt: skip
+        (
+            "warning",
+            str(names[1]),
+            "is shard 1 of 2; the others are not known by its name",
+            "missing_shard",
+        )
+    ]
     with pytest.raises(FormatError, match=r"its name does not follow STEM-00001-of-00002\.apr"):
         opened()

@@ -77,31 +77,76 @@ class Kernels:
         self.launched.append(name)
         getattr(self, name)(count, *given)
 
-    def scores(self, grid: Any, q: int, k: int, out: int, keys: int, heads: int, kv: int,
-               d: int, scale: float, cap: float) -> None:  # fmt: skip
+    def scores(
+        self,
+        grid: Any,
+        q: int,
+        k: int,
+        out: int,
+        keys: int,
+        heads: int,
+        kv: int,
+        d: int,
+        scale: float,
+        cap: float,
+    ) -> None:
         blocks, tokens, n_heads = grid
         assert n_heads == heads and blocks == -(-keys // 8)  # 8 warps of a group, a key each
         x, y = at(q, tokens, heads, d), at(k, keys, kv, d).repeat(heads // kv, 1)
         at(out, heads, tokens, keys)[...] = capped(np.einsum("thd,khd->htk", x, y), scale, cap)
 
-    def probs(self, grid: Any, scores: int, mask: int, sinks: int, out: int, rows: int,
-              keys: int, cast: int) -> None:  # fmt: skip
+    def probs(
+        self,
+        grid: Any,
+        scores: int,
+        mask: int,
+        sinks: int,
+        out: int,
+        rows: int,
+        keys: int,
+        cast: int,
+    ) -> None:
         tokens, heads = grid
         self.input_casts.append(cast)
         shown = at(mask, tokens, keys, dtype="uint8").astype(bool)
         own = at(sinks, heads) if sinks else None
         at(out, heads, tokens, keys)[...] = softmax(at(scores, heads, tokens, keys), shown, own)
 
-    def mix(self, grid: Any, probs: int, v: int, out: int, rows: int, keys: int, heads: int,
-            kv: int, dv: int) -> None:  # fmt: skip
+    def mix(
+        self,
+        grid: Any,
+        probs: int,
+        v: int,
+        out: int,
+        rows: int,
+        keys: int,
+        heads: int,
+        kv: int,
+        dv: int,
+    ) -> None:
         tokens, n_heads = grid
         assert n_heads == heads
         x, y = at(probs, heads, tokens, keys), at(v, keys, kv, dv).repeat(heads // kv, 1)
         at(out, tokens, heads, dv)[...] = np.einsum("htk,khd->thd", x, y)
 
-    def attend(self, grid: Any, q: int, k: int, v: int, mask: int, sinks: int, out: int, rows: int,
-               keys: int, kv: int, d: int, dv: int, cast: int, scale: float,
-               cap: float) -> None:  # fmt: skip
+    def attend(
+        self,
+        grid: Any,
+        q: int,
+        k: int,
+        v: int,
+        mask: int,
+        sinks: int,
+        out: int,
+        rows: int,
+        keys: int,
+        kv: int,
+        d: int,
+        dv: int,
+        cast: int,
+        scale: float,
+        cap: float,
+    ) -> None:
         tokens, heads = grid
         self.input_casts.append(cast)
         x, y = at(q, tokens, heads, d), at(k, keys, kv, d).repeat(heads // kv, 1)
@@ -119,9 +164,19 @@ class Kernels:
         assert count == size
         at(out, size)[...] = np.tanh(at(source, size) / cap) * cap
 
-    def index_scores(self, count: int, products: int, weights: int, total: int, size: int,
-                     keys: int, heads: int, batch: int, adds: int,
-                     scale: float) -> None:  # fmt: skip
+    def index_scores(
+        self,
+        count: int,
+        products: int,
+        weights: int,
+        total: int,
+        size: int,
+        keys: int,
+        heads: int,
+        batch: int,
+        adds: int,
+        scale: float,
+    ) -> None:
         assert count == size
         tokens = size // keys
         each = np.maximum(0, at(products, batch, tokens, keys) * scale)
@@ -131,8 +186,9 @@ class Kernels:
         into = at(total, tokens, keys)
         into[...] = (into if adds else 0) + np.einsum("btk,tb->tk", each, strided)
 
-    def causal(self, count: int, out: int, cached: int, before: int, size: int, keys: int,
-               window: int) -> None:  # fmt: skip
+    def causal(
+        self, count: int, out: int, cached: int, before: int, size: int, keys: int, window: int
+    ) -> None:
         assert count == size
         rows = np.arange(size // keys)[:, None] + before
         if cached:
@@ -141,8 +197,9 @@ class Kernels:
         shown = (columns <= rows) & ((columns > rows - window) if window else True)
         at(out, size // keys, keys, dtype="uint8")[...] = shown
 
-    def choose_best(self, grid: Any, scores: int, mask: int, out: int, keys: int,
-                    count: int) -> None:  # fmt: skip
+    def choose_best(
+        self, grid: Any, scores: int, mask: int, out: int, keys: int, count: int
+    ) -> None:
         (tokens,) = grid
         assert count <= keys
         shown = at(mask, tokens, keys, dtype="uint8").astype(bool)

@@ -56,9 +56,11 @@ def test_routers_are_counted_over_passes_and_their_losses_are_those_of_their_sou
     own = np.mean([4 * (share[layer] * p[layer].mean(0)).sum() for layer in (0, 1)])
     z = np.square(np.log(np.exp(logits.numpy()).sum(-1))).mean()
     for factors, expected in (
-        ((0.5, 0.0, 0.0), 0.5 * joint), ((0.0, 0.5, 0.0), 0.5 * own), ((0.0, 0.0, 3.0), 3 * z),
+        ((0.5, 0.0, 0.0), 0.5 * joint),
+        ((0.0, 0.5, 0.0), 0.5 * own),
+        ((0.0, 0.0, 3.0), 3 * z),
         ((0.5, 0.25, 2.0), 0.5 * joint + 0.25 * own + 2 * z),
-    ):  # fmt: skip
+    ):
         given = dict(zip(("balance", "by_layer", "z"), factors, strict=True))
         terms = RouterTerms(RouterFactors(**given), counts)
         terms.begin(SimpleNamespace(ids=()))  # type: ignore[arg-type]
@@ -87,8 +89,12 @@ def test_a_recorder_inside_begins_with_the_pass_and_changes_what_is_counted() ->
     terms.begin(facts)
     assert inner.begun == [facts]
     for point, layer, wanted in (
-        ("router", 0, True), ("router", 1, True), ("q", 1, True), ("q", 0, False), ("k", 1, False)
-    ):  # fmt: skip
+        ("router", 0, True),
+        ("router", 1, True),
+        ("q", 1, True),
+        ("q", 0, False),
+        ("k", 1, False),
+    ):
         assert terms.wants(point, layer) is wanted
         assert RouterTerms(RouterFactors(), counts).wants(point, layer) is (point == "router")
     assert terms.capture("q", 1, x).tolist() == (2 * x).tolist() and not terms.terms
@@ -104,8 +110,15 @@ def test_as_many_directions_are_taken_as_say_the_side_of_a_bound() -> None:
     at: list[int] = []
     bound = 2.0**-10
     for share, count in (
-        (1 / 4, 3), (1 / 2, 12), (3 / 4, 12), (1.0, 48), (3 / 2, 48), (2.0, 12), (3.0, 3), (4.0, 3)
-    ):  # fmt: skip
+        (1 / 4, 3),
+        (1 / 2, 12),
+        (3 / 4, 12),
+        (1.0, 48),
+        (3 / 2, 48),
+        (2.0, 12),
+        (3.0, 3),
+        (4.0, 3),
+    ):
         at.clear()
 
         def along(role: str, line: Any, step: float, value: float = share * bound) -> float:
@@ -138,9 +151,14 @@ def test_as_many_directions_are_taken_as_say_the_side_of_a_bound() -> None:
 
 def judged(**more: Any) -> Outcomes:
     given: dict[str, Any] = {
-        "rows": None, "rel_l2": 0.01, "reference": 2.0, "forward": 2.0, "labels": 16, "size": 3.0,
+        "rows": None,
+        "rel_l2": 0.01,
+        "reference": 2.0,
+        "forward": 2.0,
+        "labels": 16,
+        "size": 3.0,
         "tolerance": 0.25,
-    }  # fmt: skip
+    }
     return Outcomes(**given | more)
 
 
@@ -245,9 +263,11 @@ def test_the_scale_or_mean_of_a_norm_is_a_constant_in_a_changed_backward() -> No
         return run
 
     for operation, mean, scale in (
-        ("norm_scale_constant", False, True), ("norm_mean_constant", True, False),
-        ("norm_constant", True, True), (None, False, False),
-    ):  # fmt: skip
+        ("norm_scale_constant", False, True),
+        ("norm_mean_constant", True, False),
+        ("norm_constant", True, True),
+        (None, False, False),
+    ):
         value, found = gradients(operation, rms, *shapes)
         assert torch.allclose(value, right[rms][0])
         wanted = expected(rms_constant, *shapes) if scale else right[rms][1]

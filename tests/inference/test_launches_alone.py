@@ -87,9 +87,16 @@ def test_heads_are_rotated_a_block_each(alone: bool, launched: Any) -> None:
         table: Any = (Placed(5, 5, dim // 2), Placed(6, 5, dim // 2))
         for wide in (False, True):
             layers.rope(
-                q, out, k, k_out, table,
-                float32_table=wide, interleaved=wide, stepped=not wide, **COMMON,
-            )  # fmt: skip
+                q,
+                out,
+                k,
+                k_out,
+                table,
+                float32_table=wide,
+                interleaved=wide,
+                stepped=not wide,
+                **COMMON,
+            )
             more = (0, 0, 0, 0) if alone else (3, 2 * dim, 4, 2)
             assert launched.pop() == (
                 "rope_wide" if wide else "rope_rounded",
@@ -102,11 +109,19 @@ def test_heads_are_rotated_a_block_each(alone: bool, launched: Any) -> None:
 def test_few_long_rows_are_shared_by_warps() -> None:
     """While each has two steps at least, and a device is not yet busy."""
     for rows, columns, lane, split in (
-        (1, 255, 8, 1), (1, 511, 8, 1), (1, 512, 8, 2), (1, 1023, 8, 2), (1, 1024, 8, 4),
-        (1, 1 << 20, 8, layers.WARPS), (layers.BUSY_WARPS - 1, 512, 8, 2),
-        (layers.BUSY_WARPS, 512, 8, 1), (layers.BUSY_WARPS // 2, 1024, 8, 2),
-        (layers.BUSY_WARPS // 2 - 1, 1024, 8, 4), (1, 255, 4, 1), (1, 256, 4, 2),
-    ):  # fmt: skip
+        (1, 255, 8, 1),
+        (1, 511, 8, 1),
+        (1, 512, 8, 2),
+        (1, 1023, 8, 2),
+        (1, 1024, 8, 4),
+        (1, 1 << 20, 8, layers.WARPS),
+        (layers.BUSY_WARPS - 1, 512, 8, 2),
+        (layers.BUSY_WARPS, 512, 8, 1),
+        (layers.BUSY_WARPS // 2, 1024, 8, 2),
+        (layers.BUSY_WARPS // 2 - 1, 1024, 8, 4),
+        (1, 255, 4, 1),
+        (1, 256, 4, 2),
+    ):
         assert layers.warps_per_row(rows, columns, lane) == split, (rows, columns, lane)
 
 
@@ -127,11 +142,18 @@ def test_a_product_joins_the_rows_of_its_weights(count: int, launched: Any) -> N
             assert (grid[0] - 1) * each < total <= grid[0] * each
             pad = (0,) * (3 - count)
             assert given == (
-                *(10 + at for at in range(count)), *pad,
-                *(0 if at == 1 else 20 + at for at in range(count)), *pad,
-                *(one.shape[0] for one in weights), *pad,
-                1, 2, 0 if residual is None else 3, columns, split,
-            )  # fmt: skip
+                *(10 + at for at in range(count)),
+                *pad,
+                *(0 if at == 1 else 20 + at for at in range(count)),
+                *pad,
+                *(one.shape[0] for one in weights),
+                *pad,
+                1,
+                2,
+                0 if residual is None else 3,
+                columns,
+                split,
+            )
     gate, up = Placed(1, 5, 512), Placed(2, 5, 512)
     for first, second in ((None, Placed(4, 5)), (Placed(3, 5), None)):
         layers.matvec_gated(
@@ -139,8 +161,11 @@ def test_a_product_joins_the_rows_of_its_weights(count: int, launched: Any) -> N
         )
         added = (0, 4) if first is None else (3, 0)
         assert launched.pop() == (
-            "matvec_gated", (3,), (layers.BLOCK,), (1, 2, *added, 5, 5, 6, 512, 2, 3),
-        )  # fmt: skip
+            "matvec_gated",
+            (3,),
+            (layers.BLOCK,),
+            (1, 2, *added, 5, 5, 6, 512, 2, 3),
+        )
 
 
 @pytest.mark.parametrize("given", [False, True])
@@ -154,8 +179,11 @@ def test_attention_is_launched_by_heads_and_rows(given: bool, launched: Any) -> 
             scores, sinks, probs, cached=cached, before=6, window=window, **COMMON
         )
         assert launched.pop() == (
-            "softmax_causal", (12,), (block,), (1, at[0], 2, at[1], 6, 3, keys, window or 0),
-        )  # fmt: skip
+            "softmax_causal",
+            (12,),
+            (block,),
+            (1, at[0], 2, at[1], 6, 3, keys, window or 0),
+        )
     for size, v_dim in ((2, 32), (2, 4096), (4, 32)):
         q, held, values = (
             Placed(1, 1, 4, 64, size=size),
@@ -163,14 +191,39 @@ def test_attention_is_launched_by_heads_and_rows(given: bool, launched: Any) -> 
             Placed(3, 2, 99, v_dim),
         )
         layers.attend(
-            q, held, values, sinks, Placed(4), Placed(5), Placed(6),
-            cached=cached, count=7, window=window, scale=0.5, softcap=cap, **COMMON,
-        )  # fmt: skip
+            q,
+            held,
+            values,
+            sinks,
+            Placed(4),
+            Placed(5),
+            Placed(6),
+            cached=cached,
+            count=7,
+            window=window,
+            scale=0.5,
+            softcap=cap,
+            **COMMON,
+        )
         *begin, numbers, shared = launched.pop()
         assert begin == ["attend", (4, layers.SPLITS), (layers.KEYS,)]
         assert numbers == (
-            1, 2, 3, at[0], 4, 5, 6, at[1], 7, window or 0, 99, 64, v_dim, 0.5, cap or 0.0,
-        )  # fmt: skip
+            1,
+            2,
+            3,
+            at[0],
+            4,
+            5,
+            6,
+            at[1],
+            7,
+            window or 0,
+            99,
+            64,
+            v_dim,
+            0.5,
+            cap or 0.0,
+        )
         assert shared == 4 * (64 + max(v_dim, layers.KEYS * 16 // size))
 
 
@@ -211,15 +264,22 @@ def cache_bytes(monkeypatch: pytest.MonkeyPatch, tokens: int, **more: Any) -> di
     monkeypatch.setattr(memory_estimate, "_window_size", lambda hp, layer, tokens: 1000 + tokens)
     monkeypatch.setattr(memory_estimate, "_state_size", lambda kind, hp: 7000)
     hp = {
-        "n_layers": 2, "own_kv_layers": (True, more.get("own", True)), "head_dim": 8,
-        "index_layers": (True, False), "index_head_dim": 3,
-    }  # fmt: skip
+        "n_layers": 2,
+        "own_kv_layers": (True, more.get("own", True)),
+        "head_dim": 8,
+        "index_layers": (True, False),
+        "index_head_dim": 3,
+    }
     block = {"attention": "plain", "recurrence_place": "alone", "indexer": "none"}
     shapes = {
-        "L0.conv.weight": (5, 6, 4), "L0.conv.bias": (5,), "L0.conv_proj.weight": (9, 9),
-        "L0.own.weight": (8, 8), "L00.conv.weight": (99, 99), "conv.weight": (98, 98),
+        "L0.conv.weight": (5, 6, 4),
+        "L0.conv.bias": (5,),
+        "L0.conv_proj.weight": (9, 9),
+        "L0.own.weight": (8, 8),
+        "L00.conv.weight": (99, 99),
+        "conv.weight": (98, 98),
         "L0.conv1d.weight": (6,),
-    }  # fmt: skip
+    }
     model: Any = SimpleNamespace(
         hyper=hp,
         spec=SimpleNamespace(block=SimpleNamespace(**block | more.get("block", {}))),
@@ -257,18 +317,33 @@ def test_a_cache_holds_keys_states_and_what_an_indexer_reads(
     assert cache_bytes(monkeypatch, 1, kind="mamba") == state
     beside = {"recurrence_place": "beside"}
     assert cache_bytes(monkeypatch, 1, kind="mamba", block=beside) == {
-        "d0": state["d0"] + least * 20, "d1": state["d1"] + least * 22,
-    }  # fmt: skip
+        "d0": state["d0"] + least * 20,
+        "d1": state["d1"] + least * 22,
+    }
 
 
 def test_keys_and_states_have_the_sizes_of_their_kind() -> None:
     hp: dict[str, Any] = {
-        "qk_nope_head_dim": 5, "qk_rope_head_dim": 3, "value_head_dim": 4, "n_heads": 6,
-        "n_kv_heads": 2, "head_dim": 7, "global_head_dim": None, "global_kv_heads": None,
-        "window_layers": (False, True), "delta_value_heads": 3, "delta_key_dim": 4,
-        "delta_value_dim": 5, "ssm_size": 6, "ssm_state": 7, "index_layers": (True, False),
-        "heavy_layers": (False, True), "sparse_rate": 4, "heavy_rate": 8, "index_head_dim": 2,
-    }  # fmt: skip
+        "qk_nope_head_dim": 5,
+        "qk_rope_head_dim": 3,
+        "value_head_dim": 4,
+        "n_heads": 6,
+        "n_kv_heads": 2,
+        "head_dim": 7,
+        "global_head_dim": None,
+        "global_kv_heads": None,
+        "window_layers": (False, True),
+        "delta_value_heads": 3,
+        "delta_key_dim": 4,
+        "delta_value_dim": 5,
+        "ssm_size": 6,
+        "ssm_state": 7,
+        "index_layers": (True, False),
+        "heavy_layers": (False, True),
+        "sparse_rate": 4,
+        "heavy_rate": 8,
+        "index_head_dim": 2,
+    }
     width = memory_estimate._key_value_width
     assert width("mla", hp, 0) == 6 * (5 + 3 + 4)
     assert width("plain", hp, 0) == 2 * (7 + 4)
@@ -281,9 +356,13 @@ def test_keys_and_states_have_the_sizes_of_their_kind() -> None:
         for kind in ("gated_delta", "kimi_delta", "mamba", "mamba2", "lightning", "short_conv")
     }
     assert states == {
-        "gated_delta": 60, "kimi_delta": 60, "mamba": 42, "mamba2": 42, "lightning": 6 * 49,
+        "gated_delta": 60,
+        "kimi_delta": 60,
+        "mamba": 42,
+        "mamba2": 42,
+        "lightning": 6 * 49,
         "short_conv": 0,
-    }  # fmt: skip
+    }
     window = memory_estimate._window_size
     # Of 4 tokens each: with the keys of the indexer, windows that overlap and what is left of them.
     assert [window(hp, 0, n) for n in (3, 4, 6)] == [9 * 12, 9 * (1 + 16), 9 * (1 + 24)]

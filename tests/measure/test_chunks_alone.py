@@ -64,9 +64,7 @@ def test_values_come_in_chunks_of_rows_where_rows_are_decoded(
     assert chunks((3, 9)) == [((at, at + 1), (at, at + 1)) for at in range(3)]
     assert chunks((17,)) == [((0, 8), (0, 1)), ((8, 16), (0, 1)), ((16, 24), (0, 1))]
     assert chunks((8,)) == [((0, 8), (0, 1))]
-    whole: tuple[Any, ...] = (
-        {"row_bytes": None}, {"restored": True},
-    )  # fmt: skip
+    whole: tuple[Any, ...] = ({"row_bytes": None}, {"restored": True})
     for more in whole:
         for shape, rows in (((5, 4), 5), ((17,), 1)):
             assert chunks(shape, more) == chunks(shape, None, more) == [("all", (0, rows))]

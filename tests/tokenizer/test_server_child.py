@@ -78,9 +78,15 @@ def test_the_library_s_server_is_quiet_small_and_kept(monkeypatch: pytest.Monkey
     given = vars(server.params)
     assert given.pop("model").path == "m.gguf"
     assert given == {
-        "n_ctx": 256, "n_batch": 256, "n_parallel": 1, "warmup": False, "use_jinja": True,
-        "prefill_assistant": False, "verbosity": -1, "port": 0,
-    }  # fmt: skip
+        "n_ctx": 256,
+        "n_batch": 256,
+        "n_parallel": 1,
+        "warmup": False,
+        "use_jinja": True,
+        "prefill_assistant": False,
+        "verbosity": -1,
+        "port": 0,
+    }
 
 
 def test_conversations_are_rendered_or_refused_in_the_server_s_words(served: Any) -> None:

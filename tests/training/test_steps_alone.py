@@ -42,12 +42,22 @@ def parameter(key: str, **more: Any) -> Any:
 def stage(**more: Any) -> Any:
     return SimpleNamespace(
         **{
-            "state": None, "given": None, "optimizer": None, "recipe": ADAMW, "notes": [],
-            "left": [], "gradients": {}, "compared": {}, "parameters": [], "trained_in": None,
-            "doubted": "", "unclipped": False, "schedule": None,
+            "state": None,
+            "given": None,
+            "optimizer": None,
+            "recipe": ADAMW,
+            "notes": [],
+            "left": [],
+            "gradients": {},
+            "compared": {},
+            "parameters": [],
+            "trained_in": None,
+            "doubted": "",
+            "unclipped": False,
+            "schedule": None,
         }
         | more
-    )  # fmt: skip
+    )
 
 
 def told(rows: list[TensorStep]) -> dict[str, tuple[str, str]]:
@@ -58,8 +68,9 @@ def told(rows: list[TensorStep]) -> dict[str, tuple[str, str]]:
 
 
 def test_factors_of_groups_are_those_of_clipping_them_alone() -> None:
-    def clipped(factor: float, norms: Any, clip: float | None = None, keys: Any = "a",
-                **more: Any) -> Any:  # fmt: skip
+    def clipped(
+        factor: float, norms: Any, clip: float | None = None, keys: Any = "a", **more: Any
+    ) -> Any:
         recipe = replace(ADAMW, name="sgd", wd=0.0, clip=clip)
         own = guess("step_factor", "times", recipe=replace(recipe, factor=factor))
         facts = {
@@ -72,8 +83,11 @@ def test_factors_of_groups_are_those_of_clipping_them_alone() -> None:
         return None if found is None else found
 
     # Once more, to a usual bound over the group's norm: 4 of 5.
-    twice = ("clip_twice", "the gradients of these were clipped once more, from the norm 4 that "
-             "they have together to 1")  # fmt: skip
+    twice = (
+        "clip_twice",
+        "the gradients of these were clipped once more, from the norm 4 that "
+        "they have together to 1",
+    )
     norms = {"a": 4.0, "b": 3.0}
     assert clipped(0.25, norms) == twice and clipped(0.25 * 1.001, norms) == twice
     assert clipped(0.27, norms) is None and clipped(1.25, norms) is None
@@ -83,8 +97,11 @@ def test_factors_of_groups_are_those_of_clipping_them_alone() -> None:
     assert clipped(0.25, {"b": 3.0}) is None  # no gradient of it
     # To the stated bound by the norm that it has alone: all have 5, it has 4 (or 0.5).
     alone = clipped(1.25, norms, clip=1.0)
-    assert alone == ("clip_by_tensor", "the gradients of these were clipped by the norm 4 that "
-                     "they have together to 1, not by that of all, 5")  # fmt: skip
+    assert alone == (
+        "clip_by_tensor",
+        "the gradients of these were clipped by the norm 4 that "
+        "they have together to 1, not by that of all, 5",
+    )
     assert clipped(5.0, {"a": 0.5, "b": 4.975}, clip=1.0)[0] == "clip_by_tensor"
     assert clipped(1.25, norms, clip=6.0) is None
     # All of them by the norm of copies.
@@ -101,8 +118,12 @@ def test_factors_of_groups_are_those_of_clipping_them_alone() -> None:
         f"of {most} copies of all gradients"
     )
     assert clipped((most + 1) ** -0.5, every, clip=1.0, keys="ab") is None
-    for more in ({"recipe": None}, {"recipe": ADAMW}, {"guess": guess("step_factor", "others")},
-                 {"guess": guess("step_factor", "times", recipe=None)}):  # fmt: skip
+    for more in (
+        {"recipe": None},
+        {"recipe": ADAMW},
+        {"guess": guess("step_factor", "others")},
+        {"guess": guess("step_factor", "times", recipe=None)},
+    ):
         assert clipped(0.25, norms, **more) is None
 
 
@@ -174,9 +195,7 @@ def test_a_decay_is_as_sure_as_the_bits_show_it() -> None:
 
     sure = guess("x").most
     missing, away = step_module.NO_DECAY
-    assert limited(NO, missing, away, "other") == [
-        (missing, sure), (away, sure), ("other", sure),
-    ]  # fmt: skip
+    assert limited(NO, missing, away, "other") == [(missing, sure), (away, sure), ("other", sure)]
     assert limited(replace(NO, lost=True), missing, away) == [(missing, "explained"), (away, sure)]
     assert limited(WITH, missing, "other", away) == [("other", sure)]
     assert limited(None, missing) == [(missing, sure)] == limited(None, missing)
@@ -185,8 +204,10 @@ def test_a_decay_is_as_sure_as_the_bits_show_it() -> None:
     factor = replace(WITH, weight=1e9)
     assert factor.none and not factor.told
     assert limited(factor, missing, "other") == [(missing, "explained"), ("other", sure)]
-    judged = {key: replace(DIFFERS, guesses=(guess(missing),), decay_shown=one)
-              for key, one in (("a", NO), ("b", WITH))}  # fmt: skip
+    judged = {
+        key: replace(DIFFERS, guesses=(guess(missing),), decay_shown=one)
+        for key, one in (("a", NO), ("b", WITH))
+    }
     step_module._limit_missing_decays(judged)
     assert all(len(one.guesses) == 1 for one in judged.values())  # asked together
 
@@ -293,8 +314,13 @@ def test_a_step_of_no_stated_number_is_compared_as_the_first_or_left_open() -> N
     wrong = replace(DIFFERS, guesses=(guess("other"),))
 
     def opened(*kinds: str, **more: Any) -> tuple[list[str], list[str]]:
-        verdicts = {"right": AGREES, "wrong": DIFFERS, "known": wrong, "gradient": DIFFERS,
-                    "still": DIFFERS}  # fmt: skip
+        verdicts = {
+            "right": AGREES,
+            "wrong": DIFFERS,
+            "known": wrong,
+            "gradient": DIFFERS,
+            "still": DIFFERS,
+        }
         judged = {f"{kind}{at}": verdicts[kind] for at, kind in enumerate(kinds)}
         own = stage(
             **{"recipe": unnumbered} | more,
@@ -319,8 +345,11 @@ def test_a_step_of_no_stated_number_is_compared_as_the_first_or_left_open() -> N
         [],
     )
     for more in (
-        {"recipe": None}, {"recipe": ADAMW}, {"recipe": Recipe("sgd", lr=0.1)}, {"state": object()},
-    ):  # fmt: skip
+        {"recipe": None},
+        {"recipe": ADAMW},
+        {"recipe": Recipe("sgd", lr=0.1)},
+        {"state": object()},
+    ):
         assert opened("wrong", "wrong", **more) == ([], [])
 
 
@@ -380,10 +409,14 @@ def test_the_first_step_of_a_new_optimizer_is_told_where_all_of_no_moments_are_s
     assert lost(replace(bare, first=HERE)) == lost(replace(bare, second=HERE)) == ["b"]
     assert lost(StepInputs()) == ["b"]
     assert lost(parameters=[parameter("a", after=None), parameter("b")]) == ["b"]
-    for more in ({"recipe": None}, {"recipe": replace(ADAMW, step=1)},
-                 {"recipe": replace(ADAMW, step=None)}, {"recipe": Recipe("sgd", lr=0.1, step=3)},
-                 {"state": SimpleNamespace(indexed=False, left=())},
-                 {"state": SimpleNamespace(indexed=True, left=())}):  # fmt: skip
+    for more in (
+        {"recipe": None},
+        {"recipe": replace(ADAMW, step=1)},
+        {"recipe": replace(ADAMW, step=None)},
+        {"recipe": Recipe("sgd", lr=0.1, step=3)},
+        {"state": SimpleNamespace(indexed=False, left=())},
+        {"state": SimpleNamespace(indexed=True, left=())},
+    ):
         assert lost(**more) == [] == asked
     assert lost(state=SimpleNamespace(indexed=True, left=("5",))) == ["a", "b"]
     for verdict in (DIFFERS, OPEN):
@@ -395,17 +428,21 @@ def test_a_schedule_is_told_by_the_rate_that_most_steps_show() -> None:
     def rate(factor: float) -> Judgement:
         return replace(DIFFERS, guesses=(guess("other"), guess("rate", number=("factor", factor))))
 
-    def scheduled(*second: Judgement, optimizer: str | None = None, right: int = 1,
-                  state: Any = True) -> Any:  # fmt: skip
+    def scheduled(
+        *second: Judgement, optimizer: str | None = None, right: int = 1, state: Any = True
+    ) -> Any:
         judged = {f"w{at}": DIFFERS for at in range(len(second))}
         judged |= {f"r{at}": AGREES for at in range(right)}
         held: Any = SimpleNamespace(scheduled=state) if state is not None else None
         asked: list[float | None] = []
         own = stage(
-            state=held, optimizer=optimizer, parameters=[parameter(key) for key in judged],
-            _recipe_of=lambda of: ADAMW, _inputs_of=lambda of, norm: None,
+            state=held,
+            optimizer=optimizer,
+            parameters=[parameter(key) for key in judged],
+            _recipe_of=lambda of: ADAMW,
+            _inputs_of=lambda of, norm: None,
             _judge_parameters=lambda updates, norm: ("again", {"norm": norm}),
-        )  # fmt: skip
+        )
 
         def judge_it(of: Any, recipe: Any, inputs: Any) -> Judgement:
             asked.append(own.schedule)
@@ -493,15 +530,19 @@ def test_factors_that_stayed_beside_others_that_moved_are_frozen() -> None:
     assert frozen((), ("q.lora_b",), q_a=5, q_b=0) == {}
     assert frozen(q_a=5, q_b=None) == frozen(q_a=5) == {}
     assert frozen(q_a=5, q_b=0, k_a=0, k_b=0) == {
-        "adapter_half_frozen": ["q.lora_b"], "adapter_frozen": ["k.lora_a", "k.lora_b"],
-    }  # fmt: skip
+        "adapter_half_frozen": ["q.lora_b"],
+        "adapter_frozen": ["k.lora_a", "k.lora_b"],
+    }
 
 
 def test_settings_of_groups_are_joined_with_the_largest_decay() -> None:
     group = step_module._group_settings
     assert group({"betas": [0.5, 0.25], "nesterov": 1, "lr": 2, "eps": True, "step": 3}) == {
-        "b1": 0.5, "b2": 0.25, "nesterov": False, "lr": 2.0,
-    }  # fmt: skip
+        "b1": 0.5,
+        "b2": 0.25,
+        "nesterov": False,
+        "lr": 2.0,
+    }
     assert group({"betas": [0.5], "nesterov": True, "momentum": "x"}) == {"nesterov": True}
 
     def of(*groups: dict[str, Any]) -> dict[str, float]:
@@ -509,6 +550,7 @@ def test_settings_of_groups_are_joined_with_the_largest_decay() -> None:
 
     assert of({"lr": 0.0, "weight_decay": 0.0}) == {"lr": 0.0} and of() == {}
     assert of({"lr": 0.5, "weight_decay": 0.25}, {"lr": 0.125, "weight_decay": 0.0}) == {
-        "lr": 0.125, "wd": 0.25,
-    }  # fmt: skip
+        "lr": 0.125,
+        "wd": 0.25,
+    }
     assert of({"weight_decay": 0.0}, {"weight_decay": 0.25}) == {"wd": 0.25}

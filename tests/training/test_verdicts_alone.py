@@ -35,9 +35,15 @@ HERE: Any = Rows()
 
 def state(**more: Any) -> Any:
     facts = {
-        "steps": 3, "indexed": False, "recognized": False, "left": (), "unused": {},
-        "first": SimpleNamespace(placed={"other": 1}), "coded": (), "names": {},
-    }  # fmt: skip
+        "steps": 3,
+        "indexed": False,
+        "recognized": False,
+        "left": (),
+        "unused": {},
+        "first": SimpleNamespace(placed={"other": 1}),
+        "coded": (),
+        "names": {},
+    }
     return SimpleNamespace(**facts | more)
 
 
@@ -95,8 +101,9 @@ def test_a_parameter_that_the_optimizer_never_saw_differs(monkeypatch: pytest.Mo
     monkeypatch.setattr(step_module, "judge_update", judged)
     largest = SimpleNamespace(largest=1.0)
 
-    def told(found: Judgement = OPEN, held: Any = None, recipe: Recipe = ADAMW,
-             **of: Any) -> Judgement:  # fmt: skip
+    def told(
+        found: Judgement = OPEN, held: Any = None, recipe: Recipe = ADAMW, **of: Any
+    ) -> Judgement:
         parts = {"state": state(), "given": object(), "gradients": {"L0.q": largest}}
         coded = of.pop("coded", ())
         own = stage(_names_in_8_bits=lambda: coded, **parts | of)
@@ -110,13 +117,20 @@ def test_a_parameter_that_the_optimizer_never_saw_differs(monkeypatch: pytest.Mo
     gradient = StepInputs(gradient=HERE)
     changed: Any
     for changed in (
-        {"found": AGREES}, {"found": DIFFERS}, {"state": None}, {"given": None},
-        {"state": state(indexed=True, left=("5",))}, {"coded": ("q",)},
-        {"held": replace(gradient, first=HERE)}, {"held": replace(gradient, second=HERE)},
-        {"held": StepInputs()}, {"recipe": Recipe("sgd", lr=0.1)},
-        {"state": state(first=SimpleNamespace(placed={}))}, {"gradients": {}},
+        {"found": AGREES},
+        {"found": DIFFERS},
+        {"state": None},
+        {"given": None},
+        {"state": state(indexed=True, left=("5",))},
+        {"coded": ("q",)},
+        {"held": replace(gradient, first=HERE)},
+        {"held": replace(gradient, second=HERE)},
+        {"held": StepInputs()},
+        {"recipe": Recipe("sgd", lr=0.1)},
+        {"state": state(first=SimpleNamespace(placed={}))},
+        {"gradients": {}},
         {"gradients": {"L0.q": SimpleNamespace(largest=0.0)}},
-    ):  # fmt: skip
+    ):
         assert told(**changed) is changed.get("found", OPEN), changed
     assert not asked
     for still in (state(indexed=True), state(left=("5",))):
@@ -156,8 +170,9 @@ def test_a_state_may_be_of_before_the_step_where_nothing_says_its_number() -> No
     assert not may(replace(both, first=None)) and not may(replace(both, after=False))
 
 
-def judge_it(monkeypatch: pytest.MonkeyPatch, held: StepInputs, verdicts: Any,
-             **of: Any) -> tuple[Judgement, list[Any], set[str]]:  # fmt: skip
+def judge_it(
+    monkeypatch: pytest.MonkeyPatch, held: StepInputs, verdicts: Any, **of: Any
+) -> tuple[Judgement, list[Any], set[str]]:
     """The verdict, of which recipes' steps and inputs it was asked, and what was used."""
     asked: list[Any] = []
     recipe = of.pop("recipe", ADAMW)
@@ -215,9 +230,13 @@ def test_a_state_of_before_the_step_counts_where_it_gives_the_step(
     held = StepInputs(gradient=HERE, first=HERE, step=3)
     told = replace(DIFFERS, guesses=(guess(),))
     for second, first, better in (
-        (AGREES, DIFFERS, True), (AGREES, told, True), (told, DIFFERS, True),
-        (told, told, False), (DIFFERS, DIFFERS, False), (OPEN, DIFFERS, False),
-    ):  # fmt: skip
+        (AGREES, DIFFERS, True),
+        (AGREES, told, True),
+        (told, DIFFERS, True),
+        (told, told, False),
+        (DIFFERS, DIFFERS, False),
+        (OPEN, DIFFERS, False),
+    ):
         found, asked, used = judge_it(
             monkeypatch, held, [first, second], before=True, state=state()
         )
@@ -249,9 +268,11 @@ def test_a_right_step_is_judged_by_its_gradient_in_the_moments_too(
     assert told() == (right, False)
     assert told(given=None) == told(replace(held, gradient=None)) == (right, False)
     for made in (
-        told(replace(held, first=None)), told(replace(held, after=False)),
-        told(recipe=replace(ADAMW, nesterov=True)), told(recipe=Recipe("lion", lr=0.1)),
-    ):  # fmt: skip
+        told(replace(held, first=None)),
+        told(replace(held, after=False)),
+        told(recipe=replace(ADAMW, nesterov=True)),
+        told(recipe=Recipe("lion", lr=0.1)),
+    ):
         assert made == (right, True)
     answer[0] = AGREES
     assert told() == (right, True)
@@ -286,9 +307,12 @@ def test_norms_of_matrices_and_vectors_are_apart_where_both_are_there() -> None:
     def norms(*kinds: tuple[str, bool]) -> dict[bool, float]:
         own = stage(
             parameters=[SimpleNamespace(key=key, vector=vector) for key, vector in kinds],
-            gradients={key: SimpleNamespace(norm=float(at + 3)) for at, (key, _) in
-                       enumerate(kinds) if key != "none"},
-        )  # fmt: skip
+            gradients={
+                key: SimpleNamespace(norm=float(at + 3))
+                for at, (key, _) in enumerate(kinds)
+                if key != "none"
+            },
+        )
         return Step._kind_norms.func(own)  # type: ignore[attr-defined, no-any-return]
 
     assert norms(("a", False), ("b", False)) == norms(("a", True)) == norms() == {}

@@ -361,8 +361,11 @@ IN_BYTES: Mapping[str, tuple[str, ...]] = {
 }
 # What shares a scale of a cache in 8 bits -> the axes of [tokens, heads, d] along which it holds.
 SCALES: Mapping[str, tuple[int, ...] | None] = {
-    "all": None, "each head": (0, 2), "each token": (1, 2), "each head of each token": (2,),
-}  # fmt: skip
+    "all": None,
+    "each head": (0, 2),
+    "each token": (1, 2),
+    "each head of each token": (2,),
+}
 
 
 def rounding_mistakes(patched: PatchedModel) -> Iterator[UsualMistake]:

@@ -92,8 +92,13 @@ def test_every_rule_of_special_ids_is_asked(monkeypatch: pytest.MonkeyPatch) -> 
         carried = SimpleNamespace(
             where="m", token_ids=lambda: ids, parse_file=lambda name: found.get("generation", {})
         )
-        for name in ("_find_stale_ids", "_find_empty_tokens", "_find_repeated_frame",
-                     "_find_wrong_ends", "_find_unstopped_turn"):  # fmt: skip
+        for name in (
+            "_find_stale_ids",
+            "_find_empty_tokens",
+            "_find_repeated_frame",
+            "_find_wrong_ends",
+            "_find_unstopped_turn",
+        ):
             monkeypatch.setattr(vocabulary, name, lambda ctx, name=name: rule(name))
         monkeypatch.setattr(vocabulary, "absent_ids", lambda of: rule("absent_ids"))
         monkeypatch.setattr(vocabulary, "_ids_are_numbers", lambda of: found.get("numbers", True))
@@ -116,8 +121,12 @@ def test_every_rule_of_special_ids_is_asked(monkeypatch: pytest.MonkeyPatch) -> 
     assert asked({"eos": 0}, absent_ids=[absent])[1] == [("m", "no eos", "fail")]
     assert asked({"eos": 0}, absent_ids=[absent], numbers=False)[1] == []
     assert asked({}, absent_ids=[absent]) == ("0 ids", [("m", "no eos", "fail")])
-    for name in ("_find_stale_ids", "_find_empty_tokens", "_find_repeated_frame",
-                 "_find_wrong_ends"):  # fmt: skip
+    for name in (
+        "_find_stale_ids",
+        "_find_empty_tokens",
+        "_find_repeated_frame",
+        "_find_wrong_ends",
+    ):
         for one, more in ((warned, [turn]), (failed, [])):
             found = asked({"eos": 0}, _find_unstopped_turn=[turn], **{name: [one]})[1]
             assert found == [(each.where, each.found, each.level) for each in (one, *more)], name
