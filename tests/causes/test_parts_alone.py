@@ -93,7 +93,7 @@ def test_another_weight_is_found_with_its_bias_ours_or_none(
         linear, "weights_of_same_shape", lambda patched, key: ["b.weight", "c.weight"]
     )
     monkeypatch.setattr(linear, "weight_values", lambda patched, key: weights[key])
-    monkeypatch.setattr(linear, "exchange_weights_change", lambda case, key, other: (key, other))
+    monkeypatch.setattr(linear, "other_weight_changes", lambda case, key, other: [(key, other)])
     found: list[Any] = list(linear.try_other_weights(case))
     assert found == ([("a.weight", "c.weight")] if there else [])
 

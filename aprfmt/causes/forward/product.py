@@ -197,14 +197,15 @@ def scale_weights_change(
 def other_weight_changes(case: Mismatch, key: str, other: str) -> Iterator[Change]:
     """Yield the changes with which the tensor `other` of the model stands in for the tensor `key`.
 
-    It is read for both, in the layers where both are, or they are exchanged.
+    They are exchanged, or `other` is read for both in the layers where both are. A head that reads
+    the embedding is a cause of its own.
     """
     yield exchange_weights_change(case, key, other)
     stored = case.patched.stored
     (layer, role), (from_layer, other_role) = split_key(key), split_key(other)
-    if layer != from_layer or role == other_role:
+    if layer is None or layer != from_layer or role == other_role:
         return
-    layers = range(case.patched.n_layers) if layer is not None else (None,)
+    layers = range(case.patched.n_layers)
     pairs = {role_key(at, role): role_key(at, other_role) for at in layers}
     arrays = {
         own: stored[there].numpy()
@@ -217,7 +218,6 @@ def other_weight_changes(case: Mismatch, key: str, other: str) -> Iterator[Chang
         (role,),
         replace_weights(arrays),
         {"read": other_role},
-        scoped=layer is not None,
     )
 
 
