@@ -1,7 +1,10 @@
 """Hypotheses about a weight's values: scaled, mislabelled, quantized, damaged, stale."""
 
+import itertools
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -9,7 +12,14 @@ from numpy.typing import NDArray
 from aprfmt.arch.role_vocabulary import split_key
 from aprfmt.causes.forward.mismatch import Change, Hypothesis, Mismatch
 from aprfmt.causes.forward.norm import norm_key
-from aprfmt.causes.forward.product import product_of, replace_head, replace_weights, weight_values
+from aprfmt.causes.forward.norm_order import round_on_scales
+from aprfmt.causes.forward.product import (
+    Product,
+    product_of,
+    replace_head,
+    replace_weights,
+    weight_values,
+)
 from aprfmt.codecs import CODECS, decode, encode
 from aprfmt.errors import CodecError
 from aprfmt.inference.replay.patched_model import PatchedModel
@@ -21,6 +31,17 @@ UNLIKE = 0.3  # cosine below which two matrices have nothing to do with one anot
 OTHER_16 = {"BF16": "F16", "F16": "BF16"}
 # Encodings a copy may have been quantized to, finest first.
 ENCODINGS = ("F16", "BF16", "Q8_0", "Q6_K", "Q5_K", "Q5_1", "Q5_0", "Q4_K", "Q4_1", "Q4_0", "NF4")
+# What engines round a matrix to as they load it: codes -> [rows, columns] that share a scale (0:
+# all), and those of its input [tokens, columns], if products are of 8 bits.
+LOADED: Mapping[str, tuple[Sequence[tuple[int, int]], Sequence[tuple[int, int]]]] = {
+    "int8": (((1, 0), (0, 0), (1, 128), (1, 64), (1, 32)), ((1, 0), (0, 0))),
+    "float8_e4m3fn": (((1, 0), (0, 0), (128, 128)), ((1, 0), (0, 0), (1, 128))),
+    "int4": (((1, 128), (1, 64), (1, 32), (1, 0)), ()),
+    "uint4": (((1, 128), (1, 64), (1, 32), (1, 0)), ()),
+}
+FIRST = 16  # rows that are held against the trace before all are
+COARSEST = 0.3  # relative L2 that no such copy exceeds
+SCALES = ("float32", "bfloat16", "float16")  # types of these scales
 
 
 def find_output_factor(case: Mismatch) -> Iterator[Change]:
@@ -154,6 +175,85 @@ def try_quantization(case: Mismatch) -> Iterator[Change]:
             return
 
 
+def try_loaded_copies(case: Mismatch) -> Iterator[Change]:
+    """Yield the change to the codes on scales that an engine makes of a matrix as it loads it.
+
+    Its products may be of 8 bits as well: then their input is rounded on scales, too.
+    """
+    if case.view.residual is None or case.view.residual > COARSEST:
+        return
+    found = product_of(case)
+    values = None if found is None or not found.key else weight_values(case.patched, found.key)
+    if found is None or values is None:
+        return
+    # The row of the largest value has the scale of all.
+    largest = int(np.argmax(np.abs(values).max(1)))
+    bound = 10 * case.view.tolerance  # of a part
+    few = np.unique([largest, *range(min(FIRST, len(values)))])
+    for codes, (blocks, inputs) in LOADED.items():
+        for block, scales in itertools.product(blocks, SCALES):
+            rows = few if block[0] < 2 else np.arange(min(block[0], len(values)))
+            some = _in_blocks(values[rows], codes, block, scales)
+            if some is None:
+                continue
+            for taken in (None, *inputs):
+                x = found.x if taken is None else _in_blocks(found.x, codes, taken)
+                if x is None:
+                    continue
+                if rel_l2(x @ some.T, found.output_without_bias[:, rows]) > bound:
+                    continue
+                copy = _in_blocks(values, codes, block, scales)
+                if copy is not None and replace(found, x=x).explains_output(case, copy, 3.0):
+                    yield _loaded_change(case, found, copy, (codes, block, taken))
+                    return
+
+
+def _in_blocks(
+    values: NDArray[np.float32], codes: str, block: tuple[int, int], scales: str = "float32"
+) -> NDArray[np.float32] | None:
+    """Return a matrix in `codes`, a scale for each `block` of it; None if it has no whole ones."""
+    rows, columns = (size or n for size, n in zip(block, values.shape, strict=True))
+    if values.shape[0] % rows or values.shape[1] % columns:
+        return None
+    parts = values.reshape(values.shape[0] // rows, rows, -1, columns)
+    rounded: NDArray[np.float32] = round_on_scales(parts, codes, (1, 3), scales)
+    return rounded.reshape(values.shape)
+
+
+def _loaded_change(
+    case: Mismatch,
+    found: Product,
+    copy: NDArray[np.float32],
+    how: tuple[str, tuple[int, int], tuple[int, int] | None],
+) -> Change:
+    """Return the change to `copy` as the matrix of a product; `how` is (codes, blocks, input's)."""
+    codes, block, taken = how
+    says = f"{found.key} is a copy in {codes}, {_shared_scale(block, 'row')}"
+    change = found.weight_change(case, "quantisation", says, copy, {"encoding": codes})
+    if taken is None:
+        return change
+
+    def linear(op: Any, at: Any, x: Any, w: Any, *rest: Any) -> Any:
+        """Return the product; the input of this matrix is rounded."""
+        own = w.key.partition("[")[0] == found.key
+        return op(_in_blocks(x, codes, taken) if own else x, w, *rest)
+
+    return replace(
+        change,
+        says=f"{says}, whose input is rounded to it, {_shared_scale(taken, 'token')}",
+        make=lambda patched, layers: change.make(patched, layers).with_op("linear", linear, None),
+    )
+
+
+def _shared_scale(block: tuple[int, int], row: str) -> str:
+    """Return in words what shares a scale: all, a `row`, or a block."""
+    if block == (0, 0):
+        return "one scale for all"
+    if block == (1, 0):
+        return f"a scale for each {row}"
+    return f"a scale for each {block[0]} x {block[1]}"
+
+
 def find_wrong_value(case: Mismatch) -> Iterator[Change]:
     """Yield the change of a single value of the weight, solved from the trace.
 
@@ -258,5 +358,6 @@ HYPOTHESES = (
     Hypothesis("dtype_mislabel", try_other_16_bit_type, 130, "the same bytes, before other values"),
     Hypothesis("bit_rot", find_wrong_value, 140, "one value, before a whole matrix"),
     Hypothesis("quantisation", try_quantization, 150, "within a bound, once no exact change fits"),
+    Hypothesis("quantisation", try_loaded_copies, 152, "the same by an engine, once no type fits"),
     Hypothesis("stale_tensor", find_stale_weight, 160, "any matrix, the last of a product"),
 )
