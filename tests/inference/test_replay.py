@@ -9,7 +9,7 @@ import pytest
 
 from aprfmt.inference.backends import BACKENDS
 from aprfmt.inference.engines.opening import open_trace
-from aprfmt.inference.replay.patched_model import PatchedModel
+from aprfmt.inference.replay.patched_model import CallRecorder, OperationCall, PatchedModel
 from aprfmt.inference.replay.recorded_trace import RecordedTrace
 from aprfmt.inference.replay.shadow import (
     measure_operation_residuals,
@@ -142,3 +142,23 @@ def test_one_point_is_that_of_the_whole_pass(base: str) -> None:
             assert one is not None and one.calls == ()
             assert one.residual == pytest.approx(views[key].residual, abs=1e-6), key
         patched.weights.close()
+
+
+def test_a_part_of_what_an_earlier_point_was_made_of_takes_no_other_calls() -> None:
+    """What is computed in between makes a later point: a convolution that the scan reads."""
+    recorder = CallRecorder()
+    joined, mixed, scanned = (np.zeros((2, 6)) for _ in range(3))
+
+    def called(op: str, made: Any, *args: Any) -> OperationCall:
+        return OperationCall(op, args, {}, made, recorder.at)
+
+    product, convolution = called("linear", joined), called("convolve", mixed, joined[:, 2:4])
+    recorder.calls = [product]
+    assert recorder.take_calls(joined[:, :2]) == (product,)
+    recorder.calls.append(convolution)
+    assert recorder.take_calls(joined[:, 4:]) == ()
+    scan = called("scan", scanned, mixed)
+    recorder.calls.append(scan)
+    assert recorder.take_calls(scanned) == (convolution, scan)
+    recorder.calls = [convolution]
+    assert recorder.take_calls(np.zeros(3)) == (convolution,)  # made by nothing that is known
