@@ -43,6 +43,8 @@ FITTED = 0.35  # share of the passes that are left to rows and numbers
 JOINED = 0.6  # share of the passes at one divergence that joined changes have at least
 DEEPEST = 4  # changes that are joined
 OTHERS = 300  # passes to look for something else that would explain joined changes as well
+# Operations that know a token's place or read those before it: a later pass may run them otherwise.
+READS_EARLIER = {"probs", "mix", "scores", "rope", "embed", "convolve", "scan", "delta"}
 LEAST = 0.02  # digits by which a change must bring the rows nearer to be continued
 FEW = 3  # operations between two points up to which hypotheses solve what there is to solve
 CLEAR = 0.3  # a residual that does not fall below this share of the first one proves nothing
@@ -226,7 +228,7 @@ class Search:
         if "add_weighted" in ops and len(case.rows) == case.tokens:
             for change in find_capacity(case):
                 yield SearchStep(change, None)
-        if len(case.rows) != case.tokens or not ops & {"probs", "mix", "scores", "rope", "embed"}:
+        if len(case.rows) != case.tokens or not ops & READS_EARLIER:
             return
         bound = AGREES * case.view.tolerance
         rows = case.distances_by_row(case.view)

@@ -342,6 +342,7 @@ class CallRecorder:
         """Start before the first point, without calls."""
         self.at = PassLocation("", 0)
         self.calls: list[OperationCall] = []
+        self.taken: list[Any] = []  # results of calls that made earlier points of the layer
 
     def begin(self, facts: Any) -> None:
         """Do nothing: the facts of the pass are not needed."""
@@ -358,7 +359,8 @@ class CallRecorder:
         """Return the operations that computed `x` from earlier captured values, in order.
 
         They are removed, so that later operations start from `x`. If no recorded operation made
-        `x`, all operations since the last point are returned.
+        `x`, all operations since the last point are returned; none if `x` is a part of what an
+        earlier point's operation made.
         """
         wanted: set[int] = set()
         front = [x]
@@ -370,9 +372,12 @@ class CallRecorder:
                     front += arrays(call.args)
                     if call.op == "add_weighted":  # experts chosen by the router
                         front += [c.result for c in self.calls if c.op == "router"]
+        if not wanted and any(same_memory(result, x) for result in self.taken):
+            return ()
         if not wanted:
             wanted = set(range(len(self.calls)))
         found = tuple(call for i, call in enumerate(self.calls) if i in wanted)
+        self.taken += [call.result for call in found]
         self.calls = [call for i, call in enumerate(self.calls) if i not in wanted]
         return found
 
@@ -380,6 +385,8 @@ class CallRecorder:
         """Store that the pass has reached a point; after a layer's last point it is in the next."""
         here = self.at.layer if layer == WHOLE else layer
         last = point == "out" and POINTS[point].layered
+        if last:
+            self.taken = []
         self.at = _location(point, here + 1 if last else here)
 
 

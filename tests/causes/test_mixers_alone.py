@@ -60,6 +60,7 @@ def test_taps_and_rows_of_a_convolution_are_those_that_its_words_say() -> None:
         convolve(window, kernel[:, ::-1]),
         convolve(np.concatenate([none, window[:-1]]), kernel),
         convolve(np.concatenate([window[1:], none]), kernel),
+        convolve(window, kernel[:, [2, 1, 0, 3]]),
         rows * kernel[:, -1],
     ]
     for one, right in zip(found, expected, strict=True):

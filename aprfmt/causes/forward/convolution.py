@@ -41,6 +41,11 @@ def _shift_rows(window: Array, by: int) -> Array:
     return moved
 
 
+def _newest_first(kernel: Array) -> Array:
+    """Return kernels [channels, taps] whose taps before the last, the token's own, are reversed."""
+    return np.concatenate([kernel[:, -2::-1], kernel[:, -1:]], 1)
+
+
 def _last_tap_only(kernel: Array) -> Array:
     """Return kernels [channels, taps] with all taps zero but the last, the token's own."""
     alone = np.zeros_like(kernel)
@@ -58,6 +63,9 @@ TAKEN: Mapping[str, tuple[str, Callable[[Array, Array], tuple[Array, Array]]]] =
     ),
     "the taps are one position late: the last one is the next token's": (
         "convolution", lambda window, kernel: (_shift_rows(window, -1), kernel),
+    ),
+    "the state is read newest first: the taps of earlier tokens are reversed": (
+        "conv_state", lambda window, kernel: (window, _newest_first(kernel)),
     ),
     "no state is carried: every token sees itself only": (
         "conv_state", lambda window, kernel: (window, _last_tap_only(kernel)),
