@@ -8,7 +8,16 @@ from typing import Any
 import numpy as np
 import pytest
 
-from aprfmt.causes.training import batch_labels, batch_samples, clipping, optimizers, router_losses
+from aprfmt.causes.training import (
+    batch_labels,
+    batch_samples,
+    clipping,
+    frozen_parameters,
+    lost_updates,
+    optimizers,
+    router_losses,
+    weight_decay,
+)
 from aprfmt.causes.training.backward_case import BackwardCase
 from aprfmt.causes.training.gradient_case import GradientCase
 from aprfmt.inference.gradients.changes import BackwardChange, RouterFactors
@@ -224,6 +233,8 @@ def test_samples_are_solved_on_a_small_gradient_of_all_or_of_one_kind() -> None:
     assert one.change.rows == (1.0, 0.0, 1.0, 1.0) and not one.alone
     (one,) = guesses(1.0, 2.0, 1.0, 1.0, right=(WEIGHT, HEAD))
     assert one.alone and one.says.startswith("of norms alone, samples count 1, 2, 1 times: all")
+    (one,) = guesses(1.0, 2.0, 1.0, 1.0, right=(HEAD,), labels=(3, 5, 0, 4))
+    assert one.alone and one.says.startswith("of these alone, samples count 1, 2, 1 times: all")
     assert not guesses(1.0, 0.0, 1.0, 1.0, labels=(3, 0, 0, 0))
     assert not guesses(1.0, 0.0, 1.0, 1.0, labels=(1,) * 17)
     turned = {key: each[..., ::-1] for key, each in OTHER.items()}
@@ -406,3 +417,87 @@ def test_what_is_cut_is_no_further_from_zero_and_what_fits_stays() -> None:
     values = np.array([1 + 2.0**-30])
     assert optimizers.round_to(values, "F64") is values
     assert optimizers.round_to(values, "F32").tolist() == [1.0]
+
+
+def test_a_norm_is_clipped_to_a_usual_bound_or_a_number_of_one_digit() -> None:
+    clipped = clipping.other_norm_clipping
+    for size, factor, found in (
+        (1.0, 1.0, 1.0), (1.0 + 2e-6, 2.0, 1.0), (0.3, 1.0, 0.3), (0.31, 1.0, None),
+        (0.0, 1.0, None), (2.5, 1.0, 2.5), (2.6, 1.0, None),
+    ):  # fmt: skip
+        one = clipped({"largest": size}, factor, (1.0, 2.5))
+        assert (None if one is None else (one.by, one.bound)) == (
+            None if found is None else ("largest", found)
+        ), size
+    both = clipped({"largest": 0.31, "sum": 2.5}, 1.0, (2.5,))
+    assert both is not None and both.by == "sum"
+
+
+# --- what did not move --------------------------------------------------------------------------
+
+
+def test_rows_of_one_shard_stood_still() -> None:
+    rows = np.arange(16)
+
+    def shard(still: Iterable[int], due: Iterable[int]) -> Any:
+        moves, lost = np.ones(16, bool), np.zeros(16, bool)
+        moves[list(still)] = False
+        lost[list(due)] = True
+        return frozen_parameters._still_shard(rows, moves, lost)
+
+    assert shard(range(8), range(8)) == (1, 2) and shard(range(8, 16), range(9, 16)) == (2, 2)
+    assert shard(range(4, 8), range(4, 8)) == (2, 4)
+    assert shard(range(8), range(4)) == (1, 2)  # half of its rows had to move
+    assert shard(range(8), [0, 2, 6]) is None and shard(range(4), range(3)) == (1, 4)
+    assert shard(range(8), [1, 9]) is None and shard(range(3), range(4)) is None
+    assert (
+        frozen_parameters._still_shard(np.arange(15), np.zeros(15, bool), np.ones(15, bool)) is None
+    )
+
+
+def test_a_decay_that_is_in_the_state_may_be_rounded_away() -> None:
+    recipe = replace(optimizers.Recipe(), lr=0.01, wd=0.1)
+
+    def better(**more: Any) -> bool:
+        given: dict[str, Any] = {
+            "signs": False, "others": {"decay": 0.1}, "encodings": ("BF16", "BF16"),
+            "before": np.array([1.0, -2.0]), "fit": lambda recipe: SimpleNamespace(direct=True),
+        }  # fmt: skip
+        case: Any = SimpleNamespace(**given | more)
+        return weight_decay._has_better_guess(case, recipe)
+
+    assert better()  # a thousandth is less than half of a spacing
+    assert not better(encodings=("F32", "F32")) and not better(others={"decay": 0.2})
+    assert not better(others={}) and not better(fit=lambda recipe: None)
+    assert not better(fit=lambda recipe: SimpleNamespace(direct=False))
+    seen: list[Any] = []
+    better(fit=lambda plain: seen.append(plain))
+    assert seen[0].wd == 0.0 and seen[0].lr == 0.01
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(weight_decay, "_steps_towards_zero", lambda case, size: size == 0.005)
+        assert better(signs=True)
+
+
+def test_a_step_is_rounded_away_where_spacings_are_far_above_the_rate() -> None:
+    """Weights of a spacing above the rate did not move, and those below it did."""
+    recipe = replace(optimizers.Recipe(), lr=2.0**-8)
+    small, large = np.full(2000, 4.0), np.full(200, 0.01)  # spacings 2^-5 and 2^-14
+    before = np.concatenate([small, large])
+    rows = np.arange(2200) // 22
+
+    def guess(move_small: int = 0, move_large: int = 200, weights: Any = before) -> Any:
+        moved = np.zeros(2200)
+        moved[:move_small] = 1e-3
+        moved[2000 : 2000 + move_large] = 1e-3
+        order = np.random.default_rng(1).permutation(2200)
+        case: Any = SimpleNamespace(rows=rows, change=moved[order], before=weights[order])
+        found = list(lost_updates._guess_by_sizes(case, recipe, "BF16"))
+        return [one.holds(case) for one in found if one.holds is not None]
+
+    assert guess() == [True]
+    assert guess(1) == [False]  # one that could not move did
+    assert guess(0, 170) == [False]  # and many that had to did not
+    assert guess(weights=np.full(2200, 0.01)) == []
+    few = np.full(2200, 0.01)
+    few[:500] = 4.0
+    assert guess(weights=few) == []  # a fourth of the weights at least

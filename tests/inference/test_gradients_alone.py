@@ -322,7 +322,59 @@ def test_a_router_a_rotation_or_a_group_of_keys_is_cut_in_a_changed_backward() -
         assert torch.allclose(first + last, whole) and not torch.allclose(first, last)
         assert torch.allclose(2 * mean, whole)
     found, (q, k, v) = gradients("mask_left_out", attend, *shapes)
-    every = [one for one in (q, k, v)]
+    every = [q, k, v]
     mask = np.ones((3, 3), bool)
     whole = gradients(None, attend, *shapes)[1]
     assert torch.allclose(found, value) and alike(every, whole) and not torch.allclose(q, of_q)
+
+
+def test_a_router_or_a_table_is_cut_from_the_graph() -> None:
+    from aprfmt.inference.gradients.backend import TABLE, GradientBackend
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(GradientBackend, "router", lambda self, x, w, bias, rounded: 2 * x)
+        patch.setattr(GradientBackend, "embed", lambda self, table, ids: 3 * ids)
+        table, other = (SimpleNamespace(key=key) for key in (TABLE, "other"))
+        for operation, cut in (("router_cut", 0), ("embedding_cut", 1), (None, None)):
+            for at, run in enumerate((
+                lambda backend, x: backend.router(x, None, None, rounded=True) + 0 * x,
+                lambda backend, x: backend.embed(table, x) + 0 * x,
+                lambda backend, x: backend.embed(other, x) + 0 * x,
+            )):  # fmt: skip
+                value, (found,) = gradients(operation, run, (2, 2))
+                assert bool(found.any()) is (at != cut), (operation, at)
+                assert value.any()
+
+
+def test_parts_are_right_within_rounding_and_the_first_wrong_direction_ends_one() -> None:
+    right = np.arange(1.0, 9.0).reshape(2, 4)
+    tried: list[Any] = []
+
+    def along(role: str, line: Any) -> float:
+        tried.append(line)
+        return float(np.vdot(right, line))
+
+    masks = {"first": np.zeros((2, 4), bool), "second": np.zeros((2, 4), bool)}
+    masks["first"][0] = masks["second"][1] = True
+
+    def parts(given: Any, noise: float, tolerance: float = 1e-9) -> Any:
+        tried.clear()
+        loss: Any = SimpleNamespace(along=along, rounding=lambda role, line: noise)
+        return differences._parts(loss, "w", given, masks, tolerance, np.random.default_rng(2))
+
+    for noise in (0.0, 1e-6):
+        found = parts(right, noise)
+        assert [(one.part, one.agrees, one.seen) for one in found] == [
+            ("first", True, True), ("second", True, True)
+        ]  # fmt: skip
+        assert len(tried) == 2 * differences.INSIDE
+        assert all(not line[1].any() for line in tried[: differences.INSIDE])
+    wrong = right.copy()
+    wrong[1] *= 2
+    found = parts(wrong, 0.0)
+    assert [one.agrees for one in found] == [True, False] and len(tried) == differences.INSIDE + 1
+    near = right.copy()
+    near[1] *= 1 + 1e-4
+    for noise, tolerance, agrees in ((0.0, 1e-9, False), (1.0, 1e-9, True), (0.0, 1e-2, True)):
+        assert parts(near, noise, tolerance)[1].agrees is agrees
+    assert [one.seen for one in parts(right, 1e9)] == [False, False]  # less than its rounding

@@ -205,7 +205,7 @@ def test_hyperparameters_of_a_bundle_are_bounded_on_both_sides() -> None:
     assert read() == {"n_layers": 1} and bundle._read_hyper({"n_layers": 0}, "llama", "x")
     assert read(unknown=3) == {"n_layers": 1}
     most = bundle.LARGEST
-    for value in (most, 0.5):
+    for value in (most, -most, 0.5):
         assert read(embedding_scale=float(value))["embedding_scale"] == value
     for value in (most * 1.01, -most * 1.01):
         with pytest.raises(FormatError, match="expected at most"):
