@@ -12,6 +12,13 @@ from aprfmt.errors import FormatError
 
 RNG = np.random.default_rng(33)
 
+
+@pytest.fixture(autouse=True)
+def same_numbers() -> None:
+    """Each test draws the same numbers, whichever ran before it."""
+    RNG.bit_generator.state = np.random.default_rng(99).bit_generator.state
+
+
 # --- runs of zeros ------------------------------------------------------------------------------
 
 

@@ -23,6 +23,12 @@ from aprfmt.causes.forward import (
 RNG = np.random.default_rng(11)
 
 
+@pytest.fixture(autouse=True)
+def same_numbers() -> None:
+    """Each test draws the same numbers, whichever ran before it."""
+    RNG.bit_generator.state = np.random.default_rng(99).bit_generator.state
+
+
 class Patched(SimpleNamespace):
     """A model that keeps what is changed of it, by the operation or the point."""
 
