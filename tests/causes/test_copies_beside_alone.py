@@ -107,6 +107,11 @@ def test_zeros_are_damage_where_all_else_is_within_rounding(
     assert told(lost(2, r1=2.0, r3=0.5)) and not told(lost(2, r5=1.2)) and not told(right)
     assert not told(lost(2), slack=0.0) and not told(lost(2), numbers=object())
     assert not told(lost(2), **{"a" if label == "B" else "b": Reader(right[:7])})
+    both = right.copy()
+    both[5, :3] = 0
+    other = {"a" if label == "B" else "b": Reader(both)}
+    lines = {label: "6 values, in row 2", "AB".replace(label, ""): "3 values, in row 5"}
+    assert told(lost(2), **other) == [text, *(f"{one} holds zeros in {lines[one]}" for one in "AB")]
     assert not told(lost(0, 3, 6))  # no row is left that is measured
     assert not told(lost(2, r0=1.005, r4=1.005, r5=1.005, r6=1.005, r7=1.005), slack=0.0049)
     assert told(lost(2, r5=1.004), slack=0.005)
@@ -185,7 +190,7 @@ def test_the_first_order_of_codes_that_fits_is_told_of_its_side(
     monkeypatch.setattr(code_orders, "is_decoded_copy", lambda made, values: decoded[0])
     monkeypatch.setattr(code_orders, "_blocks_of", lambda reader, raw: raw)
     monkeypatch.setattr(code_orders, "_field_bytes", lambda blocks, field: blocks)
-    monkeypatch.setattr(code_orders, "unpack_whole", lambda data, bits: data * bits)
+    monkeypatch.setattr(code_orders, "unpack_whole", lambda data, bits: data - bits)
     monkeypatch.setattr(code_orders, "_with_field", lambda blocks, field, codes, bits: codes)
 
     def told(failed: int = 0, **more: Any) -> tuple[list[Any], int]:
@@ -226,7 +231,7 @@ def test_the_first_order_of_codes_that_fits_is_told_of_its_side(
             ((cause, (says, encoding), of, values),), failed = told()
             assert (cause, of, failed, encoding) == ("packing_order", label, 0, f"type of {name}")
             assert says == f"{whose} blocks have their codes ({field}) in another order: turned"
-            assert values == [100 + 10 * bits, 100 + 30 * bits]
+            assert values == [100 + 10 * (1 - bits), 100 + 10 * (3 - bits)]
     known["a qs"] = turned
     assert [row[2] for row in told()[0]] == ["B"]  # B's first, and no more
     decoded[0] = True
