@@ -7,7 +7,13 @@ import numpy as np
 import pytest
 
 from aprfmt.causes.forward import rope
-from aprfmt.causes.tensor import coarse_damage, code_orders, pruned_copies, value_functions
+from aprfmt.causes.tensor import (
+    coarse_damage,
+    code_orders,
+    outliers,
+    pruned_copies,
+    value_functions,
+)
 from aprfmt.errors import FormatError
 
 RNG = np.random.default_rng(33)
@@ -240,6 +246,86 @@ def test_the_first_order_of_codes_that_fits_is_told_of_its_side(
     assert told(code_orders.FAILED) == ([], code_orders.FAILED)
     assert len(told(code_orders.FAILED - 1)[0]) == 1
     assert told(numbers=object()) == ([], 0) == told(b=SimpleNamespace(shape=(4, 3)))
+
+
+# --- a few values -------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("count", [1, 4, 5])
+def test_a_few_values_beyond_a_step_are_shown_up_to_four(
+    count: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With the bit whose flip brings them back, B's before A's, where the other side is fine."""
+    far = [(7 * at, 1.5, 2.5 + at) for at in range(count)]
+    bits: dict[str, str] = {}
+    monkeypatch.setattr(outliers, "_values_beyond_step", lambda case: far)
+    monkeypatch.setattr(outliers, "storage_noise", {"F32": 0.0, "Q8_0": 0.02, "Q2_K": 0.021}.get)
+
+    def flipped(side: Any, other: Any, places: list[int]) -> str | None:
+        assert places == [at for at, _, _ in far] and side is not other
+        return bits.get(side.name)
+
+    monkeypatch.setattr(outliers, "flipped_bit_text", flipped)
+
+    def told(a: str = "F32", b: str = "Q8_0", **more: Any) -> list[Any]:
+        case: Any = SimpleNamespace(
+            **{
+                "a": SimpleNamespace(name="A", encoding=a), "key": "k", "shape": (5, 6),
+                "b": SimpleNamespace(name="B", encoding=b), "numbers": None,
+                "before": SimpleNamespace(count=30, relative=0.5),
+            } | more
+        )  # fmt: skip
+        return list(outliers.explain_outliers(case))
+
+    (found,) = told()
+    assert not found.confirmed and found.proof is None and len(found.evidence) == 2
+    shown = [f"[{7 * at // 6}, {7 * at % 6}]: 1.5 | {2.5 + at:g}" for at in range(min(count, 4))]
+    many = f"{count} value{'s' * (count > 1)} of 30 further apart: {'; '.join(shown)}"
+    assert found.evidence[1] == many + " ..." * (count > 4)
+    for names, said in ((("B",), "B"), (("A",), "A"), (("A", "B"), "B")):
+        bits.update({name: f"bit of {name}" for name in names})
+        (found,) = told()
+        assert (
+            found.evidence[2] == f"flipping bit of {said} of {said} brings it back within the bound"
+        )
+        assert found.confirmed and found.proof is not None
+        (coarse,) = told(b="Q2_K") if said == "A" else told("Q2_K")
+        assert not coarse.confirmed and len(coarse.evidence) == 3
+        bits.clear()
+    assert told("F32", "F32") == told(numbers=object()) == []
+    far.clear()
+    assert told() == []
+
+
+def test_values_beyond_a_step_are_few_of_all(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One of a hundred at most, and no more than are looked at; none where a step is not known."""
+
+    def beyond(wrong: list[int], count: int = 400, known: bool = True) -> list[Any]:
+        x = np.arange(400.0).reshape(4, 100)
+        y = x.copy()
+        y.reshape(-1)[wrong] += 1.01
+        y[0, 50] += 1.0  # within a step
+
+        def chunks(a: Any, b: Any) -> Any:
+            for start in range(0, 4, 2):
+                part = slice(start, start + 2)
+                yield x[part], y[part], lambda: np.ones((2, 100)) if known else None
+
+        monkeypatch.setattr(outliers, "value_chunks", chunks)
+        side = SimpleNamespace(side=None)
+        case: Any = SimpleNamespace(a=side, b=side, before=SimpleNamespace(count=count))
+        return outliers._values_beyond_step(case)
+
+    monkeypatch.setattr(
+        outliers, "steps_between", lambda x, y, step: (np.abs(x - y) / step).ravel()
+    )
+    assert beyond([3, 250]) == [(3, 3.0, pytest.approx(4.01)), (250, 250.0, pytest.approx(251.01))]
+    assert len(beyond([1, 2, 300, 301])) == 4 and beyond([1, 2, 300, 301, 302]) == []
+    assert beyond([]) == [] == beyond([3], known=False)
+    assert len(beyond([7], count=50)) == 1 and beyond([7, 8], count=50) == []
+    most = list(range(60, 60 + outliers.FEW))
+    assert len(beyond(most, count=10**6)) == len(most)
+    assert beyond([*most, 300], count=10**6) == []
 
 
 # --- functions of values ------------------------------------------------------------------------

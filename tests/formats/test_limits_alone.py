@@ -11,11 +11,11 @@ from typing import Any
 import pytest
 import torch
 
-from aprfmt.base.protocols import TypedValue
+from aprfmt.base.protocols import TensorInfo, TypedValue
 from aprfmt.errors import ConversionError, FormatError
 from aprfmt.formats import atomic
 from aprfmt.formats.cursor import MAX_NESTING
-from aprfmt.formats.gguf import layout, value_encoding
+from aprfmt.formats.gguf import layout, value_encoding, writer
 from aprfmt.formats.mapped_file import MappedFile
 from aprfmt.formats.pytorch import storages
 
@@ -136,6 +136,36 @@ def test_a_key_has_a_byte_at_least_and_no_more_than_readers_accept() -> None:
     for key in ("", "a" * (most + 1), "é" * (most // 2 + 1), "\ud800"):
         with pytest.raises(ConversionError):
             value_encoding.encode_key(key)
+
+
+def test_a_tensor_is_what_every_reader_of_gguf_accepts() -> None:
+    def said(name: str = "w", shape: Any = (2, 32), encoding: str = "Q8_0",
+             nbytes: int = 68) -> str:  # fmt: skip
+        try:
+            writer._refuse_unstorable(TensorInfo(name, shape, encoding, 0, nbytes, 0))
+        except ConversionError as error:
+            return str(error)
+        return ""
+
+    most = layout.MAX_NAME_BYTES
+    assert said() == said("a" * most) == said("é" * (most // 2)) == ""
+    for name in ("a" * (most + 1), "é" * (most // 2 + 1)):
+        assert f"its name has {len(name.encode())} bytes, GGUF names have at most {most}" in said(
+            name
+        )
+    assert "lone surrogates" in said("\ud800")
+    dims = layout.MAX_DIMS
+    assert said(shape=(1,) * (dims - 1) + (32,), nbytes=34) == ""
+    assert f"{dims + 1} dimensions, GGUF has at most {dims}" in said(shape=(1,) * dims + (32,))
+    assert said(shape=(0, 32), nbytes=0) == ""
+    for size in (-1, layout.MAX_INT64 + 1):
+        assert "sizes are 0 to 2^63-1" in said(shape=(size, 32), encoding="F32")
+    assert "rows must be a multiple of 32" in said(shape=(2, 33))
+    assert "GGUF has no type for F8_E4M3" in said(encoding="F8_E4M3", nbytes=64)
+    for nbytes in (67, 69):
+        assert said(nbytes=nbytes) == (
+            f"tensor 'w': {nbytes} bytes are planned, shape [2, 32] of Q8_0 takes 68"
+        )
 
 
 # --- pickles ------------------------------------------------------------------------------------

@@ -4,6 +4,7 @@ from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 
 from aprfmt.causes.training.clipping import CLIPPED_BY, Clipping
@@ -12,6 +13,7 @@ from aprfmt.causes.training.optimizers import Recipe
 from aprfmt.causes.training.step_case import StepGuess
 from aprfmt.causes.training.step_size import SLACK
 from aprfmt.errors import UsageError
+from aprfmt.training import saved_arrays
 from aprfmt.training import step as step_module
 from aprfmt.training.judge import Judgement, StepInputs
 from aprfmt.training.report import TensorStep, UpdateFacts
@@ -554,3 +556,37 @@ def test_settings_of_groups_are_joined_with_the_largest_decay() -> None:
         "wd": 0.25,
     }
     assert of({"weight_decay": 0.0}, {"weight_decay": 0.25}) == {"wd": 0.25}
+
+
+# --- states of eight bits -----------------------------------------------------------------------
+
+
+def test_a_state_of_eight_bits_is_decoded_by_its_table_and_blocks() -> None:
+    block = min(saved_arrays._BLOCKS)
+    codes = np.arange(block + 8).reshape(2, -1) % 256
+    table, sizes = np.linspace(-1, 1, 256), np.array([2.0, 3.0])
+
+    def decoded(name: str = "p.state1", count: int = 2, entries: int = 256, **without: Any) -> Any:
+        held = {
+            "p.state1": codes, "p.state2": codes, "p.qmap1": table[:entries],
+            "p.absmax1": sizes[:count], "p.own1": codes,
+        }  # fmt: skip
+        for each in without.get("lacks", ()):
+            held.pop(each)
+        captures: Any = SimpleNamespace(
+            path="f", shapes={own: values.shape for own, values in held.items()},
+            read=held.__getitem__,
+        )  # fmt: skip
+        return saved_arrays._coded_state(name, {own: (captures, own) for own in held})
+
+    found = decoded()
+    assert found is not None and found.shapes == {"p.state1": codes.shape}
+    values = found.read("p.state1")
+    flat = table[codes.reshape(-1)] * np.where(np.arange(codes.size) < block, 2.0, 3.0)
+    assert values.dtype == np.float32 and np.allclose(values, flat.reshape(codes.shape))
+    assert decoded("p.state2") is None and decoded("p.own1") is None
+    assert decoded(lacks=("p.qmap1",)) is None and decoded(lacks=("p.absmax1",)) is None
+    assert decoded(entries=255) is None
+    single = decoded(count=1)
+    larger = next((size for size in saved_arrays._BLOCKS if size >= codes.size), None)
+    assert (single is None) is (larger is None)
