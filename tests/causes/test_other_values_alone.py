@@ -488,7 +488,11 @@ def test_the_verdict_of_differences_names_what_all_directions_agree_on() -> None
     assert guess.says == verdict("factor", factor=8.0).why != "the gradient is odd"
     (guess,) = verdict("factor", factor=-8.0).guesses
     assert guess.says == "the gradient is odd"
-    assert all(one.whole for one in (plain, verdict(agrees=True), verdict("factor", factor=8.0)))
+    (guess,) = verdict("factor", factor=0.0).guesses
+    assert guess.says == "the gradient is odd"
+    for one in (plain, verdict(measured=False), verdict(agrees=True), verdict("zero"),
+                verdict("factor", factor=8.0)):  # fmt: skip
+        assert one.whole
 
 
 def test_a_tensor_of_one_value_was_never_filled(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from aprfmt.errors import FormatError
+from aprfmt.formats import journal
 from aprfmt.formats.apr import shard_set
 from aprfmt.formats.apr.metadata import TYPED
 from aprfmt.formats.apr.shards import ShardNumber
@@ -170,3 +171,13 @@ def test_a_shard_finds_the_others_by_its_name(
     ]
     with pytest.raises(FormatError, match=r"its name does not follow STEM-00001-of-00002\.apr"):
         opened()
+
+
+# --- writings that were ended -------------------------------------------------------------------
+
+
+def test_a_writing_that_was_completed_is_noted_with_its_files() -> None:
+    moves = ((".a.tmp", "a.apr"), (".b.tmp", "b.apr"))
+    note = journal._completed_note(Path("m"), journal.Journal(".j", moves, (), {}))
+    assert (note.level, note.where, note.key) == ("warning", "m", "completed_write")
+    assert note.text.endswith("while it published here; completed: a.apr, b.apr")
