@@ -422,9 +422,14 @@ def test_what_is_cut_is_no_further_from_zero_and_what_fits_stays() -> None:
 def test_a_norm_is_clipped_to_a_usual_bound_or_a_number_of_one_digit() -> None:
     clipped = clipping.other_norm_clipping
     for size, factor, found in (
-        (1.0, 1.0, 1.0), (1.0 + 2e-6, 2.0, 1.0), (0.3, 1.0, 0.3), (0.31, 1.0, None),
-        (0.0, 1.0, None), (2.5, 1.0, 2.5), (2.6, 1.0, None),
-    ):  # fmt: skip
+        (1.0, 1.0, 1.0),
+        (1.0 + 2e-6, 2.0, 1.0),
+        (0.3, 1.0, 0.3),
+        (0.31, 1.0, None),
+        (0.0, 1.0, None),
+        (2.5, 1.0, 2.5),
+        (2.6, 1.0, None),
+    ):
         one = clipped({"largest": size}, factor, (1.0, 2.5))
         assert (None if one is None else (one.by, one.bound)) == (
             None if found is None else ("largest", found)
@@ -460,9 +465,12 @@ def test_a_decay_that_is_in_the_state_may_be_rounded_away() -> None:
 
     def better(**more: Any) -> bool:
         given: dict[str, Any] = {
-            "signs": False, "others": {"decay": 0.1}, "encodings": ("BF16", "BF16"),
-            "before": np.array([1.0, -2.0]), "fit": lambda recipe: SimpleNamespace(direct=True),
-        }  # fmt: skip
+            "signs": False,
+            "others": {"decay": 0.1},
+            "encodings": ("BF16", "BF16"),
+            "before": np.array([1.0, -2.0]),
+            "fit": lambda recipe: SimpleNamespace(direct=True),
+        }
         case: Any = SimpleNamespace(**given | more)
         return weight_decay._has_better_guess(case, recipe)
 

@@ -270,11 +270,15 @@ def test_a_few_values_beyond_a_step_are_shown_up_to_four(
     def told(a: str = "F32", b: str = "Q8_0", **more: Any) -> list[Any]:
         case: Any = SimpleNamespace(
             **{
-                "a": SimpleNamespace(name="A", encoding=a), "key": "k", "shape": (5, 6),
-                "b": SimpleNamespace(name="B", encoding=b), "numbers": None,
+                "a": SimpleNamespace(name="A", encoding=a),
+                "key": "k",
+                "shape": (5, 6),
+                "b": SimpleNamespace(name="B", encoding=b),
+                "numbers": None,
                 "before": SimpleNamespace(count=30, relative=0.5),
-            } | more
-        )  # fmt: skip
+            }
+            | more
+        )
         return list(outliers.explain_outliers(case))
 
     (found,) = told()

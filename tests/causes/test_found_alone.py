@@ -25,9 +25,18 @@ CAUSAL = np.tril(np.ones((TOKENS, TOKENS), bool))
 # --- the factor on scores -----------------------------------------------------------------------
 
 
-def scaled(monkeypatch: pytest.MonkeyPatch, factor: Any, *, softcap: Any = None, layer: int = 0,
-           by_layer: bool = False, helps: bool = False, scale: float = 0.25,
-           noise: float = 0.0, cut: float = 1.0) -> tuple[list[Any], list[float]]:  # fmt: skip
+def scaled(
+    monkeypatch: pytest.MonkeyPatch,
+    factor: Any,
+    *,
+    softcap: Any = None,
+    layer: int = 0,
+    by_layer: bool = False,
+    helps: bool = False,
+    scale: float = 0.25,
+    noise: float = 0.0,
+    cut: float = 1.0,
+) -> tuple[list[Any], list[float]]:
     """What is found where the trace's scores are products times `factor`, and what is tried."""
     monkeypatch.setattr(attention, "score_scale_change", lambda patched, s: ("scale", round(s, 6)))
     monkeypatch.setattr(attention, "layer_scale_change", lambda patched, layer: ("by layer", layer))
@@ -43,15 +52,18 @@ def scaled(monkeypatch: pytest.MonkeyPatch, factor: Any, *, softcap: Any = None,
     tried: list[float] = []
     call = SimpleNamespace(args=(q * cut, k, SimpleNamespace(scale=scale, softcap=softcap)))
     case: Any = SimpleNamespace(
-        call=lambda name: call, layer=layer, view=SimpleNamespace(tolerance=1e-4),
+        call=lambda name: call,
+        layer=layer,
+        view=SimpleNamespace(tolerance=1e-4),
         patched=SimpleNamespace(
             hp={"head_dim": 8, "hidden_size": 64, "attn_scale_by_layer": by_layer}
         ),
-        trial=lambda change: 0.0 if helps else 1.0, recorded_result=lambda call: theirs,
+        trial=lambda change: 0.0 if helps else 1.0,
+        recorded_result=lambda call: theirs,
         array=np.asarray,
         best_number=lambda make, values: iter([tried.extend(values) or "best"]),  # type: ignore[func-returns-value]
         rounded_change=lambda make, value: iter([("rounded", *make(value))]),
-    )  # fmt: skip
+    )
     return list(attention.find_score_scale(case)), sorted(round(one, 6) for one in tried)
 
 
@@ -82,9 +94,17 @@ def test_a_factor_on_scores_is_a_usual_one_or_what_the_scores_show(
 # --- masks --------------------------------------------------------------------------------------
 
 
-def masks(monkeypatch: pytest.MonkeyPatch, pattern: Any = None, *, first: int | None = None,
-          attends: str = "causal", window: str = "sliding", rows: int = TOKENS,
-          called: bool = True, in_window: bool = True) -> list[tuple[str, Any]]:  # fmt: skip
+def masks(
+    monkeypatch: pytest.MonkeyPatch,
+    pattern: Any = None,
+    *,
+    first: int | None = None,
+    attends: str = "causal",
+    window: str = "sliding",
+    rows: int = TOKENS,
+    called: bool = True,
+    in_window: bool = True,
+) -> list[tuple[str, Any]]:
     monkeypatch.setattr(attention, "attend_with_mask", lambda mask: mask)
     monkeypatch.setattr(
         attention, "forgotten_starts_change", lambda starts: ("starts", starts.tolist())
@@ -94,7 +114,9 @@ def masks(monkeypatch: pytest.MonkeyPatch, pattern: Any = None, *, first: int | 
     at = np.arange(TOKENS)
     late = at >= (TOKENS if first is None else first)
     case: Any = SimpleNamespace(
-        call=lambda name: object() if called else None, tokens=TOKENS, rows=range(rows),
+        call=lambda name: object() if called else None,
+        tokens=TOKENS,
+        rows=range(rows),
         view=SimpleNamespace(mine=np.zeros((2, TOKENS, TOKENS)), axis=1, tolerance=1.0),
         recorded_result=lambda call: theirs,
         distances_by_row=lambda view: np.where(late, 2.1, 2.0),
@@ -102,7 +124,7 @@ def masks(monkeypatch: pytest.MonkeyPatch, pattern: Any = None, *, first: int | 
             spec=SimpleNamespace(block=SimpleNamespace(attends=attends, window=window)),
             hp={"sliding_window": 2},
         ),
-    )  # fmt: skip
+    )
     return [
         one if isinstance(one, tuple) else (one.says, one.make) for one in attention.try_masks(case)
     ]
@@ -133,8 +155,11 @@ def test_a_recorded_mask_is_taken_where_no_window_explains_it(
 
 
 def test_usual_masks_are_tried_where_none_is_recorded(monkeypatch: pytest.MonkeyPatch) -> None:
-    usual = [attention.NOT_CAUSAL, "queries do not see their own token",
-             "queries see the token behind their own"]  # fmt: skip
+    usual = [
+        attention.NOT_CAUSAL,
+        "queries do not see their own token",
+        "queries see the token behind their own",
+    ]
     found = masks(monkeypatch)
     assert [says for says, _ in found] == usual
     own = np.tril(np.ones_like(CAUSAL), -1)
@@ -156,29 +181,40 @@ def test_usual_masks_are_tried_where_none_is_recorded(monkeypatch: pytest.Monkey
 # --- rows of a cache ----------------------------------------------------------------------------
 
 
-def cached(monkeypatch: pytest.MonkeyPatch, *, point: str = "attn_mix", rows: Any = None,
-           scores: bool = True, mix: bool = True, gives: str = "", first: int | None = None,
-           ) -> list[Any]:  # fmt: skip
+def cached(
+    monkeypatch: pytest.MonkeyPatch,
+    *,
+    point: str = "attn_mix",
+    rows: Any = None,
+    scores: bool = True,
+    mix: bool = True,
+    gives: str = "",
+    first: int | None = None,
+) -> list[Any]:
     """What is found where the rows that a cache, scores or values show are `rows`."""
     solved = None if rows is None else np.asarray(rows)
     for name in ("_match_cache_rows", "_match_score_columns", "_solve_value_rows"):
         monkeypatch.setattr(kv_cache, name, lambda *given: solved)
     if point not in ("k_cache", "v_cache"):
         monkeypatch.setattr(
-            kv_cache, "cache_change",
+            kv_cache,
+            "cache_change",
             lambda keys, values: tuple(None if x is None else x.tolist() for x in (keys, values)),
-        )  # fmt: skip
+        )
     monkeypatch.setattr(
         kv_cache, "later_pass_changes", lambda tokens, start: iter([("later", start)])
     )
     calls = {"scores": "scores" if scores else None, "mix": "mix" if mix else None}
     late = np.arange(4) >= (4 if first is None else first)
     case: Any = SimpleNamespace(
-        view=SimpleNamespace(point=point, key=f"L0.{point}", mine=np.arange(8.0).reshape(4, 2),
-                             tolerance=1.0),
-        call=calls.__getitem__, gives_point_value=lambda call: call == gives, tokens=4,
+        view=SimpleNamespace(
+            point=point, key=f"L0.{point}", mine=np.arange(8.0).reshape(4, 2), tolerance=1.0
+        ),
+        call=calls.__getitem__,
+        gives_point_value=lambda call: call == gives,
+        tokens=4,
         distances_by_row=lambda view: np.where(late, 2.1, 2.0),
-    )  # fmt: skip
+    )
     return list(kv_cache.find_cached_rows(case))
 
 
@@ -208,8 +244,9 @@ def test_rows_that_attention_read_are_those_that_the_trace_shows(
 
     before, after = [0, 0, 1, 2], [1, 2, 3, 3]
     assert cached(monkeypatch, first=2, gives="mix") == [
-        *ways(before, after, [0, 1, 1, 3], [0, 1, 1, 1], [0, 1, -1, 3]), ("later", 2),
-    ]  # fmt: skip
+        *ways(before, after, [0, 1, 1, 3], [0, 1, 1, 1], [0, 1, -1, 3]),
+        ("later", 2),
+    ]
     assert cached(monkeypatch, first=1) == ways(
         before, after, [0, 0, 2, 3], [0, 0, 0, 0], [0, -1, 2, 3]
     )
@@ -230,17 +267,30 @@ def test_rows_of_the_embedding_are_other_tokens_or_moved(monkeypatch: pytest.Mon
     held: list[Any] = [table]
     ids = [3, 9, 4, 7, 1, 12, 5, 6]
 
-    def found(read: list[int], *, point: str = "embd", scale: float = 4.0, calls: int = 1,
-              key: str = "token_embd.weight", called: bool = True, off: float = 0.0,
-              rows: Any = range(8)) -> list[Any]:  # fmt: skip
+    def found(
+        read: list[int],
+        *,
+        point: str = "embd",
+        scale: float = 4.0,
+        calls: int = 1,
+        key: str = "token_embd.weight",
+        called: bool = True,
+        off: float = 0.0,
+        rows: Any = range(8),
+    ) -> list[Any]:
         times = scale if point == "embd_scaled" else 1.0
         call = SimpleNamespace(args=(SimpleNamespace(key=key),)) if called else None
         case: Any = SimpleNamespace(
-            call=lambda name: call, rows=np.array(rows),
-            view=SimpleNamespace(point=point, calls=[1] * calls, tolerance=1e-3,
-                                 theirs=table[read] * times * (1 + off)),
+            call=lambda name: call,
+            rows=np.array(rows),
+            view=SimpleNamespace(
+                point=point,
+                calls=[1] * calls,
+                tolerance=1e-3,
+                theirs=table[read] * times * (1 + off),
+            ),
             patched=SimpleNamespace(hp={"embedding_scale": scale}, ids=tuple(ids)),
-        )  # fmt: skip
+        )
         return list(residual_stream.find_embedding_rows(case))
 
     assert found(ids) == []
@@ -256,8 +306,13 @@ def test_rows_of_the_embedding_are_other_tokens_or_moved(monkeypatch: pytest.Mon
     assert found([0 if at <= most else i for at, i in enumerate(ids)]) == []
     part = found(one, rows=range(2, 8))
     assert part == [("ids", ids, one)]
-    for move, says in ((1, "1 row further on"), (2, "2 rows further on"), (-1, "1 row too early"),
-                       (10, "10 rows further on"), (11, "9 rows too early")):  # fmt: skip
+    for move, says in (
+        (1, "1 row further on"),
+        (2, "2 rows further on"),
+        (-1, "1 row too early"),
+        (10, "10 rows further on"),
+        (11, "9 rows too early"),
+    ):
         (change,) = found([(i + move) % 20 for i in ids])
         assert change.says == f"token_embd.weight is read {says}"
         made: dict[str, Any] = {}
@@ -276,8 +331,13 @@ def test_dropout_is_a_share_of_zeros_and_the_factor_that_goes_with_it(added: boo
     ours, stream = RNG.normal(size=(2, 40, 50)) + 3
     dropped = RNG.random(ours.shape) < 0.2
 
-    def found(zero: Any = dropped, factor: float = 1.25, odd: float = 1.0, gives: bool = True,
-              moves: bool = False) -> list[Any]:  # fmt: skip
+    def found(
+        zero: Any = dropped,
+        factor: float = 1.25,
+        odd: float = 1.0,
+        gives: bool = True,
+        moves: bool = False,
+    ) -> list[Any]:
         made = np.where(zero, 0.0, ours * factor)
         made[1::2] *= odd
         op = "reshape" if moves else "add" if added else "mul"
@@ -285,10 +345,11 @@ def test_dropout_is_a_share_of_zeros_and_the_factor_that_goes_with_it(added: boo
         call = SimpleNamespace(op=op, args=(stream, ours), result=result, location="here")
         last = SimpleNamespace(op=next(iter(MOVES)))
         case: Any = SimpleNamespace(
-            view=SimpleNamespace(calls=[call, last], key="L0.out"), array=np.asarray,
+            view=SimpleNamespace(calls=[call, last], key="L0.out"),
+            array=np.asarray,
             gives_point_value=lambda one: gives and one is call,
             recorded_result=lambda one: theirs,
-        )  # fmt: skip
+        )
         changes = list(residual_stream.find_dropout(case))
         for change in changes:
             ops: dict[str, Any] = {}
@@ -305,9 +366,14 @@ def test_dropout_is_a_share_of_zeros_and_the_factor_that_goes_with_it(added: boo
     assert change.cause == "dropout" and change.values == {"p": 0.2}
     assert f"{share:.3g} of the values are zero and all others are 1.25 times" in change.says
     for other in (
-        {"gives": False}, {"factor": 1.0}, {"factor": 0.8}, {"odd": 1.02}, {"factor": 1.5},
-        {"zero": dropped & False}, {"zero": dropped | True},
-    ):  # fmt: skip
+        {"gives": False},
+        {"factor": 1.0},
+        {"factor": 0.8},
+        {"odd": 1.02},
+        {"factor": 1.5},
+        {"zero": dropped & False},
+        {"zero": dropped | True},
+    ):
         assert found(**other) == [], other
     assert len(found(odd=1.008)) == 1
     few = np.zeros_like(dropped)
@@ -325,15 +391,18 @@ def test_queries_or_keys_alone_may_have_other_positions(monkeypatch: pytest.Monk
     monkeypatch.setattr(rope, "_rotate_at", lambda positions: positions.tolist())
     monkeypatch.setattr(rope, "_on_side", lambda side, patch: (side, patch))
 
-    def tried(first: int | None, *, kind: bool = True, between: bool = True,
-              base: Any = None) -> list[Any]:  # fmt: skip
+    def tried(
+        first: int | None, *, kind: bool = True, between: bool = True, base: Any = None
+    ) -> list[Any]:
         monkeypatch.setattr(rope, "rope_kind_of_layer", lambda case: object() if kind else None)
         monkeypatch.setattr(rope, "has_rope_between_points", lambda case: between)
         late = np.arange(TOKENS) >= (TOKENS if first is None else first)
         case: Any = SimpleNamespace(
-            view=SimpleNamespace(base=base, tolerance=1.0), patched=None, rows=np.arange(TOKENS),
+            view=SimpleNamespace(base=base, tolerance=1.0),
+            patched=None,
+            rows=np.arange(TOKENS),
             distances_by_row=lambda view: np.where(late, 2.1, 2.0),
-        )  # fmt: skip
+        )
         return [(one.make, one.values) for one in rope.try_positions_of_a_side(case)]
 
     sides = list(rope.SIDES)

@@ -490,8 +490,13 @@ def test_the_verdict_of_differences_names_what_all_directions_agree_on() -> None
     assert guess.says == "the gradient is odd"
     (guess,) = verdict("factor", factor=0.0).guesses
     assert guess.says == "the gradient is odd"
-    for one in (plain, verdict(measured=False), verdict(agrees=True), verdict("zero"),
-                verdict("factor", factor=8.0)):  # fmt: skip
+    for one in (
+        plain,
+        verdict(measured=False),
+        verdict(agrees=True),
+        verdict("zero"),
+        verdict("factor", factor=8.0),
+    ):
         assert one.whole
 
 

@@ -575,16 +575,25 @@ def test_a_package_is_found_under_each_of_its_names(monkeypatch: pytest.MonkeyPa
 def test_what_is_not_known_is_told_with_near_names(monkeypatch: pytest.MonkeyPatch) -> None:
     """A section, or a name however it is spelled; of a stored name its last part."""
     rows = {
-        "cause": {"gradient_sign": "g", "rope_theta": "r"}, "encoding": {"F16": "f"},
-        "exit code": {"0": "zero", "1": "one"}, "error": {"format": "broken"},
-    }  # fmt: skip
+        "cause": {"gradient_sign": "g", "rope_theta": "r"},
+        "encoding": {"F16": "f"},
+        "exit code": {"0": "zero", "1": "one"},
+        "error": {"format": "broken"},
+    }
     monkeypatch.setattr(explain, "all_topics", lambda: rows)
     for name, found in (
-        ("gradient_sign", ["g"]), ("Gradient-Sign", ["g"]), ("gradient sign", ["g"]),
-        ("fp16", ["f"]), ("F16", ["f"]), ("FormatError", ["broken"]), ("encodings", ["f"]),
-        ("blk.0.rope_theta.weight", ["r"]), ("Exit-Codes", ["zero", "one"]),
-        ("L1.rope_theta.bias", ["r"]), ("cause", ["g", "r"]),
-    ):  # fmt: skip
+        ("gradient_sign", ["g"]),
+        ("Gradient-Sign", ["g"]),
+        ("gradient sign", ["g"]),
+        ("fp16", ["f"]),
+        ("F16", ["f"]),
+        ("FormatError", ["broken"]),
+        ("encodings", ["f"]),
+        ("blk.0.rope_theta.weight", ["r"]),
+        ("Exit-Codes", ["zero", "one"]),
+        ("L1.rope_theta.bias", ["r"]),
+        ("cause", ["g", "r"]),
+    ):
         assert [text for _, _, text in explain.find_topics(name)] == found, name
     with pytest.raises(UsageError, match=r"nothing to explain about 'gradient_sig'; near: .*gra"):
         explain.find_topics("gradient_sig")

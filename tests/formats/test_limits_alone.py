@@ -139,8 +139,9 @@ def test_a_key_has_a_byte_at_least_and_no_more_than_readers_accept() -> None:
 
 
 def test_a_tensor_is_what_every_reader_of_gguf_accepts() -> None:
-    def said(name: str = "w", shape: Any = (2, 32), encoding: str = "Q8_0",
-             nbytes: int = 68) -> str:  # fmt: skip
+    def said(
+        name: str = "w", shape: Any = (2, 32), encoding: str = "Q8_0", nbytes: int = 68
+    ) -> str:
         try:
             writer._refuse_unstorable(TensorInfo(name, shape, encoding, 0, nbytes, 0))
         except ConversionError as error:

@@ -79,10 +79,14 @@ def chat(*rows: dict[str, Any], **more: Any) -> Any:
 
 def test_a_chat_s_tokens_follow_the_rendered_prompt() -> None:
     first: dict[str, Any] = {
-        "token": "a", "logprob": -1.0,
-        "top_logprobs": [{"token": "b", "logprob": -2.0}, {"token": "same", "logprob": -3.0},
-                         {"token": "token_id:77", "logprob": -4.0}],
-    }  # fmt: skip
+        "token": "a",
+        "logprob": -1.0,
+        "top_logprobs": [
+            {"token": "b", "logprob": -2.0},
+            {"token": "same", "logprob": -3.0},
+            {"token": "token_id:77", "logprob": -4.0},
+        ],
+    }
     last = {"token": "x", "bytes": [65], "logprob": -0.5}
     rows = {1: {1: -1.0, 2: -2.0, 77: -4.0}, 2: {65: -0.5}}
     assert parsed(chat(first, last), [5, 6]) == ((5, 6, 1, 65), rows)
@@ -142,8 +146,9 @@ def test_of_several_answers_one_is_named_by_the_tokens_it_begins_with(tmp_path: 
     assert read([answer(1, 2), answer(1, 2)], [1]) == (1, 2)  # equal ones are one
     for wanted, why in (
         (None, r"3 answers \(2 tokens 1,2,...; 3 tokens 1,2,3,...; 2 tokens 4,5,...\); name"),
-        ([1], "2 of its 3 answers are of these 1 tokens"), ([9], "none of its answers is of these"),
-    ):  # fmt: skip
+        ([1], "2 of its 3 answers are of these 1 tokens"),
+        ([9], "none of its answers is of these"),
+    ):
         with pytest.raises(logprobs.SeveralAnswersError, match=why):
             read(several, wanted)
     broken = [answer(1, 2), {"choices": []}, answer(4, 5)]
@@ -154,7 +159,7 @@ def test_of_several_answers_one_is_named_by_the_tokens_it_begins_with(tmp_path: 
         ([None], "give --ids"),
         ({"prompt_token_ids": [1], "prompt_logprobs": [None]}, "holds no log-probability"),
         ([{"1": {"logprob": 0.0}}, {"2": {"logprob": 0.5}}], "position 0 has a log-proba"),
-    ):  # fmt: skip
+    ):
         with pytest.raises(FormatError, match=why):
             read(said)
     assert read([{"1": {"logprob": 0.0}}, {"2": {"logprob": 0.001}}]) == (1, 2)

@@ -336,11 +336,13 @@ def test_a_router_or_a_table_is_cut_from_the_graph() -> None:
         patch.setattr(GradientBackend, "embed", lambda self, table, ids: 3 * ids)
         table, other = (SimpleNamespace(key=key) for key in (TABLE, "other"))
         for operation, cut in (("router_cut", 0), ("embedding_cut", 1), (None, None)):
-            for at, run in enumerate((
-                lambda backend, x: backend.router(x, None, None, rounded=True) + 0 * x,
-                lambda backend, x: backend.embed(table, x) + 0 * x,
-                lambda backend, x: backend.embed(other, x) + 0 * x,
-            )):  # fmt: skip
+            for at, run in enumerate(
+                (
+                    lambda backend, x: backend.router(x, None, None, rounded=True) + 0 * x,
+                    lambda backend, x: backend.embed(table, x) + 0 * x,
+                    lambda backend, x: backend.embed(other, x) + 0 * x,
+                )
+            ):
                 value, (found,) = gradients(operation, run, (2, 2))
                 assert bool(found.any()) is (at != cut), (operation, at)
                 assert value.any()
@@ -365,8 +367,9 @@ def test_parts_are_right_within_rounding_and_the_first_wrong_direction_ends_one(
     for noise in (0.0, 1e-6):
         found = parts(right, noise)
         assert [(one.part, one.agrees, one.seen) for one in found] == [
-            ("first", True, True), ("second", True, True)
-        ]  # fmt: skip
+            ("first", True, True),
+            ("second", True, True),
+        ]
         assert len(tried) == 2 * differences.INSIDE
         assert all(not line[1].any() for line in tried[: differences.INSIDE])
     wrong = right.copy()

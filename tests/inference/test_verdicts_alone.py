@@ -45,8 +45,9 @@ RIGHT = (
 )
 
 
-def judged(diff: Any, *outcomes: str, operations: Any = (), amplified: Any = None,
-           flipped: bool = False) -> tuple[str, str]:  # fmt: skip
+def judged(
+    diff: Any, *outcomes: str, operations: Any = (), amplified: Any = None, flipped: bool = False
+) -> tuple[str, str]:
     return verdict.judge_pair(diff, report_of(*outcomes), operations, amplified, flipped, {"a": 1})
 
 
@@ -76,17 +77,20 @@ def test_what_fails_first_is_the_reason_of_a_bug() -> None:
         assert judged(diff, "PASS", "FAIL", operations=operations) == ("bug", answer)
     assert judged(diff_of(), "FAIL")[0] == "not_comparable"
     assert judged(diff_of(same, point("x", why="other rows")), "PASS") == (
-        "same", "every value is equal to the bit"
-    )  # fmt: skip
+        "same",
+        "every value is equal to the bit",
+    )
     assert judged(diff_of(same, near), "PASS", amplified=RESIDUALS, flipped=True) == (
-        "precision", f"rounding, amplified: None is beyond; {RIGHT}"
-    )  # fmt: skip
+        "precision",
+        f"rounding, amplified: None is beyond; {RIGHT}",
+    )
     assert judged(diff_of(near), "PASS", flipped=True)[1] == (
         "rounding sent tokens to other experts; 1 points cut"
     )
     assert judged(diff_of(near), "PASS") == (
-        "precision", "rounding, within tolerance at every point"
-    )  # fmt: skip
+        "precision",
+        "rounding, within tolerance at every point",
+    )
 
 
 def test_points_are_within_or_the_first_beyond_is_named() -> None:
@@ -109,9 +113,11 @@ def test_fused_logits_are_held_to_the_reference_step_by_step() -> None:
     logits = np.arange(1.0, 13.0).reshape(4, 3)
     assert verdict.check_fused(None, logits, point("logits"), False, "w") == []
     for apart, amplified, outcome in (
-        (0.25, False, "PASS"), (0.26, False, "FAIL"), (0.26, True, "PASS"),
+        (0.25, False, "PASS"),
+        (0.26, False, "FAIL"),
+        (0.26, True, "PASS"),
         (0.26 * tolerances.AMPLIFIED, True, "FAIL"),
-    ):  # fmt: skip
+    ):
         for beyond in (False, True):
             plain = logits[2:] * (1 + apart)
             (check,) = verdict.check_fused(
@@ -160,16 +166,32 @@ def test_a_measured_bound_is_a_multiple_of_the_largest_and_never_above_the_table
 
 def test_rows_of_calibrated_bounds_are_held_to_the_table_of_their_backends() -> None:
     good: dict[str, Any] = {
-        "pair": ["numpy", "torch"], "weights": "exact", "point": "q", "dtype": "float32",
-        "evidence": "e", "runs": 3, "rel_l2": 1e-9, "max_over_rms": 1e-8, "largest": 0.0,
-    }  # fmt: skip
+        "pair": ["numpy", "torch"],
+        "weights": "exact",
+        "point": "q",
+        "dtype": "float32",
+        "evidence": "e",
+        "runs": 3,
+        "rel_l2": 1e-9,
+        "max_over_rms": 1e-8,
+        "largest": 0.0,
+    }
     found = calibrate._parse_row(good, "x")
     assert (found.pair, found.runs, found.rel_l2) == (("numpy", "torch"), 3, 1e-9)
     for change in (
-        {"pair": ["numpy"]}, {"pair": ["numpy", 1]}, {"pair": "nt"}, {"weights": 1}, {"runs": True},
-        {"runs": 1.5}, {"rel_l2": 0}, {"rel_l2": float("inf")}, {"max_over_rms": -1.0},
-        {"dtype": "int4"}, {"largest": "x"}, {"rel_l2": 1.0},
-    ):  # fmt: skip
+        {"pair": ["numpy"]},
+        {"pair": ["numpy", 1]},
+        {"pair": "nt"},
+        {"weights": 1},
+        {"runs": True},
+        {"runs": 1.5},
+        {"rel_l2": 0},
+        {"rel_l2": float("inf")},
+        {"max_over_rms": -1.0},
+        {"dtype": "int4"},
+        {"largest": "x"},
+        {"rel_l2": 1.0},
+    ):
         with pytest.raises(FormatError, match=r"^x: "):
             calibrate._parse_row(good | change, "x")
     with pytest.raises(FormatError, match="is no object"):
@@ -227,9 +249,13 @@ def test_weights_are_stored_as_their_bytes_or_as_numbers() -> None:
             return self.values
 
     for dtype, stored, name in (
-        ("float32", "float32", "F32"), ("float64", "float64", "F64"), ("float16", "float32", "F32"),
-        ("int64", "int64", "I64"), ("int8", "int64", "I64"), ("bool", "int64", "I64"),
-    ):  # fmt: skip
+        ("float32", "float32", "F32"),
+        ("float64", "float64", "F64"),
+        ("float16", "float32", "F32"),
+        ("int64", "int64", "I64"),
+        ("int8", "int64", "I64"),
+        ("bool", "int64", "I64"),
+    ):
         rows: Any = Numbers(np.ones((2, 2), dtype))
         values, encoding = bundle._weight_to_store(rows)
         assert (values.dtype.name, encoding) == (stored, name), dtype

@@ -568,15 +568,19 @@ def test_a_state_of_eight_bits_is_decoded_by_its_table_and_blocks() -> None:
 
     def decoded(name: str = "p.state1", count: int = 2, entries: int = 256, **without: Any) -> Any:
         held = {
-            "p.state1": codes, "p.state2": codes, "p.qmap1": table[:entries],
-            "p.absmax1": sizes[:count], "p.own1": codes,
-        }  # fmt: skip
+            "p.state1": codes,
+            "p.state2": codes,
+            "p.qmap1": table[:entries],
+            "p.absmax1": sizes[:count],
+            "p.own1": codes,
+        }
         for each in without.get("lacks", ()):
             held.pop(each)
         captures: Any = SimpleNamespace(
-            path="f", shapes={own: values.shape for own, values in held.items()},
+            path="f",
+            shapes={own: values.shape for own, values in held.items()},
             read=held.__getitem__,
-        )  # fmt: skip
+        )
         return saved_arrays._coded_state(name, {own: (captures, own) for own in held})
 
     found = decoded()
