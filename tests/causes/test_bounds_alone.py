@@ -224,9 +224,9 @@ def fresh(
     )
     broken = [key for key, (kind, _) in rows.items() if kind == "broken"]
     assert tried == [(("stale_tensor",), key) for key in broken]
-    assert all(
-        one.side == side and one.evidence[1] == f"line of {key}" for key, one in found.items()
-    )
+    for key, one in found.items():
+        assert (one.cause, one.where, one.side) == ("stale_tensor", (key,), side)
+        assert one.evidence[1] == f"line of {key}"
     return found
 
 
