@@ -16,7 +16,7 @@ from aprfmt.measure.log_softmax import log_sum_exp
 from aprfmt.measure.short_numbers import short_number
 
 Numbers = NDArray[np.float64]
-Kind = Literal["temperature", "listed", "offset"]
+Kind = Literal["temperature", "listed", "offset", "fewer"]
 SIDES = ("this side", "the reference")
 FEWEST = 3  # listed tokens of a position from which its factor shows
 POSITIONS = 4  # such positions from which a relation is judged
@@ -55,8 +55,9 @@ class LogprobRelation:
 
     `kind` is "temperature": its logits are `factor` times the reference's; "listed": `side` is
     normalised over the tokens that it lists; "offset": `side` holds logits, less any number for a
-    position. `factor` and `temperature`, which is 1/factor, are 1 where there is none; `says` is
-    it in words. `harmless`: both sides say the same probabilities.
+    position; "fewer": `side` is normalised over fewer tokens than the other, and which is not
+    known. `factor` and `temperature`, which is 1/factor, are 1 where there is none; `says` is it
+    in words. `harmless`: both sides say the same probabilities.
     """
 
     kind: Kind
@@ -150,6 +151,9 @@ def _relations(search: _Search) -> Iterator[LogprobRelation]:
     factor = search.factor()
     if factor is None or not search.holds("temperature", factor):
         return
+    if search.temperature(factor) == 1:
+        yield from _of_fewer_tokens(search)
+        return
     # Mostly a temperature below 1 is set, and divided the larger logits.
     after, before = SIDES if factor > 1 else SIDES[::-1]
     own = search if factor > 1 else search.turned()
@@ -161,6 +165,21 @@ def _relations(search: _Search) -> Iterator[LogprobRelation]:
         "model's logits (logit_scale)"
     )
     yield LogprobRelation("temperature", says, SIDES[0], count, factor, search.temperature(factor))
+
+
+def _of_fewer_tokens(search: _Search) -> Iterator[LogprobRelation]:
+    """Yield that one side's values are larger by a number for each position, if they are at all."""
+    moved = [float((row.here - row.reference).mean()) for row in search.rows]
+    side, other = SIDES if moved[0] > 0 else SIDES[::-1]
+    apart = sorted(map(abs, moved))
+    if min(moved) < 0 < max(moved) or not apart[0] or not search.holds("temperature"):
+        return
+    says = (
+        f"every log-probability of {side} is larger than that of {other} by one number for each "
+        f"position, {apart[0]:.3g} to {apart[-1]:.3g} nats at {len(moved)} positions: it is "
+        "normalised over fewer tokens (top-k, top-p, or a share of the vocabulary)"
+    )
+    yield LogprobRelation("fewer", says, side, len(moved))
 
 
 def find_relation(rows: Sequence[SharedRow], tolerance: float) -> LogprobRelation | None:

@@ -92,6 +92,33 @@ def test_a_list_normalised_over_itself_is_known(temperature: float, run: bool) -
         assert "(at most 8)" in found.says
 
 
+def moved(by: Any) -> Logprobs:
+    """Return lists of tokens behind the ten likeliest ones, moved by a number for each row."""
+    rows = [(at, dict(list(row.items())[10:])) for at, row in listed(logits(), 30).rows.items()]
+    return Logprobs(
+        IDS, {at: {token: v + float(by[at]) for token, v in row.items()} for at, row in rows}
+    )
+
+
+@pytest.mark.parametrize("kept", ["top 50", "top 90", "half of the vocabulary"])
+def test_rows_normalised_over_fewer_tokens_have_no_temperature(kept: str) -> None:
+    """Seen red: "the logits of this side are 1 times those of the reference"."""
+    x = logits()
+    tokens = x[:, :250] if kept.startswith("half") else x.topk(int(kept[4:]), -1).values
+    by = x.logsumexp(-1) - tokens.logsumexp(-1)
+    for table, side in zip(
+        both(moved(by), whole(x), FINE), ("this side", "the reference"), strict=True
+    ):
+        found = table.relation
+        assert found is not None and table.beyond and not found.harmless
+        assert (found.kind, found.side, found.factor) == ("fewer", side, 1.0)
+
+
+def test_numbers_of_both_signs_are_no_relation() -> None:
+    for table in both(moved(np.resize([0.3, -0.2], ROWS)), whole(logits()), FINE):
+        assert table.beyond and table.relation is None
+
+
 def test_listed_logits_are_the_same_probabilities() -> None:
     """No softmax was taken of them: that is no fault."""
     x = listed(logits() + 9.0, 20, normalised=False)
