@@ -5,11 +5,13 @@ from dataclasses import dataclass, field, replace
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 
-from aprfmt.diagnosis import recorded_ids, tensors
+from aprfmt.diagnosis import recorded_ids, tensors, trace_pair
 from aprfmt.diagnosis.levels import Levels
 from aprfmt.diagnosis.records import Touched
+from aprfmt.measure.traces import rounding_ratios
 
 # --- tensors that one side lacks ----------------------------------------------------------------
 
@@ -163,3 +165,69 @@ def test_padding_is_not_seen_where_rows_are_those_of_the_text_or_nothing_was_com
     assert seen((), right) == (None, [], [])
     nothing: Any = Recorded({"dump": None})
     assert recorded_ids.seen_padding(None, nothing, "B", IDS, "float32") is None
+
+
+# --- what the form of a difference suggests -----------------------------------------------------
+
+
+class Values:
+    """A trace of one point."""
+
+    def __init__(self, values: Any) -> None:
+        self.values = values
+
+    def recorded_values(self, key: str) -> Any:
+        return self.values
+
+
+def test_the_form_of_a_points_difference_suggests_a_cause() -> None:
+    rng = np.random.default_rng(4)
+    x = rng.standard_normal((5, 6))
+    lengths = rng.uniform(1, 2, (5, 1))
+    probs = np.tril(np.ones((2, 5, 5)))
+    probs /= probs.sum(-1, keepdims=True)
+    later, short = probs.copy(), probs * 0.99
+    later[0, 1, 4] = 0.01
+    turned = x.reshape(5, 3, 2)[..., ::-1].reshape(5, 6)
+    odd = x.copy()
+    odd[0, 0] = np.nan
+
+    def guessed(key: str, a: Any, b: Any) -> str:
+        one: Any = Values(a)
+        other: Any = Values(b)
+        cause, reason = trace_pair.guess_by_signature(key, one, other)
+        assert bool(cause) is bool(reason)
+        return cause
+
+    for point in ("q", "k", "v", "attn_out", "ffn_gate", "ffn_up", "ffn_out", "router"):
+        assert guessed(f"L0.{point}", x, x + rng.standard_normal(6)) == "missing_bias", point
+    assert guessed("L0.resid", x, x + rng.standard_normal(6)) == ""
+    assert guessed("L0.q", x[:1], x[:1] + rng.standard_normal(6)) == ""  # of one row any is
+    assert guessed("L0.q", x, x + rng.standard_normal((5, 6))) == ""
+    assert guessed("L0.probs", probs, later) == "mask"
+    assert guessed("L0.probs", probs, short) == "softmax_reduction"
+    assert guessed("L0.probs", probs, probs * 1.0005) == "multiplier"
+    assert guessed("L0.q_rope", x, turned) == "rope_theta" and guessed("L0.q", x, turned) == ""
+    assert guessed("L0.q_rope", x, rng.standard_normal((5, 6))) == ""
+    assert guessed("L0.scores", x, 1.5 * x) == "attention_scale"
+    assert guessed("L0.ffn_act", x, 1.5 * x) == "multiplier"
+    assert guessed("L0.ffn_norm", x, lengths * x) == "norm_eps"
+    assert guessed("L0.ffn_act", x, lengths * x) == ""
+    for a, b in ((None, x), (x, None), (x, x[:4]), (odd, 2 * x), (2 * x, odd)):
+        assert guessed("L0.scores", a, b) == ""
+    assert guessed("L0.scores", x, 1.5 * x.reshape(-1)) == "attention_scale"
+
+
+def test_rounding_is_measured_by_the_same_computation_in_its_type() -> None:
+    y, last = np.array([1.0, 2.0, 2.0]), np.array([0.0, 0.0, 1.0])
+    traces: Any = [Values(one) for one in (y + 0.5 * last, y, y + 0.25 * last)]
+    assert rounding_ratios(["a", "b"], *traces) == {"a": 2.0, "b": 2.0}
+    exact: Any = Values(y)
+    assert rounding_ratios(["a"], traces[0], exact, exact) == {"a": float("inf")}
+    assert rounding_ratios(["a"], exact, exact, exact) == {"a": 0.0}
+    assert rounding_ratios(["a"], exact, exact, traces[2]) == {"a": 0.0}
+    other: Any = Values(y[:2])
+    nothing: Any = Values(None)
+    for left in (other, nothing):
+        assert rounding_ratios(["a"], left, exact, exact) == {}
+        assert rounding_ratios(["a"], exact, exact, left) == {}

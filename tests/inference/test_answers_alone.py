@@ -151,6 +151,10 @@ def test_of_several_answers_one_is_named_by_the_tokens_it_begins_with(tmp_path: 
     ):
         with pytest.raises(logprobs.SeveralAnswersError, match=why):
             read(several, wanted)
+    for many, end in ((4, r"4 tokens 1,2,3,3,...\)"), (5, r"4 tokens 1,2,3,3,...; ...\)")):
+        alike = [answer(1, 2, 3, 3)] * many
+        with pytest.raises(logprobs.SeveralAnswersError, match=end):
+            read(alike)
     broken = [answer(1, 2), {"choices": []}, answer(4, 5)]
     with pytest.raises(logprobs.SeveralAnswersError, match=r"; 1 could not be read: .*answer 1: "):
         read(broken)
