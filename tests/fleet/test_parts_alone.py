@@ -1,5 +1,6 @@
 """Parts of a scan, each by itself; the cluster is one of ours, which runs nothing at once."""
 
+import hashlib
 import json
 import math
 import os
@@ -13,7 +14,7 @@ from typing import Any, ClassVar, cast
 import pytest
 
 from aprfmt.errors import BackendUnavailableError, FormatError, OutputError
-from aprfmt.fleet import questions, ray_tasks, results
+from aprfmt.fleet import model_search, questions, ray_tasks, results
 from aprfmt.fleet import workers as workers_module
 from aprfmt.fleet.answer_lines import RowFacts, encode_answer
 from aprfmt.fleet.model_search import FleetModel, file_identity
@@ -21,6 +22,7 @@ from aprfmt.fleet.results import Results, check_parquet, latest_rows, read_parqu
 from aprfmt.fleet.summary import Summary
 from aprfmt.fleet.tasks import DERIVES, ERROR, OPEN, Task, make_row
 from aprfmt.fleet.workers import Limits, Workers, _Waiting
+from aprfmt.recovery import evidence
 
 LIMITS = Limits(seconds=60, memory=1 << 30)
 
@@ -406,3 +408,89 @@ def test_models_of_equal_tensors_are_told_from_those_that_share_most() -> None:
         rows = [(row["model"], row["base"], row["proof"]) for row in summary._equal_models()]
     all_, most = "all tensors equal", "most tensors equal"
     assert rows == [("b", "a", all_), ("c", "a", most), ("f", "a", most), ("d", "c", most)]
+
+
+def test_models_of_ollama_are_the_blobs_that_its_manifests_name(tmp_path: Path) -> None:
+    """Layers that are no model are passed over; a manifest that cannot be read is listed so."""
+    digest, kind = "a" * 64, model_search.OLLAMA_MODEL
+
+    def manifest(name: str, content: Any) -> None:
+        path = tmp_path / "manifests" / "lib" / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(content if isinstance(content, str) else json.dumps(content))
+
+    def layer(named: str, of: str = kind) -> dict[str, str]:
+        return {"digest": named, "mediaType": of}
+
+    manifest("b", {"layers": [layer(f"sha256:{digest}"), layer("sha256:x", "template")]})
+    manifest("a", {"layers": [layer(f"sha256:{'b' * 40}"), layer("c" * 64)]})
+    manifest("empty", {"layers": []})
+    for name, content in (
+        ("odd1", {"layers": [layer("sha256:../../etc")]}), ("odd2", "{"), ("odd3", {"layers": 3}),
+        ("odd4", {"none": []}), ("odd5", {"layers": [layer(digest), layer("sha256:x")]}),
+    ):  # fmt: skip
+        manifest(name, content)
+    found = list(model_search._find_ollama(tmp_path))
+    blobs = [(blob, shown) for blob, shown in found if isinstance(blob, Path)]
+    assert blobs == [
+        (tmp_path / "blobs" / f"sha256-{'b' * 40}", "ollama:lib/a"),
+        (tmp_path / "blobs" / ("c" * 64), "ollama:lib/a"),
+        (tmp_path / "blobs" / f"sha256-{digest}", "ollama:lib/b"),
+    ]
+    odd = [shown for blob, shown in found if not isinstance(blob, Path)]
+    assert odd == [f"ollama:lib/odd{i}" for i in range(1, 6)]
+
+
+class Held:
+    """A file's bytes, in windows of three."""
+
+    def __init__(self, data: bytes) -> None:
+        self.view, self.size = memoryview(data), len(data)
+        self.dropped: list[tuple[int, int]] = []
+
+    def windows(self, start: int, stop: int) -> Iterator[memoryview]:
+        for at in range(start, stop, 3):
+            yield self.view[at : min(at + 3, stop)]
+
+    def drop(self, start: int, stop: int) -> None:
+        self.dropped.append((start, stop))
+
+
+def test_blocks_and_tensors_of_a_broken_file_are_held_to_their_digests(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    good = bytes(range(25))
+
+    def digest(data: bytes) -> str:
+        return hashlib.sha256(data).hexdigest()
+
+    digests = [digest(good[at : at + 10]) for at in (0, 10, 20)]
+
+    def differing(data: bytes) -> list[tuple[int, int]]:
+        broken: Any = Held(data)
+        blocks = {"size": 10, "sha256": digests}
+        return [(one.start, one.stop) for one in evidence.differing_blocks(broken, blocks, 25)]
+
+    assert differing(good) == [] and differing(good + b"more") == []
+    assert differing(b"x" + good[1:]) == [(0, 10)]
+    assert differing(good[:24] + b"x") == [(20, 25)] == differing(good[:24])
+    assert differing(good[:20]) == [] and differing(good[:21]) == [(20, 25)]
+    assert differing(good[:9]) == [(0, 10)] and differing(b"") == []
+    infos = {
+        "a": SimpleNamespace(offset=2, nbytes=7), "b": SimpleNamespace(offset=9, nbytes=16),
+        "late": SimpleNamespace(offset=20, nbytes=6),
+    }  # fmt: skip
+    monkeypatch.setattr(evidence, "header_tensors", lambda file: infos)
+    rows = [
+        {"names": ["a", "gone"], "raw": [digest(good[2:9]), "x"]},
+        {"names": ["b", "late"], "raw": [digest(good[9:25]), "x"]},
+    ]
+    for data, right in ((good, [True, True]), (good[:5] + b"x" + good[6:], [False, True])):
+        broken: Any = Held(data)
+        found = evidence.check_tensor_digests(broken, broken, rows)
+        assert [(one.start, one.stop, one.why) for one, _ in found] == [
+            (2, 9, "tensor a"), (9, 25, "tensor b")
+        ]  # fmt: skip
+        assert [one for _, one in found] == right
+    cut: Any = Held(good[:24])
+    assert [one.why for one, _ in evidence.check_tensor_digests(cut, cut, rows)] == ["tensor a"]
