@@ -426,9 +426,12 @@ def test_models_of_ollama_are_the_blobs_that_its_manifests_name(tmp_path: Path) 
     manifest("a", {"layers": [layer(f"sha256:{'b' * 40}"), layer("c" * 64)]})
     manifest("empty", {"layers": []})
     for name, content in (
-        ("odd1", {"layers": [layer("sha256:../../etc")]}), ("odd2", "{"), ("odd3", {"layers": 3}),
-        ("odd4", {"none": []}), ("odd5", {"layers": [layer(digest), layer("sha256:x")]}),
-    ):  # fmt: skip
+        ("odd1", {"layers": [layer("sha256:../../etc")]}),
+        ("odd2", "{"),
+        ("odd3", {"layers": 3}),
+        ("odd4", {"none": []}),
+        ("odd5", {"layers": [layer(digest), layer("sha256:x")]}),
+    ):
         manifest(name, content)
     found = list(model_search._find_ollama(tmp_path))
     blobs = [(blob, shown) for blob, shown in found if isinstance(blob, Path)]
@@ -477,9 +480,10 @@ def test_blocks_and_tensors_of_a_broken_file_are_held_to_their_digests(
     assert differing(good[:20]) == [] and differing(good[:21]) == [(20, 25)]
     assert differing(good[:9]) == [(0, 10)] and differing(b"") == []
     infos = {
-        "a": SimpleNamespace(offset=2, nbytes=7), "b": SimpleNamespace(offset=9, nbytes=16),
+        "a": SimpleNamespace(offset=2, nbytes=7),
+        "b": SimpleNamespace(offset=9, nbytes=16),
         "late": SimpleNamespace(offset=20, nbytes=6),
-    }  # fmt: skip
+    }
     monkeypatch.setattr(evidence, "header_tensors", lambda file: infos)
     rows = [
         {"names": ["a", "gone"], "raw": [digest(good[2:9]), "x"]},
@@ -489,8 +493,9 @@ def test_blocks_and_tensors_of_a_broken_file_are_held_to_their_digests(
         broken: Any = Held(data)
         found = evidence.check_tensor_digests(broken, broken, rows)
         assert [(one.start, one.stop, one.why) for one, _ in found] == [
-            (2, 9, "tensor a"), (9, 25, "tensor b")
-        ]  # fmt: skip
+            (2, 9, "tensor a"),
+            (9, 25, "tensor b"),
+        ]
         assert [one for _, one in found] == right
     cut: Any = Held(good[:24])
     assert [one.why for one, _ in evidence.check_tensor_digests(cut, cut, rows)] == ["tensor a"]
