@@ -57,6 +57,7 @@ ALONE = "--arch none, --generic"  # the flags that copy a container without its 
 _SHOWN = 5
 _UNREAD_KINDS: tuple[Kind, ...] = ("file", "metadata key", "config key")
 _NO_PLACE = "nothing reads it, and the copy has no place for it"
+_NOT_TAKEN = "a conversion leaves it where it is"
 _OTHER_VALUE = "another value, which nothing reads"
 _EDITED = "changed as asked"
 _NOT_READ = "what the copy says of it cannot be read"
@@ -350,8 +351,8 @@ class _Comparison:
     def unread(self) -> Iterator[SourceItem]:
         """Yield an entry on what became of every file and key of the source that no table lists.
 
-        A copy holds the keys for which its format has a place, and none of these files. Nothing is
-        known of those that cannot be read.
+        So too for files that other loaders need. A copy holds the keys for which its format has a
+        place, and none of these files. Nothing is known of those that cannot be read.
         """
         fates: Mapping[State, tuple[Fate, str]] = {
             "equal": ("copied", ""),
@@ -361,10 +362,14 @@ class _Comparison:
         }
         left = list_not_compared(self.mine, make_ledger(self.copy, _UNREAD_KINDS), _UNREAD_KINDS)
         states = {(row.kind, row.name): row.state for row in left}
-        for item in self.mine.unread:
+        for item in self.mine.items:
+            lost = item.kind == "file" and item.needed and (item.kind, item.name) in states
+            if not (item.unread or lost):
+                continue
             if item.kind in OF_WEIGHTS or (item.kind == "file" and companion_kind(item.name)):
                 continue  # it has its entry by what it is
             fate, how = fates.get(states.get((item.kind, item.name), "equal"), ("copied", ""))
+            how = how if item.unread else _NOT_TAKEN
             why = _EDITED if how and (item.kind, item.name) in self.edited else ""
             why = self.excused("config.json" if item.kind == "config key" else item.name) or why
             state = None if why else states.get((item.kind, item.name))
@@ -483,7 +488,7 @@ def omissions_by_flag(
         found.update(dict.fromkeys(dropped, "--drop"))
     # Companion files, also those that nothing reads.
     there = [path.name for path in folder_files(source) if not path.is_dir()]
-    unread = {name for name in there if file_row(name).reading == "unread"}
+    unread = {name for name in there if file_row(name).reading == "unread" or file_row(name).needed}
     for name in (*sidecar_names(source), *sorted(unread - {*sidecar_names(source)})):
         if any(match(name) for match in drops):
             found[name] = "--drop"

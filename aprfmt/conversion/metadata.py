@@ -42,9 +42,9 @@ from aprfmt.model.packing import (
 )
 from aprfmt.quantizing.mixture import Mixture, is_quantized
 from aprfmt.tensors.companions import SECTIONS
-from aprfmt.tokenizer.carriers import to_apr, to_gguf, to_hf
+from aprfmt.tokenizer.carriers import add_named_templates, to_apr, to_gguf, to_hf
 from aprfmt.tokenizer.generation import gguf_settings, text_with_settings
-from aprfmt.tokenizer.keys import GENERATION_CONFIG, GENERATION_KEYS, HF_JSON
+from aprfmt.tokenizer.keys import GENERATION_CONFIG, GENERATION_KEYS, HF_JSON, TEMPLATE_FILE
 
 # An output of --generic: its architecture, and where the source's own name for it is kept.
 GENERIC, GENERIC_KEY = "aprfmt-generic", "aprfmt.generic"
@@ -78,6 +78,8 @@ def target_metadata(model: Model, target: str, plan: Plan, options: Options) -> 
             {key: value for key, value in model.typed.items() if not key.startswith("split.")},
             dict(model.folder.texts) if model.folder is not None else {},
         )
+        if carried.texts:
+            add_named_templates(carried.texts, model.carried)
     else:
         style = FORMATS[target].keys_like or target
         carried = CARRIERS[style](model, plan)
@@ -435,7 +437,10 @@ def _to_safetensors(model: Model, plan: Plan) -> CarriedMetadata:
         config = write_hyper(spec, hyper, "hf") | head_count_keys(spec, "hf", hyper, plan.names)
         text = json.dumps(config, indent=2, ensure_ascii=False) + "\n"
     texts["config.json"] = text
-    texts.update(to_hf(model))
+    files = to_hf(model)
+    if files and TEMPLATE_FILE not in files:
+        texts.pop(TEMPLATE_FILE, None)  # left out where tokenizer_config.json has several by name
+    texts.update(files)
     settings = text_with_settings(model, texts.get(GENERATION_CONFIG))
     if settings is not None:
         texts[GENERATION_CONFIG] = settings

@@ -20,9 +20,15 @@ from aprfmt.arch.aliases import CALLED
 from aprfmt.base.protocols import SURPLUS, Damage, Note, Value
 from aprfmt.base.sequences import join_first
 from aprfmt.errors import AprfmtError, ArchError, FormatError, UsageError
-from aprfmt.model.hf_folder import INDEX, WEIGHTS
+from aprfmt.model.hf_folder import INDEX, MAX_TEXT, WEIGHTS, read_text
 from aprfmt.model.readings import FILES, METADATA, TENSORS, KeyPattern, Reading, matching_row
-from aprfmt.model.sidecar_files import ADAPTER_CONFIG, ADAPTER_WEIGHTS, file_row, folder_row
+from aprfmt.model.sidecar_files import (
+    ADAPTER_CONFIG,
+    ADAPTER_WEIGHTS,
+    companion_kind,
+    file_row,
+    folder_row,
+)
 from aprfmt.remote.paths import is_remote
 from aprfmt.tensors.companions import SECTIONS
 
@@ -50,7 +56,7 @@ _SHOWN = 3
 _ALIKE = 2  # items of a kind that are named; more are their count, and as many of them
 _NUMBER = re.compile(r"\d+(\.\d+)?(e[-+]?\d+)?")
 _BLOCK = 1 << 20
-_VERSIONS = frozenset({"transformers_version", "__version__"})  # of who wrote a JSON file
+_VERSIONS = frozenset({"transformers_version", "__version__", "producer"})  # of a JSON's writer
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,6 +154,7 @@ class Ledger:
     style: str = ""  # of the container's keys
     refused: bool = False  # no architecture could be made of its keys: what they lack is not known
     of_a_model: bool = True  # it says what it is: a model of an architecture, known or not, a LoRA
+    has_template: bool = False  # a chat template; said where parts of tokenizers are asked for
 
     @cached_property
     def embedded_keys(self) -> Mapping[str, Value] | AprfmtError:
@@ -220,8 +227,12 @@ def make_ledger(model: "Model", kinds: Collection[Kind] = KINDS) -> Ledger:
 def join_ledgers(first: Ledger, second: Ledger) -> Ledger:
     """Return one ledger of two ledgers of the same model that list different kinds."""
     unreadable = dict.fromkeys((*first.unreadable, *second.unreadable))
-    items = (*first.items, *second.items)
-    return replace(first, items=items, unreadable=tuple(unreadable))
+    return replace(
+        first,
+        items=(*first.items, *second.items),
+        unreadable=tuple(unreadable),
+        has_template=first.has_template or second.has_template,
+    )
 
 
 def items_of_other_model(other: "Model", model: "Model") -> tuple[NotCompared, ...]:
@@ -289,6 +300,7 @@ class _LedgerBuilder:
             self.model.key_style,
             self.refused,
             self._states_architecture_or_kind(),
+            "tokenizer part" in kinds and self.model.carried.readable_template() is not None,
         )
 
     def _states_architecture_or_kind(self) -> bool:
@@ -365,8 +377,11 @@ class _LedgerBuilder:
 
     def _file_item(self, path: Path) -> Item:
         """Return the item of a file or subfolder of the model's folder, by the tables of names."""
-        row = folder_row(path.name) if path.is_dir() else file_row(path.name)
+        row = folder_row(path) if path.is_dir() else file_row(path.name)
         reading, of = row.reading, row.source
+        needed = row.needed
+        if path.name in _CLAIM_FILES and self._is_claim_false:
+            reading, of, needed = "contradicted", _NOT_PACKED, True
         if path.name == ADAPTER_CONFIG and self._is_adapter:
             reading, of = "hyperparameter", "its keys are items"
         if path.is_dir() and path.name in self._module_types:
@@ -384,9 +399,8 @@ class _LedgerBuilder:
             what = "a link to nothing" if path.is_symlink() else "no regular file"
             self._add_unreadable("file", path.name, FormatError(f"it is {what}"))
         stored = row.as_stored and not lost
-        means = _json_value(path) if stored and path.is_file() else None
-        needed = stored and bool(row.companion)  # which a conversion takes along
-        return Item("file", path.name, reading, of, path, stored, means, needed)  # type: ignore[arg-type]
+        means = partial(_file_value, path) if stored and path.is_file() else None
+        return Item("file", path.name, reading, of, path, stored, means, stored and needed)  # type: ignore[arg-type]
 
     @cached_property
     def _module_types(self) -> Mapping[str, str]:
@@ -536,10 +550,10 @@ class _LedgerBuilder:
         for path, value in key_paths(config):
             parts = path.removeprefix(f"{inner}.").split(".") if inner else path.split(".")
             if parts[0] in SECTIONS and self._is_claim_false:
-                why = "the file holds no packed weight"
                 yield Item(
-                    "config key", path, "contradicted", why, value, as_stored=True, needed=True
-                )
+                    "config key", path, "contradicted", _NOT_PACKED, value, as_stored=True,
+                    needed=True,
+                )  # fmt: skip
                 continue
             if parts[0] in SECTIONS:
                 yield Item("config key", path, "part of", "the claim of packed weights", value)
@@ -686,6 +700,11 @@ class _LedgerBuilder:
             yield from self._file_keys(name, "tokenizer part")
         try:
             carried.chat_template()
+            for name, text in carried.named_templates().items():
+                yield Item(
+                    "tokenizer part", f"{TEMPLATES}: {name}", "tokenizer part",
+                    "a chat template by its name", text.removesuffix("\n"), True, needed=True,
+                )  # fmt: skip
         except AprfmtError as error:
             self._add_unreadable("tokenizer part", "chat template", error)
 
@@ -712,22 +731,31 @@ class _LedgerBuilder:
         item = _item_by_pattern(kind, f"{file}: {key}", key, FILES[file], value)
         if key == "tokenizer_class" and isinstance(value, str):
             return replace(item, means=_SAME_CLASS.get(value, value.removesuffix("Fast")))
+        if file == "special_tokens_map.json":
+            return replace(item, means=_token_texts(value))
         return self._template_item(item, value) if key == "chat_template" else item
 
     def _template_item(self, item: Item, value: Value) -> Item:
         """Return the item of a file's chat template, held against the one that is taken here.
 
-        Another one is taken by loaders that read this file first. Of several by name one is taken
-        and the rest is compared as stored. Without its last line break it is the same: Jinja
-        leaves that out.
+        Another one is taken by loaders that read this file first. Of several by name those of the
+        place that is taken are items. Without its last line break it is the same: Jinja leaves that
+        out.
         """
-        if isinstance(value, list):
-            return replace(item, as_stored=True)
-        taken = self.model.carried.readable_template()
-        if not isinstance(value, str) or not value or taken is None:
+        from aprfmt.tokenizer.stored_parts import DEFAULT_TEMPLATE, templates_by_name
+
+        carried = self.model.carried
+        taken = carried.readable_template()
+        if not value or taken is None:
             return item
-        if value.removesuffix("\n") == taken.removesuffix("\n"):
-            return item
+        if isinstance(value, str):
+            if value.removesuffix("\n") == taken.removesuffix("\n"):
+                return item
+        elif isinstance(value, (list, Mapping)):
+            named = templates_by_name(value)
+            named.pop(DEFAULT_TEMPLATE, None)
+            if named == carried.named_templates():
+                return item
         why = "another file's template is taken before it"
         return replace(item, reading="contradicted", of=why, as_stored=True, needed=True)
 
@@ -749,6 +777,10 @@ _NAMES_OF_CLASSES = ("architectures", "model_type")
 # Of tokenizers: names of one class in versions of transformers.
 _SAME_CLASS = {"PreTrainedTokenizerFast": "TokenizersBackend"}
 _DTYPE_KEYS = ("dtype", "torch_dtype")
+_CLAIM_FILES = ("hf_quant_config.json", "quantize_config.json", "quant_config.json")
+_NOT_PACKED = "the file holds no packed weight"
+TEMPLATES = "chat templates"  # with ": NAME", the item of a template that has a name
+_OF_TEMPLATES = (TEMPLATES, "chat_template.json")  # a folder has these files or not, as it likes
 _TABLES = ("embed_tokens", "lm_head")  # peft, utils/constants.py: EMBEDDING_LAYER_NAMES
 
 
@@ -793,17 +825,38 @@ class Surplus:
         return digest.hexdigest()
 
 
-def _json_value(path: Path) -> Value:
-    """Return what a JSON file holds but for its writer's version; None for one that is not read."""
+def _file_value(path: Path) -> Value:
+    """Return what a file holds: of JSON its values but for the writer's version, of text its lines.
+
+    None for a file that is neither, or cannot be read.
+    """
     from aprfmt.formats.bounded_json import load_file
 
     try:
-        found = load_file(path, max_bytes=_BLOCK)
+        if path.suffix == ".txt":
+            lines = read_text(path).removesuffix("\n").split("\n")
+            return [line for line in lines if not line.startswith("#version")]
+        found = load_file(path, max_bytes=MAX_TEXT)
     except AprfmtError:
         return None
     if isinstance(found, Mapping):
         return {key: value for key, value in found.items() if key not in _VERSIONS}
     return found
+
+
+def _token_texts(value: Value) -> Value:
+    """Return the text of a special token, or the sorted texts of several; None for another value.
+
+    transformers writes a text, or an object with flags.
+    """
+    if isinstance(value, (list, Mapping)) and not (
+        isinstance(value, Mapping) and "content" in value
+    ):
+        held = value.values() if isinstance(value, Mapping) else value
+        found = [_token_texts(each) for each in held]
+        return sorted(found) if all(isinstance(each, str) for each in found) else None
+    text = value.get("content") if isinstance(value, Mapping) else value
+    return text if isinstance(text, str) else None
 
 
 def _file_contents_text(path: Path) -> str:
@@ -1013,7 +1066,8 @@ def _compare_items(
                 state: State = "equal" if same_content(x.holds, y.holds) else "unequal"
                 return NotCompared(kind, name, state, there.of)
             if (x.as_stored or y.as_stored) and not same_content(x.holds, y.holds):
-                if x.means is None or not same_content(x.means, y.means):
+                mine = read_value(x.means)
+                if mine is None or not same_content(mine, y.means):
                     return NotCompared(kind, name, "unequal", there.of)
         except OSError as error:
             return NotCompared(kind, name, "unreadable", error.strerror or str(error))
@@ -1038,8 +1092,13 @@ def _compare_items(
 
 def _has_home_of(item: Item, a: Ledger, b: Ledger) -> bool:
     """Return whether both ledgers have what holds an item: a folder, a file, keys of one style."""
+    if item.home in _OF_TEMPLATES:
+        return a.has_template and b.has_template
     if item.kind == "file":  # a folder, of which the configuration tells
-        return all("config.json" in side.items_of_kind("file") for side in (a, b))
+        tells = [side.items_of_kind("file").get("config.json") for side in (a, b)]
+        if companion_kind(item.name):  # which a single file embeds
+            return all(tells)
+        return all(each is not None and isinstance(each.holds, Path) for each in tells)
     if item.kind == "metadata key":
         return a.style == b.style
     if item.kind == "config key":

@@ -187,7 +187,7 @@ METADATA: Mapping[str, tuple[KeyPattern, ...]] = {
         KeyPattern(
             r"chat_template|chat_format|special_tokens|tokenizer\.(vocabulary|scores|"
             r"token_type|merges|model|pre_type|\w+_token_id|add_\w+_token|add_space_prefix|"
-            r"remove_extra_whitespaces|chat_template|huggingface\.json|vocab_size|model_type|"
+            r"remove_extra_whitespaces|chat_template(s|\.\w+)?|huggingface\.json|vocab_size|model_type|"
             r"model_name|architecture)",
             "tokenizer part",
             "aprender: the vocabulary",
@@ -273,6 +273,7 @@ FILES: Mapping[str, tuple[KeyPattern, ...]] = {
             r"additional_special_tokens|extra_special_tokens",
             "tokenizer part",
             "transformers' tokenizers",
+            as_stored=True,
         ),
     ),
     "chat_template.json": (

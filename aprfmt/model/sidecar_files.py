@@ -1,8 +1,9 @@
 """Sidecar files of a model: what a file next to the weights is, by its name."""
 
-import re
+import os
 from dataclasses import dataclass
 from functools import cache
+from pathlib import Path
 
 from aprfmt.model.readings import matching_row
 
@@ -13,7 +14,7 @@ class FileRow:
 
     `companion` is the kind under which a conversion reports the file (it must be copied or left
     out by a flag), "" for the rest. `as_stored`: loaders read it and nothing here does, so that two
-    folders are compared by what it holds.
+    folders are compared by what it holds. `needed`: and a folder without it is another one.
     """
 
     names: str
@@ -21,6 +22,7 @@ class FileRow:
     source: str
     companion: str = ""
     as_stored: bool = False
+    needed: bool = False
 
 
 ADAPTER_CONFIG, ADAPTER_WEIGHTS = "adapter_config.json", "adapter_model.safetensors"  # of PEFT
@@ -31,18 +33,22 @@ _OTHER_WEIGHTS = "from_pretrained takes model.safetensors before them"
 ROWS: tuple[FileRow, ...] = (
     FileRow(r"config\.json", "hyperparameter", "its keys are items", "configuration"),
     FileRow(r"hf_quant_config\.json", "part of", "ModelOpt's claim of packed weights",
-            "configuration"),
+            "configuration", as_stored=True),
     FileRow(r"quant(ize)?_config\.json", "part of", "AutoGPTQ's and AutoAWQ's claim of packing",
-            "configuration"),
-    FileRow(r"tokenizer(_config)?\.json|special_tokens_map\.json|added_tokens\.json|"
-            r"vocab\.(json|txt)|merges\.txt|tokenizer\.model|spiece\.model|.*\.tiktoken",
-            "tokenizer part", "transformers' tokenizers", "tokenizer"),
-    FileRow(r"tekken\.json", "tokenizer part", "mistral-common"),
+            "configuration", as_stored=True),
+    FileRow(r"tokenizer(_config)?\.json|special_tokens_map\.json", "tokenizer part",
+            "transformers' tokenizers: its keys are items", "tokenizer"),
+    # What other loaders take: slow tokenizers, llama.cpp's converter, mistral-common.
+    FileRow(r"added_tokens\.json|vocab\.(json|txt)|merges\.txt|tokenizer\.model|spiece\.model|"
+            r".*\.tiktoken", "tokenizer part", "transformers' tokenizers", "tokenizer",
+            as_stored=True),
+    FileRow(r"tekken\.json", "tokenizer part", "mistral-common", as_stored=True),
     FileRow(r"chat_template\.(json|jinja)", "tokenizer part", "transformers' apply_chat_template",
             "template"),
     FileRow(r"generation_config\.json", "setting", "its keys are items", "generation config"),
     FileRow(r"((image_|video_)?preprocessor|processor)_config\.json", "setting",
-            "transformers' processors of images, video and audio", "preprocessor", as_stored=True),
+            "transformers' processors of images, video and audio", "preprocessor",
+            as_stored=True, needed=True),
     FileRow(r"(LICEN[CS]E|NOTICE|COPYING|USE_POLICY)(\.(txt|md))?", "text", "a licence",
             "licence"),
     FileRow(r"adapter_config\.json|adapter_model.*\.(safetensors|bin|gguf)", "unread", "",
@@ -52,7 +58,7 @@ ROWS: tuple[FileRow, ...] = (
     FileRow(r"mmproj.*\.gguf", "unread", "", "tower"),
     FileRow(r"(mtp|.*draft).*\.(safetensors|gguf)", "unread", "", "draft head"),
     FileRow(r"modules\.json|sentence_\w+_config\.json|config_sentence_transformers\.json",
-            "setting", "sentence-transformers", as_stored=True),
+            "setting", "sentence-transformers", as_stored=True, needed=True),
     FileRow(r".*\.(md|rst|txt|png|jpe?g|gif|svg|webp|pdf|html|ipynb|log|csv|mp4)", "text",
             "nothing that loads a model reads it"),
     FileRow(r"recipe\.ya?ml|mergekit_config\.ya?ml|README|CITATION\.cff|requirements\.txt", "text",
@@ -63,26 +69,31 @@ ROWS: tuple[FileRow, ...] = (
             "digests, which a script in an engine compares"),
     FileRow(r"\..*", "without effect", "a hidden file: " + _FROM_PRETRAINED),
     FileRow(r".*\.py", "without effect",
-            "code, run only with trust_remote_code; the forward pass here is that of the tables"),
+            "code, run only with trust_remote_code; the forward pass here is that of the tables",
+            as_stored=True),
     FileRow(r"optimizer.*|scheduler\.pt|scaler\.pt|rng_state.*\.pth|trainer_state\.json|"
             r"training_args\.(bin|json)|all_results\.json|(train|eval)_results\.json|latest",
             "without effect", "the state of a training, which no loader of weights reads"),
     FileRow(r"pytorch_model.*\.(bin|json)|tf_model.*\.h5|flax_model.*|rust_model\.ot|.*\.onnx|"
-            r"consolidated.*|params\.json|model\.ckpt.*", "without effect", _OTHER_WEIGHTS),
+            r"consolidated.*|model\.ckpt.*", "without effect", _OTHER_WEIGHTS),
+    FileRow(r"params\.json", "without effect", "vLLM's mistral format; the others take config.json",
+            as_stored=True),
     FileRow(r".*\.(gguf|apr)", "without effect", "a model of its own, whole in its file"),
 )  # fmt: skip
 
-# Subfolders: only one that an index or modules.json names is read.
+# Subfolders. Others are read by their files: which of them a loader takes is not known.
 FOLDERS: tuple[FileRow, ...] = (
-    FileRow(
-        "additional_chat_templates",
-        "tokenizer part",
-        "transformers' templates by name",
-        as_stored=True,
-    ),
-    FileRow(".*", "without effect", _FROM_PRETRAINED + " below the folder"),
-)
+    FileRow("additional_chat_templates", "tokenizer part", "transformers' templates, by name"),
+    FileRow("1_Pooling", "hyperparameter", "how a text's rows become one"),
+    FileRow(r"onnx|openvino|coreml|tflite|original|metal|gguf|mlx", "without effect",
+            "the model for another runtime, whole in its folder"),
+    FileRow(r"(checkpoint|step|epoch)[-_]?\d+|global_step\d+|runs|logs?|wandb|\w+_logs",
+            "without effect", "of a training, which no loader of weights reads"),
+    FileRow(r"\..*|__pycache__", "without effect", "a hidden folder: " + _FROM_PRETRAINED),
+)  # fmt: skip
+_PLAIN = frozenset({"text", "without effect"})
 _UNKNOWN = FileRow("", "unread", "")
+_OF_TEXT = FileRow("", "without effect", "no file in it is one that loaders read", as_stored=True)
 
 
 @cache
@@ -91,9 +102,19 @@ def file_row(name: str) -> FileRow:
     return matching_row(ROWS, name) or _UNKNOWN
 
 
-def folder_row(name: str) -> FileRow:
-    """Return the first row that matches the name of a subfolder."""
-    return next(row for row in FOLDERS if re.fullmatch(row.names, name))
+def folder_row(path: Path) -> FileRow:
+    """Return the first row that matches a subfolder's name; else what its files make of it.
+
+    It is unread where one of them, at any depth, may be read by a loader. Links to folders are not
+    followed.
+    """
+    row = matching_row(FOLDERS, path.name)
+    if row is not None:
+        return row
+    for _, _, names in os.walk(path):
+        if any(file_row(name).reading not in _PLAIN for name in names):
+            return _UNKNOWN
+    return _OF_TEXT
 
 
 def companion_kind(name: str) -> str:

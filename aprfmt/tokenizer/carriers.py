@@ -10,11 +10,17 @@ from typing import TYPE_CHECKING, Any
 
 from aprfmt.base.protocols import TypedValue, Value
 from aprfmt.errors import ConversionError, FormatError, UnsupportedError
+from aprfmt.model.carried_files import json_object
 from aprfmt.tokenizer import keys
 from aprfmt.tokenizer.build import is_blank_run, tokenizer_json
 from aprfmt.tokenizer.hf_json import configured_stop_ids, post_processor_ids, vocabulary_from_json
 from aprfmt.tokenizer.pre_tokenizers import pre_name_of
-from aprfmt.tokenizer.stored_parts import TOKENIZER_JSON, Carried
+from aprfmt.tokenizer.stored_parts import (
+    DEFAULT_TEMPLATE,
+    TOKENIZER_JSON,
+    Carried,
+    templates_by_name,
+)
 from aprfmt.tokenizer.vocabulary import (
     BLANK,
     NO_VOCABULARY,
@@ -77,7 +83,18 @@ def to_gguf(model: "Model", told: Rowless | None = None) -> dict[str, Value | Ty
     template = carried.chat_template()
     if template is not None:
         found[keys.CHAT_TEMPLATE] = template
+    named = _named_template_keys(carried)
+    if named:
+        found.update(named)
+        names = [key.rpartition(".")[2] for key in named]
+        found[keys.CHAT_TEMPLATES] = TypedValue(names, "array:string")
     return found
+
+
+def _named_template_keys(carried: Carried) -> dict[str, str]:
+    """Return {key: text} of the chat templates besides the default one."""
+    named = carried.named_templates()
+    return {f"{keys.CHAT_TEMPLATE}.{name}": text for name, text in named.items()}
 
 
 def _gguf_vocabulary(
@@ -212,7 +229,7 @@ def to_apr(model: "Model", told: Rowless | None = None) -> dict[str, Value]:
     template = carried.chat_template()
     if template is not None:
         found[keys.CHAT_TEMPLATE] = found[keys.APR_CHAT_TEMPLATE] = template
-    return found
+    return {**found, **_named_template_keys(carried)}
 
 
 def _apr_keys_from_gguf(model: "Model") -> dict[str, Value]:
@@ -343,7 +360,28 @@ def to_hf(model: "Model") -> dict[str, str]:
         file in found or carried.tokenizer_config.get("chat_template") != template
     ):
         found[file] = template
+    add_named_templates(found, carried)
     return found
+
+
+def add_named_templates(found: dict[str, str], carried: Carried) -> None:
+    """Add the chat templates that have names to the texts of a folder, in place.
+
+    They become the list of tokenizer_config.json, which transformers reads where the folder has no
+    chat_template.jinja.
+    """
+    named = dict(carried.named_templates())
+    file = "tokenizer_config.json"
+    config = json_object(found.get(file, "{}"), f"{carried.where}: {file}")
+    stored = config.get("chat_template")
+    listed = templates_by_name(stored) if isinstance(stored, (list, Mapping)) else {}
+    taken = carried.chat_template()
+    every = named if taken is None else {DEFAULT_TEMPLATE: taken, **named}
+    if not named or (keys.TEMPLATE_FILE not in found and listed == every):
+        return
+    config["chat_template"] = [{"name": name, "template": every[name]} for name in every]
+    found[file] = json.dumps(config, indent=2, ensure_ascii=False) + "\n"
+    found.pop(keys.TEMPLATE_FILE, None)
 
 
 def _vocabulary_of_lists(carried: Carried) -> Vocabulary | None:

@@ -12,8 +12,10 @@ from aprfmt.model.carried_files import FOREIGN_TOKENIZER
 
 HF_JSON = "tokenizer.huggingface.json"  # the verbatim tokenizer.json, in GGUF and in APR
 CHAT_TEMPLATE = "tokenizer.chat_template"  # variants: tokenizer.chat_template.NAME
+CHAT_TEMPLATES = "tokenizer.chat_templates"  # the names of the variants
 APR_CHAT_TEMPLATE = "chat_template"
 TEMPLATE_FILE = "chat_template.jinja"  # of a Hugging Face folder
+TEMPLATE_FOLDER = "additional_chat_templates"  # NAME.jinja: transformers' other templates
 GENERATION_CONFIG = "generation_config.json"
 APR_GGUF = FOREIGN_TOKENIZER  # JSON {key: [type, value or null]}: the way back to GGUF
 

@@ -5,6 +5,7 @@ GGUF and APR has metadata keys, too; where both give a value the keys win (a use
 them).
 """
 
+import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -13,6 +14,8 @@ from typing import TYPE_CHECKING, Any
 from aprfmt.base.protocols import Value
 from aprfmt.errors import AprfmtError, FormatError
 from aprfmt.model.carried_files import read_embedded_files
+from aprfmt.model.hf_folder import read_text
+from aprfmt.remote.paths import is_remote
 from aprfmt.tokenizer.keys import (
     APR_CHAT_TEMPLATE,
     CHAT_TEMPLATE,
@@ -20,6 +23,7 @@ from aprfmt.tokenizer.keys import (
     HF_JSON,
     IDS,
     TEMPLATE_FILE,
+    TEMPLATE_FOLDER,
     Key,
 )
 from aprfmt.tokenizer.tokenizer_cost import MOST_FRAME, count_template_tokens
@@ -31,12 +35,37 @@ TOKENIZER_JSON = "tokenizer.json"
 MAX_JSON = 64 << 20  # the largest real tokenizer.json is about 35 MB
 MAX_TEMPLATE = 1 << 20  # the largest real chat template has about 100 kB
 MAX_TOKENS = 1 << 24
+DEFAULT_TEMPLATE = "default"  # of several by name, the one that is taken
 
 # format -> the name a Key has there; Hugging Face folders have files instead.
 _SPELLING: Mapping[str, Callable[[Key], str]] = {
     "gguf": lambda key: key.gguf,
     "apr": lambda key: key.apr,
 }
+
+
+def _first_template(stored: Iterator[tuple[Value, str]]) -> tuple[Value, str]:
+    """Return the first (chat template, or several by name; place); (None, "") without one."""
+    return next(((text, at) for text, at in stored if text), (None, ""))
+
+
+def gguf_template_name(name: str) -> str:
+    """Return the name of a chat template as gguf-py writes it into a key."""
+    return re.sub("[^A-Za-z0-9]", "_", name)
+
+
+def templates_by_name(stored: Sequence[Any] | Mapping[str, Any]) -> dict[str, str]:
+    """Return {name: text} of a list of named chat templates, or of an object of them."""
+    rows = (
+        stored.items()
+        if isinstance(stored, Mapping)
+        else [(row.get("name"), row.get("template")) for row in stored if isinstance(row, Mapping)]
+    )
+    return {
+        gguf_template_name(name): text
+        for name, text in rows
+        if isinstance(name, str) and isinstance(text, str)
+    }
 
 
 @dataclass(frozen=True)
@@ -243,19 +272,11 @@ class Carried:
 
         Raises FormatError if it is not a text, or is too long.
         """
-        found, place = next(
-            ((text, at) for text, at in self._stored_templates() if text), (None, "")
-        )
+        found, place = _first_template(self._stored_templates())
         where = f"{self.where}: {place}"
-        if isinstance(found, list):
-            named = {
-                row["name"]: row["template"]
-                for row in found
-                if isinstance(row, Mapping)
-                and isinstance(row.get("name"), str)
-                and isinstance(row.get("template"), str)
-            }
-            found = named.get("default") or next(iter(named.values()), None)
+        if isinstance(found, (list, Mapping)):
+            named = templates_by_name(found)
+            found = named.get(DEFAULT_TEMPLATE) or next(iter(named.values()), None)
         if found is None or found == "":
             return None, ""
         if not isinstance(found, str):
@@ -268,6 +289,32 @@ class Carried:
                 f"the limit is {MAX_TEMPLATE}"
             )
         return found, where
+
+    def named_templates(self) -> Mapping[str, str]:
+        """Return {name: text} of the chat templates besides the default one.
+
+        Those of the keys come before the files. In a folder additional_chat_templates/ counts, and
+        a list only where it holds the template that is taken. Raises FormatError for a file that
+        cannot be read, or is too long.
+        """
+        start, metadata = f"{CHAT_TEMPLATE}.", self.model.metadata
+        keyed = {
+            key.removeprefix(start): metadata[key] for key in metadata if key.startswith(start)
+        }
+        if keyed:
+            return {name: text for name, text in keyed.items() if isinstance(text, str)}
+        found: dict[str, str] = {}
+        folder = self.model.folder
+        if folder is not None and not is_remote(folder.path):
+            for path in sorted((folder.path / TEMPLATE_FOLDER).glob("*.jinja")):
+                found[gguf_template_name(path.stem)] = read_text(path, MAX_TEMPLATE)
+        first, _ = _first_template(self._stored_templates())
+        if isinstance(first, str) and self.model.key_style in _SPELLING:
+            first = self.tokenizer_config.get("chat_template")  # a key has one text alone
+        if isinstance(first, (list, Mapping)) and not found:
+            found = templates_by_name(first)
+        found.pop(DEFAULT_TEMPLATE, None)
+        return found
 
     def vocab_size(self) -> int | None:
         """Return the vocabulary size that the configuration gives; None if it gives none.

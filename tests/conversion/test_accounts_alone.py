@@ -7,6 +7,7 @@ import pytest
 
 from aprfmt.conversion import accounting, dialects
 from aprfmt.conversion.accounting import Account, SourceItem, describe_losses
+from aprfmt.model.ledger import Item
 
 # --- an account -----------------------------------------------------------------------------------
 
@@ -27,7 +28,10 @@ def unread(
     monkeypatch.setattr(accounting, "list_not_compared", lambda mine, other, kinds: rows)
     held: Any = SimpleNamespace(
         mine=SimpleNamespace(
-            unread=[SimpleNamespace(kind=kind, name=name) for kind, name in items]
+            items=[
+                Item(kind, name, "unread")  # type: ignore[arg-type]
+                for kind, name in items
+            ]
         ),
         copy=None,
         edited=edited,

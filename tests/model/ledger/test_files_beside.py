@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from aprfmt.model import open_model
-from aprfmt.model.ledger import Ledger, make_ledger, same_content
+from aprfmt.model.ledger import Ledger, list_not_compared, make_ledger, same_content
 from tests.cli.run import aprfmt as command
 from tests.conversion.folders import llama_folder
 
@@ -54,9 +54,9 @@ def test_folders_of_modules_are_read_by_their_type(folder: Path) -> None:
     assert found["4_Odd"] == ("unread", "modules.json: a module")
     other = found["5_Other"]
     assert "modules.json" not in other[1]
-    for said in ({"path": "1_Pooling"}, 7):
+    for said in ({"path": "2_Normalize"}, 7):
         (folder / "modules.json").write_text(json.dumps(said))
-        assert items_of(folder)["1_Pooling"] == other
+        assert items_of(folder)["2_Normalize"] == other
     (folder / "modules.json").write_text("[")
     made = ledger_of(folder)
     assert [item.name for item in made.unreadable] == ["modules.json"]
@@ -162,9 +162,66 @@ def test_settings_that_loaders_read_are_compared_by_what_they_hold(
         assert command("diff", a, b).code == command("diff", b, a).code == code, text
     (b / "preprocessor_config.json").unlink()
     assert command("diff", a, b).code == command("diff", b, a).code == 1
-    (a / "modules.json").write_text("[]")  # which no conversion takes along
+    (a / "modules.json").write_text("[]")  # for which a single file has no place
     for made in (tmp_path / "a.gguf", tmp_path / "a.apr"):
         assert command("convert", a, made).code == command("diff", a, made).code == 0
+
+
+# Files that one of the usual loaders reads: two contents, and whether one side alone is enough.
+BESIDE: dict[str, tuple[str, str, bool]] = {
+    "tokenizer.model": ("a", "b", False),
+    "vocab.json": ('{"a": 0, "b": 1}', '{"a": 1, "b": 0}', False),
+    "merges.txt": ("a b\n", "b a\n", False),
+    "added_tokens.json": ('{"<x>": 5}', '{"<x>": 6}', False),
+    "special_tokens_map.json": ('{"pad_token": "<a>"}', '{"pad_token": "<b>"}', False),
+    "params.json": ('{"dim": 1}', '{"dim": 2}', False),
+    "modeling_x.py": ("a", "b", False),
+    "hf_quant_config.json": (
+        '{"quantization": {"quant_algo": "FP8"}}',
+        '{"quantization": {"quant_algo": "NVFP4"}}',
+        True,
+    ),
+    "modules.json": ("[]", "[1]", True),
+    "2_Dense/config.json": ("{}", '{"a": 1}', True),
+    "speech/a/b.bin": ("a", "b", True),
+}
+# The same, as another writer has it.
+REWRITTEN = {
+    "vocab.json": '{"b": 1,\n"a": 0}',
+    "merges.txt": "#version: 0.2\na b",
+    "special_tokens_map.json": '{"pad_token": {"content": "<a>", "lstrip": true}}',
+    "hf_quant_config.json": '{"producer": {}, "quantization": {"quant_algo": "FP8"}}',
+}
+
+
+@pytest.mark.parametrize("name", BESIDE)
+def test_no_file_that_loaders_read_is_equal_unseen(
+    name: str, demo_model: Path, tmp_path: Path
+) -> None:
+    """Seen red: "equal" of two folders whose tokenizer.model, claim or module differs."""
+    x, y, alone = BESIDE[name]
+    with open_model(demo_model) as model:
+        plain = make_ledger(model)
+    made = []
+    for side, text in (("a", x), ("b", y), ("c", REWRITTEN.get(name, x))):
+        path = Path(shutil.copytree(demo_model, tmp_path / side)) / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+        made.append(ledger_of(tmp_path / side))
+    a, b, c = made
+    assert [row.state for row in list_not_compared(a, b)] == ["unequal"]
+    assert {row.state for row in list_not_compared(a, c)} <= {"equal"}
+    assert [row.state for row in list_not_compared(a, plain)] == ["only in A"] * alone
+
+
+def test_folders_of_other_runtimes_and_texts_are_no_parts(demo_model: Path, tmp_path: Path) -> None:
+    with open_model(demo_model) as model:
+        plain = make_ledger(model)
+    a = Path(shutil.copytree(demo_model, tmp_path / "a"))
+    for name in ("onnx/model.onnx", "checkpoint-500/model.safetensors", "figures/x/a.png", ".c/d"):
+        (a / name).parent.mkdir(parents=True)
+        (a / name).write_text("x")
+    assert list_not_compared(ledger_of(a), plain) == ()
 
 
 def test_a_file_is_equal_to_its_text(tmp_path: Path) -> None:
