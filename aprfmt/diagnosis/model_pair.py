@@ -254,6 +254,7 @@ class ModelPair:
         """Say of rounded routers for how many tokens of the first probe they choose other experts.
 
         The size of the difference does not show it: rounding may make experts equal that are not.
+        It is no matter of precision where A's scores are further apart than a sound run moves them.
         """
         levels = self.levels
         for i, part in enumerate(levels.parts):
@@ -264,15 +265,28 @@ class ModelPair:
             if not measuring.is_affordable():
                 levels.coverage.not_reached.append("whether rounded routers choose other experts")
                 return
-            found = measuring.passes.count_other_choices(keys, probe)
+            rounded = {
+                key
+                for other, row in zip(levels.parts, levels.findings, strict=True)
+                if row.verdict == "precision"
+                for key in other.keys
+                if key not in keys
+            }
+            found = measuring.passes.count_other_choices(keys, rounded, probe)
             if found:
                 where = ", ".join(
                     f"{count} of {len(probe.ids)} in layer {layer}"
-                    for layer, count in sorted(found.items(), key=lambda one: -one[1])[:LAYERS]
+                    for layer, (count, _) in sorted(found.items(), key=lambda one: -one[1][0])[
+                        :LAYERS
+                    ]
                 )
                 more = f", and some in {len(found) - LAYERS} more layers" * (len(found) > LAYERS)
                 said = f"the routers so rounded choose other experts for tokens: {where}{more}"
-                levels.findings[i] = replace(finding, says=f"{finding.says}; {said}")
+                sure = sum(surely for _, surely in found.values())
+                if sure:
+                    said += f"; {sure} of them by gaps wider than rounding moves a sound run"
+                finding = replace(finding, says=f"{finding.says}; {said}")
+                levels.findings[i] = replace(finding, verdict="bug") if sure else finding
 
     def _remove_confirmed_causes(
         self, measuring: PartMeasurement, neutral: Sequence[int], bound: float

@@ -14,6 +14,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from aprfmt.base.budget import Budget, BudgetSpent
+from aprfmt.causes.forward.norm_order import round_to_type
+from aprfmt.diagnosis.accumulated_rounding import TIMES
 from aprfmt.diagnosis.blend import Blend, count_stages, multiplications_per_token
 from aprfmt.diagnosis.records import Touched
 from aprfmt.inference.backends import BACKENDS
@@ -107,13 +109,13 @@ class _PointValues(PointRecorder):
     """Records the values of all points, or of the chosen experts only."""
 
     def __init__(self, patched: PatchedModel, layer: int, keep: bool) -> None:
-        """Record all points of `layer` if `keep`, else only which experts were chosen."""
+        """Record all points of `layer` if `keep`, else only the chosen experts and margins."""
         super().__init__(patched)
         self.keep, self.at = keep, PassLocation("", layer)
 
     def capture(self, point: str, layer: int, x: Any) -> Any:
         """Return `x` unchanged; store a copy if this point is recorded."""
-        if self.keep or point == "experts":
+        if self.keep or point in ("experts", "router_margin"):
             return super().capture(point, layer, x)
         self.calls = []
         self.set_location(point, layer)
@@ -254,26 +256,47 @@ class PairedPass:
         self.flops += self.pass_flops(probe, start)
         return self._make_result(streams[-1], x, first, {})
 
-    def count_other_choices(self, keys: Collection[str], probe: Probe) -> dict[int, int]:
-        """Return {layer: tokens of a probe for which B's weights `keys` choose other experts}.
+    def count_other_choices(
+        self, keys: Collection[str], rounded: Collection[str], probe: Probe
+    ) -> dict[int, tuple[int, int]]:
+        """Return {layer: (tokens, of them surely)} for which B's weights `keys` choose otherwise.
 
         All else is A's, and so is what enters each layer. Layers without such a token are left out.
+        Surely: A's scores lie further apart than a sound run moves them, which stores the stream in
+        bfloat16 and has B's weights `rounded`, those of other roundings.
         """
-        others = tuple(
-            key for key in dict.fromkeys((*self.a.roles, *self.b.roles)) if key not in keys
-        )
-        blend = self.blend([Touched(tuple(self.a.hyper), others)])
-        streams, found = self.stage_inputs(probe), dict[int, int]()
-        for stage in blend.own:
-            chosen = []
-            for side in (self.mine, blend):
-                values = self.run_stage(side, probe, stage, streams[stage], False)[1]
-                chosen += [np.sort(x, -1) for key, x in values.items() if key.endswith(".experts")]
+        blend, sound = self._with_alone(keys), self._with_alone(rounded)
+        streams, found = self.stage_inputs(probe), dict[int, tuple[int, int]]()
+        y: Any = None
+        for stage in range(max(blend.own, default=-1) + 1):
+            y, moved = self.run_stage(sound, probe, stage, y, False)
+            y = round_to_type(y, "bfloat16")
+            if stage not in blend.own:
+                continue
+            mine, theirs = (
+                self.run_stage(side, probe, stage, streams[stage], False)[1]
+                for side in (self.mine, blend)
+            )
+            chosen, margin = f"L{stage - 1}.experts", f"L{stage - 1}.router_margin"
             self.flops += 2 * self.pass_flops(probe) / self.stages
-            if len(chosen) == 2 and chosen[0].shape == chosen[1].shape:
-                count = int((chosen[0] != chosen[1]).any(-1).sum())
-                found |= {stage - 1: count} if count else {}
+            if chosen not in mine or chosen not in theirs:
+                continue
+            x, other = (np.sort(side[chosen], -1) for side in (mine, theirs))
+            if x.shape != other.shape:
+                continue
+            flips = (x != other).any(-1)
+            gaps = np.float64(mine[margin]).reshape(len(flips), -1).min(-1)
+            apart = np.abs(np.float64(moved[margin]).reshape(len(flips), -1).min(-1) - gaps).max()
+            if flips.any():
+                found[stage - 1] = int(flips.sum()), int((flips & (gaps > TIMES * apart)).sum())
+        self.flops += self.pass_flops(probe)
         return found
+
+    def _with_alone(self, keys: Collection[str]) -> Blend:
+        """Return A with B's weights of these role keys."""
+        every = dict.fromkeys((*self.a.roles, *self.b.roles))
+        kept = tuple(key for key in every if key not in keys)
+        return self.blend([Touched(tuple(self.a.hyper), kept)])
 
     def _stage_differs(self, x: Any, y: Any, any_at_all: bool) -> bool:
         """Return whether outputs of a stage differ: at all if `any_at_all`, else by the bound.

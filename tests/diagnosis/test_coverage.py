@@ -421,3 +421,27 @@ def test_rounded_routers_that_choose_other_experts_are_said(
     assert cause.cause == "rounding" and bool(other) == chooses
     said = f"choose other experts for tokens: {other} of {len(IDS)} in layer 1"
     assert (said in cause.says) == chooses and ("other experts" in cause.says) == chooses
+
+
+@pytest.mark.parametrize(
+    ("parts", "bits", "verdict"),
+    [("mlp.gate.", 3, "bug"), ("mlp.gate.", 8, "precision"), ("layers", 3, "precision")],
+)
+def test_routers_so_coarse_that_no_sound_run_chooses_so_are_a_bug(
+    parts: str, bits: int, verdict: str, tmp_path: Any
+) -> None:
+    """Where all weights are as coarse their rounding moves the scores as far. Seen red: exit 0."""
+    safetensors = pytest.importorskip("safetensors.torch")
+    source = tiny_folder("qwen3_moe")
+    held = safetensors.load_file(source / "model.safetensors")
+    for name in "ab":
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "config.json").write_bytes((source / "config.json").read_bytes())
+        safetensors.save_file(held, tmp_path / name / "model.safetensors")
+        for key in [key for key in held if parts in key and held[key].ndim > 1]:
+            scale = held[key].abs().amax(-1, keepdim=True) / (2 ** (bits - 1) - 1)
+            held[key] = (held[key] / scale).round() * scale
+    found = diagnose(str(tmp_path / "a"), str(tmp_path / "b"))
+    assert found.verdict == verdict
+    said = [row.says for row in found.findings if "choose other experts" in row.says]
+    assert any("wider than rounding moves" in each for each in said) == (verdict == "bug")
