@@ -551,9 +551,14 @@ class _LedgerBuilder:
             parts = path.removeprefix(f"{inner}.").split(".") if inner else path.split(".")
             if parts[0] in SECTIONS and self._is_claim_false:
                 yield Item(
-                    "config key", path, "contradicted", _NOT_PACKED, value, as_stored=True,
+                    "config key",
+                    path,
+                    "contradicted",
+                    _NOT_PACKED,
+                    value,
+                    as_stored=True,
                     needed=True,
-                )  # fmt: skip
+                )
                 continue
             if parts[0] in SECTIONS:
                 yield Item("config key", path, "part of", "the claim of packed weights", value)
@@ -702,9 +707,14 @@ class _LedgerBuilder:
             carried.chat_template()
             for name, text in carried.named_templates().items():
                 yield Item(
-                    "tokenizer part", f"{TEMPLATES}: {name}", "tokenizer part",
-                    "a chat template by its name", text.removesuffix("\n"), True, needed=True,
-                )  # fmt: skip
+                    "tokenizer part",
+                    f"{TEMPLATES}: {name}",
+                    "tokenizer part",
+                    "a chat template by its name",
+                    text.removesuffix("\n"),
+                    True,
+                    needed=True,
+                )
         except AprfmtError as error:
             self._add_unreadable("tokenizer part", "chat template", error)
 

@@ -85,12 +85,18 @@ ROWS: tuple[FileRow, ...] = (
 FOLDERS: tuple[FileRow, ...] = (
     FileRow("additional_chat_templates", "tokenizer part", "transformers' templates, by name"),
     FileRow("1_Pooling", "hyperparameter", "how a text's rows become one"),
-    FileRow(r"onnx|openvino|coreml|tflite|original|metal|gguf|mlx", "without effect",
-            "the model for another runtime, whole in its folder"),
-    FileRow(r"(checkpoint|step|epoch)[-_]?\d+|global_step\d+|runs|logs?|wandb|\w+_logs",
-            "without effect", "of a training, which no loader of weights reads"),
+    FileRow(
+        r"onnx|openvino|coreml|tflite|original|metal|gguf|mlx",
+        "without effect",
+        "the model for another runtime, whole in its folder",
+    ),
+    FileRow(
+        r"(checkpoint|step|epoch)[-_]?\d+|global_step\d+|runs|logs?|wandb|\w+_logs",
+        "without effect",
+        "of a training, which no loader of weights reads",
+    ),
     FileRow(r"\..*|__pycache__", "without effect", "a hidden folder: " + _FROM_PRETRAINED),
-)  # fmt: skip
+)
 _PLAIN = frozenset({"text", "without effect"})
 _UNKNOWN = FileRow("", "unread", "")
 _OF_TEXT = FileRow("", "without effect", "no file in it is one that loaders read", as_stored=True)
