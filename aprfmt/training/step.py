@@ -1680,6 +1680,7 @@ class _Step:
         ]
         why = "no gradient was given, and the sizes do not show the decay"
         self.left += [NotCompared("decay", key, "no counterpart", why) for key in unseen]
+        self._add_hidden_decays(judged, {row.key: row.encoding for row in rows})
         if self.given is not None and self.computed is None and self._has_state_after():
             why = (
                 "the moments of after the step do not say what it was; give --batch, the state of "
@@ -1705,6 +1706,30 @@ class _Step:
             elif by == "value":
                 what = "each element of the gradients given was clipped to"
             self.notes.append(f"{what} {bound:g} in the step")
+
+    def _add_hidden_decays(self, judged: Mapping[str, Judgement], kinds: Mapping[str, str]) -> None:
+        """Add to `left` the decays that weights of few bits do not show to be the stated one.
+
+        Those of all tensors are asked together. `kinds` are their encodings. A decay that is
+        another one leaves the answer open. Returns nothing.
+        """
+        stored = {row.key: row for row in self.parameters}
+        shown = {
+            key: one.decay_shown
+            for key, one in judged.items()
+            if one.verdict == "agrees" and one.decay_shown and self._must_decay(stored[key])
+        }
+        every = sum(shown.values(), DecayEvidence())
+        if every.stated or (all(judged[key].exact for key in shown) and every.telling):
+            return
+        amount = "less" if every.size[0] < 1 else "more"
+        for key in shown:
+            if every.other:
+                why = f"the weights show {amount} of it than was stated, each within its rounding"
+                self.left.append(NotCompared("decay", key, "unreadable", why))
+            else:
+                why = f"{kinds[key]} is too coarse to show how large it is"
+                self.left.append(NotCompared("decay", key, "no counterpart", why))
 
     def _must_decay(self, parameter: Parameter) -> bool:
         """Return whether a parameter surely decays by what was stated; vectors often do not."""

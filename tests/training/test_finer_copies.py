@@ -17,9 +17,12 @@ from aprfmt.training.report import StepReport
 from aprfmt.training.step import explain_step
 from tests.training.faults import finer
 from tests.training.steps import (
+    WD,
+    Made,
     Values,
     adamw_all,
     gradients,
+    right,
     rounded,
     save,
     save_arrays,
@@ -159,3 +162,20 @@ def test_a_step_that_was_skipped_is_no_factor(
     assert named <= {"", "frozen", "rows_frozen"} and report.exit_code == 1
     if not moved and rate >= 1e-6:
         assert [(one.cause, one.level) for one in report.causes] == [("frozen", "confirmed")]
+
+
+@pytest.mark.parametrize(("part", "exit_code"), [(0.25, 2), (1, 0), (2, 2)])
+def test_another_decay_that_rounding_hides_is_not_said_to_agree(
+    part: float, exit_code: int, tmp_path: Path
+) -> None:
+    """A decay below the type's spacing is held to all weights together, not to each alone."""
+    lr = 0.01
+    after = {
+        name: rounded((w + right(w, gradients()[name], lr, part * WD)).astype(np.float32))
+        for name, w in weights().items()
+    }
+    rule = f"adamw:lr={lr},wd={WD},step=1"
+    found = Made(after, rule, grads=gradients(), encoding="BF16").report(tmp_path)
+    assert found.exit_code == exit_code and not found.causes
+    open_ = [one for one in found.pronounced.not_compared if one.kind == "decay"]
+    assert bool(open_) == (part != 1)

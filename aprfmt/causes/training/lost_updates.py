@@ -225,6 +225,30 @@ class DecayEvidence:
         return DecayEvidence(counts, weight, moment, self.lost or other.lost)
 
     @property
+    def size(self) -> tuple[float, float]:
+        """(The factor of the decay, DEVIATIONS of it); (nan, infinite) where nothing shows it."""
+        if not self.weight:
+            return np.nan, np.inf
+        return self.moment / self.weight, DEVIATIONS * self.weight**-0.5
+
+    @property
+    def stated(self) -> bool:
+        """Whether the weights show the stated decay, apart from the nearest of PARTS."""
+        factor, room = self.size
+        return self.telling and bool(abs(factor - 1) + room < PARTS[0])
+
+    @property
+    def telling(self) -> bool:
+        """Whether enough elements are other ones with the stated decay than without any."""
+        return any(has >= CHANCE for has, _ in self.counts[-2:])
+
+    @property
+    def other(self) -> bool:
+        """Whether the weights show another decay than the stated one, or a part of it."""
+        factor, room = self.size
+        return bool(room < PARTS[0] <= abs(factor - 1) - room)
+
+    @property
     def told(self) -> bool:
         """Whether the elements that tell say that there is no decay, nor the least of PARTS."""
         shown = any(lacks >= CHANCE for _, lacks in self.counts)
@@ -237,9 +261,8 @@ class DecayEvidence:
             return True
         if any(has >= CHANCE and has > OFTEN * lacks for has, lacks in self.counts):
             return False
-        if not self.weight:
-            return False
-        return bool(abs(self.moment) / self.weight + DEVIATIONS * self.weight**-0.5 < PARTS[0])
+        factor, room = self.size
+        return bool(abs(factor) + room < PARTS[0])
 
 
 def decay_evidence(case: StepCase, recipe: Recipe) -> DecayEvidence | None:
