@@ -559,10 +559,11 @@ def _activation_bytes(
 def _mixer_size(
     model: Model, on: Placement, sizes: Mapping[str, int], tokens: int, layer: int, traced: bool
 ) -> int:
-    """Return how many numbers a layer's mixer holds at a time.
+    """Return the most elements of `on.itemsize` bytes that a layer's mixer holds at a time.
 
-    `sizes` are those of the layer's points. Scores of a block of queries are held in two forms,
-    unless attention is one fused operation.
+    `sizes` are those of the layer's points, in elements. Scores of a block of queries are held,
+    with copies that are wider where an element has less than 8 bytes; those of all queries if the
+    pass is traced, and none where attention is one fused operation.
     """
     names = list(POINTS)
     inside = names[names.index("attn_norm") : names.index("attn_out")]

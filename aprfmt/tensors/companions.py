@@ -426,8 +426,8 @@ def has_parts(tensors: Tensors) -> bool:
     )
 
 
-def _raise_error(error: AprfmtError) -> None:
-    """Raise the error."""
+def _raise_fault(error: AprfmtError) -> None:
+    """Raise `error`: what is done about a fault where the caller does not take them."""
     raise error
 
 
@@ -444,7 +444,7 @@ def join_companions(
     either: `unread` is called with the error, or UnsupportedError is raised without it.
     """
     joined: dict[str, LazyTensor] = dict(tensors)
-    tell = fault or _raise_error
+    tell = fault or _raise_fault
     # Join the weights that each family finds.
     for family in FAMILIES:
         for weight, found in family(tensors, config or {}, tell).items():

@@ -83,9 +83,8 @@ def read_logprobs(
     """Return the log-probabilities of a server's answer; FormatError says what is missing.
 
     `prompt` are the prompt's ids where the answer does not say them, `token_ids` gives the ids that
-    a piece of text may be. Of several answers the one to `wanted` is returned: tokens that it
-    begins with, or that begin with its tokens (None: `prompt`). SeveralAnswersError where that is
-    not one of them.
+    a piece of text may be. Of several answers it is the one whose ids begin with `wanted` (None:
+    `prompt`), or are the beginning of it; SeveralAnswersError where not exactly one does.
     """
     several, writer = _answers_of_file(path), logprobs_writer(path) or ""
     found: list[Logprobs] = []

@@ -138,7 +138,7 @@ def cut_cell(
     if not name.startswith("embd"):
         cell = replace(cell, inputs=_recorded_inputs(model, key, layer, known, values))
     if whole and name.startswith("logits"):
-        cell = _select_vocab_columns(cell, columns)
+        cell = _keep_vocab_ids(cell, columns)
     elif name == "embd" or not cell.inputs:
         cell = _select_embedding_rows(cell)
     return _copy_weights(_remove_unused(cell, reference))
@@ -213,10 +213,11 @@ def _recorded_inputs(
     return found
 
 
-def _select_vocab_columns(cell: OperationCell, columns: Sequence[int]) -> OperationCell:
-    """Return the cell with some rows of the vocabulary only.
+def _keep_vocab_ids(cell: OperationCell, columns: Sequence[int]) -> OperationCell:
+    """Return the cell with the logits of ids `columns` alone, at most VOCAB_ROWS of them.
 
-    Each logit is computed by itself, so that the others are not needed.
+    Without any they are the first ids. Each logit is computed by itself, so that the others are not
+    needed. The cell's tokens become id 0, which its smaller embedding surely has.
     """
     chosen = [int(c) for c in columns][:VOCAB_ROWS] or list(range(VOCAB_ROWS))
     vocab = int(cell.hyper["vocab_size"])

@@ -267,9 +267,10 @@ def _experts(joined: JoinedRows) -> int:
 
 
 def _name_row_order(family: FusedRoles, case: DifferingPair, at: "Array") -> RowOrder | None:
-    """Return an order with its cause and words; None if it has no name or mixes no parts.
+    """Return what moved the rows of a fused tensor, with its cause and words.
 
-    `at` holds the row of A at each place of B.
+    `at` holds the row of A at each place of B. None if every part keeps its own rows, or if rows
+    are lost and no cut at another row explains it.
     """
     assert isinstance(case.a, JoinedRows)
     parts, outer = _part_sizes(case.a, family), _experts(case.a)
