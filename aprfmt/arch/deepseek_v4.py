@@ -283,10 +283,13 @@ def _read_kinds(facts: Facts, hp: Params) -> tuple[tuple[str, ...], str]:
     return tuple(kinds), key
 
 
-def _gguf_kinds(facts: Facts, hp: Params) -> tuple[tuple[str, ...], list[int], str] | None:
-    """Return (each layer's kind, each layer's ratio, key) of a GGUF; None without its ratios.
+def _gguf_attention_kinds(
+    facts: Facts, hp: Params
+) -> tuple[tuple[str, ...], list[int], str] | None:
+    """Return each layer's kind of attention and ratio of compression, and the ratios' key.
 
-    A layer with an indexer's tensors chooses keys. Without any tensor of a layer, ratio 4 does.
+    None if the GGUF has no ratios. A layer with an indexer's tensors chooses keys; where the file's
+    tensors are not known, a layer of ratio 4 does.
     """
     found = facts.first(_RATIOS)
     if found is None:
@@ -312,7 +315,7 @@ def _layers_rule(name: str) -> HyperRule:
 
     def read_gguf(facts: Facts, hp: Params) -> Found:
         """Return (True for each layer of the kind, key) of a GGUF; None without its ratios."""
-        found = _gguf_kinds(facts, hp)
+        found = _gguf_attention_kinds(facts, hp)
         return found and (tuple(kind == _KINDS[name] for kind in found[0]), found[2])
 
     def write_gguf(value: Value, hp: Params) -> Params:
@@ -374,7 +377,7 @@ def _rate_rule(name: str) -> HyperRule:
 
         Raises ArchError where layers of the kind have several ratios.
         """
-        kinds, ratios, key = _gguf_kinds(facts, hp) or ((), [], "")
+        kinds, ratios, key = _gguf_attention_kinds(facts, hp) or ((), [], "")
         known = {ratio for layer, ratio in zip(kinds, ratios, strict=True) if layer == kind}
         if len(known) > 1 and facts.shapes:
             raise ArchError(
