@@ -274,16 +274,22 @@ def check_finite(name: str, x: Array) -> None:
         )
 
 
+_HALF_UNIT = np.float32(2.0**-11)  # of a float16, relative to it
+_CODES = np.float32(31)  # the highest code of blocks with an offset
+
+
 class BlockCodec(Codec):
     """The base class of encodings whose blocks hold everything they need, such as the GGML types.
 
     A subclass gives `name` and `decode_blocks`; `encode_blocks` where there is an encoder, and
-    `step` (the member that is a block's step) or `block_steps` where a step is known. The members
+    `step` (the member that is a block's step) or `block_steps` where a step is known, and `offset`
+    (the float16 member that is added) beside `step`. The members
     of a block are those of the layout in the encoding table.
     """
 
     layout: ClassVar[np.dtype[Any]]
     step: ClassVar[str] = ""
+    offset: ClassVar[str] = ""
     weighs_rows: ClassVar[bool] = False  # whether the encoder asks for `sigma2`
 
     def __init_subclass__(cls) -> None:
@@ -325,9 +331,16 @@ class BlockCodec(Codec):
     def block_steps(self, block: Blocks) -> F32 | None:
         """Return float32 [n]: the largest distance between neighbouring values of each record.
 
-        None where the encoding has no member that is its step.
+        Where an offset is many steps, its rounding makes more than half of one: the step is then
+        how far an honest value may be off. None where the encoding has no member that is its step.
         """
-        return np.abs(block[self.step].astype(np.float32)) if self.step else None
+        if not self.step:
+            return None
+        found: F32 = np.abs(block[self.step].astype(np.float32))
+        if self.offset:
+            rounded = np.abs(block[self.offset].astype(np.float32)) + _CODES * found
+            found = np.maximum(found, found / 2 + _HALF_UNIT * rounded)
+        return found
 
     def steps(self, raw: Mapping[str, Bytes], count: int) -> F32 | None:
         """Return float32 [count]: each block's step, repeated for its elements; None if unknown."""

@@ -5,6 +5,8 @@ decoding the weight with all codes at the lowest and at the highest, so that a d
 than what its codes count as.
 """
 
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import NamedTuple
 
 import numpy as np
@@ -19,12 +21,36 @@ class Lattice(NamedTuple):
     """Float32 arrays of the weight's shape.
 
     `step` is the larger distance to a neighbouring value, `low` and `high` are the ends of the
-    element's group: what lay beyond them was clipped.
+    element's group: what lay beyond them was clipped. `room` is how much more than a step an honest
+    value may be off, because scale and offset were rounded after its code was chosen; None where
+    that is nothing.
     """
 
     step: Array
     low: Array
     high: Array
+    room: Array | None = None
+
+    @property
+    def bound(self) -> Array:
+        """How far an honest copy may be from its source, float32 of the weight's shape."""
+        return self.step if self.room is None else self.step + self.room
+
+    def map_parts(self, change: Callable[[Array], Array]) -> "Lattice":
+        """Return the lattice with each of its arrays replaced by what `change` makes of it."""
+        return Lattice(*(None if part is None else change(part) for part in self))
+
+
+def join_lattices(lattices: Sequence[Lattice], join: Callable[[list[Array]], Array]) -> Lattice:
+    """Return one lattice whose arrays are what `join` makes of those of all `lattices`."""
+    rooms = [one.room for one in lattices]
+    if any(room is not None for room in rooms):
+        lattices = [
+            one._replace(room=np.zeros_like(one.step)) if one.room is None else one
+            for one in lattices
+        ]
+    columns = zip(*lattices, strict=True)
+    return Lattice(*(None if one[0] is None else join(list(one)) for one in columns))
 
 
 def fill_codes(dialect: Dialect, parts: Parts, code: int, bits: int) -> Parts:
@@ -57,11 +83,45 @@ def lattice_of(dialect: Dialect, parts: Parts, config: Config, values: F32) -> L
         levels = np.unique(table)
         gaps = np.diff(levels)
         if np.ptp(gaps) == 0:
-            return Lattice(np.abs(unit) * np.float32(gaps[0]), low, high)
+            step = np.abs(unit) * np.float32(gaps[0])
+            return Lattice(step, low, high, _room_of_rounding(dialect, parts, config, values, step))
         numbers = np.nan_to_num((values - low) / unit + np.float32(table.min()))
         level = np.searchsorted((levels[:-1] + levels[1:]) / 2, numbers)
         larger_gap = np.maximum(np.append(gaps, 0), np.insert(gaps, 0, 0)).astype(np.float32)
         return Lattice(np.abs(unit) * larger_gap[level], low, high)
+
+
+def _room_of_rounding(
+    dialect: Dialect, parts: Parts, config: Config, values: F32, step: Array
+) -> Array | None:
+    """Return how much more than a step the rounding of scales and offsets may make; or None.
+
+    A code is the nearest one by a scale and an offset that are rounded only when they are stored:
+    half a step, half a unit of the scale times the code, and half a unit of the offset. None where
+    no value of the weight may be more than a step off.
+    """
+    laid = lay_out(dialect, parts, config)
+    if laid is None or laid.scale is None or laid.scale.table is not None:
+        return None
+    slack = np.float32(_unit_of(laid.scale.array)) * np.abs(values)
+    if laid.offset is not None:
+        none = laid.scale._replace(array=np.zeros_like(laid.scale.array))
+        offset = replace(laid, scale=none).decode(threads=1).reshape(values.shape)
+        slack = np.float32(_unit_of(laid.scale.array)) * np.abs(values - offset)
+        slack += np.float32(_unit_of(laid.offset.array)) * np.abs(offset)
+    room: Array = np.maximum(slack - step / 2, 0)
+    return room if np.isfinite(room).all() and room.any() else None
+
+
+def _unit_of(numbers: Array) -> float:
+    """Return half the distance of neighbouring numbers of their float type, relative to a number.
+
+    Numbers that are all BF16 (or F16) values are taken for those, whatever they are stored in.
+    """
+    held = np.ascontiguousarray(numbers, np.float32)
+    if not (held.view(np.uint32) & 0xFFFF).any():
+        return 2.0**-8
+    return 2.0**-11 if (held.astype(np.float16) == held).all() else 2.0**-24
 
 
 class PackedWeight(NamedTuple):

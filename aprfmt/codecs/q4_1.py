@@ -17,6 +17,7 @@ class Q4_1(BlockCodec):
 
     name = "Q4_1"
     step = "d"
+    offset = "m"
     weighs_rows = True
 
     def decode_blocks(self, block: Blocks, out: F32) -> None:

@@ -16,6 +16,7 @@ class Q5_1(BlockCodec):
 
     name = "Q5_1"
     step = "d"
+    offset = "m"
     weighs_rows = True
 
     def decode_blocks(self, block: Blocks, out: F32) -> None:

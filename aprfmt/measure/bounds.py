@@ -116,7 +116,9 @@ class Fit:
     `cut` counts the values beyond the ends where all others are codes already: nothing was rounded.
     `saturated` is the share of RUN neighbours that steps twice as wide would bring nearer.
     `made_up`: large errors depend on each other as those do that were made up for; `in_part`: that
-    was seen of some columns only, and of others a fault may be the reason.
+    was seen of some columns only, and of others a fault may be the reason. `room` is the root mean
+    square of what rounded scales may make of an error, beyond a step; `near`, `beyond` and
+    `largest` are of what is left.
     """
 
     count: int
@@ -138,6 +140,7 @@ class Fit:
     cut: int = 0
     in_part: bool = False
     saturated: float = 0.0
+    room: float = 0.0
 
     @property
     def saturates(self) -> bool:
@@ -154,10 +157,11 @@ class Fit:
         if lost or self.multiple or self.cut:
             return ""  # a copy whose codes are lost has ends alone, and ends bound any error
         steady = abs(self.slope) <= self.slope_limit
-        centred = abs(self.mean) <= MEAN + SURE * self.rms / max(self.count, 1) ** 0.5
+        chance = self.rms + self.room * WIDE_RUN**0.5  # a group's rounding is that of all of it
+        centred = abs(self.mean) <= MEAN + SURE * chance / max(self.count, 1) ** 0.5
         if not (steady and centred):
             return ""
-        if self.largest <= 1.0 and self.rms <= NEAREST_RMS:
+        if self.largest <= 1.0 and self.rms <= NEAREST_RMS + self.room:
             return "rounded to the nearest"
         most = max(RUN_RMS, MADE_UP_RUN * self.rms) if self.made_up else RUN_RMS
         if self.near >= NEARLY_ALL or self.run_mean > RUN_MEAN or self.run_rms > most:
@@ -180,20 +184,23 @@ def fit_errors(x: "Array", y: "Array", lattice: "Lattice") -> Fit:
     """Return a summary (Fit) of the errors of a quantized copy `y` of `x`, in steps of the copy.
 
     It has the shares within 0.6 steps and beyond one, the largest error, means and the slope:
-    what decides whether the copy is an honest rounding. Both are [..., columns]. `lattice` is
-    (step, lowest value, highest value) of each element. A value that was clipped at these ends has
-    no error, unless it lay far beyond them.
+    what decides whether the copy is an honest rounding. Both are [..., columns]. `lattice` has the
+    step, lowest and highest value of each element. A value that was clipped at these ends has no
+    error, unless it lay far beyond them; what rounded scales may make (`room`) is none.
     """
     # Errors in steps; without a step only equal values have none.
     matrices = math.prod(x.shape[:-2])
     columns = x.shape[-1] if x.ndim > 1 else x.size
     x, y = (np.asarray(v, np.float64).reshape(-1, columns) for v in (x, y))
-    step, low, high = (np.asarray(v, np.float64).reshape(x.shape) for v in lattice)
+    step, low, high = (np.asarray(v, np.float64).reshape(x.shape) for v in lattice[:3])
     low, high = np.minimum(low, high), np.maximum(low, high)
     delta = y - x
     with np.errstate(all="ignore"):
         error = np.where(delta == 0, 0.0, delta / step)
+        # What the rounding of scales may make of a value, and then of all of them.
+        slack = 0.0 if lattice.room is None else np.reshape(lattice.room, x.shape) / step
     error = np.where(np.isfinite(error), error, np.inf)
+    room = float(np.mean(np.square(slack)) ** 0.5)
     # Values beyond the ends of their group were clipped: they do not count.
     reach = CLIPPED * np.maximum(np.abs(low), np.abs(high))
     above, below = y >= high - step / 4, y <= low + step / 4
@@ -201,7 +208,7 @@ def fit_errors(x: "Array", y: "Array", lattice: "Lattice") -> Fit:
     error[clipped & (np.abs(x) <= reach)] = 0.0
     # Shares and moments of what is left, and the systematic part (slope).
     inner = ~clipped & np.isfinite(error)
-    size = np.abs(error)
+    size = np.maximum(np.abs(error) - slack, 0.0)
     finite = np.where(np.isfinite(error), error, 1e6)
     # At an end only values that were rounded outwards are left: alone they are a slope.
     inside = inner & ~above & ~below
@@ -237,6 +244,7 @@ def fit_errors(x: "Array", y: "Array", lattice: "Lattice") -> Fit:
         _count_cut_codes(x, error, clipped, np.abs(delta) > CUT * step),
         made_up and columns > _most_columns(len(x) // max(matrices, 1)),
         _share_of_saturated(delta, step, clipped & _lie_outside(x, low, high), high - low),
+        room if math.isfinite(room) else 0.0,
     )
 
 

@@ -212,7 +212,9 @@ def cell_size(lattice: "Lattice") -> tuple[int, int]:
 
     0 stands for all of them.
     """
-    low, high = (np.asarray(part).reshape(-1, part.shape[-1]) for part in lattice[1:])
+    low, high = (
+        np.asarray(part).reshape(-1, part.shape[-1]) for part in (lattice.low, lattice.high)
+    )
     found = []
     for axis in (0, 1):
         changes = ((np.diff(low, axis=axis) != 0) | (np.diff(high, axis=axis) != 0)).any(1 - axis)

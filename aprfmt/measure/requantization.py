@@ -267,7 +267,7 @@ def _derive_lattice(name: str, side: View, base: View) -> DerivationResult:
     assert lattice is not None
     columns = max(base.shape[-1], 1)
     x, y = (np.asarray(v.numpy(), np.float64).reshape(-1, columns) for v in (base, side))
-    step, low, high = (np.asarray(part, np.float64).reshape(x.shape) for part in lattice)
+    step, low, high = (np.asarray(part, np.float64).reshape(x.shape) for part in lattice[:3])
     found = fit_errors(x, y, lattice)
     same = 100 * found.near
     wide = wide_steps_of_lattice(x, lattice) if found.how else None

@@ -228,7 +228,7 @@ class ChunkSteps:
         if encoding_row(name).numpy:
             return _float_half_spacing(name, other[part])
         if side.lattice is not None:
-            found: Array = side.lattice.step.reshape(-1)[part]
+            found: Array = side.lattice.bound.reshape(-1)[part]
             return found
         if raw is None:
             return None

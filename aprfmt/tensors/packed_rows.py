@@ -111,13 +111,14 @@ def lattice_of(
 
     `undone` undoes the layout steps on arrays of the stored tensors.
     """
-    from aprfmt.codecs.lattice import Lattice
+    from aprfmt.codecs.lattice import join_lattices
 
     found = []
     for tensor in stored:
         assert tensor.packed is not None
         packed = tensor.packed()
-        found.append(packed.lattice(packed.decode()))
-    if any(one is None for one in found):
-        return None
-    return Lattice(*(undone(list(arrays)) for arrays in zip(*found, strict=True)))
+        one = packed.lattice(packed.decode())
+        if one is None:
+            return None
+        found.append(one)
+    return join_lattices(found, undone)

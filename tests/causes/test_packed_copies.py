@@ -268,7 +268,7 @@ def test_a_number_at_its_limit_is_still_a_rounding_and_the_next_is_not(name: str
 def test_a_scale_of_127_for_128_is_seen_in_eight_bits(values: Array) -> None:
     p = packing.nearest(values, 8, symmetric=True)
     made = lattice(p)
-    other = Lattice(*(np.asarray(part) * 128 / 127 for part in made))
+    other = made.map_parts(lambda part: part * 128 / 127)
     assert fit_errors(values, p.values(), made).how
     assert not fit_errors(values, p.values() * 128 / 127, other).how
 
@@ -498,7 +498,7 @@ def test_errors_in_steps_do_not_depend_on_the_unit(values: Array) -> None:
         copy = p.values() + noise * rng.normal(size=values.shape) * made.step
         found = fit_errors(values, copy, made)
         for factor in (2.0**-9, 4.0, 2.0**7):
-            other = Lattice(*(factor * np.asarray(part) for part in made))
+            other = made.map_parts(lambda part, factor=factor: factor * part)
             assert fit_errors(factor * values, factor * copy, other) == found
 
 

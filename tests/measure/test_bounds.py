@@ -1,14 +1,21 @@
 """Measures and steps used for verdicts, compared with numpy and with gguf.
 
-Seen red: the largest difference placed in the first window, a step eight times too long.
+Seen red: the largest difference placed in the first window, a step eight times too long,
+rounded scales left out of the bound.
 """
 
 import gguf
 import numpy as np
 import pytest
 
-from aprfmt.measure.bounds import quantization_steps
+from aprfmt.codecs import CODECS, decode
+from aprfmt.codecs.dialect import StoredPart
+from aprfmt.codecs.dialects import DIALECTS
+from aprfmt.codecs.lattice import PackedWeight
+from aprfmt.measure.bounds import fit_errors, quantization_steps
 from aprfmt.measure.numbers import PairSums
+from tests.codecs.data import Array
+from tests.codecs.packing import pack
 
 BLOCKS = 16
 
@@ -65,3 +72,45 @@ def test_a_step_is_the_largest_of_its_block_that_gguf_decodes(name: str) -> None
     found = quantization_steps(name, {"": low.tobytes()}, BLOCKS * size)
     assert found is not None and found.shape == (BLOCKS * size,)
     np.testing.assert_allclose(found.reshape(BLOCKS, size), gaps[:, None].repeat(size, 1), 1e-4)
+
+
+def affine(values: Array, bits: int) -> PackedWeight:
+    """Return MLX's weight of values [rows, columns]: BF16 rounds its scales after it has codes."""
+    groups = values.reshape(len(values), -1, 64)
+    low, high = groups.min(2), groups.max(2)
+    scale = ((high - low) / (2**bits - 1)).astype(np.float32)
+    codes = np.rint((groups - low[..., None]) / scale[..., None]).astype(np.uint32)
+    words = pack(codes.reshape(values.shape), bits).view(np.uint32)
+    stored = {".weight": StoredPart(words.tobytes(), "U32", words.shape)}
+    for suffix, numbers in ((".scales", scale), (".biases", low)):
+        raw = CODECS["BF16"].encode(numbers)[""]
+        stored[suffix] = StoredPart(raw, "BF16", numbers.shape)
+    return PackedWeight(DIALECTS["mlx"], stored, {"bits": bits, "group_size": 64})
+
+
+@pytest.mark.parametrize(("bits", "mean"), [(8, 0.0), (8, 0.05), (6, 0.0), (4, 0.0), (4, 1.0)])
+def test_a_bound_has_the_rounding_of_stored_scales_and_offsets(bits: int, mean: float) -> None:
+    rng = np.random.default_rng(bits)
+    values = (mean + 0.01 * rng.standard_normal((128, 256))).astype(np.float32)
+    weight = affine(values, bits)
+    copy = weight.decode()
+    lattice = weight.lattice(copy)
+    assert lattice is not None
+    assert fit_errors(values, copy, lattice).how == "rounded to the nearest"
+    assert (np.abs(copy - values) <= lattice.bound).all()
+    # One value two bounds off is none of that rounding, and neither are codes one too high.
+    other = copy.copy()
+    other[3, 5] += 2 * lattice.bound[3, 5]
+    assert fit_errors(values, other, lattice).largest > 1
+    if mean < 1:  # an offset of many steps may be a step off
+        assert not fit_errors(values, copy + lattice.step, lattice).how
+
+
+@pytest.mark.parametrize("name", ["Q4_1", "Q5_1"])
+def test_a_step_has_the_rounding_of_a_far_minimum(name: str) -> None:
+    values = (30 + 0.01 * np.random.default_rng(1).standard_normal((8, 64))).astype(np.float32)
+    raw = CODECS[name].encode(values)
+    steps = quantization_steps(name, raw, values.size)
+    assert steps is not None
+    off = np.abs(decode(name, raw, values.shape) - values).reshape(-1) / steps
+    assert 0.5 < off.max() <= 1

@@ -81,9 +81,11 @@ class PackedCopy:
 
     def fit(self) -> Fit:
         """Return the errors of the values as they are; each matrix of a stack has a scale."""
-        every = (self.x, self.y, *self.lattice)
-        x, y, *lattice = (part.reshape(-1, self.tall, part.shape[-1]) for part in every)
-        return fit_errors(x, y, Lattice(*lattice))
+
+        def split(part: "Array") -> "Array":
+            return part.reshape(-1, self.tall, part.shape[-1])
+
+        return fit_errors(split(self.x), split(self.y), self.lattice.map_parts(split))
 
     def explain_repaired(
         self, cause: str, says: tuple[str, ...], y: "Array", lattice: Lattice, free: int = 0
@@ -189,8 +191,8 @@ def _find_copy(case: DifferingPair, *, swapped: bool) -> PackedCopy | None:
         return None
     # The encoding itself gives the lattice.
     if known is not None:
-        lattice = Lattice(
-            *(np.asarray(part, np.float64).reshape(-1, reader.columns)[index] for part in known)
+        lattice = known.map_parts(
+            lambda part: np.asarray(part, np.float64).reshape(-1, reader.columns)[index]
         )
         grouping, codes = grouping_of(lattice), _code_table(reader)
         return PackedCopy(
@@ -370,10 +372,13 @@ def scale_lattice(
 ) -> Lattice:
     """Return the lattice of values times `factor` plus `offset`."""
     return Lattice(
-        lattice.step * np.abs(factor), lattice.low * factor + offset, lattice.high * factor + offset
+        lattice.step * np.abs(factor),
+        lattice.low * factor + offset,
+        lattice.high * factor + offset,
+        None if lattice.room is None else lattice.room * np.abs(factor),
     )
 
 
 def reorder_lattice(lattice: Lattice, rows: "Array | slice", columns: "Array | slice") -> Lattice:
     """Return a lattice with its rows and columns taken in this order."""
-    return Lattice(*(part[rows][:, columns] for part in lattice))
+    return lattice.map_parts(lambda part: part[rows][:, columns])

@@ -20,7 +20,7 @@ from aprfmt.causes.tensor.proof import either_side_text, make_finding
 from aprfmt.codecs import CODECS, decode
 from aprfmt.codecs.dialect import OF_INPUTS, Parts, StoredPart
 from aprfmt.codecs.laid_out import AWQ_BACK, AWQ_ORDER
-from aprfmt.codecs.lattice import Lattice, PackedWeight
+from aprfmt.codecs.lattice import PackedWeight, join_lattices
 from aprfmt.errors import AprfmtError, ArchError
 from aprfmt.measure.alignment import TensorPair
 from aprfmt.measure.bounds import fit_errors
@@ -300,8 +300,8 @@ def _confirm_reading(
         return None
     # Judge the errors in the steps of the weights as read now.
     index = np.arange(copy.reader.rows) if copy.rows is None else copy.rows
-    wide = [view.undo_layout(list(arrays)) for arrays in zip(*(p for p in parts if p), strict=True)]
-    lattice = Lattice(*(np.asarray(part).reshape(-1, y.shape[-1])[index] for part in wide))
+    wide = join_lattices([part for part in parts if part], view.undo_layout)
+    lattice = wide.map_parts(lambda part: np.asarray(part).reshape(-1, y.shape[-1])[index])
     after = fit_errors(copy.x, np.asarray(y, np.float64).reshape(-1, y.shape[-1])[index], lattice)
     if not copy.is_repaired(after):
         return None
