@@ -38,19 +38,17 @@ class Lattice(NamedTuple):
 
     def map_parts(self, change: Callable[[Array], Array]) -> "Lattice":
         """Return the lattice with each of its arrays replaced by what `change` makes of it."""
-        return Lattice(*(None if part is None else change(part) for part in self))
+        room = None if self.room is None else change(self.room)
+        return Lattice(change(self.step), change(self.low), change(self.high), room)
 
 
 def join_lattices(lattices: Sequence[Lattice], join: Callable[[list[Array]], Array]) -> Lattice:
     """Return one lattice whose arrays are what `join` makes of those of all `lattices`."""
-    rooms = [one.room for one in lattices]
-    if any(room is not None for room in rooms):
-        lattices = [
-            one._replace(room=np.zeros_like(one.step)) if one.room is None else one
-            for one in lattices
-        ]
-    columns = zip(*lattices, strict=True)
-    return Lattice(*(None if one[0] is None else join(list(one)) for one in columns))
+    room = None
+    if any(one.room is not None for one in lattices):
+        room = join([np.zeros_like(x.step) if x.room is None else x.room for x in lattices])
+    low, high = join([one.low for one in lattices]), join([one.high for one in lattices])
+    return Lattice(join([one.step for one in lattices]), low, high, room)
 
 
 def fill_codes(dialect: Dialect, parts: Parts, code: int, bits: int) -> Parts:

@@ -162,6 +162,29 @@ def test_equal_scales_are_shared_only_where_they_are_right_somewhere(sharing: bo
     assert found == (packed_scales.SHARED if sharing else "")
 
 
+@pytest.mark.parametrize("value", [1.0, 1 / 3])
+def test_scales_are_shared_only_where_their_type_tells_more_of_them(value: float) -> None:
+    """Seen red: scales near each other, of values in BF16, were said to be one."""
+    stored = 1 + np.arange(30) % 4 / 128  # all that BF16 has there
+    right = np.where(np.arange(30) < 4, stored, stored * TRUE.reshape(-1))
+    copy = copy_of(stored)
+    copy.y = copy.y * value
+    found = _scale_relation(copy, right, np.arange(30) >= 4, 1e-3)
+    assert found == ("" if value == 1.0 else packed_scales.SHARED)
+
+
+@pytest.mark.parametrize("apart", [0.0, 1e-3])
+def test_scales_that_differ_in_their_bytes_are_not_shared(apart: float) -> None:
+    stored = TRUE[0, 0] * (1 + apart * np.arange(30) / 30)
+    copy = copy_of(stored)
+    info = SimpleNamespace(shape=(30,), encoding="F64")
+    part = SimpleNamespace(info=info, raw=lambda: stored.tobytes())
+    copy.reader.side = SimpleNamespace(stored=(SimpleNamespace(parts={".absmax": part}),))
+    copy.reader.rows, copy.reader.columns = copy.y.shape
+    found = _scale_relation(copy, TRUE.reshape(-1), np.ones(30, bool), 1e-3)
+    assert found == ("" if apart else "one scale is shared by all")
+
+
 def test_powers_of_two_that_stand_for_others_are_not_shared() -> None:
     """Seen red: exponents, of which all groups have a few, were said to be shared or misread."""
     right = to_power(TRUE).reshape(-1)

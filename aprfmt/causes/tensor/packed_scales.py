@@ -4,6 +4,7 @@ The factor that every cell's values lack is the least-squares one. With it put r
 be usual; how the factors go with the stored scales then says what was done to these.
 """
 
+import math
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import cache
@@ -374,14 +375,15 @@ def _scale_relation(copy: PackedCopy, right: "Array", wrong: "Array", relative: 
         return NESTED
     # A number that stands everywhere is a shared scale only if it is right in one of the places.
     own = np.abs(true / grid - 1) <= limit
-    if np.ptp(stored) <= LEAST * stored.max() and stored.size > 1 and own.any():
+    most = _most_numbers(copy)  # scales that are near each other are not one
+    if np.ptp(stored) <= LEAST * stored.max() and stored.size > 1 and own.any() and most <= 1:
         return "one scale is shared by all"
     for axis, what in ((0, "rows"), (1, "groups of a row")):
         same = grid.shape[axis] > 1 and np.ptp(grid, axis=axis) <= LEAST * grid.max(axis)
-        if np.all(same) and own.any(axis).all():
+        if np.all(same) and own.any(axis).all() and most <= grid.shape[1 - axis]:
             return f"one scale is shared by all {what}"
-    held = np.unique(stored).size
-    if _scales_are_few_numbers(copy):
+    held = max(np.unique(stored).size, most)
+    if _scales_are_few_numbers(copy) or _fill_their_type(copy, stored):
         return ""  # of such a type, the right scales of many groups are equal
     right_ones = np.unique(stored[own.reshape(-1)]).size  # few are right by accident
     if right_ones >= max(1, SOMEWHERE * held) and 4 * held < stored.size:
@@ -392,8 +394,36 @@ def _scale_relation(copy: PackedCopy, right: "Array", wrong: "Array", relative: 
 def _scales_are_few_numbers(copy: PackedCopy) -> bool:
     """Return whether a copy's scales are of a type with few numbers: 8 bits, or powers of two."""
     parts = [part for one in copy.reader.side.stored for part in one.parts.items()]
-    small = any("scale" in name and part.info.encoding in SMALL_SCALES for name, part in parts)
+    small = any(
+        ("scale" in name or "absmax" in name) and part.info.encoding in SMALL_SCALES
+        for name, part in parts
+    )
     return small or "NVFP4" in copy.reader.encoding or lattices.are_powers_of_two(copy.scales)
+
+
+def _most_numbers(copy: PackedCopy) -> int:
+    """Return how many different scales are stored for the cells of a copy; 0 where it is not known.
+
+    Its values may be of a type that shows different scales as equal ones.
+    """
+    cell = copy.y.size // max(copy.scales.size, 1)
+    for part in (part for one in copy.reader.side.stored for part in one.parts.values()):
+        if math.prod(part.info.shape) * cell == copy.reader.rows * copy.reader.columns:
+            return int(np.unique(decode(part.info.encoding, part.raw(), part.info.shape)).size)
+    return 0
+
+
+def _fill_their_type(copy: PackedCopy, scales: "Array") -> bool:
+    """Return whether scales are most of the numbers that the type of the values has between them.
+
+    Such scales are equal because of that type, and stand for different ones.
+    """
+    size = np.abs(scales)
+    bits = np.array([size.min(), size.max()], np.float32).view(np.uint32)
+    digits = np.ascontiguousarray(copy.y, np.float32).view(np.uint32)
+    unused = next((n for n in (16, 13) if not (digits & np.uint32((1 << n) - 1)).any()), 0)
+    low, high = (int(end) >> unused for end in bits)
+    return bool(unused) and 2 * np.unique(scales).size > high - low + 1
 
 
 @cache
