@@ -143,7 +143,7 @@ def diff(
             return report
         from aprfmt.model.engine_state import is_engine_state
 
-        return replace(report, of_engine=is_engine_state(Path(b)))
+        return replace(report, of_engine=is_engine_state(Path(b)), is_state=True)
 
 
 def open_state_beside(path: Path, model: Model) -> Model | None:

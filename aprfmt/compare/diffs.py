@@ -4,6 +4,7 @@ import shlex
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
+from pathlib import Path
 
 from aprfmt.base.data_frames import Row, Tabular
 from aprfmt.base.object_repr import short_repr
@@ -97,6 +98,7 @@ class DiffReport(Tabular):
     item_arguments: Mapping[tuple[str, str], str] = field(default_factory=dict)  # words of `set`
     input_scales: tuple[str, ...] = ()  # endings of A's scales of activations
     of_engine: bool = False  # B is the saved weights of an engine, which `diagnose` does not take
+    is_state: bool = False  # B is a state dict without a configuration: no command changes it
 
     def table_rows(self) -> Sequence[Row]:
         """Return one dict per tensor, with its verdict and its distances."""
@@ -129,7 +131,21 @@ class DiffReport(Tabular):
                 or (self.rewriting_command if mends else "")
             )
             rows.append(replace(one, next=command).to_named_cause(self.stored))
-        return tuple(rows)
+        return tuple(
+            one
+            if one.remedy is None or self._can_run(one.remedy.command)
+            else replace(one, remedy=None)
+            for one in rows
+        )
+
+    def _can_run(self, command: str) -> bool:
+        """Return whether a command runs on these files: a state dict is no model that it changes.
+
+        One that writes the model beside it does.
+        """
+        return not (
+            self.is_state and Path(self.b) in (path := Path(shlex.split(command)[2]), *path.parents)
+        )
 
     def _own_key_command(self, cause: str) -> str:
         """Return the command that sets a key of B to what B's tensors show; "" if none is wrong."""
@@ -181,9 +197,9 @@ class DiffReport(Tabular):
         mends = [one.remedy.command for one in self.causes if one.remedy is not None]
         if mends or self.exit_code() == 0:
             return tuple(dict.fromkeys(mends))
-        if self._surplus_commands:
+        if self._surplus_commands and all(map(self._can_run, self._surplus_commands)):
             return self._surplus_commands
-        if self._items_command:
+        if self._items_command and self._can_run(self._items_command):
             return (self._items_command,)
         # A file that cannot be read whole cannot be diagnosed.
         if any(one.kind != "codec" for one in self.damage):

@@ -196,6 +196,29 @@ def test_a_state_is_diagnosed_as_it_is_compared(ranks: int, tmp_path: Path) -> N
     assert {name for row in told["causes"] for name in row["where"]} >= {"L1.attn_q.weight"}
 
 
+@pytest.mark.parametrize("form", ["ranks", "one file"])
+def test_a_stale_head_of_a_state_is_no_key_to_set(form: str, tmp_path: Path) -> None:
+    """Seen red: `set STATE tie_word_embeddings=false`, which cannot run and keeps the fault."""
+    folder = tiny_folder("llama", tie_word_embeddings=True)
+    held = published(folder)
+    assert "lm_head.weight" not in held
+    table = held["model.embed_tokens.weight"]
+    noise = torch.randn(table.shape, generator=torch.Generator().manual_seed(1))
+    held["lm_head.weight"] = (table + 0.02 * table.std() * noise).to(table.dtype)
+    path = tmp_path / "s"
+    path.mkdir()
+    file = path / ("state.pt" if form == "one file" else "tp_rank_0.pt")
+    path = file if form == "one file" else path
+    torch.save(held, file)
+    told = aprfmt("diff", folder, path, "--json").json
+    (cause,) = told["causes"]
+    assert (cause["cause"], cause["level"]) == ("tied_embedding", "confirmed")
+    assert "B's head is stale" in cause["says"] and cause["remedy"] is None
+    assert not any(f" {path} " in one and " set " in one for one in told["next"])
+    torch.save(held | {"lm_head.weight": table.clone()}, file)
+    assert aprfmt("diff", folder, path).code == 0
+
+
 def both(name: str, change: Callable[[Any], Any]) -> Callable[[list[State]], None]:
     """Return what changes a tensor on every rank."""
 

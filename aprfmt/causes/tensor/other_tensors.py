@@ -154,6 +154,8 @@ def _guess_renamed(
     if not exchanged and (case.key, key) == TIED:
         cause = "tied_embedding"
         text = f"{told}'s head has the values of the embedding; {there} has a head of its own"
+        if _is_stale_head(case, there):
+            text += f", though its configuration ties them: {there}'s head is stale"
     elif role == role_there and layer is not None and layer_there is not None:
         cause = "layer_order"
         text = f"{told}'s layer {layer} has the tensor of {there}'s layer {layer_there}"
@@ -176,6 +178,16 @@ def _guess_renamed(
         where=(case.key, key),
         most="confirmed" if exchanged or cause != "swapped_tensors" else "explained",
     )
+
+
+def _is_stale_head(case: DifferingPair, label: str) -> bool:
+    """Return whether a side is a state dict whose model ties the head that stands apart there.
+
+    A model's own file may keep a head against its configuration, which then is what is wrong.
+    """
+    model = case.context.models[label.lower()]
+    said = model.resolution.report.overruled.get("tied_embeddings")
+    return getattr(model.source, "of_engine", False) and said is not None and bool(said.value)
 
 
 def _same_sample(x: RowReader, y: RowReader) -> bool:
