@@ -212,7 +212,7 @@ class EngineReading:
         """Return what each rank holds, as arrays of opaque elements."""
         shape = self.parameter.shape
         return [
-            element_array(part).reshape(_with_unit_axis(part.info.shape, shape))
+            element_array(part).reshape(_in_published_axes(part.info.shape, shape))
             for part in self.tensor.parts
         ]
 
@@ -727,7 +727,7 @@ class _StateReader:
         `whole` is that tensor. Where its shape fits no division among the ranks, it is recorded as
         a misfit under these names.
         """
-        local = _with_unit_axis(whole.shape, parameter.shape)
+        local = _in_published_axes(whole.shape, parameter.shape)
         layout = find_layout(parameter, local, len(whole.parts))
         for part in parameter.parts:
             for name in part.stored:
@@ -1090,15 +1090,23 @@ def _is_one_more(stored: LazyTensor, published: LazyTensor) -> bool:
     return x.shape == y.shape and np.array_equal(x, decode(encoding, more, y.shape))
 
 
-def _with_unit_axis(shape: tuple[int, ...], published: tuple[int, ...]) -> tuple[int, ...]:
-    """Return an engine's shape with the axis of one element that only the published shape has.
+def _in_published_axes(shape: tuple[int, ...], published: tuple[int, ...]) -> tuple[int, ...]:
+    """Return an engine's shape with the axes of the published one, where it has the same rows.
 
-    A depthwise convolution's is [channels, 1, taps], which some engines hold as [channels, taps].
+    A depthwise convolution's kernel is [channels, 1, taps] or [channels, taps], a vector [d] or
+    [1, d]. Patches are embedded by a convolution or by a matrix of its flattened kernels: that is
+    [out, in, height, width] or [out, in * height * width], in one order of elements.
     """
-    if len(shape) + 1 != len(published) or 1 not in published:
+    if len(shape) == len(published) or not shape or not published:
         return shape
-    axis = published.index(1)
-    return (*shape[:axis], 1, *shape[axis:])
+    if len(shape) + 1 == len(published) and 1 in published:
+        axis = published.index(1)
+        return (*shape[:axis], 1, *shape[axis:])
+    if [one for one in shape if one != 1] == [one for one in published if one != 1]:
+        return published
+    if 2 in (len(shape), len(published)) and math.prod(shape[1:]) == math.prod(published[1:]):
+        return (shape[0], *published[1:])
+    return shape
 
 
 def _lacks_bytes(whole: RankTensor, published: LazyTensor) -> bool:

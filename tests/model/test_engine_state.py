@@ -219,6 +219,34 @@ def test_a_stale_head_of_a_state_is_no_key_to_set(form: str, tmp_path: Path) -> 
     assert aprfmt("diff", folder, path).code == 0
 
 
+def test_axes_that_an_engine_flattens_are_layout(tmp_path: Path) -> None:
+    """Seen red: SHAPE_DIFFERS for a patch embedding as a matrix, whatever its values are."""
+    from safetensors.torch import save_file
+
+    shapes = {  # (published, on a rank)
+        "visual.conv3d.weight": ((16, 3, 2, 4, 4), (16, 96)),
+        "visual.conv2d.weight": ((16, 3, 4, 4), (16, 48)),
+        "visual.linear.weight": ((16, 48), (16, 3, 4, 4)),
+        "mixer.taps.weight": ((16, 1, 4), (16, 4)),
+        "mixer.short.weight": ((16, 4), (16, 1, 4)),
+        "visual.row.bias": ((16,), (1, 16)),
+        "visual.other.weight": ((16, 48), (48, 16)),
+        "visual.drawn.weight": ((16, 3, 4, 4), (16, 48)),
+    }
+    folder = tmp_path / "model"
+    shutil.copytree(tiny_folder("llama"), folder)
+    given = published(folder)
+    for name, (shape, _) in shapes.items():
+        given[name] = torch.randn(shape, generator=torch.Generator().manual_seed(len(given)))
+    save_file(given, folder / "model.safetensors", {"format": "pt"})
+    held = given | {name: given[name].reshape(flat) for name, (_, flat) in shapes.items()}
+    held["visual.drawn.weight"] = held["visual.drawn.weight"].flip(1)
+    path = save(tmp_path / "s", [held])
+    told = aprfmt("diff", folder, path, "--json").json["tensors"]
+    apart = {row["name_a"]: row["verdict"] for row in told if row["verdict"] != "SAME_BYTES"}
+    assert apart == {"visual.other.weight": "SHAPE_DIFFERS", "visual.drawn.weight": "DIFFERENT"}
+
+
 def both(name: str, change: Callable[[Any], Any]) -> Callable[[list[State]], None]:
     """Return what changes a tensor on every rank."""
 
