@@ -44,9 +44,10 @@ from aprfmt.training.parameters import Parameter
 F64 = NDArray[np.float64]
 _DTYPES = {"float64": "F64", "float32": "F32", "float16": "F16", "bfloat16": "BF16"}
 _ADAPTER_NAME = re.compile(
-    r"(\.(?:lora_A|lora_B|lora_embedding_A|lora_embedding_B|lora_magnitude_vector))"
-    r"\.(?!weight$)[^.]+(\.weight)?$"
+    r"(\.(?:lora_A|lora_B|lora_embedding_A|lora_embedding_B))\.(?!weight$)[^.]+(\.weight)?$"
 )
+# DoRA's magnitudes are a module's weight in PEFT, and are saved without it.
+_MAGNITUDE_NAME = re.compile(r"(\.lora_magnitude_vector)(?:\.(?!weight$)[^.]+)?(?:\.weight)?$")
 _WRAPPERS = ("grad.", "grads.", "gradients.", "model.grad.")
 _LOOKED = 1 << 14  # numbers that show in how many bits they were made
 _KEPT = 2  # groups of arrays that are held: joined projections are asked for one after the other
@@ -177,7 +178,7 @@ def plain_name(name: str) -> str:
     name = name.removesuffix(".grad")
     for inside in _INSIDE:
         name = name.replace(inside, "")
-    return _ADAPTER_NAME.sub(r"\1\2", name)
+    return _MAGNITUDE_NAME.sub(r"\1", _ADAPTER_NAME.sub(r"\1\2", name))
 
 
 HEAD, TABLE = "output.weight", "token_embd.weight"
@@ -207,15 +208,16 @@ def place_names(
             )
         plain[changed] = name
     there = {name for row in parameters for name in row.names}
-    if not there & plain.keys():
+    if not (there | {*map(plain_name, there)}) & plain.keys():
         prefix = prefix_rule_onto(list(plain), there)
         if prefix is not None:
             plain = {prefix(changed): name for changed, name in plain.items()}
     found: dict[str, Placed] = {}
     used: set[str] = set()
     for row in parameters:
-        if all(name in plain for name in row.names):
-            stored = tuple(plain[name] for name in row.names)
+        own = [name if name in plain else plain_name(name) for name in row.names]
+        if all(name in plain for name in own):
+            stored = tuple(plain[name] for name in own)
             view = row.before
             part = 0 if view.role is None else view.roles.index(view.role)
             found[row.key] = Placed(stored, view.layout, part)

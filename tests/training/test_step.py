@@ -193,6 +193,35 @@ def test_gradients_of_an_adapter_go_by_the_names_of_peft(tmp_path: Path) -> None
     assert report.exit_code == 0 and report.pronounced.says == "agrees, 8 tensors"
 
 
+@pytest.mark.parametrize("stored", ["", ".weight"])
+@pytest.mark.parametrize("given", [".default.weight", ".weight", ".mine", ""])
+@pytest.mark.parametrize("frozen", [False, True])
+def test_magnitudes_of_dora_are_one_parameter_in_all_spellings(
+    stored: str, given: str, frozen: bool, tmp_path: Path
+) -> None:
+    """PEFT trains a module's weight and saves it without `.weight`. Seen red: without that name."""
+    part = "lora_magnitude_vector"
+    before = adapters.adapter(False)
+    for module in adapters.MODULES:
+        size = before[f"base_model.model.{module}.lora_B.weight"].shape[0]
+        before[f"base_model.model.{module}.{part}{stored}"] = np.full(size, 2, np.float32)
+    named = {
+        f"{name.partition(part)[0]}{part}{given}" if part in name else name: g
+        for name, g in adapters.gradients(before).items()
+    }
+    after = adapters.stepped(before, lambda name: frozen and part in name)
+    report = explain_step(
+        save(tmp_path / "base", weights(), "BF16"),
+        adapter=adapters.write(tmp_path / "before", before),
+        after=adapters.write(tmp_path / "after", after),
+        grads=[save_arrays(tmp_path / "g.npz", named)],
+        optimizer=f"adam:lr={LR},step=1",
+    )
+    found = [(one.cause, len(one.roles)) for one in report.causes]
+    assert found == ([("frozen", len(adapters.MODULES))] if frozen else [])
+    assert report.exit_code == int(frozen) and not report.left and len(report.tensors) == 12
+
+
 @pytest.mark.parametrize(
     ("cause", "still", "count"),
     [
