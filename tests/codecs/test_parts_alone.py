@@ -1,8 +1,9 @@
 """Parts of codecs and readers, each by itself."""
 
+import re
 from dataclasses import replace
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -15,6 +16,8 @@ from aprfmt.codecs import (
     encode,
     modelopt_scope,
     native_kernels,
+    repack_targets,
+    write_micro,
     write_words,
 )
 from aprfmt.codecs.compressed_tensors import _numbers_by_group, weight_arguments
@@ -218,3 +221,65 @@ def test_words_along_inputs_hold_every_output(native: bool, outputs: int) -> Non
     assert found.shape == (2, outputs)
     unpacked = (found[:, None, :].view(np.uint32) >> np.arange(0, 32, 4)[:, None]) & 15
     assert np.array_equal(unpacked.reshape(16, outputs), codes.T)
+
+
+def micro(scale: float | None, divisor: float | None = None) -> Groups:
+    """Groups of E2M1 with a scale of scales."""
+    outer, divides = (
+        None if one is None else np.array([one], np.float32) for one in (scale, divisor)
+    )
+    return Groups(16, np.zeros((1, 1), np.uint8), tensor_scale=outer, divisor=divides, codes="e2m1")
+
+
+def test_a_scale_of_scales_that_multiplies_is_divided_by_where_it_has_a_reciprocal() -> None:
+    settings: Any = None
+    for scale, divisor in ((None, 1.0), (4.0, 0.25), (-0.5, -2.0)):
+        (found,) = cast(Any, write_micro._hold_divided(micro(scale), settings).divisor)
+        assert found == divisor
+    kept = micro(4.0, 3.0)
+    assert write_micro._hold_divided(kept, settings) is kept
+    for scale in (0.0, 1e-40, np.inf, -np.inf, np.nan):
+        with pytest.raises(CodecError, match="which has no reciprocal"):
+            write_micro._hold_divided(micro(scale), settings)
+
+
+def test_scales_of_scales_are_as_many_as_divide_the_blocks() -> None:
+    codec: Any = CODECS["NVFP4"]  # blocks of 64
+    for scales, blocks in ((1, 1), (1, 3), (3, 3), (3, 6), (2, 4)):
+        raw = {"scale": np.arange(scales, dtype="<f4").tobytes()}
+        assert codec._tensor_scales(raw, 64 * blocks).tolist() == list(range(scales))
+    for length, count in ((0, 128), (3, 128), (5, 128), (8, 192), (12, 128), (4, 65)):
+        with pytest.raises(CodecError, match=f"has {length} bytes for {count} elements"):
+            codec._tensor_scales({"scale": bytes(length)}, count)
+
+
+def test_a_number_that_float16_cannot_hold_is_named() -> None:
+    for dtype in (np.float32, np.float64):
+        for bad in (65520.0, -65520.0, np.inf, -np.inf, np.nan, 1e30):
+            numbers = np.ones((2, 3), dtype)
+            numbers[1, 2] = bad
+            with pytest.raises(CodecError, match=r"minimum .* at \[1, 2\] is beyond float16"):
+                repack_targets._to_float16("minimum", numbers)
+        numbers = np.array([[65504.0, -65504.0, 0.0, 6e-8]], dtype)
+        found = repack_targets._to_float16("scale", numbers)
+        assert found.dtype == np.float16 and found.tolist() == numbers.astype("<f2").tolist()
+        assert not repack_targets._to_float16("scale", np.ones((0, 3), dtype)).size
+    odd = np.array([[1.0, 2.0]], np.float32)
+    odd.view(np.uint32)[0, 1] = 0x7FC0_2000  # not a number whose last bit of float16 is set
+    for numbers in (odd, odd.astype(np.float64)):
+        with pytest.raises(CodecError, match="beyond float16"):
+            repack_targets._to_float16("scale", numbers)
+
+
+def test_modules_that_gptq_leaves_out_are_patterns_of_their_whole_names() -> None:
+    settings: Any = SimpleNamespace(size=32, version=1)
+    left = ["model.layers.0.mlp.up_proj", "lm_head", "model.layers.10"]
+    section = write_words._gptq_section(settings, left)["quantization_config"]
+    patterns = [key.removeprefix("-:") for key in section["dynamic"]]
+    assert len(patterns) == 2 and re.fullmatch(patterns[0], left[0])
+    assert re.fullmatch(patterns[1], left[2]) and not re.match(patterns[1], "modelxlayers.10")
+    assert not re.match(patterns[1], "model.layers.101")
+    assert section["checkpoint_format"] == "gptq" and section["group_size"] == 32
+    settings.version = 2
+    section = write_words._gptq_section(settings, ["lm_head"])["quantization_config"]
+    assert section["checkpoint_format"] == "gptq_v2" and "dynamic" not in section
