@@ -231,7 +231,7 @@ def test_axes_that_an_engine_flattens_are_layout(tmp_path: Path) -> None:
         "mixer.short.weight": ((16, 4), (16, 1, 4)),
         "visual.row.bias": ((16,), (1, 16)),
         "visual.other.weight": ((16, 48), (48, 16)),
-        "visual.drawn.weight": ((16, 3, 4, 4), (16, 48)),
+        "visual.drawn.weight": ((32, 3, 4, 4), (32, 48)),
     }
     folder = tmp_path / "model"
     shutil.copytree(tiny_folder("llama"), folder)
@@ -240,10 +240,13 @@ def test_axes_that_an_engine_flattens_are_layout(tmp_path: Path) -> None:
         given[name] = torch.randn(shape, generator=torch.Generator().manual_seed(len(given)))
     save_file(given, folder / "model.safetensors", {"format": "pt"})
     held = given | {name: given[name].reshape(flat) for name, (_, flat) in shapes.items()}
-    held["visual.drawn.weight"] = held["visual.drawn.weight"].flip(1)
+    torch.manual_seed(3)
+    held["visual.drawn.weight"] = torch.nn.Linear(48, 32).weight.detach()
     path = save(tmp_path / "s", [held])
-    told = aprfmt("diff", folder, path, "--json").json["tensors"]
-    apart = {row["name_a"]: row["verdict"] for row in told if row["verdict"] != "SAME_BYTES"}
+    told = aprfmt("diff", folder, path, "--json").json
+    assert any("(1/sqrt(48), as torch.nn.Linear)" in one["says"] for one in told["causes"])
+    rows = told["tensors"]
+    apart = {row["name_a"]: row["verdict"] for row in rows if row["verdict"] != "SAME_BYTES"}
     assert apart == {"visual.other.weight": "SHAPE_DIFFERS", "visual.drawn.weight": "DIFFERENT"}
 
 

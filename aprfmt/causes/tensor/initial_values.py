@@ -45,6 +45,7 @@ USUAL_RANGE = 0.02  # initializer_range of nearly every configuration
 MOST_OTHERS = 0.5  # share of the other tensors that are equal where a short vector is called drawn
 WEAK = ("stale_tensor", "missing_bias", "tied_embedding", "derived")
 COMPARED = 4  # equal matrices that are asked whether the whole model was never trained
+_KERNELS = 4  # axes of a convolution's kernels over two dimensions; a stack of matrices has three
 SHOWN = 3  # kinds of numbers that a sentence lists
 
 
@@ -286,7 +287,12 @@ def _known_initialisers(
 
 
 def _fans(context: PairContext, label: str, key: str, shape: Sequence[int]) -> tuple[int, int]:
-    """Return (inputs, outputs) of a matrix, or of the one whose bias this is; 0 where unknown."""
+    """Return (inputs, outputs) of a matrix, or of the one whose bias this is; 0 where unknown.
+
+    The kernels [out, in, ..., height, width] of a convolution count as torch.nn.init counts them.
+    """
+    if len(shape) >= _KERNELS:
+        return math.prod(shape[1:]), shape[0] * math.prod(shape[2:])
     if len(shape) > 1:
         return int(shape[-1]), int(shape[-2])
     weight = context.sides(label.lower()).get(f"{key.removesuffix('.bias')}.weight")
