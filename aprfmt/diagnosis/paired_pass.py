@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from aprfmt.base.budget import Budget, BudgetSpent
-from aprfmt.causes.forward.norm_order import round_to_type
+from aprfmt.causes.forward.rounding import round_to_type
 from aprfmt.diagnosis.accumulated_rounding import TIMES
 from aprfmt.diagnosis.blend import Blend, count_stages, multiplications_per_token
 from aprfmt.diagnosis.records import Touched

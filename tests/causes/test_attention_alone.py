@@ -9,7 +9,7 @@ import pytest
 from aprfmt.causes.forward import (
     attention_operands,
     indexer,
-    norm_order,
+    rounding,
     score_bias,
     single_steps,
     softmax,
@@ -486,12 +486,12 @@ def test_values_that_share_a_scale_are_whole_steps_of_it(
     codes: str, axes: tuple[int, ...] | None, wanted: Any
 ) -> None:
     x = np.array([[[12.7, -6.41], [2.54, 0.64]], [[0.0, 0.0], [1.26, 0.01]]], np.float32)
-    made = norm_order.round_on_scales(x, codes, axes)
+    made = rounding.round_on_scales(x, codes, axes)
     np.testing.assert_allclose(made, np.array(wanted), atol=5e-4)
 
 
 def test_rows_that_are_no_whole_blocks_stay_as_they_are() -> None:
     x = np.random.default_rng(2).standard_normal((3, 4, 8)).astype(np.float32)
-    made = norm_order.round_to_blocks(x, "Q8_0")
+    made = rounding.round_to_blocks(x, "Q8_0")
     assert made.shape == x.shape and 0 < np.abs(made - x).max() < np.abs(x).max() / 127
-    np.testing.assert_array_equal(norm_order.round_to_blocks(x[:, :3], "Q8_0"), x[:, :3])
+    np.testing.assert_array_equal(rounding.round_to_blocks(x[:, :3], "Q8_0"), x[:, :3])

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from aprfmt.causes.forward.norm_order import round_to_type
+from aprfmt.causes.forward.rounding import round_to_type
 from tests.diagnosis import dumps
 from tests.diagnosis.engines import COARSE, LONG, broken, tiny_folder, trace
 from tests.diagnosis.fault import Fault, Pair

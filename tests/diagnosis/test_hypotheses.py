@@ -11,7 +11,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from aprfmt.causes.forward.norm_order import round_to_type
+from aprfmt.causes.forward.rounding import round_to_type
 from aprfmt.causes.forward.routing_rules import wrong_routing_rules
 from aprfmt.causes.forward.usual_mistakes import usual_mistakes
 from aprfmt.diagnosis import Diagnosis, diagnose

@@ -26,12 +26,6 @@ from aprfmt.causes.forward.norm_order import (
     divide_layer_norm_by,
     norm_after_rope,
     norm_heads_jointly,
-    round_keys_and_values,
-    round_on_scales,
-    round_operations,
-    round_rope_table,
-    round_to_blocks,
-    round_to_type,
     skip_norms,
 )
 from aprfmt.causes.forward.product import scale_weights_change, zero_weights_change
@@ -41,6 +35,14 @@ from aprfmt.causes.forward.residual_stream import (
     parallel_change,
     usual_embedding_factors,
     usual_token_type_mistakes,
+)
+from aprfmt.causes.forward.rounding import (
+    round_keys_and_values,
+    round_on_scales,
+    round_operations,
+    round_rope_table,
+    round_to_blocks,
+    round_to_type,
 )
 from aprfmt.causes.forward.shards import usual_shard_sum_mistakes, usual_shard_table_mistakes
 from aprfmt.causes.forward.weights import tied_head_change

@@ -12,7 +12,6 @@ from numpy.typing import NDArray
 from aprfmt.arch.role_vocabulary import split_key
 from aprfmt.causes.forward.mismatch import Change, Hypothesis, Mismatch
 from aprfmt.causes.forward.norm import norm_key
-from aprfmt.causes.forward.norm_order import round_on_scales
 from aprfmt.causes.forward.product import (
     Product,
     product_of,
@@ -20,6 +19,7 @@ from aprfmt.causes.forward.product import (
     replace_weights,
     weight_values,
 )
+from aprfmt.causes.forward.rounding import round_on_scales
 from aprfmt.codecs import CODECS, decode, encode
 from aprfmt.errors import CodecError
 from aprfmt.inference.replay.patched_model import PatchedModel
