@@ -12,7 +12,6 @@ from aprfmt.base.protocols import SURPLUS, Damage
 from aprfmt.causes import CAUSES
 from aprfmt.measure.findings import Finding
 from aprfmt.measure.item_repairs import (
-    checksum_command,
     inspect_unreadable_command,
     repair_items_command,
     surplus_commands,
@@ -243,9 +242,7 @@ class DiffReport(Tabular):
         """The command that makes B agree where only items of no table differ; else ""."""
         if self.ledgers is None or replace(self, not_compared=()).exit_code() == 1:
             return ""
-        return checksum_command(self.not_compared, self.a, self.b) or repair_items_command(
-            self.not_compared, self.item_arguments, self.b
-        )
+        return repair_items_command(self.not_compared, self.item_arguments, self.a, self.b)
 
     @cached_property
     def _surplus_commands(self) -> tuple[str, ...]:

@@ -9,7 +9,7 @@ from aprfmt.base.notebook import Card, Table, Tone
 from aprfmt.base.object_repr import short_repr
 from aprfmt.causes import CAUSES
 from aprfmt.measure.findings import Confidence, Finding
-from aprfmt.measure.item_repairs import checksum_command, repair_items_command, surplus_commands
+from aprfmt.measure.item_repairs import repair_items_command, surplus_commands
 from aprfmt.measure.named_causes import MENDS, TRAINED, NamedCause
 from aprfmt.measure.nonfinite import NonFinite
 from aprfmt.measure.verdicts import Level, Verdict, worst_verdict
@@ -281,8 +281,7 @@ class Diagnosis(Tabular):
             surplus = surplus_commands(left, self.ledgers[1], self.b)
             if surplus:
                 return surplus
-            made = checksum_command(left, self.a, self.b)
-            made = made or repair_items_command(left, self.item_arguments, self.b)
+            made = repair_items_command(left, self.item_arguments, self.a, self.b)
             return (made,) if made else ()
         if not rows and self.way_on and self.verdict == "not_comparable":
             return (self.way_on,)

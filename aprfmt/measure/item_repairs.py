@@ -48,13 +48,18 @@ def item_arguments(rows: Iterable[NotCompared], a: Ledger, b: Ledger) -> Argumen
     }
 
 
-def repair_items_command(rows: Sequence[NotCompared], arguments: Arguments, path: str) -> str:
-    """Return the command that makes B, under `path`, agree with A; "" without one.
+def repair_items_command(
+    rows: Sequence[NotCompared], arguments: Arguments, a: str, path: str
+) -> str:
+    """Return the command that makes B, under `path`, agree with A, under `a`; "" without one.
 
     `rows` are the items that were not compared. All that are unequal or on one side only have to be
-    keys that `set` writes by `arguments`, short enough for a command, or tensors of B alone.
+    keys that `set` writes by `arguments`, short enough for a command, tensors of B alone, or B's
+    checksum.
     """
     apart = [row for row in rows if row.state in APART]
+    if apart and all(row.name == WRONG_CHECKSUM and row.state == "only in B" for row in apart):
+        return _checksum_command(a, path)
     if apart and all(row.kind == "tensor" and row.state == "only in B" for row in apart):
         place = opening_path(Path(path))
         drops = " ".join(f"--drop {shlex.quote(row.name)}" for row in apart)
@@ -81,23 +86,6 @@ def surplus_commands(rows: Sequence[NotCompared], ledger: Ledger, path: str) -> 
     return tuple(surplus_command(file, path) for file in paths)
 
 
-def checksum_command(rows: Iterable[NotCompared], a: str, b: str) -> str:
-    """Return the command that writes B with A's checksum where B's alone is wrong, else "".
-
-    `rows` are the items that were not compared; `a` and `b` are paths. Files of one format have
-    the same checksum where they hold the same.
-    """
-    apart = [row for row in rows if row.state in APART]
-    wrong = all(row.name == WRONG_CHECKSUM and row.state == "only in B" for row in apart)
-    mine, theirs = Path(a), Path(b)
-    if not (apart and wrong and mine.is_file() and theirs.is_file()):
-        return ""
-    if mine.suffix != theirs.suffix or mine.stat().st_size != theirs.stat().st_size:
-        return ""
-    source = shlex.quote(str(mine))
-    return f"aprfmt repair {shlex.quote(str(theirs))} --from {source} -o {fixed_name(theirs)}"
-
-
 def inspect_unreadable_command(rows: Iterable[NotCompared], a: str, b: str) -> str:
     """Return the command that lists the items of the model of which something cannot be read.
 
@@ -106,6 +94,20 @@ def inspect_unreadable_command(rows: Iterable[NotCompared], a: str, b: str) -> s
     """
     sides = {row.side for row in rows if row.is_open}
     return f"aprfmt inspect {shlex.quote(a if sides == {'A'} else b)} --account"
+
+
+def _checksum_command(a: str, b: str) -> str:
+    """Return the command that writes B, whose checksum is wrong, with A's; "" without one.
+
+    `a` and `b` are paths. Files of one format have the same checksum where they hold the same.
+    """
+    mine, theirs = Path(a), Path(b)
+    if not (mine.is_file() and theirs.is_file()):
+        return ""
+    if mine.suffix != theirs.suffix or mine.stat().st_size != theirs.stat().st_size:
+        return ""
+    source = shlex.quote(str(mine))
+    return f"aprfmt repair {shlex.quote(str(theirs))} --from {source} -o {fixed_name(theirs)}"
 
 
 def _argument(row: NotCompared, mine: Item | None, theirs: Item | None, a: Ledger) -> str:

@@ -65,7 +65,7 @@ def test_a_key_is_set_to_what_a_holds_where_a_command_can_write_it() -> None:
 def test_items_are_mended_by_one_command_where_each_of_them_is() -> None:
     def command(*rows: NotCompared, **words: str) -> str:
         arguments = {("metadata key", name): text for name, text in words.items()}
-        return item_repairs.repair_items_command(rows, arguments, "b.gguf")
+        return item_repairs.repair_items_command(rows, arguments, "a.gguf", "b.gguf")
 
     def key(name: str, state: Any = "unequal") -> NotCompared:
         return NotCompared("metadata key", name, state)
