@@ -269,18 +269,13 @@ def _read_kinds(facts: Facts, hp: Params) -> tuple[tuple[str, ...], str]:
     count = int(hp["n_layers"])
     listed, ratios = facts.first("layer_types"), facts.first("compress_ratios")
     if listed is not None:
-        kinds, key = sequence(*listed, count)[:count], listed[1]
-    elif ratios is not None:
-        numbers, key = sequence(*ratios, count)[:count], ratios[1]
-        kinds = [_OF_RATIO.get(whole_number(number, key), number) for number in numbers]
-    else:
-        turns = [_COMPRESSED if i < 2 or i % 2 == 0 else _INDEXED for i in range(count)]
-        return tuple(turns), ""
-    for layer, kind in enumerate(kinds):
-        if kind not in _KINDS.values():
-            known = ", ".join(map(str, _OF_RATIO) if listed is None else _KINDS.values())
-            raise ArchError(f"{key}: layer {layer} is {short_repr(kind)}; expected one of: {known}")
-    return tuple(kinds), key
+        return tuple(listed_kinds(*listed, count, _KINDS.values())), listed[1]
+    if ratios is not None:
+        numbers = [whole_number(number, ratios[1]) for number in sequence(*ratios, count)[:count]]
+        known = listed_kinds(numbers, ratios[1], count, _OF_RATIO)
+        return tuple(_OF_RATIO[ratio] for ratio in known), ratios[1]
+    turns = (_COMPRESSED if i < 2 or i % 2 == 0 else _INDEXED for i in range(count))
+    return tuple(turns), ""
 
 
 def _gguf_attention_kinds(

@@ -181,8 +181,8 @@ def test_each_layers_kind_is_listed_or_counted_or_by_turns() -> None:
     for values, said in (
         ({"layer_types": kinds[:3]}, "layer_types: has 3 entries; expected 4"),
         ({"compress_ratios": ratios[:3]}, "compress_ratios: has 3 entries; expected 4"),
-        ({"layer_types": [*kinds[:3], "odd"]}, "layer_types: layer 3 is 'odd'; expected one of"),
-        ({"compress_ratios": [0, 8, 0, 0]}, "layer 1 is 8; expected one of: 0, 4, 128"),
+        ({"layer_types": [*kinds[:3], "odd"]}, "layer_types: layer 3 is 'odd'; the layers of"),
+        ({"compress_ratios": [0, 8, 0, 0]}, "of this architecture are one of: 0, 4, 128"),
     ):
         with pytest.raises(ArchError, match=re.escape(said)):
             read(**values)
