@@ -188,7 +188,7 @@ def test_each_layers_kind_is_listed_or_counted_or_by_turns() -> None:
             read(**values)
 
 
-@pytest.mark.parametrize("arch", ["qwen2", "ministral", "olmo2", "exaone4", "modernbert"])
+@pytest.mark.parametrize("arch", ["qwen2", "ministral", "olmo3", "exaone4", "modernbert"])
 @pytest.mark.parametrize("size", [None, 16])
 def test_a_kind_is_read_with_and_without_a_window(arch: str, size: int | None) -> None:
     """Seen red: any word, of any number of layers, was read and equal where no window is on."""
