@@ -107,11 +107,10 @@ def _shifts(case: Mismatch) -> Iterator[Mapping[str, str]]:
     first, key = case.view.point in ENTERING and case.layer <= 0, case.view.key
     outputs = [key_name("out", layer) for layer in range(case.patched.n_layers)]
     entered = [k for k in case.plain if parse_key(k)[0] in ENTERING and parse_key(k)[1] <= 0]
-    entering = key if first else entered[-1]
-    places = [entering, *outputs, "final_norm"]
+    places = [*([key] if first else entered[-1:]), *outputs, "final_norm"]
     if first:
         pairs = [*pairwise(places)]
-    elif key == outputs[0]:
+    elif entered and key in outputs[:1]:
         pairs = [*zip(outputs, places, strict=False)]
     else:
         return

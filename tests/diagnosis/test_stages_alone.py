@@ -8,8 +8,9 @@ import pytest
 
 from aprfmt.causes.tokenizer import recorded_ids
 from aprfmt.checks import bounds
-from aprfmt.diagnosis import blend
+from aprfmt.diagnosis import blend, shifted_series
 from aprfmt.errors import FormatError
+from aprfmt.inference.capture import key_name
 
 # --- stages ---------------------------------------------------------------------------------------
 
@@ -246,3 +247,41 @@ def test_what_stands_around_a_text_is_held_to_the_tokenizers_frame() -> None:
     assert wrong((5, *TEXT)) is None  # no special id of the tokenizer
     assert wrong((4, *TEXT), chat=[4]) is None  # a chat
     assert wrong((4, *TEXT[:7])) is None
+
+
+# --- a series under other names -------------------------------------------------------------------
+
+
+def series_case(point: str, layer: int, plain: tuple[str, ...], layers: int = 2) -> Any:
+    """Return a mismatch that is first seen at a point, in a pass with the points `plain`."""
+    return SimpleNamespace(
+        view=SimpleNamespace(point=point, key=key_name(point, layer)),
+        layer=layer,
+        plain=plain,
+        patched=SimpleNamespace(n_layers=layers),
+        recorded=SimpleNamespace(has_record=lambda key: True),
+    )
+
+
+def test_a_series_begins_where_a_stream_enters_and_without_one_there_is_none() -> None:
+    """Seen red: a pass without a point of the embedding ended in an IndexError."""
+    late = {"L0.out": "embd", "L1.out": "L0.out"}
+    assert [*shifted_series._shifts(series_case("out", 0, ("embd", "L0.attn")))] == [late]
+    early = {"embd": "L0.out", "L0.out": "L1.out", "L1.out": "final_norm"}
+    for plain in ((), ("embd",)):
+        assert [*shifted_series._shifts(series_case("embd", -1, plain))] == [early]
+    for case in (
+        series_case("out", 0, ("L0.attn",)),
+        series_case("out", 1, ("embd",)),
+        series_case("attn", 0, ("embd",)),
+        series_case("embd", -1, (), layers=0),
+    ):
+        assert not [*shifted_series._shifts(case)]
+
+
+@pytest.mark.parametrize(("agree", "most"), [(3, "confirmed"), (2, "explained"), (0, "located")])
+def test_a_series_is_as_sure_as_its_entries_agree(agree: int, most: str) -> None:
+    case, moved = series_case("out", 0, ("embd",)), {"L0.out": "embd", "L1.out": "L0.out"}
+    change = shifted_series._shift_change(case, moved, agree, 3)
+    assert change.most == most
+    assert (f"{agree} of 3 entries" in change.says) == (agree < 3)
