@@ -11,6 +11,7 @@ import pytest
 from aprfmt.diagnosis import recorded_ids, tensors, trace_pair
 from aprfmt.diagnosis.levels import Levels
 from aprfmt.diagnosis.records import Touched
+from aprfmt.measure.records import TensorDiff
 from aprfmt.measure.traces import rounding_ratios
 
 # --- tensors that one side lacks ----------------------------------------------------------------
@@ -231,3 +232,19 @@ def test_rounding_is_measured_by_the_same_computation_in_its_type() -> None:
     for left in (other, nothing):
         assert rounding_ratios(["a"], left, exact, exact) == {}
         assert rounding_ratios(["a"], exact, exact, left) == {}
+
+
+@pytest.mark.parametrize(("encoding", "cause", "sure"), [
+    ("BF16", "rounding", "confirmed"), ("F16", "rounding", "confirmed"),
+    ("Q8_0", "quantisation", "explained"), ("Q4_K", "quantisation", "explained"),
+])  # fmt: skip
+@pytest.mark.parametrize("side", ["a", "b"])
+def test_steps_of_the_copys_own_confirm_no_copy(
+    encoding: str, cause: str, sure: str, side: str
+) -> None:
+    """A float type's unit is its own, the steps of blocks are the copy's."""
+    names = {"encoding_a": "F32", "encoding_b": "F32", f"encoding_{side}": encoding}
+    rows = [TensorDiff(key, "WITHIN", **names, steps_off=0.5) for key in ("v", "w")]  # type: ignore[arg-type]
+    others = [TensorDiff("x", "DIFFERENT", **names), TensorDiff("y", "SAME_VALUES", **names)]  # type: ignore[arg-type]
+    found = [one for one, _ in tensors._coarser_copies([*rows, *others])]
+    assert [(one.cause, one.certainty, one.where) for one in found] == [(cause, sure, ("v", "w"))]
