@@ -298,6 +298,32 @@ def test_an_adapter_s_other_factors_are_told_once_each() -> None:
     assert not list(batch_samples.guess_adapter_scale(case_of(OTHER)))
 
 
+@pytest.mark.parametrize(
+    ("scale", "size", "factor", "reasons"),
+    [
+        (2.0, 2.0, 4.0, "applied twice, or with 2 times the alpha"),
+        (2.0, 1.0, 4.0, "applied twice, or with 2 times the alpha"),
+        (1.0, 2.1, 2.0, "with 2 times the alpha"),  # nothing else makes it
+        (1.0, 0.3, 1 / 3, "with 1/3 of the alpha"),
+        (2.0, 0.5, 1.0, "left out, or with 1/2 of the alpha"),
+        (5.0, 1.0, 25.0, "applied twice"),  # as no usual change of alpha does
+        (1.0, 1.0, 2.0, ""),  # no gradient is of that size: it is not computed
+    ],
+)
+def test_a_factor_has_every_reason_that_makes_it(
+    scale: float, size: float, factor: float, reasons: str
+) -> None:
+    """Another alpha is as good a reason as any. Seen red: without it."""
+    case = replace(case_of(OTHER, adapter=(scale, 8)), norms={"a": (size, 1.0)})
+    found = {
+        round(float(one.change.adapter_scale) * scale, 6): one.says
+        for one in batch_samples.guess_adapter_scale(case)
+        if one.change
+    }
+    wanted = f"the adapter has the factor {factor:.4g}: the stated {scale:g} {reasons}"
+    assert found.get(round(factor, 6), "") == (wanted if reasons else "")
+
+
 # --- labels with weights ------------------------------------------------------------------------
 
 COLUMNS = np.array([1, 2, 3, 4, 5, 6])

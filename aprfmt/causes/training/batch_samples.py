@@ -111,6 +111,13 @@ SAMPLES = 16  # of a batch whose factors are solved
 PARTS = 8  # of a row that ranks may have
 NEAR = 1e-2  # how far a measured factor of a sample may be from one that is meant
 PLAIN = 1e-6  # of a scale: two that are this near are one
+# What an alpha that was changed is times the stated one, in words that follow the stated factor.
+ALPHAS = {
+    number: f"with {text} the alpha"
+    for n in (2, 3, 4)
+    for number, text in ((float(n), f"{n} times"), (1 / n, f"1/{n} of"))
+}
+LIKELY = 1.5  # times the usual gradient's size: what it may be from the factor of an adapter
 FEWEST = 32  # elements of a parameter that a number is solved on
 ENOUGH = 4  # elements for each factor that is solved
 
@@ -354,7 +361,8 @@ def guess_norm_columns(case: BackwardCase) -> Iterator[BackwardGuess]:
 def guess_adapter_scale(case: BackwardCase) -> Iterator[BackwardGuess]:
     """Yield guesses that what an adapter adds has another factor than its configuration says.
 
-    Such as alpha over r for alpha over its root, or alpha alone. Nothing without an adapter.
+    Such as alpha over r for alpha over its root, alpha alone, or another alpha. One factor is one
+    guess that names all that make it. Nothing without an adapter.
     """
     if case.adapter is None or not all_differ(case):
         return
@@ -373,6 +381,15 @@ def guess_adapter_scale(case: BackwardCase) -> Iterator[BackwardGuess]:
         if abs(value - scale) > PLAIN * scale:
             same = next((each for each in meant if abs(value - each) <= PLAIN * each), value)
             meant.setdefault(same, []).append(what)
+    # Another alpha, or another r, makes some of these too: neither is then the reason.
+    sizes = [given / computed for given, computed in case.norms.values() if given and computed]
+    usual = float(np.median(sizes)) if sizes else 1.0
+    for number, what in ALPHAS.items():
+        same = next((each for each in meant if abs(number * scale - each) <= PLAIN * each), 0.0)
+        if same:
+            meant[same].append(what)
+        elif max(number / usual, usual / number) <= LIKELY:
+            meant[number * scale] = [what]
     for value, each in meant.items():
         what = ", or ".join(each)
         says = f"the adapter has the factor {value:.4g}: the stated {scale:.4g} {what}"
