@@ -58,7 +58,7 @@ def stepped(
     kind = getattr(torch, dtype)
     first = torch.from_numpy((weight() if start is None else start).copy()).to(kind)
     held = torch.nn.Parameter(first)
-    if rule != "SparseAdam":
+    if rule not in ("SparseAdam", "Muon"):
         settings = {**settings, "foreach": False}
     optimizer = getattr(torch.optim, rule)([held], **settings)
     states: list[dict[str, Array]] = []
@@ -308,6 +308,10 @@ STALE = "stale_moments: the moments do not have this step's gradient"
 AS_TENSORFLOW = (
     "epsilon_place: epsilon is added before the second moment is corrected, as TensorFlow does"
 )
+PLAIN = (
+    "other_optimizer: the update is the gradient times a rate, as plain gradient descent (SGD) "
+    "makes it; stated is adamw"
+)
 TOO_COARSE = "update_rounded_away: BF16 rounds most of the step away"
 DEPARTURES: dict[str, tuple[Callable[[], tuple[StepCase, str]], tuple[str, ...]]] = {
     "upwards": (
@@ -556,10 +560,44 @@ DEPARTURES: dict[str, tuple[Callable[[], tuple[StepCase, str]], tuple[str, ...]]
             (LR * WD * 3, "6e-05; 2e-05 is stated (lr times wd)"),
         )
     },
+    "plain descent for AdamW": (
+        lambda: unlike("SGD", {"lr": L}, STATED, "gradient"), (PLAIN,)
+    ),
+    "plain descent that decays for Lion": (
+        lambda: (case_of(by_hand(lambda w, g: -L * g - 0.01 * w), "gradient"),
+                 f"lion:lr={LR},wd={WD},step=1"),
+        ("other_optimizer: the update is the gradient times a rate, as plain gradient descent "
+         "(SGD) makes it; stated is lion",),
+    ),
+    "Adafactor for AdamW": (
+        lambda: unlike("Adafactor", {"lr": LR, "weight_decay": 0.0}, STATED, "gradient"),
+        ("other_optimizer: the update is Adafactor's: the second moment has rank one; stated is "
+         "adamw",),
+    ),
+    "Adafactor that decays for SGD": (
+        lambda: unlike("Adafactor", DECAYS, f"sgd:lr={L},wd={WD}", "gradient"),
+        ("other_optimizer: the update is Adafactor's: the second moment has rank one; stated is "
+         "sgd",),
+    ),
+    **{
+        f"Muon for {rule}": (
+            partial(unlike, "Muon", {"lr": LR, "weight_decay": 0.0}, f"{rule},step=1", "gradient"),
+            ("other_optimizer: the update is Muon's: that of the gradient made orthogonal; stated "
+             f"is {rule.partition(':')[0]}",),
+        )
+        for rule in (f"adamw:lr={LR}", f"sgd:lr={L}", f"lion:lr={LR}")
+    },
+    "signs for SGD": (
+        lambda: (case_of(by_hand(lambda w, g: -LR * np.sign(g)), "gradient"), f"sgd:lr={L}"),
+        ("other_optimizer: the update is of one size everywhere, as Lion's is, or Adam's first; "
+         "stated is sgd",),
+    ),
     **{
         f"a gradient {says}": (
             partial(scaled, factor),
-            (f"gradient_scaled: the optimizer had {says} the gradient that was given",),
+            (f"gradient_scaled: the optimizer had {says} the gradient that was given",
+             # Below epsilon Adam's step is a rate times the gradient.
+             *((PLAIN,) if factor < 1e-6 else ())),
         )
         for factor, says in (
             (2.0, "2 times"), (32.0, "32 times"), (64.0, "64 times"), (1000.0, "1000 times"),

@@ -247,6 +247,8 @@ FAULTS = (
         - (LR * WD * w if w.ndim > 1 else 0)))),
     StepFault("another epsilon", "epsilon_value", lambda: second_step(
         lambda name, w, m, v: -LR * (m / (1 - B1**3)) / (np.sqrt(v / (1 - B2**3)) + 1e-6))),
+    StepFault("plain descent", "other_optimizer", lambda: given(stepped(
+        lambda w, g: -0.5 * g)), level="explained"),
     StepFault("no decay", "decay_missing", lambda: given(stepped(decayed(0.0))), ALL - NORMS),
     StepFault("no decay, sizes", "decay_missing", lambda: Made(stepped(decayed(0.0))),
               ALL - NORMS),
