@@ -414,7 +414,7 @@ def _group_by_step(
     """
     steps: dict[int, _Rows] = {}
     origin: dict[tuple[int, str, tuple[int, ...]], str] = {}
-    every: dict[tuple[int, ...], set[int]] = {}
+    held: dict[tuple[int, ...], dict[int, set[str]]] = {}
     # Group the arrays; a rank may have each only once.
     for (step, texts), one in found:
         at = axes.coordinates(one.ranks)
@@ -431,9 +431,10 @@ def _group_by_step(
         row = steps.setdefault(step, _Rows())
         row.arrays.setdefault(one.name, {})[at] = one
         row.texts.update(texts)
-        every.setdefault(at, set()).add(step)
+        held.setdefault(at, {}).setdefault(step, set()).add(one.name)
     # All ranks must have the same steps.
-    kinds = {frozenset(held) for held in every.values()}
+    every = {at: _own_steps(names, held.values()) for at, names in held.items()}
+    kinds = {frozenset(one) for one in every.values()}
     if len(kinds) > 1 and "dp" not in axes.values:
         counts = {at: len(held) for at, held in every.items()}
         least, most = min(counts, key=counts.__getitem__), max(counts, key=counts.__getitem__)
@@ -445,6 +446,37 @@ def _group_by_step(
             "every rank: a rank is cut off, or of another run"
         )
     return steps
+
+
+def _own_steps(
+    names: Mapping[int, set[str]], ranks: Collection[Mapping[int, set[str]]]
+) -> set[int]:
+    """Return the steps of a rank, without a last one that holds only outputs of the one before.
+
+    `names` are those of the rank's arrays by step, `ranks` those of every rank. A pipeline's last
+    stage alone has such outputs: a rank without the step that has them elsewhere is cut off.
+    """
+    steps = sorted(names)
+    last = names[steps[-1]]
+    others = (one for one in ranks if steps[-1] not in one)
+    late = last <= _late_names([names[step] for step in steps])
+    alone = late and all(last.isdisjoint(own) for one in others for own in one.values())
+    return set(steps[:-1] if alone and steps[0] >= 0 else steps)
+
+
+def _late_names(steps: Sequence[Collection[str]]) -> set[str]:
+    """Return names of arrays that are written a step late: the first step alone lacks them.
+
+    `steps` are the names of each step's arrays. What says something of the batch is never late.
+    """
+    if len(steps) < 2:
+        return set()
+    late = set.intersection(*map(set, steps[1:])) - set(steps[0])
+    return {
+        name
+        for name in late
+        if not name.startswith("model.") and name.rpartition(".")[2] not in BATCH
+    }
 
 
 def _rank_words(axes: _Axes, at: Sequence[int]) -> str:
@@ -615,10 +647,7 @@ def _late_outputs(passes: Sequence[Pass]) -> Iterator[Pass]:
     """
     for stream in dict.fromkeys(one.stream for one in passes):
         own = [one for one in passes if one.stream == stream]
-        late: set[str] = set()
-        if len(own) > 1 and own[0].step >= 0:
-            late = set.intersection(*(set(one.arrays) for one in own[1:])) - set(own[0].arrays)
-            late = {name for name in late if not name.startswith("model.")}
+        late = _late_names([one.arrays for one in own]) if own[0].step >= 0 else set()
         for one, after in zip(own, [*own[1:], None], strict=True):
             arrays = {name: row for name, row in one.arrays.items() if name not in late}
             if after is not None:

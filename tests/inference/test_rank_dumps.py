@@ -5,7 +5,7 @@ import shutil
 import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
-from functools import cache
+from functools import cache, partial
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -790,6 +790,42 @@ def test_a_step_that_was_not_kept_is_named(tmp_path: Path) -> None:
     folder = of_passes(tmp_path / "d", (0, 27), (28, 29))
     wanted = r"1 of 29 tokens of the sequence are in no pass \(position 27 is the first\)"
     with pytest.raises(FormatError, match=wanted), opened(folder):
+        pass
+
+
+def _of_stage(rank: int, name: str, value: Any) -> Any:
+    return value if _stage(name) == rank else None
+
+
+def _logits_of_first(rank: int, name: str, value: Any) -> Any:
+    return None if rank and name == "logits_processor" else columns(name, value, rank, 2)
+
+
+LATE: dict[str, tuple[str, Callable[[int, str, Any], Any]]] = {
+    "last stage": ("TP0_PP{0}_Rank{0}_pid7{0}", _of_stage),
+    "first rank": ("TP{0}_PP0_Rank{0}_pid7{0}", _logits_of_first),
+}
+
+
+@pytest.mark.parametrize("form", LATE)
+def test_a_last_file_of_late_outputs_is_no_step_of_its_own(form: str, tmp_path: Path) -> None:
+    """One rank writes logits a file later than the other ends; a lost pass is still refused."""
+    folder = tmp_path / "d"
+    place, share = LATE[form]
+    for rank in range(2):
+        passes = [
+            (batch(IDS[a:b], range(a, b), [b]), state(rows_of(range(a, b)), partial(share, rank)))
+            for a, b in ((0, 28), (28, 29))
+        ]
+        hook_passes(folder / place.format(rank), passes)
+    with opened(folder) as trace:
+        assert {"out", "logits"} <= equal_points(trace, own_of(), 29)
+        assert trace.run["dump"]["steps"] == [0] * 28 + [1]
+    for rank in range(2):
+        whole = [path.name for path in rank_of(folder, rank).iterdir()]
+        if len(whole) == 2:
+            (rank_of(folder, rank) / "Pass00001.pt").unlink()
+    with pytest.raises(FormatError, match="expected the same steps"), opened(folder):
         pass
 
 
