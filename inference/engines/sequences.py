@@ -379,6 +379,7 @@ def _choose_sequence(found: Sequence[TokenRun], ids: Sequence[int] | None) -> To
     if ids is None:
         if len(found) == 1:
             return found[0]
+        _refuse_lost_between(found)
         raise FormatError(
             f"{len(found)} sequences in the dump ({_sequence_list_text(found)}); name one by "
             f"its token ids"
@@ -435,6 +436,29 @@ def _refuse_lost(found: Sequence[TokenRun], wanted: Sequence[int]) -> None:
             f"{len(lost)} of {len(wanted)} tokens of the sequence are in no pass (position "
             f"{lost[0]} is the first): their pass was not kept"
         )
+
+
+def _refuse_lost_between(found: Sequence[TokenRun]) -> None:
+    """Raise FormatError if sequences may be pieces of one, and positions between them are lost.
+
+    Only the first begins a sequence, each other one begins behind the end of the one before, in a
+    later pass, and no pass says that it is of another request.
+    """
+    if len({(one.stream, one.segments[0].request) for one in found}) > 1:
+        return
+    pieces = [(one.segments[0], one.segments[-1]) for one in found]
+    if found[0].positions[0] or not all(
+        last.place < first.place and found[at].next_position < min(first.positions)
+        for at, ((_, last), (first, _)) in enumerate(pairwise(pieces))
+    ):
+        return
+    there = {at for one in found for at in one.positions}
+    lost = [at for at in range(max(there) + 1) if at not in there]
+    raise FormatError(
+        f"{len(lost)} of {max(there) + 1} tokens of the sequence are in no pass (position "
+        f"{lost[0]} is the first): was their pass not kept? if these are {len(found)} requests "
+        f"({_sequence_list_text(found)}), name one by its token ids"
+    )
 
 
 def _refuse_gaps(chosen: TokenRun) -> None:

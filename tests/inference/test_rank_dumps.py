@@ -1395,6 +1395,39 @@ def test_a_pass_that_names_no_request_goes_on_by_its_position(named: tuple[int, 
     assert found.arrays["x"].read()[:, 0].tolist() == [1.0, 2.0, 3.0]
 
 
+def of_tokens(step: int, first: int, *ids: int, request: str = "") -> Pass:
+    """Return a pass of one request that computes these ids at positions from `first`."""
+    batch = {
+        "positions": joined("positions", np.arange(first, first + len(ids))),
+        "ids": joined("input_ids", np.array(ids)),
+    }
+    texts: dict[str, list[Any]] = {"req_ids": [request]} if request else {}
+    return Pass(step, 0, {"x": joined("x", np.ones((len(ids), 6)))}, batch, texts)
+
+
+@pytest.mark.parametrize(
+    "passes, says",
+    [
+        ([(0, "", 7, 8, 9), (4, "", 5)], r"1 of 5 tokens .*position 3 is the first.* 2 requests"),
+        ([(0, "", 7), (2, "", 5), (5, "", 6)], r"3 of 6 tokens .*position 1 is the first"),
+        ([(0, "", 7, 8, 9), (0, "", 7, 5), (4, "", 5)], "3 sequences in the dump"),
+        ([(0, "a", 7, 8, 9), (4, "b", 5)], "2 sequences in the dump"),
+        ([(0, "", 7, 8, 9), (2, "", 5, 6)], "2 sequences in the dump"),  # a cached prefix
+        ([(0, "", 7, 8, 9), (3, "", 5)], ""),
+    ],
+)
+def test_a_pass_behind_a_gap_is_of_the_sequence_that_lacks_one(
+    passes: list[tuple[Any, ...]], says: str
+) -> None:
+    rows = [of_tokens(n, at, *ids, request=own) for n, (at, own, *ids) in enumerate(passes)]
+    dump = Dump(tuple(rows), {}, {})
+    if not says:
+        assert align(dump, None).ids == (7, 8, 9, 5)
+        return
+    with pytest.raises(FormatError, match=says):
+        align(dump, None)
+
+
 @pytest.mark.parametrize("base", ["llama", "mixtral"])
 def test_a_width_is_that_of_an_array_with_a_row_a_token(base: str) -> None:
     """Scores have a row a head: their other axes are no width."""
