@@ -23,6 +23,7 @@ from aprfmt.inference.engines.tiles import Tiles, join_rows
 
 Numbers = NDArray[Any]
 _SHOWN = 4  # sequences, tokens or names in a message
+_DRAFTS = 16  # tokens that a speculative step proposes, at most; a chunk of a prompt has more
 _LOOKED = 3  # arrays of a pass that are read to see whether it is all zeros
 
 
@@ -33,7 +34,7 @@ class Segment:
     `number` is the request's place in the batch of `count`, `rows` index the pass's tokens.
     `padding` is the number of hidden rows before the first token that the pass gave positions;
     `positions` are without them. `masked` are the ids before the first token that the attention
-    mask of the pass hides.
+    mask of the pass hides. `cut`: later tokens of the pass were taken back.
     """
 
     step: int
@@ -46,6 +47,7 @@ class Segment:
     request: str = ""
     padding: int = 0
     masked: tuple[int, ...] = ()
+    cut: bool = False
 
 
 @dataclass
@@ -216,6 +218,8 @@ def _join_sequences(passes: Sequence[Pass], notes: list[str]) -> list[TokenRun]:
             else:
                 fits = [row for row in free if start and row.next_position + row.padding == start]
             guessed |= len(fits) > 1 and not part.request
+            if not fits and (back := _drafting_run(found, part)) in free:
+                fits = [_take_back(back, start - back.padding, notes)]
             if fits and (start or part.request):
                 fits[0].segments.append(_without_padding(part, fits[0].padding))
                 free.remove(fits[0])
@@ -226,6 +230,48 @@ def _join_sequences(passes: Sequence[Pass], notes: list[str]) -> list[TokenRun]:
             "passes do not say which request a row is of: rows are taken in the order of the batch"
         )
     return found
+
+
+def _drafting_run(found: Sequence[TokenRun], part: Segment) -> TokenRun | None:
+    """Return the sequence whose last pass drafted tokens that `part` replaces; None without one.
+
+    The pass followed a prompt and proposed a few tokens; `part` is of the next pass, begins behind
+    the first of them, and has another id there. Either both name their request or there is but one.
+    """
+    rows = [row for row in found if row.segments[0].request == part.request]
+    if len(rows) != 1 or not (part.request or (len(found) == part.count == 1)):
+        return None
+    last, start = rows[0].segments[-1], min(part.positions) - rows[0].padding
+    if last.place + 1 != part.place or last.ids is None or part.ids is None:
+        return None
+    if not 0 < last.positions[0] < start <= last.positions[-1] <= last.positions[0] + _DRAFTS:
+        return None
+    # A draft that was right is not computed again.
+    drafts = dict(zip(last.positions, last.ids, strict=True))
+    return rows[0] if drafts.get(start, part.ids[0]) != part.ids[0] else None
+
+
+def _take_back(run: TokenRun, start: int, notes: list[str]) -> TokenRun:
+    """Return the sequence without the drafts of its last pass at positions from `start`.
+
+    A remark on them is added to `notes`.
+    """
+    last = run.segments[-1]
+    kept = [row for row, at in enumerate(last.positions) if at < start]
+    lost = len(last.positions) - len(kept)
+    notes.append(
+        f"{place_in_dump(last.step) or 'a pass'}: {lost} drafted "
+        f"{'token' if lost == 1 else 'tokens'} from position {start} on, not "
+        "accepted, left out"
+    )
+    run.segments[-1] = replace(
+        last,
+        rows=tuple(last.rows[row] for row in kept),
+        positions=tuple(last.positions[row] for row in kept),
+        ids=None if last.ids is None else tuple(last.ids[row] for row in kept),
+        cut=True,
+    )
+    return run
 
 
 def _without_padding(part: Segment, count: int) -> Segment:
@@ -546,6 +592,8 @@ def _rows_of(
                     f"{list(one.shape)} in {place_in_dump(part.step) or 'a pass'}, which has "
                     f"{tokens} tokens of {part.count} requests"
                 )
+            if part.cut:
+                continue  # its last row is of a draft
             positions, rows = part.positions[-1:], (part.number,)  # the last of each request
         at, own = np.array(positions, np.int64), np.array(rows, np.int64)
         if limit is not None:

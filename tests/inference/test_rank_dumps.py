@@ -1428,6 +1428,47 @@ def test_a_pass_behind_a_gap_is_of_the_sequence_that_lacks_one(
         align(dump, None)
 
 
+SPECULATIVE: tuple[tuple[Any, ...], ...] = (
+    (0, "", 7, 8),
+    (2, "", 9, 1, 2),  # both drafts are wrong
+    (3, "", 5, 6, 3),  # the second is
+    (5, "", 4),
+)
+
+
+@pytest.mark.parametrize(
+    "changed, ids",
+    [
+        ({}, (7, 8, 9, 5, 6, 4)),
+        ({n: "a" for n in range(4)}, (7, 8, 9, 5, 6, 4)),
+        ({2: "b"}, None),  # another request
+        ({2: (3, "", 1, 6)}, None),  # the draft itself: the pass was kept once more
+        ({1: (2, "", 9, *range(90, 110))}, None),  # a chunk of a prompt, and a cached prefix
+        ({2: (2, "", 5, 6, 3)}, None),  # a step has a token that is no draft
+    ],
+)
+def test_drafts_that_were_taken_back_are_left_out(
+    changed: dict[int, Any], ids: tuple[int, ...] | None
+) -> None:
+    passes = []
+    for n, row in enumerate(SPECULATIVE):
+        new = changed.get(n, row)
+        at, request, *own = (row[0], new, *row[2:]) if isinstance(new, str) else new
+        passes.append(of_tokens(n, at, *own, request=request))
+    dump = Dump(tuple(passes), {}, {})
+    if ids is None:
+        with pytest.raises(FormatError, match="sequences in the dump"):
+            align(dump, None)
+        return
+    found = align(dump, None)
+    assert found.ids == ids and found.positions == tuple(range(6))
+    assert found.steps == (0, 0, 1, 2, 2, 3) and found.arrays["x"].shape == (6, 6)
+    assert [note.partition(" token")[0] for note in found.notes] == [
+        "pass 1: 2 drafted",
+        "pass 2: 1 drafted",
+    ]
+
+
 @pytest.mark.parametrize("base", ["llama", "mixtral"])
 def test_a_width_is_that_of_an_array_with_a_row_a_token(base: str) -> None:
     """Scores have a row a head: their other axes are no width."""
