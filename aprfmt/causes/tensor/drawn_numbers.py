@@ -19,6 +19,7 @@ DISTINCT = 512  # values that a sample of drawn numbers has at least
 FAR = 4.0  # standard errors within which a sample has what its distribution has
 KOLMOGOROV = 1.5  # times 1/sqrt(n): the largest distance of the distributions; 2 % have more
 TAIL = 0.02  # by which the kurtosis may be off whatever the number of values
+FEWEST_LINES = 8  # rows and columns that tell whether they are of one distribution
 CUT = 0.8796  # deviation of normal numbers that are drawn again beyond 2 deviations
 
 # Kurtosis (4th moment over the square of the 2nd) of each kind, and its standard error * sqrt(n).
@@ -106,10 +107,10 @@ def is_even_throughout(values: "Array", drawn: Drawn) -> bool:
     tail = float((squares**2).mean()) / mean**2
     if abs(tail - usual) > FAR * error / values.size**0.5 + TAIL:
         return False
+    if min(values.shape) < FEWEST_LINES:
+        return True
     for axis in (0, 1):
         count, each = values.shape[1 - axis], values.shape[axis]
-        if count < 8 or each < 8:
-            continue
         spread = float(squares.mean(axis=axis).var()) / mean**2
         chance = (usual - 1) / each
         if spread > chance * (1 + FAR * (2 / count) ** 0.5 + 6 / each):
