@@ -84,9 +84,10 @@ def test_exponents_of_two_bytes_tell_how_they_were_misread() -> None:
         with np.errstate(all="ignore"):
             odd = np.log2(np.abs(numbers))
             usable = [
-                b for b in range(90, 123)
+                b
+                for b in range(90, 123)
                 if np.isfinite(odd[b]) and abs(odd[b] - np.rint(odd[b])) > 0.1
-            ]  # fmt: skip
+            ]
         if len(usable) < 9:
             continue  # a power of two itself
         assert told(*usable[:2]) and told(*[usable[0]] * 9, usable[4])
@@ -324,9 +325,11 @@ def test_the_size_of_what_enters_a_layer_is_fitted_to_what_was_recorded_of_it(
             assert "in layer 2 is 3 times what left layer 1" in change.says
             patched: Any = SimpleNamespace(
                 with_tap=lambda point, tap, layers: (
-                    point, tap(None, 1, np.ones((1, 2, 3)), {}).tolist(), sorted(layers)
+                    point,
+                    tap(None, 1, np.ones((1, 2, 3)), {}).tolist(),
+                    sorted(layers),
                 )
-            )  # fmt: skip
+            )
             wanted = np.full((2, 3), 3.0) if recorded is None else 3 * values
             assert change.make(patched, None) == ("out", [wanted.tolist()], [1])
     assert not entering(SimpleNamespace(values=values, rows=[1]), ["attn"])
@@ -366,5 +369,8 @@ def test_weights_of_a_divergence_are_those_read_and_vectors_of_equal_values() ->
     assert inside(("rms_norm", [], [[3, 4]])) == () and inside(("rms_norm", [], [[9, 9]])) == ()
     assert inside(("rms_norm", [], [[3, 4]]), layer=0) == ("L0.attn_norm.weight",)
     assert inside(("matmul", ["a[3]", "b", "a[4]"], [[1, 2, 3]]), ("add", ["b"], [[5, 6]])) == (
-        "a", "b", "L1.attn_q.bias", "L1.ffn_norm.weight",
-    )  # fmt: skip
+        "a",
+        "b",
+        "L1.attn_q.bias",
+        "L1.ffn_norm.weight",
+    )

@@ -234,10 +234,15 @@ def test_rounding_is_measured_by_the_same_computation_in_its_type() -> None:
         assert rounding_ratios(["a"], exact, exact, left) == {}
 
 
-@pytest.mark.parametrize(("encoding", "cause", "sure"), [
-    ("BF16", "rounding", "confirmed"), ("F16", "rounding", "confirmed"),
-    ("Q8_0", "quantisation", "explained"), ("Q4_K", "quantisation", "explained"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("encoding", "cause", "sure"),
+    [
+        ("BF16", "rounding", "confirmed"),
+        ("F16", "rounding", "confirmed"),
+        ("Q8_0", "quantisation", "explained"),
+        ("Q4_K", "quantisation", "explained"),
+    ],
+)
 @pytest.mark.parametrize("side", ["a", "b"])
 def test_steps_of_the_copys_own_confirm_no_copy(
     encoding: str, cause: str, sure: str, side: str

@@ -29,8 +29,18 @@ def test_a_position_that_is_in_two_passes_is_named() -> None:
 
 
 def test_files_of_a_folder_that_no_reader_knows_are_named(tmp_path: Path) -> None:
-    names = ("pass.dat", "odd", "a.npy", SHAPES_FILE, "x.map.json", "notes.md", "run.py",
-             ".hidden", "LICENSE", "weights.unknown")  # fmt: skip
+    names = (
+        "pass.dat",
+        "odd",
+        "a.npy",
+        SHAPES_FILE,
+        "x.map.json",
+        "notes.md",
+        "run.py",
+        ".hidden",
+        "LICENSE",
+        "weights.unknown",
+    )
     for name in names:
         (tmp_path / name).write_bytes(b"")
     (tmp_path / "folder.dat").mkdir()

@@ -177,9 +177,13 @@ def test_each_other_factor_of_an_adapter_is_tried_once(alpha: int, rank: int) ->
     stated = alpha / rank
     ways = {alpha / rank**0.5, stated / rank**0.5, float(alpha), stated / rank, stated**2, 1.0}
     case: Any = SimpleNamespace(
-        adapter=(stated, rank), wrong={"L0.attn_q.weight"}, open=set(), missing=set(), right=set(),
+        adapter=(stated, rank),
+        wrong={"L0.attn_q.weight"},
+        open=set(),
+        missing=set(),
+        right=set(),
         norms={},
-    )  # fmt: skip
+    )
     found = list(guess_adapter_scale(case))
     assert {guess.cause for guess in found} <= {"adapter_scale"} <= CAUSES.keys()
     changes = [guess.change.adapter_scale for guess in found if guess.change is not None]
