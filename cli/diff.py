@@ -19,6 +19,7 @@ from aprfmt.compare.diffs import SECTIONS
 from aprfmt.compare.short_answer import Line, short_answer
 from aprfmt.errors import UsageError
 from aprfmt.formats import FORMATS
+from aprfmt.measure.encoding_noise import UNIT
 from aprfmt.measure.findings import Finding
 from aprfmt.measure.named_causes import share_text, written_again_text
 from aprfmt.measure.records import EQUAL, FLOATS, FieldDiff, TensorDiff, ulp_type
@@ -300,6 +301,18 @@ def _other_difference_lines(report: DiffReport) -> Iterator[Line]:
         role = f" ({left[0].key})" if name != left[0].key else ""
         more = f", and {len(left) - 1} more (-v)" if len(left) > 1 else ""
         yield f"  {left[0].verdict}: {name}{role}{more}", "bad"
+    rounded = [
+        row
+        for row in report.worst()
+        if row.verdict == "WITHIN" and {row.encoding_a, row.encoding_b} <= UNIT.keys()
+    ]
+    rounded = [row for row in rounded if row.key not in known]
+    if rounded:
+        name = rounded[0].name_b or rounded[0].name_a
+        role = f" ({rounded[0].key})" if name != rounded[0].key else ""
+        more = f", and {len(rounded) - 1} more (-v)" if len(rounded) > 1 else ""
+        types = f"{rounded[0].encoding_a} | {rounded[0].encoding_b}"
+        yield f"  WITHIN ({rounded[0].cause}, {types}): {name}{role}{more}", "warn"
     for title, rows in (
         ("hyperparameters", report.hyperparameters),
         ("tokenizer", report.tokenizer),

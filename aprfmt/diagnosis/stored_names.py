@@ -15,7 +15,7 @@ from aprfmt.compare.diffs import DiffReport
 from aprfmt.diagnosis.models import relation_findings
 from aprfmt.diagnosis.records import Diagnosis, Evidence
 from aprfmt.diagnosis.shared_ranges import overlap_findings
-from aprfmt.diagnosis.tensors import explained_findings
+from aprfmt.diagnosis.tensors import coarser_copies, explained_findings
 from aprfmt.errors import AprfmtError
 from aprfmt.measure.findings import Finding
 from aprfmt.measure.records import EQUAL
@@ -48,6 +48,9 @@ def compare_by_name(
         replace(finding, next=finding.next or mends.get(finding.cause, ""))
         for finding, _ in explained_findings(report, set())
     ]
+    told = {key for finding in findings for key in finding.where}
+    rows = [row for row in report.tensors if row.key not in told]
+    findings += [finding for finding, _ in coarser_copies(rows)]
     # Shared bytes of a file are what made their tensors differ.
     if a.damage or b.damage:
         shared = list(overlap_findings(report, a, b, report.rewriting_command))

@@ -68,7 +68,7 @@ def compare_tensors(
             derived.append((finding, part))
         else:
             found.add(_check_stale(a, b, finding, part, found), part)
-    for finding, part in _coarser_copies(rows):
+    for finding, part in coarser_copies(rows):
         found.add(finding, part)
     left = [
         row for row in rows if row.verdict in ("DIFFERENT", "SHAPE_DIFFERS") and row.key not in done
@@ -374,7 +374,7 @@ def explained_findings(
             yield found, Touched(("vocab_size",) if found.cause == PADDED else (), found.keys)
 
 
-def _coarser_copies(rows: Sequence[TensorDiff]) -> Iterator[tuple[Finding, Touched]]:
+def coarser_copies(rows: Sequence[TensorDiff]) -> Iterator[tuple[Finding, Touched]]:
     """Yield (finding, keys it is about) for tensors within the rounding of a coarser encoding.
 
     One finding per cause and encoding.

@@ -1328,7 +1328,7 @@ def test_a_copy_within_its_own_steps_is_not_confirmed() -> None:
     for coarser, other in product(("F16", "Q8_0", "Q4_K", "IQ2_XXS"), ("F32", "BF16", "Q6_K")):
         for a, b in ((coarser, other), (other, coarser)):
             row = TensorDiff("L0.q", "WITHIN", encoding_a=a, encoding_b=b)
-            ((found, _),) = tensors._coarser_copies([row])
+            ((found, _),) = tensors.coarser_copies([row])
             blocks = found.values["encoding"].startswith(("Q", "IQ"))
             said = ("quantisation", "explained") if blocks else ("rounding", "confirmed")
             assert (found.cause, found.certainty) == said

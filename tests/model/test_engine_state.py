@@ -250,6 +250,18 @@ def test_axes_that_an_engine_flattens_are_layout(tmp_path: Path) -> None:
     assert apart == {"visual.other.weight": "SHAPE_DIFFERS", "visual.drawn.weight": "DIFFERENT"}
 
 
+def test_a_state_with_a_tensor_rounded_to_bf16_is_precision(tmp_path: Path) -> None:
+    """Seen red: "no cause of the table fits", and `diff` did not name the tensor."""
+    held = states("llama", 1)
+    name = "model.layers.1.input_layernorm.weight"
+    held[0][name] = held[0][name].bfloat16()
+    path = save(tmp_path / "s", held)
+    told = aprfmt("diagnose", tiny_folder("llama"), path, "--json").json
+    assert (told["verdict"], told["exit"]) == ("precision", 0)
+    assert [row["cause"] for row in told["causes"]] == ["rounding"]
+    assert "one step of BF16, F32 | BF16" in aprfmt("diff", tiny_folder("llama"), path).out
+
+
 def both(name: str, change: Callable[[Any], Any]) -> Callable[[list[State]], None]:
     """Return what changes a tensor on every rank."""
 
