@@ -251,5 +251,5 @@ def test_steps_of_the_copys_own_confirm_no_copy(
     names = {"encoding_a": "F32", "encoding_b": "F32", f"encoding_{side}": encoding}
     rows = [TensorDiff(key, "WITHIN", **names, steps_off=0.5) for key in ("v", "w")]  # type: ignore[arg-type]
     others = [TensorDiff("x", "DIFFERENT", **names), TensorDiff("y", "SAME_VALUES", **names)]  # type: ignore[arg-type]
-    found = [one for one, _ in tensors._coarser_copies([*rows, *others])]
+    found = [one for one, _ in tensors.coarser_copies([*rows, *others])]
     assert [(one.cause, one.certainty, one.where) for one in found] == [(cause, sure, ("v", "w"))]
