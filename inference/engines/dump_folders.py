@@ -25,6 +25,7 @@ from aprfmt.base.dump_names import (
 from aprfmt.base.text_escape import shorten
 from aprfmt.errors import FormatError
 from aprfmt.formats.bounded_json import load_file
+from aprfmt.inference.engines.attention_groups import AttentionGroups, attention_groups
 from aprfmt.inference.engines.captured_arrays import ArrayFile, ArrayFiles
 from aprfmt.inference.engines.rank_dims import Division
 from aprfmt.inference.engines.rank_joining import (
@@ -179,15 +180,23 @@ def read_dump(
     _refuse_lost_passes(found, broken)
     if not found:
         raise FormatError(f"{folder}: none of its files holds an array")
-    # Find the axes of the ranks and group the arrays by step.
-    coordinates = [
-        dict(ranks) for ranks in dict.fromkeys(tuple(sorted(one.ranks.items())) for _, one in found)
-    ]
-    axes = _find_axes(folder, coordinates, said | spec.axes)
-    steps = _group_by_step(folder, found, axes)
     names = list(dict.fromkeys(one.name for _, one in found))
     widths = widths_of(names)
-    unequal: list[tuple[int, Unequal]] = []
+    sizes = said | spec.axes
+    every = [(step, one) for (step, _), one in found]
+    groups = attention_groups(every, {one for one in names if _kind_of(one) == "ids"})
+    shared: dict[int, tuple[Pass, list[Unequal]]] = {}
+    if groups is not None:
+        # Arrays of every group's tokens are put together first, and are then cut to each group's.
+        both = [(at, groups.shared(one)) for at, one in found if one.name in groups.gathered]
+        axes, steps = _ranks_and_steps(folder, both, {k: n for k, n in sizes.items() if k != "dp"})
+        for step, rows in steps.items():
+            made, odd = _join_pass(folder, step, 0, rows, axes, spec, widths, broken, lone=True)
+            shared[step] = _add_up_gathered(made, odd, rows, widths)
+        found = [(at, groups.own(one)) for at, one in found if one.name not in groups.gathered]
+        sizes |= groups.sizes
+    axes, steps = _ranks_and_steps(folder, found, sizes)
+    unequal = [(step, one) for step, (_, odd) in shared.items() for one in odd]
     passes: list[Pass] = []
     layouts: dict[str, int] = {}
     streams = axes.values.get("dp", [0])
@@ -196,6 +205,8 @@ def read_dump(
         for stream in streams:
             made, odd = _join_pass(folder, step, stream, steps[step], axes, spec, widths, broken)
             unequal += [(step, one) for one in odd]
+            if groups is not None and step in shared:
+                _add_gathered(made, shared[step][0], groups, names)
             passes.append(made)
             for one in made.arrays.values():
                 layouts[one.how] = layouts.get(one.how, 0) + 1
@@ -203,6 +214,57 @@ def read_dump(
     texts = {below: str(why).removeprefix(f"{folder / below}: ") for below, why in broken.items()}
     late = tuple(_late_outputs(passes))
     return Dump(late, sizes, layouts, tuple(unequal), tuple(others), texts)
+
+
+def _kind_of(name: str) -> str | None:
+    """Return what an array says of the batch of its pass; None for one that is a value."""
+    return BATCH.get(name.rpartition(".")[2])
+
+
+def _ranks_and_steps(
+    folder: Path,
+    found: Sequence[tuple[tuple[int, dict[str, list[Any]]], DumpedArray]],
+    sizes: Mapping[str, int],
+) -> tuple["_Axes", dict[int, _Rows]]:
+    """Return (the axes of the ranks, {step: its arrays}) of arrays; `sizes` are said of axes."""
+    coordinates = [
+        dict(ranks) for ranks in dict.fromkeys(tuple(sorted(one.ranks.items())) for _, one in found)
+    ]
+    axes = _find_axes(folder, coordinates, sizes)
+    return axes, _group_by_step(folder, found, axes)
+
+
+def _add_up_gathered(
+    made: Pass, unequal: Sequence[Unequal], rows: _Rows, widths: PointWidths
+) -> tuple[Pass, list[Unequal]]:
+    """Return (the pass, what is still unequal) with products of all groups' tokens added up.
+
+    What follows them is of one group's tokens, and says nothing of the sum.
+    """
+    left = []
+    for one in unequal:
+        point = widths.points.get(one.name, "")
+        ranks = [
+            JoinedArray(one.name, row.shape, row.dtype, row.read, tiles=row.tiles)
+            for _, row in sorted(rows.arrays[one.name].items())
+        ]
+        if point in SUMMED and may_be_summands(ranks, point):
+            made.arrays[one.name] = sum_ranks(one.name, ranks)
+        else:
+            left.append(one)
+    return made, left
+
+
+def _add_gathered(made: Pass, shared: Pass, groups: AttentionGroups, names: Sequence[str]) -> None:
+    """Add a group's rows of arrays of every group to its pass, in the order of `names`."""
+    made.left |= shared.left
+    for name, one in shared.arrays.items():
+        rows = groups.rows_of_group(one, made.step, made.stream)
+        if rows is None:
+            made.left[name] = f"{list(one.shape)}: neither one group's tokens nor those of all"
+        else:
+            made.arrays[name] = rows
+    made.arrays = {name: made.arrays[name] for name in names if name in made.arrays}
 
 
 @dataclass(frozen=True)
@@ -495,13 +557,15 @@ def _join_pass(
     spec: RankSpec,
     widths: PointWidths,
     broken: Collection[str],
+    lone: bool = False,
 ) -> tuple[Pass, list[Unequal]]:
     """Return (a pass with its ranks put together, what ranks should hold alike and do not).
 
     `rows` are the arrays of `step` by name and rank. `stream` is the data-parallel rank whose
     requests are read. An array whose division is unclear, or of which a part is in one of the
     `broken` files, is left out, with the reason in the pass's `left`. Raises FormatError where
-    ranks contradict each other or the layout, and where no array is left.
+    ranks contradict each other or the layout, and where no array is left, unless `lone`: others
+    are put to it.
     """
     place = f"{folder}: {place_in_dump(step, 'step')}".removesuffix(": ")
     made = Pass(step, stream)
@@ -561,7 +625,7 @@ def _join_pass(
         made.batch.setdefault(kind, found)
         if kind == "ids":
             tokens = int(np.prod(found.shape, dtype=np.int64))
-    if made.left and not made.arrays:
+    if made.left and not made.arrays and not lone:
         name, why = next(iter(made.left.items()))
         raise FormatError(f"{place}: {name}: {why}")
     # Put the arrays back in the order of the dump.

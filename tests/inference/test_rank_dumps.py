@@ -829,6 +829,64 @@ def test_a_last_file_of_late_outputs_is_no_step_of_its_own(form: str, tmp_path: 
         pass
 
 
+def attention_groups(folder: Path, ranks: int, own: int, rows_each: int, summed: bool) -> Path:
+    """SGLang's hook, two groups of ranks with a request each; all ranks share what is fed forward.
+
+    Group `own` has the tokens IDS. Each group has `rows_each` rows of the fed-forward arrays, or as
+    many as its tokens (0); `summed`: sums are taken before they are added up over ranks.
+    """
+    spans = [list(ALL) if group == own else list(range(20, 8, -1)) for group in range(2)]
+
+    def share(rank: int, name: str, value: Any) -> Any:
+        group = spans[rank // ranks]
+        if ".mlp." not in name:
+            return columns(name, rows(value, group), rank % ranks, ranks)
+        parts = value if isinstance(value, tuple) else (value,)
+        blank = [[np.zeros_like(part[:1])] * max(0, rows_each) for part in parts]
+        both = tuple(
+            np.concatenate(
+                [np.concatenate([part[one], *pad])[: rows_each or None] for one in spans]
+            )
+            for part, pad in zip(parts, blank, strict=True)
+        )
+        if summed and name.endswith("down_proj"):
+            times = np.random.default_rng(3).uniform(-1, 1, (2 * ranks, *both[0].shape))
+            times += (1 - times.sum(0)) / (2 * ranks)
+            return (times[rank] * both[0]).astype(np.float32)
+        return columns(name, both if isinstance(value, tuple) else both[0], rank, 2 * ranks)
+
+    for rank in range(2 * ranks):
+        one = spans[rank // ranks]
+        said = batch([IDS[at] for at in one], range(len(one)), [len(one)])
+        found = state(written(), partial(share, rank))
+        hook_passes(folder / f"TP{rank}_PP0_Rank{rank}_pid7{rank}", [(said, found)])
+    return folder
+
+
+@pytest.mark.parametrize(
+    "ranks, own, rows_each, summed", [(1, 0, 0, False), (1, 1, 0, True), (2, 1, 32, False)]
+)
+def test_groups_of_ranks_hold_other_requests(
+    ranks: int, own: int, rows_each: int, summed: bool, tmp_path: Path
+) -> None:
+    folder = attention_groups(tmp_path / "d", ranks, own, rows_each, summed)
+    with opened(folder) as trace:
+        found = equal_points(trace, own_of(), 29)
+        assert not trace.run["unknown"] and not trace.run["dump"]["unequal"]
+    assert {"q", "attn", "mid", "ffn_up", "ffn_mul", "ffn_out", "logits"} <= found
+    path = rank_of(folder, 1) / "Pass00000.pt"
+    held = torch.load(path)
+    if ranks > 1:  # a rank of a group has the group's tokens
+        held["model.forward_batch_info.input_ids"][4] += 1
+        says = "input_ids: tp rank 0 holds .12., rank 2 .29."
+    else:  # what is divided among all ranks is there of each
+        del held["model.layers.1.mlp.act_fn"]
+        says = "layers.1.mlp.act_fn: tp rank 1 of 2 lacks it"
+    torch.save(held, path)
+    with pytest.raises(FormatError, match=says), opened(folder):
+        pass
+
+
 def test_a_row_alone_and_in_a_batch(tmp_path: Path) -> None:
     """Batch invariance of activations: the same request's rows of two dumps, value by value."""
     points = {f"L{n}.out": own_of()[f"L{n}.out"] for n in range(3)}

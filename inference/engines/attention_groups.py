@@ -1,0 +1,128 @@
+"""Ranks of attention data parallelism: each group attends to requests of its own.
+
+Tensor-parallel ranks are in groups. Ranks of one hold shares of the same tokens; those of another
+hold other requests. Feed-forward parts are divided among all ranks and have every group's tokens,
+one group after another, or each in as many rows as the longest has.
+"""
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from aprfmt.inference.engines.rank_joining import DumpedArray, JoinedArray, row_axis
+
+TP, DP = "tp", "dp"
+
+
+@dataclass(frozen=True)
+class AttentionGroups:
+    """Which group each tensor-parallel rank is of, and the tokens that groups have at a step.
+
+    `places` is {tp rank: (group, rank in the group)}, `tokens` is {step: tokens of each group},
+    `gathered` are the names of arrays that have rows of every group.
+    """
+
+    places: Mapping[int, tuple[int, int]]
+    tokens: Mapping[int, Sequence[int]]
+    gathered: Collection[str]
+
+    @property
+    def sizes(self) -> dict[str, int]:
+        """How many groups there are, and how many ranks in each."""
+        groups, ranks = zip(*self.places.values(), strict=True)
+        return {DP: max(groups) + 1, TP: max(ranks) + 1}
+
+    def own(self, one: DumpedArray) -> DumpedArray:
+        """Return an array of one group's tokens with its group as the data-parallel rank."""
+        group, rank = self.places[one.ranks[TP]]
+        return replace(one, ranks={**_other_ranks(one), TP: rank, DP: group})
+
+    def shared(self, one: DumpedArray) -> DumpedArray:
+        """Return an array of every group's tokens with its tensor-parallel rank alone."""
+        return replace(one, ranks={**_other_ranks(one), TP: one.ranks[TP]})
+
+    def rows_of_group(self, array: JoinedArray, step: int, group: int) -> JoinedArray | None:
+        """Return a group's rows of an array of every group's; None if its rows are other ones."""
+        tokens, at = self.tokens[step], row_axis(array.shape)
+        starts = _starts(tokens, array.shape[at], len(self.places))
+        if starts is None:
+            return None
+        first, count = starts[group], tokens[group]
+        shape = (*array.shape[:at], count, *array.shape[at + 1 :])
+        tiles = None if array.tiles is None or at else array.tiles.row_range(first, count)
+        return JoinedArray(
+            array.name,
+            shape,
+            array.dtype,
+            lambda: array.read()[(slice(None),) * at + (slice(first, first + count),)],
+            array.how,
+            tiles=tiles,
+        )
+
+
+def _other_ranks(one: DumpedArray) -> dict[str, int]:
+    """Return an array's ranks of the axes that groups leave as they are."""
+    return {axis: rank for axis, rank in one.ranks.items() if axis not in (TP, DP, "rank")}
+
+
+def _starts(tokens: Sequence[int], rows: int, ranks: int) -> list[int] | None:
+    """Return the first row of each group's tokens among `rows`; None if these are not of all.
+
+    Groups have as many rows as the longest has tokens, or up to a multiple of `ranks`.
+    """
+    each, rest = divmod(rows, len(tokens))
+    if rows == sum(tokens):
+        return [sum(tokens[:group]) for group in range(len(tokens))]
+    if not rest and max(tokens) <= each < max(tokens) + ranks:
+        return [each * group for group in range(len(tokens))]
+    return None
+
+
+def attention_groups(
+    found: Sequence[tuple[int, DumpedArray]], ids: Collection[str]
+) -> AttentionGroups | None:
+    """Return the groups of a dump's ranks, of its (step, array); None where there are none.
+
+    `ids` are names of arrays of token ids, which differ between groups. Files say which group a
+    rank is of, or ranks have equal ids in blocks of one size and arrays have the tokens of all.
+    """
+    held: dict[int, dict[int, tuple[int, ...]]] = {}  # ids by rank and step
+    said: dict[int, set[int | None]] = {}
+    for step, one in found:
+        rank = one.ranks.get(TP)
+        if rank is None:
+            return None
+        said.setdefault(rank, set()).add(one.ranks.get(DP))
+        if one.name in ids:
+            row = tuple(np.asarray(one.read()).reshape(-1).tolist())
+            if held.setdefault(rank, {}).setdefault(step, row) != row:
+                return None  # ranks of another axis, whose requests differ
+    if held.keys() != said.keys() or len({frozenset(row) for row in held.values()}) != 1:
+        return None
+    ranks = sorted(held)
+    kinds = list(dict.fromkeys(tuple(sorted(held[rank].items())) for rank in ranks))
+    number = {rank: kinds.index(tuple(sorted(held[rank].items()))) for rank in ranks}
+    stated = {rank: next(iter(groups)) for rank, groups in said.items() if len(groups) == 1}
+    names = [stated.get(rank) for rank in ranks]
+    count = len(ranks) // len(kinds)
+    blocks = [number[rank] for rank in ranks] == [at // count for at in range(len(ranks))]
+    if len(kinds) < 2 or len(ranks) % len(kinds) or not blocks or ranks != [*range(len(ranks))]:
+        return None
+    if names != [number[rank] for rank in ranks] and set(names) != {None}:
+        return None
+    tokens = {step: [len(dict(kind)[step]) for kind in kinds] for step in held[ranks[0]]}
+    gathered: dict[str, bool] = {}
+    for step, one in found:
+        rows, own = (
+            one.shape[row_axis(one.shape)] if len(one.shape) in (2, 3) else -1,
+            tokens.get(step, ()),
+        )
+        fits = bool(own) and _starts(own, rows, len(ranks)) is not None
+        if not fits or rows != own[number[one.ranks[TP]]]:
+            gathered[one.name] = fits and gathered.get(one.name, True)
+    all_tokens = frozenset(name for name, fits in gathered.items() if fits)
+    if None in names and not all_tokens:
+        return None
+    places = {rank: (number[rank], at % count) for at, rank in enumerate(ranks)}
+    return AttentionGroups(places, tokens, all_tokens)
