@@ -41,6 +41,7 @@ from aprfmt.inference.engines.rank_joining import (
     sum_ranks,
     width_of,
 )
+from aprfmt.inference.engines.rank_types import ranks_of_another_type
 
 SPEC = "ranks.json"  # {"axes": {"tp": 2}, "arrays": {"*.o_proj": "t h", "*.q_proj": "t h[tp]"}}
 MAX_SPEC = 1 << 20
@@ -94,6 +95,7 @@ class Dump:
     unequal: tuple[tuple[int, Unequal], ...] = ()
     others: tuple[str, ...] = ()
     broken: Mapping[str, str] = field(default_factory=dict)  # files that are damaged, and how
+    of_ranks: Mapping[str, str] = field(default_factory=dict)  # ranks that are unlike the others
 
 
 def dump_files(folder: Path) -> list[str]:
@@ -213,7 +215,12 @@ def read_dump(
     sizes = {axis: len(values) for axis, values in axes.values.items() if len(values) > 1}
     texts = {below: str(why).removeprefix(f"{folder / below}: ") for below, why in broken.items()}
     late = tuple(_late_outputs(passes))
-    return Dump(late, sizes, layouts, tuple(unequal), tuple(others), texts)
+    short = {
+        rank: f"its values are {kind}, those of the other ranks are not"
+        for axis in axes.values
+        for rank, kind in ranks_of_another_type(every, axis)
+    }
+    return Dump(late, sizes, layouts, tuple(unequal), tuple(others), texts, short)
 
 
 def _kind_of(name: str) -> str | None:

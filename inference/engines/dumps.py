@@ -218,7 +218,7 @@ def _captures_of_sequence(
     _refuse_lone_rank(path, found, widths)
     named = under_module_names(found.arrays, found.rows)
     arrays, rows = split_joined(named.arrays, named.rows, widths_of(list(named.arrays)).parts)
-    left = {**found.left, **dump.broken}
+    left = {**found.left, **dump.broken, **dump.of_ranks}
     lost = {name for name in left if name in widths.points}
     for one_pass in dump.passes:
         left |= one_pass.left

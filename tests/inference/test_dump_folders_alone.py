@@ -17,6 +17,7 @@ from aprfmt.inference.engines.rank_joining import (
     PointWidths,
     UnclearLayoutError,
 )
+from aprfmt.inference.engines.rank_types import ranks_of_another_type
 
 Ranks = Sequence[Mapping[str, int]]
 FOUR: Ranks = [{"dp": d, "tp": t} for d in range(2) for t in range(2)]
@@ -123,3 +124,31 @@ def test_a_pass_has_the_arrays_of_its_own_stream(monkeypatch: pytest.MonkeyPatch
         with pytest.raises(FormatError, match=r"^d: step 3: odd\.x: two ways$"):
             passed(0, *every[2:4], *ids)
     assert not passed(1, ("x", (0, 0))).arrays
+
+
+@pytest.mark.parametrize(
+    "kinds, says",
+    [
+        (("", "bfloat16"), [("tp rank 1", "bfloat16")]),
+        (("float16", "", ""), [("tp rank 0", "float16")]),
+        (("", "zeros"), []),
+        (("", ""), []),
+        (("bfloat16", "bfloat16"), []),
+        (("", "bfloat16 in one"), []),
+    ],
+)
+def test_a_rank_that_computed_in_a_shorter_type_is_named(
+    kinds: Sequence[str], says: list[tuple[str, str]]
+) -> None:
+    """The values say it, whatever type they are kept in."""
+    found = []
+    for at in range(5):
+        for rank, kind in enumerate(kinds):
+            x = np.random.default_rng((at, rank)).standard_normal((3, 8)).astype(np.float32)
+            if kind.startswith("bfloat16") and (at == 4 or not kind.endswith("one")):
+                x = (x.view(np.uint32) & np.uint32(0xFFFF0000)).view(np.float32)
+            x = x.astype(np.float16).astype(np.float32) if kind == "float16" else x
+            x = 0 * x if kind == "zeros" else x
+            read = partial(np.asarray, x)
+            found.append((0, DumpedArray(f"a{at}", {"tp": rank}, x.shape, "float32", read, "f")))
+    assert list(ranks_of_another_type(found, "tp")) == says
