@@ -25,7 +25,7 @@ from aprfmt.arch.hyperparameters import (
 )
 from aprfmt.arch.rope_gguf import UNTURNED
 from aprfmt.arch.rope_hf import HFRope, RopeDefaults
-from aprfmt.arch.spec import HYPER_NAMES, SPECIAL_NAMES, Facts, HyperParam, HyperParams
+from aprfmt.arch.spec import HYPER_NAMES, MISSING, SPECIAL_NAMES, Facts, HyperParam, HyperParams
 from aprfmt.arch.value_checks import inverse, nearest_float32, same_value, shortest_decimal
 from aprfmt.errors import ArchError
 from aprfmt.model.resolve import read_missing_as_default, reconcile_hyperparameters
@@ -198,6 +198,39 @@ def test_the_keys_of_every_style_are_those_that_were_approved() -> None:
                 lines.setdefault(f"{style} loses {loss.name}: {loss.consequence}", []).append(arch)
     told = [f"{line} ({' '.join(whose)})" for line, whose in lines.items()]
     check(Path(__file__).parent / "answers" / "keys.txt", "\n".join(sorted(told)))
+
+
+# What the defaults of other hyperparameters are computed from.
+READ_BEFORE: dict[str, Any] = {
+    "n_layers": 6, "hidden_size": 60, "n_heads": 20, "n_kv_heads": 4, "head_dim": 10,
+    "ffn_size": 96, "vocab_size": 100, "n_experts": 12, "n_experts_used": 3, "moe_ffn_size": 24,
+    "rope_dim": 6, "rope_theta": 5e4, "sliding_window": 7, "norm_eps": 1e-4, "context_length": 50,
+    "ssm_state": 11, "ssm_heads": 9, "ssm_head_dim": 13, "ssm_groups": 3, "dense_layers": 2,
+}  # fmt: skip
+
+
+def test_what_is_taken_where_no_key_says_it_is_as_approved() -> None:
+    """A line for each default, with the architectures that have it; most have the first."""
+    told: dict[str, dict[str, list[str]]] = {}
+    specs = {name: ARCHS[name] for name in arch_names()}
+    for arch, spec in sorted(specs.items()):
+        for rule in spec.hyper:
+            for style, default in (("", rule.default), *rule.default_in.items()):
+                if default is MISSING:
+                    continue
+                try:
+                    value = json.dumps(default(READ_BEFORE) if callable(default) else default)
+                except KeyError as error:
+                    value = f"of {error.args[0]}"
+                name = f"{rule.name} in {style}" if style else rule.name
+                told.setdefault(name, {}).setdefault(value, []).append(arch)
+    lines = []
+    for name, values in sorted(told.items()):
+        usual, *others = sorted(values.items(), key=lambda one: -len(one[1]))
+        many = len(usual[1]) > len(specs) / 2
+        lines.append(f"{name}: {usual[0]} ({'most' if many else ' '.join(usual[1])})")
+        lines += [f"{name}: {value} ({' '.join(whose)})" for value, whose in others]
+    check(Path(__file__).parent / "answers" / "defaults.txt", "\n".join(lines))
 
 
 # Which layers are of a kind: (style, name) -> the architectures whose keys say any pattern.
