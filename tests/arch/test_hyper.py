@@ -202,11 +202,27 @@ def test_the_keys_of_every_style_are_those_that_were_approved() -> None:
 
 # What the defaults of other hyperparameters are computed from.
 READ_BEFORE: dict[str, Any] = {
-    "n_layers": 6, "hidden_size": 60, "n_heads": 20, "n_kv_heads": 4, "head_dim": 10,
-    "ffn_size": 96, "vocab_size": 100, "n_experts": 12, "n_experts_used": 3, "moe_ffn_size": 24,
-    "rope_dim": 6, "rope_theta": 5e4, "sliding_window": 7, "norm_eps": 1e-4, "context_length": 50,
-    "ssm_state": 11, "ssm_heads": 9, "ssm_head_dim": 13, "ssm_groups": 3, "dense_layers": 2,
-}  # fmt: skip
+    "n_layers": 6,
+    "hidden_size": 60,
+    "n_heads": 20,
+    "n_kv_heads": 4,
+    "head_dim": 10,
+    "ffn_size": 96,
+    "vocab_size": 100,
+    "n_experts": 12,
+    "n_experts_used": 3,
+    "moe_ffn_size": 24,
+    "rope_dim": 6,
+    "rope_theta": 5e4,
+    "sliding_window": 7,
+    "norm_eps": 1e-4,
+    "context_length": 50,
+    "ssm_state": 11,
+    "ssm_heads": 9,
+    "ssm_head_dim": 13,
+    "ssm_groups": 3,
+    "dense_layers": 2,
+}
 
 
 def test_what_is_taken_where_no_key_says_it_is_as_approved() -> None:

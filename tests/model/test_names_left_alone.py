@@ -39,9 +39,14 @@ def test_the_shape_of_a_missing_name_is_known_where_it_holds_one_role(
     found: Any = SimpleNamespace(hyper={})
     spec: Any = None
     assert relate._missing_names(found, spec, "hf") == {
-        "one.weight": (3, 2), "qkv.weight": None, "up.0": None, "up.1": None,
-        "a.0": None, "a.1": None, "b": (4, 2),
-    }  # fmt: skip
+        "one.weight": (3, 2),
+        "qkv.weight": None,
+        "up.0": None,
+        "up.1": None,
+        "a.0": None,
+        "a.1": None,
+        "b": (4, 2),
+    }
 
 
 def test_ranks_are_missing_where_most_misfits_are_shares_of_more(
@@ -143,6 +148,4 @@ def test_a_child_that_answered_or_ended_is_not_killed_later(
         engine.encode("text", False, False)
     assert len(timers) == 3
     for timer in timers:
-        assert timer.steps == [
-            WALL_SECONDS, engine._child.kill, "started", "cancelled",
-        ]  # fmt: skip
+        assert timer.steps == [WALL_SECONDS, engine._child.kill, "started", "cancelled"]
