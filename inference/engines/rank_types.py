@@ -1,23 +1,20 @@
-"""Finds ranks of a dump that computed in a shorter type than the others, by what they hold."""
+"""Finds ranks of a dump that hold a shorter type than the others."""
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
-
-import numpy as np
 
 from aprfmt.base.dump_names import rank_of_axis
 from aprfmt.inference.engines.rank_joining import DumpedArray
 
-_LOOKED = 4  # arrays that are read of each rank: the last of a step, which are computed
+_LOOKED = 4  # arrays of each rank: the last of a step, which are computed
 _SHORT = ("bfloat16", "float16")
 
 
 def ranks_of_another_type(
     found: Sequence[tuple[int, DumpedArray]], axis: str
 ) -> Iterator[tuple[str, str]]:
-    """Yield (rank, type) of ranks along `axis` whose values a shorter type holds exactly.
+    """Yield (rank, type) of ranks along `axis` that hold a shorter type than the others.
 
-    `found` are (step, array). A few arrays of which every rank has a part are read; the other
-    ranks' values are not of that type in any of them.
+    `found` are (step, array). It is so in a few arrays of which every rank has a part.
     """
     parts: dict[tuple[int, str], dict[int, DumpedArray]] = {}
     for step, one in found:
@@ -36,22 +33,9 @@ def ranks_of_another_type(
 
 
 def _holders(rows: Sequence[Mapping[int, DumpedArray]], kind: str) -> Collection[int] | None:
-    """Return the ranks whose values a type holds in every row; None if some are in a part of them.
+    """Return the ranks that hold a type in every row; None if some are in a part of them.
 
     `rows` are arrays by rank.
     """
-    each = [{rank for rank, one in row.items() if _is_exact(one, kind)} for row in rows]
+    each = [{rank for rank, one in row.items() if one.dtype == kind} for row in rows]
     return each[0] if all(one == each[0] for one in each) else None
-
-
-def _is_exact(one: DumpedArray, kind: str) -> bool:
-    """Return whether a type holds all values of an array, which are not all zero."""
-    values = np.asarray(one.read(), np.float32)
-    if not np.any(values):
-        return False
-    if one.dtype == kind:
-        return True
-    if kind == "float16":
-        with np.errstate(over="ignore"):
-            return np.array_equal(values, values.astype(np.float16).astype(np.float32))
-    return not np.any(np.ascontiguousarray(values).view(np.uint32) & 0xFFFF)
