@@ -191,13 +191,13 @@ def try_loaded_copies(case: Mismatch) -> Iterator[Change]:
     bound = 10 * case.view.tolerance  # of a part
     few = np.unique([largest, *range(min(FIRST, len(values)))])
     for codes, (blocks, inputs) in LOADED.items():
+        taken_as = {taken: _in_blocks(found.x, codes, taken) for taken in inputs}
         for block, scales in itertools.product(blocks, SCALES):
             rows = few if block[0] < 2 else np.arange(min(block[0], len(values)))
             some = _in_blocks(values[rows], codes, block, scales)
             if some is None:
                 continue
-            for taken in (None, *inputs):
-                x = found.x if taken is None else _in_blocks(found.x, codes, taken)
+            for taken, x in ((None, found.x), *taken_as.items()):
                 if x is None:
                     continue
                 if rel_l2(x @ some.T, found.output_without_bias[:, rows]) > bound:
