@@ -42,7 +42,6 @@ LARGEST: Mapping[str, float] = {
     "int4": 7,
     "uint4": 15,
     "float8_e4m3fn": 448,
-    "float8_e5m2": 57344,
 }
 
 
