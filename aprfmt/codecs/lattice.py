@@ -101,11 +101,13 @@ def _room_of_rounding(
     laid = lay_out(dialect, parts, config)
     if laid is None or laid.scale is None or laid.scale.table is not None:
         return None
-    slack = np.float32(_unit_of(laid.scale.array)) * np.abs(values)
-    if laid.offset is not None:
+    unit = np.float32(_unit_of(laid.scale.array))
+    if laid.offset is None:
+        slack = unit * np.abs(values)
+    else:
         none = laid.scale._replace(array=np.zeros_like(laid.scale.array))
         offset = replace(laid, scale=none).decode(threads=1).reshape(values.shape)
-        slack = np.float32(_unit_of(laid.scale.array)) * np.abs(values - offset)
+        slack = unit * np.abs(values - offset)
         slack += np.float32(_unit_of(laid.offset.array)) * np.abs(offset)
     room: Array = np.maximum(slack - step / 2, 0)
     return room if np.isfinite(room).all() and room.any() else None
