@@ -286,6 +286,14 @@ def show(report: DiffReport, found: Pronounced, verbose: bool, top: int | None) 
     render.say_lines(lines)
 
 
+def _first_of(rows: Sequence[TensorDiff]) -> str:
+    """Return the name of the first of some tensors, its role, and how many more there are."""
+    name = rows[0].name_b or rows[0].name_a
+    role = f" ({rows[0].key})" if name != rows[0].key else ""
+    more = f", and {len(rows) - 1} more (-v)" if len(rows) > 1 else ""
+    return f"{name}{role}{more}"
+
+
 def _other_difference_lines(report: DiffReport) -> Iterator[Line]:
     """Yield a (text, style) line for each kind of difference that no named cause explains.
 
@@ -297,22 +305,17 @@ def _other_difference_lines(report: DiffReport) -> Iterator[Line]:
     apart = [row for row in report.worst() if row.verdict not in (*EQUAL, "WITHIN")]
     left = [row for row in apart if row.key not in known]
     if left:
-        name = left[0].name_b or left[0].name_a
-        role = f" ({left[0].key})" if name != left[0].key else ""
-        more = f", and {len(left) - 1} more (-v)" if len(left) > 1 else ""
-        yield f"  {left[0].verdict}: {name}{role}{more}", "bad"
+        yield f"  {left[0].verdict}: {_first_of(left)}", "bad"
     rounded = [
         row
         for row in report.worst()
-        if row.verdict == "WITHIN" and {row.encoding_a, row.encoding_b} <= UNIT.keys()
+        if row.verdict == "WITHIN"
+        and {row.encoding_a, row.encoding_b} <= UNIT.keys()
+        and row.key not in known
     ]
-    rounded = [row for row in rounded if row.key not in known]
     if rounded:
-        name = rounded[0].name_b or rounded[0].name_a
-        role = f" ({rounded[0].key})" if name != rounded[0].key else ""
-        more = f", and {len(rounded) - 1} more (-v)" if len(rounded) > 1 else ""
         types = f"{rounded[0].encoding_a} | {rounded[0].encoding_b}"
-        yield f"  WITHIN ({rounded[0].cause}, {types}): {name}{role}{more}", "warn"
+        yield f"  WITHIN ({rounded[0].cause}, {types}): {_first_of(rounded)}", "warn"
     for title, rows in (
         ("hyperparameters", report.hyperparameters),
         ("tokenizer", report.tokenizer),
