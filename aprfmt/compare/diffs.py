@@ -142,9 +142,10 @@ class DiffReport(Tabular):
 
         One that writes the model beside it does.
         """
-        return not (
-            self.is_state and Path(self.b) in (path := Path(shlex.split(command)[2]), *path.parents)
-        )
+        if not self.is_state:
+            return True
+        changed = Path(shlex.split(command)[2])
+        return Path(self.b) not in (changed, *changed.parents)
 
     def _own_key_command(self, cause: str) -> str:
         """Return the command that sets a key of B to what B's tensors show; "" if none is wrong."""
