@@ -394,9 +394,7 @@ def _gather_arrays(
             continue
         place, dims, inner = _place_of_file(place, file, sizes)
         step = -1 if place.step is None else place.step
-        texts = {
-            name: value for name, value in file.lists.items() if name.rpartition(".")[2] in BATCH
-        }
+        texts = {name: value for name, value in file.lists.items() if _kind_of(name) is not None}
         for name, stored in inner.items():
             shape, dtype = file.names[stored]
             found.append(
@@ -541,11 +539,7 @@ def _late_names(steps: Sequence[Collection[str]]) -> set[str]:
     if len(steps) < 2:
         return set()
     late = set.intersection(*map(set, steps[1:])) - set(steps[0])
-    return {
-        name
-        for name in late
-        if not name.startswith("model.") and name.rpartition(".")[2] not in BATCH
-    }
+    return {name for name in late if not name.startswith("model.") and _kind_of(name) is None}
 
 
 def _rank_words(axes: _Axes, at: Sequence[int]) -> str:
@@ -604,10 +598,10 @@ def _join_pass(
                 raise FormatError(f"{place}: {name}: {error}") from None
             raise
     # What a pass says of its batch first: it gives the count of tokens.
-    names = sorted(whole, key=lambda name: name.rpartition(".")[2] not in BATCH)
+    names = sorted(whole, key=lambda name: _kind_of(name) is None)
     tokens: int | None = None
     for name in names:
-        kind = BATCH.get(name.rpartition(".")[2])
+        kind = _kind_of(name)
         odd: list[Unequal] = []
         try:
             found = _join_axes(name, whole[name], axes, dims[name], widths, tokens, odd)
@@ -681,7 +675,7 @@ def _is_whole(name: str, group: Mapping[int, JoinedArray], widths: PointWidths) 
     """
     whole = widths.widths.get(name)
     each = {width_of(one.shape) for one in group.values()}
-    return name.rpartition(".")[2] in BATCH or whole is None or all(one >= whole for one in each)
+    return _kind_of(name) is not None or whole is None or all(one >= whole for one in each)
 
 
 def _add_up_partials(
