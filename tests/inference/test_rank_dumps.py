@@ -1649,3 +1649,19 @@ def test_a_damaged_file_of_a_rank_ends_no_other(form: str, lost: bool, tmp_path:
         assert "L0.attn_out" not in trace.records and "L1.attn_out" in trace.records
         (row,) = [row for row in unread_arrays(trace) if name in row.name and "." in row.why]
     assert row.state == "unreadable"
+
+
+@pytest.mark.parametrize("short", [True, False])
+def test_a_rank_that_holds_a_shorter_type_is_not_compared_unseen(
+    short: bool, tmp_path: Path
+) -> None:
+    """Seen red: no word of it where the answer did not take it from the dump."""
+    for rank in range(2):
+        held = _flat({**WHOLE, **state(written(), of_rank(rank, 2))})
+        for name, value in held.items():
+            if short and rank and value.dtype == torch.float32:
+                held[name] = value.bfloat16()
+        _as_dumped(_made(tmp_path / f"TP{rank}_PP0_Rank{rank}_pid{rank}"), held, rank)
+    with opened(tmp_path) as trace:
+        told = [row.why for row in unread_arrays(trace) if "rank 1" in row.name]
+    assert told == ["its values are bfloat16, those of the other ranks are not"] * short
