@@ -92,11 +92,12 @@ def lattice_of(dialect: Dialect, parts: Parts, config: Config, values: F32) -> L
 def _room_of_rounding(
     dialect: Dialect, parts: Parts, config: Config, values: F32, step: Array
 ) -> Array | None:
-    """Return how much more than a step the rounding of scales and offsets may make; or None.
+    """Return by how much each element's error may exceed a step, as its scale was rounded.
 
-    A code is the nearest one by a scale and an offset that are rounded only when they are stored:
-    half a step, half a unit of the scale times the code, and half a unit of the offset. None where
-    no value of the weight may be more than a step off.
+    A code is the nearest one by a scale and an offset that are rounded only when they are stored.
+    The error is at most half a step, half a unit of the scale times the code, and half a unit of
+    the offset. None where that is nowhere more than a step, or cannot be bounded: the scales are
+    not known, are codes of a table, or are not finite.
     """
     laid = lay_out(dialect, parts, config)
     if laid is None or laid.scale is None or laid.scale.table is not None:

@@ -272,7 +272,7 @@ class ModelPair:
                 for key in other.keys
                 if key not in keys
             }
-            found = measuring.passes.count_other_choices(keys, rounded, probe)
+            found = measuring.passes.count_rerouted_tokens(keys, rounded, probe)
             if found:
                 where = ", ".join(
                     f"{count} of {len(probe.ids)} in layer {layer}"

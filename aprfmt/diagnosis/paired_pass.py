@@ -256,14 +256,15 @@ class PairedPass:
         self.flops += self.pass_flops(probe, start)
         return self._make_result(streams[-1], x, first, {})
 
-    def count_other_choices(
+    def count_rerouted_tokens(
         self, keys: Collection[str], rounded: Collection[str], probe: Probe
     ) -> dict[int, tuple[int, int]]:
-        """Return {layer: (tokens, of them surely)} for which B's weights `keys` choose otherwise.
+        """Return {layer: (tokens that B's weights `keys` send to other experts, of these surely)}.
 
         All else is A's, and so is what enters each layer. Layers without such a token are left out.
-        Surely: A's scores lie further apart than a sound run moves them, which stores the stream in
-        bfloat16 and has B's weights `rounded`, those of other roundings.
+        Surely: the gap of A's router scores is wider than rounding moves such gaps, TIMES over. How
+        far it does is seen in a pass that stores the stream in bfloat16 and has B's weights
+        `rounded`.
         """
         blend, sound = self._with_alone(keys), self._with_alone(rounded)
         streams, found = self.stage_inputs(probe), dict[int, tuple[int, int]]()

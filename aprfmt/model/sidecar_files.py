@@ -109,10 +109,10 @@ def file_row(name: str) -> FileRow:
 
 
 def folder_row(path: Path) -> FileRow:
-    """Return the first row that matches a subfolder's name; else what its files make of it.
+    """Return the row of a subfolder: by its name, or by its files at any depth.
 
-    It is unread where one of them, at any depth, may be read by a loader. Links to folders are not
-    followed.
+    Without a row of its name it is "unread" if a loader may take one of its files, else "without
+    effect". Links to folders are not followed.
     """
     row = matching_row(FOLDERS, path.name)
     if row is not None:

@@ -367,8 +367,8 @@ def to_hf(model: "Model") -> dict[str, str]:
 def add_named_templates(found: dict[str, str], carried: Carried) -> None:
     """Add the chat templates that have names to the texts of a folder, in place.
 
-    They become the list of tokenizer_config.json, which transformers reads where the folder has no
-    chat_template.jinja.
+    They become the list of tokenizer_config.json, with the default one. transformers reads it only
+    where the folder has no chat_template.jinja, so that this file is left out.
     """
     named = dict(carried.named_templates())
     file = "tokenizer_config.json"

@@ -45,7 +45,7 @@ class AttentionGroups:
     def rows_of_group(self, array: JoinedArray, step: int, group: int) -> JoinedArray | None:
         """Return a group's rows of an array of every group's; None if its rows are other ones."""
         tokens, at = self.tokens[step], row_axis(array.shape)
-        starts = _starts(tokens, array.shape[at], len(self.places))
+        starts = _first_rows_of_groups(tokens, array.shape[at], len(self.places))
         if starts is None:
             return None
         first, count = starts[group], tokens[group]
@@ -66,10 +66,11 @@ def _other_ranks(one: DumpedArray) -> dict[str, int]:
     return {axis: rank for axis, rank in one.ranks.items() if axis not in (TP, DP, "rank")}
 
 
-def _starts(tokens: Sequence[int], rows: int, ranks: int) -> list[int] | None:
-    """Return the first row of each group's tokens among `rows`; None if these are not of all.
+def _first_rows_of_groups(tokens: Sequence[int], rows: int, ranks: int) -> list[int] | None:
+    """Return each group's first row in an array of all groups' tokens; None if `rows` fits none.
 
-    Groups have as many rows as the longest has tokens, or up to a multiple of `ranks`.
+    The tokens follow each other, or each group has as many rows as the longest has tokens, or a
+    few more, up to a multiple of `ranks`.
     """
     each, rest = divmod(rows, len(tokens))
     if rows == sum(tokens):
@@ -79,13 +80,14 @@ def _starts(tokens: Sequence[int], rows: int, ranks: int) -> list[int] | None:
     return None
 
 
-def attention_groups(
+def find_attention_groups(
     found: Sequence[tuple[int, DumpedArray]], ids: Collection[str]
 ) -> AttentionGroups | None:
-    """Return the groups of a dump's ranks, of its (step, array); None where there are none.
+    """Return how tensor-parallel ranks are divided into attention groups; None if they are not.
 
-    `ids` are names of arrays of token ids, which differ between groups. Files say which group a
-    rank is of, or ranks have equal ids in blocks of one size and arrays have the tokens of all.
+    `found` are (step, array), `ids` the names of arrays of token ids. Ranks of a group have equal
+    ids, and groups are blocks of one size. Where files do not name the groups, some array must also
+    have the tokens of all groups.
     """
     held: dict[int, dict[int, tuple[int, ...]]] = {}  # ids by rank and step
     said: dict[int, set[int | None]] = {}
@@ -118,7 +120,7 @@ def attention_groups(
             one.shape[row_axis(one.shape)] if len(one.shape) in (2, 3) else -1,
             tokens.get(step, ()),
         )
-        fits = bool(own) and _starts(own, rows, len(ranks)) is not None
+        fits = bool(own) and _first_rows_of_groups(own, rows, len(ranks)) is not None
         if not fits or rows != own[number[one.ranks[TP]]]:
             gathered[one.name] = fits and gathered.get(one.name, True)
     all_tokens = frozenset(name for name, fits in gathered.items() if fits)

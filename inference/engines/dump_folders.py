@@ -25,7 +25,7 @@ from aprfmt.base.dump_names import (
 from aprfmt.base.text_escape import shorten
 from aprfmt.errors import FormatError
 from aprfmt.formats.bounded_json import load_file
-from aprfmt.inference.engines.attention_groups import AttentionGroups, attention_groups
+from aprfmt.inference.engines.attention_groups import AttentionGroups, find_attention_groups
 from aprfmt.inference.engines.captured_arrays import ArrayFile, ArrayFiles
 from aprfmt.inference.engines.rank_dims import Division
 from aprfmt.inference.engines.rank_joining import (
@@ -186,7 +186,7 @@ def read_dump(
     widths = widths_of(names)
     sizes = said | spec.axes
     every = [(step, one) for (step, _), one in found]
-    groups = attention_groups(every, {one for one in names if _kind_of(one) == "ids"})
+    groups = find_attention_groups(every, {one for one in names if _kind_of(one) == "ids"})
     shared: dict[int, tuple[Pass, list[Unequal]]] = {}
     if groups is not None:
         # Arrays of every group's tokens are put together first, and are then cut to each group's.

@@ -37,12 +37,7 @@ def round_to_type(x: Any, dtype: str) -> Any:
 
 
 # Codes of 8 and 4 bits -> their largest number. "uint4" has a zero point of its own.
-LARGEST: Mapping[str, float] = {
-    "int8": 127,
-    "int4": 7,
-    "uint4": 15,
-    "float8_e4m3fn": 448,
-}
+LARGEST: Mapping[str, float] = {"int8": 127, "int4": 7, "uint4": 15, "float8_e4m3fn": 448}
 
 
 def round_on_scales(

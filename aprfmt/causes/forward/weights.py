@@ -175,10 +175,11 @@ def try_quantization(case: Mismatch) -> Iterator[Change]:
             return
 
 
-def try_loaded_copies(case: Mismatch) -> Iterator[Change]:
-    """Yield the change to the codes on scales that an engine makes of a matrix as it loads it.
+def try_quantized_on_load(case: Mismatch) -> Iterator[Change]:
+    """Yield the change that an engine quantized the matrix of a product as it loaded it.
 
-    Its products may be of 8 bits as well: then their input is rounded on scales, too.
+    It is at most one. Products may be of 8 bits as well: then their input is rounded on scales,
+    too.
     """
     if case.view.residual is None or case.view.residual > COARSEST:
         return
@@ -358,6 +359,8 @@ HYPOTHESES = (
     Hypothesis("dtype_mislabel", try_other_16_bit_type, 130, "the same bytes, before other values"),
     Hypothesis("bit_rot", find_wrong_value, 140, "one value, before a whole matrix"),
     Hypothesis("quantisation", try_quantization, 150, "within a bound, once no exact change fits"),
-    Hypothesis("quantisation", try_loaded_copies, 152, "the same by an engine, once no type fits"),
+    Hypothesis(
+        "quantisation", try_quantized_on_load, 152, "the same by an engine, once no type fits"
+    ),
     Hypothesis("stale_tensor", find_stale_weight, 160, "any matrix, the last of a product"),
 )

@@ -383,7 +383,7 @@ def _scale_relation(copy: PackedCopy, right: "Array", wrong: "Array", relative: 
         if np.all(same) and own.any(axis).all() and most <= grid.shape[1 - axis]:
             return f"one scale is shared by all {what}"
     held = max(np.unique(stored).size, most)
-    if _scales_are_few_numbers(copy) or _fill_their_type(copy, stored):
+    if _scales_are_few_numbers(copy) or _crowd_their_type(copy, stored):
         return ""  # of such a type, the right scales of many groups are equal
     right_ones = np.unique(stored[own.reshape(-1)]).size  # few are right by accident
     if right_ones >= max(1, SOMEWHERE * held) and 4 * held < stored.size:
@@ -413,10 +413,11 @@ def _most_numbers(copy: PackedCopy) -> int:
     return 0
 
 
-def _fill_their_type(copy: PackedCopy, scales: "Array") -> bool:
-    """Return whether scales are most of the numbers that the type of the values has between them.
+def _crowd_their_type(copy: PackedCopy, scales: "Array") -> bool:
+    """Return whether over half of the 16-bit floats in the range of `scales` are among these.
 
-    Such scales are equal because of that type, and stand for different ones.
+    Such scales are equal because the values are of that type, and stand for different ones. False
+    if the values are not of a 16-bit type.
     """
     size = np.abs(scales)
     bits = np.array([size.min(), size.max()], np.float32).view(np.uint32)
