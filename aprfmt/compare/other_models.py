@@ -22,7 +22,7 @@ def other_model_sentence(a: Model, b: Model, rows: Sequence[TensorDiff]) -> str:
         name
         for name in _SIZES
         if a.hyper[name] != b.hyper[name]
-        and not (name == "vocab_size" and differ_in_tables_alone(rows))
+        and not (name == "vocab_size" and explains_vocabulary_size(rows))
     ]
     if other:
         sizes = ", ".join(f"{name} {a.hyper[name]} and {b.hyper[name]}" for name in other)
@@ -38,6 +38,26 @@ def other_model_sentence(a: Model, b: Model, rows: Sequence[TensorDiff]) -> str:
             "copies of one"
         )
     return ""
+
+
+def explains_vocabulary_size(rows: Sequence[TensorDiff]) -> bool:
+    """Return whether two sizes of the vocabulary are no sizes of two models.
+
+    They are read from the lengths of tables of tokens, of which one may be padded, cut, or one
+    rank's part.
+    """
+    return differ_in_tables_alone(rows) or _are_parts_of_ranks(rows)
+
+
+def _are_parts_of_ranks(rows: Sequence[TensorDiff]) -> bool:
+    """Return whether tensors of two shapes are one rank's parts, so that no size is another."""
+    shaped = [row for row in rows if row.verdict == "SHAPE_DIFFERS"]
+    return bool(shaped) and all(
+        row.explanation is not None
+        and row.explanation.confirmed
+        and row.explanation.cause == "rank_part"
+        for row in shaped
+    )
 
 
 def differ_in_tables_alone(rows: Sequence[TensorDiff]) -> bool:

@@ -17,7 +17,7 @@ from aprfmt.causes.hyperparameters import (
 from aprfmt.causes.restored_keys import is_of_own_keys, misleading_findings
 from aprfmt.compare import diff_models
 from aprfmt.compare.diffs import DiffReport
-from aprfmt.compare.other_models import differ_in_tables_alone
+from aprfmt.compare.other_models import explains_vocabulary_size
 from aprfmt.diagnosis.flags import add_flag_findings
 from aprfmt.diagnosis.levels import Levels
 from aprfmt.diagnosis.mixing import Touched
@@ -246,7 +246,7 @@ def _compare_hyperparameters(
         for text in contradiction_sentences(model, label):
             found.evidence.append(Evidence("config", text))
     rows = {row.name: row for row in report.hyperparameters}
-    if differ_in_tables_alone(report.tensors):
+    if explains_vocabulary_size(report.tensors):
         rows.pop("vocab_size", None)
     if rows.pop(ARCHITECTURE, None) is not None:
         if a.spec.name != b.spec.name:

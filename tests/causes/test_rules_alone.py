@@ -286,7 +286,7 @@ def test_an_order_of_shards_is_told_by_what_moved_and_what_is_lost() -> None:
     many = told((1, 2, 3, 4, 5, 0, 6, 7))
     assert many.count("that of rank") == 4 and many.endswith(" and 2 more")
     assert " more" not in told((1, 2, 3, 0))
-    assert shard_copies._matrix_of("L3.attn_q.weight") == "attn_q"
+    assert shard_copies.matrix_of("L3.attn_q.weight") == "attn_q"
 
 
 def test_rows_alone_are_shards_where_two_kinds_of_tensors_show_them(

@@ -68,7 +68,7 @@ def _explain_shards(
     made: dict[str, Finding] = {}
     for order, tensors in _parts_by_order(context, pairs, rows).items():
         whole_rows = all(parts.axis == 0 for parts in tensors.values())
-        if whole_rows and len({_matrix_of(key) for key in tensors}) < TOGETHER:
+        if whole_rows and len({matrix_of(key) for key in tensors}) < TOGETHER:
             continue  # rows of one kind of tensor: heads of k, say
         made |= {key: _shard_finding(key, order, parts) for key, parts in tensors.items()}
     return made
@@ -102,7 +102,7 @@ def _parts_by_order(
     return found
 
 
-def _matrix_of(key: str) -> str:
+def matrix_of(key: str) -> str:
     """Return the role of a weight or bias without its layer and suffix, such as "attn_q"."""
     return split_key(key)[1].rpartition(".")[0]
 
@@ -179,19 +179,22 @@ def _order_of_parts(
     order = []
     for at, part in enumerate(parts):
         every = [at, *(n for n in range(len(sources)) if n != at)]
-        source = next((n for n in every if _agree(sources[n], part, slack)), None)
+        source = next((n for n in every if are_equal_parts(sources[n], part, slack)), None)
         if source is None:
             return None
         order.append(source)
     moved = [source for at, source in enumerate(order) if at != source]
     if any(
-        _agree(sources[n], sources[m], slack) for n in moved for m in range(len(sources)) if m != n
+        are_equal_parts(sources[n], sources[m], slack)
+        for n in moved
+        for m in range(len(sources))
+        if m != n
     ):
         return None
     return tuple(order)
 
 
-def _agree(x: "Array", y: "Array", slack: float) -> bool:
+def are_equal_parts(x: "Array", y: "Array", slack: float) -> bool:
     """Return whether two parts are equal, within relative distance `slack` if that is not 0."""
     spots = (slice(None), *(slice(None, None, max(1, n // 8)) for n in x.shape[1:]))
     few, other = x[spots].reshape(-1)[:SPOTS], y[spots].reshape(-1)[:SPOTS]
@@ -313,7 +316,7 @@ def _explain_exchanged(
     """Return {tensor key: finding} of all tensors whose shards stand in the same wrong order."""
     made: dict[str, Finding] = {}
     for order, tensors in _parts_by_order(context, pairs, rows, exchanged=True).items():
-        kinds = {_matrix_of(key).partition("_")[0] for key in tensors}
+        kinds = {matrix_of(key).partition("_")[0] for key in tensors}
         if len(kinds) >= TOGETHER:
             made |= {key: _shard_finding(key, order, parts) for key, parts in tensors.items()}
     return made
