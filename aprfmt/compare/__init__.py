@@ -39,6 +39,7 @@ from aprfmt.measure.texts import (
     uncompared_tokenizers,
 )
 from aprfmt.model import Model, missing_shards, open_damaged
+from aprfmt.model.hf_folder import holds_rank_files
 from aprfmt.model.ledger import (
     LATE,
     WRONG_CHECKSUM,
@@ -117,7 +118,7 @@ def diff(
         first = opened.enter_context(open_damaged(a, arch=arch))
         state = open_state_beside(b, first) if isinstance(b, Path) else None
         second = opened.enter_context(state or open_damaged(b, arch=arch))
-        if state is not None and only is None:
+        if state is not None and only is None and state.folder is first.folder:
             only = ("tensors",)  # it has no configuration and no tokenizer of its own
         # A float base lets every quantized tensor be checked by encoding again.
         oracle = None
@@ -149,10 +150,12 @@ def diff(
 def open_state_beside(path: Path, model: Model) -> Model | None:
     """Return the weights that an engine saved under a path, read as `model`'s; None without any.
 
-    A folder with a config.json is a model, and so is a GGUF or APR file.
+    A folder with a config.json is a model, unless its weights are files of ranks. So is a GGUF or
+    APR file.
     """
     folder = path if path.is_dir() else path.parent
-    if path.suffix in (".gguf", ".apr") or (folder / "config.json").is_file():
+    configured = (folder / "config.json").is_file()
+    if path.suffix in (".gguf", ".apr") or (configured and not holds_rank_files(path)):
         return None
     from aprfmt.model.engine_state import is_engine_state, is_saved_state, open_engine_state
 

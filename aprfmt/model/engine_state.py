@@ -41,6 +41,7 @@ from aprfmt.errors import AprfmtError, FormatError, UnsupportedError, UsageError
 from aprfmt.formats import open_source
 from aprfmt.formats.pytorch.tensor import AbsentTensor
 from aprfmt.model import Model
+from aprfmt.model.hf_folder import read_folder
 from aprfmt.tensors.view import decode_tensor
 
 Cells = NDArray[np.void]
@@ -139,6 +140,39 @@ def _saved_files(folder: Path) -> list[Path]:
         for one in sorted([*folder.iterdir(), *inner])
         if one.is_file() and one.suffix in _SUFFIXES
     ]
+
+
+def _open_shared_files(
+    path: Path,
+    of_ranks: Collection[Path],
+    by_name: Collection[str],
+    published: Model,
+    stack: ExitStack,
+) -> list[Source]:
+    """Return the opened files of a state's folder whose tensors every rank shares.
+
+    Such a file has no rank in its name, as `-TP-common.safetensors` next to `-TP-000.safetensors`.
+    Most of its names are `published`'s, and none is in a rank's file (`by_name`). `stack` closes
+    it. A file that cannot be read is left out.
+    """
+    found: list[Source] = []
+    known = set(by_name)
+    suffixes = {file.suffix for file in of_ranks}
+    for one in _saved_files(path) if path.is_dir() else []:
+        if one in of_ranks or one.suffix not in suffixes:
+            continue
+        try:
+            source = open_source(one)
+        except (AprfmtError, OSError):
+            continue
+        names = source.tensors.keys()
+        named = 2 * len(names & published.source.tensors.keys()) > len(names)
+        if named and known.isdisjoint(names):
+            known |= names
+            found.append(stack.enter_context(source))
+        else:
+            source.close()
+    return found
 
 
 def _other_files(path: Path, read: Collection[Path]) -> list[Note]:
@@ -317,8 +351,9 @@ class EngineState:
 def open_engine_state(path: Path, published: Model) -> Model:
     """Return an engine's weights as a Model under the tensor names of `published`.
 
-    Raises UsageError where `published` is no Hugging Face folder, FormatError where a rank is
-    missing or no tensor of the state belongs to the model.
+    It has the configuration and tokenizer of its own folder where there are any, else those of
+    `published`. Raises UsageError where `published` is no Hugging Face folder, FormatError where a
+    rank is missing or no tensor of the state belongs to the model.
     """
     if published.folder is None or published.folder.config is None:
         raise UsageError(
@@ -330,13 +365,20 @@ def open_engine_state(path: Path, published: Model) -> Model:
         files = _rank_files(path)
         sources = [(stack.enter_context(open_source(file)), ranks) for file, ranks in files]
         by_name = _group_by_name(path, sources)
+        shared = _open_shared_files(path, [file for file, _ in files], by_name, published, stack)
+        by_name |= {
+            name: RankTensor(name, (tensor,), (0,))
+            for source in shared
+            for name, tensor in source.tensors.items()
+        }
         reader = _StateReader(path, published, by_name)
         tensors = dict(reader.tensors())
         if not tensors:
             _refuse_unrelated(path, by_name, published)
         reader.refuse_missing_ranks()
         reader.note_released()
-        reader.notes += _other_files(path, [file for file, _ in files])
+        read = [*(file for file, _ in files), *(source.path for source in shared)]
+        reader.notes += _other_files(path, read)
         reader.note_padding()
         reader.note_added_ones(tensors)
         # What the published model does not have is listed under its own name.
@@ -352,14 +394,10 @@ def open_engine_state(path: Path, published: Model) -> Model:
         for name in reader.without_aliases(unmatched):
             tensors[name] = by_name[name].parts[0]
         state = EngineState(
-            path,
-            tuple(file for file, _ in files),
-            sources[0][0].format,
-            tensors,
-            tuple(reader.notes),
-            stack.pop_all(),
+            path, tuple(read), sources[0][0].format, tensors, tuple(reader.notes), stack.pop_all()
         )
-    return Model(state, published.folder, published.forced, published.allow_missing)
+    folder = read_folder(path) if (path / "config.json").is_file() else published.folder
+    return Model(state, folder, published.forced, published.allow_missing)
 
 
 class StateNames:

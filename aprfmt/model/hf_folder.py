@@ -5,12 +5,13 @@ nothing outside the folder is opened.
 """
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from aprfmt.base.dump_names import parse_dump_path
 from aprfmt.base.protocols import Value
 from aprfmt.base.sequences import join_first
 from aprfmt.errors import FormatError, UsageError
@@ -201,7 +202,30 @@ def find_weights(folder: Path) -> Path:
             f"{folder}: holds no model; expected {WEIGHTS}, {INDEX}, or an .apr or .gguf file"
         )
     names = ", ".join(path.name for path in found)
+    ranks = rank_files(found)
+    if ranks:
+        raise UsageError(
+            f"{folder}: holds files of {len(ranks)} ranks ({_some_names(ranks)}), each with a part "
+            f"of the tensors; compare them with the model that they were cut from: "
+            f"aprfmt diff MODEL {folder}"
+        )
     raise UsageError(f"{folder}: holds several models ({names}); name one of them")
+
+
+def rank_files(paths: Iterable[Path]) -> list[Path]:
+    """Return those of some files whose names state a rank, as `model-TP-001.safetensors` does.
+
+    [] for fewer than two: a model may be called so.
+    """
+    found = [path for path in paths if parse_dump_path(path.stem).ranks]
+    return found if len(found) > 1 else []
+
+
+def holds_rank_files(folder: Path) -> bool:
+    """Return whether a folder's weights are files of ranks, each with a part of the tensors."""
+    if not folder.is_dir() or any((folder / name).is_file() for name in WEIGHT_FILES):
+        return False
+    return bool(rank_files(model_candidates(folder)))
 
 
 def captured_files(folder: Path) -> list[Path]:
