@@ -213,6 +213,7 @@ IDLE: dict[str, tuple[str, ...]] = {
         "the taps are one position early: none is the token's own",
         BEFORE_ATTENTION,
         "no state is carried: every token sees itself only",
+        "the state is read newest first: the taps of earlier tokens are reversed",
     ),
     "minimax_m3_vl": (
         *DECAY,
@@ -251,7 +252,7 @@ ALIKE = {
         }
     ),
     frozenset({BEFORE_ATTENTION, AFTER_NORM}),
-    frozenset({"every token has position 0", "nothing is rotated"}),
+    frozenset({"rope is not applied, or every token has position 0", "nothing is rotated"}),
     frozenset({"no bias is added", "no dt_bias is added before the decay's softplus"}),
     frozenset({"no bias is added", "the correction added for the choice of experts is left out"}),
 }

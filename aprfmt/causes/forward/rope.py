@@ -280,7 +280,7 @@ def find_positions(case: Mismatch) -> Iterator[Change]:
     if found is None:
         if hides_rope_angles(case):
             for where in usual_positions(ours):
-                yield positions_change(ours, where)
+                yield positions_change(ours, where, rotated=True)
         return
     # Take for each token the position whose angles fit best.
     inv_freq = rope_frequencies(case.patched, kind).inv_freq.astype(np.float64)
@@ -295,7 +295,7 @@ def find_positions(case: Mismatch) -> Iterator[Change]:
         return
     if theirs.min() < 0:
         return
-    yield positions_change(ours, theirs)
+    yield positions_change(ours, theirs, rotated=True)
 
 
 def try_positions_of_a_side(case: Mismatch) -> Iterator[Change]:
@@ -425,11 +425,17 @@ def usual_positions(ours: Array) -> list[Array]:
     return [np.zeros_like(ours), *(ours + shift for shift in shifts), np.maximum(ours - 1, 0)]
 
 
-def positions_change(ours: Array, theirs: Array) -> Change:
-    """Return the change from positions `ours` to `theirs`, both int arrays, one for each token."""
+def positions_change(ours: Array, theirs: Array, *, rotated: bool = False) -> Change:
+    """Return the change from positions `ours` to `theirs`, both int arrays, one for each token.
+
+    `rotated`: rope turns by them. At position 0 it turns nothing, so that a pass without rope has
+    the same values as one in which every position is 0.
+    """
     shift = np.unique(theirs - ours)
     if len(shift) == 1:
         says = f"positions are counted from {int(theirs[0])} instead of {int(ours[0])}"
+    elif rotated and not theirs.any():
+        says = "rope is not applied, or every token has position 0"
     elif len(np.unique(theirs)) == 1:
         says = f"every token has position {int(theirs[0])}"
     else:

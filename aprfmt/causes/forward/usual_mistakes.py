@@ -130,9 +130,9 @@ def _rotating_layer_mistakes(patched: PatchedModel) -> Iterator[UsualMistake]:
 
 def _position_mistakes(patched: PatchedModel) -> Iterator[UsualMistake]:
     """Yield the mistakes of giving tokens other positions."""
-    ours = token_positions(patched)
+    ours, rotated = token_positions(patched), patched.spec.block.position == "rope"
     for theirs in usual_positions(ours):
-        yield UsualMistake(positions_change(ours, theirs))
+        yield UsualMistake(positions_change(ours, theirs, rotated=rotated))
 
 
 # --- attention -----------------------------------------------------------------------------------
