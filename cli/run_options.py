@@ -144,13 +144,13 @@ def open_session(
 
 def warn_of_model(model: "Model") -> None:
     """Print warnings of what the file leaves out or contradicts."""
+    from aprfmt.causes.contradicted_flags import held_conflicts
     from aprfmt.model.completeness import accepted_absences_text
 
-    report = model.resolution.report
     for note in (*model.notes, *model.resolution.notes):
         if note.level == "warning":
             render.warn_note(note)
-    for conflict in report.conflicts:
+    for conflict in held_conflicts(model.resolution):
         render.warn(f"{model.path}: {conflict}", "contradiction")
     accepted = accepted_absences_text(model.resolution)
     if accepted:

@@ -8,8 +8,9 @@ random; a denied bias is dropped; a parallel residual drops the second norm.
 
 import json
 import shlex
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from aprfmt.causes.hyperparameters import BIASES, FLAG_LOADERS, hyper_causes, shows_hyper
 from aprfmt.measure.alignment import TensorPair
@@ -19,7 +20,11 @@ from aprfmt.measure.pair_comparison import compare_pair
 from aprfmt.measure.records import EQUAL
 from aprfmt.model import Model
 from aprfmt.model.own_keys import contradicted_parts
-from aprfmt.tensors.view import is_zero
+from aprfmt.tensors.view import View, is_zero
+
+if TYPE_CHECKING:
+    from aprfmt.arch.hyperparameters import Conflict
+    from aprfmt.model.resolve import Resolution
 
 HEAD, TABLE = "output.weight", "token_embd.weight"
 
@@ -146,7 +151,25 @@ def has_own_head(model: Model) -> bool:
 
     A copy of the embedding is none: by either tensor every reader computes the same.
     """
-    head, table = model.roles.get(HEAD), model.roles.get(TABLE)
+    return _stores_own_head(model.roles)
+
+
+def held_conflicts(resolution: "Resolution") -> "list[Conflict]":
+    """Return where a file contradicts itself, without a tie of which the stored head is a copy.
+
+    The head and the embedding are read and compared where a key ties them and a head is stored.
+    Raises AprfmtError where one of them cannot be read.
+    """
+    report, tie = resolution.report, "tied_embeddings"
+    overruled = report.overruled.get(tie)
+    copied = overruled is not None and bool(overruled.value)
+    copied = copied and not _stores_own_head(resolution.roles)
+    return [one for one in report.conflicts if not copied or one.name != tie]
+
+
+def _stores_own_head(roles: Mapping[str, View]) -> bool:
+    """Return whether a head is among these tensors and is no copy of the embedding."""
+    head, table = roles.get(HEAD), roles.get(TABLE)
     if head is None or table is None:
         return head is not None
     return compare_pair(TensorPair(HEAD, head, table)).verdict not in EQUAL

@@ -1,6 +1,6 @@
 """Level two: hyperparameters that change the forward pass, and the cause that each one means."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from functools import cache
 
 from aprfmt.arch.rope_gguf import stored_scaling_name
@@ -281,9 +281,3 @@ def tensors_of_hyperparameter(name: str, tensors: Mapping[str, TensorDiff]) -> t
         for key, row in tensors.items()
         if row.verdict in ("ONLY_IN_A", "ONLY_IN_B") and shows_hyper(key, name)
     )
-
-
-def contradiction_sentences(model: Model, label: str) -> Iterator[str]:
-    """Yield a sentence, after `label`, for each hyperparameter that contradicts the tensors."""
-    for conflict in model.resolution.report.conflicts:
-        yield f"{label}: {conflict}"

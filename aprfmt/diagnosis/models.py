@@ -5,9 +5,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from aprfmt.base.budget import Budget
 from aprfmt.base.metadata_values import short_value
 from aprfmt.causes import CAUSES
-from aprfmt.causes.contradicted_flags import has_own_head
+from aprfmt.causes.contradicted_flags import has_own_head, held_conflicts
 from aprfmt.causes.hyperparameters import (
-    contradiction_sentences,
     difference_sentence,
     differing_sub_keys,
     hyper_causes,
@@ -243,8 +242,8 @@ def _compare_hyperparameters(
     # Remove what is no difference of the pass: padding, names, unused lengths.
     found.checked.append("hyperparameters: every one that changes the forward pass, with origin")
     for label, model in (("A", a), ("B", b)):
-        for text in contradiction_sentences(model, label):
-            found.evidence.append(Evidence("config", text))
+        for conflict in held_conflicts(model.resolution):
+            found.evidence.append(Evidence("config", f"{label}: {conflict}"))
     rows = {row.name: row for row in report.hyperparameters}
     if explains_vocabulary_size(report.tensors):
         rows.pop("vocab_size", None)

@@ -12,6 +12,7 @@ from aprfmt.base.text_escape import shorten
 from aprfmt.cli.inspect.summary import summarize
 from aprfmt.errors import AprfmtError
 from aprfmt.model import Model
+from aprfmt.remote.paths import is_remote
 
 if TYPE_CHECKING:
     from aprfmt.cli.inspect.records import ArchFacts, InspectBody
@@ -143,7 +144,10 @@ def _model_facts(opened: Model) -> "ArchFacts":
     from aprfmt.model.ledger import multimodal_towers
 
     found = {spec.name: names for spec, names in multimodal_towers(opened)}
-    facts: ArchFacts = {**architecture_facts(resolution), "notes": notes}
+    facts: ArchFacts = {
+        **architecture_facts(resolution, is_local=not is_remote(opened.path)),
+        "notes": notes,
+    }
     claimed = {name for names in found.values() for name in names}
     facts["unclaimed"] = [name for name in facts["unclaimed"] if name not in claimed]
     facts["towers"] = {name: len(names) for name, names in found.items()}
@@ -180,11 +184,19 @@ def _tokenizer_row(opened: Model) -> dict[str, object]:
         return {"error": str(error)}
 
 
-def architecture_facts(resolution: "Resolution") -> "ArchFacts":
-    """Return the JSON of a resolved architecture: hyperparameters, keys, roles, conflicts."""
+def architecture_facts(resolution: "Resolution", *, is_local: bool) -> "ArchFacts":
+    """Return the JSON of a resolved architecture: hyperparameters, keys, roles, conflicts.
+
+    `is_local`: the tensors may be read, to see whether a stored head is a copy of the embedding.
+    """
     from aprfmt.arch.used_hyperparameters import used_names
 
     report, hyper, unread = resolution.report, resolution.hyper, resolution.unread
+    conflicts = list(report.conflicts)
+    if is_local and any(row.name == "tied_embeddings" for row in conflicts):
+        from aprfmt.causes.contradicted_flags import held_conflicts
+
+        conflicts = held_conflicts(resolution)
     codes = set() if unread is None else {tensor.name for tensor in unread.tensors}
     return {
         "architecture": resolution.spec.name,
@@ -204,7 +216,7 @@ def architecture_facts(resolution: "Resolution") -> "ArchFacts":
             "ignored": list(report.ignored),
             "unknown": list(report.unknown),
         },
-        "conflicts": [str(row) for row in report.conflicts],
+        "conflicts": [str(row) for row in conflicts],
         "roles": {
             "found": len(resolution.roles),
             "required": resolution.coverage.expected,

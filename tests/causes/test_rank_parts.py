@@ -17,7 +17,14 @@ from tests.conversion.folders import llama_folder, tensors_of, write_mixed
 
 COLUMNS = ("o_proj", "down_proj")
 Stored = Mapping[str, tuple[str, tuple[int, ...], bytes]]
-SIZES: dict[str, Any] = {"hidden": 64, "layers": 2, "ffn": 128, "heads": 4, "kv_heads": 4, "vocab": 96}
+SIZES: dict[str, Any] = {
+    "hidden": 64,
+    "layers": 2,
+    "ffn": 128,
+    "heads": 4,
+    "kv_heads": 4,
+    "vocab": 96,
+}
 
 
 def array(stored: Stored, name: str) -> np.ndarray:

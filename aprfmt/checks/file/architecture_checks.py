@@ -14,7 +14,7 @@ from aprfmt.arch.layout_steps import Added
 from aprfmt.arch.spec import ArchSpec, split_key
 from aprfmt.base.protocols import tensor_damage
 from aprfmt.base.shapes import matrix_shape
-from aprfmt.causes.contradicted_flags import has_own_head
+from aprfmt.causes.contradicted_flags import has_own_head, held_conflicts
 from aprfmt.causes.tensor.stored_bytes import SIXTEEN
 from aprfmt.checks import bounds
 from aprfmt.checks.context import CheckContext
@@ -228,15 +228,8 @@ def find_disagreements(model: Model, where: str) -> list[Disagreement]:
     The notes made while the architecture was resolved count too. `where` is the file, as the
     findings name it. A head that is the embedding's copy contradicts no tie.
     """
-    resolution, tie = model.resolution, "tied_embeddings"
-    overruled = resolution.report.overruled.get(tie)
-    copied = overruled is not None and bool(overruled.value) and not has_own_head(model)
-    conflicts = resolution.report.conflicts
-    said = [
-        Disagreement(where, one.text, one.name)
-        for one in conflicts
-        if not copied or one.name != tie
-    ]
+    resolution = model.resolution
+    said = [Disagreement(where, one.text, one.name) for one in held_conflicts(resolution)]
     return [*said, *(Disagreement(note.where, note.text) for note in resolution.notes)]
 
 
