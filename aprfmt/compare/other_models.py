@@ -50,12 +50,12 @@ def explains_vocabulary_size(rows: Sequence[TensorDiff]) -> bool:
 
 
 def _are_parts_of_ranks(rows: Sequence[TensorDiff]) -> bool:
-    """Return whether tensors of two shapes are one rank's parts, so that no size is another."""
+    """Return whether tensors of two shapes are one rank's parts, or all ranks' copies."""
     shaped = [row for row in rows if row.verdict == "SHAPE_DIFFERS"]
     return bool(shaped) and all(
         row.explanation is not None
         and row.explanation.confirmed
-        and row.explanation.cause == "rank_part"
+        and row.explanation.cause in ("rank_part", "rank_copies")
         for row in shaped
     )
 

@@ -144,3 +144,69 @@ def test_parts_that_are_alike_name_no_rank(tmp_path: Path) -> None:
     assert "rank_part" not in causes(
         aprfmt("diagnose", tmp_path / "a", tmp_path / "b", "--json").json
     )
+
+
+# --- copies of all ranks that were joined ---------------------------------------------------------
+
+
+def joined(word: str, ranks: int, axis: int = 0) -> Callable[[Stored], Mapping[str, Any]]:
+    """Return a change that joins so many copies of the tensors whose name has a word."""
+
+    def change(stored: Stored) -> Mapping[str, Any]:
+        made: dict[str, Any] = dict(stored)
+        for name in stored:
+            if word in name:
+                copies = np.concatenate([array(stored, name)] * ranks, axis)
+                made[name] = ("F32", copies.shape, copies.tobytes())
+        return made
+
+    return change
+
+
+# What is joined, how often and along which axis, and of how many tensors.
+COPIES = {
+    "norms": ("norm", 8, 0, 5),
+    "embedding": ("embed_tokens", 2, 0, 1),
+    "columns": ("o_proj", 4, 1, 2),
+}
+
+
+@pytest.mark.parametrize("case", COPIES)
+@pytest.mark.parametrize("side", ["A", "B"])
+def test_joined_copies_of_all_ranks_are_named(case: str, side: str, tmp_path: Path) -> None:
+    word, ranks, axis, count = COPIES[case]
+    told = diagnosed(tmp_path, joined(word, ranks, axis), b=side == "B")
+    assert told["verdict"] == "bug"
+    (found,) = told["causes"]
+    assert (found["cause"], found["level"]) == ("rank_copies", "confirmed")
+    assert f"{side} holds these tensors {ranks} times" in found["says"]
+    assert len(found["where"]) == count
+
+
+def with_one_value_apart(stored: Stored) -> Mapping[str, Any]:
+    """Norms four times, of which the last copy has another value."""
+    made = dict(joined("norm", 4)(stored))
+    for name, (kind, shape, raw) in made.items():
+        if "norm" in name:
+            values = np.frombuffer(raw, np.float32).copy()
+            values[-1] += 1
+            made[name] = (kind, shape, values.tobytes())
+    return made
+
+
+def test_copies_that_are_not_all_alike_are_none(tmp_path: Path) -> None:
+    assert "rank_copies" not in causes(diagnosed(tmp_path, with_one_value_apart))
+
+
+def test_values_of_one_number_are_neither_parts_nor_copies(tmp_path: Path) -> None:
+    """Ones of two lengths: each is a part of the other as well as copies of it."""
+    for side, ranks in (("a", 1), ("b", 2)):
+        llama_folder(tmp_path / side, "F32", **SIZES)
+        rows = dict(tensors_of(tmp_path / side))
+        for name in rows:
+            if "norm" in name:
+                ones = np.ones(64 * ranks, np.float32)
+                rows[name] = ("F32", ones.shape, ones.tobytes())
+        write_mixed(tmp_path / side / "model.safetensors", rows)
+    told = aprfmt("diagnose", tmp_path / "a", tmp_path / "b", "--json").json
+    assert not {"rank_part", "rank_copies"}.intersection(causes(told))

@@ -131,6 +131,7 @@ SEEDED_ELSEWHERE = {cause.name for name in modules_of("training") for cause in c
     "overlapping_ranges",
     "packing_file",
     "quant_signs",
+    "rank_copies",
     "rank_part",
     "ranks_differ",
     "rope_precision",

@@ -1,9 +1,10 @@
-"""Tensors of which one side holds the part that one rank of a partitioned run had.
+"""Tensors of which one side holds one rank's part, or what all ranks have, once for each rank.
 
 A tensor-parallel run keeps an equal part of a matrix on each rank: of its rows where the ranks
 divide what a layer computes (q, k, v, gate, up, the embedding), of its columns where they add it
 up (o, down). A checkpoint made of one rank's file, or saved without gathering, has such parts
-under the names and the configuration of the whole model.
+under the names and the configuration of the whole model. The other mistake is to join what every
+rank has a copy of, such as norms, as if these copies were parts.
 """
 
 import math
@@ -35,25 +36,33 @@ CAUSE_ROWS = (
         "Shapes have one axis divided by one number, and the configurations state the same sizes.",
         "In all these tensors the values are those of the same part of the other side's tensor.",
     ),
+    Cause(
+        "rank_copies", "tensor", "bug",
+        "A tensor holds the other side's values several times: the copies of all ranks were joined "
+        "as if they were parts.",
+        "One axis is a multiple of the other side's, and the configurations state the same sizes.",
+        "Each of the equal parts of the longer tensor is the shorter one.",
+    ),
 )  # fmt: skip
 
+# Explanations of one tensor alone, which ranks replace.
+WEAK = ("row_offset", "padded_vocabulary", "stale_tensor")
 OF_TABLES = ("vocab_size",)  # sizes that are read from the length of a table of tokens
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
-    """Where a smaller tensor lies in a larger one: part `number` (from 0) of `count` equal ones.
+class Cut:
+    """A tensor as `count` equal parts along `axis`, next to the smaller tensor of the other side.
 
-    The larger tensor is cut along `axis`. `label` is the side ("A" or "B") with the smaller one.
-    `distance` is their relative distance, at most `slack`. `values` are some of the part's values,
+    `small` is the side ("A" or "B") with the smaller tensor. `equal` are the numbers (from 0) of
+    the parts that equal it within relative distance `slack`. `values` are some of its values,
     `size` is how many it has.
     """
 
-    label: str
-    number: int
+    small: str
+    equal: tuple[int, ...]
     count: int
     axis: int
-    distance: float
     slack: float
     values: "Array"
     size: int
@@ -62,12 +71,12 @@ class Part:
 def rank_part_groups(
     context: PairContext, pairs: Mapping[str, TensorPair], rows: Mapping[str, TensorDiff]
 ) -> Iterator[Group]:
-    """Yield one function that returns {tensor key: finding} of tensors stored as one rank's part.
+    """Yield one function that returns {tensor key: finding} of tensors of one rank, or of all.
 
     Nothing where the models state different sizes: a smaller model has smaller tensors.
     """
     if _state_equal_sizes(context):
-        yield partial(_explain_parts, context, pairs, rows)
+        yield partial(_explain_cuts, context, pairs, rows)
 
 
 def _state_equal_sizes(context: PairContext) -> bool:
@@ -81,51 +90,74 @@ def _state_equal_sizes(context: PairContext) -> bool:
     return first == second
 
 
-def _explain_parts(
+def _explain_cuts(
     context: PairContext, pairs: Mapping[str, TensorPair], rows: Mapping[str, TensorDiff]
 ) -> dict[str, Finding]:
-    """Return {tensor key: finding} of all tensors that are the same part of the other side's.
+    """Return {tensor key: finding} of all tensors that are a rank's part, or ranks' copies joined.
 
-    One kind of tensor alone is left out: its rows may have been cut for another reason.
+    Parts are those of one rank in two kinds of tensors or more: the rows of one kind may have been
+    cut for another reason.
     """
-    parts: dict[str, Part] = {}
+    cuts: dict[str, Cut] = {}
     for key, row in rows.items():
-        if row.verdict != "SHAPE_DIFFERS":
+        if row.verdict != "SHAPE_DIFFERS" or row.is_explained(WEAK):
             continue
         try:
-            part = _find_part(pairs[key])
+            cut = _find_cut(pairs[key])
         except AprfmtError as error:
-            context.record_not_tried(("rank_part",), key, error)
+            context.record_not_tried(("rank_part", "rank_copies"), key, error)
             continue
         finally:
             pairs[key].drop()
-        if part is not None:
-            parts[key] = part
-    groups: dict[tuple[str, int, int], list[str]] = {}
-    for key, part in parts.items():
-        groups.setdefault((part.label, part.number, part.count), []).append(key)
+        if cut is not None:
+            cuts[key] = cut
     made: dict[str, Finding] = {}
-    for keys in groups.values():
+    ranks: dict[tuple[str, int, int], list[str]] = {}
+    for key, cut in cuts.items():
+        if len(cut.equal) == 1:
+            ranks.setdefault((cut.small, cut.equal[0], cut.count), []).append(key)
+        elif len(cut.equal) == cut.count:
+            made[key] = _copies_finding(key, cut, pairs[key])
+    for keys in ranks.values():
         if len({matrix_of(key) for key in keys}) >= TOGETHER:
-            made |= {key: _part_finding(key, parts[key], pairs[key]) for key in keys}
+            made |= {key: _part_finding(key, cuts[key], pairs[key]) for key in keys}
     return made
 
 
-def _part_finding(key: str, part: Part, pair: TensorPair) -> Finding:
-    """Return the finding of one tensor; its first sentence is that of all tensors of the rank."""
-    assert pair.a is not None and pair.b is not None
+def _part_finding(key: str, cut: Cut, pair: TensorPair) -> Finding:
+    """Return the finding of one tensor of a rank; its first sentence is that of all of them."""
     says = (
-        f"{part.label} holds part {part.number + 1} of {part.count} of these tensors, as one rank "
-        f"of {part.count} holds them; the parts of the other ranks are not there"
+        f"{cut.small} holds part {cut.equal[0] + 1} of {cut.count} of these tensors, as one rank "
+        f"of {cut.count} holds them; the parts of the other ranks are not there"
     )
-    line = f"A has shape {list(pair.a.shape)}, B {list(pair.b.shape)}: cut along axis {part.axis}"
-    proof = prove_values(part.values, part.size, part.count, part.slack)
-    found = make_finding("rank_part", (key,), (says, line), None, part.distance, proof)
-    return replace(found, side=part.label)
+    return _make_cut_finding("rank_part", key, cut, pair, says, cut.small)
 
 
-def _find_part(pair: TensorPair) -> Part | None:
-    """Return which equal part of one tensor the other is; None if it is none, or several alike."""
+def _copies_finding(key: str, cut: Cut, pair: TensorPair) -> Finding:
+    """Return the finding of one tensor that the larger side holds once for each rank."""
+    large = "A" if cut.small == "B" else "B"
+    says = (
+        f"{large} holds these tensors {cut.count} times, one copy after the other, as where the "
+        f"copies of {cut.count} ranks were joined like parts"
+    )
+    return _make_cut_finding("rank_copies", key, cut, pair, says, large)
+
+
+def _make_cut_finding(
+    cause: str, key: str, cut: Cut, pair: TensorPair, says: str, side: str
+) -> Finding:
+    """Return the finding of a cause, with both shapes; `side` is the one that departs."""
+    assert pair.a is not None and pair.b is not None
+    line = f"A has shape {list(pair.a.shape)}, B {list(pair.b.shape)}: cut along axis {cut.axis}"
+    proof = prove_values(cut.values, cut.size, cut.count, cut.slack)
+    return replace(make_finding(cause, (key,), (says, line), None, cut.slack, proof), side=side)
+
+
+def _find_cut(pair: TensorPair) -> Cut | None:
+    """Return which equal parts of the larger tensor are the smaller one; None if none is.
+
+    None too for a tensor of one value, which is every part of such a tensor.
+    """
     if pair.a is None or pair.b is None:
         return None
     label = "A" if math.prod(pair.a.shape) < math.prod(pair.b.shape) else "B"
@@ -138,14 +170,14 @@ def _find_part(pair: TensorPair) -> Part | None:
     outer, inner = math.prod(large.shape[:axis]), math.prod(large.shape[axis + 1 :])
     whole = RowReader(large).whole.reshape(outer, count, small.shape[axis], inner)
     part = RowReader(small).whole.reshape(outer, small.shape[axis], inner)
+    if part.min() == part.max():
+        return None
     same = pair.a.encoding == pair.b.encoding
     slack = 0.0 if same else 2 * pair_noise(pair.a.encoding, pair.b.encoding)
-    found = [at for at in range(count) if are_equal_parts(whole[:, at], part, slack)]
-    if len(found) != 1:
+    equal = tuple(at for at in range(count) if are_equal_parts(whole[:, at], part, slack))
+    if not equal:
         return None
-    return Part(
-        label, found[0], count, axis, slack, slack, part.reshape(-1)[:FEW], math.prod(small.shape)
-    )
+    return Cut(label, equal, count, axis, slack, part.reshape(-1)[:FEW], math.prod(small.shape))
 
 
 def _cut_axis(small: Sequence[int], large: Sequence[int]) -> int | None:
@@ -160,10 +192,10 @@ def _cut_axis(small: Sequence[int], large: Sequence[int]) -> int | None:
 
 HYPOTHESES = (
     JointHypothesis(
-        ("rank_part",),
+        ("rank_part", "rank_copies"),
         rank_part_groups,
         445,
-        "the same part of several tensors, in place of rows cut from each",
+        "the same part of several tensors, or whole copies, in place of rows cut from each",
         shapes=True,
     ),
 )
