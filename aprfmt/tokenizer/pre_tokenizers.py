@@ -8,7 +8,7 @@ unknown name is an error, never a default.
 """
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
 from typing import Any, Literal
@@ -45,6 +45,8 @@ _UPPER, _LOWER = r"[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]", r"[\p{Ll}\p{Lm}\p{Lo}\p{M}]
 _CASED = rf"[^\r\n\p{{L}}\p{{N}}]?{_UPPER}*{_LOWER}+%s|[^\r\n\p{{L}}\p{{N}}]?{_UPPER}+{_LOWER}*%s"
 _SLASHED = r" ?[^\s\p{L}\p{N}]+[\r\n/]*"
 
+# tokenizers' ByteLevel has it (src/pre_tokenizers/byte_level.rs).
+GPT2 = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
 LLAMA3 = rf"{_CONTRACTION}|{_WORD}|\p{{N}}{{1,3}}|{_SYMBOLS}|{_BLANKS}"
 QWEN2 = rf"{_CONTRACTION}|{_WORD}|\p{{N}}|{_SYMBOLS}|{_BLANKS}"
 QWEN35 = (
@@ -258,7 +260,23 @@ def _plain_regex(regex: str) -> str:
     return regex.replace("\r", r"\r").replace("\n", r"\n")
 
 
-def _comparable_step(node: Mapping[str, Any]) -> SplitStep:
+def _comparable_steps(steps: Iterable[SplitStep]) -> tuple[SplitStep, ...]:
+    """Return steps in the one form in which equal splittings are equal.
+
+    Line breaks in regexes are escaped, and GPT-2's splitting is its two steps: the regex, then
+    bytes (as ByteLevel with `use_regex` does both, and Split before ByteLevel without it).
+    """
+    found: list[SplitStep] = []
+    for kind, argument in steps:
+        if kind == "gpt2":
+            found += [("split", GPT2), _BYTES]
+        else:
+            plain = _plain_regex(argument) if isinstance(argument, str) else argument
+            found.append((kind, plain))
+    return tuple(found)
+
+
+def _step_of_node(node: Mapping[str, Any]) -> SplitStep:
     """Return a splitting step as (kind, argument) of the table; ("unknown", type) for others.
 
     `node` is the step in tokenizer.json.
@@ -274,7 +292,7 @@ def _comparable_step(node: Mapping[str, Any]) -> SplitStep:
             ("Isolated", True),
             ("Removed", True),
         ):
-            return ("split", _plain_regex(regex))
+            return ("split", regex)
     if kind == "Digits":
         return ("digits", bool(node.get("individual_digits")))
     if kind == "Punctuation" and node.get("behavior") == "Contiguous":
@@ -289,11 +307,6 @@ def _normalizer_steps(node: Any) -> tuple[str, ...]:
     return tuple(str(step.get("type")) for step in flatten_steps(node, "normalizers"))
 
 
-def _row_steps(row: PreTokenizer) -> tuple[SplitStep, ...]:
-    """Return the steps of a row with line breaks in regexes escaped, for comparison."""
-    return tuple((kind, _plain_regex(x) if isinstance(x, str) else x) for kind, x in row.steps)
-
-
 def pre_name_of(tokenizer: Mapping[str, Any], where: str) -> str:
     """Return the `pre` name of a byte-level BPE tokenizer.json.
 
@@ -301,16 +314,14 @@ def pre_name_of(tokenizer: Mapping[str, Any], where: str) -> str:
     are preferred. llama.cpp applies no normalizer, so NFC counts as none, and any other normalizer
     fits no name. Raises ConversionError with the steps that were found.
     """
-    steps = tuple(
-        _comparable_step(node)
-        for node in flatten_steps(tokenizer.get("pre_tokenizer"), "pretokenizers")
-    )
+    steps, ignores = tokenizer_splitting(tokenizer)
     normalizer = _normalizer_steps(tokenizer.get("normalizer"))
-    ignores = bool(tokenizer["model"].get("ignore_merges"))
     fits = [
         (name, row)
         for name, row in PRE_TOKENIZERS.items()
-        if row.style == "bytes" and row.ignore_merges == ignores and _row_steps(row) == steps
+        if row.style == "bytes"
+        and row.ignore_merges == ignores
+        and _comparable_steps(row.steps) == steps
     ]
 
     fits.sort(key=lambda item: "+".join(normalizer) != item[1].normalizer)  # stable
@@ -334,13 +345,13 @@ def tokenizer_splitting(tokenizer: Mapping[str, Any]) -> Splitting:
     nodes = flatten_steps(tokenizer.get("pre_tokenizer"), "pretokenizers")
     model = tokenizer.get("model")
     ignores = isinstance(model, Mapping) and bool(model.get("ignore_merges"))
-    return tuple(_comparable_step(node) for node in nodes), ignores
+    return _comparable_steps(map(_step_of_node, nodes)), ignores
 
 
 def row_splitting(name: str) -> Splitting | None:
     """Return (comparable steps, `ignore_merges`) of a `pre` name; None for an unknown name."""
     row = PRE_TOKENIZERS.get(name)
-    return None if row is None else (_row_steps(row), row.ignore_merges)
+    return None if row is None else (_comparable_steps(row.steps), row.ignore_merges)
 
 
 def are_steps_known(steps: Sequence[SplitStep]) -> bool:
