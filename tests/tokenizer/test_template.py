@@ -93,7 +93,9 @@ HOSTILE: dict[str, tuple[str, str]] = {
     "namespace": ("{{ namespace.__init__.__globals__ }}", "__init__"),
     "namespace-set": ("{% set ns = namespace(__class__=1) %}x", ""),
     "namespace-private": ("{% set ns = namespace(a=1, _b=1) %}{{ ns.a }}", ""),
-    "namespace-dict": ("{% set ns = namespace({'a': 1, '__class__': 1}) %}{{ ns.a }}", ""),
+    "namespace-dict": (
+        "{% set ns = namespace({'a': 1, '__class__': 1}) %}{{ ns.a }}", "string '__class__'"
+    ),
     "namespace-pairs": ("{% set ns = namespace([('_b', 1)], a=1) %}{{ ns.a }}", ""),
     "namespace-item": ("{% set ns = namespace(a=1) %}{% set ns.__class__ = 2 %}{{ ns.a }}", ""),
     "dict-class": ("{{ dict.__class__.__mro__[1] }}", "__mro__"),
