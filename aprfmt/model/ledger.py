@@ -1295,14 +1295,14 @@ def pronounce(words: VerdictWords, compared: Compared, accept: Collection[str] =
     Exit code 1: a difference is established, or an item that can carry meaning is on one side
     only, or is unread and unequal. 2: there is none, but something that had to be compared could
     not be, or nothing was. 0: all that can carry meaning agrees; what is unread is byte for byte
-    equal, or accepted by `accept`, a list of `unread:PATTERN`. Raises UsageError for a pattern that
-    matches none of the items.
+    equal, or accepted by `accept`, a list of `unread:PATTERN`. What a budget left is never
+    accepted: it is no unread item. Raises UsageError for a pattern that matches none of the items.
     """
     _refuse_unmatched(accept, compared.left)
     # Sort what was not compared: accepted, differing, unreadable, equal, without effect.
-    taken = acceptance_predicate(accept)
-    passed = [row for row in compared.left if taken(row)]
-    left = tuple(row for row in compared.left if not taken(row))
+    matches = acceptance_predicate(accept)
+    passed = [row for row in compared.left if row.state != LATE and matches(row)]
+    left = tuple(row for row in compared.left if row.state == LATE or not matches(row))
     apart = [row for row in left if row.state in APART]
     unreadable = [row for row in left if row.state in OPEN or (compared.of_a_model and row.is_open)]
     equal = [row for row in left if row.state in ("equal", "unread") and row not in unreadable]

@@ -78,6 +78,18 @@ def test_diff_names_what_it_did_not_reach(limit: str, model: Path, other: Path) 
         assert apart.exit_code() == 1 and "not compared" in apart.pronounced().says
 
 
+def test_what_a_budget_left_is_not_accepted(model: Path) -> None:
+    """Seen red: exit 0 over tensors that nobody read, as every item was accepted."""
+    for limit in LIMITS:
+        same = diff(model, model, budget=LIMITS[limit](model))
+        for pattern in ("unread:*", "unread:tensor", "unread:tensor *"):
+            found = same.pronounced([pattern])
+            assert found.exit == 2 and found.word == "not decided", (limit, pattern)
+            assert {row.state for row in found.not_compared} == {"not reached"}
+    done = command("validate", model, "--budget", "1k", "--accept", "unread:check *")
+    assert done.code == 2 and "left by the budget" in done.out
+
+
 def test_a_budget_that_is_large_enough_changes_nothing(model: Path) -> None:
     plain, wide = diff(model, model), diff(model, model, budget=Budget(nbytes=size_of(model)))
     assert wide.to_json() == plain.to_json() and wide.exit_code() == 0
