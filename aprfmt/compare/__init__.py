@@ -16,7 +16,7 @@ from aprfmt.base.protocols import Damage, Value
 from aprfmt.causes import CAUSES
 from aprfmt.compare.diffs import SECTIONS, DiffReport
 from aprfmt.errors import UsageError
-from aprfmt.formats import checksum_matches
+from aprfmt.formats import checksum_matches, has_checksum
 from aprfmt.measure.alignment import Alignment, TensorPair, align_models, numbered_pairs
 from aprfmt.measure.findings import Finding
 from aprfmt.measure.item_repairs import item_arguments
@@ -85,6 +85,7 @@ _ROPE_KEYS = ("rope_parameters.rope_theta", "rope_scaling.rope_theta")
 CONTEXT_LENGTH = "context_length"  # changes no pass by itself
 # Metadata that every file has its own value of: compared where metadata is asked for by name.
 _OWN_KEYS = ("aprfmt.", "split.", "general.name")
+CHECKSUMS = "checksums over all bytes"  # the name of the item for those that a budget left
 
 
 def diff(
@@ -279,8 +280,8 @@ def diff_models(
     ledgers = make_ledger(a, kinds | of_tensors), make_ledger(b, kinds | of_tensors)
     undone = [row for row in _uncompared_sections(a, b, alignment, tokens) if row.name in asked]
     undone += late
-    if "tensors" in only and not tensors and not late and budget.has_time():
-        undone += _wrong_checksums(a, b)
+    if "tensors" in only and not tensors and not late:
+        undone += _wrong_checksums(a, b) if budget.has_time() else _late_checksums(a, b, budget)
     if "hyperparameters" in only and alignment.by_role and not tensors:
         undone += _differing_settings(a, b)
     if "hyperparameters" in only and not alignment.by_role:
@@ -480,6 +481,15 @@ def _wrong_checksums(a: Model, b: Model) -> list[NotCompared]:
         state = "equal" if alike else "unequal"
     why = "it was changed or damaged since it was written"
     return [NotCompared("file", WRONG_CHECKSUM, state, why)]
+
+
+def _late_checksums(a: Model, b: Model, budget: Budget) -> list[NotCompared]:
+    """Return the checksums that `budget` had no time for, as an item; [] where no file has one."""
+    if is_remote(a.path) or is_remote(b.path):
+        return []  # of which none is made without a budget either
+    if not any(has_checksum(side.source) for side in (a, b)):
+        return []
+    return [NotCompared("file", CHECKSUMS, LATE, budget.reason)]
 
 
 def _unlike_architectures(a: Model, b: Model) -> list[NotCompared]:

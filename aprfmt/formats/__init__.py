@@ -184,15 +184,27 @@ def open_source(
     return collecting(path, partial=partial, damaged=True)
 
 
+def _checksum_function(
+    source: Source,
+) -> Callable[[Source, Mapping[Path, int]], bool | None] | None:
+    """Return what compares a file's bytes with its checksum; None if its format has none."""
+    while isinstance(source, Overlay):
+        source = source.wrapped_source
+    return FORMATS[source.format].checksum
+
+
 def checksum_matches(source: Source, known: Callable[[], Mapping[Path, int]] = dict) -> bool | None:
     """Return whether a file's bytes have the checksum that it contains; None if it has none.
 
     Reads every byte, except of files in `known()`, which gives their CRC-32 by path.
     """
-    while isinstance(source, Overlay):
-        source = source.wrapped_source
-    check = FORMATS[source.format].checksum
+    check = _checksum_function(source)
     return None if check is None else check(source, known())
+
+
+def has_checksum(source: Source) -> bool:
+    """Return whether the format of a file has a checksum over all its bytes."""
+    return _checksum_function(source) is not None
 
 
 def checksum_notes(source: Source, matches: bool | None = None) -> list[Note]:

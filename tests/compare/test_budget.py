@@ -90,6 +90,29 @@ def test_what_a_budget_left_is_not_accepted(model: Path) -> None:
     assert done.code == 2 and "left by the budget" in done.out
 
 
+@pytest.mark.parametrize("looks", [0, 1])  # at the clock, after the last tensor
+def test_a_checksum_that_a_budget_left_is_named(
+    looks: int, model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Seen red: every tensor was compared in time, the checksum was not, and the files equal."""
+    a, b = tmp_path / "a.apr", tmp_path / "b.apr"
+    assert command("convert", model, a).code == 0
+    whole = a.read_bytes()
+    b.write_bytes(whole[:-1] + bytes([whole[-1] ^ 1]))  # the checksum itself
+    every, plain = len(diff(a, b).tensors), len(diff(model, model).tensors)
+    calls = iter([True] * (every + looks))
+    monkeypatch.setattr(Budget, "has_time", lambda self: next(calls, False))
+    found = diff(a, b, budget=Budget(1.0))
+    assert found.exit_code() == 2 and len(found.tensors) == every
+    assert [(row.name, row.state) for row in found.not_compared] == [
+        ("checksums over all bytes", "not reached")
+    ]
+    assert found.next == (f"aprfmt diff {a} {b}",)
+    # A format without checksums has none to leave out.
+    calls = iter([True] * (plain + looks))
+    assert diff(model, model, budget=Budget(1.0)).exit_code() == 0
+
+
 def test_a_budget_that_is_large_enough_changes_nothing(model: Path) -> None:
     plain, wide = diff(model, model), diff(model, model, budget=Budget(nbytes=size_of(model)))
     assert wide.to_json() == plain.to_json() and wide.exit_code() == 0
