@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from aprfmt.base.outcome import OUTCOMES
 from aprfmt.cli import output_format, render
+from aprfmt.model.ledger import LATE
 
 if TYPE_CHECKING:
     from aprfmt.base.outcome import Check
@@ -191,7 +192,9 @@ def validation_answer(report: "Validation", against: str | None) -> "list[Line]"
         if not command and against is None and any(not todo.startswith(MENDS) for todo in lost):
             end.append(("no command reads a set of which files are missing", "head"))
         else:
-            command = command or _next_command(report.subject, against, tensor)
+            options = [*["--strict"] * report.strict, *(["--against", against] if against else [])]
+            whole = _whole_command(found, ["validate", report.subject, *options])
+            command = command or whole or _next_command(report.subject, against, tensor)
             end.append((f"next: {command}", "head"))
     lines.sort(key=lambda line: line[1] != STYLES["FAIL"])  # what fails comes before what is odd
     return [(found.says, STYLES[report.outcome]), *merge_similar_lines(lines), *end]
@@ -219,6 +222,15 @@ def _next_command(model: str, other: str | None, tensor: str = "") -> str:
     return f"aprfmt inspect {shlex.quote(model)} --account"
 
 
+def _whole_command(found: "Pronounced", words: "Sequence[str]") -> str:
+    """Return the command `aprfmt WORDS`, where all that leaves the verdict open a budget left.
+
+    `words` are the command's without --budget. "" where something else leaves `found` open.
+    """
+    late = {row.state == LATE for row in found.not_compared if row.is_open}
+    return f"aprfmt {shlex.join(words)}" if found.exit == 2 and late == {True} else ""
+
+
 def gates_answer(report: "QaReport", saved: str | None, other: str | None) -> "list[Line]":
     """Return the short answer of `qa` as (text, style) lines.
 
@@ -243,7 +255,10 @@ def gates_answer(report: "QaReport", saved: str | None, other: str | None) -> "l
         end.append((f"{_WRITTEN}{saved}", ""))
     if report.exit_code:
         path = str(report.subject)
-        todo = _next_command(path, other) if other else f"aprfmt validate {shlex.quote(path)}"
+        beside = ["--against", other] if other else []
+        todo = _whole_command(report.pronounced, ["qa", path, *beside])
+        if not todo:
+            todo = _next_command(path, other) if other else f"aprfmt validate {shlex.quote(path)}"
         end.append((f"next: {todo}", "head"))
     return [(verdict, style), *merge_similar_lines(lines), *end]
 

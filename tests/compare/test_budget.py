@@ -113,6 +113,18 @@ def test_a_checksum_that_a_budget_left_is_named(
     assert diff(model, model, budget=Budget(1.0)).exit_code() == 0
 
 
+@pytest.mark.parametrize(
+    "args", ["validate {m}", "validate {m} --strict", "qa {m} --against {o}"]
+)  # fmt: skip
+def test_the_next_command_of_checks_that_a_budget_left_is_without_one(
+    args: str, model: Path, other: Path
+) -> None:
+    """Seen red: the command that lists what nothing reads, of a model that is read whole."""
+    asked = args.format(m=model / "model.safetensors", o=other)
+    done = command(*asked.split(), "--budget", "1k")
+    assert done.code == 2 and f"next: aprfmt {asked}\n" in f"{done.out}\n", done.out
+
+
 def test_a_budget_that_is_large_enough_changes_nothing(model: Path) -> None:
     plain, wide = diff(model, model), diff(model, model, budget=Budget(nbytes=size_of(model)))
     assert wide.to_json() == plain.to_json() and wide.exit_code() == 0
