@@ -1248,17 +1248,23 @@ UNREAD = "unread:"  # what a pattern of --accept begins with
 def acceptance_predicate(patterns: Collection[str]) -> Callable[[NotCompared], bool]:
     """Return a function that says whether an item is accepted by one of the `unread:PATTERN`s.
 
-    PATTERN is matched with an item's name, its kind, and both with a space between. The function
-    raises UsageError for an invalid one.
+    PATTERN is a glob, `re:REGEX`, or a name as it stands: that of an item, of a module or key above
+    it (`model.layers.1` for `model.layers.1.mlp.bias`), or of a kind. It is matched with an item's
+    name, its kind, and both with a space between. Raises UsageError for an invalid one.
     """
-    from aprfmt.model.patterns import spelling_predicate
+    from aprfmt.model.patterns import exact_predicate
 
-    wanted = [each.removeprefix(UNREAD) for each in patterns if each.startswith(UNREAD)]
+    wanted = [
+        exact_predicate(each.removeprefix(UNREAD)) for each in patterns if each.startswith(UNREAD)
+    ]
 
     def accept(row: NotCompared) -> bool:
-        """Return whether a pattern matches the item's name, its kind, or both joined."""
-        names = (row.name, f"{row.kind} {row.name}", row.kind)
-        return any(spelling_predicate(each, names)(name) for each in wanted for name in names)
+        """Return whether a pattern matches the item's name, its kind, or both joined.
+
+        What is before a point in a file's name is no part above it.
+        """
+        names = [row.name, f"{row.kind} {row.name}", row.kind]
+        return any(matches(name, row.kind != "file") for matches in wanted for name in names)
 
     return accept
 

@@ -15,6 +15,8 @@ from fnmatch import translate
 from aprfmt.base.sequences import join_first
 from aprfmt.errors import UsageError
 
+_GLOB = "*?["  # characters by which a pattern is a glob
+
 
 def spelling_predicate(pattern: str, names: Iterable[str]) -> Callable[[str], bool]:
     """Return a function that says whether a name matches the pattern.
@@ -28,7 +30,7 @@ def spelling_predicate(pattern: str, names: Iterable[str]) -> Callable[[str], bo
             return re.compile(pattern[3:]).search  # type: ignore[return-value]
         except re.error as error:
             raise UsageError(f"pattern {pattern!r} is not a regular expression: {error}") from None
-    if any(c in pattern for c in "*?["):
+    if any(c in pattern for c in _GLOB):
         return re.compile(translate(pattern)).match  # type: ignore[return-value]
     wanted = pattern.split(".")
     size = len(wanted)
@@ -45,6 +47,18 @@ def spelling_predicate(pattern: str, names: Iterable[str]) -> Callable[[str], bo
     return (
         starts_with_components if any(map(starts_with_components, names)) else contains_components
     )
+
+
+def exact_predicate(pattern: str) -> Callable[[str, bool], bool]:
+    """Return a function of (name, whether it has parts) that says if the pattern matches it.
+
+    A pattern is `re:REGEX`, a glob, or the name itself. Where points divide a name into parts, it
+    may also be the first of them. Raises UsageError for a broken regular expression.
+    """
+    if pattern.startswith("re:") or any(c in pattern for c in _GLOB):
+        matches = spelling_predicate(pattern, ())
+        return lambda name, parts: bool(matches(name))
+    return lambda name, parts: name == pattern or (parts and name.startswith(f"{pattern}."))
 
 
 def spelling_predicates(

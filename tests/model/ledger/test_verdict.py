@@ -19,6 +19,7 @@ from aprfmt.checks import validate
 from aprfmt.checks.gates import running as qa
 from aprfmt.compare.diffs import DiffReport
 from aprfmt.conversion import convert
+from aprfmt.errors import UsageError
 from aprfmt.measure.records import FieldDiff
 from aprfmt.measure.traces import TraceDiff
 from aprfmt.model import open_model
@@ -31,8 +32,10 @@ from aprfmt.model.ledger import (
     State,
     VerdictWords,
     _key_reading,
+    acceptance_predicate,
     list_not_compared,
     make_ledger,
+    one_sided_tensors,
     pronounce,
 )
 from tests.cli.run import aprfmt as command
@@ -82,6 +85,57 @@ def test_what_is_accepted_is_said() -> None:
     assert found.exit == 0 and not found.not_compared
     assert found.says.startswith("equal in what was compared: 3 tensors; accepted, not compared: ")
     assert pronounce(WORDS, compared, ["within"]).exit == 1
+
+
+@pytest.mark.parametrize(
+    ("pattern", "accepted"),
+    [
+        ("weight", []),  # seen red: every file and tensor with such a part
+        ("bin", []),
+        ("x", []),
+        ("file x", []),
+        ("x.bin", ["x.bin"]),
+        ("file x.bin", ["x.bin"]),
+        ("file", ["x.bin"]),
+        ("x.*", ["x.bin"]),
+        ("config", []),
+        ("rope.a", ["rope.a"]),
+        ("rope", ["rope.a"]),
+        ("config key rope", ["rope.a"]),
+        ("rop", []),
+        ("m.1", ["m.1.weight"]),
+        ("m", ["m.1.weight", "m.10.weight"]),
+        ("tensor m.1", ["m.1.weight"]),
+        ("1.weight", []),
+        ("re:^m.*weight$", ["m.1.weight", "m.10.weight"]),
+    ],
+)
+def test_a_pattern_accepts_what_it_names_and_what_is_below(
+    pattern: str, accepted: list[str]
+) -> None:
+    rows = [
+        NotCompared("file", "x.bin", "only in A"),
+        NotCompared("config key", "rope.a", "unequal"),
+        NotCompared("tensor", "m.1.weight", "only in B"),
+        NotCompared("tensor", "m.10.weight", "only in B"),
+    ]
+    taken = acceptance_predicate([f"unread:{pattern}"])
+    assert [row.name for row in rows if taken(row)] == accepted
+    compared = Compared(False, {"tensors": (3, 3)}, tuple(rows))
+    if not accepted:
+        with pytest.raises(UsageError, match="no item that was not compared matches"):
+            pronounce(WORDS, compared, [f"unread:{pattern}"])
+
+
+def test_a_weight_of_a_role_on_one_side_only_cannot_be_accepted(tmp_path: Path) -> None:
+    """Seen red: `--accept unread:*` took a lost weight for an item that nothing reads."""
+    folder = llama_folder(tmp_path / "m", "F32", layers=1)
+    write_mixed(folder / "model.safetensors", {
+        **tensors_of(folder), "model.extra.weight": ("F32", (2,), bytes(8))
+    })  # fmt: skip
+    with open_model(folder) as model:
+        found = one_sided_tensors(model.source.tensors, "A", make_ledger(model))
+    assert [(row.name, row.state) for row in found] == [("model.extra.weight", "only in A")]
 
 
 @pytest.mark.parametrize(

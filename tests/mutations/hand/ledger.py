@@ -44,8 +44,8 @@ ROWS: tuple[Row, ...] = (
     ),
     Row(
         "ledger-accept-all", _LEDGER,
-        "        return any(spelling_predicate(each, names)(name) "
-        "for each in wanted for name in names)\n",
+        '        return any(matches(name, row.kind != "file") '
+        "for matches in wanted for name in names)\n",
         "        return bool(wanted)\n",
         "accepting one item accepts every other",
     ),
