@@ -108,6 +108,14 @@ class Codec:
         """
         return None
 
+    def largest_steps(self, raw: Mapping[str, Bytes], count: int) -> F32 | None:
+        """Return float32 [blocks]: the largest of `steps` in each block; None if unknown.
+
+        `count` elements are whole blocks.
+        """
+        found = self.steps(raw, count)
+        return None if found is None else found.reshape(-1, self.block_size).max(axis=1)
+
     def granule(self, raw: Mapping[str, Bytes], count: int) -> int:
         """Return the unit of `cut` in elements: its starts must be multiples of this.
 
@@ -346,6 +354,16 @@ class BlockCodec(Codec):
         """Return float32 [count]: each block's step, repeated for its elements; None if unknown."""
         found = self.block_steps(part_bytes(self.name, raw).view(self.layout))
         return None if found is None else found.repeat(self.block_size)[:count]
+
+    def largest_steps(self, raw: Mapping[str, Bytes], count: int) -> F32 | None:
+        """Return float32 [blocks]: each block's step; None if unknown.
+
+        `count` elements are whole blocks.
+        """
+        if type(self).steps is not BlockCodec.steps:  # a block has more steps than one
+            return super().largest_steps(raw, count)
+        found = self.block_steps(part_bytes(self.name, raw).view(self.layout))
+        return None if found is None else found.reshape(-1)[: count // self.block_size]
 
     def decode(self, raw: Mapping[str, Bytes], out: Array) -> None:
         """Fill float32 `out` from consecutive blocks.

@@ -41,9 +41,23 @@ def block_spans(values: "Array", steps: "Array") -> BlockSpans:
 
     `steps` [blocks] are the copy's.
     """
-    wide = to_float64(values)
-    low, high = np.fmin.reduce(wide, axis=1), np.fmax.reduce(wide, axis=1)
+    low, high = (to_float64(end) for end in _block_ends(values))
     return BlockSpans(np.maximum(np.abs(low), np.abs(high)), high - low, to_float64(steps))
+
+
+def _block_ends(values: "Array") -> "tuple[Array, Array]":
+    """Return the least and the largest value of each block [blocks] of `values`, NaN left out.
+
+    A block of NaN alone has the end NaN. `values` are [blocks, elements].
+    """
+    starts = np.arange(0, values.size, values.shape[1])
+    flat = np.ascontiguousarray(values).reshape(-1)
+    with np.errstate(invalid="ignore"):
+        low, high = np.minimum.reduceat(flat, starts), np.maximum.reduceat(flat, starts)
+        odd = np.flatnonzero(np.isnan(low))
+        if odd.size:  # leaving NaN out takes twice as long
+            low[odd], high[odd] = (op.reduce(values[odd], axis=1) for op in (np.fmin, np.fmax))
+    return low, high
 
 
 def too_wide(blocks: BlockSpans) -> "Array":
@@ -59,7 +73,10 @@ def too_wide(blocks: BlockSpans) -> "Array":
     share = np.zeros(known.shape)
     for size in (blocks.largest, blocks.span):
         counted = np.divide(size, blocks.step, out=np.zeros(known.shape), where=known)
-        usual = float(np.quantile(counted[known], USUAL))
+        among = counted[known]
+        if among.min() * FAR >= among.max() > 0:  # no block is far from any other, nor from usual
+            return np.zeros(known.shape, bool)
+        usual = float(np.quantile(among, USUAL))
         share = np.maximum(share, counted / usual if usual > 0 else 0.0)
     least = float(np.median(blocks.largest[known])) / SMALL
     return np.asarray(known & (share < 1 / FAR) & (blocks.largest >= least))
@@ -109,25 +126,30 @@ class WideStepsOfBlocks:
         return size >= LEAST and columns % size == 0 and CODECS[encoding].parts == ("",)
 
     def add(
-        self, source: "Array", steps: "Array | float | None", copied: "Array | None" = None
+        self,
+        source: "Array",
+        wide: "Array | None",
+        copied: "Array | None" = None,
+        steps: "Array | float" = 0.0,
     ) -> None:
-        """Add the next rows: the source's values and the copy's step of each (both flat).
+        """Add the next rows: the source's values and the copy's largest step of each block.
 
-        With `copied`, the copy's values, blocks that are no rounding of the source are left out: an
-        error in them is more than a step. It is not needed where all errors are known to be within
-        one. Nothing is added where steps are not known.
+        With `copied`, the copy's values, and `steps`, the step of each, blocks that are no rounding
+        of the source are left out: an error in them is more than a step. They are not needed where
+        all errors are known to be within one. `wide` is [blocks]; nothing is added where it is
+        None: steps are not known.
         """
-        if not isinstance(steps, np.ndarray):
+        if wide is None:
             return
         values = source.reshape(-1, self.size)
-        wide = steps.reshape(-1, self.size).max(axis=1)
         spans = block_spans(values, wide)
         found = np.flatnonzero(too_wide(spans))
         if copied is not None and found.size:
             with np.errstate(all="ignore"):
                 copy = copied.reshape(values.shape)[found]
                 error = np.abs(to_float64(values[found]) - to_float64(copy))
-                found = found[(error <= steps.reshape(values.shape)[found]).all(axis=1)]
+                each = np.broadcast_to(steps, source.size).reshape(values.shape)[found]
+                found = found[(error <= each).all(axis=1)]
         times = np.full(found.shape, np.nan)
         if found.size and CODECS[self.encoding].has_encoder:
             own = self._encoder_steps(values[found])
@@ -142,12 +164,16 @@ class WideStepsOfBlocks:
         self.count += len(found)
         self.total += len(wide)
 
+    def skip(self, count: int) -> None:
+        """Leave out the next `count` elements, which are the same in the source and the copy."""
+        self.total += count // self.size
+
     def _encoder_steps(self, values: "Array") -> "Array":
         """Return the step [blocks] that the encoder gives each block of values; 0 if unknown."""
         values = np.ascontiguousarray(np.where(np.isfinite(values), values, 0), np.float32)
         codec = CODECS[self.encoding]
-        own = codec.steps(encode(self.encoding, values), values.size)
-        return np.zeros(len(values)) if own is None else own.reshape(values.shape).max(axis=1)
+        own = codec.largest_steps(encode(self.encoding, values), values.size)
+        return np.zeros(len(values)) if own is None else own
 
     def found(self) -> WideSteps | None:
         """Return the blocks with steps too wide; None if there are none."""

@@ -10,6 +10,7 @@ import numpy as np
 
 from aprfmt.base.encodings import find_encoding as encoding_row
 from aprfmt.base.shapes import matrix_shape
+from aprfmt.codecs import CODECS
 from aprfmt.measure.bounds import BEYOND_SHARE, NMSE, NMSE_SLACK, Fit, fit_errors
 from aprfmt.measure.bounds import quantization_steps as codec_steps
 from aprfmt.measure.coarse_steps import WideSteps, WideStepsOfBlocks, wide_steps_of_lattice
@@ -43,9 +44,14 @@ def compare_values(diff: TensorDiff, a: View, b: View, imatrix: bool) -> TensorD
     blocks = None if copied is None else WideStepsOfBlocks(copied.encoding, copied.shape[-1])
     with np.errstate(all="ignore"):  # damaged scales make wild steps, and are judged by them
         for x, y, steps in value_chunks(a, b):
+            before = accumulator.changed
             accumulator.add(x, y, steps)
-            if blocks is not None:
-                blocks.add(x if copied is b else y, steps.of_side(int(copied is b)))
+            if blocks is None:
+                continue
+            if accumulator.changed == before:
+                blocks.skip(x.size)  # values that a copy has exactly accuse no step
+            else:
+                blocks.add(x if copied is b else y, steps.of_blocks(int(copied is b)))
     off, beyond = accumulator.off if accumulator.known else None, accumulator.beyond
     stats = accumulator.stats()
     diff = replace(diff, stats=stats)
@@ -123,7 +129,10 @@ def block_wide_steps(a: View, b: View, copied: View) -> WideSteps | None:
     blocks = WideStepsOfBlocks(copied.encoding, copied.shape[-1])
     for x, y, steps in value_chunks(a, b):
         source, copy = (x, y) if copied is b else (y, x)
-        blocks.add(source, steps.of_side(int(copied is b)), copy)
+        number = int(copied is b)
+        wide, each = steps.of_blocks(number), steps.of_side(number)
+        if each is not None:
+            blocks.add(source, wide, copy, each)
     return blocks.found()
 
 
@@ -236,6 +245,17 @@ class ChunkSteps:
         return codec_steps(
             name, raw, other.size, part, columns=columns, row_bytes=side.stored_row_bytes
         )
+
+    def of_blocks(self, number: int) -> "Array | None":
+        """Return the step of each block [blocks] of side 0 (A) or 1 (B); None if unknown.
+
+        The side is one of those of which WideStepsOfBlocks is told.
+        """
+        (side, other), raw = self._sides[number], self._stored_blocks[number]
+        if raw is None:
+            return None
+        codec = CODECS[side.encodings[0]].of_rows(side.shape[-1])
+        return codec.largest_steps(raw, other.size)
 
     @cached_property
     def _stored_blocks(self) -> "tuple[Mapping[str, Buffer] | None, ...]":

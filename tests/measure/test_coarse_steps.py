@@ -15,8 +15,16 @@ import aprfmt
 from aprfmt.base.encodings import find_encoding
 from aprfmt.codecs import CODECS, encode
 from aprfmt.codecs.lattice import Lattice
+from aprfmt.measure.alignment import TensorPair
 from aprfmt.measure.bounds import fit_errors
-from aprfmt.measure.coarse_steps import WideStepsOfBlocks, wide_steps_of_lattice
+from aprfmt.measure.coarse_steps import (
+    BlockSpans,
+    WideStepsOfBlocks,
+    block_spans,
+    too_wide,
+    wide_steps_of_lattice,
+)
+from aprfmt.measure.pair_comparison import compare_pair
 from tests.checks.gates.faults import copied
 from tests.cli.run import aprfmt as command
 from tests.conversion.folders import tensors_of, write_mixed
@@ -141,9 +149,71 @@ ENCODERS = sorted(
 @pytest.mark.parametrize("name", ENCODERS)
 def test_an_honest_copy_has_no_step_too_wide(name: str, weights: str) -> None:
     x = WEIGHTS[weights].astype(np.float32)
-    steps = CODECS[name].steps(encode(name, x), x.size)
+    steps = CODECS[name].largest_steps(encode(name, x), x.size)
     if steps is None:
         return  # no step is known, and none is judged
     found = WideStepsOfBlocks(name, SHAPE[1])
     found.add(x, steps)
     assert found.total and found.found() is None
+
+
+@pytest.mark.parametrize("name", ENCODERS)
+def test_a_block_has_the_largest_of_its_elements_steps(name: str) -> None:
+    """Some encodings store a step for parts of a block, others one for all of it."""
+    raw = encode(name, WEIGHTS["heavy tails"].astype(np.float32))
+    codec, count = CODECS[name], int(np.prod(SHAPE))
+    each, largest = codec.steps(raw, count), codec.largest_steps(raw, count)
+    assert (each is None) == (largest is None)
+    if each is not None and largest is not None:
+        assert np.array_equal(largest, each.reshape(-1, codec.block_size).max(axis=1))
+
+
+def test_a_block_spans_what_is_a_number() -> None:
+    """NaN is left out; a block of NaN alone, or with an infinite value, is never judged."""
+    values = np.tile(np.linspace(-2, 1, BLOCK, dtype=np.float32), (5, 1))
+    values[1, ::2], values[2], values[3, 4] = np.nan, np.nan, np.inf
+    spans = block_spans(values, np.full(5, 0.1, np.float32))
+    assert spans.largest[[0, 4]].tolist() == [2, 2] and spans.span[[0, 4]].tolist() == [3, 3]
+    assert spans.largest[1] == np.nanmax(np.abs(values[1])) and np.isnan(spans.largest[2])
+    steps = np.array([0.1, 1e6, 1e6, 1e6, 1.0])
+    assert too_wide(block_spans(values, steps)).tolist() == [False, True, False, False, True]
+    assert not too_wide(block_spans(values[[0, 4]], np.array([0.1, 0.4]))).any()
+
+
+def test_rows_that_are_the_same_are_counted_with_the_others(
+    demo_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A copy decoded to floats again has its values exactly; one block of it was coded anew."""
+    monkeypatch.setattr("aprfmt.measure.tensors.CHUNK", 64 * 256)
+    right, floats, wrong = tmp_path / "right.gguf", tmp_path / "floats", tmp_path / "wrong.gguf"
+    assert command("quantize", demo_model, right, "--type", "Q4_0").code == 0
+    assert command("convert", right, floats, "--to", "safetensors", "--encoding", "F32").code == 0
+    with aprfmt.open(right) as model:
+        at = model["blk.1.ffn_up.weight"].stored[0].info.offset
+    data, block, size = bytearray(right.read_bytes()), 3001, find_encoding("Q4_0").type_size
+    row, column = divmod(block * BLOCK, 256)
+    made = q4_0(values_of(floats).reshape(-1, BLOCK)[block], TIMES)
+    data[at + block * size : at + (block + 1) * size] = made
+    wrong.write_bytes(data)
+    told: list[WideStepsOfBlocks] = []
+
+    class Kept(WideStepsOfBlocks):
+        def __init__(self, encoding: str, columns: int) -> None:
+            super().__init__(encoding, columns)
+            told.append(self)
+
+    monkeypatch.setattr("aprfmt.measure.tensors.WideStepsOfBlocks", Kept)
+    asked: list[int] = []
+
+    def spans(values: Any, steps: Any) -> BlockSpans:
+        asked.append(values.size)
+        return block_spans(values, steps)
+
+    monkeypatch.setattr("aprfmt.measure.coarse_steps.block_spans", spans)
+    with aprfmt.open(floats) as a, aprfmt.open(wrong) as b:
+        found = compare_pair(TensorPair("up", a[UP], b["blk.1.ffn_up.weight"]))
+    assert (found.verdict, found.cause) == ("DIFFERENT", "")
+    (blocks,) = told
+    wide = blocks.found()
+    assert wide is not None and wide.places == ((row, column),)
+    assert blocks.total == 512 * 256 // BLOCK and asked == [64 * 256]
