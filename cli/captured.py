@@ -8,6 +8,7 @@ from aprfmt.errors import UsageError
 # Files that may hold either; GGUF and APR files hold models alone.
 _SUFFIXES = (".safetensors", ".npz", ".pt", ".pth")
 _HEAD = 1 << 16  # bytes in which a model's file has the name of a parameter
+_LONGEST = 1 << 23  # bytes of a header that lists captures: one array a module, some 80,000 of them
 _PARAMETERS = (b'.weight"', b'.bias"')
 
 
@@ -35,6 +36,8 @@ def _may_hold_captures(path: Path) -> bool:
         return True
     with path.open("rb") as file:
         head = file.read(_HEAD)
+    if int.from_bytes(head[:8], "little") > _LONGEST:
+        return False
     return not any(name in head for name in _PARAMETERS)
 
 

@@ -69,3 +69,20 @@ def test_weights_and_a_named_architecture_are_no_captures(demo_model: Path, tmp_
     save_file(outputs(1.0), bare)
     said = aprfmt("inspect", bare, "--arch", "llama")
     assert "captured" not in said.err
+
+
+def test_a_header_of_a_whole_model_is_not_searched_for_captures(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Seen red: a file of 900,000 tensors parsed three times, and each name asked for a point."""
+    path = tmp_path / "a.safetensors"
+    save_file(outputs(1.0), path)
+    header = int.from_bytes(path.read_bytes()[:8], "little")
+    asked: list[Path] = []
+    monkeypatch.setattr(
+        "aprfmt.inference.engines.opening.is_trace", lambda path: asked.append(path) or True
+    )
+    for longest, held in ((header, True), (header - 1, False)):
+        monkeypatch.setattr("aprfmt.cli.captured._LONGEST", longest)
+        assert aprfmt("inspect", path).code == (2 if held else 0)
+    assert asked == [path]
