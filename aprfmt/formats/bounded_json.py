@@ -10,7 +10,7 @@ import json
 import math
 import re
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import closing
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, NoReturn
@@ -46,24 +46,39 @@ BUDGETS: tuple[Budget, ...] = (
 )
 
 
-def check_json_limits(raw: bytes, where: str, max_depth: int) -> None:
+def check_json_limits(raw: "bytes | memoryview", where: str, max_depth: int) -> None:
     """Raise FormatError for too many values for the text's length, or nesting beyond `max_depth`.
 
-    `where` begins the message.
+    `where` begins the message. Nothing as long as the text is held.
     """
-    passed = [_marks_over_budget(budget, raw, len(raw)) for budget in BUDGETS]
-    deep = raw.count(b"[") + raw.count(b"{") > max_depth
-    if not any(passed) and not deep:
+    over = any(_exceeds_budget(budget, raw) for budget in BUDGETS)
+    deep = sum(piece.count(b"[") + piece.count(b"{") for piece in _windows(raw)) > max_depth
+    if not over and not deep:
         return
-    marks = _structure(raw)  # without the contents of strings
-    for budget in BUDGETS:
-        if found := _marks_over_budget(budget, marks, len(raw)):
+    found = [0] * len(BUDGETS)
+    brackets: list[bytes] = []
+    room = max(_budget_limit(budget, len(raw)) for budget in BUDGETS)  # more are refused anyway
+    for marks in _structure(raw):
+        found = [
+            count + _count_marks(budget, marks)
+            for count, budget in zip(found, BUDGETS, strict=True)
+        ]
+        if deep and max(found) <= room:
+            brackets.append(marks.translate(None, _NO_BRACKETS))
+    for count, budget in zip(found, BUDGETS, strict=True):
+        if count > _budget_limit(budget, len(raw)):
             raise FormatError(
-                f"{where}: {found} {budget.what} in {len(raw)} bytes of JSON, the limit is "
+                f"{where}: {count} {budget.what} in {len(raw)} bytes of JSON, the limit is "
                 f"{_budget_limit(budget, len(raw))}"
             )
     if deep:
-        _check_depth(marks.translate(None, _NO_BRACKETS), where, max_depth)
+        _check_depth(b"".join(brackets), where, max_depth)
+
+
+def _windows(raw: "bytes | memoryview") -> Iterator[bytes]:
+    """Yield a text in pieces of _WINDOW bytes."""
+    for start in range(0, len(raw), _WINDOW):
+        yield bytes(raw[start : start + _WINDOW])
 
 
 def _budget_limit(budget: Budget, size: int) -> int:
@@ -71,30 +86,32 @@ def _budget_limit(budget: Budget, size: int) -> int:
     return budget.free + size // budget.bytes_per_mark
 
 
-def _marks_over_budget(budget: Budget, raw: bytes, size: int) -> int:
-    """Return how many of a budget's characters `raw` has; 0 if `size` bytes may have that many."""
-    limit = _budget_limit(budget, size)
-    if len(raw) <= limit:
-        return 0
-    found = sum(raw.count(budget.marks[at : at + 1]) for at in range(len(budget.marks)))
-    return found if found > limit else 0
+def _exceeds_budget(budget: Budget, raw: "bytes | memoryview") -> bool:
+    """Return whether a text has more of a budget's characters, strings included, than it may."""
+    limit = _budget_limit(budget, len(raw))
+    return len(raw) > limit < sum(_count_marks(budget, piece) for piece in _windows(raw))
 
 
-def _structure(raw: bytes) -> bytes:
-    """Return the brackets, commas and colons outside strings, in order."""
-    if b"\\" in raw:  # pairs first: what is left before a quote then escapes that quote
-        raw = raw.replace(b"\\\\", b"").replace(b'\\"', b"")
-    # Two adjacent quotes can be removed: an empty string, or one string's end and another's start.
-    raw = raw.translate(None, _NO_STRUCTURE).replace(b'""', b"")
-    if b'"' not in raw:
-        return raw
-    kept = []
-    inside = 0
-    for start in range(0, len(raw), _WINDOW):
-        pieces = raw[start : start + _WINDOW].split(b'"')
-        kept.append(b"".join(pieces[inside::2]))
-        inside ^= (len(pieces) - 1) & 1
-    return b"".join(kept)
+def _count_marks(budget: Budget, text: bytes) -> int:
+    """Return how many of a budget's characters a text has."""
+    return sum(text.count(budget.marks[at : at + 1]) for at in range(len(budget.marks)))
+
+
+def _structure(raw: "bytes | memoryview") -> Iterator[bytes]:
+    """Yield the brackets, commas and colons outside strings, in order, window by window."""
+    start = inside = 0
+    while start < len(raw):
+        piece = bytes(raw[start : start + _WINDOW])
+        # A window ends before a backslash whose character would stand in the next one.
+        if (len(piece) - len(piece.rstrip(b"\\"))) % 2 and start + len(piece) < len(raw):
+            piece = piece[:-1] or bytes(raw[start : start + 2])
+        start += len(piece)
+        if b"\\" in piece:  # pairs first: what is left before a quote then escapes that quote
+            piece = piece.replace(b"\\\\", b"").replace(b'\\"', b"")
+        # Two adjacent quotes can be removed: an empty string, or one's end and another's start.
+        strings = piece.translate(None, _NO_STRUCTURE).replace(b'""', b"").split(b'"')
+        yield b"".join(strings[inside::2])
+        inside ^= (len(strings) - 1) & 1
 
 
 def _check_depth(brackets: bytes, where: str, max_depth: int) -> None:
@@ -145,33 +162,33 @@ def loads(
         data = data.encode("utf-8", "surrogatepass")
     if len(data) > max_bytes:
         raise FormatError(f"{where}: {len(data)} bytes of JSON, the limit is {max_bytes}")
-    raw = bytes(data)
-    if raw.startswith(_BOM):
+    raw = memoryview(data)
+    if bytes(raw[: len(_BOM)]) == _BOM:
         raise FormatError(f"{where}: starts with a byte-order mark at byte 0; JSON has none")
+    check_json_limits(raw, where, max_depth)
     try:
-        text = raw.decode("utf-8")
+        text = str(raw, "utf-8")
     except UnicodeDecodeError as error:
         raise FormatError(
             f"{where}: byte 0x{raw[error.start]:02x} at byte {error.start} is not UTF-8"
         ) from None
-    check_json_limits(raw, where, max_depth)
     decoder = json.JSONDecoder(
         object_pairs_hook=_DUPLICATES[duplicates](where),
         parse_constant=None if nonfinite else _constant_refuser(where),
-        parse_int=_integer_parser(where) if _LONG in raw.translate(_DIGITS) else None,
+        parse_int=_integer_parser(where) if _has_long_number(raw) else None,
         parse_float=None if nonfinite else _finite_float_parser(where),
     )
     try:
         with pause_collector():  # parsing makes no cycles, and the walks double its time
             value = decoder.decode(text)
     except json.JSONDecodeError as error:
-        left = download_left(raw[:HEAD])
+        left = download_left(bytes(raw[:HEAD]))
         if left:
             raise FormatError(f"{where}: is {left}") from None
         offset = len(text[: error.pos].encode("utf-8", "surrogatepass"))
         raise FormatError(f"{where}: not JSON at byte {offset}: {error.msg}") from None
     if not surrogates and _ESCAPED_SURROGATE.search(raw):
-        _check_surrogates(raw, where)
+        _check_surrogates(bytes(raw), where)
     return value
 
 
@@ -249,6 +266,17 @@ _DUPLICATES: dict[str, Callable[[str], Any]] = {
     "last": lambda where: None,
     "mark": _mark_duplicates,
 }
+
+
+def _has_long_number(raw: memoryview) -> bool:
+    """Return whether a text has more than MAX_DIGITS digits in a row, in a string or outside."""
+    before = b""
+    for piece in _windows(raw):
+        digits = before + piece.translate(_DIGITS)
+        if _LONG in digits:
+            return True
+        before = digits[-MAX_DIGITS:]
+    return False
 
 
 def _integer_parser(where: str) -> Callable[[str], int]:

@@ -146,7 +146,7 @@ def test_depth_is_that_of_the_value(value: Any) -> None:
 
 def test_windows_of_the_string_scan_meet(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(bounded_json, "_WINDOW", 7)
-    value = [["[" * n, "{" * (n % 3), [n]] for n in range(40)]
+    value = [["[" * n, "\\" * n + '"{' * (n % 3), [n]] for n in range(40)]
     assert loads(json.dumps(value), max_depth=3) == value
     with pytest.raises(FormatError, match="deeper"):
         loads(json.dumps(value), max_depth=2)

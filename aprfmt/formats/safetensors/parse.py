@@ -124,7 +124,7 @@ def _parse_file(buffer: Region, partial: bool, faults: Faults) -> ParsedSafe:
     _refuse_zeros(raw, f"{where}: header at offset {PREFIX}")
     parsed = _parse_compact_header(raw, ParsedSafe(where, buffer, size, length, {}, faults))
     if parsed is None:
-        parsed = _parse_json_header(bytes(raw), ParsedSafe(where, buffer, size, length, {}, faults))
+        parsed = _parse_json_header(raw, ParsedSafe(where, buffer, size, length, {}, faults))
     # If the tensors follow each other in order, neither overlap nor gap is possible.
     metadata, end = parsed.metadata, _contiguous_end(parsed)
     if end is None:
@@ -142,7 +142,7 @@ def _parse_file(buffer: Region, partial: bool, faults: Faults) -> ParsedSafe:
     return parsed
 
 
-def _parse_json_header(raw: bytes, parsed: ParsedSafe) -> ParsedSafe:
+def _parse_json_header(raw: memoryview, parsed: ParsedSafe) -> ParsedSafe:
     """Return `parsed` with metadata and tensors of a header parsed as JSON, whatever it holds.
 
     Raises FormatError for more than MAX_COUNT tensors.
@@ -399,19 +399,19 @@ def _contiguous_end(parsed: ParsedSafe) -> int | None:
     return None if parsed.faults.broken else at
 
 
-def _read_header(raw: bytes, where: str, faults: Faults) -> dict[str, Any]:
+def _read_header(raw: memoryview, where: str, faults: Faults) -> dict[str, Any]:
     """Return the header's JSON object; adds faults of its first and last byte.
 
     When faults are collected, names that occur twice are marked instead of refused.
     """
-    first = raw[:1]
+    first = bytes(raw[:1])
     if first != b"{":
         found = f"0x{first.hex()}" if first else "nothing"
         error = FormatError(f"{where}: begins with {found}; the format wants '{{'")
-        if first not in _BLANKS or not raw.strip().startswith(b"{"):
+        if first not in _BLANKS or not bytes(raw).strip().startswith(b"{"):
             raise error
         faults.add(error)
-    last = raw.rstrip(b" ")[-1]
+    last = raw[_end_of_text(raw) - 1]
     if last != ord("}"):
         error = FormatError(
             f"{where}: ends with 0x{last:02x} before its padding; the format wants '}}' and "
