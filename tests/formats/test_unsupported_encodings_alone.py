@@ -71,6 +71,7 @@ def bytes_of(name: str, count: int, encoding: str = "U8") -> TensorInfo:
         ({"encoding": "Q5_1", "shape": [2, 64]}, "the file has no tensor 'w@Q5_1'"),
         ({"encoding": "Q5_0", "shape": [2, 65]}, "Q5_0 rows must be a multiple of 32 elements"),
         ({"encoding": "Q5_0", "shape": [3, 64]}, "Q5_0 [3, 64] takes 132 bytes, 88 are stored"),
+        ({"encoding": "Q5_0", "shape": [(1 << 64) - 32]}, "Q5_0 [18446744073709551584] takes"),
         ({"encoding": "Q5_0", "shape": [1, 64]}, "Q5_0 [1, 64] takes 44 bytes, 88 are stored"),
     ],
 )
