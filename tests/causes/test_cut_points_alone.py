@@ -117,6 +117,10 @@ def test_a_cut_is_recomputed_from_the_mismatch_on(monkeypatch: pytest.MonkeyPatc
     assert asked == [(["L0.q_rope", "L0.experts", "L0.attn"], "L0.attn_out")]
     for _ in range(3):
         assert not agrees_without(case, "L0.attn_out")
+    pair = case_of("L0.q", {})
+    pair.patched.points = dict.fromkeys(("L0.q", "L0.attn"))
+    answers.append(seen(0.0))
+    assert agrees_without(pair, "L0.attn") and asked.pop() == (["L0.q"], "L0.attn")
     asked.clear()
     assert not agrees_without(case, "L0.ffn_out")  # no point of this pass
     assert not agrees_without(case_of("L0.q", {}, ("L0.q",)), "L0.attn")  # not in the trace
