@@ -280,7 +280,7 @@ def test_stacked_experts_of_modelopt_are_turned() -> None:
     found = decoded(modelopt.EXPERTS, parts, opt("W4A8_MXFP4_FP8"))
     assert np.array_equal(found, values * wide)
     whole, main = fp8_codes(2, 20, 6)
-    parts = {"": main, "_weight_scale": part(floats((2,)), "F32")}
+    parts = {"_weight_scale": part(floats((2,)), "F32"), "": main}
     found = decoded(modelopt.EXPERTS, parts, opt("FP8"))
     assert np.array_equal(found, whole.swapaxes(1, 2) * floats((2,)).reshape(2, 1, 1))
 
@@ -318,3 +318,29 @@ def test_awq_takes_zero_points_away_group_by_group() -> None:
     line = parts[".qweight"]._replace(shape=(24,))
     with pytest.raises(CodecError, match=r"has shape \[24\], expected \[in, out/8\]"):
         awq.DIALECT.shape_of({**parts, ".qweight": line}, config)
+
+
+def test_a_section_is_of_the_dialect_that_it_names() -> None:
+    names = {"fp8": fp8_block, "mxfp8": fp8_block, "modelopt": modelopt, "awq": awq, "gptq": None}
+    for name, owner in names.items():
+        for module in (fp8_block, modelopt, awq):
+            found = module.DIALECT.recognises({"quant_method": name})
+            assert found is (module is owner), (name, module.NAME)
+            assert not module.DIALECT.recognises({})
+
+
+def test_codes_are_the_numbers_that_they_stand_for() -> None:
+    assert awq.DIALECT.codes is not None and modelopt.DIALECT.codes is not None
+    found = awq.DIALECT.codes({}, {})
+    assert found.bits == 4 and np.array_equal(found.values, np.arange(16))
+    found = modelopt.DIALECT.codes({}, opt("W8A16"))
+    assert found.bits == 8 and {-128.0, 0.0, 127.0} <= set(found.values.tolist())
+    assert fp8_block.DIALECT.codes is not None
+    every = np.arange(256, dtype=np.uint8)
+    for name, kind in (("F8_E4M3", E4M3), ("F8_E5M2", ml_dtypes.float8_e5m2)):
+        found = fp8_block.DIALECT.codes({MAIN: part(every, name)}, {})
+        wanted = every.view(kind).astype(np.float32)
+        assert found.bits == 8 and np.array_equal(found.values, wanted, equal_nan=True)
+    found = fp8_block.DIALECT.codes({MAIN: part(every, "I8")}, {})
+    wanted = np.arange(16, dtype=np.uint8).view(ml_dtypes.float4_e2m1fn).astype(np.float32)
+    assert found.bits == 4 and np.array_equal(found.values, wanted)
