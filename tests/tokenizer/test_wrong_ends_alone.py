@@ -67,7 +67,7 @@ def test_an_end_of_ordinary_text_is_said_of_each_file() -> None:
 
 
 def test_a_vocabulary_without_control_tokens_says_nothing() -> None:
-    assert not find_wrong_ends(side(generation=1, types=(NORMAL,) * 6))
+    assert find_wrong_ends(side(generation=1, types=(NORMAL,) * 6)) == []
 
 
 @pytest.mark.parametrize("other", [6, 99, -1, "x", True, None])
