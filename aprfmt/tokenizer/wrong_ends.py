@@ -78,11 +78,7 @@ def _recorded_ends(side: StatedTokenizer) -> Iterator[tuple[str, list[int]]]:
         return
     config = side.carried.model.config or {}
     for file, values in zip(FILES, (side.carried.parse_file(FILES[0]), config), strict=True):
-        value = values.get("eos_token_id")
-        try:
-            ids = [] if value is None else [int(i) for i in id_list(value)]
-        except (TypeError, ValueError):
-            continue  # no ids: another check says it
+        ids = id_list(values.get("eos_token_id"))  # what is no id is left to another check
         if ids:
             yield f"{file}:eos_token_id", ids
 
