@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING
 
 from aprfmt.base.outcome import OUTCOMES
 from aprfmt.cli import output_format, render
-from aprfmt.model.ledger import LATE
 
 if TYPE_CHECKING:
     from aprfmt.base.outcome import Check
@@ -227,6 +226,8 @@ def _whole_command(found: "Pronounced", words: "Sequence[str]") -> str:
 
     `words` are the command's without --budget. "" where something else leaves `found` open.
     """
+    from aprfmt.model.ledger import LATE
+
     late = {row.state == LATE for row in found.not_compared if row.is_open}
     return f"aprfmt {shlex.join(words)}" if found.exit == 2 and late == {True} else ""
 
