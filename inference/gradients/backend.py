@@ -23,15 +23,24 @@ class PlacedPair:
     """One LoRA pair at one weight: y + scale * (x @ a.T) @ b.T, as peft's lora.Linear computes it.
 
     `a` [r, in] and `b` [out, r] are leaves, or rows of leaves where projections are joined.
+    `merged` is the scale by which the same product is in the frozen weight too, 0.0 for not at all.
     """
 
     a: torch.Tensor
     b: torch.Tensor
     scale: float
+    merged: float = 0.0
 
     def added(self, x: torch.Tensor) -> torch.Tensor:
-        """Return what the pair adds to the product of x [tokens, in]: scale * (x @ a.T) @ b.T."""
-        return functional.linear(functional.linear(x, self.a), self.b) * self.scale
+        """Return what the pair adds to the product of x [tokens, in]: scale * (x @ a.T) @ b.T.
+
+        A part that is merged gives no gradient to the factors.
+        """
+        found = functional.linear(functional.linear(x, self.a), self.b) * self.scale
+        if self.merged:
+            inner = functional.linear(x, self.a.detach())
+            found = found + functional.linear(inner, self.b.detach()) * self.merged
+        return found
 
 
 class GradientBackend(TorchBackend):

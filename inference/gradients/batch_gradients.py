@@ -28,6 +28,7 @@ from aprfmt.inference.gradients.documents import (
 )
 from aprfmt.inference.gradients.parameter_leaves import Leaves, stored_gradients
 from aprfmt.inference.gradients.placed_pairs import place_pairs
+from aprfmt.inference.gradients.quantized_base import quantized_matrices
 from aprfmt.inference.gradients.router_loss import RouterCounts, RouterTerms
 from aprfmt.inference.session import load_forward
 from aprfmt.inference.weights import Weights, model_weights
@@ -363,7 +364,7 @@ def batch_gradients(
         right = change.operation is None and change.norm_tokens is None
         right = right and not change.hides_padding
         backend = GradientBackend(device, dtype) if right else ChangedBackend(device, dtype, change)
-    made, leaves, factors = prepare(model, backend, trained, pairs)
+    made, leaves, factors = prepare(model, backend, trained, pairs, change)
     backend.padding_id, backend.padding = padding_id(model), None
     made.change = change
     if points is None or points:
@@ -432,11 +433,13 @@ def prepare(
     backend: GradientBackend,
     trained: Collection[str] | None,
     pairs: Sequence[AdapterPair],
+    change: BackwardChange = RIGHT,
 ) -> tuple[Pass, Leaves, dict[str, torch.Tensor]]:
     """Return (the model's pass with its leaves placed, the leaves, LoRA factors by stored name).
 
-    `trained` are stored names of the parameters that train; None: all, or with `pairs` none. Raises
-    UsageError for a name that the model does not have.
+    `trained` are stored names of the parameters that train; None: all, or with `pairs` none.
+    `change` is a mistake with the pairs, or with the frozen base below them. Raises UsageError for
+    a name that the model does not have.
     """
     names = {name for view in model.roles.values() for name in view.names}
     unknown = sorted(set(trained or ()) - names)
@@ -449,7 +452,10 @@ def prepare(
     chosen = None if trained is None and not pairs else frozenset(trained or ())
     leaves = Leaves(model, weights, backend, chosen)
     factors: dict[str, torch.Tensor] = {}
-    rebuild = place_pairs(pairs, backend, factors)
+    rebuild = place_pairs(pairs, backend, factors, change)
+    if change.base is not None:
+        for key, values in quantized_matrices(model, change.base):
+            weights.holder.replace(key, backend, backend.array(values))
     return Pass(model, backend, weights, None, rebuild), leaves, factors
 
 

@@ -27,6 +27,22 @@ Operation = Literal[
 # How the documents of a packed row see each other, and how their positions count then.
 Joined = Literal["positions count on", "positions restart"]
 Padding = Literal["attended", "counted", "scored", "scored and seen"]
+# How the factors A and B of an adapter's pairs are taken: A for B and B for A, which square factors
+# allow; the same, and each has its gradient under its own name; the product transposed.
+FactorOrder = Literal["exchanged", "exchanged, gradients by name", "transposed"]
+
+
+@dataclass(frozen=True)
+class QuantizedBase:
+    """How the matrices of a frozen base's layers were quantized by bitsandbytes before a step.
+
+    `encoding` is NF4 or FP4, `block` the elements under one scale, `nested` says that the scales
+    are quantized too (double quantization).
+    """
+
+    encoding: Literal["NF4", "FP4"]
+    block: int = 64
+    nested: bool = False
 
 
 @dataclass(frozen=True)
@@ -65,7 +81,9 @@ class BackwardChange:
     that the batch states. `rolled` is by how many (rows, columns) the labels are rolled before the
     loss shifts them, as torch.roll does it.
     `edges` says that the first token of each document of a packed row is a label of the one before.
-    `adapter_scale` multiplies what an adapter adds.
+    `adapter_scale` multiplies what an adapter adds. `merged` is how many times its product is in
+    the frozen base besides, by the stated scale. `factors` says how its factors are taken, None for
+    right, and `base` how the frozen base was quantized, None for as it is.
     `padding` says what becomes of the padding at the beginning of a row: tokens attend to it, or
     their positions count it; or of that at the end: its tokens are labels, too, and see the text
     alone, or the padding before them as well.
@@ -85,6 +103,9 @@ class BackwardChange:
     router: RouterFactors | None = None
     padding: Padding | None = None
     adapter_scale: float = 1.0
+    merged: float = 0.0
+    factors: FactorOrder | None = None
+    base: QuantizedBase | None = None
 
     @property
     def scores_padding(self) -> bool:
