@@ -1083,7 +1083,7 @@ class _Step:
             for guess in row.find(case):
                 keys = self._keys_explained_by(guess, computed, case)
                 if keys:
-                    self._accept_mistake(guess, keys, case.right)
+                    self._accept_mistake(guess, keys, case.right, guess.most)
                     break
         self._doubt_tied_tables()
 

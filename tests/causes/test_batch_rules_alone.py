@@ -18,7 +18,7 @@ from aprfmt.causes.training import (
     router_losses,
     weight_decay,
 )
-from aprfmt.causes.training.backward_case import BackwardCase
+from aprfmt.causes.training.backward_case import BackwardCase, all_differ
 from aprfmt.causes.training.gradient_case import GradientCase
 from aprfmt.inference.gradients.changes import BackwardChange, RouterFactors
 
@@ -90,12 +90,12 @@ def test_all_gradients_differ_where_hardly_one_agrees_and_none_after_the_layers(
         ((HEAD, NORM), False, False),
     ):
         case = case_of(every, right=right, computed=PLAIN | many)
-        assert batch_samples.all_differ(case) is differ, right
+        assert all_differ(case) is differ, right
         assert batch_samples.loss_differs(case) is loss, right
         opened = case_of(every, right=right, opened=set(every) - set(right), computed=PLAIN | many)
-        assert batch_samples.all_differ(opened) is differ
+        assert all_differ(opened) is differ
     inside = case_of({WEIGHT: OTHER[WEIGHT]})  # of an adapter, which has no weights after them
-    assert batch_samples.all_differ(inside) and not batch_samples.loss_differs(inside)
+    assert all_differ(inside) and not batch_samples.loss_differs(inside)
 
 
 def test_padding_and_documents_are_asked_of_where_there_are_some() -> None:

@@ -17,6 +17,7 @@ import torch
 from aprfmt.training.step import explain_step
 from tests import approved
 from tests.models import tiny
+from tests.training.adapter_steps import ADAPTER_FAULTS, ADAPTER_INNOCENTS
 from tests.training.judged_steps import (
     FAULTS,
     INNOCENTS,
@@ -49,6 +50,8 @@ EVERY = (
     *TRAINER_FAULTS,
     *TRAINER_RELATIVES,
     *TRAINER_INNOCENTS,
+    *ADAPTER_FAULTS,
+    *ADAPTER_INNOCENTS,
 )
 
 # What is not known yet, and what nothing in the files can say.

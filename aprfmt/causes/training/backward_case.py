@@ -13,6 +13,7 @@ from aprfmt.causes.row import LAST
 from aprfmt.causes.training.gradient_case import GradientCase
 from aprfmt.causes.training.optimizers import F64
 from aprfmt.inference.gradients.changes import NO_ROUTER_LOSS, BackwardChange, RouterFactors
+from aprfmt.measure.verdicts import Certainty
 
 Ints = NDArray[np.int64]
 # Roles after the layers and of a layer, in the order in which a backward pass reaches them.
@@ -194,13 +195,26 @@ def first_place(wrong: Collection[str], right: Collection[str]) -> str:
     return f"after {max(before, key=backward_order).rpartition('.')[0]}, {text}"
 
 
+def all_differ(case: BackwardCase) -> bool:
+    """Return whether hardly a gradient agrees, the first ones after the loss among the wrong.
+
+    Of a model these stand after its layers, of an adapter in the last layer that it has.
+    """
+    unlike = case.wrong | case.open
+    first = first_wrong(unlike | case.missing)
+    every = first_wrong(unlike | case.missing | case.right)
+    behind = bool(first) and split_key(first[0])[0] == split_key(every[0])[0]
+    return behind and len(case.right) <= len(unlike) / 4
+
+
 @dataclass(frozen=True)
 class BackwardGuess:
     """A mistake of a whole backward pass; `change` makes the gradients that were given.
 
     Or `source` does: {key: key whose computed gradient was given for it}. With neither it was not
     made again, and is said as likely. `alone`: the mistake reaches the wrong gradients alone, and
-    all others are those of the batch.
+    all others are those of the batch. `most` is the most that may be said of it: "explained" where
+    other mistakes make the same gradients.
     """
 
     cause: str
@@ -208,6 +222,7 @@ class BackwardGuess:
     change: BackwardChange | None = None
     source: Mapping[str, str] = field(default_factory=dict)
     alone: bool = False
+    most: Certainty = "confirmed"
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,8 +13,9 @@ from aprfmt.causes.training.backward_case import (
     BackwardGuess,
     BackwardHypothesis,
     LabelParts,
+    all_differ,
 )
-from aprfmt.causes.training.batch_samples import NEAR, all_differ, distance_to_given
+from aprfmt.causes.training.batch_samples import NEAR, distance_to_given
 from aprfmt.causes.training.gradient_case import distance
 from aprfmt.causes.training.optimizers import F64
 from aprfmt.causes.training.step_case import Mask

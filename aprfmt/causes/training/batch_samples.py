@@ -11,6 +11,7 @@ from aprfmt.causes.training.backward_case import (
     BackwardCase,
     BackwardGuess,
     BackwardHypothesis,
+    all_differ,
     first_wrong,
 )
 from aprfmt.causes.training.gradient_case import distance
@@ -358,6 +359,27 @@ def guess_norm_columns(case: BackwardCase) -> Iterator[BackwardGuess]:
     yield BackwardGuess("norm_tokens_left_out", says, BackwardChange(norm_tokens=columns))
 
 
+def other_scales(scale: float, rank: int) -> dict[float, list[str]]:
+    """Return {another scale of an adapter: all usual mistakes that give it, in words}.
+
+    `scale` is the stated one, `rank` that of its pairs. The words follow the stated scale.
+    """
+    root = rank**0.5
+    meant: dict[float, list[str]] = {}
+    for value, what in (
+        (scale * root, "times the root of r, as of a rank-stabilized one"),
+        (scale / root, "over the root of r, as of one that is not rank-stabilized"),
+        (scale * rank, "times r, as of alpha that is not divided by r"),
+        (scale / rank, "over r, as of alpha that is divided by r twice"),
+        (scale * scale, "applied twice"),
+        (1.0, "left out"),
+    ):
+        if abs(value - scale) > PLAIN * scale:
+            same = next((each for each in meant if abs(value - each) <= PLAIN * each), value)
+            meant.setdefault(same, []).append(what)
+    return meant
+
+
 def guess_adapter_scale(case: BackwardCase) -> Iterator[BackwardGuess]:
     """Yield guesses that what an adapter adds has another factor than its configuration says.
 
@@ -367,20 +389,7 @@ def guess_adapter_scale(case: BackwardCase) -> Iterator[BackwardGuess]:
     if case.adapter is None or not all_differ(case):
         return
     scale, rank = case.adapter
-    root = rank**0.5
-    ways = (
-        (scale * root, "times the root of r, as of a rank-stabilized one"),
-        (scale / root, "over the root of r, as of one that is not rank-stabilized"),
-        (scale * rank, "times r, as of alpha that is not divided by r"),
-        (scale / rank, "over r, as of alpha that is divided by r twice"),
-        (scale * scale, "applied twice"),
-        (1.0, "left out"),
-    )
-    meant: dict[float, list[str]] = {}  # of one factor all that give it
-    for value, what in ways:
-        if abs(value - scale) > PLAIN * scale:
-            same = next((each for each in meant if abs(value - each) <= PLAIN * each), value)
-            meant.setdefault(same, []).append(what)
+    meant = other_scales(scale, rank)
     # Another alpha, or another r, makes some of these too: neither is then the reason.
     sizes = [given / computed for given, computed in case.norms.values() if given and computed]
     usual = float(np.median(sizes)) if sizes else 1.0
@@ -405,18 +414,6 @@ def guess_dropout(case: BackwardCase) -> Iterator[BackwardGuess]:
             "with dropout at 0"
         )
         yield BackwardGuess("dropout_active", says)
-
-
-def all_differ(case: BackwardCase) -> bool:
-    """Return whether hardly a gradient agrees, the first ones after the loss among the wrong.
-
-    Of a model these stand after its layers, of an adapter in the last layer that it has.
-    """
-    unlike = case.wrong | case.open
-    first = first_wrong(unlike | case.missing)
-    every = first_wrong(unlike | case.missing | case.right)
-    behind = bool(first) and split_key(first[0])[0] == split_key(every[0])[0]
-    return behind and len(case.right) <= len(unlike) / 4
 
 
 def loss_differs(case: BackwardCase) -> bool:

@@ -1,0 +1,171 @@
+"""Gradients of an adapter beside another base, or whose factors are taken in another order."""
+
+from collections.abc import Iterator
+
+import numpy as np
+
+from aprfmt.causes.row import Cause
+from aprfmt.causes.training.backward_case import (
+    BackwardCase,
+    BackwardGuess,
+    BackwardHypothesis,
+    all_differ,
+)
+from aprfmt.causes.training.batch_samples import other_scales
+from aprfmt.codecs.bnb4 import BLOCK_SIZES
+from aprfmt.inference.gradients.changes import BackwardChange, FactorOrder, QuantizedBase
+
+_MADE = "The batch's gradients, computed that way, give every parameter's."
+CAUSE_ROWS = (
+    Cause(
+        "adapter_merged",
+        "gradient",
+        "bug",
+        "The adapter is merged into the base and applied beside it, so it counts twice; or the "
+        "base that was given has it merged, and the trainer's had not.",
+        "All gradients of an adapter differ, and its factors B are not zero.",
+        _MADE,
+    ),
+    Cause(
+        "adapter_exchanged",
+        "gradient",
+        "bug",
+        "The factors of the adapter are taken the other way: A for B and B for A, or the product "
+        "transposed.",
+        "All gradients of an adapter differ, and the shapes of its factors allow both ways.",
+        _MADE,
+    ),
+    Cause(
+        "base_quantized",
+        "gradient",
+        "bug",
+        "The gradients of an adapter are those beside another base: the one given, quantized to "
+        "4 bits as QLoRA does it.",
+        "All gradients of an adapter differ, each by a few percent.",
+        _MADE,
+    ),
+)
+FIRST = 64  # elements under one scale, where nothing else is stated
+LESS = 0.5  # of a difference: what another base may leave of it
+CLEAR = 0.1  # of it: no other base leaves as little
+EQUAL = 2.0  # times the smallest distance: bases that the gradients do not tell apart
+
+
+def pairs_of(case: BackwardCase) -> list[tuple[str, str]]:
+    """Return the (key of A, key of B) of an adapter's pairs; [] for a whole model."""
+    firsts = [key for key in sorted(case.names) if key.endswith(".lora_a")]
+    return [(key, key.removesuffix("a") + "b") for key in firsts]
+
+
+def guess_merged(case: BackwardCase) -> Iterator[BackwardGuess]:
+    """Yield guesses that an adapter is in the base besides, or in the given base alone.
+
+    By its stated scale, twice, and by the scales that usual mistakes give it.
+    """
+    if not pairs_of(case) or not all_differ(case):
+        return
+    both = "the adapter is merged into the base, and applied beside it"
+    given = "the base that was given has the adapter merged, and the trainer's had not"
+    yield BackwardGuess("adapter_merged", f"{both}: it counts twice", BackwardChange(merged=1.0))
+    yield BackwardGuess("adapter_merged", given, BackwardChange(merged=-1.0))
+    if case.adapter is None:
+        return
+    scale, rank = case.adapter
+    others = {2 * scale: ["twice"]}
+    for value, what in other_scales(scale, rank).items():
+        others[value] = [*others.get(value, ()), *what]
+    for value, each in others.items():
+        what = ", or ".join(each)
+        by = f"merged by the factor {value:.4g}: the stated {scale:.4g} {what}"
+        for sign, says in ((1.0, both), (-1.0, given)):
+            change = BackwardChange(merged=sign * value / scale)
+            yield BackwardGuess("adapter_merged", f"{says}; {by}", change)
+
+
+def guess_factor_order(case: BackwardCase) -> Iterator[BackwardGuess]:
+    """Yield guesses that A and B are taken for each other, or that B @ A is transposed.
+
+    Only ways that the shapes of all pairs allow: exchanged factors have to be square, a transposed
+    product belongs to a square weight.
+    """
+    pairs = pairs_of(case)
+    if not pairs or case.missing or not all_differ(case):
+        return
+    shapes = [tuple(case.case(key).given.shape for key in pair) for pair in pairs]
+    ways: list[tuple[FactorOrder, str]] = []
+    if all(a == b and a[0] == a[1] for a, b in shapes):
+        ways += [
+            ("exchanged", "A is taken for B, and B for A: A @ B is added, not B @ A"),
+            (
+                "exchanged, gradients by name",
+                "the values of A and B are exchanged in the file of the adapter",
+            ),
+        ]
+    if all(a[1] == b[0] for a, b in shapes):
+        ways.append(("transposed", "the product B @ A is added transposed"))
+    for way, says in ways:
+        yield BackwardGuess("adapter_exchanged", says, BackwardChange(factors=way))
+
+
+def guess_quantized_base(case: BackwardCase) -> Iterator[BackwardGuess]:
+    """Yield the guess of the 4-bit quantization of the base that gives an adapter's gradients.
+
+    The one that leaves least of the differences; those that leave hardly more are named with it.
+    """
+    if not pairs_of(case) or case.missing or not all_differ(case):
+        return
+    unlike = sorted(case.wrong | case.open)
+    there = _distance(case, unlike, None)
+    left: dict[QuantizedBase, float] = {}
+    for base in _bases():
+        left[base] = _distance(case, unlike, base)
+        if left[base] <= CLEAR * there and base.nested:
+            break
+    best = min(left, key=lambda base: left[base])
+    if left[best] > LESS * there:
+        return
+    near = [base for base in left if left[base] <= EQUAL * left[best]]
+    text = ", or ".join(_base_text(base) for base in sorted(near, key=lambda one: left[one]))
+    says = f"the gradients are those beside the base quantized to {text}"
+    most = "confirmed" if len(near) == 1 else "explained"
+    yield BackwardGuess("base_quantized", says, BackwardChange(base=best), most=most)
+
+
+def _bases() -> Iterator[QuantizedBase]:
+    """Yield the quantizations that are tried, the usual ones first."""
+    blocks = sorted(BLOCK_SIZES, key=lambda size: (size != FIRST, size))
+    for block in blocks:
+        for encoding in ("NF4", "FP4"):
+            for nested in (False, True):
+                yield QuantizedBase(encoding, block, nested)
+
+
+def _base_text(base: QuantizedBase) -> str:
+    """Return a quantization in words: `NF4 in blocks of 64, scales quantized too`."""
+    scales = "scales quantized too (double quantization)" if base.nested else "scales in float32"
+    return f"{base.encoding} in blocks of {base.block}, {scales}"
+
+
+def _distance(case: BackwardCase, keys: list[str], base: QuantizedBase | None) -> float:
+    """Return the L2 distance of all given gradients of `keys` from those beside a base.
+
+    None: the base that was given.
+    """
+    made = None if base is None else case.recompute(BackwardChange(base=base), None)
+    total = 0.0
+    for key in keys:
+        pair = case.case(key)
+        wanted = pair.computed
+        if made is not None:
+            wanted = made.gradient(key) if key in made.keys else np.zeros_like(wanted)
+        total += float(np.square(pair.given - wanted.reshape(pair.given.shape)).sum())
+    return total**0.5
+
+
+HYPOTHESES = (
+    BackwardHypothesis(("adapter_exchanged",), guess_factor_order, 316, "exact, nothing is fitted"),
+    BackwardHypothesis(("adapter_merged",), guess_merged, 319, "nothing is fitted"),
+    BackwardHypothesis(
+        ("base_quantized",), guess_quantized_base, 330, "the nearest of some bases is taken"
+    ),
+)
