@@ -438,7 +438,9 @@ class _Step:
                 self.doubted = ROUNDED_AWAY
             return rows
         for key in gone:
-            judged[key] = Judgement("agrees", whole=True, shows=judged[key].exact)
+            one = judged[key]
+            decay = one.decay_shown
+            judged[key] = Judgement("agrees", whole=True, shows=one.exact, decay_shown=decay)
         return [replace(row, verdict="agrees", why="") if row.key in gone else row for row in rows]
 
     def _judge_as_first(
@@ -1720,15 +1722,18 @@ class _Step:
             if one.verdict == "agrees" and one.decay_shown and self._must_decay(stored[key])
         }
         every = sum(shown.values(), DecayEvidence())
-        if every.stated or (all(judged[key].exact for key in shown) and every.telling):
+        if every.stated:
             return
-        amount = "less" if every.size[0] < 1 else "more"
+        less = every.interval[1] <= 1 if every.allowed else every.size[0] < 1
+        amount = "less" if less else "more"
+        between = decay_interval_text(every)
         for key in shown:
             if every.other:
                 why = f"the weights show {amount} of it than was stated, each within its rounding"
+                why += between
                 self.left.append(NotCompared("decay", key, "unreadable", why))
             else:
-                why = f"{kinds[key]} is too coarse to show how large it is"
+                why = f"{kinds[key]} is too coarse to show how large it is{between}"
                 self.left.append(NotCompared("decay", key, "no counterpart", why))
 
     def _must_decay(self, parameter: Parameter) -> bool:
@@ -1906,6 +1911,14 @@ def _nonfinite_causes(
             yield _cause("nonfinite", f"{what} holds NaN or infinite numbers", keys, stored, None)
 
 
+def decay_interval_text(shown: DecayEvidence) -> str:
+    """Return the decays that the bits of weights allow, as the end of a sentence; "" for any."""
+    least, largest = shown.interval
+    if not np.isfinite(largest):
+        return f": it is more than {least:g} times the stated one" if least else ""
+    return f": it may be {least:g} to {largest:g} times the stated one"
+
+
 def _limit_missing_decays(judged: dict[str, Judgement]) -> None:
     """Hold guesses of `judged` that there is no decay to what weights of few bits show of that.
 
@@ -1923,12 +1936,14 @@ def _limit_missing_decays(judged: dict[str, Judgement]) -> None:
     def limited(guess: StepGuess | GradientGuess) -> StepGuess | GradientGuess:
         """Return a guess, at most explained where the bits do not decide it."""
         open_ = shown.lost and guess.cause == "decay_missing"
-        if isinstance(guess, StepGuess) and guess.cause in NO_DECAY and (open_ or not shown.told):
+        sure = shown.told if shown.coarse else shown.none
+        if isinstance(guess, StepGuess) and guess.cause in NO_DECAY and (open_ or not sure):
             return replace(guess, most="explained")
         return guess
 
     for key in held:
-        left = [g for g in judged[key].guesses if shown.none or g.cause not in NO_DECAY]
+        kept = shown.none or not shown.coarse
+        left = [g for g in judged[key].guesses if kept or g.cause not in NO_DECAY]
         judged[key] = replace(judged[key], guesses=tuple(map(limited, left)))
 
 

@@ -21,7 +21,14 @@ from aprfmt.training.memory import estimate_step
 from aprfmt.training.report import StepReport
 from aprfmt.training.step import explain_step
 from tests.conversion.folders import llama_folder
-from tests.training import adapters, judged_steps, loop_steps, thread_steps, trainer_steps
+from tests.training import (
+    adapter_steps,
+    adapters,
+    judged_steps,
+    loop_steps,
+    thread_steps,
+    trainer_steps,
+)
 from tests.training.faults import FAULTS, INNOCENTS, STATED, UNDECIDED, StepFault, finer, later
 from tests.training.gradient_faults import (
     GRADIENT_FAULTS,
@@ -155,6 +162,7 @@ def test_every_cause_of_a_step_has_its_fault() -> None:
     judged = (*judged_steps.FAULTS, *judged_steps.RELATIVES, *thread_steps.THREAD_FAULTS)
     loops = (*loop_steps.LOOP_FAULTS, *loop_steps.LOOP_RELATIVES)
     trainers = (*trainer_steps.TRAINER_FAULTS, *trainer_steps.TRAINER_RELATIVES)
+    judged = (*judged, *adapter_steps.ADAPTER_FAULTS)
     every: tuple[Any, ...] = (*FAULTS, *GRADIENT_FAULTS, *judged, *loops, *trainers)
     seeded = {fault.cause for fault in every} - {"", "nonfinite"}
     rows = {row.name for module in modules_of("training") for row in causes_of(module)}

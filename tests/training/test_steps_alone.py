@@ -22,7 +22,8 @@ Step = step_module._Step
 AGREES, DIFFERS, OPEN = (Judgement(each) for each in ("agrees", "differs", "not compared"))
 ADAMW = Recipe("adamw", lr=0.1, wd=0.5, step=3)
 HERE: Any = SimpleNamespace(noise=0.25)
-NO, WITH = DecayEvidence(((0, 99),) * len(DecayEvidence().counts)), DecayEvidence()
+WITH = DecayEvidence(coarse=True)
+NO = replace(WITH, counts=((0, 99),) * len(WITH.counts))
 LOST = replace(WITH, lost=True)
 
 
@@ -198,6 +199,10 @@ def test_a_decay_is_as_sure_as_the_bits_show_it() -> None:
     sure = guess("x").most
     missing, away = step_module.NO_DECAY
     assert limited(NO, missing, away, "other") == [(missing, sure), (away, sure), ("other", sure)]
+    fine = DecayEvidence(weight=1e6)  # weights that are not counted: their measured factor
+    assert limited(fine, missing, away) == [(missing, sure), (away, sure)]
+    part = replace(fine, moment=3e5)
+    assert limited(part, missing, "other") == [(missing, "explained"), ("other", sure)]
     assert limited(replace(NO, lost=True), missing, away) == [(missing, "explained"), (away, sure)]
     assert limited(WITH, missing, "other", away) == [("other", sure)]
     assert limited(None, missing) == [(missing, sure)] == limited(None, missing)

@@ -1,13 +1,13 @@
 """Updates that the stored type rounds away."""
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
 from aprfmt.causes.row import Cause
-from aprfmt.causes.training.optimizers import F64, Recipe, cut_to, round_to
-from aprfmt.causes.training.step_case import EXACT, StepCase, StepGuess, StepHypothesis
+from aprfmt.causes.training.optimizers import F64, Recipe, Update, cut_to, round_to
+from aprfmt.causes.training.step_case import EXACT, SIGMAS, StepCase, StepGuess, StepHypothesis
 from aprfmt.measure.encoding_noise import float_spacing
 from aprfmt.measure.verdicts import Certainty
 
@@ -45,6 +45,9 @@ ROOM, NOISE = 0.1, 2.0**-6  # of a step of the type, and of the step: arithmetic
 OFTEN = 9  # times as many elements without a decay as with it: it is not there
 DEVIATIONS = 2.0  # of a decay that is measured; one is that of roundings at random, up or down
 PARTS = (0.25, 0.5, 0.75, 1.0)  # of the stated decay, that weights may have instead
+# Times the stated decay, whose bits are compared.
+MULTIPLES = (0.0, 0.25, 0.5, 0.75, 1.0, 1.25, 1.5, 2.0, 4.0, 8.0, 16.0)
+STATED = MULTIPLES.index(1.0)
 CHANCE = 20.0  # elements that would have moved: that none does has a chance of e to the minus 20
 
 
@@ -202,40 +205,91 @@ def lost_decay_guess(
 
 @dataclass(frozen=True)
 class DecayEvidence:
-    """What weights in BF16 or F16 show of their decay; those of several tensors are added.
+    """What weights show of their decay; those of several tensors are added.
 
     One element shows little where the type's spacing is wider than the decay. `counts` are of the
     elements that are other ones with a part of it than without any: (those with it, those without)
     for each of PARTS, twice: added with the step, and rounded before it. `weight` and `moment` are
     the least squares of its factor: one over the variance, and the factor times that. `lost`: the
-    type rounds all of it away.
+    type rounds all of it away. `matches` are the counts of the weights that are, to the bit, those
+    with each of MULTIPLES, twice as `counts`, and `total` is the count of all. `constant` is how
+    far rounding 1 - lr * wd to a float32 may move the factor of all elements alike. `coarse`: the
+    weights are in BF16 or F16, and counted.
     """
 
     counts: tuple[tuple[int, int], ...] = ((0, 0),) * (2 * len(PARTS))
     weight: float = 0.0
     moment: float = 0.0
     lost: bool = False
+    matches: tuple[int, ...] = (0,) * (2 * len(MULTIPLES))
+    total: int = 0
+    constant: float = 0.0
+    coarse: bool = False
 
     def __add__(self, other: "DecayEvidence") -> "DecayEvidence":
         """Return the evidence of both."""
         counts = tuple(
             (a + c, b + d) for (a, b), (c, d) in zip(self.counts, other.counts, strict=True)
         )
-        weight, moment = self.weight + other.weight, self.moment + other.moment
-        return DecayEvidence(counts, weight, moment, self.lost or other.lost)
+        return DecayEvidence(
+            counts,
+            self.weight + other.weight,
+            self.moment + other.moment,
+            self.lost or other.lost,
+            tuple(a + b for a, b in zip(self.matches, other.matches, strict=True)),
+            self.total + other.total,
+            max(self.constant, other.constant),
+            self.coarse or other.coarse,
+        )
 
     @property
     def size(self) -> tuple[float, float]:
-        """(The factor of the decay, DEVIATIONS of it); (nan, infinite) where nothing shows it."""
+        """(The factor of the decay, DEVIATIONS of it); (nan, infinite) where nothing shows it.
+
+        What rounding its constant may do is in the deviations.
+        """
         if not self.weight:
             return np.nan, np.inf
-        return self.moment / self.weight, DEVIATIONS * self.weight**-0.5
+        return self.moment / self.weight, DEVIATIONS * self.weight**-0.5 + self.constant
+
+    @property
+    def allowed(self) -> tuple[bool, ...]:
+        """Which of MULTIPLES the bits of the weights allow; () where no multiple gives the bits.
+
+        One is excluded where it gives fewer weights than the best one does, by more than chance.
+        """
+        size = len(MULTIPLES)
+        ways = self.matches[:size], self.matches[size:]
+        best = max(ways, key=max)
+        if not self.total or max(best) < EXACT * self.total:
+            return ()
+        return tuple(max(best) - count < CHANCE for count in best)
+
+    @property
+    def interval(self) -> tuple[float, float]:
+        """(Largest multiple below the allowed ones, smallest above them) that the bits exclude.
+
+        (0.0, infinity) where there is none.
+        """
+        found = [at for at, one in enumerate(self.allowed) if one]
+        if not found:
+            return 0.0, np.inf
+        least, largest = found[0], found[-1] + 1
+        above = MULTIPLES[largest] if largest < len(MULTIPLES) else np.inf
+        return MULTIPLES[max(0, least - 1)], above
 
     @property
     def stated(self) -> bool:
-        """Whether the weights show the stated decay, apart from the nearest of PARTS."""
+        """Whether the weights show the stated decay, apart from the nearest of PARTS.
+
+        By their bits where these are those of some multiple, else by its measured factor.
+        """
+        if self.allowed:
+            least, largest = self.interval
+            return self.allowed[STATED] and largest - 1 <= PARTS[0] >= 1 - least
         factor, room = self.size
-        return self.telling and bool(abs(factor - 1) + room < PARTS[0])
+        seen = self.telling or not self.coarse
+        return seen and bool(abs(factor - 1) + room < PARTS[0])
 
     @property
     def telling(self) -> bool:
@@ -245,6 +299,8 @@ class DecayEvidence:
     @property
     def other(self) -> bool:
         """Whether the weights show another decay than the stated one, or a part of it."""
+        if self.allowed:
+            return not self.allowed[STATED]
         factor, room = self.size
         return bool(room < PARTS[0] <= abs(factor - 1) - room)
 
@@ -268,28 +324,64 @@ class DecayEvidence:
 def decay_evidence(case: StepCase, recipe: Recipe) -> DecayEvidence | None:
     """Return what the weights show of a recipe's decay.
 
-    None unless both sides are in the same type, BF16 or F16, and the decay is apart from a gradient
-    that is known.
+    None unless both sides are in the same type, BF16, F16 or F32, and the decay is apart from a
+    gradient that is known. Of F32 the elements are not counted.
     """
     update = case.predict(recipe)
-    if update is None or not _decays_in_type(case, recipe):
+    if update is None or not _decays_alone(case, recipe):
         return None
-    encoding, before, step = case.encodings[1], case.before, update.step
-    without = round_to(before + step, encoding)
-    counts = []
-    for part in PARTS:
-        decayed = before + part * update.decay
-        for each in (decayed, round_to(decayed, encoding)):
-            having = round_to(each + step, encoding)
-            tells = having != without
-            with_it = int(np.count_nonzero(tells & (case.after == having)))
-            counts.append((with_it, int(np.count_nonzero(tells & (case.after == without)))))
     fit = case.fit(recipe)
     _, _, factor, off = (1.0, 0.0, 1.0, np.inf) if fit is None else fit.factors
     weight = off**-2 if np.isfinite(off) else 0.0
-    return DecayEvidence(
-        tuple(counts), weight, factor * weight, _loses_decay(case, recipe, update.decay)
+    constant = 0.0 if fit is None else fit.constant * SIGMAS
+    measured = DecayEvidence(weight=weight, moment=factor * weight, constant=constant)
+    if not case.coarse:
+        return measured
+    without = _weights_with(case, 0.0, update)
+    counts = []
+    for part in PARTS:
+        each = zip(_weights_with(case, part, update), without, strict=True)
+        counts += [_counted(case, having, other) for having, other in each]
+    made = [_weights_with(case, times, update) for times in MULTIPLES]
+    matches = [int(np.count_nonzero(pair[way] == case.after)) for way in (0, 1) for pair in made]
+    return replace(
+        measured,
+        counts=tuple(counts),
+        lost=_loses_decay(case, recipe, update.decay),
+        matches=tuple(matches),
+        total=case.after.size,
+        coarse=True,
     )
+
+
+def _weights_with(case: StepCase, part: float, update: Update) -> tuple[F64, F64]:
+    """Return the weights [n] after an update with a part of its decay, in the stored type.
+
+    First with the decay added together with the step, then with the decay rounded before it.
+    """
+    encoding = case.encodings[1]
+    decayed = case.before + part * update.decay
+    together, apart = (each + update.step for each in (decayed, round_to(decayed, encoding)))
+    return round_to(together, encoding), round_to(apart, encoding)
+
+
+def _counted(case: StepCase, first: F64, second: F64) -> tuple[int, int]:
+    """Return the counts of elements that are those of `first`, of `second`, where these differ."""
+    tells = first != second
+    return (
+        int(np.count_nonzero(tells & (case.after == first))),
+        int(np.count_nonzero(tells & (case.after == second))),
+    )
+
+
+def _decays_alone(case: StepCase, recipe: Recipe) -> bool:
+    """Return whether weights of one type of at most 32 bits have a decay that is no gradient's.
+
+    False where only the sizes of the step are known.
+    """
+    same = case.encodings[0] == case.encodings[1] != "F64"
+    decays = recipe.decays(case.vector) and not recipe.adds_decay_to_gradient
+    return same and decays and not case.signs
 
 
 def _decays_in_type(case: StepCase, recipe: Recipe) -> bool:
@@ -297,9 +389,7 @@ def _decays_in_type(case: StepCase, recipe: Recipe) -> bool:
 
     False where only the sizes of the step are known.
     """
-    same = case.coarse and case.encodings[0] == case.encodings[1]
-    decays = recipe.decays(case.vector) and not recipe.adds_decay_to_gradient
-    return same and decays and not case.signs
+    return case.coarse and _decays_alone(case, recipe)
 
 
 def _loses_decay(case: StepCase, recipe: Recipe, decay: F64 | float) -> bool:
