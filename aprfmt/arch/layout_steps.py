@@ -244,6 +244,50 @@ class TransposedEach:
 
 
 @dataclass(frozen=True, slots=True)
+class ChannelsLast:
+    """A kernel [out, in, ...] is stored as [out, ..., in], as MLX has its convolutions."""
+
+    permutes: ClassVar[bool] = True
+
+    def shapes(self, stored: Shapes, hp: Sizes) -> list[Shape]:
+        """Return [the stored shape, its last axis second]; ArchError below three axes."""
+        shape = only_shape(stored, self)
+        if len(shape) < 3:
+            raise ArchError(f"{self}: shape {list(shape)}; expected three axes or more")
+        return [(shape[0], shape[-1], *shape[1:-1])]
+
+    def stored_shapes(self, logical: Shapes, hp: Sizes, count: int) -> list[Shape]:
+        """Return [the logical shape, its second axis last]; ArchError below three axes.
+
+        `count`, the number of stored tensors, matters only to steps that stack.
+        """
+        shape = only_shape(logical, self)
+        self.shapes([shape], hp)
+        return [(shape[0], *shape[2:], shape[1])]
+
+    def moves(self, stored: Shapes, hp: Sizes) -> Moves | None:
+        """Return None: every run would be a single element, so the array is decoded whole."""
+        return None
+
+    def undo(self, stored: Sequence[Array], hp: Sizes) -> list[Array]:
+        """Return [a view of the stored array with its last axis second]."""
+        import numpy as np
+
+        self.shapes([stored[0].shape], hp)
+        return [np.moveaxis(stored[0], -1, 1)]
+
+    def apply(self, logical: Sequence[Array], hp: Sizes) -> list[Array]:
+        """Return [a view of the logical array with its second axis last]."""
+        import numpy as np
+
+        self.shapes([logical[0].shape], hp)
+        return [np.moveaxis(logical[0], 1, -1)]
+
+    def __str__(self) -> str:
+        return "ChannelsLast"
+
+
+@dataclass(frozen=True, slots=True)
 class Oriented(Transposed):
     """The last two axes are written swapped, but files store them either way: the shape decides.
 

@@ -59,6 +59,7 @@ SIZES = (
 # A relation's kind -> the cause that it is; all others are tensor_names.
 _CAUSE_OF_RELATION = {
     "axes": "transpose",
+    "kernels": "stored_shape",
     "keys": "config_sizes",
     "modules": "packing_claim",
     "claims": "packing_claim",

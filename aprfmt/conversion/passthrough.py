@@ -10,8 +10,10 @@ from aprfmt.conversion.options import Options
 from aprfmt.conversion.outputs import Output, make_info
 from aprfmt.conversion.packed_weights import has_companions
 from aprfmt.conversion.repacking import Repacking
+from aprfmt.errors import ConversionError
 from aprfmt.formats import FormatSpec
 from aprfmt.model import Model
+from aprfmt.model.kernels import kernel_steps, undo_steps
 from aprfmt.model.patterns import matching_indices
 from aprfmt.model.resolve import spellings_by_name
 from aprfmt.quantizing.mixture import deciding_name
@@ -50,6 +52,28 @@ def transposed_output(tensor: LazyTensor) -> Output:
         lambda: decode_tensor(tensor).swapaxes(-1, -2),
         (info.name,),
         steps=(str(Transposed()),),
+        sources=(tensor,),
+    )
+
+
+def reshaped_output(tensor: LazyTensor, shape: tuple[int, ...]) -> Output:
+    """Return the output of one stored kernel in the shape that readers look for.
+
+    The encoding is that of the source. Raises ConversionError where no step leads to `shape`.
+    """
+    info = tensor.info
+    steps = kernel_steps(info.shape, shape)
+    if not steps:
+        raise ConversionError(f"{info.name}: no step from {list(info.shape)} to {list(shape)}")
+    in_place = all(step.moves([info.shape], {}) for step in steps)
+    runs = [ByteRun(tensor, 0, info.nbytes)] if in_place else None
+    return Output(
+        make_info(info.name, shape, info.encoding),
+        info.encoding,
+        runs,
+        lambda: undo_steps(steps, decode_tensor(tensor)),
+        (info.name,),
+        steps=tuple(map(str, steps)),
         sources=(tensor,),
     )
 

@@ -7,7 +7,7 @@ these only move rows, the plan is a list of byte runs and nothing is decoded.
 
 import shlex
 import struct
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -39,6 +39,7 @@ from aprfmt.conversion.outputs import make_info
 from aprfmt.conversion.passthrough import (
     packed_names,
     passthrough_outputs,
+    reshaped_output,
     stored_output,
     transposed_output,
 )
@@ -76,10 +77,11 @@ def build_plan(model: Model, target: FormatSpec, options: Options) -> Plan:
         passthrough = True
     related = _relations(model, options)
     turned: set[str] = set()
+    kernels: Mapping[str, tuple[int, ...]] = {}
     if passthrough:
         passthrough = not any(relation.kind == "container" for relation in related)
-        turned = _transposed_names(model, related)
-        passthrough = passthrough and not (turned and _wants_encoding(options))
+        turned, kernels = _transposed_names(model, related), _kernel_shapes(model, related)
+        passthrough = passthrough and not ((turned or kernels) and _wants_encoding(options))
     # Check that the source is complete, and find weights to repack.
     plan = Plan([], model.style if passthrough else target.style, [], Restoration())
     plan.notes += [relation.as_note(model.path) for relation in related]
@@ -91,9 +93,11 @@ def build_plan(model: Model, target: FormatSpec, options: Options) -> Plan:
     if passthrough:
         names = packed_names(model, target)
         plan.outputs = [
-            stored_output(tensor, names.get(name, name))
-            if name not in turned
-            else transposed_output(tensor)
+            transposed_output(tensor)
+            if name in turned
+            else reshaped_output(tensor, kernels[name])
+            if name in kernels
+            else stored_output(tensor, names.get(name, name))
             for name, tensor in model.source.tensors.items()
         ]
         if _wants_encoding(options) or target.vectors_f32:
@@ -143,6 +147,13 @@ def _transposed_names(model: Model, related: "Sequence[Relation]") -> set[str]:
         if relation.kind in ("names", "modules"):
             raise ConversionError(f"{model.path}: {relation.text}")
     return {name for relation in related if relation.kind == "axes" for name in relation.where}
+
+
+def _kernel_shapes(model: Model, related: "Sequence[Relation]") -> dict[str, tuple[int, ...]]:
+    """Return {stored name: shape that readers look for} of kernels that have another shape."""
+    names = {name for relation in related if relation.kind == "kernels" for name in relation.where}
+    views = model.resolution.roles.values() if names else ()
+    return {name: view.shape for view in views for name in view.names if name in names}
 
 
 def _drop_predicates(model: Model, options: Options) -> Drops:

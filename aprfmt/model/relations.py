@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from aprfmt.model import Model
 
 RelationKind = Literal[
-    "names", "container", "extension", "index", "axes", "keys", "modules", "claims"
+    "names", "container", "extension", "index", "axes", "kernels", "keys", "modules", "claims"
 ]
 SHOWN = 2  # examples in a sentence
 

@@ -14,6 +14,7 @@ from aprfmt.arch.grouped_rows import ByGroup, Tiled
 from aprfmt.arch.joining_steps import Joined, KvB, Split, Stacked
 from aprfmt.arch.layout_steps import (
     Added,
+    ChannelsLast,
     HalvesBelow,
     HalvesExchanged,
     Oriented,
@@ -51,6 +52,7 @@ def cases_of(a: int, b: int, c: int, d: int, tail: tuple[int, ...]) -> list[Case
         (Oriented("a", "b"), [(*tail, a, b)]),
         (HalvesExchanged(), [(*tail, a, 2 * b)]),
         (HalvesBelow(), [(a, 2 * b)]),
+        (ChannelsLast(), [(a, b, c, *tail)]),
         (Split(("a", "b", "c")), [(a, *tail), (b, *tail), (c, *tail)]),
         (Split(("a", "a"), axis=1), [(b, a, *tail), (b, a, *tail)]),
         (Split(("a", "a", "a"), interleaved=True), [(a, *tail)] * 3),
@@ -124,7 +126,7 @@ def test_moves_agree_with_undo_and_apply(case: Case) -> None:
     stored = arrays([y.shape for y in stored])
     moves = step.moves([y.shape for y in stored], hp)
     if moves is None:
-        assert isinstance(step, (Transposed, KvB))
+        assert isinstance(step, (Transposed, KvB, ChannelsLast))
         return
     undone = step.undo(stored, hp)
     assert gathered(moves, stored) == [y.reshape(-1).tolist() for y in undone]
@@ -327,6 +329,7 @@ def test_as_many_runs_as_are_allowed_are_listed_and_one_more_is_decoded(
         (HalvesExchanged(), [(3, 4)], [[(3, 5)], [()], [(1,)]], "expected rows of two equal halve"),
         (HalvesBelow(), [(3, 4)], [[(3, 5)], [(4,)], [(2, 3, 4)]], "two axes, the last one even"),
         (Transposed(), [(3, 4)], [[(4,)], [()]], "expected two axes or more"),
+        (ChannelsLast(), [(3, 4, 5)], [[(3, 4)], [()]], "expected three axes or more"),
         (TransposedEach(), [(3, 4), (2, 5, 6)], [[(3, 4), (4,)], [(4,)]], "two axes or more"),
         (RowsPermuted("a"), [(12, 5)], [[(9, 5)], [()]], "expected 3 heads with an even number"),
         (

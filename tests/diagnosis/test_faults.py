@@ -115,7 +115,7 @@ def test_tables_name_causes_of_the_one_table() -> None:
 # Causes of training steps (tests/training), of the ranks of a dump (inference/test_rank_dumps) and
 # of recorded ids (test_recorded_ids) and of a numbering of tokens (test_renumbered); others have a
 # file of tests of their name, or stand in test_batch_sequences, test_shared_ranges,
-# test_misread_codes, test_packed_copies, test_adapter_deltas and
+# test_misread_codes, test_packed_copies, test_adapter_deltas, model/relations/test_kernels and
 # model/test_older_packing_files.
 SEEDED_ELSEWHERE = {cause.name for name in modules_of("training") for cause in causes_of(name)} | {
     "added_vector",
@@ -136,6 +136,7 @@ SEEDED_ELSEWHERE = {cause.name for name in modules_of("training") for cause in c
     "ranks_differ",
     "rope_precision",
     "shard_order",
+    "stored_shape",
     "token_numbering",
     "value_order",
     "visible_padding",

@@ -50,7 +50,7 @@ def explain_flat_shard(case: DifferingPair) -> Iterator[Finding]:
         )
         saved = "saved without gathering the ranks' parts (FSDP)"
         for place, start, count in _runs(flat, matrix):
-            if not _is_run(flat, matrix, place, start, count, case.slack()):
+            if not is_run(flat, matrix, place, start, count, case.slack()):
                 continue
             what = (
                 "all values" if count == matrix.size else f"values {start} to {start + count - 1}"
@@ -106,7 +106,7 @@ def _places_of(value: float, side: RowReader) -> Iterator[int]:
                 return
 
 
-def _is_run(
+def is_run(
     flat: RowReader, matrix: RowReader, place: int, start: int, count: int, slack: float
 ) -> bool:
     """Return whether `count` values of the vector from `place` are the matrix's from `start`."""

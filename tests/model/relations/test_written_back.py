@@ -16,6 +16,7 @@ from safetensors.numpy import load_file, save_file
 
 from aprfmt.model import open_model
 from aprfmt.model.relations import RelationKind, list_relations
+from tests.arch.towers import made
 from tests.cli.run import aprfmt as command
 from tests.diagnosis.test_remedies import written
 from tests.model.relations.edits import edited, substituted, with_names
@@ -89,6 +90,14 @@ def _axes(demo: Path, folder: Path) -> Pair:
     return folder / "a", edited(folder / "a", folder / "b", edit)
 
 
+def _kernel(demo: Path, folder: Path) -> Pair:
+    made("gemma3_vision", folder / "a")
+    edit = lambda held: {  # noqa: E731
+        name: tensor.flatten(1) if tensor.ndim > 2 else tensor for name, tensor in held.items()
+    }
+    return folder / "a", edited(folder / "a", folder / "b", edit)
+
+
 def _key_of(key: str, value: object) -> Callable[[Path, Path], Pair]:
     def make(demo: Path, folder: Path) -> Pair:
         shutil.copytree(demo, folder / "b")
@@ -150,6 +159,7 @@ CASES: dict[str, tuple[Callable[[Path, Path], Pair], RelationKind, str]] = {
     "an extension": (_extension, "extension", ""),
     "a stale index": (_index, "index", "tensor_names"),
     "exchanged axes": (_axes, "axes", "transpose"),
+    "a flat kernel": (_kernel, "kernels", "stored_shape"),
     "no heads": (_key_of("num_attention_heads", 0), "keys", "gqa_mapping"),
     "a width": (_key_of("intermediate_size", 7), "keys", "config_sizes"),
     "a layer too few": (_key_of("num_hidden_layers", 3), "keys", "config_sizes"),

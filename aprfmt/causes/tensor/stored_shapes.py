@@ -1,0 +1,80 @@
+"""Tensors that hold the other side's values in another shape: axes joined, or channels last."""
+
+from collections.abc import Iterator, Mapping
+
+import numpy as np
+
+from aprfmt.causes.row import Cause
+from aprfmt.causes.tensor.differing_pair import DifferingPair
+from aprfmt.causes.tensor.flat_shards import is_run, matrix_values
+from aprfmt.causes.tensor.guess import Guess, PairHypothesis
+from aprfmt.causes.tensor.proof import FEW, make_finding, prove_values
+from aprfmt.measure.findings import Finding
+from aprfmt.model.kernels import kernel_steps
+
+CAUSE_ROWS = (
+    Cause(
+        "stored_shape", "tensor", "bug",
+        "A tensor is stored in another shape than readers look for: a kernel flattened to the "
+        "matrix of a product, or with its input channels last; matrices of a stack joined.",
+        "Shapes of as many elements, of which one has the other's axes joined, or in MLX's order.",
+        "In the other shape all values are the other side's.",
+    ),
+)  # fmt: skip
+
+LARGEST = 1 << 26  # elements of a kernel that is laid out anew in memory
+_WORDS: Mapping[str, str] = {  # first step from this shape to the other -> how a side has the kernel
+    "ChannelsLast": "has the input channels last",
+    "Transposed": "has it flattened to a matrix, and transposed",
+}
+
+
+def explain_stored_shape(case: DifferingPair) -> Iterator[Guess | Finding]:
+    """Yield that one side is the other in another shape: axes joined, or a kernel's channels last.
+
+    Nothing where both have two axes or fewer, or where one is a vector.
+    """
+    a, b = case.a, case.b
+    ends = sorted(len(side.shape) for side in (a, b))
+    if a.size != b.size or ends[0] < 2 or ends[1] < 3:
+        return
+    said = f"all values of B are A's, of shape {list(b.shape)} for {list(a.shape)}"
+    if is_run(b, a, 0, 0, a.size, case.slack()):
+        says = (f"{said}, in the same order: axes were joined or parted",)
+        proof = prove_values(matrix_values(a, 0, min(a.size, FEW)), a.size, 0, case.slack())
+        yield make_finding("stored_shape", (case.key,), says, None, 0.0, proof)
+    elif a.size <= LARGEST:
+        yield from _guess_kernel(case, said)
+
+
+def _guess_kernel(case: DifferingPair, said: str) -> Iterator[Guess]:
+    """Yield the guess that one side's kernel is the other's with its elements in another order.
+
+    `said` is the beginning of the sentence.
+    """
+    values = case.b.take(np.arange(case.b.rows)).reshape(case.b.shape)
+    away, back = (
+        kernel_steps(case.b.shape, case.a.shape),
+        kernel_steps(case.a.shape, case.b.shape),
+    )
+    for step in away:
+        values = step.undo([values], {})[0]
+    for step in reversed(back):
+        values = step.apply([values], {})[0]
+    how = _WORDS.get(str((away or back or ("",))[0]))
+    if how is None:  # of a flat kernel as it is, the run of values is judged
+        return
+    rows = np.ascontiguousarray(values).reshape(case.a.rows, case.a.columns)
+    says = (f"{said}: {'B' if away else 'A'} {how}",)
+    yield case.guess("stored_shape", says, "B", lambda numbers: rows[numbers])
+
+
+HYPOTHESES = (
+    PairHypothesis(
+        ("stored_shape",),
+        explain_stored_shape,
+        147,
+        "two shapes of as many elements, before an order of rows",
+        shapes=True,
+    ),
+)
