@@ -5,7 +5,7 @@ sequence's arrays by name, with the token positions of their rows. Nothing is un
 """
 
 import os
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -79,6 +79,7 @@ class Pass:
     batch: dict[str, JoinedArray] = field(default_factory=dict)
     texts: dict[str, list[Any]] = field(default_factory=dict)  # lists that are no numbers
     left: dict[str, str] = field(default_factory=dict)  # arrays that were not joined, and why
+    torn: dict[str, str] = field(default_factory=dict)  # those of which a file is damaged: the file
 
 
 @dataclass(frozen=True)
@@ -214,6 +215,9 @@ def read_dump(
                 layouts[one.how] = layouts.get(one.how, 0) + 1
     sizes = {axis: len(values) for axis, values in axes.values.items() if len(values) > 1}
     texts = {below: str(why).removeprefix(f"{folder / below}: ") for below, why in broken.items()}
+    every_pass = [*passes, *(made for made, _ in shared.values())]
+    for name, below in dict.fromkeys(pair for made in every_pass for pair in made.torn.items()):
+        texts[below] += f"; no rank's part of {shorten(name, 80)} is compared"
     late = tuple(_late_outputs(passes))
     short = {
         rank: f"its values are {kind}, those of the other ranks are not"
@@ -393,7 +397,7 @@ def _gather_arrays(
             others.append(below)
             continue
         place, dims, inner = _place_of_file(place, file, sizes)
-        step = -1 if place.step is None else place.step
+        step = _step_of(place)
         texts = {name: value for name, value in file.lists.items() if _kind_of(name) is not None}
         for name, stored in inner.items():
             shape, dtype = file.names[stored]
@@ -424,7 +428,7 @@ def _refuse_lost_passes(
     passes = {(step, tuple(sorted(one.ranks.items()))) for (step, _), one in found}
     for below, error in broken.items():
         place = parse_dump_path(below.rpartition(".")[0])
-        step = -1 if place.step is None else place.step
+        step = _step_of(place)
         last = place.name.rpartition(".")[2]
         if not last or last in BATCH or (step, tuple(sorted(place.ranks.items()))) not in passes:
             raise error
@@ -563,14 +567,13 @@ def _join_pass(
     """Return (a pass with its ranks put together, what ranks should hold alike and do not).
 
     `rows` are the arrays of `step` by name and rank. `stream` is the data-parallel rank whose
-    requests are read. An array whose division is unclear, or of which a part is in one of the
-    `broken` files, is left out, with the reason in the pass's `left`. Raises FormatError where
-    ranks contradict each other or the layout, and where no array is left, unless `lone`: others
-    are put to it.
+    requests are read. An array whose division is unclear is left out, with the reason in the
+    pass's `left`, and so is one of which a part is in one of the `broken` files, named in its
+    `torn`. Raises FormatError where ranks contradict each other or the layout, and where no array
+    is left, unless `lone`: others are put to it.
     """
     place = f"{folder}: {place_in_dump(step, 'step')}".removesuffix(": ")
     made = Pass(step, stream)
-    damaged = {parse_dump_path(below.rpartition(".")[0]).name: below for below in broken}
     made.texts = rows.texts
     order = list(axes.values)
     unequal: list[Unequal] = []
@@ -603,15 +606,17 @@ def _join_pass(
     for name in names:
         kind = _kind_of(name)
         odd: list[Unequal] = []
+        torn = _damaged_part(name, rows.arrays[name].values(), step, stream, broken)
+        if torn:
+            # Ranks that hold it whole do not say whether theirs is one summand of a sum.
+            made.torn[name] = torn
+            continue
         try:
             found = _join_axes(name, whole[name], axes, dims[name], widths, tokens, odd)
         except UnclearLayoutError as error:
             made.left[name] = str(error).removeprefix(f"{name}: ")
             continue
         except FormatError as error:
-            if name in damaged:
-                made.left[name] = f"a part of it is in a damaged file, {damaged[name]}"
-                continue
             raise FormatError(f"{place}: {error}") from None
         if kind is None:
             made.arrays[name] = found
@@ -626,12 +631,38 @@ def _join_pass(
         made.batch.setdefault(kind, found)
         if kind == "ids":
             tokens = int(np.prod(found.shape, dtype=np.int64))
-    if made.left and not made.arrays and not lone:
-        name, why = next(iter(made.left.items()))
+    left = {**made.left, **{name: f"{file} is damaged" for name, file in made.torn.items()}}
+    if left and not made.arrays and not lone:
+        name, why = next(iter(left.items()))
         raise FormatError(f"{place}: {name}: {why}")
     # Put the arrays back in the order of the dump.
     made.arrays = {name: made.arrays[name] for name in whole if name in made.arrays}
     return _add_up_partials(made, unequal, whole, widths)
+
+
+def _damaged_part(
+    name: str, parts: Iterable[DumpedArray], step: int, stream: int, broken: Collection[str]
+) -> str:
+    """Return the damaged file that has a rank's part of an array in one step; "" without one.
+
+    `parts` are the parts of the ranks whose files were read, `stream` is the data-parallel rank
+    that is read, `broken` are the paths of all damaged files. A file of several arrays has those
+    whose names begin with its own.
+    """
+    read = [one.ranks for one in parts]
+    for below in broken:
+        place = parse_dump_path(below.rpartition(".")[0])
+        if f"{name}.".startswith(f"{place.name}.") and step == _step_of(place):
+            ranks = place.ranks.items()
+            own = any(ranks <= one.items() and bool(ranks) == bool(one) for one in read)
+            if not own and place.ranks.get("dp", stream) == stream:
+                return below
+    return ""
+
+
+def _step_of(place: DumpPlace) -> int:
+    """Return the step that a path states; -1 for the only pass of a dump without steps."""
+    return -1 if place.step is None else place.step
 
 
 def _join_axes(

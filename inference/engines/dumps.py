@@ -214,14 +214,15 @@ def _captures_of_sequence(
         found = align(dump, ids)
     except FormatError as error:
         raise FormatError(f"{path}: {error}") from None
-    widths = widths_of([*found.arrays, *found.left])
+    left = dict(found.left)
+    for one_pass in dump.passes:
+        left |= one_pass.left
+    widths = widths_of([*found.arrays, *left])
     _refuse_lone_rank(path, found, widths)
     named = under_module_names(found.arrays, found.rows)
     arrays, rows = split_joined(named.arrays, named.rows, widths_of(list(named.arrays)).parts)
-    left = {**found.left, **dump.broken, **dump.of_ranks}
     lost = {name for name in left if name in widths.points}
-    for one_pass in dump.passes:
-        left |= one_pass.left
+    left |= {**dump.broken, **dump.of_ranks}
     for step, one in dump.unequal:
         place = place_in_dump(step)
         left[f"{one.name} ({place})" if place else one.name] = one.says

@@ -1647,8 +1647,74 @@ def test_a_damaged_file_of_a_rank_ends_no_other(form: str, lost: bool, tmp_path:
         return
     with opened(tmp_path) as trace:
         assert "L0.attn_out" not in trace.records and "L1.attn_out" in trace.records
-        (row,) = [row for row in unread_arrays(trace) if name in row.name and "." in row.why]
-    assert row.state == "unreadable"
+        (row,) = [row for row in unread_arrays(trace) if name in row.name]
+    assert row.state == "unreadable" and f"no rank's part of {name} is compared" in row.why
+
+
+def _two_passes_of_two_ranks(folder: Path, ends: str, *, several: bool = False) -> Path:
+    """Write the output of a module of each layer in two passes, one file for each of its arrays.
+
+    With `several`, a module's two arrays (hidden and residual) share one file.
+    """
+    for rank in range(2):
+        for step, kept in enumerate((range(20), range(20, len(IDS)))):
+            place = _made(folder / f"step_{step}" / f"TP{rank}")
+            found = {
+                name: rows(one, kept) for name, one in written().items() if name.endswith(ends)
+            }
+            held = state(found, of_rank(rank, 2))
+            _as_tensors(place, held if several else _flat(held), rank)
+            said = batch([IDS[at] for at in kept], kept, [kept.stop])
+            _as_tensors(place, said, rank)
+    return folder
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_a_damaged_file_of_one_pass_leaves_the_rows_of_the_others(
+    rank: int, tmp_path: Path
+) -> None:
+    """Seen red: the file's name stood for the array in every pass."""
+    dump = _two_passes_of_two_ranks(tmp_path / "d", "down_proj")
+    name = "model.layers.1.mlp.down_proj"
+    (path,) = dump.glob(f"step_1/TP{rank}/{name}*")
+    path.write_bytes(path.read_bytes()[:40])
+    with opened(dump) as trace:
+        positions = {key: record.positions for key, record in trace.records.items()}
+        (row,) = unread_arrays(trace)
+        assert np.array_equal(trace.recorded_values("L1.ffn_out"), own_of()["L1.ffn_out"][:20])
+    assert positions.pop("L1.ffn_out") == tuple(range(20))
+    assert positions == dict.fromkeys(["L0.ffn_out", "L2.ffn_out"], tuple(ALL))
+    assert row.name == str(path.relative_to(dump)) and row.state == "unreadable"
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_a_damaged_file_of_several_arrays_takes_all_of_them(rank: int, tmp_path: Path) -> None:
+    """What the other rank holds whole may be a summand, so that none of them is compared."""
+    dump = _two_passes_of_two_ranks(tmp_path / "d", "post_attention_layernorm", several=True)
+    name = "model.layers.1.post_attention_layernorm"
+    for path in dump.glob(f"*/TP{rank}/{name}*"):
+        path.write_bytes(path.read_bytes()[:40])
+    with opened(dump) as trace:
+        points = set(trace.records)
+        damaged = unread_arrays(trace)
+    assert points == {f"L{layer}.{point}" for layer in (0, 2) for point in ("ffn_norm", "mid")}
+    assert [row.state for row in damaged] == ["unreadable"] * 2
+    assert all(f"{name}.0" in row.why and f"{name}.1" in row.why for row in damaged)
+
+
+def test_a_damaged_file_takes_no_array_that_its_rank_has_in_another_file(tmp_path: Path) -> None:
+    """A layer's output is called as the modules in it begin; the first rank alone has logits."""
+    for rank in range(2):
+        held = state(written(), of_rank(rank, 2))
+        if rank:
+            del held["logits_processor"]
+        _as_tensors(_made(tmp_path / f"TP{rank}"), {**WHOLE, **held}, rank)
+    path = tmp_path / "TP1" / "model.layers.1.pt"
+    path.write_bytes(path.read_bytes()[:40])
+    with opened(tmp_path) as trace:
+        assert {"L1.attn", "L1.attn_out", "L1.ffn_out", "logits"} <= set(trace.records)
+        (row,) = unread_arrays(trace)
+    assert row.name == "TP1/model.layers.1.pt" and "o_proj" not in row.why
 
 
 @pytest.mark.parametrize("short", [True, False])
