@@ -108,7 +108,12 @@ def test_the_table_names_known_causes_and_every_one_is_seeded() -> None:
     # Packed encodings are seeded in tests/diagnosis/faults_packed, delta nets in faults_files
     # there, the others in tests of their own.
     others = {"expert_order", "missing_bias", "value_heads", "tap_order", "quant_signs"}
-    others |= {"flat_shard", "code_type", "fused_order", "stored_shape"}  # test_joined_heads has the last
+    others |= {
+        "flat_shard",
+        "code_type",
+        "fused_order",
+        "stored_shape",
+    }  # test_joined_heads has the last
     (packed,) = [row for row in table.TABLE if load_function(row.find) is explain_packed_faults]
     others |= set(packed.causes)
     assert told - {fault.cause for fault in FAULTS} == others

@@ -179,9 +179,11 @@ def test_epsilon_is_asked_in_both_places_and_by_every_other_power() -> None:
     case: Any = SimpleNamespace(signs=False)
     recipe = Recipe("adamw", lr=0.1, eps=1e-8)
     found = list(epsilon.guess_epsilon(case, recipe))
-    places = [one.recipe.epsilon for one in found if one.cause == "epsilon_place"]
+    places = [one.recipe and one.recipe.epsilon for one in found if one.cause == "epsilon_place"]
     assert places == ["inside", "uncorrected"]
-    values = {one.recipe.eps: one.says for one in found if one.cause == "epsilon_value"}
+    values = {
+        one.recipe and one.recipe.eps: one.says for one in found if one.cause == "epsilon_value"
+    }
     powers = {float(f"1e-{n}") for n in (1, 2, 3, 4, 5, 6, 7, 9, 10, 12, 15)}
     assert set(values) == powers
     assert values[1e-3] == "epsilon is 0.001, stated is 1e-08"
@@ -194,7 +196,7 @@ def test_a_gradient_was_multiplied_or_divided_by_a_whole_number() -> None:
     case: Any = SimpleNamespace(gradient=np.ones(1), moments=None)
     recipe = Recipe("adamw", lr=0.1, scale=0.5)
     found = list(scaled_gradients.guess_scale(case, recipe))
-    numbers = {one.recipe.scale / 0.5: one.says for one in found}
+    numbers = {one.recipe.scale / 0.5: one.says for one in found if one.recipe}
     assert len(numbers) == len(found)
     for number in (2, 3, 31, 32, 64, 1 << 24, 100, 1000):
         assert numbers[number] == f"the optimizer had {number} times the gradient that was given"
@@ -213,7 +215,10 @@ def test_a_gradient_was_multiplied_or_divided_by_a_whole_number() -> None:
 
 def test_corrections_are_asked_of_rules_with_two_moments() -> None:
     case: Any = SimpleNamespace()
-    both = [one.recipe.correction for one in bias_correction.guess_uncorrected(case, ADAM)]
+    both = [
+        one.recipe and one.recipe.correction
+        for one in bias_correction.guess_uncorrected(case, ADAM)
+    ]
     assert both == ["none", "first"]
     (alone,) = bias_correction.guess_second_alone(case, ADAM)
     assert alone.recipe is not None and alone.recipe.correction == "second"

@@ -79,9 +79,12 @@ def test_a_header_of_a_whole_model_is_not_searched_for_captures(
     save_file(outputs(1.0), path)
     header = int.from_bytes(path.read_bytes()[:8], "little")
     asked: list[Path] = []
-    monkeypatch.setattr(
-        "aprfmt.inference.engines.opening.is_trace", lambda path: asked.append(path) or True
-    )
+
+    def is_trace(path: Path) -> bool:
+        asked.append(path)
+        return True
+
+    monkeypatch.setattr("aprfmt.inference.engines.opening.is_trace", is_trace)
     for longest, held in ((header, True), (header - 1, False)):
         monkeypatch.setattr("aprfmt.cli.captured._LONGEST", longest)
         assert aprfmt("inspect", path).code == (2 if held else 0)

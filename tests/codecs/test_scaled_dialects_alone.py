@@ -38,7 +38,7 @@ def fp8_codes(*shape: int) -> tuple[Any, StoredPart]:
     return codes.astype(np.float32), part(codes.view(np.uint8), "F8_E4M3")
 
 
-def spread(scales: Any, rows: int, columns: int, shape: tuple[int, ...]) -> Any:
+def spread(scales: Any, rows: int, columns: int, shape: Any) -> Any:
     """Return each tile's scale at each of its elements, cut at the ends."""
     return scales.repeat(rows, -2).repeat(columns, -1)[..., : shape[-2], : shape[-1]]
 
@@ -62,7 +62,7 @@ def test_a_tile_of_fp8_has_its_scale(config: Any, grid: Any, tile: Any) -> None:
     scales = floats(grid)
     parts = {MAIN: main, INVERSE: part(scales, "F32")}
     found = decoded(fp8_block.DIALECT, parts, {"quant_method": "fp8", **config})
-    assert np.array_equal(found, values * spread(scales, *tile, (6, 20)))
+    assert np.array_equal(found, values * spread(scales, tile[0], tile[1], (6, 20)))
 
 
 def test_experts_rows_and_one_number_have_their_scales() -> None:
@@ -74,12 +74,12 @@ def test_experts_rows_and_one_number_have_their_scales() -> None:
     rows = floats((2, 6))
     parts[INVERSE] = part(rows, "F32")
     assert np.array_equal(decoded(fp8_block.DIALECT, parts, {}), values * rows[..., None])
-    parts[INVERSE] = part(np.float32([1.5]), "F32")
+    parts[INVERSE] = part(np.array([1.5], np.float32), "F32")
     assert np.array_equal(decoded(fp8_block.DIALECT, parts, {}), values * np.float32(1.5))
 
 
 def test_packed_codes_and_mxfp8_have_powers_for_32_inputs() -> None:
-    powers = np.uint8([[126, 128, 127], [127, 125, 129]])
+    powers = np.array([[126, 128, 127], [127, 125, 129]], np.uint8)
     scale = spread(np.ldexp(np.float32(1), powers.astype(int) - 127), 1, 32, (2, 96))
     values, main = fp8_codes(2, 96)
     parts = {MAIN: main, INVERSE: part(powers, "U8")}
@@ -146,7 +146,7 @@ def test_scales_of_at_most_one_multiply(scales: Any, multiplies: bool) -> None:
     assert not fp8_block.has_multiplying_scale({MAIN: main})
     assert not fp8_block.has_multiplying_scale({INVERSE: held})
     assert not fp8_block.has_multiplying_scale({MAIN: part(floats((3, 4)), "F32"), INVERSE: held})
-    powers = part(np.uint8([[1]]), "U8")
+    powers = part(np.array([[1]], np.uint8), "U8")
     assert not fp8_block.has_multiplying_scale({MAIN: main, INVERSE: powers})
 
 
@@ -272,7 +272,7 @@ def test_what_modelopt_does_not_say_or_store_is_refused() -> None:
 def test_stacked_experts_of_modelopt_are_turned() -> None:
     """Stored [experts, in, out], with bytes along in; the weight is [experts, out, in]."""
     values, pairs = fp4(2, 6, 64)
-    powers = np.uint8(RNG.integers(120, 134, (2, 6, 2)))
+    powers = RNG.integers(120, 134, (2, 6, 2)).astype(np.uint8)
     wide = np.ldexp(np.float32(1), powers.astype(int) - 127).repeat(32, -1)
     parts = {
         "": part(pairs.swapaxes(1, 2), "U8"), "_weight_scale": part(powers.swapaxes(1, 2), "U8")

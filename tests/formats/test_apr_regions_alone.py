@@ -97,7 +97,7 @@ def test_the_end_counts_the_padding_and_empty_tensors() -> None:
     ],
 )
 def test_fixed_parts_share_no_bytes(changed: dict[str, int], says: str) -> None:
-    found = parsed(("a", DATA, 64), **changed)
+    found = parsed(("a", DATA, 64), collect=True, **changed)
     check_regions(found)
     said = [one.text for one in found.faults.damage]
     assert len(said) == bool(says) and all(one.startswith(says) for one in said)

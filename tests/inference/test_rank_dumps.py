@@ -1681,7 +1681,8 @@ def test_a_damaged_file_of_one_pass_leaves_the_rows_of_the_others(
     with opened(dump) as trace:
         positions = {key: record.positions for key, record in trace.records.items()}
         (row,) = unread_arrays(trace)
-        assert np.array_equal(trace.recorded_values("L1.ffn_out"), own_of()["L1.ffn_out"][:20])
+        values = trace.recorded_values("L1.ffn_out")
+        assert values is not None and np.array_equal(values, own_of()["L1.ffn_out"][:20])
     assert positions.pop("L1.ffn_out") == tuple(range(20))
     assert positions == dict.fromkeys(["L0.ffn_out", "L2.ffn_out"], tuple(ALL))
     assert row.name == str(path.relative_to(dump)) and row.state == "unreadable"

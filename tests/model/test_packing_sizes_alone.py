@@ -66,7 +66,7 @@ def test_modes_of_mlx_come_with_their_sizes() -> None:
 
 
 def test_equal_sections_change_together() -> None:
-    changes = {("bits",): 8}
+    changes: dict[tuple[str, ...], int] = {("bits",): 8}
     config = {"quantization": {"bits": 4}, "quantization_config": {"bits": 4}}
     both = {("quantization", "bits"): 8, ("quantization_config", "bits"): 8}
     assert in_every_section(config, changes) == both

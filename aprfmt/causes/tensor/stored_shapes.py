@@ -23,7 +23,9 @@ CAUSE_ROWS = (
 )  # fmt: skip
 
 LARGEST = 1 << 26  # elements of a kernel that is laid out anew in memory
-_WORDS: Mapping[str, str] = {  # first step from this shape to the other -> how a side has the kernel
+_WORDS: Mapping[
+    str, str
+] = {  # first step from this shape to the other -> how a side has the kernel
     "ChannelsLast": "has the input channels last",
     "Transposed": "has it flattened to a matrix, and transposed",
 }
