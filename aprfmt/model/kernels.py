@@ -18,7 +18,7 @@ from aprfmt.model.renames import command_line
 
 if TYPE_CHECKING:
     from aprfmt.arch.binding import BoundGroup, BoundNames
-    from aprfmt.arch.spec import Array, ArchSpec, HyperParams
+    from aprfmt.arch.spec import ArchSpec, Array, HyperParams
 
 Shape = tuple[int, ...]
 KernelSteps = tuple[ChannelsLast | Reshaped | Transposed, ...]
