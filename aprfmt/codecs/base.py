@@ -114,7 +114,10 @@ class Codec:
         `count` elements are whole blocks.
         """
         found = self.steps(raw, count)
-        return None if found is None else found.reshape(-1, self.block_size).max(axis=1)
+        if found is None:
+            return None
+        largest: F32 = found.reshape(-1, self.block_size).max(axis=1)
+        return largest
 
     def granule(self, raw: Mapping[str, Bytes], count: int) -> int:
         """Return the unit of `cut` in elements: its starts must be multiples of this.
