@@ -21,6 +21,10 @@ from aprfmt.model.packing_sizes import (
 GPTQ: dict[str, Any] = {"quant_method": "gptq", "bits": 4, "group_size": 128}
 
 
+def test_sizes_are_those_that_libraries_write() -> None:
+    assert GROUPS == (16, 32, 64, 128, 256) and BITS == (2, 3, 4, 5, 6, 8)
+
+
 def test_groups_come_alone_first_and_then_bits_and_then_both() -> None:
     found = list(size_changes(GPTQ, ["a.weight"]))
     sized = [{("group_size",): size} for size in GROUPS]
