@@ -33,6 +33,7 @@ class Side:
 RAW = np.arange(6, dtype="<f4").tobytes()
 OTHER = RAW[:9] + b"\x7f" + RAW[10:]
 asked: list[tuple[bytes, bytes]] = []
+again: list[tuple[bytes, bytes]] = []
 
 
 def first(a: Any, b: Any) -> int | None:
@@ -45,7 +46,12 @@ def first(a: Any, b: Any) -> int | None:
 def judged(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     """Note each comparison of values, which says DIFFERENT, and clear what was read."""
     asked.clear()
+    again.clear()
     found: list[Any] = []
+
+    def second(a: Any, b: Any) -> int | None:
+        again.append((a, b))
+        return 9 if a != b else None
 
     def by_values(diff: Any, a: Any, b: Any, imatrix: bool) -> Any:
         found.append(("values", diff.first_byte, a.encoding, b.encoding, imatrix))
@@ -57,7 +63,7 @@ def judged(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
 
     monkeypatch.setattr(tensors, "compare_values", by_values)
     monkeypatch.setattr(tensors, "judge_mislabelled", by_label)
-    monkeypatch.setattr(pair_comparison, "first_difference", lambda a, b: first(a, b))
+    monkeypatch.setattr(pair_comparison, "first_difference", second)
     return found
 
 
@@ -67,7 +73,8 @@ def compare(a: Any, b: Any, *layout: str, imatrix: bool = False) -> Any:
 
 def test_equal_bytes_are_read_once() -> None:
     found = compare(Side(RAW, names=("x", "y", "z")), Side(RAW, names=("w",)))
-    assert found.verdict == "SAME_BYTES" and len(asked) == 1
+    assert (found.key, found.verdict) == ("k", "SAME_BYTES")
+    assert len(asked) == 1 and not again
     assert (found.name_a, found.name_b) == ("x, y", "w")
     assert (found.shape_a, found.shape_b, found.encoding_a) == ((6,), (6,), "F32")
 
@@ -77,6 +84,10 @@ def test_a_differing_byte_is_noted_before_the_values_are_compared(judged: list[A
         found = compare(Side(RAW), Side(OTHER), imatrix=imatrix)
         assert found.first_byte == 9
     assert judged == [("values", 9, "F32", "F32", False), ("values", 9, "F32", "F32", True)]
+    assert asked == again == [(RAW, OTHER)] * 2  # as stored first, then the logical ones
+    sides: Any = (Side(RAW), Side(OTHER))
+    assert compare_pair(TensorPair("k", *sides), first=first).first_byte == 9
+    assert judged[-1] == ("values", 9, "F32", "F32", False)
 
 
 def test_bytes_of_two_encodings_are_a_label_where_they_are_equal(judged: list[Any]) -> None:
@@ -88,7 +99,7 @@ def test_bytes_of_two_encodings_are_a_label_where_they_are_equal(judged: list[An
         ("label", None, "F16", "BF16"), ("values", 9, "F16", "BF16", False),
         ("values", None, "F32", "F16", False),
     ]  # fmt: skip
-    assert len(asked) == 2
+    assert asked == [(RAW[:12], RAW[:12]), (RAW[:12], OTHER[:12])] and not again
 
 
 def test_equal_bytes_through_other_steps_are_the_same_values(judged: list[Any]) -> None:
