@@ -9,6 +9,7 @@ weights and, where they moved too, the biases is one finding.
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
+from itertools import pairwise
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -330,7 +331,7 @@ def _moves_inside_part(pool: JoinedRows, part: int, at: "Array") -> bool:
 def segment_words(pool: JoinedRows, at: "Array") -> str:
     """Return which rows are at which places, run by run; unmoved runs are left out."""
     said = []
-    moved = [run for run in source_runs(at) if run[0] != run[1]]
+    moved = [run for run in _runs_inside_parts(pool, at) if run[0] != run[1]]
     for first, source, length in moved[:SHOWN]:
         key, row = pool.owner(source)
         there, place = pool.owner(first)
@@ -339,6 +340,18 @@ def segment_words(pool: JoinedRows, at: "Array") -> str:
         said.append(f"{there} {place}{until} is {key} {row}{source_until}")
     more = f" and {len(moved) - SHOWN} more runs" if len(moved) > SHOWN else ""
     return "rows of B, by those of A: " + "; ".join(said) + more
+
+
+def _runs_inside_parts(pool: JoinedRows, at: "Array") -> Iterator[tuple[int, int, int]]:
+    """Yield (first row, its source, length) of runs of sources, cut where a part begins.
+
+    A run is cut by the parts that its rows are in and by those that its sources are in.
+    """
+    for first, source, length in source_runs(at):
+        cuts = {start - row for start in pool.starts for row in (first, source)}
+        ends = sorted(cut for cut in {*cuts, length} if 0 < cut <= length)
+        for begin, end in pairwise((0, *ends)):
+            yield first + begin, source + begin, end - begin
 
 
 def _order_explanations(
