@@ -130,12 +130,12 @@ def test_the_value_at_a_key_is_that_of_the_configuration() -> None:
 
 
 def reads(*right: tuple[str, int]) -> Any:
-    """Return a reader to which these values are right, others misshapen, and 9 is an error."""
+    """Return a reader to which these values are right, others misshapen, and 1 or 9 an error."""
 
     def read(changes: Any) -> Any:
         ((path, value),) = changes.items()
-        if value == 9:
-            raise ArchError("nine")
+        if value in (1, 9):
+            raise ArchError("one and nine")
         return Found() if (path[0], value) in right else Found(misshapen=(1,))
 
     return read
@@ -185,6 +185,7 @@ def test_an_errors_key_may_be_a_size_or_a_divisor_of_the_commonest() -> None:
     assert values({"k": 5.5}, "k: is 5.5", *shapes) == []
     assert values({"k": 5}, "no shape fits", *shapes) == []
     assert values({"k": 5}, "k: is 5") == []
+    assert values({"k": 5}, "k: is 5", (2, 2)) == [("k", 2), ("k", 1)]
     wide = values({"k": 5}, "k: is 5", (512, 512))
     assert wide == [("k", 512), *(("k", 1 << n) for n in range(9))]
     many = values({"k": 5}, "k: is 5", *((size,) for size in range(101, 115)))
