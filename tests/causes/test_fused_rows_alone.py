@@ -214,3 +214,117 @@ def test_parts_that_an_order_changes_have_a_finding_each() -> None:
     assert fused_rows._order_explanations(case, short, ()) == {}
     wrong = RowOrder("fused_order", "x", np.array([2, 1, 0, 3, 5, 4]))
     assert fused_rows._order_explanations(case, wrong, ()) == {}
+
+
+class LayerPair(Pair):
+    """The pair of joined rows that a layer's tensors make, with one key head."""
+
+    def __init__(self, key: str, a: JoinedRows, b: JoinedRows, context: Any) -> None:
+        super().__init__(a, np.vstack([reader.whole for reader in b.readers]))
+        self.b, self.key = b, key
+
+    def sizes(self, name: str) -> list[int]:
+        return [1]
+
+
+Q, K, V = (f"L0.attn_{part}" for part in "qkv")
+FIRST = {
+    f"{Q}.weight": np.arange(12.0).reshape(4, 3), f"{K}.weight": 50 + np.arange(6.0).reshape(2, 3),
+    f"{V}.weight": 90 + np.arange(6.0).reshape(2, 3),
+}  # fmt: skip
+BIASES = {f"{Q}.bias": [1.0, 2, 3, 4], f"{K}.bias": [5.0, 6], f"{V}.bias": [7.0, 8]}
+
+
+def moved(values: dict[str, Any], at: Any) -> dict[str, Any]:
+    """Return the tensors with the rows of all of them together taken at these places."""
+    rows = np.concatenate([np.asarray(one) for one in values.values()])[at]
+    ends = np.cumsum([len(one) for one in values.values()])[:-1]
+    return dict(zip(values, np.split(rows, ends), strict=True))
+
+
+def explained(a: dict[str, Any], b: dict[str, Any], *, known: tuple[str, ...] = ()) -> Any:
+    """Return the findings on layer 0 of two sides, of which `known` are explained otherwise."""
+    pairs: Any = {
+        key: SimpleNamespace(a=View(a[key]), b=View(b[key]) if key in b else None) for key in a
+    }
+    rows: Any = {}
+    for key in a:
+        same = key in b and np.array_equal(a[key], b[key])
+        left = not same and key not in known
+        rows[key] = SimpleNamespace(
+            verdict="SAME_VALUES" if same else "DIFFERENT",
+            is_unexplained=lambda weak, left=left: left and "row_offset" in weak,
+        )
+    context: Any = None
+    return fused_rows._explain_layer(context, pairs, rows, QKV, 0)
+
+
+SWAPPED = np.array([6, 1, 2, 7, 4, 5, 0, 3])  # rows of q and v
+
+
+@pytest.fixture
+def layers(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(fused_rows, "DifferingPair", LayerPair)
+    monkeypatch.setattr(fused_rows, "find_joined_exchange", lambda *given: None)
+
+
+@pytest.mark.usefixtures("layers")
+def test_one_order_explains_the_parts_that_it_moves() -> None:
+    found = explained(FIRST, moved(FIRST, SWAPPED))
+    assert set(found) == {f"{Q}.weight", f"{V}.weight"}
+    one = found[f"{Q}.weight"]
+    assert one.evidence[0] == "[q k v]: the rows stand in another order"
+    assert one.residual_after == 0 and one.residual_before > 100
+    assert explained(FIRST, FIRST) == {}
+    everything = tuple(FIRST)
+    assert explained(FIRST, moved(FIRST, SWAPPED), known=everything) == {}
+    assert explained(FIRST, moved(FIRST, SWAPPED), known=everything[:2])
+
+
+@pytest.mark.usefixtures("layers")
+def test_rows_that_are_no_others_are_not_explained() -> None:
+    other = moved(FIRST, SWAPPED)
+    other[f"{K}.weight"] = other[f"{K}.weight"] + 1000
+    assert explained(FIRST, other) == {}
+    short = moved(FIRST, SWAPPED)
+    del short[f"{V}.weight"]
+    assert explained(FIRST, short) == {}
+    wide = {**FIRST, f"{V}.weight": np.zeros((2, 4))}
+    assert explained(wide, {**moved(FIRST, SWAPPED), f"{V}.weight": np.zeros((2, 4))}) == {}
+
+
+@pytest.mark.usefixtures("layers")
+def test_biases_follow_the_weights_or_stay() -> None:
+    both = {**FIRST, **BIASES}
+    apart = {**moved(FIRST, SWAPPED), **moved(BIASES, SWAPPED)}
+    found = explained(both, apart)
+    assert set(found) == {f"{x}.{part}" for x in (Q, V) for part in ("weight", "bias")}
+    assert "the biases moved with the weights" in found[f"{Q}.bias"].evidence
+    assert "the biases stand as in A" not in found[f"{Q}.weight"].evidence
+    found = explained(both, {**moved(FIRST, SWAPPED), **BIASES})
+    assert set(found) == {f"{Q}.weight", f"{V}.weight"}
+    assert all(one.evidence[-1] == "the biases stand as in A" for one in found.values())
+    found = explained(both, {**FIRST, **moved(BIASES, SWAPPED)})
+    assert set(found) == {f"{Q}.bias", f"{V}.bias"}
+    says = "only the biases moved: the weights do not show it"
+    assert all(one.evidence[-1] == says for one in found.values())
+
+
+@pytest.mark.usefixtures("layers")
+def test_parts_that_were_transposed_together_have_a_finding_each(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    asked: list[Any] = []
+
+    def exchange(case: Any, parts: Any, kv: int, experts: int) -> Any:
+        asked.append((parts, kv, experts))
+        return SimpleNamespace(says="transposed as one", residual=0.25)
+
+    monkeypatch.setattr(fused_rows, "find_joined_exchange", exchange)
+    other = {**FIRST, f"{K}.weight": FIRST[f"{K}.weight"] * 3}
+    found = explained(FIRST, other)
+    assert asked == [([("q", 4), ("k", 2), ("v", 2)], 1, 1)]
+    (key,) = found
+    assert key == f"{K}.weight" and found[key].evidence == ("transposed as one",)
+    assert found[key].residual_after == 0.25 and found[key].residual_before > 100
+    assert explained(FIRST, other, known=tuple(FIRST)) == {} and len(asked) == 1
