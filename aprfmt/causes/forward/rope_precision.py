@@ -50,7 +50,7 @@ def rounded_table(
     """Return cos and sin [tokens, pairs] (float32), times rope's factor, rounded on their way.
 
     `where` are the positions [tokens], `kind` is the type, `which` says what is rounded to it:
-    positions, frequencies, angles, and cos and sin. Values past the type's range are infinite.
+    positions, frequencies, angles, and cos and sin. Angles past the type's range give NaN.
     """
 
     def cast(values: Array, rounds: bool) -> Array:
@@ -58,9 +58,10 @@ def rounded_table(
         held = np.asarray(values, np.float32)
         return held.astype(kind).astype(np.float32) if rounds else held
 
-    angles = cast(cast(where, which[0])[:, None] * cast(rope.inv_freq, which[1]), which[2])
     factor = np.float32(rope.factor)
-    return cast(np.cos(angles), which[3]) * factor, cast(np.sin(angles), which[3]) * factor
+    with np.errstate(over="ignore", invalid="ignore"):  # a long text's positions in float16
+        angles = cast(cast(where, which[0])[:, None] * cast(rope.inv_freq, which[1]), which[2])
+        return cast(np.cos(angles), which[3]) * factor, cast(np.sin(angles), which[3]) * factor
 
 
 def try_rounded_angles(case: Mismatch) -> Iterator[Change]:
