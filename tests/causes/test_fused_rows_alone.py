@@ -210,6 +210,9 @@ def test_parts_that_an_order_changes_have_a_finding_each() -> None:
     assert set(found) == {"q", "k"}
     assert found["q"].evidence[:3] == ("rows moved", "how", "more")
     assert found["q"].residual_after == 0 and found["q"].residual_before > 0
+    unnamed = fused_rows._order_explanations(case, RowOrder("fused_order", "x", at), ())
+    proofs = [one["q"].proof for one in (found, unnamed)]
+    assert [proof and proof.free for proof in proofs] == [0, 2]  # rows that gave the order
     short = RowOrder("fused_order", "x", at[:5])
     assert fused_rows._order_explanations(case, short, ()) == {}
     wrong = RowOrder("fused_order", "x", np.array([2, 1, 0, 3, 5, 4]))
@@ -242,7 +245,9 @@ def moved(values: dict[str, Any], at: Any) -> dict[str, Any]:
     return dict(zip(values, np.split(rows, ends), strict=True))
 
 
-def explained(a: dict[str, Any], b: dict[str, Any], *, known: tuple[str, ...] = ()) -> Any:
+def explained(
+    a: dict[str, Any], b: dict[str, Any], *, known: tuple[str, ...] = (), family: Any = QKV
+) -> Any:
     """Return the findings on layer 0 of two sides, of which `known` are explained otherwise."""
     pairs: Any = {
         key: SimpleNamespace(a=View(a[key]), b=View(b[key]) if key in b else None) for key in a
@@ -256,7 +261,7 @@ def explained(a: dict[str, Any], b: dict[str, Any], *, known: tuple[str, ...] = 
             is_unexplained=lambda weak, left=left: left and "row_offset" in weak,
         )
     context: Any = None
-    return fused_rows._explain_layer(context, pairs, rows, QKV, 0)
+    return fused_rows._explain_layer(context, pairs, rows, family, 0)
 
 
 SWAPPED = np.array([6, 1, 2, 7, 4, 5, 0, 3])  # rows of q and v
@@ -328,3 +333,20 @@ def test_parts_that_were_transposed_together_have_a_finding_each(
     assert key == f"{K}.weight" and found[key].evidence == ("transposed as one",)
     assert found[key].residual_after == 0.25 and found[key].residual_before > 100
     assert explained(FIRST, other, known=tuple(FIRST)) == {} and len(asked) == 1
+
+
+@pytest.mark.usefixtures("layers")
+def test_equal_values_of_biases_are_held_against_known_layouts() -> None:
+    """Where a value came from is not seen: the layout of rows by turns gives all of them."""
+    names = ("L0.ffn_gate.bias", "L0.ffn_up.bias")
+    first = dict(zip(names, ([1.0, 1, 2, 2], [1.0, 3, 3, 2]), strict=True))
+    turns = np.array([0, 4, 1, 5, 2, 6, 3, 7])
+    found = explained(first, moved(first, turns), family=GATE_UP)
+    assert found and set(found) <= set(names)
+    for one in found.values():
+        assert one.evidence[0].startswith("the rows of [gate up]: ")
+        assert one.evidence[-1] == "only the biases moved: the weights do not show it"
+    assert explained(first, moved(first, turns), family=GATE_UP, known=names) == {}
+    other = moved(first, turns)
+    other[names[0]] = np.array([9.0, 1, 1, 3])
+    assert explained(first, other, family=GATE_UP) == {}
