@@ -3,6 +3,7 @@
 An order is applied to numbers of rows; the sentence has to name the one that was applied.
 """
 
+import math
 from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
@@ -14,7 +15,7 @@ from hypothesis import strategies as st
 
 from aprfmt.causes.tensor import packed_scales, token_tables
 from aprfmt.causes.tensor.fused_layouts import layout_words, worded_orders
-from aprfmt.causes.tensor.packed_scales import _minima_relation, _scale_relation
+from aprfmt.causes.tensor.packed_scales import _crowd_their_type, _minima_relation, _scale_relation
 from aprfmt.causes.tensor.token_tables import is_token_table, rows_behind_text
 from aprfmt.codecs import fp8
 
@@ -171,6 +172,31 @@ def test_scales_are_shared_only_where_their_type_tells_more_of_them(value: float
     copy.y = copy.y * value
     found = _scale_relation(copy, right, np.arange(30) >= 4, 1e-3)
     assert found == ("" if value == 1.0 else packed_scales.SHARED)
+
+
+@pytest.mark.parametrize(
+    ("steps", "crowded"),
+    [
+        ([0, 1, 3], True),
+        ([0, 3, 7], False),
+        ([0, -1, 3], False),  # seen red: signs were counted among scales, not in their range
+        ([0, -1, 3, -3, 2], True),
+        ([0, 1, 3, None], True),  # seen red: a range that began at the scale of an empty group
+        ([0, 3, 7, None], False),
+        ([None, None], False),
+    ],
+)
+def test_scales_crowd_the_floats_of_their_range(steps: list[int | None], crowded: bool) -> None:
+    """A step is one of BF16 above 1; a negative one is of a scale below 0, None of an empty group.
+
+    Blocks of Q4_0, Q5_0 and IQ4_NL have scales of both signs, those of Q8_0 of one.
+    """
+    sizes = [0.0 if n is None else math.copysign(1 + abs(n) / 128, n) for n in steps]
+    scales = np.repeat(np.array(sizes), 4)
+    assert _crowd_their_type(copy_of(scales), scales) == crowded
+    fine = copy_of(scales)
+    fine.y = fine.y / 3
+    assert not _crowd_their_type(fine, scales)
 
 
 @pytest.mark.parametrize("apart", [0.0, 1e-3])

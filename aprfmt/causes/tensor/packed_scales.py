@@ -416,15 +416,19 @@ def _most_numbers(copy: PackedCopy) -> int:
 def _crowd_their_type(copy: PackedCopy, scales: "Array") -> bool:
     """Return whether over half of the 16-bit floats in the range of `scales` are among these.
 
-    Such scales are equal because the values are of that type, and stand for different ones. False
-    if the values are not of a 16-bit type.
+    Such scales are equal because the values are of that type, and stand for different ones. Of
+    scales of both signs the range has every float twice; those of 0, of groups without a value,
+    are in no range. False if the values are not of a 16-bit type.
     """
-    size = np.abs(scales)
+    used = scales[scales != 0]
+    if not used.size:
+        return False
+    size, signs = np.abs(used), np.unique(np.sign(used)).size
     bits = np.array([size.min(), size.max()], np.float32).view(np.uint32)
     digits = np.ascontiguousarray(copy.y, np.float32).view(np.uint32)
     unused = next((n for n in (16, 13) if not (digits & np.uint32((1 << n) - 1)).any()), 0)
     low, high = (int(end) >> unused for end in bits)
-    return bool(unused) and 2 * np.unique(scales).size > high - low + 1
+    return bool(unused) and 2 * np.unique(used).size > signs * (high - low + 1)
 
 
 @cache
