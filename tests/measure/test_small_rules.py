@@ -19,7 +19,9 @@ from aprfmt.measure.logprob_tables import printed_resolution
 from aprfmt.measure.named_causes import (
     completed_command,
     insert_stored_names,
+    name_cause,
     rewrite_command,
+    share_text,
     surplus_command,
 )
 from aprfmt.measure.sampling import RANGE, DifferingRange, SampleReport, Unsampled, sample_files
@@ -400,3 +402,30 @@ def test_an_image_of_a_vector_is_wrapped_and_of_other_shapes_there_is_none(tmp_p
 )
 def test_cells_hold_whole_blocks_or_equal_shares(width: int, block: int, fitting: int) -> None:
     assert difference_image._fitting_width(width, block) == fitting
+
+
+@pytest.mark.parametrize(
+    ("share", "said"),
+    [
+        (None, ""),
+        (1.0, ""),
+        (0.9999, ", 99.9 % of the values come out"),
+        (0.95, ", 95 % of the values come out"),
+        (10 / 12, ", 83.3 % of the values come out"),
+        (0.5, ", 50 % of the values come out"),
+    ],
+)
+def test_only_all_of_the_values_are_printed_as_all(share: float | None, said: str) -> None:
+    """Seen red: a share of 95 % printed as if it were whole."""
+    assert share_text(share) == said
+
+
+def test_the_places_of_a_cause_are_complete_in_json_and_counted_in_a_line() -> None:
+    """Seen red: eight places of forty, one of the two tensors that a weight is made of."""
+    roles = [f"L{layer}.ffn_gate.weight" for layer in range(40)]
+    stored = {role: (f"a.{role}", f"b.{role}") for role in roles}
+    cause = name_cause("scale", "x", roles, stored, level="located")
+    assert cause.where == tuple(name for role in roles for name in stored[role])
+    assert cause.to_json()["roles"] == tuple(roles)
+    assert cause.places_text() == f"a.{roles[0]} ({roles[0]}), b.{roles[0]}, ... 78 more"
+    assert name_cause("scale", "x", roles[:1], {}, level="located").places_text() == roles[0]
