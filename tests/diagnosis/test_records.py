@@ -2,7 +2,9 @@
 
 import pytest
 
+from aprfmt.diagnosis.conclusion import rounding_finding
 from aprfmt.diagnosis.records import Diagnosis, PointRow
+from aprfmt.inference.replay.shadow import OperationResiduals
 from aprfmt.measure.findings import Finding
 from aprfmt.measure.proofs import unfitted_proof
 from aprfmt.model.ledger import NotCompared, State
@@ -50,3 +52,31 @@ def test_the_first_point_is_the_causes_or_the_first_beyond() -> None:
     found = Finding("scale", "x", "tensor", "bug", ("L0.attn_v.weight",), True, "L0.v")
     assert Diagnosis("a", "b", (found,), (), (), (), points=points).first == "L0.v"
     assert Diagnosis("a", "b", (), (), (), (), points=points[:1]).first is None
+
+
+@pytest.mark.parametrize(
+    ("complete", "said"),
+    [
+        (True, "; complete: without it nothing but rounding is left"),
+        (False, "; not complete: what is confirmed leaves a difference, 0.25 of the logits"),
+        (None, ""),
+    ],
+)
+def test_a_cause_is_complete_only_where_nothing_else_was_left(
+    complete: bool | None, said: str
+) -> None:
+    """Seen red: "complete" of causes that leave a quarter of the logits."""
+    found = Finding("scale", "x", "tensor", "bug", ("w",), True, proof=unfitted_proof())
+    made = Diagnosis("a", "b", (found,), (), (), (), complete=complete, remainder=0.25)
+    assert made.sentence.endswith(said) and ("complete" in made.sentence) == bool(said)
+
+
+@pytest.mark.parametrize("supposed", ["", "bfloat16 products"])
+def test_an_arithmetic_that_is_supposed_is_not_confirmed(supposed: str) -> None:
+    """Seen red: rounding confirmed where a fault of that size would look the same."""
+    rows = [PointRow("L0.q", "q", 0, 0.1, 1e-3, 0.01, apart=True)]
+    held = OperationResiduals({"L0.q": (1e-3, 1e-2)})
+    found = rounding_finding(rows, (), (), held, supposed)
+    assert found is not None and (found.verdict, found.confirmed) == ("precision", not supposed)
+    assert found.certainty == ("located" if supposed else "confirmed")
+    assert supposed in found.says
