@@ -11,11 +11,11 @@ from typing import Any
 
 import pytest
 
-from aprfmt.base.outcome import Check
+from aprfmt.base.outcome import Check, Outcome
 from aprfmt.checks.gates import running as qa
 from aprfmt.checks.gates.baseline import compare_baseline
 from aprfmt.checks.gates.baseline_file import read_baseline, report_to_baseline
-from aprfmt.checks.records import Answer, Measure, QaReport
+from aprfmt.checks.records import Answer, Measure, QaReport, pronounce_checks
 from aprfmt.errors import FormatError, OutputError, UsageError
 from aprfmt.inference.device import choose_device
 from tests.cli.run import aprfmt
@@ -292,3 +292,23 @@ def test_every_gate_is_announced_before_it_is_asked(demo_model: Path) -> None:
     report = qa.run(demo_model, only=[rows[0]], progress=lambda *of: said.append(of))
     assert said == [(name, at, len(rows)) for at, name in enumerate(rows)]
     assert [each.name for each in report.answers] == rows
+
+
+@pytest.mark.parametrize(
+    ("passed", "failed", "unrun", "word", "code"),
+    [
+        (0, 0, 3, "NOT-RUN", 2),
+        (0, 0, 0, "NOT-RUN", 2),
+        (1, 0, 3, "PASS", 0),
+        (0, 1, 3, "FAIL", 1),
+        (1, 1, 0, "FAIL", 1),
+    ],
+)
+def test_no_word_but_not_run_is_said_where_nothing_ran(
+    passed: int, failed: int, unrun: int, word: str, code: int
+) -> None:
+    """Seen red: rows that did not run counted as compared, and PASS said over them."""
+    outcome: Outcome = "FAIL" if failed else "PASS" if passed else "NOT_RUN"
+    counts = {"PASS": passed, "FAIL": failed, "NOT_RUN": unrun}
+    found = pronounce_checks(outcome, counts, "the checks")
+    assert (found.word, found.exit) == (word, code) and found.says.startswith(word)
