@@ -19,7 +19,7 @@ from aprfmt.checks import validate
 from aprfmt.checks.gates import running as qa
 from aprfmt.compare.diffs import DiffReport
 from aprfmt.conversion import convert
-from aprfmt.errors import UsageError
+from aprfmt.errors import FormatError, UsageError
 from aprfmt.measure.records import FieldDiff
 from aprfmt.measure.traces import TraceDiff
 from aprfmt.model import open_model
@@ -28,6 +28,8 @@ from aprfmt.model.ledger import (
     APART,
     KINDS,
     Compared,
+    Item,
+    Ledger,
     NotCompared,
     State,
     VerdictWords,
@@ -125,6 +127,36 @@ def test_a_pattern_accepts_what_it_names_and_what_is_below(
     if not accepted:
         with pytest.raises(UsageError, match="no item that was not compared matches"):
             pronounce(WORDS, compared, [f"unread:{pattern}"])
+
+
+@pytest.mark.parametrize(
+    ("embedded", "state"),
+    [
+        ({"x.y": 3}, None),
+        ({"x.y": 4}, "unequal"),  # seen red: taken for the source's key, whatever it held
+        ({}, "only in A"),
+        (FormatError("damaged"), "unreadable"),
+    ],
+)
+def test_a_key_is_compared_with_what_the_other_side_embeds_of_its_source(
+    embedded: Any, state: State | None
+) -> None:
+    def read() -> Any:
+        if isinstance(embedded, FormatError):
+            raise embedded
+        return embedded
+
+    mine = Ledger("a", (Item("metadata key", "x.y", "unread", "", 3),))
+    theirs = Ledger("b", (), read_carried=read)
+    for a, b, told in ((mine, theirs, state), (theirs, mine, (state or "").replace("A", "B"))):
+        assert [row.state for row in list_not_compared(a, b)] == [told] * bool(state)
+
+
+def test_a_section_that_cannot_be_read_is_named_whatever_is_compared() -> None:
+    """Seen red: no item, as no kind was asked for of which it is."""
+    lost = tuple(NotCompared(kind, "x", "unreadable") for kind in ("section", "file", "tensor"))
+    rows = list_not_compared(Ledger("a", ()), Ledger("b", (), lost), ("file",))
+    assert [(row.kind, row.side) for row in rows] == [("section", "B"), ("file", "B")]
 
 
 def test_a_weight_of_a_role_on_one_side_only_cannot_be_accepted(tmp_path: Path) -> None:
