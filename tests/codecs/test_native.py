@@ -258,6 +258,17 @@ def test_moments_of_rows_in_pieces_are_those_of_the_rows(
             here = [(n, raw[: last * w * size], w, at, m) for n, raw, w, at, m in pieces]
         found = native.stats_of_rows(here, whole.shape[1], skip, count)
         assert found == [native.stats(flat[at : at + part]) for at in range(0, count, part)]
+        side = (native.number_pieces(here), whole.shape[1], skip)
+        other = np.nan_to_num(flat, nan=1.0) * np.float32(1.01)
+        theirs = ((native.number("F32"), other.view(np.uint8), count, 0, count),)
+        assert native.apart is not None and native.apart_rows is not None
+        apart = native.apart_rows(side, (theirs, count, 0), count)
+        assert apart == native.apart(flat, other)[:6]
+        swapped = native.apart_rows((theirs, count, 0), side, count)
+        assert swapped == native.apart(other, flat)[:6]
+        for given in (side, (side[0], side[1], -1)):  # more elements than there are, and before
+            with pytest.raises(CodecError, match="found"):
+                native.apart_rows(given, (theirs, count, 0), count + rows * whole.shape[1])
     with pytest.raises(CodecError, match=f"{name}: found"):
         native.stats_of_rows(pieces, whole.shape[1], skip, whole.size - skip + whole.shape[1])
     with pytest.raises(CodecError, match="columns; expected"):

@@ -24,14 +24,15 @@ if TYPE_CHECKING:
     from aprfmt.codecs.native.moments import Moments
 
 __all__ = [
-    "CPU", "DISABLED", "ENCODERS", "KERNELS", "LEVELS", "apart", "changes", "changes_of", "check",
+    "CPU", "DISABLED", "ENCODERS", "KERNELS", "LEVELS", "NumberedPieces", "apart", "apart_rows",
+    "changes", "changes_of", "check",
     "decode_across",
     "decode_coded",
     "decode_packed", "decode_rows", "distances", "encode_coded", "first_not_finite", "force",
     "halves", "matmul",
-    "matmuls",
-    "number", "products", "recode_packed", "recodes", "regroup", "stats", "stats_of",
-    "stats_of_parts", "stats_of_rows", "stream_fill", "turn", "walk_strings",
+    "matmuls", "moments_of_rows",
+    "number", "number_pieces", "products", "recode_packed", "recodes", "regroup", "stats",
+    "stats_of", "stats_of_parts", "stats_of_rows", "stream_fill", "turn", "walk_strings",
 ]  # fmt: skip
 
 walk_strings = _kernels.walk_strings
@@ -50,6 +51,12 @@ distances: Callable[..., Any] | None = getattr(_kernels, "distances", None)
 
 apart: Callable[..., Any] | None = getattr(_kernels, "apart", None)
 """None in a build from before it was there, as `distances`."""
+
+apart_rows: Callable[..., Any] | None = getattr(_kernels, "apart_rows", None)
+"""None in a build from before it was there, as `distances`."""
+
+NumberedPieces = tuple[tuple[int, Any, int, int, int], ...]
+"""Buffers whose columns stand side by side: (decoder, raw, columns, first, wide) of each."""
 
 CPU: str = _kernels.level()
 LEVELS: tuple[str, ...] = tuple(_kernels.levels())
@@ -286,17 +293,32 @@ def stats_of_rows(
     `pieces` are (encoding, raw, columns, first, wide): of each row of `columns` elements in `raw`,
     the `wide` from `first` on stand side by side with those of the next piece, `width` in all. Of
     these rows one after another, `count` elements are read after the first `skip`. Nothing decoded
-    is kept. None for an encoding that does not store single elements or has no kernel, and in a
-    build without this one. Raises CodecError where lengths do not fit.
+    is kept. None where `number_pieces` returns None. Raises CodecError where lengths do not fit.
     """
-    from aprfmt.codecs.native.moments import PART, Moments
+    rows = number_pieces(pieces)
+    return None if rows is None else moments_of_rows((rows, width, skip), count)
 
-    kernel = getattr(_kernels, "moments_rows", None)
+
+def number_pieces(pieces: Sequence[tuple[str, Any, int, int, int]]) -> NumberedPieces | None:
+    """Return pieces of rows, as `stats_of_rows` has them, with the numbers of their decoders.
+
+    None for an encoding that does not store single elements or has no kernel, and in a build
+    without kernels of rows.
+    """
     names = {piece[0] for piece in pieces}
-    if kernel is None or any(
+    if apart_rows is None or any(
         name not in _DECODERS or name not in KERNELS or ENCODINGS[name].block_size != 1
         for name in names
     ):
         return None
-    rows = tuple((_DECODERS[name][0], *rest) for name, *rest in pieces)
-    return [Moments(*row) for row in kernel(rows, width, skip, count, PART, 1)]
+    return tuple((_DECODERS[name][0], *rest) for name, *rest in pieces)
+
+
+def moments_of_rows(rows: tuple[NumberedPieces, int, int], count: int) -> "list[Moments]":
+    """Return the moments of every PART of `count` elements of (pieces, their width, skip).
+
+    The pieces are those of `number_pieces`. Raises CodecError where lengths do not fit.
+    """
+    from aprfmt.codecs.native.moments import PART, Moments
+
+    return [Moments(*row) for row in _kernels.moments_rows(*rows, count, PART, 1)]

@@ -213,7 +213,7 @@ static void count_part(void *work, size_t number) {
     }
 }
 
-static PyObject *moments_list(const moments *found, size_t parts) {
+PyObject *aprfmt_moments_list(const moments *found, size_t parts) {
     PyObject *rows = PyList_New((Py_ssize_t)parts);
     for (size_t i = 0; rows && i < parts; i++) {
         const moments *m = &found[i];
@@ -251,128 +251,10 @@ static PyObject *py_moments(PyObject *module, PyObject *args) {
         found[i] = (moments){.least = INFINITY, .most = -INFINITY};
     counting work = {row, raw, (size_t)count, (size_t)part, found};
     Py_BEGIN_ALLOW_THREADS aprfmt_share(count_part, &work, parts, threads);
-    Py_END_ALLOW_THREADS result = moments_list(found, parts);
+    Py_END_ALLOW_THREADS result = aprfmt_moments_list(found, parts);
 done:
     PyMem_Free(found);
     aprfmt_release(&held);
-    return result;
-}
-
-PyDoc_STRVAR(moments_rows_doc,
-             "moments_rows(pieces, width, skip, count, part, threads)\n\n"
-             "The same of rows of `width` elements that lie side by side in several buffers: "
-             "`pieces` are (index, raw,\n"
-             "columns, first, wide), of each row of `columns` elements in `raw` the `wide` from "
-             "`first` on. The first `skip`\n"
-             "elements are left out. For encodings of single elements.");
-
-typedef struct {
-    const decoder *kind;
-    const uint8_t *raw;
-    size_t columns, first, wide;
-} piece;
-
-typedef struct {
-    const piece *pieces;
-    size_t width, skip, count, part;
-    moments *found;
-} counting_rows;
-
-static void count_part_of_rows(void *work, size_t number) {
-    const counting_rows *c = work;
-    const size_t start = number * c->part;
-    size_t left = c->count - start < c->part ? c->count - start : c->part, have = 0;
-    size_t row = (c->skip + start) / c->width, column = (c->skip + start) % c->width;
-    float scratch[SEGMENT];
-    const piece *p = c->pieces;
-    while (column >= p->wide) column -= p++->wide; /* in its piece from here on */
-    while (left) {
-        size_t now = p->wide - column;
-        if (now > SEGMENT - have) now = SEGMENT - have;
-        if (now > left) now = left;
-        p->kind->decode[0](p->raw + (row * p->columns + p->first + column) * p->kind->type_size,
-                           scratch + have, now);
-        have += now;
-        left -= now;
-        column += now;
-        if (have == SEGMENT || !left) {
-            aprfmt_level->add_moments(scratch, have, &c->found[number]);
-            have = 0;
-        }
-        while (left && column == p->wide) { /* the next piece that has columns */
-            column = 0;
-            p++;
-            if (!p->kind) {
-                p = c->pieces;
-                row++;
-            }
-        }
-    }
-}
-
-/* Read and check the pieces; 0 with an exception set. `held` takes a buffer for each. */
-static int hold_pieces(PyObject *given, Py_ssize_t pieces, Py_buffer *held, piece *found,
-                       size_t width, size_t rows) {
-    size_t wide = 0;
-    for (Py_ssize_t i = 0; i < pieces; i++) {
-        Py_ssize_t index, columns, first, own;
-        PyObject *raw, *row = PyTuple_GetItem(given, i);
-        if (!row || !PyArg_ParseTuple(row, "nOnnn", &index, &raw, &columns, &first, &own)) return 0;
-        const decoder *kind = aprfmt_decoder_at(index);
-        if (!kind || PyObject_GetBuffer(raw, &held[i], PyBUF_SIMPLE) < 0) return 0;
-        const size_t bytes = kind->type_size;
-        if (kind->block_size != 1 || columns < 1 || first < 0 || own < 0 || own > columns ||
-            first > columns - own || rows > SIZE_MAX / 2 / bytes / (size_t)columns ||
-            (size_t)held[i].len != rows * (size_t)columns * bytes) {
-            aprfmt_error("%s: found %zd bytes for %zu rows of %zd elements, of which %zd from %zd "
-                         "on are wanted",
-                         kind->name, held[i].len, rows, columns, own, first);
-            PyBuffer_Release(&held[i]);
-            held[i].obj = NULL;
-            return 0;
-        }
-        found[i] = (piece){kind, held[i].buf, (size_t)columns, (size_t)first, (size_t)own};
-        wide += (size_t)own;
-    }
-    if (wide != width) aprfmt_error("found %zu columns; expected %zu", wide, width);
-    return wide == width;
-}
-
-static PyObject *py_moments_rows(PyObject *module, PyObject *args) {
-    Py_ssize_t width, skip, count, part, threads;
-    PyObject *given, *result = NULL;
-    (void)module;
-    if (!PyArg_ParseTuple(args, "O!nnnnn", &PyTuple_Type, &given, &width, &skip, &count, &part,
-                          &threads))
-        return NULL;
-    if (width < 1 || skip < 0 || count < 1 || part < 1 || part % SEGMENT ||
-        skip > PY_SSIZE_T_MAX - count - width) {
-        return aprfmt_error("found %zd elements behind %zd in rows of %zd, in parts of %zd", count,
-                            skip, width, part);
-    }
-    const size_t rows = ((size_t)skip + (size_t)count + (size_t)width - 1) / (size_t)width;
-    const size_t parts = ((size_t)count + (size_t)part - 1) / (size_t)part;
-    const Py_ssize_t pieces = PyTuple_Size(given);
-    Py_buffer *held = PyMem_Calloc((size_t)pieces + 1, sizeof *held);
-    piece *found = PyMem_Calloc((size_t)pieces + 1, sizeof *found); /* the last has no kind */
-    moments *made = PyMem_Malloc((parts + 1) * sizeof *made);
-    if (!held || !found || !made) {
-        PyErr_NoMemory();
-        goto done;
-    }
-    if (!hold_pieces(given, pieces, held, found, (size_t)width, rows)) goto done;
-    for (size_t i = 0; i < parts; i++)
-        made[i] = (moments){.least = INFINITY, .most = -INFINITY};
-    counting_rows work = {found, (size_t)width, (size_t)skip, (size_t)count, (size_t)part, made};
-    Py_BEGIN_ALLOW_THREADS aprfmt_share(count_part_of_rows, &work, parts, threads);
-    Py_END_ALLOW_THREADS result = moments_list(made, parts);
-done:
-    for (Py_ssize_t i = 0; held && i < pieces; i++) {
-        if (held[i].obj) PyBuffer_Release(&held[i]);
-    }
-    PyMem_Free(held);
-    PyMem_Free(found);
-    PyMem_Free(made);
     return result;
 }
 
@@ -462,7 +344,6 @@ PyMethodDef APRFMT_DECODING[] = {
     {"decode_apr_q8", py_decode_apr_q8, METH_VARARGS, decode_apr_q8_doc},
     {"decode_coded", py_decode_coded, METH_VARARGS, decode_coded_doc},
     {"moments", py_moments, METH_VARARGS, moments_doc},
-    {"moments_rows", py_moments_rows, METH_VARARGS, moments_rows_doc},
     {"changes", py_changes, METH_VARARGS, changes_doc},
     {"first_not_finite", py_first_not_finite, METH_O, first_not_finite_doc},
     {NULL, NULL, 0, NULL},

@@ -46,8 +46,11 @@ const decoder *aprfmt_decoder_at(Py_ssize_t index);
 /* An encoder by its index, or NULL with an exception set. */
 const encoder *aprfmt_encoder_at(Py_ssize_t index);
 
+/* A list of tuples, one of each of `parts` moments, in the order of their members. */
+PyObject *aprfmt_moments_list(const moments *found, size_t parts);
+
 /* The functions of the module, by file. */
 extern PyMethodDef APRFMT_DECODING[], APRFMT_PACKED[], APRFMT_CODES[], APRFMT_ENCODING[],
-    APRFMT_PRODUCTS[], APRFMT_STEPS[], APRFMT_DISTANCES[];
+    APRFMT_PRODUCTS[], APRFMT_STEPS[], APRFMT_DISTANCES[], APRFMT_ROWS[];
 
 #endif

@@ -181,7 +181,8 @@ static int prepare(PyObject *module) {
 #endif
     aprfmt_level = levels[level_count - 1];
     PyMethodDef *const more[] = {APRFMT_DECODING, APRFMT_PACKED, APRFMT_CODES,    APRFMT_ENCODING,
-                                 APRFMT_PRODUCTS, APRFMT_STEPS,  APRFMT_DISTANCES};
+                                 APRFMT_PRODUCTS, APRFMT_STEPS,  APRFMT_DISTANCES,
+                                 APRFMT_ROWS};
     for (size_t i = 0; i < sizeof more / sizeof *more; i++) {
         if (PyModule_AddFunctions(module, more[i]) < 0) return -1;
     }
