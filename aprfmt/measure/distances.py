@@ -17,6 +17,32 @@ if TYPE_CHECKING:
 
 
 _PIECE = 1 << 17  # elements of two arrays that are compared at a time: caches hold them
+_TOGETHER = 1 << 21  # stored elements of each array whose pages are mapped at a time
+
+
+class StoredValues(Protocol):
+    """Values as files store them, for native kernels that read rows."""
+
+    def rows_from(self, first: int) -> tuple[Any, int, int]:
+        """Return what the kernel `native.apart_rows` reads from element `first` on."""
+        ...
+
+    def count_until(self, last: int) -> None:
+        """Take the statistics of the elements before `last`, where they are wanted."""
+        ...
+
+    @property
+    def drop(self) -> Callable[[], None]:
+        """Releases the pages of the values; they are read again if needed."""
+        ...
+
+
+class StoredReader(Protocol):
+    """Reads values in their order as files store them."""
+
+    def read_range(self, first: int, last: int) -> StoredValues:
+        """Return values `first` to `last`, which follow those read before."""
+        ...
 
 
 class ValueBlocks(Protocol):
@@ -29,6 +55,10 @@ class ValueBlocks(Protocol):
 
     def pieces(self, counts: Sequence[int]) -> "Iterator[Array]":
         """Yield so many values after another, flat, each piece valid until the next."""
+        ...
+
+    def stored_reader(self) -> StoredReader | None:
+        """Return what reads the values as files store them; None where no kernel reads them."""
         ...
 
 
@@ -129,12 +159,15 @@ def measure_blocks(x: ValueBlocks, y: ValueBlocks, shape: tuple[int, ...]) -> Po
     native = native_kernels()
     if native is None or native.apart is None or x.size != y.size or not x.size:
         return None
-    kernel, counts = native.apart, list(_kernel_runs(x.size))
-    pairs = zip(counts, x.pieces(counts), y.pieces(counts), strict=True)
+    counts = list(_kernel_runs(x.size))
     most, at, start = 0.0, 0, 0
     sums: list[tuple[float, float]] = []
-    for count, mine, other in pairs:
-        dd, yy, largest, place, odd_x, odd_y, *_ = kernel(mine, other)
+    runs = _runs_of_pieces(native.apart, x, y, counts)
+    if native.apart_rows is not None:
+        mine, other = x.stored_reader(), y.stored_reader()
+        if mine is not None and other is not None:
+            runs = _runs_of_stored(native.apart_rows, mine, other, counts)
+    for count, (dd, yy, largest, place, odd_x, odd_y, *_) in zip(counts, runs, strict=True):
         if odd_x or odd_y:
             return None
         if largest > most:
@@ -146,6 +179,50 @@ def measure_blocks(x: ValueBlocks, y: ValueBlocks, shape: tuple[int, ...]) -> Po
     rel, index = relative_share(rest, norm), tuple(int(i) for i in np.unravel_index(at, shape))
     rms = norm / math.sqrt(x.size)
     return PointDistance(rel, rel, most, index, rms, most == 0, x.size, None)
+
+
+def _runs_of_pieces(
+    kernel: Callable[..., Any], x: ValueBlocks, y: ValueBlocks, counts: Sequence[int]
+) -> Iterator[tuple[Any, ...]]:
+    """Yield what `native.apart` says of so many decoded values after another."""
+    for mine, other in zip(x.pieces(counts), y.pieces(counts), strict=True):
+        yield kernel(mine, other)
+
+
+def _runs_of_stored(
+    kernel: Callable[..., Any], x: StoredReader, y: StoredReader, counts: Sequence[int]
+) -> Iterator[tuple[Any, ...]]:
+    """Yield what `native.apart` says of so many values after another, read as files store them.
+
+    `kernel` is `native.apart_rows`, which decodes a few of them at a time. Their statistics are
+    taken while they are in the processor's caches.
+    """
+    start = 0
+    for group in _groups_of_runs(counts):
+        stop = start + sum(group)
+        mine, other = x.read_range(start, stop), y.read_range(start, stop)
+        try:
+            for count in group:
+                found = kernel(mine.rows_from(start), other.rows_from(start), count)
+                start += count
+                mine.count_until(start)
+                other.count_until(start)
+                yield found
+        finally:
+            mine.drop()
+            other.drop()
+
+
+def _groups_of_runs(counts: Sequence[int]) -> Iterator[list[int]]:
+    """Yield sizes of runs that follow one another, in lists of about _TOGETHER values."""
+    group: list[int] = []
+    for count in counts:
+        group.append(count)
+        if sum(group) >= _TOGETHER:
+            yield group
+            group = []
+    if group:
+        yield group
 
 
 def _kernel_runs(count: int) -> Iterator[int]:

@@ -5,18 +5,20 @@ nor one rank's part of it is in memory before.
 """
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import accumulate
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
+from aprfmt.base.encodings import ENCODINGS
 from aprfmt.codecs import native_kernels
 from aprfmt.errors import CodecError, FormatError, UsageError
 from aprfmt.tensors.stats import PART, Stats, compute_stats_of_parts, stats_of_moments
 
 if TYPE_CHECKING:
+    from aprfmt.codecs.native import NumberedPieces
     from aprfmt.codecs.native.moments import Moments
 
 Numbers = NDArray[Any]
@@ -41,6 +43,54 @@ class StoredRows(NamedTuple):
     wide: int
     drop: Callable[[], None]
     place: str
+
+
+@dataclass(frozen=True)
+class StoredRange:
+    """Elements of an array as files store them, for native kernels that read rows.
+
+    `pieces` are whole rows of `width` elements, the first of which is element `start` of the array.
+    `drop` releases their pages. `parts` takes the statistics of the elements, None: nobody does.
+    """
+
+    pieces: "NumberedPieces"
+    width: int
+    start: int
+    drop: Callable[[], None]
+    parts: "PartStats | None" = None
+
+    def rows_from(self, first: int) -> "tuple[NumberedPieces, int, int]":
+        """Return what a kernel of rows reads from element `first` of the array on."""
+        return self.pieces, self.width, first - self.start
+
+    def count_until(self, last: int) -> None:
+        """Take the statistics of the elements before `last`, where they are wanted."""
+        if self.parts is not None:
+            self.parts.add_stored(self, last)
+
+
+@dataclass(frozen=True)
+class StoredReader:
+    """Reads an array's elements in their order as files store them.
+
+    `parts` takes their statistics along, None: nobody does.
+    """
+
+    tiles: "Tiles"
+    parts: "PartStats | None" = None
+
+    def read_range(self, first: int, last: int) -> StoredRange:
+        """Return elements `first` to `last`, which follow those read before.
+
+        Raises FormatError where a file holds other sizes.
+        """
+        # A part of the statistics that began in the range before is read from its begin on.
+        begin = first if self.parts is None else self.parts.count
+        width = self.tiles.width
+        row = begin // width
+        found = self.tiles.stored_range(row, -(-last // width) - row)
+        assert found is not None
+        return replace(found, parts=self.parts)
 
 
 @dataclass(frozen=True)
@@ -164,6 +214,36 @@ class Tiles:
                 total = part if total is None else total.joined(part)
         return None if total is None else stats_of_moments(self.size, total)
 
+    def stored_range(self, row: int, rows: int) -> StoredRange | None:
+        """Return `rows` rows from `row` on as files store them; None where no kernel reads them.
+
+        Raises FormatError where a file holds other sizes.
+        """
+        native = native_kernels()
+        if native is None or self.stored is None or not self.size:
+            return None
+        pieces = self.stored(row, rows)
+
+        def drop() -> None:
+            """Release the pages of all pieces."""
+            for piece in pieces:
+                piece.drop()
+
+        numbered = native.number_pieces([piece[:5] for piece in pieces])
+        if numbered is None:
+            drop()
+            return None
+        _check_sizes(pieces, rows)
+        return StoredRange(numbered, self.width, row * self.width, drop)
+
+    def stored_reader(self) -> StoredReader | None:
+        """Return what reads the elements as files store them; None where no kernel reads them."""
+        first = self.stored_range(0, 1)
+        if first is None:
+            return None
+        first.drop()
+        return StoredReader(self)
+
     def _parts(self) -> Iterator[Numbers]:
         """Yield the elements in order, PART at a time, each valid until the next."""
         ahead = max(1, min(_COUNTED // max(self.width, 1), self.rows))
@@ -211,6 +291,22 @@ class PartStats:
             self._count += count
         return count
 
+    def add_stored(self, values: StoredRange, last: int) -> None:
+        """Take elements up to `last` of those taken next, whole parts of them or all the rest."""
+        stop = last if last == self._size else last // PART * PART
+        if stop <= self._count:
+            return
+        native = native_kernels()
+        assert native is not None
+        for part in native.moments_of_rows(values.rows_from(self._count), stop - self._count):
+            self._total = part if self._total is None else self._total.joined(part)
+        self._count = stop
+
+    @property
+    def count(self) -> int:
+        """The number of elements taken."""
+        return self._count
+
     def result(self) -> Stats | None:
         """Return the statistics, equal to those of `Tiles.stats`; None before all were taken."""
         if self._total is None or self._count < self._size:
@@ -229,11 +325,14 @@ class MeasuredTiles:
         """Hold the array; nothing is read."""
         self._tiles = tiles
         self._stats: Stats | None = None
+        self._reading: PartStats | None = None  # of who reads all values as they are stored
         self._closed = False
         self.rows, self.width, self.size = tiles.rows, tiles.width, tiles.size
 
     def stats(self) -> Stats:
         """Return the statistics of all values; FormatError where the file is damaged."""
+        if self._stats is None and self._reading is not None:
+            self._stats = self._reading.result()
         if self._stats is None:
             self._refuse_closed()
             self._stats = self._tiles.stats()
@@ -265,6 +364,18 @@ class MeasuredTiles:
         yield from self._tiles.pieces(counts, parts)
         self._take(parts)
 
+    def stored_reader(self) -> StoredReader | None:
+        """Return what reads the values as files store them; None where no kernel reads them.
+
+        Once it has read and counted all of them, their statistics are known.
+        """
+        self._refuse_closed()
+        reader = self._tiles.stored_reader()
+        if reader is None:
+            return None
+        self._reading = self._parts()
+        return replace(reader, parts=self._reading)
+
     def _parts(self) -> PartStats | None:
         """Return what takes statistics while values are read; None where nothing has to."""
         wanted = self._stats is None and self.size and native_kernels() is not None
@@ -274,6 +385,17 @@ class MeasuredTiles:
         """Note the statistics that were taken of all values."""
         if parts is not None:
             self._stats = parts.result()
+
+
+def _check_sizes(pieces: Sequence[StoredRows], rows: int) -> None:
+    """Raise FormatError where a piece has other bytes than those of so many rows."""
+    for piece in pieces:
+        size = rows * piece.columns * ENCODINGS[piece.encoding].type_size
+        if len(piece.raw) != size:
+            raise FormatError(
+                f"{piece.place}: {piece.encoding}: found {len(piece.raw)} bytes for {rows} rows of "
+                f"{piece.columns} elements; expected {size}"
+            )
 
 
 def _cut_columns(pieces: Sequence[StoredRows], first: int, width: int) -> list[StoredRows]:

@@ -7,7 +7,7 @@ elements that is not taken, parts taken again after the buffer has moved.
 """
 
 from dataclasses import replace
-from itertools import accumulate
+from itertools import accumulate, pairwise
 from typing import Any
 
 import numpy as np
@@ -279,12 +279,66 @@ def test_distances_of_pieces_are_those_of_the_whole(
         assert found.rel == pytest.approx(apart)
 
 
+@pytest.mark.skipif(native_kernels() is None, reason="stored rows are compared by a kernel")
+@pytest.mark.parametrize("piece, together", [(256, 1), (1000, 4096), (1 << 17, 1 << 18)])
+@pytest.mark.parametrize("change", [0.0, 1e-3])
+@pytest.mark.parametrize("rows, width", [(1, 1), (3, 5), (77, 331), (3, PART + 9), (411, 1031)])
+def test_stored_rows_are_measured_as_the_whole_and_leave_their_statistics(
+    piece: int, together: int, change: float, rows: int, width: int,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    """One side is of files beside one another, the other of one; nothing is decoded before."""
+    monkeypatch.setattr(distances, "_PIECE", piece)
+    monkeypatch.setattr(distances, "_TOGETHER", together)
+    x = drawn(rows, width)
+    y = x + np.float32(change) * drawn(rows, width, 1)
+    cuts = sorted({0, width // 3, width // 2, width})
+    beside = join_columns(
+        [tiles_of(np.ascontiguousarray(x[:, a:b]), True) for a, b in pairwise(cuts)]
+    )
+    sides = [MeasuredTiles(replace(one, fill=refuse)) for one in (beside, tiles_of(y, True))]
+    found = distances.measure_blocks(*sides, (rows, width))
+    assert found == distances.measure_values(x.ravel(), y.ravel(), None, (rows, width))
+    for side, values in zip(sides, (x, y), strict=True):
+        side.close()
+        assert repr(side.stats()) == repr(compute_stats(values))
+
+
+def refuse(row: int, column: int, out: F32) -> None:
+    """Raise AssertionError: a block was decoded."""
+    raise AssertionError("a block was decoded")
+
+
+@pytest.mark.skipif(native_kernels() is None, reason="stored rows are compared by a kernel")
+def test_stored_rows_of_another_size_are_an_error_of_the_file() -> None:
+    def short(row: int, count: int) -> list[StoredRows]:
+        raw = memoryview(A[row : row + count].tobytes())[:-20]
+        return [StoredRows("F32", raw, 5, 0, 5, lambda: None, "a.pt: x")]
+
+    damaged = Tiles(7, 5, tiles_of(A).fill, short)
+    for sides in ((damaged, tiles_of(A, True)), (tiles_of(A, True), damaged)):
+        with pytest.raises(FormatError, match=r"a\.pt: x: F32: found .* bytes for . rows"):
+            distances.measure_blocks(*sides, A.shape)
+
+
+@pytest.mark.skipif(native_kernels() is None, reason="stored rows are compared by a kernel")
+def test_one_array_can_be_compared_with_itself_where_it_is_stored() -> None:
+    tiles, x = MeasuredTiles(tiles_of(A, True)), A.ravel()
+    found = distances.measure_blocks(tiles, tiles, A.shape)
+    assert (
+        found == distances.measure_values(x, x, None, A.shape) and found is not None and found.bits
+    )
+    assert repr(tiles.stats()) == repr(compute_stats(A))
+
+
+@pytest.mark.parametrize("stored", [False, True])
 @pytest.mark.parametrize("odd", [np.nan, np.inf])
-def test_pieces_that_are_not_finite_are_left_to_whole_arrays(odd: float) -> None:
+def test_pieces_that_are_not_finite_are_left_to_whole_arrays(odd: float, stored: bool) -> None:
     for side in (0, 1):
         sides = [drawn(300, 900), drawn(300, 900)]
         sides[side][250, 7] = odd
-        assert distances.measure_blocks(tiles_of(sides[0]), tiles_of(sides[1]), (300, 900)) is None
+        tiles = [tiles_of(side, stored) for side in sides]
+        assert distances.measure_blocks(*tiles, (300, 900)) is None
 
 
 def test_arrays_of_other_sizes_are_not_compared_in_pieces() -> None:

@@ -43,6 +43,9 @@ class Blocks:
         self.values = values
         self.size = values.size
 
+    def stored_reader(self) -> None:
+        """They are in no file."""
+
     def pieces(self, counts: Sequence[int]) -> Iterator[np.ndarray]:
         assert sum(counts) == self.size
         start = 0
