@@ -16,6 +16,7 @@ import numpy as np
 from aprfmt.adapters.merge_faults import (
     ANOTHER,
     EITHER,
+    EXCHANGED,
     FRACTIONS,
     MORE,
     NOTHING,
@@ -31,7 +32,13 @@ from aprfmt.adapters.merge_faults import (
     judge_otherwise,
     scale_factors,
 )
-from aprfmt.adapters.merging import MergedTensor, merge_adapter, merged_values, scaled_otherwise
+from aprfmt.adapters.merging import (
+    MergedTensor,
+    exchanged_factors,
+    merge_adapter,
+    merged_values,
+    scaled_otherwise,
+)
 from aprfmt.adapters.parameters import OTHER_ORDERS
 from aprfmt.arch.role_vocabulary import split_key
 from aprfmt.codecs import decode, encode
@@ -71,8 +78,9 @@ class ChangedWeight:
     `times` is the projection of B - A on the change; `rest` the norm of what that leaves, relative
     to the change; `found` is "once", "twice", "N times", "subtracted", "not at all", "once or not
     at all" where B's type holds none of the change, "nothing to merge" where the pair is zero,
-    "scaled otherwise", "transposed", "another weight's change", "in some experts", "once and
-    another change", "otherwise", or the order in which the ranks of stacked experts were read,
+    "scaled otherwise", "with exchanged factors", "transposed", "another weight's change", "in some
+    experts", "once and another change", "otherwise", or the order in which the ranks of stacked
+    experts were read,
     where that one gives B. `says` is the mistake in words, or the state of the base that was
     merged. `lost` is the share of the change that B's type took away, `source` the weight whose
     change is in B in place of this one's, "" for none.
@@ -177,6 +185,7 @@ def answer_merge(a: Model, b: Model, adapter: Path) -> "tuple[AdapterAnswer, Dif
                 more = partial(_other_changes, model, changed, row.key)
                 judged = judge_merge(merge, _wrong_scale_factors(mine, found), more)
                 judged = judge_otherwise(merge, judged, scaled_otherwise(mine))
+                judged = judge_otherwise(merge, judged, exchanged_factors(mine), EXCHANGED)
                 if judged.found == EITHER and not _has_change(mine):
                     why = "the adapter's pair of it is zero, and B holds the base's values"
                     judged = judged._replace(found=NOTHING, says=why)

@@ -28,6 +28,7 @@ SUMS = 2.0**-20  # what sums in float32 are off by, relative to the largest valu
 ONCE, NOT, EITHER = "once", "not at all", "once or not at all"
 NOTHING = "nothing to merge"  # the pair of a weight is zero, whatever the base
 SCALED = "scaled otherwise"
+EXCHANGED = "with exchanged factors"
 ANOTHER = "another weight's change"
 OTHERWISE, MORE = "otherwise", "once and another change"
 TIMES = {2: "twice", 3: "3 times", -1: "subtracted"}
@@ -354,11 +355,13 @@ def _allowed_rest(merge: Merge) -> float:
     return max(LITTLE, 1.5 * merge.noise * float(np.linalg.norm(merge.plain)) / size)
 
 
-def judge_otherwise(merge: Merge, found: Judged, made: Iterable[tuple[str, "F64"]]) -> Judged:
+def judge_otherwise(
+    merge: Merge, found: Judged, made: Iterable[tuple[str, "F64"]], word: str = SCALED
+) -> Judged:
     """Return `found`, or what was done where one of the weights `made` by a mistake is B's.
 
-    `made` are (mistake in words, the weight that it makes). Only for plain float types, and where
-    nothing else gave B.
+    `made` are (mistake in words, the weight that it makes), `word` is the answer of all of them.
+    Only for plain float types, and where nothing else gave B.
     """
     if found.found in (ONCE, EITHER) or merge.encoding not in FRACTIONS:
         return found
@@ -366,7 +369,7 @@ def judge_otherwise(merge: Merge, found: Judged, made: Iterable[tuple[str, "F64"
         return found
     for says, full in made:
         if _sum_gives(merge, full, full - merge.plain):
-            return found._replace(found=SCALED, says=says)
+            return found._replace(found=word, says=says)
     return found
 
 

@@ -24,6 +24,7 @@ from aprfmt.base.protocols import Damage, LazyTensor, Note, Source, TensorInfo, 
 from aprfmt.codecs import decode, encode
 from aprfmt.conversion import Options, convert_model
 from aprfmt.errors import ConversionError
+from aprfmt.formats.mapped_file import MemoryTensor
 from aprfmt.model import Model, open_model
 from aprfmt.model.adapter_reading import Adapter, read_adapter
 from aprfmt.model.zero_pairs import find_zero_pairs
@@ -471,6 +472,66 @@ def scaled_otherwise(merged: View) -> "Iterator[tuple[str, F64]]":
         ]
         view = View(*stored, role=merged.role, group=merged.group, hp=merged.sizes)
         yield says, view.numpy().astype(np.float64)
+    yield from _scaled_by_columns(merged)
+
+
+# What DoRA's magnitudes may do with the axes of a square weight, in words, and the weight that they
+# make of the sum [out, in] and the magnitudes [n].
+OTHER_AXES: "tuple[tuple[str, Callable[[F64, F64], F64]], ...]" = (
+    (
+        "DoRA's magnitudes scale columns, which are divided by their lengths, not rows",
+        lambda total, m: total / _lengths(total, 0) * m[None, :],
+    ),
+    (
+        "DoRA's magnitudes scale rows, and columns are divided by their lengths",
+        lambda total, m: total / _lengths(total, 0) * m[:, None],
+    ),
+    (
+        "DoRA's magnitudes scale columns, and rows are divided by their lengths",
+        lambda total, m: total / _lengths(total, 1) * m[None, :],
+    ),
+)
+
+
+def _lengths(values: "F64", axis: int) -> "F64":
+    """Return the lengths of a matrix' columns (axis 0) or rows (1), kept as an axis; 1 for 0."""
+    found = np.linalg.norm(values, axis=axis, keepdims=True)
+    return np.where(found > 0, found, 1.0)
+
+
+def _scaled_by_columns(merged: View) -> "Iterator[tuple[str, F64]]":
+    """Yield (mistake in words, the weight it makes) of DoRA's magnitudes along the other axis.
+
+    Values are before rounding (float64). Nothing for a weight that is not square, or that is joined
+    of several: there are as many magnitudes as it has rows.
+    """
+    one = merged.stored[0]
+    if len(merged.stored) > 1 or not isinstance(one, MergedTensor) or one.pair.magnitude is None:
+        return
+    rows, columns = one.pair.shape[0], one.pair.shape[-1]
+    if len(one.pair.shape) != 2 or rows != columns:
+        return
+    total = one.with_pair(replace(one.pair, magnitude=None))._merged_rows(0, rows)
+    for says, change in OTHER_AXES:
+        values = change(total.astype(np.float64), one.pair.magnitude).astype(np.float32)
+        stored = MemoryTensor(one.with_times(1).info, values.tobytes())
+        view = View(stored, role=merged.role, group=merged.group, hp=merged.sizes)
+        yield says, view.numpy().astype(np.float64)
+
+
+def exchanged_factors(merged: View) -> "Iterator[tuple[str, F64]]":
+    """Yield (mistake in words, the weight it makes) of square factors that are exchanged.
+
+    Values are before rounding (float64). Nothing where a pair of the weight is not square.
+    """
+    ones = [one for one in merged.stored if isinstance(one, MergedTensor)]
+    square = all(one.pair.a.shape == one.pair.b.shape == one.pair.shape for one in ones)
+    if len(ones) < len(merged.stored) or not square or any(one.pair.a.ndim > 2 for one in ones):
+        return
+    stored = [one.with_pair(replace(one.pair, a=one.pair.b, b=one.pair.a)) for one in ones]
+    view = View(*stored, role=merged.role, group=merged.group, hp=merged.sizes)
+    says = "A is taken for B, and B for A: A @ B was added, not B @ A"
+    yield says, view.numpy().astype(np.float64)
 
 
 def loss_notes(losses: "Sequence[MergeLoss]", adapter: Path) -> tuple[Note, ...]:
