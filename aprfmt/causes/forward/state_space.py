@@ -32,7 +32,8 @@ CAUSE_ROWS = (
     ),
     Cause(
         "ssm_step", "forward", "bug",
-        "Time steps are made otherwise: without their softplus or limits, or with the bias last.",
+        "Time steps are made otherwise: without their softplus or with two, without their limits "
+        "or with others, or with the bias last.",
         "Raw time steps are equal, those after bias and softplus differ.",
         "Time steps made in the named way are equal.",
         keys=("ssm_step_low", "ssm_step_high"),
@@ -147,6 +148,12 @@ STEPS: Mapping[str, Steps] = {
     "all time steps are 1": lambda op, raw, bias, low, high: raw * 0 + 1,
     "time steps have no softplus": lambda op, raw, bias, low, high: np.asarray(
         (raw if bias is None else raw + bias).clip(low, high)
+    ),
+    "the softplus of time steps is taken twice": lambda op, raw, bias, low, high: op(
+        op(raw, bias, 0.0, np.inf), None, low, high
+    ),
+    "time steps are kept between 0.001 and 0.1, the bounds of those that training begins with": (
+        lambda op, raw, bias, low, high: op(raw, bias, 0.001, 0.1)
     ),
     "time steps are not limited": lambda op, raw, bias, low, high: op(raw, bias, 0.0, np.inf),
     "the bias is added behind the softplus": lambda op, raw, bias, low, high: np.asarray(
