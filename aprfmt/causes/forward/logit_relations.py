@@ -15,6 +15,7 @@ from aprfmt.causes.forward.residual_stream import factor_change, temperature_tex
 from aprfmt.inference.replay.patched_model import PassLocation, PatchedModel
 from aprfmt.measure.distances import rel_l2
 
+LEFT = 3  # tolerances that logits less a number for each row may be apart, as they were recorded
 NEAR = 20  # tolerances within which a fitted factor explains a point
 
 
@@ -27,17 +28,18 @@ def find_logit_relation(case: Mismatch) -> Iterator[Change]:
         return
     cap = case.patched.hp["final_softcap"]
     shape = case.view.mine.shape
-    ours, theirs = (
-        np.asarray(x, np.float64).reshape(-1, shape[-1]) for x in (case.view.mine, case.view.theirs)
-    )
-    if ours.shape != theirs.shape or not np.isfinite(theirs).all():
+    if shape != case.view.theirs.shape:
+        return
+    ours, theirs = (np.asarray(x, np.float64).reshape(-1, shape[-1]) for x in case.recorded_rows)
+    if not np.isfinite(theirs).all():
         return
     limit = NEAR * case.view.tolerance
     mean = theirs.mean(1, keepdims=True)
     x, y = ours - ours.mean(1, keepdims=True), theirs - mean
     normalized = case.view.recorded.normalized
-    # One number for each row moves no softmax.
-    if not normalized and rel_l2(x, y) <= limit:
+    # One number for each row moves no softmax. What it leaves is no more than rounding.
+    left = rel_l2(x + mean, theirs)
+    if not normalized and rel_l2(x, y) <= limit and left <= LEFT * case.view.tolerance:
         yield Change(
             "capture_point",
             "what is recorded as logits is the logits less a number for each row, which no softmax "
@@ -46,7 +48,7 @@ def find_logit_relation(case: Mismatch) -> Iterator[Change]:
             values={"recorded_as": "logits", "is": "logits less a number for each row"},
             drop=frozenset({case.view.key}),
             scoped=False,
-            gives=(x + mean).reshape(shape),
+            gives=_with_rows(case, x + mean),
         )
         return
     if not normalized and cap is None:
@@ -69,16 +71,26 @@ def find_logit_relation(case: Mismatch) -> Iterator[Change]:
 def _factor_of_rows(x: Array, y: Array, limit: float) -> float | None:
     """Return the factor f of y = f x, rows without their means, fitted on every second row.
 
-    None unless the other rows are within the relative distance `limit` with it; one row shows none.
+    Of a single row it is fitted on every second value. None unless the others are within the
+    relative distance `limit` with it.
     """
+    x, y = (x.T, y.T) if len(x) == 1 else (x, y)
     even = np.arange(len(x)) % 2 == 0
     power = float(np.sum(x[even] ** 2))
-    if len(x) < 2 or not power:
+    if not power:
         return None
     factor = float(np.sum(x[even] * y[even])) / power
     if factor <= 0 or rel_l2(factor * x[~even], y[~even]) > limit:
         return None
     return factor
+
+
+def _with_rows(case: Mismatch, values: Array) -> Array:
+    """Return the reference's value of the point with other `values` in the rows of the trace."""
+    made = np.array(case.view.mine, np.float64)
+    rows = [slice(None)] * case.view.axis + [case.rows]
+    made[tuple(rows)] = values.reshape(case.recorded_rows[0].shape)
+    return made
 
 
 def _factor_behind_cap(value: float, place: PassLocation) -> Change:

@@ -134,6 +134,15 @@ class Mismatch:
         return np.arange(self.view.mine.shape[self.view.axis]) if seen.rows is None else seen.rows
 
     @cached_property
+    def recorded_rows(self) -> tuple[Array, Array]:
+        """The reference's and the trace's values of the point, in the rows that the trace has.
+
+        In other rows the view has the reference's own values on both sides.
+        """
+        view = self.view
+        return np.take(view.mine, self.rows, view.axis), np.take(view.theirs, self.rows, view.axis)
+
+    @cached_property
     def tokens(self) -> int:
         """Number of tokens of the pass."""
         return len(self.patched.ids)

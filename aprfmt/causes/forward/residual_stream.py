@@ -288,7 +288,9 @@ def find_factor(case: Mismatch) -> Iterator[Change]:
     if case.view.point in ("mid", "out"):
         yield from _find_added_factor(case, name, configured)
         return
-    ours, theirs = case.view.mine, case.view.theirs
+    if case.view.recorded is None or case.view.mine.shape != case.view.theirs.shape:
+        return
+    ours, theirs = case.recorded_rows
     if name == "embedding_scale" and case.patched.spec.block.position == "learned":
         return
     # Undo the softcap of the logits first.
@@ -303,8 +305,10 @@ def find_factor(case: Mismatch) -> Iterator[Change]:
         return
     found = float(np.sum(ours * theirs)) / power
     if found and rel_l2(ours * found, theirs) <= 20 * case.view.tolerance:
-        if abs(found * configured - 1) <= 20 * case.view.tolerance:
-            yield factor_change(name, 1.0, configured)
+        none = factor_change(name, 1.0, configured)
+        near = configured != 1 and abs(found * configured - 1) <= 20 * case.view.tolerance
+        if near and case.trial(none) <= case.view.tolerance:
+            yield none
             return
         yield from case.rounded_change(
             lambda v: factor_change(name, v, configured), found * configured
@@ -663,7 +667,7 @@ def keep_one_summand(point: str, keep: int, turn: int) -> Patch:
 
 def try_logit_caps(case: Mismatch) -> Iterator[Change]:
     """Yield the changes to no cap on the logits, and to the cap that the trace's logits show."""
-    if case.view.point != "logits":
+    if case.view.point != "logits" or case.view.mine.shape != case.view.theirs.shape:
         return
     configured = case.patched.hp["final_softcap"]
 
@@ -675,14 +679,14 @@ def try_logit_caps(case: Mismatch) -> Iterator[Change]:
         return hyper_change("softcap", says, final_softcap=value)
 
     # Undo the model's cap, and solve the trace's one.
-    ours = case.view.mine.astype(np.float64)
+    ours, theirs = (x.astype(np.float64).reshape(-1) for x in case.recorded_rows)
     if configured is not None:
         yield cap_logits(None)
         inside = np.abs(ours) < float(configured) * (1 - 1e-6)
         ours = np.where(
             inside, float(configured) * np.arctanh(np.where(inside, ours, 0) / configured), ours
         )
-    found = solve_cap(ours.reshape(-1), case.view.theirs.astype(np.float64).reshape(-1))
+    found = solve_cap(ours, theirs)
     if found is not None:
         yield from case.rounded_change(cap_logits, found)
 
