@@ -170,19 +170,20 @@ def _patch_output_order(roles: Sequence[str], order: Sequence[int]) -> Patch:
 def _patch_input_order(role: str, order: Sequence[int]) -> Patch:
     """Return a patch function: each share of the input is multiplied by another rank's columns.
 
-    order[i] is the share of columns that share i of the input is multiplied by.
+    order[i] is the share of columns that share i of the input is multiplied by; several may have
+    the same.
     """
 
     def override(op: Any, at: Any, x: Any, w: Any, *rest: Any) -> Any:
         """Return the product of the input with its blocks reordered."""
         if role_of(w.key) != role or x.shape[-1] % len(order):
             return op(x, w, *rest)
-        blocks = np.split(x, len(order), -1)
-        place = [
-            blocks[list(order).index(one)] if one in order else np.zeros_like(blocks[0])
-            for one in range(len(order))
-        ]
-        return op(np.concatenate(place, -1), w, *rest)
+        # A share of columns that several ranks have multiplies the sum of their inputs.
+        place = np.zeros_like(x)
+        taken = np.split(place, len(order), -1)
+        for one, block in zip(order, np.split(x, len(order), -1), strict=True):
+            taken[one] += block
+        return op(place, w, *rest)
 
     return lambda patched, layers: patched.with_op("linear", override, layers)
 
