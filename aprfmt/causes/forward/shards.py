@@ -239,11 +239,45 @@ def _solve_shard_counts(
     return None
 
 
+def find_sum_of_ranks(case: Mismatch) -> Iterator[Change]:
+    """Yield the change to a sum over ranks that is taken again, or is divided by their number.
+
+    It is looked for in dumps of several ranks only: elsewhere a factor is as well the weight's.
+    """
+    dump = case.recorded.trace.run.get("dump")
+    found = product_of(case)
+    if not isinstance(dump, Mapping) or found is None or role_of(found.key) not in ROLES:
+        return
+    ours = (found.ours if found.bias is None else found.ours - found.bias).astype(np.float64)
+    theirs = found.output_without_bias
+    role = role_of(found.key)
+    name = next(name for name, roles in SUMMED.items() if role in roles)
+    for ranks in dict.fromkeys(int(size) for size in dump["ranks"].values()):
+        for factor, says in (
+            (float(ranks), f"of {ranks} ranks is taken again: it counts {ranks} times"),
+            (1 / ranks, f"of {ranks} ranks is divided by their number"),
+        ):
+            if ranks > 1 and rel_l2(ours * factor, theirs) <= 3 * case.view.tolerance:
+                yield Change(
+                    "tensor_parallel",
+                    f"the sum of {name} {says}",
+                    (role,),
+                    weight_column_blocks((role,), (factor,)),
+                    {"factor": factor},
+                )
+
+
 HYPOTHESES = (
     Hypothesis(
         "tensor_parallel",
         find_shard_counts,
         115,
         "the same values, some left out, before other values",
+    ),
+    Hypothesis(
+        "tensor_parallel",
+        find_sum_of_ranks,
+        116,
+        "a whole sum of ranks, before the same factor of a weight",
     ),
 )
