@@ -10,6 +10,7 @@ import os
 import struct
 import sys
 import zipfile
+from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
@@ -319,15 +320,16 @@ def _execution_order(file: NpzFile, keys: list[str]) -> tuple[list[str], list[st
 
 
 def arithmetic_of_arrays(dtypes: Mapping[str, str], read: Callable[[str], Numbers]) -> str:
-    """Return the dtype a run computed in: that of its arrays, or bfloat16 stored as float32.
+    """Return the dtype a run computed in: that of most of its arrays, or bfloat16 as float32.
 
-    `dtypes` are by array name. Up to four float32 arrays of norms are read to see whether all their
-    values fit bfloat16.
+    `dtypes` are by array name. A run of 16 bits often keeps logits and routers in float32. Up to
+    four float32 arrays of norms are read to see whether all their values fit bfloat16.
     """
-    kinds = {name for name in dtypes.values() if "float" in name}
-    if "float32" not in kinds and kinds & {"bfloat16", "float16"}:
-        return "bfloat16" if "bfloat16" in kinds else "float16"
-    if kinds == {"float64"}:
+    kinds = Counter(name for name in dtypes.values() if "float" in name)
+    for short in ("bfloat16", "float16"):
+        if kinds[short] and ("float32" not in kinds or 2 * kinds[short] > kinds.total()):
+            return short
+    if set(kinds) == {"float64"}:
         return "float64"
     # numpy has no bfloat16, so such a run is stored as float32 with zeros in the low 16 bits.
     sample = [key for key, name in dtypes.items() if name == "float32" and "norm" in key][:4]

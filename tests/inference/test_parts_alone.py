@@ -1235,6 +1235,10 @@ def test_the_arithmetic_of_arrays_is_that_of_their_types_or_of_few_norms() -> No
     assert arithmetic({}, a="float64") == "float64"
     assert arithmetic({}, a="float64", b="float32") == arithmetic({}, a="float32") == "float32"
     assert arithmetic({}, a="float16", b="float32") == "float32" and not read
+    # A run of 16 bits keeps logits and routers in float32.
+    assert arithmetic({}, a="float16", b="float16", logits="float32") == "float16"
+    assert arithmetic({}, a="bfloat16", b="bfloat16", logits="float32") == "bfloat16" and not read
+    assert arithmetic({}, a="bfloat16", b="float32", c="float32") == "float32"
     norms = {f"norm{i}": "float32" for i in range(6)}
     assert arithmetic(dict.fromkeys(norms, short), q="float32", **norms) == "bfloat16"
     assert read == ["norm0", "norm1", "norm2", "norm3"]
