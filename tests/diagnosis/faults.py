@@ -251,6 +251,9 @@ ENGINES: tuple[Fault, ...] = (
            "router", hp={"router": "softmax"}),
     engine("groups", "deepseek_v3", "groups of experts ignored", "moe_routing",
            "n_expert_groups_used", hp={"n_expert_groups_used": 4}),
+    engine("logits-late", "llama", "the head is given the row before", "logits_row", "logits",
+           rename=lambda values: values | {
+               "logits": np.concatenate([values["logits"][:1], values["logits"][:-1]])}),
     engine("cache-shifted", "llama", "layer 0 reads the row before", "kv_cache", "L0.kv_cache",
            cache=stale(SHIFTED)),
     engine("cache-one", "llama", "one row of the cache is its neighbour's", "kv_cache",
