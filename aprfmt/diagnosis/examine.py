@@ -5,6 +5,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
 from numpy.typing import NDArray
 
 from aprfmt.base.registry import offered_items
@@ -35,15 +36,15 @@ from aprfmt.inference.replay.patched_model import MOVES, PatchedModel
 from aprfmt.inference.replay.recorded_trace import RecordedTrace
 from aprfmt.inference.replay.shadow import ShadowPass, ShadowPoint, record_points, run_shadow_pass
 from aprfmt.measure.bounds import NMSE, NMSE_SLACK
+from aprfmt.tensors.norms import exact_norm
 
 Array = NDArray[Any]
 LIMIT = 24  # divergences examined in one trace
 # An answer is preferred to another only if its residual is smaller by this factor.
 CLOSER = 10.0
-# Operation -> the cause to suspect for a divergence after it, if no hypothesis fits.
-SUSPECTS: Mapping[str, str] = {
-    "linear": "stale_tensor", "router": "stale_tensor", "embed": "stale_tensor",
-}  # fmt: skip
+UNLIKE = 0.3  # cosine below which two products have nothing to do with one another
+FEW_ROWS = 4  # below so many rows that is chance
+WEIGHTED = ("linear", "router", "embed")  # operations that read a weight
 RECHECKS = 16  # passes that judge earlier answers again
 _COMMON = {"add", "linear", *MOVES}  # operations of nearly every point
 LayerChanges = list[tuple[Change, Layers]]
@@ -362,12 +363,13 @@ def _same_point_divergences(view: ShadowPoint, found: ShadowPass) -> set[str]:
 
 
 def _likely_cause(case: Mismatch) -> str:
-    """Return the cause that the last operation suggests; "" if several operations may be wrong.
+    """Return the cause that the last operation suggests; "" if several things may be wrong.
 
     For a quantized weight, and a difference as small as quantizing it makes, it is "quantisation":
-    the run used values that were never quantized.
+    the run used values that were never quantized. It is "stale_tensor" for a product that has
+    nothing to do with that of the model's weight.
     """
-    last = next((call for call in reversed(case.view.calls) if call.op in SUSPECTS), None)
+    last = next((call for call in reversed(case.view.calls) if call.op in WEIGHTED), None)
     if last is None:
         return ""
     weight = last.args[0] if last.op == "embed" else last.args[1]
@@ -377,7 +379,21 @@ def _likely_cause(case: Mismatch) -> str:
         return "quantisation"
     others = [call for call in case.view.calls if call is not last and call.op not in MOVES]
     biased = [call for call in others if call.op == "add" and case.array(call.args[1]).ndim == 1]
-    return SUSPECTS[last.op] if len(others) == len(biased) else ""
+    alone = len(others) == len(biased)
+    return "stale_tensor" if alone and _is_unlike_the_model(case) else ""
+
+
+def _is_unlike_the_model(case: Mismatch) -> bool:
+    """Return whether several rows of a point have nothing to do with the model's own.
+
+    Of a dump of ranks and passes that says nothing of a weight: rows of other tokens, and what was
+    not summed, are as unlike.
+    """
+    ours, theirs = (np.asarray(x, np.float64) for x in case.recorded_rows)
+    if len(case.rows) < FEW_ROWS or case.recorded.trace.run.get("dump"):
+        return False
+    sizes = exact_norm(ours) * exact_norm(theirs)
+    return sizes == 0 or abs(float(np.sum(ours * theirs))) < UNLIKE * sizes
 
 
 def _same_cause_divergences(case: Mismatch, likely: str) -> set[str]:

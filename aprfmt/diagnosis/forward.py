@@ -80,10 +80,9 @@ def _where_of(divergence: Divergence) -> tuple[str, ...]:
     if answer is None:
         if divergence.likely:
             return divergence.inside or (divergence.view.key,)
+        # A weight is no likelier than the operation that reads it.
         operations = _computing_operations(divergence.view)
-        if len(operations) > 1:  # a weight is no likelier than any of them
-            return (*operations, *divergence.inside)
-        return (*divergence.inside, *operations) or (divergence.view.key,)
+        return (*operations, *divergence.inside) or (divergence.view.key,)
     if answer.layers is None or not answer.change.scoped:
         return answer.change.where
     layers = sorted(answer.layers)
@@ -140,7 +139,9 @@ def _unexplained_finding(label: str, divergence: Divergence) -> Finding:
     says = f"{view.key} is not what {ops} makes of this run's own {after}"
     if len(divergence.inside) + len(_computing_operations(view)) > 1 and not cause:
         weights = _few(divergence.inside, "weights") or "no weight"
-        says += f"; any of these operations may be wrong, or what they read: {weights}"
+        several = len(_computing_operations(view)) > 1
+        which = "any of these operations may be wrong, or what they read"
+        says += f"; {which if several else 'it may be wrong, or what it reads'}: {weights}"
     # A difference as small as quantization or rounding gets that verdict.
     if cause == "quantisation":
         says += ", by no more than quantizing these weights costs: the run had finer ones"

@@ -1210,6 +1210,22 @@ def lost(x: Any) -> Any:
     return np.concatenate([first, 0 * second], -1)
 
 
+def on_first(x: Any) -> Any:
+    """Return the input whose second half is multiplied by the first rank's columns of a weight."""
+    first, second = np.split(x, 2, -1)
+    return np.concatenate([first + second, 0 * second], -1)
+
+
+def halved(x: Any) -> Any:
+    """Return the input of a sum over two ranks that is divided by their number."""
+    return x * np.float32(0.5)
+
+
+def summed_again(x: Any) -> Any:
+    """Return the input of a sum over two ranks that is taken twice."""
+    return x * np.float32(2)
+
+
 WRONG: dict[str, tuple[Any, tuple[str, ...], str, str]] = {
     # what an engine on two ranks gets wrong -> change, roles, the cause, where it is
     "query shards": (exchanged, ("attn_q",), "shard_order", "attn_q"),
@@ -1217,6 +1233,10 @@ WRONG: dict[str, tuple[Any, tuple[str, ...], str, str]] = {
     "gate twice": (doubled, ("ffn_gate",), "shard_order", "ffn_gate"),
     "columns of o": (exchanged, ("attn_output",), "shard_order", "attn_output"),
     "columns of down": (exchanged, ("ffn_down",), "shard_order", "ffn_down"),
+    "share of o twice": (on_first, ("attn_output",), "shard_order", "attn_output"),
+    "share of down twice": (on_first, ("ffn_down",), "shard_order", "ffn_down"),
+    "mean of o": (halved, ("attn_output",), "tensor_parallel", "attn_output"),
+    "sum of down again": (summed_again, ("ffn_down",), "tensor_parallel", "ffn_down"),
     "all-reduce of o": (lost, ("attn_output",), "tensor_parallel", "attn_output"),
     "all-reduce of down": (lost, ("ffn_down",), "tensor_parallel", "ffn_down"),
 }
@@ -1243,6 +1263,93 @@ def test_a_wrong_share_is_the_cause(fault: str, tmp_path: Path) -> None:
     causes = [(one["cause"], one["level"]) for one in done.json["causes"]]
     assert causes == [(cause, "confirmed")], done.json["causes"]
     assert where in str(done.json["causes"][0]["where"])
+
+
+def _mixed(x: Any) -> Any:
+    """Return the ranks' columns, one less than the other and moved by one: no usual mistake."""
+    first, second = np.split(x, 2, -1)
+    return np.concatenate([0.7 * first, np.roll(second, 1, -1)], -1).astype(x.dtype)
+
+
+@pytest.mark.parametrize("role", ["attn_output", "ffn_down"])
+def test_a_product_that_nothing_explains_accuses_no_weight(role: str, tmp_path: Path) -> None:
+    """Fewer tokens than columns: any product is that of some weight. Seen red: stale_tensor."""
+    folder = two_ranks(tmp_path / "d", written(backend=through(_mixed, (role,))))
+    done = aprfmt("diagnose", tiny_folder("llama"), folder, "--json")
+    (found,) = done.json["causes"]
+    assert done.code == 1 and not found["cause"] and found["level"] == "located"
+    assert found["where"][0] == "linear" and "it may be wrong, or what it reads" in found["says"]
+
+
+def _last_logits(folder: Path, change: Callable[[Any], Any], base: str = "llama") -> Path:
+    """Write a dump of two ranks that has the last token's logits alone: `change` of all rows."""
+    found = written(base)
+    found["logits_processor"] = change(found["logits_processor"])[-1:]
+    return two_ranks(folder, found)
+
+
+@pytest.mark.parametrize("away", [-1, -5])
+def test_logits_of_another_token_are_the_heads_row(away: int, tmp_path: Path) -> None:
+    """Seen red: "stale_tensor" of the sound head."""
+    folder = _last_logits(tmp_path / "d", lambda rows: np.roll(rows, -away, 0))
+    done = aprfmt("diagnose", tiny_folder("llama"), folder, "--json")
+    (found,) = done.json["causes"]
+    assert (done.code, found["cause"], found["level"]) == (1, "logits_row", "confirmed")
+    assert f"are made of the row of position {len(IDS) - 1 + away}:" in found["says"]
+
+
+def test_all_rows_of_logits_that_are_one_token_late_are_one_cause(tmp_path: Path) -> None:
+    found = written()
+    rows = found["logits_processor"]
+    found["logits_processor"] = np.concatenate([rows[:1], rows[:-1]])
+    done = aprfmt("diagnose", tiny_folder("llama"), two_ranks(tmp_path / "d", found), "--json")
+    (row,) = done.json["causes"]
+    assert (
+        done.code == 1 and row["cause"] == "logits_row" and "rows one token before" in row["says"]
+    )
+
+
+@pytest.mark.parametrize("temperature", [0.7, 1.6])
+def test_one_row_of_logits_shows_a_temperature(temperature: float, tmp_path: Path) -> None:
+    """Seen red: rows that the dump lacks were fitted with it, and the head was accused."""
+    folder = _last_logits(tmp_path / "d", lambda rows: rows / np.float32(temperature))
+    done = aprfmt("diagnose", tiny_folder("llama"), folder, "--json")
+    (found,) = done.json["causes"]
+    assert done.code == 1 and found["cause"] == "multiplier"
+    assert f"a temperature of {temperature:g} divided the logits" in found["says"]
+
+
+@pytest.mark.parametrize("temperature", [0.7, 1.3])
+def test_a_temperature_in_16_bits_is_no_number_of_a_row(temperature: float, tmp_path: Path) -> None:
+    """Seen red: "same", as the tolerance of 16 bits let rows be 0.6 apart."""
+    held = state(written(), of_rank(0, 1))
+    held["logits_processor"] /= temperature
+    torch.save({**WHOLE, **_cast(held, torch.bfloat16)}, _made(tmp_path / "d") / "Pass0.pt")
+    done = aprfmt("diagnose", tiny_folder("llama"), tmp_path / "d", "--json")
+    assert done.code == 1 and done.json["causes"][0]["cause"] == "multiplier", done.json["causes"]
+
+
+def test_the_last_row_of_sound_logits_is_the_same(tmp_path: Path) -> None:
+    folder = _last_logits(tmp_path / "d", lambda rows: rows)
+    done = aprfmt("diagnose", tiny_folder("llama"), folder, "--json")
+    assert done.code == 0 and done.json["verdict"] == "same"
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+def test_a_run_of_16_bits_with_logits_in_float32_is_read_in_16_bits(
+    dtype: str, tmp_path: Path
+) -> None:
+    """Sums of (hidden, residual) are rounded once more in the next norm's residual.
+
+    Seen red: "one of the two was written over after it was captured", exit 2.
+    """
+    held = state(written(), of_rank(0, 1))
+    logits = held.pop("logits_processor")
+    (tmp_path / "d").mkdir()
+    short = _cast(held, getattr(torch, dtype))
+    torch.save({**WHOLE, **short, "logits_processor": logits}, tmp_path / "d" / "Pass0.pt")
+    done = aprfmt("diagnose", tiny_folder("llama"), tmp_path / "d", "--json")
+    assert done.code == 0 and done.json["verdict"] == "precision", done.json["not_compared"]
 
 
 def test_a_sound_dump_of_two_ranks_is_the_same(tmp_path: Path) -> None:
