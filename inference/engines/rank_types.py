@@ -1,9 +1,13 @@
-"""Finds ranks of a dump that hold a shorter type than the others."""
+"""Finds ranks of a dump that hold, or computed in, a shorter type than the others."""
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
 
+import numpy as np
+
 from aprfmt.base.dump_names import rank_of_axis
+from aprfmt.errors import FormatError
 from aprfmt.inference.engines.rank_joining import DumpedArray
+from aprfmt.measure.distances import exact_16_bit_type
 
 _LOOKED = 4  # arrays of each rank: the last of a step, which are computed
 _SHORT = ("bfloat16", "float16")
@@ -12,9 +16,10 @@ _SHORT = ("bfloat16", "float16")
 def ranks_of_another_type(
     found: Sequence[tuple[int, DumpedArray]], axis: str
 ) -> Iterator[tuple[str, str]]:
-    """Yield (rank, type) of ranks along `axis` that hold a shorter type than the others.
+    """Yield (rank, type) of ranks along `axis` whose values are of a shorter type than the others'.
 
-    `found` are (step, array). It is so in a few arrays of which every rank has a part.
+    `found` are (step, array). It is so in a few arrays of which every rank has a part. They may be
+    stored as float32 all the same.
     """
     parts: dict[tuple[int, str], dict[int, DumpedArray]] = {}
     for step, one in found:
@@ -24,18 +29,33 @@ def ranks_of_another_type(
     rows = [row for row in parts.values() if row.keys() == ranks][-_LOOKED:]
     if len(ranks) < 2 or len(rows) < _LOOKED:
         return
+    each = [{rank: _type_of_values(one) for rank, one in row.items()} for row in rows]
     for kind in _SHORT:
-        held = _holders(rows, kind)
+        held = _holders(each, kind)
         if held is not None and 0 < 2 * len(held) <= len(ranks):
             for rank in sorted(held):
                 yield f"{rank_of_axis(axis)} {rank}", kind
             return
 
 
-def _holders(rows: Sequence[Mapping[int, DumpedArray]], kind: str) -> Collection[int] | None:
+def _type_of_values(one: DumpedArray) -> str:
+    """Return the shortest float type that holds an array's values; its own for zeros alone.
+
+    An array that cannot be read, whose error comes where it is needed, is of its own type, too.
+    """
+    if one.dtype != "float32":
+        return one.dtype
+    try:
+        values = one.read()
+    except FormatError:
+        return one.dtype
+    return (exact_16_bit_type(values) if np.any(values) else "") or one.dtype
+
+
+def _holders(rows: Sequence[Mapping[int, str]], kind: str) -> Collection[int] | None:
     """Return the ranks that hold a type in every row; None if some are in a part of them.
 
-    `rows` are arrays by rank.
+    `rows` are types by rank.
     """
-    each = [{rank for rank, one in row.items() if one.dtype == kind} for row in rows]
+    each = [{rank for rank, own in row.items() if own == kind} for row in rows]
     return each[0] if all(one == each[0] for one in each) else None

@@ -1825,17 +1825,31 @@ def test_a_damaged_file_takes_no_array_that_its_rank_has_in_another_file(tmp_pat
     assert row.name == "TP1/model.layers.1.pt" and "o_proj" not in row.why
 
 
+@pytest.mark.parametrize("saved", ["bfloat16", "float32"])
 @pytest.mark.parametrize("short", [True, False])
 def test_a_rank_that_holds_a_shorter_type_is_not_compared_unseen(
-    short: bool, tmp_path: Path
+    short: bool, saved: str, tmp_path: Path
 ) -> None:
-    """Seen red: no word of it where the answer did not take it from the dump."""
+    """Seen red: no word of it where the answer did not take it from the dump, or from its files."""
     for rank in range(2):
         held = _flat({**WHOLE, **state(written(), of_rank(rank, 2))})
         for name, value in held.items():
             if short and rank and value.dtype == torch.float32:
-                held[name] = value.bfloat16()
+                held[name] = value.bfloat16().to(getattr(torch, saved))
         _as_dumped(_made(tmp_path / f"TP{rank}_PP0_Rank{rank}_pid{rank}"), held, rank)
     with opened(tmp_path) as trace:
         told = [row.why for row in unread_arrays(trace) if "rank 1" in row.name]
     assert told == ["its values are bfloat16, those of the other ranks are not"] * short
+
+
+@pytest.mark.parametrize("change", ["all", "zeros"])
+def test_ranks_of_one_type_or_of_zeros_are_not_named(change: str, tmp_path: Path) -> None:
+    """All ranks computed in bfloat16; or one has nothing of the sums, such as experts' tokens."""
+    for rank in range(2):
+        held = _flat({**WHOLE, **state(written(), of_rank(rank, 2))})
+        for name, value in held.items():
+            if value.dtype == torch.float32 and (change == "all" or rank):
+                held[name] = value.bfloat16().float() if change == "all" else 0 * value
+        _as_dumped(_made(tmp_path / f"TP{rank}_PP0_Rank{rank}_pid{rank}"), held, rank)
+    with opened(tmp_path) as trace:
+        assert not [row.why for row in unread_arrays(trace) if "its values are" in row.why]
