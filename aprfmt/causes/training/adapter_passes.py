@@ -14,6 +14,7 @@ from aprfmt.causes.training.backward_case import (
 from aprfmt.causes.training.batch_samples import other_scales
 from aprfmt.codecs.bnb4 import BLOCK_SIZES
 from aprfmt.inference.gradients.changes import BackwardChange, FactorOrder, QuantizedBase
+from aprfmt.measure.verdicts import Certainty
 
 _MADE = "The batch's gradients, computed that way, give every parameter's."
 CAUSE_ROWS = (
@@ -74,9 +75,9 @@ def guess_merged(case: BackwardCase) -> Iterator[BackwardGuess]:
     others = {2 * scale: ["twice"]}
     for value, what in other_scales(scale, rank).items():
         others[value] = [*others.get(value, ()), *what]
-    for value, each in others.items():
-        what = ", or ".join(each)
-        by = f"merged by the factor {value:.4g}: the stated {scale:.4g} {what}"
+    for value, reasons in others.items():
+        text = ", or ".join(reasons)
+        by = f"merged by the factor {value:.4g}: the stated {scale:.4g} {text}"
         for sign, says in ((1.0, both), (-1.0, given)):
             change = BackwardChange(merged=sign * value / scale)
             yield BackwardGuess("adapter_merged", f"{says}; {by}", change)
@@ -127,7 +128,7 @@ def guess_quantized_base(case: BackwardCase) -> Iterator[BackwardGuess]:
     near = [base for base in left if left[base] <= EQUAL * left[best]]
     text = ", or ".join(_base_text(base) for base in sorted(near, key=lambda one: left[one]))
     says = f"the gradients are those beside the base quantized to {text}"
-    most = "confirmed" if len(near) == 1 else "explained"
+    most: Certainty = "confirmed" if len(near) == 1 else "explained"
     yield BackwardGuess("base_quantized", says, BackwardChange(base=best), most=most)
 
 
@@ -159,7 +160,7 @@ def _distance(case: BackwardCase, keys: list[str], base: QuantizedBase | None) -
         if made is not None:
             wanted = made.gradient(key) if key in made.keys else np.zeros_like(wanted)
         total += float(np.square(pair.given - wanted.reshape(pair.given.shape)).sum())
-    return total**0.5
+    return float(np.sqrt(total))
 
 
 HYPOTHESES = (
