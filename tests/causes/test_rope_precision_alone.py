@@ -77,6 +77,13 @@ def test_every_rounding_that_moves_an_angle_is_tried(monkeypatch: pytest.MonkeyP
     assert half == [*brain]  # 3001 is no number of float16
     assert found[0].says == f"rope's angles are made in bfloat16: {brain[0]} are rounded to it"
     assert (found[0].cause, found[0].where) == ("rope_precision", ("rope",))
+    rounded = ((0, 1, 2, 3), (0, 1, 2), (1,), (0,), (2,))
+    own = table(np.float32)
+    for change, which in zip(found, rounded, strict=False):
+        _, override, _ = change.make(Model(), None)
+        used = override(lambda x, table: table, None, "x", own)
+        wanted = table(BRAIN, *which)
+        assert all(np.array_equal(one, two) for one, two in zip(used, wanted, strict=True))
 
 
 def test_what_moves_no_angle_is_not_tried(monkeypatch: pytest.MonkeyPatch) -> None:
