@@ -50,6 +50,12 @@ def test_unused_bytes_behind_the_padding_are_a_hole(start: int, holes: int) -> N
         assert said[0] == Note("warning", "f.apr", where, "holes")
 
 
+def test_metadata_that_cannot_be_read_take_no_place() -> None:
+    found = parsed(("a", DATA, 64), metadata=10, metadata_end=10)
+    check_regions(found)
+    assert texts(found) == ["64 unused bytes between the header and the tensor index"]
+
+
 def test_of_several_holes_the_first_is_named_and_all_are_counted() -> None:
     found = parsed(("c", DATA + 512, 64), ("a", DATA, 64), ("b", DATA + 192, 64))
     check_regions(found)
