@@ -84,6 +84,8 @@ CALIBRATED = 512  # columns at most of which this is computed
 FEWEST_ROWS = 32
 ON_STEPS = 0.15  # steps: half of what rounding to the nearest makes, of values that are codes
 CUT, FEWEST_CUT = 0.6, 3  # steps that codes are off which were cut, and how many at least
+SAME_STEPS = 2.0**-7  # relative: by more, rounding to 16 bits moves no code off its step
+OFF_STEP = 0.3  # steps: a value further off was rounded to the step, whatever its size
 NEAREST_RMS = 0.5  # steps: 0.29 of rounding to the nearest, 0.58 of cutting off low bits
 MEAN = 0.15  # of all errors, in steps
 RUN, RUN_MEAN, RUN_RMS = 32, 0.75, 1.2  # neighbours in a row, and their errors
@@ -241,7 +243,13 @@ def fit_errors(x: "Array", y: "Array", lattice: "Lattice") -> Fit:
         multiple,
         likeness,
         made_up,
-        _count_cut_codes(x, error, clipped, np.abs(delta) > CUT * step),
+        _count_cut_codes(
+            x,
+            np.where(np.abs(error) <= slack, 0.0, error),
+            clipped,
+            np.abs(delta) > CUT * step,
+            np.maximum(np.abs(low), np.abs(high)) / np.where(step > 0, step, 1.0),
+        ),
         made_up and columns > _most_columns(len(x) // max(matrices, 1)),
         _share_of_saturated(delta, step, clipped & _lie_outside(x, low, high), high - low),
         room if math.isfinite(room) else 0.0,
@@ -277,17 +285,22 @@ def _steepest(
     return steepest
 
 
-def _count_cut_codes(x: "Array", error: "Array", clipped: "Array", off: "Array") -> int:
+def _count_cut_codes(
+    x: "Array", error: "Array", clipped: "Array", off: "Array", reach: "Array"
+) -> int:
     """Return how many values were cut at the ends of their group, where none was rounded; else 0.
 
-    `clipped` are the values at the ends and `off` those that are more than CUT steps away. Zeros
-    tell nothing.
+    `clipped` are the values at the ends and `off` those that are more than CUT steps away. `error`
+    and `reach`, the larger end of the group, are in steps. Zeros tell nothing. A value that is
+    further off its step than 16 bits explain was rounded: the steps of the sides are then two.
     """
     cut = int((clipped & off).sum())
     told = ~clipped & (x != 0)
     if cut < FEWEST_CUT or 2 * int(told.sum()) < x.size - int((x == 0).sum()):
         return 0
-    return cut if float((error[told] ** 2).mean()) <= ON_STEPS**2 else 0
+    rounded = np.abs(error) > np.minimum(SAME_STEPS * reach, OFF_STEP)
+    on_steps = float((error[told] ** 2).mean()) <= ON_STEPS**2
+    return cut if on_steps and not (rounded & told).any() else 0
 
 
 def _lie_outside(x: "Array", low: "Array", high: "Array") -> "Array":

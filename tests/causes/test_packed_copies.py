@@ -350,6 +350,14 @@ def again(p: packing.Packed, **how: Any) -> packing.Packed:
     return packing.nearest(p.values(), symmetric=True, **how)
 
 
+def refitted(p: packing.Packed, by: float, every: int) -> packing.Packed:
+    """Quantize the decoded values once more; of `every` groups one has its steps times `by`."""
+    scales = p.scales.copy()
+    scales.reshape(-1)[::every] *= np.float32(by)
+    codes = np.round(p.values() / scales[:, p.group] + p.zeros[:, p.group])
+    return replace(p, scales=scales, codes=np.clip(codes, 0, (1 << p.bits) - 1).astype(np.uint8))
+
+
 AWQ, GPTQ = packing.awq_section(), packing.gptq_section()
 CARRIED: dict[str, tuple[Callable[[packing.Packed], packing.Packed], bool, str]] = {
     "folded": (folded, True, "clipped_codes"),
@@ -357,6 +365,10 @@ CARRIED: dict[str, tuple[Callable[[packing.Packed], packing.Packed], bool, str]]
     "quantized again": (again, True, "quantisation"),
     "quantized again and clipped": (lambda p: again(p, clip=0.95), False, "quantisation"),
     "carried over": (lambda p: p, True, ""),
+    "smaller steps of a group in 10": (lambda p: refitted(p, 0.9, 10), True, "quantisation"),
+    "smaller steps of a group in 16": (lambda p: refitted(p, 0.85, 16), True, "quantisation"),
+    "smaller steps, from decoded values": (lambda p: refitted(p, 0.9, 10), False, "quantisation"),
+    "hardly smaller steps": (lambda p: refitted(p, 0.94, 7), True, "quantisation"),
 }
 
 
@@ -364,7 +376,10 @@ CARRIED: dict[str, tuple[Callable[[packing.Packed], packing.Packed], bool, str]]
 def test_codes_that_a_type_cannot_hold_are_cut_and_no_rounding(
     name: str, values: Array, source: Path, tmp_path: Path
 ) -> None:
-    """Seen red: zero points folded into signed codes were the same computation, rounded."""
+    """Seen red: zero points folded into signed codes were the same computation, rounded.
+
+    Codes rounded again, to the smaller steps of a few groups, were cut ones in the same steps.
+    """
     change, packed, cause = CARRIED[name]
     p = packing.nearest(np.asarray(values + 0.05, np.float32))
     rows, section = (packing.awq(UP, p), AWQ) if packed else (plain(p.values()), None)
