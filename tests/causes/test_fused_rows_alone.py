@@ -22,7 +22,9 @@ class View:
     """A tensor of float32 numbers."""
 
     encoding, encodings, layout, restored, packed = "F32", ("F32",), (), False, None
-    lattice, parts, names = None, {}, ("w",)
+    lattice = None
+    parts: dict[str, Any] = {}
+    names = ("w",)
 
     def __init__(self, values: Any) -> None:
         self.values = np.asarray(values, np.float32)
@@ -39,7 +41,7 @@ def joined(*parts: int, columns: int = 3, experts: int = 0) -> JoinedRows:
     """Return joined tensors q, k, v of so many rows, of each expert where there are some."""
     readers = []
     for count in parts:
-        shape = (count, columns) if columns > 1 else (count,)
+        shape: tuple[int, ...] = (count, columns) if columns > 1 else (count,)
         shape = (experts, count // experts, columns) if experts else shape
         view: Any = View(np.arange(np.prod(shape)).reshape(shape))
         readers.append(RowReader(view))
@@ -63,8 +65,10 @@ def test_roles_of_a_family_have_their_weights_and_biases() -> None:
 
 def test_each_layer_is_asked_for_each_family_in_order(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(fused_rows, "_explain_layer", lambda *given: given)
-    context, pairs, rows = object(), {}, {"L10.a": 1, "L2.b": 2, "L2.c": 3, "output.weight": 4}
-    made: Any = list(fused_groups(*(context, pairs, rows)))  # type: ignore[arg-type]
+    context: Any = object()
+    pairs: Any = {}
+    rows: Any = {"L10.a": 1, "L2.b": 2, "L2.c": 3, "output.weight": 4}
+    made: Any = list(fused_groups(context, pairs, rows))
     asked = [group() for group in made]
     assert [one[:3] for one in asked] == [(context, pairs, rows)] * 6
     assert [one[3:] for one in asked] == [(family, n) for family in FAMILIES for n in (2, 10)]
@@ -200,16 +204,16 @@ class Pair:
 
 
 def test_parts_that_an_order_changes_have_a_finding_each() -> None:
-    pool = joined(2, 2, 2)
+    pool: Any = joined(2, 2, 2)
     whole = np.vstack([reader.whole for reader in pool.readers]) + np.arange(6)[:, None] * 100
-    pool.take = lambda index: whole[np.asarray(index)]  # type: ignore[method-assign]
+    pool.take = lambda index: whole[np.asarray(index)]
     at = np.array([2, 1, 0, 3, 4, 5])
     case: Any = Pair(pool, whole[at])
     order = RowOrder("fused_order", "rows moved", at, ("how",), named=True)
     found = fused_rows._order_explanations(case, order, ("more",))
     assert set(found) == {"q", "k"}
     assert found["q"].evidence[:3] == ("rows moved", "how", "more")
-    assert found["q"].residual_after == 0 and found["q"].residual_before > 0
+    assert found["q"].residual_after == 0 and (found["q"].residual_before or 0) > 0
     unnamed = fused_rows._order_explanations(case, RowOrder("fused_order", "x", at), ())
     proofs = [one["q"].proof for one in (found, unnamed)]
     assert [proof and proof.free for proof in proofs] == [0, 2]  # rows that gave the order

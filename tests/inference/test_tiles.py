@@ -297,7 +297,7 @@ def test_stored_rows_are_measured_as_the_whole_and_leave_their_statistics(
         [tiles_of(np.ascontiguousarray(x[:, a:b]), True) for a, b in pairwise(cuts)]
     )
     sides = [MeasuredTiles(replace(one, fill=refuse)) for one in (beside, tiles_of(y, True))]
-    found = distances.measure_blocks(*sides, (rows, width))
+    found = distances.measure_blocks(sides[0], sides[1], (rows, width))
     assert found == distances.measure_values(x.ravel(), y.ravel(), None, (rows, width))
     for side, values in zip(sides, (x, y), strict=True):
         side.close()
@@ -338,7 +338,7 @@ def test_pieces_that_are_not_finite_are_left_to_whole_arrays(odd: float, stored:
         sides = [drawn(300, 900), drawn(300, 900)]
         sides[side][250, 7] = odd
         tiles = [tiles_of(side, stored) for side in sides]
-        assert distances.measure_blocks(*tiles, (300, 900)) is None
+        assert distances.measure_blocks(tiles[0], tiles[1], (300, 900)) is None
 
 
 def test_arrays_of_other_sizes_are_not_compared_in_pieces() -> None:
