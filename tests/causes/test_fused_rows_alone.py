@@ -186,8 +186,9 @@ class Pair:
 
     def __init__(self, a: JoinedRows, b: Any) -> None:
         self.a = a
-        self.b: Any = JoinedRows(a.keys, a.readers)
-        self.b.take = lambda index: b[np.asarray(index)]
+        pool: Any = JoinedRows(a.keys, a.readers)
+        pool.take = lambda index: b[np.asarray(index)]
+        self.b = pool
         self.key, self.context = "q", None
 
     def slack(self) -> float:

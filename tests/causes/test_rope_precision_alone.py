@@ -92,7 +92,9 @@ def test_what_moves_no_angle_is_not_tried(monkeypatch: pytest.MonkeyPatch) -> No
     assert ("bfloat16", "positions") not in words and ("float16", "positions") not in words
     exact = RopeFrequencies(np.array([1.0, 0.5], np.float32), 1.0)
     left = changes(monkeypatch, np.array([0, 1, 2]), rope=exact)
-    assert {one.values["rounded"] for one in left} == {"positions, frequencies, angles, cosines and sines"}
+    assert {one.values["rounded"] for one in left} == {
+        "positions, frequencies, angles, cosines and sines"
+    }
     assert not changes(monkeypatch, np.array([0]))
 
 

@@ -159,10 +159,12 @@ def test_one_part_of_a_tied_gradient_is_named(part: str, tmp_path: Path) -> None
 
 def test_every_cause_of_a_step_has_its_fault() -> None:
     """Those of adapters and of points stand in tests of their own, others in the judged steps."""
-    judged = (*judged_steps.FAULTS, *judged_steps.RELATIVES, *thread_steps.THREAD_FAULTS)
+    judged: tuple[Any, ...] = (
+        *judged_steps.FAULTS, *judged_steps.RELATIVES, *thread_steps.THREAD_FAULTS,
+        *adapter_steps.ADAPTER_FAULTS,
+    )  # fmt: skip
     loops = (*loop_steps.LOOP_FAULTS, *loop_steps.LOOP_RELATIVES)
     trainers = (*trainer_steps.TRAINER_FAULTS, *trainer_steps.TRAINER_RELATIVES)
-    judged = (*judged, *adapter_steps.ADAPTER_FAULTS)
     every: tuple[Any, ...] = (*FAULTS, *GRADIENT_FAULTS, *judged, *loops, *trainers)
     seeded = {fault.cause for fault in every} - {"", "nonfinite"}
     rows = {row.name for module in modules_of("training") for row in causes_of(module)}

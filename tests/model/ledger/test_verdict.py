@@ -155,9 +155,10 @@ def test_a_key_is_compared_with_what_the_other_side_embeds_of_its_source(
 
 def test_a_section_that_cannot_be_read_is_named_whatever_is_compared() -> None:
     """Seen red: no item, as no kind was asked for of which it is."""
-    kinds: tuple[Kind, ...] = ("section", "file", "tensor")
+    kinds = ("section", "file", "tensor")
     lost = tuple(NotCompared(kind, "x", "unreadable") for kind in kinds)
-    rows = list_not_compared(Ledger("a", ()), Ledger("b", (), lost), ("file",))
+    files: tuple[Kind, ...] = ("file",)
+    rows = list_not_compared(Ledger("a", ()), Ledger("b", (), lost), files)
     assert [(row.kind, row.side) for row in rows] == [("section", "B"), ("file", "B")]
 
 
