@@ -1,7 +1,7 @@
 """Orders of the rows of fused tensors, on joined rows of a few numbers each."""
 
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import pytest
@@ -23,7 +23,7 @@ class View:
 
     encoding, encodings, layout, restored, packed = "F32", ("F32",), (), False, None
     lattice = None
-    parts: dict[str, Any] = {}
+    parts: ClassVar[dict[str, Any]] = {}
     names = ("w",)
 
     def __init__(self, values: Any) -> None:
