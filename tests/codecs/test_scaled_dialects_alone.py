@@ -344,3 +344,16 @@ def test_codes_are_the_numbers_that_they_stand_for() -> None:
     found = fp8_block.DIALECT.codes({MAIN: part(every, "I8")}, {})
     wanted = np.arange(16, dtype=np.uint8).view(ml_dtypes.float4_e2m1fn).astype(np.float32)
     assert found.bits == 4 and np.array_equal(found.values, wanted)
+
+
+def test_stacked_experts_of_int4_are_turned_with_their_bytes() -> None:
+    codes = RNG.integers(-8, 8, (2, 6, 12))
+    pairs = (codes[:, ::2] & 15 | (codes[:, 1::2] & 15) << 4).astype(np.uint8)
+    scales = floats((2, 6, 3))
+    parts = {"": part(pairs.swapaxes(1, 2), "U8"), "_weight_scale": part(scales, "F32")}
+    found = decoded(modelopt.EXPERTS, parts, opt("W4A16_AWQ", group_size=4))
+    assert np.array_equal(found, codes * scales.repeat(4, 2))
+    parts["_weight_scale"] = part(scales[..., :2], "F32")
+    says = r"^modelopt: config says W4A16_AWQ, group_size 4: part '\.weight_scale' has shape"
+    with pytest.raises(CodecError, match=says):
+        modelopt.EXPERTS.shape_of(parts, opt("W4A16_AWQ", group_size=4))
