@@ -215,13 +215,13 @@ def test_a_gradient_was_multiplied_or_divided_by_a_whole_number() -> None:
 
 def test_corrections_are_asked_of_rules_with_two_moments() -> None:
     case: Any = SimpleNamespace()
-    both = [
-        one.recipe and one.recipe.correction
-        for one in bias_correction.guess_uncorrected(case, ADAM)
-    ]
-    assert both == ["none", "first"]
+    both: Any = list(bias_correction.guess_uncorrected(case, ADAM))
+    assert [one.recipe.correction for one in both] == ["none", "first"]
+    assert [one.says.split(" ")[0] for one in both] == ["neither", "the"]
     (alone,) = bias_correction.guess_second_alone(case, ADAM)
     assert alone.recipe is not None and alone.recipe.correction == "second"
+    assert {one.cause for one in (*both, alone)} == {"bias_correction"}
+    assert alone.says.startswith("the second moment alone is corrected")
     lion = Recipe("lion", lr=0.1)
     assert not list(bias_correction.guess_uncorrected(case, lion))
     assert not list(bias_correction.guess_second_alone(case, lion))
