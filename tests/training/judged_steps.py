@@ -1402,7 +1402,6 @@ A fifth set: adapters that count twice, factors that are exchanged, and bases th
 
 | when | faults | named and placed | a wrong cause confirmed | innocent steps | alarms |
 | --- | --- | --- | --- | --- | --- |
-| before any rule was mended | 13 | 1 | 0 | 5 | 0 |
 | now | {faults} | {right} | {wrong} | {innocent} | {alarms} |
 
 bitsandbytes' kernel for the CPU decodes rows that are shorter than a block wrongly. The model of
