@@ -30,6 +30,7 @@ from aprfmt.adapters.merge_faults import (
     judge_merge,
     judge_misplaced,
     judge_otherwise,
+    mlx_scale_factors,
     scale_factors,
 )
 from aprfmt.adapters.merging import (
@@ -489,6 +490,8 @@ def _wrong_scale_factors(view: View, found: Adapter) -> tuple[Factor, ...]:
     pairs = [one.pair for one in view.stored if isinstance(one, MergedTensor)]
     if not pairs or any(one.scale != pairs[0].scale for one in pairs):
         return ()
+    if found.spelling == "mlx":
+        return mlx_scale_factors(pairs[0].scale, pairs[0].rank)
     config = found.config
     r = config.get("r", 0)
     stored = {

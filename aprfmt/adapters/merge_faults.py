@@ -153,6 +153,22 @@ def scale_factors(
     )
 
 
+def mlx_scale_factors(scale: float, rank: int) -> tuple[Factor, ...]:
+    """Return the factors of the usual mistakes with a scale that MLX states as it is meant.
+
+    A factor is a multiple of the right change. `scale` is the pair's right scale, `rank` its rank.
+    """
+    usual = (
+        (1 / rank, "the scale is divided by the rank, as PEFT divides alpha"),
+        (1 / scale if scale else 0.0, "the scale is left out"),
+    )
+    return tuple(
+        Factor(times, f"{says} ({times:.4g} times)")
+        for times, says in usual
+        if times and not math.isclose(times, 1, rel_tol=1e-6)
+    )
+
+
 def judge_merge(
     merge: Merge,
     factors: Sequence[Factor] = (),

@@ -338,7 +338,7 @@ def weight_name(adapter: Adapter, module: str, base: Model) -> str:
     """
     if adapter.spelling == "gguf":
         return module
-    if adapter.spelling == "peft":
+    if adapter.spelling in ("peft", "mlx"):
         return f"{module}.weight"
     flat = {name.removesuffix(".weight").replace(".", "_"): name for name in base}
     ends = [name for key, name in flat.items() if module == key or module.endswith("_" + key)]

@@ -58,6 +58,8 @@ def _trained_pair(adapter: Adapter, module: str, pair: StoredPair, base: Model) 
         if pair.parameters
         else "a pair with DoRA's lengths"
         if "magnitude" in pair.parts
+        else "a pair whose factors MLX stores transposed"
+        if pair.turned
         else ""
     )
     if what:

@@ -3,7 +3,7 @@
 No numbers are read, so that `inspect` can promise what a merge will do.
 Source: peft 0.21, tuners/lora and utils/save_and_load.py; llama.cpp, convert_lora_to_gguf.py
 and llama-adapter.cpp, which refuses a tensor that is no factor; kohya's sd-scripts,
-networks/lora.py.
+networks/lora.py; mlx-lm, tuner/lora.py, tuner/dora.py and tuner/utils.py.
 """
 
 import math
@@ -41,9 +41,12 @@ _UNREAD = ("lora_bias", "alora_invocation_tokens", "trainable_token_indices")
 _DECIDING = ("a", "b", "embedding_a", "embedding_b")
 # Inside PEFT's ModulesToSaveWrapper (utils/other.py): the trained module, and the one before.
 _SAVED, _ORIGINAL = ".modules_to_save.", ".original_module."
+MLX_LENGTHS = ".m"  # ending of DoRA's lengths in MLX, beside .lora_a and .lora_b
+_MLX_TABLES = ("embed_tokens", "wte", "tok_embeddings", "word_embeddings")  # ends of modules
 GGUF_EMBEDDING = "token_embd.weight"  # whose factors llama.cpp stores the other way round
 WRAPPED = ".base_layer"  # of a module that PEFT wrapped more than once
 HEADS = ("lm_head.weight", "embed_out.weight", "output.weight")  # whole names, or ends of them
+_STACKED = 3  # axes of a factor for stacked experts
 _NUMBERS = {"F32": "<f", "F16": "<e", "BF16": "<f", "F64": "<d"}
 # What loaders compute from the configuration, and a converter may have added to an adapter.
 _COMPUTED = re.compile(
@@ -66,7 +69,7 @@ _SCALING = re.compile(r"\.ia3_l(\.[^.]+)?$")
 class AdapterParts(NamedTuple):
     """The stored names of an adapter, by what each tensor is.
 
-    `spellings`: which conventions the factors' names follow: peft, gguf, kohya. Names such as
+    `spellings`: which conventions the factors' names follow: peft, gguf, kohya, mlx. Names such as
     `.alpha` and `.dora_scale` occur in several and do not decide that. `factors`: module ->
     {part ("a", "b", "alpha", ...): stored name}. `replacements`: name in the base -> stored name.
     `stray`: tensors that do not belong to an adapter. `copies`: what PEFT saves of a trained module
@@ -97,15 +100,57 @@ def adapter_parts(model: "Model") -> AdapterParts:
         end = next((end for end in _LONGEST_FIRST if name.endswith(end)), "")
         if end:
             spelling, part = ENDS[end]
+            module = name.removesuffix(end).removeprefix(PREFIX)
             if part in _DECIDING:
-                spellings.add(spelling)
-            factors.setdefault(name.removesuffix(end).removeprefix(PREFIX), {})[part] = stored
+                spellings.add("mlx" if _is_mlx_module(spelling, module) else spelling)
+            factors.setdefault(module, {})[part] = stored
         elif _COMPUTED.search(name):
             stray.append(stored)
         else:
             whole[name.removeprefix(PREFIX)] = stored
+    if spellings == {"mlx"}:
+        for name in [name for name in whole if name.endswith(MLX_LENGTHS)]:
+            if name.removesuffix(MLX_LENGTHS) in factors:
+                factors[name.removesuffix(MLX_LENGTHS)]["magnitude"] = whole.pop(name)
     copies = _take_saved_modules(whole)
     return AdapterParts(frozenset(spellings), factors, whole, tuple(stray), copies, named)
+
+
+def _is_mlx_module(spelling: str, module: str) -> bool:
+    """Return whether .lora_a and .lora_b stand after a module's name, as MLX writes them.
+
+    llama.cpp writes them after the name of the module's weight; `spelling` is its "gguf" then.
+    """
+    return spelling == "gguf" and not module.endswith(".weight")
+
+
+def is_mlx_table(module: str) -> bool:
+    """Return whether a module of an MLX adapter is an embedding, by its name.
+
+    The factors are those of the table [tokens, size] then, [tokens, r] and [r, size].
+    """
+    return module.rpartition(".")[2] in _MLX_TABLES
+
+
+def mlx_parameter(config: Mapping[str, Any], key: str) -> Any:
+    """Return a value of lora_parameters in MLX's adapter_config.json; None without it."""
+    held = config.get("lora_parameters")
+    return held.get(key) if isinstance(held, Mapping) else None
+
+
+def _mlx_obstacle(config: Mapping[str, Any], parts: AdapterParts, model: "Model") -> str:
+    """Return why an adapter of MLX cannot be merged, as a clause; "" if nothing is in the way.
+
+    The scale stands in adapter_config.json alone. Factors of stacked experts have three axes.
+    """
+    scale = mlx_parameter(config, "scale")
+    if isinstance(scale, bool) or not isinstance(scale, int | float) or not math.isfinite(scale):
+        said = "has no scale" if scale is None else f"says scale {scale!r}"
+        return f"lora_parameters of adapter_config.json {said}, by which MLX multiplies the pairs"
+    for module, own in parts.factors.items():
+        if any(len(model[name].shape) == _STACKED for name in own.values()):
+            return f"{module} has MLX's factors of stacked experts, which are not read here"
+    return ""
 
 
 def is_scaling_vector(name: str) -> bool:
@@ -273,6 +318,8 @@ def merge_obstacle(
         return f"{odd[0]} is no part of a LoRA that is read here"
     if len(parts.spellings) > 1:
         return f"it has names of {', '.join(sorted(parts.spellings))}"
+    if parts.spellings == {"mlx"}:
+        return _mlx_obstacle(config, parts, model)
     return "" if compare else alpha_contradiction(config, parts, model)
 
 
@@ -294,6 +341,8 @@ def pair_fault(config: Mapping[str, Any], parts: AdapterParts, model: "Model", m
     for part in names:
         if part not in own:
             return f"{module} has no {part} beside {', '.join(own)}"
+    if parts.spellings == {"mlx"}:
+        return _mlx_pair_fault(config, module, *(model[own[part]].shape for part in names))
     turned = parts.spellings == {"gguf"} and module == GGUF_EMBEDDING
     a, b = (model[own[part]].shape for part in names)
     if len(a) != 2 or len(b) != 2 or a[turned] != b[1] or not b[1]:
@@ -308,6 +357,24 @@ def pair_fault(config: Mapping[str, Any], parts: AdapterParts, model: "Model", m
     claimed = value_by_pattern(config.get("rank_pattern"), module, config.get("r", b[1]))
     if claimed != b[1]:
         return f"{module}: adapter_config.json says rank {claimed}, its factors have {b[1]}"
+    return ""
+
+
+def _mlx_pair_fault(
+    config: Mapping[str, Any], module: str, a: tuple[int, ...], b: tuple[int, ...]
+) -> str:
+    """Return why factors of the shapes `a` and `b` are no pair of MLX, as a clause; "" if they are.
+
+    They are [in, r] and [r, out]. Those of stacked experts are [experts, r, in] and
+    [experts, out, r].
+    """
+    stacked = len(a) == len(b) == _STACKED
+    fits = a[1] == b[2] if stacked else len(a) == len(b) == 2 and a[1] == b[0]
+    if not fits or not a[1]:
+        return f"{module}: factors are {list(a)} and {list(b)}; expected [in, r] and [r, out]"
+    claimed = mlx_parameter(config, "rank")
+    if claimed is not None and claimed != a[1]:
+        return f"{module}: adapter_config.json says rank {claimed}, its factors have {a[1]}"
     return ""
 
 

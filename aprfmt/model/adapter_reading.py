@@ -1,4 +1,4 @@
-"""Reads an adapter as stored: PEFT's folder, a GGUF of llama.cpp, kohya's file.
+"""Reads an adapter as stored: PEFT's folder, a GGUF of llama.cpp, kohya's file, MLX's folder.
 
 PEFT base_model.model.MODULE.lora_A.weight [r, in], .lora_B.weight [out, r]; of embeddings
   .lora_embedding_A [r, tokens], .lora_embedding_B [size, r]; DoRA .lora_magnitude_vector
@@ -10,7 +10,10 @@ GGUF NAME.weight.lora_a [r, in], NAME.weight.lora_b [out, r]; of token_embd.weig
 kohya   PREFIX_MODULE_WITH_UNDERSCORES.lora_down.weight, .lora_up.weight, .alpha, .dora_scale
   [out, 1]
 
-The scale of a pair is alpha / r, with rsLoRA alpha / sqrt(r).
+MLX     MODULE.lora_a [in, r], MODULE.lora_b [r, out]; of embeddings [tokens, r] and [r, size];
+  DoRA MODULE.m [out]; adapter_config.json: lora_parameters with rank and scale
+
+The scale of a pair is alpha / r, with rsLoRA alpha / sqrt(r); MLX states the scale itself.
 Names of all spellings, and the sources, are in `model/adapter_parts.py`.
 """
 
@@ -28,7 +31,9 @@ from aprfmt.model.adapter_parts import (
     GGUF_EMBEDDING,
     adapter_parts,
     adapter_scale,
+    is_mlx_table,
     merge_obstacle,
+    mlx_parameter,
     odd_tensors,
     pair_fault,
     target_parameters,
@@ -49,7 +54,8 @@ class StoredPair:
 
     `embedding` marks exchanged factors, as for a token embedding. `parameters` are the names of
     single parameters of the module, one of which the pair changes: its rank is then that of all
-    experts together, and its scale is not known without the base (`pair_scale`).
+    experts together, and its scale is not known without the base (`pair_scale`). `turned`: the
+    factors are [in, r] and [r, out], as MLX stores them.
     """
 
     module: str
@@ -58,11 +64,12 @@ class StoredPair:
     scale: float
     embedding: bool = False
     parameters: tuple[str, ...] = ()
+    turned: bool = False
 
 
 @dataclass(frozen=True)
 class Adapter:
-    """An adapter: its spelling (peft, gguf, kohya), its pairs by module, whole tensors by name."""
+    """An adapter: its spelling (peft, gguf, kohya, mlx), its pairs by module, whole tensors."""
 
     path: Path
     spelling: str
@@ -155,11 +162,13 @@ def _make_pair(
     `parts` are its tensors by kind ("a", "b", "alpha", ...), which fit each other (`pair_fault`);
     `alpha` is the adapter's.
     """
+    if spelling == "mlx":
+        return _make_mlx_pair(model, module, parts, config)
     embedding = "embedding_a" in parts or "embedding_b" in parts
     turned = spelling == "gguf" and module == GGUF_EMBEDDING
     rank = parts["embedding_b" if embedding else "b"].shape[1]
     embedding = embedding or turned
-    _check_lengths(model, module, parts)
+    _check_lengths(model, module, parts, parts["b"].shape[0] if "b" in parts else 0)
     # Each spelling has its own place for the scale.
     if spelling == "kohya":
         own = float(parts["alpha"].numpy().reshape(-1)[0]) if "alpha" in parts else float(rank)
@@ -174,6 +183,22 @@ def _make_pair(
     if spelling == "gguf" and not own:
         own = float(rank)  # llama.cpp's rule: no alpha, no scale
     return StoredPair(module, parts, rank, adapter_scale(config, own, rank), embedding)
+
+
+def _make_mlx_pair(
+    model: Model, module: str, parts: Mapping[str, View], config: Mapping[str, Any]
+) -> StoredPair:
+    """Return a pair of MLX's spelling; FormatError for lengths that are not one for every row.
+
+    `parts` are its tensors by kind, which fit each other (`pair_fault`); the scale is that of
+    `config`, which `merge_obstacle` has checked.
+    """
+    table = is_mlx_table(module)
+    rows = parts["a"].shape[0] if table else parts["b"].shape[1]
+    _check_lengths(model, module, parts, rows)
+    rank = parts["b"].shape[0]
+    scale = float(mlx_parameter(config, "scale"))
+    return StoredPair(module, parts, rank, scale, embedding=table, turned=True)
 
 
 def pair_scale(adapter: Adapter, parameter: str) -> tuple[int, float]:
@@ -192,12 +217,11 @@ def pair_scale(adapter: Adapter, parameter: str) -> tuple[int, float]:
     return rank, adapter_scale(config, float(alpha), rank)
 
 
-def _check_lengths(model: Model, module: str, parts: Mapping[str, View]) -> None:
-    """Raise FormatError for a DoRA magnitude that has not one number per row."""
+def _check_lengths(model: Model, module: str, parts: Mapping[str, View], rows: int) -> None:
+    """Raise FormatError for a DoRA magnitude that has not one number for each of `rows` rows."""
     lengths = parts.get("magnitude")
     if lengths is None:
         return
-    rows = parts["b"].shape[0] if "b" in parts else 0
     if lengths.shape not in ((rows,), (rows, 1)):
         raise FormatError(
             f"{model.path}: {module}: {lengths.name} is {list(lengths.shape)}; expected a length "
@@ -215,7 +239,10 @@ def read_factors(pair: StoredPair) -> tuple[np.ndarray[Any, Any], np.ndarray[Any
                 f"{part.name}: holds {wrong} NaN or infinite numbers of {values.size}; expected "
                 "finite factors: get the adapter again"
             )
-    if pair.embedding and "a" in pair.parts:
+    if pair.turned:
+        a, b = pair.parts["a"].numpy(), pair.parts["b"].numpy()
+        a, b = (b, a) if pair.embedding else (a.T, b.T)
+    elif pair.embedding and "a" in pair.parts:
         a, b = pair.parts["b"].numpy().T, pair.parts["a"].numpy()
     elif pair.embedding:
         a, b = pair.parts["embedding_b"].numpy().T, pair.parts["embedding_a"].numpy().T

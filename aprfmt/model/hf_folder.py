@@ -56,6 +56,7 @@ _WEIGHTED = frozenset(
 )
 INDEX = "model.safetensors.index.json"
 WEIGHTS = "model.safetensors"
+MLX_ADAPTER = "adapters.safetensors"  # checkpoints beside it have a number before this name
 PICKLED_INDEX = "pytorch_model.bin.index.json"
 PICKLED = "pytorch_model.bin"
 WEIGHT_FILES = (INDEX, WEIGHTS, PICKLED_INDEX, PICKLED)  # who names one may name its folder
@@ -160,8 +161,9 @@ def find_weights(folder: Path) -> Path:
     """Return the path of the one model in a folder: a shard index or a file.
 
     Order: the shard index, model.safetensors, a single .safetensors, .apr or .gguf (the first shard
-    of a split), then files of torch.save. Raises UsageError with the candidates where the choice
-    is not clear, and UnsupportedError for a trainer's shards that have to be joined first.
+    of a split), MLX's adapters.safetensors, then files of torch.save. Raises UsageError with the
+    candidates where the choice is not clear, and UnsupportedError for a trainer's shards that have
+    to be joined first.
     """
     # The usual names first, then a single model file.
     for name in (INDEX, WEIGHTS):
@@ -170,6 +172,10 @@ def find_weights(folder: Path) -> Path:
     found = model_candidates(folder)
     if len(found) == 1:
         return found[0]
+    last = folder / MLX_ADAPTER
+    others = [path for path in found if path != last]
+    if last in found and all(path.name.endswith(f"_{MLX_ADAPTER}") for path in others):
+        return last  # beside checkpoints of its training, which mlx-lm does not load
     # No model file: other kinds of folders, files of torch.save, or why it is none.
     if not found:
         if (folder / PIPELINE).is_file():

@@ -22,6 +22,7 @@ from aprfmt.model.adapter_parts import (
     alpha_contradiction,
     is_scaling_vector,
     merge_obstacle,
+    mlx_parameter,
     pair_faults_text,
     plain_module,
     target_parameters,
@@ -58,7 +59,7 @@ def find_kind(model: "Model") -> Kind | None:
     return next((kind for kind in KINDS if kind.is_one(model)), None)
 
 
-# Name endings of the two factors of a LoRA: PEFT's, llama.cpp's, kohya's.
+# Name endings of the two factors of a LoRA: PEFT's, llama.cpp's and MLX's, kohya's.
 FACTORS = (
     ".lora_A.weight", ".lora_B.weight", ".lora_a", ".lora_b", ".lora_down.weight",
     ".lora_up.weight", ".lora_embedding_A", ".lora_embedding_B",
@@ -88,7 +89,11 @@ def _adapter_text(model: "Model") -> str:
     alpha = config.get("lora_alpha", model.metadata.get("adapter.lora.alpha"))
     scale = f", alpha {alpha:g}" if isinstance(alpha, (int, float)) else ""
     base = config.get("base_model_name_or_path", model.metadata.get("general.base_model.0.name"))
-    found = f"a LoRA adapter{rank}{scale}{_for_base(base)}, {len(model)} tensors"
+    if parts.spellings == {"mlx"}:
+        alpha, base = mlx_parameter(config, "scale"), config.get("model")
+        scale = f", scale {alpha:g}" if isinstance(alpha, (int, float)) else ""
+    what = "a LoRA adapter of MLX" if parts.spellings == {"mlx"} else "a LoRA adapter"
+    found = f"{what}{rank}{scale}{_for_base(base)}, {len(model)} tensors"
     bases = [name for name in parts.replacements if f"{WRAPPED}." in name]
     whole = [name for name in parts.replacements if name not in bases]
     if whole:
@@ -159,7 +164,8 @@ def _adapter_next_step(model: "Model") -> str:
     if fault:
         return f"it can be merged by no program: {fault}"
     if obstacle:
-        return f"it is not merged here ({obstacle}); merge it with PEFT's merge_and_unload"
+        tool = "mlx_lm.fuse" if parts.spellings == {"mlx"} else "PEFT's merge_and_unload"
+        return f"it is not merged here ({obstacle}); merge it with {tool}"
     merge = f"merge it into its base (aprfmt convert BASE OUT --adapter {model.path})"
     if parts.named:
         return (

@@ -20,7 +20,7 @@ from aprfmt.arch.aliases import CALLED
 from aprfmt.base.protocols import SURPLUS, Damage, Note, Value
 from aprfmt.base.sequences import join_first
 from aprfmt.errors import AprfmtError, ArchError, FormatError, UsageError
-from aprfmt.model.hf_folder import INDEX, MAX_TEXT, WEIGHTS, read_text
+from aprfmt.model.hf_folder import INDEX, MAX_TEXT, MLX_ADAPTER, WEIGHTS, read_text
 from aprfmt.model.readings import FILES, METADATA, TENSORS, KeyPattern, Reading, matching_row
 from aprfmt.model.sidecar_files import (
     ADAPTER_CONFIG,
@@ -496,11 +496,17 @@ class _LedgerBuilder:
     def _special_tensors(self, kind: str) -> Iterator[Item]:
         """Yield the items of an adapter's or an importance matrix's tensors."""
         whole = _modules_to_save(self.model) if kind == "adapter" else ()
+        lengths = _lengths_of_mlx(self.model) if kind == "adapter" else frozenset()
         for name in self.model.source.tensors:
             if kind == "imatrix":
                 known = name.endswith((".in_sum2", ".counts"))
                 reading: Reading = "role" if known else "unread"
                 yield Item("tensor", name, reading, "importance of a weight" if known else "")
+                continue
+            if name in lengths:
+                yield Item(
+                    "adapter tensor", name, "part of", "the rows' lengths of a change (DoRA)"
+                )
                 continue
             yield Item("adapter tensor", name, *_adapter_reading(name, whole))
 
@@ -803,7 +809,8 @@ def folder_files(model: "Model") -> list[Path]:
     folder = model.folder
     if folder is None:
         return []
-    whole = model.path.name in (INDEX, WEIGHTS, ADAPTER_WEIGHTS) and not is_remote(folder.path)
+    weights = (INDEX, WEIGHTS, ADAPTER_WEIGHTS, MLX_ADAPTER)
+    whole = model.path.name in weights and not is_remote(folder.path)
     if not whole or not folder.path.is_dir():  # one that is only planned is not there yet
         return [folder.path / name for name in folder.texts]
     return sorted(folder.path.iterdir())
@@ -902,6 +909,18 @@ def _modules_to_save(model: "Model") -> tuple[str, ...]:
 
     found = peft_config(model).get("modules_to_save")
     return tuple(map(str, found)) if isinstance(found, list) else ()
+
+
+def _lengths_of_mlx(model: "Model") -> frozenset[str]:
+    """Return the stored names of DoRA's lengths in an adapter of MLX; empty for other adapters.
+
+    Their names, MODULE.m, tell nothing without the factors beside them.
+    """
+    from aprfmt.model.adapter_parts import MLX_LENGTHS, adapter_parts
+
+    factors = adapter_parts(model).factors.values()
+    held = (own["magnitude"] for own in factors if "magnitude" in own)
+    return frozenset(name for name in held if name.endswith(MLX_LENGTHS))
 
 
 def _adapter_reading(name: str, trained_whole: Sequence[str]) -> tuple[Reading, str]:

@@ -203,6 +203,7 @@ METADATA: Mapping[str, tuple[KeyPattern, ...]] = {
 }
 # By file: keys of the JSON files of a folder.
 _PEFT = "PEFT's LoraConfig"
+_MLX = "mlx-lm"
 _GENERATION = "transformers' GenerationConfig"
 FILES: Mapping[str, tuple[KeyPattern, ...]] = {
     "tokenizer.json": (
@@ -350,6 +351,24 @@ FILES: Mapping[str, tuple[KeyPattern, ...]] = {
             r"qalora_group_size",
             "without effect",
             f"{_PEFT}: how it is trained, and by what",
+        ),
+        KeyPattern(r"fine_tune_type|lora_parameters", "hyperparameter", _MLX, as_stored=True),
+        KeyPattern(  # what the names of the factors say as well
+            r"num_layers|lora_layers",
+            "setting",
+            f"{_MLX}: which layers get factors",
+            as_stored=True,
+        ),
+        KeyPattern(r"model", "text", f"{_MLX}: what it was trained on", as_stored=True),
+        KeyPattern(
+            r"train|test|data|hf_dataset|seed|optimizer|optimizer_config|batch_size|iters|"
+            r"(val|test)_batches|learning_rate|lr_schedule|steps_per_(report|eval)|"
+            r"resume_adapter_file|adapter_path|save_every|max_seq_length|config|"
+            r"grad_checkpoint|grad_accumulation_steps|mask_prompt|report_to|project_name|wandb|"
+            r"prompt_feature|completion_feature|chat_feature|trust_remote_code|"
+            r"clear_cache_threshold",
+            "without effect",
+            f"{_MLX}: how it is trained, and by what",
         ),
     ),
     "index": (

@@ -51,8 +51,8 @@ ROWS: tuple[FileRow, ...] = (
             as_stored=True, needed=True),
     FileRow(r"(LICEN[CS]E|NOTICE|COPYING|USE_POLICY)(\.(txt|md))?", "text", "a licence",
             "licence"),
-    FileRow(r"adapter_config\.json|adapter_model.*\.(safetensors|bin|gguf)", "unread", "",
-            "adapter"),
+    FileRow(r"adapter_config\.json|adapter_model.*\.(safetensors|bin|gguf)|"
+            r"(\d+_)?adapters\.safetensors", "unread", "", "adapter"),
     FileRow(r".*imatrix.*\.(gguf|dat)|.*\.imatrix", "setting", "what llama-quantize weighs by",
             "imatrix"),
     FileRow(r"mmproj.*\.gguf", "unread", "", "tower"),

@@ -14,6 +14,7 @@ from aprfmt.model.adapter_parts import (
     PREFIX,
     adapter_parts,
     is_scaling_vector,
+    mlx_parameter,
     stored_alpha,
     value_by_pattern,
 )
@@ -103,8 +104,10 @@ def find_zero_pairs(model: "Model") -> ZeroPairs:
         scale = value_by_pattern(config.get("alpha_pattern"), module, config.get("lora_alpha"))
         if parts.spellings == {"kohya"}:
             scale = stored_alpha(model, parts, module)
+        elif parts.spellings == {"mlx"}:
+            scale = mlx_parameter(config, "scale")
         if not why and parts.spellings != {"gguf"} and scale == 0 and not isinstance(scale, bool):
-            why = "alpha is 0"
+            why = "the scale is 0" if parts.spellings == {"mlx"} else "alpha is 0"
         if "magnitude" in own and is_zero_factor(model[own["magnitude"]]):
             emptied.append(module)
         elif why and "magnitude" in own:

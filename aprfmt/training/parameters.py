@@ -112,7 +112,10 @@ def pair_parameters(before: Model, after: Model | None, base: Model | None = Non
 # What a trainer may write otherwise and compute the same.
 _WRITTEN = ("context_length", "tied_embeddings")
 # Settings of an adapter that say what its factors mean.
-_SETTINGS = ("peft_type", "r", "lora_alpha", "use_rslora", "use_dora", "fan_in_fan_out")
+_SETTINGS = (
+    "peft_type", "r", "lora_alpha", "use_rslora", "use_dora", "fan_in_fan_out",
+    "fine_tune_type", "lora_parameters",
+)  # fmt: skip
 
 
 def _check_same_model(before: Model, after: Model) -> None:
