@@ -330,7 +330,7 @@ def check_gradient(
         room = SIGMAS * abs(factor) * max(left, noise) / true_size / len(found) ** 0.5
         made = _checked(role, found, claimed, apart, noise, size, wrong=named, factor=factor)
         return replace(made, factor_room=room)
-    looked = _parts(loss, role, g, parts or {}, tolerance, rng)
+    looked = _check_parts(loss, role, g, parts or {}, tolerance, rng)
     some = {each.agrees for each in looked if each.seen} == {True, False}
     made = _checked(
         role, found, claimed, apart, noise, size, wrong="parts" if some else "other", parts=looked
@@ -389,10 +389,10 @@ def _checked(
     )
 
 
-def _parts(
+def _check_parts(
     loss: BatchLoss, role: str, g: Array, parts: Mapping[str, Array], tolerance: float, rng: Any
 ) -> tuple[PartCheck, ...]:
-    """Return the check of each part of a weight, along random directions inside it.
+    """Return a check of the gradient of each part of a weight, along random directions inside it.
 
     `g` is the given gradient, `parts` are {name: mask of the weight}.
     """
