@@ -21,8 +21,9 @@ def copy_streams(c: Context, x: Array) -> Array:
 def collapse_streams(c: Context, layer: int, x: Array, branch: str) -> tuple[Array, Array, Array]:
     """Return (what a branch reads [tokens, hidden], post [tokens, n], comb [tokens, n * n]).
 
-    `x` [tokens, n * hidden] are the n streams, `branch` is "attn" or "ffn". Row j, column i of a
-    token's comb says how much of stream j goes to stream i.
+    `x` [tokens, n * hidden] are the n streams, `branch` is "attn" or "ffn". Column i of post says
+    how much of the branch's result is added to stream i. Row j, column i of a token's comb says how
+    much of stream j goes to stream i.
     """
     n, name = int(c.hp["hc_streams"]), f"hc_{branch}"
     weights = _stream_weights(c, layer, name, x)

@@ -712,7 +712,10 @@ class RankLayout:
         return self.join_shares(self.shares(arrays, rank))
 
     def join_shares(self, shares: Sequence[Array]) -> Array:
-        """Return a rank's array with these shares of its sections."""
+        """Return one rank's array of the parameter, made of its share of each section.
+
+        Sections are the matrices that an engine joined (q, k and v; gate and up), in that order.
+        """
         import numpy as np
 
         parameter = self.parameter

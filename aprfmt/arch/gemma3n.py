@@ -298,7 +298,10 @@ def _sparsity_rule() -> HyperRule:
     key = "{arch}.activation_sparsity_scale"
 
     def usual(hp: Params) -> tuple[float, ...]:
-        """Return the default shares by layer: 0.95 in the first ten, 0 in the others."""
+        """Return the default shares by layer: 0.95 in the first ten, 0 in the others.
+
+        0 in all layers of a model with ten or fewer.
+        """
         layers = int(hp["n_layers"])
         cut = 10 if layers > 10 else 0
         return (0.95,) * cut + (0.0,) * (layers - cut)
@@ -323,8 +326,8 @@ def _sparsity_rule() -> HyperRule:
     def read_gguf(facts: Facts, hp: Params) -> Found:
         """Return (share of zeros by layer, key) of a GGUF; None without the key.
 
-        A GGUF has multipliers of the standard deviation in place of shares. Raises ArchError for
-        multipliers that are not finite numbers.
+        A GGUF has multipliers of the standard deviation in place of shares; minus infinity is a
+        share of 0. Raises ArchError for what is no number, NaN or infinity.
         """
         found = facts.first(key)
         if found is None:

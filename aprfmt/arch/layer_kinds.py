@@ -211,13 +211,14 @@ def read_layer_numbers(key: str) -> Read:
 
 
 def read_layer_period(period: str, offset: str, usual: tuple[int, int]) -> Read:
-    """Return a read function for a period and an offset: which layers they mean.
+    """Return a read function that says of each layer whether its number is at a stated period.
 
-    `usual` are (period, offset) where config.json has no keys.
+    `period` and `offset` are keys of config.json: layer i is one where i % period == offset.
+    `usual` are both numbers where the keys are not there.
     """
 
     def read(facts: Facts, hp: Params) -> Found:
-        """Return (one boolean a layer, key): True for every period-th layer from the offset on."""
+        """Return (for each layer whether it is at the period, key)."""
         every, first = facts.first(period), facts.first(offset)
         step = usual[0] if every is None else whole_number(*every, 1)
         start = usual[1] if first is None else whole_number(*first)

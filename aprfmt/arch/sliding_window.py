@@ -94,7 +94,7 @@ def window_rules(window: Window) -> tuple[HyperRule, HyperRule]:
         return {} if value is None and not window.stated else {_KEY: value or 0}
 
     def read_hf_layers(facts: Facts, hp: Params) -> Found:
-        """Return (one boolean a layer, key) of config.json; None without windows.
+        """Return (whether each layer has a window, key) of config.json; None without windows.
 
         Raises ArchError for a kind of layer that is not known, with or without windows.
         """

@@ -254,7 +254,7 @@ def _with_short_operands(patched: PatchedModel, ops: set[str], dtype: str) -> Pa
     """Return the model whose operations `ops` read arrays rounded to `dtype`, and give such."""
 
     def override(op: Any, at: Any, *args: Any, **kwargs: Any) -> Any:
-        """Return the rounded result of the operation on rounded arrays."""
+        """Return the rounded result of the operation on rounded arrays; a tuple as it is."""
         short = [
             round_to_type(x, dtype).astype(x.dtype)
             if isinstance(x, np.ndarray) and x.dtype.kind == "f"

@@ -445,7 +445,11 @@ class StateNames:
 
 
 def _name_tails(name: str) -> list[tuple[str, str]]:
-    """Return (layer, the end of a name), the longest end first; the layer is "" outside layers."""
+    """Return (number of the layer, an end of the name) for each end that may name a tensor.
+
+    Ends are whole components, the longest first. Outside layers the number is "", and the only end
+    is the last two components.
+    """
     found = _LAYER.search(name)
     layer, tail = (found[1], found[2]) if found else ("", name)
     parts = tail.split(".")

@@ -1256,7 +1256,7 @@ class Pronounced:
 def array_items(kind: str, names: Collection[str]) -> tuple[NotCompared, ...]:
     """Return a NotCompared per array of a batch or state that nothing reads.
 
-    There is one side only, and what is computed may depend on it: it counts as unreadable.
+    Nothing is compared with it, and a result may depend on it: its state is "unreadable".
     """
     return tuple(NotCompared(kind, name, "unreadable", "nothing here reads it") for name in names)
 

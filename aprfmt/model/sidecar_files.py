@@ -109,9 +109,9 @@ def file_row(name: str) -> FileRow:
 
 
 def folder_row(path: Path) -> FileRow:
-    """Return the row of a subfolder: by its name, or by its files at any depth.
+    """Return the table's row of a subfolder, which says whether loaders read what is in it.
 
-    Without a row of its name it is "unread" if a loader may take one of its files, else "without
+    A name that has no row is judged by its files at any depth: it is "unread" if a loader may take one of its files, else "without
     effect". Links to folders are not followed.
     """
     row = matching_row(FOLDERS, path.name)

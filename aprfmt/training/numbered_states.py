@@ -181,8 +181,9 @@ def _settle_by_order(
 ) -> bool:
     """Add to `found` the numbers that order or elimination settles; return whether one was added.
 
-    A number takes the parameter at its place in the order of other layers, or else the only one of
-    its shape that is left between the layers around it. `shapes` are {number: shape}.
+    Numbers of a group count its parameters in their order. A number takes the parameter that stands
+    there in other layers. Without such a layer it takes the only one of its shape that is left
+    between the layers before and after it. `groups` are the optimizer's, `shapes` {number: shape}.
     """
     taken = {row.name for row in found.values()}
     free = {(_layer(row), split_key(row.key)[1]): row for row in candidates}

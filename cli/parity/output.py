@@ -249,7 +249,10 @@ def distance_text(distance: "RunDistance", name: str) -> str:
 
 
 def show_replay(found: "ReplayResult") -> None:
-    """Print whether a replayed operation still differs, by how much, and from what was recorded."""
+    """Print whether two runs still differ in an operation that was computed again, and by how much.
+
+    A run whose result is now another one than it recorded is named with that difference.
+    """
     render.say(f"{found.key}: {found.runs[1]} against {found.runs[0]}", style="head")
     render.line(
         f"  apart now {found.apart:.3g}, recorded {found.recorded:.3g}, rounding "

@@ -140,7 +140,7 @@ def try_norm_offsets(case: Mismatch) -> Iterator[Change]:
 
 
 def norm_offset_changes() -> Iterator[Change]:
-    """Yield the changes to all norms' weights plus 1 and minus 1."""
+    """Yield two changes: 1 is added to, or taken from, the weights of all norms."""
     for plus in (1, -1):
         yield _norm_offset_change(plus)
 

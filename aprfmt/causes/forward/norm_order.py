@@ -144,7 +144,7 @@ def exchange_norm_kind(points: Collection[str] = ()) -> Patch:
     """
 
     def make(patched: PatchedModel, layers: Layers) -> PatchedModel:
-        """Return the model with the other kind of norm in `layers`."""
+        """Return the model with the chosen norms of `layers` of the other kind."""
 
         def is_chosen(at: Any) -> bool:
             """Return whether the norm at this location is one that the patch changes."""

@@ -145,7 +145,7 @@ def _zero_half_table(key: str, alone: int) -> Patch:
         half = patched.weights[key].n_rows // 2
 
         def embed(op: Any, at: Any, table: Any, ids: Any) -> Any:
-            """Return the embedding, zeros for ids of the other half."""
+            """Return the embedding, with zeros for ids of the other half of the vocabulary."""
             y = op(table, ids)
             own = (np.asarray(ids) >= half) == bool(alone)
             return y * own[:, None].astype(y.dtype) if table.key == key else y

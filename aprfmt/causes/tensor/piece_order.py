@@ -117,7 +117,10 @@ def _runs_in_other_order(a: bytes, b: bytes, size: int) -> list[Run]:
 
 
 def _aligned_place(data: bytes, anchor: bytes, size: int) -> int | None:
-    """Return the first place of some bytes that is a whole number of values; None without one."""
+    """Return the first offset of `anchor` in `data` that is a multiple of `size`, in bytes.
+
+    `size` is that of one value. None where the anchor is at no such offset.
+    """
     place = data.find(anchor)
     while place >= 0 and place % size:
         place = data.find(anchor, place + 1)

@@ -302,10 +302,10 @@ def _find_joined(parts: list[TensorPair]) -> SharedParts | None:
 def exchanged_groups(
     context: PairContext, pairs: Mapping[str, TensorPair], rows: Mapping[str, TensorDiff]
 ) -> Iterator[Group]:
-    """Yield one function that returns {tensor key: finding} of shards in each other's places.
+    """Yield one function that returns {tensor key: finding} of shards joined in another order.
 
-    The same places in attention and MLP: of one of them, they may be heads or neurons in another
-    order. What that leaves equal in all tensors of a layer is explained before.
+    Attention and MLP have to show the same order. In one of them alone it may be heads, or neurons,
+    that stand in another order.
     """
     yield partial(_explain_exchanged, context, pairs, rows)
 

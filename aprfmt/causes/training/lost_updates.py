@@ -195,8 +195,9 @@ def lost_decay_guess(
 ) -> StepGuess:
     """Return the guess that `encoding` rounded all of the weight decay away.
 
-    `stated`: the optimizer's state has the decay. Else none may have been made: the weights are the
-    same.
+    `stated`: the optimizer's state says that there was a decay, so that it may be confirmed. Else a
+    step without any decay leaves the same weights, and it is at most explained. `holds` says
+    of a parameter whether the guess is for it, None for all.
     """
     says = f"{encoding} rounds the decay away: {recipe.lr * recipe.wd:g} of a weight is too little"
     most: Certainty = "confirmed" if stated else "explained"

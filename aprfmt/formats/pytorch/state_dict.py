@@ -33,7 +33,8 @@ class Flattened:
     def __init__(self, value: Any, where: str, nbytes: int) -> None:
         """Collect the tensors and values inside the description `value` of a pickle.
 
-        `nbytes` is the size of its file: what a few bytes share without end is refused soon.
+        `where` begins messages. `nbytes` is the size of the pickle's file, which limits how many
+        values are visited: a few bytes can describe values that refer to each other without end.
         """
         self.where = where
         self._most = min(MAX_VISITS, FREE_VISITS + BYTE_VISITS * nbytes)
