@@ -60,6 +60,7 @@ from aprfmt.measure.trace_rows import CHOSEN, rows_of_one_side
 from aprfmt.measure.trace_view import (
     TraceLike,
     backend_name,
+    dump_sentences,
     other_sequences,
     records_token_ids,
     sequence_name,
@@ -377,6 +378,8 @@ class Walk:
             f"{side.label}: a trace of {len(trace.records)} points{name}"
             + (f" from {trace.run['model']}" if trace.run.get("model") else ""),
         )
+        for says in dump_sentences(trace):
+            self.add_evidence("identity", f"{side.label}: {says}")
         if not held:
             self.levels.not_checked.append(f"{side.label}: holds statistics, no values")
         unknown = trace.run.get("unknown")

@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from typing import Protocol
 
-from aprfmt.base.dump_names import place_in_dump
+from aprfmt.base.dump_names import place_in_dump, rank_of_axis
 from aprfmt.base.protocols import Value
 from aprfmt.codecs.base import Array
 from aprfmt.measure.distances import ValueBlocks
@@ -200,6 +200,22 @@ def unequal_rank_sentences(*traces: TraceLike) -> tuple[str, ...]:
             place = place_in_dump(row["pass"])
             found.append(f"{row['name']}{f' ({place})' if place else ''}: {row['says']}")
     return tuple(found)
+
+
+def dump_sentences(trace: TraceLike) -> tuple[str, ...]:
+    """Return sentences on how a dump became a trace: its ranks and passes, and what was left out.
+
+    () for a trace that is of no dump, or of one rank and pass without a remark.
+    """
+    dump = trace.run.get("dump")
+    if not isinstance(dump, Mapping):
+        return ()
+    ranks = [f"{size} {rank_of_axis(axis)}s" for axis, size in dump.get("ranks", {}).items()]
+    passes = dump.get("passes", 1)
+    whole = [*ranks, *([f"{passes} passes"] if passes > 1 else [])]
+    ways = [f"{count} arrays {how}" for how, count in dump.get("layouts", {}).items()]
+    joined = [f"put together from {', '.join(whole)}" + "".join(f"; {way}" for way in ways)]
+    return (*(joined if whole else ()), *(str(note) for note in dump.get("notes", ())))
 
 
 def backend_name(trace: TraceLike) -> str:

@@ -1397,6 +1397,10 @@ def test_a_buffer_that_was_overwritten_is_seen(tmp_path: Path) -> None:
     with opened(two_ranks(tmp_path / "d", found)) as trace:
         assert "out" in equal_points(trace, right, 29)
         assert any("wrote into the buffer" in note for note in trace.run["dump"]["notes"])
+    told = aprfmt("diagnose", tiny_folder("llama"), tmp_path / "d", "--json").json
+    said = [row["says"] for row in told["evidence"] if row["says"].startswith("B: ")]
+    assert any(line.startswith("B: put together from 2 ") for line in said)
+    assert any("wrote into the buffer" in line for line in said)
 
 
 @pytest.mark.parametrize("form", ["pt", "npy"])
