@@ -111,8 +111,8 @@ def file_row(name: str) -> FileRow:
 def folder_row(path: Path) -> FileRow:
     """Return the table's row of a subfolder, which says whether loaders read what is in it.
 
-    A name that has no row is judged by its files at any depth: it is "unread" if a loader may take one of its files, else "without
-    effect". Links to folders are not followed.
+    A name that has no row is judged by its files at any depth: it is "unread" if a loader may take
+    one of them, else "without effect". Links to folders are not followed.
     """
     row = matching_row(FOLDERS, path.name)
     if row is not None:

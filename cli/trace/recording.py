@@ -104,7 +104,7 @@ class WatchedKeeper:
     def __init__(
         self, place: ValueStore, store_all: bool, watch: Watch | None, budget: Budget | None = None
     ) -> None:
-        """Keep values in `place`: of all points with `store_all`, else of the logits or pooled output.
+        """Keep values in `place`: of all points with `store_all`, else of logits or pooled output.
 
         `watch` is called with each record's key and values, unless it is None. The pass ends at the
         first point after the time of `budget`.

@@ -362,7 +362,8 @@ def test_parts_are_right_within_rounding_and_the_first_wrong_direction_ends_one(
     def parts(given: Any, noise: float, tolerance: float = 1e-9) -> Any:
         tried.clear()
         loss: Any = SimpleNamespace(along=along, rounding=lambda role, line: noise)
-        return differences._check_parts(loss, "w", given, masks, tolerance, np.random.default_rng(2))
+        drawn = np.random.default_rng(2)
+        return differences._check_parts(loss, "w", given, masks, tolerance, drawn)
 
     for noise in (0.0, 1e-6):
         found = parts(right, noise)
