@@ -184,13 +184,11 @@ def open_source(
     return collecting(path, partial=partial, damaged=True)
 
 
-def _checksum_function(
-    source: Source,
-) -> Callable[[Source, Mapping[Path, int]], bool | None] | None:
-    """Return what compares a file's bytes with its checksum; None if its format has none."""
+def _stored_source(source: Source) -> Source:
+    """Return the source of the file itself, without what is laid over it, such as a merge."""
     while isinstance(source, Overlay):
         source = source.wrapped_source
-    return FORMATS[source.format].checksum
+    return source
 
 
 def checksum_matches(source: Source, known: Callable[[], Mapping[Path, int]] = dict) -> bool | None:
@@ -198,13 +196,14 @@ def checksum_matches(source: Source, known: Callable[[], Mapping[Path, int]] = d
 
     Reads every byte, except of files in `known()`, which gives their CRC-32 by path.
     """
-    check = _checksum_function(source)
-    return None if check is None else check(source, known())
+    stored = _stored_source(source)
+    check = FORMATS[stored.format].checksum
+    return None if check is None else check(stored, known())
 
 
 def has_checksum(source: Source) -> bool:
     """Return whether the format of a file has a checksum over all its bytes."""
-    return _checksum_function(source) is not None
+    return FORMATS[_stored_source(source).format].checksum is not None
 
 
 def checksum_notes(source: Source, matches: bool | None = None) -> list[Note]:
