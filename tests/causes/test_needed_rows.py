@@ -31,6 +31,7 @@ from aprfmt.causes.tensor import (
     recoded_parts,
     recoded_scales,
     recurrent_layers,
+    stored_shapes,
     table,
     value_functions,
 )
@@ -245,6 +246,7 @@ def test_every_row_of_the_table_is_taken_out_once() -> None:
     tried |= {block_signs.guess_block_signs, block_signs.guess_lost_signs}
     tried.add(coarse_groups.explain_coarse_groups)  # by tests/measure/test_coarse_steps.py
     tried.add(flat_shards.explain_flat_shard)  # by tests/causes/test_flat_shards.py
+    tried.add(stored_shapes.explain_stored_shape)  # by tests/model/relations/test_kernels.py
     # by tests/causes/test_misread_codes.py
     tried |= {
         misread_codes.explain_misread_codes,

@@ -367,10 +367,13 @@ def test_logits_may_be_off_by_a_factor_or_a_number_for_each_row(
             mine=ours,
             theirs=np.asarray(theirs),
             tolerance=1e-4,
+            axis=1,
             recorded=SimpleNamespace(normalized=normalized) if recorded else None,
         )
         case: Any = SimpleNamespace(
             view=view,
+            rows=np.arange(6),
+            recorded_rows=(view.mine, view.theirs),
             patched=SimpleNamespace(hp={"final_softcap": cap, "logit_scale": 2.0}),
             call=lambda name: SimpleNamespace(location="cap") if called else None,
             rounded_change=lambda make, value: iter([make(round(value, 6))]),
@@ -394,7 +397,8 @@ def test_logits_may_be_off_by_a_factor_or_a_number_for_each_row(
     assert related(wrong, cap=30.0) == []
     x = RNG.normal(size=(2, 5))
     rows = logit_relations._factor_of_rows
-    assert rows(x, 2 * x, 1e-6) == pytest.approx(2.0) and rows(x[:1], 2 * x[:1], 1e-6) is None
+    assert rows(x, 2 * x, 1e-6) == pytest.approx(2.0) == rows(x[:1], 2 * x[:1], 1e-6)
+    assert rows(x[:1], [[2, 3, 2, 3, 2]] * x[:1], 1e-6) is None  # of one row, its values judge
     assert rows(x, -2 * x, 1e-6) is None and rows(x * 0, x, 1.0) is None
     bad = ours + numbers
     bad[0, 0, 0] = np.inf

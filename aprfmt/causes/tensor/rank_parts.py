@@ -194,7 +194,7 @@ HYPOTHESES = (
     JointHypothesis(
         ("rank_part", "rank_copies"),
         rank_part_groups,
-        445,
+        444,
         "the same part of several tensors, or whole copies, in place of rows cut from each",
         shapes=True,
     ),

@@ -165,7 +165,7 @@ def _distance(case: BackwardCase, keys: list[str], base: QuantizedBase | None) -
 
 HYPOTHESES = (
     BackwardHypothesis(("adapter_exchanged",), guess_factor_order, 316, "exact, nothing is fitted"),
-    BackwardHypothesis(("adapter_merged",), guess_merged, 319, "nothing is fitted"),
+    BackwardHypothesis(("adapter_merged",), guess_merged, 317, "nothing is fitted"),
     BackwardHypothesis(
         ("base_quantized",), guess_quantized_base, 330, "the nearest of some bases is taken"
     ),
