@@ -188,6 +188,10 @@ def _pair_by_name(
                 rule: _apart([(a[ours[name]], b[theirs[other]]) for other, name in names.items()])
                 for rule, names in rules.items()
             }
+            # Of several renames one that fits no shape is none: q, k or v alone for the joined one.
+            rules = {rule: names for rule, names in rules.items() if apart[rule][0] < 1}
+            if not rules:
+                break
         rule = min(rules, key=lambda one: apart[one])
         found[rule] = rules[rule]
         there = {rules[rule].get(name, name): stored for name, stored in there.items()}
