@@ -152,11 +152,14 @@ def open_state_beside(path: Path, model: Model) -> Model | None:
     """Return the weights that an engine saved under a path, read as `model`'s; None without any.
 
     A folder with a config.json is a model, unless its weights are files of ranks. So is a GGUF or
-    APR file.
+    APR file, and any file next to a `model` without a configuration: an engine's names are read by
+    that.
     """
     folder = path if path.is_dir() else path.parent
     configured = (folder / "config.json").is_file()
     if path.suffix in (".gguf", ".apr") or (configured and not holds_rank_files(path)):
+        return None
+    if path.is_file() and (model.folder is None or model.folder.config is None):
         return None
     from aprfmt.model.engine_state import is_engine_state, is_saved_state, open_engine_state
 
