@@ -102,6 +102,13 @@ class PairContext:
                 continue
         return found
 
+    def has_role(self, label: str, key: str) -> bool:
+        """Return whether model "a" or "b" has a role for a tensor, so that readers ask for it."""
+        try:
+            return key in self.models[label].roles
+        except ArchError:
+            return False
+
     def sides(self, label: str) -> Mapping[str, View]:
         """Return {key: tensor} of a model ("a", "b" or "base"), with the keys of the pairs."""
         if label in ("a", "b"):

@@ -97,8 +97,9 @@ class JointHypothesis:
     The function takes the context, the pairs and the records by key, and yields groups. Records
     change as groups are explained. Rows are tried by `rank` after those of single pairs, and only
     where a tensor differs that has no confirmed explanation, or one by a cause of `weak`; a row for
-    `shapes` where two have different shapes, one for `tables` there as well, and one for an
-    `engine` where B is what an engine saved, whatever explains a tensor.
+    `shapes` where two have different shapes, one for `tables` there as well, one for an `engine`
+    where B is what an engine saved, whatever explains a tensor, and a `one_sided` one where each
+    side has tensors that the other has not.
     """
 
     causes: tuple[str, ...]
@@ -111,16 +112,20 @@ class JointHypothesis:
     shapes: bool = False
     engine: bool = False
     tables: bool = False
+    one_sided: bool = False
 
     def is_for(self, context: "PairContext", rows: Iterable["TensorDiff"]) -> bool:
         """Return whether it is worth trying, by the records `rows` of all tensors.
 
         A hypothesis about shapes needs two of different shape, one about an engine's ranks that B
-        was saved by an engine, and any other a tensor that nothing explains yet; one for `tables`
-        takes a shape that differs, too.
+        was saved by an engine, a one-sided one tensors of each side alone, and any other a tensor
+        that nothing explains yet; one for `tables` takes a shape that differs, too.
         """
         if self.shapes:
             return any(row.verdict == "SHAPE_DIFFERS" for row in rows)
+        if self.one_sided:
+            rows = list(rows)
+            return all(any(row.verdict == f"ONLY_IN_{one}" for row in rows) for one in "AB")
         if self.engine:
             return getattr(context.models["b"].source, "of_engine", False)
         rows = list(rows)

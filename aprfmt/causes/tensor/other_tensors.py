@@ -27,6 +27,12 @@ if TYPE_CHECKING:
 
 CAUSE_ROWS = (
     Cause(
+        "other_names", "tensor", "same",
+        "A tensor has another name in each file, and no reader is known that asks for either.",
+        "A tensor that one file alone has is equal to one that the other file alone has.",
+        "All values of both are equal.",
+    ),
+    Cause(
         "missing_bias", "config", "bug",
         "A bias that one side adds is dropped on the other.",
         "The difference is the same vector in every row and equals the bias.",
@@ -223,9 +229,9 @@ def explain_renamed(key: str, label: str, context: "PairContext") -> Finding | N
             more = f"A's {names[0]} equals B's {names[1]}"
             sample = mine.take(np.arange(min(mine.rows, FEW)))
             proof = prove_values(sample, apart.count, 0, case.slack())
-            return make_finding(
-                "swapped_tensors", (key, other), (text, more), None, apart.relative, proof
-            )
+            asked = context.has_role(label, key) or context.has_role(there, other)
+            cause = "swapped_tensors" if asked else "other_names"
+            return make_finding(cause, (key, other), (text, more), None, apart.relative, proof)
     return None
 
 
