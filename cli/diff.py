@@ -47,11 +47,17 @@ def compare_adapter(
     is not known. A is the file `a`, B the file `b`. `accept` are patterns of what may stay
     uncompared.
     """
-    from aprfmt.adapters import answer_merge
+    from aprfmt.adapters import answer_merge, has_packed_weight
 
     with open_model(a, arch=arch) as base, open_model(b, arch=arch) as copy:
         found, report = answer_merge(base, copy, adapter)
         again = _merge_command(a, adapter, copy.format)
+        if has_packed_weight(base, [one.key for one in found.weights]):
+            decoded = Path(f"{a.with_suffix('')}-decoded")
+            again = (
+                f"aprfmt convert {a} {decoded} --encoding F32 --to safetensors && "
+                f"{_merge_command(decoded, adapter, copy.format)}"
+            )
     verdict = found.pronounced(accept)
     body = {**report.to_json(), "adapter": found.to_json(), **verdict.to_json()}
     return render.emit(body, verdict.exit, lambda: show_adapter(found, verdict, a, b, again))
@@ -97,9 +103,14 @@ def show_adapter(
     lost = [each for each in found.weights if each.lost >= _LOST]
     if lost:
         most = max(lost, key=lambda each: each.lost)
+        what = (
+            f"takes {most.lost:.0%} of the change"
+            if most.lost <= 1
+            else f"moves the values {most.lost:.3g} times as far as the change"
+        )
         render.line(
-            f"  rounding takes {most.lost:.0%} of the change in {render.escape(most.key)}, and at "
-            f"least {_LOST:.0%} in {len(lost)} of {len(found.weights)} weights"
+            f"  rounding {what} in {render.escape(most.key)}, and takes at least {_LOST:.0%} in "
+            f"{len(lost)} of {len(found.weights)} weights"
         )
     for says in found.says:
         render.line(f"  {render.escape(says)}")

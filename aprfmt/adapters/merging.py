@@ -302,6 +302,20 @@ def _merged_tensors(
         yield name, MergedTensor(stored, pair, encoding=encoding)
 
 
+def has_packed_weight(base: Model, keys: Iterable[str]) -> bool:
+    """Return whether the base stores one of these weights packed: decode it before a merge.
+
+    `keys` are the keys of the weights that an adapter changes.
+    """
+    views = (base.find(key) for key in keys)
+    return any(
+        stored.parts or stored.info.encoding not in _FLOATS
+        for view in views
+        if view is not None
+        for stored in view.stored
+    )
+
+
 class RenamedTensor(LazyTensor):
     """A stored tensor under another name."""
 
