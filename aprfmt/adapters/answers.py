@@ -26,6 +26,7 @@ from aprfmt.adapters.merge_faults import (
     Judged,
     Merge,
     OtherChange,
+    Steps,
     find_added_change,
     judge_merge,
     judge_misplaced,
@@ -453,7 +454,25 @@ def _merge_values(merged: View, b: View, close: bool) -> Merge:
             """
             return _store_through(b.encoding, values, dtype)
 
-    return Merge(plain, full - plain, theirs, b.encoding, base, close, noise, store_again)
+    change, steps = full - plain, _own_steps(b)
+    return Merge(plain, change, theirs, b.encoding, base, close, noise, store_again, steps)
+
+
+def _own_steps(b: View) -> "Steps | None":
+    """Return the steps of B's packed weight, float64; None for other types and uneven codes."""
+    packed = [one.packed for one in b.stored]
+    if not packed or any(one is None for one in packed) or b.lattice is None:
+        return None
+    tables = [table for one in packed if one is not None and (table := one().codes()) is not None]
+    if len(tables) < len(packed) or not all(_are_even(table.values) for table in tables):
+        return None
+    step, low, high = (np.asarray(part, np.float64) for part in b.lattice[:3])
+    return Steps(step, low, high) if (step > 0).all() else None
+
+
+def _are_even(values: "F64") -> bool:
+    """Return whether the values of codes, in any order, are all one step apart."""
+    return bool(np.ptp(np.diff(np.unique(np.asarray(values, np.float64)))) == 0)
 
 
 def _dtype_of_values(values: "F64") -> str:

@@ -41,6 +41,7 @@ MOST = 0.99  # share of the values that a quantized base has to give
 CHANCE = 0.7  # share of values that may lie on a code's entries by chance
 WIDE = 0.005  # share of the values that a rounded base leaves a step off, at least
 SPOTS = 0.05  # share of the values that damage of a weight changes, at most
+HALF_STEP = 2.0**-7  # of half a step of a packed type, that rounded scales move it
 SUMMED = 2.0**-18  # of a value, that a sum in another order moves a scale
 TURNED = 1e-3  # share of the values that it may turn to the next code
 FLAT = 64  # values under one scale of bitsandbytes, which rows do not end
@@ -60,13 +61,22 @@ class OtherChange(NamedTuple):
     change: "F64"
 
 
+class Steps(NamedTuple):
+    """Step, lowest and highest value of each element of a packed weight, of the weight's shape."""
+
+    step: "F64"
+    low: "F64"
+    high: "F64"
+
+
 @dataclass(frozen=True)
 class Merge:
     """One weight of base and merge, [rows, columns] or [experts, rows, columns], in float64.
 
     `plain` is the base's, `change` the adapter's, `theirs` B's. `encoding` is what B stores, `base`
     what A stores. `close` says that B is the base with the change within the bound of a packed
-    type. `again` encodes values in B's packed type and decodes them.
+    type. `again` encodes values in B's packed type and decodes them. `steps` are B's own, with the
+    ends of its groups, for packed weights whose codes are evenly spaced.
     """
 
     plain: "F64"
@@ -77,6 +87,7 @@ class Merge:
     close: bool
     noise: float = 0.0  # relative error that B's packed type, or A's, may have
     again: "Callable[[F64], F64 | None] | None" = None
+    steps: "Steps | None" = None
 
     def expert_merge(self, number: int) -> "Merge":
         """Return the Merge of expert `number` of a stack: its matrix alone."""
@@ -86,6 +97,7 @@ class Merge:
             change=self.change[number],
             theirs=self.theirs[number],
             again=None,
+            steps=None if self.steps is None else Steps(*(part[number] for part in self.steps)),
         )
 
 
@@ -232,7 +244,7 @@ def _judge_whole(
     times = float((off * merge.change).sum() / size)
     rest = float(np.sqrt(np.square(off - times * merge.change).sum() / size))
     found = Judged(OTHERWISE, times, rest)
-    once, none = (_is_reproduced(merge, count) for count in (1, 0))
+    once, none = _reproduced_sums(merge)
     if once and none:
         says = f"{merge.encoding} takes the whole change away, and both give the same values"
         return found._replace(found=EITHER, says=says, lost=1.0)
@@ -468,6 +480,34 @@ def _is_reproduced(merge: Merge, times: float) -> bool:
     # A library's sum in float32 ends elsewhere than ours, and a few values at the next code.
     apart = np.abs(made - merge.theirs) > SUMMED * np.abs(made)
     return bool(apart.mean() <= TURNED)
+
+
+def _reproduced_sums(merge: Merge) -> tuple[bool, bool]:
+    """Return (whether the base with the change gives B's values, whether the base alone does).
+
+    A packed weight is held against its own steps: of the sum as it is, and then of a sum that was
+    rounded to 16 bits before it was packed, by which both may be B's where neither tells.
+    """
+    if merge.steps is None:
+        return _is_reproduced(merge, 1), _is_reproduced(merge, 0)
+    sums = (merge.plain + merge.change, merge.plain)
+    once, none = (_is_nearest_code(merge, merge.steps, full) for full in sums)
+    if once or none:
+        return once, none
+    once, none = (_is_nearest_code(merge, merge.steps, full, "BF16") for full in sums)
+    return once and not none, none and not once
+
+
+def _is_nearest_code(merge: Merge, steps: Steps, full: "F64", dtype: str = "F32") -> bool:
+    """Return whether B's codes are those of `full` in B's own steps, cut at the ends of its groups.
+
+    The sum and its parts were rounded to the float type `dtype` before, so that a value halfway
+    between two codes has either.
+    """
+    held = np.clip(full, np.minimum(steps.low, steps.high), np.maximum(steps.low, steps.high))
+    slack = np.ldexp(np.abs(full) + np.abs(merge.plain), -1 - FRACTIONS[dtype])
+    near = np.abs(held - merge.theirs) <= steps.step / 2 * (1 + HALF_STEP) + slack
+    return bool(near.all())
 
 
 def _sum_gives(merge: Merge, full: "F64", change: "F64", rounds: int = 1) -> bool:

@@ -7,6 +7,7 @@ Seen red: the base's scales were read for the decoded weights, "0 weights", "oth
 """
 
 import json
+import shlex
 import shutil
 from pathlib import Path
 from typing import Any
@@ -22,6 +23,7 @@ from tests.diagnosis import packing
 from tests.diagnosis.faults_packed import WIDE, gptq, mlx, nearest, source
 
 MLX = {"group_size": 32, "bits": 4, "mode": "affine"}
+EITHER = "once or not at all"
 KINDS: dict[str, tuple[Any, Any, str]] = {
     "mlx": (mlx, MLX, "quantization"),
     "gptq": (gptq, packing.gptq_section(), "quantization_config"),
@@ -67,11 +69,34 @@ def made(kind: str, size: float, folder: Path) -> dict[str, Path]:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize(("size", "of_merge"), [(0.2, "once"), (0.0005, "once or not at all")])
-def test_a_packed_merge_is_judged(kind: str, size: float, of_merge: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("size", "of_merge", "of_base"),
+    [(0.2, "once", "not at all"), (0.0005, "once", EITHER), (1e-7, EITHER, EITHER)],
+)
+def test_a_packed_merge_is_judged(
+    kind: str, size: float, of_merge: str, of_base: str, tmp_path: Path
+) -> None:
+    """Seen red: a change below half a step was "otherwise", where B's own steps reproduce it."""
     paths = made(kind, size, tmp_path)
     told = aprfmt("diff", paths["a"], paths["merged"], "--adapter", paths["adapter"])
     assert f": {of_merge} (1 weights)" in told.out, told.out
     assert told.code == (0 if of_merge == "once" else 2)
     told = aprfmt("diff", paths["a"], paths["base"], "--adapter", paths["adapter"])
-    assert ": not at all (1 weights)" in told.out and told.code == 1, told.out
+    assert f": {of_base} (1 weights)" in told.out, told.out
+    assert told.code == (1 if of_base == "not at all" else 2)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_command_that_merges_into_a_packed_base_runs(kind: str, tmp_path: Path) -> None:
+    """Seen red: the command that was printed merged into packed weights, which is refused."""
+    paths = made(kind, 0.2, tmp_path)
+    told = aprfmt("diff", paths["a"], paths["base"], "--adapter", paths["adapter"])
+    (command,) = [line for line in told.out.splitlines() if line.startswith("next: ")]
+    commands = command.removeprefix("next: ").split(" && ")
+    out = tmp_path / "OUT"
+    for one in commands:
+        words = [str(out) if word == "OUT" else word for word in shlex.split(one)[1:]]
+        done = aprfmt(*words)
+        assert done.code == 0, done.err
+    told = aprfmt("diff", paths["a"], out, "--adapter", paths["adapter"])
+    assert ": once (1 weights)" in told.out and told.code == 0, told.out
