@@ -132,7 +132,7 @@ def _run_operation(
         residual,
         bound,
         not residual <= bound,
-        tuple(cell.inputs),
+        tuple(_key_in_model(one, point.key) for one in cell.inputs),
         tuple(cell.weights),
         before,
         output,
@@ -155,16 +155,25 @@ def operation_dtypes(key: str, a: Trace, b: Trace) -> tuple[str, str]:
     return first, last
 
 
+def _key_in_model(cell_key: str, key: str) -> str:
+    """Return the key in the model of a cell's input: the cell has the point's layer as its first.
+
+    `cell_key` is the input's key in the cell, `key` that of the cell's point in the model. The
+    stream into a layer is `embd` in the cell.
+    """
+    layer = key.partition(".")[0] if "." in key else ""
+    name = cell_key.rpartition(".")[2]
+    if name.startswith("embd"):
+        return f"{layer}.in" if layer else name
+    return f"{layer}.{name}" if layer else name
+
+
 def _input_distance(cell_key: str, key: str, a: Trace, b: Trace) -> float | None:
     """Return the distance of a cell's input between the whole runs; None if not recorded.
 
     `cell_key` is the input's key in the cell, `key` the cell's point in the model.
     """
-    layer = key.partition(".")[0] if "." in key else ""
-    name = cell_key.rpartition(".")[2]
-    own = f"{layer}.{name}" if layer and not name.startswith("embd") else name
-    if name.startswith("embd") and layer:
-        own = f"{layer}.in"
+    own = _key_in_model(cell_key, key)
     x, y = a.recorded_values(own), b.recorded_values(own)
     return None if x is None or y is None or x.shape != y.shape else rel_l2(y, x)
 

@@ -9,7 +9,7 @@ import pytest
 
 from aprfmt.base.outcome import Check, Report
 from aprfmt.errors import FormatError
-from aprfmt.inference.parity import bundle, calibrate, verdict
+from aprfmt.inference.parity import bundle, calibrate, operations, verdict
 from aprfmt.inference.parity.cell import BundledRows
 from aprfmt.measure import tolerances
 
@@ -267,3 +267,19 @@ def test_weights_are_stored_as_their_bytes_or_as_numbers() -> None:
     assert (values.tolist(), values.dtype.name, encoding) == ([1, 2], "uint8", "Q8_0")
     assert bundle._tuples_to_lists({"a": 1}) == {"a": 1}
     assert bundle._tuples_to_lists((1, [2, (3,)])) == [1, [2, [3]]]
+
+
+@pytest.mark.parametrize(
+    ("cell_key", "key", "own"),
+    [
+        ("L0.ffn_out", "L2.ffn_contrib", "L2.ffn_out"),
+        ("embd", "L3.attn_norm", "L3.in"),
+        ("L0.in", "L1.out", "L1.in"),
+        ("final_norm", "logits", "final_norm"),
+    ],
+)
+def test_the_inputs_of_an_operation_are_named_in_its_own_layer(
+    cell_key: str, key: str, own: str
+) -> None:
+    """Seen red: an operation of layer 2 was said to read L0.ffn_out."""
+    assert operations._key_in_model(cell_key, key) == own
