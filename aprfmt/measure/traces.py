@@ -14,6 +14,7 @@ from aprfmt.errors import UsageError
 from aprfmt.measure import log_softmax
 from aprfmt.measure.distances import PointDistance, measure_blocks, measure_values
 from aprfmt.measure.nonfinite import NonFinite
+from aprfmt.measure.overflow import overflow_text
 from aprfmt.measure.tolerances import (
     DISCRETE,
     UNIT,
@@ -135,6 +136,7 @@ class TraceDiff:
         default_factory=dict
     )  # by key: see `rounding_ratios`
     accept: tuple[str, ...] = ()  # unread:PATTERN of those that the user accepts
+    overflow: str = ""  # that the first point beyond exceeds a's float type: see `overflow_text`
 
     @property
     def compared(self) -> int:
@@ -338,6 +340,7 @@ def compare_traces(
         unequal_rank_sentences(a, b),
         find_first_token(points, mine, other),
         {} if same_dtype is None else rounding_ratios(keys, mine, other, same_dtype),
+        overflow=overflow_text(next((one for one in points if one.beyond), None), mine, other),
     )
 
 

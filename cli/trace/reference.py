@@ -115,8 +115,10 @@ def _points_verdict(difference: TraceDiff) -> tuple[str, str]:
         return f"no point could be compared{why}", "bad"
     if difference.first:
         beyond = sum(point.beyond for point in points)
+        why = f"; {difference.overflow}" if difference.overflow else ""
         return (
-            f"first point beyond tolerance: {difference.first}; {beyond} of {every} points beyond"
+            f"first point beyond tolerance: {difference.first}; {beyond} of {every} points "
+            f"beyond{why}"
         ), "bad"
     if difference.unequal_ranks:
         more = len(difference.unequal_ranks) - 1

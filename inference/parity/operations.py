@@ -42,11 +42,12 @@ def run_single_operations(
     """Return (results of single operations, the cell of the first wrong one).
 
     Operations of at most `limit` points beyond tolerance run on equal inputs, until one is wrong by
-    itself. If none is, the cell is the first that could be cut, or None.
+    itself. If none is, the cell is the first that could be cut, or None. Nothing runs where the
+    first of these points overflows the second run's float type.
     """
     beyond = [point for point in diff.points if point.beyond and "qkv" not in point.key]
-    if not beyond or first.is_engine:
-        return [], None
+    if not beyond or first.is_engine or diff.overflow:
+        return [], None  # a value that the type cannot hold is no fault of the operation
     reference = request.with_choice(first).open_backend()
     other: Backend | None = None
     if not second.is_engine:

@@ -102,6 +102,8 @@ def judge_pair(
     if report.outcome == "FAIL":
         if spread := _nonfinite_alike_text(diff):
             return "bug", f"finite: {spread}"
+        if diff.overflow:
+            return "bug", f"{diff.overflow}: run it in bfloat16 or float32"
         wrong = next((operation for operation in operations if operation.wrong), None)
         if wrong is not None:
             odd = _one_sided_nonfinite_text(

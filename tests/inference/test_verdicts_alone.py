@@ -31,7 +31,7 @@ def nonfinite(key: str, alone: bool, *, beyond: bool = False) -> Any:
 
 def diff_of(*points: Any) -> Any:
     first = next((one.key for one in points if one.beyond), None)
-    return SimpleNamespace(points=points, compared=len(points), first=first)
+    return SimpleNamespace(points=points, compared=len(points), first=first, overflow="")
 
 
 def report_of(*outcomes: str) -> Report:
@@ -267,6 +267,17 @@ def test_weights_are_stored_as_their_bytes_or_as_numbers() -> None:
     assert (values.tolist(), values.dtype.name, encoding) == ([1, 2], "uint8", "Q8_0")
     assert bundle._tuples_to_lists({"a": 1}) == {"a": 1}
     assert bundle._tuples_to_lists((1, [2, (3,)])) == [1, [2, [3]]]
+
+
+def test_a_type_that_is_too_small_is_no_wrong_operation() -> None:
+    far = point("b", beyond=True)
+    wrong = SimpleNamespace(key="b", wrong=True)
+    diff = diff_of(far)
+    diff.overflow = "b overflows float16"
+    found = judged(diff, "FAIL", operations=[wrong])
+    assert found == ("bug", "b overflows float16: run it in bfloat16 or float32")
+    diff.overflow = ""
+    assert "wrong on equal inputs" in judged(diff, "FAIL", operations=[wrong])[1]
 
 
 @pytest.mark.parametrize(
