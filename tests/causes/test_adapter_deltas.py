@@ -149,6 +149,67 @@ def test_one_factor_is_named_with_the_key_that_takes_it_back(name: str, tmp_path
         assert diagnosed(a, b)["exit"] == 0
 
 
+def kohya(path: Path, alpha: float | None) -> Path:
+    """Write a file of kohya's, with this alpha for every module or none."""
+    made = {}
+    for name, value in factors().items():
+        module, _, side = name.removeprefix("base_model.model.").partition(".lora_")
+        flat = f"lora_te_{module.replace('.', '_')}"
+        made[f"{flat}.lora_{'down' if side[0] == 'A' else 'up'}.weight"] = value
+        if alpha is not None:
+            made[f"{flat}.alpha"] = np.array(alpha, np.float32)
+    save_file(made, path)
+    return path
+
+
+def mlx(folder: Path, scale: float) -> Path:
+    """Write a folder of MLX's with this scale."""
+    folder.mkdir()
+    made = {
+        name.removeprefix("base_model.model.")
+        .replace(".lora_A.weight", ".lora_a")
+        .replace(".lora_B.weight", ".lora_b"): np.ascontiguousarray(value.T)
+        for name, value in factors().items()
+    }
+    save_file(made, folder / "adapters.safetensors")
+    said = {"fine_tune_type": "lora", "lora_parameters": {"rank": 4, "scale": scale}}
+    (folder / "adapter_config.json").write_text(json.dumps(said))
+    return folder
+
+
+OF_TENSORS = "the scale of a pair is its alpha tensor divided by its rank, and 1 without the tensor"
+OF_MLX = "the scale is that of lora_parameters in adapter_config.json"
+
+
+@pytest.mark.parametrize(
+    ("write_one", "first", "second", "says"),
+    [
+        (kohya, None, 1.0, OF_TENSORS),
+        (kohya, 4.0, 8.0, OF_TENSORS),
+        (kohya, None, 2.0, OF_TENSORS),
+        (mlx, 20.0, 10.0, OF_MLX),
+    ],
+)
+def test_a_scale_is_said_to_stand_where_the_adapter_has_it(
+    write_one: Callable[..., Path], first: float | None, second: float, says: str, tmp_path: Path
+) -> None:
+    """Seen red: "no single key of B's adapter_config.json" of files that have no such file."""
+    a = write_one(tmp_path / "a.safetensors", first)
+    b = write_one(tmp_path / "b.safetensors", second)
+    (cause,) = aprfmt("diff", a, b, "--json").json["causes"]
+    assert (cause["cause"], cause["level"]) == ("delta_scale", "confirmed")
+    assert says in cause["says"] and "no single key" not in cause["says"]
+
+
+@pytest.mark.parametrize(("write_one", "first", "second"), [(kohya, None, 4.0), (mlx, 2.0, 2.0)])
+def test_scales_that_are_equal_are_no_finding(
+    write_one: Callable[..., Path], first: float | None, second: float, tmp_path: Path
+) -> None:
+    a = write_one(tmp_path / "a.safetensors", first)
+    b = write_one(tmp_path / "b.safetensors", second)
+    assert aprfmt("diff", a, b).code == 0
+
+
 def test_other_changes_are_compared_by_their_factors(tmp_path: Path) -> None:
     """Where the scales are equal; else the changes alone are spoken of."""
     found = factors()

@@ -221,7 +221,8 @@ def _differing_keys(a: Adapter, b: Adapter) -> Iterator[FieldDiff]:
     """Yield the keys of the scale in which the configurations of two adapters differ."""
     if a.spelling == "gguf" and a.alpha != b.alpha:
         yield FieldDiff(ALPHA, a.alpha, b.alpha, decisive=True)
-    for key in SCALE_KEYS:
+    keys = ("lora_parameters",) if a.spelling == "mlx" else SCALE_KEYS
+    for key in keys:
         mine, theirs = a.config.get(key), b.config.get(key)
         if mine != theirs and (mine or theirs):
             name = f"{ADAPTER_CONFIG}: {key}"
@@ -410,8 +411,23 @@ def _single_keys(a: Adapter, b: Adapter, times: float, modules: Set[str]) -> lis
     ]
 
 
+# Where the scale of a pair stands, by the spelling of its adapter; PEFT's is in its configuration.
+_SCALES_STAND = {
+    "kohya": (
+        "the scale of a pair is its alpha tensor divided by its rank, and 1 without the tensor"
+    ),
+    "gguf": "the scale of a pair is adapter.lora.alpha divided by its rank, and 1 without the key",
+    "mlx": "the scale is that of lora_parameters in adapter_config.json",
+}
+
+
 def _keys_text(b: Adapter, held: Sequence[tuple[str, Any]]) -> str:
-    """Return which keys of B's configuration make the changes equal, in words."""
+    """Return which keys of B's configuration make the changes equal, in words.
+
+    Of adapters without alpha or r in a configuration: where their scale stands.
+    """
+    if b.spelling in _SCALES_STAND:
+        return f"{_SCALES_STAND[b.spelling]}; which side is meant, the two do not say"
     if not held:
         return f"no single key of B's {ADAPTER_CONFIG} makes all modules equal"
     own = " or ".join(f"{key} {_shown(value)}" for key, value in held)
