@@ -398,7 +398,9 @@ def test_logits_may_be_off_by_a_factor_or_a_number_for_each_row(
     x = RNG.normal(size=(2, 5))
     rows = logit_relations._factor_of_rows
     assert rows(x, 2 * x, 1e-6) == pytest.approx(2.0) == rows(x[:1], 2 * x[:1], 1e-6)
-    assert rows(x[:1], [[2, 3, 2, 3, 2]] * x[:1], 1e-6) is None  # of one row, its values judge
+    assert (
+        rows(x[:1], np.array([[2, 3, 2, 3, 2]]) * x[:1], 1e-6) is None
+    )  # of one row, its values judge
     assert rows(x, -2 * x, 1e-6) is None and rows(x * 0, x, 1.0) is None
     bad = ours + numbers
     bad[0, 0, 0] = np.inf
