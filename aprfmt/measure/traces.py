@@ -169,6 +169,7 @@ class TraceDiff:
             "unequal_ranks": list(self.unequal_ranks),
             "first_token": None if self.first_token is None else asdict(self.first_token),
             "rounding_ratios": dict(self.rounding_ratios),
+            "overflow": self.overflow,
             "points": [asdict(point) for point in self.points],
         }
 
