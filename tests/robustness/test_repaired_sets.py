@@ -19,6 +19,7 @@ from aprfmt.recovery import evidence
 from aprfmt.recovery.by_index import write_by_index
 from aprfmt.recovery.evidence import differing_blocks, differing_pages
 from aprfmt.recovery.index_repair import write_index
+from tests.cli.run import aprfmt
 
 INDEX = "model.safetensors.index.json"
 Arrays = Mapping[str, np.ndarray]
@@ -246,3 +247,28 @@ def test_a_damaged_shard_ends_the_making_of_an_index(tmp_path: Path) -> None:
     with pytest.raises(AprfmtError):
         write_index(folder)
     assert not (folder / INDEX).exists()
+
+
+@pytest.mark.parametrize(
+    ("empty_entry", "lost", "first"),
+    [(True, True, True), (False, True, False), (True, False, False)],
+)
+def test_shards_are_mended_before_the_index_that_is_made_from_them(
+    empty_entry: bool, lost: bool, first: bool, tmp_path: Path
+) -> None:
+    """Seen red: two repairs were named, and not that the second reads what the first writes."""
+    shards = {shard(1): ONE, shard(2): TWO}
+    listed = index_of(shards) | ({"head.weight": shard(2)} if lost else {})
+    folder = write_set(tmp_path / "m", shards, {"metadata": {}, "weight_map": listed})
+    if empty_entry:
+        path = folder / shard(2)
+        raw = path.read_bytes()
+        size = int.from_bytes(raw[:8], "little")
+        header = json.loads(raw[8 : 8 + size])
+        header["head.weight"] = {"dtype": "", "shape": [], "data_offsets": [0, 0]}
+        text = json.dumps(header).encode()
+        text += b" " * (-len(text) % 8)
+        path.write_bytes(len(text).to_bytes(8, "little") + text + raw[8 + size :])
+    told = aprfmt("validate", folder).out
+    assert ("mend the damaged shards first (see layout), then: aprfmt repair" in told) == first
+    assert ("aprfmt repair --index" in told) == lost, told

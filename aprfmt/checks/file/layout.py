@@ -219,15 +219,18 @@ def check_shards(ctx: CheckContext) -> Result:
         )
         for name in _unlisted_shards(members, ctx.model.path.parent)
     ]
+    # An index is made from the headers of the shards, so that these are mended before it.
+    of_index = [one for one in file_relations(ctx.model) if one.kind == "index"]
+    damaged = of_index and any(shard.parsed.faults.damage for shard in source.shards)
+    first = "mend the damaged shards first (see layout), then: " if damaged else ""
     findings += [
         Finding(
             ctx.where,
             relation.says + relation.examples_text,
             "an index of what the shards hold",
-            relation.remedy,
+            f"{first}{relation.remedy}" if relation.remedy else "",
         )
-        for relation in file_relations(ctx.model)
-        if relation.kind == "index"
+        for relation in of_index
     ]
     return Result(f"{len(members)} files", findings)
 
