@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     "--adapter",
     type=options.PathOrAddress(),
     metavar="DIR",
-    help="Merge this LoRA adapter (PEFT, GGUF, kohya) into SRC.",
+    help="Merge this LoRA adapter (PEFT, GGUF, kohya, MLX) into SRC.",
 )
 @click.option(
     "--base",
