@@ -386,9 +386,11 @@ def _place_by_role(
         raise ConversionError(
             f"{adapter.path}: {pair.module} has no place in {base.path}: {error}"
         ) from error
-    return there.stored[0], reorder_rows(
-        _pair_as_low_rank(adapter, pair), group, there, base, adapter
-    )
+    # Multimodal files have the text model's weights below a module of its own.
+    view = base.roles.get(group.roles[0])
+    own = () if view is None or there.stored[0] in base else view.names
+    stored = own[0] if len(own) == 1 else there.stored[0]
+    return stored, reorder_rows(_pair_as_low_rank(adapter, pair), group, there, base, adapter)
 
 
 def reorder_rows(
