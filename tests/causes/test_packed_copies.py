@@ -329,6 +329,48 @@ def test_plain_values_betray_no_scheme(values: Array) -> None:
     assert lattices.find_scheme(values + 1e-3 * rng.standard_normal(values.shape), "F32") is None
 
 
+@pytest.mark.parametrize(
+    ("wrong", "where", "looked_at"),
+    [
+        *((wrong, where, 72) for wrong in (0, 1, 2) for where in ("first", "last")),
+        (3, "first", 16),
+        (40, "first", 16),
+        (3, "last", 72),
+        (40, "last", 64),
+    ],
+)
+def test_cells_are_fitted_until_too_many_fit_not(
+    wrong: int, where: str, looked_at: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of 72 cells two may be off; with more no cells are fitted once that shows.
+
+    Seen red, each alone: all cells fitted at once; two cells off no longer a scheme.
+    """
+    rng = np.random.default_rng(3)
+    cells = rng.integers(-7, 8, (72, 64)) * 0.25
+    cells[:, 0] = 7 * 0.25
+    off = slice(0, wrong) if where == "first" else slice(72 - wrong, 72)
+    cells[off] = rng.standard_normal((wrong, 64))
+    code = next(one for one in lattices.code_books() if one.name == "codes of 4 bits")
+    unit = lattices.StorageUnit.of_encoding("F32")
+    fitted: list[int] = []
+    fit = lattices._fit_cell_scales
+
+    def counted(part: Array, *how: Any) -> tuple[Array, Array]:
+        fitted.append(len(part))
+        return fit(part, *how)
+
+    monkeypatch.setattr(lattices, "_fit_cell_scales", counted)
+    found = lattices.fit_scheme(cells, code, lattices.Grouping(1, 0), unit)
+    assert (found is not None) == (wrong <= 2)
+    if found is not None:
+        scales, bits = fit(cells, code, unit)
+        told = np.isfinite(bits)
+        assert np.array_equal(found.scales.reshape(-1)[told], scales[told])
+        assert found.bits == bits[told].sum()
+    assert sum(fitted) == looked_at
+
+
 def test_zeros_betray_no_scheme(values: Array) -> None:
     """Seen red: values clipped to zero were five bits above a minimum."""
     clipped = np.maximum(values[:16], 0).astype(ml_dtypes.bfloat16).astype(np.float32)

@@ -28,6 +28,7 @@ ENOUGH = 40.0  # bits of improbability beyond that of the choices made
 TOLD = 4.0  # such bits of a usual cell: many cells that each fit by accident prove nothing
 CELLS, OF_CELL = 2, 64  # cells, and values of each, that a scheme is looked for in
 FEW = 8  # rows that are then fitted first
+FIRST_CELLS = 16  # cells that are fitted first; of each later part, as many as before it
 SOURCE_CELLS = 24  # cells of the source, which must not fit the same scheme
 SMALL, SMALLEST = 4, 16  # bits of a code, and entries that a cell's smallest value is held to be
 FIRST = 12  # values of a cell that are tried first
@@ -167,13 +168,13 @@ def find_scheme(
     every = (
         (code, grouping) for code in code_books() for grouping in possible_groupings(*values.shape)
     )
+    samples: dict[Grouping, Array] = {}
     # Known schemes first, then every code with every grouping.
     for tried in (known, every if search else ()):
         for code, grouping in tried:
-            if any(
-                _cell_may_fit(cell, code, unit)
-                for cell in _sample_cells(split_cells(values, grouping))
-            ):
+            if grouping not in samples:
+                samples[grouping] = _sample_cells(split_cells(values, grouping))
+            if any(_cell_may_fit(cell, code, unit) for cell in samples[grouping]):
                 few = min(len(values), max(grouping.rows, FEW))
                 if few < len(values) and fit_scheme(values[:few], code, grouping, unit) is None:
                     continue
@@ -228,11 +229,14 @@ def fit_scheme(
     None too if they fit no better than chance, or only because nearly all codes are zero.
     """
     cells = split_cells(values, grouping)
-    scales, bits = _fit_cell_scales(cells, code, unit)
     # Nearly all cells must fit, too well for chance.
+    fitted = _fit_nearly_all(cells, code, unit)
+    if fitted is None:
+        return None
+    scales, bits = fitted
     fits = np.isfinite(bits)
     told = bits[fits & (scales != 0)]
-    if fits.mean() < ALL or not told.size or np.median(told) < TOLD or told.sum() < ENOUGH:
+    if not told.size or np.median(told) < TOLD or told.sum() < ENOUGH:
         return None
     if _share_at_rest(cells, scales, code) > MOST:
         return None
@@ -252,6 +256,26 @@ def _share_at_rest(cells: "Array", scales: "Array", code: CodeBook) -> float:
     first = np.abs(code.entries[code.entries != 0]).min()
     near = np.abs(moved) < first / 2 * np.abs(scales)[:, None]
     return float(near.sum() / max(1, (~np.isnan(cells)).sum()))
+
+
+def _fit_nearly_all(
+    cells: "Array", code: CodeBook, unit: StorageUnit
+) -> tuple["Array", "Array"] | None:
+    """Return (scale, bits) of every cell as `_fit_cell_scales`; None if fewer than ALL of them fit.
+
+    The cells are fitted in growing parts, and no further ones once too many fit not.
+    """
+    parts = []
+    start = failed = 0
+    while start < len(cells):
+        stop = max(FIRST_CELLS, 2 * start)
+        parts.append(_fit_cell_scales(cells[start:stop], code, unit))
+        failed += int((~np.isfinite(parts[-1][1])).sum())
+        if (len(cells) - failed) / len(cells) < ALL:
+            return None
+        start = stop
+    scales, bits = (np.concatenate(one) for one in zip(*parts, strict=True))
+    return scales, bits
 
 
 def _fit_cell_scales(cells: "Array", code: CodeBook, unit: StorageUnit) -> tuple["Array", "Array"]:
@@ -324,8 +348,7 @@ def _measure_improbability(
     entries = code.entries
     at = cells / scale[:, None]
     near = np.clip(np.searchsorted((entries[:-1] + entries[1:]) / 2, at), 0, len(entries) - 1)
-    gaps = np.diff(entries)
-    gap = np.maximum(np.append(gaps, 0), np.insert(gaps, 0, 0))[near]
+    gap = _larger_gaps(entries)[near]
     off = np.abs(at - entries[near])
     # Zero is stored as it is: what is only small next to the scale is not zero.
     may = (2 * unit.relative * np.abs(entries[near]) + 1e-9) * (entries[near] != 0) + 1e-30
@@ -334,6 +357,13 @@ def _measure_improbability(
     telling = ~np.isnan(cells) & (cells != 0) & (may < TELLING * gap)
     bits = np.where(telling, np.log2(gap / (2 * may)), 0.0)
     found: Array = np.where((telling & (off > may)).any(1), -np.inf, np.minimum(bits, 8).sum(1))
+    return found
+
+
+def _larger_gaps(entries: "Array") -> "Array":
+    """Return the larger distance of every entry of a code to its neighbours: a value's step."""
+    gaps = np.concatenate(([0.0], np.diff(entries), [0.0]))
+    found: Array = np.maximum(gaps[:-1], gaps[1:])
     return found
 
 
@@ -385,16 +415,13 @@ def _fit_lattice(
     `cells` are the values by cell, `scales` each cell's scale.
     """
     entries = code.entries
-    gaps = np.diff(entries)
     low = np.nanmin(cells, axis=1, keepdims=True) if code.offset else 0.0
     with np.errstate(all="ignore"):
         at = np.where(scales[:, None] != 0, (cells - low) / scales[:, None], 0.0)
     near = np.clip(
-        np.searchsorted((entries[:-1] + entries[1:]) / 2, np.nan_to_num(at)), 0, len(gaps)
+        np.searchsorted((entries[:-1] + entries[1:]) / 2, np.nan_to_num(at)), 0, len(entries) - 1
     )
-    # A value's step is the larger gap to its neighbours in the code.
-    gap = np.maximum(np.append(gaps, 0), np.insert(gaps, 0, 0))[near]
-    step = np.abs(scales)[:, None] * gap
+    step = np.abs(scales)[:, None] * _larger_gaps(entries)[near]
     tall, wide = grouping.rows or values.shape[0], grouping.columns or values.shape[1]
     down = -(-values.shape[0] // tall)
     back = step.reshape(down, -1, tall, wide).swapaxes(1, 2)

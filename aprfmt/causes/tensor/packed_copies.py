@@ -9,7 +9,7 @@ made good in turn; the one after which the errors are usual is the cause.
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from functools import cache
+from functools import cache, cached_property
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -80,7 +80,15 @@ class PackedCopy:
         return int(shape[-2]) if stacked else self.y.shape[0]
 
     def fit(self) -> Fit:
-        """Return the errors of the values as they are; each matrix of a stack has a scale."""
+        """Return the errors of the values as they are; each matrix of a stack has a scale.
+
+        They are measured once, however many causes ask for them.
+        """
+        return self._errors
+
+    @cached_property
+    def _errors(self) -> Fit:
+        """The errors that `fit` returns."""
 
         def split(part: "Array") -> "Array":
             return part.reshape(-1, self.tall, part.shape[-1])
