@@ -41,8 +41,7 @@ CASES = {
         "values 2448 to 3167 of 3168, in their order; 96 more",
     ),
     "of-a-layer": ((UP, DOWN), UP, 0, 8, "values 0 to 3839 of 15360, in their order;"),
-    "middle-of-two": ((UP, DOWN), DOWN, 1, 2, "all values of 15360, in their order;"),
-    "whole": ((DOWN,), DOWN, 0, 1, "all values of 15360, in their order;"),
+    "more-than-all": ((DOWN, NORM), DOWN, 0, 1, "all values of 15360, in their order; 96 more"),
 }
 
 
@@ -67,6 +66,27 @@ def test_a_rank_s_part_is_named(case: str, tmp_path: Path) -> None:
     assert checked.code == 1
     assert "one rank's part of flat parameters" in checked.out
     assert "the tokenizer is not of this model" not in checked.out
+
+
+@pytest.mark.parametrize(("rank", "ranks", "held"), [(1, 2, (UP, DOWN)), (0, 1, (DOWN,))])
+def test_a_vector_of_all_values_has_its_axes_joined(
+    rank: int, ranks: int, held: tuple[str, ...], tmp_path: Path
+) -> None:
+    """Nothing is to be gathered where no value is missing: only the shape is lost."""
+    for side in "ab":
+        llama_folder(tmp_path / side, "F32", hidden=96, layers=1, ffn=160, heads=4, kv_heads=2)
+    rows = tensors_of(tmp_path / "a")
+    part = rank_part([np.frombuffer(rows[one][2], np.float32) for one in held], rank, ranks)
+    write_mixed(
+        tmp_path / "b" / "model.safetensors", rows | {DOWN: ("F32", part.shape, part.tobytes())}
+    )
+    told = aprfmt("diagnose", tmp_path / "a", tmp_path / "b", "--json").json
+    (found,) = told["causes"]
+    assert (found["cause"], found["level"]) == ("stored_shape", "confirmed")
+    assert "all values of B are A's, of shape [15360] for [96, 160], in" in found["says"]
+    checked = aprfmt("validate", tmp_path / "b").out
+    assert "the axes were joined" in checked and "store it in the shape [96, 160]" in checked
+    assert "FSDP" not in checked + found["says"]
 
 
 @pytest.mark.parametrize("begins_as", [0, 1, 64, 3839])

@@ -40,7 +40,8 @@ LEAST = 64  # values that judge a place
 def explain_flat_shard(case: DifferingPair) -> Iterator[Finding]:
     """Yield the finding that a side holds a run of values where the other has a matrix.
 
-    Confirmed where the run is one of the matrix; nothing unless one side is a vector.
+    Confirmed where the run is one of the matrix; nothing unless one side is a vector. A vector of
+    all values of the matrix and no others has its axes joined: that is `stored_shape`.
     """
     for flat, matrix, label in ((case.b, case.a, "B"), (case.a, case.b, "A")):
         if len(flat.shape) != 1 or len(matrix.shape) < 2 or flat.size < LEAST:

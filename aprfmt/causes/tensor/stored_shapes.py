@@ -16,7 +16,7 @@ CAUSE_ROWS = (
     Cause(
         "stored_shape", "tensor", "bug",
         "A tensor is stored in another shape than readers look for: a kernel flattened to the "
-        "matrix of a product, or with its input channels last; matrices of a stack joined.",
+        "matrix of a product, or with its input channels last; axes joined, of a stack or all.",
         "Shapes of as many elements, of which one has the other's axes joined, or in MLX's order.",
         "In the other shape all values are the other side's.",
     ),
@@ -34,18 +34,18 @@ _WORDS: Mapping[
 def explain_stored_shape(case: DifferingPair) -> Iterator[Guess | Finding]:
     """Yield that one side is the other in another shape: axes joined, or a kernel's channels last.
 
-    Nothing where both have two axes or fewer, or where one is a vector.
+    Nothing of two matrices. A vector is only compared in order, for it shows no kernel's layout.
     """
     a, b = case.a, case.b
-    ends = sorted(len(side.shape) for side in (a, b))
-    if a.size != b.size or ends[0] < 2 or ends[1] < 3:
+    fewer, more = sorted(len(side.shape) for side in (a, b))
+    if a.size != b.size or fewer == more == 2 or more < 2:
         return
     said = f"all values of B are A's, of shape {list(b.shape)} for {list(a.shape)}"
     if is_run(b, a, 0, 0, a.size, case.slack()):
         says = (f"{said}, in the same order: axes were joined or parted",)
         proof = prove_values(matrix_values(a, 0, min(a.size, FEW)), a.size, 0, case.slack())
         yield make_finding("stored_shape", (case.key,), says, None, 0.0, proof)
-    elif a.size <= LARGEST:
+    elif fewer > 1 and a.size <= LARGEST:
         yield from _guess_kernel(case, said)
 
 

@@ -127,12 +127,7 @@ def check_shapes(ctx: CheckContext) -> Result:
     if ctx.resolution.coverage.misshapen:
         todo = ctx.sizes_command or todo
     findings = [
-        Finding(
-            key,
-            f"shape {list(has)}: {_part_text(has[0])}",
-            f"{list(wanted)}",
-            "save it again with the parts of all ranks gathered",
-        )
+        _vector_finding(key, has[0], wanted)
         if len(has) == 1 < len(wanted)
         else Finding(key, f"shape {list(has)}", f"{list(wanted)}", todo)
         for key, has, wanted in ctx.resolution.coverage.misshapen
@@ -141,8 +136,22 @@ def check_shapes(ctx: CheckContext) -> Result:
     return Result(f"{len(roles)} roles", findings)
 
 
-def _part_text(count: int) -> str:
-    """Return in words what a vector of `count` values is where a matrix is due."""
+def _vector_finding(key: str, count: int, wanted: Sequence[int]) -> Finding:
+    """Return the failure of a tensor that is a vector of `count` values where axes are due.
+
+    `wanted` is the shape by the configuration.
+    """
+    todo = "save it again with the parts of all ranks gathered"
+    if count == math.prod(wanted):
+        todo = f"store it in the shape {list(wanted)}"
+    found = f"shape [{count}]: {_vector_text(count, wanted)}"
+    return Finding(key, found, f"{list(wanted)}", todo)
+
+
+def _vector_text(count: int, wanted: Sequence[int]) -> str:
+    """Return in words what a vector of `count` values is where the shape `wanted` is due."""
+    if count == math.prod(wanted):
+        return "a vector of as many values as are due: the axes were joined"
     if count <= 1:
         return "a placeholder without values, as ZeRO stage 3 leaves where nothing is gathered"
     return "a run of values, one rank's part of flat parameters (FSDP)"

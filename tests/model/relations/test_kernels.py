@@ -103,13 +103,17 @@ def _bare(folder: Path, name: str, kernel: Any) -> Path:
     return path
 
 
-@pytest.mark.parametrize("move", [*MOVES, "stack"])
+# Axes joined that no reader of kernels looks for: of a stack, and all of them.
+JOINED: dict[str, Any] = {"stack": lambda t: t.flatten(0, 1), "vector": lambda t: t.flatten()}
+
+
+@pytest.mark.parametrize("move", [*MOVES, *JOINED])
 @pytest.mark.parametrize("swapped", [False, True])
 def test_without_an_architecture_the_values_show_the_shape(
     move: str, swapped: bool, tmp_path: Path
 ) -> None:
     kernel = torch.randn(32, 3, 4, 4, generator=torch.Generator().manual_seed(1))
-    change = MOVES[move][0] if move in MOVES else lambda t: t.flatten(0, 1)
+    change = MOVES[move][0] if move in MOVES else JOINED[move]
     pair = _bare(tmp_path, "a", kernel), _bare(tmp_path, "b", change(kernel))
     (finding,) = aprfmt.diff(*pair[:: -1 if swapped else 1]).findings
     assert (finding.cause, finding.confirmed) == ("stored_shape", True), finding
@@ -117,11 +121,11 @@ def test_without_an_architecture_the_values_show_the_shape(
         assert f"{'A' if swapped else 'B'} has" in finding.says
 
 
-@pytest.mark.parametrize("move", [*MOVES, "stack"])
+@pytest.mark.parametrize("move", [*MOVES, *JOINED])
 def test_other_values_of_as_many_elements_are_no_shape(move: str, tmp_path: Path) -> None:
     kernel, other = (torch.randn(32, 3, 4, 4, generator=torch.Generator().manual_seed(seed))
                      for seed in (1, 2))  # fmt: skip
-    change = MOVES[move][0] if move in MOVES else lambda t: t.flatten(0, 1)
+    change = MOVES[move][0] if move in MOVES else JOINED[move]
     half = torch.cat([kernel[:16], other[16:]])
     for kind, b in (("all", other), ("half", half)):
         pair = _bare(tmp_path, "a", kernel), _bare(tmp_path, kind, change(b))
