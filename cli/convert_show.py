@@ -18,6 +18,7 @@ STEPS: Mapping[str, str] = {
     "RowsPermuted": "q and k rows in the rope order of GGUF",
     "Transposed": "matrices transposed",
     "TransposedEach": "matrices transposed",
+    "ChannelsLast": "kernels with their input channels moved",
     "Oriented": "matrices transposed where they are stored so",
     "Reshaped": "reshaped",
     "Split": "fused tensors apart or together",
