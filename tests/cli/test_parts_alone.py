@@ -67,7 +67,7 @@ def test_the_answer_of_qa_ends_with_what_is_next(
     gates += [SimpleNamespace(name=name, outcome="NOT_RUN", failed=[]) for name in skipped]
     report: Any = SimpleNamespace(
         gates=gates, exit_code=code, subject=Path("a model.gguf"),
-        pronounced=SimpleNamespace(says="the verdict"),
+        pronounced=SimpleNamespace(says="the verdict", exit=code, not_compared=()),
     )  # fmt: skip
     lines = check_output.gates_answer(report, saved, other)
     assert lines[0] == ("the verdict", {0: "good", 1: "bad", 2: "warn"}[code])

@@ -130,6 +130,8 @@ def test_a_pass_has_the_arrays_of_its_own_stream(monkeypatch: pytest.MonkeyPatch
     "kinds, says",
     [
         (("", "bfloat16"), [("tp rank 1", "bfloat16")]),
+        (("", "float32 of 16 bits", ""), [("tp rank 1", "bfloat16")]),
+        (("float32 of 16 bits", "float32 of 16 bits"), []),
         (("float16", "", ""), [("tp rank 0", "float16")]),
         (("", ""), []),
         (("bfloat16", "bfloat16"), []),
@@ -143,7 +145,7 @@ def test_a_rank_that_holds_a_shorter_type_is_named(
     for at in range(5):
         for rank, kind in enumerate(kinds):
             short = kind and (at == 4 or not kind.endswith("one"))
-            x = np.ones((3, 8), np.float32)
+            x = np.full((3, 8), 1.0 if short else 1 / 3, np.float32)
             read, dtype = partial(np.asarray, x), kind.split()[0] if short else "float32"
             found.append((0, DumpedArray(f"a{at}", {"tp": rank}, x.shape, dtype, read, "f")))
     assert list(ranks_of_another_type(found, "tp")) == says
