@@ -24,6 +24,7 @@ from aprfmt.causes.forward.cut_points import (
     recorded_values_are_used,
 )
 from aprfmt.causes.forward.mismatch import Change, Mismatch
+from aprfmt.diagnosis.joined_columns import find_other_column_order
 from aprfmt.diagnosis.relations import certainty_of_relations, relation_text
 from aprfmt.inference.capture import key_name, parse_key
 from aprfmt.inference.points import POINTS
@@ -40,7 +41,7 @@ def find_other_capture_point(case: Mismatch) -> Change | None:
     The values were recorded elsewhere if a later point that is computed from them agrees.
     """
     key = case.view.key
-    elsewhere = _equal_to_other_points(case)
+    elsewhere = _equal_to_other_points(case) or find_other_column_order(case)
     if elsewhere is not None:
         return elsewhere
     if case.view.point in STREAM:
