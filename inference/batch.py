@@ -100,6 +100,16 @@ class Batch:
         return int(self.predicted.sum())
 
     @property
+    def hidden_count(self) -> int:
+        """The number of tokens that a token of their document could predict and that no label has.
+
+        Padding is not counted, nor the token after a row, which only labels hold.
+        """
+        may = np.zeros(self.label.shape, bool)
+        may[:, 1:-1] = self.mask[:, 1:] & self.mask[:, :-1]
+        return int((may & ~self.document_starts & ~self.label).sum())
+
+    @property
     def predicted(self) -> NDArray[np.bool_]:
         """Mask [samples, tokens] of the labels after each token, of those that are no padding."""
         found: NDArray[np.bool_] = self.label[:, 1:] & self.mask

@@ -22,7 +22,8 @@ if TYPE_CHECKING:
 class BatchFacts(TypedDict):
     """What a batch holds; `loss_of_logits` where it has the trainer's logits.
 
-    `unread` are arrays of the file that nothing here reads.
+    `hidden` counts the tokens that are no padding and that a token could predict, and that are no
+    labels. `unread` are arrays of the file that nothing here reads.
     """
 
     path: str
@@ -30,6 +31,7 @@ class BatchFacts(TypedDict):
     tokens: int
     padding: int
     labels: int
+    hidden: int
     shift: int
     documents: int
     unread: list[str]
@@ -283,6 +285,7 @@ def batch_to_json(batch: "Batch") -> BatchFacts:
         "tokens": tokens,
         "padding": int((~batch.mask).sum()),
         "labels": batch.label_count,
+        "hidden": batch.hidden_count,
         "shift": batch.shift,
         "documents": batch.document_count,
         "unread": list(batch.unread),
@@ -311,7 +314,8 @@ def show(body: BatchResult, reported: ReportedLoss | None) -> None:
     render.line(run_options.run_headline(body["run"]), style="head")
     rows = [
         ("batch", f"{batch['samples']} samples of {batch['tokens']} tokens, {batch['padding']} of "
-         f"padding, {batch['labels']} labels"),
+         f"padding, {batch['labels']} labels"
+         + (f", {batch['hidden']} tokens not scored" if batch["hidden"] else "")),
         ("loss", f"{loss:.6f} nats per token"),
     ]  # fmt: skip
     if batch["documents"] != batch["samples"]:

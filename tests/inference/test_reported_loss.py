@@ -614,6 +614,24 @@ def test_what_a_batch_holds_is_printed(made: Made, tmp_path: Path) -> None:
             assert said in lines["not read"] and lines["not read"].endswith(", ...") == (unread > 8)
 
 
+@pytest.mark.parametrize(("hide", "hidden"), [([], 0), ([0], 0), ([2, 3], 2), ([6], 0)])
+@pytest.mark.parametrize("shift", [0, 1])
+def test_tokens_that_no_label_scores_are_counted(
+    hide: list[int], hidden: int, shift: int, tmp_path: Path
+) -> None:
+    """Of the second row's 7 tokens the last is padding, and nothing predicts the first."""
+    ids = np.arange(1, 15).reshape(2, 7)
+    mask = np.ones((2, 7), int)
+    mask[1, 6] = 0
+    labels = np.where(mask == 1, ids, -100)
+    labels[1, hide] = -100
+    if shift:
+        labels = np.concatenate([labels[:, 1:], np.full((2, 1), -100)], axis=1)
+    np.savez(tmp_path / "b.npz", ids=ids, labels=labels, mask=mask)
+    batch = read_batch(tmp_path / "b.npz", VOCAB)
+    assert (batch.hidden_count, batch.label_count) == (hidden, 11 - hidden)
+
+
 SAMPLES = (13, 9, 8, 30, 11)  # tokens of each; in rows of 30 that is 13+9+8, 30, 11
 WIDTH = 30
 
