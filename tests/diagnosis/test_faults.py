@@ -128,6 +128,7 @@ SEEDED_ELSEWHERE = {cause.name for name in modules_of("training") for cause in c
     "flat_shard",
     "joined_tensors",
     "low_rank",
+    "mlx_layout",
     "other_names",
     "other_sequence",
     "overlapping_ranges",

@@ -20,6 +20,12 @@ CAUSE_ROWS = (
         "Shapes of as many elements, of which one has the other's axes joined, or in MLX's order.",
         "In the other shape all values are the other side's.",
     ),
+    Cause(
+        "mlx_layout", "tensor", "same",
+        "A kernel has its input channels last, as readers of MLX look for it.",
+        "Shapes of as many elements, and the file says that MLX wrote it (`format`).",
+        "With the input channels second all values are the other side's.",
+    ),
 )  # fmt: skip
 
 LARGEST = 1 << 26  # elements of a kernel that is laid out anew in memory
@@ -67,13 +73,21 @@ def _guess_kernel(case: DifferingPair, said: str) -> Iterator[Guess]:
     if how is None:  # of a flat kernel as it is, the run of values is judged
         return
     rows = np.ascontiguousarray(values).reshape(case.a.rows, case.a.columns)
-    says = (f"{said}: {'B' if away else 'A'} {how}",)
-    yield case.guess("stored_shape", says, "B", lambda numbers: rows[numbers])
+    side, other = ("B", "A") if away else ("A", "B")
+    mlx = how == _WORDS["ChannelsLast"] and _is_of_mlx(case, side) and not _is_of_mlx(case, other)
+    cause = "mlx_layout" if mlx else "stored_shape"
+    says = (f"{said}: {side} {how}",)
+    yield case.guess(cause, says, "B", lambda numbers: rows[numbers])
+
+
+def _is_of_mlx(case: DifferingPair, label: str) -> bool:
+    """Return whether side "A" or "B" says that MLX wrote it, whose kernels have channels last."""
+    return case.context.models[label.lower()].metadata.get("format") == "mlx"
 
 
 HYPOTHESES = (
     PairHypothesis(
-        ("stored_shape",),
+        ("stored_shape", "mlx_layout"),
         explain_stored_shape,
         147,
         "two shapes of as many elements, before an order of rows",
