@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 
 Array = np.ndarray[Any, Any]
 _PREFIXES = 6  # components of a prefix that is looked for
+_NESTED = "language_model"  # the module of the text model in multimodal ones
 _UNTIE = (
     "untie the base first (tie_word_embeddings false, and lm_head.weight a copy of the table), and "
     "merge into that"
@@ -386,9 +387,11 @@ def _place_by_role(
         raise ConversionError(
             f"{adapter.path}: {pair.module} has no place in {base.path}: {error}"
         ) from error
-    # Multimodal files have the text model's weights below a module of its own.
+    # Files of multimodal models have the text model's weights below a module of its own, and so
+    # has the model in memory, whose names PEFT writes.
     view = base.roles.get(group.roles[0])
-    own = () if view is None or there.stored[0] in base else view.names
+    nested = _NESTED in name.split(".") and has_towers(base.config)
+    own = view.names if nested and view is not None else ()
     stored = own[0] if len(own) == 1 else there.stored[0]
     return stored, reorder_rows(_pair_as_low_rank(adapter, pair), group, there, base, adapter)
 
