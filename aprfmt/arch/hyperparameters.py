@@ -6,6 +6,7 @@ as `aprfmt.hyper.NAME` (a JSON text).
 """
 
 import json
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
@@ -97,6 +98,9 @@ _KINDS: Mapping[str, Callable[[Value, str], Value]] = {
 }
 
 
+DERIVED = 1e-5  # relative distance of values that converters compute in float32
+
+
 def read_hyper(
     spec: ArchSpec, facts: Facts, subject: str, *, complete: bool = True
 ) -> tuple[HyperParams, KeyReport]:
@@ -177,6 +181,8 @@ class _Reader:
         Adds the check's remark, and the keys that the rule accessed, to the report.
         """
         kept, stated = self._read_aprfmt_key(rule), self._read_style_keys(rule)
+        if kept is not None:
+            kept = self._without_contradiction(rule, kept)
         if rule.present or rule.absent:
             self._record_stated_presence(rule, kept or stated)
         found = self._reconcile_with_tensors(rule, kept or stated)
@@ -200,6 +206,29 @@ class _Reader:
             value = self._default_value(rule)
         if value is not None:
             self.demanded[rule.name] = value
+
+    def _without_contradiction(self, rule: HyperRule, kept: HyperParam) -> HyperParam | None:
+        """Return the value of `aprfmt.hyper.NAME`; None where a stored tensor says otherwise.
+
+        Other programs read the tensor, so that it is believed, or that there is none. The
+        contradiction is added to the report.
+        """
+        values = {name: row.value for name, row in self.rows.items()} | {rule.name: kept.value}
+        for derived in self.spec.derived:
+            name = derived.name(self.facts.style)
+            if derived.of != rule.name or not name or not self.facts.tensors:
+                continue
+            wanted, stored = derived.make(values), self.facts.vector(name)
+            if same_derived_values(wanted, stored):
+                continue
+            if stored is None:
+                shown = f"there is no {name}, by which other programs go"
+            else:
+                shown = f"{name} says otherwise, by which other programs go; it is believed"
+            self.conflicts.append(Conflict(f"{kept.key} says {rule.name}, {shown}", rule.name))
+            self.contradicted[kept.key] = shown
+            return None
+        return kept
 
     def _read_aprfmt_key(self, rule: HyperRule) -> HyperParam | None:
         """Return the value of `aprfmt.hyper.NAME`, or None.
@@ -340,6 +369,17 @@ class _Reader:
             row = self.rows.get(loss.name)
             if loss.assumed and loss.style == self.facts.style and row and row.origin == "default":
                 yield f"no key says {loss.name}, {_value_text(row.value)} taken: {loss.consequence}"
+
+
+def same_derived_values(a: Sequence[float] | None, b: Sequence[float] | None) -> bool:
+    """Return whether two lists of a hyperparameter's tensor are equal up to float32 rounding.
+
+    Converters compute them in float32. A list is not equal to none.
+    """
+    if a is None or b is None:
+        return a is b
+    pairs = zip(a, b, strict=False)
+    return len(a) == len(b) and all(math.isclose(x, y, rel_tol=DERIVED) for x, y in pairs)
 
 
 def _value_text(value: Value) -> str:

@@ -47,6 +47,7 @@ _STORED = {"long_factor": LONG, "short_factor": SHORT, "factors": FREQS}
 # (low_freq_factor, high_freq_factor, original_context_length); divisors that they explain are
 # read as llama3, all others as `factors`.
 LLAMA3 = (1.0, 4.0, 8192)
+_DIVISORS = ("llama3", "factors", "proportional")  # types that are divisors and no more
 # A divisor that leaves a pair where it is, as the converter writes it.
 UNTURNED = 1e30
 _TOLERANCE = 1e-5  # the converter computes the divisors in float32
@@ -308,6 +309,22 @@ def _make_freqs(hp: Params) -> tuple[float, ...] | None:
         return (float(scaling["factor"]),) * turned + (UNTURNED,) * (pairs - turned)
     factors: tuple[float, ...] | None = scaling.get("factors")
     return factors
+
+
+def have_equal_divisors(a: Params, b: Params) -> bool:
+    """Return whether the rope scalings of two models' hyperparameters divide all pairs alike.
+
+    True of a llama3 scaling and of its divisors, by which a GGUF has it. False where one of them
+    is more than divisors, as yarn and longrope are.
+    """
+    scalings = [one["rope_scaling"] for one in (a, b)]
+    if any(one is None or one["type"] not in _DIVISORS for one in scalings):
+        return False
+    first, second = (_make_freqs(one) or () for one in (a, b))
+    pairs = zip(first, second, strict=False)
+    return len(first) == len(second) > 0 and all(
+        math.isclose(x, y, rel_tol=_TOLERANCE) for x, y in pairs
+    )
 
 
 def _make_long_factors(hp: Params) -> tuple[float, ...] | None:

@@ -219,11 +219,12 @@ class DerivedTensor:
 
     `names[style]` is its stored name; it has no role. `make` returns the values to write as a
     one-dimensional F32 tensor, or None if the model needs no such tensor. It is read with
-    `Facts.vector`.
+    `Facts.vector`. `of` is the hyperparameter's name.
     """
 
     names: Mapping[str, str]
     make: Callable[[Params], Sequence[float] | None]
+    of: str = "rope_scaling"
 
     def name(self, style: str) -> str:
         """Return the tensor's stored name in a style; "" if the style does not store it."""

@@ -8,6 +8,7 @@ from itertools import product
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from aprfmt.arch.rope_gguf import have_equal_divisors
 from aprfmt.arch.spec import HyperParam
 from aprfmt.arch.value_checks import same_value
 from aprfmt.base.budget import Budget
@@ -681,6 +682,8 @@ def _differing_hyperparameters(
         left = None if mine is None else mine.value
         right = None if other is None else other.value
         if same_value(left, right):
+            continue
+        if name == "rope_scaling" and left and right and have_equal_divisors(a.hyper, b.hyper):
             continue
         settled = _is_settled(name, results)
         if settled and _stated_alike(name, a, b):

@@ -505,22 +505,24 @@ def reconcile_hyperparameters(
 ) -> "tuple[dict[str, HyperParam], list[Note]]":
     """Return (hyperparameters by name, notes) merged from metadata and the config.json.
 
-    `native`, the container's own keys, wins. Equal values up to float32 rounding keep those of
-    `carried`, the config.json. Each contradiction makes a note.
+    `native`, the container's own keys and the tensors that have such values, wins. Equal values up
+    to float32 rounding keep those of `carried`, the config.json. Each contradiction makes a note.
     """
+    from aprfmt.arch.rope_gguf import have_equal_divisors
     from aprfmt.arch.value_checks import same_value
 
     rows: dict[str, HyperParam] = {name: carried.of(name) for name in carried}
     notes = []
     for name in native:
         mine = native.of(name)
-        if mine.origin != "metadata":
+        if mine.origin not in ("metadata", "tensor"):
             rows.setdefault(name, mine)
             continue
         other = rows.get(name)
         if other is not None and name in OUTSIDE and other.origin == "default":
             other, rows[name] = None, mine
-        if other is None or same_value(mine.value, other.value):
+        alike = name == "rope_scaling" and have_equal_divisors(native, carried)
+        if other is None or alike or same_value(mine.value, other.value):
             rows.setdefault(name, mine)
             continue
         notes.append(
