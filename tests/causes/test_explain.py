@@ -113,6 +113,7 @@ def test_the_table_names_known_causes_and_every_one_is_seeded() -> None:
         "code_type",
         "fused_order",
         "stored_shape",
+        "mlx_layout",
     }  # test_joined_heads has the last
     (packed,) = [row for row in table.TABLE if load_function(row.find) is explain_packed_faults]
     others |= set(packed.causes)

@@ -56,7 +56,7 @@ def test_backends_agree_up_to_rounding(name: str) -> None:
 
 # Wrong backend -> (model, first wrong operation, its inputs, its weights).
 FAULTS = {
-    "wrong-eps": ("qwen2", "L0.attn_norm", ("embd",), ("L0.attn_norm.weight",)),
+    "wrong-eps": ("qwen2", "L0.attn_norm", ("L0.in",), ("L0.attn_norm.weight",)),
     "wrong-pairs": ("qwen2", "L0.q_rope", ("L0.q",), ()),
     "no-bias": ("gpt_oss", "L0.attn_out", ("L0.attn",),
                 ("L0.attn_output.weight", "L0.attn_output.bias")),
