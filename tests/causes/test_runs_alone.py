@@ -116,6 +116,21 @@ def test_a_value_is_looked_for_at_so_many_places(monkeypatch: pytest.MonkeyPatch
         assert np.array_equal(flat_shards.matrix_values(matrix, start, stop), FLAT[start:stop])
 
 
+@pytest.mark.parametrize("step", [7, 1 << 20])
+def test_a_run_is_one_from_its_first_value_to_its_last(
+    step: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(flat_shards, "STEP", step)
+    matrix: Any = Reader(MATRIX)
+    for at in (0, 1, 6, 7, 63, 64, 99):
+        values = FLAT[20:120].copy()
+        exact: Any = Reader(values)
+        assert flat_shards.is_run(exact, matrix, 0, 20, 100, 0.0)
+        values[at] += 1
+        moved: Any = Reader(values)
+        assert not flat_shards.is_run(moved, matrix, 0, 20, 100, 0.0), at
+
+
 def test_a_vector_is_a_run_of_a_longer_one(monkeypatch: pytest.MonkeyPatch) -> None:
     long, least = RNG.normal(size=60), value_functions.LEAST
     longer = [False]

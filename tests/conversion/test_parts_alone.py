@@ -504,6 +504,17 @@ def test_packed_weights_that_nothing_decodes_say_what_is_left_to_do(
     assert (note.where, note.text) == ("m", f"{text}; they are copied as they are stored")
 
 
+def test_only_roles_of_packed_weights_are_among_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    stored = {"q": [("a",), ("x",)], "k": [("x", "y")], "v": []}
+    monkeypatch.setattr(
+        "aprfmt.arch.binding.groups_for",
+        lambda spec, style, keys, hyper: [SimpleNamespace(stored=one) for one in stored[keys[0]]],
+    )
+    packing = UndecodedPacking("m", frozenset({"a", "b"}), (), "")
+    nothing: Any = None
+    assert packing.roles_among(nothing, "hf", nothing, ("q", "k", "v")) == {"q"}
+
+
 @pytest.mark.parametrize("cut", [(0, None), (0, 12), (3, 12), (3, 4), (5, 5), (11, 12)])
 @pytest.mark.parametrize("runs", [[(0, 12)], [(4, 12)], [(4, 6), (0, 6)], [(9, 1), (2, 11)]])
 def test_a_planned_tensor_has_the_bytes_that_will_be_copied(
