@@ -505,7 +505,7 @@ def test_packed_weights_that_nothing_decodes_say_what_is_left_to_do(
 
 
 def test_only_roles_of_packed_weights_are_among_them(monkeypatch: pytest.MonkeyPatch) -> None:
-    stored = {"q": [("a",), ("x",)], "k": [("x", "y")], "v": []}
+    stored: dict[str, Any] = {"q": [("a",), ("x",)], "k": [("x", "y")], "v": []}
     monkeypatch.setattr(
         "aprfmt.arch.binding.groups_for",
         lambda spec, style, keys, hyper: [SimpleNamespace(stored=one) for one in stored[keys[0]]],
