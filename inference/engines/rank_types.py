@@ -1,6 +1,8 @@
 """Finds ranks of a dump that hold, or computed in, a shorter type than the others."""
 
+import sys
 from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import closing
 
 import numpy as np
 
@@ -39,17 +41,26 @@ def ranks_of_another_type(
 
 
 def _type_of_values(one: DumpedArray) -> str:
-    """Return the shortest float type that holds an array's values; its own for zeros alone.
+    """Return the 16-bit type that holds a float32 array's values exactly, else its own dtype.
 
-    An array that cannot be read, whose error comes where it is needed, is of its own type, too.
+    Its stored bytes are looked at until one of them shows that. Zeros alone show no type, nor does
+    an array whose bytes are compressed or cannot be read.
     """
-    if one.dtype != "float32":
+    stored = one.stored() if one.dtype == "float32" and sys.byteorder == "little" else None
+    if stored is None:
         return one.dtype
+    kinds: set[str] = set()
     try:
-        values = one.read()
-    except FormatError:
+        with closing(stored.windows()) as windows:
+            for window in windows:
+                values = np.frombuffer(window, np.float32)
+                if np.any(values):
+                    kinds.add(exact_16_bit_type(values))
+                if "" in kinds or len(kinds) > 1:
+                    return one.dtype
+    except (FormatError, ValueError):
         return one.dtype
-    return (exact_16_bit_type(values) if np.any(values) else "") or one.dtype
+    return next(iter(kinds), one.dtype)
 
 
 def _holders(rows: Sequence[Mapping[int, str]], kind: str) -> Collection[int] | None:

@@ -130,7 +130,6 @@ def test_a_pass_has_the_arrays_of_its_own_stream(monkeypatch: pytest.MonkeyPatch
     "kinds, says",
     [
         (("", "bfloat16"), [("tp rank 1", "bfloat16")]),
-        (("", "float32 of 16 bits", ""), [("tp rank 1", "bfloat16")]),
         (("float32 of 16 bits", "float32 of 16 bits"), []),
         (("float16", "", ""), [("tp rank 0", "float16")]),
         (("", ""), []),
