@@ -208,10 +208,11 @@ class _Reader:
             self.demanded[rule.name] = value
 
     def _without_contradiction(self, rule: HyperRule, kept: HyperParam) -> HyperParam | None:
-        """Return the value of `aprfmt.hyper.NAME`; None where a stored tensor says otherwise.
+        """Return `kept`, the value of `aprfmt.hyper.NAME`; None where the tensor of it contradicts.
 
-        Other programs read the tensor, so that it is believed, or that there is none. The
-        contradiction is added to the report.
+        Some hyperparameters are stored as a tensor too (rope's divisors). One that has other
+        values, or is missing, contradicts the key. Other programs go by the tensor, so the key is
+        not believed, and the contradiction is added to the report.
         """
         values = {name: row.value for name, row in self.rows.items()} | {rule.name: kept.value}
         for derived in self.spec.derived:

@@ -314,8 +314,8 @@ def _make_freqs(hp: Params) -> tuple[float, ...] | None:
 def have_equal_divisors(a: Params, b: Params) -> bool:
     """Return whether the rope scalings of two models' hyperparameters divide all pairs alike.
 
-    True of a llama3 scaling and of its divisors, by which a GGUF has it. False where one of them
-    is more than divisors, as yarn and longrope are.
+    True of a llama3 scaling and of its divisors, by which a GGUF has it. False where either has no
+    scaling, or one that is more than divisors, as yarn and longrope are.
     """
     scalings = [one["rope_scaling"] for one in (a, b)]
     if any(one is None or one["type"] not in _DIVISORS for one in scalings):

@@ -155,10 +155,10 @@ def has_own_head(model: Model) -> bool:
 
 
 def held_conflicts(resolution: "Resolution") -> "list[Conflict]":
-    """Return where a file contradicts itself, without a tie of which the stored head is a copy.
+    """Return where a file contradicts itself, leaving out that a key ties head and embedding.
 
-    The head and the embedding are read and compared where a key ties them and a head is stored.
-    Raises AprfmtError where one of them cannot be read.
+    That is left out where the stored head is a copy of the embedding: both are read and compared
+    where a key ties them and a head is stored. Raises AprfmtError where one cannot be read.
     """
     report, tie = resolution.report, "tied_embeddings"
     overruled = report.overruled.get(tie)

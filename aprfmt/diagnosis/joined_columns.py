@@ -24,11 +24,12 @@ SHOWN = 4  # points that one sentence names
 
 
 def joined_columns_text(case: Mismatch, key: str) -> str:
-    """Return in which order recorded q, k or v were cut, and which order the columns have.
+    """Return by which order of columns recorded q, k or v were cut out of a joined projection.
 
-    `key` names the point. The reference's q, k and v are joined in one order and cut in another;
-    the recorded values must be that part, as near as two whole runs are, and not the reference's.
-    It is "" where no two orders give the values.
+    `key` names the point. An order is [q | k | v], or these for each of some groups of heads. The
+    reference's q, k and v are joined by one order and cut by another; the text names the two with
+    which the cut gives the recorded values, within the tolerance of two whole runs. It is "" where
+    no two orders do, and where the recorded values are the reference's own.
     """
     point, layer = parse_key(key)
     view = case.found.views[key]

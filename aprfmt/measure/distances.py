@@ -192,10 +192,10 @@ def _runs_of_pieces(
 def _runs_of_stored(
     kernel: Callable[..., Any], x: StoredReader, y: StoredReader, counts: Sequence[int]
 ) -> Iterator[tuple[Any, ...]]:
-    """Yield what `native.apart` says of so many values after another, read as files store them.
+    """Yield the distances of two arrays for runs of `counts` values that follow one another.
 
-    `kernel` is `native.apart_rows`, which decodes a few of them at a time. Their statistics are
-    taken while they are in the processor's caches.
+    Each is the tuple that `native.apart` returns. `kernel` is `native.apart_rows`, which decodes a
+    few stored values at a time; each side's statistics are taken while these are in the caches.
     """
     start = 0
     for group in _groups_of_runs(counts):

@@ -188,10 +188,11 @@ def _make_pair(
 def _make_mlx_pair(
     model: Model, module: str, parts: Mapping[str, View], config: Mapping[str, Any]
 ) -> StoredPair:
-    """Return a pair of MLX's spelling; FormatError for lengths that are not one for every row.
+    """Return the two factors of one module of an MLX adapter, with their rank and scale.
 
     `parts` are its tensors by kind, which fit each other (`pair_fault`); the scale is that of
-    `config`, which `merge_obstacle` has checked.
+    `config`, which `merge_obstacle` has checked. Raises FormatError for DoRA lengths that are not
+    one for each row of the weight.
     """
     table = is_mlx_table(module)
     rows = parts["a"].shape[0] if table else parts["b"].shape[1]

@@ -61,9 +61,9 @@ def find_logits_row(case: Mismatch) -> Iterator[Change]:
 
 
 def _token_of_row(ours: Array, row: Array, bound: float) -> int:
-    """Return the token whose logits [vocabulary] a row is, of `ours` [tokens, vocabulary].
+    """Return the position of the token in `ours` [tokens, vocabulary] whose logits a row is.
 
-    -1 if it is not within `bound` (a relative distance) of exactly one.
+    `row` is [vocabulary]. -1 if it is not within `bound` (a relative distance) of exactly one.
     """
     near = [at for at, one in enumerate(ours) if rel_l2(one, row.reshape(-1)) <= bound]
     return near[0] if len(near) == 1 else -1
@@ -73,7 +73,7 @@ def _patch_head_rows(place: PassLocation, tokens: Array) -> Patch:
     """Return a patch: the head, called at `place`, is given row `tokens[i]` for token i."""
 
     def override(op: Any, at: Any, x: Any, w: Any, *rest: Any, **kwargs: Any) -> Any:
-        """Return the product, that of the head with its rows exchanged."""
+        """Return the product of `x` and `w`; at the head, of the rows `tokens` of `x`."""
         return op(x[tokens] if at == place else x, w, *rest, **kwargs)
 
     def make(patched: PatchedModel, layers: Layers) -> PatchedModel:

@@ -139,7 +139,10 @@ def _holds_at(whole: RowReader, part: RowReader, at: int) -> bool:
 
 
 def _joined_finding(context: PairContext, whole: str, key: str, parts: Sequence[str]) -> Finding:
-    """Return the finding of one joined tensor; its first sentence is that of all of this side."""
+    """Return the finding that `key`, of side `whole` ("a" or "b"), is the other side's `parts`.
+
+    Its first sentence names the sides alone, so that findings of all such tensors are joined.
+    """
     side, other = whole.upper(), "B" if whole == "a" else "A"
     says = f"{side} stores as one tensor what {other} stores as several"
     line = f"{side}'s {key} is {other}'s {', '.join(parts)}, one after the other"

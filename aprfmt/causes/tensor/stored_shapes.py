@@ -56,9 +56,10 @@ def explain_stored_shape(case: DifferingPair) -> Iterator[Guess | Finding]:
 
 
 def _guess_kernel(case: DifferingPair, said: str) -> Iterator[Guess]:
-    """Yield the guess that one side's kernel is the other's with its elements in another order.
+    """Yield the guess that a convolution's kernel is the other side's with its axes in other order.
 
-    `said` is the beginning of the sentence.
+    Nothing where only its axes were joined, and where no known order has these shapes. `said` is
+    the beginning of the sentence.
     """
     values = case.b.take(np.arange(case.b.rows)).reshape(case.b.shape)
     away, back = (
