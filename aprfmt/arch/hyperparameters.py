@@ -6,7 +6,6 @@ as `aprfmt.hyper.NAME` (a JSON text).
 """
 
 import json
-import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
@@ -31,6 +30,7 @@ from aprfmt.arch.value_checks import (
     inverse,
     nearest_float32,
     positive_number,
+    same_derived_values,
     same_value,
     shortest_decimal,
     text,
@@ -96,9 +96,6 @@ _KINDS: Mapping[str, Callable[[Value, str], Value]] = {
     "bool": boolean,
     "str": text,
 }
-
-
-DERIVED = 1e-5  # relative distance of values that converters compute in float32
 
 
 def read_hyper(
@@ -370,17 +367,6 @@ class _Reader:
             row = self.rows.get(loss.name)
             if loss.assumed and loss.style == self.facts.style and row and row.origin == "default":
                 yield f"no key says {loss.name}, {_value_text(row.value)} taken: {loss.consequence}"
-
-
-def same_derived_values(a: Sequence[float] | None, b: Sequence[float] | None) -> bool:
-    """Return whether two lists of a hyperparameter's tensor are equal up to float32 rounding.
-
-    Converters compute them in float32. A list is not equal to none.
-    """
-    if a is None or b is None:
-        return a is b
-    pairs = zip(a, b, strict=False)
-    return len(a) == len(b) and all(math.isclose(x, y, rel_tol=DERIVED) for x, y in pairs)
 
 
 def _value_text(value: Value) -> str:

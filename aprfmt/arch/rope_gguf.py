@@ -18,6 +18,7 @@ from aprfmt.arch.spec import DerivedTensor, Facts, Params
 from aprfmt.arch.value_checks import (
     finite_number,
     positive_number,
+    same_derived_values,
     same_value,
     shortest_decimal,
     text,
@@ -50,7 +51,6 @@ LLAMA3 = (1.0, 4.0, 8192)
 _DIVISORS = ("llama3", "factors", "proportional")  # types that are divisors and no more
 # A divisor that leaves a pair where it is, as the converter writes it.
 UNTURNED = 1e30
-_TOLERANCE = 1e-5  # the converter computes the divisors in float32
 
 
 def llama3_divisors(scaling: Params, theta: float, dim: int) -> tuple[float, ...]:
@@ -169,8 +169,7 @@ def _scaling_of_divisors(freqs: tuple[float, ...], factor: float, hp: Params) ->
         "original_context_length": original,
     }
     explained = llama3_divisors(guess, hp["rope_theta"], hp["rope_dim"])
-    pairs = zip(freqs, explained, strict=True)
-    if factor == 1.0 and all(math.isclose(a, b, rel_tol=_TOLERANCE) for a, b in pairs):
+    if factor == 1.0 and same_derived_values(freqs, explained):
         return guess
     return {"type": "factors", "factors": tuple(value * factor for value in freqs)}
 
@@ -321,10 +320,7 @@ def have_equal_divisors(a: Params, b: Params) -> bool:
     if any(one is None or one["type"] not in _DIVISORS for one in scalings):
         return False
     first, second = (_make_freqs(one) or () for one in (a, b))
-    pairs = zip(first, second, strict=False)
-    return len(first) == len(second) > 0 and all(
-        math.isclose(x, y, rel_tol=_TOLERANCE) for x, y in pairs
-    )
+    return bool(first) and same_derived_values(first, second)
 
 
 def _make_long_factors(hp: Params) -> tuple[float, ...] | None:

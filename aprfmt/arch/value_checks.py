@@ -137,6 +137,20 @@ def same_value(a: Value, b: Value) -> bool:
     return bool(a == b)
 
 
+DERIVED = 1e-5  # relative distance of values that converters compute in float32
+
+
+def same_derived_values(a: Sequence[float] | None, b: Sequence[float] | None) -> bool:
+    """Return whether two lists of a hyperparameter's tensor are equal up to float32 rounding.
+
+    Converters compute them in float32. A list is not equal to none.
+    """
+    if a is None or b is None:
+        return a is b
+    pairs = zip(a, b, strict=False)
+    return len(a) == len(b) and all(math.isclose(x, y, rel_tol=DERIVED) for x, y in pairs)
+
+
 def object_under(facts: "Facts", key: str) -> Mapping[str, Value]:
     """Return the object that config.json has under `key`; {} without the key.
 
