@@ -15,7 +15,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from tests.adapters.test_parts import PREFIX, base_folder
-from tests.cli.run import aprfmt
+from tests.cli.run import Done, aprfmt
 
 Values = torch.Tensor
 MODULES = ["q_proj", "v_proj", "down_proj"]
@@ -59,6 +59,23 @@ def lengths(values: Values) -> Values:
     return found
 
 
+def diff_of_dora(
+    folder: Path, merge: Callable[[Values, Values, Values], Values], dtype: torch.dtype
+) -> Done:
+    """Compare a base and ``merge(weight, B @ A times its scale, magnitudes [rows, 1])`` of it."""
+    base = base_folder(folder / "a")
+    held = factors(base, dora=True)
+    adapter = write_adapter(folder / "adapter", held, use_dora=True)
+    rows = load_file(base / "model.safetensors")
+    for name, weight in rows.items():
+        at = f"{PREFIX}{name.removesuffix('.weight')}.lora_"
+        if f"{at}A.weight" in held:
+            change = 2 * held[f"{at}B.weight"] @ held[f"{at}A.weight"]
+            rows[name] = merge(weight, change, held[f"{at}magnitude_vector"][:, None]).to(dtype)
+    merged = write_merged(folder / "b", base, rows)
+    return aprfmt("diff", base, merged, "--adapter", adapter)
+
+
 # (base, change, magnitudes) -> what a merge stores, and what is said of it
 MADE: dict[str, tuple[Callable[[Values, Values, Values], Values], str]] = {
     "right": (lambda w, d, m: m * (w + d) / lengths(w + d), ""),
@@ -73,17 +90,7 @@ MADE: dict[str, tuple[Callable[[Values, Values, Values], Values], str]] = {
 @pytest.mark.parametrize("case", MADE)
 def test_what_became_of_magnitudes_is_said(case: str, dtype: torch.dtype, tmp_path: Path) -> None:
     make, says = MADE[case]
-    base = base_folder(tmp_path / "a")
-    held = factors(base, dora=True)
-    adapter = write_adapter(tmp_path / "adapter", held, use_dora=True)
-    rows = load_file(base / "model.safetensors")
-    for name, weight in rows.items():
-        at = f"{PREFIX}{name.removesuffix('.weight')}.lora_"
-        if f"{at}A.weight" in held:
-            change = 2 * held[f"{at}B.weight"] @ held[f"{at}A.weight"]
-            rows[name] = make(weight, change, held[f"{at}magnitude_vector"][:, None]).to(dtype)
-    merged = write_merged(tmp_path / "b", base, rows)
-    done = aprfmt("diff", base, merged, "--adapter", adapter)
+    done = diff_of_dora(tmp_path, make, dtype)
     assert done.code == int(bool(says)), done.out
     assert says in done.out and "another base" not in done.out
 
@@ -107,19 +114,13 @@ AXES: dict[str, tuple[Callable[[Values, Values], Values], str]] = {
 def test_the_axis_of_magnitudes_is_said(case: str, dtype: torch.dtype, tmp_path: Path) -> None:
     """Only a square weight has both; the others are merged rightly. Seen red: "otherwise"."""
     make, says = AXES[case]
-    base = base_folder(tmp_path / "a")
-    held = factors(base, dora=True)
-    adapter = write_adapter(tmp_path / "adapter", held, use_dora=True)
-    rows = load_file(base / "model.safetensors")
-    for name, weight in rows.items():
-        at = f"{PREFIX}{name.removesuffix('.weight')}.lora_"
-        if f"{at}A.weight" in held:
-            total = weight + 2 * held[f"{at}B.weight"] @ held[f"{at}A.weight"]
-            square = weight.shape[0] == weight.shape[1]
-            done = make if square else AXES["right"][0]
-            rows[name] = done(total, held[f"{at}magnitude_vector"][:, None]).to(dtype)
-    merged = write_merged(tmp_path / "b", base, rows)
-    answer = aprfmt("diff", base, merged, "--adapter", adapter)
+
+    def merge(weight: Values, change: Values, magnitudes: Values) -> Values:
+        square = weight.shape[0] == weight.shape[1]
+        done = make if square else AXES["right"][0]
+        return done(weight + change, magnitudes)
+
+    answer = diff_of_dora(tmp_path, merge, dtype)
     assert answer.code == int(bool(says)), answer.out
     assert says in answer.out
     said = [line for line in answer.out.splitlines() if "DoRA" in line]
