@@ -229,3 +229,74 @@ def test_parts_are_exchanged_by_name_and_merges_only_of_pieces_that_are_there() 
     assert exchange(mine, theirs, ["merges"])["merges"] == []
     both = exchange(mine, theirs, ["pieces", "merges"])
     assert (both["pieces"], both["merges"]) == (theirs["pieces"], theirs["merges"])
+
+
+# --- sums of which one summand is left out --------------------------------------------------------
+
+
+def left_out(monkeypatch: pytest.MonkeyPatch, *adds: Any, layer: int = 2) -> Any:
+    """Return [(words, what the change is of, (point, kept summand, number of the sum))]."""
+    monkeypatch.setattr(residual_stream, "is_score_bias", lambda call: call.bias)
+    monkeypatch.setattr(residual_stream, "keep_one_summand", lambda *given: given)
+    monkeypatch.setattr(residual_stream, "_sublayer_of", lambda case, call: "")
+    case: Any = SimpleNamespace(
+        layer=layer,
+        view=SimpleNamespace(point="out"),
+        calls=lambda op: list(adds) if op == "add" else [],
+        array=np.asarray,
+        patched=SimpleNamespace(spec=SimpleNamespace(block=SimpleNamespace(placement="post"))),
+    )
+    return [
+        (one.says, *one.where, one.make)
+        for one in residual_stream.try_residual_sums(case)
+        if isinstance(one.make, tuple)
+    ]
+
+
+def addition(point: str, *, axes: int = 2, bias: bool = False) -> Any:
+    location = SimpleNamespace(point=point)
+    shape = (3, 4, 5)[:axes]
+    return SimpleNamespace(bias=bias, location=location, args=(np.zeros((3, 4)), np.zeros(shape)))
+
+
+def test_each_summand_of_a_sum_is_left_out_in_turn(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The first summand is the stream, or the routed experts' sum; the second is added to it."""
+    adds = (
+        addition("attn_out"),
+        addition("attn_norm", axes=1),  # a bias
+        addition("experts"),
+        addition("per_layer_gate"),
+        addition("attn_out", bias=True),
+        addition("attn_out"),
+    )
+    added = "what the sublayer computed replaces the stream instead of being added (before out)"
+    stream = "what the sublayer computed is not added to the stream (before out)"
+    assert left_out(monkeypatch, *adds) == [
+        (added, "residual", ("attn_out", 1, 0)),
+        ("the routed experts are left out", "moe_out", ("experts", 1, 0)),
+        (added, "residual", ("attn_out", 1, 1)),
+        (stream, "residual", ("attn_out", 0, 0)),
+        ("the shared expert is left out", "moe_out", ("experts", 0, 0)),
+        (stream, "residual", ("attn_out", 0, 1)),
+    ]
+    assert left_out(monkeypatch, *adds, layer=0) and not left_out(monkeypatch, *adds, layer=-1)
+
+
+@pytest.mark.parametrize("turn", [0, 1])
+@pytest.mark.parametrize("keep", [0, 1])
+def test_one_sum_of_a_location_keeps_one_summand(keep: int, turn: int) -> None:
+    made: list[Any] = []
+    patched: Any = SimpleNamespace(with_op=lambda name, how, layers: made.append((name, how)))
+    residual_stream.keep_one_summand("experts", keep, turn)(patched, (2,))
+    ((name, how),) = made
+    assert name == "add"
+    stream, other = np.full((2, 2), 5.0), np.full((2, 2), 3.0)
+
+    def added(point: str, layer: int, b: Any = other) -> float:
+        at = SimpleNamespace(point=point, layer=layer)
+        return float(np.asarray(how(lambda x, y: x + y, at, stream, b)).max())
+
+    for layer in (2, 3):  # numbers of sums begin again in another layer
+        sums = [added("experts", layer) for _ in range(2)]
+        assert sums[turn] == (5.0, 3.0)[keep] and sums[1 - turn] == 8.0
+        assert added("attn_out", layer) == 8.0 and added("experts", layer, np.ones(2)) == 6.0

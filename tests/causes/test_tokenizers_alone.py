@@ -196,3 +196,76 @@ def test_of_a_chat_the_text_around_the_first_difference_is_shown(
             assert example == tuple(
                 f"two turns is ...{texts[side][begin : same + 60]!r}" for side in "AB"
             )
+
+
+# --- lists with scores beside a tokenizer.json ----------------------------------------------------
+
+
+def splits(
+    files: Any, lists: Any, monkeypatch: pytest.MonkeyPatch, *, turned: bool = False
+) -> tuple[bool, list[Any]]:
+    """Return whether both split alike, and what was encoded: {text: ids} stands for an engine."""
+    asked: list[Any] = []
+
+    class Encoder:
+        def __init__(self, ids: Any, *given: Any) -> None:
+            self.ids, self.added = ids, None
+
+        def add_tokens(self, tokens: Any) -> None:
+            self.added = tokens
+
+        def encode(self, text: str, begin: bool, special: bool) -> Any:
+            asked.append((text, begin, special, self.added))
+            return self.ids[text]
+
+    monkeypatch.setattr(effect, "probe_texts", lambda a, b: ["one", "two", "three"])
+    monkeypatch.setattr(effect, "engine_of_text", lambda text, where: Encoder(files.ids))
+    monkeypatch.setattr(effect, "SpmEngine", lambda vocabulary, where: Encoder(lists.ids))
+    pair = (lists, files) if turned else (files, lists)
+    return effect.splits_are_equal(*pair), asked
+
+
+def split_side(
+    *, ids: Any, uses_lists: bool, kind: str = "spm", scores: Any = (1.0,), merges: Any = None
+) -> Any:
+    carried = SimpleNamespace(tokenizer_json=lambda: "{}", origin="f", where="m")
+    vocabulary = SimpleNamespace(kind=kind, scores=scores, merges=merges)
+    return SimpleNamespace(
+        ids=ids,
+        data=None if uses_lists else {},
+        uses_lists=uses_lists,
+        vocabulary=vocabulary,
+        carried=carried,
+        added_tokens=("<x>",),
+    )
+
+
+SPLIT = {"one": [1], "two": [2, 3], "three": [4]}
+
+
+@pytest.mark.parametrize("turned", [False, True])
+def test_lists_and_a_file_split_alike_where_every_text_gets_the_same_ids(
+    turned: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    files, lists = (split_side(ids=SPLIT, uses_lists=way) for way in (False, True))
+    same, asked = splits(files, lists, monkeypatch, turned=turned)
+    assert same and len(asked) == 6
+    assert {one[1:3] for one in asked} == {(False, True)}
+    assert [one[3] for one in asked] == [("<x>",), None] * 3  # a file's own engine knows its tokens
+    for text in SPLIT:
+        other = split_side(ids=SPLIT | {text: [9]}, uses_lists=True)
+        assert not splits(files, other, monkeypatch, turned=turned)[0], text
+    elsewhere = split_side(ids={text: [9] for text in SPLIT}, uses_lists=True)
+    assert not splits(files, elsewhere, monkeypatch, turned=turned)[0]
+
+
+def test_other_pairs_of_sides_are_not_said_to_split_alike(monkeypatch: pytest.MonkeyPatch) -> None:
+    files, lists = (split_side(ids=SPLIT, uses_lists=way) for way in (False, True))
+    for first, second in (
+        (files, files),
+        (lists, lists),
+        (files, split_side(ids=SPLIT, uses_lists=True, scores=None)),
+        (files, split_side(ids=SPLIT, uses_lists=True, kind="bpe")),
+        (files, split_side(ids=SPLIT, uses_lists=True, merges=["a b"])),
+    ):
+        assert splits(first, second, monkeypatch) == (False, [])

@@ -17,7 +17,13 @@ import pytest
 from numpy.typing import NDArray
 
 from aprfmt.causes.training import momentum
-from aprfmt.causes.training.clipping import CLIPS, Clipping, scaled_bound, value_clipping
+from aprfmt.causes.training.clipping import (
+    CLIPS,
+    Clipping,
+    scaled_bound,
+    tensor_clipping,
+    value_clipping,
+)
 from aprfmt.causes.training.frozen_parameters import _must_move
 from aprfmt.causes.training.optimizers import Moments, parse_recipe
 from aprfmt.causes.training.step_case import StepCase
@@ -818,3 +824,52 @@ def test_momentum_is_used_otherwise_in_so_many_ways(nesterov: bool, gradient: bo
         expected += [own | {"dampening": 0.9}] if not dampening else []
         assert asked == expected
         assert not list(momentum.guess_momentum(case, replace(recipe, momentum=0.0)))
+
+
+# --- gradients that were scaled each by its own norm ----------------------------------------------
+
+
+@pytest.mark.parametrize("coarse", [False, True])
+@pytest.mark.parametrize("bound", [0.01, 1.0, 40.0])
+def test_gradients_that_have_one_norm_were_clipped_each_by_its_own(
+    bound: float, coarse: bool
+) -> None:
+    """Within a share of the bound, whatever its size; those below it are as they were."""
+    directions = {
+        name: np.random.default_rng(n).normal(size=(4, 5)) for n, name in enumerate("abcde")
+    }
+    sizes = dict(zip(directions, (2.0, 3.0, 5.0, 7.0, 0.5), strict=True))
+    computed = {
+        name: made * (sizes[name] * bound / float(np.linalg.norm(made)))
+        for name, made in directions.items()
+    }
+
+    def clipped(**norms: float) -> Any:
+        """Return what is said where `norms` are given, in bounds; the others as clipped."""
+        cases: Any = {}
+        for name, right in computed.items():
+            size = norms.get(name, min(1.0, sizes[name])) * bound / float(np.linalg.norm(right))
+            cases[name] = SimpleNamespace(
+                given=right * size,
+                computed=right,
+                coarse=coarse,
+                right=abs(size - 1) < 1e-9,
+                near=lambda x, y: bool(np.linalg.norm(x - y) <= 0.02 * np.linalg.norm(y)),
+            )
+        return tensor_clipping(cases)
+
+    says = f"each gradient was clipped by its own norm to {bound:.4g}"
+    assert clipped() == (says, ("a", "b", "c", "d"))
+    room = 1e-2 if coarse else 2e-4
+    assert clipped(a=1 - 0.9 * room) == (says, ("a", "b", "c", "d"))
+    assert clipped(a=1 - 1.1 * room) is None and clipped(d=1 - 1.1 * room) is None
+    assert clipped(e=0.45) is None  # smaller than computed, and below the bound
+    assert clipped(a=2.0) is None and clipped(a=2.0, b=3.0) is None  # as they were
+    assert clipped(c=5.0, d=7.0) is None
+    scaled = f"each gradient was scaled to the norm {bound:.4g} by its own, smaller ones too"
+    assert clipped(e=1.0) == (scaled, tuple(computed))
+    three = {name: one for name, one in computed.items() if name in "abe"}
+    computed.clear()
+    computed.update(three)
+    assert clipped() is None  # two norms that are equal may be by chance
+    assert clipped(e=1.0) == (scaled, ("a", "b", "e"))

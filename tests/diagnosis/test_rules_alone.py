@@ -9,7 +9,14 @@ import pytest
 
 from aprfmt.base.budget import BudgetSpent
 from aprfmt.base.protocols import TypedValue
-from aprfmt.diagnosis import examine, quantities, renumbered, shared_ranges, tokens
+from aprfmt.diagnosis import (
+    accumulated_rounding,
+    examine,
+    quantities,
+    renumbered,
+    shared_ranges,
+    tokens,
+)
 from aprfmt.diagnosis.search import Search
 from aprfmt.diagnosis.walk import Walk
 from aprfmt.errors import FormatError
@@ -285,3 +292,39 @@ def test_the_share_that_a_single_change_leaves_is_that_of_the_best() -> None:
         search: Any = SimpleNamespace(singles=singles, case=SimpleNamespace(view=view))
         found = Search.smallest_remaining_share.fget  # type: ignore[attr-defined]
         assert found(search) == pytest.approx(share)
+
+
+# --- experts that rounding may choose otherwise ---------------------------------------------------
+
+
+@pytest.mark.parametrize("layer", [0, 1])
+def test_other_experts_may_be_chosen_where_a_margin_is_as_small_as_what_rounding_moves(
+    layer: int,
+) -> None:
+    """Each layer by the logits of its own router; without both passes' logits any margin is."""
+    times = accumulated_rounding.TIMES
+    logits = np.array([[1.0, 2.0], [3.0, 4.0]])
+
+    def flips(margin: float, moved: float, without: str = "") -> bool:
+        def made(by: float, side: str) -> Any:
+            views = {}
+            for each in (0, 1):
+                least = margin if each == layer else 100.0
+                views[f"L{each}.router_margin"] = SimpleNamespace(
+                    point="router_margin", mine=np.array([[least + 1], [least]])
+                )
+                shift = np.where(logits == 3, by if each == layer else 0.0, 0.0)
+                views[f"L{each}.router"] = SimpleNamespace(point="router", mine=logits + shift)
+            for one in ("router", "router_margin"):
+                if without == f"{side} {one}":
+                    del views[f"L{layer}.{one}"]
+            return SimpleNamespace(views=views)
+
+        return accumulated_rounding._experts_may_flip(made(0.0, "exact"), made(moved, "rounded"))
+
+    for moved in (0.25, -0.25):
+        assert flips(times * 0.25, moved) and not flips(times * 0.25 + 1e-9, moved)
+    assert flips(0.0, 0.0) and not flips(1e-9, 0.0)
+    assert flips(1e9, 0.0, "exact router") and flips(1e9, 0.0, "rounded router")
+    assert not flips(0.0, 0.25, "rounded router_margin")
+    assert not flips(0.0, 0.25, "exact router_margin")
