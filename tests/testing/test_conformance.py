@@ -21,7 +21,9 @@ from aprfmt.errors import BackendUnavailableError, FormatError, OutputError
 from aprfmt.formats import FORMATS, writable_formats
 from aprfmt.inference.backends import BACKENDS
 from aprfmt.inference.device import DTYPES
+from aprfmt.inference.weights import array_weights
 from aprfmt.testing import arch as arch_suite
+from aprfmt.testing import backend as backend_suite
 from aprfmt.testing import check_arch, check_backend, check_codec, check_format
 from aprfmt.testing import codec as codec_suite
 from aprfmt.testing import format as suite
@@ -226,3 +228,16 @@ def test_a_dozen_tokens_are_run_where_none_are_given(monkeypatch: pytest.MonkeyP
     found.unbound = ("odd",)
     with pytest.raises(AssertionError, match=r"no binding claims: \('odd',\)"):
         check_arch("m", Path(), ())
+
+
+def test_an_error_in_any_row_of_an_operation_is_seen() -> None:
+    """No row of what an operation gives is so much larger that another's error is lost in it."""
+    judge = BACKENDS["numpy"]("cpu", "float64")
+    inputs = backend_suite._random_inputs(0)
+    for name, run in backend_suite.OPERATIONS.items():
+        weight = array_weights({"w": inputs["w"].astype(np.float32)})["w"]
+        given = inputs | {"inv_freq": inputs["inv_freq"].astype(np.float32)}
+        found = np.asarray(judge.to_numpy(run(judge, given, weight)), np.float64)
+        rows = np.sqrt(np.square(found.reshape(len(found), -1)).sum(axis=1))
+        changed = rows[rows > 0]  # rows that nothing is added to may stay zero
+        assert changed.size and changed.max() < 20 * changed.min(), name
