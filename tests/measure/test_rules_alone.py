@@ -1,0 +1,242 @@
+"""What a copy derives from, which command writes it again, and bounds of losses, worked by hand."""
+
+import math
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from aprfmt.measure import named_causes, requantization, sampling, tolerances
+from aprfmt.measure.coarse_steps import WideSteps
+from aprfmt.measure.requantization import QuantRecipe
+
+# --- blocks that derive from a base -------------------------------------------------------------
+
+ROWS, BLOCKS, SIZE = 6, 2, 34  # Q8_0: blocks of 32 values in 34 bytes
+ONE, TWO = QuantRecipe("fused"), QuantRecipe("strict", "F16")
+
+
+def derived(
+    wrong: dict[QuantRecipe, set[int]], monkeypatch: pytest.MonkeyPatch, importance: Any = None
+) -> tuple[Any, list[tuple[str, int]]]:
+    """Return the result where recipes give these blocks wrong, and which chunks each has made."""
+    made: list[tuple[str, int]] = []
+
+    def encode_rows(name: str, values: Any, **given: Any) -> bytes:
+        way = next(one for one in (ONE, TWO) if one.fma == given["fma"])
+        assert (name, values[0], given["expert_rows"]) == ("Q8_0", way, 0)
+        assert given["importance"] is importance
+        made.append((way.fma, given["first"]))
+        held = np.zeros((ROWS * BLOCKS, SIZE), np.uint8)
+        held[sorted(wrong[way]), -1] = 1
+        begin = given["first"] * BLOCKS
+        return held[begin : begin + len(values[1]) * BLOCKS].tobytes()
+
+    def chunks(size: int) -> Any:
+        yield from ((start, start + 2, [0] * 2) for start in range(0, ROWS, 2))
+
+    monkeypatch.setattr(requantization, "WAYS", (ONE, TWO))
+    monkeypatch.setattr(requantization, "store_through", lambda values, way: (way, values))
+    monkeypatch.setattr(requantization, "encode_rows", encode_rows)
+    data = SimpleNamespace(window=lambda start, stop: bytes(stop - start))
+    side: Any = SimpleNamespace(data=data, row_bytes=BLOCKS * SIZE, shape=(ROWS, 64))
+    base: Any = SimpleNamespace(chunks=chunks)
+    return requantization._derive_blocks("Q8_0", side, base, importance), made
+
+
+def test_the_first_block_that_a_recipe_does_not_give_is_named(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Also the very first one of all, and one behind chunks that are right."""
+    for wrong, block, row, element in (
+        ({0}, 0, 0, 0),
+        ({0, 4, 11}, 0, 0, 0),
+        ({1, 4}, 1, 0, 32),
+        ({5, 9}, 5, 2, 32),
+        ({11}, 11, 5, 32),
+    ):
+        found, _ = derived({ONE: wrong, TWO: set(range(12))}, monkeypatch)
+        assert (found.block, found.row, found.element) == (block, row, element), wrong
+        assert found.text == (
+            f"block {block} (row {row}, elements {element}-{element + 31}) does not derive from "
+            f"the base; at least {len(wrong)} blocks do not (fused)"
+        )
+
+
+def test_the_recipe_that_gives_most_blocks_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    found, _ = derived({ONE: {3, 7}, TWO: {9}}, monkeypatch)
+    assert (found.derives, found.block, found.mode) == (False, 9, "strict, through F16")
+    found, _ = derived({ONE: {3}, TWO: {9}}, monkeypatch)
+    assert (found.block, found.mode) == (3, "fused")  # of two alike the first
+    weights: Any = object()
+    for matrix, more in ((None, ""), (weights, ", with its importance matrix")):
+        found, _ = derived({ONE: {3}, TWO: set()}, monkeypatch, matrix)
+        assert (found.derives, found.mode) == (True, "strict, through F16")
+        assert found.text == f"requantized from base, strict, through F16{more}"
+
+
+def test_a_recipe_is_given_up_where_most_blocks_are_wrong(monkeypatch: pytest.MonkeyPatch) -> None:
+    every = [(way, start) for way in ("fused", "strict") for start in (0, 2, 4)]
+    assert derived({ONE: {0, 1}, TWO: {0}}, monkeypatch)[1] == every  # half of a chunk
+    assert derived({ONE: {0, 1, 2}, TWO: {0}}, monkeypatch)[1] == [every[0], *every[3:]]
+    late = derived({ONE: {0, 4, 5, 6, 7}, TWO: {0}}, monkeypatch)[1]
+    assert late == [every[0], every[1], *every[3:]]  # five of the first eight
+
+
+# --- commands that write a copy again -----------------------------------------------------------
+
+
+def test_damage_is_repaired_by_the_side_that_still_has_the_values() -> None:
+    def odd(a: int, both: int) -> Any:
+        return {"nonfinite": {"k": {"a": a, "both": both}}}
+
+    for cause, confirmed, values, mended in (
+        ("nonfinite", False, odd(1, 1), True),  # all of A's are B's too: A holds them
+        ("nonfinite", False, odd(2, 1), False),
+        ("nonfinite", False, odd(0, 0), True),
+        ("nonfinite", False, {}, False),
+        ("nonfinite", False, None, False),
+        ("other", False, odd(1, 1), False),
+        ("other", True, None, True),
+        ("bit_rot", False, None, True),
+    ):
+        found = named_causes.is_repaired_by_rewriting(cause, confirmed, values)
+        assert found is mended, (cause, confirmed, values)
+    two = {"nonfinite": {"k": {"a": 1, "both": 1}, "v": {"a": 2, "both": 1}}}
+    assert not named_causes.is_repaired_by_rewriting("nonfinite", False, two)
+
+
+def test_encodings_of_few_matrices_are_named_one_by_one() -> None:
+    def command(*others: str) -> Any:
+        theirs = {"a": "Q8_0", "b": "Q8_0", "c": "Q8_0", "d": "Q8_0", "e": "Q8_0", "f": "Q8_0"}
+        theirs |= {f"t{i}": name for i, name in enumerate(others)}
+        return named_causes._encoding_options(dict.fromkeys(theirs, "BF16"), theirs, None)
+
+    assert command() == ["convert", "--encoding Q8_0"]
+    for most in range(1, named_causes._NAMED + 1):
+        named = [f"--tensor t{i}=F16" for i in range(most)]
+        assert command(*["F16"] * most) == ["convert", "--encoding Q8_0", *named]
+    assert command(*["F16"] * (named_causes._NAMED + 1)) is None
+    assert command("no such encoding") is None
+    assert command("Q6_K", "F16") == [
+        "convert", "--encoding Q8_0", "--tensor t0=Q6_K", "--tensor t1=F16",
+    ]  # fmt: skip
+
+
+def test_what_a_side_lacks_does_not_decide_how_a_copy_is_written() -> None:
+    options = named_causes._encoding_options
+    assert options({"a": "F32", "b": "Q8_0"}, {"a": "F32", "b": "Q8_0"}, None) == ["convert"]
+    assert options({"a": "F32"}, {"a": "F32", "lost": "Q8_0"}, None) == ["convert"]
+    assert options({"a": "F32", "more": "F16"}, {"a": "Q8_0"}, None) == [
+        "convert", "--encoding Q8_0",
+    ]  # fmt: skip
+    # All of A's numbers are B's too, though of two types.
+    assert options({"a": "BF16", "b": "F16"}, {"a": "F32", "b": "F16"}, 1) == ["convert"]
+
+
+# --- ranges of bytes ----------------------------------------------------------------------------
+
+
+def test_bytes_are_compared_of_one_shape_and_one_encoding_alone(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(sampling, "_stored_bytes", lambda view: view.data)
+
+    def view(shape: Any = (2, 3), encoding: str = "F32", data: Any = b"123") -> Any:
+        return SimpleNamespace(shape=shape, encoding=encoding, data=data)
+
+    def reason(a: Any, b: Any) -> Any:
+        pair: Any = SimpleNamespace(a=a, b=b)
+        return sampling._reason_not_compared(pair)
+
+    assert reason(view(), view()) == ("", False)
+    assert reason(None, view()) == ("only in B", True)
+    assert reason(view(), None) == ("only in A", True)
+    assert reason(view((2, 3)), view((3, 2))) == ("shape [2, 3] in A, [3, 2] in B", True)
+    for a, b in (("F32", "I32"), ("Q8_0", "F32")):
+        words = f"{a} in A, {b} in B: values must be compared"
+        assert reason(view(encoding=a), view(encoding=b)) == (words, False)
+    layouts = ("the layouts have no bytes in common: values must be compared", False)
+    for other in (None, b"1234"):
+        assert reason(view(), view(data=other)) == layouts
+        assert reason(view(data=other), view()) == layouts
+
+
+def test_ranges_are_joined_of_files_and_of_what_is_made_in_memory() -> None:
+    """Each file is read once; ranges come back in the order in which they were asked for."""
+    asked: list[tuple[str, Any]] = []
+
+    class File:
+        def __init__(self, name: str) -> None:
+            self.name, self.held = name, bytes(range(100)) if name == "f" else bytes(100)
+
+        def read(self, places: Any) -> Any:
+            asked.append((self.name, list(places)))
+            return [memoryview(self.held[start:stop]) for start, stop in places]
+
+    files = {name: File(name) for name in "fg"}
+
+    def run(name: str, start: int, nbytes: int) -> Any:
+        def location(at: int) -> Any:
+            return None if name == "made" else (files[name], 10 + at)
+
+        def raw(begin: int, end: int) -> bytes:
+            return bytes(200 + at for at in range(begin, end))
+
+        tensor = SimpleNamespace(location=location, raw=raw)
+        return SimpleNamespace(tensor=tensor, start=start, nbytes=nbytes)
+
+    def data(*runs: Any) -> Any:
+        return SimpleNamespace(runs=lambda start, stop: list(runs))
+
+    wanted = [
+        (data(run("f", 5, 2), run("made", 1, 3), run("g", 0, 1)), 0, 6),
+        (data(run("made", 0, 1)), 0, 1),
+        (data(run("f", 0, 1), run("f", 8, 2)), 0, 3),
+    ]
+    assert sampling._read_ranges(wanted) == [
+        bytes([15, 16, 201, 202, 203, 0]), bytes([200]), bytes([10, 18, 19]),
+    ]  # fmt: skip
+    assert asked == [("f", [(15, 17), (10, 11), (18, 20)]), ("g", [(10, 11)])]
+
+
+# --- words and bounds ---------------------------------------------------------------------------
+
+
+def test_wide_steps_are_named_by_the_first_place_in_the_tensors_own_rows() -> None:
+    one = WideSteps(1, 8, 2.0, ((3, 64),), 32)
+    assert one.text() == "in 1 of 8 blocks of 32, at [3, 64], about 2 times too large"
+    more = WideSteps(2, 8, 16.04, ((1, 32), (3, 64)), 32)
+    assert more.text() == "in 2 of 8 blocks of 32, the first at [1, 32], about 16 times too large"
+    assert "the first at [70, 32]" in more.text(np.array([9, 70, 80, 90]))
+
+
+def test_a_labels_loss_may_be_off_by_its_roundings() -> None:
+    """Of each: two of exp and ln, three of the loss, one for each e-fold of the vocabulary."""
+    for dtype, u in (("float32", 2.0**-24), ("bfloat16", 2.0**-8)):
+        both, sums = u + 2.0**-53, 2.0**-24 + 2.0**-53
+        least = tolerances.label_loss_bound(0.0, dtype, 1)
+        assert least == pytest.approx(2 * both + sums / tolerances.LANES, rel=1e-12)
+        more = tolerances.label_loss_bound(1.0, dtype, 1) - least
+        assert more == pytest.approx(3 * both, rel=1e-12)
+        wide = tolerances.label_loss_bound(0.0, dtype, 8001) - least
+        expected = math.log(8001) * both + 8000 * sums / tolerances.LANES
+        assert wide == pytest.approx(expected, rel=1e-12)
+
+
+def test_logits_may_be_off_by_the_root_of_their_roundings() -> None:
+    """17 of a layer, 3 outside, one of the logits' own size; sums by their terms in float32."""
+    for dtype in ("float32", "bfloat16"):
+
+        def roundings(*given: Any, dtype: str = dtype) -> float:
+            least = tolerances.logit_bound(dtype, 0, 0, 0.0)
+            return 3 * (tolerances.logit_bound(dtype, *given) / least) ** 2
+
+        assert roundings(4, 0, 0.0) == pytest.approx(71)
+        assert roundings(0, 0, 5.0) == pytest.approx(28)
+        u = {"float32": 1.0, "bfloat16": 2.0**-16}[dtype]  # float32's over that of the type
+        assert roundings(4, 64, 0.0) == pytest.approx(71 + u**2 * 25 * 64)
+        with_experts = tolerances.logit_bound(dtype, 4, 64, 5.0, moe=True)
+        times = with_experts / tolerances.logit_bound(dtype, 4, 64, 5.0)
+        assert times == pytest.approx(5.0 if dtype == "bfloat16" else 1.0)
