@@ -1,0 +1,450 @@
+"""Conclusions of a diagnosis from facts made for each: rows, points, tails, commands."""
+
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from aprfmt.base.protocols import TensorInfo
+from aprfmt.diagnosis import (
+    capture_point,
+    mixed_checkpoints,
+    nextstep,
+    probes,
+    trace_pair,
+    undeclared_packing,
+    unwritten_tail,
+    walk,
+    zero_values,
+)
+from aprfmt.inference.trace import Trace
+from aprfmt.model.ledger import LATE
+
+# --- rows and experts that differ ---------------------------------------------------------------
+
+
+class Table:
+    """Rows of a stored tensor of bytes, read as a reader reads them; it notes its reads."""
+
+    def __init__(self, values: Any, columns: int = 2) -> None:
+        held = np.asarray(values, np.uint8).reshape(-1, columns)
+        self.rows, self.columns, self.row_bytes, self.held = *held.shape, columns, held
+        self.windows: list[tuple[int, int]] = []
+        self.dropped = 0
+        self.bytes = self
+
+    def window(self, start: int, stop: int) -> bytes:
+        self.windows.append((start, stop))
+        return self.held.tobytes()[start:stop]
+
+    def drop(self) -> None:
+        self.dropped += 1
+
+
+@pytest.mark.parametrize("size", [1, 4, 5, 1 << 20])
+def test_rows_and_experts_that_differ_are_numbered(
+    size: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In slices of whole rows, whatever their size; an expert is several rows."""
+    monkeypatch.setattr(probes, "RowReader", lambda side: side)
+    monkeypatch.setattr(probes, "SLICE", size)
+    values = np.arange(24)
+    for wrong in ([], [0], [5], [23], [0, 1, 11, 22]):
+        other = values.copy()
+        other[wrong] += 1
+        a, b = Table(values), Table(other)
+        assert probes._differing_units([a, b], 12) == sorted({at // 2 for at in wrong})
+        assert probes._differing_units([a, b], 4) == sorted({at // 6 for at in wrong})
+        assert a.dropped == b.dropped == 2
+    assert probes._differing_units([Table(values), Table(values)], 5) == []
+    assert probes._differing_units([Table(values), Table(values, 4)], 12) == []
+    assert probes._differing_units([Table(values), Table(values + 1)], 0) == []
+
+
+def test_each_differing_table_of_both_models_is_looked_at(monkeypatch: pytest.MonkeyPatch) -> None:
+    table, experts = "token_embd.weight", "L0.ffn_up_exps.weight"
+    assert table in probes.TABLES
+    monkeypatch.setattr(probes, "_differing_units", lambda sides, count: [count, *sides[1].own])
+    monkeypatch.setattr(probes, "_distant_rows", lambda sides: [-1])
+
+    def rows(*listed: Any, lost: str = "") -> Any:
+        def model(side: str) -> Any:
+            def find(key: str) -> Any:
+                own = [len(key)] if side == "B" else []
+                return None if lost == f"{side} {key}" else SimpleNamespace(shape=(7, 2), own=own)
+
+            return SimpleNamespace(find=find)
+
+        report: Any = SimpleNamespace(
+            tensors=[
+                SimpleNamespace(
+                    key=key, verdict=verdict, shape_a=(7, 2), shape_b=shape,
+                    encoding_a="F32", encoding_b=kind,
+                )
+                for key, verdict, shape, kind in listed
+            ]
+        )  # fmt: skip
+        found = probes.differing_rows(model("A"), model("B"), report)
+        return found.rows, found.experts
+
+    one, other = (table, "DIFFERENT", (7, 2), "F32"), (experts, "DIFFERENT", (7, 2), "F32")
+    in_table, in_experts = {table: [7, len(table)]}, {experts: [7, len(experts)]}
+    assert rows(one, other) == (in_table, in_experts)
+    for side in "AB":
+        assert rows(one, other, lost=f"{side} {table}") == ({}, in_experts)
+        assert rows(other, one, lost=f"{side} {experts}") == (in_table, {})
+    for skipped in ((table, "SAME_BYTES", (7, 2), "F32"), (table, "DIFFERENT", (7, 3), "F32")):
+        assert rows(skipped, other) == ({}, in_experts)
+    assert rows((table, "DIFFERENT", (7, 2), "F16"), other) == ({table: [-1]}, in_experts)
+    assert rows((table, "WITHIN", (7, 2), "F16"), other) == ({}, in_experts)
+    assert rows((experts, "DIFFERENT", (7, 2), "F16"), one) == (in_table, {})
+    assert rows(("L0.attn_q.weight", "DIFFERENT", (7, 2), "F32")) == ({}, {})
+    assert probes.differing_rows(SimpleNamespace(), SimpleNamespace(), None).rows == {}  # type: ignore[arg-type]
+
+
+# --- points of two traces -----------------------------------------------------------------------
+
+
+def point(key: str, rel: float | None, *, beyond: bool = False, rows: str = "") -> Any:
+    return SimpleNamespace(
+        key=key, rel_l2=rel, beyond=beyond, rows=rows, tolerance=0.1, alone=False, why=""
+    )
+
+
+def test_shared_rows_that_agree_are_told_with_their_largest_distance() -> None:
+    rows = [point("L0.q", 0.25, rows="1-3"), point("L0.k", None, rows="1-3"), point("L0.v", 0.5)]
+    found: Any = trace_pair.partial_rows_finding(rows)
+    assert (found.where, found.residual_before) == (("L0.q", "L0.k"), 0.25)
+    assert found.verdict == "same" and "other rows (1-3)" in found.says
+    assert trace_pair.partial_rows_finding([*rows, point("L1.q", 0.9, beyond=True)]) is None
+    assert trace_pair.partial_rows_finding(rows[2:]) is None
+    assert trace_pair.partial_rows_finding([point("logits", 0.1, rows="3")]) is None
+
+
+def test_points_were_recorded_elsewhere_where_each_is_another_or_no_later_one_differs(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    equal, later = {"L0.q": "q of another"}, {"L0.k": "L0.scores"}
+    monkeypatch.setattr(trace_pair, "nonfinite_finding", lambda pairs: None)
+    monkeypatch.setattr(
+        trace_pair, "equal_neighbour", lambda key, a, b, bound: equal.get(key, "") * (bound == 0.1)
+    )
+    monkeypatch.setattr(
+        trace_pair, "_agreeing_later_point", lambda pair, pairs: later.get(pair.key, "")
+    )
+    monkeypatch.setattr(trace_pair, "_capture_point_finding", lambda *given: ("elsewhere", *given))
+    monkeypatch.setattr(trace_pair, "guess_by_signature", lambda key, a, b: ("mask", ""))
+    monkeypatch.setattr(trace_pair, "_first_row_clause", lambda *given: "; of 3 rows")
+    monkeypatch.setattr(trace_pair, "partial_rows_finding", lambda pairs: "rows")
+    a, b = SimpleNamespace(name="A"), SimpleNamespace(name="B")
+
+    def found(*keys: str) -> Any:
+        pairs = [point(key, 0.5, beyond=key != "L0.x") for key in keys]
+        return trace_pair.signature_finding(pairs, a, b)  # type: ignore[arg-type]
+
+    for keys in (["L0.q"], ["L0.k"], ["L0.x", "L0.q", "L0.k"]):
+        kind, beyond, moved, dead, one, other = found(*keys)
+        assert kind == "elsewhere" and [pair.key for pair in beyond] == [*keys[-2:]][-len(beyond) :]
+        assert moved == {key: equal[key] for key in keys if key in equal}
+        assert dead == {key: later[key] for key in keys if key in later}
+        assert (one, other) == (a, b)
+    for keys in (["L0.v"], ["L0.q", "L0.v"], ["L0.k", "L0.v"], ["L0.v", "L0.q"]):
+        made = found(*keys)
+        assert (made.cause, made.residual_before, made.verdict) == ("mask", 0.5, "bug")
+        says = f"{keys[0]} is the first point beyond its tolerance; of 3 rows"
+        assert (made.says, made.where) == (says, (keys[0],))
+    assert found("L0.x") == "rows" and found() == "rows"
+
+
+@pytest.mark.parametrize("relation", ["", "k"])
+def test_a_stream_was_taken_elsewhere_where_what_follows_then_agrees(
+    relation: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of the point alone, else of the same point of all layers."""
+    views: dict[str, Any] = {}
+    given: Any = {"used": False, "after": None, "passes": []}
+
+    def run(patched: Any, recorded: Any, cut: str) -> Any:
+        given["passes"].append((sorted(recorded), cut))
+        return SimpleNamespace(views={} if given["after"] is None else {cut: given["after"]})
+
+    monkeypatch.setattr(capture_point, "recorded_values_are_used", lambda case: given["used"])
+    monkeypatch.setattr(
+        capture_point, "_keys_in_all_layers", lambda case, points: ["L0.out", "L1.out"]
+    )
+    monkeypatch.setattr(
+        capture_point, "keys_after", lambda case: ["L1.out", "L1.ffn_norm", "L2.out"]
+    )
+    monkeypatch.setattr(capture_point, "run_shadow_pass", run)
+    monkeypatch.setattr(capture_point, "keys_taken_elsewhere", lambda case, drop: set(drop))
+    monkeypatch.setattr(capture_point, "_relation_text", lambda case, key: relation)
+    monkeypatch.setattr(capture_point, "_rows_text", lambda case: " (rows)")
+    case: Any = SimpleNamespace(
+        view=SimpleNamespace(key="L0.out", point="out"),
+        layer=0,
+        found=SimpleNamespace(views=views),
+        patched=None,
+        recorded=SimpleNamespace(has_record=lambda key: key != "L1.ffn_norm"),
+        without=lambda drop: drop,
+    )
+
+    def view(*, flagged: bool = False, residual: Any = 0.0, odd: bool = False) -> Any:
+        return SimpleNamespace(flagged=flagged, residual=residual, one_sided_nonfinite=odd)
+
+    def change() -> Any:
+        given["passes"].clear()
+        return capture_point._stream_taken_elsewhere(case)
+
+    views["L1.out"] = view(flagged=True, residual=None)  # nothing measured there before
+    given["after"] = view()
+    found = change()
+    assert given["passes"] == [(["L0.out"], "L1.out")] and found.drop == {"L0.out"}
+    assert found.values["agrees"] == "L1.out" and found.says.endswith(
+        "L1.out, which is computed from it, agrees"
+    )
+    assert (" (rows)" in found.says) is not bool(relation)
+    views["L1.out"] = view(flagged=True, residual=0.5)
+    for after in (None, view(flagged=True), view(residual=None)):
+        given["after"] = after
+        assert change() is None and given["passes"] == [(["L0.out"], "L1.out")]
+    given["after"] = view()
+    for before in (view(), view(flagged=True, odd=True)):
+        views["L1.out"] = before
+        assert change() is None and not given["passes"]
+    views["L2.out"] = view(flagged=True)
+    found = change()
+    assert given["passes"] == [(["L0.out", "L1.out"], "L2.out")] and found.where == (
+        "L0.out", "L1.out",
+    )  # fmt: skip
+    given["used"] = True
+    assert change() is None
+
+
+# --- a run of two models' parts -----------------------------------------------------------------
+
+
+def test_a_mixture_is_told_with_the_distances_before_and_after(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    passes = {"own": 8.0, "q": 2.0, "k": 1.0, "v": 0.0}
+
+    def run(patched: Any, recorded: Any) -> Any:
+        view = SimpleNamespace(residual=passes[patched.name], tolerance=1.0, whole_tolerance=0.5)
+        return SimpleNamespace(name=patched.name, compared_count=1, views={"out": view})
+
+    closed: list[bool] = []
+
+    def patched(name: str) -> Any:
+        weights = SimpleNamespace(close=lambda: closed.append(True))
+        return SimpleNamespace(
+            name=name, weights=weights, with_weights=lambda arrays: patched(*arrays)
+        )
+
+    model = SimpleNamespace(unpatched=lambda *given: patched("own"))
+    monkeypatch.setattr(mixed_checkpoints, "PatchedModel", model)
+    monkeypatch.setattr(mixed_checkpoints, "record_points", lambda patched: {})
+    monkeypatch.setattr(mixed_checkpoints, "run_shadow_pass", run)
+    monkeypatch.setattr(mixed_checkpoints, "_mixture_finding", lambda *given: given)
+    roles = {name: SimpleNamespace(numpy=lambda: np.zeros(1)) for name in "qkv"}
+    other: Any = SimpleNamespace(roles=roles)
+
+    def found(*parts: Any) -> Any:
+        monkeypatch.setattr(mixed_checkpoints, "_differing_parts", lambda model, other: parts)
+        return mixed_checkpoints.find_mixture(other, other, Trace({}, {}), [1], "float32", "B")
+
+    keys, of, before, after, label = found(("q",), ("k",), ("v",))
+    assert (keys, of, label) == (("k",), other, "B")  # the first that fits, one tolerance off
+    assert (before.name, after.name) == ("own", "k")
+    assert found(("q",)) is None and found() is None and len(closed) == 3
+
+
+# --- ends that were never written ---------------------------------------------------------------
+
+
+def stored(name: str, offset: int, data: bytes) -> Any:
+    def raw(start: int = 0, stop: int | None = None) -> memoryview:
+        return memoryview(data)[start:stop]
+
+    return SimpleNamespace(
+        info=TensorInfo(name, (len(data),), "U8", offset, len(data), 0),
+        path=Path("f.gguf"),
+        parts={},
+        raw=raw,
+        drop=lambda: None,
+    )
+
+
+def tails(zeros: int, *, gap: int = 0, size: int = 400) -> list[Any]:
+    """Return what is found where the last `zeros` bytes of three tensors of `size` are zero."""
+    right = bytes(range(1, 101)) * (size // 100)
+
+    def model(zeros: int) -> Any:
+        held, views = bytearray(right * 3), {}
+        held[len(held) - zeros :] = bytes(zeros)
+        for at, name in enumerate("xyz"):
+            data = bytes(held[size * at : size * at + size])
+            views[name] = SimpleNamespace(stored=[stored(name, 1000 + (size + gap) * at, data)])
+        return SimpleNamespace(roles=views, values=views.values)
+
+    rows: Any = [
+        SimpleNamespace(key=name, verdict="DIFFERENT")
+        for at, name in enumerate("xyz")
+        if zeros > size * (2 - at)
+    ]
+    return list(unwritten_tail.unwritten_tails(model(0), model(zeros), rows))
+
+
+@pytest.mark.parametrize("gap", [0, 50])
+def test_an_end_of_zeros_is_counted_in_the_files_bytes(gap: int) -> None:
+    for zeros, keys in ((401, ("y", "z")), (800, ("y", "z")), (801, ("x", "y", "z"))):
+        (found,) = tails(zeros, gap=gap)
+        missing = zeros + gap * (len(keys) - 1)
+        end = 1000 + 3 * 400 + 2 * gap
+        start = end - missing
+        if zeros == 800:  # a tensor of zeros alone: the last byte that is none ends the one before
+            start, missing = start - gap, missing + gap
+        assert found.where == keys and found.confirmed
+        assert f"zero from byte {start} to its end ({missing} bytes)" in found.says
+        assert found.says.endswith(f"; {len(keys)} tensors")
+        assert found.proof is not None and found.proof.count == missing
+    for zeros in (0, 300, 400):
+        assert tails(zeros, gap=gap) == []  # one tensor alone is explained by itself
+
+
+def test_an_end_of_few_zeros_says_nothing() -> None:
+    for zeros, found in ((150, 0), (255, 0), (256, 1), (299, 1), (300, 0)):  # 300: all of the file
+        assert len(tails(zeros, size=100)) == found, zeros
+
+
+# --- what comes next ----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("verdict", ["same", "precision", "bug"])
+@pytest.mark.parametrize("own", ["", "a command"])
+@pytest.mark.parametrize("usual", ["mends it", "looks at it"])
+def test_a_finding_that_needs_nothing_has_no_command_but_its_own(
+    usual: str, own: str, verdict: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(nextstep, "MENDS", ("mends",))
+    monkeypatch.setattr(nextstep, "_usual_step", lambda parts, finding: usual)
+    monkeypatch.setattr(nextstep, "reach_difference_command", lambda parts, finding: "reach it")
+    for exercised in ("exercised", "not_exercised"):
+        finding: Any = SimpleNamespace(next=own, verdict=verdict, exercised=exercised)
+        parts: Any = None
+        found = nextstep.next_command(parts, finding)
+        if own or verdict != "bug":
+            assert found == own
+        elif exercised == "exercised" or usual == "mends it":
+            assert found == usual
+        else:
+            assert found == "reach it"
+
+
+def command_after(
+    kinds: tuple[str, str],
+    *,
+    ids: Any = (),
+    reason: str = "no ids",
+    model: str = "",
+    left: Any = (),
+    trace: Any = None,
+    other_model: bool = False,
+) -> str:
+    sides = [
+        SimpleNamespace(kind=kind, path=Path(f"{label}.st"), text=f"{label} text", label=label)
+        for label, kind in zip("AB", kinds, strict=True)
+    ]
+    ended: Any = SimpleNamespace(
+        a=sides[0],
+        b=sides[1],
+        levels=SimpleNamespace(other_model=other_model),
+        traces={"B": SimpleNamespace(run=trace)} if trace is not None else {},
+        ids=ids,
+        model_of=lambda side: SimpleNamespace(path=Path(model)) if model else None,
+    )
+    return walk.Walk._command_after_end(ended, reason, left)
+
+
+def test_the_command_behind_an_end_asks_for_what_is_missing(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(walk, "trace_ids", lambda trace: None)
+    monkeypatch.setattr(walk, "mapping_command", lambda *given: " ".join(("map", *given)))
+    monkeypatch.setattr(walk, "inspect_unreadable_command", lambda *given: f"inspect {given}")
+    both, one = ("trace", "trace"), ("model", "trace")
+    assert command_after(both) == "aprfmt diagnose A.st B.st --model MODEL --ids IDS"
+    assert command_after(both, model="m x") == "aprfmt diagnose A.st B.st --model 'm x' --ids IDS"
+    for kinds in (one, one[::-1]):
+        assert command_after(kinds, model="m") == "aprfmt diagnose A.st B.st --ids IDS"
+    assert command_after(("model", "model"), ids=(1,)) == "aprfmt diff A.st B.st --top 20"
+    assert command_after(both, ids=(1,), other_model=True) == "aprfmt diff A.st B.st --top 20"
+    assert command_after(both, ids=(1, 2), model="m") == "map m 1,2 B-again.safetensors"
+    for run, begin in (({}, "map m"), ({"aprfmt": "1"}, "aprfmt trace m --payload --points all")):
+        many = tuple(range(walk.MOST_IDS + 1))
+        assert command_after(both, ids=many[1:], model="m", trace=run).startswith(begin)
+        assert "IDS" in command_after(both, ids=many, model="m", trace=run)
+        assert "IDS" not in command_after(both, ids=many[1:], model="m", trace=run)
+    late: Any = SimpleNamespace(state=LATE)
+    other: Any = SimpleNamespace(state="unreadable")
+    assert command_after(one, reason="", left=[other, late]) == "aprfmt diagnose 'A text' 'B text'"
+    assert command_after(one, reason="", left=[other]).endswith("'A.st', 'B.st')")
+
+
+@pytest.mark.parametrize("point_name", ["q", "scores", "logits"])
+def test_arrays_whose_rows_have_another_size_are_named(point_name: str) -> None:
+    def left(
+        shape: tuple[int, ...],
+        mine: tuple[int, ...] = (3, 8),
+        positions: Any = None,
+        recorded: Any = None,
+    ) -> list[str]:
+        view = SimpleNamespace(point=point_name, recorded=recorded, mine=np.zeros(mine))
+        record = SimpleNamespace(shape=shape, positions=positions)
+        views: Any = {"L0.q": view, "L0.lost": view}
+        trace: Any = SimpleNamespace(records={"L0.q": record})
+        return [one.why for one in walk._unfitting_arrays(trace, views)]
+
+    rows = point_name == "q"
+    assert left((3, 8)) == [] and left((5, 8)) == [] and left((2, 4, 2)) == []
+    assert left((3, 6)) == ["its rows have 6 values, the model's 8"] * rows
+    assert left((6, 4), positions=[4, 5, 6]) == []  # two lines each of three positions
+    assert left((6, 5), positions=[4, 5, 6]) == ["its rows have 10 values, the model's 8"] * rows
+    assert left((3, 8), positions=[4, 5]) == ["its rows have 12 values, the model's 8"] * rows
+    assert left((3, 6), recorded="values") == [] and left((0, 6)) == [] and left(()) == []
+
+
+# --- small facts --------------------------------------------------------------------------------
+
+
+def test_a_weights_codes_are_its_largest_part() -> None:
+    def part(name: str, nbytes: int) -> Any:
+        return SimpleNamespace(info=SimpleNamespace(name=name, nbytes=nbytes))
+
+    for order in ((8, 64, 16), (64, 8, 16), (8, 16, 64)):
+        parts = {str(size): part(f"p{size}", size) for size in order}
+        model: Any = {"w": SimpleNamespace(stored=[SimpleNamespace(parts=parts)])}
+        assert undeclared_packing._codes_name(model, "w") == "p64"
+
+
+@pytest.mark.parametrize("window", [1, 4, 1 << 20])
+def test_a_value_other_than_zero_is_found_in_any_row(
+    window: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(zero_values, "WINDOW", window)
+    dropped: list[bool] = []
+
+    def reader(values: Any) -> Any:
+        rows: Callable[[Any], Any] = lambda index: values[index]  # noqa: E731
+        return SimpleNamespace(
+            rows=len(values), columns=2, take=rows, drop=lambda: dropped.append(True)
+        )
+
+    assert not zero_values._has_nonzero(reader(np.zeros((5, 2))))
+    for at in range(10):
+        values = np.zeros(10)
+        values[at] = -1e-30
+        assert zero_values._has_nonzero(reader(values.reshape(5, 2))), at
+    assert len(dropped) == 11
