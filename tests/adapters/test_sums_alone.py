@@ -99,3 +99,29 @@ def test_pairs_of_single_experts_are_stacked_where_every_expert_has_one(
     for experts, stored in ((3, ("a", "b")), (1, ("a", "b")), (0, ("a",)), (None, ("a",))):
         assert refused(experts, stored)
     assert refused(1, ("a",), ("up", "gate")) and refused(1, ("a",), ("elsewhere",))
+
+
+def test_a_weight_that_a_mistake_makes_is_named_where_nothing_else_gives_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The first of them that is B's to the rounding of its type."""
+    rng = np.random.default_rng(9)
+    plain, change, made = (rng.normal(size=(16, 16)) for _ in range(3))
+    away = Judged(merge_faults.OTHERWISE, 0.5, 1.0, lost=0.25)
+
+    def judged(theirs: Any, found: Judged = away, encoding: str = "F32", **more: Any) -> Judged:
+        merge = Merge(plain, change, theirs, encoding, encoding, False)
+        mistakes = [("first", plain + change), ("second", made), ("third", made)]
+        return merge_faults.judge_otherwise(merge, found, mistakes, **more)
+
+    assert judged(made) == away._replace(found=merge_faults.SCALED, says="second")
+    assert judged(plain + change).says == "first"
+    assert judged(made, word="other") == away._replace(found="other", says="second")
+    assert judged(made * (1 + 2.0**-26)).says == "second"
+    assert judged(made * (1 + 2.0**-19)) == away and judged(plain) == away
+    for found in (merge_faults.ONCE, merge_faults.EITHER):
+        known = Judged(found, 1.0, 0.0)
+        assert judged(made, known) == known
+    assert judged(made, encoding="Q8_0") == away
+    monkeypatch.setattr(merge_faults, "_is_reproduced", lambda merge, times: times == 0)
+    assert judged(made) == away

@@ -15,11 +15,12 @@ from aprfmt.diagnosis import (
     quantities,
     renumbered,
     shared_ranges,
+    sides,
     tokens,
 )
 from aprfmt.diagnosis.search import Search
 from aprfmt.diagnosis.walk import Walk
-from aprfmt.errors import FormatError
+from aprfmt.errors import CodecError, FormatError, UnsupportedError, UsageError
 from aprfmt.model.ledger import LATE
 from aprfmt.tokenizer.keys import CHAT_TEMPLATE
 
@@ -328,3 +329,147 @@ def test_other_experts_may_be_chosen_where_a_margin_is_as_small_as_what_rounding
     assert flips(1e9, 0.0, "exact router") and flips(1e9, 0.0, "rounded router")
     assert not flips(0.0, 0.25, "rounded router_margin")
     assert not flips(0.0, 0.25, "exact router_margin")
+
+
+@pytest.mark.parametrize("first", [0, 1, 2, 3, 4])
+@pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
+def test_the_first_arithmetic_that_explains_all_points_is_named(
+    dtype: str, first: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Those that are finer than the type of a recorded point, or that type itself, explain none."""
+    levels = accumulated_rounding.LEVELS
+    tried: list[int] = []
+
+    def run(patched: Any, recorded: Any, level: Any) -> Any:
+        tried.append(levels.index(level))
+        return level
+
+    view = SimpleNamespace(recorded=SimpleNamespace(dtype=dtype))
+    other = SimpleNamespace(recorded=None)
+    found: Any = SimpleNamespace(flagged=[view, other], views={"v": view, "o": other})
+    with_bounds: list[Any] = []
+    read = SimpleNamespace(with_bounds=lambda bounds: with_bounds.append(bounds) or "read")
+    recorded: Any = SimpleNamespace(trace="trace", with_trace=lambda trace: read)
+    directed: list[Any] = []
+    for name, made in (
+        ("needs_measured_rounding", lambda one: one is view),
+        ("_rounded_pass", run),
+        ("_fits_arithmetic", lambda one, made, level: levels.index(level) >= first),
+        ("_directed_points", lambda *given: iter(directed)),
+        ("TraceInArithmetic", lambda trace, dtype: (trace, dtype)),
+        ("_long_point_bounds", lambda long, *given: (long, *given)),
+    ):
+        monkeypatch.setattr(accumulated_rounding, name, made)
+
+    def explained(nearest: float = 1.0) -> Any:
+        tried.clear()
+        patched: Any = None
+        return accumulated_rounding.explain_by_arithmetic(patched, recorded, found, nearest)
+
+    begin = {"float32": 0, "float16": 2, "bfloat16": 3}[dtype]
+    named = max(begin, first)
+    expected = ("read", levels[named].says) if named < len(levels) else None
+    assert explained() == expected
+    assert tried == list(range(begin, min(named + 1, len(levels))))
+    if expected is not None:
+        assert with_bounds == [([view], levels[named], found, levels[named].dtype)]
+    assert explained(accumulated_rounding.CUT) == expected
+    assert explained(accumulated_rounding.CUT - 1e-9) is None and not tried
+    directed.append(view)
+    assert explained() is None
+    monkeypatch.setattr(accumulated_rounding, "needs_measured_rounding", lambda one: False)
+    assert explained() is None and not tried
+
+
+@pytest.mark.parametrize(
+    ("apart", "few"),
+    [
+        ([3, 0, 0, 0, 0, 0], True),
+        ([1] * 8, False),  # four of eight alike: half of all, and no more
+        ([1] * 7, True),
+        ([2, 1, 1, 1, 1, 1, 1, 1], True),  # 7 of 11
+        ([1] * 400, False),
+        ([10, 10, 10, 10] + [1] * 396, True),  # 400 of 796
+        ([9, 9, 9, 9] + [1] * 396, False),  # 324 of 720
+    ],
+)
+def test_a_few_values_make_up_most_of_a_difference(apart: list[float], few: bool) -> None:
+    mine = np.zeros(len(apart))
+    theirs = np.array(apart) * np.where(np.arange(len(apart)) % 2, 1.0, -1.0)
+    for order in (1, -1):
+        recorded = SimpleNamespace(
+            comparable_values=lambda given, axis, order=order: (given, theirs[::order])
+        )
+        view: Any = SimpleNamespace(recorded=recorded, mine=mine, axis=0)
+        assert accumulated_rounding._is_concentrated(view) is few
+
+
+@pytest.mark.parametrize("error", ["codec", "format", "index", "other", ""])
+def test_a_damaged_model_is_opened_but_not_one_whose_weights_do_not_decode(
+    error: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kinds: dict[str, Any] = {
+        "codec": CodecError, "format": FormatError, "index": UnsupportedError, "other": UsageError,
+    }  # fmt: skip
+
+    def open_model(path: Any, **given: Any) -> Any:
+        if error:
+            raise kinds[error]("cut")
+        return "opened", path, given
+
+    def open_damaged(path: Any, **given: Any) -> Any:
+        return "damaged", path, given
+
+    monkeypatch.setattr(sides, "open_model", open_model)
+    monkeypatch.setattr(sides, "open_damaged", open_damaged)
+    if error in ("codec", "other"):
+        with pytest.raises(kinds[error], match=r"^cut$"):
+            sides._open_tolerating_damage("m", "llama")
+        return
+    found: Any = sides._open_tolerating_damage("m", "llama")
+    how = "damaged" if error else "opened"
+    assert found == (how, "m", {"arch": "llama", "allow_missing": sides.ANY})
+
+
+@pytest.mark.parametrize("kind", ["usual mistakes", "faint mistakes"])
+def test_what_was_found_together_is_applied_before_the_search_goes_on(
+    kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The next pass is of the changed model, on the trace as that change reads it."""
+    view = SimpleNamespace(key="L0.q", one_sided_nonfinite=False, layer=0)
+    found: Any = SimpleNamespace(flagged=[view], views={})
+    clean: Any = SimpleNamespace(flagged=[], views={})
+    passes: list[Any] = []
+
+    def run(patched: Any, recorded: Any) -> Any:
+        passes.append((patched, recorded))
+        return clean
+
+    together = ["one", "two"] if kind.startswith("usual") else []
+    for name, made in (
+        ("record_points", lambda patched: {}),
+        ("_read_in_its_arithmetic", lambda patched, recorded: (recorded, found)),
+        ("find_directed_mistake", lambda *given: pytest.fail("there is a mistake")),
+        ("recheck_answers", lambda divergences, *given: divergences),
+        ("points_in_16_bits", lambda *given: pytest.fail("there is a mistake")),
+        ("Mismatch", lambda *given: SimpleNamespace(fitting=True)),
+        ("replace", lambda case, **changed: case),
+        ("find_unwritten_rows", lambda case: None),
+        ("find_other_capture_point", lambda case: None),
+        ("find_shifted_series", lambda case: None),
+        ("_answers_of_table", lambda case, known: ()),
+        ("is_wide", lambda case: False),
+        ("Search", lambda *given: SimpleNamespace(tried=0, smallest_remaining_share=1.0)),
+        ("_search_usual_mistakes", lambda *given: together),
+        ("_last_pass", lambda found: ("changed model", "changed trace")),
+        ("explain_by_arithmetic", lambda *given: None),
+        ("find_faint_mistakes", lambda *given: ("faint", "changed model", "changed trace", "")),
+        ("run_shadow_pass", run),
+    ):
+        monkeypatch.setattr(examine, name, made)
+    recorded: Any = SimpleNamespace(shapes={}, without=())
+    patched: Any = "model"
+    report = examine.examine(patched, recorded)
+    assert passes == [("changed model", "changed trace")]
+    assert list(report.divergences) == (together or ["faint"])  # type: ignore[comparison-overlap]
+    assert (report.before, report.after) == (found, clean)

@@ -4,8 +4,10 @@ from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
+import pytest
 
 from aprfmt.training import numbered_states, step
+from aprfmt.training.judge import Judgement
 from aprfmt.training.numbered_states import Candidate, Numbered
 
 
@@ -87,3 +89,118 @@ def test_a_parameter_without_an_update_is_judged_by_its_gradient() -> None:
     sound = {"k": SimpleNamespace(nonfinite=0)}
     row, wrong = judged(None, gradients=sound, updates=True)  # not of this parameter
     assert (row.verdict, row.why, row.gradient) == ("not compared", NONE, sound["k"])
+
+
+@pytest.mark.parametrize("alike", [False, True])
+def test_a_parameters_change_is_what_the_step_added(
+    alike: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Sizes are of the weights before the step; equal bytes are no change, and are not read."""
+    asked: list[str] = []
+
+    def pieces(before: Any, after: Any) -> Any:
+        asked.append("read")
+        yield 0, 2, np.array([3.0, 4.0]), np.array([3.0, 10.0])
+        yield 2, 4, np.array([12.0, 1.0]), np.array([4.0, 1.0 + 2.0**-23])
+
+    monkeypatch.setattr(step, "pieces", pieces)
+    monkeypatch.setattr(step, "same_bytes", lambda parameter: alike)
+    before = SimpleNamespace(shape=(2, 2), encoding="F32")
+    parameter: Any = SimpleNamespace(key="k", names=("n",), before=before, after=before)
+    held: Any = SimpleNamespace(gradients={}, compared={}, recipe=None)
+    row, _ = step._Step._judge_parameter(held, parameter, True, None)
+    found = row.update
+    assert found is not None and asked == ["read"] * (not alike)
+    if alike:
+        assert (found.elements, found.moved, found.one_step) == (4, 0, 0)
+        assert (found.norm, found.largest, found.nonfinite, row.norm) == (0.0, 0.0, 0, None)
+        return
+    assert (found.elements, found.moved, found.one_step, found.nonfinite) == (4, 3, 1, 0)
+    assert found.norm == pytest.approx(10.0) and found.largest == 8.0
+    assert row.norm == pytest.approx(170**0.5)  # 9 + 16 + 144 + 1
+    assert row.why == "no --optimizer says what the step was to do"
+    lone, _ = step._Step._judge_parameter(held, parameter, False, None)
+    assert lone.update is None and lone.why == NONE
+
+
+# --- what the files did not let us compare --------------------------------------------------------
+
+
+def noted(**more: Any) -> tuple[list[tuple[str, str, str]], list[str]]:
+    """Return ([(kind, key, why)] that was left, the notes) of a step with three judged weights."""
+    kinds = {"a": ("BF16", "BF16"), "b": ("BF16", "BF16"), "c": ("F32", "BF16")}
+    parameters = [
+        SimpleNamespace(
+            key=key, before=SimpleNamespace(encoding=first), after=SimpleNamespace(encoding=second)
+        )
+        for key, (first, second) in kinds.items()
+    ]
+    judged = more.pop("judged")
+    held: Any = SimpleNamespace(
+        **{
+            "given": None,
+            "computed": None,
+            "parameters": parameters,
+            "left": [],
+            "notes": [],
+            "used": set(),
+            "_must_decay": lambda parameter: parameter.key == "b",
+            "_add_hidden_decays": lambda judged, kinds: None,
+            "_has_state_after": lambda: True,
+            "_add_doubts": lambda: None,
+        }
+        | more
+    )
+    rows: Any = [SimpleNamespace(key=key, encoding=kinds[key][0]) for key in kinds]
+    step._Step._add_notes(held, rows, judged)
+    return [(one.kind, one.name, one.why) for one in held.left], held.notes
+
+
+def agreed(**more: Any) -> Any:
+    return Judgement("agrees", **more)
+
+
+def test_steps_that_agree_only_as_far_as_their_type_shows_are_left() -> None:
+    found, notes = noted(
+        judged={"a": agreed(shows=False), "b": agreed(), "c": Judgement("differs", shows=False)}
+    )
+    assert found == [("step", "a", "smaller than BF16 shows")] and notes == []
+    found, _ = noted(judged={"a": agreed(shows=False), "b": agreed(shows=False)})
+    assert [one[:2] for one in found] == [("step", "a"), ("step", "b")]
+    (found,), _ = noted(judged={"c": agreed(), "a": agreed()})
+    assert found[:2] == ("rounding", "c") and found[2].startswith("F32 before the step, BF16 after")
+    assert noted(judged={"c": Judgement("differs"), "a": agreed()}) == ([], [])
+
+
+def test_a_direction_without_a_gradient_is_left_and_a_decay_that_sizes_do_not_show() -> None:
+    signs = {"a": agreed(signs=True), "b": agreed(signs=True), "c": agreed(signs=False)}
+    found, _ = noted(judged=signs, parameters=same_kinds())
+    why = "no gradient was given: sizes are compared, not signs"
+    decay = ("decay", "b", "no gradient was given, and the sizes do not show the decay")
+    assert found == [("direction", "a", why), ("direction", "b", why), decay]
+    shown = {**signs, "b": agreed(signs=True, decay=0.1)}
+    assert noted(judged=shown, parameters=same_kinds())[0] == found[:2]
+
+
+def same_kinds() -> list[Any]:
+    side = SimpleNamespace(encoding="BF16")
+    return [SimpleNamespace(key=key, before=side, after=side) for key in "abc"]
+
+
+def test_what_the_update_is_held_to_is_noted_with_what_was_not_said() -> None:
+    computed = "no gradients were given: the update is held to those computed of the batch"
+    given = SimpleNamespace(placed={"a": 1, "b": 1})
+    judged = {"a": agreed(), "b": agreed(), "c": agreed()}
+    kinds = same_kinds()
+    assert noted(judged=judged, parameters=kinds, computed=1) == ([], [computed])
+    assert noted(judged={}, parameters=kinds, computed=1)[1] == []
+    assert noted(judged=judged, parameters=kinds, computed=1, given=given) == ([], [])
+    found, _ = noted(judged=judged, parameters=kinds, given=given, used={"b"})
+    assert [one[:2] for one in found] == [("gradient", "a")]
+    clips = {"a": agreed(clipped=("norm", 2.0)), "b": agreed(clipped=("value", 0.5))}
+    assert noted(judged=clips, parameters=kinds)[1] == [
+        "the gradients given were clipped to the norm 2 in the step",
+        "each element of the gradients given was clipped to 0.5 in the step",
+    ]
+    (note,) = noted(judged={"a": agreed(decays_all=True), "b": agreed()}, parameters=kinds)[1]
+    assert note.startswith("norms and biases decay, as all weights do: a ")
