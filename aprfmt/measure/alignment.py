@@ -234,7 +234,12 @@ def _apart(pairs: Sequence[tuple[View, View]]) -> tuple[float, float]:
 
 
 def _names_for_pairing(model: Model, names: Sequence[str]) -> dict[str, str]:
-    """Return {name used for pairing: stored name} of tensors without a role."""
+    """Return {name used for pairing: stored name} of tensors without a role.
+
+    Where several would have one name, the one that is stored under it has it, else the first. The
+    others keep their stored names.
+    """
+    own = frozenset(names)
     rules = [rule.function for relation in model.relations for rule in relation.rules]
     found: dict[str, str] = {}
     for stored in names:
@@ -243,7 +248,7 @@ def _names_for_pairing(model: Model, names: Sequence[str]) -> dict[str, str]:
             name = apply(name)
         if has_towers(model.config):
             name = tower_name(name) or name
-        found[name if name not in found else stored] = stored
+        found[stored if name in found or name in own else name] = stored
     return found
 
 

@@ -1,11 +1,15 @@
-"""Which pairs a comparison announces before it reads them: by bytes and by count.
+"""Which pairs a comparison announces before it reads them, and that no stored name is lost.
 
 Seen red: so many pairs and no more, however small they are, so that requests came in waves.
 """
 
 from dataclasses import dataclass
+from types import SimpleNamespace
 from typing import Any, cast
 
+import pytest
+
+from aprfmt.measure import alignment
 from aprfmt.measure.alignment import AHEAD, AHEAD_BYTES, AHEAD_TENSORS, TensorPair, numbered_pairs
 
 
@@ -40,3 +44,12 @@ def test_every_pair_is_told_before_its_turn_and_again_when_it_is_next() -> None:
         assert pair is pairs[number - 1]
         assert all(one.told for one in pairs[number - 1 : number - 1 + AHEAD])
         assert number == 1 or pair.told > 1
+
+
+@pytest.mark.parametrize("first", ["base.x", "x"])
+def test_no_stored_name_is_lost_where_two_become_one(first: str) -> None:
+    rule = SimpleNamespace(function=lambda name: name.removeprefix("base."))
+    model: Any = SimpleNamespace(relations=[SimpleNamespace(rules=[rule])], config={})
+    names = [first, "base.x" if first == "x" else "x", "base.base.x"]
+    found = alignment._names_for_pairing(model, names)
+    assert sorted(found.values()) == sorted(names) and found["x"] == "x"
