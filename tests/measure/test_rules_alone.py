@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from aprfmt.measure import named_causes, requantization, sampling, tolerances
+from aprfmt.measure import alignment, named_causes, numbers, requantization, sampling, tolerances
 from aprfmt.measure.coarse_steps import WideSteps
 from aprfmt.measure.requantization import QuantRecipe
 
@@ -240,3 +240,82 @@ def test_logits_may_be_off_by_the_root_of_their_roundings() -> None:
         with_experts = tolerances.logit_bound(dtype, 4, 64, 5.0, moe=True)
         times = with_experts / tolerances.logit_bound(dtype, 4, 64, 5.0)
         assert times == pytest.approx(5.0 if dtype == "bfloat16" else 1.0)
+
+
+# --- places and names ---------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("differ", [False, True])
+@pytest.mark.parametrize("kernel", [False, True])
+def test_the_place_of_a_value_counts_from_the_first_of_all_pieces(
+    kernel: bool, differ: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Though most pieces are added by a kernel, or found equal as a whole."""
+    if not kernel:
+        monkeypatch.setattr(numbers, "native_kernels", lambda: None)
+    size = 2 * numbers.PIECE + 5
+    x = np.linspace(1, 2, size).astype(np.float32)
+    for at in (0, numbers.PIECE - 1, numbers.PIECE, size - 1):
+        y = x.copy()
+        y[at] = np.nan
+        if differ:
+            y[:: numbers.PIECE // 2] *= 2
+            y[at] = np.nan
+        sums = numbers.PairSums(x.shape)
+        with np.errstate(all="ignore"):
+            sums.add(x, y, None)
+        found = sums.odd.result(x.shape)
+        assert found is not None and found.count == size
+        assert (found.at, found.a, found.b, found.alone, found.both) == ((at,), 0, 1, 1, 0)
+
+
+def packed(**changed: Any) -> Any:
+    """Return the result for a bitsandbytes weight of 4 x 128 in blocks of 64, with wrong bytes."""
+    from aprfmt.codecs import encode
+
+    values = np.random.default_rng(5).normal(size=(4, 128)).astype(np.float32)
+    options = {"blocksize": 64, "double_quantization": False, "dtype": "float32"}
+    made = encode("NF4", values, options=options)
+    parts = {key: bytearray(data) for key, data in made.items()}
+    for suffix, at in changed.items():
+        own = {"codes": "", "absmax": requantization.quant_state.ABSMAX}.get(suffix, suffix)
+        parts[own][at] ^= 1
+    raw = {key: memoryview(bytes(data)) for key, data in parts.items()}
+    base: Any = SimpleNamespace(numpy=lambda: values, shape=values.shape)
+    return requantization._derive_packed("NF4", raw, base)
+
+
+def test_the_first_block_of_packed_codes_or_scales_is_named() -> None:
+    """Two codes a byte, four bytes a scale: a block of 64 has 32 bytes of codes."""
+    right = packed()
+    assert (right.derives, right.text) == (True, "requantized from base, as float32")
+    for changed, block in (
+        ({"codes": 0}, 0), ({"codes": 31}, 0), ({"codes": 32}, 1), ({"codes": 255}, 7),
+        ({"absmax": 3}, 0), ({"absmax": 4}, 1), ({"codes": 200, "absmax": 12}, 3),
+        ({"codes": 40, "absmax": 28}, 1),
+    ):  # fmt: skip
+        found = packed(**changed)
+        place = (block, block // 2, block % 2 * 64)
+        assert (found.derives, found.block, found.row, found.element) == (False, *place), changed
+        assert found.text == (
+            f"block {block} (row {place[1]}, elements {place[2]}-{place[2] + 63}) does not derive "
+            "from the base"
+        )
+
+
+@pytest.mark.parametrize("towers", [False, True])
+def test_names_are_paired_by_their_rules_and_towers_by_their_module(towers: bool) -> None:
+    rule = SimpleNamespace(function=lambda name: name.removeprefix("base."))
+    model: Any = SimpleNamespace(
+        relations=[SimpleNamespace(rules=[rule])],
+        config={"vision_config": {"layers": 1}} if towers else {},
+    )
+    names = ["base.x", "model.vision_tower.vision_model.y", "vision_tower.y", "other"]
+    found = alignment._names_for_pairing(model, names)
+    plain = {"x": "base.x", "other": "other", "vision_tower.y": "vision_tower.y"}
+    assert found == plain | {names[1]: names[1]}  # one of two with one name keeps its own
+    alone, model.relations = names[1], []
+    tower = "vision_tower.y" if towers else alone
+    assert alignment._names_for_pairing(model, [alone, "base.x"]) == {
+        tower: alone, "base.x": "base.x",
+    }  # fmt: skip

@@ -599,3 +599,114 @@ def test_a_state_of_eight_bits_is_decoded_by_its_table_and_blocks() -> None:
     single = decoded(count=1)
     larger = next((size for size in saved_arrays._BLOCKS if size >= codes.size), None)
     assert (single is None) is (larger is None)
+
+
+def test_the_group_of_a_parameter_is_that_of_its_first_name() -> None:
+    """A parameter that is joined of several stored ones has their names, and one group."""
+    groups = {"first": {"lr": 0.25}, "second": {"lr": 0.5}}
+    own = stage(state=SimpleNamespace(group_of=lambda name: groups[name]))
+    for names in (("first", "second"), ("second", "first"), ("second",)):
+        found = Step._recipe_of(own, parameter("k", names=names))
+        assert found.lr == groups[names[0]]["lr"]
+
+
+# --- mistakes of a whole backward pass ------------------------------------------------------------
+
+
+@pytest.mark.parametrize("wrong", [(), ("a",)])
+@pytest.mark.parametrize("few_bits", [(), ("b",)])
+def test_mistakes_of_a_whole_pass_are_looked_for_while_a_gradient_is_not_explained(
+    few_bits: tuple[str, ...], wrong: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of gradients that differ, or else of those that few bits leave open; one mistake a rule."""
+    explained: set[str] = set()
+    accepted: list[Any] = []
+    looked: list[str] = []
+
+    class Given:
+        pass
+
+    def rule(name: str, *guesses: Any) -> Any:
+        def find(case: Any) -> Any:
+            looked.append(name)
+            return guesses
+
+        return SimpleNamespace(find=find)
+
+    def guessed(name: str, *keys: str) -> Any:
+        return SimpleNamespace(name=name, keys=keys, most="confirmed")
+
+    rules = [
+        rule("none", guessed("nothing")),
+        rule("first", guessed("empty"), guessed("right", *wrong, *few_bits), guessed("late", "c")),
+        rule("second", guessed("more", "c")),
+    ]
+    monkeypatch.setattr(step_module, "BACKWARDS", rules)
+    monkeypatch.setattr(step_module, "Computed", Given)
+
+    def accept(guess: Any, keys: Any, right: Any, most: Any) -> None:
+        accepted.append((guess.name, keys, right, most))
+        explained.update(keys)
+
+    own = stage(
+        computed=Given(),
+        _backward_case=lambda computed: SimpleNamespace(wrong=wrong, open=few_bits, right=("r",)),
+        _has_untied_guess=lambda key: key in explained,
+        _keys_explained_by=lambda guess, computed, case: list(guess.keys),
+        _accept_mistake=accept,
+        _doubt_tied_tables=lambda: looked.append("tables"),
+    )
+    Step._explain_backward(own)
+    unlike = wrong or few_bits
+    if not unlike:
+        assert looked == ["tables"] and not accepted
+    else:
+        assert looked == ["none", "first", "tables"]
+        assert accepted == [("right", [*wrong, *few_bits], ("r",), "confirmed")]
+    looked.clear()
+    own.computed = None
+    Step._explain_backward(own)
+    assert looked == []
+
+
+@pytest.mark.parametrize("change", ["none", "of numbers", "of an operation"])
+def test_a_mistake_of_an_operation_says_where_it_begins(change: str) -> None:
+    changes: dict[str, Any] = {
+        "none": None,
+        "of numbers": SimpleNamespace(operation=None),
+        "of an operation": SimpleNamespace(operation="softmax"),
+    }
+    cause = "backward_operation"
+    guess_of_all: Any = SimpleNamespace(cause=cause, says="it is", change=changes[change])
+    old = step_module._Compared(why="no gradient")
+    own = stage(compared={key: old for key in ("L1.attn_q.weight", "L0.attn_q.weight", "other")})
+    wrong, right = ["L1.attn_q.weight", "L0.attn_q.weight"], ["output.weight"]
+    Step._accept_mistake(own, guess_of_all, wrong, right, "explained")
+    where = "; backward from the loss it begins after output, at L1.attn_q"
+    says = "it is" + where * (change == "of an operation")
+    for key in wrong:
+        found = own.compared[key]
+        assert found.why == "" and found.found is not None
+        assert (found.found.verdict, found.found.why, found.found.whole) == ("differs", says, True)
+        (only,) = found.found.guesses
+        assert (only.cause, only.says, only.most) == ("backward_operation", says, "explained")  # type: ignore[union-attr]
+    assert own.compared["other"] is old
+
+
+@pytest.mark.parametrize("scale", [1.0, 128.0])
+@pytest.mark.parametrize("first", [(), ("L0.q",)])
+def test_points_add_their_rows_and_a_cause_where_one_is_wrong(
+    first: tuple[str, ...], scale: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(step_module, "_cause", lambda *given: given)
+    monkeypatch.setattr(step_module, "replace", lambda report, **changed: changed)
+    points: Any = (SimpleNamespace(key="L0.q", name="n"),)
+    left: Any = ("left",)
+    compared = step_module.ComparedPoints(points, left, first, "it begins", scale)
+    report: Any = SimpleNamespace(notes=("a note",), causes=("a cause",))
+    found: Any = step_module._with_points(report, compared)
+    assert (found["points"], found["left"]) == (points, left)
+    cause = ("backward_operation", "it begins", first, {"L0.q": ("n",)}, None)
+    assert found["causes"] == (("a cause", cause) if first else ("a cause",))
+    assert found["notes"][0] == "a note" and len(found["notes"]) == 1 + (scale != 1.0)
+    assert scale == 1.0 or "128 times the computed ones" in found["notes"][1]
