@@ -1,6 +1,7 @@
 """Conclusions of a diagnosis from facts made for each: rows, points, tails, commands."""
 
 from collections.abc import Callable
+from contextlib import ExitStack
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -8,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from aprfmt import diagnosis
 from aprfmt.base.protocols import TensorInfo
 from aprfmt.diagnosis import (
     capture_point,
@@ -20,7 +22,9 @@ from aprfmt.diagnosis import (
     walk,
     zero_values,
 )
+from aprfmt.errors import CodecError
 from aprfmt.inference.trace import Trace
+from aprfmt.measure.findings import Finding
 from aprfmt.model.ledger import LATE
 
 # --- rows and experts that differ ---------------------------------------------------------------
@@ -448,3 +452,79 @@ def test_a_value_other_than_zero_is_found_in_any_row(
         values[at] = -1e-30
         assert zero_values._has_nonzero(reader(values.reshape(5, 2))), at
     assert len(dropped) == 11
+
+
+# --- models whose packed weights do not decode ----------------------------------------------------
+
+
+@pytest.mark.parametrize("wrong", ["a", "b", "both", "neither"])
+@pytest.mark.parametrize("damaged", ["", "a", "b"])
+def test_packed_weights_are_mended_of_the_side_that_decodes(
+    damaged: str, wrong: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """B by a command from A; of A only what is wrong is said. B is examined first."""
+    asked: list[Any] = []
+
+    class Opened(SimpleNamespace):
+        def __enter__(self) -> Any:
+            return self
+
+        def __exit__(self, *error: object) -> None:
+            asked.append(f"closed {self.name}")
+
+    def opened(text: str, **given: Any) -> Any:
+        assert given == {"arch": "llama", "allow_missing": diagnosis.ANY, "damaged": True}
+        return Opened(name=text, damage="cut" * (text == damaged))
+
+    def examine(good: Any, bad: Any, label: str) -> Any:
+        asked.append((good.name, bad.name, label))
+        if bad.name != wrong and wrong != "both":
+            return None
+        finding = Finding("packing_claim", "it is", "tensor", "bug", ("k",), True)
+        return SimpleNamespace(findings=[finding], evidence=(), left=("w",))
+
+    monkeypatch.setattr(diagnosis, "open_model", opened)
+    monkeypatch.setattr(diagnosis, "examine_packed", examine)
+    monkeypatch.setattr(
+        diagnosis, "repair_packing_command", lambda good, bad, one: f"{good.name} to {bad.name}"
+    )
+    monkeypatch.setattr(diagnosis, "compare_by_name", lambda texts, a, b: (texts, a.name, b.name))
+    with ExitStack() as stack:
+        error = CodecError("does not decode")
+        found: Any = diagnosis._diagnose_packing("a", "b", "llama", stack, error)
+        looked = [one for one in asked if isinstance(one, tuple)]
+    label = "B" if wrong in ("b", "both") and damaged != "a" else ""
+    label = label or ("A" if wrong in ("a", "both") and damaged != "b" else "")
+    both = [("a", "b", "B")] * (damaged != "a") + [("b", "a", "A")] * (damaged != "b")
+    if not label:
+        assert looked == both
+        assert found == ((("a", "b"), "a", "b") if damaged else None)
+        return
+    assert looked == (both[:1] if label == "B" else both)
+    (one,) = found.findings
+    assert one.next == ("a to b" if label == "B" else "")
+    assert (found.a, found.b) == ("a", "b") and found.evidence[0].says == "does not decode"
+    assert found.not_checked == (
+        f"{label} does not open, so nothing else", "w: what is wrong with it",
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("packing", ["", "set the key"])
+@pytest.mark.parametrize("anew", [False, True])
+def test_what_repairs_b_is_a_key_or_b_written_again(
+    anew: bool, packing: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of two models a key first; what only differs is compared by its tensors."""
+    monkeypatch.setattr(nextstep, "repair_packing_command", lambda a, b, finding: packing)
+    monkeypatch.setattr(nextstep, "is_repaired_by_rewriting", lambda *given: anew)
+    monkeypatch.setattr(nextstep, "rewrite_b_command", lambda parts, finding: "write again")
+    monkeypatch.setattr(nextstep, "diff_tensors_command", lambda parts, finding: "diff")
+    finding: Any = SimpleNamespace(cause="c", confirmed=True, values={})
+    rest = "write again" if anew else "diff"
+    for a, b, kind in (
+        ("a", "b", "model"), (None, "b", "model"), ("a", None, "model"), ("a", "b", "trace"),
+    ):  # fmt: skip
+        side = SimpleNamespace(model=b, kind=kind)
+        parts: Any = SimpleNamespace(a=SimpleNamespace(model=a), b=side)
+        two = a is not None and b is not None and kind == "model"
+        assert nextstep.repair_command(parts, finding) == ((two and packing) or rest)

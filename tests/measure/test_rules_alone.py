@@ -319,3 +319,43 @@ def test_names_are_paired_by_their_rules_and_towers_by_their_module(towers: bool
     assert alignment._names_for_pairing(model, [alone, "base.x"]) == {
         tower: alone, "base.x": "base.x",
     }  # fmt: skip
+
+
+class Sets(dict[str, Any]):
+    """A model's tensors by stored name, of no relation and no tower."""
+
+    relations: tuple[Any, ...] = ()
+    config: Any = None
+
+
+def test_tensors_under_one_prefix_are_pairs_though_no_shape_fits() -> None:
+    """Of several sets of the same names only one whose shapes fit is paired without its prefix."""
+
+    def tensor(*shape: int, value: float = 1.0) -> Any:
+        return SimpleNamespace(shape=shape, value=value)
+
+    def paired(a: Any, b: Any, monkeypatch: pytest.MonkeyPatch) -> list[tuple[Any, Any]]:
+        def apart(pairs: Any) -> tuple[float, float]:
+            alike = [(x, y) for x, y in pairs if x.shape == y.shape]
+            off = [abs(x.value - y.value) for x, y in alike]
+            return 1 - len(alike) / len(pairs), sum(off) / len(off) if off else 1.0
+
+        monkeypatch.setattr(alignment, "_apart", apart)
+        monkeypatch.setattr(alignment, "relation_between_names", lambda *given: given[2])
+        found, _ = alignment._pair_by_name(Sets(a), Sets(b), list(a), list(b))  # type: ignore[arg-type]
+        names = {id(one): name for side in (a, b) for name, one in side.items()}
+        return [(names.get(id(one.a)), names.get(id(one.b))) for one in found]
+
+    ours = {f"block{i}.w": tensor(2, 2) for i in range(4)}
+    with pytest.MonkeyPatch.context() as patch:
+        for shape in ((2, 2), (3, 3)):
+            theirs = {f"model.{name}": tensor(*shape) for name in ours}
+            assert paired(ours, theirs, patch) == [(name, f"model.{name}") for name in ours]
+        near = {f"near.{name}": tensor(2, 2) for name in ours}
+        far = {f"far.{name}": tensor(2, 2, value=1.25) for name in ours}
+        for theirs in (near | far, far | near):
+            found = paired(ours, theirs, patch)
+            assert found[:4] == [(name, f"near.{name}") for name in ours]
+            assert sorted(found[4:]) == [(None, f"far.{name}") for name in ours]  # type: ignore[comparison-overlap]
+        odd = {f"odd.{name}": tensor(9, 9) for name in ours}
+        assert paired(ours, odd | far, patch)[:4] == [(name, f"far.{name}") for name in ours]

@@ -6,9 +6,11 @@ from typing import Any
 import numpy as np
 import pytest
 
+from aprfmt.causes.training.optimizers import Recipe
 from aprfmt.training import numbered_states, step
 from aprfmt.training.judge import Judgement
 from aprfmt.training.numbered_states import Candidate, Numbered
+from aprfmt.training.saved_arrays import SavedArrays
 
 
 def matched(steps: Any, changes: Any) -> dict[str, str]:
@@ -204,3 +206,53 @@ def test_what_the_update_is_held_to_is_noted_with_what_was_not_said() -> None:
     ]
     (note,) = noted(judged={"a": agreed(decays_all=True), "b": agreed()}, parameters=kinds)[1]
     assert note.startswith("norms and biases decay, as all weights do: a ")
+
+
+# --- arrays and gradients that files hold ---------------------------------------------------------
+
+
+def test_points_are_read_by_their_own_names_in_their_files() -> None:
+    def file(**arrays: Any) -> Any:
+        return SimpleNamespace(
+            shapes={name: list(one.shape) for name, one in arrays.items()},
+            read=lambda name: arrays[name],
+        )
+
+    one, other = np.arange(6.0).reshape(2, 3), np.arange(4.0)
+    held = {"grad.q": file(q=one, x=other), "grad.k": file(k=other)}
+    own = {"grad.q": "q", "grad.k": "k"}
+    saved = SavedArrays(held, own, {}, {}, points={"L0.q": "grad.q", "L0.k": "grad.k"})
+    assert saved.point_shapes == {"L0.q": (2, 3), "L0.k": (4,)}
+    assert np.array_equal(saved.point("L0.q"), one) and np.array_equal(saved.point("L0.k"), other)
+
+
+def earlier(
+    *,
+    rule: str = "adamw",
+    number: int | None = 2,
+    steps: Any = 1,
+    vector: bool = False,
+    **more: Any,
+) -> Any:
+    """Return the gradient of the step before by a first moment of 0.5 of four values."""
+    recipe = Recipe("adamw", lr=0.1, step=number, b1=0.75)
+    moment = SimpleNamespace(rows=lambda start, stop: np.full((stop - start, 2), 0.5, np.float32))
+    first = SimpleNamespace(reader=lambda parameter: more.get("reader", moment))
+    held: Any = SimpleNamespace(
+        state=None if more.get("stateless") else SimpleNamespace(first=first, steps=steps),
+        recipe=None if more.get("unstated") else recipe,
+        _recipe_of=lambda parameter: recipe,
+    )
+    parameter: Any = SimpleNamespace(before=SimpleNamespace(shape=(2, 2)), vector=False)
+    return step._Step._earlier_gradient(held, parameter)
+
+
+def test_the_first_moment_of_the_second_step_is_the_first_gradient() -> None:
+    """The average holds a share 1 - b1 of it; later ones hold others besides."""
+    assert earlier().tolist() == [[2.0, 2.0]] * 2 and earlier().dtype == np.float64
+    assert earlier(steps=None).tolist() == [[2.0, 2.0]] * 2
+    for known in (
+        {"number": 1}, {"number": 3}, {"number": None}, {"steps": 2}, {"steps": 0},
+        {"stateless": True}, {"unstated": True}, {"reader": None},
+    ):  # fmt: skip
+        assert earlier(**known) is None, known  # type: ignore[arg-type]

@@ -18,8 +18,8 @@ CALLS = ("another-prompt", "steps-of-generation", "a-whole-pass", "in-a-fresh-se
 class Session:
     """A session whose logits say which tokens came before; `after` is a call that spoils the next.
 
-    With `flaw` it has a fault of another kind: "blind" sees no token, "forgetful" steps see only
-    their own, "infinite" has a logit that is not finite.
+    With `flaw` it has a fault of another kind: "blind" sees no token, "blind at last" none in the
+    last row, "forgetful" steps see only their own, "infinite" has a logit that is not finite.
     """
 
     def __init__(self, after: str = "", flaw: str = "") -> None:
@@ -41,6 +41,8 @@ class Session:
     def prefill(self, ids: Sequence[int]) -> Any:
         self.seen = list(ids)
         rows = np.stack([self.row(ids[: n + 1]) for n in range(len(ids))])
+        if self.flaw == "blind at last":
+            rows[-1] = 1
         self.spoiled = self.spoiled or (self.after == "prefill" and tuple(ids) != IDS)
         return rows
 
@@ -94,6 +96,7 @@ def test_a_fresh_session_is_compared_too() -> None:
 
 def test_logits_depend_on_the_tokens_and_steps_on_earlier_ones() -> None:
     assert failed(Session(flaw="blind")) == {"input-matters"}
+    assert "input-matters" in failed(Session(flaw="blind at last"))
     assert failed(Session(flaw="forgetful")) == {"steps-are-prefill"}
 
 
