@@ -1,5 +1,6 @@
 """Where an adapter's pairs belong and what sums of changes give, each by itself."""
 
+from contextlib import nullcontext
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -8,7 +9,7 @@ import numpy as np
 import pytest
 
 import aprfmt.arch.binding
-from aprfmt.adapters import merge_faults, parameters, placing
+from aprfmt.adapters import answers, merge_faults, parameters, placing
 from aprfmt.adapters.merge_faults import Judged, Merge, OtherChange
 from aprfmt.errors import ConversionError
 
@@ -125,3 +126,45 @@ def test_a_weight_that_a_mistake_makes_is_named_where_nothing_else_gives_it(
     assert judged(made, encoding="Q8_0") == away
     monkeypatch.setattr(merge_faults, "_is_reproduced", lambda merge, times: times == 0)
     assert judged(made) == away
+
+
+def test_only_weights_that_nothing_gives_are_judged_again_with_other_ranks(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Each order of the ranks once, until every weight has an answer."""
+    orders = [SimpleNamespace(says=f"order {i}") for i in range(3)]
+    monkeypatch.setattr(answers, "OTHER_ORDERS", orders)
+    tried: list[str] = []
+    right = {"one": "order 1", "two": "order 0", "never": ""}
+
+    def merged(a: Any, adapter: Any, *, again: bool, order: Any) -> Any:
+        tried.append(order.says)
+        model = SimpleNamespace(find=lambda key: None if key == "lost" else (key, order.says))
+        return model, nullcontext(), None
+
+    def judge(values: Any) -> Any:
+        (key, order), _, _ = values
+        word = merge_faults.ONCE if right[key] == order else merge_faults.OTHERWISE
+        return Judged(word, 0.0, 1.0)
+
+    monkeypatch.setattr(answers, "merge_adapter", merged)
+    monkeypatch.setattr(answers, "_merge_values", lambda mine, theirs, close: (mine, theirs, close))
+    monkeypatch.setattr(answers, "judge_merge", judge)
+    changed = lambda key, b, judged: SimpleNamespace(key=key, found=judged.found)  # noqa: E731
+    monkeypatch.setattr(answers, "_changed_weight", changed)
+    base: Any = None
+    other: Any = SimpleNamespace(find=lambda key: None if key == "gone" else key)
+
+    def again(*keys: str, found: str = merge_faults.OTHERWISE) -> dict[str, str]:
+        tried.clear()
+        weights: Any = [SimpleNamespace(key=key, found=found) for key in keys]
+        made = answers._try_rank_orders(base, other, Path("adapter"), weights)
+        return {one.key: one.found for one in made}
+
+    odd = merge_faults.OTHERWISE
+    assert again("one", "two") == {"one": "order 1", "two": "order 0"}
+    assert tried == ["order 0", "order 1"]
+    assert again("two", found=merge_faults.MORE) == {"two": "order 0"} and tried == ["order 0"]
+    assert again("never", "two") == {"never": odd, "two": "order 0"} and len(tried) == 3
+    assert again("lost", "gone", "one") == {"lost": odd, "gone": odd, "one": "order 1"}
+    assert again("one", found=merge_faults.ONCE) == {"one": merge_faults.ONCE} and not tried

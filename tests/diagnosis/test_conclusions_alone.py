@@ -14,6 +14,7 @@ from aprfmt.base.protocols import TensorInfo
 from aprfmt.diagnosis import (
     capture_point,
     mixed_checkpoints,
+    model_pair,
     nextstep,
     probes,
     trace_pair,
@@ -528,3 +529,69 @@ def test_what_repairs_b_is_a_key_or_b_written_again(
         parts: Any = SimpleNamespace(a=SimpleNamespace(model=a), b=side)
         two = a is not None and b is not None and kind == "model"
         assert nextstep.repair_command(parts, finding) == ((two and packing) or rest)
+
+
+# --- what was found of two sides ------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("flagged", [False, True])
+@pytest.mark.parametrize("unlike", [False, True])
+@pytest.mark.parametrize("pair", [False, True])
+def test_findings_of_traces_are_all_there_is_where_the_last_pass_agrees(
+    pair: bool, unlike: bool, flagged: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two models are judged by what is left of their difference; ranks that differ come first."""
+    ranks = Finding("rank_mismatch", "ranks differ", "forward", "bug", (), True)
+    own = Finding("mask", "it is", "forward", "bug", ("k",), True)
+    for name, made in (
+        ("shared_findings", lambda a, b: []),
+        ("differing_ranks", lambda traces: [ranks] * unlike),
+    ):
+        monkeypatch.setattr(walk, name, made)
+    monkeypatch.setattr(walk.conclusion, "largest_gains", lambda points: ["a gain"])
+    monkeypatch.setattr(walk.trace_pair, "nonfinite_finding", lambda pairs: None)
+    after = SimpleNamespace(flagged=["point"] * flagged)
+    judged = SimpleNamespace(findings=[own], examined=SimpleNamespace(after=after))
+    levels = SimpleNamespace(findings=[], evidence=[], complete="as it was", reason="")
+    ended: Any = SimpleNamespace(
+        levels=levels, judged={"B": judged}, pair="models" if pair else None, traces={},
+        rows_apart=None, points=[], pairs=[],
+    )  # fmt: skip
+    walk.Walk._conclude(ended)
+    assert levels.findings == [own, *[ranks] * unlike] and levels.evidence == ["a gain"]
+    assert levels.complete == ("as it was" if pair or unlike else not flagged)
+
+
+@pytest.mark.parametrize("sure", [0, 2])
+@pytest.mark.parametrize("layers", [1, 3, 5])
+def test_rounded_routers_that_choose_other_experts_are_counted_by_layer(
+    layers: int, sure: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The layers with most tokens; a bug where a gap is wider than rounding moves a sound run."""
+    monkeypatch.setattr(model_pair, "count_stages", lambda a, b: 4)
+    router = "L0.ffn_gate_inp.weight"
+    finding = Finding("encoding", "rounded", "tensor", "precision", (router,), False)
+    other = Finding("other", "other", "tensor", "precision", ("L1.attn_q.weight",), False)
+    asked: list[Any] = []
+
+    def count(keys: Any, rounded: Any, probe: Any) -> Any:
+        asked.append((keys, rounded))
+        return {layer: (layer + 1, sure * (layer == 0)) for layer in range(layers)}
+
+    parts = [SimpleNamespace(keys=[router, "L0.ffn_norm.weight"]), SimpleNamespace(keys=["L1.q"])]
+    levels = SimpleNamespace(findings=[finding, other], parts=parts)
+    measuring: Any = SimpleNamespace(
+        probes=[SimpleNamespace(ids=range(9))],
+        is_affordable=lambda: True,
+        passes=SimpleNamespace(count_rerouted_tokens=count),
+    )
+    pair: Any = SimpleNamespace(levels=levels, a=None, b=None)
+    model_pair.ModelPair._add_other_choices(pair, measuring)
+    assert asked == [([router], {"L0.ffn_norm.weight", "L1.q"})]
+    found, left = levels.findings
+    assert left is other and found.verdict == ("bug" if sure else "precision")
+    most = [f"{n + 1} of 9 in layer {n}" for n in range(layers)][::-1][: model_pair.LAYERS]
+    says = f"rounded; the routers so rounded choose other experts for tokens: {', '.join(most)}"
+    says += ", and some in 2 more layers" * (layers == 5)
+    says += "; 2 of them by gaps wider than rounding moves a sound run" * bool(sure)
+    assert found.says == says

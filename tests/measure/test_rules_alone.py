@@ -7,7 +7,16 @@ from typing import Any
 import numpy as np
 import pytest
 
-from aprfmt.measure import alignment, named_causes, numbers, requantization, sampling, tolerances
+from aprfmt.codecs.lattice import Lattice
+from aprfmt.measure import (
+    alignment,
+    bounds,
+    named_causes,
+    numbers,
+    requantization,
+    sampling,
+    tolerances,
+)
 from aprfmt.measure.coarse_steps import WideSteps
 from aprfmt.measure.requantization import QuantRecipe
 
@@ -359,3 +368,18 @@ def test_tensors_under_one_prefix_are_pairs_though_no_shape_fits() -> None:
             assert sorted(found[4:]) == [(None, f"far.{name}") for name in ours]  # type: ignore[comparison-overlap]
         odd = {f"odd.{name}": tensor(9, 9) for name in ours}
         assert paired(ours, odd | far, patch)[:4] == [(name, f"far.{name}") for name in ours]
+
+
+def test_values_beyond_an_end_are_clipped_and_far_beyond_it_where_wider_than_the_group() -> None:
+    """The group holds 4 to 12 in steps of 1: 8 wide; a value that was clipped has no error."""
+    codes = np.arange(4.0, 13.0)
+    y = np.tile(codes, (8, 8))[:, :64]
+    lattice: Any = tuple(np.full(y.shape, value) for value in (1.0, 4.0, 12.0))
+    for off, far in ((7.5, False), (8.0, False), (8.5, True), (15.5, True)):
+        for end, sign in ((12.0, 1), (4.0, -1)):
+            x = y.copy()
+            (at, *_) = np.argwhere(y == end)
+            x[tuple(at)] += sign * off
+            found = bounds.fit_errors(x, y, Lattice(*lattice))
+            assert found.ends == pytest.approx(1 / y.size)
+            assert found.far == pytest.approx(far / y.size), (off, end)
