@@ -368,6 +368,9 @@ def test_tensors_under_one_prefix_are_pairs_though_no_shape_fits() -> None:
             assert sorted(found[4:]) == [(None, f"far.{name}") for name in ours]  # type: ignore[comparison-overlap]
         odd = {f"odd.{name}": tensor(9, 9) for name in ours}
         assert paired(ours, odd | far, patch)[:4] == [(name, f"far.{name}") for name in ours]
+        more = {f"more.{name}": tensor(8, 8) for name in ours}
+        alone = [(name, None) for name in ours] + [(None, name) for name in odd | more]
+        assert paired(ours, odd | more, patch) == alone  # of two that fit no shape none is the one
 
 
 def test_values_beyond_an_end_are_clipped_and_far_beyond_it_where_wider_than_the_group() -> None:
