@@ -38,7 +38,7 @@ class Reader:
         return self.values[rows]
 
     def rows_as(self, encoding: str) -> Any:
-        return lambda rows: (self.encoding, encoding, list(rows))
+        return lambda rows: (self.encoding, encoding, rows.tolist())
 
 
 def case(a: Reader, b: Reader) -> Any:
@@ -119,7 +119,7 @@ def test_a_label_is_taken_for_wrong_of_the_side_that_has_it() -> None:
         coded, plain = Reader("BF16", values, 16), Reader("F32", values, 32)
         sides = (coded, plain) if label == "A" else (plain, coded)
         *_, found = stored_bytes.guess_dtype_mislabel(case(*sides))
-        taken = [found.left([2, 0]), found.right([2, 0])]
+        taken = [found.left(np.array([2, 0])), found.right(np.array([2, 0]))]
         read = taken.pop(0 if label == "A" else 1)
         assert read == ("BF16", "F16", [2, 0])
         assert np.array_equal(taken[0], values[[2, 0]])
@@ -147,23 +147,24 @@ def test_a_sum_with_one_is_rounded_and_not_what_is_added_to_one() -> None:
     b.side.layout = (SimpleNamespace(permutes=False),)
     found = [one for one in arithmetic.guess_rounding(case(a, b)) if isinstance(one, Guess)]
     first, *_ = found
+    row = np.array([0])
     assert first.says[0].startswith("equal once 1 is added") and first.slack == 0.125
-    assert np.array_equal(first.left([0]), fine + 1)
-    assert np.array_equal(first.right([0]), 3 * fine + 1)
+    assert np.array_equal(first.left(row), fine + 1)
+    assert np.array_equal(first.right(row), 3 * fine + 1)
     by_a, by_b = (
         one
         for one in found
         if one.says[0].endswith("rounded to BF16 with 1 added, as it is stored")
     )
     assert by_a.says[0].startswith("B's values are A's, ")
-    assert np.array_equal(by_a.left([0]), [[1, 1.5, 0.75, 3]])
-    assert np.array_equal(by_a.right([0]), 3 * fine + 1)
+    assert np.array_equal(by_a.left(row), [[1, 1.5, 0.75, 3]])
+    assert np.array_equal(by_a.right(row), 3 * fine + 1)
     assert by_b.says[0].startswith("A's values are B's, ")
-    assert np.array_equal(by_b.left([0]), [[1 + 2.0**-7, 2.5, 0.25, 7]])
-    assert np.array_equal(by_b.right([0]), fine + 1)
+    assert np.array_equal(by_b.left(row), [[1 + 2.0**-7, 2.5, 0.25, 7]])
+    assert np.array_equal(by_b.right(row), fine + 1)
     of_a, of_b = (one for one in found if one.says[0].endswith("rounded to BF16"))
-    assert np.array_equal(of_a.left([0]), fine) and np.array_equal(of_a.right([0]), 3 * fine)
-    assert np.array_equal(of_b.left([0]), fine) and np.array_equal(of_b.right([0]), 3 * fine)
+    assert np.array_equal(of_a.left(row), fine) and np.array_equal(of_a.right(row), 3 * fine)
+    assert np.array_equal(of_b.left(row), fine) and np.array_equal(of_b.right(row), 3 * fine)
     b.side.layout = (SimpleNamespace(permutes=True),)
     texts = [one.says[0] for one in arithmetic.guess_rounding(case(a, b)) if isinstance(one, Guess)]
     assert texts and not any("1 added" in text or "1 is added" in text for text in texts)

@@ -114,7 +114,10 @@ def test_a_multiplier_is_left_out_or_divides(monkeypatch: pytest.MonkeyPatch) ->
     def tried(
         kind: str = "falcon", *, point: str = "out", held: Any = (), near: bool = True
     ) -> Any:
-        hp = dict.fromkeys(state_space.FACTORS, 1.0) | {"key_scale": 4.0, "ffn_down_scale": 0.0}
+        hp: dict[str, Any] = dict.fromkeys(state_space.FACTORS, 1.0) | {
+            "key_scale": 4.0,
+            "ffn_down_scale": 0.0,
+        }
         hp |= {"ssm_out_scale": 0.5, "ssm_scales": (2.0,)}
         views = {key: SimpleNamespace(recorded=value) for key, value in held}
         case: Any = SimpleNamespace(
@@ -152,6 +155,7 @@ def test_rows_without_a_gradient_moved_where_the_stated_rule_is_sparse(
     monkeypatch.setattr(frozen_parameters, "changed", lambda recipe, **to: (recipe, to))
     none: Any = None
     sparse: Any = SimpleNamespace(sparse=True)
+    found: Any
     (found,) = frozen_parameters.guess_dense(none, sparse)
     assert found.cause == "rows_moved" and found.recipe == (sparse, {"sparse": False})
     assert found.says.startswith("rows without a gradient moved: the optimizer is dense")
@@ -280,7 +284,7 @@ def test_another_tensors_values_are_looked_for_unless_most_rows_are_right(
             context=context,
             slack=lambda: 1e-3,
         )
-        found = list(other_tensors.guess_other_tensor(case))
+        found: list[Any] = list(other_tensors.guess_other_tensor(case))
         if asked:
             assert asked == [("a", case.b), ("b", case.a)]
         return [(one[0], one[1].name, *one[2:]) for one in found]

@@ -9,6 +9,7 @@ import pytest
 from aprfmt.causes.forward import attention, convolution, norm, product_inputs
 from aprfmt.causes.tensor import misread_codes
 from aprfmt.causes.tensor.misread_codes import CodedSide
+from aprfmt.inference.replay.patched_model import STREAM
 
 RNG = np.random.default_rng(12)
 
@@ -47,7 +48,7 @@ def context(kind: str = "rms", *there: tuple[int, str]) -> Any:
 
 def test_a_product_reads_the_stream_of_its_source_behind_a_norm() -> None:
     """The norm of the same layer, where the layer has its weight; and none without its points."""
-    stream = product_inputs.STREAM
+    stream = STREAM
     first, after = product_inputs.SOURCES
 
     def read(source: str, normed: str, held: Any, c: Any = None) -> Any:

@@ -7,10 +7,12 @@ import numpy as np
 import pytest
 
 from aprfmt.causes.forward import residual_stream, rope, usual_mistakes
+from aprfmt.causes.forward.single_steps import BEHIND
 from aprfmt.causes.tensor import flat_order, lattices, overwritten_bytes, permutation, stored_bytes
 from aprfmt.causes.tensor.overwritten_bytes import ByteSpan
 from aprfmt.causes.tensor.permutation import FoundLines
 from aprfmt.errors import FormatError
+from aprfmt.inference.moe import ROUTED
 
 # --- sums of the stream ---------------------------------------------------------------------------
 
@@ -36,11 +38,12 @@ def test_a_factor_of_a_sublayer_takes_the_place_of_the_models(
         assert (found.cause, found.values) == ("multiplier", {"residual_scale": {name: value}})
         says = f"what {name} computed is multiplied by {value:g}; the model says {configured:g}"
         assert found.says == says
-    assert found.make(patched, None) == "patched" and made["op"] == "add"
+    made["patched"] = found.make(patched, None)
+    assert made["patched"] == "patched" and made["op"] == "add"
     stream, added = np.ones((2, 3), np.float32), np.full((2, 3), 5, np.float32)
-    inside = SimpleNamespace(point=next(iter(residual_stream.BEHIND[sublayer])))
+    inside = SimpleNamespace(point=next(iter(BEHIND[sublayer])))
     other = "ffn" if sublayer == "attn" else "attn"
-    outside = SimpleNamespace(point=next(iter(residual_stream.BEHIND[other])))
+    outside = SimpleNamespace(point=next(iter(BEHIND[other])))
     times = 1 + 5 * value / configured
     assert np.all(made["override"](np.add, inside, stream, added) == times)
     assert np.all(made["override"](np.add, outside, stream, added) == 6)
@@ -57,7 +60,7 @@ def test_one_summand_of_every_sum_of_a_layer_is_left_out(monkeypatch: pytest.Mon
     monkeypatch.setattr(residual_stream, "_sublayer_of", lambda case, call: "")
     monkeypatch.setattr(residual_stream, "parallel_change", lambda patched: "parallel")
     monkeypatch.setattr(residual_stream, "shared_norm_input_change", lambda: "one norm")
-    routed = next(iter(residual_stream.ROUTED))
+    routed = next(iter(ROUTED))
 
     def tried(layer: int, *calls: tuple[str, str, int], **more: Any) -> list[Any]:
         adds = [
@@ -108,7 +111,7 @@ def test_windows_are_of_other_sizes_and_in_other_layers(monkeypatch: pytest.Monk
 
     def tried(size: int | None, *layers: int) -> list[Any]:
         patched: Any = SimpleNamespace(hp={"sliding_window": size, "window_layers": layers})
-        found = list(usual_mistakes._window_mistakes(patched))
+        found: list[Any] = list(usual_mistakes._window_mistakes(patched))
         assert all(cause == "sliding_window" for cause, _, _ in found)
         return [value for _, _, values in found for value in values.values()]
 
@@ -256,7 +259,7 @@ def test_blocks_are_not_read_as_the_bits_of_16_bit_floats() -> None:
     """Though all of their values fit there."""
     values = np.tile(np.arange(32, dtype=np.float32), (2, 1))
 
-    def told(encoding: str) -> list[str]:
+    def told(encoding: str) -> list[Any]:
         side: Any = SimpleNamespace(
             encoding=encoding, row_bytes=None, shape=(2, 32), columns=32, take=lambda rows: values
         )

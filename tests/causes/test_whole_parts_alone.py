@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 from aprfmt.causes.forward import rank_shares, usual_steps
+from aprfmt.causes.forward.shards import ROLES
 from aprfmt.causes.tensor import coarse_damage, joined_tensors, value_functions
 
 # --- runs that rounding does not explain ----------------------------------------------------------
@@ -188,7 +189,7 @@ def test_shares_are_looked_for_in_the_products_of_ranks(monkeypatch: pytest.Monk
         assert tried(role, dump="") == tried(role, tokens=1) == []
     for role in ("ffn_gate", "ffn_up"):
         assert tried(role) == [("rows", "the MLP", role)]
-    for role in rank_shares.ROLES:
+    for role in ROLES:
         assert tried(role)[-1] == ("columns", role)
     assert tried("output") == tried(None) == []
 

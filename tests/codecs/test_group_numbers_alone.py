@@ -99,7 +99,7 @@ def test_scales_are_rounded_and_zero_points_are_moved_by_the_rounded_ones() -> N
     rounded = np.float32(0.0999755859375)
     assert held.scale.tolist() == [[rounded, 2.0]] and held.size == 8 and held.why == "w"
     assert held.offset is not None and held.offset.tolist() == [[-3 * rounded, -16.0]]
-    assert np.array_equal(held.zeros, zeros)
+    assert held.zeros is not None and np.array_equal(held.zeros, zeros)
     plain = write_words._hold(Groups(8, scale), SETTINGS)
     assert plain.offset is plain.zeros is None and plain.scale.tolist() == [[rounded, 2.0]]
     with pytest.raises(CodecError, match="it has minimums, which are no zero points"):

@@ -194,9 +194,9 @@ def test_what_stands_behind_a_header_is_where_this_version_puts_it() -> None:
     assert tail(*slots) == [(24, b"pad!")]
     assert tail(TensorSlot("empty", 0), *slots) == [(16 + 8, b"pad!")]
     assert tail(b"", *slots) == [(16, b""), (24, b"pad!")]
-    for wrong in ({"at": 17}, {"at": 15}, {"size": 9}):
-        with pytest.raises(ConversionError, match=rf"\(w at byte {wrong.get('at', 16)}, expected"):
-            tail(*slots, **wrong)
+    for at, size in ((17, 8), (15, 8), (16, 9)):
+        with pytest.raises(ConversionError, match=rf"\(w at byte {at}, expected 16\)"):
+            tail(*slots, at=at, size=size)
     for held in (data + b"!", data[:-1]):
         with pytest.raises(ConversionError, match=rf"\({len(held)} bytes, expected {len(data)};"):
             tail(*slots, data=held)

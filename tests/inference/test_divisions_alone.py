@@ -1,15 +1,18 @@
 """How ranks divide an array, which pair of runs is cut out, and where a run is made."""
 
+from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 
+from aprfmt.base.dump_names import RANK
 from aprfmt.errors import BackendUnavailableError, FormatError
 from aprfmt.inference import device
+from aprfmt.inference.cuda_driver import NOT_ELSEWHERE
 from aprfmt.inference.engines import rank_joining
-from aprfmt.inference.engines.dump_folders import RANK, _Axes
+from aprfmt.inference.engines.dump_folders import _Axes
 from aprfmt.inference.engines.rank_dims import Division
 from aprfmt.inference.engines.rank_joining import JoinedArray
 from aprfmt.inference.parity import bundle, operations
@@ -38,7 +41,7 @@ def test_parts_are_joined_along_the_dimension_that_is_said() -> None:
     values = np.arange(24.0, dtype=np.float32).reshape(4, 6)
 
     def rows(parts: Any) -> list[JoinedArray]:
-        return [JoinedArray("x", x.shape, "float32", lambda x=x: x) for x in parts]
+        return [JoinedArray("x", x.shape, "float32", partial(np.array, x)) for x in parts]
 
     def joined(parts: Any, dimension: int, how: Any = "parts") -> Any:
         made = rank_joining._join_by_dims("x", rows(parts), Division("tp", dimension, how))
@@ -152,7 +155,7 @@ def test_a_gpu_is_chosen_where_it_is_there_and_the_backend_can_use_it(
 
         def refuse(self: Any) -> None:
             if not there:
-                raise BackendUnavailableError(f"no GPU{device.NOT_ELSEWHERE}")
+                raise BackendUnavailableError(f"no GPU{NOT_ELSEWHERE}")
 
         def backend_of(where: str, dtype: str) -> None:
             made.append((gpu, where, dtype))
