@@ -42,7 +42,7 @@ def test_factors_of_a_pair_have_one_rank_which_the_configuration_says() -> None:
     assert fault((4, 16), (8, 4), r=4, rank_pattern={"q_proj": 8}) == said
     assert fault((4, 16), (8, 4), r=4, rank_pattern={"k_proj": 8}) == ""
     assert fault((4, 16), (8, 4), spelling="kohya", r=8) == "", "each pair has a rank of its own"
-    experts = {"target_parameters": ["layers.0.q_proj.weight"]}
+    experts: Any = {"target_parameters": ["layers.0.q_proj.weight"]}
     assert fault((8, 16), (8, 8), r=4, **experts) == "", "one for several experts"
     assert fault((8, 16), (8, 8), r=4) != ""
 
