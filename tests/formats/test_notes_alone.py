@@ -124,3 +124,34 @@ def test_a_writer_refuses_options_that_it_does_not_have(format_: Any, tmp_path: 
         writer.open_sink(path, colour="red", shape="round")
     assert writer.open_sink(path, force=True) is not None
     assert not list(tmp_path.iterdir())
+
+
+# --- records that are written -------------------------------------------------------------------
+
+
+def test_a_new_record_is_this_users_alone_and_is_closed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also where a write takes a part of the bytes only, or fails."""
+    done: list[tuple[str, int]] = []
+    write, sync, close = os.write, os.fsync, os.close
+    monkeypatch.setattr(os, "write", lambda fd, data: write(fd, data[:3]))
+    monkeypatch.setattr(os, "fsync", lambda fd: done.append(("sync", fd)) or sync(fd))
+    monkeypatch.setattr(os, "close", lambda fd: done.append(("close", fd)) or close(fd))
+    path = tmp_path / "note"
+    in_place_patch._write_new_file(path, b"eight by")
+    assert path.read_bytes() == b"eight by" and path.stat().st_mode & 0o777 == 0o600
+    (first, fd), (second, again) = done
+    assert (first, second) == ("sync", "close") and fd == again
+    with pytest.raises(FileExistsError):
+        in_place_patch._write_new_file(path, b"other")
+    assert path.read_bytes() == b"eight by"
+    done.clear()
+
+    def full(fd: int, data: Any) -> int:
+        raise OSError("no space")
+
+    monkeypatch.setattr(os, "write", full)
+    with pytest.raises(OSError, match="no space"):
+        in_place_patch._write_new_file(tmp_path / "more", b"x")
+    assert [what for what, _ in done] == ["close"]
