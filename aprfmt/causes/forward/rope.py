@@ -665,7 +665,7 @@ def find_theta(case: Mismatch) -> Iterator[Change]:
 
 
 def without_scaling_changes(patched: PatchedModel, kind: RopeKind) -> Iterator[Change]:
-    """Yield changes without rope scaling, or only without its factor on cos and sin.
+    """Yield changes without rope scaling, or only of its factor on cos and sin: none, or twice.
 
     `kind` is the kind of rope; nothing if it has no scaling.
     """
@@ -684,13 +684,14 @@ def without_scaling_changes(patched: PatchedModel, kind: RopeKind) -> Iterator[C
         {"rope_scaling": None},
     )
     if own.factor != 1.0:
-        yield Change(
-            "rope_scaling",
-            f"the scaling's factor {own.factor:.6g} on cos and sin is left out",
-            ("rope_scaling.attention_factor",),
-            rotate_with(own.inv_freq, 1.0),
-            {"attention_factor": 1.0},
-        )
+        for factor, how in ((1.0, "left out"), (own.factor**2, "applied twice")):
+            yield Change(
+                "rope_scaling",
+                f"the scaling's factor {own.factor:.6g} on cos and sin is {how}",
+                ("rope_scaling.attention_factor",),
+                rotate_with(own.inv_freq, factor),
+                {"attention_factor": factor},
+            )
 
 
 def scaling_value_changes(patched: PatchedModel, kind: RopeKind) -> Iterator[Change]:

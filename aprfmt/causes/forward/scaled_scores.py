@@ -1,0 +1,74 @@
+"""Factors on attention's scores that come from YaRN: its factor on cos and sin, and MLA's own.
+
+A factor on cos and sin is on queries and keys, so its square is on their scores where all elements
+of a head turn. MLA multiplies the scores by another one, `mscale_all_dim`. Where the trace has no
+rotated queries, rope's factor and a factor on the scores give the same values: both are proposed.
+"""
+
+from collections.abc import Iterator
+
+from aprfmt.arch.rope_hf import yarn_mscale
+from aprfmt.causes.forward.attention import score_scale_change
+from aprfmt.causes.forward.mismatch import Change, Hypothesis, Mismatch, change_head_fields
+from aprfmt.causes.forward.rotations import rope_frequencies
+from aprfmt.inference.replay.patched_model import PatchedModel
+from aprfmt.inference.rope import rotation_of_layer
+
+
+def rope_factor_scales(patched: PatchedModel, layer: int) -> Iterator[Change]:
+    """Yield the changes of the scores' factor that equal a mistake in rope's factor in a layer.
+
+    Rope's factor on cos and sin is left out, or applied twice. Nothing without such a factor.
+    """
+    kind = None if layer < 0 else rotation_of_layer(patched.hp, layer)
+    if kind is None or patched.spec.block.position != "rope" or not kind.scaled:
+        return
+    factor = rope_frequencies(patched, kind).factor
+    if factor == 1.0:
+        return
+    own = float(patched.hp["attn_scale"])
+    for scale in (own / factor**2, own * factor**2):
+        yield score_scale_change(patched, scale)
+
+
+def yarn_score_changes(patched: PatchedModel) -> Iterator[Change]:
+    """Yield the changes of MLA's factor on the scores: YaRN's mscale_all_dim lost, twice, or added.
+
+    Nothing for other attention, and for a rope scaling that is not YaRN's.
+    """
+    scaling = patched.hp["rope_scaling"]
+    if patched.spec.block.attention != "mla" or not scaling or scaling["type"] != "yarn":
+        return
+    own, every = float(patched.hp["attn_scale"]), scaling["mscale_all_dim"]
+    square = yarn_mscale(scaling["factor"], every or 1.0) ** 2
+    if square == 1.0:
+        return
+    mistakes = [("applied, which the model does not say", own * square)]
+    if every:
+        mistakes = [("left out", own / square), ("applied twice", own * square)]
+    for how, scale in mistakes:
+        yield Change(
+            "rope_scaling",
+            f"YaRN's factor {square:.6g} on the scores (mscale_all_dim) is {how}",
+            ("rope_scaling.mscale_all_dim",),
+            lambda patched, layers, scale=scale: change_head_fields(patched, layers, scale=scale),
+            {"attn_scale": scale},
+        )
+
+
+def find_yarn_scores(case: Mismatch) -> Iterator[Change]:
+    """Yield the changes of MLA's factor on the scores, where the point needs scores."""
+    if case.call("scores") is not None:
+        yield from yarn_score_changes(case.patched)
+
+
+def find_scores_of_rope_factor(case: Mismatch) -> Iterator[Change]:
+    """Yield the factors on the scores that a mistake in rope's factor comes to."""
+    if case.call("scores") is not None:
+        yield from rope_factor_scales(case.patched, case.layer)
+
+
+HYPOTHESES = (
+    Hypothesis("rope_scaling", find_yarn_scores, 291, "named factors of the scores, after any"),
+    Hypothesis("attention_scale", find_scores_of_rope_factor, 292, "factors as rope's, after rope"),
+)

@@ -1,0 +1,77 @@
+"""Mistakes of YaRN's factors that a factor on attention's scores equals: both are named."""
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import pytest
+
+from aprfmt.arch.rope_hf import yarn_mscale
+from aprfmt.diagnosis import diagnose
+from tests.diagnosis.engines import LONG, tiny_folder, trace
+
+Values = Mapping[str, Any]
+BEFORE = frozenset({"attn_norm", "q", "k", "v", "scores", "out"})  # without rotated queries
+COARSE = frozenset({"attn_norm", "attn_out", "out"})
+ROTATED = BEFORE | {"q_rope", "k_rope"}
+
+
+def with_factor(power: float) -> Callable[[Values], Values]:
+    """Return other hyperparameters: rope's factor on cos and sin raised to a power."""
+    return lambda hp: {
+        "rope_scaling": dict(hp["rope_scaling"])
+        | {"attention_factor": hp["rope_scaling"]["attention_factor"] ** power}
+    }
+
+
+def without_correction(hp: Values) -> Values:
+    """Return other hyperparameters: MLA's scores without YaRN's correction."""
+    scaling = hp["rope_scaling"]
+    square = yarn_mscale(scaling["factor"], scaling["mscale_all_dim"]) ** 2
+    return {"attn_scale": hp["attn_scale"] / square}
+
+
+def corrected_twice(hp: Values) -> Values:
+    """Return other hyperparameters: MLA's scores with YaRN's correction once more."""
+    scaling = hp["rope_scaling"]
+    square = yarn_mscale(scaling["factor"], scaling["mscale_all_dim"]) ** 2
+    return {"attn_scale": hp["attn_scale"] * square}
+
+
+FAULTS = {
+    "rope's factor lost": ("llama-yarn", with_factor(0.0)),
+    "rope's factor twice": ("llama-yarn", with_factor(2.0)),
+    "MLA's factor lost": ("deepseek_v3-yarn", without_correction),
+    "MLA's factor twice": ("deepseek_v3-yarn", corrected_twice),
+}
+
+
+@pytest.mark.parametrize("points", [BEFORE, COARSE], ids=["before", "coarse"])
+@pytest.mark.parametrize("fault", FAULTS)
+def test_a_factor_of_yarn_and_one_of_the_scores_are_both_named(
+    fault: str, points: frozenset[str]
+) -> None:
+    base, hp = FAULTS[fault]
+    folder = tiny_folder(base)
+    name = f"scores-{fault.replace(' ', '-')}-{len(points)}"
+    found = diagnose(str(folder), str(trace(folder, name, ids=LONG, points=points, hp=hp)))
+    assert found.lead is not None
+    assert {found.cause, *found.lead.also} == {"rope_scaling", "attention_scale"}, found.sentence
+    assert found.lead.certainty == "explained"  # what two causes differ by is not decided
+
+
+def test_rotated_queries_tell_ropes_factor_from_one_of_the_scores() -> None:
+    folder = tiny_folder("llama-yarn")
+    run = trace(folder, "scores-rotated", ids=LONG, points=ROTATED, hp=with_factor(0.0))
+    found = diagnose(str(folder), str(run))
+    assert found.lead is not None
+    assert (found.cause, found.lead.also) == ("rope_scaling", ()), found.sentence
+    assert found.lead.certainty == "confirmed"
+
+
+def test_another_factor_of_the_scores_is_no_factor_of_yarn() -> None:
+    folder = tiny_folder("llama-yarn")
+    run = trace(folder, "scores-half", ids=LONG, points=BEFORE, hp={"attn_scale": 0.125})
+    found = diagnose(str(folder), str(run))
+    assert found.lead is not None
+    assert (found.cause, found.lead.also) == ("attention_scale", ()), found.sentence
+    assert found.lead.certainty == "confirmed"
