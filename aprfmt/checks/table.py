@@ -164,6 +164,12 @@ CHECKS: tuple[CheckRow, ...] = (
         ".file.architecture_checks:check_hyperparameters",
     ),
     CheckRow(
+    CheckRow(
+        "code",
+        "the Python code that configurations name is in the folder",
+        ".file.stated_facts:check_code",
+        ("safetensors", "pytorch"),
+    ),
         "role_bounds",
         "embeddings, norms and matrices have the size of trained weights",
         ".file.architecture_checks:check_role_bounds",

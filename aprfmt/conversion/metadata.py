@@ -40,6 +40,7 @@ from aprfmt.model.packing import (
     without_packing,
     without_torchao_metadata,
 )
+from aprfmt.model.remote_code import code_texts
 from aprfmt.quantizing.mixture import Mixture, is_quantized
 from aprfmt.tensors.companions import SECTIONS
 from aprfmt.tokenizer.carriers import add_named_templates, to_apr, to_gguf, to_hf
@@ -87,6 +88,8 @@ def target_metadata(model: Model, target: str, plan: Plan, options: Options) -> 
         carried.metadata.update(_identity(model))
         if all(output.copies for output in plan.outputs if is_quantized(output.source_encoding)):
             carried.metadata.update(_quantization_record(model))
+    if "config.json" in carried.texts:  # a folder, whose configuration names its code
+        carried.texts.update(code_texts(model.folder))
     # What encodings and the user's options change.
     _claim_packing(carried, model, plan.outputs, options)
     if any(not output.copies for output in plan.outputs) and model.format == target == "gguf":

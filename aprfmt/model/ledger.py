@@ -381,6 +381,8 @@ class _LedgerBuilder:
         reading, of = row.reading, row.source
         needed = row.needed
         if path.name in _CLAIM_FILES and self._is_claim_false:
+        if path.name in self._named_code:
+            of, needed = f"code that {self._named_code[path.name]} names", True
             reading, of, needed = "contradicted", _NOT_PACKED, True
         if path.name == ADAPTER_CONFIG and self._is_adapter:
             reading, of = "hyperparameter", "its keys are items"
@@ -403,6 +405,13 @@ class _LedgerBuilder:
         return Item("file", path.name, reading, of, path, stored, means, stored and needed)  # type: ignore[arg-type]
 
     @cached_property
+    @cached_property
+    def _named_code(self) -> Mapping[str, str]:
+        """{file name of code in the folder: the file and key, or the module, that names it}."""
+        from aprfmt.model.remote_code import named_code
+
+        return named_code(self.model.folder)
+
     def _module_types(self) -> Mapping[str, str]:
         """{subfolder: type} from sentence-transformers' modules.json; {} without one."""
         from aprfmt.formats.bounded_json import load_file

@@ -23,6 +23,7 @@ from aprfmt.model.packing import (
 )
 from aprfmt.model.quantized_modules import stale_names, wrong_claims
 from aprfmt.model.relations import opening_path
+from aprfmt.model.remote_code import missing_code, named_code
 from aprfmt.model.renames import command_line
 from aprfmt.model.stated_dtype import (
     DTYPES,
@@ -122,6 +123,33 @@ def _with_fallbacks(claimed: str) -> set[str]:
         claimed = FALLBACK[claimed]
         found.add(claimed)
     return found
+
+
+def check_code(ctx: CheckContext) -> Result:
+    """Return a Result with a finding for each module that a configuration names and is not there.
+
+    Of an architecture that is known here they are warnings: transformers has code of its own for
+    most of them. Else only that code can load the model, and they are failures. Raises NotRun where
+    nothing names code of the folder.
+    """
+    named, lost = named_code(ctx.model.folder), missing_code(ctx.model.folder)
+    if not named:
+        raise NotRun("no configuration names code of this folder")
+    try:
+        known = bool(ctx.spec)
+    except NotRun:
+        known = False
+    findings = [
+        Finding(
+            name,
+            f"named by {whose}, and not there",
+            "the module in the folder: loading with trust_remote_code fails without it",
+            "get the file, or take the key out (aprfmt set --remove)",
+            "warning" if known else "fail",
+        )
+        for name, whose in lost.items()
+    ]
+    return Result(f"{len(named) - len(lost)} of {len(named)} modules", findings)
 
 
 def check_quantization(ctx: CheckContext) -> Result:

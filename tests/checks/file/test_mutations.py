@@ -321,6 +321,8 @@ MUTATIONS: tuple[Mutation, ...] = (
              "in its first 8 rows"),
     Mutation("role_bounds", "nvfp4", lambda p: bases.inverted(p, "3.mlp.up_proj.weight_scale_2"),
              "in its first 8 rows"),
+    Mutation("code", "hf", _key("auto_map", {"AutoModel": "modeling_own.Own"}),
+             "named by config.json: auto_map", True),
     Mutation("role_bounds", "hf", lambda p: bases.scaled(p, DOWN, 1e5), "standard deviation"),
     Mutation("role_bounds", "hf", lambda p: bases.scaled(p, DOWN, 1e-6), "standard deviation"),
     Mutation("role_bounds", "hf", lambda p: bases.computed(p, DOWN, _as_bytes),
