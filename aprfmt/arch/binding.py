@@ -39,7 +39,8 @@ class BoundNames:
     `groups` come in execution order. `derived` are tensors of hyperparameters' values, `buffers`
     tensors that are computed or belong to training only; `unbound` are names that no table knows.
     `incomplete` has the roles of which only some stored tensors exist: role key -> the missing
-    names (the existing ones are in `unbound`).
+    names (the existing ones are in `unbound`). `again` are whole groups of names in `unbound` that
+    store roles of `groups` a second time, in another layout.
     """
 
     groups: tuple[BoundGroup, ...]
@@ -47,6 +48,7 @@ class BoundNames:
     derived: tuple[str, ...] = ()
     incomplete: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     buffers: tuple[str, ...] = ()
+    again: tuple[BoundGroup, ...] = ()
 
 
 class ExecutionOrder:
@@ -74,8 +76,8 @@ def bind_names(spec: ArchSpec, style: str, names: Iterable[str]) -> BoundNames:
     """Return the stored names of a file matched to roles, and those that match none.
 
     A binding maps stored names to roles. All bindings of the style are tried. If two of them offer
-    a role, the earlier one gets it and the names of the later one stay unbound. Raises ArchError
-    if two names mean the same tensor.
+    a role, the earlier one gets it, and the later one is in `again` with its names unbound. Raises
+    ArchError if two names mean the same tensor.
     """
     bindings = (*spec.bindings.get(style, ()), *mlx_bindings(spec, style))
     index = NameIndex(
@@ -97,15 +99,20 @@ def bind_names(spec: ArchSpec, style: str, names: Iterable[str]) -> BoundNames:
     # Then the groups: complete ones in the order of the bindings, each role once.
     groups: dict[tuple[int, int | None], BoundGroup] = {}
     claimed: set[str] = set()
+    again: list[BoundGroup] = []
     incomplete: dict[str, tuple[str, ...]] = {}
     for b, layer in sorted(found, key=lambda at: (at[0], at[1] or 0)):
         roles = tuple(role_key(layer, role) for role in bindings[b].roles)
         stored, lacking = _stored_names(bindings[b], layer, found[b, layer])
         if lacking:
             incomplete.update(dict.fromkeys(roles, lacking))
-        elif not claimed.intersection(roles):
-            groups[b, layer] = BoundGroup(bindings[b], layer, stored, roles)
+            continue
+        group = BoundGroup(bindings[b], layer, stored, roles)
+        if claimed.isdisjoint(roles):
+            groups[b, layer] = group
             claimed.update(roles)
+        else:
+            again.append(group)
     # What no group has: hyperparameters, computed tensors, unknown names.
     used = {name for group in groups.values() for name in group.stored}
     derived = {row.name(style) for row in spec.derived}
@@ -125,6 +132,7 @@ def bind_names(spec: ArchSpec, style: str, names: Iterable[str]) -> BoundNames:
         tuple(name for name in every if name in derived),
         {role: names for role, names in incomplete.items() if role not in claimed},
         tuple(name for name in every if name in buffers),
+        tuple(group for group in again if claims.isdisjoint(group.stored)),
     )
 
 

@@ -142,4 +142,5 @@ def validate_model(
         context.shared.get(SECOND_READER),
         asked,
         {name: row.unread for name, row in context.scanned.items() if row.unread},
+        context.compared,
     )

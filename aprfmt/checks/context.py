@@ -30,6 +30,7 @@ class CheckContext:
     accept: Collection[str] = ()  # `unread:PATTERN`s: items that no warning is given for
     shared: dict[str, Any] = field(default_factory=dict, repr=False)  # what checks share, by name
     running: str = ""  # the row that runs
+    compared: set[str] = field(default_factory=set)  # tensors of no role that a check compared
     _reported: dict[str, str] = field(default_factory=dict, repr=False)  # {fault: the row}
 
     @property

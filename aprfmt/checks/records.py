@@ -242,6 +242,7 @@ class Validation(CheckReport):
     second_reading: "SecondReading | None" = None
     asked: Collection[str] = ()  # rows that run only where they are asked for, and were
     undecoded: Mapping[str, str] = field(default_factory=dict)  # {tensor: why it was not}
+    compared: Collection[str] = ()  # tensors of no role whose values a check compared
 
     @property
     def pronounced(self) -> Pronounced:
@@ -252,7 +253,8 @@ class Validation(CheckReport):
         row that was asked for and did not run.
         """
         scope = f"{outcome_counts(self.counts)}, {len(self.warnings)} warnings"
-        left = () if self.ledger is None else self.ledger.not_compared
+        every = () if self.ledger is None else self.ledger.not_compared
+        left = [row for row in every if row.kind != "tensor" or row.name not in self.compared]
         lost = _unanswered_rows(self.answers, "check", self.asked)
         lost += [
             NotCompared("tensor", name, "unreadable", why) for name, why in self.undecoded.items()

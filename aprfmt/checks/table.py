@@ -152,6 +152,12 @@ CHECKS: tuple[CheckRow, ...] = (
         "every tensor has the shape the configuration gives it",
         ".file.architecture_checks:check_shapes",
     ),
+    CheckRow(
+        "second_layouts",
+        "parameters that are stored in two layouts have the same values in both",
+        ".file.second_layouts:check_second_layouts",
+        reads_all_bytes=True,
+    ),
     CheckRow("unexpected", "no tensor is of no role", ".file.architecture_checks:check_unexpected"),
     CheckRow(
         "unread",
@@ -159,17 +165,17 @@ CHECKS: tuple[CheckRow, ...] = (
         ".file.architecture_checks:check_unread",
     ),
     CheckRow(
-        "hyperparameters",
-        "keys, configuration and tensors say the same",
-        ".file.architecture_checks:check_hyperparameters",
-    ),
-    CheckRow(
-    CheckRow(
         "code",
         "the Python code that configurations name is in the folder",
         ".file.stated_facts:check_code",
         ("safetensors", "pytorch"),
     ),
+    CheckRow(
+        "hyperparameters",
+        "keys, configuration and tensors say the same",
+        ".file.architecture_checks:check_hyperparameters",
+    ),
+    CheckRow(
         "role_bounds",
         "embeddings, norms and matrices have the size of trained weights",
         ".file.architecture_checks:check_role_bounds",

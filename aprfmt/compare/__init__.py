@@ -237,6 +237,7 @@ def diff_models(
             a, b, oracle, pairs, results, frozenset() if deltas is None else deltas.named
         )
     results = _unreadable_where_packed(results, a, b)
+    found = (*_second_layout_findings(a, b, results), *found) if explain else found
     if any(one.cause in EXCHANGED for one in found):
         from aprfmt.compare.exchanged_names import with_renames
 
@@ -286,6 +287,10 @@ def diff_models(
     undone += late
     if "tensors" in only and not tensors and not late:
         undone += _wrong_checksums(a, b) if budget.has_time() else _late_checksums(a, b, budget)
+    if "tensors" in only and (a.beside_packed or b.beside_packed):
+        from aprfmt.causes.tensor.second_layouts import unpaired_plain_tensors
+
+        undone += unpaired_plain_tensors(a, b)
     if "hyperparameters" in only and alignment.by_role and not tensors:
         undone += _differing_settings(a, b)
     if "hyperparameters" in only and not alignment.by_role:
@@ -630,6 +635,18 @@ def _explain_rows(
     by_key = {row.key: row for row in known}
     rows = [by_key.get(row.key, row) for row in results]
     return rows, summarize_explanations(known), not_tried_lines(not_tried)
+
+
+def _second_layout_findings(
+    a: Model, b: Model, results: Sequence[TensorDiff]
+) -> tuple[Finding, ...]:
+    """Return the findings of parameters that one side alone stores in two layouts."""
+    alone = {row.key for row in results if row.verdict in ("ONLY_IN_A", "ONLY_IN_B")}
+    if not (alone or a.beside_packed or b.beside_packed):
+        return ()
+    from aprfmt.causes.tensor.second_layouts import second_layout_findings
+
+    return tuple(second_layout_findings(a, b, alone))
 
 
 def _compare_deltas(a: Model, b: Model) -> "DeltaComparison | None":

@@ -3,6 +3,7 @@
 import math
 import shlex
 from collections.abc import Iterator, Sequence
+from collections.abc import Set as AbstractSet
 from dataclasses import replace
 
 from aprfmt.base.encodings import find_encoding as encoding_row
@@ -28,6 +29,7 @@ from aprfmt.model.draft import contradicted_draft, is_draft_head
 from aprfmt.model.ledger import OF_TENSORS, SIDES, NotCompared, make_ledger, one_sided_tensors
 
 PADDED = "padded_vocabulary"
+SECOND_LAYOUTS = ("stored_twice", "stale_layout")  # findings of `diff` on tensors of one side
 SHOWN = 4  # errors of tensors that cannot be read
 
 
@@ -58,6 +60,12 @@ def compare_tensors(
     missing = [row for row in rows if row.verdict in ("ONLY_IN_A", "ONLY_IN_B")]
     _add_missing_tensors(a, b, missing, found)
     done = _add_lost_companions(a, b, rows, found)
+    named: set[str] = set()
+    for finding in report.findings:
+        if finding.cause in SECOND_LAYOUTS:
+            found.add(finding, Touched())
+            named.update(finding.keys)
+    done |= named
     derived: list[tuple[Finding, Touched]] = []
     for finding in unwritten_tails(a, b, rows):
         found.add(finding, Touched((), finding.where))
@@ -83,7 +91,7 @@ def compare_tensors(
         found.add(replace(finding, verdict="same") if beside else finding, part)
     if derived and not beside:
         found.reason = f"{KINDS['derived']}: {'; '.join(finding.says for finding, _ in derived)}"
-    _add_extra_tensors(a, b, missing, found)
+    _add_extra_tensors(a, b, missing, found, named)
 
 
 def _leave_undecoded(a: Model, b: Model, rows: Sequence[TensorDiff], found: Levels) -> set[str]:
@@ -286,10 +294,12 @@ def _is_role_of_pass(a: Model, b: Model, key: str) -> bool:
     return any(key in model.roles and not is_draft_head(model, [key]) for model in (a, b))
 
 
-def _add_extra_tensors(a: Model, b: Model, rows: Sequence[TensorDiff], found: Levels) -> None:
+def _add_extra_tensors(
+    a: Model, b: Model, rows: Sequence[TensorDiff], found: Levels, named: AbstractSet[str]
+) -> None:
     """Add findings on tensors of one side that the architecture does not read.
 
-    Left out are codes of packed weights that do not decode.
+    Left out are codes of packed weights that do not decode. Of those in `named` a finding is there.
     """
     name = a.spec.name
     for side in SIDES:
@@ -305,28 +315,31 @@ def _add_extra_tensors(a: Model, b: Model, rows: Sequence[TensorDiff], found: Le
         if not keys:
             continue
         # They are a difference of the files, though not of the pass.
-        many = f"{len(keys)} tensor{'s' if len(keys) > 1 else ''}"
-        shown = join_first(keys, 4)
-        found.add(
-            Finding(
-                "extra_tensor",
-                f"{side} has {many} that the other has not and {name} does not read: {shown}",
-                "tensor",
-                CAUSES["extra_tensor"].verdict,
-                tuple(keys),
-                True,
-                side=side,
-            ),
-            Touched(),
-        )
+        unnamed = tuple(key for key in keys if key not in named)
+        many = f"{len(unnamed)} tensor{'s' if len(unnamed) > 1 else ''}"
+        shown = join_first(unnamed, 4)
+        if unnamed:
+            found.add(
+                Finding(
+                    "extra_tensor",
+                    f"{side} has {many} that the other has not and {name} does not read: {shown}",
+                    "tensor",
+                    CAUSES["extra_tensor"].verdict,
+                    unnamed,
+                    True,
+                    side=side,
+                ),
+                Touched(),
+            )
         _add_lost_draft(a, b, side, keys, found)
         # What no table lists may carry meaning: the verdict names it, unless it is accepted.
         ledger = make_ledger(a if side == "A" else b, OF_TENSORS)
         found.left += one_sided_tensors(keys, side, ledger, f"{name} does not read it")
-        found.not_checked.append(
-            f"{shown}: only in {side}, and no part of {name}; what another engine makes of it is "
-            "not known"
-        )
+        if unnamed:
+            found.not_checked.append(
+                f"{shown}: only in {side}, and no part of {name}; what another engine makes of it "
+                "is not known"
+            )
 
 
 def _add_lost_draft(a: Model, b: Model, side: str, keys: Sequence[str], found: Levels) -> None:

@@ -412,6 +412,21 @@ class Model(Mapping[str, View], Tabular):
         return (*self.source.notes, *found, *more)
 
     @cached_property
+    def beside_packed(self) -> Mapping[str, View]:
+        """{name: the plain tensor stored under a packed weight's name, which is no part of it}.
+
+        The packed weight is what the model has under that name.
+        """
+        if not has_parts(self._lazy):
+            return {}
+        stored, found = self.source.tensors, {}
+        for name, tensor in self._lazy.items():
+            if tensor.parts and name in stored:
+                if all(part.info.name != name for part in tensor.parts.values()):
+                    found[name] = View(stored[name])
+        return found
+
+    @cached_property
     def _partial_input_scales(self) -> Note | None:
         """The note that only some packed weights have input scales; None if all or none have."""
         if not has_parts(self._lazy):

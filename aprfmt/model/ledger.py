@@ -467,7 +467,9 @@ class _LedgerBuilder:
         for stored in self.model.source.tensors:
             weight, suffix = weights.get(stored, (stored, ""))
             reading, of = readings.get(weight, ("unread", ""))
-            if suffix:
+            if stored in self.model.beside_packed:
+                reading, of = "unread", f"stores {stored} again, beside its packed form"
+            elif suffix:
                 reading, of = "part of", weight
             elif weight != stored and reading == "unread":
                 of = f"part of {weight}"
@@ -489,6 +491,8 @@ class _LedgerBuilder:
         for spec_of, names in self.towers:
             found.update(dict.fromkeys(names, ("role", f"tower {spec_of.name}")))
         for name in resolution.buffers:
+        for name, key in resolution.stored_again.items():
+            found[name] = ("unread", f"stores {key} again, in another layout")
             found[name] = ("without effect", "a buffer, which loaders compute")
         for row in spec.derived:
             found[row.name(style)] = ("hyperparameter", "follows from hyperparameters")
@@ -1316,11 +1320,16 @@ def one_sided_tensors(
     """Return the tensors of `names` that no table lists, as items on one side only.
 
     `names` are tensors that only `side` has, `ledger` is that side's. Those that a table lists are
-    left out: what they are to a model is known.
+    left out: what they are to a model is known. `why` is said of those of which the ledger says
+    nothing.
     """
-    unlisted = {item.name for item in ledger.unread if item.kind == "tensor"}
+    unlisted = {item.name: item.of for item in ledger.unread if item.kind == "tensor"}
     state: State = "only in A" if side == "A" else "only in B"
-    return tuple(NotCompared("tensor", name, state, why) for name in names if name in unlisted)
+    return tuple(
+        NotCompared("tensor", name, state, unlisted[name] or why)
+        for name in names
+        if name in unlisted
+    )
 
 
 def pronounce(words: VerdictWords, compared: Compared, accept: Collection[str] = ()) -> Pronounced:

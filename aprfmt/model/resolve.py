@@ -51,12 +51,18 @@ class Resolution:
     towers: tuple[str, ...] = ()  # stored tensors of towers that the configuration describes
     relations: "tuple[Relation, ...]" = ()  # changes under which alone the file is read
     native: "KeyReport | None" = None  # of the container's own keys, where config.json is carried
+    again: tuple[View, ...] = ()  # roles as tensors of `unbound` store them in a second layout
 
     @property
     def unclaimed(self) -> tuple[str, ...]:
         """Stored tensors that belong to no role, no draft head and no declared tower."""
         others = {*self.draft, *self.towers}
         return tuple(name for name in self.unbound if name not in others)
+
+    @property
+    def stored_again(self) -> Mapping[str, str]:
+        """{stored name without a role: the role that it stores again, in another layout}."""
+        return {name: view.name for view in self.again for name in view.names}
 
     @property
     def missing(self) -> tuple[str, ...]:
@@ -245,6 +251,7 @@ def resolve_with_names(
         native,
     )
 
+        _second_views(tensors, model, bound, roles, hyper),
 
 def _separate_drafts(
     bound: "BoundNames", drafts: "Sequence[Head]", names: Sequence[str], end: int | None
@@ -293,6 +300,30 @@ def _logical_tensors(
 
 def spellings_by_role(model: "Model") -> dict[str, tuple[str, ...]]:
     """Return {role key: every spelling}: the key, the file's names, and both styles' names.
+def _second_views(
+    tensors: Mapping[str, View],
+    model: "Model",
+    bound: "BoundNames",
+    roles: Mapping[str, View],
+    hyper: "HyperParams",
+) -> tuple[View, ...]:
+    """Return the Views of roles in second layouts: stored tensors that no role is read from.
+
+    `tensors` are the stored tensors under the names that are bound, `roles` are the roles as they
+    are read. A group that does not fit its layout, or has a tensor in use, is left out.
+    """
+    loose, found = set(bound.unbound), []
+    for group in bound.again:
+        if not loose.issuperset(group.stored) or not set(roles).issuperset(group.roles):
+            continue
+        try:
+            made = _logical_tensors(tensors, model, replace(bound, groups=(group,)), hyper)
+        except ArchError:
+            continue
+        found += [view for key, view in made.items() if view.shape == roles[key].shape]
+    return tuple(found)
+
+
 
     Empty where the architecture is unknown.
     """

@@ -152,6 +152,7 @@ def _model_facts(opened: Model) -> "ArchFacts":
     facts["unclaimed"] = [name for name in facts["unclaimed"] if name not in claimed]
     facts["towers"] = {name: len(names) for name, names in found.items()}
     if others := [name for name in resolution.towers if name not in claimed]:
+    facts["stored_again"] = [*resolution.stored_again, *opened.beside_packed]
         facts["towers"]["not read here"] = len(others)
     return facts
 

@@ -70,8 +70,11 @@ def answer(body: "InspectBody") -> "list[Line]":
             lines.append((f"  missing: {', '.join(missing)}", "bad"))
         if body["keys"]["unknown"]:
             lines.append((f"  config keys unknown: {', '.join(body['keys']['unknown'])}", "warn"))
-        if body["unclaimed"]:
-            lines.append((f"  tensors of no role: {', '.join(body['unclaimed'])}", "warn"))
+        if body["stored_again"]:
+            again = ", ".join(body["stored_again"])
+            lines.append((f"  stored a second time, in another layout: {again}", "warn"))
+        if others := _tensors_without_role(body):
+            lines.append((f"  tensors of no role: {', '.join(others)}", "warn"))
         if body["draft"]:
             lines.append((f"  draft head: {len(body['draft'])} tensors", ""))
         lines += [
@@ -144,8 +147,16 @@ def _print_hyperparameters(body: "InspectBody", verbose: bool) -> None:
     for name, count in body["towers"].items():
         todo = "" if " " in name else f"; aprfmt convert --arch {name} takes it out"
         render.line(f"tower: {count} tensors, {name}{todo}")
-    if body["unclaimed"]:
-        render.say(f"tensors of no role: {', '.join(body['unclaimed'][:6])}")
+    if body["stored_again"]:
+        names = ", ".join(body["stored_again"][:6])
+        render.say(f"parameters stored twice: {names} hold them again, in another layout")
+    if others := _tensors_without_role(body):
+        render.say(f"tensors of no role: {', '.join(others[:6])}")
+
+
+def _tensors_without_role(body: "InspectBody") -> list[str]:
+    """Return the tensors of no role, without those that store a role in a second layout."""
+    return [name for name in body["unclaimed"] if name not in body["stored_again"]]
 
 
 def _print_warnings(body: "InspectBody") -> None:

@@ -74,6 +74,7 @@ class ArchFacts(TypedDict, total=False):
     conflicts: list[str]
     roles: RolesFound
     unclaimed: list[str]
+    stored_again: list[str]
     towers: dict[str, int]
     draft: list[str]
 

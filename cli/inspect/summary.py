@@ -220,13 +220,15 @@ def _list_oddities(opened: Model, body: "InspectBody") -> list[str]:
         found.append(f"config.json says {said_dtype}, no tensor is {said_dtype}")
     # Tensors and keys that are missing, contradict, or have no place.
     if "roles" in body:
-        roles = body["roles"]
+        roles, again = body["roles"], body["stored_again"]
+        others = [name for name in body["unclaimed"] if name not in again]
         for names, said in ((missing_roles(roles), ""), (roles["accepted"], ", accepted")):
             if names:
                 found.append(f"{len(names)} of {roles['required']} tensors missing{said}")
         for rows, one, many in (
             (body["conflicts"], "contradiction", "contradictions"),
-            (body["unclaimed"], "tensor of no role", "tensors of no role"),
+            (again, "tensor that stores a role again", "tensors that store roles again"),
+            (others, "tensor of no role", "tensors of no role"),
             (body["keys"]["unknown"], "unknown key", "unknown keys"),
         ):
             if rows:

@@ -171,7 +171,9 @@ def check_unexpected(ctx: CheckContext) -> Result:
             "warning",
         )
         for item in ctx.unread
-        if item.kind == "tensor" and item.name not in ctx.told_parts
+        if item.kind == "tensor"
+        and item.name not in ctx.told_parts
+        and item.name not in ctx.compared  # of `second_layouts`
     ]
     head = ctx.resolution.draft
     if head:

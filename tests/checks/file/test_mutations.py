@@ -249,6 +249,16 @@ def _as_whole(values: Any) -> Any:
     return (values / abs(values).max() * 127).round()
 
 
+def _joined_heads(path: Path) -> None:
+    """Store the query, key and value weights of layer 1 once more, joined, all of them zero."""
+    rows = tensors_of(path)
+    parts = [rows[f"model.layers.1.self_attn.{one}_proj.weight"] for one in "qkv"]
+    shape = (sum(part[1][0] for part in parts), parts[0][1][1])
+    raw = bytes(sum(len(part[2]) for part in parts))
+    rows["model.layers.1.self_attn.qkv_proj.weight"] = (parts[0][0], shape, raw)
+    write_mixed(path / "model.safetensors", rows)
+
+
 def _double(path: Path, name: str) -> None:
     """Store twice the float32 values of a tensor."""
     rows = tensors_of(path)
@@ -307,9 +317,12 @@ MUTATIONS: tuple[Mutation, ...] = (
     Mutation("completeness", "hf", lambda p: bases.without(p, NORM), "missing"),
     Mutation("architecture", "hf", _key("intermediate_size", 500), "the tensors say 512"),
     Mutation("shapes", "hf", lambda p: bases.reshaped(p, DOWN, (128, 1024)), "shape [128, 1024]"),
+    Mutation("second_layouts", "hf", _joined_heads, "in two layouts, with other values"),
     Mutation("unexpected", "hf", lambda p: bases.added(p, "model.layers.0.mystery.weight"),
              "no role", True),
     Mutation("completeness", "hf", _key("tie_word_embeddings", False), "missing"),
+    Mutation("code", "hf", _key("auto_map", {"AutoModel": "modeling_own.Own"}),
+             "named by config.json: auto_map", True),
     Mutation("hyperparameters", "hf", _key("vocab_size", 1537), "vocab_size", True),
     Mutation("role_bounds", "hf", lambda p: bases.scaled(p, "model.norm.weight", 1e5),
              "root mean square"),
@@ -321,8 +334,6 @@ MUTATIONS: tuple[Mutation, ...] = (
              "in its first 8 rows"),
     Mutation("role_bounds", "nvfp4", lambda p: bases.inverted(p, "3.mlp.up_proj.weight_scale_2"),
              "in its first 8 rows"),
-    Mutation("code", "hf", _key("auto_map", {"AutoModel": "modeling_own.Own"}),
-             "named by config.json: auto_map", True),
     Mutation("role_bounds", "hf", lambda p: bases.scaled(p, DOWN, 1e5), "standard deviation"),
     Mutation("role_bounds", "hf", lambda p: bases.scaled(p, DOWN, 1e-6), "standard deviation"),
     Mutation("role_bounds", "hf", lambda p: bases.computed(p, DOWN, _as_bytes),

@@ -1,0 +1,200 @@
+"""Parameters that one model stores twice, in two layouts, such as experts singly and in a stack.
+
+A weight that is stored packed and plain is another. Loaders differ in which of the two they take,
+so the two have to hold the same values.
+"""
+
+import re
+import shlex
+from collections.abc import Collection, Iterator, Sequence
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+
+from aprfmt.base.sequences import join_first
+from aprfmt.causes.row import Cause
+from aprfmt.errors import ArchError
+from aprfmt.measure.alignment import TensorPair
+from aprfmt.measure.encoding_noise import pair_noise
+from aprfmt.measure.findings import Finding
+from aprfmt.measure.named_causes import fixed_name
+from aprfmt.measure.pair_comparison import compare_pair
+from aprfmt.measure.proofs import unfitted_proof
+from aprfmt.measure.records import EQUAL, FLOATS, TensorVerdict
+from aprfmt.model import Model
+from aprfmt.model.ledger import NotCompared, Side, State
+from aprfmt.model.relations import opening_path
+from aprfmt.tensors.view import View
+
+CAUSE_ROWS = (
+    Cause(
+        "stored_twice", "tensor", "same",
+        "One side stores parameters twice, in two layouts, with the same values: experts singly "
+        "and in a stack, query, key and value joined and apart, or packed and plain.",
+        "Tensors of no role that make up, in another layout, a role which is read from others.",
+        "Read by its own layout each of them holds the values of the role.",
+        next="nothing",
+    ),
+    Cause(
+        "stale_layout", "tensor", "bug",
+        "One side stores parameters twice, in two layouts, with other values: an older state was "
+        "left beside the new one, and loaders differ in which of the two they take.",
+        "Tensors of no role that make up, in another layout, a role which is read from others.",
+        "Read by its own layout one of them holds other values than the role.",
+        next="look",
+    ),
+)  # fmt: skip
+
+COPIES: frozenset[TensorVerdict] = EQUAL | {"WITHIN"}  # the same values, or rounded ones
+_SHOWN = 2
+
+
+@dataclass(frozen=True, slots=True)
+class SecondLayout:
+    """A parameter that a model stores in two layouts: `first` is read, `second` is not.
+
+    `verdict` is that of comparing the two.
+    """
+
+    first: View
+    second: View
+    verdict: TensorVerdict
+
+    @property
+    def is_copy(self) -> bool:
+        """Whether both layouts hold the same values, or one the rounded values of the other."""
+        return self.verdict in COPIES
+
+
+def second_layouts(model: Model) -> Iterator[SecondLayout]:
+    """Yield each parameter that a model stores in two layouts, with the verdict on their values.
+
+    Where the architecture is not known, only weights that are stored packed and plain.
+    """
+    for name, plain in model.beside_packed.items():
+        yield SecondLayout(model[name], plain, _verdict(model[name], plain))
+    try:
+        found = model.resolution
+    except ArchError:
+        return
+    for second in found.again:
+        first = found.roles[second.name]
+        yield SecondLayout(first, second, _verdict(first, second))
+
+
+def _verdict(one: View, other: View) -> TensorVerdict:
+    """Return the verdict on the values of two tensors: UNREADABLE where one cannot be read.
+
+    WITHIN too for blocks along two axes, of which each was rounded by itself.
+    """
+    found = compare_pair(TensorPair(one.name, one, other))
+    one.drop()
+    other.drop()
+    stats = found.stats
+    if found.verdict == "DIFFERENT" and stats is not None and None in (one.runs, other.runs):
+        noise = pair_noise(one.encoding, other.encoding, moved=False)
+        coded = not {*one.encodings, *other.encodings} <= FLOATS
+        return "WITHIN" if coded and stats.rel_l2 <= noise else found.verdict
+    return found.verdict
+
+
+def stored_names(views: Sequence[View]) -> tuple[str, ...]:
+    """Return the stored names of tensors, each once, in order; of a packed one its codes' name."""
+    stored = (tensor for view in views for tensor in view.stored)
+    return tuple(dict.fromkeys(tensor.parts.get("", tensor).info.name for tensor in stored))
+
+
+def names_text(views: Sequence[View]) -> str:
+    """Return the first two stored names of tensors, and dots for more."""
+    return join_first(stored_names(views), _SHOWN)
+
+
+def second_layout_findings(a: Model, b: Model, keys: Collection[str]) -> Iterator[Finding]:
+    """Yield the finding of each side that stores parameters in two layouts, as the other does not.
+
+    `keys` are the names of the tensors of no role that one side alone has: others are compared by
+    name. Of layouts with other values it is said which of them holds the other side's values.
+    """
+    for side, model, other in (("A", a, b), ("B", b, a)):
+        alone = {*keys, *model.beside_packed} - {*other.beside_packed}
+        found = [one for one in second_layouts(model) if not alone.isdisjoint(one.second.names)]
+        for is_copy in (True, False):
+            rows = [one for one in found if one.is_copy is is_copy and one.verdict != "UNREADABLE"]
+            if rows:
+                yield _finding(rows, side, model, other)
+
+
+def _finding(rows: Sequence[SecondLayout], side: str, model: Model, other: Model) -> Finding:
+    """Return the finding of parameters that a model stores twice: all as copies, or none.
+
+    `side` is "A" or "B", the model's; `other` is the model on the other side.
+    """
+    seconds, firsts = [one.second for one in rows], [one.first for one in rows]
+    where = stored_names(seconds)
+    many = (
+        f"{side} stores {len(rows)} parameter{'s' if len(rows) > 1 else ''} twice, in two layouts"
+    )
+    beside = f"{names_text(seconds)} beside {names_text(firsts)}"
+    if rows[0].is_copy:
+        says, cause, proof, command = f"{many}: {beside}", "stored_twice", True, ""
+    else:
+        of_first, of_second = (
+            all(_holds_values_of(other, view) for view in views) for views in (firsts, seconds)
+        )
+        names = "AB".replace(side, "")
+        whose = "; neither holds all values of the other side"
+        if of_first:
+            whose = f"; {names_text(firsts)} hold {names}'s values, which are read here"
+        elif of_second:
+            whose = f"; {names_text(seconds)} hold {names}'s values, which are not read here"
+        says = f"{many}, with other values: {beside}; loaders differ in which they take{whose}"
+        cause, proof = "stale_layout", of_first != of_second
+        command = drop_command(model, where) if of_first else ""
+    return Finding(
+        cause,
+        says,
+        "tensor",
+        "same" if cause == "stored_twice" else "bug",
+        where,
+        True,
+        side=side,
+        keys=where,
+        next=command,
+        proof=unfitted_proof(len(rows)) if proof else None,
+    )
+
+
+def _holds_values_of(model: Model, view: View) -> bool:
+    """Return whether a model has a tensor's role with the same values, rounded or not."""
+    mine = model.find(view.name)
+    return mine is not None and _verdict(mine, view) in COPIES
+
+
+def drop_command(model: Model, names: Sequence[str]) -> str:
+    """Return the command that writes a model without tensors; "" where patterns match others too.
+
+    Names that differ in their numbers alone are one pattern. The name of a plain tensor beside a
+    packed weight means that weight.
+    """
+    patterns = list(dict.fromkeys(re.sub(r"(?<=\.)\d+(?=\.)", "*", name) for name in names))
+    taken = {name for name in model if any(fnmatchcase(name, one) for one in patterns)}
+    if taken != set(names) or not taken.isdisjoint(model.beside_packed):
+        return ""
+    place = opening_path(model.path)
+    drops = " ".join(f"--drop {shlex.quote(one)}" for one in patterns)
+    return f"aprfmt convert {shlex.quote(str(place))} {fixed_name(place)} {drops}"
+
+
+def unpaired_plain_tensors(a: Model, b: Model) -> Iterator[NotCompared]:
+    """Yield the plain tensors that stand beside packed weights of their name and are not alike.
+
+    They are no tensors of either model, whose tensors are compared in pairs.
+    """
+    for name in dict.fromkeys((*a.beside_packed, *b.beside_packed)):
+        mine, theirs = a.beside_packed.get(name), b.beside_packed.get(name)
+        why = f"stores {name} again, beside its packed form"
+        if mine is None or theirs is None:
+            side: Side = "B" if mine is None else "A"
+            state: State = "only in B" if mine is None else "only in A"
+            yield NotCompared("tensor", name, state, why, side)
+        elif _verdict(mine, theirs) not in EQUAL:
+            yield NotCompared("tensor", name, "unequal", why)
