@@ -9,6 +9,7 @@ from pathlib import Path
 from aprfmt.base.data_frames import Row, Tabular
 from aprfmt.base.object_repr import short_repr
 from aprfmt.base.protocols import SURPLUS, Damage
+from aprfmt.base.sequences import join_first
 from aprfmt.causes import CAUSES
 from aprfmt.measure.findings import Finding
 from aprfmt.measure.item_repairs import (
@@ -105,8 +106,12 @@ class DiffReport(Tabular):
 
     @property
     def causes(self) -> tuple[NamedCause, ...]:
-        """Every cause as a NamedCause: relations, contradicted flags, then what tensors show."""
-        rows = [
+        """Every cause as a NamedCause, those of B before those of A's names.
+
+        They are lost tensors that a relation leaves, relations of B, contradicted flags, what
+        tensors show, and relations of A.
+        """
+        related = [
             Finding(
                 one.cause,
                 f"{one.side.upper()}: {one.relation.says}{one.relation.examples_text}",
@@ -119,6 +124,10 @@ class DiffReport(Tabular):
             ).to_named_cause({})
             for one in self.relations
         ]
+        of_a = [
+            cause for cause, one in zip(related, self.relations, strict=True) if one.side == "a"
+        ]
+        rows = [*self._lost_beside_relations, *(one for one in related if one not in of_a)]
         rows += [one.to_named_cause(self.stored) for one in self.contradicted]
         for one in self.findings:
             mends = is_repaired_by_rewriting(one.cause, one.confirmed, one.values)
@@ -134,8 +143,30 @@ class DiffReport(Tabular):
             one
             if one.remedy is None or self._can_run(one.remedy.command)
             else replace(one, remedy=None)
-            for one in rows
+            for one in (*rows, *of_a)
         )
+
+    @property
+    def _lost_beside_relations(self) -> tuple[NamedCause, ...]:
+        """The tensors that B lacks with all relations applied, as one cause; () without a relation.
+
+        A relation of all other names would hide them.
+        """
+        lost = tuple(row.key for row in self.tensors if row.verdict == "ONLY_IN_A")
+        if not (lost and self.relations):
+            return ()
+        says = f"B lacks {len(lost)} of the tensors: {join_first(lost, 4)}"
+        finding = Finding(
+            "missing_tensors",
+            says,
+            "tensor",
+            CAUSES["missing_tensors"].verdict,
+            lost,
+            True,
+            side="B",
+            proof=unfitted_proof(len(lost)),
+        )
+        return (finding.to_named_cause({}),)
 
     def _can_run(self, command: str) -> bool:
         """Return whether a command runs on these files: a state dict is no model that it changes.
@@ -357,7 +388,9 @@ class DiffReport(Tabular):
             fields = "; ".join(f"{name}: {count}" for name, count in apart.items())
             said.append(f"fields that differ: {fields}")
         left = (*self.not_compared, *self.unlisted_tensors, *unreadable, *broken)
-        words = WORDS if values or not self.relations else _ELSEWHERE
+        taken = acceptance_predicate(accept)
+        alike = not values and all(map(taken, self.unlisted_tensors))
+        words = _ELSEWHERE if alike and self.relations else WORDS
         differs = values or bool(self.relations)
         return pronounce(words, Compared(differs, counts, left, ", ".join(said)), accept)
 

@@ -8,7 +8,7 @@ from aprfmt.measure.numbers import to_float64
 from aprfmt.measure.records import SideRelation
 from aprfmt.measure.row_reader import RowReader
 from aprfmt.model import Model
-from aprfmt.model.relations import Relation, relation_between_names
+from aprfmt.model.relations import Relation, relation_between_names, side_of_other_names
 from aprfmt.model.renames import Rename, prefix_rules_between
 from aprfmt.model.solve import value_at
 from aprfmt.model.towers import has_towers, tower_name
@@ -199,7 +199,9 @@ def _pair_by_name(
     left = [one.old for one in beside if one.old not in {rule.old for rule in found}]
     more = [one.new for one in beside if one.new not in {rule.new for rule in found}]
     related = [
-        SideRelation("b", relation_between_names(a, b, rule, names, left, more))
+        SideRelation(
+            side_of_other_names(a, b), relation_between_names(a, b, rule, names, left, more)
+        )
         for rule, names in found.items()
     ]
     pairs = []

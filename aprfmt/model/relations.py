@@ -222,6 +222,19 @@ def _other_sets_text(what: str, path: "Path", taken: str, others: Sequence[str])
     )
 
 
+def side_of_other_names(a: "Model", b: "Model") -> Literal["a", "b"]:
+    """Return the side whose names are the other ones: A's where readers find B's roles alone."""
+    return "a" if not _has_roles(a) and _has_roles(b) else "b"
+
+
+def _has_roles(model: "Model") -> bool:
+    """Return whether a model's architecture is known and its tensors have roles of it."""
+    try:
+        return bool(model.roles)
+    except ArchError:
+        return False
+
+
 def relation_between_names(
     a: "Model",
     b: "Model",
@@ -233,8 +246,10 @@ def relation_between_names(
     """Return the Relation that a rule maps B's names to A's; neither side need be wrong.
 
     `names` are {B's name: A's} of the tensors that are mapped. `left` are prefixes under which B
-    has the same names again, `more` those of A: sets that are not compared.
+    has the same names again, `more` those of A: sets that are not compared. Where B alone has the
+    names that readers look for, the other names are A's, and nothing of B is to be renamed.
     """
+    side = side_of_other_names(a, b)
     what = (
         f"{rule.old} in B stands for {rule.new} in A"
         if rule.old and rule.new
@@ -242,10 +257,15 @@ def relation_between_names(
         if rule.old
         else f"A has the prefix {rule.new}, B has not"
     )
-    says = f"{len(names)} of {len(b)} tensors have other names in B: {what}"
-    for side, model, taken, again in (("B", b, rule.old, left), ("A", a, rule.new, more)):
+    whole = len(b if side == "b" else a)
+    says = f"{len(names)} of {whole} tensors have other names in {side.upper()}: {what}"
+    for label, model, taken, again in (("B", b, rule.old, left), ("A", a, rule.new, more)):
         if again and taken:
-            says += _other_sets_text(side, model.path, taken, again)
+            says += _other_sets_text(label, model.path, taken, again)
+    if side == "a":
+        where = tuple(names.values())
+        examples = tuple((name, other) for other, name in names.items())[:SHOWN]
+        return Relation("names", says, where, examples, "", (Rename(rule.new, rule.old),))
     options = ["--rename", str(rule)]
     if rule.old and left:
         options += [part for old in left for part in ("--drop", f"re:^{re.escape(old)}")]
@@ -254,9 +274,7 @@ def relation_between_names(
             aside = [part for old in left for part in ("--rename", f"{old}={ASIDE}{old}")]
             options = [*aside, "--rename", str(rule), "--drop", f"{ASIDE}*"]
     target = "OUT"
-    try:
-        b.roles  # noqa: B018  # asked for its error
-    except ArchError:
+    if not _has_roles(b):
         target, options = "OUT.safetensors", ["--generic", *options]
     remedy = command_line("convert", opening_path(b.path), target, *options)
     return Relation("names", says, tuple(names), tuple(names.items())[:SHOWN], remedy, (rule,))
