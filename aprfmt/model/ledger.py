@@ -49,6 +49,7 @@ OF_TENSORS: tuple[Kind, ...] = ("tensor", "adapter tensor", "index entry")
 OF_WEIGHTS: tuple[Kind, ...] = ("tensor", "adapter tensor")
 DRAFT_HEAD = "draft head"  # what the tensors of one are read as
 WRONG_CHECKSUM = "of weights with a wrong checksum"  # the name of such a file's item
+NO_TENSOR = "it holds no tensor"
 NO_PART = "of no tensor and of no key"  # bytes of a file that its format has no place for
 # Kinds of which an item that nothing reads may change what a pass computes.
 OF_A_PASS: tuple[Kind, ...] = ("tensor", "config key", "metadata key")
@@ -291,7 +292,7 @@ class _LedgerBuilder:
             for item in self._yield_until_error(make)
         ]
         if not self.model.source.tensors and not self.model.carried.origin:
-            self._add_unreadable("file", self.model.path.name, FormatError("it holds no tensor"))
+            self._add_unreadable("file", self.model.path.name, FormatError(NO_TENSOR))
         return Ledger(
             str(self.model.path),
             tuple(items),
@@ -380,9 +381,9 @@ class _LedgerBuilder:
         row = folder_row(path) if path.is_dir() else file_row(path.name)
         reading, of = row.reading, row.source
         needed = row.needed
-        if path.name in _CLAIM_FILES and self._is_claim_false:
         if path.name in self._named_code:
             of, needed = f"code that {self._named_code[path.name]} names", True
+        if path.name in _CLAIM_FILES and self._is_claim_false:
             reading, of, needed = "contradicted", _NOT_PACKED, True
         if path.name == ADAPTER_CONFIG and self._is_adapter:
             reading, of = "hyperparameter", "its keys are items"
@@ -405,13 +406,13 @@ class _LedgerBuilder:
         return Item("file", path.name, reading, of, path, stored, means, stored and needed)  # type: ignore[arg-type]
 
     @cached_property
-    @cached_property
     def _named_code(self) -> Mapping[str, str]:
         """{file name of code in the folder: the file and key, or the module, that names it}."""
         from aprfmt.model.remote_code import named_code
 
         return named_code(self.model.folder)
 
+    @cached_property
     def _module_types(self) -> Mapping[str, str]:
         """{subfolder: type} from sentence-transformers' modules.json; {} without one."""
         from aprfmt.formats.bounded_json import load_file
@@ -490,9 +491,9 @@ class _LedgerBuilder:
         style = self.model.style or ""
         for spec_of, names in self.towers:
             found.update(dict.fromkeys(names, ("role", f"tower {spec_of.name}")))
-        for name in resolution.buffers:
         for name, key in resolution.stored_again.items():
             found[name] = ("unread", f"stores {key} again, in another layout")
+        for name in resolution.buffers:
             found[name] = ("without effect", "a buffer, which loaders compute")
         for row in spec.derived:
             found[row.name(style)] = ("hyperparameter", "follows from hyperparameters")

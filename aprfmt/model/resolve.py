@@ -188,10 +188,12 @@ def resolve_with_names(
         tensors = {name: model[stored] for name, stored in names.items()}
     spec = find_spec(model, forced, tensors)
     style = style or detect_style(tensors)
+    if not tensors:
+        raise ArchError(f"{model.path}: holds no tensor; expected those of {spec.name}")
     if style is None:
         raise ArchError(
             f"{model.path}: tensor names fit neither naming style of {spec.name}; "
-            f"the first is {next(iter(model), 'none at all')!r}"
+            f"the first is {next(iter(model))!r}"
         )
     packed = {name for name, tensor in tensors.items() if tensor.parts}
     unread = model.unread
@@ -249,9 +251,9 @@ def resolve_with_names(
         towers,
         axes,
         native,
+        _second_views(tensors, model, bound, roles, hyper),
     )
 
-        _second_views(tensors, model, bound, roles, hyper),
 
 def _separate_drafts(
     bound: "BoundNames", drafts: "Sequence[Head]", names: Sequence[str], end: int | None
@@ -298,8 +300,6 @@ def _logical_tensors(
     return roles
 
 
-def spellings_by_role(model: "Model") -> dict[str, tuple[str, ...]]:
-    """Return {role key: every spelling}: the key, the file's names, and both styles' names.
 def _second_views(
     tensors: Mapping[str, View],
     model: "Model",
@@ -324,6 +324,8 @@ def _second_views(
     return tuple(found)
 
 
+def spellings_by_role(model: "Model") -> dict[str, tuple[str, ...]]:
+    """Return {role key: every spelling}: the key, the file's names, and both styles' names.
 
     Empty where the architecture is unknown.
     """

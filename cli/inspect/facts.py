@@ -94,7 +94,10 @@ def _unread_items(opened: Model) -> tuple[list[str], list[str]]:
     parts = make_ledger(opened, ("generation setting", *small))
     return (
         [f"{item.kind} {item.name}" + f" ({item.of})" * bool(item.of) for item in found.unread],
-        [f"{row.name} ({row.why})" for row in (*found.unreadable, *parts.unreadable)],
+        [
+            f"{row.name} ({row.why})"
+            for row in dict.fromkeys((*found.unreadable, *parts.unreadable))
+        ],
     )
 
 
@@ -149,10 +152,10 @@ def _model_facts(opened: Model) -> "ArchFacts":
         "notes": notes,
     }
     claimed = {name for names in found.values() for name in names}
+    facts["stored_again"] = [*resolution.stored_again, *opened.beside_packed]
     facts["unclaimed"] = [name for name in facts["unclaimed"] if name not in claimed]
     facts["towers"] = {name: len(names) for name, names in found.items()}
     if others := [name for name in resolution.towers if name not in claimed]:
-    facts["stored_again"] = [*resolution.stored_again, *opened.beside_packed]
         facts["towers"]["not read here"] = len(others)
     return facts
 

@@ -64,7 +64,8 @@ def check_architecture(ctx: CheckContext) -> Result:
         resolution = ctx.model.resolution
     except ArchError as error:
         found = str(error).removeprefix(f"{ctx.where}: ")
-        finding = Finding(ctx.where, found, f"tensors and keys of {name}", "see --arch")
+        todo = "see --arch" if len(ctx.model) else "write it again, with its tensors"
+        finding = Finding(ctx.where, found, f"tensors and keys of {name}", todo)
         return Result(name, [finding])
     findings = [
         Finding(
