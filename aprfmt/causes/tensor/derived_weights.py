@@ -20,8 +20,10 @@ import numpy as np
 from aprfmt.arch.role_vocabulary import split_key
 from aprfmt.causes.row import Cause
 from aprfmt.causes.tensor.context import PairContext
+from aprfmt.causes.tensor.differing_pair import WINDOW
 from aprfmt.causes.tensor.guess import Group, JointHypothesis
 from aprfmt.causes.tensor.proof import make_finding
+from aprfmt.causes.tensor.row_space import row_basis, squares_inside, tail_norms
 from aprfmt.causes.tensor.token_tables import rows_behind_text
 from aprfmt.errors import AprfmtError
 from aprfmt.measure.alignment import TensorPair
@@ -69,7 +71,6 @@ _CAUSES = ("lora_merge", "partial_merge", "derived")
 MOST_RANK = 256  # the largest rank looked for
 FIRST = 24  # rank that is looked for first
 FULL = 0.9  # share of a difference outside such a sketch from which its rank is not low
-PROBES = 16  # columns more than the rank that a sketch has
 SHARE = 0.25  # of a matrix's smaller side that a low rank has at most
 FEW = 3  # differing matrices that are a fault rather than a training
 PAIR = 2  # differing matrices whose low rank says that a merge is the fault
@@ -394,17 +395,31 @@ def _removed_direction(
     if not size > 0:
         return None
     # The largest singular vector, by powers of the difference's square.
-    vector = delta[:, int(np.argmax(np.square(delta).sum(0)))].astype(np.float64)
+    vector = delta[:, int(np.argmax(np.einsum("ij,ij->j", delta, delta)))].astype(np.float64)
     for _ in range(POWERS):
-        vector = delta @ (vector @ delta)
-        vector /= norms.exact_norm(vector) or 1.0
-    along, had = vector @ delta, vector @ x
-    allowed = max(2 * rounding, 1e-5 * size)
-    if norms.exact_norm(delta - np.outer(vector, along)) > allowed:
+        onward = np.zeros(len(vector))
+        for part in _column_pieces(delta):
+            onward += part @ (vector @ part)
+        vector = onward / (norms.exact_norm(onward) or 1.0)
+    along, had = (
+        np.concatenate([vector @ part for part in _column_pieces(values)]) for values in (delta, x)
+    )
+    rest, end = 0.0, 0
+    for part in _column_pieces(delta):
+        start, end = end, end + part.shape[1]
+        rest += norms.exact_norm(part - np.outer(vector, along[start:end])) ** 2
+    if rest > max(2 * rounding, 1e-5 * size) ** 2:
         return None
     if _cosine(along, had) > -SAME_LINE:
         return None
     return Removal(vector, norms.exact_norm(along) / norms.exact_norm(had))
+
+
+def _column_pieces(matrix: "Array") -> "Iterator[Array]":
+    """Yield the columns of a matrix in order, as float64 [rows, n] of at most WINDOW values."""
+    step = max(1, WINDOW // max(1, len(matrix)))
+    for start in range(0, matrix.shape[1], step):
+        yield matrix[:, start : start + step].astype(np.float64)
 
 
 def _pruned_share(x: "Array", y: "Array") -> tuple[float, int]:
@@ -443,21 +458,25 @@ def _difference_rank(delta: "Array", rounding: float) -> int:
     allowed = max(2 * rounding / size, 1e-5)
     if allowed > 0.2:
         return 0  # rounding hides the rank
-    delta = delta / np.float32(size)  # products of the largest numbers are not finite
-    # Sketch the range of the difference with random probes.
+    shorter = delta if delta.shape[1] <= len(delta) else delta.T
+
+    def pieces() -> "Iterator[Array]":
+        """Yield rows of the difference, its norm 1: products of the largest are not finite."""
+        step = max(1, WINDOW // shorter.shape[1])
+        for start in range(0, len(shorter), step):
+            yield shorter[start : start + step] / np.float32(size)
+
     for tried in dict.fromkeys((min(FIRST, limit), limit)):
-        rng = np.random.default_rng(12)
-        probes = rng.standard_normal((delta.shape[1], tried + PROBES)).astype(np.float32)
-        basis, _ = np.linalg.qr(delta @ probes)
-        inside = basis.T @ delta
-        missed = norms.exact_norm(delta - basis @ inside)
-        if missed <= allowed or missed > FULL:
+        inside = squares_inside(pieces, row_basis(pieces, shorter.shape[1], tried), FULL)
+        if inside is None:
+            return 0
+        squares, missed = inside
+        if missed <= allowed:
             break
     if missed > allowed:
         return 0
     # The rank is the number of singular values above rounding.
-    values = np.linalg.svd(inside, compute_uv=False).astype(np.float64)
-    tails = np.sqrt(np.cumsum(values[::-1] ** 2)[::-1])
+    tails = tail_norms(np.maximum(np.linalg.eigvalsh(squares)[::-1], 0.0))
     left = np.hypot(np.append(tails[1:], 0.0), missed)
     enough = np.flatnonzero(left <= allowed)
     rank = int(enough[0]) + 1 if enough.size else 0

@@ -13,11 +13,12 @@ import numpy as np
 
 from aprfmt.causes.row import Cause
 from aprfmt.causes.tensor.context import PairContext
-from aprfmt.causes.tensor.derived_weights import FEW, NEARLY_ALL, POWERS, PROBES, SMALL
-from aprfmt.causes.tensor.differing_pair import DifferingPair
+from aprfmt.causes.tensor.derived_weights import FEW, NEARLY_ALL, POWERS, SMALL
+from aprfmt.causes.tensor.differing_pair import WINDOW, DifferingPair
 from aprfmt.causes.tensor.guess import Group, JointHypothesis, PairHypothesis
 from aprfmt.causes.tensor.proof import FEW as FEW_VALUES
 from aprfmt.causes.tensor.proof import make_finding, prove_values
+from aprfmt.causes.tensor.row_space import row_basis, squares_inside, tail_norms
 from aprfmt.measure.alignment import TensorPair
 from aprfmt.measure.encoding_noise import storage_noise
 from aprfmt.measure.findings import Finding
@@ -101,94 +102,207 @@ def _truncations(mine: RowReader, other: RowReader, tall: int, unit: float) -> l
 
     `tall` is the number of rows of a matrix, `unit` the rounding of `mine`.
     """
-    x, y = (np.asarray(side.whole, np.float32) for side in (other, mine))
-    x, y = (values.reshape(-1, tall, values.shape[-1]) for values in (x, y))
     found = []
-    for full, cut in zip(x, y, strict=True):
-        if np.array_equal(full, cut):
+    for first in range(0, mine.rows, tall):
+        pair = MatrixPair(other, mine, first, tall)
+        if all(np.array_equal(full, cut) for _, full, cut in pair.pieces()):
             continue
-        one = _truncation(full, cut, unit)
+        one = _truncation(pair, unit)
         if one is None:
             return []
         found.append(one)
     return found
 
 
-def _truncation(full: "Array", cut: "Array", unit: float) -> Truncation | None:
-    """Return how `cut` was made of `full`, both [rows, columns]; None if it is no such part.
+@dataclass(frozen=True)
+class MatrixPair:
+    """A matrix and what may be a part of it, read some rows at a time.
+
+    They are the rows from `first` on of `full` and `cut`, `rows` in number.
+    """
+
+    full: RowReader
+    cut: RowReader
+    first: int
+    rows: int
+
+    @property
+    def columns(self) -> int:
+        """The number of values in a row."""
+        return self.cut.columns
+
+    def pieces(self) -> "Iterator[tuple[slice, Array, Array]]":
+        """Yield (rows of the matrix, their values in `full`, in `cut`), float32, in order.
+
+        A piece has WINDOW values, or one row.
+        """
+        step = max(1, WINDOW // max(1, self.columns))
+        for start in range(0, self.rows, step):
+            part = slice(start, min(self.rows, start + step))
+            numbers = np.arange(self.first + part.start, self.first + part.stop)
+            full, cut = (np.asarray(x.take(numbers), np.float32) for x in (self.full, self.cut))
+            yield part, full, cut
+            self.full.side.drop()
+            self.cut.side.drop()
+
+    def cut_pieces(self) -> "Iterator[Array]":
+        """Yield the rows of the part alone, in the same pieces."""
+        for _, _, cut in self.pieces():
+            yield cut
+
+
+def _truncation(pair: MatrixPair, unit: float) -> Truncation | None:
+    """Return how the smaller matrix was made of the full one; None if it is no such part.
 
     Rows or columns of zeros are a part of a matrix in another way, which is not said here.
     """
-    size = norms.exact_norm(full)
-    if not 0 < size < np.inf or any((full.any(axis) & ~cut.any(axis)).any() for axis in (0, 1)):
+    sizes = _sizes(pair)
+    if sizes is None:
         return None
+    size, cut_size = sizes
     allowed = max(2 * unit, LEAST)
-    spaces = _spaces(cut, allowed)
+    spaces = _spaces(pair, cut_size, allowed)
     if spaces is None:
         return None
-    left, values, right = spaces
-    outputs, inputs = left @ (left.T @ full), (full @ right.T) @ right
-    by_outputs, by_inputs = (_are_equal(made, cut, full, allowed) for made in (outputs, inputs))
+    values, right = spaces
+    distances = _project(pair, values, right)
+    by_outputs, by_inputs = (one.within(allowed) for one in distances)
     if not (by_outputs or by_inputs):
         return None
     rank, what = len(values), "outputs" if by_outputs else "inputs"
     what = f"in {rank} directions of its {what} alone"
     least = SAME * values[-1] + 2 * allowed * size
-    if by_outputs and by_inputs and _largest_value(full - cut) <= least:
+    if by_outputs and by_inputs and _largest_value(pair) <= least:
         what = f"with its {rank} largest singular values alone"
-    after = norms.exact_norm((outputs if by_outputs else inputs) - cut) / size
-    side = len(full) if by_outputs else full.shape[1]
-    return Truncation(rank, min(full.shape), what, rank * (side - rank), after)
+    after = distances[0 if by_outputs else 1].size / size
+    side = pair.rows if by_outputs else pair.columns
+    return Truncation(rank, min(pair.rows, pair.columns), what, rank * (side - rank), after)
 
 
-def _are_equal(made: "Array", cut: "Array", full: "Array", allowed: float) -> bool:
-    """Return whether every row and every column is equal within `allowed` of what it was.
+def _sizes(pair: MatrixPair) -> tuple[float, float] | None:
+    """Return the norms of the full matrix and of its part.
 
-    A large row would hide what the others are.
+    None where one is not a finite number above zero, or where the part has rows or columns of zeros
+    that the full matrix has not.
     """
-    return all(
-        bool(
-            (
-                np.linalg.norm(made - cut, axis=axis)
-                <= 2 * allowed * np.linalg.norm(full, axis=axis)
-            ).all()
-        )
-        for axis in (0, 1)
-    )
+    squares = [0.0, 0.0]
+    held = np.zeros((2, pair.columns), bool)
+    for _, full, cut in pair.pieces():
+        if (full.any(1) & ~cut.any(1)).any():
+            return None
+        for at, values in enumerate((full, cut)):
+            squares[at] += norms.exact_norm(values) ** 2
+            held[at] |= values.any(0)
+    size, cut_size = np.sqrt(squares)
+    if not 0 < size < np.inf or (held[0] & ~held[1]).any():
+        return None
+    return float(size), float(cut_size)
 
 
-def _spaces(cut: "Array", allowed: float) -> "tuple[Array, Array, Array] | None":
-    """Return (left [rows, rank], values [rank], right [rank, columns]) of a matrix of low rank.
+class RemainingDistance:
+    """The distance of a matrix from what it is said to be, added some rows at a time."""
 
-    `allowed` is the share of its norm that rounding may add. None if its rank is not low.
+    def __init__(self, columns: int) -> None:
+        """Start with no rows."""
+        self.apart, self.whole = np.zeros(columns), np.zeros(columns)  # squares by column
+        self.rows = 0.0  # the largest distance of a row, as a share of its norm in the full matrix
+
+    def add(self, made: "Array", cut: "Array", full: "Array") -> None:
+        """Add rows [n, columns]: as they are made, as they are, and of the full matrix."""
+        apart = np.square(made - cut, dtype=np.float64)
+        whole = np.square(full, dtype=np.float64)
+        self.apart += apart.sum(0)
+        self.whole += whole.sum(0)
+        by_row = _shares(apart.sum(1), whole.sum(1))
+        self.rows = max(self.rows, float(by_row.max(initial=0.0)))
+
+    def within(self, allowed: float) -> bool:
+        """Return whether every row and every column is equal within `allowed` of what it was.
+
+        A large row would hide what the others are.
+        """
+        columns = float(_shares(self.apart, self.whole).max(initial=0.0))
+        return self.rows <= 2 * allowed and columns <= 2 * allowed
+
+    @property
+    def size(self) -> float:
+        """The norm of the distance over all rows."""
+        return float(np.sqrt(self.apart.sum()))
+
+
+def _shares(apart: "Array", whole: "Array") -> "Array":
+    """Return sqrt(apart / whole) of squares: 0 where nothing is apart, else infinite without any.
+
+    NaN counts as infinite.
     """
-    limit = int(LIMIT * min(cut.shape))
-    size = norms.exact_norm(cut)
-    rng = np.random.default_rng(12)
+    with np.errstate(divide="ignore", invalid="ignore"):
+        found = np.where(apart == 0, 0.0, np.sqrt(apart / whole))
+    return np.where(np.isnan(found), np.inf, found)
+
+
+def _project(
+    pair: MatrixPair, values: "Array", right: "Array"
+) -> tuple[RemainingDistance, RemainingDistance]:
+    """Return how far the part is from the full matrix in its directions: of outputs, of inputs.
+
+    `values` are the part's singular values [rank], `right` their directions of inputs
+    [rank, columns].
+    """
+    along = (right.T / values).astype(np.float32)  # the part times this: its directions of outputs
+    kept = np.zeros(right.shape)
+    for _, full, cut in pair.pieces():
+        kept += (cut @ along).T @ full
+    kept = kept.astype(np.float32)
+    found = RemainingDistance(pair.columns), RemainingDistance(pair.columns)
+    for _, full, cut in pair.pieces():
+        found[0].add((cut @ along) @ kept, cut, full)
+        found[1].add((full @ right.T) @ right, cut, full)
+    return found
+
+
+def _spaces(pair: MatrixPair, size: float, allowed: float) -> "tuple[Array, Array] | None":
+    """Return (singular values [rank], right [rank, columns]) of the part, if its rank is low.
+
+    `size` is its norm, `allowed` the share of it that rounding may add. None if its rank is not
+    low.
+    """
+    limit = int(LIMIT * min(pair.rows, pair.columns))
     for tried in dict.fromkeys(min(one, limit) for one in SKETCHES):
-        probes = rng.standard_normal((cut.shape[1], tried + PROBES)).astype(np.float32)
-        basis, _ = np.linalg.qr(cut @ probes)
-        inside = basis.T @ cut
-        if norms.exact_norm(cut - basis @ inside) > allowed * size:
+        basis = row_basis(pair.cut_pieces, pair.columns, tried)
+        inside = squares_inside(pair.cut_pieces, basis, allowed * size)
+        if inside is None:
             continue
-        left, values, right = np.linalg.svd(inside, full_matrices=False)
-        tails = np.sqrt(np.cumsum(np.square(values[::-1], dtype=np.float64))[::-1])
-        rank = int((tails > allowed * size).sum())
+        squares, vectors = np.linalg.eigh(inside[0])
+        squares, vectors = np.maximum(squares[::-1], 0.0), vectors[:, ::-1]
+        rank = int((tail_norms(squares) > allowed * size).sum())
         if 0 < rank <= limit:
-            return basis @ left[:, :rank], values[:rank], right[:rank]
+            right = (basis @ vectors[:, :rank]).T
+            return np.sqrt(squares[:rank]), right.astype(np.float32)
         return None
     return None
 
 
-def _largest_value(matrix: "Array") -> float:
-    """Return the largest singular value of a matrix, by powers of its square; at most that."""
-    vector = matrix[:, int(np.argmax(np.square(matrix).sum(0)))].astype(np.float64)
+def _largest_value(pair: MatrixPair) -> float:
+    """Return the largest singular value of what a part lacks, by powers of its square.
+
+    At most that value.
+    """
+    squares = np.zeros(pair.columns)
+    for _, full, cut in pair.pieces():
+        squares += np.square(full - cut, dtype=np.float64).sum(0)
+    along = np.zeros(pair.columns)
+    along[int(np.argmax(squares))] = 1.0
     found = 0.0
     for _ in range(POWERS):
-        vector = vector / (norms.exact_norm(vector) or 1.0)
-        along = vector @ matrix
-        found = norms.exact_norm(along)
-        vector = matrix @ along
+        size, onward = 0.0, np.zeros(pair.columns)
+        for _, full, cut in pair.pieces():
+            lost = (full - cut).astype(np.float64)
+            vector = lost @ along
+            size += float(vector @ vector)
+            onward += vector @ lost
+        length = norms.exact_norm(onward)
+        found = length / (size**0.5 or 1.0)
+        along = onward / (length or 1.0)
     return found
 
 

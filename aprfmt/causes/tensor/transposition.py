@@ -58,19 +58,26 @@ def guess_transposed_inside(case: DifferingPair) -> Iterator[Guess]:
             for how, way in ways.items():
                 there = _values_at_places(a, _transposed_places(probe, *way), columns)
                 if samples_agree(there[None], here[None], case.slack()):
-                    order = _transposed_places(np.arange(size), *way)
                     says = f"B has A's values of {what} {how}"
-                    yield case.guess("transpose", (says,), "A", _take_reordered(a, order))
+                    yield case.guess("transpose", (says,), "A", _take_transposed(a, *way))
                     return
 
 
-def _take_reordered(side: RowReader, order: "Array") -> Take:
-    """Return a function from row numbers to rows of matrices whose values are in another order.
+def _take_transposed(side: RowReader, rows: int, columns: int, heads: int, across: bool) -> Take:
+    """Return a function from row numbers to the rows of matrices with their heads' blocks turned.
 
-    Value i of each matrix is that at flat number order[i].
+    The last four are those of `_transposed_places`. The places of the asked rows alone are held:
+    those of a whole matrix would take several times as much as its values.
     """
-    flat = (-1, len(order))
-    return lambda rows: side.whole.reshape(flat)[:, order].reshape(side.rows, -1)[rows]
+    tall, wide = side.shape[-2:]
+
+    def take(numbers: "Array") -> "Array":
+        """Return the values [n, wide] of the rows with these numbers, of all matrices."""
+        matrix, row = np.divmod(np.asarray(numbers, np.int64)[:, None], tall)
+        places = _transposed_places(row * wide + np.arange(wide), rows, columns, heads, across)
+        return side.whole[matrix * tall + places // wide, places % wide]
+
+    return take
 
 
 def _values_at_places(side: RowReader, at: "Array", columns: int) -> "Array":
