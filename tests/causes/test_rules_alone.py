@@ -202,15 +202,26 @@ def pair(x: Any, y: Any, encodings: tuple[str, str] = ("F32", "F32")) -> Any:
 
 @pytest.fixture
 def readers(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(
-        shard_copies,
-        "RowReader",
-        lambda side: SimpleNamespace(whole=side.held if side.held.ndim > 1 else side.held[:, None]),
-    )
+    def reader(side: Any) -> Any:
+        held = side.held if side.held.ndim > 1 else side.held[:, None]
+        rows = held.reshape(-1, held.shape[-1])
+        return SimpleNamespace(
+            whole=held,
+            rows=len(rows),
+            columns=rows.shape[1],
+            take=lambda index: rows[index],
+            side=SimpleNamespace(drop=lambda: None),
+        )
+
+    monkeypatch.setattr(shard_copies, "RowReader", reader)
 
 
 @pytest.mark.usefixtures("readers")
-def test_parts_that_stand_twice_or_elsewhere_are_found_along_both_axes() -> None:
+@pytest.mark.parametrize("window", [1 << 20, 24, 1])  # values of a piece: all, a few rows, one
+def test_parts_that_stand_twice_or_elsewhere_are_found_along_both_axes(
+    window: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(shard_copies, "WINDOW", window)
     rng = np.random.default_rng(5)
     x = rng.normal(size=(16, 8)).astype(np.float32)
 

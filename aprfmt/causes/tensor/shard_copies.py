@@ -7,15 +7,16 @@ and the columns damaged.
 """
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 import numpy as np
 
 from aprfmt.arch.role_vocabulary import split_key
 from aprfmt.causes.tensor.context import PairContext
+from aprfmt.causes.tensor.differing_pair import WINDOW
 from aprfmt.causes.tensor.guess import Group, JointHypothesis
 from aprfmt.causes.tensor.proof import make_finding, prove_values
 from aprfmt.errors import AprfmtError
@@ -29,6 +30,7 @@ from aprfmt.tensors import norms
 if TYPE_CHECKING:
     from aprfmt.codecs.base import Array
 
+Part = TypeVar("Part")  # equal parts of a tensor: arrays, or read in pieces
 RANKS = (2, 4, 8, 16)  # numbers of shards that are tried, the fewest first
 TOGETHER = 2  # kinds of tensors whose rows show the same parts: of one they may be heads
 LARGE = 1 << 28  # elements from which a tensor is not looked at, ...
@@ -36,6 +38,7 @@ LONG = 1 << 20  # ... and a vector: no bias is so long
 SPOTS = 64  # values of a part that are compared before all of them
 WEAK = ("wrong_rows", "row_offset", "head_order", "stale_tensor", "byte_offset", "bit_rot")
 SHOWN = 4
+SHOWN_VALUES = 1 << 12  # values that a proof looks at
 
 
 @dataclass(frozen=True)
@@ -145,50 +148,129 @@ def _find_parts(pair: TensorPair, *, exchanged: bool = False) -> SharedParts | N
     shape = pair.a.shape
     if math.prod(shape) > (LARGE if len(shape) > 1 else LONG):
         return None
-    stack = (-1, *shape[-2:]) if len(shape) > 1 else (1, shape[0], 1)
-    x, y = (RowReader(side).whole.reshape(stack) for side in (pair.a, pair.b))
+    x, y = RowReader(pair.a), RowReader(pair.b)
+    tall, wide = shape[-2:] if len(shape) > 1 else (shape[0], 1)
     same = pair.a.encoding == pair.b.encoding
     slack = 0.0 if same else 2 * pair_noise(pair.a.encoding, pair.b.encoding)
-    for axis in range(1, 2 if len(shape) < 2 else 3):
+    for axis in range(1 if len(shape) < 2 else 2):
         for ranks in RANKS:
-            if x.shape[axis] % ranks:
+            if (tall, wide)[axis] % ranks:
                 break
-            order = _order_of_parts(np.split(x, ranks, axis), np.split(y, ranks, axis), slack)
+            sides = ([Shard(side, tall, axis, at, ranks) for at in range(ranks)] for side in (x, y))
+            order = _order_of_parts(*sides, slack, are_equal_shards)
             if order is None:
                 continue
             if (len(set(order)) == ranks) != exchanged or order == tuple(range(ranks)):
                 return None  # exchanged, or in place: an order of rows or columns
-            held = np.split(x, ranks, axis)
-            made = np.concatenate([held[at] for at in order], axis)
-            norm = norms.exact_norm(x) or 1.0
-            return SharedParts(
-                order, axis - 1, norms.exact_norm(y - x) / norm,
-                norms.exact_norm(y - made) / norm, int((x != y).sum()), slack,
-                y.reshape(-1)[: 1 << 12],
-            )  # fmt: skip
+            return _shared_parts(x, y, tall, axis, order, slack)
     return None
 
 
+@dataclass(frozen=True)
+class Shard:
+    """One of `ranks` equal parts of every matrix of a tensor, along an axis (0 rows, 1 columns).
+
+    `tall` is the number of rows of a matrix, `at` the part's place. It is read in pieces.
+    """
+
+    reader: RowReader
+    tall: int
+    axis: int
+    at: int
+    ranks: int
+
+    def take(self, index: "Array") -> "Array":
+        """Return rows of the part by their numbers in it, counted over all matrices."""
+        if self.axis:
+            wide = self.reader.columns // self.ranks
+            return self.reader.take(index)[:, self.at * wide : (self.at + 1) * wide]
+        part = self.tall // self.ranks
+        return self.reader.take(index // part * self.tall + self.at * part + index % part)
+
+    @property
+    def rows(self) -> int:
+        """The number of rows of the part in all matrices."""
+        return self.reader.rows // (1 if self.axis else self.ranks)
+
+    def pieces(self) -> "Iterator[Array]":
+        """Yield row numbers of the part, WINDOW elements of the tensor at a time."""
+        for index in row_windows(self.reader, self.rows):
+            yield index
+            self.reader.side.drop()
+
+
+def row_windows(reader: RowReader, rows: int) -> "Iterator[Array]":
+    """Yield the numbers up to `rows` in order, so many that their rows have WINDOW values."""
+    step = max(1, WINDOW // max(1, reader.columns))
+    for start in range(0, rows, step):
+        yield np.arange(start, min(rows, start + step))
+
+
+def are_equal_shards(x: Shard, y: Shard, slack: float) -> bool:
+    """Return whether two parts are equal, within relative distance `slack` if that is not 0.
+
+    A few rows are compared before all.
+    """
+    spots = np.linspace(0, x.rows - 1, min(8, x.rows)).astype(np.int64)
+    few, other = x.take(spots), y.take(spots)
+    if norms.exact_norm(other - few) > 4 * slack * norms.exact_norm(few):
+        return False
+    if not slack:
+        return all(np.array_equal(x.take(index), y.take(index)) for index in x.pieces())
+    away = size = 0.0
+    for index in x.pieces():
+        own, its = x.take(index), y.take(index)
+        away += norms.exact_norm(its - own) ** 2
+        size += norms.exact_norm(own) ** 2
+    return away**0.5 <= slack * size**0.5
+
+
+def _shared_parts(
+    x: RowReader, y: RowReader, tall: int, axis: int, order: tuple[int, ...], slack: float
+) -> SharedParts:
+    """Return how far the tensor `y` is from `x`, as stored and with the parts of `x` in `order`.
+
+    `tall` is the number of rows of a matrix; the parts lie along `axis`.
+    """
+    numbers = np.arange(x.columns if axis else tall).reshape(len(order), -1)
+    moved = numbers[list(order)].reshape(-1)
+    size = before = after = 0.0
+    changed = 0
+    for index in row_windows(x, x.rows):
+        own, its = x.take(index), y.take(index)
+        made = own[:, moved] if axis else x.take(index // tall * tall + moved[index % tall])
+        size += norms.exact_norm(own) ** 2
+        before += norms.exact_norm(its - own) ** 2
+        after += norms.exact_norm(its - made) ** 2
+        changed += int((own != its).sum())
+        x.side.drop()
+        y.side.drop()
+    norm = size**0.5 or 1.0
+    first = y.take(np.arange(min(y.rows, -(-SHOWN_VALUES // y.columns))))
+    return SharedParts(
+        order, axis, before**0.5 / norm, after**0.5 / norm, changed, slack,
+        first.reshape(-1)[:SHOWN_VALUES],
+    )  # fmt: skip
+
+
 def _order_of_parts(
-    sources: "list[Array]", parts: "list[Array]", slack: float
+    sources: list[Part], parts: list[Part], slack: float, equal: Callable[[Part, Part, float], bool]
 ) -> tuple[int, ...] | None:
     """Return the number of the source that each part is, its own first; None if one is none.
 
-    None too where two sources are equal: then no part says whose it is.
+    None too where two sources are equal: then no part says whose it is. `equal` says of two whether
+    they are, within a relative distance.
     """
     order = []
     for at, part in enumerate(parts):
         every = [at, *(n for n in range(len(sources)) if n != at)]
-        source = next((n for n in every if are_equal_parts(sources[n], part, slack)), None)
+        source = next((n for n in every if equal(sources[n], part, slack)), None)
         if source is None:
             return None
         order.append(source)
     moved = [source for at, source in enumerate(order) if at != source]
     if any(
-        are_equal_parts(sources[n], sources[m], slack)
-        for n in moved
-        for m in range(len(sources))
-        if m != n
+        equal(sources[n], sources[m], slack) for n in moved for m in range(len(sources)) if m != n
     ):
         return None
     return tuple(order)
@@ -286,7 +368,7 @@ def _find_joined(parts: list[TensorPair]) -> SharedParts | None:
         if any(len(rows) % ranks for rows in x):
             break
         shards = [np.concatenate(one) for one in zip(*(np.split(r, ranks) for r in x), strict=True)]
-        order = _order_of_parts(shards, np.split(joined, ranks), slack)
+        order = _order_of_parts(shards, np.split(joined, ranks), slack, are_equal_parts)
         if order is None or order == tuple(range(ranks)):
             continue
         made = np.concatenate([shards[at] for at in order])
@@ -294,7 +376,7 @@ def _find_joined(parts: list[TensorPair]) -> SharedParts | None:
         return SharedParts(
             order, 0, norms.exact_norm(joined - whole) / norm,
             norms.exact_norm(joined - made) / norm, int((joined != whole).sum()), slack,
-            joined.reshape(-1)[: 1 << 12],
+            joined.reshape(-1)[:SHOWN_VALUES],
         )  # fmt: skip
     return None
 
