@@ -429,15 +429,22 @@ def _pruned_share(x: "Array", y: "Array") -> tuple[float, int]:
     to zero were no smaller than the others: what was lost, or never written, does not choose the
     small ones.
     """
-    zeroed = (y == 0) & (x != 0)
-    if not zeroed.any() or not np.array_equal(x[~zeroed], y[~zeroed]):
+    step = max(1, WINDOW // x.shape[1])
+    fours: set[int] = set()
+    count, lost, left, kept = 0, 0.0, 0.0, 0
+    for start in range(0, len(x), step):
+        here, there = x[start : start + step], y[start : start + step]
+        zeroed = (there == 0) & (here != 0)
+        if ((here != there) & ~zeroed).any():
+            return 0.0, 0
+        sizes = np.abs(here, dtype=np.float64)
+        count, kept = count + int(zeroed.sum()), kept + int((~zeroed).sum())
+        lost, left = lost + float(sizes[zeroed].sum()), left + float(sizes[~zeroed].sum())
+        if x.shape[1] % 4 == 0:
+            fours.update(np.unique(zeroed.reshape(-1, 4).sum(1)).tolist())
+    if not count or not left or lost / count > SMALLER * left / kept:
         return 0.0, 0
-    left = np.abs(x[~zeroed])
-    if not left.any() or np.abs(x[zeroed]).mean() > SMALLER * left.mean():
-        return 0.0, 0
-    fours = zeroed.reshape(-1, 4).sum(1) if x.shape[1] % 4 == 0 else np.zeros(1)
-    same = int(fours[0]) if (fours == fours[0]).all() else 0
-    return float(zeroed.mean()), same
+    return count / x.size, fours.pop() if len(fours) == 1 else 0
 
 
 def _cosine(x: "Array", y: "Array") -> float:
