@@ -1,6 +1,7 @@
 """`aprfmt hash`: ordered SHA-256 of every tensor; a manifest to find damage by."""
 
 import shlex
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, NotRequired, TypedDict
 
@@ -154,9 +155,15 @@ def command(
             body["written"] = str(manifest.write_manifest(opened, rows, force=force, blocks=blocks))
         late = manifest.unread_files_reason(opened, budget)
         if expected is not None:
-            body["failures"] = manifest.compare_manifest(
-                expected, opened, rows, selected=bool(patterns), files=not late
+            compared = partial(
+                manifest.compare_manifest, expected, opened, rows, selected=bool(patterns)
             )
+            limit = budget or Budget()
+            with limit.in_force() as reading:
+                body["failures"] = compared(files=not late)
+            if reading.over:
+                late = limit.reason
+                body["failures"] = compared(files=False)
         body["damage"], damaged = report_damage(opened.damage)
         found = None
         if expected is not None:

@@ -9,7 +9,7 @@ from typing import Literal, NamedTuple, get_args
 import numpy as np
 
 from aprfmt.attestation.recipes import Recipe
-from aprfmt.base.budget import Budget
+from aprfmt.base.budget import Budget, end_where_time_is_over
 from aprfmt.base.encodings import find_encoding
 from aprfmt.base.protocols import LazyTensor
 from aprfmt.codecs import CODECS, codec
@@ -81,15 +81,13 @@ def rederive(
     for done, (key, outputs) in enumerate(groups.items(), 1):
         names = tuple(one.info.name for one in outputs if one.info.name in stored)
         nbytes = sum(stored[name].info.nbytes for name in names)
+        row = TensorAttestation(key, names, outputs[0].encoding, "not reached", why=budget.reason)
         if not (budget.has_time() and budget.has_room(nbytes)):
-            encoding = outputs[0].encoding
-            yield TensorAttestation(key, names, encoding, "not reached", why=budget.reason)
+            yield row
             continue
-        row = _attest_weight(key, outputs, stored, replace(first, ways=ways))
-        for recipe, known in others:
-            if row.state != "reproduced" and key in known:
-                again = _attest_weight(key, known[key], stored, recipe)
-                row = again if again.state == "reproduced" else row
+        with budget.in_force():
+            tries = [(replace(first, ways=ways), groups), *others]
+            row = _attest_by_recipes(key, tries, stored)
         ways = tuple(sorted(ways, key=lambda way: str(way) != row.how))  # what worked last, first
         if progress is not None:
             progress(done, len(groups))
@@ -108,6 +106,24 @@ def rederive(
                 name,
                 sha256=(_tensor_digest(tensor),) if room else (),
             )
+
+
+def _attest_by_recipes(
+    key: str,
+    tries: "Sequence[tuple[Recipe, Mapping[str, list[Output]]]]",
+    stored: Mapping[str, LazyTensor],
+) -> TensorAttestation:
+    """Return the row of a weight by the first recipe, or by the first that gives its bytes.
+
+    `tries` are recipes, each with its planned outputs by weight; the first has the weight `key`.
+    """
+    (recipe, groups), *others = tries
+    row = _attest_weight(key, groups[key], stored, recipe)
+    for other, known in others:
+        if row.state != "reproduced" and key in known:
+            again = _attest_weight(key, known[key], stored, other)
+            row = again if again.state == "reproduced" else row
+    return row
 
 
 def _outputs_by_weight(recipe: Recipe) -> dict[str, list[Output]]:
@@ -236,6 +252,7 @@ def _first_difference(made: Iterator[memoryview], tensor: LazyTensor) -> _Differ
     """
     at, first = 0, None
     for chunk in made:
+        end_where_time_is_over()
         stop = min(at + chunk.nbytes, tensor.info.nbytes)
         one = np.frombuffer(chunk, np.uint8)
         other = np.frombuffer(tensor.raw(at, stop), np.uint8)

@@ -1,7 +1,9 @@
 """How long a comparison may take, and how many bytes it may read; what it leaves is named."""
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass, field
 
 from aprfmt.errors import AprfmtError
@@ -12,6 +14,25 @@ _UNITS = ((10**12, "TB"), (10**9, "GB"), (10**6, "MB"), (10**3, "kB"))
 
 class BudgetSpent(AprfmtError):
     """The time of a budget is over; who gave it says what was left."""
+
+
+class TimeOver(Exception):
+    """The time of a budget in force was over between two pieces of a file; see `in_force`.
+
+    No AprfmtError: what was being read is not damaged, and says nothing of its own.
+    """
+
+    def __init__(self, budget: "Budget") -> None:
+        """Store the budget whose time is over."""
+        super().__init__(budget.reason)
+        self.budget = budget
+
+
+@dataclass
+class Reading:
+    """What a budget in force ended: `over` is True if its time was over before all was read."""
+
+    over: bool = False
 
 
 @dataclass
@@ -47,12 +68,44 @@ class Budget:
         self._used += nbytes
         return True
 
+    @contextmanager
+    def in_force(self) -> Iterator[Reading]:
+        """Leave the block at the next piece of a file once the time is over.
+
+        Pieces count that are read on this thread and call `end_where_time_is_over`. The Reading
+        says afterwards whether the block was left so. A budget that was in force before stays so,
+        and ends its own block.
+        """
+        reading = Reading()
+        token = _in_force.set((*_in_force.get(), self))
+        try:
+            yield reading
+        except TimeOver as over:
+            if over.budget is not self:
+                raise
+            reading.over = True
+        finally:
+            _in_force.reset(token)
+
     @property
     def reason(self) -> str:
         """The text that says why something was not compared: the limits; "" without any limit."""
         limits = [] if self.nbytes is None else [_size_text(self.nbytes)]
         limits += [] if self.seconds is None else [f"{self.seconds:g} s"]
         return f"{LEFT_BY} {' and '.join(limits)}" if limits else ""
+
+
+_in_force: ContextVar[tuple[Budget, ...]] = ContextVar("budgets in force", default=())
+
+
+def end_where_time_is_over() -> None:
+    """Raise TimeOver if a budget in force has no time left; called before each piece of a file.
+
+    Nothing is done without a budget in force.
+    """
+    for budget in _in_force.get():
+        if budget.seconds is not None and budget.elapsed >= budget.seconds:
+            raise TimeOver(budget)
 
 
 def _size_text(nbytes: int) -> str:

@@ -127,11 +127,14 @@ def validate_model(
     for row in file_checks(source=source is not None, second_reader=second_reader):
         if row.reads_all_bytes and not whole:
             answers.append(make_answer(row, Result(), UNREAD))
-        elif budget.has_time() and budget.has_room(nbytes * row.reads_all_bytes):
-            answers.append(run_check(row, context, strict=strict))
-        else:
-            answers.append(make_answer(row, Result(), budget.reason))
-            asked.append(row.name)
+            continue
+        if budget.has_time() and budget.has_room(nbytes * row.reads_all_bytes):
+            with budget.in_force() as reading:
+                answers.append(run_check(row, context, strict=strict))
+            if not reading.over:
+                continue
+        answers.append(make_answer(row, Result(), budget.reason))
+        asked.append(row.name)
     return Validation(
         str(model.path),
         tuple(answers),

@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import numpy as np
 
+from aprfmt.base.budget import TimeOver
 from aprfmt.base.outcome import Check, check, verdict
 from aprfmt.checks.context import CheckContext
 from aprfmt.checks.records import (
@@ -39,8 +40,8 @@ def check_result(row: CheckRow, context: CheckContext) -> tuple[Result, str]:
     A gate that raises has failed, and so has a check of another package, with TypeError if it
     returned anything but a Result. An error that an earlier check reported fails no other check:
     those do not run. A check of `validate` does not run on what is not supported. An exception of
-    aprfmt's own checks that is no AprfmtError is raised: it is a bug. `row` is
-    the check in the table.
+    aprfmt's own checks that is no AprfmtError is raised: it is a bug; so is TimeOver, where the
+    budget in force ends. `row` is the check in the table.
     """
     if row.formats and context.model.format not in row.formats:
         return Result(), f"a check of {' and '.join(row.formats)} files"
@@ -50,6 +51,8 @@ def check_result(row: CheckRow, context: CheckContext) -> tuple[Result, str]:
         if not isinstance(result, Result):
             raise TypeError(f"{row.run} returned {type(result).__name__}; expected a Result")
         return result, ""
+    except TimeOver:
+        raise
     except NotRun as stop:
         return Result(findings=stop.findings), str(stop)
     except Exception as error:

@@ -207,9 +207,13 @@ def diff_models(
         for number, pair in numbered_pairs(pairs):
             if not budget.has_time():
                 break
-            result = compare_pair(pair, imatrix, bytes_of.comparer(number - 1))
-            if oracle is not None:
-                result = oracle.judge_if_readable(result, pair.a, pair.b, (a.metadata, b.metadata))
+            with budget.in_force() as reading:
+                result = compare_pair(pair, imatrix, bytes_of.comparer(number - 1))
+                if oracle is not None:
+                    metadata = a.metadata, b.metadata
+                    result = oracle.judge_if_readable(result, pair.a, pair.b, metadata)
+            if reading.over:
+                break
             results.append(result)
             pair.drop()
             if progress is not None:
@@ -234,7 +238,7 @@ def diff_models(
         not_tried.append(f"explanations of tensors that differ: {budget.reason}")
     elif explain:
         results, found, not_tried = _explain_rows(
-            a, b, oracle, pairs, results, frozenset() if deltas is None else deltas.named
+            a, b, oracle, pairs, results, frozenset() if deltas is None else deltas.named, budget
         )
     results = _unreadable_where_packed(results, a, b)
     found = (*_second_layout_findings(a, b, results), *found) if explain else found
@@ -611,10 +615,11 @@ def _explain_rows(
     pairs: Sequence[TensorPair],
     results: list[TensorDiff],
     named: AbstractSet[str] = frozenset(),
+    budget: Budget | None = None,
 ) -> tuple[list[TensorDiff], tuple[Finding, ...], list[str]]:
     """Return (rows with explanations, findings they share, sentences on what was not tried).
 
-    `named` are keys whose difference is known: they are not explained.
+    `named` are keys whose difference is known: they are not explained. `budget` ends the search.
     """
     asked = [(pair, row) for pair, row in zip(pairs, results, strict=True) if row.key not in named]
     if not any(row.verdict in EXPLAINED for _, row in asked):
@@ -630,7 +635,7 @@ def _explain_rows(
 
     base = None if oracle is None else oracle.base
     left, shown = [pair for pair, _ in asked], [row for _, row in asked]
-    known, not_tried = explain_pairs(a, b, base, left, shown)
+    known, not_tried = explain_pairs(a, b, base, left, shown, budget)
     known += [replace(row, explanation=lost[row.key]) for row in results if row.key in lost]
     by_key = {row.key: row for row in known}
     rows = [by_key.get(row.key, row) for row in results]

@@ -15,6 +15,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Generic, Self, TypeVar
 
+from aprfmt.base.budget import end_where_time_is_over
 from aprfmt.base.memory import release_pages
 from aprfmt.base.protocols import ByteSource, Damage, LazyTensor, Note, TensorInfo
 from aprfmt.base.text_escape import shorten
@@ -149,6 +150,7 @@ class MappedFile:
         """
         stop = min(stop, self.size)
         for first in range(start, stop, size):
+            end_where_time_is_over()
             last = min(first + size, stop)
             yield self.view[first:last]
             self.drop(first, last)

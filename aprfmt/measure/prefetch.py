@@ -5,6 +5,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Self
 
+from aprfmt.base.budget import end_where_time_is_over
 from aprfmt.base.encodings import find_encoding as encoding_row
 from aprfmt.errors import AprfmtError
 from aprfmt.formats.mapped_file import in_mapped_file
@@ -75,7 +76,7 @@ class BytePrefetch:
         def first(a: Sequence[ByteRun], b: Sequence[ByteRun]) -> int | None:
             """Return the first differing byte of the pair's runs; None if they are equal."""
             while not self._settled(number) and self._compare_next_span():
-                pass
+                end_where_time_is_over()
             with self._done:
                 self._done.wait_for(lambda: self._settled(number))
                 found = self._progress.get(number)

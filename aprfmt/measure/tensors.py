@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from aprfmt.base.budget import end_where_time_is_over
 from aprfmt.base.encodings import find_encoding as encoding_row
 from aprfmt.base.shapes import matrix_shape
 from aprfmt.codecs import CODECS
@@ -173,6 +174,7 @@ def value_chunks(a: View, b: View) -> "Iterator[tuple[Array, Array, ChunkSteps]]
     rows, columns = matrix_shape(a.shape)
     if len(a.shape) == 1 and all(_decodes_rows(side) and _is_plain_array(side) for side in (a, b)):
         for start in range(0, columns, CHUNK):  # a vector of gigabytes is not decoded whole
+            end_where_time_is_over()
             x, y = a[start : start + CHUNK], b[start : start + CHUNK]
             yield x, y, ChunkSteps(a, b, x, y, (0, rows))
             a.drop()
@@ -184,6 +186,7 @@ def value_chunks(a: View, b: View) -> "Iterator[tuple[Array, Array, ChunkSteps]]
         return
     per_chunk = max(1, CHUNK // columns)
     for start in range(0, rows, per_chunk):
+        end_where_time_is_over()
         stop = min(rows, start + per_chunk)
         x, y = a.rows(start, stop), b.rows(start, stop)
         yield x, y, ChunkSteps(a, b, x, y, (start, stop))

@@ -92,17 +92,26 @@ def tensor_rows(
         elif side.damage:
             row["damage"] = side.damage
         else:
-            row["raw"] = [raw_sha256(tensor) for tensor in side.stored]
-        if not raw_only and not side.damage and not late:
-            try:
-                row["decoded"] = view_sha256(side)
-            except AprfmtError as error:
-                row["decoded"] = None
-                row["undecodable"] = str(error)
+            limit = budget or Budget()
+            with limit.in_force() as reading:
+                row |= _tensor_digests(side, raw_only=raw_only)
+            if reading.over:
+                row["not_reached"] = limit.reason
         rows.append(row)
         if progress is not None:
             progress(i + 1, len(sides))
     return rows
+
+
+def _tensor_digests(side: View, *, raw_only: bool) -> TensorRow:
+    """Return {raw, decoded} of a tensor; see `tensor_rows`. TimeOver where a budget ends."""
+    row: TensorRow = {"raw": [raw_sha256(tensor) for tensor in side.stored]}
+    if not raw_only:
+        try:
+            row["decoded"] = view_sha256(side)
+        except AprfmtError as error:
+            row |= {"decoded": None, "undecodable": str(error)}
+    return row
 
 
 def _has_room(budget: Budget | None, nbytes: int) -> bool:

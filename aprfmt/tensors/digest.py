@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from aprfmt.base.background_iterator import iterate_ahead
+from aprfmt.base.budget import end_where_time_is_over
 from aprfmt.base.protocols import ByteSource, LazyTensor
 from aprfmt.errors import AprfmtError, FormatError
 from aprfmt.formats.mapped_file import Buffer, MappedFile, open_bytes, truncation_line
@@ -31,6 +32,7 @@ def sha256_of_pieces(pieces: Iterable[Buffer]) -> str:
     """Return the hex SHA-256 of bytes given in pieces."""
     digest = hashlib.sha256()
     for piece in pieces:
+        end_where_time_is_over()
         digest.update(piece)
     return digest.hexdigest()
 

@@ -12,6 +12,7 @@ from itertools import accumulate
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from aprfmt.base.budget import end_where_time_is_over
 from aprfmt.base.columns import FEW, Columns
 from aprfmt.base.encodings import find_encoding as encoding_row
 from aprfmt.base.protocols import ByteSource, LazyTensor
@@ -231,6 +232,7 @@ def byte_windows(
     if len(data) > size:
         expect_reads(runs)
     for start in range(0, len(data), size):
+        end_where_time_is_over()
         stop = min(start + size, len(data))
         try:
             yield data.window(start, stop)

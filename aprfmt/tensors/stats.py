@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from aprfmt.base.budget import end_where_time_is_over
 from aprfmt.base.encodings import ENCODINGS
 from aprfmt.base.protocols import LazyTensor, raw_parts
 from aprfmt.codecs import codec, decode_chunked, native_kernels
@@ -211,6 +212,7 @@ def tensor_stats(tensor: LazyTensor) -> Stats:
     One pass through the native kernels where the encoding has one, else chunks of the reference
     codec; the decoded tensor is never in memory as a whole. Raises CodecError or UnsupportedError.
     """
+    end_where_time_is_over()
     info = tensor.info
     check_input_scale_tensors(tensor.parts)
     # Weights that a dialect packs are decoded in bands.
@@ -234,6 +236,7 @@ def tensor_stats(tensor: LazyTensor) -> Stats:
         for chunk in decode_chunked(
             info.encoding, parts, info.shape, buffer, row_bytes=info.row_bytes
         ):
+            end_where_time_is_over()
             accumulator.add(chunk)
         return accumulator.result()
     finally:

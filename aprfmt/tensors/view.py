@@ -5,6 +5,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
+from aprfmt.base.budget import end_where_time_is_over
 from aprfmt.base.encodings import find_encoding as encoding_row
 from aprfmt.base.object_repr import public_dir, short_repr
 from aprfmt.base.protocols import LazyTensor, Value, raw_parts, tensor_damage
@@ -397,6 +398,7 @@ class View:
         by_rows = self.stored_row_bytes is not None or self.by_rows is not None
         held = None if by_rows else self.numpy().reshape(rows, columns)
         for start in range(0, rows, step):
+            end_where_time_is_over()
             stop = min(rows, start + step)
             yield start, stop, self.rows(start, stop) if held is None else held[start:stop]
 

@@ -4,21 +4,24 @@ Seen red: tensors that were not reached left out of the verdict, a pass that is 
 what was compared is equal, a check without an answer that leaves PASS.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 
 import pytest
 
 from aprfmt.attestation import attest
-from aprfmt.base.budget import Budget
+from aprfmt.base.budget import Budget, TimeOver, end_where_time_is_over
 from aprfmt.checks import validate
 from aprfmt.checks.gates import running
 from aprfmt.compare import diff
 from aprfmt.diagnosis import diagnose
+from aprfmt.formats.mapped_file import StoredTensor
 from aprfmt.inference.device import parse_run
 from aprfmt.inference.parity.between import compare_choices
 from aprfmt.inference.parity.request import ParityRequest
-from aprfmt.model import open_model
+from aprfmt.model import manifest, open_model
+from aprfmt.tensors import runs
 from tests.cli.run import aprfmt as command
 from tests.conversion.folders import llama_folder, tensors_of, write_mixed
 
@@ -266,3 +269,100 @@ def test_checks_and_gates_name_the_budget_that_left_them(
         ("not reached", f"left by the budget of {named}")
     }
     assert f"(left by the budget of {named})" in told["says"]
+
+
+PIECE = 1 << 12  # bytes, or elements, of a piece while pieces are counted
+SIZES = (
+    "aprfmt.checks.file.value_pass.WINDOW",
+    "aprfmt.measure.tensors.CHUNK",
+    "aprfmt.tensors.digest.BAND",
+    "aprfmt.checks.gates.weights.ELEMENTS_AT_ONCE",
+    "aprfmt.checks.file.marks.ELEMENTS_AT_ONCE",
+    "aprfmt.checks.file.architecture_checks.REREAD",
+)
+
+
+@pytest.fixture
+def pieces(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[int]]:
+    """Make pieces small; return a list to which the size of each one that is read is added."""
+    for name in SIZES:
+        monkeypatch.setattr(name, PIECE)
+    monkeypatch.setattr(runs.byte_windows, "__defaults__", (PIECE,))
+    monkeypatch.setattr(runs.first_difference, "__defaults__", (PIECE,))
+    read: list[int] = []
+    whole = StoredTensor.raw
+
+    def raw(self: StoredTensor, start: int = 0, stop: int | None = None) -> memoryview:
+        found = whole(self, start, stop)
+        read.append(found.nbytes)
+        return found
+
+    monkeypatch.setattr(StoredTensor, "raw", raw)
+    yield read
+
+
+@pytest.fixture(scope="module")
+def long(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+    """Return two models, one tensor of which has most bytes and differs in its last row."""
+    folder = tmp_path_factory.mktemp("long")
+    made = [llama_folder(folder / name, "BF16", vocab=1024, tied=True) for name in "ab"]
+    rows = dict(tensors_of(made[1]))
+    kind, shape, data = rows["model.embed_tokens.weight"]
+    rows["model.embed_tokens.weight"] = (kind, shape, data[:-1] + bytes([data[-1] ^ 1]))
+    write_mixed(made[1] / "model.safetensors", rows)
+    return made[0], made[1]
+
+
+READERS: dict[str, Callable[[Path, Path, Budget], int]] = {
+    "validate": lambda a, b, budget: validate(a, budget=budget).exit_code,
+    "validate against": lambda a, b, budget: validate(b, against=a, budget=budget).exit_code,
+    "diff": lambda a, b, budget: diff(a, b, explain=False, budget=budget).exit_code(),
+    "diff and causes": lambda a, b, budget: diff(a, b, budget=budget).exit_code(),
+    "attest": lambda a, b, budget: attest(a, a, budget=budget).exit_code,
+    "qa": lambda a, b, budget: running.run(a, only=["init-statistics"], budget=budget).exit_code,
+    "hash": lambda a, b, budget: hashed(a, budget),
+}
+
+AT_ONCE = ("diff and causes", "attest", "qa")
+
+
+def hashed(model: Path, budget: Budget) -> int:
+    """Return 2 where `hash` has left a tensor."""
+    with open_model(model) as opened:
+        rows = manifest.tensor_rows(opened, budget=budget)
+    return 2 if any("not_reached" in row for row in rows) else 0
+
+
+@pytest.mark.parametrize("name", READERS)
+def test_a_command_ends_one_piece_behind_its_budget(
+    name: str, long: tuple[Path, Path], pieces: list[int]
+) -> None:
+    """Seen red: the rest of a tensor, or of a file, that was being read as the time ended."""
+    READERS[name](*long, Budget(1.0, clock=lambda: 0.0))
+    every = len(pieces)
+    # Some causes, and an encoder, take a tensor as one piece: it is small.
+    assert every > 20 and (name in AT_ONCE or max(pieces) <= 4 * PIECE), max(pieces)
+    for share in (0.3, 0.6, 0.9):
+        pieces.clear()
+        most = int(share * every)
+        done = READERS[name](*long, Budget(1.0, clock=partial(_after, pieces, most)))
+        assert done in (1, 2) and len(pieces) <= most + 4, (share, len(pieces), every)
+
+
+def _after(pieces: list[int], most: int) -> float:
+    """Return a time that is beyond a second once so many pieces are read."""
+    return 2.0 * (len(pieces) >= most)
+
+
+def test_only_the_budget_in_force_ends_a_reader() -> None:
+    over = Budget(1.0, clock=iter(range(10)).__next__)
+    end_where_time_is_over()
+    with over.in_force() as outer:
+        with Budget().in_force() as inner:
+            end_where_time_is_over()
+            raise AssertionError("the time is over")
+        raise AssertionError("an inner budget ends no outer one")
+    assert outer.over and not inner.over
+    end_where_time_is_over()
+    with pytest.raises(TimeOver, match="left by the budget of 1 s"), Budget().in_force():
+        raise TimeOver(over)

@@ -81,7 +81,7 @@ class PairContext:
         self._indexes: dict[str, dict[tuple[int, ...], ShapeIndex]] = {}
         self.pools: dict[int, JoinedRows | None] = {}  # all rows of A by their number of columns
 
-    def record_not_tried(self, causes: tuple[str, ...], key: str, error: AprfmtError) -> None:
+    def record_not_tried(self, causes: tuple[str, ...], key: str, error: AprfmtError | str) -> None:
         """Record that an explanation raised `error`; `key` is "" if it is about several tensors."""
         self.not_tried.append(NotTried(causes, key, str(error)))
 

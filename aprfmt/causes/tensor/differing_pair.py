@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from aprfmt.arch.role_vocabulary import split_key
+from aprfmt.base.budget import end_where_time_is_over
 from aprfmt.causes.tensor.guess import Guess, Take
 from aprfmt.measure.encoding_noise import pair_noise
 from aprfmt.measure.nonfinite import Census, NonFinite
@@ -187,6 +188,7 @@ class DifferingPair:
         step = max(1, WINDOW // max(1, self.a.columns))
         total = self.a.rows if rows is None else len(rows)
         for start in range(0, total, step):
+            end_where_time_is_over()
             stop = min(total, start + step)
             try:
                 yield np.arange(start, stop) if rows is None else rows[start:stop]

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from aprfmt.arch.role_vocabulary import split_key
+from aprfmt.base.budget import Budget, end_where_time_is_over
 from aprfmt.base.encodings import find_encoding as encoding_row
 from aprfmt.base.registry import offered_items
 from aprfmt.causes import CAUSES
@@ -197,6 +198,7 @@ def _guesses_of_table(case: DifferingPair, shapes: bool, part: bool) -> Iterator
     for row in (*TABLE, *offered_items("explanations")):
         if long and not row.stored:
             continue
+        end_where_time_is_over()
         if (row.shapes or not shapes) and (row.part or not part) and row.is_for(case):
             try:
                 yield from row.find(case)
@@ -341,33 +343,48 @@ def explain_pairs(
     base: Model | None,
     pairs: Sequence[TensorPair],
     results: Sequence[TensorDiff],
+    budget: Budget | None = None,
 ) -> tuple[list[TensorDiff], list[NotTried]]:
     """Return (records with findings for the pairs that differ, what could not be tried).
 
     `results` are the records of `pairs`, in their order. If a role differs in many layers, and no
     finding is confirmed for the first few of its pairs alone, hypotheses about several tensors come
     before the others. An explanation that cannot be tried (a tensor that it reads is damaged) is in
-    the second list, and the others are still tried.
+    the second list, and the others are still tried. So is what the time of `budget` left.
     """
     context = PairContext(a, b, base, {row.key: row for row in results})
     made = list(results)
-    late: list[int] = []
-    with np.errstate(all="ignore"):  # misread values may overflow
-        tried = FailedAttempts(results)
-        # Try pairs alone, until enough of a role were tried in vain.
-        for i, (pair, row) in enumerate(zip(pairs, results, strict=True)):
-            if tried.tried_enough(row):
-                late.append(i)
-                continue
-            made[i] = _explain_alone(context, pair, row)
-            tried.add(made[i])
-        # Then all tensors together, then the pairs that were put off.
-        made = _explain_together(context, pairs, made)
-        left = [i for i in late if made[i].explanation is None]
-        for i in left:
-            made[i] = _explain_alone(context, pairs[i], made[i])
-        made = _explain_together(context, pairs, made) if left else made
+    budget = budget or Budget()
+    with np.errstate(all="ignore"), budget.in_force() as reading:  # misread values may overflow
+        _explain_in_order(context, pairs, made)
+    if reading.over:
+        context.record_not_tried((), "", budget.reason)
     return made, context.not_tried
+
+
+def _explain_in_order(
+    context: PairContext, pairs: Sequence[TensorPair], made: list[TensorDiff]
+) -> None:
+    """Put findings into the records `made` of all pairs that differ, one hypothesis at a time.
+
+    What is in the list where the search is ended holds.
+    """
+    late: list[int] = []
+    tried = FailedAttempts(made)
+    # Try pairs alone, until enough of a role were tried in vain.
+    for i, pair in enumerate(pairs):
+        if tried.tried_enough(made[i]):
+            late.append(i)
+            continue
+        made[i] = _explain_alone(context, pair, made[i])
+        tried.add(made[i])
+    # Then all tensors together, then the pairs that were put off.
+    made[:] = _explain_together(context, pairs, made)
+    left = [i for i in late if made[i].explanation is None]
+    for i in left:
+        made[i] = _explain_alone(context, pairs[i], made[i])
+    if left:
+        made[:] = _explain_together(context, pairs, made)
 
 
 class FailedAttempts:
@@ -422,6 +439,7 @@ def _explain_together(
         if not hypothesis.is_for(context, made.values()):
             continue
         for group in _groups_of_hypothesis(hypothesis, context, by_key, made):
+            end_where_time_is_over()
             try:
                 found = group()
             except AprfmtError as error:

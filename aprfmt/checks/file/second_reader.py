@@ -15,6 +15,7 @@ from pathlib import Path
 from threading import Timer
 from typing import TYPE_CHECKING, Any
 
+from aprfmt.base.budget import end_where_time_is_over
 from aprfmt.base.child_process import end_child, import_path, start_library_child
 from aprfmt.base.encodings import find_encoding
 from aprfmt.base.protocols import TensorInfo
@@ -149,6 +150,7 @@ def _read_files(ctx: CheckContext) -> SecondReading:
     for shard in shards:
         reading.tensors += len(shard.parsed.infos)
         for nbytes in _Comparison(kind, shard, reading).run():
+            end_where_time_is_over()
             done += nbytes
             if ctx.progress is not None:
                 ctx.progress(min(done, every), every)

@@ -4,6 +4,7 @@ import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 
+from aprfmt.base.budget import end_where_time_is_over
 from aprfmt.base.encodings import find_encoding as encoding_row
 from aprfmt.base.protocols import LazyTensor, TensorInfo, tensor_damage
 from aprfmt.checks.file.scales import first_bad_block, header_is_bad
@@ -46,6 +47,7 @@ def block_windows(tensor: LazyTensor) -> Iterator[tuple[int, MemoryTensor]]:
     if info.row_bytes and columns * row.type_size != info.row_bytes * row.block_size:  # or headed
         step = max(1, WINDOW // info.row_bytes)  # rows are padded to whole blocks
         for start in range(0, count // columns, step):
+            end_where_time_is_over()
             rows = min(step, count // columns - start)
             at, stop = start * info.row_bytes, (start + rows) * info.row_bytes
             part = replace(info, shape=(rows, columns), nbytes=stop - at)
@@ -59,6 +61,7 @@ def block_windows(tensor: LazyTensor) -> Iterator[tuple[int, MemoryTensor]]:
     blocks = -(-count // row.block_size)
     step = max(1, WINDOW // row.type_size)
     for start in range(0, blocks, step):
+        end_where_time_is_over()
         end = min(start + step, blocks)
         at, stop = header + start * row.type_size, header + end * row.type_size
         data = tensor.raw(at, stop)
@@ -140,6 +143,7 @@ def _scan_tensor(tensor: LazyTensor, report: Callable[[int], None]) -> TensorSca
 def _first_bad_bool(tensor: LazyTensor) -> str:
     """Return the first byte of a bool tensor that is neither 0 nor 1, in words; "" for none."""
     for start in range(0, tensor.info.nbytes, WINDOW):
+        end_where_time_is_over()
         stop = min(start + WINDOW, tensor.info.nbytes)
         data = bytes(tensor.raw(start, stop))
         tensor.drop(start, stop)

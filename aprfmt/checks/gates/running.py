@@ -81,11 +81,11 @@ def run(
                 budget.has_time()
                 and budget.has_room(nbytes * (row.needs in ("session", "baseline")))
             )
-            found = (
-                make_answer(row, Result(), budget.reason)
-                if late
-                else _run_gate(row, subject, wanted)
-            )
+            found = make_answer(row, Result(), budget.reason)
+            if not late:
+                with budget.in_force() as reading:
+                    found = _run_gate(row, subject, wanted)
+                late = reading.over
             wanted = wanted and (late or row.name in asked)
             subject.done.append(replace(found, asked=wanted))
         return QaReport(
