@@ -1131,6 +1131,7 @@ class _Step:
             self.facts.padded_first,
             self.facts.adapter,
             self.facts.padded_last,
+            _norm_offset(self.base or self.model),
         )
 
     def _has_untied_guess(self, key: str) -> bool:
@@ -1805,6 +1806,12 @@ def _dropout_rates(*models: Model) -> dict[str, float]:
         for key, value in config.items()
         if "drop" in str(key) and isinstance(value, int | float) and 0 < value < 1
     }
+
+
+def _norm_offset(model: Model) -> int | None:
+    """Return what a model's RMSNorm adds to its weight, 0 or 1; None for other norms."""
+    block = model.spec.block
+    return block.norm_offset if block.norm == "rms" else None
 
 
 def _is_stored_coarser(parameter: Parameter) -> bool:

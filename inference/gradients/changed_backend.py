@@ -11,6 +11,9 @@ from aprfmt.inference.gradients.backend import TABLE, GradientBackend
 from aprfmt.inference.gradients.changes import BackwardChange
 from aprfmt.inference.weights import Weight
 
+# What is added to the factor of a norm in its backward; None: the factor is 1.
+_NORM_FACTORS = {"norm_offset_left_out": -1, "norm_offset_added": 1, "norm_weight_left_out": None}
+
 
 def with_gradient_of(value: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
     """Return a tensor with the numbers of `value` and the gradient of `other`."""
@@ -67,12 +70,15 @@ class ChangedBackend(GradientBackend):
         """Return x after RMSNorm, with the mistake for norms."""
         weight = self._for_tokens(x, weight)
         value = super().rms_norm(x, weight, eps=eps, offset=offset, cast=cast)
-        if self._operation not in ("norm_scale_constant", "norm_constant"):
+        wide, factor = self.wide(x), offset + self.wide(weight)
+        scale = torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + eps)
+        if self._operation in ("norm_scale_constant", "norm_constant"):
+            scale = scale.detach()
+        elif self._operation in _NORM_FACTORS:
+            factor = self._norm_factor(factor)
+        else:
             return value
-        wide = self.wide(x)
-        scale = torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + eps).detach()
-        other = self.narrow(wide * scale * (offset + self.wide(weight)))
-        return with_gradient_of(value, other)
+        return with_gradient_of(value, self.narrow(wide * scale * factor))
 
     def layer_norm(self, x: Array, weight: Array, bias: Array | None, *, eps: float) -> Array:
         """Return x after LayerNorm, with the mistake for norms."""
@@ -85,16 +91,27 @@ class ChangedBackend(GradientBackend):
             "norm_mean_constant": (True, False),
             "norm_constant": (True, True),
         }
-        if self._operation not in parts:
+        if self._operation not in (*parts, "norm_weight_left_out"):
             return value
-        mean_constant, scale_constant = parts[self._operation]
+        mean_constant, scale_constant = parts.get(self._operation, (False, False))
         wide = self.wide(x)
         mean = wide.mean(-1, keepdim=True)
         scale = torch.rsqrt((wide - mean).pow(2).mean(-1, keepdim=True) + eps)
         centred = wide - (mean.detach() if mean_constant else mean)
-        y = centred * (scale.detach() if scale_constant else scale) * self.wide(weight)
+        factor = self.wide(weight)
+        if self._operation == "norm_weight_left_out":
+            factor = self._norm_factor(factor)
+        y = centred * (scale.detach() if scale_constant else scale) * factor
         other = self.narrow(y if bias is None else y + self.wide(bias))
         return with_gradient_of(value, other)
+
+    def _norm_factor(self, factor: Array) -> Array:
+        """Return what a norm's backward multiplies by, where its value has `factor`.
+
+        The gradient of the norm's own weight stays the right one.
+        """
+        shift = _NORM_FACTORS[self._operation]
+        return factor + (1 - factor.detach() if shift is None else shift)
 
     def _for_tokens(self, x: Array, weight: Array) -> Array:
         """Return a norm's weight for each token of x; those outside `norm_tokens` are constants."""

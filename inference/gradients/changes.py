@@ -7,7 +7,8 @@ from typing import Literal
 # a key head's gradient that is that of one query head of its group, or the mean over them;
 # rope that rotates gradients forward, passes them on unrotated, or gives none;
 # attention whose probabilities are computed again without the mask;
-# norms whose scale, mean, or both are constants;
+# norms whose scale, mean, or both are constants; norms that multiply by their weight where the
+# value has 1 + the weight, by 1 + the weight where it has the weight, or by nothing;
 # routers whose weights are constants; a tied table's use as the head, or as the embedding.
 Operation = Literal[
     "kv_first_head",
@@ -20,6 +21,9 @@ Operation = Literal[
     "norm_scale_constant",
     "norm_mean_constant",
     "norm_constant",
+    "norm_offset_left_out",
+    "norm_offset_added",
+    "norm_weight_left_out",
     "router_cut",
     "head_cut",
     "embedding_cut",

@@ -303,6 +303,24 @@ def test_an_operation_is_named_by_the_weights_that_are_wrong_beside_it(missing: 
     assert causes("token_embd") == causes("output") == causes() == set()
 
 
+def test_the_factor_of_norms_that_is_tried_is_not_the_one_that_the_model_has() -> None:
+    none: Any = None
+    keys = frozenset({"L1.ffn_down.weight"})
+    names = {key: (key,) for key in (*keys, "output_norm.weight", "L0.ffn_down.weight")}
+    for offset, tried in (
+        (0, {"norm_offset_added"}),
+        (1, {"norm_offset_left_out"}),
+        (None, set[str]()),
+    ):
+        case = BackwardCase(
+            none, names, frozenset(names) - keys, keys, frozenset(), {}, none, norm_offset=offset
+        )
+        found = [guess.change for guess in backward_operations.guess_norms(case)]
+        operations = {change.operation for change in found if change is not None}
+        factors = {one for one in operations if one and "offset" in one}
+        assert factors == tried and "norm_weight_left_out" in operations
+
+
 def test_a_tied_table_alone_has_lost_one_of_its_uses() -> None:
     none: Any = None
     for wrong, tied, found in (

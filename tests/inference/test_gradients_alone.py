@@ -278,6 +278,40 @@ def test_the_scale_or_mean_of_a_norm_is_a_constant_in_a_changed_backward() -> No
             assert alike(found, expected(centred(mean, scale, run is biased), *shapes)), operation
 
 
+def test_a_norm_multiplies_by_another_factor_in_a_changed_backward() -> None:
+    shapes = (3, 6), (6,)
+    right: Any
+    for offset, operation, other in (
+        (1, "norm_offset_left_out", lambda w: w),
+        (0, "norm_offset_added", lambda w: 1 + w),
+        (1, "norm_weight_left_out", torch.ones_like),
+        (0, "norm_weight_left_out", torch.ones_like),
+    ):
+
+        def rms(backend: Any, x: Any, w: Any, offset: int = offset) -> Any:
+            return backend.rms_norm(x, w, eps=0.25, offset=offset, cast="float32")
+
+        def scaled(x: Any, w: Any, other: Any = other) -> Any:
+            return x * torch.rsqrt((x**2).mean(-1, keepdim=True) + 0.25) * other(w)
+
+        value, right = gradients(None, rms, *shapes)
+        found, (of_x, of_w) = gradients(operation, rms, *shapes)
+        assert torch.allclose(found, value) and torch.allclose(of_w, right[1]), operation
+        assert alike([of_x], expected(scaled, *shapes)[:1]) and not alike([of_x], right[:1])
+
+    def layer(backend: Any, x: Any, w: Any) -> Any:
+        return backend.layer_norm(x, w, w + 1, eps=0.25)
+
+    def unweighted(x: Any, w: Any) -> Any:
+        center = x - x.mean(-1, keepdim=True)
+        return center * torch.rsqrt((center**2).mean(-1, keepdim=True) + 0.25)
+
+    value, right = gradients(None, layer, *shapes)
+    found, (of_x, of_w) = gradients("norm_weight_left_out", layer, *shapes)
+    assert torch.allclose(found, value) and torch.allclose(of_w, right[1])
+    assert alike([of_x], expected(unweighted, *shapes)[:1]) and not alike([of_x], right[:1])
+
+
 def test_a_router_a_rotation_or_a_group_of_keys_is_cut_in_a_changed_backward() -> None:
     from aprfmt.inference.backends.base import Heads
 

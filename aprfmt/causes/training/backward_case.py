@@ -117,7 +117,8 @@ class BackwardCase:
     gradient of the last norm, None where that is not known. `routers` are the factors of routers'
     auxiliary losses that the computed gradients have. `experts`: the model has experts.
     `padded_first`: a row of the batch begins with padding, `padded_last`: one ends with it.
-    `adapter` is (scale, rank) of an adapter whose pairs all have these, else None.
+    `adapter` is (scale, rank) of an adapter whose pairs all have these, else None. `norm_offset` is
+    what an RMSNorm of the model adds to its weight, 0 or 1; None of a model with other norms.
     """
 
     case: Callable[[str], GradientCase]
@@ -138,6 +139,7 @@ class BackwardCase:
     padded_first: bool = False
     adapter: tuple[float, int] | None = None
     padded_last: bool = False
+    norm_offset: int | None = None
 
     @property
     def first(self) -> tuple[str, ...]:

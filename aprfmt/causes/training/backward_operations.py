@@ -37,7 +37,8 @@ CAUSE_ROWS = (
         "backward_norm",
         "gradient",
         "bug",
-        "The backward of the norms takes the scale, or the mean, for a constant.",
+        "The backward of the norms takes the scale, or the mean, for a constant, or multiplies by "
+        "another factor than the weight of the norm: without its 1, with a 1 too many, or by none.",
         "The head and the last norm are right, and all below the norm is wrong.",
         _MADE,
     ),
@@ -119,24 +120,29 @@ def guess_no_mask(case: BackwardCase) -> Iterator[BackwardGuess]:
         yield from _guesses("backward_mask", (("mask_left_out", says),))
 
 
-def guess_norm_terms(case: BackwardCase) -> Iterator[BackwardGuess]:
-    """Yield guesses that the scale or the mean of norms is a constant in the backward.
+def guess_norms(case: BackwardCase) -> Iterator[BackwardGuess]:
+    """Yield guesses that the backward of norms lacks a term, or multiplies by another factor.
 
     Nothing unless gradients are wrong from the last layer on, its ffn_down's too: that is the first
     weight which the backward of the last norm reaches.
     """
     layers = [split_key(key)[0] for key in case.names]
     last = max((layer for layer in layers if layer is not None), default=None)
-    if last is not None and case.first_layer == last and not case.right_at("ffn_down"):
-        term = "lacks the term of the"
-        yield from _guesses(
-            "backward_norm",
-            (
-                ("norm_scale_constant", f"the backward of the norms {term} root mean square"),
-                ("norm_mean_constant", f"the backward of the norms {term} mean"),
-                ("norm_constant", f"the backward of the norms {term} mean and that of the root"),
-            ),
-        )
+    if last is None or case.first_layer != last or case.right_at("ffn_down"):
+        return
+    term = "lacks the term of the"
+    ways: list[tuple[Operation, str]] = [
+        ("norm_scale_constant", f"the backward of the norms {term} root mean square"),
+        ("norm_mean_constant", f"the backward of the norms {term} mean"),
+        ("norm_constant", f"the backward of the norms {term} mean and that of the root"),
+    ]
+    multiplies = "the backward of the norms multiplies by"
+    if case.norm_offset == 0:
+        ways.append(("norm_offset_added", f"{multiplies} 1 + w, not by the weight w"))
+    elif case.norm_offset == 1:
+        ways.append(("norm_offset_left_out", f"{multiplies} the weight w, not by 1 + w"))
+    ways.append(("norm_weight_left_out", "the backward of the norms leaves out their weight"))
+    yield from _guesses("backward_norm", tuple(ways))
 
 
 def guess_router_cut(case: BackwardCase) -> Iterator[BackwardGuess]:
@@ -167,5 +173,5 @@ HYPOTHESES = (
     BackwardHypothesis(("backward_kv_group",), guess_key_groups, 304, "queries are right"),
     BackwardHypothesis(("backward_rope",), guess_rope, 306, "values are right"),
     BackwardHypothesis(("backward_mask",), guess_no_mask, 308, "the output of attention is right"),
-    BackwardHypothesis(("backward_norm",), guess_norm_terms, 310, "the head is right"),
+    BackwardHypothesis(("backward_norm",), guess_norms, 310, "the head is right"),
 )
