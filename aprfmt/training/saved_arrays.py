@@ -44,10 +44,10 @@ from aprfmt.training.parameters import Parameter
 F64 = NDArray[np.float64]
 _DTYPES = {"float64": "F64", "float32": "F32", "float16": "F16", "bfloat16": "BF16"}
 _ADAPTER_NAME = re.compile(
-    r"(\.(?:lora_A|lora_B|lora_embedding_A|lora_embedding_B))\.(?!weight$)[^.]+(\.weight)?$"
+    r"(\.(?:lora_A|lora_B|lora_embedding_A|lora_embedding_B))\.(?!weight$)[^.#]+(\.weight)?$"
 )
 # DoRA's magnitudes are a module's weight in PEFT, and are saved without it.
-_MAGNITUDE_NAME = re.compile(r"(\.lora_magnitude_vector)(?:\.(?!weight$)[^.]+)?(?:\.weight)?$")
+_MAGNITUDE_NAME = re.compile(r"(\.lora_magnitude_vector)(?:\.(?!weight$)[^.#]+)?(?:\.weight)?$")
 _WRAPPERS = ("grad.", "grads.", "gradients.", "model.grad.")
 _LOOKED = 1 << 14  # numbers that show in how many bits they were made
 _KEPT = 2  # groups of arrays that are held: joined projections are asked for one after the other

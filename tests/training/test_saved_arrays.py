@@ -25,6 +25,7 @@ from aprfmt.training.saved_arrays import (
     open_gradients,
     open_state,
     place_names,
+    plain_name,
     unread_files,
 )
 from aprfmt.training.step import explain_step
@@ -149,6 +150,16 @@ def test_the_second_moment_of_adafactor_is_made_of_its_means(
             got = np.reshape(values_of(found.second, model, name), p.shape)
             assert np.allclose(got, wanted.numpy(), rtol=1e-5), name
         assert not found.first.placed
+
+
+def test_what_an_adapters_module_reads_and_gives_are_two_arrays(model: Model) -> None:
+    inside = "x.lora_A.default", "x.lora_magnitude_vector.default"
+    for name in inside:
+        assert plain_name(name) != plain_name(f"{name}#in")
+        assert plain_name(f"{name}.weight").startswith(name.rpartition(".")[0])
+    rows = pair_parameters(model, None, None).rows
+    names = [each + end for each in inside for end in ("", "#in")]
+    assert place_names(names, rows, model) == ({}, tuple(names))
 
 
 # What is wrong with a state -> what is said.
