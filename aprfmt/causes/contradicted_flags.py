@@ -154,17 +154,26 @@ def has_own_head(model: Model) -> bool:
     return _stores_own_head(model.roles)
 
 
+def holds_head_twice(resolution: "Resolution") -> bool:
+    """Return whether a model whose configuration ties head and embedding stores the head as well.
+
+    The stored head is then a copy of the embedding: both are one parameter. Raises AprfmtError
+    where one cannot be read.
+    """
+    overruled = resolution.report.overruled.get("tied_embeddings")
+    stated = overruled is not None and bool(overruled.value)
+    return stated and not _stores_own_head(resolution.roles)
+
+
 def held_conflicts(resolution: "Resolution") -> "list[Conflict]":
     """Return where a file contradicts itself, leaving out that a key ties head and embedding.
 
     That is left out where the stored head is a copy of the embedding: both are read and compared
     where a key ties them and a head is stored. Raises AprfmtError where one cannot be read.
     """
-    report, tie = resolution.report, "tied_embeddings"
-    overruled = report.overruled.get(tie)
-    copied = overruled is not None and bool(overruled.value)
-    copied = copied and not _stores_own_head(resolution.roles)
-    return [one for one in report.conflicts if not copied or one.name != tie]
+    copied = holds_head_twice(resolution)
+    conflicts = resolution.report.conflicts
+    return [one for one in conflicts if not copied or one.name != "tied_embeddings"]
 
 
 def _stores_own_head(roles: Mapping[str, View]) -> bool:

@@ -7,6 +7,7 @@ from typing import Any
 
 from aprfmt.arch.binding import bind_names
 from aprfmt.arch.role_vocabulary import split_key
+from aprfmt.causes.contradicted_flags import HEAD, holds_head_twice
 from aprfmt.errors import AprfmtError, ArchError, UsageError
 from aprfmt.measure.alignment import align_models
 from aprfmt.model import Model
@@ -80,7 +81,8 @@ def pair_parameters(before: Model, after: Model | None, base: Model | None = Non
         return _pair_adapter(before, after, base)
     if after is None:
         rows = [Parameter(key, view.names, view, None) for key, view in before.roles.items()]
-        return Parameters(tuple(_without_tied(rows)), make_ledger(before, OF_TENSORS).not_compared)
+        left_out = make_ledger(before, OF_TENSORS).not_compared
+        return Parameters(tuple(_without_tied(rows, before)), left_out)
     if _is_adapter(after):
         raise UsageError(
             f"{after.path}: is an adapter, {before.path} is a whole model; give the adapter of "
@@ -98,7 +100,8 @@ def pair_parameters(before: Model, after: Model | None, base: Model | None = Non
             alone.setdefault(split_key(pair.key)[0], words)
             continue
         rows.append(Parameter(pair.key, pair.a.names, pair.a, pair.b))
-    checked = tuple(_without_tied(_check_shapes(rows, before.path, after.path)))
+    checked = _check_shapes(rows, before.path, after.path)
+    checked = tuple(_without_tied(checked, before, after))
     whole = alone.keys() - {split_key(row.key)[0] for row in rows}
     if rows and (layers := sorted(each for each in whole if each is not None)):
         raise UsageError(
@@ -238,13 +241,18 @@ def role_of(base: Model | None, style: str, name: str) -> str:
     return groups[0].roles[0] if groups and len(groups[0].roles) == 1 else name
 
 
-def _without_tied(rows: Sequence[Parameter]) -> Iterator[Parameter]:
-    """Yield the parameters, each stored weight once: a tied head is left out."""
+def _without_tied(rows: Sequence[Parameter], *models: Model) -> Iterator[Parameter]:
+    """Yield the parameters, each weight once: a tied head is left out.
+
+    So is one that is stored beside the table of tokens, where it is a copy of it in all `models`.
+    """
+    keys = {row.key for row in rows}
+    copied = HEAD in keys and all(holds_head_twice(each.resolution) for each in models)
     seen: set[tuple[str, ...]] = set()
     for row in rows:
         tied = row.names in seen and not row.before.layout
         seen.add(row.names)
-        if not tied:
+        if not tied and not (copied and row.key == HEAD):
             yield row
 
 

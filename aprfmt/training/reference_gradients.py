@@ -12,6 +12,7 @@ import numpy as np
 
 from aprfmt.arch.role_vocabulary import split_key
 from aprfmt.base.installation import install_command
+from aprfmt.causes.contradicted_flags import HEAD, TABLE
 from aprfmt.errors import BackendUnavailableError, UsageError
 from aprfmt.inference.batch import Batch
 from aprfmt.inference.capture import point_instances
@@ -214,12 +215,15 @@ def compute_gradients(
     dtype: str = "float64",
     trained_in: str | None = None,
     points: Collection[str] = (),
+    head_twice: bool = False,
 ) -> tuple["Computed", BatchNumbers]:
     """Return (the gradients of a batch's mean loss over its labels, the batch's numbers).
 
-    `points` are the keys of the capture points whose gradients are wanted too. Raises UsageError
-    where the memory of the device does not suffice.
+    `points` are the keys of the capture points whose gradients are wanted too. `head_twice`: the
+    model's file has a tied head beside the table of tokens, and both are one parameter, whose key
+    is the table's. Raises UsageError where the memory of the device does not suffice.
     """
+    joined = _with_one_table if head_twice else _unchanged
     with explaining_missing_torch():
         from aprfmt.inference.gradients.batch_gradients import Activations, batch_gradients
         from aprfmt.inference.gradients.between import flipped_routers
@@ -253,19 +257,29 @@ def compute_gradients(
         lower = trained_in or dtype_of(base)
         if lower != dtype:
             points = (*points, *_router_points(base))
-        result = batch_gradients(
-            base, loaded, device=device, dtype=dtype, pairs=pairs, activations=held, points=points
-        )
-        rounded = None
-        if lower != dtype:
-            rounded = batch_gradients(
+        result = joined(
+            batch_gradients(
                 base,
                 loaded,
                 device=device,
-                dtype=lower,
+                dtype=dtype,
                 pairs=pairs,
                 activations=held,
                 points=points,
+            )
+        )
+        rounded = None
+        if lower != dtype:
+            rounded = joined(
+                batch_gradients(
+                    base,
+                    loaded,
+                    device=device,
+                    dtype=lower,
+                    pairs=pairs,
+                    activations=held,
+                    points=points,
+                )
             )
         scales = {pair.scale for pair in pairs}
         kinds = {(pair.scale, len(pair.a)) for pair in pairs}
@@ -288,11 +302,14 @@ def compute_gradients(
                 activations=held,
                 change=change,
             )
-            return Computed(found, None, recompute)
+            return Computed(joined(found), None, recompute)
 
     def by_label() -> "LabelGradients | None":
-        """Return what each label adds to the last norm's gradient; None of an adapter."""
-        if adapter is not None:
+        """Return what each label adds to the last norm's gradient.
+
+        None of an adapter, and where the head is not the parameter that it is stored as.
+        """
+        if adapter is not None or head_twice:
             return None
         from aprfmt.inference.gradients.label_gradients import label_gradients
 
@@ -311,6 +328,23 @@ def compute_gradients(
         ),
         replace(numbers, experts=experts, adapter=one),
     )
+
+
+def _unchanged(found: "BatchGradients") -> "BatchGradients":
+    """Return gradients as they are."""
+    return found
+
+
+def _with_one_table(found: "BatchGradients") -> "BatchGradients":
+    """Return gradients in which that of the table of tokens has the head's added to it.
+
+    The head has none of its own then.
+    """
+    values = dict(found.by_role)
+    head = values.pop(HEAD, None)
+    if head is not None:
+        values[TABLE] = values[TABLE] + head if TABLE in values else head
+    return replace(found, by_role=values)
 
 
 def _router_points(base: Model) -> list[str]:

@@ -27,6 +27,7 @@ from aprfmt.arch.layout_steps import ChangesValues
 from aprfmt.arch.spec import LayoutStep
 from aprfmt.base.protocols import Value
 from aprfmt.base.shapes import matrix_shape
+from aprfmt.causes.contradicted_flags import holds_head_twice
 from aprfmt.errors import AprfmtError, ArchError, FormatError, UsageError
 from aprfmt.formats import open_source
 from aprfmt.formats.foreign_formats import refuse_trainer_shards
@@ -232,13 +233,21 @@ def place_names(
                 found[row.key] = Placed(stored, bound.steps, bound.part)
                 used.update(stored)
     keys = {row.key for row in parameters}
-    if left and TABLE in keys and HEAD not in keys and hyper_of(model).get("tied_embeddings"):
+    if left and TABLE in keys and HEAD not in keys and _ties_head(model):
         head = dict(_by_role(left, model)).get(HEAD)
         if head is not None:
             stored = tuple(plain[name] for name in head.names)
             found[HEAD if TABLE in found else TABLE] = Placed(stored, head.steps, head.part)
             used.update(stored)
     return found, tuple(name for name in names if name not in used)
+
+
+def _ties_head(model: Model) -> bool:
+    """Return whether the head is the table of tokens; False of an adapter."""
+    try:
+        return bool(model.hyper.get("tied_embeddings")) or holds_head_twice(model.resolution)
+    except AprfmtError:
+        return False
 
 
 def _by_role(names: Sequence[str], model: Model) -> Iterator[tuple[str, Placed]]:

@@ -178,6 +178,7 @@ def explain_step(
                 dtype=dtype,
                 trained_in=trained_in or _few_bits(given, found.rows),
                 points=() if points is None else points.values.keys(),
+                head_twice=adapter is None and _head_is_table(base, found.rows),
             )
         step = _Step(
             before,
@@ -1467,7 +1468,10 @@ class _Step:
         """
         hyper = hyper_of(self.base or self.model)
         names = ("n_heads", "n_kv_heads", "n_experts", "tied_embeddings")
-        return {name: int(hyper[name]) for name in names if isinstance(hyper.get(name), int)}
+        found = {name: int(hyper[name]) for name in names if isinstance(hyper.get(name), int)}
+        if self.base is None and _head_is_table(self.model, self.parameters):
+            found["tied_embeddings"] = 1
+        return found
 
     def _given_options(self) -> frozenset[str]:
         """Return the options by which arrays of the step were given."""
@@ -1806,6 +1810,13 @@ def _dropout_rates(*models: Model) -> dict[str, float]:
         for key, value in config.items()
         if "drop" in str(key) and isinstance(value, int | float) and 0 < value < 1
     }
+
+
+def _head_is_table(model: Model, parameters: Sequence[Parameter]) -> bool:
+    """Return whether a model's file has a head that is no parameter beside the table of tokens."""
+    head, table = model.roles.get(HEAD), model.roles.get(TABLE)
+    stored = head is not None and table is not None and head.names != table.names
+    return stored and all(row.key != HEAD for row in parameters)
 
 
 def _norm_offset(model: Model) -> int | None:

@@ -130,7 +130,7 @@ class ChangedBackend(GradientBackend):
 
     def linear(self, x: Array, w: Weight, bias: Array | None) -> Array:
         """Return the product with the weight, of a tied head without the table's gradient."""
-        if self._operation == "head_cut" and w.key == TABLE:
+        if self._operation == "head_cut" and w.key in (TABLE, "output.weight"):
             return self.dense(x, w.array(self).detach(), bias)
         return super().linear(x, w, bias)
 
