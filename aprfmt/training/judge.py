@@ -260,6 +260,56 @@ def judge_moments(parameter: Parameter, recipe: Recipe, held: StepInputs) -> Jud
     return Judgement("differs", why, guesses, whole=True)
 
 
+def is_idle(parameter: Parameter, held: StepInputs) -> bool:
+    """Return whether a parameter did not move, and no gradient was given that says it should."""
+    return held.gradient is None and not held.idle and _is_unmoved(parameter)
+
+
+FORGOTTEN = 0.01  # of the first gradient in a moment: a count is told while more of it is there
+
+
+def judge_count(parameter: Parameter, recipe: Recipe, held: StepInputs) -> Judgement | None:
+    """Return "differs" where Adam's moments cannot be of as few steps as the state counts.
+
+    The update is the one of that count. None where the moments may be of it, where they are not
+    known, and for a count at which the correction says nothing of the rates that bound them.
+    """
+    first, second, count = held.first, held.second, held.step
+    if first is None or second is None or recipe.name not in AVERAGED or not recipe.row.second:
+        return None
+    if count < 1 or recipe.b1**count < FORGOTTEN:
+        return None
+    wrong = every = 0
+    for case in _all_cases(parameter, held, False):
+        assert case.moments is not None
+        m, v = case.moments.first, case.moments.second
+        assert m is not None and v is not None
+        most = np.sqrt(_squares_ratio(recipe, count) * np.maximum(v, 0.0))
+        room = MOMENT + 4 * held.noise
+        off = np.abs(m) > most * (1 + room)
+        if count == 1:  # one gradient is in both
+            off |= np.abs(m) < most * (1 - room)
+        off &= most > TINY
+        wrong, every = wrong + int(np.count_nonzero(off)), every + m.size
+    if wrong < max(FEWEST, CONTRADICTED * every):
+        return None
+    says = f"the step is corrected for a count of {count}, and the moments are of more steps"
+    return Judgement("differs", says, (StepGuess("step_count", says),), whole=True)
+
+
+TINY = 1e-18  # a moment whose square is below what float32 holds
+
+
+def _squares_ratio(recipe: Recipe, steps: int) -> float:
+    """Return how many times Adam's second moment the square of the first may be after `steps`.
+
+    Cauchy and Schwarz: both are means of the same gradients, by the weights of their rates.
+    """
+    ratio = recipe.b1 * recipe.b1 / recipe.b2
+    total = sum(ratio**k for k in range(min(steps, 1000)))
+    return (1 - recipe.b1) ** 2 / (1 - recipe.b2) * total
+
+
 AVERAGED = ("adam", "adamw", "sgd")  # rules whose stored moments alone make the step
 CONTRADICTED = 1e-3  # of the elements: fewer are what other roundings leave
 # Times a factor of the gradient. Moments exclude all factors above the one that is in them, and few
@@ -336,9 +386,7 @@ def _count_contradicted(case: StepCase, recipe: Recipe) -> int:
     room = MOMENT + 2 * case.noise
     left = (second * (1 + room) - (1 - recipe.b2) * g * g * (1 - room)) / recipe.b2
     before = np.abs(first - (1 - recipe.b1) * g) - room * (np.abs(first) + np.abs(g))
-    # Cauchy and Schwarz: a mean of gradients by the weights of both moments.
-    ratio, steps = recipe.b1 * recipe.b1 / recipe.b2, case.moments.step - 1
-    most = (1 - recipe.b1) ** 2 / (1 - recipe.b2) * sum(ratio**k for k in range(min(steps, 1000)))
+    most = _squares_ratio(recipe, case.moments.step - 1)
     bound = recipe.b1 * np.sqrt(np.maximum(left, 0.0) * most)
     return int(np.count_nonzero((left < 0) | (before > bound * (1 + room))))
 

@@ -377,10 +377,10 @@ _GROUP = re.compile(r"(?:^|\.)param_groups\.(\d+)\.(\w+)$")
 class OptimizerState:
     """The state of an optimizer: moments by parameter, the steps made, the settings of its groups.
 
-    `steps` is None where the file does not say. `groups` are the settings of each group by torch's
-    names, `params` in them. `indexed` says that parameters are numbers there, not names;
-    `recognized`, that some were told by their values; `names` are those of the numbers that are
-    known. `coded` are the entries of 8 bits whose codes were not read.
+    `steps` is the largest count of a parameter, None where the file does not say. `groups` are the
+    settings of each group by torch's names, `params` in them. `indexed` says that parameters are
+    numbers there, not names; `recognized`, that some were told by their values; `names` are those
+    of the numbers that are known. `coded` are the entries of 8 bits whose codes were not read.
     """
 
     path: Path
@@ -397,6 +397,8 @@ class OptimizerState:
     # {stored name: name of an array of its size that no rule here uses}, as Kahan summation's rest.
     unused: Mapping[str, str] = field(default_factory=dict)
     unread: tuple[str, ...] = ()  # names of arrays that nothing here reads
+    # {parameter's key: its own count of steps}, of those that made fewer than `steps`.
+    fewer: Mapping[str, int] = field(default_factory=dict)
 
     @property
     def scheduled(self) -> bool:
@@ -450,13 +452,13 @@ def open_state(
     # Sort the arrays by kind: {kind: {parameter: array}}, and collect the step counts.
     kinds = ("first", "second", "largest", "rows", "columns")
     parts: dict[str, dict[str, str]] = {kind: {} for kind in kinds}
-    steps: set[int] = set()
+    counts: dict[str, int] = {}  # by parameter, or by the name that groups have it under
     coded: list[str] = []
     others: list[str] = []
     for name in tuple(arrays):
         owner, kind = _split_state(name)
         if kind == "step":
-            steps.add(_whole_step(path, name, arrays[name][0].read(arrays[name][1])))
+            counts[owner] = _whole_step(path, name, arrays[name][0].read(arrays[name][1]))
         elif kind and arrays[name][0].dtypes[arrays[name][1]] in CODES:
             coded.append(owner)
             decoded = _coded_state(name, arrays)
@@ -476,7 +478,7 @@ def open_state(
         parts["second"][owner] = name
     for name, value in values.items():
         if name.rpartition(".")[2] in ("step", "count") and isinstance(value, int | float):
-            steps.add(_whole_step(path, name, value))
+            counts[_split_state(name)[0]] = _whole_step(path, name, value)
     # Refuse what is no state, or one that cannot be used.
     groups = _groups(values)
     _check_groups(path, groups)
@@ -485,13 +487,9 @@ def open_state(
             f"{path}: holds no optimizer's state: no array is named exp_avg, exp_avg_sq or "
             "momentum_buffer; save optimizer.state_dict()"
         )
-    if len(steps) > 1:
-        raise FormatError(
-            f"{path}: its parameters are of steps {min(steps)} to {max(steps)}; expected one number"
-        )
     owners = list(dict.fromkeys((*parts["first"], *parts["second"])))
     if not owners and not coded:
-        steps = {0}  # saved before the first step: settings alone
+        counts = {"": 0}  # saved before the first step: settings alone
     # Find the parameter of each entry, by name or, where it has a number alone, by its values.
     indexed = bool(owners) and all(owner.isdecimal() for owner in owners)
     recognized = False
@@ -521,6 +519,15 @@ def open_state(
             f"{model.path}"
         )
     unknown = [owner for owner in owners if owner not in order]
+    steps = max(counts.values(), default=None)
+    counts = _count_by_group(counts, groups) | counts
+    entries = {name: owner for owner, name in order.items()}
+    fewer = {
+        key: counts[entries[name]]
+        for key, place in {**made[1].placed, **made[0].placed}.items()
+        for name in place.names
+        if counts.get(entries[name], steps) != steps
+    }
     # Two moments of one weight: of a trainer that holds a tied table and its head apart.
     other = [name for each in twice if each is not None for name, apart in [each] if apart]
     unplaced = dict.fromkeys((*unknown, *made[0].unplaced, *made[1].unplaced, *other))
@@ -528,7 +535,7 @@ def open_state(
         path,
         made[0],
         made[1],
-        next(iter(steps), None),
+        steps,
         groups,
         indexed,
         recognized,
@@ -538,7 +545,21 @@ def open_state(
         factored,
         _unused(arrays, parts["first"] | parts["second"], order),
         tuple(name for name in others if not _goes_with(name, arrays)),
+        fewer,
     )
+
+
+def _count_by_group(
+    counts: Mapping[str, int], groups: Sequence[Mapping[str, Any]]
+) -> dict[str, int]:
+    """Return {entry or parameter name: steps} of groups that count the steps of all in them."""
+    found: dict[str, int] = {}
+    for number, group in enumerate(groups):
+        count = counts.get(f"param_groups.{number}")
+        if count is not None:
+            names = (*(group.get("params") or ()), *(group.get("param_names") or ()))
+            found.update(dict.fromkeys(map(str, names), count))
+    return found
 
 
 def _goes_with(name: str, names: Collection[str]) -> bool:

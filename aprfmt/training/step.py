@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from aprfmt.arch.role_vocabulary import split_key
+from aprfmt.base.sequences import join_first
 from aprfmt.base.shapes import matrix_shape
 from aprfmt.causes import CAUSES
 from aprfmt.causes.training.backward_case import BackwardCase, BackwardGuess, first_place
@@ -65,6 +66,8 @@ from aprfmt.training.judge import (
     Judgement,
     RowReader,
     StepInputs,
+    is_idle,
+    judge_count,
     judge_gradient,
     judge_moments,
     judge_update,
@@ -702,6 +705,9 @@ class _Step:
         recipe = self.recipe
         if recipe.sparse and "embd" not in parameter.key:
             recipe = changed(recipe, sparse=False)
+        if self.state is not None and self.state.steps is not None and recipe.step is not None:
+            less = self.state.steps - self.state.fewer.get(parameter.key, self.state.steps)
+            recipe = changed(recipe, step=max(1, recipe.step - less))
         stated = {} if self.optimizer is None else parse_settings(self.optimizer)
         if self.state is None or ("lr" in stated and not self._has_rates(stated["lr"])):
             return recipe
@@ -761,10 +767,11 @@ class _Step:
             return replace(bare, idle=self._is_idle(parameter.key))
         first, second = (kept.reader(parameter) for kept in (self.state.first, self.state.second))
         after = self._has_state_after()
-        if after and parameter.names[0] in self._names_in_8_bits():
+        if after and self._has_codes(parameter):
             first = second = None  # rounded to 8 bits after the step was made of them
         # Without a count the rule has no use for one but that it is not the first step.
-        steps = next((n for n in (self.state.steps, self.recipe.step) if n is not None), 2)
+        own = self.state.fewer.get(parameter.key, self.state.steps)
+        steps = next((n for n in (own, self.recipe.step) if n is not None), 2)
         flags = {group.get("decoupled_weight_decay") for group in self.state.groups}
         if flags == {False}:
             others["decoupled"] = 0.0
@@ -815,6 +822,10 @@ class _Step:
         assert self.state is not None
         return {self.state.names.get(owner, plain_name(owner)) for owner in self.state.coded}
 
+    def _has_codes(self, parameter: Parameter) -> bool:
+        """Return whether the moments of a parameter are kept in 8 bits."""
+        return parameter.names[0] in self._names_in_8_bits()
+
     def _judge_update(self, parameter: Parameter, recipe: Recipe, held: StepInputs) -> Judgement:
         """Return the verdict on the update of one parameter.
 
@@ -822,18 +833,24 @@ class _Step:
         """
         if recipe.name == "adafactor":
             recipe = self._adafactor_recipe(parameter, recipe, held)
+        state = self.state
+        if state is not None and parameter.key in state.fewer and is_idle(parameter, held):
+            why = f"made {held.step} of {state.steps} steps, and none now: it did not move"
+            return Judgement("not compared", why)
         found = judge_update(parameter, recipe, held)
         if held.ungiven and self.state is not None and self.state.steps is None:
             # A state without step counts may be that of before the step.
             before = replace(held, step=max(1, held.step - 1), after=False)
             alone = moved_without_gradient(parameter, recipe, before)
             found = found if alone is None else alone
+        counted = state is not None and state.steps is not None
+        if found.verdict == "agrees" and counted and not self._has_codes(parameter):
+            found = judge_count(parameter, recipe, held) or found
         if found.verdict == "agrees":
             found = self._with_moments(parameter, recipe, held, found)
         if found.verdict == "differs" and self._may_be_before(held):
             first = 1 if held.first is None else held.step
             step = first if self.state is None or self.state.steps is None else held.step + 1
-            counted = self.state is not None and self.state.steps is not None
             before = replace(held, step=held.step if counted else first - 1, after=False)
             other = judge_update(parameter, changed(recipe, step=step), before)
             if other.verdict == "agrees" or (other.guesses and not found.guesses):
@@ -854,7 +871,7 @@ class _Step:
         if found.verdict != "not compared" or state is None or self.given is None:
             return found
         unknown = state.indexed and state.left
-        coded = parameter.names[0] in self._names_in_8_bits()
+        coded = self._has_codes(parameter)
         moments = held.first is not None or held.second is not None
         if unknown or coded or moments or held.gradient is None or not recipe.keeps_moments:
             return found
@@ -1652,6 +1669,15 @@ class _Step:
         That is steps below the stored type's resolution, rounding to a coarser type, directions
         without a gradient, and gradients without a batch. Returns nothing.
         """
+        if self.state is not None and self.state.fewer:
+            fewer = self.state.fewer
+            least, most = min(fewer.values()), max(fewer.values())
+            counts = f"{least}" if least == most else f"{least} to {most}"
+            self.notes.append(
+                f"steps are counted for each parameter: {len(fewer)} made {counts} of "
+                f"{self.state.steps}, as those do that were frozen or had no gradient "
+                f"({join_first(sorted(fewer), 2)})"
+            )
         hidden = [key for key, one in judged.items() if one.verdict == "agrees" and not one.shows]
         if hidden:
             kinds = {row.key: row.encoding for row in rows}

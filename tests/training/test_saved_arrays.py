@@ -152,6 +152,24 @@ def test_the_second_moment_of_adafactor_is_made_of_its_means(
         assert not found.first.placed
 
 
+def test_each_parameter_has_its_own_count_of_steps(model: Model, tmp_path: Path) -> None:
+    one = moments()["state"][QUERY]
+    norm = {"exp_avg": torch.ones(16), "exp_avg_sq": torch.ones(16)}
+    for query, last in ((3, torch.tensor(4.0)), (torch.tensor(3.0), 4)):
+        said = {"state": {QUERY: {**one, "step": query}, NORM: {**norm, "step": last}}}
+        with ExitStack() as stack:
+            found = state_of(model, tmp_path / "o.pt", said, stack)
+            assert found.steps == 4 and found.fewer == {"L0.attn_q.weight": 3}
+    groups = [{"params": [QUERY], "step": 9}, {"params": [NORM], "step": 2}]
+    with ExitStack() as stack:
+        said = {"state": {QUERY: one, NORM: norm}, "param_groups": groups}
+        found = state_of(model, tmp_path / "g.pt", said, stack)
+        assert found.steps == 9 and found.fewer == {"output_norm.weight": 2}
+        groups[1]["step"] = 9
+        found = state_of(model, tmp_path / "e.pt", said, stack)
+        assert found.steps == 9 and not found.fewer
+
+
 def test_what_an_adapters_module_reads_and_gives_are_two_arrays(model: Model) -> None:
     inside = "x.lora_A.default", "x.lora_magnitude_vector.default"
     for name in inside:
@@ -164,10 +182,6 @@ def test_what_an_adapters_module_reads_and_gives_are_two_arrays(model: Model) ->
 
 # What is wrong with a state -> what is said.
 WRONG: Mapping[str, tuple[Any, type[Exception], str]] = {
-    "other steps": (
-        {"state": {QUERY: {**moments()["state"][QUERY], "step": 3},
-                   NORM: {"exp_avg": torch.ones(16), "step": torch.tensor(4.0)}}},
-        FormatError, "its parameters are of steps 3 to 4; expected one number"),
     "half a step": (moments(step=1.5), FormatError, "step is 1.5; expected a whole number"),
     "a step before the first": (moments(step=-1), FormatError, "step is -1; expected a whole"),
     "no number of steps": (moments(step=torch.tensor(float("nan"))), FormatError, "step is nan"),

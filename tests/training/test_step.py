@@ -264,7 +264,6 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     w, g = weights(), gradients(1)
     half = {name: each[: len(each) // 2] for name, each in g.items()}
     state = {f"{name}.exp_avg": each for name, each in g.items()}
-    two = {EMBED + ".step": np.asarray([1.0]), HEAD + ".step": np.asarray([2.0])}
     factored = {f"{EMBED}.exp_avg_sq_{each}": np.ones(3) for each in ("row", "col")}
     return {
         "before": save(folder / "before", w, "F32"),
@@ -277,7 +276,6 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
         "half": save_arrays(folder / "half.npz", half),
         "names": save_arrays(folder / "names.npz", {"weight": g[HEAD]}),
         "state": save_arrays(folder / "state.npz", state),
-        "steps": save_arrays(folder / "steps.npz", state | two),
         "factored": save_arrays(folder / "factored.npz", factored),
         "adapter": adapters.write(folder / "adapter", adapters.adapter(True)),
     }
@@ -313,8 +311,6 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
          "optimizer"),
         ({"after": "after", "optimizer_state": "state", "optimizer": "adamw:lr=1"},
          "state.npz: does not say how many steps were made; add step=N"),
-        ({"after": "after", "optimizer_state": "steps", "optimizer": "adam:lr=1"},
-         "steps.npz: its parameters are of steps 1 to 2; expected one number"),
         ({"after": "after", "optimizer_state": "grads", "optimizer": "adam:lr=1"},
          "grads.npz: holds no optimizer's state"),
     ],
