@@ -18,6 +18,11 @@ from aprfmt.training.step import explain_step
 from tests import approved
 from tests.models import tiny
 from tests.training.adapter_steps import ADAPTER_FAULTS, ADAPTER_INNOCENTS
+from tests.training.framework_steps import (
+    FRAMEWORK_FAULTS,
+    FRAMEWORK_INNOCENTS,
+    FRAMEWORK_RELATIVES,
+)
 from tests.training.judged_steps import (
     FAULTS,
     INNOCENTS,
@@ -52,6 +57,9 @@ EVERY = (
     *TRAINER_INNOCENTS,
     *ADAPTER_FAULTS,
     *ADAPTER_INNOCENTS,
+    *FRAMEWORK_FAULTS,
+    *FRAMEWORK_RELATIVES,
+    *FRAMEWORK_INNOCENTS,
 )
 
 # What is not known yet, and what nothing in the files can say.
@@ -74,6 +82,8 @@ MISSED = {
     "resumed": "open",
     "dampened": "open",
     "part_by_state": "open",
+    # Nothing says whether a parameter that counts fewer steps should have moved.
+    "no_gradient_now": "open",
 }
 
 
