@@ -192,6 +192,7 @@ class Gibberish:
     longest: float = 0.25  # of the whole answer: longer fragments than these 16 bytes too
     times: int = 3
     tokens: int = 8  # that a loop of tokens has at least
+    line: int = 32  # characters of a loop without letters: shorter ones are numbers, rules, lists
     broken_every: int = 32  # more than one U+FFFD in so many characters
     same_share: float = 0.9  # of one character, from same_length non-space ones on
     same_length: int = 8

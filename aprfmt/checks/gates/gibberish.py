@@ -60,10 +60,10 @@ def _repeated_fragment(text: str) -> str:
     low, high = GIBBERISH.fragment
     for start, size, times in _find_loops(data, low, max(high, int(len(data) * GIBBERISH.longest))):
         fragment = data[start : start + size]
-        if len(set(fragment)) == 1:
-            continue
         shown = fragment.decode("utf-8", "replace")
-        if size <= high or any(char.isalnum() for char in shown):
+        if len(set(fragment)) == 1 or (size > high and not any(map(str.isalnum, shown))):
+            continue
+        if _is_stuck(data, start, size, times) and not _is_number_or_rule(shown, times):
             return f"the fragment {quote_short(shown)} stands {times} times in a row"
     return ""
 
@@ -76,10 +76,30 @@ def _repeated_tokens(ids: Sequence[int], spelled: Callable[[Sequence[int]], str]
     row = tuple(ids)
     for start, size, times in _find_loops(row, 1, int(len(row) * GIBBERISH.longest)):
         shown = spelled(row[start : start + size])
-        if size * times >= GIBBERISH.tokens and len(set(shown)) > 1:
+        if size * times < GIBBERISH.tokens or len(set(shown)) < 2:
+            continue
+        if _is_stuck(row, start, size, times) and not _is_number_or_rule(shown, times):
             many = "token" if size == 1 else "tokens"
             return f"{size} {many} {quote_short(shown)} stand {times} times in a row"
     return ""
+
+
+def _is_stuck(row: Sequence[Any], start: int, size: int, times: int) -> bool:
+    """Return whether a loop goes on to the end of an answer, or takes half of the answer.
+
+    A sound answer may repeat a fragment in its midst: closing tags, a refrain. `row` has the
+    answer's bytes or tokens; the loop begins at `start` and has `times` copies of `size` items.
+    """
+    rest = row[start + size * times :]
+    return rest == row[start : start + len(rest)] or 2 * size * times >= len(row)
+
+
+def _is_number_or_rule(fragment: str, times: int) -> bool:
+    """Return whether a repeated fragment is part of a number or of a line: 1,000,000,000 or - - -.
+
+    It has no letter, and its `times` copies are shorter than 32 characters.
+    """
+    return len(fragment) * times < GIBBERISH.line and not any(map(str.isalpha, fragment))
 
 
 def _find_loops(row: Sequence[Any], low: int, high: int) -> Iterable[tuple[int, int, int]]:

@@ -38,11 +38,21 @@ ORDINARY = (
     "Paris" + "\n" * 31,
     "It is a truth that we all allow!!" + " " * 32,
     "\n" * 40 + "an answer",
+    "1,000,000,000",
+    "Use 255.255.255.255 as the broadcast address.",
+    "| a | b | c | d |\n| --- | --- | --- | --- |\n| 1 | 2 | 3 | 4 |\n",
+    "[0, 0, 0, 0, 0, 0, 0, 0]",
+    "170 in binary is 10101010; 0xAAAA is 1010101010101010.",
+    "Row, row, row your boat,\nGently down the stream.\nMerrily, merrily, merrily, merrily,\n"
+    "Life is but a dream.",
+    "<ul><li><div><div><div>text</div></div></div></li></ul>\nThat closes all of them.",
     TEXT,
 )
 GIBBERISH = {
     "not ASCII": "это совсем не по-английски, нет",
     "in a row": "and the the the the the the",
+    "'1.1.' stands": "1" + ".1" * 40,
+    "', and the' stands 3 times": "It is a truth that we all allow, and the, and the, and the, and",
     "broken": "abc\ufffddef\ufffd ghi jkl",
     "%": "!!!!!!!!!!",
     "nothing but 8 blanks": "\n \t\n\r\n\n ",
@@ -101,7 +111,7 @@ def test_a_long_fragment_is_up_to_a_quarter_of_the_answer(text: str, wrong: bool
 
 
 def spelled(ids: Sequence[int]) -> str:
-    return "".join(chr(i) if 32 < i < 127 else f"<{i}>" for i in ids)
+    return "".join(chr(i) if 32 < i < 127 else f"<t{i}>" for i in ids)
 
 
 @pytest.mark.parametrize(
@@ -116,12 +126,16 @@ def spelled(ids: Sequence[int]) -> str:
         ([1, 2, 3, 4, 5, 6, 7, 8] * 3 + [1, 2, 3, 4, 5, 6, 7, 9], True),
         ([1, 2, 3, 4, 5, 6, 7, 8] * 2 + [1, 2, 3, 4, 5, 6, 7, 9] * 2, False),
         (list(range(64)), False),
+        ([49, *[44, 48, 48, 48] * 4], False),  # 1,000,000,000,000
+        ([49, *[44, 48, 48, 48] * 8], True),
+        ([*range(30), *[5, 6] * 6, *range(10)], False),  # in the midst of a longer answer
+        ([*range(30), *[5, 6] * 6], True),
     ],
 )
 def test_a_loop_of_tokens_is_up_to_a_quarter_of_them(ids: list[int], wrong: bool) -> None:
     """Tokens without a text of their own, as skipped special ones, show in no fragment."""
     assert (
-        gibberish_signals("", "", ids, spelled=lambda row: "".join(f"<{i}>" for i in row))
+        gibberish_signals("", "", ids, spelled=lambda row: "".join(f"<t{i}>" for i in row))
         or not wrong
     )
     assert bool(gibberish_signals("", "", ids, spelled)) == wrong
