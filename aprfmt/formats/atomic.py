@@ -295,7 +295,7 @@ class FileSet:
 
         `old` is the old folder's status, or None. Sets `_staging`.
         """
-        clean_leftovers(target.parent)
+        clean_folder(target.parent)
         self._staging = target.parent / temporary_name(target.name)
         try:
             os.mkdir(self._staging, 0o777 if old is None else stat.S_IMODE(old.st_mode) | 0o700)

@@ -146,6 +146,28 @@ def test_any_other_journal_is_left_alone_and_that_is_said(
     assert pending_journals(folder), "the set that it names may be mixed"
 
 
+def write_a_folder_here(folder: Path) -> None:
+    with FileSet(folder=folder / "model") as files:
+        files.create(folder / "model" / "config.json").write(b"{}")
+
+
+def test_a_folder_as_output_says_what_lies_beside_it_too(folder: Path, notices: list[Note]) -> None:
+    (folder / NAME).write_bytes(whole(folder).dumps().replace(b"photo", b"notes"))
+    before = contents(folder)
+    write_a_folder_here(folder)
+    assert contents(folder) == before and (folder / "model" / "config.json").is_file()
+    assert [note.key for note in notices] == ["foreign_journal"]
+
+
+def test_a_folder_as_output_completes_an_own_journal_beside_it(
+    folder: Path, notices: list[Note]
+) -> None:
+    (folder / NAME).write_bytes(whole(folder).dumps())
+    write_a_folder_here(folder)
+    assert contents(folder) == {"thesis.txt": b"new"}
+    assert [note.key for note in notices] == ["completed_write"]
+
+
 @pytest.mark.parametrize(
     "data", [b"", b"{", b"\xff", b"[" * 70, b'{"a": 1, "a": 2}', b"[]", b'{"moves": NaN}']
 )
