@@ -76,17 +76,18 @@ def convert_model(model: Model, dst: Path, to: str | None, options: Options) -> 
             verifier = stack.enter_context(Verifier(model.source)) if options.verify else None
         if model.format != target.name:  # else they are copied, with what lies around them
             prefetch_small_tensors(model.source)
-        return _run_conversion(model, dst, target, options, hashed, digest, verifier)
+        return _run_conversion(model, dst, target, options, hashed, digest, verifier, stack)
 
 
 def _run_conversion(
     model: Model, dst: Path, target: FormatSpec, options: Options, hashing: bool,
-    hashed: "SourceHash | None", verifier: "Verifier | None",
+    hashed: "SourceHash | None", verifier: "Verifier | None", stack: ExitStack,
 ) -> ConversionReport:  # fmt: skip
     """Plan, write and verify one conversion, and return its report.
 
     `hashing` says whether the source's hash is recorded, `hashed` computes it, `verifier` reads the
-    output back. With `dry_run` nothing is written and the report has estimates.
+    output back. `stack` ends what is open, the lock of a resumable run too. With `dry_run` nothing
+    is written and the report has estimates.
     """
     from aprfmt.conversion.metadata import HASH_KEY
     from aprfmt.conversion.plan import build_plan
@@ -118,6 +119,7 @@ def _run_conversion(
     else:
         if options.resume:
             begun = _open_resumable(model, target, dst, plan, carried, given)
+            stack.callback(begun.release)
         if begun is not None and begun.published:
             from aprfmt.conversion.resume_state import restore_record
 

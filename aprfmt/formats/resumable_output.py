@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import Any
 
 from aprfmt.base.crc import crc32
-from aprfmt.errors import AprfmtError, FormatError, OutputError
+from aprfmt.errors import FormatError, OutputError
 from aprfmt.formats import bounded_json
 from aprfmt.formats.atomic import FileSet, OutputFile
 from aprfmt.formats.journal import complete_renames, is_plain_name, reserved_names
@@ -326,18 +326,23 @@ class ResumableFileSet(FileSet):
     def finish(self) -> None:
         """Remove the journal and the hidden folder: everything is in place and verified.
 
-        The journal is locked again for that, and left where another run has it by now.
+        The journal was locked all the time, so that no other run could take the output for that of
+        a run that was killed. Without file locks the journal of another run is left.
         """
+        with suppress(OSError), delay_signals():
+            if self._log is not None and os.path.samestat(
+                os.fstat(self._log), os.lstat(self._journal)
+            ):
+                remove(self.hidden)
+                remove(self._journal)
         self.discard()
-        with suppress(OSError, AprfmtError):
-            log = self._open_journal(0)
-            try:
-                begun = self._read_journal(log)
-                if begun is not None and begun.run == self._run:
-                    remove(self.hidden)
-                    remove(self._journal)
-            finally:
-                os.close(log)
+        self.release()
+
+    def release(self) -> None:
+        """Close the journal, so that another run may have it."""
+        log, self._log = self._log, None
+        if log is not None:
+            os.close(log)
 
     def publish(self) -> None:
         """Move all files to their final places, unless an earlier run did."""
@@ -348,17 +353,19 @@ class ResumableFileSet(FileSet):
         self.published = True
 
     def discard(self) -> None:
-        """Close all files; keep the journal and the folder if a later run can use them."""
+        """Close all files; keep the journal and the folder if a later run can use them.
+
+        What is published keeps the lock on the journal until `finish` or `release`.
+        """
         with delay_signals():
             for file in self._files:
                 file.abandon()
             self._files = []
-            log, self._log = self._log, None
-            if log is not None:
+            if self._log is not None and not self.published:
                 if not self._continuable:
                     remove(self.hidden)
                     remove(self._journal)
-                os.close(log)
+                self.release()
             self._staging = None
             super().discard()
 

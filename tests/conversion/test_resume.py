@@ -251,6 +251,26 @@ def test_a_run_that_ends_before_the_next_has_its_lock_counts_as_ended(
     assert sorted(os.listdir(tmp_path)) == ["source", "x.gguf"]
 
 
+def test_no_other_run_has_the_journal_between_publishing_and_its_end(
+    source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else both would end well: the second takes the output for that of a run that was killed."""
+    target, told = tmp_path / "x.gguf", []
+    real = ResumableFileSet.finish
+
+    def later(files: ResumableFileSet) -> None:
+        monkeypatch.setattr(ResumableFileSet, "finish", real)
+        with pytest.raises(OutputError) as refused:
+            convert(source, target, resume=True)
+        told.append(str(refused.value))
+        real(files)
+
+    monkeypatch.setattr(ResumableFileSet, "finish", later)
+    convert(source, target, resume=True)
+    assert told == [f"{target}: another run is writing it; wait for it or end it"]
+    assert sorted(os.listdir(tmp_path)) == ["source", "x.gguf"]
+
+
 def test_a_run_removes_its_journal_while_nobody_else_has_it(
     source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
