@@ -24,7 +24,7 @@ from aprfmt.causes.training.clipping import (
     tensor_clipping,
     value_clipping,
 )
-from aprfmt.causes.training.frozen_parameters import _must_move
+from aprfmt.causes.training.frozen_parameters import _must_move, guess_cut_shard
 from aprfmt.causes.training.optimizers import Moments, parse_recipe
 from aprfmt.causes.training.step_case import StepCase
 from aprfmt.causes.training.step_size import AVERAGE
@@ -873,3 +873,37 @@ def test_gradients_that_have_one_norm_were_clipped_each_by_its_own(
     computed.update(three)
     assert clipped() is None  # two norms that are equal may be by chance
     assert clipped(e=1.0) == (scaled, ("a", "b", "e"))
+
+
+@pytest.mark.parametrize(
+    ("first", "stop", "says"),
+    [
+        (125, 720, "from column 5 of row 3"),
+        (0, 125, "to before column 5 of row 3"),
+        (125, 245, "from column 5 of row 3 to before column 5 of row 6"),
+        (120, 240, None),  # whole rows
+        (700, 720, "from column 20 of row 17"),
+    ],
+)
+def test_a_shard_that_ends_inside_a_row_did_not_move(
+    first: int, stop: int, says: str | None
+) -> None:
+    before, after, states = stepped("AdamW", ADAM)
+    after.reshape(-1)[first:stop] = before.reshape(-1)[first:stop]
+    case = case_of((before, after, states), "gradient")
+    recipe = parse_recipe(STATED)
+    found = [guess for guess in guess_cut_shard(case, recipe) if guess.right(case)]
+    words = "elements did not move {}, as of a shard that is cut inside a row"
+    assert [guess.says for guess in found] == ([] if says is None else [words.format(says)])
+    assert not list(guess_cut_shard(replace(case, shape=None), recipe))
+    after.reshape(-1)[10 if first else 500] += LR  # another element is wrong as well
+    other = case_of((before, after, states), "gradient")
+    assert not [guess for guess in guess_cut_shard(other, recipe) if guess.right(other)]
+
+
+def test_a_right_step_or_one_that_moved_has_no_shard_that_stood_still() -> None:
+    before, after, states = stepped("AdamW", ADAM)
+    recipe = parse_recipe(STATED)
+    assert not list(guess_cut_shard(case_of((before, after, states), "gradient"), recipe))
+    after.reshape(-1)[125:] += 2 * LR
+    assert not list(guess_cut_shard(case_of((before, after, states), "gradient"), recipe))

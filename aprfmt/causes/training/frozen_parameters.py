@@ -1,6 +1,7 @@
 """Parameters that did not move, and what moved in their place."""
 
 from collections.abc import Iterator
+from functools import partial
 
 import numpy as np
 from numpy.typing import NDArray
@@ -25,7 +26,8 @@ CAUSE_ROWS = (
         "rows_frozen",
         "update",
         "bug",
-        "Some rows of a parameter did not move, and their step is large enough to be seen.",
+        "Some rows of a parameter did not move, and their step is large enough to be seen. A shard "
+        "may begin or end inside a row.",
         "The rows are as they were, all others are right.",
         "Without these rows the step gives every weight.",
     ),
@@ -145,17 +147,45 @@ def guess_frozen_rows(case: StepCase, recipe: Recipe) -> Iterator[StepGuess]:
     if case.gradient is not None and not case.gradient[lost[order]].any():
         says = SPARSE
 
-    def holds(part: StepCase) -> bool:
-        """Return whether `part` is as expected, where rows `numbers` may be unchanged."""
-        inner = part.fit(recipe)
-        stay = np.isin(part.rows, numbers)
-        return (
-            inner is not None
-            and bool((inner.near | (part.change == 0))[stay].all())
-            and bool(inner.near[~stay].all())
-        )
+    yield StepGuess("rows_frozen", says, holds=partial(_is_right_beside, recipe, numbers))
 
-    yield StepGuess("rows_frozen", says, holds=holds)
+
+def _is_right_beside(recipe: Recipe, numbers: NDArray[np.int64], part: StepCase) -> bool:
+    """Return whether `part` is as expected, where elements of rows `numbers` may be unchanged."""
+    inner = part.fit(recipe)
+    stay = np.isin(part.rows, numbers)
+    return (
+        inner is not None
+        and bool((inner.near | (part.change == 0))[stay].all())
+        and bool(inner.near[~stay].all())
+    )
+
+
+def guess_cut_shard(case: StepCase, recipe: Recipe) -> Iterator[StepGuess]:
+    """Yield the guess that one run of elements did not move, which begins or ends inside a row.
+
+    Shards of an optimizer that cuts all parameters into equal parts end so (`rows_frozen`). Nothing
+    unless all elements of the parameter are in the case, and all outside the run are as expected.
+    """
+    due = _must_move(case, recipe)
+    fit = case.fit(recipe)
+    if due is None or fit is None or case.shape is None or not case.change.any():
+        return
+    wrong = np.flatnonzero(~fit.near)
+    if not wrong.size:
+        return
+    first, stop, columns = int(wrong[0]), int(wrong[-1]) + 1, case.shape[1]
+    if case.change[first:stop].any() or due[first:stop].mean() < MOSTLY:
+        return
+    places = [
+        f"{word} column {at % columns} of row {at // columns}"
+        for word, at in (("from", first), ("to before", stop))
+        if at % columns
+    ]
+    if places:
+        says = f"elements did not move {' '.join(places)}, as of a shard that is cut inside a row"
+        numbers = np.unique(case.rows[first:stop])
+        yield StepGuess("rows_frozen", says, holds=partial(_is_right_beside, recipe, numbers))
 
 
 def guess_sparse(case: StepCase, recipe: Recipe) -> Iterator[StepGuess]:
@@ -187,4 +217,7 @@ HYPOTHESES = (
     StepHypothesis(("rows_frozen",), guess_sparse, 3, "another rule for rows without a gradient"),
     StepHypothesis(("frozen",), guess_frozen, 1, "nothing moved: before any rule", whole=True),
     StepHypothesis(("rows_frozen",), guess_frozen_rows, 2, "the same rule without some rows"),
+    StepHypothesis(
+        ("rows_frozen",), guess_cut_shard, 5, "one run of elements, after whole rows", whole=True
+    ),
 )
