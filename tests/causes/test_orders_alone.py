@@ -287,7 +287,7 @@ def test_each_summand_of_a_sum_is_left_out_in_turn(monkeypatch: pytest.MonkeyPat
 def test_one_sum_of_a_location_keeps_one_summand(keep: int, turn: int) -> None:
     made: list[Any] = []
     patched: Any = SimpleNamespace(with_op=lambda name, how, layers: made.append((name, how)))
-    residual_stream.keep_one_summand("experts", keep, turn)(patched, (2,))
+    residual_stream.keep_one_summand("experts", keep, turn)(patched, frozenset({2}))
     ((name, how),) = made
     assert name == "add"
     stream, other = np.full((2, 2), 5.0), np.full((2, 2), 3.0)

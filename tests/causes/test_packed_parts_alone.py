@@ -82,8 +82,8 @@ def even(
 
 @pytest.mark.parametrize("axis", [0, 1])
 def test_ranks_that_divide_joined_matrices_as_one_are_found(axis: int) -> None:
-    q, k = np.arange(24, dtype=np.int16).reshape(4, 6), np.arange(100, 112, dtype=np.int16)
-    k = k.reshape(2, 6) if axis == 0 else k.reshape(4, 3)
+    q = np.arange(24, dtype=np.int16).reshape(4, 6)
+    k = np.arange(100, 112, dtype=np.int16).reshape((2, 6) if axis == 0 else (4, 3))
     whole = np.concatenate([q, k], axis)
     held = np.split(whole, 3, axis)
     found = even([q, k], held, axis=axis, own=axis)

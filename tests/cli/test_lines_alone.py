@@ -7,7 +7,18 @@ from typing import Any
 
 import pytest
 
-from aprfmt.cli import check_page, diff, dry_run, hash_, html_page, render, scan, set_, tree
+from aprfmt.cli import (
+    check_page,
+    diff,
+    dry_run,
+    hash_,
+    html_page,
+    options,
+    render,
+    scan,
+    set_,
+    tree,
+)
 from aprfmt.cli.parity import output as parity_output
 from aprfmt.cli.parity import page as parity_page
 from aprfmt.cli.step import output as step_output
@@ -103,8 +114,8 @@ def test_points_are_listed_where_no_run_is_asked_for(
     for name in ("show_points", "show_run"):
         monkeypatch.setattr(modes, name, lambda *given, name=name: name)
     monkeypatch.setattr(modes, "replace", lambda where, **given: where)
-    monkeypatch.setattr(modes.dry_run, "print_trace_estimate", lambda *given: "estimate")
-    monkeypatch.setattr(modes.options, "check_new", lambda *given: None)
+    monkeypatch.setattr(dry_run, "print_trace_estimate", lambda *given: "estimate")
+    monkeypatch.setattr(options, "check_new", lambda *given: None)
     none: Any = SimpleNamespace(ids=None, mapping=None, arrays=None)
     expected = "show_points" if listed or not asked else "show_run"
     expected = "estimate" if asked == "dry_run" and not listed else expected
@@ -207,7 +218,8 @@ def test_failures_beyond_the_first_are_counted() -> None:
         more = [f"  ... {count - most} more (-v, --json)"] if count > most else []
         assert lines[1:-1] == shown + more
     found.exit = 0
-    assert [text for text, _ in hash_.answer({"model": "m"}, found, None)] == ["not as listed"]  # type: ignore[arg-type]
+    body = {"model": "m"}
+    assert [text for text, _ in hash_.answer(body, found, None)] == ["not as listed"]
 
 
 @pytest.mark.parametrize("left", [0, 3])

@@ -13,6 +13,7 @@ from aprfmt import diagnosis
 from aprfmt.base.protocols import TensorInfo
 from aprfmt.diagnosis import (
     capture_point,
+    conclusion,
     mixed_checkpoints,
     model_pair,
     nextstep,
@@ -26,6 +27,7 @@ from aprfmt.diagnosis import (
 from aprfmt.errors import CodecError
 from aprfmt.inference.trace import Trace
 from aprfmt.measure.findings import Finding
+from aprfmt.model.completeness import ANY
 from aprfmt.model.ledger import LATE
 
 # --- rows and experts that differ ---------------------------------------------------------------
@@ -148,7 +150,7 @@ def test_points_were_recorded_elsewhere_where_each_is_another_or_no_later_one_di
 
     def found(*keys: str) -> Any:
         pairs = [point(key, 0.5, beyond=key != "L0.x") for key in keys]
-        return trace_pair.signature_finding(pairs, a, b)  # type: ignore[arg-type]
+        return trace_pair.signature_finding(pairs, a, b)
 
     for keys in (["L0.q"], ["L0.k"], ["L0.x", "L0.q", "L0.k"]):
         kind, beyond, moved, dead, one, other = found(*keys)
@@ -388,7 +390,7 @@ def test_the_command_behind_an_end_asks_for_what_is_missing(
     assert command_after(both, ids=(1,), other_model=True) == "aprfmt diff A.st B.st --top 20"
     assert command_after(both, ids=(1, 2), model="m") == "map m 1,2 B-again.safetensors"
     for run, begin in (({}, "map m"), ({"aprfmt": "1"}, "aprfmt trace m --payload --points all")):
-        many = tuple(range(walk.MOST_IDS + 1))
+        many = tuple(range(nextstep.MOST_IDS + 1))
         assert command_after(both, ids=many[1:], model="m", trace=run).startswith(begin)
         assert "IDS" in command_after(both, ids=many, model="m", trace=run)
         assert "IDS" not in command_after(both, ids=many[1:], model="m", trace=run)
@@ -474,7 +476,7 @@ def test_packed_weights_are_mended_of_the_side_that_decodes(
             asked.append(f"closed {self.name}")
 
     def opened(text: str, **given: Any) -> Any:
-        assert given == {"arch": "llama", "allow_missing": diagnosis.ANY, "damaged": True}
+        assert given == {"arch": "llama", "allow_missing": ANY, "damaged": True}
         return Opened(name=text, damage="cut" * (text == damaged))
 
     def examine(good: Any, bad: Any, label: str) -> Any:
@@ -548,8 +550,8 @@ def test_findings_of_traces_are_all_there_is_where_the_last_pass_agrees(
         ("differing_ranks", lambda traces: [ranks] * unlike),
     ):
         monkeypatch.setattr(walk, name, made)
-    monkeypatch.setattr(walk.conclusion, "largest_gains", lambda points: ["a gain"])
-    monkeypatch.setattr(walk.trace_pair, "nonfinite_finding", lambda pairs: None)
+    monkeypatch.setattr(conclusion, "largest_gains", lambda points: ["a gain"])
+    monkeypatch.setattr(trace_pair, "nonfinite_finding", lambda pairs: None)
     after = SimpleNamespace(flagged=["point"] * flagged)
     judged = SimpleNamespace(findings=[own], examined=SimpleNamespace(after=after))
     levels = SimpleNamespace(findings=[], evidence=[], complete="as it was", reason="")

@@ -21,6 +21,7 @@ from aprfmt.diagnosis import (
 from aprfmt.diagnosis.search import Search
 from aprfmt.diagnosis.walk import Walk
 from aprfmt.errors import CodecError, FormatError, UnsupportedError, UsageError
+from aprfmt.model.completeness import ANY
 from aprfmt.model.ledger import LATE
 from aprfmt.tokenizer.keys import CHAT_TEMPLATE
 
@@ -348,7 +349,12 @@ def test_the_first_arithmetic_that_explains_all_points_is_named(
     other = SimpleNamespace(recorded=None)
     found: Any = SimpleNamespace(flagged=[view, other], views={"v": view, "o": other})
     with_bounds: list[Any] = []
-    read = SimpleNamespace(with_bounds=lambda bounds: with_bounds.append(bounds) or "read")
+
+    def bounded(bounds: Any) -> str:
+        with_bounds.append(bounds)
+        return "read"
+
+    read = SimpleNamespace(with_bounds=bounded)
     recorded: Any = SimpleNamespace(trace="trace", with_trace=lambda trace: read)
     directed: list[Any] = []
     for name, made in (
@@ -428,7 +434,7 @@ def test_a_damaged_model_is_opened_but_not_one_whose_weights_do_not_decode(
         return
     found: Any = sides._open_tolerating_damage("m", "llama")
     how = "damaged" if error else "opened"
-    assert found == (how, "m", {"arch": "llama", "allow_missing": sides.ANY})
+    assert found == (how, "m", {"arch": "llama", "allow_missing": ANY})
 
 
 @pytest.mark.parametrize("kind", ["usual mistakes", "faint mistakes"])

@@ -16,10 +16,13 @@ def test_a_gpu_keeps_weights_encoded_where_its_kernels_read_them(
     kernels: bool, deterministic: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     asked: list[Any] = []
+
+    def stays_encoded(encoding: str, dtype: str) -> bool:
+        asked.append((encoding, dtype))
+        return encoding == "Q8_0"
+
     monkeypatch.setattr(placement, "find_gpus", lambda device: (GPUS, kernels))
-    monkeypatch.setattr(
-        placement, "stays_encoded", lambda *given: bool(asked.append(given)) or given[0] == "Q8_0"
-    )
+    monkeypatch.setattr(placement, "stays_encoded", stays_encoded)
     on = placement.place_torch("cuda:all", "bfloat16", deterministic)
     assert (on.dtype, on.torch, on.deterministic, on.gpus) == (
         "bfloat16",
@@ -43,11 +46,11 @@ def test_a_cpu_multiplies_stored_blocks_by_its_kernels_alone(
     class Kernels:
         KERNELS = ("Q8_0", "F32", "BF16")
 
-    monkeypatch.setattr(placement, "kernels_apply", lambda dtype, steady: (dtype, steady) == ASKED)
+    asked = ("float32", False)
+    monkeypatch.setattr(placement, "kernels_apply", lambda *given: given == asked)
     monkeypatch.setattr(placement, "native_kernels", lambda: Kernels if kernels else None)
-    ASKED = ("float32", False)
     for made, torch in ((placement.place_numpy, False), (placement.place_torch, True)):
-        on = made("cpu", *ASKED)
+        on = made("cpu", *asked)
         assert (on.torch, on.gpus, on.native) == (torch, (), kernels)
         found = [on.multiplies_stored(name) for name in ("Q8_0", "BF16", "Q4_K", "F32")]
         assert found == [kernels, kernels, False, False]  # float32 is read as it is

@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from aprfmt.codecs import quant_state
 from aprfmt.codecs.lattice import Lattice
 from aprfmt.measure import (
     alignment,
@@ -287,7 +288,7 @@ def packed(**changed: Any) -> Any:
     made = encode("NF4", values, options=options)
     parts = {key: bytearray(data) for key, data in made.items()}
     for suffix, at in changed.items():
-        own = {"codes": "", "absmax": requantization.quant_state.ABSMAX}.get(suffix, suffix)
+        own = {"codes": "", "absmax": quant_state.ABSMAX}.get(suffix, suffix)
         parts[own][at] ^= 1
     raw = {key: memoryview(bytes(data)) for key, data in parts.items()}
     base: Any = SimpleNamespace(numpy=lambda: values, shape=values.shape)
@@ -365,7 +366,7 @@ def test_tensors_under_one_prefix_are_pairs_though_no_shape_fits() -> None:
         for theirs in (near | far, far | near):
             found = paired(ours, theirs, patch)
             assert found[:4] == [(name, f"near.{name}") for name in ours]
-            assert sorted(found[4:]) == [(None, f"far.{name}") for name in ours]  # type: ignore[comparison-overlap]
+            assert sorted(found[4:]) == [(None, f"far.{name}") for name in ours]
         odd = {f"odd.{name}": tensor(9, 9) for name in ours}
         assert paired(ours, odd | far, patch)[:4] == [(name, f"far.{name}") for name in ours]
         more = {f"more.{name}": tensor(8, 8) for name in ours}

@@ -169,8 +169,9 @@ def test_steps_that_agree_only_as_far_as_their_type_shows_are_left() -> None:
     assert found == [("step", "a", "smaller than BF16 shows")] and notes == []
     found, _ = noted(judged={"a": agreed(shows=False), "b": agreed(shows=False)})
     assert [one[:2] for one in found] == [("step", "a"), ("step", "b")]
-    (found,), _ = noted(judged={"c": agreed(), "a": agreed()})
-    assert found[:2] == ("rounding", "c") and found[2].startswith("F32 before the step, BF16 after")
+    (coarse,), _ = noted(judged={"c": agreed(), "a": agreed()})
+    assert coarse[:2] == ("rounding", "c")
+    assert coarse[2].startswith("F32 before the step, BF16 after")
     assert noted(judged={"c": Judgement("differs"), "a": agreed()}) == ([], [])
 
 
@@ -251,8 +252,9 @@ def test_the_first_moment_of_the_second_step_is_the_first_gradient() -> None:
     """The average holds a share 1 - b1 of it; later ones hold others besides."""
     assert earlier().tolist() == [[2.0, 2.0]] * 2 and earlier().dtype == np.float64
     assert earlier(steps=None).tolist() == [[2.0, 2.0]] * 2
-    for known in (
+    each: list[dict[str, Any]] = [
         {"number": 1}, {"number": 3}, {"number": None}, {"steps": 2}, {"steps": 0},
         {"stateless": True}, {"unstated": True}, {"reader": None},
-    ):  # fmt: skip
-        assert earlier(**known) is None, known  # type: ignore[arg-type]
+    ]  # fmt: skip
+    for known in each:
+        assert earlier(**known) is None, known

@@ -16,6 +16,7 @@ from aprfmt.errors import UsageError
 from aprfmt.training import saved_arrays
 from aprfmt.training import step as step_module
 from aprfmt.training.judge import Judgement, StepInputs
+from aprfmt.training.points import ComparedPoints
 from aprfmt.training.report import TensorStep, UpdateFacts
 
 Step = step_module._Step
@@ -689,7 +690,7 @@ def test_a_mistake_of_an_operation_says_where_it_begins(change: str) -> None:
         assert found.why == "" and found.found is not None
         assert (found.found.verdict, found.found.why, found.found.whole) == ("differs", says, True)
         (only,) = found.found.guesses
-        assert (only.cause, only.says, only.most) == ("backward_operation", says, "explained")  # type: ignore[union-attr]
+        assert (only.cause, only.says, only.most) == ("backward_operation", says, "explained")
     assert own.compared["other"] is old
 
 
@@ -702,7 +703,7 @@ def test_points_add_their_rows_and_a_cause_where_one_is_wrong(
     monkeypatch.setattr(step_module, "replace", lambda report, **changed: changed)
     points: Any = (SimpleNamespace(key="L0.q", name="n"),)
     left: Any = ("left",)
-    compared = step_module.ComparedPoints(points, left, first, "it begins", scale)
+    compared = ComparedPoints(points, left, first, "it begins", scale)
     report: Any = SimpleNamespace(notes=("a note",), causes=("a cause",))
     found: Any = step_module._with_points(report, compared)
     assert (found["points"], found["left"]) == (points, left)

@@ -96,7 +96,8 @@ def test_codes_without_their_scale_reach_their_types_largest_number() -> None:
             stats=None if absmax == "none" else stats,
         )
 
-    largest = float(ml_dtypes.finfo(ml_dtypes.float8_e5m2).max)
+    limits: Any = ml_dtypes.finfo
+    largest = float(limits(ml_dtypes.float8_e5m2).max)
     rows = {
         "float": row("F32"),
         "bias": row(axes=1),
@@ -200,7 +201,7 @@ def test_rows_of_tokens_are_looked_at_where_they_can_be_read(
         with pytest.raises(NotRun, match=r"^the model stores no token embedding$"):
             marks.check_token_rows(ctx)
         return
-    result = marks.check_token_rows(ctx)
+    result: Any = marks.check_token_rows(ctx)
     table = ("token_embd.weight", {5: "<a>", 7: "<end>"})
     head = ("output.weight", {7: "<end>"})
     wanted = {"table": [table], "both": [table, head]}.get(stored, [])
