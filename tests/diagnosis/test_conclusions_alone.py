@@ -16,6 +16,7 @@ from aprfmt.diagnosis import (
     conclusion,
     mixed_checkpoints,
     model_pair,
+    models,
     nextstep,
     probes,
     trace_pair,
@@ -597,3 +598,53 @@ def test_rounded_routers_that_choose_other_experts_are_counted_by_layer(
     says += ", and some in 2 more layers" * (layers == 5)
     says += "; 2 of them by gaps wider than rounding moves a sound run" * bool(sure)
     assert found.says == says
+
+
+# --- hyperparameters that differ ------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("own_head", ["A", "B", ""])
+@pytest.mark.parametrize("head", ["DIFFERENT", "SAME_BYTES", "WITHIN", "ONLY_IN_A", ""])
+def test_a_tied_head_explains_the_head_that_differs_and_no_other_key_does(
+    head: str, own_head: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A head that is a copy of the embedding is no difference of the pass."""
+    causes = {"tied_embedding": ["tied_embeddings"], "rope_theta": ["rope_theta"]}
+    for name, made in (
+        ("held_conflicts", lambda resolution: []),
+        ("explains_vocabulary_size", lambda rows: False),
+        ("is_of_own_keys", lambda row: False),
+        ("misleading_findings", lambda a, b, rows: []),
+        ("_differs_by_length", lambda a, b: False),
+        ("_group_by_cause", lambda rows: causes),
+        ("tensors_of_hyperparameter", lambda name, tensors: (f"tensor of {name}",)),
+        ("has_own_head", lambda model: model.label == own_head),
+        ("difference_sentence", lambda row, *models: f"{row.name} differs"),
+        ("differing_sub_keys", lambda row: (f"part of {row.name}",)),
+        ("lost_tensors", lambda name, a, b: ()),
+        ("_side_with_default", lambda rows: ""),
+    ):
+        monkeypatch.setattr(models, name, made)
+    rows = [SimpleNamespace(name=name, a=1, b=2, decisive=True) for (name,) in causes.values()]
+    added: list[tuple[Any, Any]] = []
+    found: Any = SimpleNamespace(
+        checked=[], evidence=[], stated=[],
+        add=lambda finding, touched: added.append((finding, touched)),
+    )  # fmt: skip
+    tensors: Any = {"output.weight": SimpleNamespace(verdict=head)} if head else {}
+    sides: list[Any] = [SimpleNamespace(label=label, resolution=None) for label in "AB"]
+    report: Any = SimpleNamespace(hyperparameters=rows, tensors=[])
+    explained = models._compare_hyperparameters(sides[0], sides[1], report, tensors, found)
+    rope = (
+        "rope_theta",
+        ("part of rope_theta", "rope_theta", "tensor of rope_theta"),
+        ("tensor of rope_theta",),
+    )
+    keys = ("tensor of tied_embeddings", *["output.weight"] * bool(head))
+    tied = ("tied_embedding", ("part of tied_embeddings", "tied_embeddings", *keys), keys)
+    copied = head in ("SAME_BYTES", "WITHIN") or not own_head
+    made_of = [(one.cause, one.where, touched.keys) for one, touched in added]
+    assert made_of == ([rope] if copied else [tied, rope])
+    assert explained == {"tensor of rope_theta", *([] if copied else keys)}
+    says = "tied_embeddings differs" + "; the stored head is a copy of the embedding" * copied
+    assert [one.says for one in found.evidence] == [says, "rope_theta differs"]
