@@ -136,8 +136,16 @@ def test_a_new_record_is_this_users_alone_and_is_closed(
     done: list[tuple[str, int]] = []
     write, sync, close = os.write, os.fsync, os.close
     monkeypatch.setattr(os, "write", lambda fd, data: write(fd, data[:3]))
-    monkeypatch.setattr(os, "fsync", lambda fd: done.append(("sync", fd)) or sync(fd))
-    monkeypatch.setattr(os, "close", lambda fd: done.append(("close", fd)) or close(fd))
+
+    def noted(what: str, call: Any) -> Any:
+        def call_and_note(fd: int) -> None:
+            done.append((what, fd))
+            call(fd)
+
+        return call_and_note
+
+    monkeypatch.setattr(os, "fsync", noted("sync", sync))
+    monkeypatch.setattr(os, "close", noted("close", close))
     path = tmp_path / "note"
     in_place_patch._write_new_file(path, b"eight by")
     assert path.read_bytes() == b"eight by" and path.stat().st_mode & 0o777 == 0o600
