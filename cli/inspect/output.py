@@ -148,8 +148,8 @@ def _print_hyperparameters(body: "InspectBody", verbose: bool) -> None:
         todo = "" if " " in name else f"; aprfmt convert --arch {name} takes it out"
         render.line(f"tower: {count} tensors, {name}{todo}")
     if body["stored_again"]:
-        names = ", ".join(body["stored_again"][:6])
-        render.say(f"parameters stored twice: {names} hold them again, in another layout")
+        again = ", ".join(body["stored_again"][:6])
+        render.say(f"parameters stored twice: {again} hold them again, in another layout")
     if others := _tensors_without_role(body):
         render.say(f"tensors of no role: {', '.join(others[:6])}")
 

@@ -64,7 +64,8 @@ def twice(request: Any, tmp_path: Path) -> tuple[Path, Tensors, Tensors]:
         save_tiny("qwen3_moe", base)
         held = load_file(base / WEIGHTS)
         return base, held, stacked_experts(held)
-    save_tiny("llama", base, **({} if request.param == "heads" else WIDE))
+    sizes: dict[str, Any] = {} if request.param == "heads" else WIDE
+    save_tiny("llama", base, **sizes)
     plain = load_file(base / WEIGHTS)
     if request.param == "heads":
         return base, plain, joined_heads(plain)

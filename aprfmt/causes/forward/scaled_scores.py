@@ -47,13 +47,18 @@ def yarn_score_changes(patched: PatchedModel) -> Iterator[Change]:
     if every:
         mistakes = [("left out", own / square), ("applied twice", own * square)]
     for how, scale in mistakes:
-        yield Change(
-            "rope_scaling",
-            f"YaRN's factor {square:.6g} on the scores (mscale_all_dim) is {how}",
-            ("rope_scaling.mscale_all_dim",),
-            lambda patched, layers, scale=scale: change_head_fields(patched, layers, scale=scale),
-            {"attn_scale": scale},
-        )
+        yield _yarn_change(square, how, scale)
+
+
+def _yarn_change(square: float, how: str, scale: float) -> Change:
+    """Return the change of the scores' factor to `scale`; `how` YaRN's part `square` is taken."""
+    return Change(
+        "rope_scaling",
+        f"YaRN's factor {square:.6g} on the scores (mscale_all_dim) is {how}",
+        ("rope_scaling.mscale_all_dim",),
+        lambda patched, layers: change_head_fields(patched, layers, scale=scale),
+        {"attn_scale": scale},
+    )
 
 
 def find_yarn_scores(case: Mismatch) -> Iterator[Change]:
