@@ -120,12 +120,25 @@ class NameIndex(Generic[T]):
                     "distinct templates"
                 )
             others.append((marks, value))
+        self._endings = {".".join(key.split(".")[-2:]) for key in self._rows}
+
+    def can_end(self, name: str) -> bool:
+        """Return whether a template ends as a name does: in its last two components, or the last.
+
+        False means that no template matches the name, nor any end of it from a dot on. It takes
+        less than a search: of a file of strangers' names most are told so.
+        """
+        last = name.rsplit(".", 2)[-2:]
+        ends = ["#" if part.isascii() and part.isdigit() else part for part in last]
+        return ".".join(ends) in self._endings or ends[-1] in self._endings
 
     def find(self, name: str) -> Match[T] | None:
         """Return the value of the template that matches, with the layer and element in the name.
 
         None if no template matches.
         """
+        if not self.can_end(name):
+            return None
         numbers: list[str] = []
         parts = strip_prefix(name, self._style).split(".")
         for i, part in enumerate(parts):

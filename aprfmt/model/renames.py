@@ -262,6 +262,8 @@ def _prefix_rule_for_name(
 
     None too where the name fits as it is. `nested` is as for `prefix_rules`.
     """
+    if not index.can_end(name):
+        return None
     parts = name.split(".")
     for k in range(min(len(parts), _DEPTH)):
         tail = ".".join(parts[k:])

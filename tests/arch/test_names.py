@@ -2,6 +2,7 @@
 
 import re
 from dataclasses import replace
+from typing import Any
 
 import gguf
 import pytest
@@ -12,6 +13,7 @@ from aprfmt.arch.name_templates import NameIndex, expand_template, strip_prefix
 from aprfmt.arch.required_roles import compare_roles, expected_roles
 from aprfmt.arch.spec import ArchSpec, TensorRule, role_key, split_key
 from aprfmt.errors import ArchError
+from aprfmt.model.renames import prefix_rules
 from tests.arch.tiny import IN_GGUF, TINY, Tiny, make, read
 
 every_arch = pytest.mark.parametrize(
@@ -419,3 +421,41 @@ def test_stored_frequencies_are_a_buffer_of_every_model_with_rope(arch: str) -> 
     bound = bind_names(spec, "hf", names)
     rope = spec.block.position == "rope"
     assert (list(bound.buffers), list(bound.unbound)) == ((names, []) if rope else ([], names))
+
+
+NAMES_AT_AN_END = {
+    "blk.{L}.ffn_up.{E}.weight": ("blk.7.ffn_up.3.weight", "x.y.blk.0.ffn_up.0.weight"),
+    "output_norm.weight": ("output_norm.weight", "a.output_norm.weight"),
+    "scale": ("scale", "a.b.scale"),
+    "layer.0.q.weight": ("layer.0.q.weight", "encoder.layer.0.q.weight"),
+    "blk.{L}.0": ("blk.3.0", "a.blk.3.0"),
+}
+
+
+def test_what_no_template_ends_as_is_not_searched() -> None:
+    """Seen red: eight searches for each of 900,000 names that nothing here has."""
+    index = NameIndex("gguf", [(name, name) for name in NAMES_AT_AN_END])
+    for template, names in NAMES_AT_AN_END.items():
+        assert index.find(names[0]) is not None, template
+        assert all(index.can_end(name) for name in names), template
+    for name in ("blk.3.c.weight", "scale.weight", "x", "", "blk.3.0.bias"):
+        assert not index.can_end(name) and index.find(name) is None, name
+
+
+def test_strangers_names_are_not_taken_apart(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Seen red: a search of each end of each name, where the last components are nobody's."""
+    asked = 0
+    find = NameIndex.find
+
+    def counted(self: Any, name: str) -> Any:
+        nonlocal asked
+        asked += 1
+        return find(self, name)
+
+    monkeypatch.setattr(NameIndex, "find", counted)
+    spec = ARCHS["llama"]
+    names = [f"model.layers.{n}.{kind}.weight" for n in range(50) for kind in "abcd"]
+    assert prefix_rules(spec, "hf", names, False) == [] and asked == 0
+    known = [f"net.model.layers.{n}.mlp.up_proj.weight" for n in range(5)]
+    assert list(map(str, prefix_rules(spec, "hf", [*names, *known], False))) == ["net.="]
+    assert asked
