@@ -156,8 +156,10 @@ def _find_parts(pair: TensorPair, *, exchanged: bool = False) -> SharedParts | N
         for ranks in RANKS:
             if (tall, wide)[axis] % ranks:
                 break
-            sides = ([Shard(side, tall, axis, at, ranks) for at in range(ranks)] for side in (x, y))
-            order = _order_of_parts(*sides, slack, are_equal_shards)
+            sources, parts = (
+                [Shard(side, tall, axis, at, ranks) for at in range(ranks)] for side in (x, y)
+            )
+            order = _order_of_parts(sources, parts, slack, are_equal_shards)
             if order is None:
                 continue
             if (len(set(order)) == ranks) != exchanged or order == tuple(range(ranks)):
@@ -222,7 +224,7 @@ def are_equal_shards(x: Shard, y: Shard, slack: float) -> bool:
         own, its = x.take(index), y.take(index)
         away += norms.exact_norm(its - own) ** 2
         size += norms.exact_norm(own) ** 2
-    return away**0.5 <= slack * size**0.5
+    return bool(away**0.5 <= slack * size**0.5)
 
 
 def _shared_parts(

@@ -75,7 +75,8 @@ def _take_transposed(side: RowReader, rows: int, columns: int, heads: int, acros
         """Return the values [n, wide] of the rows with these numbers, of all matrices."""
         matrix, row = np.divmod(np.asarray(numbers, np.int64)[:, None], tall)
         places = _transposed_places(row * wide + np.arange(wide), rows, columns, heads, across)
-        return side.whole[matrix * tall + places // wide, places % wide]
+        found: Array = side.whole[matrix * tall + places // wide, places % wide]
+        return found
 
     return take
 
