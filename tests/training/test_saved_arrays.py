@@ -156,13 +156,13 @@ def test_each_parameter_has_its_own_count_of_steps(model: Model, tmp_path: Path)
     one = moments()["state"][QUERY]
     norm = {"exp_avg": torch.ones(16), "exp_avg_sq": torch.ones(16)}
     for query, last in ((3, torch.tensor(4.0)), (torch.tensor(3.0), 4)):
-        said = {"state": {QUERY: {**one, "step": query}, NORM: {**norm, "step": last}}}
+        own = {"state": {QUERY: {**one, "step": query}, NORM: {**norm, "step": last}}}
         with ExitStack() as stack:
-            found = state_of(model, tmp_path / "o.pt", said, stack)
+            found = state_of(model, tmp_path / "o.pt", own, stack)
             assert found.steps == 4 and found.fewer == {"L0.attn_q.weight": 3}
     groups = [{"params": [QUERY], "step": 9}, {"params": [NORM], "step": 2}]
     with ExitStack() as stack:
-        said = {"state": {QUERY: one, NORM: norm}, "param_groups": groups}
+        said: dict[str, Any] = {"state": {QUERY: one, NORM: norm}, "param_groups": groups}
         found = state_of(model, tmp_path / "g.pt", said, stack)
         assert found.steps == 9 and found.fewer == {"output_norm.weight": 2}
         groups[1]["step"] = 9
