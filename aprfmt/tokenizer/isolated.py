@@ -23,7 +23,12 @@ from aprfmt.tokenizer.limits import (
     ENGINE_OUTPUT,
     WALL_SECONDS,
 )
-from aprfmt.tokenizer.tokenizer_cost import unbounded_reason, unbounded_reason_of_parts
+from aprfmt.tokenizer.tokenizer_cost import (
+    refuse_long_frame,
+    refuse_long_frame_of_text,
+    unbounded_reason,
+    unbounded_reason_of_parts,
+)
 
 _CHILD = Path(__file__).with_name("engine_child.py")
 _COSTLY = ("encode", "split_words", "decode")  # calls that a text may make endless
@@ -152,14 +157,20 @@ class IsolatedEngine(HfEngine):
 def engine_of_text(text: str, where: str) -> HfEngine:
     """Return the engine of a tokenizer.json; in a child process if its need has no bound.
 
-    Raises FormatError if the library cannot read it.
+    Raises FormatError if the library cannot read it, or if it puts thousands of tokens around a
+    text.
     """
+    refuse_long_frame_of_text(text, where)
     why = unbounded_reason(text)
     return IsolatedEngine(text, where, why) if why else HfEngine.from_text(text, where)
 
 
 def engine_of_data(data: Mapping[str, Any], where: str) -> HfEngine:
-    """Return the engine of a parsed BPE tokenizer.json, isolated as by `engine_of_text`."""
+    """Return the engine of a parsed BPE tokenizer.json, isolated as by `engine_of_text`.
+
+    Raises FormatError as that does.
+    """
+    refuse_long_frame(data, where)
     why = unbounded_reason_of_parts(data)
     if why:
         return IsolatedEngine(json.dumps(data), where, why)

@@ -26,7 +26,7 @@ from aprfmt.tokenizer.keys import (
     TEMPLATE_FOLDER,
     Key,
 )
-from aprfmt.tokenizer.tokenizer_cost import MOST_FRAME, count_template_tokens
+from aprfmt.tokenizer.tokenizer_cost import refuse_long_frame
 
 if TYPE_CHECKING:
     from aprfmt.model import Model
@@ -208,12 +208,7 @@ class Carried:
         if text is None:
             return None
         found = self._parse_object(text, self.origin, MAX_JSON)
-        put = count_template_tokens(found)
-        if put > MOST_FRAME:
-            raise FormatError(
-                f"{self.origin}: its post_processor puts {put:,} tokens around a text; the limit "
-                f"is {MOST_FRAME:,}; it is broken or hostile"
-            )
+        refuse_long_frame(found, self.origin)
         for key, value in found.items():
             self._beside[key] = None if key in ("model", "added_tokens") else value
         return found

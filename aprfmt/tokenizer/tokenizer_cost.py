@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from functools import cache
 from typing import Any
 
+from aprfmt.errors import FormatError
 from aprfmt.tokenizer.pre_tokenizers import PRE_TOKENIZERS
 
 MOST_GROWTH = 256  # times the length of a text; the steps of tokenizers in use come to 12
@@ -68,6 +69,31 @@ def count_template_tokens(parts: Mapping[str, Any]) -> int:
     for any number of them.
     """
     return sum(map(_template_tokens, _leaf_steps(parts.get("post_processor"))))
+
+
+def refuse_long_frame(parts: Mapping[str, Any], where: str) -> None:
+    """Raise FormatError where a parsed tokenizer.json puts thousands of tokens around a text.
+
+    `where` begins the message.
+    """
+    put = count_template_tokens(parts)
+    if put > MOST_FRAME:
+        raise FormatError(
+            f"{where}: its post_processor puts {put:,} tokens around a text; the limit "
+            f"is {MOST_FRAME:,}; it is broken or hostile"
+        )
+
+
+def refuse_long_frame_of_text(text: str, where: str) -> None:
+    """Raise FormatError as `refuse_long_frame`, for the text of a tokenizer.json.
+
+    A text that is no tokenizer.json is left to the library, which says what is wrong with it.
+    """
+    try:
+        parts = _parse_parts(text)
+    except (ValueError, RecursionError):
+        return
+    refuse_long_frame(parts, where)
 
 
 def _template_tokens(step: Mapping[str, Any]) -> int:

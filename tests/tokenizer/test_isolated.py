@@ -301,7 +301,9 @@ def test_no_command_ends_without_a_word(
     ids=["of one text", "of a pair", "beside texts"],
 )
 @pytest.mark.parametrize("nested", [False, True], ids=["alone", "in a sequence"])
-@pytest.mark.parametrize("args", [["diff", "M", "N"], ["convert", "M", "T"], ["validate", "M"]])
+@pytest.mark.parametrize(
+    "args", [["diff", "M", "N"], ["convert", "M", "T"], ["validate", "M"], ["tokenize", "M", "e"]]
+)
 def test_tokens_that_a_template_repeats_are_counted_before_they_are_listed(
     args: list[str], nested: bool, changes: dict[str, Any], demo_model: Path, tmp_path: Path
 ) -> None:
