@@ -18,7 +18,7 @@ from aprfmt.formats.mapped_file import (
     truncation_line,
 )
 from aprfmt.formats.positional_io import write_at
-from aprfmt.formats.temporary_files import as_output_error
+from aprfmt.formats.temporary_files import as_output_error, open_inside
 
 _DIRECT = 64 << 10  # larger pieces are not copied into the buffer
 _BUFFER = 256 << 10
@@ -82,7 +82,7 @@ class OutputFile:
         flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | getattr(os, "O_BINARY", 0)
         # Never more than the old file allows: who opens it now could read what is written later.
         mode = 0o666 if old is None else stat.S_IMODE(old.st_mode) & 0o777
-        self._fd = os.open(self.temporary, flags, mode)
+        self._fd = open_inside(self.temporary, flags, mode)
         if old is not None:
             copy_mode(self._fd, old)
 

@@ -36,6 +36,7 @@ from aprfmt.formats.temporary_files import (
     as_output_error,
     delay_signals,
     is_temporary,
+    open_inside,
     open_locked,
     remove,
 )
@@ -177,7 +178,7 @@ class ResumableFile(OutputFile):
         """
         self.existed = old is not None
         mode = 0o666 if old is None else stat.S_IMODE(old.st_mode) & 0o777
-        self._fd = _open_inside(self.temporary, os.O_RDWR | os.O_CREAT | PLAIN_FILE, mode)
+        self._fd = open_inside(self.temporary, os.O_RDWR | os.O_CREAT | PLAIN_FILE, mode)
         facts = os.fstat(self._fd)
         if not stat.S_ISREG(facts.st_mode) or facts.st_nlink > 1 or not is_owned_by_user(facts):
             raise OutputError(
@@ -221,21 +222,6 @@ class ResumableFile(OutputFile):
             with self._errors("cannot be written"):
                 os.ftruncate(self._fd, self._written)
         super().close()
-
-
-def _open_inside(path: Path, flags: int, mode: int) -> int:
-    """Return a descriptor of a file opened in its folder, never through a symbolic link.
-
-    The folder is opened first, so that exchanging it for a link meanwhile has no effect.
-    """
-    directory = getattr(os, "O_DIRECTORY", None)
-    if directory is None or os.open not in os.supports_dir_fd:
-        return os.open(path, flags, mode)
-    folder = os.open(path.parent, os.O_RDONLY | directory | PLAIN_FILE)
-    try:
-        return os.open(path.name, flags, mode, dir_fd=folder)
-    finally:
-        os.close(folder)
 
 
 class ResumableFileSet(FileSet):

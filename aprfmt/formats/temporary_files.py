@@ -173,6 +173,22 @@ _FOLDER = os.O_RDONLY | getattr(os, "O_DIRECTORY", 0) | getattr(os, "O_NOFOLLOW"
 _BY_DESCRIPTOR = hasattr(os, "O_DIRECTORY") and {os.open, os.unlink, os.rmdir} <= os.supports_dir_fd
 
 
+def open_inside(path: Path, flags: int, mode: int) -> int:
+    """Return a descriptor of a file opened in its folder, which may not be a symbolic link.
+
+    The folder is opened first, so that exchanging it for a link meanwhile has no effect. Raises
+    OSError.
+    """
+    if not _BY_DESCRIPTOR or os.open not in os.supports_dir_fd:
+        return os.open(path, flags, mode)
+    # A folder may be written to without being read.
+    folder = os.open(path.parent, _FOLDER | getattr(os, "O_PATH", 0))
+    try:
+        return os.open(path.name, flags, mode, dir_fd=folder)
+    finally:
+        os.close(folder)
+
+
 def _open_for_emptying(path: Path) -> int | None:
     """Return a descriptor of a folder to be emptied, so that a link put in its place is harmless.
 

@@ -192,6 +192,18 @@ def test_a_link_that_comes_without_force_is_left(tmp_path: Path) -> None:
     assert os.listdir(tmp_path) == ["m.apr"] and (tmp_path / "m.apr").is_symlink()
 
 
+def test_no_file_is_made_where_a_link_in_place_of_the_growing_folder_leads(tmp_path: Path) -> None:
+    elsewhere, model = tmp_path / "elsewhere", tmp_path / "model"
+    elsewhere.mkdir()
+    with pytest.raises(OutputError), FileSet(folder=model) as files:
+        files.create(model / "config.json").write(b"{}")
+        (growing,) = tmp_path.glob(".model.*")
+        growing.rename(tmp_path / "moved")
+        growing.symlink_to(elsewhere)
+        files.create(model / "tokenizer.json").write(b"{}")
+    assert not list(elsewhere.iterdir()) and not model.exists()
+
+
 def test_removing_follows_no_link_that_comes_meanwhile(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
