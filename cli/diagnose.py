@@ -102,7 +102,7 @@ def _number_text(value: float | None) -> str:
 @click.argument("a", type=options.MODEL_RUN)
 @click.argument("b", type=options.MODEL_RUN)
 @click.option("--model", metavar="MODEL", help="The weights that saved traces ran on.")
-@click.option("--ids", metavar="IDS", help="Token ids: 1,2,3 or a .npy file (default: chosen).")
+@click.option("--ids", metavar="IDS", help="Token ids: 1,2,3, a .npy or .pt (default: chosen).")
 @click.option("--prompt", metavar="TEXT", help="Text instead of ids, tokenized as A does it.")
 @click.option(
     "--memory", callback=options.parse_size, metavar="SIZE", help="Budget for decoded weights (2G)."

@@ -2,7 +2,7 @@
 
 import re
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import closing, contextmanager
+from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, NotRequired, TypedDict
@@ -58,7 +58,7 @@ what = options.option_group(
     click.option(
         "--prompt", metavar="TEXT", help="Text, tokenized as the model does it; - is stdin."
     ),
-    click.option("--ids", metavar="IDS", help="Token ids: 1,2,3 or a .npy file; - is stdin."),
+    click.option("--ids", metavar="IDS", help="Token ids: 1,2,3, a .npy or .pt file; - is stdin."),
     click.option(
         "--chat", metavar="TEXT", help="A user's message in the chat template; - is stdin."
     ),
@@ -191,10 +191,12 @@ def warn_of_bos(tokenizer: "Tokenizer", ids: list[int], what: str = "") -> None:
 
 
 def parse_ids(text: str) -> list[int]:
-    """Return the token ids of `1,2,3`, of a .npy file of integers, or of stdin for `-`."""
+    """Return the token ids of `1,2,3`, of a .npy or .pt file of integers, or of stdin for `-`."""
     text = options.read_text_option(text, "--ids")
     if text.endswith(".npy"):
         return _read_npy_ids(Path(text))
+    if text.endswith((".pt", ".pth")):
+        return _read_torch_ids(Path(text))
     return parse_numbers(re.split(r"\s*,\s*|\s+", text.strip()), "--ids")
 
 
@@ -204,6 +206,33 @@ def parse_numbers(words: Sequence[str], option: str) -> list[int]:
     if bad:
         raise UsageError(f"{option}: {bad[0]!r} is no token id; expected for example 1,2,3")
     return [int(word) for word in words]
+
+
+def _read_torch_ids(path: Path) -> list[int]:
+    """Return the integers of a file of torch.save: its only tensor, or the one called input_ids.
+
+    Raises FormatError where there is no such tensor, or it is no one sequence of integers.
+    """
+    from aprfmt.inference.engines.captures import IDS, read_array_file
+
+    with ExitStack() as stack:
+        held = read_array_file(path, stack)
+        names = [IDS] if IDS in held.shapes else list(held.shapes)
+        if len(names) != 1:
+            raise FormatError(
+                f"{path}: holds {len(names)} tensors; expected one of token ids, or {IDS}"
+            )
+        _check_sequence(path, held.shapes[names[0]], held.dtypes[names[0]])
+        values: list[int] = held.read(names[0]).reshape(-1).tolist()
+        return values
+
+
+def _check_sequence(path: Path, shape: Sequence[int], dtype: str) -> None:
+    """Raise FormatError for an array of a file that is not one sequence of integers."""
+    if not dtype.startswith(("int", "uint")):
+        raise FormatError(f"{path}: holds {dtype}; expected integers")
+    if sum(size != 1 for size in shape) > 1:
+        raise FormatError(f"{path}: shape {list(shape)}; expected one sequence of ids")
 
 
 def _read_npy_ids(path: Path) -> list[int]:
@@ -228,10 +257,7 @@ def parse_npy(view: memoryview, path: Path) -> list[int]:
 
     head = io.BytesIO(bytes(view[: MAX_HEADER + 64]))
     (shape, dtype), _ = read_header(head, f"{path}: no .npy file of token ids", len(view))
-    if dtype.kind not in "iu":
-        raise FormatError(f"{path}: holds {dtype.name}; expected integers")
-    if sum(size != 1 for size in shape) > 1:
-        raise FormatError(f"{path}: shape {list(shape)}; expected one sequence of ids")
+    _check_sequence(path, shape, dtype.name)
     found = np.frombuffer(view[head.tell() :], dtype)
     values: list[int] = found.tolist()
     return values

@@ -25,7 +25,7 @@ from aprfmt.measure.tolerances import REPORTED
     metavar="FILE.jsonl",
     help='One {"prompt": ..., "response": ...} or {"text": ...} a line; only responses are scored.',
 )
-@click.option("--ids", metavar="IDS", help="Token ids instead of text: 1,2,3 or a .npy file.")
+@click.option("--ids", metavar="IDS", help="Token ids instead of text: 1,2,3, a .npy or .pt file.")
 @click.option(
     "--max-seq-len",
     type=options.WholeNumber(2),

@@ -11,7 +11,7 @@ import os
 import re
 import shutil
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -323,6 +323,31 @@ def test_a_batch_of_ids_is_not_taken_for_one_sequence(tiny: Path, tmp_path: Path
         done = aprfmt("run", tiny, "--ids", tmp_path / "ids.npy", "--max-tokens", 1)
         assert done.code == code, done.err
         assert code == 0 or "expected one sequence of ids" in done.err
+
+
+SAVED_IDS: dict[str, tuple[Callable[[Any], Any], str]] = {
+    # what torch.save was given of the ids -> what is said against it, "" where it is read
+    "a tensor": (lambda ids: ids, ""),
+    "a batch of one": (lambda ids: ids[None].int(), ""),
+    "by name": (lambda ids: {"ids": ids}, ""),
+    "a tokenizer's result": (lambda ids: {"input_ids": ids[None], "attention_mask": ids > 0}, ""),
+    "a batch of two": (lambda ids: ids.reshape(2, 2), "expected one sequence of ids"),
+    "fractions": (lambda ids: ids / 2, "holds float32; expected integers"),
+    "a mask": (lambda ids: ids > 2, "holds bool; expected integers"),
+    "two tensors": (lambda ids: {"a": ids, "b": ids}, "holds 2 tensors; expected one of token ids"),
+    "no tensor": (lambda ids: {"step": 3}, "holds 0 tensors; expected one of token ids"),
+}
+
+
+@pytest.mark.parametrize("name", SAVED_IDS)
+def test_ids_of_torch_save_are_taken(name: str, tiny: Path, tmp_path: Path) -> None:
+    torch = pytest.importorskip("torch")
+    make, error = SAVED_IDS[name]
+    torch.save(make(torch.arange(1, 5)), tmp_path / "ids.pt")
+    done = aprfmt("logits", tiny, "--ids", tmp_path / "ids.pt", "--json")
+    assert (done.code, error in done.err) == (2 if error else 0, True), done.err
+    if not error:
+        assert done.json["tokens"]["ids"] == [1, 2, 3, 4]
 
 
 def test_a_model_without_tokenizer_gives_ids(tiny: Path) -> None:
