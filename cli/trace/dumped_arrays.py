@@ -68,7 +68,8 @@ def map_arrays(
             written = save.with_name(f"{save.name.removesuffix('.safetensors')}.map.json")
             given = _write_mapping(given, captures, written, force)
     if not any(row is not None for row in given.names.values()):
-        raise _no_point_error(dumped.arrays, captures, run.model, written, given.reasons)
+        near = _nearest_points(captures, run, len(ids))
+        raise _no_point_error(dumped.arrays, near, run.model, written, given.reasons)
     trace = stack.enter_context(mapped_trace(captures, given, ids, run.model))
     rows = [
         {
@@ -107,20 +108,34 @@ def _unmapped_row(given: "NameMap", name: str) -> dict[str, str | None]:
     return {"key": None} if why is None else {"key": None, "why": why}
 
 
+def _nearest_points(captures: "Captures", run: "Run", tokens: int) -> dict[str, str]:
+    """Return {array: its shape in words, and the points of the model that come nearest to it}.
+
+    `tokens` is the length of the pass.
+    """
+    from aprfmt.inference.engines.point_shapes import nearest_points_text, point_shapes
+
+    points = point_shapes(run.model.hyper, run.points, tokens)
+    return {
+        name: nearest_points_text(shape, points, tokens) for name, shape in captures.shapes.items()
+    }
+
+
 def _no_point_error(
     arrays: Path,
-    captures: "Captures",
+    near: Mapping[str, str],
     model: "Model",
     written: Path | None,
     reasons: Mapping[str, str],
 ) -> FormatError:
     """Return the error for arrays of which none is a point; an empty trace would say nothing.
 
-    `written` is the mapping file that was written, `reasons` say why arrays are no points.
+    `near` has each array's shape in words, with the points that come nearest to it. `written` is
+    the mapping file that was written, `reasons` say why arrays are no points.
     """
     named = [
-        f"{shorten(name, 60)} {list(shape)}" + (f" ({reasons[name]})" if name in reasons else "")
-        for name, shape in sorted(captures.shapes.items(), key=lambda row: row[0] not in reasons)
+        f"{shorten(name, 60)} {said}" + (f" ({reasons[name]})" if name in reasons else "")
+        for name, said in sorted(near.items(), key=lambda row: row[0] not in reasons)
     ]
     shown = join_first(named, _SHOWN)
     there = f"name them in {written}" if written else "save a mapping with -o and correct it"

@@ -987,11 +987,12 @@ def test_the_points_around_the_first_divergence_are_shown_in_full_answers(
 
 
 def test_arrays_that_are_no_points_are_named_those_with_a_reason_first(tmp_path: Path) -> None:
-    captures: Any = SimpleNamespace(shapes={"b": (2,), "a": (3, 4), "c": (5,)})
+    near = {"b": "of shape [2]", "a": "of shape [3, 4]", "c": "of shape [5]"}
     model: Any = SimpleNamespace(path="m")
     for written, there in ((None, "save a mapping with -o"), (tmp_path / "x", "name them in")):
-        error = dumped_arrays._no_point_error(tmp_path, captures, model, written, {"c": "odd"})
-        assert "none of its 3 arrays is a point of m: c [5] (odd), b [2], a [3, 4]; " in str(error)
+        error = dumped_arrays._no_point_error(tmp_path, near, model, written, {"c": "odd"})
+        said = "c of shape [5] (odd), b of shape [2], a of shape [3, 4]; "
+        assert f"none of its 3 arrays is a point of m: {said}" in str(error)
         assert there in str(error)
 
 

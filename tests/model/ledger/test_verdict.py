@@ -384,7 +384,8 @@ def test_arrays_of_which_none_maps_are_no_trace(demo_model: Path, tmp_path: Path
     args = ("trace", demo_model, "--map", tmp_path / "arrays", "--ids", "1417,362,258")
     done = command(*args, "-o", saved)
     assert done.code == 2 and "none of its 1 arrays is a point" in done.err
-    assert "logprobs [11]" in done.err and not saved.exists()
+    assert "logprobs of shape [11]; no point of the model has as many values" in done.err
+    assert "nearest is " in done.err and not saved.exists()
     assert (tmp_path / "trace.map.json").is_file()  # the proposal, to be corrected
 
 
