@@ -41,7 +41,7 @@ from aprfmt.errors import AprfmtError, FormatError, UnsupportedError, UsageError
 from aprfmt.formats import open_source
 from aprfmt.formats.pytorch.tensor import AbsentTensor
 from aprfmt.model import Model
-from aprfmt.model.hf_folder import read_folder
+from aprfmt.model.hf_folder import model_candidates, pickled_weights, read_folder
 from aprfmt.tensors.view import decode_tensor
 
 Cells = NDArray[np.void]
@@ -67,7 +67,7 @@ _LAYER = re.compile(r"(?:^|\.)(?:layers|layer|h|blocks|block)\.(\d+)\.(.+)$")
 _EXPERT = re.compile(
     r"(.+\.experts)\.(?:local_experts\.(\d+)\.)?(linear_fc[12]\.(?:weight|bias))(\d+)?"
 )
-_SUFFIXES = (".pt", ".pth", ".bin", ".safetensors")
+_SUFFIXES = (".pt", ".pth", ".bin", ".ckpt", ".safetensors")
 _PICKLED = (".pt", ".pth", ".ckpt")
 _SHOWN = 3
 _SHARES = 3  # tensors of too small a shape, at least, that show a rank's state to be alone
@@ -83,18 +83,21 @@ _VARIED = 8  # different bytes that a share of trained or random numbers begins 
 def is_engine_state(path: Path) -> bool:
     """Return whether a path holds the weights that an engine saved from its memory.
 
-    These are files of ranks in a folder, or a file with names of joined or stacked matrices.
+    These are files of ranks in a folder, or one file with names of joined or stacked matrices, by
+    its own path or in a folder.
     """
     try:
-        files = _rank_files(path)
-        if not files:
-            return False
-        if path.is_dir():
-            return True  # no model's folder has files of ranks alone, be it of one
-        with open_source(files[0][0]) as source:
-            return any(not ENGINE_MODULES.isdisjoint(name.split(".")) for name in source.tensors)
+        files = _state_files(path)
+        # No model's folder has files of ranks alone, be it of one.
+        return bool(files) and (path.is_dir() or _has_engine_names(files[0][0]))
     except (AprfmtError, OSError):
         return False
+
+
+def _has_engine_names(file: Path) -> bool:
+    """Return whether a file has a tensor of a module that only an engine has, as qkv_proj."""
+    with open_source(file) as source:
+        return any(not ENGINE_MODULES.isdisjoint(name.split(".")) for name in source.tensors)
 
 
 def is_saved_state(path: Path, published: Model) -> bool:
@@ -114,10 +117,11 @@ def is_saved_state(path: Path, published: Model) -> bool:
         return False
 
 
-def _rank_files(path: Path) -> list[tuple[Path, Mapping[str, int]]]:
+def _state_files(path: Path) -> list[tuple[Path, Mapping[str, int]]]:
     """Return (file, {parallel axis: rank}) of each file of a state; [] if there are none.
 
-    The ranks come from the paths, as in `tp_rank_01`. A single file has no ranks.
+    The ranks come from the paths, as in `tp_rank_01`. A single file has no ranks, and neither has
+    the only model of a folder, which is a state if its names are an engine's.
     """
     if path.is_file():
         return [(path, {})] if path.suffix in _SUFFIXES else []
@@ -129,7 +133,18 @@ def _rank_files(path: Path) -> list[tuple[Path, Mapping[str, int]]]:
         ranks = parse_dump_path(below).ranks
         if ranks:
             found.append((one, ranks))
-    return found
+    return found or [(one, {}) for one in _lone_model(path) if _has_engine_names(one)]
+
+
+def _lone_model(folder: Path) -> list[Path]:
+    """Return [the file] of a folder's only model: its index or first shard if it is split.
+
+    [] where the folder has a config.json, no weights, or several models.
+    """
+    if (folder / "config.json").is_file():
+        return []
+    found = [*model_candidates(folder), *pickled_weights(folder)]
+    return found if len(found) == 1 else []
 
 
 def _saved_files(folder: Path) -> list[Path]:
@@ -362,10 +377,11 @@ def open_engine_state(path: Path, published: Model) -> Model:
         )
     with ExitStack() as stack:
         # All ranks' tensors by name, and the published tensors found among them.
-        files = _rank_files(path)
+        files = _state_files(path)
         sources = [(stack.enter_context(open_source(file)), ranks) for file, ranks in files]
         by_name = _group_by_name(path, sources)
-        shared = _open_shared_files(path, [file for file, _ in files], by_name, published, stack)
+        own = [file for source, _ in sources for file in source.files]
+        shared = _open_shared_files(path, own, by_name, published, stack)
         by_name |= {
             name: RankTensor(name, (tensor,), (0,))
             for source in shared
@@ -377,7 +393,7 @@ def open_engine_state(path: Path, published: Model) -> Model:
             _refuse_unrelated(path, by_name, published)
         reader.refuse_missing_ranks()
         reader.note_released()
-        read = [*(file for file, _ in files), *(source.path for source in shared)]
+        read = [*own, *(source.path for source in shared)]
         reader.notes += _other_files(path, read)
         reader.note_padding()
         reader.note_added_ones(tensors)

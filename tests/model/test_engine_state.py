@@ -1,5 +1,6 @@
 """Whether an engine loaded what was published: its state is read under the published names."""
 
+import json
 import shlex
 import shutil
 from collections.abc import Callable
@@ -9,6 +10,7 @@ from typing import Any
 import pytest
 
 from aprfmt.model import open_model
+from aprfmt.model.engine_state import is_engine_state
 from tests.cli.run import aprfmt
 from tests.diagnosis.engines import tiny_folder
 from tests.docs.examples import DOCS, blocks
@@ -552,6 +554,65 @@ def test_one_ranks_state_of_published_names_is_a_state(
     assert done.code == (0 if whole else 1), (done.out, done.err)
     wrong = [one["name_a"] for one in done.json["tensors"] if one["verdict"] != "SAME_BYTES"]
     assert wrong == ([] if whole else [OUT])
+
+
+ALONE: dict[str, tuple[str, ...]] = {
+    "by torch.save": ("state.pt",),
+    "by torch.save, of another name": ("weights.ckpt",),
+    "as Hugging Face names it": ("model.safetensors",),
+    "as it was named": ("pytorch_model.bin",),
+    "in shards": ("model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors"),
+    "in shards with an index": (
+        "pytorch_model-00001-of-00002.bin", "pytorch_model-00002-of-00002.bin",
+    ),
+}  # fmt: skip
+
+
+def written_alone(folder: Path, files: tuple[str, ...], held: State) -> Path:
+    """Write a state without a rank in a name, each file with a share of the tensors."""
+    from safetensors.torch import save_file
+
+    folder.mkdir()
+    shares = {
+        name: {key: held[key].clone() for key in list(held)[at :: len(files)]}
+        for at, name in enumerate(files)
+    }
+    for name, share in shares.items():
+        store = save_file if name.endswith(".safetensors") else torch.save
+        store(share, folder / name)
+    if "-of-" in files[0]:
+        kind = "model.safetensors" if files[0].endswith(".safetensors") else "pytorch_model.bin"
+        places = {key: name for name, share in shares.items() for key in share}
+        (folder / f"{kind}.index.json").write_text(json.dumps({"weight_map": places}))
+    return folder
+
+
+@pytest.mark.parametrize("form", ALONE)
+def test_the_only_state_of_a_folder_is_read_as_by_its_own_path(form: str, tmp_path: Path) -> None:
+    """Seen red: a sound state had joined tensors confirmed, or rows moved behind a padded head."""
+    (held,) = states("llama", 1)
+    path = written_alone(tmp_path / "s", ALONE[form], held)
+    torch.save({"lr": 0.1}, path / "optimizer.pt")
+    done = aprfmt("diff", tiny_folder("llama"), path, "--json")
+    assert (done.code, done.json["causes"]) == (0, []), done.out[:2000]
+    assert {one["verdict"] for one in done.json["tensors"]} == {"SAME_BYTES"}
+    told = aprfmt("diagnose", tiny_folder("llama"), path, "--json").json
+    assert (told["verdict"], told["exit"]) == ("same", 0)
+    held[Q] = held[Q].flip(0)
+    done = aprfmt("diff", tiny_folder("llama"), written_alone(tmp_path / "t", ALONE[form], held))
+    assert done.code == 1 and "L1.attn_q" in done.out
+
+
+def test_a_folder_of_published_names_or_of_outputs_is_no_state(tmp_path: Path) -> None:
+    """Names that no engine joined are a model's; outputs of joined modules are a trace."""
+    given = published(tiny_folder("llama"))
+    assert not is_engine_state(written_alone(tmp_path / "p", ("model.safetensors",), given))
+    two = written_alone(tmp_path / "two", ("a.pt", "b.pt"), states("llama", 1)[0])
+    assert not is_engine_state(two)
+    outputs = {name.removesuffix(".weight"): torch.rand(1, 3, 8) for name in states("llama", 1)[0]}
+    dump = written_alone(tmp_path / "d", ("Pass0.pt",), outputs)
+    told = aprfmt("diagnose", tiny_folder("llama"), dump, "--json").json
+    assert told["exit"] == 2 and "17 arrays are one rank's share" in told["error"]["message"]
 
 
 def test_ranks_of_two_axes_are_one_run(tmp_path: Path) -> None:
