@@ -439,6 +439,33 @@ def test_of_experts_that_give_the_same_the_first_is_taken(monkeypatch: pytest.Mo
         assert moe._vote_expert_order(case, calls, 4) is None
 
 
+@pytest.mark.parametrize(
+    "voted, used, mapping",
+    [
+        ({0: 1, 1: 0}, {0, 1}, [1, 0, 2, 3]),  # two exchanged, the others chosen by no token
+        ({0: 2, 1: 3}, {0, 1}, [2, 3, 0, 1]),  # what no token chose gets what is left
+        ({0: 2, 1: 3}, {0, 1, 2, 3}, [2, 3, 2, 3]),  # chosen without a difference: its own
+        ({0: 0, 2: 0}, {0, 2}, [0, 1, 0, 3]),  # one twice: the others keep their numbers
+        ({0: 3, 1: 3}, {0, 1}, [3, 3, 2, 3]),
+        ({2: 1}, {2}, None),  # a single vote
+    ],
+)
+def test_votes_become_an_order_of_experts(
+    voted: dict[int, int], used: set[int], mapping: list[int] | None
+) -> None:
+    votes = np.zeros((4, 4))
+    for expert, stored in voted.items():
+        votes[expert, stored] = 1
+    assert moe._mapping_of_votes(votes, used) == mapping
+
+
+def test_two_votes_for_a_single_expert_are_enough() -> None:
+    """Where a token takes one expert, each token says one only."""
+    votes = np.zeros((3, 3))
+    votes[2, 1] = 2
+    assert moe._mapping_of_votes(votes, {0, 1, 2}) == [0, 1, 1]
+
+
 def test_factors_of_the_stream_are_left_out_in_pairs() -> None:
     for scales in (
         (0.5, 0.6, 0.7, 0.8, 0.9, 1.1),

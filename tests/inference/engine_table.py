@@ -89,6 +89,13 @@ def faulty(folder: Path) -> Iterator[Line]:
             done.json["causes"][0]["where"]
         )
         yield "engine", name, said, place, right and done.code == 1
+    for name, (layers, order, _) in dumps.WRONG_EXPERTS.items():
+        found = dumps.written("mixtral", weights=dumps.with_experts(layers, order))
+        made = dumps.two_expert_ranks(folder / f"experts {name}", found)
+        done = aprfmt("diagnose", tiny_folder("mixtral"), made, "--json")
+        said, place = _said(done)
+        right = {one["cause"] for one in done.json["causes"]} == {"expert_order"}
+        yield "engine", name, said, place, right and done.code == 1
     for name, unlike in dumps.UNLIKE.items():
         made = dumps.two_ranks(folder / f"unlike {name}", dumps.written(), unlike)
         done = aprfmt("diagnose", tiny_folder("llama"), made, "--json")

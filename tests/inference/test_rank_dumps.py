@@ -164,6 +164,11 @@ def data_parallel(folder: Path) -> Path:
 
 def expert_parallel(folder: Path) -> Path:
     """Experts of two ranks: each has a share of the sum, taken before the all-reduce."""
+    return two_expert_ranks(folder, written("mixtral"))
+
+
+def two_expert_ranks(folder: Path, found: dict[str, Any]) -> Path:
+    """Write a mixtral's outputs as two expert-parallel ranks: each has a share of the sum."""
     for rank in range(2):
 
         def share(name: str, value: Any, rank: int = rank) -> Any:
@@ -174,7 +179,7 @@ def expert_parallel(folder: Path) -> Path:
 
         place = folder / f"ep_rank_{rank}"
         place.mkdir(parents=True)
-        torch.save({**WHOLE, **state(written("mixtral"), share)}, place / "Pass0.pt")
+        torch.save({**WHOLE, **state(found, share)}, place / "Pass0.pt")
     return folder
 
 
@@ -1263,6 +1268,58 @@ def test_a_wrong_share_is_the_cause(fault: str, tmp_path: Path) -> None:
     causes = [(one["cause"], one["level"]) for one in done.json["causes"]]
     assert causes == [(cause, "confirmed")], done.json["causes"]
     assert where in str(done.json["causes"][0]["where"])
+
+
+# What ranks with three of six experts each load wrong -> in which layers, the expert of which each
+# has the weights, and what is said of the first such layer.
+WRONG_EXPERTS: dict[str, tuple[tuple[int, ...], list[int], str]] = {
+    "experts exchanged": ((1,), [3, 4, 5, 0, 1, 2], "in the order [3, 4, 5, 0, 1, 2]"),
+    "another rank's experts": (
+        (1,), [0, 1, 2, 0, 1, 2], "3 those of 0, 4 those of 1, 5 those of 2; 3, 4, 5 are nowhere",
+    ),
+    "another rank's experts, all layers": (
+        (0, 1, 2), [3, 4, 5, 3, 4, 5], "0 those of 3, 1 those of 4, 2 those of 5; 0, 1, 2 are",
+    ),
+    "one expert twice": ((1,), [0, 1, 1, 3, 4, 5], "weights: 2 those of 1; 2 is nowhere"),
+    "one expert on all": ((2,), [4, 4, 4, 4, 4, 4], "3 those of 4, 5 those of 4; 0, 1, 2, 3, 5"),
+}  # fmt: skip
+
+
+def with_experts(layers: tuple[int, ...], order: list[int]) -> Callable[[Any], dict[str, Any]]:
+    """Return an overlay of weights: expert e of these layers has those of expert order[e]."""
+    return lambda weights: {
+        key: np.array(weights[key].numpy(), np.float32)[order]
+        for key in (f"L{n}.ffn_{one}_exps.weight" for n in layers for one in ("gate", "up", "down"))
+    }
+
+
+@pytest.mark.parametrize("fault", WRONG_EXPERTS)
+def test_an_expert_on_the_wrong_rank_is_the_cause(fault: str, tmp_path: Path) -> None:
+    """Seen red: a rank with another rank's experts was located at moe_out, without a cause."""
+    layers, order, says = WRONG_EXPERTS[fault]
+    found = written("mixtral", weights=with_experts(layers, order))
+    folder = two_expert_ranks(tmp_path / "d", found)
+    done = aprfmt("diagnose", tiny_folder("mixtral"), folder, "--json")
+    assert done.code == 1, done.out
+    causes = done.json["causes"]
+    told = [(one["cause"], one["level"]) for one in causes]
+    assert told == [("expert_order", "confirmed")] * len(layers), causes
+    assert says in causes[0]["says"]
+    assert {one["roles"][0] for one in causes} == {f"L{n}.ffn_gate_exps.weight" for n in layers}
+
+
+def test_shares_of_other_values_accuse_no_expert(tmp_path: Path) -> None:
+    """Experts that no expert of the model has are no order of the model's."""
+
+    def blended(weights: Any) -> dict[str, Any]:
+        """Return the experts' output weights of layer 1, each half another's."""
+        down = np.array(weights["L1.ffn_down_exps.weight"].numpy(), np.float32)
+        return {"L1.ffn_down_exps.weight": (down + 0.8 * np.roll(down, 1, 0)).astype(np.float32)}
+
+    folder = two_expert_ranks(tmp_path / "d", written("mixtral", weights=blended))
+    done = aprfmt("diagnose", tiny_folder("mixtral"), folder, "--json")
+    assert done.code == 1
+    assert "expert_order" not in [one["cause"] for one in done.json["causes"]]
 
 
 def _mixed(x: Any) -> Any:

@@ -1,11 +1,12 @@
 """Hypotheses about routing, and about the order of the stored experts."""
 
 import itertools
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
+from aprfmt.base.sequences import join_first
 from aprfmt.causes.forward.experts import weight_side_change
 from aprfmt.causes.forward.mismatch import Array, Change, Hypothesis, Mismatch, hyper_change
 from aprfmt.causes.forward.product import replace_weights, zero_weights_change
@@ -28,6 +29,7 @@ CAUSE_ROWS = (
 )  # fmt: skip
 
 STACKS = ("ffn_gate_exps", "ffn_up_exps", "ffn_down_exps")
+SHOWN = 8  # experts with other experts' weights that are listed
 MAX_TRIES = 5000  # assignments of experts to choices tried for a token
 
 
@@ -111,7 +113,7 @@ def _find_routed_scale(case: Mismatch) -> Iterator[Change]:
 
 
 def find_expert_order(case: Mismatch) -> Iterator[Change]:
-    """Yield the change to the order of a layer's experts that the trace's value shows."""
+    """Yield the change to whose weights each expert of a layer has that the trace's value shows."""
     if case.view.point not in ("moe_out", "ffn_contrib", "out") or not _is_routed_layer(case):
         return
     patched, layer = case.patched, case.layer
@@ -132,7 +134,7 @@ def find_expert_order(case: Mismatch) -> Iterator[Change]:
             arrays[key] = np.asarray(patched.weights[key].numpy())[mapping]
     yield Change(
         "expert_order",
-        f"experts of layer {layer} stand in the order {mapping}",
+        _order_text(layer, mapping),
         tuple(keys),
         replace_weights(arrays),
         {"order": mapping},
@@ -140,21 +142,40 @@ def find_expert_order(case: Mismatch) -> Iterator[Change]:
     )
 
 
+def _order_text(layer: int, mapping: Sequence[int]) -> str:
+    """Return in words that expert e of a layer has the weights of expert mapping[e].
+
+    Where two experts have the same weights, each expert with another's is named, and those whose
+    weights no expert has, as on a rank that loaded another rank's experts.
+    """
+    lost = sorted(set(range(len(mapping))) - set(mapping))
+    if not lost:
+        return f"experts of layer {layer} stand in the order {list(mapping)}"
+    moved = [f"{e} those of {g}" for e, g in enumerate(mapping) if e != g]
+    nowhere = ", ".join(map(str, lost))
+    verb = "is" if len(lost) == 1 else "are"
+    return (
+        f"experts of layer {layer} have other experts' weights: {join_first(moved, SHOWN)}; "
+        f"{nowhere} {verb} nowhere"
+    )
+
+
 def _vote_expert_order(case: Mismatch, calls: list[Any], count: int) -> list[int] | None:
     """Return for each expert number the stored expert that was used; None if it is not clear.
 
     `calls` are the calls that add an expert's output, `count` the number of experts. Every token
-    votes for the experts whose weighted outputs give its value in the trace. Experts that no token
-    chose keep their number, or get one that is left.
+    votes for the experts whose weighted outputs give its value in the trace; two numbers may be one
+    stored expert.
     """
     tokens = case.tokens
     outputs = _all_expert_outputs(case, count)
     if outputs is None:
         return None
     # Collect which experts each token used, and what they added in the reference.
+    experts = list(_experts_in_order(case))
     chosen: dict[int, list[tuple[int, float]]] = {t: [] for t in range(tokens)}
     routed = np.zeros_like(outputs[0])
-    for expert, call in zip(_experts_in_order(case), calls, strict=True):
+    for expert, call in zip(experts, calls, strict=True):
         _, rows, y, weights = call.args
         for row, value, weight in zip(rows, case.array(y), weights, strict=True):
             chosen[int(row)].append((expert, float(weight)))
@@ -171,7 +192,7 @@ def _vote_expert_order(case: Mismatch, calls: list[Any], count: int) -> list[int
         if not picked or count ** len(picked) > MAX_TRIES:
             continue
         best, answer = np.inf, None
-        for guess in itertools.permutations(range(count), len(picked)):
+        for guess in itertools.product(range(count), repeat=len(picked)):
             total = sum(w * outputs[g][token] for g, (_, w) in zip(guess, picked, strict=True))
             away = exact_norm(total - wanted[token])
             if away < best:
@@ -180,19 +201,30 @@ def _vote_expert_order(case: Mismatch, calls: list[Any], count: int) -> list[int
         if answer is not None and best <= 0.01 * scale:
             for g, (e, _) in zip(answer, picked, strict=True):
                 votes[e, g] += 1
-    # Turn votes into a mapping; it must be one to one.
-    mapping = [int(np.argmax(row)) if row.any() else -1 for row in votes]
-    left = [g for g in range(count) if g not in mapping]
-    if len(set(mapping) - {-1}) + len(left) != count:
+    return _mapping_of_votes(votes, experts)
+
+
+def _mapping_of_votes(votes: Array, used: Collection[int]) -> list[int] | None:
+    """Return the stored expert of each expert number from votes [expert, stored expert].
+
+    `used` are the experts that any token chose. One of them without a vote was chosen by tokens
+    without a difference alone, and is its own. An expert that no token chose keeps its number too,
+    unless another expert alone has that: then it gets one that is left, as if they were exchanged.
+    None with fewer than two votes.
+    """
+    if votes.sum() < 2:
         return None
-    if mapping.count(-1) == len(left) and int(votes.any(axis=1).sum()) >= 2:
-        own = [e for e in range(count) if mapping[e] < 0]
-        for e in own:  # experts that no token chose keep their number, or get one that is left
-            mapping[e] = e if e in left else -1
-            if mapping[e] >= 0:
-                left.remove(e)
-        return [m if m >= 0 else left.pop(0) for m in mapping]
-    return None
+    count = len(votes)
+    mapping = [int(np.argmax(row)) if row.any() else -1 for row in votes]
+    mapping = [e if g < 0 and e in used else g for e, g in enumerate(mapping)]
+    known = [g for g in mapping if g >= 0]
+    one_to_one = len(set(known)) == len(known)
+    left = [g for g in range(count) if g not in known]
+    for e in range(count):
+        if mapping[e] < 0 and (e in left or not one_to_one):
+            mapping[e] = e
+    left = [g for g in left if g not in mapping]
+    return [g if g >= 0 else left.pop(0) for g in mapping]
 
 
 def _experts_in_order(case: Mismatch) -> list[int]:
