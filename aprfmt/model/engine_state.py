@@ -261,7 +261,7 @@ class EngineReading:
         """Return what each rank holds, as arrays of opaque elements."""
         shape = self.parameter.shape
         return [
-            element_array(part).reshape(_in_published_axes(part.info.shape, shape))
+            element_array(part).reshape(in_published_axes(part.info.shape, shape))
             for part in self.tensor.parts
         ]
 
@@ -387,7 +387,7 @@ def open_engine_state(path: Path, published: Model) -> Model:
             for source in shared
             for name, tensor in source.tensors.items()
         }
-        reader = _StateReader(path, published, by_name)
+        reader = _read_as_loaded(path, published, by_name)
         tensors = dict(reader.tensors())
         if not tensors:
             _refuse_unrelated(path, by_name, published)
@@ -414,6 +414,22 @@ def open_engine_state(path: Path, published: Model) -> Model:
         )
     folder = read_folder(path) if (path / "config.json").is_file() else published.folder
     return Model(state, folder, published.forced, published.allow_missing)
+
+
+def _read_as_loaded(path: Path, published: Model, by_name: dict[str, RankTensor]) -> "_StateReader":
+    """Return a reader of a state's tensors in the layout that they were loaded in.
+
+    Tensors that the engine laid out for its kernels are exchanged in `by_name`, and remarked on.
+    """
+    from aprfmt.model.engine_repacks import undo_repacks
+
+    reader = _StateReader(path, published, by_name)
+    undone, said = undo_repacks(reader.parameters(), reader.published, published.hyper)
+    if undone:
+        by_name |= undone
+        reader = _StateReader(path, published, by_name)
+        reader.notes += [Note("warning", str(path), text, "remark") for text in said]
+    return reader
 
 
 class StateNames:
@@ -785,7 +801,7 @@ class _StateReader:
         `whole` is that tensor. Where its shape fits no division among the ranks, it is recorded as
         a misfit under these names.
         """
-        local = _in_published_axes(whole.shape, parameter.shape)
+        local = in_published_axes(whole.shape, parameter.shape)
         layout = find_layout(parameter, local, len(whole.parts))
         for part in parameter.parts:
             for name in part.stored:
@@ -794,6 +810,24 @@ class _StateReader:
                 else:
                     reading = EngineReading(parameter, whole, layout)
                     self._readings.setdefault(name, []).append((reading, part))
+
+    @property
+    def published(self) -> Mapping[str, LazyTensor]:
+        """The published tensors by name; of packed weights the values, if the state has those."""
+        return self._published
+
+    def parameters(self) -> list[tuple[list[EngineParameter], RankTensor]]:
+        """Return each of the state's tensors that were found, with the parameters it may be."""
+        found: dict[str, tuple[list[EngineParameter], RankTensor]] = {}
+        held = [
+            *((one.parameter, one.tensor) for each in self._readings.values() for one, _ in each),
+            *self._misfits.values(),
+        ]
+        for parameter, whole in held:
+            known = found.setdefault(whole.name, ([], whole))[0]
+            if parameter not in known:
+                known.append(parameter)
+        return list(found.values())
 
     def tensors(self) -> Iterator[tuple[str, LazyTensor]]:
         """Yield (published name, tensor) for each published tensor that the state has."""
@@ -1148,7 +1182,7 @@ def _is_one_more(stored: LazyTensor, published: LazyTensor) -> bool:
     return x.shape == y.shape and np.array_equal(x, decode(encoding, more, y.shape))
 
 
-def _in_published_axes(shape: tuple[int, ...], published: tuple[int, ...]) -> tuple[int, ...]:
+def in_published_axes(shape: tuple[int, ...], published: tuple[int, ...]) -> tuple[int, ...]:
     """Return an engine's shape with the axes of the published one, where it has the same rows.
 
     A depthwise convolution's kernel is [channels, 1, taps] or [channels, taps], a vector [d] or

@@ -615,6 +615,82 @@ def test_a_folder_of_published_names_or_of_outputs_is_no_state(tmp_path: Path) -
     assert told["exit"] == 2 and "17 arrays are one rank's share" in told["error"]["message"]
 
 
+def _up_first(x: Any) -> Any:
+    """Return a rank's stack [experts, 2 * rows, columns] with up before gate."""
+    return torch.cat(x.chunk(2, 1)[::-1], 1).contiguous()
+
+
+def _turned(x: Any) -> Any:
+    return x.transpose(-1, -2).contiguous()
+
+
+def _is_dense(name: str, x: Any) -> bool:
+    return ".layers." in name and x.ndim == 2
+
+
+LAID_OUT: dict[str, tuple[str, Callable[[str, Any], bool], Callable[[Any], Any], str]] = {
+    # what an engine's kernels want -> a model, the parameters, how they are laid out, what is said
+    "up before gate": (
+        "mixtral", lambda name, x: name.endswith("w13_weight"), _up_first,
+        "3 stacks of experts hold up before gate: right for FlashInfer's kernels",
+    ),
+    "experts by columns": (
+        "mixtral", lambda name, x: x.ndim == 3, _turned, "stacks of experts hold each expert's",
+    ),
+    "matrices by columns": (
+        "llama", _is_dense, _turned, "matrices hold rows and columns exchanged, [in, out]",
+    ),
+}  # fmt: skip
+
+
+def laid_out(kind: str, ranks: int, only: str = "") -> list[State]:
+    """Return the ranks' states in an engine's layout; with `only`, where it is in the name."""
+    arch, chosen, change, _ = LAID_OUT[kind]
+    return [
+        {name: change(x) if chosen(name, x) and only in name else x for name, x in held.items()}
+        for held in states(arch, ranks)
+    ]
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+@pytest.mark.parametrize("kind", LAID_OUT)
+def test_a_layout_of_all_matrices_is_the_engines(kind: str, ranks: int, tmp_path: Path) -> None:
+    """Seen red: fused_order, transpose, or shapes that differ, of a state as kernels want it."""
+    arch, *_, says = LAID_OUT[kind]
+    path = save(tmp_path / "s", laid_out(kind, ranks))
+    done = aprfmt("diff", tiny_folder(arch), path, "--json")
+    assert (done.code, done.json["causes"]) == (0, []), done.out[:2000]
+    assert {one["verdict"] for one in done.json["tensors"]} == {"SAME_BYTES"}
+    assert says in done.err, done.err
+    plain = aprfmt("diff", tiny_folder(arch), save(tmp_path / "t", states(arch, ranks)))
+    assert plain.code == 0 and says not in plain.err
+
+
+@pytest.mark.parametrize("kind", LAID_OUT)
+def test_a_layout_of_some_matrices_is_a_fault(kind: str, tmp_path: Path) -> None:
+    arch, *_, says = LAID_OUT[kind]
+    path = save(tmp_path / "s", laid_out(kind, 1, ".layers.1."))
+    done = aprfmt("diff", tiny_folder(arch), path, "--json")
+    assert done.code == 1 and says not in done.err
+    apart = {one["key"] for one in done.json["tensors"] if one["verdict"] != "SAME_BYTES"}
+    assert apart and {key.partition(".")[0] for key in apart} == {"L1"}
+
+
+@pytest.mark.parametrize("kind", LAID_OUT)
+def test_another_value_in_an_engines_layout_is_the_only_difference(
+    kind: str, tmp_path: Path
+) -> None:
+    """Seen red: one stale matrix made a fault of the layout of all."""
+    arch, chosen, *_, says = LAID_OUT[kind]
+    held = laid_out(kind, 1)
+    name = next(name for name, x in held[0].items() if ".2." in name and chosen(name, x))
+    held[0][name][..., 0] += 1
+    done = aprfmt("diff", tiny_folder(arch), save(tmp_path / "s", held), "--json")
+    apart = {one["key"] for one in done.json["tensors"] if one["verdict"] != "SAME_BYTES"}
+    assert done.code == 1 and says in done.err
+    assert apart and {key.partition(".")[0] for key in apart} == {"L2"}
+
+
 def test_ranks_of_two_axes_are_one_run(tmp_path: Path) -> None:
     """Processes that hold one tensor-parallel rank hold the same: else it is another run's."""
     held, path = states("llama", 2), tmp_path / "s"
