@@ -26,6 +26,7 @@ from aprfmt.causes.training.clipping import (
 )
 from aprfmt.causes.training.frozen_parameters import _must_move, guess_cut_shard
 from aprfmt.causes.training.optimizers import Moments, parse_recipe
+from aprfmt.causes.training.other_weights import guess_other_weights
 from aprfmt.causes.training.step_case import StepCase
 from aprfmt.causes.training.step_size import AVERAGE
 from aprfmt.causes.training.table import UPDATES
@@ -907,3 +908,22 @@ def test_a_right_step_or_one_that_moved_has_no_shard_that_stood_still() -> None:
     assert not list(guess_cut_shard(case_of((before, after, states), "gradient"), recipe))
     after.reshape(-1)[125:] += 2 * LR
     assert not list(guess_cut_shard(case_of((before, after, states), "gradient"), recipe))
+
+
+def test_a_step_from_other_weights_goes_far_in_no_direction_of_the_rule() -> None:
+    before, after, states = stepped("AdamW", ADAM)
+    noise = np.random.default_rng(9).normal(0, 1, before.shape).astype(np.float32)
+    step = after - before
+
+    def said(made: Array, knows: str = "gradient", stated: str = STATED) -> list[Any]:
+        case = case_of((before, made.astype(np.float32), states), knows)
+        return list(guess_other_weights(case, parse_recipe(stated)))
+
+    for size in (10.0, 1e3):  # masters of another checkpoint, near and far
+        (found,) = said(after + size * LR * noise)
+        assert (found.cause, found.most) == ("other_weights", "located")
+    right = after, before + 20 * step, before - 20 * step, after + 2 * LR * noise, 0.9 * before
+    assert not any(said(made) for made in right)
+    far = after + 1e3 * LR * noise
+    assert not said(far, "signs") and not said(far, stated=f"sgd:lr={L}")
+    assert not said(far, stated="adamw:lr=0,step=1")

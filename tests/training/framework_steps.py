@@ -16,8 +16,10 @@ from transformers.models.llama import modeling_llama
 
 from tests.models import tiny
 from tests.training.judged_steps import (
+    LR,
     NORM,
     RULE,
+    WD,
     Grads,
     JudgedStep,
     adamw,
@@ -177,6 +179,36 @@ def of_both_names(grads: Grads) -> Grads:
     return grads | {HEAD: grads[TABLE].clone()}
 
 
+def stale_masters(far: float, dtype: str = "float32") -> Callable[[Path], dict[str, Any]]:
+    """Return what makes a step of float32 masters that are `far` from the weights beside them.
+
+    They are of the checkpoint before the one that was loaded.
+    """
+
+    def make(folder: Path) -> dict[str, Any]:
+        model, rows = tiny("llama", tied=False), batch_of()
+        masters = {name: p.detach().clone() for name, p in model.named_parameters()}
+        noise = torch.Generator().manual_seed(5)
+        with torch.no_grad():
+            for p in model.parameters():
+                p.add_(far * torch.randn(p.shape, generator=noise))
+        model = model.to(getattr(torch, dtype))
+        given = written(folder, model, rows) | with_gradients(folder, backward(model, rows))
+        with torch.no_grad():
+            for name, p in model.named_parameters():
+                grad = p.grad
+                held = torch.nn.Parameter(masters[name])
+                assert grad is not None
+                held.grad = grad.float()
+                torch.optim.AdamW([held], lr=LR, weight_decay=WD).step()
+                p.copy_(held)
+        model.save_pretrained(folder / "after")
+        del given["batch"]
+        return given | {"after": folder / "after", "optimizer": f"{RULE},step=1"}
+
+    return make
+
+
 ANY = "."
 FRAMEWORK_FAULTS = (
     JudgedStep(
@@ -196,6 +228,14 @@ FRAMEWORK_FAULTS = (
         where=NORM,
     ),
     JudgedStep(
+        "stale_masters",
+        "the masters of bfloat16 weights are those of an older checkpoint",
+        stale_masters(50 * LR, "bfloat16"),
+        cause="other_weights",
+        named="other_weights",
+        at=ANY,
+    ),
+    JudgedStep(
         "shard_ends_in_a_row",
         "the second half of ffn_down of layer 1 did not move, from inside a row on",
         cut(".layers.1.mlp.down_proj", 250, 512),
@@ -205,6 +245,14 @@ FRAMEWORK_FAULTS = (
     ),
 )
 FRAMEWORK_RELATIVES = (
+    JudgedStep(
+        "masters_at_random",
+        "the masters are as far from the weights that were loaded as two models at random",
+        stale_masters(100 * LR),
+        cause="other_weights",
+        named="other_weights",
+        at=ANY,
+    ),
     JudgedStep(
         "norm_with_offset",
         "Llama's norms multiply by 1 + w in their backward, not by w",

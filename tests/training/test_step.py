@@ -24,6 +24,7 @@ from tests.conversion.folders import llama_folder
 from tests.training import (
     adapter_steps,
     adapters,
+    framework_steps,
     judged_steps,
     loop_steps,
     thread_steps,
@@ -165,7 +166,8 @@ def test_every_cause_of_a_step_has_its_fault() -> None:
     )  # fmt: skip
     loops = (*loop_steps.LOOP_FAULTS, *loop_steps.LOOP_RELATIVES)
     trainers = (*trainer_steps.TRAINER_FAULTS, *trainer_steps.TRAINER_RELATIVES)
-    every: tuple[Any, ...] = (*FAULTS, *GRADIENT_FAULTS, *judged, *loops, *trainers)
+    others = framework_steps.FRAMEWORK_FAULTS
+    every: tuple[Any, ...] = (*FAULTS, *GRADIENT_FAULTS, *judged, *loops, *trainers, *others)
     seeded = {fault.cause for fault in every} - {"", "nonfinite"}
     rows = {row.name for module in modules_of("training") for row in causes_of(module)}
     assert seeded | {"adapter_half_frozen", "adapter_frozen", "backward_operation"} == rows

@@ -1,0 +1,62 @@
+"""Weights after a step that are too far from those before it for one step of the rule."""
+
+from collections.abc import Iterator
+
+import numpy as np
+
+from aprfmt.causes.row import Cause
+from aprfmt.causes.training.optimizers import F64, Recipe
+from aprfmt.causes.training.step_case import StepCase, StepGuess, StepHypothesis
+
+CAUSE_ROWS = (
+    Cause(
+        "other_weights",
+        "update",
+        "bug",
+        "The step was made from other weights than those before it: float32 masters that the "
+        "loaded checkpoint was not copied to, or a checkpoint of another run.",
+        "Most elements moved several times as far as the longest step of the rule, and neither "
+        "along the step nor along the weight.",
+        "Nothing makes it again: give the checkpoint that the masters are of as MODEL. Many steps "
+        "between the two checkpoints look the same.",
+        most="located",
+    ),
+)
+FAR = 3.0  # times the longest step: what most elements moved
+ALONG = 0.9  # cosine of a change with the step, or the weight, that is mostly a factor of it
+
+
+def guess_other_weights(case: StepCase, recipe: Recipe) -> Iterator[StepGuess]:
+    """Yield the guess that the step was made from other weights than those before it.
+
+    Nothing where only signs of the gradient are known, for a rule whose steps have any length, or
+    where the change is mostly a multiple of the step or of the weight.
+    """
+    if case.signs or not recipe.row.sizes or not case.change.size:
+        return
+    update = case.predict(recipe)
+    longest = 0.0 if update is None else float(np.abs(update.whole).max())
+    if update is None or not longest:
+        return
+    if any(abs(_cosine(case.change, each)) > ALONG for each in (update.whole, case.before)):
+        return
+    if float(np.median(np.abs(case.change) - case.rounding)) < FAR * longest:
+        return
+    says = (
+        "most elements moved further than the longest step of the rule, in other directions: the "
+        "step was made from other weights than these (stale master weights), or many steps were"
+    )
+    yield StepGuess("other_weights", says, holds=lambda part: True, most="located")
+
+
+def _cosine(a: F64, b: F64) -> float:
+    """Return the cosine of the angle between two vectors; 0.0 for a zero vector."""
+    size = float(np.linalg.norm(a) * np.linalg.norm(b))
+    return float(a @ b) / size if size else 0.0
+
+
+HYPOTHESES = (
+    StepHypothesis(
+        ("other_weights",), guess_other_weights, 90, "nothing is made again: after all others"
+    ),
+)
