@@ -8,7 +8,6 @@ from aprfmt.cli import render
 from aprfmt.errors import AprfmtError
 from aprfmt.model import Model, open_model
 from aprfmt.model.kinds import astray_modules_text, peft_config
-from aprfmt.model.ledger import NO_TENSOR
 from aprfmt.model.zero_pairs import find_zero_pairs
 from aprfmt.remote.paths import is_remote
 
@@ -235,6 +234,8 @@ def _list_oddities(opened: Model, body: "InspectBody") -> list[str]:
             if rows:
                 found.append(f"{len(rows)} {one if len(rows) == 1 else many}")
     # Files that cannot be read, or that nothing reads, and doubts about the tokenizer.
+    from aprfmt.model.ledger import NO_TENSOR
+
     found += [
         NO_TENSOR if NO_TENSOR in one else f"{one.partition(' (')[0]} cannot be read"
         for one in body["unreadable"]
