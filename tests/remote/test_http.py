@@ -95,6 +95,28 @@ def test_a_gguf_header_costs_little_more_than_itself(
         assert len(server.log) == before
 
 
+def test_a_file_of_torch_save_is_read_by_range(server: RangeServer, tmp_path: Path) -> None:
+    """Its directory stands at the end: neither listing nor one tensor reads the others' bytes."""
+    torch = pytest.importorskip("torch")
+    tensors = {
+        "big": torch.arange(2 << 20, dtype=torch.float32).reshape(4, -1),
+        "small": torch.arange(3000, dtype=torch.float32),
+        "behind": torch.ones(1 << 20),
+    }
+    torch.save(tensors, tmp_path / "x.pt")
+    server.files["/x.pt"] = data = (tmp_path / "x.pt").read_bytes()
+    done = command("inspect", f"{server.url}/x.pt", "--json")
+    assert done.code == 0, done.err
+    assert done.json["remote"]["bytes"] == server.sent() < len(data) // 8
+    forget()
+    before = server.sent()
+    with aprfmt.open(f"{server.url}/x.pt") as model:
+        assert np.array_equal(model["small"].numpy(), tensors["small"].numpy())
+        assert server.sent() - before < len(data) // 8
+        assert np.array_equal(model["big"].numpy(), tensors["big"].numpy())
+        assert server.sent() - before < tensors["big"].nbytes + len(data) // 8
+
+
 def test_one_tensor_costs_two_requests_beyond_the_header(
     server: RangeServer, tmp_path: Path
 ) -> None:
