@@ -230,7 +230,7 @@ FRAMEWORK_FAULTS = (
     JudgedStep(
         "stale_masters",
         "the masters of bfloat16 weights are those of an older checkpoint",
-        stale_masters(50 * LR, "bfloat16"),
+        stale_masters(30 * LR, "bfloat16"),
         cause="other_weights",
         named="other_weights",
         at=ANY,
@@ -246,9 +246,9 @@ FRAMEWORK_FAULTS = (
 )
 FRAMEWORK_RELATIVES = (
     JudgedStep(
-        "masters_at_random",
-        "the masters are as far from the weights that were loaded as two models at random",
-        stale_masters(100 * LR),
+        "older_masters",
+        "the masters of float32 weights are those of an older checkpoint",
+        stale_masters(10 * LR),
         cause="other_weights",
         named="other_weights",
         at=ANY,

@@ -23,20 +23,24 @@ CAUSE_ROWS = (
     ),
 )
 FAR = 3.0  # times the longest step: what most elements moved
+WHOLE = 0.5  # of the norm of the weight: moved as far, it is another weight altogether
 ALONG = 0.9  # cosine of a change with the step, or the weight, that is mostly a factor of it
 
 
 def guess_other_weights(case: StepCase, recipe: Recipe) -> Iterator[StepGuess]:
     """Yield the guess that the step was made from other weights than those before it.
 
-    Nothing where only signs of the gradient are known, for a rule whose steps have any length, or
-    where the change is mostly a multiple of the step or of the weight.
+    Nothing where only signs of the gradient are known, for a rule whose steps have any length, for
+    a vector, or where the change is mostly a multiple of the step or of the weight. Nor where the
+    weight is another one altogether, which has a sentence of its own.
     """
-    if case.signs or not recipe.row.sizes or not case.change.size:
+    if case.signs or case.vector or not recipe.row.sizes or not case.change.size:
         return
     update = case.predict(recipe)
     longest = 0.0 if update is None else float(np.abs(update.whole).max())
     if update is None or not longest:
+        return
+    if np.linalg.norm(case.change) > WHOLE * np.linalg.norm(case.before):
         return
     if any(abs(_cosine(case.change, each)) > ALONG for each in (update.whole, case.before)):
         return
