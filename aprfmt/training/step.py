@@ -871,7 +871,7 @@ class _Step:
         if found.verdict != "not compared" or state is None or self.given is None:
             return found
         unknown = state.indexed and state.left
-        coded = self._has_codes(parameter)
+        coded = parameter.names[0] in self._names_in_8_bits()
         moments = held.first is not None or held.second is not None
         if unknown or coded or moments or held.gradient is None or not recipe.keeps_moments:
             return found

@@ -484,7 +484,9 @@ def test_a_schedule_is_told_by_the_rate_that_most_steps_show() -> None:
 def test_the_recipe_of_a_parameter_is_that_of_its_group() -> None:
     def recipe(group: Any, optimizer: str | None = None, key: str = "L0.q", **more: Any) -> Recipe:
         rates = more.pop("rates", False)
-        held = SimpleNamespace(group_of=lambda name: group) if group is not None else None
+        held = (
+            SimpleNamespace(group_of=lambda name: group, steps=None) if group is not None else None
+        )
         own = stage(
             **{"state": held, "optimizer": optimizer} | more, _has_rates=lambda stated: rates
         )

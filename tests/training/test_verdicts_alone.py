@@ -43,6 +43,7 @@ def state(**more: Any) -> Any:
         "first": SimpleNamespace(placed={"other": 1}),
         "coded": (),
         "names": {},
+        "fewer": {},
     }
     return SimpleNamespace(**facts | more)
 
@@ -193,6 +194,7 @@ def judge_it(
         _adafactor_recipe=lambda parameter, recipe, held: replace(recipe, step=77),
         _with_moments=lambda parameter, recipe, held, found: replace(found, why="moments"),
         _may_be_before=lambda held: before,
+        _has_codes=lambda parameter: True,
         _by_unseen=lambda parameter, recipe, held, found: found,
         _by_other_rule=lambda parameter, found: found,
         _without_inputs=lambda parameter, held, found: found,
