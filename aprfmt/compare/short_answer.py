@@ -38,12 +38,13 @@ def merge_similar_lines(rows: Sequence[Line]) -> list[Line]:
 
 
 def cause_lines(
-    causes: Sequence[NamedCause], *, first_said: bool, names: int = NAMED
+    causes: Sequence[NamedCause], *, first_said: bool, names: int = NAMED, first_token: str = ""
 ) -> Iterator[Line]:
     """Yield (text, style): the first cause in several lines, then each other cause in one.
 
     `first_said`: the line of the verdict already has the first one's sentence. `names` is how many
-    places are named.
+    places are named. `first_token` is the sentence about the first token that differs, said after
+    the first cause.
     """
     for at, one in enumerate(causes[:1]):
         name = one.cause or "unknown cause"
@@ -53,6 +54,8 @@ def cause_lines(
             yield f"      where: {one.places_text(names)}", ""
         effect = f"; {one.effect.text}" if one.effect.text else ""
         yield f"      {one.certainty_text}{effect}", ""
+    if first_token:
+        yield f"      {first_token}", ""
     yield from merge_similar_lines(
         [
             (f"  {one.cause or 'unknown cause'} ({one.certainty_text}): {one.says}", "warn")
@@ -73,9 +76,11 @@ def short_answer(
     commands: Sequence[str] = (),
     source: str = "",
     names: int = NAMED,
+    first_token: str = "",
 ) -> list[Line]:
     """Return at most LINES lines (text, style).
 
+    `first_token` is the sentence about the first token that differs, "" where none was found.
     `others` are differences that are no causes, a line each. `not_compared` is what was not
     compared, in words, `unrun` what was compared by its values alone and not reached by a pass,
     `unmended` the sentence about what no command repairs, and `source` the path of A, from which a
@@ -94,7 +99,7 @@ def short_answer(
     if len(commands) > COMMANDS:
         ways.append((f"      ... {len(commands) - COMMANDS} more commands (-v)", "dim"))
     middle = [
-        *cause_lines(causes, first_said=first_said, names=names),
+        *cause_lines(causes, first_said=first_said, names=names, first_token=first_token),
         *merge_similar_lines(others),
     ]
     room = LINES - 1 - len(end) - len(ways)

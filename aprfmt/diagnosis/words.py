@@ -6,13 +6,14 @@ from aprfmt.compare.short_answer import PLACES, Line, short_answer
 from aprfmt.diagnosis.records import Diagnosis
 from aprfmt.measure.findings import Finding
 from aprfmt.measure.named_causes import NAMED
+from aprfmt.measure.traces import FirstToken
 from aprfmt.model.ledger import items_clause
 
 MOST = 24  # lines under a title; JSON has all
 
 
 def first_lines(result: Diagnosis, style: str = "", names: int = NAMED) -> list[Line]:
-    """Return at most 12 (line, style): verdict, cause, place, certainty, next command.
+    """Return at most 12 (line, style): verdict, cause, place, certainty, first token, next command.
 
     `names` is how many places are listed.
     """
@@ -36,7 +37,19 @@ def first_lines(result: Diagnosis, style: str = "", names: int = NAMED) -> list[
         commands=result.next,
         source=result.a,
         names=names,
+        first_token=_first_token_text(result),
     )
+
+
+def _first_token_text(result: Diagnosis) -> str:
+    """Return the sentence about the first token that differs; "" where none was found.
+
+    "" too where the answer is that both sides compute the same, but for rounding.
+    """
+    row = result.facts.get("first_token")
+    if row is None or result.kind in ("same", "precision"):
+        return ""
+    return FirstToken(**row).text
 
 
 def _reason_says_cause(result: Diagnosis) -> bool:
