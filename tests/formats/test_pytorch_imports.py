@@ -20,7 +20,8 @@ from aprfmt.formats import open_source
 from aprfmt.formats.pytorch.pickle_imports import hidden_imports
 from tests.cli.run import aprfmt
 from tests.formats import pytorch_files as files
-from tests.formats.test_pytorch_hostile import name, tensor, text, zipped
+from tests.formats.hostile_pickles import name, tensor, text
+from tests.formats.test_pytorch_hostile import zipped
 
 DROP = b"0"  # POP
 WEIGHT = b"}" + text("w") + tensor() + b"s"

@@ -25,6 +25,7 @@ from aprfmt.formats.bounded_json import loads
 from aprfmt.formats.gguf import reader as gguf_reader
 from aprfmt.formats.gguf import writer as gguf_writer
 from aprfmt.formats.gguf.fields import header_fields as gguf_fields
+from aprfmt.formats.pytorch import reader as pytorch_reader
 from aprfmt.formats.safetensors import reader as safetensors_reader
 from aprfmt.formats.safetensors import writer as safetensors_writer
 from aprfmt.formats.safetensors.fields import header_fields as safetensors_fields
@@ -32,7 +33,7 @@ from aprfmt.formats.shard_set import MAX_INDEX
 from tests.fuzz.contract import BrokenPromiseError, check_shown, same
 from tests.fuzz.memory import MemoryFiles
 
-_NAMES = {kind: Path(f"fuzz.{kind}") for kind in ("gguf", "apr", "safetensors", "json")}
+_NAMES = {kind: Path(f"fuzz.{kind}") for kind in ("gguf", "apr", "safetensors", "json", "pt")}
 
 
 def content(source: Source) -> tuple[dict[str, str], dict[str, tuple[Any, ...]]]:
@@ -166,6 +167,18 @@ def safetensors(data: bytes) -> None:
                 after = content(copy)
             before[0].setdefault("format", " 'pt'")
             same(before, after, "a safetensors file and its copy")
+
+
+def pytorch(data: bytes) -> None:
+    """Read a file of torch.save: the values of its pickle, its tensors' bytes, its imports."""
+    with pytorch_reader.open_buffer(data, _NAMES["pt"]) as source:
+        before = content(source)
+        for note in source.imports:
+            check_shown(escape(note))
+        source.footer_matches()
+    if worth_copying(data):
+        with pytorch_reader.open_buffer(data, _NAMES["pt"]) as again:
+            same(before, content(again), "a file of torch.save read twice")
 
 
 def mend_safetensors(data: bytes) -> bytes:

@@ -36,6 +36,14 @@ def safetensors() -> list[bytes]:
     return _short((*LEGAL, *MALFORMED))
 
 
+def pytorch() -> list[bytes]:
+    """Return a sound file of torch.save, and archives of all small hostile pickles."""
+    from tests.formats.hostile_pickles import PICKLES, SOUND, archived
+
+    made = [archived(SOUND), *(archived(body) for body, _ in PICKLES.values())]
+    return [data for data in made if len(data) < LONGEST]
+
+
 def index() -> list[bytes]:
     return [
         b'{"metadata":{"total_size":16},"weight_map":{"a":"m-00001-of-00002.safetensors",'

@@ -14,6 +14,7 @@ TARGETS: Mapping[str, Target] = {
             "safetensors", containers.safetensors, seeds.safetensors, containers.mend_safetensors
         ),
         Target("apr", containers.apr, seeds.apr, containers.mend_apr),
+        Target("pytorch", containers.pytorch, seeds.pytorch),
         Target("index", containers.index, seeds.index),
         Target("config", parsers.config, seeds.config),
         Target("tokenizer", parsers.tokenizer, seeds.tokenizer),

@@ -7,7 +7,7 @@ from aprfmt.base.protocols import ByteSource, Damage, LazyTensor, Note, Source, 
 from aprfmt.base.text_escape import shorten
 from aprfmt.errors import FormatError, UnsupportedError
 from aprfmt.formats.damage import Faults, Structure
-from aprfmt.formats.mapped_file import open_bytes
+from aprfmt.formats.mapped_file import Buffer, BufferFile, open_bytes
 from aprfmt.formats.pytorch.layout import is_index
 from aprfmt.formats.pytorch.pickle_calls import DESCRIBED
 from aprfmt.formats.pytorch.pickle_imports import hidden_imports
@@ -215,16 +215,29 @@ def open_source(path: Path, *, partial: bool = False) -> PytorchSource:
     file = open_bytes(path)
     try:
         if not is_index(bytes(file.view[:4096])):
-            opened = PickledFile(file)
-            return PytorchSource(path, [opened], opened.tensors, {})
-    except RecursionError:
-        file.close()
-        raise FormatError(f"{path}: its values nest too deep; it is damaged") from None
+            return _open_file(file)
     except BaseException:
         file.close()
         raise
     file.close()
     return open_index(path, partial=partial)
+
+
+def open_buffer(buffer: Buffer, path: Path) -> PytorchSource:
+    """Return the open model of a torch.save file's bytes in memory; `path` begins the messages.
+
+    Raises FormatError.
+    """
+    return _open_file(BufferFile(buffer, path))
+
+
+def _open_file(file: ByteSource) -> PytorchSource:
+    """Return the open model of one torch.save file. Raises FormatError."""
+    try:
+        opened = PickledFile(file)
+    except RecursionError:
+        raise FormatError(f"{file.path}: its values nest too deep; it is damaged") from None
+    return PytorchSource(file.path, [opened], opened.tensors, {})
 
 
 def open_index(path: Path, *, partial: bool = False) -> PytorchSource:
