@@ -14,7 +14,7 @@ from aprfmt.arch.engine_parameters import EngineParameter, find_layout, role_bas
 from aprfmt.base.encodings import ENCODINGS
 from aprfmt.base.protocols import LazyTensor, TensorInfo, Value
 from aprfmt.errors import FormatError
-from aprfmt.model.engine_state import (
+from aprfmt.model.rank_tensors import (
     Cells,
     EngineReading,
     RankTensor,

@@ -16,15 +16,12 @@ from pathlib import Path
 from threading import Lock
 
 import numpy as np
-from numpy.typing import NDArray
 
 from aprfmt.arch.binding import bind_names
-from aprfmt.arch.element_moves import to_stored
 from aprfmt.arch.engine_parameters import (
     ENGINE_MODULES,
     EngineParameter,
     Part,
-    RankLayout,
     companion_parameter,
     find_layout,
     list_parameters,
@@ -41,10 +38,17 @@ from aprfmt.errors import AprfmtError, FormatError, UnsupportedError, UsageError
 from aprfmt.formats import open_source
 from aprfmt.formats.pytorch.tensor import AbsentTensor
 from aprfmt.model import Model
+from aprfmt.model.engine_repacks import undo_repacks
 from aprfmt.model.hf_folder import model_candidates, pickled_weights, read_folder
+from aprfmt.model.rank_tensors import (
+    Cells,
+    EngineReading,
+    RankTensor,
+    element_array,
+    in_published_axes,
+)
 from aprfmt.tensors.view import decode_tensor
 
-Cells = NDArray[np.void]
 # Ends of names that an engine computes and nobody publishes.
 COMPUTED = (
     ".cos_sin_cache",
@@ -201,20 +205,6 @@ def _other_files(path: Path, read: Collection[Path]) -> list[Note]:
     return [Note("warning", str(path), text, "remark")]
 
 
-@dataclass(frozen=True)
-class RankTensor:
-    """One tensor name of an engine's state: its parts, and the rank each part is from."""
-
-    name: str
-    parts: tuple[LazyTensor, ...]
-    ranks: tuple[int, ...]
-
-    @property
-    def shape(self) -> tuple[int, ...]:
-        """The shape of the first rank's part."""
-        return self.parts[0].info.shape
-
-
 class StackedExperts(LazyTensor):
     """The experts of one rank, which Megatron has as a tensor each, as one tensor."""
 
@@ -247,49 +237,6 @@ class StackedExperts(LazyTensor):
         """Release the pages of all experts."""
         for one in self._experts:
             one.drop()
-
-
-@dataclass(frozen=True)
-class EngineReading:
-    """What a tensor of an engine's state is: the parameter, and how the ranks hold it."""
-
-    parameter: EngineParameter
-    tensor: RankTensor
-    layout: RankLayout
-
-    def rank_arrays(self) -> list[Cells]:
-        """Return what each rank holds, as arrays of opaque elements."""
-        shape = self.parameter.shape
-        return [
-            element_array(part).reshape(in_published_axes(part.info.shape, shape))
-            for part in self.tensor.parts
-        ]
-
-    def published_tensors(
-        self, part: Part, hp: Mapping[str, Value], copy: int = 0
-    ) -> Sequence[Cells]:
-        """Return the published tensors of a part, put together from all ranks.
-
-        `copy` says which of the ranks that hold the same rows is read.
-        """
-        arrays = self.layout.join_ranks(self.rank_arrays(), copy)
-        first = sum(len(one.shapes) for one in self.parameter.parts[: self.index_of(part)])
-        return to_stored(part.steps, arrays[first : first + len(part.shapes)], hp)
-
-    def index_of(self, part: Part) -> int:
-        """Return the number of a part among the parameter's."""
-        return next(at for at, one in enumerate(self.parameter.parts) if one is part)
-
-    def copies_of(self, part: Part) -> int:
-        """Return how many ranks hold the same rows of a part."""
-        layout = self.layout
-        if layout.axis is None:
-            return layout.ranks
-        if not layout.sections:
-            return 1
-        first = sum(len(one.shapes) for one in self.parameter.parts[: self.index_of(part)])
-        sections = layout.sections[first : first + len(part.shapes)]
-        return max((one.copies(layout.ranks) for each in sections for one in each), default=1)
 
 
 class EngineTensor(LazyTensor):
@@ -421,8 +368,6 @@ def _read_as_loaded(path: Path, published: Model, by_name: dict[str, RankTensor]
 
     Tensors that the engine laid out for its kernels are exchanged in `by_name`, and remarked on.
     """
-    from aprfmt.model.engine_repacks import undo_repacks
-
     reader = _StateReader(path, published, by_name)
     undone, said = undo_repacks(reader.parameters(), reader.published, published.hyper)
     if undone:
@@ -1182,25 +1127,6 @@ def _is_one_more(stored: LazyTensor, published: LazyTensor) -> bool:
     return x.shape == y.shape and np.array_equal(x, decode(encoding, more, y.shape))
 
 
-def in_published_axes(shape: tuple[int, ...], published: tuple[int, ...]) -> tuple[int, ...]:
-    """Return an engine's shape with the axes of the published one, where it has the same rows.
-
-    A depthwise convolution's kernel is [channels, 1, taps] or [channels, taps], a vector [d] or
-    [1, d]. Patches are embedded by a convolution or by a matrix of its flattened kernels: that is
-    [out, in, height, width] or [out, in * height * width], in one order of elements.
-    """
-    if len(shape) == len(published) or not shape or not published:
-        return shape
-    if len(shape) + 1 == len(published) and 1 in published:
-        axis = published.index(1)
-        return (*shape[:axis], 1, *shape[axis:])
-    if [one for one in shape if one != 1] == [one for one in published if one != 1]:
-        return published
-    if 2 in (len(shape), len(published)) and math.prod(shape[1:]) == math.prod(published[1:]):
-        return (shape[0], *published[1:])
-    return shape
-
-
 def _lacks_bytes(whole: RankTensor, published: LazyTensor) -> bool:
     """Return whether a rank's part has no bytes where the published tensor has some."""
     return bool(published.info.nbytes) and any(not one.info.nbytes for one in whole.parts)
@@ -1259,18 +1185,3 @@ def _logarithms(made: Cells, whole: RankTensor, published: LazyTensor) -> Cells:
         right = np.abs(-np.exp(x) - held) <= 2 * np.spacing(np.abs(held))
         other = encode(encoding, np.log(-held).astype(np.float32))
     return np.where(right, own, np.frombuffer(other[""], own.dtype).reshape(own.shape))
-
-
-def element_array(tensor: LazyTensor) -> Cells:
-    """Return a stored tensor as an array of opaque elements, without decoding it.
-
-    Raises FormatError for a block encoding, in which an element has no bytes alone.
-    """
-    shape, count = tensor.info.shape, math.prod(tensor.info.shape)
-    size, rest = divmod(tensor.info.nbytes, max(count, 1))
-    if rest or (count and not size):
-        raise FormatError(
-            f"{tensor.info.name}: {tensor.info.encoding} has no bytes of its own for "
-            "each element, and is not put together"
-        )
-    return np.frombuffer(tensor.raw(), f"V{max(size, 1)}").reshape(shape)

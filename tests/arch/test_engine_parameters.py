@@ -24,7 +24,8 @@ from aprfmt.arch.engine_parameters import (
 )
 from aprfmt.compare import diff, diff_models
 from aprfmt.model import Model, open_model
-from aprfmt.model.engine_state import element_array, is_engine_state, open_engine_state
+from aprfmt.model.engine_state import is_engine_state, open_engine_state
+from aprfmt.model.rank_tensors import element_array
 from aprfmt.model.role_manifest import PADDED, parameter_rows
 from tests.approved import check
 from tests.diagnosis.engines import tiny_folder

@@ -21,7 +21,8 @@ from aprfmt.causes.tensor.proof import make_finding, prove_bytes
 from aprfmt.measure.alignment import TensorPair
 from aprfmt.measure.findings import Finding
 from aprfmt.measure.records import TensorDiff
-from aprfmt.model.engine_state import EngineReading, EngineTensor, element_array
+from aprfmt.model.engine_state import EngineTensor
+from aprfmt.model.rank_tensors import EngineReading, element_array
 
 Array = Any
 SHOWN = 3  # pieces that a sentence names

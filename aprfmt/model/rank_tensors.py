@@ -1,0 +1,106 @@
+"""One rank's stored tensors of a parameter, and their bytes as arrays of whole elements."""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from aprfmt.arch.element_moves import to_stored
+from aprfmt.arch.engine_parameters import EngineParameter, Part, RankLayout
+from aprfmt.base.protocols import LazyTensor, Value
+from aprfmt.errors import FormatError
+
+Cells = NDArray[np.void]
+
+
+@dataclass(frozen=True)
+class RankTensor:
+    """One tensor name of an engine's state: its parts, and the rank each part is from."""
+
+    name: str
+    parts: tuple[LazyTensor, ...]
+    ranks: tuple[int, ...]
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """The shape of the first rank's part."""
+        return self.parts[0].info.shape
+
+
+@dataclass(frozen=True)
+class EngineReading:
+    """What a tensor of an engine's state is: the parameter, and how the ranks hold it."""
+
+    parameter: EngineParameter
+    tensor: RankTensor
+    layout: RankLayout
+
+    def rank_arrays(self) -> list[Cells]:
+        """Return what each rank holds, as arrays of opaque elements."""
+        shape = self.parameter.shape
+        return [
+            element_array(part).reshape(in_published_axes(part.info.shape, shape))
+            for part in self.tensor.parts
+        ]
+
+    def published_tensors(
+        self, part: Part, hp: Mapping[str, Value], copy: int = 0
+    ) -> Sequence[Cells]:
+        """Return the published tensors of a part, put together from all ranks.
+
+        `copy` says which of the ranks that hold the same rows is read.
+        """
+        arrays = self.layout.join_ranks(self.rank_arrays(), copy)
+        first = sum(len(one.shapes) for one in self.parameter.parts[: self.index_of(part)])
+        return to_stored(part.steps, arrays[first : first + len(part.shapes)], hp)
+
+    def index_of(self, part: Part) -> int:
+        """Return the number of a part among the parameter's."""
+        return next(at for at, one in enumerate(self.parameter.parts) if one is part)
+
+    def copies_of(self, part: Part) -> int:
+        """Return how many ranks hold the same rows of a part."""
+        layout = self.layout
+        if layout.axis is None:
+            return layout.ranks
+        if not layout.sections:
+            return 1
+        first = sum(len(one.shapes) for one in self.parameter.parts[: self.index_of(part)])
+        sections = layout.sections[first : first + len(part.shapes)]
+        return max((one.copies(layout.ranks) for each in sections for one in each), default=1)
+
+
+def in_published_axes(shape: tuple[int, ...], published: tuple[int, ...]) -> tuple[int, ...]:
+    """Return an engine's shape with the axes of the published one, where it has the same rows.
+
+    A depthwise convolution's kernel is [channels, 1, taps] or [channels, taps], a vector [d] or
+    [1, d]. Patches are embedded by a convolution or by a matrix of its flattened kernels: that is
+    [out, in, height, width] or [out, in * height * width], in one order of elements.
+    """
+    if len(shape) == len(published) or not shape or not published:
+        return shape
+    if len(shape) + 1 == len(published) and 1 in published:
+        axis = published.index(1)
+        return (*shape[:axis], 1, *shape[axis:])
+    if [one for one in shape if one != 1] == [one for one in published if one != 1]:
+        return published
+    if 2 in (len(shape), len(published)) and math.prod(shape[1:]) == math.prod(published[1:]):
+        return (shape[0], *published[1:])
+    return shape
+
+
+def element_array(tensor: LazyTensor) -> Cells:
+    """Return a stored tensor as an array of opaque elements, without decoding it.
+
+    Raises FormatError for a block encoding, in which an element has no bytes alone.
+    """
+    shape, count = tensor.info.shape, math.prod(tensor.info.shape)
+    size, rest = divmod(tensor.info.nbytes, max(count, 1))
+    if rest or (count and not size):
+        raise FormatError(
+            f"{tensor.info.name}: {tensor.info.encoding} has no bytes of its own for "
+            "each element, and is not put together"
+        )
+    return np.frombuffer(tensor.raw(), f"V{max(size, 1)}").reshape(shape)
