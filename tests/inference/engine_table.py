@@ -1,13 +1,15 @@
 """Prints what is said of every kind of dump, sound and with a seeded fault, as a table.
 
-    python -m tests.inference.engine_table
+    python -m tests.inference.engine_table [--write]
 
+With --write the tables are put into docs/notes/engine_dumps.md.
 Sound dumps are those of the tests: layouts of ranks, forms of steps, forms of log-probabilities, in
 two arithmetics, and what vLLM itself wrote. Faults are an engine's (shares, sums, ranks that
 differ), a dump's (a rank or a step that is missing, twice or of another run) and a rollout's. Exit
 1 where a sound dump is accused, a fault is not seen, or a cause other than the seeded one is said.
 """
 
+import argparse
 import sys
 import tempfile
 from collections.abc import Iterator
@@ -22,6 +24,10 @@ from tests.inference import test_real_engine
 from tests.inference.test_captures import own
 from tests.models import IDS
 
+PAGE = Path(__file__).resolve().parents[2] / "docs" / "notes" / "engine_dumps.md"
+HEADING = "## Sound dumps and seeded faults"
+DTYPES = ("float32", "bfloat16")
+REAL = "vLLM 0.32.0 on a CPU, bfloat16"
 Line = tuple[str, str, str, str, bool]  # kind, dump or fault, what is said, where, as it should be
 
 
@@ -43,7 +49,8 @@ def _said(done: Any) -> tuple[str, str]:
     where = [one["where"] for one in found.get("causes", [])][:1]
     table = found.get("logprobs")
     if table:
-        where = [f"{table['scaled']:.1e} of {table['tolerance']:.1e}"]
+        size = f"{table['scaled']:.1e} of {table['tolerance']:.1e}"
+        where = [size if table["first"] is None else f"position {table['first']}: {size}"]
     place = str(where[0][0] if where and isinstance(where[0], list) else where[0] if where else "")
     return ", ".join([word, *causes]), place
 
@@ -62,7 +69,7 @@ def sound(folder: Path) -> Iterator[Line]:
         done = aprfmt("diagnose", tiny_folder("llama"), made, "--ids", ids, "--json")
         said, where = _said(done)
         yield "steps", name, said, where, done.code == 0
-    for dtype in ("float32", "bfloat16"):
+    for dtype in DTYPES:
         rows = answers.engine(dtype)
         for name, form in answers.FORMS.items():
             path = answers.answer(folder, form(rows), f"{dtype}-{name}.json")
@@ -72,10 +79,10 @@ def sound(folder: Path) -> Iterator[Line]:
 
     real = test_real_engine.FOLDER
     said, where = _said(done := aprfmt("diagnose", real / "model", real / "dump", "--json"))
-    yield "steps", "vLLM 0.32.0 on a CPU, bfloat16", said, where, done.code == 0
+    yield "steps", REAL, said, where, done.code == 0
     given = ("--reference", real / "answer.json", "--json")
     said, where = _said(done := aprfmt("logits", real / "model", *given))
-    yield "log-probabilities", "vLLM 0.32.0 on a CPU, bfloat16", said, where, done.code == 0
+    yield "log-probabilities", REAL, said, where, done.code == 0
 
 
 def faulty(folder: Path) -> Iterator[Line]:
@@ -118,21 +125,58 @@ def faulty(folder: Path) -> Iterator[Line]:
         yield "rollout", name, said, place, done.code == 1
 
 
-def main() -> int:
-    """Print both tables; return 1 if a row is not as it should be."""
-    bad = 0
+def sound_rows() -> list[tuple[str, str]]:
+    """Return (kind, name) of every row of sound dumps, in order."""
+    forms = [f"{name}, {dtype}" for dtype in DTYPES for name in answers.FORMS]
+    return [
+        *(("ranks", name) for name in dumps.LAYOUTS),
+        *(("steps", name) for name in dumps.STEPS),
+        *(("log-probabilities", name) for name in forms),
+        ("steps", REAL),
+        ("log-probabilities", REAL),
+    ]
+
+
+def faulty_rows() -> list[tuple[str, str]]:
+    """Return (kind, name) of every row of seeded faults, in order."""
+    return [
+        *(("engine", name) for name in (*dumps.WRONG, *dumps.WRONG_EXPERTS)),
+        *(("engine", f"ranks differ: {name}") for name in dumps.UNLIKE),
+        *(("dump", break_it.__name__.replace("_", " ")) for break_it in dumps.REFUSED),
+        *(("rollout", name) for name in answers.FAULTS),
+    ]
+
+
+def tables() -> tuple[str, int]:
+    """Return (both tables as text, how many rows are not as they should be)."""
+    lines, bad = [], 0
     with tempfile.TemporaryDirectory() as temporary:
         folder = Path(temporary)
         for title, rows in (("sound", sound(folder)), ("seeded fault", faulty(folder))):
-            print(f"| kind | {title} | said | where | as it should be |")
-            print("| --- | --- | --- | --- | --- |")
+            lines += [
+                f"| kind | {title} | said | where | right |",
+                "| --- | --- | --- | --- | --- |",
+            ]
             count = 0
-            for kind, name, said, where, right in rows:
-                print(f"| {kind} | {name} | {said} | {where} | {'yes' if right else 'NO'} |")
+            for kind, name, said, place, right in rows:
+                where = place.replace(f"{folder}/", "")
+                lines.append(f"| {kind} | {name} | {said} | {where} | {'yes' if right else 'NO'} |")
                 count += 1
                 bad += not right
-            print(f"\n{count} rows\n")
-    print(f"{bad} rows are not as they should be")
+            lines += ["", f"{count} rows", ""]
+    return "\n".join([*lines, f"{bad} rows are not as they should be", ""]), bad
+
+
+def main() -> int:
+    """Print both tables, or put them into the page; return 1 if a row is not as it should be."""
+    made = argparse.ArgumentParser()
+    made.add_argument("--write", action="store_true", help="put them into the page")
+    text, bad = tables()
+    if made.parse_args().write:
+        page = PAGE.read_text()
+        PAGE.write_text(f"{page[: page.index(HEADING)]}{HEADING}\n\n{text}")
+    else:
+        print(text, end="")
     return 1 if bad else 0
 
 
