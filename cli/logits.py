@@ -53,6 +53,11 @@ class LogitsResult(TypedDict):
     type=click.Choice(["float32", "bfloat16", "float16"]),
     help="Arithmetic that the answers were computed in, which they do not say.",
 )
+@click.option(
+    "--exact",
+    is_flag=True,
+    help="With --reference: exit 1 where any bit differs, as where a batch changes a row.",
+)
 @options.accept()
 @run_options.where
 @options.arch
@@ -64,6 +69,7 @@ def command(
     reference: Path | None,
     loaded: Path | None,
     answer_dtype: str | None,
+    exact: bool,
     accept: tuple[str, ...],
     force: bool,
     tokens: run_options.TokenOptions,
@@ -82,8 +88,10 @@ def command(
         from aprfmt.cli import logprobs
 
         return logprobs.compare_logprob_sides(
-            model, reference, loaded, tokens, where, out, answer_dtype, accept
+            model, reference, loaded, tokens, where, out, answer_dtype, accept, exact
         )
+    if exact:
+        raise UsageError("--exact goes with --reference, which names what has to be equal")
     if answer_dtype is not None:
         raise UsageError("--answer-dtype goes with --reference, whose arithmetic it states")
     if loaded is not None:

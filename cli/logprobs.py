@@ -24,13 +24,14 @@ SHOWN = 8  # positions with the largest differences
 def compare_logprob_sides(
     model: str, reference: Path, loaded: Path | None, tokens: run_options.TokenOptions,
     where: run_options.WhereOptions, out: Path | None, answer_dtype: str | None = None,
-    accept: Sequence[str] = (),
+    accept: Sequence[str] = (), exact: bool = False,
 ) -> int:  # fmt: skip
     """Compare log-probabilities with `reference`, print a table, and return the exit code.
 
     This side is a run of the model, or the file `loaded` if given. `answer_dtype` is the dtype of
     the arithmetic (--answer-dtype) for a server's answer, which does not name it. `out` is refused,
-    since it writes logits of a run. `accept` are patterns of what was not compared. Raises
+    since it writes logits of a run. `accept` are patterns of what was not compared. With `exact`
+    any bit that differs is a difference. Raises
     UsageError where the two are of different tokens, FormatError where they have no position in
     common.
     """
@@ -74,8 +75,8 @@ def compare_logprob_sides(
             name, own = model, run.request.choice.dtype
             mine = rows_from_logits(ids, run.session.logits(ids), range(len(ids)), model)
         # Compare at the positions that both have, within rounding of their dtypes.
-        bound, exact = logit_bounds(run.model, (mine, theirs), (own, dtype))
-        table = compare_logprobs(mine, theirs, bound, exact)
+        bound, in_float32 = logit_bounds(run.model, (mine, theirs), (own, dtype))
+        table = compare_logprobs(mine, theirs, bound, in_float32)
         if loaded is None:  # a run has every row, also those that the reference was not asked for
             table = replace(table, lost=())
         if not table.compared:
@@ -83,7 +84,7 @@ def compare_logprob_sides(
                 f"{reference}: none of its positions is one of {name}; expected log-probabilities "
                 "of the same tokens"
             )
-        verdict = table_verdict(table, str(loaded or reference), accept)
+        verdict = table_verdict(table, str(loaded or reference), accept, exact)
         # Of a saved trace `diagnose` says why; an answer of a server has no points.
         saved = verdict.exit == 1 and loaded is None and isinstance(theirs, LogprobMatrix)
         both = f"{shlex.quote(str(reference))} {shlex.quote(str(run.model.path))}"
@@ -189,18 +190,23 @@ def piece_to_ids(model: "Model") -> Any:
     return ids
 
 
-def table_verdict(table: "LogprobTable", answer: str, accept: "Sequence[str]" = ()) -> "Pronounced":
+def table_verdict(
+    table: "LogprobTable", answer: str, accept: "Sequence[str]" = (), exact: bool = False
+) -> "Pronounced":
     """Return the verdict over the positions that both sides have, naming those left out.
 
     It is open where positions of this side were not compared, and where the difference is within
     the bound of bfloat16 and beyond that of float32, and the arithmetic of `answer` (a file's name)
     is not known. `table` is the comparison of both sides, `accept` are patterns
-    (`unread:PATTERN`) of what was not compared and is taken for equal.
+    (`unread:PATTERN`) of what was not compared and is taken for equal. With `exact` any bit that
+    differs is a difference.
     """
     from aprfmt.measure.trace_rows import positions_text
     from aprfmt.model.ledger import Compared, NotCompared, VerdictWords, pronounce
 
     words = VerdictWords("within tolerance", "beyond tolerance")
+    if exact:
+        words = VerdictWords("every bit equal", "bits differ")
     every = table.compared + len(table.lost) + len(table.unshared) + table.only_there
     left = []
     lone = ((table.lost, "the reference does not have them"),
@@ -215,8 +221,9 @@ def table_verdict(table: "LogprobTable", answer: str, accept: "Sequence[str]" = 
     if table.undecided:
         why = "it is not said: bfloat16 explains the difference, float32 does not; --answer-dtype"
         left.append(NotCompared("arithmetic", f"of {answer}", "unreadable", why))
+    differs = table.beyond or (exact and not table.bits)
     return pronounce(
-        words, Compared(table.beyond, {"positions": (table.compared, every)}, tuple(left)), accept
+        words, Compared(differs, {"positions": (table.compared, every)}, tuple(left)), accept
     )
 
 

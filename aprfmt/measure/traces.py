@@ -117,6 +117,7 @@ class FirstToken:
 
 _ROWS_TOGETHER = 1 << 18  # elements of token positions whose distances are computed at a time
 _WORDS = VerdictWords("within tolerance", "beyond tolerance", "no verdict")
+_EXACT = VerdictWords("every value equal", "values differ", "no verdict")
 
 
 @dataclass(frozen=True)
@@ -136,6 +137,7 @@ class TraceDiff:
         default_factory=dict
     )  # by key: see `rounding_ratios`
     accept: tuple[str, ...] = ()  # unread:PATTERN of those that the user accepts
+    exact: bool = False  # values that differ within their tolerance differ all the same
     overflow: str = ""  # that the first point beyond exceeds a's float type: see `overflow_text`
 
     @property
@@ -144,8 +146,20 @@ class TraceDiff:
         return sum(point.rel_l2 is not None for point in self.points)
 
     @property
+    def unequal(self) -> tuple[str, ...]:
+        """The points of which a value differs, within its tolerance or beyond, in order."""
+        return tuple(
+            point.key
+            for point in self.points
+            if point.beyond or (point.rel_l2 is not None and bool(point.max_abs_diff))
+        )
+
+    @property
     def exit_code(self) -> int:
-        """0 if all are within, 1 if one is beyond, 2 if nothing could be compared."""
+        """0 if all are within, 1 if one is beyond, 2 if nothing could be compared.
+
+        1 where `exact` was asked for and a value differs.
+        """
         return self.pronounced.exit
 
     @property
@@ -155,7 +169,12 @@ class TraceDiff:
         apart = [NotCompared("point", key, "unreadable", why[key]) for key in self.other_rows]
         counts = {"points": (self.compared, len(self.points))}
         differs = bool(self.unequal_ranks) or (self.first is not None and not apart)
-        return pronounce(_WORDS, Compared(differs, counts, (*apart, *self.left)), self.accept)
+        differs |= self.exact and bool(self.unequal) and not apart
+        return pronounce(
+            _EXACT if self.exact else _WORDS,
+            Compared(differs, counts, (*apart, *self.left)),
+            self.accept,
+        )
 
     def to_json(self) -> dict[str, object]:
         """Return plain data: the summary, and all points."""

@@ -73,6 +73,11 @@ from aprfmt.cli.trace.request import TraceOutputs, TraceRequest
     "R = |this - reference| / |same dtype - reference|.",
 )
 @click.option(
+    "--exact",
+    is_flag=True,
+    help="With --reference: exit 1 where any value differs, as where a batch changes a row.",
+)
+@click.option(
     "--engine",
     metavar="NAME",
     help="Run a foreign engine: transformers or llama.cpp (MODEL@NAME is the same).",

@@ -40,6 +40,8 @@ def run_trace(
     """
     if wanted.accept and wanted.reference is None:
         raise UsageError("--accept is of a comparison; give --reference RUN_OR_TRACE")
+    if wanted.exact and wanted.reference is None:
+        raise UsageError("--exact is of a comparison; give --reference RUN_OR_TRACE")
     if wanted.same_dtype is not None and wanted.reference is None:
         raise UsageError("--same-dtype goes with --reference, a float32 run")
     if dumped.mapping is not None and dumped.arrays is None:
@@ -344,7 +346,7 @@ def finish_trace(
     code, difference = 1 if trace.nonfinite else failed, None
     body["saved"] = save_trace_files(trace, wanted)
     if wanted.reference is not None:
-        difference = replace(against(), accept=wanted.accept)
+        difference = replace(against(), accept=wanted.accept, exact=wanted.exact)
         verdict = difference.pronounced
         body["reference"] = {"against": wanted.reference, **difference.to_json()}
         body |= verdict.to_json()

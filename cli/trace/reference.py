@@ -124,9 +124,14 @@ def _points_verdict(difference: TraceDiff) -> tuple[str, str]:
         more = len(difference.unequal_ranks) - 1
         rest = f", and {more} more" if more else ""
         return f"ranks of one dump differ: {difference.unequal_ranks[0]}{rest}", "bad"
+    unlike = len(difference.unequal)
+    if difference.exact and unlike:
+        return (
+            f"values differ at {unlike} of {every} points, first at {difference.unequal[0]}",
+            "bad",
+        )
     far = max((point for point in points if point.rel_l2 is not None), key=_tolerance_share)
     nearest = f"; nearest to its tolerance: {far.key}, relL2 {far.rel_l2:.3g} of {far.tolerance:g}"
-    unlike = sum(bool(point.max_abs_diff) for point in points)
     nearest += f"; values differ at {unlike} of {every} points" if unlike else "; every value equal"
     if difference.compared == every:
         return f"all {every} points within tolerance{nearest}", "good"

@@ -30,6 +30,7 @@ class TraceOutputs:
     reference: str | None
     same_dtype: str | None
     accept: tuple[str, ...]
+    exact: bool
     html: Path | None
     force: bool
     verbose: bool

@@ -41,6 +41,8 @@ REFUSED = {
     "trace MODEL --payload --budget 10 --ids 1 --save OUT": "leave --budget out",
     "trace MODEL --mapping FILE": "--mapping goes with --map DIR",
     "trace MODEL --payload --ids 1 --same-dtype float32": "--same-dtype goes with --reference",
+    "trace MODEL --payload --ids 1 --exact": "--exact is of a comparison",
+    "logits MODEL --ids 1 --exact": "--exact goes with --reference",
     "trace MODEL --map MODEL --payload": "--map reads dumped arrays; leave --load, --payload",
     "convert MODEL OUT.gguf --tensor x": "'x': expected PATTERN=ENCODING",
     "convert MODEL OUT.gguf --tensor =F32": "'=F32': expected PATTERN=ENCODING",

@@ -200,6 +200,14 @@ def test_a_row_alone_and_in_a_batch(logprobs: Any, tmp_path: Path) -> None:
     assert other.code == 0 and not other.json["logprobs"]["bits"]
     unsaid = aprfmt("logits", tiny_folder("llama"), *given)
     assert unsaid.code == 2 and unsaid.json["logprobs"]["undecided"]
+    # A gate asks for equal bits, whatever the arithmetic.
+    equal = ("--load", alone, "--reference", alone, "--exact", "--json")
+    assert aprfmt("logits", tiny_folder("llama"), *equal).code == 0
+    for more in ((), ("--answer-dtype", "bfloat16")):
+        gate = aprfmt("logits", tiny_folder("llama"), *given, *more, "--exact")
+        assert (gate.code, gate.json["pronounced"]["word"]) == (1, "bits differ")
+    alone_run = aprfmt("logits", tiny_folder("llama"), "--ids", "1,2", "--exact")
+    assert alone_run.code == 2 and "--exact goes with --reference" in alone_run.err
     assert other.json["logprobs"]["mean_difference"] == pytest.approx(1e-4)
 
 
