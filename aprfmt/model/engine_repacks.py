@@ -146,8 +146,9 @@ def undo_repacks(
         kinds: dict[tuple[str, str, str], list[tuple[Sequence[EngineParameter], RankTensor]]] = {}
         for parameters, whole in rows:
             kind = repack.kind(parameters[0])
-            if kind and not parameters[0].megatron and whole.name not in undone:
-                info = whole.parts[0].info
+            info = whole.parts[0].info
+            same_axes = len(info.shape) == len(parameters[0].shape)
+            if kind and same_axes and not parameters[0].megatron and whole.name not in undone:
                 leaf = whole.name.rpartition("_")[2] if kind == "stacks of experts" else ""
                 kinds.setdefault((kind, info.encoding, leaf), []).append((parameters, whole))
         for (kind, *_), held in kinds.items():
