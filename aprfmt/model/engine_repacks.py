@@ -43,9 +43,9 @@ class Repack:
 
 
 def _stacks_of_gate_and_up(parameter: EngineParameter) -> str:
-    """Return "stacks of experts" for experts' gate and up matrices of equal size; else ""."""
+    """Return "stacks of experts" for experts' gate and up matrices of one size; else ""."""
     roles = [role_base(key) for key in parameter.keys]
-    equal = len(set(parameter.shapes)) == 1 and parameter.axis == 1
+    equal = len(set(parameter.shapes)) == 1 and parameter.axis == 1 and len(parameter.shape) == 3
     return "stacks of experts" if roles == GATE_AND_UP and equal else ""
 
 
@@ -145,10 +145,10 @@ def undo_repacks(
     for repack in REPACKS:
         kinds: dict[tuple[str, str, str], list[tuple[Sequence[EngineParameter], RankTensor]]] = {}
         for parameters, whole in rows:
-            kind = repack.kind(parameters[0])
-            info = whole.parts[0].info
-            same_axes = len(info.shape) == len(parameters[0].shape)
-            if kind and same_axes and not parameters[0].megatron and whole.name not in undone:
+            same_axes = len(whole.shape) == len(parameters[0].shape)
+            kind = repack.kind(parameters[0]) if same_axes else ""
+            if kind and not parameters[0].megatron and whole.name not in undone:
+                info = whole.parts[0].info
                 leaf = whole.name.rpartition("_")[2] if kind == "stacks of experts" else ""
                 kinds.setdefault((kind, info.encoding, leaf), []).append((parameters, whole))
         for (kind, *_), held in kinds.items():

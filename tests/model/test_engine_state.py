@@ -144,6 +144,7 @@ def test_joined_codes_and_scales_are_equal(
     for one in held:
         one[name][1, 1] *= 2
     done = aprfmt("diff", packed[0], save(tmp_path / "t", held), "--json")
+    assert done.code == 1, (done.code, done.out[-900:], done.err[-900:])
     apart = [one["key"] for one in done.json["tensors"] if one["verdict"] != "SAME_BYTES"]
     assert (done.code, apart) == (1, ["L0.ffn_up_exps.weight"])
 
