@@ -23,6 +23,7 @@ from aprfmt.causes.tensor import (
     lost_bits,
     misread_codes,
     misread_scales,
+    misread_tiles,
     other_tensors,
     outliers,
     packed_damage,
@@ -255,4 +256,5 @@ def test_every_row_of_the_table_is_taken_out_once() -> None:
     }
     # by tests/causes/test_misread_scales.py
     tried |= {misread_scales.explain_misread_scales, misread_scales.explain_misread_exponents}
+    tried.add(misread_tiles.explain_misread_tiles)  # by tests/causes/test_misread_tiles.py
     assert tried == {load_function(row.find) for row in table.TABLE}
