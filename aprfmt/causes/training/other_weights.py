@@ -61,6 +61,6 @@ def _cosine(a: F64, b: F64) -> float:
 
 HYPOTHESES = (
     StepHypothesis(
-        ("other_weights",), guess_other_weights, 90, "nothing is made again: after all others"
+        ("other_weights",), guess_other_weights, 92, "nothing is made again: after all others"
     ),
 )
