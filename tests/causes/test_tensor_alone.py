@@ -16,6 +16,7 @@ from aprfmt.causes.tensor import (
     byte_shifts,
     coarse_damage,
     derived_weights,
+    differing_pair,
     flat_order,
     lattices,
     other_tensors,
@@ -423,3 +424,28 @@ def test_data_at_a_multiple_of_four_gibibytes_stand_at_the_files_beginning(
             assert f"kept in {power} bits" in text and f"+{place:#x}" in text
         assert not said(wrap - 1) and not said(wrap + 1) and not said(wrap, path="other")
         assert not said(wrap, data=held) and not said(wrap, 1)
+
+
+@pytest.mark.parametrize(
+    ("left", "right", "apart"),
+    [
+        ([0, 0], [0, 0], 0.0),  # nothing over nothing is no difference
+        ([0, 0], [0, 1], np.inf),
+        ([2, 4], [2, 4], 0.0),
+        ([2, 4], [2, 5], 0.25),
+        ([np.nan, 4], [np.nan, 4], 0.0),
+        ([np.nan, 4], [2, 4], np.inf),
+    ],
+)
+def test_a_block_is_as_far_apart_as_its_largest_value_says(
+    left: list[float], right: list[float], apart: float
+) -> None:
+    """Beside another block, of 32 equal values, which is no distance of its own."""
+
+    def side(values: list[float]) -> Any:
+        row = np.ones(64)
+        row[:32] = np.resize(values, 32)
+        return SimpleNamespace(take=lambda rows: np.tile(row, (len(rows), 1)))
+
+    case: Any = SimpleNamespace(a=side(left), b=side(right))
+    assert differing_pair._block_distances(case, np.arange(2)).tolist() == [apart, apart]

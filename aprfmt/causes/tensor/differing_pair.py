@@ -357,6 +357,6 @@ def _block_distances(case: DifferingPair, rows: "Array") -> "Array":
     with np.errstate(invalid="ignore", divide="ignore", over="ignore"):
         apart = np.where(same, 0.0, np.abs(x - y)).max(axis=2)
         largest = np.minimum(np.abs(x).max(axis=2), np.abs(y).max(axis=2))
-        found = np.where(apart > 0, apart / largest, 0.0)
+        found = np.where(apart == 0, 0.0, apart / largest)
     worst: Array = np.where(np.isnan(found), np.inf, found).max(axis=1)
     return worst
