@@ -9,6 +9,7 @@ import pytest
 from aprfmt.causes.forward import (
     attention,
     compressed,
+    experts,
     indexer,
     kv_cache,
     lightning,
@@ -516,3 +517,38 @@ def test_blocks_of_an_indexer_have_other_sizes_and_neighbours() -> None:
                 in change.says
             )
         assert "not rotated" in changes[0].says and "the first one's indexer" in changes[-1].says
+
+
+# --- capacities of experts ------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("heaviest", [False, True])
+@pytest.mark.parametrize(
+    ("layer", "op", "late", "found"),
+    [
+        (0, "add_weighted", [2, 3], [2]),
+        (0, "add_weighted", [3], [3]),
+        (0, "add_weighted", [2], []),  # two tokens would be dropped
+        (0, "add_weighted", [], []),
+        (0, "linear", [2], [2]),  # at later points other rows differ, or fewer
+        (-1, "add_weighted", [2], [2]),
+        (-1, "linear", [1, 3], [1]),
+        (-1, "linear", [0, 3], []),
+    ],
+)
+def test_a_capacity_drops_just_the_rows_that_differ_where_they_are_added(
+    layer: int, op: str, late: list[int], found: list[int], heaviest: bool,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    """Four tokens of one expert, whose weights fall: its first tokens are its heaviest."""
+    routing = np.zeros((4, 1), np.int64), np.array([[0.8], [0.4], [0.2], [0.1]])
+    monkeypatch.setattr(experts, "_recorded_routing", lambda case: [routing])
+    view = SimpleNamespace(tolerance=0.1, calls=[SimpleNamespace(op=op)])
+    apart = np.where(np.isin(np.arange(4), late), 0.3, 0.2)
+    case: Any = SimpleNamespace(
+        layer=layer, view=view, rows=np.arange(4), distances_by_row=lambda view: apart
+    )
+    changes = list(experts.find_capacity(case))
+    kept = "those with the highest weights" if heaviest else "the first ones"
+    told = [one.values["expert_capacity"] for one in changes if one.values["kept"] == kept]
+    assert told == found

@@ -23,6 +23,7 @@ from aprfmt.causes.tensor import (
     packed_copies,
     packed_scales,
     permutation,
+    transposition,
 )
 from aprfmt.causes.training import step_case
 from aprfmt.compare import diff
@@ -449,3 +450,21 @@ def test_a_block_is_as_far_apart_as_its_largest_value_says(
 
     case: Any = SimpleNamespace(a=side(left), b=side(right))
     assert differing_pair._block_distances(case, np.arange(2)).tolist() == [apart, apart]
+
+
+@pytest.mark.parametrize("numbers", [None, np.arange(3)])
+def test_some_rows_of_a_matrix_are_no_transposed_matrix(numbers: Any) -> None:
+    """Where only some rows are looked at, one key head is no reason to try all of them."""
+    values = np.arange(6.0).reshape(3, 2)
+
+    def side(held: Any) -> Any:
+        return SimpleNamespace(
+            shape=(3, 2), take=lambda rows: held[rows], side=SimpleNamespace(drop=lambda: None)
+        )
+
+    case: Any = SimpleNamespace(
+        a=side(values), b=side(values.T.reshape(3, 2)), numbers=numbers, role="attn_k",
+        sizes=lambda *names: [1], slack=lambda: 0.0, guess=lambda *given: given[0],
+    )  # fmt: skip
+    found: list[Any] = list(transposition.guess_transposed_inside(case))
+    assert found == ["transpose"] * (numbers is None)

@@ -1253,6 +1253,8 @@ FACTORS: dict[str, tuple[Any, str, bool, str]] = {
     "logits turned": (-1.5, "logits", False, "w is multiplied by -1.5"),
     "logits with a bias": (1.5, "logits", True, "w is multiplied by 1.5"),
     "two rows": ([1, 3, 1, 1, 0.5, 1], "q", False, "2 rows of w are multiplied by numbers"),
+    "a row hardly": ([1, 3, 1, 1.0015, 1, 1], "q", False, "2 rows of w are multiplied by numbers"),
+    "a row less so": ([1, 3, 1, 1.0005, 1, 1], "q", False, "1 rows of w are multiplied by numbers"),
     "a row lost": ([1, 0, 1, 1, 1, 1], "q", False, ""),
     "nothing of it": (0.0, "q", False, ""),
 }
