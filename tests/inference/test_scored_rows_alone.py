@@ -1,6 +1,7 @@
 """Which rows are scored, which number a trainer may have reported, and the room of a cache."""
 
 import math
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -8,6 +9,9 @@ import numpy as np
 import pytest
 
 from aprfmt.inference import evaluation, reported_loss
+from aprfmt.inference.batch import Batch
+from aprfmt.inference.gradients.changes import BackwardChange, Padding
+from aprfmt.inference.gradients.documents import documents
 from aprfmt.inference.kv_cache import KVCache
 from aprfmt.inference.reported_loss import LossGuess, explain_loss
 
@@ -176,3 +180,47 @@ def test_one_sample_may_stand_for_the_batch_the_first_or_the_last() -> None:
     assert alone([np.array([]), *picked]) == [(15.0, "the last sample")]
     assert alone([*picked, np.array([])]) == [(2.0, "the first sample")]
     assert alone(picked[:1]) == []
+
+
+@pytest.mark.parametrize(
+    ("labels", "first"), [([300], 300), ([0, 300], 300), ([300, 310], 300), ([1], 0), ([0, 1], 0)]
+)
+def test_windows_before_the_first_label_that_is_predicted_have_none(
+    labels: list[int], first: int
+) -> None:
+    """No row predicts the first token, so that a label there is in no window's loss."""
+    label = np.zeros((1, 512), bool)
+    label[0, labels] = True
+    batch: Any = SimpleNamespace(label=label, row_length=512)
+    found = list(reported_loss._guess_empty_windows(batch, [np.ones(1)]))
+    if not first:
+        assert not found
+        return
+    (one,) = found
+    assert math.isnan(one.value) and one.mistakes == ("no_labels",)
+    assert one.detail == f"the first label is token {first}; a window of 300 or less has none"
+
+
+# --- the sequences of a batch ---------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("padding", "start", "positions"),
+    [(None, 2, None), ("attended", 0, None), ("counted", 2, [2, 3, 4])],
+)
+def test_padding_before_a_text_is_run_only_where_tokens_attend_to_it(
+    padding: Padding | None, start: int, positions: list[int] | None
+) -> None:
+    """In both rows, of which the second is packed: its documents hold none of the padding."""
+    ids = np.array([[9, 9, 1, 2, 3, -1], [9, 4, 5, 6, 7, -1]])
+    label = np.zeros((2, 6), bool)
+    label[0, 3:5] = label[1, 2] = label[1, 4] = True
+    document = np.array([[0] * 5, [0, 0, 0, 1, 1]])
+    batch = Batch(Path("b"), ids, label, ids[:, :5] != 9, 1, document=document)
+    first, *packed = documents(batch, change=BackwardChange(padding=padding))
+    labels = [-100] * (2 - start) + [2, 3, -100]
+    assert (first.row, first.start, first.weight) == (0, start, 0.25)
+    assert first.ids.tolist() == ids[0, start:5].tolist() and first.labels.tolist() == labels
+    assert (None if first.positions is None else first.positions.tolist()) == positions
+    told = [(one.start, one.ids.tolist(), one.labels.tolist()) for one in packed]
+    assert told == [(1, [4, 5], [5, -100]), (3, [6, 7], [7, -100])]
