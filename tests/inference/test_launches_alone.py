@@ -3,6 +3,7 @@
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch.nn import functional
@@ -10,7 +11,10 @@ from torch.nn import functional
 from aprfmt.inference import memory_estimate
 from aprfmt.inference.backends.base import ROWS
 from aprfmt.inference.backends.torch_backend import TorchBackend
-from aprfmt.inference.fast.cuda import layers
+from aprfmt.inference.fast import cupy_recurrent
+from aprfmt.inference.fast.cuda import layers, memory
+from aprfmt.inference.fast.cuda.ops import GROUP
+from aprfmt.inference.recurrence import TINY
 
 # --- launches -----------------------------------------------------------------------------------
 
@@ -368,3 +372,41 @@ def test_keys_and_states_have_the_sizes_of_their_kind() -> None:
     assert [window(hp, 0, n) for n in (3, 4, 6)] == [9 * 12, 9 * (1 + 16), 9 * (1 + 24)]
     assert [window(hp, 1, n) for n in (7, 8, 9)] == [7 * 14, 7, 7 * (1 + 2)]
     assert window(hp | {"heavy_layers": (False, False)}, 1, 99) == 0
+
+
+# --- arrays of cupy, by numpy's -------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("parts", [1, 3])
+def test_arrays_are_joined_along_their_last_axis(
+    parts: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(memory, "array_module", lambda: np)
+    given = [np.full((2, 2, 1 + n), n) for n in range(parts)]
+    found = cupy_recurrent.CupyRecurrent.concat(SimpleNamespace(), given)  # type: ignore[arg-type]
+    assert found.tolist() == torch.cat([torch.tensor(each) for each in given], -1).tolist()
+
+
+@pytest.mark.parametrize(("keys", "lane"), [(16, 1), (32, 1), (64, 2), (256, 8)])
+@pytest.mark.parametrize("channels", [False, True])
+def test_the_delta_rule_is_launched_with_its_sizes_and_the_scale_of_queries(
+    keys: int, lane: int, channels: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A warp for each value of a head; queries are divided by the root of their size."""
+    monkeypatch.setattr(memory, "array_module", lambda: np)
+    monkeypatch.setattr(memory, "pointer", lambda x: x.shape)
+    monkeypatch.setattr(cupy_recurrent, "make_contiguous", lambda x: x)
+    launches: list[tuple[Any, ...]] = []
+    owner: Any = SimpleNamespace(
+        _wide=np.float32, _empty=lambda *shape: np.zeros(shape), wide=lambda x: x,
+        _ops=SimpleNamespace(launch=lambda *given: launches.append(given)),
+    )  # fmt: skip
+    k, v = np.zeros((3, 2, keys)), np.zeros((3, 4, 5))
+    decay = np.zeros((3, 4, keys) if channels else (3, 4))
+    read, after = cupy_recurrent.CupyRecurrent.delta(owner, k, k, v, decay, v[..., 0], None)
+    assert read.shape == v.shape and after.shape == (4, keys, 5)
+    (given,) = launches
+    assert given[0] == f"delta{lane}" and given[1][1] == 4
+    assert given[1][0] * GROUP >= 5 * 32
+    assert given[-7:-1] == (3, 2, keys, 5, channels, TINY)
+    assert given[-1] == pytest.approx(1 / keys**0.5, rel=1e-12)
