@@ -6,6 +6,7 @@ Seen red: a callback written where a struct of another version has its batch siz
 import ctypes
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -86,6 +87,36 @@ def test_a_library_with_another_layout_is_refused_in_one_line() -> None:
     library.folder, library.llama = Path("lib"), Altered()
     with pytest.raises(BackendUnavailableError, match=r"^engine 'llama.cpp': lib: .*use another"):
         library._checked_fields()
+
+
+@pytest.mark.parametrize(
+    ("tokens", "exact", "sizes"),
+    [
+        (700, True, [700, 700, 700]),
+        (4, True, [32, 32, 32]),
+        (700, False, [700, 2048, 512]),  # the library's own
+        (4, False, [32, 2048, 512]),
+    ],
+)
+def test_an_exact_pass_is_one_batch_of_its_tokens(
+    tokens: int, exact: bool, sizes: list[int]
+) -> None:
+    made: list[list[int]] = []
+
+    def init(model: int, params: ParamBlock) -> int:
+        made.append(list(params.words[:3]))
+        return 1
+
+    library = object.__new__(Library)
+    library.folder, library.fields = Path("lib"), Fields(13, 22, 26)
+    library.llama = SimpleNamespace(
+        llama_context_default_params=lambda: ParamBlock((ctypes.c_uint32 * WORDS)(*filled(NOW))),
+        llama_init_from_model=init, llama_n_ctx=lambda made: sizes[0],
+        llama_n_ubatch=lambda made: min(sizes[2], sizes[0]),
+        llama_set_n_threads=lambda *given: None, llama_free=lambda made: None,
+    )  # fmt: skip
+    with library.context(1, tokens, 1, exact=exact):
+        assert made == [sizes]
 
 
 # The CPU libraries of a folder -> whether ggml has to choose and load one of them.
