@@ -1,10 +1,13 @@
 """Stored rows of parts of arrays, and engines' names of modules, each by itself."""
 
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
+import pytest
 
 from aprfmt.inference.engines import engine_modules
+from aprfmt.inference.engines.modules import ModuleReader
 from aprfmt.inference.engines.tiles import StoredRows, Tiles, join_columns, join_rows
 
 
@@ -95,3 +98,28 @@ def test_the_stream_before_a_norm_is_what_its_layer_or_its_norm_takes() -> None:
         ("a.mlp.1", "a.mlp.1"),
     ):
         assert engine_modules.module_of_size(name) == module
+
+
+@pytest.mark.parametrize(
+    ("tokens", "rows", "unread"),
+    [(None, None, True), (4, None, True), (3, None, False), (5, None, False), (3, [0, 2], True)],
+)
+def test_an_array_is_left_unread_where_it_has_a_row_for_each_token(
+    tokens: int | None, rows: list[int] | None, unread: bool
+) -> None:
+    """Of rows that are named, or where the number of tokens is not known, no row is missing."""
+    recorded: list[Any] = []
+    collector = SimpleNamespace(
+        takes_unread=True,
+        add_unread=lambda point, layer, shape, tiles, **more: recorded.append((point, shape, more)),
+    )
+    reading = SimpleNamespace(point=SimpleNamespace(name="q"), layer=1, rank=0)
+    reader: Any = SimpleNamespace(
+        _collector=collector, _tokens=tokens, _lengths={}, _is_meant=lambda reading: True,
+        modules=SimpleNamespace(read=lambda key: [reading]),
+        _plain_shape=lambda reading, tiles: (tiles.rows, tiles.width),
+    )  # fmt: skip
+    tiles: Any = SimpleNamespace(rows=4, width=6, size=24)
+    assert ModuleReader.add_unread(reader, "key", tiles, rows) is unread
+    assert recorded == [("q", (4, 6), {"rows": rows, "rank": 0})] * unread
+    assert reader._lengths == ({"1.q": 4} if unread else {})
