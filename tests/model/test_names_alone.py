@@ -1,12 +1,15 @@
 """Renames of tensors, by themselves: what they give, and what they may not."""
 
 import re
+from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 
 from aprfmt.errors import UsageError
-from aprfmt.model import manifest, renames
+from aprfmt.model import engine_state, manifest, renames
 from aprfmt.model.renames import Rename, rename_names
 
 NAMES = ("model.a.weight", "model.b.weight", "head")
@@ -84,3 +87,35 @@ def test_a_rule_leaves_out_the_components_that_both_prefixes_end_in() -> None:
     assert rule("a.x.layers.", "b.x.layers.") == ("a.", "b.")
     assert rule("a.b.", "c.") == ("a.b.", "c.") and rule("a.b.", "b.a.") == ("a.b.", "b.a.")
     assert rule("a.b.", "a.b.") is None and rule("", "") is None
+
+
+@pytest.mark.parametrize(
+    ("published", "shares", "told"),
+    [
+        ([1, 2, 3, 4], [[1, 2], [0, 0]], "1"),
+        ([1, 2, 3, 0], [[1, 2], [0, 0]], "1"),  # less than a share of it is zeros
+        ([1, 2, 0, 0], [[1, 2], [0, 0]], ""),  # as much is
+        ([0, 2, 0, 4, 5, 6], [[0, 0], [0, 4], [0, 0]], ""),
+        ([0, 2, 3, 4, 5, 6], [[0, 0], [0, 4], [0, 0]], "0, 2"),
+        ([1, 2, 3, 4], [[1, 2], [3, 4]], ""),
+        ([1, 2, 3, 4], [[0, 0], [0, 0]], ""),  # all ranks: nothing was loaded at all
+    ],
+)
+def test_a_share_of_zeros_is_one_that_its_rank_did_not_load(
+    published: list[int], shares: list[list[int]], told: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def part(values: list[int]) -> Any:
+        held = np.array(values, np.float32).tobytes()
+
+        def raw(start: int = 0, stop: int | None = None) -> bytes:
+            return held[start:stop]
+
+        return SimpleNamespace(info=SimpleNamespace(nbytes=len(held)), raw=raw)
+
+    monkeypatch.setattr(engine_state, "element_array", lambda x: np.array(x, np.float32))
+    parts = tuple(map(part, shares))
+    whole = engine_state.RankTensor("w", parts, tuple(range(len(parts))))
+    reader: Any = SimpleNamespace(notes=[], _path=Path("state"))
+    engine_state._StateReader._note_zeros(reader, whole, published)  # type: ignore[arg-type]
+    says = [f"w: the share of rank {told} is zeros: not loaded"] if told else []
+    assert [note.text for note in reader.notes] == says
