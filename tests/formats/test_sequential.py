@@ -13,6 +13,7 @@ from aprfmt.base.protocols import TensorInfo, TypedValue, Value
 from aprfmt.errors import ConversionError, UsageError
 from aprfmt.formats import FORMATS
 from aprfmt.formats.crc_combine import combine_crcs
+from aprfmt.formats.output_file import OutputFile
 from aprfmt.formats.sequential import (
     Checksum,
     FileProgram,
@@ -145,3 +146,45 @@ def test_blanks_behind_a_safetensors_header_are_a_field_where_there_are_some(bla
         *[(8 + len(spelled), blanks, "padding")] * (blanks > 0),
         (8 + size, 3, "tensor t"),
     ]
+
+
+class ThreeFiles(SequentialSink):
+    """A file for each tensor: a head, the tensor, a checksum."""
+
+    def _lay_out(
+        self, metadata: Mapping[str, Value | TypedValue], infos: Sequence[TensorInfo]
+    ) -> Sequence[FileProgram]:
+        return [
+            FileProgram(self._path.with_suffix(f".{one.name}"), b"head", [
+                TensorSlot(one.name, one.nbytes), Checksum()])
+            for one in infos
+        ]  # fmt: skip
+
+
+def test_files_are_closed_as_they_are_complete_all_but_the_first(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A model of many files holds one of them open, and one that others fill."""
+    closed: list[str] = []
+    close = OutputFile.close
+
+    def noted(self: OutputFile) -> None:
+        closed.append(self.path.suffix)
+        close(self)
+
+    monkeypatch.setattr(OutputFile, "close", noted)
+    infos = [TensorInfo(f"t{at}", (2,), "U8", 0, 2, 2) for at in range(4)]
+    with ThreeFiles(tmp_path / "x") as sink:
+        sink.plan({}, infos)
+        sink.write("t0", [memoryview(b"ab")])
+        sink.write("t1", [memoryview(b"ab")])
+        assert closed == [".t1"]
+        room = sink.defer_tensor("t2")
+        sink.write("t3", [memoryview(b"ab")])
+        assert closed == [".t1", ".t3"]
+        room.place.put(0, b"ab")
+        sink.record_filled(room, zlib.crc32(b"ab"))
+        assert closed == [".t1", ".t3", ".t2"]
+    for at in range(4):
+        held = (tmp_path / f"x.t{at}").read_bytes()
+        assert held == b"headab" + zlib.crc32(b"headab").to_bytes(4, "little")
