@@ -344,3 +344,40 @@ def test_what_a_trainers_rounding_may_leave_of_a_computed_gradient() -> None:
     assert Step._computed_reader(stage(computed=None), parameter) is None
     of_others = SimpleNamespace(keys=("q",))
     assert Step._computed_reader(stage(computed=of_others), other) is None
+
+
+ALL, HALF = np.ones(4, bool), np.array([True, False, True, False])
+
+
+@pytest.mark.parametrize(
+    ("fits", "verdict", "says"),
+    [
+        ([(ALL, False)], "agrees", ""),
+        ([(ALL, True), (ALL, True)], "agrees", ""),
+        ([(ALL, False), (HALF, False)], "differs", "2 elements, in rows 11, 13"),
+        ([(HALF, False), (~HALF, False)], "differs", "4 elements, in rows 11, 13, 10, 12"),
+        ([(HALF, True)], "agrees", ""),  # each is the step's own number, to the bit
+    ],
+)  # fmt: skip
+def test_elements_outside_of_a_right_sample_may_still_differ(
+    fits: list[Any], verdict: str, says: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cases = [
+        SimpleNamespace(
+            after=np.ones(4), rows=np.arange(10, 14), moments=None,
+            fit=lambda recipe, near=near, exact=exact: SimpleNamespace(
+                share=near.mean(), near=near, exact=exact),
+        )
+        for near, exact in fits
+    ]  # fmt: skip
+    monkeypatch.setattr(judge, "_all_cases", lambda *given: iter(cases))
+    monkeypatch.setattr(judge, "_measure_step_and_decay", lambda *given: (None, None))
+    monkeypatch.setattr(judge, "decay_evidence", lambda *given: None)
+    sample: Any = SimpleNamespace(
+        case=SimpleNamespace(shape=None), shows=True, exact=True, held_counts=None
+    )
+    inputs: Any = None
+    found = judge._judge_all(PARAMETER, ADAMW, inputs, True, sample)
+    assert found.verdict == verdict
+    assert (found.why or "").replace(" are not what the step gives", "") == says
+    assert found.exact == all(exact for _, exact in fits)
