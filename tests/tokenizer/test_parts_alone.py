@@ -13,6 +13,7 @@ from aprfmt.tokenizer import (
     engine_server,
     isolated,
     keys,
+    llama_server,
     render_child,
     stored_parts,
     template_engines,
@@ -301,3 +302,19 @@ def test_trees_of_templates_are_equal_where_they_render_alike() -> None:
         assert trees(other) != [one], other
     given = {"task": "trees", "templates": ["{% if %}"]}
     assert render_child.answer_request(given, 0)[0] == "syntax"
+
+
+@pytest.mark.parametrize("asked", [None, False, True])
+def test_a_server_is_asked_for_the_conversation_that_a_template_gets(asked: bool | None) -> None:
+    """Without the word for it the model's turn is not begun, as transformers has it."""
+    given: dict[str, Any] = {"messages": [{"role": "user", "content": "x"}]}
+    if asked is not None:
+        given["add_generation_prompt"] = asked
+    assert llama_server._request_body(given) == {
+        "add_generation_prompt": bool(asked), "messages": given["messages"]
+    }  # fmt: skip
+    call = {"type": "function", "function": {"name": "f", "arguments": {"n": 1}}}
+    told = {"role": "assistant", "content": "", "tool_calls": [call]}
+    found = llama_server._request_body({"messages": [told], "tools": [], "thinking": True})
+    assert found["messages"][0]["tool_calls"][0]["function"]["arguments"] == '{"n": 1}'
+    assert found["chat_template_kwargs"] == {"thinking": True} and "tools" not in found
