@@ -16,6 +16,7 @@ from aprfmt.tokenizer import (
     llama_server,
     render_child,
     stored_parts,
+    template,
     template_engines,
 )
 from aprfmt.tokenizer import tokenizer_cost as expense
@@ -24,6 +25,7 @@ from aprfmt.tokenizer.carriers import scores_from_merges
 from aprfmt.tokenizer.conversations import ENGINE_CONVERSATIONS
 from aprfmt.tokenizer.hf_engine import HfEngine
 from aprfmt.tokenizer.hf_json import FLAGS, config_added_tokens
+from aprfmt.tokenizer.limits import REASON
 from aprfmt.tokenizer.loading import _metadata_special_texts
 from aprfmt.tokenizer.stated import _plain_vocabulary
 from aprfmt.tokenizer.stored_parts import Carried
@@ -318,3 +320,17 @@ def test_a_server_is_asked_for_the_conversation_that_a_template_gets(asked: bool
     found = llama_server._request_body({"messages": [told], "tools": [], "thinking": True})
     assert found["messages"][0]["tool_calls"][0]["function"]["arguments"] == '{"n": 1}'
     assert found["chat_template_kwargs"] == {"thinking": True} and "tools" not in found
+
+
+@pytest.mark.parametrize("more", [-1, 0, 1])
+def test_a_templates_own_error_is_shown_up_to_its_limit(
+    more: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    child = SimpleNamespace(kill=lambda: None, wait=lambda: 0)
+    monkeypatch.setattr(template, "start_library_child", lambda kind: child)
+    text = "x" * (REASON + more)
+    answer = f"error\n{text}".encode()
+    monkeypatch.setattr(template, "_exchange_with_child", lambda child, payload: answer)
+    with pytest.raises(FormatError) as caught:
+        template._run_child("render", {}, "here")
+    assert str(caught.value).endswith(": " + "x" * min(REASON, REASON + more))
