@@ -17,6 +17,7 @@ from aprfmt.measure import (
     requantization,
     sampling,
     tolerances,
+    trace_view,
 )
 from aprfmt.measure.coarse_steps import WideSteps
 from aprfmt.measure.requantization import QuantRecipe
@@ -387,3 +388,23 @@ def test_values_beyond_an_end_are_clipped_and_far_beyond_it_where_wider_than_the
             found = bounds.fit_errors(x, y, Lattice(*lattice))
             assert found.ends == pytest.approx(1 / y.size)
             assert found.far == pytest.approx(far / y.size), (off, end)
+
+
+@pytest.mark.parametrize(
+    ("dump", "told"),
+    [
+        (None, ()),
+        ({}, ()),
+        ({"passes": 1}, ()),
+        ({"passes": 1, "layouts": {"by rows": 3}, "notes": ["one"]}, ("one",)),
+        ({"passes": 2}, ("put together from 2 passes",)),
+        ({"passes": 3, "layouts": {"by rows": 3}}, (
+            "put together from 3 passes; 3 arrays by rows",)),
+        ({"passes": 2, "ranks": {"tp": 4}, "notes": ["one"]}, (
+            "put together from 4 tp ranks, 2 passes", "one")),
+        ({"passes": 1, "ranks": {"tp": 4}}, ("put together from 4 tp ranks",)),
+    ],
+)  # fmt: skip
+def test_a_dump_is_put_together_from_more_than_one(dump: Any, told: tuple[str, ...]) -> None:
+    trace: Any = SimpleNamespace(run={} if dump is None else {"dump": dump})
+    assert trace_view.dump_sentences(trace) == told
