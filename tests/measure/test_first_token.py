@@ -3,6 +3,7 @@
 Seen red: a wrong rope base was "position 0", where nothing is rotated, by the later keys of row 0.
 """
 
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -73,3 +74,15 @@ def test_a_wrong_rope_base_is_seen_from_position_1(
     asked = ("--payload", "--points", points, "--ids", "5,6,7,8,9", "--reference", right, "--json")
     done = aprfmt("trace", wrong, *asked)
     assert done.json["reference"]["first_token"]["position"] == 1
+
+
+@pytest.mark.parametrize(("tolerance", "first"), [(0.0, 3), (1e-6, 3), (10.0, None)])
+def test_a_token_whose_values_are_equal_is_not_the_first_that_differs(
+    tolerance: float, first: int | None
+) -> None:
+    """Also where a point allows nothing, as a bound that was measured on equal runs."""
+    right = trace("llama", None, probs=False, window=TOKENS)
+    wrong = trace("llama", (3, 0), probs=False, window=TOKENS)
+    points = [replace(one, tolerance=tolerance) for one in compare_traces(wrong, right).points]
+    found = find_first_token(points, wrong, right)
+    assert (None if found is None else found.position) == first
