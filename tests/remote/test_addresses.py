@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 from huggingface_hub import constants
 
-from aprfmt.errors import RemoteError
-from aprfmt.remote import client
+from aprfmt.errors import RemoteError, UsageError
+from aprfmt.remote import client, fsspec_sites
 from tests.cli.run import aprfmt as command
 from tests.remote.server import RangeServer
 
@@ -88,3 +88,14 @@ def test_a_token_that_is_none_is_named_by_its_place(
 def test_an_address_of_a_host_that_is_none_never_reaches_a_resolver() -> None:
     with pytest.raises(RemoteError, match="is no name of a host"):
         client.CLIENT.get(f"https://{LABEL}/x", "W", {}, lambda status, headers: 0)
+
+
+@pytest.mark.parametrize("address", ["nowhere://a/b", "nowhere://a/b/c.gguf"])
+def test_an_unknown_file_system_is_refused_with_its_address(address: str) -> None:
+    """Already where the address is taken apart: no site is made of it."""
+    pytest.importorskip("fsspec", reason="NOT-RUN: fsspec is not installed")
+    with pytest.raises(
+        UsageError, match=r"^nowhere://a: nowhere:// cannot be read: no file system"
+    ):
+        fsspec_sites._parse_address(address)
+    assert fsspec_sites._parse_address("memory://a/b//c") == ["memory:", "a", "b", "c"]
