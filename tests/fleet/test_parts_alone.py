@@ -499,3 +499,32 @@ def test_blocks_and_tensors_of_a_broken_file_are_held_to_their_digests(
         assert [one for _, one in found] == right
     cut: Any = Held(good[:24])
     assert [one.why for one, _ in evidence.check_tensor_digests(cut, cut, rows)] == ["tensor a"]
+
+
+ENCODINGS: dict[str, tuple[list[tuple[str, int]], str]] = {
+    "none": ([], "no tensors"),
+    "one": ([("F32", 8), ("F32", 4)], "F32"),
+    "by size": ([("F32", 8), ("BF16", 4), ("F32", 8), ("F16", 32)], "F16, F32, BF16"),
+    "three of four": ([("Q8_0", 9), ("F32", 8), ("Q4_0", 4), ("F16", 32)], "F16, Q8_0, F32"),
+}
+
+
+@pytest.mark.parametrize("held", ENCODINGS)
+def test_the_three_encodings_of_most_bytes_are_named(
+    held: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The details have all of them, in bytes and in numbers of values."""
+    tensors, most = ENCODINGS[held]
+    model = {
+        f"t{at}": SimpleNamespace(encoding=encoding, shape=(2, 3), size=size)
+        for at, (encoding, size) in enumerate(tensors)
+    }
+    monkeypatch.setattr(questions, "all_bytes", lambda view: view.size)
+    found = questions.bytes_by_encoding(cast(Any, SimpleNamespace(model=model)))
+    names = {encoding for encoding, _ in tensors}
+    assert (found.outcome, found.found) == ("PASS", most)
+    assert found.details == {
+        "bytes": {name: sum(size for other, size in tensors if other == name) for name in names},
+        "parameters": {name: 6 * [other for other, _ in tensors].count(name) for name in names},
+        "quantized": any(name.startswith("Q") for name in names),
+    }
