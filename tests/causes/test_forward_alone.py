@@ -552,3 +552,38 @@ def test_a_capacity_drops_just_the_rows_that_differ_where_they_are_added(
     kept = "those with the highest weights" if heaviest else "the first ones"
     told = [one.values["expert_capacity"] for one in changes if one.values["kept"] == kept]
     assert told == found
+
+
+# --- weights of norms -----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("biased", [False, True])
+@pytest.mark.parametrize("offset", [0, 1])
+@pytest.mark.parametrize("size", [3, 4, 8])
+def test_a_norms_weight_is_solved_from_what_it_gives(
+    size: int, offset: int, biased: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By the last of a longer weight's numbers, and not by a shorter one's."""
+    rng = np.random.default_rng(5)
+    w, true, plain = rng.uniform(1, 2, size), rng.uniform(1, 2, 4), rng.standard_normal((6, 4))
+    bias = rng.standard_normal(4) if biased else None
+    added = 0.0 if bias is None else bias
+    call = SimpleNamespace(
+        op="layer_norm" if biased else "rms_norm", args=("x", "w", bias), kwargs={"offset": offset},
+        result=plain * (w[-4:] + offset) + added if size >= 4 else plain,
+    )  # fmt: skip
+    other = plain * (true + offset) + added
+    monkeypatch.setattr(norm, "norm_key", lambda case: "w")
+    monkeypatch.setattr(norm, "_exchanged_norms", lambda case, key: iter(()))
+    monkeypatch.setattr(norm, "_name_norm_weight", lambda case, key, stored: iter([stored]))
+    case: Any = SimpleNamespace(
+        call=lambda *names: call, recorded_result=lambda call: other, array=lambda x: x,
+        patched=SimpleNamespace(stored={"w": SimpleNamespace(numpy=lambda: w)}),
+        agree=lambda x, y: np.allclose(x, y, rtol=1e-9),
+    )  # fmt: skip
+    found: list[Any] = list(norm.find_norm_weight(case))
+    assert len(found) == (size >= 4)
+    for stored in found:
+        np.testing.assert_allclose(stored, true, rtol=1e-9)
+    other = other + rng.standard_normal((6, 4))  # which no weight explains
+    assert not list(norm.find_norm_weight(case))
