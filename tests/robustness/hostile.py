@@ -210,7 +210,7 @@ REFUSED: Mapping[str, tuple[Maker, str]] = {
     "html": (_bytes("x.gguf", b"<!DOCTYPE html><html>404</html>"), "a web page saved in place"),
     "fifo": (_fifo, "not a regular file"),
     "device": (_link("/dev/zero"), "not a regular file"),
-    "link_loop": (_link("model.gguf"), "no such file"),
+    "link_loop": (_link("model.gguf"), "a loop of links"),
     "link_nowhere": (_link("gone.gguf"), "no such file"),
     "folder_as_file": (_folder_named("model.gguf"), "holds no model"),
     "missing": (lambda folder: folder / "gone.gguf", "no such file"),
