@@ -2,7 +2,8 @@
 
 A node is recognised by (name, operation), where the last occurrence is used, or by the weight it
 reads. Layouts converted here: rows of llama's Q and K in adjacent pairs, rope on adjacent pairs, a
-joined qkv, keys padded to the cache's size, the head axis before the tokens.
+joined qkv, tiled value heads of a delta net, keys padded to the cache's size, the head axis before
+the tokens.
 """
 
 import re
@@ -13,6 +14,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from aprfmt.arch.grouped_rows import Tiled
 from aprfmt.arch.layout_steps import RowsPermuted
 from aprfmt.arch.role_vocabulary import split_key
 from aprfmt.errors import ArchError
@@ -20,6 +22,7 @@ from aprfmt.inference.capture import POINTS, WHOLE
 from aprfmt.inference.engines.collect import HEADED, Collector, pairs_to_halves
 from aprfmt.inference.points import Name
 from aprfmt.model import Model
+from aprfmt.tensors.view import View
 
 Numbers = NDArray[Any]
 Mask = NDArray[np.bool_]
@@ -255,8 +258,20 @@ class GraphReader:
         return pairs_to_halves(values) if permuted or adjacent else values
 
 
+def _heads_in_order(tensor: View, model: Model) -> CellColumns:
+    """Return which column of a product with a stored weight is each one of the model's order.
+
+    None where no step of the weight's layout tiles the heads of its rows.
+    """
+    columns = [np.arange(tensor.stored[0].info.shape[0])]
+    tiled = [step for step in tensor.layout if isinstance(step, Tiled) and step.axis == 0]
+    for step in tiled:
+        columns = step.undo(columns, model.hyper)
+    return columns[0] if tiled else None
+
+
 def stored_roles(model: Model) -> dict[str, list[tuple[str, CellColumns]]]:
-    """Return {stored name: [(tensor key, its rows; None: all)]} of a model's tensors.
+    """Return {stored name: [(tensor key, its rows; None: all, in order)]} of a model's tensors.
 
     Tensors made of several stored ones, and joined ones that are not divided by rows, are left out.
     """
@@ -266,7 +281,7 @@ def stored_roles(model: Model) -> dict[str, list[tuple[str, CellColumns]]]:
             continue  # experts and split heads: no one node is the role's
         info = tensor.stored[0].info
         if len(tensor.roles) == 1:
-            found[info.name] = [(tensor.name, None)]
+            found[info.name] = [(tensor.name, _heads_in_order(tensor, model))]
             continue
         rows = [np.arange(info.shape[0] if info.shape else 0)]
         try:

@@ -13,6 +13,7 @@ from typing import Any, cast
 import numpy as np
 import pytest
 
+from aprfmt.arch.grouped_rows import Tiled
 from aprfmt.causes.training.optimizers import parse_recipe
 from aprfmt.checks.gates.forward import judge_loss
 from aprfmt.checks.gates.golden import GoldenText
@@ -46,7 +47,7 @@ from aprfmt.inference.engines import (
 )
 from aprfmt.inference.engines.captures import Captures
 from aprfmt.inference.engines.collect import split_heads
-from aprfmt.inference.engines.graph import GraphReader, NodePoint
+from aprfmt.inference.engines.graph import GraphReader, NodePoint, stored_roles
 from aprfmt.inference.engines.npz import NpzFile
 from aprfmt.inference.engines.rank_dims import Division
 from aprfmt.inference.engines.rank_joining import JoinedArray, _join_by_dims
@@ -440,6 +441,31 @@ def test_chosen_experts_are_recorded_with_their_weights_by_size(first: str, widt
             ("experts", 4, [[3, 7], [1, 2]], 0),
             ("expert_w", 4, [[0.75, 0.25], [0.5, 0.5]], 2),
         ]
+
+
+@pytest.mark.parametrize(
+    ("layout", "columns"),
+    [
+        ((Tiled("1"),), [0, 2, 4, 1, 3, 5]),
+        ((Tiled("1", "2", keys="few"),), [0, 1, 2, 4, 3, 5]),
+        ((Tiled("1", axis=1),), None),
+        ((), None),
+    ],
+)
+def test_columns_of_a_product_follow_the_models_heads(layout: Any, columns: Any) -> None:
+    """Of rows that a GGUF has tiled. Seen red: a sound llama.cpp differs at `beta_mm`."""
+    info = SimpleNamespace(name="blk.0.ssm_beta.weight", shape=(6, 3))
+    names = {"name": "L0.ssm_beta.weight", "roles": ("L0.ssm_beta.weight",), "layout": layout}
+    tensor = SimpleNamespace(stored=(SimpleNamespace(info=info),), **names)
+    hyper = {
+        "delta_key_heads": 2,
+        "few": 2,
+        "delta_value_heads": 4 if layout and layout[0].keys == "few" else 6,
+    }
+    model: Any = SimpleNamespace(roles={"L0.ssm_beta.weight": tensor}, hyper=hyper)
+    ((role, cut),) = stored_roles(model)[info.name]
+    assert role == "L0.ssm_beta.weight"
+    assert (None if cut is None else cut.tolist()) == columns
 
 
 @pytest.mark.parametrize("error", [ZeroDivisionError, KeyError, TypeError, ValueError, IndexError])
