@@ -369,7 +369,7 @@ def test_a_damaged_file_ends_no_other(broken: str, tmp_path: Path) -> None:
     """One that may hold a point had to be compared. Seen red: no trace of a folder of 60 arrays."""
     q, k = (own()[key].reshape(len(IDS), -1) for key in ("L0.q", "L0.k"))
     folder = npy(tmp_path / "d", {"L0.q": q, "L0.k": k})
-    (folder / broken).write_bytes(b"PK\x03\x04 and no more")
+    (folder / broken).write_bytes(b"PK\x03\x04 and no more.")  # of 17 bytes: no float32
     with open_model(tiny_folder("llama")) as model, open_trace(folder, list(IDS), model) as found:
         assert set(found.records) == {"L0.q"} | ({"L0.k"} - {broken.removesuffix(".npy")})
         (row,) = unread_arrays(found)
