@@ -232,11 +232,14 @@ def _whole_command(found: "Pronounced", words: "Sequence[str]") -> str:
     return f"aprfmt {shlex.join(words)}" if found.exit == 2 and late == {True} else ""
 
 
-def gates_answer(report: "QaReport", saved: str | None, other: str | None) -> "list[Line]":
+def gates_answer(
+    report: "QaReport", saved: str | None, other: str | None, chosen: "Sequence[str]" = ()
+) -> "list[Line]":
     """Return the short answer of `qa` as (text, style) lines.
 
     They are the verdict, the checks that failed, the gates that did not run, the baseline's path
-    (`saved`), and the next command. `other` is a model to compare with, or None.
+    (`saved`), and the next command. `other` is a model to compare with, or None; `chosen` are the
+    words of the command that choose the gates.
     """
     from aprfmt.compare.short_answer import merge_similar_lines
 
@@ -257,7 +260,7 @@ def gates_answer(report: "QaReport", saved: str | None, other: str | None) -> "l
     if report.exit_code:
         path = str(report.subject)
         beside = ["--against", other] if other else []
-        todo = _whole_command(report.pronounced, ["qa", path, *beside])
+        todo = _whole_command(report.pronounced, ["qa", path, *beside, *chosen])
         if not todo:
             todo = _next_command(path, other) if other else f"aprfmt validate {shlex.quote(path)}"
         end.append((f"next: {todo}", "head"))

@@ -143,7 +143,13 @@ def command(
     def lines() -> "list[Line]":
         """Return the short answer as (text, style) lines."""
         other = None if asked["against"] is None else str(asked["against"])
-        return check_output.gates_answer(report, saved, other)
+        chosen = [
+            word
+            for option, gates in (("--only", asked["only"]), ("--skip", asked["skip"]))
+            for gate in gates
+            for word in (option, gate)
+        ]
+        return check_output.gates_answer(report, saved, other, chosen)
 
     def show() -> None:
         """Print every gate with `verbose`, else the short answer."""
