@@ -105,6 +105,21 @@ def test_tests_of_parts_alone_and_those_that_cost_nothing_are_all_taken() -> Non
     assert not [name for name in of_families if name in CHEAP or name.endswith(ALONE)]
 
 
+def test_each_hostile_file_is_opened_and_a_file_of_each_format_and_level_is_judged() -> None:
+    files, smoke = (f"tests/robustness/test_{name}.py" for name in ("files", "smoke"))
+    judged = [
+        f"{files}::test_verdict[{kind}-{level}-{n}]"
+        for kind in ("apr", "gguf")
+        for level in ("legal", "malformed")
+        for n in range(9)
+    ]
+    opened = [f"{smoke}::test_command_on_file[inspect-{n}]" for n in range(30)]
+    others = [f"{smoke}::test_command_on_file[convert-{n}]" for n in range(60)]
+    out = left_out([*judged, *opened, *others])
+    assert not out & {*judged[::9], *opened, others[0]}
+    assert len(out) > 60
+
+
 def test_the_first_of_each_function_and_what_a_requirement_names_are_taken() -> None:
     file = "tests/cli/test_damage.py"
     ids = [f"{file}::test_{test}[{n}]" for test in "ab" for n in range(30)]
