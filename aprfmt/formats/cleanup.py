@@ -1,11 +1,22 @@
 """Discards unfinished outputs whenever the program ends, whatever ends it."""
 
+import _thread
 import atexit
 import os
 import signal
+import sys
 import threading
+import time
 from types import FrameType
 from typing import NoReturn, Protocol
+
+# Exit codes by which a program ends that got a signal, and the signal; Windows has no SIGHUP.
+EXITS = {
+    128 + getattr(signal, name): getattr(signal, name)
+    for name in ("SIGTERM", "SIGHUP")
+    if hasattr(signal, name)
+}
+AGAIN = 0.05  # seconds until a lost signal comes again, outside of what swallowed it
 
 
 class Unpublished(Protocol):
@@ -34,7 +45,8 @@ def discard_open() -> None:
 def install_signal_handlers() -> None:
     """Let SIGTERM and SIGHUP (a closed terminal) raise SystemExit, so that outputs clean up.
 
-    The exit codes are 143 and 129. Signals already ignored or handled are left alone.
+    The exit codes are 143 and 129. Signals already ignored or handled are left alone. An exception
+    of a signal, of an interrupt too, that comes while Python runs a finalizer comes again.
     """
     if threading.current_thread() is not threading.main_thread():
         return  # only the main thread may install handlers
@@ -43,7 +55,37 @@ def install_signal_handlers() -> None:
         """Raise SystemExit with 128 plus the signal's number."""
         raise SystemExit(128 + number)
 
-    for name in ("SIGTERM", "SIGHUP"):
-        number = getattr(signal, name, None)
-        if number is not None and signal.getsignal(number) == signal.SIG_DFL:
+    for number in EXITS.values():
+        if signal.getsignal(number) == signal.SIG_DFL:
             signal.signal(number, raise_exit)
+    if not isinstance(sys.unraisablehook, RepeatedSignals):
+        sys.unraisablehook = RepeatedSignals()
+
+
+class RepeatedSignals:
+    """What Python calls for an ignored exception: that of a signal has the signal sent again.
+
+    Python only reports what is raised in `__del__` and in callbacks of weak references
+    (`sys.unraisablehook`), such as those of the threads that it keeps: Ctrl-C would do nothing.
+    """
+
+    def __init__(self) -> None:
+        """Store the hook that reports other exceptions."""
+        self._report = sys.unraisablehook
+
+    def __call__(self, unraisable: "sys.UnraisableHookArgs") -> None:
+        """Report an ignored exception, or have its signal sent again."""
+        error = unraisable.exc_value
+        number = signal.SIGINT if isinstance(error, KeyboardInterrupt) else None
+        if isinstance(error, SystemExit) and error.code in EXITS:
+            number = EXITS[error.code]
+        if number is None:
+            self._report(unraisable)
+        else:  # a finalizer may run while the locks of `threading` are held
+            _thread.start_new_thread(_send_again, (number,))
+
+
+def _send_again(number: int) -> None:
+    """Send a signal to this process, a moment later."""
+    time.sleep(AGAIN)
+    os.kill(os.getpid(), number)

@@ -112,6 +112,47 @@ def test_handlers_that_somebody_set_stay() -> None:
             signal.signal(number, handler)
 
 
+_IN_A_FINALIZER = """
+import os, signal, sys, time
+from aprfmt.formats.cleanup import install_signal_handlers
+
+class Noted:
+    def __del__(self):
+        os.kill(os.getpid(), getattr(signal, sys.argv[1]))
+        time.sleep(5)  # the exception comes here, where Python ignores it
+
+signal.signal(signal.SIGINT, signal.default_int_handler)
+install_signal_handlers()
+try:
+    Noted()
+    time.sleep(60)
+except KeyboardInterrupt:
+    sys.exit(130)
+"""
+
+
+@pytest.mark.parametrize(("name", "code"), [("SIGINT", 130), ("SIGTERM", 143), ("SIGHUP", 129)])
+def test_a_signal_that_comes_in_a_finalizer_ends_the_program(name: str, code: int) -> None:
+    """Seen red without the hook: the program slept on."""
+    command = [sys.executable, "-c", _IN_A_FINALIZER, name]
+    run = subprocess.run(command, env=_environment(), capture_output=True, text=True, check=False)
+    assert (run.returncode, run.stderr) == (code, "")
+
+
+def test_other_exceptions_of_a_finalizer_are_reported() -> None:
+    code = "; ".join(
+        (
+            "from aprfmt.formats.cleanup import install_signal_handlers as install",
+            "install()",
+            "install()",
+            "type('X', (), {'__del__': lambda self: [][0]})()",
+        )
+    )
+    command = [sys.executable, "-c", code]
+    run = subprocess.run(command, env=_environment(), capture_output=True, text=True, check=False)
+    assert run.returncode == 0 and run.stderr.count("IndexError") == 1
+
+
 @pytest.mark.parametrize(("name", "code"), [("SIGINT", 130), ("SIGTERM", 143), ("SIGKILL", -9)])
 def test_a_whole_command_is_interrupted_and_run_again(
     name: str, code: int, demo_model: Path, tmp_path: Path
