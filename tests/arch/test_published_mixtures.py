@@ -40,7 +40,11 @@ REFUSED: tuple[tuple[str, Mapping[str, Any], str], ...] = (
     ("deepseek_v4", {"hidden_act": "gelu"}, "hidden_act is 'gelu'; expected 'silu'"),
     ("olmo_hybrid", {"layer_types": [_LINEAR] * 4}, "all are linear_attention"),
     ("olmo_hybrid", {"layer_types": [_FULL] * 4}, "all are full_attention"),
-    ("olmo_hybrid", {"layer_types": [_FULL, _LINEAR, _FULL, "conv"]}, "'conv' is not known"),
+    (
+        "olmo_hybrid",
+        {"layer_types": [_FULL, _LINEAR, _FULL, "conv"]},
+        "layer 3 is 'conv'; the layers of this architecture are one of: linear_attention",
+    ),
     ("minimax", {"layer_types": [_FULL] * 4}, "no layer with lightning attention"),
     ("minimax", {"layer_types": [_LINEAR] * 4}, "no layer with attention"),
     (
