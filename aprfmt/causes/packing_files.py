@@ -41,7 +41,7 @@ def packing_file_findings(model: Model, other: Model, side: str) -> Iterator[Fin
         for one in packing_conflicts(model)
         if (one.file, one.key, repr(one.other)) not in same
         and theirs.get(one.key, one.used) == one.used
-        and changes_weights(model, one)
+        and changes_weights(model, one.key)
     ]
     if not apart:
         return

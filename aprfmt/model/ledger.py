@@ -21,6 +21,7 @@ from aprfmt.base.protocols import SURPLUS, Damage, Note, Value
 from aprfmt.base.sequences import join_first
 from aprfmt.errors import AprfmtError, ArchError, FormatError, UsageError
 from aprfmt.model.hf_folder import INDEX, MAX_TEXT, MLX_ADAPTER, WEIGHTS, read_text
+from aprfmt.model.packing import OLDER_FILES, settings_of_older_file
 from aprfmt.model.readings import FILES, METADATA, TENSORS, KeyPattern, Reading, matching_row
 from aprfmt.model.sidecar_files import (
     ADAPTER_CONFIG,
@@ -403,6 +404,8 @@ class _LedgerBuilder:
             self._add_unreadable("file", path.name, FormatError(f"it is {what}"))
         stored = row.as_stored and not lost
         means = partial(_file_value, path) if stored and path.is_file() else None
+        if means is not None and path.name in OLDER_FILES:
+            means = partial(settings_of_older_file, self.model, path.name)
         return Item("file", path.name, reading, of, path, stored, means, stored and needed)  # type: ignore[arg-type]
 
     @cached_property

@@ -99,14 +99,43 @@ def _older_section(model: "Model") -> tuple[str, Mapping[str, Value], Mapping[st
     None without such a file. Its keys have the names of config.json's section. Raises FormatError
     where the file is damaged.
     """
-    for name, method in OLDER_FILES.items():
-        text = None if model.folder is None else model.folder.texts.get(name)
-        if text is not None:
-            said = json_object(text, f"{model.path}: {name}")
-            names = {_OLDER_KEYS.get(key, key): key for key in said}
-            named = {key: said[own] for key, own in names.items()}
-            return name, {"quant_method": method, **named}, names
+    for name in OLDER_FILES:
+        found = _section_of_older_file(model, name)
+        if found is not None:
+            return name, *found
     return None
+
+
+def _section_of_older_file(
+    model: "Model", name: str
+) -> tuple[Mapping[str, Value], Mapping[str, str]] | None:
+    """Return (section, names of its keys in the file) of one of OLDER_FILES; None without it.
+
+    Raises FormatError where the file is damaged.
+    """
+    text = None if model.folder is None else model.folder.texts.get(name)
+    if text is None:
+        return None
+    said = json_object(text, f"{model.path}: {name}")
+    names = {_OLDER_KEYS.get(key, key): key for key in said}
+    named = {key: said[own] for key, own in names.items()}
+    return {"quant_method": OLDER_FILES[name], **named}, names
+
+
+def settings_of_older_file(model: "Model", name: str) -> Mapping[str, Value] | None:
+    """Return what loaders take from AutoGPTQ's or AutoAWQ's own file, by config.json's keys.
+
+    With what they take for absent keys, and without the keys that change no weight of this model.
+    None without the file, or where it is damaged.
+    """
+    try:
+        found = _section_of_older_file(model, name)
+    except FormatError:
+        return None
+    if found is None:
+        return None
+    section = _with_defaults(found[0])
+    return {key: _plain(value) for key, value in section.items() if changes_weights(model, key)}
 
 
 def _with_defaults(section: Mapping[str, Value]) -> dict[str, Value]:
@@ -154,19 +183,19 @@ def packing_conflicts(model: "Model") -> tuple[PackingConflict, ...]:
     )
 
 
-def changes_weights(model: "Model", conflict: PackingConflict) -> bool:
-    """Return whether loaders that go by the one or the other value read other weights.
+def changes_weights(model: "Model", key: str) -> bool:
+    """Return whether loaders that take another value for a key of the packing read other weights.
 
     They do not where the inputs' groups are in order (`desc_act`), or all zero points in the middle
     (`sym`). True where packed weights cannot be read.
     """
     from aprfmt.codecs import gptq
 
-    if conflict.key not in ("desc_act", "sym"):
+    if key not in ("desc_act", "sym"):
         return True
     try:
         weights = [one.packed() for _, v in model.items() for one in v.stored if one.packed]
-        if conflict.key == "desc_act":
+        if key == "desc_act":
             return not all(gptq.are_groups_in_order(one.parts) for one in weights)
         return not all(gptq.are_zeros_in_middle(one.parts, one.config) for one in weights)
     except AprfmtError:

@@ -234,7 +234,7 @@ def check_quantization(ctx: CheckContext) -> Result:
     if conflict is not None:
         todo = "set the file to what config.json says, by which the weights are read here"
         files = packing_conflicts(ctx.model)
-        weighs = any(changes_weights(ctx.model, one) for one in files)
+        weighs = any(changes_weights(ctx.model, one.key) for one in files)
         level: Literal["fail", "warning"] = "warning" if files and not weighs else "fail"
         findings.append(Finding(where, conflict.text, "one packing in both", todo, level))
     return Result(f"{', '.join(sorted(claimed & packed))}, {count} weights", findings)
