@@ -8,6 +8,7 @@ and _v3.
 """
 
 from collections.abc import Collection, Mapping
+from dataclasses import replace
 
 from aprfmt.arch import draft_head, hyper_rules, losses, moe
 from aprfmt.arch.joining_steps import KvB
@@ -131,6 +132,21 @@ def _read_v2_router(facts: Facts, hp: Params) -> Found:
     return kinds[kind], found[1]
 
 
+def _read_v2_groups(rule: HyperRule) -> HyperRule:
+    """Return a rule of `expert_groups_rule` that reads 1 unless `topk_method` limits the groups.
+
+    Without that, as without the key, transformers chooses among all experts.
+    """
+
+    def read(facts: Facts, hp: Params) -> Found:
+        """Return (number of groups, key) of config.json; None without the key."""
+        found, router = facts.first(*rule.keys["hf"]), _read_v2_router(facts, hp)
+        limited = router is not None and router[0] == "group_limited_greedy"
+        return found if found is None or limited else (1, found[1])
+
+    return replace(rule, read={**rule.read, "hf": read})
+
+
 _GATING = "{arch}.expert_gating_func"
 _SOFTMAX, _SIGMOID = 1, 2  # llama.cpp's llama_expert_gating_func_type
 
@@ -202,8 +218,10 @@ DEEPSEEK_V2 = ArchSpec(
         dense_first_rule(0),
         HyperRule("norm_topk", default=False, check=_check_norm_topk),
         routed_scale_rule(1.0),
-        expert_groups_rule("n_expert_groups", "n_group", "expert_group_count", 1),
-        expert_groups_rule("n_expert_groups_used", "topk_group", "expert_group_used_count", 1),
+        _read_v2_groups(expert_groups_rule("n_expert_groups", "n_group", "expert_group_count", 1)),
+        _read_v2_groups(
+            expert_groups_rule("n_expert_groups_used", "topk_group", "expert_group_used_count", 1)
+        ),
         HyperRule(
             "router",
             read={"hf": _read_v2_router, "gguf": _read_v2_gguf_router},

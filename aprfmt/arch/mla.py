@@ -219,9 +219,8 @@ def expert_groups_rule(name: str, hf: str, gguf: str, default: int) -> HyperRule
 def _check_enough_experts(value: Value, facts: Facts, hp: Params) -> str:
     """Return ""; ArchError if the groups that are kept have fewer experts than a token uses."""
     groups, used = hp["n_expert_groups"], hp["n_experts_used"]
-    method, there = facts.first("topk_method"), value * (hp["n_experts"] // groups)
-    grouped = groups > 1 and (method is None or method[0] != "greedy")
-    if grouped and there < used:
+    there = value * (hp["n_experts"] // groups)
+    if groups > 1 and there < used:
         raise ArchError(
             f"{value} of {groups} groups of experts are kept, which have {there} experts; expected "
             f"at least the {used} that a token takes"

@@ -143,6 +143,9 @@ TINY: tuple[Tiny, ...] = (
         **MLA, "q_lora_rank": None, "attention_bias": True, "n_group": None, "topk_group": None,
         "rope_parameters": {**YARN, "mscale": 0.7, "mscale_all_dim": 0.7},
     }),
+    Tiny("deepseek_v2", "deepseek_v2", "greedy", {
+        **MLA, "topk_method": "greedy", "topk_group": 1, "num_experts_per_tok": 3,
+    }),
     Tiny("deepseek_v3", "deepseek_v3", "plain", MLA),
     Tiny("deepseek_v3", "deepseek_v3", "halves", {
         **MLA, "rope_interleave": False, "norm_topk_prob": False,
