@@ -337,10 +337,11 @@ def write_hf(
     """Return {key: value} of rope for config.json: `rope_scaling`, nested `rope_parameters`.
 
     Nested parameters are written where windowed and full layers differ in a way that old keys
-    cannot say.
+    cannot say. No scaling is said by its type where an absent one means some (`hf_default`).
     """
     old = None if scaling is None else _WRITE[scaling["type"]](scaling, hp)
-    out: dict[str, Value] = {} if row.new else {"rope_scaling": old}
+    unscaled = None if row.hf_default is None else {"rope_type": "default"}
+    out: dict[str, Value] = {} if row.new else {"rope_scaling": unscaled if old is None else old}
     if row.original is not None:
         out[ORIGINAL] = (scaling or {}).get("original_context_length", row.original)
     everywhere = hp["rope_scaling_layers"] == "all"

@@ -34,6 +34,7 @@ from tests.arch.tiny_sizes import (
     NEMOTRON,
     OLMO_HYBRID,
     UNGROUPED,
+    UNSCALED,
     V4_SIZES,
     YARN,
 )
@@ -97,6 +98,10 @@ TINY: tuple[Tiny, ...] = (
     Tiny("gpt_oss", "gpt_oss", "yarn", {
         "head_dim": 10, "num_local_experts": 5, "num_experts_per_tok": 3, "sliding_window": 9,
         "attention_bias": False, "rope_parameters": {**YARN, "truncate": False},
+    }),
+    Tiny("gpt_oss", "gpt_oss", "unscaled", {
+        "head_dim": 10, "num_local_experts": 5, "num_experts_per_tok": 3, "sliding_window": 9,
+        "rope_parameters": UNSCALED,
     }),
     Tiny("olmo2", "olmo2"),
     Tiny("olmo3", "olmo3", "plain", {"sliding_window": 9}),
@@ -294,6 +299,7 @@ TINY: tuple[Tiny, ...] = (
         "moe_num_shared_experts": 1, "moe_layer_start_index": 0, "moe_layer_interval": 2,
     }),
     Tiny("apertus", "apertus", "plain", {"num_key_value_heads": 2}),
+    Tiny("apertus", "apertus", "unscaled", {"rope_parameters": UNSCALED}),
     Tiny("phimoe", "phimoe", "plain", {"num_local_experts": 5, "num_experts_per_tok": 2,
                                        "lm_head_bias": True}),
     Tiny("phimoe", "phimoe", "biased", {

@@ -16,6 +16,7 @@ YARN = {
     "rope_type": "yarn", "rope_theta": 50000.0, "factor": 4.0, "beta_fast": 16.0, "beta_slow": 2.0,
     "original_max_position_embeddings": 32,
 }  # fmt: skip
+UNSCALED = {"rope_type": "default", "rope_theta": 5000.0}
 LLAMA3 = {
     "rope_type": "llama3",
     "rope_theta": 50000.0,
