@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from aprfmt.errors import UsageError
-from aprfmt.model import engine_state, manifest, renames
+from aprfmt.model import engine_state, manifest, rank_tensors, renames
 from aprfmt.model.renames import Rename, rename_names
 
 NAMES = ("model.a.weight", "model.b.weight", "head")
@@ -114,7 +114,7 @@ def test_a_share_of_zeros_is_one_that_its_rank_did_not_load(
 
     monkeypatch.setattr(engine_state, "element_array", lambda x: np.array(x, np.float32))
     parts = tuple(map(part, shares))
-    whole = engine_state.RankTensor("w", parts, tuple(range(len(parts))))
+    whole = rank_tensors.RankTensor("w", parts, tuple(range(len(parts))))
     reader: Any = SimpleNamespace(notes=[], _path=Path("state"))
     engine_state._StateReader._note_zeros(reader, whole, published)  # type: ignore[arg-type]
     says = [f"w: the share of rank {told} is zeros: not loaded"] if told else []
