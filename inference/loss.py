@@ -298,8 +298,8 @@ def compare_distributions(
 ) -> KlDivergence:
     """Return the differences of two models' next-token distributions from logits [n, vocab].
 
-    `first` and `second` are the logits, `labels` [n] the right tokens. Raises UsageError if shapes
-    differ.
+    `first` and `second` are the logits, `labels` [n] the right tokens. The divergence is
+    KL(first || second), in nats. Raises UsageError if shapes differ.
     """
     if first.shape != second.shape or first.ndim != 2 or len(first) != len(labels):
         raise UsageError(

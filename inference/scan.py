@@ -114,9 +114,9 @@ def _scan_chunk(
 ) -> tuple[Array, Array]:
     """Return (reads [groups, heads of each, tokens, head_dim], state) of one chunk.
 
-    Inputs have groups and heads first. The decay from token j to token i is the exponential of the
-    sum of t a over the tokens between; the sums are taken over those alone, as differences of two
-    long sums would cancel.
+    Inputs have groups and heads first. The decay from token j to token i is the exponential of
+    the sum of `step` times `rate` over the tokens between; the sums are taken over those alone,
+    as differences of two long sums would cancel.
     """
     decay = step * rate[..., None]  # (group, head, token)
     tokens = decay.shape[-1]

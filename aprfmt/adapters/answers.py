@@ -423,7 +423,7 @@ def _try_rank_orders(
 
 
 def _changed_weight(key: str, b: View, judged: Judged) -> ChangedWeight:
-    """Return the ChangedWeight of a key, with the shard of B that holds it."""
+    """Return what was judged of a weight as a row of the answer, with the shard of B it is in."""
     file = b.stored[0].path
     where = "" if file is None else file.name
     return ChangedWeight(

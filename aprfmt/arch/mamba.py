@@ -243,7 +243,7 @@ def limit_rules(least: str = "") -> tuple[HyperRule, ...]:
 
 
 def _read_limits(facts: Facts) -> tuple[tuple[float, float], str] | None:
-    """Return ((least, greatest), key); None without the key.
+    """Return ((least, greatest time step of the scan), its key in config.json), or None.
 
     The greatest may be infinite. ArchError for anything but two numbers in order.
     """

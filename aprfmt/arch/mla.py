@@ -217,7 +217,10 @@ def expert_groups_rule(name: str, hf: str, gguf: str, default: int) -> HyperRule
 
 
 def _check_enough_experts(value: Value, facts: Facts, hp: Params) -> str:
-    """Return ""; ArchError if the groups that are kept have fewer experts than a token uses."""
+    """Return "" (no warning) for `value` groups kept; ArchError if they have too few experts.
+
+    They need as many as a token uses.
+    """
     groups, used = hp["n_expert_groups"], hp["n_experts_used"]
     there = value * (hp["n_experts"] // groups)
     if groups > 1 and there < used:

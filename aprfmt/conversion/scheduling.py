@@ -408,7 +408,10 @@ class WorkerPool:
         data, summed = RunBytes(output.runs), self._needs_checksum(output, slot)
 
         def write_band(start: int, stop: int) -> PlacedPiece:
-            """Make and write bytes [start, stop)."""
+            """Repack bytes [start, stop) of the output tensor and write them at its place.
+
+            Returns their count and CRC-32, 0 if no checksum is asked for.
+            """
             band = data.window(start, stop)
             slot.place.put(start, band)
             if not data.reordered:

@@ -197,7 +197,10 @@ def _without_layer(
 
 
 def _quantity(change: Change) -> tuple[str, tuple[str, ...], str]:
-    """Return what a change gives another value: its cause, places, and sentence without numbers."""
+    """Return a key that is equal for changes of the same quantity to different values.
+
+    It is (cause, places, sentence without the numbers).
+    """
     return change.cause, change.where, sentence_without_places(change.says)
 
 

@@ -221,9 +221,10 @@ class ChunkSteps:
         self._rows = rows
 
     def __call__(self, part: slice = slice(None)) -> "Step | None":
-        """Return the steps of all elements, or of a part of the flat chunk; None if unknown.
+        """Return each element's rounding step, in the unit of its values: the sum of both sides'.
 
-        It is a single number where all elements have the same.
+        `part` chooses elements of the flat chunk. It is a single number where all elements have
+        the same, and None where a side's step is unknown.
         """
         total: Step | None = None
         for number in range(len(self._sides)):

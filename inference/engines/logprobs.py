@@ -133,7 +133,7 @@ def _answers_of_file(path: Path) -> list[Any]:
 
 
 def _is_answer(said: Any) -> bool:
-    """Return whether a value is a whole answer, and no row of log-probabilities."""
+    """Return whether a value is a server's whole answer: a mapping with a key of _ANSWER."""
     return isinstance(said, Mapping) and not _ANSWER.isdisjoint(said)
 
 

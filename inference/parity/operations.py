@@ -157,7 +157,10 @@ def operation_dtypes(key: str, a: Trace, b: Trace) -> tuple[str, str]:
 
 
 def _key_in_model(cell_key: str, key: str) -> str:
-    """Return the key in the model of a cell's input: the cell has the point's layer as its first.
+    """Return the model's key of what is called `cell_key` in a model of one layer, a cell.
+
+    The cell's layer 0 is the layer of the point `key`: `0.attn_q` is `7.attn_q` for a point of
+    layer 7.
 
     `cell_key` is the input's key in the cell, `key` that of the cell's point in the model. The
     stream into a layer is `embd` in the cell.

@@ -179,7 +179,7 @@ def rotate_times(keys: int, queries: int) -> Patch:
     """Return a patch: rope is applied to keys `keys` times and to queries `queries` times."""
 
     def make(patched: PatchedModel, layers: Layers) -> PatchedModel:
-        """Return the model whose keys and queries are rotated so many times in `layers`."""
+        """Return the model that rotates its queries `queries` and keys `keys` times in `layers`."""
         seen: dict[str, int] = {"layer": -1, "calls": 0}
 
         def override(op: Any, at: Any, x: Any, table: Any, **kwargs: Any) -> Any:

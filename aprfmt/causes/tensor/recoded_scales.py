@@ -63,7 +63,10 @@ class ScalePart(NamedTuple):
 
     @property
     def near_bits(self) -> float:
-        """Binary digits with which a number judges that is right to `slack`."""
+        """Bits of evidence that one number gives which agrees only to within `slack`.
+
+        It is 1.0 where the values have no step of their own.
+        """
         return self.bits - float(np.log2(self.slack / self.units[1])) if self.units[1] else 1.0
 
 

@@ -72,7 +72,10 @@ def _take_transposed(side: RowReader, rows: int, columns: int, heads: int, acros
     tall, wide = side.shape[-2:]
 
     def take(numbers: "Array") -> "Array":
-        """Return the values [n, wide] of the rows with these numbers, of all matrices."""
+        """Return rows [n, wide] of the tensor with its matrices, or heads, transposed back.
+
+        `numbers` count the rows through all of the tensor's matrices.
+        """
         matrix, row = np.divmod(np.asarray(numbers, np.int64)[:, None], tall)
         places = _transposed_places(row * wide + np.arange(wide), rows, columns, heads, across)
         found: Array = side.whole[matrix * tall + places // wide, places % wide]
