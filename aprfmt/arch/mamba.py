@@ -204,12 +204,12 @@ def limit_rules(least: str = "") -> tuple[HyperRule, ...]:
 
     def read_low(facts: Facts, hp: Params) -> Found:
         """Return (least time step, key) of config.json; None without the key."""
-        found = _read_limits(facts)
+        found = _read_time_step_limits(facts)
         return None if found is None else (found[0][0], found[1])
 
     def read_high(facts: Facts, hp: Params) -> Found:
         """Return (greatest time step or None for infinity, key) of config.json; None without it."""
-        found = _read_limits(facts)
+        found = _read_time_step_limits(facts)
         if found is None:
             return None
         return (None if math.isinf(found[0][1]) else found[0][1]), found[1]
@@ -242,7 +242,7 @@ def limit_rules(least: str = "") -> tuple[HyperRule, ...]:
     )
 
 
-def _read_limits(facts: Facts) -> tuple[tuple[float, float], str] | None:
+def _read_time_step_limits(facts: Facts) -> tuple[tuple[float, float], str] | None:
     """Return ((least, greatest time step of the scan), its key in config.json), or None.
 
     The greatest may be infinite. ArchError for anything but two numbers in order.

@@ -190,13 +190,13 @@ def _without_layer(
         if answer is None or not answer.change.scoped or earlier.view.layer == layer:
             continue
         layers = frozenset(range(n_layers)) if answer.layers is None else answer.layers
-        if layer in layers and _quantity(answer.change) == _quantity(change):
+        if layer in layers and _quantity_key(answer.change) == _quantity_key(change):
             kept = replace(earlier, answer=replace(answer, layers=layers - {layer}))
             return [*divergences[:at], kept, *divergences[at + 1 :]]
     return None
 
 
-def _quantity(change: Change) -> tuple[str, tuple[str, ...], str]:
+def _quantity_key(change: Change) -> tuple[str, tuple[str, ...], str]:
     """Return a key that is equal for changes of the same quantity to different values.
 
     It is (cause, places, sentence without the numbers).

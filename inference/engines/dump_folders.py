@@ -33,8 +33,8 @@ from aprfmt.inference.engines.rank_joining import (
     DumpedArray,
     JoinedArray,
     PointWidths,
+    RankDisagreement,
     UnclearLayoutError,
-    Unequal,
     dims_of,
     join_ranks,
     may_be_summands,
@@ -93,7 +93,7 @@ class Dump:
     passes: tuple[Pass, ...]
     axes: Mapping[str, int]
     layouts: Mapping[str, int]
-    unequal: tuple[tuple[int, Unequal], ...] = ()
+    unequal: tuple[tuple[int, RankDisagreement], ...] = ()
     others: tuple[str, ...] = ()
     broken: Mapping[str, str] = field(default_factory=dict)  # files that are damaged, and how
     of_ranks: Mapping[str, str] = field(default_factory=dict)  # ranks that are unlike the others
@@ -188,7 +188,7 @@ def read_dump(
     sizes = said | spec.axes
     every = [(step, one) for (step, _), one in found]
     groups = find_attention_groups(every, {one for one in names if _kind_of(one) == "ids"})
-    shared: dict[int, tuple[Pass, list[Unequal]]] = {}
+    shared: dict[int, tuple[Pass, list[RankDisagreement]]] = {}
     if groups is not None:
         # Arrays of every group's tokens are put together first, and are then cut to each group's.
         both = [(at, groups.shared(one)) for at, one in found if one.name in groups.gathered]
@@ -246,8 +246,8 @@ def _ranks_and_steps(
 
 
 def _add_up_gathered(
-    made: Pass, unequal: Sequence[Unequal], rows: _Rows, widths: PointWidths
-) -> tuple[Pass, list[Unequal]]:
+    made: Pass, unequal: Sequence[RankDisagreement], rows: _Rows, widths: PointWidths
+) -> tuple[Pass, list[RankDisagreement]]:
     """Return (the pass, what is still unequal) with products of all groups' tokens added up.
 
     What follows them is of one group's tokens, and says nothing of the sum.
@@ -563,7 +563,7 @@ def _join_pass(
     widths: PointWidths,
     broken: Collection[str],
     lone: bool = False,
-) -> tuple[Pass, list[Unequal]]:
+) -> tuple[Pass, list[RankDisagreement]]:
     """Return (a pass with its ranks put together, what ranks should hold alike and do not).
 
     `rows` are the arrays of `step` by name and rank. `stream` is the data-parallel rank whose
@@ -576,7 +576,7 @@ def _join_pass(
     made = Pass(step, stream)
     made.texts = rows.texts
     order = list(axes.values)
-    unequal: list[Unequal] = []
+    unequal: list[RankDisagreement] = []
     whole: dict[str, dict[tuple[int, ...], JoinedArray]] = {}
     dims: dict[str, tuple[Division, ...] | None] = {}
     # Take the arrays of this data-parallel rank, with their dims.
@@ -605,7 +605,7 @@ def _join_pass(
     tokens: int | None = None
     for name in names:
         kind = _kind_of(name)
-        odd: list[Unequal] = []
+        odd: list[RankDisagreement] = []
         torn = _damaged_part(name, rows.arrays[name].values(), step, stream, broken)
         if torn:
             # Ranks that hold it whole do not say whether theirs is one summand of a sum.
@@ -672,7 +672,7 @@ def _join_axes(
     dims: Sequence[Division] | None,
     widths: PointWidths,
     tokens: int | None,
-    unequal: list[Unequal],
+    unequal: list[RankDisagreement],
 ) -> JoinedArray:
     """Return one array joined along every axis, in the order of `axes`.
 
@@ -711,10 +711,10 @@ def _is_whole(name: str, group: Mapping[int, JoinedArray], widths: PointWidths) 
 
 def _add_up_partials(
     made: Pass,
-    unequal: list[Unequal],
+    unequal: list[RankDisagreement],
     parts: Mapping[str, Mapping[tuple[int, ...], JoinedArray]],
     widths: PointWidths,
-) -> tuple[Pass, list[Unequal]]:
+) -> tuple[Pass, list[RankDisagreement]]:
     """Return (the pass, what is still unequal) with products before an all-reduce added up.
 
     `unequal` are arrays whose ranks differ, `parts` the ranks' arrays of each name. One is taken

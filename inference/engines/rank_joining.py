@@ -94,7 +94,7 @@ class JoinedArray:
 
 
 @dataclass(frozen=True)
-class Unequal:
+class RankDisagreement:
     """An array that every rank should hold alike; `apart` is how far two ranks are.
 
     That is of the values that are finite on both; `nonfinite`: other ones are finite on the second.
@@ -173,7 +173,7 @@ def join_ranks(
     dims: Sequence[Division] | None,
     widths: PointWidths,
     tokens: int | None,
-    unequal: list[Unequal],
+    unequal: list[RankDisagreement],
 ) -> JoinedArray:
     """Return the whole array of the parts that ranks of an axis hold, {rank: part}.
 
@@ -270,7 +270,7 @@ def _sizes_text(shapes: Sequence[tuple[int, ...]]) -> str:
 
 
 def _take_replicated(
-    name: str, parts: Mapping[int, JoinedArray], axis: str, unequal: list[Unequal]
+    name: str, parts: Mapping[int, JoinedArray], axis: str, unequal: list[RankDisagreement]
 ) -> JoinedArray:
     """Return the array that all ranks of an axis should hold alike: the first rank's.
 
@@ -290,7 +290,7 @@ def _take_replicated(
         values, other = first.read(), parts[rank].read()
         apart, nonfinite = finite_distance(other, values), not _finite_alike(values, other)
         if apart > NEAR or values.dtype.kind in "iub" or nonfinite:
-            unequal.append(Unequal(name, axis, (ranks[0], rank), apart, nonfinite))
+            unequal.append(RankDisagreement(name, axis, (ranks[0], rank), apart, nonfinite))
             break
     return replace(first, name=name, how="replicated", read_parts=None)
 
