@@ -108,6 +108,7 @@ def inspect_body(**more: Any) -> Any:
         "level": "full",
         "summary": {"line": "a model", "kind": "model"},
         "architecture_error": "unknown",
+        "stored_again": [],
         "hyperparameters": {
             "n_layers": {"value": 2, "origin": "file", "key": "llama.block_count"},
             "eps": {"value": 0.5, "origin": "default", "key": ""},

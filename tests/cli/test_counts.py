@@ -268,7 +268,7 @@ def test_checks_count_what_the_demo_has(demo_model: Path) -> None:
     }
     for check, counts in wanted.items():
         assert said_by(found, check) == list(map(str, counts)), check
-        assert numbers(line_of(done, f" {check} ").partition(check)[2]) == list(map(str, counts))
+        assert numbers(line_of(done, f" {check}  ").partition(check)[2]) == list(map(str, counts))
     outcomes = Counter(row["outcome"] for row in found["checks"])
     assert found["counts"] == {word: outcomes[word] for word in ("PASS", "FAIL", "NOT_RUN")}
     assert Counter(line.split()[0] for line in done.out.splitlines()[:-1] if line[0] != " ") == {

@@ -108,7 +108,7 @@ def test_points_are_listed_where_no_run_is_asked_for(
     setattr(request, asked or "other", True)
     wanted: Any = SimpleNamespace(
         force=False, save=None, save_aprt=None, html=None, accept=(), same_dtype=None,
-        reference=None,
+        reference=None, exact=False,
     )  # fmt: skip
     where: Any = SimpleNamespace(backend="numpy")
     for name in ("show_points", "show_run"):

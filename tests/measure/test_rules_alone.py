@@ -336,6 +336,7 @@ class Sets(dict[str, Any]):
     """A model's tensors by stored name, of no relation and no tower."""
 
     relations: tuple[Any, ...] = ()
+    roles: tuple[str, ...] = ()
     config: Any = None
 
 

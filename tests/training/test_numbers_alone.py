@@ -142,6 +142,7 @@ def noted(**more: Any) -> tuple[list[tuple[str, str, str]], list[str]]:
         **{
             "given": None,
             "computed": None,
+            "state": None,
             "parameters": parameters,
             "left": [],
             "notes": [],

@@ -607,7 +607,7 @@ def test_a_state_of_eight_bits_is_decoded_by_its_table_and_blocks() -> None:
 def test_the_group_of_a_parameter_is_that_of_its_first_name() -> None:
     """A parameter that is joined of several stored ones has their names, and one group."""
     groups = {"first": {"lr": 0.25}, "second": {"lr": 0.5}}
-    own = stage(state=SimpleNamespace(group_of=lambda name: groups[name]))
+    own = stage(state=SimpleNamespace(group_of=lambda name: groups[name], steps=None))
     for names in (("first", "second"), ("second", "first"), ("second",)):
         found = Step._recipe_of(own, parameter("k", names=names))
         assert found.lr == groups[names[0]]["lr"]
