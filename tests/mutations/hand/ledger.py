@@ -162,8 +162,8 @@ ROWS: tuple[Row, ...] = (
     ),
     Row(
         "budget-checks", "aprfmt/checks/__init__.py",
-        "            asked.append(row.name)\n",
-        "            pass\n",
+        "        asked.append(row.name)\n",
+        "        pass\n",
         "PASS over checks that a budget left",
     ),
     Row(
@@ -272,8 +272,8 @@ ROWS: tuple[Row, ...] = (
     ),
     Row(
         "accept-role", _LEDGER,
-        '    unlisted = {item.name for item in ledger.unread if item.kind == "tensor"}\n',
-        "    names = list(names)\n    unlisted = set(names)\n",
+        '    unlisted = {item.name: item.of for item in ledger.unread if item.kind == "tensor"}\n',
+        '    names = list(names)\n    unlisted = dict.fromkeys(names, "")\n',
         "a lost weight of a role is accepted as an item that nothing reads",
         ("tests/model/ledger/test_verdict.py::test_a_weight_of_a_role_*",),
     ),
