@@ -112,11 +112,11 @@ def test_tables_name_causes_of_the_one_table() -> None:
     assert len(computed) > 20 and computed <= proposed
 
 
-# Causes of training steps (tests/training), of the ranks of a dump (inference/test_rank_dumps) and
-# of recorded ids (test_recorded_ids) and of a numbering of tokens (test_renumbered); others have a
-# file of tests of their name, or stand in test_batch_sequences, test_shared_ranges,
-# test_misread_codes, test_packed_copies, test_adapter_deltas, model/relations/test_kernels and
-# model/test_older_packing_files.
+# Causes of training steps (tests/training), of the ranks of a dump (inference/test_rank_dumps)
+# and of recorded ids (test_recorded_ids) and of a numbering of tokens (test_renumbered); others
+# have a file of tests of their name, or stand in test_batch_sequences, test_shared_ranges,
+# test_misread_codes, test_second_layouts, test_packed_copies, test_adapter_deltas,
+# model/relations/test_kernels and model/test_older_packing_files.
 SEEDED_ELSEWHERE = {cause.name for name in modules_of("training") for cause in causes_of(name)} | {
     "added_vector",
     "architecture_key",
@@ -139,7 +139,9 @@ SEEDED_ELSEWHERE = {cause.name for name in modules_of("training") for cause in c
     "ranks_differ",
     "rope_precision",
     "shard_order",
+    "stale_layout",
     "stored_shape",
+    "stored_twice",
     "token_numbering",
     "value_order",
     "visible_padding",
