@@ -189,6 +189,7 @@ class TraceDiff:
             "first_token": None if self.first_token is None else asdict(self.first_token),
             "rounding_ratios": dict(self.rounding_ratios),
             "overflow": self.overflow,
+            "exact": self.exact,
             "points": [asdict(point) for point in self.points],
         }
 
