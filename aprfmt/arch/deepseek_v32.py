@@ -81,7 +81,10 @@ def _index_layers_rule(names: str) -> HyperRule:
         return tuple(bool(kind) for kind in kinds[: hp["n_layers"]]), found[1]
 
     def check(value: Value, facts: Facts, hp: Params) -> str:
-        """Return ""; ArchError if config.json lists a kind of layer that uses no indexer."""
+        """Raise ArchError if config.json lists a kind of layer without an indexer; else return "".
+
+        "" says that there is no warning, as for every check of a rule.
+        """
         found = facts.first("layer_types")
         if found is not None:
             listed_kinds(*found, hp["n_layers"], _INDEXED)

@@ -261,10 +261,11 @@ _RATES = {"sparse_rate": (_INDEXED, "csa", 4), "heavy_rate": (_COMPRESSED, "hca"
 
 
 def _read_kinds(facts: Facts, hp: Params) -> tuple[tuple[str, ...], str]:
-    """Return (each layer's kind, key) of config.json, by default two that see all windows' keys.
+    """Return (the kinds of attention of all layers, the key of config.json that says them).
 
-    After these, layers with an indexer and without one take turns. Raises ArchError for an unknown
-    kind or ratio.
+    The key is `layer_types`, else `compress_ratios`. Without either it is "", and the kinds are two
+    layers without an indexer, then in turn one without and one with. Raises ArchError for an
+    unknown kind or ratio.
     """
     count = int(hp["n_layers"])
     listed, ratios = facts.first("layer_types"), facts.first("compress_ratios")

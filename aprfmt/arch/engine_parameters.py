@@ -687,7 +687,8 @@ class RankLayout:
     def shares(self, arrays: Sequence[Array], rank: int) -> list[Array]:
         """Return a rank's share of each section, in the order in which the rank has them.
 
-        `arrays` are the parameter's, whole. Without sections it is one share of all of them joined.
+        `arrays` are the parameter's, whole; they are returned where it is not divided. Without
+        sections it is one share of all of them joined.
         """
         import numpy as np
 

@@ -80,7 +80,10 @@ class CheckContext:
 
     @cached_property
     def sizes_command(self) -> str:
-        """The command that states sizes by which all packed weights decode; "" for none."""
+        """The `aprfmt set` command that states the bits and group sizes of all packed weights.
+
+        These are sizes by which all of them decode; "" where none do.
+        """
         from aprfmt.measure.named_causes import set_command
         from aprfmt.model.packing_sizes import fitting_sizes
 

@@ -170,7 +170,10 @@ class Backend(Recurrent, Hosted, ABC):
         """
 
     def stats(self, x: Array) -> Stats:
-        """Return the statistics of an activation x, or of a numpy array (expert ids)."""
+        """Return x's mean, standard deviation, extremes and counts, as traces record them.
+
+        `x` is an activation of this backend, or a numpy array (expert ids).
+        """
         return compute_stats(self.to_numpy(x))
 
     @abstractmethod

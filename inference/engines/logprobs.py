@@ -140,7 +140,7 @@ def _is_answer(said: Any) -> bool:
 def _read_answer(
     said: Any, where: str, writer: str, prompt: Sequence[int] | None, token_ids: TokenIds
 ) -> Logprobs:
-    """Return the log-probabilities of one answer; FormatError, which begins with `where`.
+    """Return the log-probabilities of one answer; FormatError for what is none, with `where` first.
 
     `writer` is the program that wrote the file, "" if it is not known.
     """

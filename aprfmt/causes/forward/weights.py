@@ -227,7 +227,11 @@ def _loaded_change(
     copy: NDArray[np.float32],
     how: tuple[str, tuple[int, int], tuple[int, int] | None],
 ) -> Change:
-    """Return the change to `copy` as the matrix of a product; `how` is (codes, blocks, input's)."""
+    """Return the change that an engine takes `copy`, a quantized copy, for a weight of a product.
+
+    `how` is (encoding of the codes, rows and columns that share a scale, the same of the product's
+    input or None where that is not rounded).
+    """
     codes, block, taken = how
     says = f"{found.key} is a copy in {codes}, {_shared_scale(block, 'row')}"
     change = found.weight_change(case, "quantisation", says, copy, {"encoding": codes})

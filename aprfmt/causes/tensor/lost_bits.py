@@ -76,7 +76,7 @@ def explain_lost_bits(case: DifferingPair) -> Iterator[Finding]:
 
 
 def _judging_digits(lost: int, left: int) -> float:
-    """Return how many bits of evidence a value gives once `lost` bits of its code are chosen.
+    """Return how many bits of evidence a value gives that `lost` bits of its code were not written.
 
     `left` is the number of the other bits. Where the lost ones are the code's highest, three codes
     in 2**left are within a step by chance. Where they are its lowest, those of a run and its two

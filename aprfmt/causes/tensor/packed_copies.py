@@ -257,7 +257,9 @@ def holds_scale(reader: RowReader, columns: int) -> bool:
 
 @cache
 def _block_values_of_scale(encoding: str) -> int:
-    """Return how many values of a block one scale is of, the least as a power of 2; 1 if unknown.
+    """Return how many values of a block share one scale: the fewest, rounded up to a power of 2.
+
+    It is 1 where no byte looks like a scale's.
 
     A byte of a random block that changes more than CODES_OF_BYTE values is taken for a scale's.
     """
