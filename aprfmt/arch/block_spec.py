@@ -107,9 +107,10 @@ class BlockSpec:
     multipliers: Literal["none", "projections"] = "none"
 
     # What follows is rounding, which shows in BF16 and F16 only.
-    # input: the maximum is subtracted in the scores' dtype first (gpt-oss). gpt2's softmax is
-    # float32.
-    softmax_cast: Literal["float32", "input"] = "float32"
+    # float32: the scores are cast to float32, the probabilities back (most). input: the maximum is
+    # subtracted in the scores' dtype before that cast (gpt-oss). none: no cast, torch's softmax of
+    # 16-bit scores adds a row in float32 too, but in another order (bert).
+    softmax_cast: Literal["float32", "input", "none"] = "float32"
     # table: cos and sin are rounded, and every product (most). table_and_result: cos and sin, then
     # the float32 result (cohere). result: the float32 result only (olmo2, olmo3, ernie, deepseek
     # v2).

@@ -29,8 +29,9 @@ POOLER = tuple(
     for part, shape in (("weight", ("hidden_size", "hidden_size")), ("bias", ("hidden_size",)))
 )
 BLOCK = BlockSpec(
-    norm="layer", placement="after", position="learned", mlp="plain", attends="all", head="none"
-)
+    norm="layer", placement="after", position="learned", mlp="plain", attends="all", head="none",
+    softmax_cast="none",
+)  # fmt: skip
 
 
 def embedding_rows(

@@ -130,7 +130,7 @@ MODERNBERT = encoder_spec(
         hyper_rules.rope_style("half"),
         HyperRule("rope_layers", default=hyper_rules.per_layer(True)),
     ),
-    replace(BLOCK, placement="pre", position="rope", mlp="gated"),
+    replace(BLOCK, placement="pre", position="rope", mlp="gated", softmax_cast="float32"),
     more_ignored="""classifier_activation classifier_bias classifier_pooling decoder_bias
         deterministic_flash_attn embedding_dropout initializer_cutoff_factor mlp_dropout
         reference_compile repad_logits_with_grad sparse_pred_ignore_index sparse_prediction""",

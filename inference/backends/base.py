@@ -44,7 +44,7 @@ Numbers = NDArray[Any]  # numpy's
 Style = Literal["half", "interleaved"]
 NormCast = Literal["before_weight", "after_weight"]
 RopeCast = Literal["table", "table_and_result", "result"]
-SoftmaxCast = Literal["float32", "input"]
+SoftmaxCast = Literal["float32", "input", "none"]
 
 # Rows of a block in deterministic mode; a row is always at its position modulo ROWS in a block.
 ROWS = 64

@@ -290,7 +290,9 @@ class TorchBackend(TorchRecurrent):
             highest = x.amax(-1, keepdim=True)
             highest = highest if sinks is None else torch.maximum(highest, sinks)
             x, sinks = x - highest, None if sinks is None else sinks - highest
-        joined = self.wide(x if sinks is None else torch.cat([x, sinks], dim=-1))
+        joined = x if sinks is None else torch.cat([x, sinks], dim=-1)
+        if heads.cast != "none" or self.deterministic:
+            joined = self.wide(joined)
         if self.deterministic:
             highest = joined.amax(-1, keepdim=True)
             return self.tiled_softmax(

@@ -442,7 +442,7 @@ class CudaBackend(TorchProducts):
 
     def probs(self, scores: Array, heads: Heads) -> Array:
         """Return the masked softmax [heads, tokens, keys]; one kernel if the mask is causal."""
-        plain = heads.cast == "float32" or self.dtype == "float32"
+        plain = heads.cast != "input" or self.dtype == "float32"
         if not (self._fused and plain and heads.causal is not None and scores.is_contiguous()):
             return super().probs(scores, heads)
         before, window = heads.causal

@@ -5,6 +5,8 @@ Seen red: the norm rounded on the other side of its weight, cos and sin left in 
 embedding scale not rounded, the experts' weights not rounded, softmax rounded before the division.
 """
 
+import inspect
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -13,7 +15,8 @@ import numpy as np
 import pytest
 import torch
 
-from aprfmt.inference.backends.base import Backend
+from aprfmt.arch import ARCHS
+from aprfmt.inference.backends.base import Backend, Heads
 from aprfmt.inference.session import Session
 from aprfmt.inference.trace import KeptValues
 from aprfmt.model import open_model
@@ -45,6 +48,12 @@ SUM_ORDER = {
     ("minimax_m3_vl", "float16"), ("minimax_m3_vl", "bfloat16"),
     ("gpt_oss", "bfloat16"),  # equal router logits: the lower id here
 }  # fmt: skip
+# Scores of a float16 row: the softmax of the fifth lies within a float32 rounding of the middle
+# between two halves.
+TIED_SCORES = (
+    -0.9868, -2.0234, -2.0938, -1.2676, -1.4600, -1.2803, -1.2930, 0.2568, -0.9507, -2.1426,
+    -0.8130, -1.0537, -1.2617, -1.7979, -1.9111, -1.0156, -2.4023, -1.3984, -1.9092, -0.7944,
+)  # fmt: skip
 # transformers leaves some matrices in float32, which its float16 products refuse.
 NOT_RUN = {("deepseek_v4", "float16")}
 CASES = [
@@ -103,6 +112,39 @@ def test_logits_are_transformers_own(name: str, dtype: str) -> None:
         assert rel(found, expected) < 3 * error
     else:
         assert rel(found, expected) < 0.05 * error
+
+
+def bert_row() -> Heads:
+    """Return how the last of 20 tokens attends to all of them, with bert's softmax."""
+    mask = np.ones((1, len(TIED_SCORES)), dtype=bool)
+    return Heads(mask, 1.0, None, None, "none")
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+def test_a_softmax_without_a_cast_is_torchs_own_of_the_dtype(dtype: str) -> None:
+    """A cast to float32 adds the row in another order, which shows where a half is a tie.
+
+    Seen red: the scores cast for every model, never cast, and not cast in deterministic mode.
+    """
+    b = backend(f"torch:{dtype}")
+    scores = torch.tensor([[TIED_SCORES]], dtype=getattr(torch, dtype))
+    plain, cast = bert_row(), replace(bert_row(), cast="float32")
+    wide = torch.softmax(scores, -1, dtype=torch.float32).to(scores.dtype)
+    assert torch.equal(b.probs(scores, plain), torch.softmax(scores, -1))
+    assert torch.equal(b.probs(scores, cast), wide)
+    tiled = backend(f"torch:{dtype}", deterministic=True)
+    assert torch.equal(tiled.probs(scores, plain), tiled.probs(scores, cast))
+
+
+def test_the_berts_whose_softmax_has_no_cast() -> None:
+    """As each model's attention calls softmax in transformers."""
+    import transformers.models.bert.modeling_bert as bert
+    import transformers.models.modernbert.modeling_modernbert as modernbert
+
+    for module, name in ((bert, "bert_causal"), (bert, "bert"), (modernbert, "modernbert")):
+        source = inspect.getsource(module.eager_attention_forward)
+        expected = "float32" if "dtype=torch.float32" in source else "none"
+        assert ARCHS[name].block.softmax_cast == expected, name
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
