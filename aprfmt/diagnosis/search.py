@@ -169,6 +169,10 @@ class Search:
             fitted = list(self._measure_each(self._fitted_steps()))
             self.singles += fitted
             found = [one for one in fitted if self.solves(one)]
+        if not found:
+            # After the numbers: another base of rope leaves the first row, too, as it is.
+            passes = self._measure_each(self._one_pass_steps())
+            found = [one for one in passes if self.solves(one)]
         if found or not joined:
             return found
         # Single layers take many passes; joined changes have their own share of them.
@@ -253,7 +257,18 @@ class Search:
                         yield SearchStep(found, layers)
         for change in drafted_row_changes(case) if "mix" in ops else ():
             yield SearchStep(change, None)
-        passed = tokens_of_one_pass(late)
+
+    def _one_pass_steps(self) -> Iterator[SearchStep]:
+        """Yield the usual mistakes made for the rows that differ alone, as one later pass has them.
+
+        Nothing where other rows differ than one later pass has, or no operation reads others.
+        """
+        case = self.case
+        ops = {call.op for call in case.view.calls}
+        if len(case.rows) != case.tokens or not ops & READS_EARLIER:
+            return
+        rows = case.distances_by_row(case.view)
+        passed = tokens_of_one_pass(np.flatnonzero(rows > AGREES * case.view.tolerance))
         if passed is not None:
             usual = [(step.change, step.layers) for step in self._usual_steps()]
             for change, layers in changes_of_one_pass(usual, case.patched, *passed):

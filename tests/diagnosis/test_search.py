@@ -1,6 +1,7 @@
 """How usual mistakes are tried: never without a bound, and never confirmed by a loose fit."""
 
 from contextlib import ExitStack
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -20,8 +21,9 @@ from aprfmt.inference.replay.recorded_trace import RecordedTrace
 from aprfmt.model import open_model
 from tests.diagnosis import dumps
 from tests.diagnosis import wrong_modules as wrong
-from tests.diagnosis.engines import COARSE, tiny_folder, trace
+from tests.diagnosis.engines import COARSE, broken, tiny_folder, trace
 from tests.diagnosis.faults import FAULTS
+from tests.diagnosis.faults_engine import LAYERS, LOGITS, THREE
 from tests.diagnosis.silenced import without
 from tests.models import IDS
 
@@ -169,3 +171,46 @@ def test_every_number_of_first_tokens_that_rows_allow_is_tried_once(n: int) -> N
             what = "token is" if count == 1 else f"{count} tokens are"
             assert f"the first {what} hidden from later ones" in hidden[count - 1]
         assert sum("do not see those before" in text for text in said) == (first > 1)
+
+
+# Numbers that nobody uses, in a run without points but its logits -> the cause and the number. Each
+# leaves the first token as it is, as a later pass does that runs otherwise.
+FROM_LOGITS: dict[str, tuple[dict[str, Any], str, str]] = {
+    "base": ({"rope_theta": 7345.0}, "rope_theta", "7345"),
+    "positions": ({"rope_scaling": {"type": "linear", "factor": 3.3}}, "rope_scaling", "3.3"),
+    "scores": ({"attn_scale": 0.41}, "attention_scale", "0.41"),
+}
+
+
+@pytest.mark.parametrize("name", FROM_LOGITS)
+def test_numbers_are_fitted_before_one_pass_is_blamed(name: str) -> None:
+    """Seen red: changes of one pass took all passes, and no number was left to be fitted."""
+    wrong, cause, says = FROM_LOGITS[name]
+    folder = tiny_folder("qwen2", **THREE)
+    made = trace(folder, f"search-{name}", points=LOGITS, hp=wrong)
+    found = diagnose(str(folder), str(made))
+    assert [row.cause for row in found.findings if row.confirmed] == [cause], found.sentence
+    assert says in found.sentence
+
+
+def test_a_sound_run_of_logits_alone_is_the_same() -> None:
+    folder = tiny_folder("qwen2", **THREE)
+    found = diagnose(str(folder), str(trace(folder, "search-sound", points=LOGITS)))
+    assert found.verdict == "same" and not found.findings
+
+
+def late_own_token(op: Any, scores: Any, heads: Any) -> Any:
+    """Let no token from 18 on read itself."""
+    late, mask = np.arange(18, len(heads.mask)), np.array(heads.mask)
+    mask[late, late] = False
+    return op(scores, replace(heads, mask=mask, causal=None))
+
+
+def test_one_pass_is_blamed_where_no_number_fits() -> None:
+    folder = tiny_folder("qwen2", **THREE)
+    made = trace(
+        folder, "search-chunk", points=LAYERS, backend=lambda: broken("probs", late_own_token)
+    )
+    found = diagnose(str(folder), str(made))
+    assert [row.cause for row in found.findings if row.confirmed] == ["mask"], found.sentence
+    assert "from token 18 on" in found.sentence
