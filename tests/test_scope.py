@@ -15,6 +15,7 @@ from tests.conftest import not_run
 from tests.requirements import PAGE, ROOT, rows
 from tests.scope import (
     ALONE,
+    ALWAYS,
     CHEAP,
     FAMILIES,
     FOLDERS,
@@ -57,6 +58,13 @@ def test_a_row_of_every_cause_and_verdict_is_taken() -> None:
     kinds = {(fault.causes[:1], fault.verdict) for fault in faults.values()}
     assert {(faults[name].causes[:1], faults[name].verdict) for name in taken} == kinds
     assert len(taken) < len(faults)
+
+
+def test_what_is_always_taken_exists() -> None:
+    faults = pytest.importorskip("tests.diagnosis.faults").FAULTS
+    test = "tests/diagnosis/test_faults.py::test_the_verdict_the_cause_and_the_place"
+    ids = [f"{test}[{name}]" for name in faults]
+    assert set(ids) >= ALWAYS and not ALWAYS & left_out(ids)
 
 
 def test_every_architecture_is_taken_where_each_has_its_row() -> None:
