@@ -304,7 +304,7 @@ FILE_FAULTS: tuple[Fault, ...] = (
             tensors=files.edit(UP, lambda x: np.random.default_rng(1).normal(0, 0.14, x.shape))),
     damaged("noise", "llama", "noise upon a weight", "stale_tensor", "L1.ffn_up.weight",
             confidence="unconfirmed", tensors=files.edit(UP, noisy)),
-    damaged("scrambled", "llama", "a weight's values in no order at all", "stale_tensor",
+    damaged("scrambled", "llama", "a weight's values in no order at all", "value_order",
             "L1.ffn_up.weight", confidence="unconfirmed", tensors=files.edit(UP, scrambled)),
     damaged("neurons", "llama", "neurons in another order, consistently", "permuted_neurons",
             ("L1.ffn_up.weight", "L1.ffn_gate.weight", "L1.ffn_down.weight"), verdict="same",

@@ -143,7 +143,6 @@ SEEDED_ELSEWHERE = {cause.name for name in modules_of("training") for cause in c
     "stored_shape",
     "stored_twice",
     "token_numbering",
-    "value_order",
     "visible_padding",
 }
 USUAL_IN = ("qwen3", "phi2", "gemma2", "qwen2_moe")  # models that every usual mistake exists in
