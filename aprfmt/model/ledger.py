@@ -20,6 +20,7 @@ from aprfmt.arch.aliases import CALLED
 from aprfmt.base.protocols import SURPLUS, Damage, Note, Value
 from aprfmt.base.sequences import join_first
 from aprfmt.errors import AprfmtError, ArchError, FormatError, UsageError
+from aprfmt.model.carried_files import foreign_keys
 from aprfmt.model.hf_folder import INDEX, MAX_TEXT, MLX_ADAPTER, WEIGHTS, read_text
 from aprfmt.model.packing import OLDER_FILES, settings_of_older_file
 from aprfmt.model.readings import FILES, METADATA, TENSORS, KeyPattern, Reading, matching_row
@@ -794,8 +795,6 @@ class _LedgerBuilder:
 
     def _read_embedded_keys(self) -> Mapping[str, Value]:
         """Return {key: value} of another format's keys that the file embeds."""
-        from aprfmt.model.carried_files import foreign_keys
-
         return foreign_keys(self.model)
 
 
