@@ -48,22 +48,11 @@ def named_code(folder: HFFolder | None) -> dict[str, str]:
     return found
 
 
-def missing_code(folder: HFFolder | None) -> dict[str, str]:
-    """Return those rows of `named_code` whose file is not in the folder."""
-    every = named_code(folder)
-    return {
-        name: whose
-        for name, whose in every.items()
-        if folder is not None and not (folder.path / name).is_file()
-    }
-
-
 def code_texts(folder: HFFolder | None) -> dict[str, str]:
     """Return {file name: text} of the named modules that are in a folder."""
-    every = named_code(folder)
     return {
         name: read_text(folder.path / name)
-        for name in every
+        for name in named_code(folder)
         if folder is not None and (folder.path / name).is_file()
     }
 

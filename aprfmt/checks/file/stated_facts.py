@@ -23,7 +23,7 @@ from aprfmt.model.packing import (
 )
 from aprfmt.model.quantized_modules import stale_names, wrong_claims
 from aprfmt.model.relations import opening_path
-from aprfmt.model.remote_code import missing_code, named_code
+from aprfmt.model.remote_code import named_code
 from aprfmt.model.renames import command_line
 from aprfmt.model.stated_dtype import (
     DTYPES,
@@ -132,9 +132,11 @@ def check_code(ctx: CheckContext) -> Result:
     most of them. Else only that code can load the model, and they are failures. Raises NotRun where
     nothing names code of the folder.
     """
-    named, lost = named_code(ctx.model.folder), missing_code(ctx.model.folder)
-    if not named:
+    folder = ctx.model.folder
+    named = named_code(folder)
+    if folder is None or not named:
         raise NotRun("no configuration names code of this folder")
+    lost = {name: whose for name, whose in named.items() if not (folder.path / name).is_file()}
     try:
         known = bool(ctx.spec)
     except NotRun:
