@@ -809,7 +809,7 @@ _NAMES_OF_CLASSES = ("architectures", "model_type")
 # Of tokenizers: names of one class in versions of transformers.
 _SAME_CLASS = {"PreTrainedTokenizerFast": "TokenizersBackend"}
 _DTYPE_KEYS = ("dtype", "torch_dtype")
-_CLAIM_FILES = ("hf_quant_config.json", "quantize_config.json", "quant_config.json")
+_CLAIM_FILES = ("hf_quant_config.json", *OLDER_FILES)
 _NOT_PACKED = "the file holds no packed weight"
 TEMPLATES = "chat templates"  # with ": NAME", the item of a template that has a name
 _OF_TEMPLATES = (TEMPLATES, "chat_template.json")  # a folder has these files or not, as it likes
