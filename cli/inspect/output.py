@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, cast
 
 from aprfmt.cli import render
-from aprfmt.cli.inspect.summary import missing_roles
+from aprfmt.cli.inspect.summary import missing_roles, tensors_without_role
 
 if TYPE_CHECKING:
     from aprfmt.cli.inspect.records import InspectBody
@@ -73,7 +73,7 @@ def answer(body: "InspectBody") -> "list[Line]":
         if body["stored_again"]:
             again = ", ".join(body["stored_again"])
             lines.append((f"  stored a second time, in another layout: {again}", "warn"))
-        if others := _tensors_without_role(body):
+        if others := tensors_without_role(body):
             lines.append((f"  tensors of no role: {', '.join(others)}", "warn"))
         if body["draft"]:
             lines.append((f"  draft head: {len(body['draft'])} tensors", ""))
@@ -150,13 +150,8 @@ def _print_hyperparameters(body: "InspectBody", verbose: bool) -> None:
     if body["stored_again"]:
         again = ", ".join(body["stored_again"][:6])
         render.say(f"parameters stored twice: {again} hold them again, in another layout")
-    if others := _tensors_without_role(body):
+    if others := tensors_without_role(body):
         render.say(f"tensors of no role: {', '.join(others[:6])}")
-
-
-def _tensors_without_role(body: "InspectBody") -> list[str]:
-    """Return the tensors of no role, without those that store a role in a second layout."""
-    return [name for name in body["unclaimed"] if name not in body["stored_again"]]
 
 
 def _print_warnings(body: "InspectBody") -> None:

@@ -175,6 +175,11 @@ def _config_encoding(opened: Model) -> str:
     return DTYPES.get(stated, "") if isinstance(stated, str) else ""
 
 
+def tensors_without_role(body: "InspectBody") -> list[str]:
+    """Return the tensors of no role, without those that store a role in a second layout."""
+    return [name for name in body["unclaimed"] if name not in body["stored_again"]]
+
+
 def missing_roles(roles: "RolesFound") -> list[str]:
     """Return the required roles whose weights are not in the file, not even packed."""
     return [key for key in roles["missing"] if key not in roles["packed"]]
@@ -221,7 +226,7 @@ def _list_oddities(opened: Model, body: "InspectBody") -> list[str]:
     # Tensors and keys that are missing, contradict, or have no place.
     if "roles" in body:
         roles, again = body["roles"], body["stored_again"]
-        others = [name for name in body["unclaimed"] if name not in again]
+        others = tensors_without_role(body)
         for names, said in ((missing_roles(roles), ""), (roles["accepted"], ", accepted")):
             if names:
                 found.append(f"{len(names)} of {roles['required']} tensors missing{said}")
