@@ -24,3 +24,9 @@ def exact_norm(x: ArrayLike) -> float:
     if values.dtype.kind == "c":
         return math.hypot(exact_norm(values.real), exact_norm(values.imag))
     return math.sqrt(exact_dot(values, values))
+
+
+def cosine(x: ArrayLike, y: ArrayLike) -> float:
+    """Return the cosine of the angle between two real arrays of one size; 0.0 if one is zero."""
+    size = exact_norm(x) * exact_norm(y)
+    return exact_dot(x, y) / size if size else 0.0

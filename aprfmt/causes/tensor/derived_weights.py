@@ -236,7 +236,7 @@ def _table_explanations(
         changed = np.any(x != y, axis=1)
         if row.explanation is not None and 0 < changed.mean() < EVERY_ROW:
             continue  # it is known what happened to a few rows
-        related = _cosine(x, y) if np.isfinite(x).all() and np.isfinite(y).all() else 0.0
+        related = norms.cosine(x, y) if np.isfinite(x).all() and np.isfinite(y).all() else 0.0
         if related <= RELATED:
             continue
         apart = norms.exact_norm(y - x) / (norms.exact_norm(x) or 1.0)
@@ -339,7 +339,7 @@ def _matrix_change(pair: TensorPair) -> MatrixChange | None:
         pair.key,
         rank,
         norms.exact_norm(delta) / norm,
-        _cosine(x, y),
+        norms.cosine(x, y),
         plain,
         experts,
         pruned,
@@ -410,7 +410,7 @@ def _removed_direction(
         rest += norms.exact_norm(part - np.outer(vector, along[start:end])) ** 2
     if rest > max(2 * rounding, 1e-5 * size) ** 2:
         return None
-    if _cosine(along, had) > -SAME_LINE:
+    if norms.cosine(along, had) > -SAME_LINE:
         return None
     return Removal(vector, norms.exact_norm(along) / norms.exact_norm(had))
 
@@ -445,12 +445,6 @@ def _pruned_share(x: "Array", y: "Array") -> tuple[float, int]:
     if not count or not left or lost / count > SMALLER * left / kept:
         return 0.0, 0
     return count / x.size, fours.pop() if len(fours) == 1 else 0
-
-
-def _cosine(x: "Array", y: "Array") -> float:
-    """Return the cosine of two arrays; 0 if one is zero."""
-    norm = norms.exact_norm(x) * norms.exact_norm(y)
-    return norms.exact_dot(x, y) / norm if norm else 0.0
 
 
 def _difference_rank(delta: "Array", rounding: float) -> int:
@@ -789,7 +783,7 @@ def _vector_change(pair: TensorPair, least: float = EVERY_ROW) -> MatrixChange |
     if np.mean(delta != 0) < least:
         return None
     apart = [values - values.mean() for values in (x, y, delta)]
-    related, follows = _cosine(apart[0], apart[1]), _cosine(apart[0], apart[2])
+    related, follows = norms.cosine(apart[0], apart[1]), norms.cosine(apart[0], apart[2])
     lifted = abs(float(delta.mean())) > MOVED * float(np.abs(delta).mean())
     if related < AKIN or abs(follows) > MOVED or lifted:
         return None  # of another checkpoint; or a function of the values, or a number added

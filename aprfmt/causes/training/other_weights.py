@@ -5,8 +5,9 @@ from collections.abc import Iterator
 import numpy as np
 
 from aprfmt.causes.row import Cause
-from aprfmt.causes.training.optimizers import F64, Recipe
+from aprfmt.causes.training.optimizers import Recipe
 from aprfmt.causes.training.step_case import StepCase, StepGuess, StepHypothesis
+from aprfmt.tensors import norms
 
 CAUSE_ROWS = (
     Cause(
@@ -42,7 +43,7 @@ def guess_other_weights(case: StepCase, recipe: Recipe) -> Iterator[StepGuess]:
         return
     if np.linalg.norm(case.change) > WHOLE * np.linalg.norm(case.before):
         return
-    if any(abs(_cosine(case.change, each)) > ALONG for each in (update.whole, case.before)):
+    if any(abs(norms.cosine(case.change, each)) > ALONG for each in (update.whole, case.before)):
         return
     if float(np.median(np.abs(case.change) - case.rounding)) < FAR * longest:
         return
@@ -51,12 +52,6 @@ def guess_other_weights(case: StepCase, recipe: Recipe) -> Iterator[StepGuess]:
         "step was made from other weights than these (stale master weights), or many steps were"
     )
     yield StepGuess("other_weights", says, holds=lambda part: True, most="located")
-
-
-def _cosine(a: F64, b: F64) -> float:
-    """Return the cosine of the angle between two vectors; 0.0 for a zero vector."""
-    size = float(np.linalg.norm(a) * np.linalg.norm(b))
-    return float(a @ b) / size if size else 0.0
 
 
 HYPOTHESES = (
