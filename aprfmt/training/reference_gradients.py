@@ -5,6 +5,7 @@ from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -223,7 +224,6 @@ def compute_gradients(
     model's file has a tied head beside the table of tokens, and both are one parameter, whose key
     is the table's. Raises UsageError where the memory of the device does not suffice.
     """
-    joined = _with_one_table if head_twice else _unchanged
     with explaining_missing_torch():
         from aprfmt.inference.gradients.batch_gradients import Activations, batch_gradients
         from aprfmt.inference.gradients.between import flipped_routers
@@ -257,30 +257,19 @@ def compute_gradients(
         lower = trained_in or dtype_of(base)
         if lower != dtype:
             points = (*points, *_router_points(base))
-        result = joined(
-            batch_gradients(
-                base,
-                loaded,
-                device=device,
-                dtype=dtype,
-                pairs=pairs,
-                activations=held,
-                points=points,
-            )
+        pass_in = partial(
+            batch_gradients,
+            base,
+            loaded,
+            device=device,
+            pairs=pairs,
+            activations=held,
+            points=points,
         )
+        result = _with_one_table(pass_in(dtype=dtype), head_twice)
         rounded = None
         if lower != dtype:
-            rounded = joined(
-                batch_gradients(
-                    base,
-                    loaded,
-                    device=device,
-                    dtype=lower,
-                    pairs=pairs,
-                    activations=held,
-                    points=points,
-                )
-            )
+            rounded = _with_one_table(pass_in(dtype=lower), head_twice)
         scales = {pair.scale for pair in pairs}
         kinds = {(pair.scale, len(pair.a)) for pair in pairs}
 
@@ -302,7 +291,7 @@ def compute_gradients(
                 activations=held,
                 change=change,
             )
-            return Computed(joined(found), None, recompute)
+            return Computed(_with_one_table(found, head_twice), None, recompute)
 
     def by_label() -> "LabelGradients | None":
         """Return what each label adds to the last norm's gradient.
@@ -330,16 +319,13 @@ def compute_gradients(
     )
 
 
-def _unchanged(found: "BatchGradients") -> "BatchGradients":
-    """Return gradients as they are."""
-    return found
-
-
-def _with_one_table(found: "BatchGradients") -> "BatchGradients":
+def _with_one_table(found: "BatchGradients", head_twice: bool) -> "BatchGradients":
     """Return gradients in which that of the table of tokens has the head's added to it.
 
-    The head has none of its own then.
+    The head has none of its own then. Without `head_twice` they are returned as they are.
     """
+    if not head_twice:
+        return found
     values = dict(found.by_role)
     head = values.pop(HEAD, None)
     if head is not None:
