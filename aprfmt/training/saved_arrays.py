@@ -27,7 +27,7 @@ from aprfmt.arch.layout_steps import ChangesValues
 from aprfmt.arch.spec import LayoutStep
 from aprfmt.base.protocols import Value
 from aprfmt.base.shapes import matrix_shape
-from aprfmt.causes.contradicted_flags import holds_head_twice
+from aprfmt.causes.contradicted_flags import HEAD, TABLE, holds_head_twice
 from aprfmt.errors import AprfmtError, ArchError, FormatError, UsageError
 from aprfmt.formats import open_source
 from aprfmt.formats.foreign_formats import refuse_trainer_shards
@@ -180,9 +180,6 @@ def plain_name(name: str) -> str:
     for inside in _INSIDE:
         name = name.replace(inside, "")
     return _MAGNITUDE_NAME.sub(r"\1", _ADAPTER_NAME.sub(r"\1\2", name))
-
-
-HEAD, TABLE = "output.weight", "token_embd.weight"
 
 
 def place_names(

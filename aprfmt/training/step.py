@@ -14,6 +14,7 @@ from aprfmt.arch.role_vocabulary import split_key
 from aprfmt.base.sequences import join_first
 from aprfmt.base.shapes import matrix_shape
 from aprfmt.causes import CAUSES
+from aprfmt.causes.contradicted_flags import HEAD, TABLE
 from aprfmt.causes.training.backward_case import BackwardCase, BackwardGuess, first_place
 from aprfmt.causes.training.clipping import (
     CLIPPED_BY,
@@ -80,8 +81,6 @@ from aprfmt.training.reference_gradients import BatchNumbers as BatchNumbers
 from aprfmt.training.reference_gradients import Computed, compute_gradients, doubtful_loss
 from aprfmt.training.report import ArrayFacts, Norms, StepReport, TensorStep, UpdateFacts
 from aprfmt.training.saved_arrays import (
-    HEAD,
-    TABLE,
     OptimizerState,
     SavedArrays,
     hyper_of,

@@ -15,7 +15,7 @@ from aprfmt.inference.backends.torch_maths import TORCH
 from aprfmt.inference.gradients.documents import Document
 from aprfmt.inference.weights import Weight
 
-TABLE = "token_embd.weight"
+HEAD, TABLE = "output.weight", "token_embd.weight"
 
 
 @dataclass(frozen=True)
