@@ -7,7 +7,7 @@ import numpy as np
 import torch
 
 from aprfmt.inference.backends.base import Array, Heads, NormCast, Numbers, RopeCast, Style
-from aprfmt.inference.gradients.backend import TABLE, GradientBackend
+from aprfmt.inference.gradients.backend import HEAD, TABLE, GradientBackend
 from aprfmt.inference.gradients.changes import BackwardChange
 from aprfmt.inference.weights import Weight
 
@@ -70,14 +70,15 @@ class ChangedBackend(GradientBackend):
         """Return x after RMSNorm, with the mistake for norms."""
         weight = self._for_tokens(x, weight)
         value = super().rms_norm(x, weight, eps=eps, offset=offset, cast=cast)
+        constant = self._operation in ("norm_scale_constant", "norm_constant")
+        if not constant and self._operation not in _NORM_FACTORS:
+            return value
         wide, factor = self.wide(x), offset + self.wide(weight)
         scale = torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + eps)
-        if self._operation in ("norm_scale_constant", "norm_constant"):
+        if constant:
             scale = scale.detach()
-        elif self._operation in _NORM_FACTORS:
-            factor = self._norm_factor(factor)
         else:
-            return value
+            factor = self._norm_factor(factor)
         return with_gradient_of(value, self.narrow(wide * scale * factor))
 
     def layer_norm(self, x: Array, weight: Array, bias: Array | None, *, eps: float) -> Array:
@@ -130,7 +131,7 @@ class ChangedBackend(GradientBackend):
 
     def linear(self, x: Array, w: Weight, bias: Array | None) -> Array:
         """Return the product with the weight, of a tied head without the table's gradient."""
-        if self._operation == "head_cut" and w.key in (TABLE, "output.weight"):
+        if self._operation == "head_cut" and w.key in (TABLE, HEAD):
             return self.dense(x, w.array(self).detach(), bias)
         return super().linear(x, w, bias)
 
