@@ -3,7 +3,7 @@
 import json
 import shlex
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -644,11 +644,14 @@ LAID_OUT: dict[str, tuple[str, Callable[[str, Any], bool], Callable[[Any], Any],
 }  # fmt: skip
 
 
-def laid_out(kind: str, ranks: int, only: str = "") -> list[State]:
-    """Return the ranks' states in an engine's layout; with `only`, where it is in the name."""
+def laid_out(kind: str, ranks: int, only: Sequence[str] = ("",)) -> list[State]:
+    """Return the ranks' states in an engine's layout, where one of `only` is in the name."""
     arch, chosen, change, _ = LAID_OUT[kind]
     return [
-        {name: change(x) if chosen(name, x) and only in name else x for name, x in held.items()}
+        {
+            name: change(x) if chosen(name, x) and any(one in name for one in only) else x
+            for name, x in held.items()
+        }
         for held in states(arch, ranks)
     ]
 
@@ -669,12 +672,22 @@ def test_a_layout_of_all_matrices_is_the_engines(kind: str, ranks: int, tmp_path
 
 @pytest.mark.parametrize("kind", LAID_OUT)
 def test_a_layout_of_some_matrices_is_a_fault(kind: str, tmp_path: Path) -> None:
+    assert_layers_are_faults(kind, (1,), tmp_path)
+
+
+def test_a_layout_of_most_matrices_is_a_fault(tmp_path: Path) -> None:
+    """One that stands as published says that the engine wants that. Seen red without the rule."""
+    assert_layers_are_faults("matrices by columns", (1, 2), tmp_path)
+
+
+def assert_layers_are_faults(kind: str, layers: Sequence[int], folder: Path) -> None:
+    """Assert that `diff` names just these layers, where theirs alone stand as kernels want it."""
     arch, *_, says = LAID_OUT[kind]
-    path = save(tmp_path / "s", laid_out(kind, 1, ".layers.1."))
+    path = save(folder / "s", laid_out(kind, 1, [f".layers.{n}." for n in layers]))
     done = aprfmt("diff", tiny_folder(arch), path, "--json")
     assert done.code == 1 and says not in done.err
     apart = {one["key"] for one in done.json["tensors"] if one["verdict"] != "SAME_BYTES"}
-    assert apart and {key.partition(".")[0] for key in apart} == {"L1"}
+    assert apart and {key.partition(".")[0] for key in apart} == {f"L{n}" for n in layers}
 
 
 @pytest.mark.parametrize("kind", LAID_OUT)
