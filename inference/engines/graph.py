@@ -259,9 +259,10 @@ class GraphReader:
 
 
 def _heads_in_order(tensor: View, model: Model) -> CellColumns:
-    """Return which column of a product with a stored weight is each one of the model's order.
+    """Return the places in a product with a stored weight, in the order of the model's columns.
 
-    None where no step of the weight's layout tiles the heads of its rows.
+    Entry i is the stored column that is the model's column i. None where no step of the weight's
+    layout tiles the heads of its rows: then the columns are in order.
     """
     columns = [np.arange(tensor.stored[0].info.shape[0])]
     tiled = [step for step in tensor.layout if isinstance(step, Tiled) and step.axis == 0]

@@ -462,7 +462,10 @@ def _difference_rank(delta: "Array", rounding: float) -> int:
     shorter = delta if delta.shape[1] <= len(delta) else delta.T
 
     def pieces() -> "Iterator[Array]":
-        """Yield rows of the difference, its norm 1: products of the largest are not finite."""
+        """Yield rows of `delta`, or of its transpose, divided by its norm, some at a time.
+
+        So scaled, products of the largest values are finite.
+        """
         step = max(1, WINDOW // shorter.shape[1])
         for start in range(0, len(shorter), step):
             yield shorter[start : start + step] / np.float32(size)

@@ -226,7 +226,7 @@ class RemainingDistance:
 
     @property
     def size(self) -> float:
-        """The norm of the distance over all rows."""
+        """The Frobenius norm of the matrix less what it is said to be, of the rows added so far."""
         return float(np.sqrt(self.apart.sum()))
 
 
@@ -283,9 +283,9 @@ def _spaces(pair: MatrixPair, size: float, allowed: float) -> "tuple[Array, Arra
 
 
 def _largest_value(pair: MatrixPair) -> float:
-    """Return the largest singular value of what a part lacks, by powers of its square.
+    """Return the largest singular value of the full matrix less its part, or a little less.
 
-    At most that value.
+    It is found by power iteration, of POWERS steps, which never gives more than it is.
     """
     squares = np.zeros(pair.columns)
     for _, full, cut in pair.pieces():
