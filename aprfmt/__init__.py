@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from aprfmt.inference.trace import Trace
     from aprfmt.model import Model
     from aprfmt.recovery import Repair
-    from aprfmt.training.between import RunsReport
+    from aprfmt.training.device_comparison import RunsReport
     from aprfmt.training.options import StepOptions
     from aprfmt.training.report import StepReport
 

@@ -250,8 +250,8 @@ def parity(
     deterministic: bool = False,
 ) -> "Parity":
     """Return the comparison of a model's runs; the arguments are those of `aprfmt.parity`."""
-    from aprfmt.inference.parity.between import compare_choices as compare
     from aprfmt.inference.parity.request import ParityRequest
+    from aprfmt.inference.parity.run_comparison import compare_choices as compare
     from aprfmt.inference.probe_ids import choose_ids
 
     choices = [parse_run(each) for each in between]

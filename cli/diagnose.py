@@ -59,18 +59,18 @@ STYLES = {
 
 def show(result: "Diagnosis", verbose: bool = False) -> None:
     """Print the answer in a few lines; `verbose` adds evidence, points and coverage."""
-    from aprfmt.diagnosis import words
+    from aprfmt.diagnosis import diagnosis_text
 
     if not verbose:
         render.say_lines(
-            words.first_lines(result, STYLES[result.kind], output_format.shown_names())
+            diagnosis_text.first_lines(result, STYLES[result.kind], output_format.shown_names())
         )
         return
     render.say(result.sentence, style=STYLES[result.kind])
-    render.say_lines(words.cause_lines(result))
-    render.say_lines(words.evidence_lines(result))
+    render.say_lines(diagnosis_text.cause_lines(result))
+    render.say_lines(diagnosis_text.evidence_lines(result))
     _print_points(result)
-    render.say_lines(words.coverage_lines(result))
+    render.say_lines(diagnosis_text.coverage_lines(result))
 
 
 def _print_points(result: "Diagnosis") -> None:

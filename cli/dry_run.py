@@ -84,7 +84,7 @@ def report_parity(
     `request.arbiter` numpy in float64 is one more. 0 is the exit code.
     """
     from aprfmt.inference.memory_estimate import estimate_trace
-    from aprfmt.inference.parity.between import ARBITER, fused_rows
+    from aprfmt.inference.parity.run_comparison import ARBITER, fused_rows
 
     every = [*choices, *([ARBITER] if request.arbiter else [])]
     plain = list(fused_rows(len(request.ids)))

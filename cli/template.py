@@ -132,7 +132,7 @@ def report_engines(model: Path) -> int:
     or chat template.
     """
     from aprfmt.model import open_model
-    from aprfmt.tokenizer.stated import read_tokenizer_parts
+    from aprfmt.tokenizer.stored_tokenizer import read_tokenizer_parts
     from aprfmt.tokenizer.template_engines import CAUSE, compare_engines
 
     with open_model(model) as opened:

@@ -162,7 +162,7 @@ FAMILIES: Mapping[str, Family] = {
     "tests/diagnosis/test_own_keys.py": Family(3),
     "tests/diagnosis/test_remedies.py": Family(12),
     "tests/diagnosis/test_search.py": Family(4),
-    "tests/diagnosis/test_walk.py": Family(12),
+    "tests/diagnosis/test_diagnosis_order.py": Family(12),
     "tests/docs/test_examples.py": Family(24, unit=page, always=frozenset(PAGES)),
     "tests/docs/test_tasks.py": Family(3),
     "tests/field/test_answers.py": Family(12),

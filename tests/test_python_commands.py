@@ -76,13 +76,13 @@ def test_the_arguments_of_parity_go_into_its_request(
 ) -> None:
     """Without a text the ids are long ones; of a text they are its own, and both are told."""
     from aprfmt.inference import probe_ids
-    from aprfmt.inference.parity import between
+    from aprfmt.inference.parity import run_comparison
 
     def compared(model: Any, choices: Any, request: Any, base: Any) -> Any:
         assert [str(each) for each in choices] == ["numpy:cpu:float32", "numpy:cpu:float64"]
         return request, base and base.path
 
-    monkeypatch.setattr(between, "compare_choices", compared)
+    monkeypatch.setattr(run_comparison, "compare_choices", compared)
     monkeypatch.setattr(probe_ids, "choose_ids", lambda found, long: (len(found), long))
     runs = ["numpy", "numpy:cpu:float64"]
     given: Any = aprfmt.parity(demo_model, runs)

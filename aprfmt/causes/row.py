@@ -17,9 +17,9 @@ class Cause:
     `verdict` is what two sides that differ by this cause alone are. `signature` is what makes it
     likely, `confirms` the transformation that makes the difference vanish; a cause that was only
     seen and not confirmed is reported as unconfirmed. `keys` are the hyperparameters whose
-    difference means this cause. `next` names the next step (`diagnosis/nextstep.py`) where it is
-    not the usual one of the level. `most` is how sure it can be: `located` where what happened is
-    measured and never made again. `told_by` is what tells a training step's mistake from others
+    difference means this cause. `next` names the next step (`diagnosis/next_commands.py`) where it
+    is not the usual one of the level. `most` is how sure it can be: `located` where what happened
+    is measured and never made again. `told_by` is what tells a training step's mistake from others
     that give the same weights: what to add to the command.
     """
 

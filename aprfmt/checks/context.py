@@ -15,8 +15,8 @@ from aprfmt.model import Model
 from aprfmt.model.ledger import Item, Ledger, NotCompared, acceptance_predicate, make_ledger
 from aprfmt.model.resolve import Resolution, find_spec
 from aprfmt.tokenizer.carriers import has_tokenizer
-from aprfmt.tokenizer.stated import StatedTokenizer, read_tokenizer_parts
 from aprfmt.tokenizer.stored_parts import Carried
+from aprfmt.tokenizer.stored_tokenizer import StatedTokenizer, read_tokenizer_parts
 
 
 @dataclass

@@ -24,7 +24,7 @@ from aprfmt.codecs.dialect import (
     required_part,
     whole_numbers,
 )
-from aprfmt.codecs.laid_out import GroupNumbers, PackedCodes, WeightLayout
+from aprfmt.codecs.weight_layout import GroupNumbers, PackedCodes, WeightLayout
 from aprfmt.errors import CodecError, UnsupportedError
 
 NAME = "awq"

@@ -14,8 +14,8 @@ import numpy as np
 from aprfmt.codecs import decode, encode
 from aprfmt.codecs.base import F32, U8, Array
 from aprfmt.codecs.fp8 import OF_TWO_SIGNS
-from aprfmt.codecs.laid_out import WeightLayout
 from aprfmt.codecs.lattice import PackedWeight
+from aprfmt.codecs.weight_layout import WeightLayout
 
 _STEP = 1 << 18  # values looked at in one step
 _KINDS = {kind.name: kind for kind in OF_TWO_SIGNS}

@@ -47,7 +47,8 @@ from aprfmt.codecs.dialect import (
     required_part,
     whole_numbers,
 )
-from aprfmt.codecs.laid_out import (
+from aprfmt.codecs.minifloat import MinifloatCodec
+from aprfmt.codecs.weight_layout import (
     GroupNumbers,
     PackedCodes,
     Tile,
@@ -58,7 +59,6 @@ from aprfmt.codecs.laid_out import (
     transpose_numbers,
     wrap_codes,
 )
-from aprfmt.codecs.minifloat import MinifloatCodec
 from aprfmt.errors import CodecError, UnsupportedError
 
 _FLOAT = ("F32", "BF16", "F16")

@@ -15,8 +15,8 @@ import numpy as np
 from aprfmt.base.encodings import ENCODINGS
 from aprfmt.codecs import decode, fp8
 from aprfmt.codecs.base import U8, Array, Bytes, check_length
-from aprfmt.codecs.laid_out import GroupNumbers, WeightLayout, as_group_numbers
 from aprfmt.codecs.minifloat import MinifloatCodec
+from aprfmt.codecs.weight_layout import GroupNumbers, WeightLayout, as_group_numbers
 from aprfmt.errors import CodecError, MissingPartError
 
 # one byte a number: what it is by its encoding; plain bytes are powers of two

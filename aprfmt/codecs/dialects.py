@@ -12,9 +12,9 @@ import numpy as np
 from aprfmt.base.registry import Registry
 from aprfmt.codecs.base import F32
 from aprfmt.codecs.dialect import Config, Dialect, Parts, required_part
-from aprfmt.codecs.laid_out import WeightLayout
 from aprfmt.codecs.scale_checks import check_scales
 from aprfmt.codecs.scopes import all_sections, section_at
+from aprfmt.codecs.weight_layout import WeightLayout
 from aprfmt.errors import CodecError, UnsupportedError
 
 DIALECTS: Registry[Dialect] = Registry(

@@ -32,7 +32,12 @@ from aprfmt.codecs.dialect import (
     part_scale_numbers,
     required_part,
 )
-from aprfmt.codecs.laid_out import GroupNumbers, WeightLayout, broadcast_to_matrices, wrap_codes
+from aprfmt.codecs.weight_layout import (
+    GroupNumbers,
+    WeightLayout,
+    broadcast_to_matrices,
+    wrap_codes,
+)
 from aprfmt.errors import CodecError
 
 NAME = "fp8_block"

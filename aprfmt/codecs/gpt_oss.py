@@ -20,7 +20,7 @@ from aprfmt.codecs.dialect import (
     part_scale_numbers,
     required_part,
 )
-from aprfmt.codecs.laid_out import PackedCodes, WeightLayout
+from aprfmt.codecs.weight_layout import PackedCodes, WeightLayout
 from aprfmt.errors import CodecError
 
 NAME = "gpt_oss"

@@ -29,8 +29,8 @@ from aprfmt.codecs.dialect import (
     required_part,
     whole_numbers,
 )
-from aprfmt.codecs.laid_out import GroupNumbers, PackedCodes, WeightLayout
 from aprfmt.codecs.scope import Scope, section_mapping
+from aprfmt.codecs.weight_layout import GroupNumbers, PackedCodes, WeightLayout
 from aprfmt.errors import CodecError
 
 NAME = "gptq"

@@ -6,8 +6,8 @@ Source: quantize_row_iq4_nl_impl of ggml-quants.c, with its 7 tries to either si
 import numpy as np
 
 from aprfmt.codecs.arithmetic import F32, I32, largest_magnitude, sum_of_products
+from aprfmt.codecs.importance_weights import element_first, element_weights, square_sum
 from aprfmt.codecs.searches import SMALLEST
-from aprfmt.codecs.weighted import element_first, element_weights, square_sum
 
 _TRIES = 7
 

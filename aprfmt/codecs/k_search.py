@@ -13,14 +13,14 @@ import numpy.typing as npt
 
 from aprfmt.codecs.arithmetic import F32, nearest_int, nearest_product, ordered_sum, sum_of_products
 from aprfmt.codecs.base import Codes, scale_column
-from aprfmt.codecs.searches import ScaleSteps, positive_scale, scale_and_min
-from aprfmt.codecs.weighted import (
+from aprfmt.codecs.importance_weights import (
     WEIGHTED_STEPS,
     block_first,
     element_first,
     element_weights,
     square_sum,
 )
+from aprfmt.codecs.searches import ScaleSteps, positive_scale, scale_and_min
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,7 @@ import numpy as np
 from aprfmt.codecs.base import F32, Array
 from aprfmt.codecs.dialect import CodeTable, Config, Dialect, Parts
 from aprfmt.codecs.dialects import decode_weight, lay_out
-from aprfmt.codecs.laid_out import WeightLayout
+from aprfmt.codecs.weight_layout import WeightLayout
 
 
 class Lattice(NamedTuple):

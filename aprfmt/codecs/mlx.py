@@ -32,9 +32,14 @@ from aprfmt.codecs.dialect import (
     required_part,
     whole_numbers,
 )
-from aprfmt.codecs.laid_out import GroupNumbers, PackedCodes, WeightLayout, broadcast_to_matrices
 from aprfmt.codecs.minifloat import MinifloatCodec
 from aprfmt.codecs.scope import Scope
+from aprfmt.codecs.weight_layout import (
+    GroupNumbers,
+    PackedCodes,
+    WeightLayout,
+    broadcast_to_matrices,
+)
 from aprfmt.errors import CodecError
 
 NAME = "mlx"

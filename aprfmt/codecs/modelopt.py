@@ -41,7 +41,8 @@ from aprfmt.codecs.dialect import (
     required_part,
     whole_numbers,
 )
-from aprfmt.codecs.laid_out import (
+from aprfmt.codecs.modelopt_scope import METHOD
+from aprfmt.codecs.weight_layout import (
     GroupNumbers,
     PackedCodes,
     Tile,
@@ -50,7 +51,6 @@ from aprfmt.codecs.laid_out import (
     tile_grid,
     wrap_codes,
 )
-from aprfmt.codecs.modelopt_scope import METHOD
 from aprfmt.errors import CodecError, UnsupportedError
 
 NAME = "modelopt"

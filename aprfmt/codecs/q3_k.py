@@ -12,9 +12,9 @@ import numpy as np
 from aprfmt.codecs.arithmetic import largest_magnitude, nearest_product, ordered_sum
 from aprfmt.codecs.base import F32, BlockCodec, Blocks, Codes, largest_steps, scale_column
 from aprfmt.codecs.bits import pack_crumbs, unpack_crumbs, unpack_halves
+from aprfmt.codecs.importance_weights import block_first, element_first
 from aprfmt.codecs.k_search import encode_codes, importance_weights
 from aprfmt.codecs.searches import refined_scale, signed_scale
-from aprfmt.codecs.weighted import block_first, element_first
 
 
 def unpack_scales(packed: Codes) -> Codes:

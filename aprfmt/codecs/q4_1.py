@@ -9,7 +9,7 @@ import numpy as np
 
 from aprfmt.codecs.base import F32, BlockCodec, Blocks, scale_column
 from aprfmt.codecs.bits import pack_halves, unpack_halves
-from aprfmt.codecs.weighted import plain_scale_and_min, weighted_scale_and_min
+from aprfmt.codecs.importance_weights import plain_scale_and_min, weighted_scale_and_min
 
 
 class Q4_1(BlockCodec):

@@ -10,7 +10,7 @@ import numpy as np
 from aprfmt.codecs.arithmetic import largest_magnitude, multiply_add, reciprocal, truncate_to_int
 from aprfmt.codecs.base import F32, BlockCodec, Blocks, scale_column
 from aprfmt.codecs.bits import pack_bits, pack_halves, unpack_bits, unpack_halves
-from aprfmt.codecs.weighted import weighted_signed_scale
+from aprfmt.codecs.importance_weights import weighted_signed_scale
 
 
 class Q5_0(BlockCodec):

@@ -14,9 +14,9 @@ import numpy as np
 from aprfmt.codecs.arithmetic import largest_magnitude, nearest_product
 from aprfmt.codecs.base import F32, BlockCodec, Blocks, largest_steps, scale_column
 from aprfmt.codecs.bits import pack_crumbs, pack_halves
+from aprfmt.codecs.importance_weights import block_first, element_first
 from aprfmt.codecs.k_search import encode_codes
 from aprfmt.codecs.searches import SMALLEST, signed_scale
-from aprfmt.codecs.weighted import block_first, element_first
 
 
 class Q6_K(BlockCodec):

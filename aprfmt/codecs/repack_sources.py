@@ -25,8 +25,8 @@ from aprfmt.codecs.dialect import (
     required_part,
 )
 from aprfmt.codecs.grids import GridWeight, Groups
-from aprfmt.codecs.laid_out import PackedCodes, transpose_numbers
 from aprfmt.codecs.lattice import PackedWeight
+from aprfmt.codecs.weight_layout import PackedCodes, transpose_numbers
 from aprfmt.errors import CodecError
 
 _FLOATS = ("F16", "BF16", "F32")

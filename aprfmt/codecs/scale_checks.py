@@ -13,7 +13,7 @@ from aprfmt.base.protocols import LazyTensor
 from aprfmt.codecs import decode
 from aprfmt.codecs.base import Bytes
 from aprfmt.codecs.dialect import OF_INPUTS, Parts
-from aprfmt.codecs.laid_out import GroupNumbers, WeightLayout, as_group_numbers
+from aprfmt.codecs.weight_layout import GroupNumbers, WeightLayout, as_group_numbers
 from aprfmt.errors import CodecError
 
 _ROWS = 1024  # decoded at a time

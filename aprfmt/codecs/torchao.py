@@ -36,9 +36,9 @@ from aprfmt.codecs.dialect import (
     required_part,
     whole_numbers,
 )
-from aprfmt.codecs.laid_out import GroupNumbers, WeightLayout, wrap_codes
 from aprfmt.codecs.minifloat import MinifloatCodec
 from aprfmt.codecs.scope import Scope, section_mapping
+from aprfmt.codecs.weight_layout import GroupNumbers, WeightLayout, wrap_codes
 from aprfmt.errors import CodecError, UnsupportedError
 
 NAME = METHOD = "torchao"

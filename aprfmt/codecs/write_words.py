@@ -17,8 +17,8 @@ import numpy as np
 from aprfmt.codecs import native_kernels
 from aprfmt.codecs.base import F32, Array
 from aprfmt.codecs.grids import GridWeight, Groups
-from aprfmt.codecs.laid_out import AWQ_ORDER
 from aprfmt.codecs.rounding import group_values, integer_codes, largest_magnitudes
+from aprfmt.codecs.weight_layout import AWQ_ORDER
 from aprfmt.codecs.writer import OutTensor, Settings, Writer, round_numbers
 from aprfmt.errors import CodecError
 

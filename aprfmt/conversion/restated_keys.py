@@ -19,8 +19,8 @@ from aprfmt.tokenizer.build import bos_eos_post_processor
 from aprfmt.tokenizer.hf_json import ROLES, id_list, post_processor_ids, special_texts
 from aprfmt.tokenizer.keys import TOKENS
 from aprfmt.tokenizer.pre_tokenizers import flatten_steps
-from aprfmt.tokenizer.stated import read_tokenizer_parts
 from aprfmt.tokenizer.stored_parts import TOKENIZER_JSON
+from aprfmt.tokenizer.stored_tokenizer import read_tokenizer_parts
 
 if TYPE_CHECKING:
     from aprfmt.arch.spec import ArchSpec, HyperParams

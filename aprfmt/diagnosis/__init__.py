@@ -10,6 +10,7 @@ import numpy as np
 from aprfmt.arch import check_arch
 from aprfmt.base.budget import Budget
 from aprfmt.compare import open_state_beside
+from aprfmt.diagnosis.diagnosis_order import DiagnosisRun
 from aprfmt.diagnosis.packing import examine_packed
 from aprfmt.diagnosis.packing_keys import repair_packing_command
 from aprfmt.diagnosis.paired_pass import ProgressReporter
@@ -17,7 +18,6 @@ from aprfmt.diagnosis.records import Diagnosis, Evidence, PointRow
 from aprfmt.diagnosis.renamed_parts import read_with_renamed_parts
 from aprfmt.diagnosis.sides import Side, open_side
 from aprfmt.diagnosis.stored_names import compare_by_name, damage_texts
-from aprfmt.diagnosis.walk import Walk
 from aprfmt.errors import AprfmtError, ArchError, CodecError, FormatError, UsageError
 from aprfmt.inference.backends.blas import limit_blas_threads
 from aprfmt.measure.findings import Finding
@@ -92,12 +92,12 @@ def diagnose(
         if tokens == ():
             raise UsageError("no token ids: --ids or --prompt is empty; leave it out to have some")
         reporter = ProgressReporter(progress, notice, budget or Budget())
-        walk = Walk(first, second, stack, reference, tokens, memory, reporter)
-        walk.relation = None if renamed is None else renamed[1]
+        diagnosing = DiagnosisRun(first, second, stack, reference, tokens, memory, reporter)
+        diagnosing.relation = None if renamed is None else renamed[1]
         try:
             if any(side.model is not None and damage_texts(side.model) for side in (first, second)):
                 return _compare_damaged(a, b, first, second)
-            return walk.run()
+            return diagnosing.run()
         except ArchError:
             if (
                 first.model is None

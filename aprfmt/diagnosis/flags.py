@@ -8,8 +8,8 @@ import numpy as np
 from aprfmt.base.protocols import Value
 from aprfmt.causes.contradicted_flags import contradiction_findings, judged_contradictions
 from aprfmt.causes.packing_files import packing_file_findings
+from aprfmt.diagnosis.finding_effects import make_run_pair
 from aprfmt.diagnosis.levels import Levels
-from aprfmt.diagnosis.mixing import make_run_pair
 from aprfmt.diagnosis.records import Evidence
 from aprfmt.inference.backends import BACKENDS
 from aprfmt.inference.probe_ids import choose_ids

@@ -6,7 +6,7 @@ from dataclasses import asdict, dataclass, field, replace
 from aprfmt.arch.role_vocabulary import split_key
 from aprfmt.causes import CAUSES
 from aprfmt.diagnosis.answers import Divergence, Examined, sentence_without_places
-from aprfmt.diagnosis.nextstep import recording_sentence
+from aprfmt.diagnosis.next_commands import recording_sentence
 from aprfmt.diagnosis.records import ALSO_EXPLAINS, Evidence
 from aprfmt.inference.points import POINTS
 from aprfmt.inference.replay.patched_model import MOVES

@@ -8,8 +8,14 @@ from dataclasses import dataclass, field, replace
 from aprfmt.arch.role_vocabulary import split_key
 from aprfmt.causes import CAUSES
 from aprfmt.diagnosis.blend import count_stages, multiplications_per_token
+from aprfmt.diagnosis.finding_effects import (
+    BUDGET,
+    MixedResult,
+    PartMeasurement,
+    Share,
+    make_run_pair,
+)
 from aprfmt.diagnosis.levels import Levels
-from aprfmt.diagnosis.mixing import BUDGET, MixedResult, PartMeasurement, Share, make_run_pair
 from aprfmt.diagnosis.paired_pass import PairedPass, Probe, ProgressReporter
 from aprfmt.diagnosis.probes import (
     POSITIONS,

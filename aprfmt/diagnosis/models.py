@@ -17,11 +17,11 @@ from aprfmt.causes.restored_keys import is_of_own_keys, misleading_findings
 from aprfmt.compare import diff_models
 from aprfmt.compare.diffs import DiffReport
 from aprfmt.compare.other_models import explains_vocabulary_size
+from aprfmt.diagnosis.finding_effects import Touched
 from aprfmt.diagnosis.flags import add_flag_findings
 from aprfmt.diagnosis.levels import Levels
-from aprfmt.diagnosis.mixing import Touched
 from aprfmt.diagnosis.records import ALL_ZERO, KINDS, Evidence
-from aprfmt.diagnosis.renumbered import settle_numbering
+from aprfmt.diagnosis.renumbered_tokens import settle_numbering
 from aprfmt.diagnosis.tensors import compare_tensors
 from aprfmt.diagnosis.tokens import add_tokenizer_findings
 from aprfmt.diagnosis.undeclared_packing import read_with_claim_of

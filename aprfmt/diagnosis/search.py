@@ -31,7 +31,7 @@ from aprfmt.causes.forward.usual_mistakes import (
     usual_mistakes,
 )
 from aprfmt.causes.forward.usual_steps import single_layer_mistakes
-from aprfmt.diagnosis.rowwise import AGREES, row_solvers, solve_masks, solve_rows
+from aprfmt.diagnosis.attention_rows import AGREES, row_solvers, solve_masks, solve_rows
 from aprfmt.errors import AprfmtError
 from aprfmt.inference.replay.patched_model import MOVES, PatchedModel
 from aprfmt.inference.replay.shadow import ROUTING, ShadowPoint

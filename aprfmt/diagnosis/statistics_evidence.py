@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 from typing import Any
 
-from aprfmt.diagnosis.nextstep import mapping_command
+from aprfmt.diagnosis.next_commands import mapping_command
 from aprfmt.diagnosis.records import Evidence
 from aprfmt.diagnosis.trace_pair import shared_keys
 from aprfmt.inference.engines.statistics import COLUMNS

@@ -14,8 +14,8 @@ from aprfmt.causes.tensor.foreign_values import judge_foreign
 from aprfmt.causes.tensor.summary import add_measurements
 from aprfmt.causes.tensor.token_tables import common_rows
 from aprfmt.compare.diffs import DiffReport
+from aprfmt.diagnosis.finding_effects import Touched
 from aprfmt.diagnosis.levels import Levels
-from aprfmt.diagnosis.mixing import Touched
 from aprfmt.diagnosis.packing import examine_packed
 from aprfmt.diagnosis.records import KINDS, Evidence
 from aprfmt.diagnosis.unwritten_tail import unwritten_tails

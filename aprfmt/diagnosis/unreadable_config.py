@@ -4,8 +4,8 @@ import math
 from dataclasses import replace
 
 from aprfmt.causes.restored_keys import find_restored_key
+from aprfmt.diagnosis.finding_effects import make_run_pair
 from aprfmt.diagnosis.flags import compute_logits
-from aprfmt.diagnosis.mixing import make_run_pair
 from aprfmt.diagnosis.records import Evidence
 from aprfmt.errors import AprfmtError
 from aprfmt.inference.probe_ids import choose_ids

@@ -10,8 +10,8 @@ from aprfmt.measure.row_reader import RowReader
 from aprfmt.model import Model
 from aprfmt.model.relations import Relation, relation_between_names, side_of_other_names
 from aprfmt.model.renames import Rename, prefix_rules_between
-from aprfmt.model.solve import value_at
 from aprfmt.model.towers import has_towers, tower_name
+from aprfmt.model.wrong_size import value_at
 from aprfmt.tensors import norms
 from aprfmt.tensors.runs import published_equal
 from aprfmt.tensors.view import View

@@ -155,7 +155,7 @@ def resolve(model: "Model", forced: str | None) -> Resolution:
 
     Where tensors are missing and others have no role, renames and corrected keys are tried.
     """
-    from aprfmt.model.relate import resolve_related
+    from aprfmt.model.relation_search import resolve_related
 
     return resolve_related(
         model,

@@ -12,8 +12,8 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from aprfmt.arch.spec import Move
-    from aprfmt.codecs.laid_out import WeightLayout
     from aprfmt.codecs.lattice import Lattice
+    from aprfmt.codecs.weight_layout import WeightLayout
 
 _SPREAD = 4  # rows decoded for one that is wanted, at most, where they do not stand together
 

@@ -8,8 +8,8 @@ from os import PathLike
 from typing import Literal
 
 from aprfmt.diagnosis import diagnose
+from aprfmt.diagnosis.diagnosis_text import report_text
 from aprfmt.diagnosis.records import Diagnosis
-from aprfmt.diagnosis.words import report_text
 from aprfmt.errors import UsageError
 
 Within = Literal["same", "precision"]

@@ -11,7 +11,7 @@ from aprfmt.tokenizer.template import render_several
 from aprfmt.tokenizer.vocabulary import BLANK
 
 if TYPE_CHECKING:
-    from aprfmt.tokenizer.stated import StatedTokenizer
+    from aprfmt.tokenizer.stored_tokenizer import StatedTokenizer
 
 _USER = {"role": "user", "content": "What is 2 + 2?"}
 _ANSWER = {"role": "assistant", "content": "It is 4."}

@@ -15,7 +15,7 @@ from aprfmt.tokenizer.conversations import answer_end, named_tokens, render_conv
 from aprfmt.tokenizer.engine_defaults import TAKEN_FOR_CONTROL
 from aprfmt.tokenizer.keys import CONTROL, UNKNOWN, USER_DEFINED
 from aprfmt.tokenizer.loading import engine_of_lists, load_tokenizer
-from aprfmt.tokenizer.stated import StatedTokenizer
+from aprfmt.tokenizer.stored_tokenizer import StatedTokenizer
 
 # Texts in brackets in a template, such as <think>, <tool_call> or [INST].
 _BRACKETED = re.compile(r"</?[^<>\s]{1,40}>|\[/?[A-Z_]{2,30}\]")

@@ -24,7 +24,7 @@ from aprfmt.tokenizer.keys import (
     NORMAL,
     USER_DEFINED,
 )
-from aprfmt.tokenizer.stated import StatedTokenizer
+from aprfmt.tokenizer.stored_tokenizer import StatedTokenizer
 
 FILES = (GENERATION_CONFIG, "config.json")
 

@@ -9,7 +9,7 @@ from aprfmt.errors import UsageError
 from aprfmt.model.renames import Rename, parse_rename
 
 if TYPE_CHECKING:
-    from aprfmt.training.between import RunsReport
+    from aprfmt.training.device_comparison import RunsReport
     from aprfmt.training.report import StepReport
 
 
@@ -68,7 +68,7 @@ def answer_between(
     `runs` are texts such as `cuda:0:bfloat16`. Raises UsageError without a batch, and for an option
     that two runs have no use for.
     """
-    from aprfmt.training.between import compare_runs
+    from aprfmt.training.device_comparison import compare_runs
 
     given: dict[str, Any] = {**options}
     batch = given.pop("batch", None)

@@ -226,7 +226,7 @@ def compute_gradients(
     """
     with explaining_missing_torch():
         from aprfmt.inference.gradients.batch_gradients import Activations, batch_gradients
-        from aprfmt.inference.gradients.between import flipped_routers
+        from aprfmt.inference.gradients.device_gradients import flipped_routers
         from aprfmt.inference.gradients.memory import gradient_memory
     from aprfmt.adapters.trained_pairs import open_trained_pairs
 

@@ -38,9 +38,9 @@ from aprfmt.measure.encoding_noise import UNIT
 from aprfmt.model import Model
 from aprfmt.model.patterns import similar_names
 from aprfmt.model.renames import Rename, prefix_rule_onto
-from aprfmt.training.judge import RowReader
 from aprfmt.training.numbered_states import Candidate, Numbered, recognize_numbers, sample_of
 from aprfmt.training.parameters import Parameter
+from aprfmt.training.update_check import RowReader
 
 F64 = NDArray[np.float64]
 _DTYPES = {"float64": "F64", "float32": "F32", "float16": "F16", "bfloat16": "BF16"}

@@ -62,19 +62,6 @@ from aprfmt.tensors.stats import compute_stats
 from aprfmt.tensors.view import is_zero
 from aprfmt.training import ComputedGradients
 from aprfmt.training.differences import DifferenceChecker, open_differences
-from aprfmt.training.judge import (
-    AVERAGED,
-    Judgement,
-    RowReader,
-    StepInputs,
-    is_idle,
-    judge_count,
-    judge_gradient,
-    judge_moments,
-    judge_update,
-    moved_without_gradient,
-    share_reproduced,
-)
 from aprfmt.training.parameters import Parameter, pair_parameters
 from aprfmt.training.points import ZERO, ComparedPoints, compare_points
 from aprfmt.training.reference_gradients import BatchNumbers as BatchNumbers
@@ -91,6 +78,19 @@ from aprfmt.training.saved_arrays import (
 )
 from aprfmt.training.step_batch import read_step_batch
 from aprfmt.training.update import Sums, pieces, same_bytes
+from aprfmt.training.update_check import (
+    AVERAGED,
+    Judgement,
+    RowReader,
+    StepInputs,
+    is_idle,
+    judge_count,
+    judge_gradient,
+    judge_moments,
+    judge_update,
+    moved_without_gradient,
+    share_reproduced,
+)
 
 
 def explain_step(

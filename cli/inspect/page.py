@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from aprfmt.cli.inspect.records import InspectBody
     from aprfmt.model import Model
     from aprfmt.tensors.view import View
-    from aprfmt.tokenizer.stated import StatedTokenizer
+    from aprfmt.tokenizer.stored_tokenizer import StatedTokenizer
 
 LONGEST = 2000  # characters of a metadata value
 SAMPLE = 60  # ordinary tokens shown of a vocabulary that was not asked for
@@ -143,7 +143,7 @@ def tokenizer_facts(opened: "Model", everything: bool) -> dict[str, object] | No
     None without a tokenizer, {"error": text} where it cannot be read. `everything` lists all
     tokens.
     """
-    from aprfmt.tokenizer.stated import read_tokenizer_parts
+    from aprfmt.tokenizer.stored_tokenizer import read_tokenizer_parts
 
     try:
         found = read_tokenizer_parts(opened)

@@ -165,7 +165,7 @@ def compare_runs(
     `base` is the model before quantization, or None. `choices` are the runs, the first of which is
     the reference.
     """
-    from aprfmt.inference.parity.between import compare_choices
+    from aprfmt.inference.parity.run_comparison import compare_choices
     from aprfmt.model import open_model
 
     render.STATUS.doing(f"running {', '.join(map(str, choices))}")

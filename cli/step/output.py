@@ -11,7 +11,7 @@ from aprfmt.compare.short_answer import Line, short_answer
 from aprfmt.measure.named_causes import short_keys
 
 if TYPE_CHECKING:
-    from aprfmt.training.between import RunsReport
+    from aprfmt.training.device_comparison import RunsReport
     from aprfmt.training.memory import StepMemory
     from aprfmt.training.report import StepReport, TensorStep
 

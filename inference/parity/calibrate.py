@@ -19,9 +19,9 @@ from aprfmt.errors import FormatError, UsageError
 from aprfmt.formats.atomic import FileSet
 from aprfmt.formats.bounded_json import loads
 from aprfmt.inference.device import DeviceChoice
-from aprfmt.inference.parity.between import compare_runs, run_once
 from aprfmt.inference.parity.outcomes import compare_experts
 from aprfmt.inference.parity.request import ParityRequest
+from aprfmt.inference.parity.run_comparison import compare_runs, run_once
 from aprfmt.measure import tolerances
 from aprfmt.measure.trace_view import backend_name, finer_weights_class, run_arithmetic
 from aprfmt.model import Model

@@ -67,7 +67,7 @@ def compared(
     """Compare the gradients of these runs; return what was found."""
     from aprfmt.adapters.trained_pairs import trained_pairs
     from aprfmt.inference.batch import read_batch
-    from aprfmt.inference.gradients.between import GradientRun, gradients_between
+    from aprfmt.inference.gradients.device_gradients import GradientRun, gradients_between
     from aprfmt.model import open_model
     from aprfmt.model.adapter_reading import read_adapter
 

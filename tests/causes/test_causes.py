@@ -112,6 +112,6 @@ def test_a_cause_is_known_without_its_module() -> None:
 
 def test_two_models_are_diagnosed_without_the_causes_of_a_pass() -> None:
     """They are imported once a trace is held to the model. Seen red: `examine` above the walk."""
-    loaded = modules_after("import aprfmt.diagnosis.walk", whole=True)
+    loaded = modules_after("import aprfmt.diagnosis.diagnosis_order", whole=True)
     assert "aprfmt.diagnosis.model_pair" in loaded
     assert not loaded & {"aprfmt.causes.forward.table", "aprfmt.causes.forward.rope"}

@@ -12,8 +12,8 @@ import pytest
 from aprfmt.causes.tensor import coarse_damage, coarse_groups, packed_codes, packed_parts
 from aprfmt.causes.tensor.lattices import Grouping
 from aprfmt.causes.tensor.packed_copies import PackedCopy
-from aprfmt.codecs.laid_out import AWQ_BACK, AWQ_ORDER
 from aprfmt.codecs.lattice import Lattice
+from aprfmt.codecs.weight_layout import AWQ_BACK, AWQ_ORDER
 from aprfmt.measure.bounds import fit_errors
 
 ROWS, COLUMNS, GROUP, BITS = 32, 128, 32, 4

@@ -23,7 +23,7 @@ from aprfmt.model import Model, open_model
 from aprfmt.tokenizer.carriers import to_gguf, to_hf
 from aprfmt.tokenizer.conversations import named_tokens, unknown_tokens
 from aprfmt.tokenizer.loading import load_tokenizer
-from aprfmt.tokenizer.stated import read_tokenizer_parts
+from aprfmt.tokenizer.stored_tokenizer import read_tokenizer_parts
 from tests.cli.run import aprfmt as command
 from tests.tokenizer.fake import fake, folder_model, without_json
 

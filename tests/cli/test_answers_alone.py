@@ -946,7 +946,7 @@ def test_runs_of_a_step_are_judged_with_a_table_where_it_is_asked_for(told: Told
 def test_the_points_around_the_first_divergence_are_shown_in_full_answers(
     told: Told, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from aprfmt.diagnosis import words
+    from aprfmt.diagnosis import diagnosis_text
 
     points = [
         SimpleNamespace(key=f"p{i}", direct=float(i), shadow=None, gain=2.0, tolerance=0.5)
@@ -955,8 +955,8 @@ def test_the_points_around_the_first_divergence_are_shown_in_full_answers(
     for i, point in enumerate(points):
         point.beyond = i > 4
     for name in ("cause_lines", "evidence_lines", "coverage_lines"):
-        monkeypatch.setattr(words, name, lambda result, name=name: [(name, "")])
-    monkeypatch.setattr(words, "first_lines", lambda *given: [("short", "")])
+        monkeypatch.setattr(diagnosis_text, name, lambda result, name=name: [(name, "")])
+    monkeypatch.setattr(diagnosis_text, "first_lines", lambda *given: [("short", "")])
     monkeypatch.setattr(render, "say_lines", told.extend)
     result: Any = SimpleNamespace(sentence="so", kind="bug", points=points, first="p5")
     diagnose.show(result)

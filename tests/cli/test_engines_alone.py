@@ -9,7 +9,7 @@ import pytest
 
 from aprfmt.cli import render, template
 from aprfmt.errors import FormatError
-from aprfmt.tokenizer import stated, template_engines
+from aprfmt.tokenizer import stored_tokenizer, template_engines
 from aprfmt.tokenizer.template_engines import EngineRendering, TemplateEngines
 
 
@@ -30,7 +30,7 @@ def test_engines_are_compared_on_the_template_of_a_model(monkeypatch: pytest.Mon
         return TemplateEngines("llama.cpp b1", tuple(rows))
 
     monkeypatch.setattr("aprfmt.model.open_model", lambda path: nullcontext(opened))
-    monkeypatch.setattr(stated, "read_tokenizer_parts", lambda model: held["side"])
+    monkeypatch.setattr(stored_tokenizer, "read_tokenizer_parts", lambda model: held["side"])
     monkeypatch.setattr(template_engines, "compare_engines", compared)
     emitted: list[Any] = []
 

@@ -10,7 +10,7 @@ import pytest
 
 from aprfmt.codecs.dialect import StoredPart
 from aprfmt.codecs.dialects import DIALECTS, decode_weight, dialect_of
-from aprfmt.codecs.laid_out import unpack_codes
+from aprfmt.codecs.weight_layout import unpack_codes
 from aprfmt.errors import CodecError, UnsupportedError
 from tests.codecs.data import Array
 from tests.codecs.packing import pack as pack

@@ -22,9 +22,9 @@ from aprfmt.codecs import (
 )
 from aprfmt.codecs.compressed_tensors import _numbers_by_group, weight_arguments
 from aprfmt.codecs.grids import GridWeight, Groups
-from aprfmt.codecs.laid_out import PackedCodes, WeightLayout
 from aprfmt.codecs.lattice import PackedWeight
 from aprfmt.codecs.repack_blocks import _block_scales
+from aprfmt.codecs.weight_layout import PackedCodes, WeightLayout
 from aprfmt.codecs.writer import Settings
 from aprfmt.errors import AprfmtError, CodecError, UnsupportedError
 from aprfmt.formats.pytorch.pickle_calls import _describe_sparse

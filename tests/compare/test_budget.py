@@ -18,8 +18,8 @@ from aprfmt.compare import diff
 from aprfmt.diagnosis import diagnose
 from aprfmt.formats.mapped_file import StoredTensor
 from aprfmt.inference.device import parse_run
-from aprfmt.inference.parity.between import compare_choices
 from aprfmt.inference.parity.request import ParityRequest
+from aprfmt.inference.parity.run_comparison import compare_choices
 from aprfmt.model import manifest, open_model
 from aprfmt.tensors import runs
 from tests.cli.run import aprfmt as command

@@ -20,7 +20,7 @@ from safetensors.numpy import load_file, save_file
 import aprfmt
 from aprfmt.causes import CAUSES
 from aprfmt.compare import DiffReport
-from aprfmt.diagnosis import nextstep
+from aprfmt.diagnosis import next_commands
 from aprfmt.measure.findings import Finding
 from aprfmt.measure.named_causes import LOST, is_repaired_by_rewriting
 from aprfmt.measure.proofs import Proof, unfitted_proof
@@ -252,7 +252,7 @@ def test_a_model_is_written_again_only_for_what_was_reproduced(
     """What is only located may be A's fault. Of damaged bytes A alone has what was there."""
     said = "aprfmt convert a b"
     monkeypatch.setattr(DiffReport, "rewriting_command", said)
-    monkeypatch.setattr(nextstep, "rewrite_b_command", lambda parts, one: said)
+    monkeypatch.setattr(next_commands, "rewrite_b_command", lambda parts, one: said)
     side = SimpleNamespace(model=None, kind="model", path="a")
     parts: Any = SimpleNamespace(a=side, b=side)
     for name in MENDED:
@@ -260,7 +260,7 @@ def test_a_model_is_written_again_only_for_what_was_reproduced(
         (row,) = DiffReport("a", "b", (), (), (), (), findings=(found,)).causes
         again = shown is not None or name in LOST
         assert (row.remedy is not None) == again, name
-        assert (nextstep.repair_command(parts, found) == said) == again, name
+        assert (next_commands.repair_command(parts, found) == said) == again, name
 
 
 def test_numbers_that_are_none_are_written_again_where_the_rest_is_equal() -> None:

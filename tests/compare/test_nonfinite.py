@@ -17,7 +17,7 @@ import pytest
 
 from aprfmt.conversion import convert
 from aprfmt.diagnosis.conclusion import rounding_finding
-from aprfmt.diagnosis.mixing import Share
+from aprfmt.diagnosis.finding_effects import Share
 from aprfmt.diagnosis.model_pair import finalize_finding
 from aprfmt.diagnosis.records import PointRow
 from aprfmt.inference.parity.outcomes import compare_logits

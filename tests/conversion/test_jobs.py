@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from aprfmt.codecs.laid_out import WeightLayout
+from aprfmt.codecs.weight_layout import WeightLayout
 from aprfmt.conversion import convert, run, scheduling
 from aprfmt.conversion.repacking import RepackedTensor
 from aprfmt.errors import ConversionError, OutputError

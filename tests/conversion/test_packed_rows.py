@@ -13,7 +13,7 @@ import pytest
 
 import aprfmt
 from aprfmt.arch.spec import Move
-from aprfmt.codecs.laid_out import WeightLayout
+from aprfmt.codecs.weight_layout import WeightLayout
 from aprfmt.conversion import packed_weights
 from aprfmt.inference.rows import StoredRows
 from aprfmt.tensors.packed_rows import packed_rows

@@ -17,6 +17,7 @@ from tests.diagnosis.controls import PAIRS
 from tests.diagnosis.engines import COARSE, LONG, Stale, broken, broken_here, trace
 from tests.diagnosis.fault import Fault as Fault
 from tests.diagnosis.fault import Pair
+from tests.diagnosis.faults_diagnosis_order import WALK
 from tests.diagnosis.faults_files import FILE_FAULTS
 from tests.diagnosis.faults_files import UP as UP
 from tests.diagnosis.faults_files import neurons_moved as neurons_moved
@@ -24,7 +25,6 @@ from tests.diagnosis.faults_moved import MOVED_CONTROLS, MOVED_FAULTS
 from tests.diagnosis.faults_packed import PACKED_CONTROLS, PACKED_FAULTS
 from tests.diagnosis.faults_tokens import CONTROLS_TOKENS, FAULTS_TOKENS
 from tests.diagnosis.faults_undecoded import UNDECODED_FAULTS
-from tests.diagnosis.faults_walk import WALK
 from tests.diagnosis.making import DEMO as DEMO
 from tests.diagnosis.making import ROOT as ROOT
 from tests.diagnosis.making import engine

@@ -18,7 +18,7 @@ import numpy as np
 import pytest
 
 from aprfmt.inference.engines.opening import open_trace
-from aprfmt.inference.parity import between
+from aprfmt.inference.parity import run_comparison
 from aprfmt.inference.trace import KeptValues, Trace
 from aprfmt.inference.trace_file import save_trace
 from tests.cli.run import Done, aprfmt
@@ -191,7 +191,7 @@ def test_three_commands_say_the_same_of_every_point(
 
         @contextmanager
         def as_run(*args: Any) -> Iterator[Any]:
-            yield between.RunResult(next(runs), None)
+            yield run_comparison.RunResult(next(runs), None)
 
         if case.resolution:
             for path in (here, there):
@@ -200,7 +200,7 @@ def test_three_commands_say_the_same_of_every_point(
                 monkeypatch.setattr(f"aprfmt.{place}.open_trace", as_changed)
         shown = aprfmt("trace", "--load", here, "--reference", there, "--json")
         found = aprfmt("diagnose", there, here, "--json")  # A is the reference
-        monkeypatch.setattr(between, "run_once", as_run)
+        monkeypatch.setattr(run_comparison, "run_once", as_run)
         ran = aprfmt("parity", model, "--between", "numpy", "torch", "--ids", IDS, "--json")
     traced = by_trace(body(shown)["reference"]["points"])
     assert traced[case.key][2] == case.beyond

@@ -11,7 +11,7 @@ import pytest
 import aprfmt
 from aprfmt.causes import CAUSES
 from aprfmt.diagnosis import Diagnosis, diagnose
-from aprfmt.diagnosis.walk import Walk
+from aprfmt.diagnosis.diagnosis_order import DiagnosisRun
 from aprfmt.errors import UsageError
 from aprfmt.inference.aprt import save_aprt
 from aprfmt.inference.trace_file import load_trace
@@ -19,7 +19,7 @@ from aprfmt.model import open_model
 from tests.cli.run import aprfmt as command
 from tests.diagnosis.engines import place, tiny_folder, trace
 from tests.diagnosis.faults import FAULTS
-from tests.diagnosis.test_walk import wrong_theta
+from tests.diagnosis.test_diagnosis_order import wrong_theta
 from tests.models import IDS
 
 FIELDS = (
@@ -156,7 +156,7 @@ def test_a_run_that_was_asked_for_is_looked_at_though_models_compute_the_same(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:  # fmt: skip
     looked: list[str] = []
-    monkeypatch.setattr(Walk, "_compare_passes", lambda self: looked.append("forward"))
+    monkeypatch.setattr(DiagnosisRun, "_compare_passes", lambda self: looked.append("forward"))
     found = diagnose(f"{demo_model}{a}", f"{other_template}{b}", ids=IDS[:3])
     assert [one.cause for one in found.findings] == ["chat_template"]
     assert bool(looked) is passes
@@ -165,7 +165,7 @@ def test_a_run_that_was_asked_for_is_looked_at_though_models_compute_the_same(
 def test_a_prompt_is_encoded_by_the_models_own_tokenizer(
     demo_model: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(Walk, "run", lambda self: self.ids)
+    monkeypatch.setattr(DiagnosisRun, "run", lambda self: self.ids)
     with open_model(demo_model) as model:
         ids = tuple(model.tokenizer.encode("What is 2+2?"))
     sides = (str(demo_model), str(demo_model))

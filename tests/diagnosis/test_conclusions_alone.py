@@ -14,15 +14,15 @@ from aprfmt.base.protocols import TensorInfo
 from aprfmt.diagnosis import (
     capture_point,
     conclusion,
+    diagnosis_order,
     mixed_checkpoints,
     model_pair,
     models,
-    nextstep,
+    next_commands,
     probes,
     trace_pair,
     undeclared_packing,
     unwritten_tail,
-    walk,
     zero_values,
 )
 from aprfmt.errors import CodecError
@@ -336,13 +336,15 @@ def test_an_end_of_few_zeros_says_nothing() -> None:
 def test_a_finding_that_needs_nothing_has_no_command_but_its_own(
     usual: str, own: str, verdict: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(nextstep, "MENDS", ("mends",))
-    monkeypatch.setattr(nextstep, "_usual_step", lambda parts, finding: usual)
-    monkeypatch.setattr(nextstep, "reach_difference_command", lambda parts, finding: "reach it")
+    monkeypatch.setattr(next_commands, "MENDS", ("mends",))
+    monkeypatch.setattr(next_commands, "_usual_step", lambda parts, finding: usual)
+    monkeypatch.setattr(
+        next_commands, "reach_difference_command", lambda parts, finding: "reach it"
+    )
     for exercised in ("exercised", "not_exercised"):
         finding: Any = SimpleNamespace(next=own, verdict=verdict, exercised=exercised)
         parts: Any = None
-        found = nextstep.next_command(parts, finding)
+        found = next_commands.next_command(parts, finding)
         if own or verdict != "bug":
             assert found == own
         elif exercised == "exercised" or usual == "mends it":
@@ -373,15 +375,19 @@ def command_after(
         ids=ids,
         model_of=lambda side: SimpleNamespace(path=Path(model)) if model else None,
     )
-    return walk.Walk._command_after_end(ended, reason, left)
+    return diagnosis_order.DiagnosisRun._command_after_end(ended, reason, left)
 
 
 def test_the_command_behind_an_end_asks_for_what_is_missing(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(walk, "trace_ids", lambda trace: None)
-    monkeypatch.setattr(walk, "mapping_command", lambda *given: " ".join(("map", *given)))
-    monkeypatch.setattr(walk, "inspect_unreadable_command", lambda *given: f"inspect {given}")
+    monkeypatch.setattr(diagnosis_order, "trace_ids", lambda trace: None)
+    monkeypatch.setattr(
+        diagnosis_order, "mapping_command", lambda *given: " ".join(("map", *given))
+    )
+    monkeypatch.setattr(
+        diagnosis_order, "inspect_unreadable_command", lambda *given: f"inspect {given}"
+    )
     both, one = ("trace", "trace"), ("model", "trace")
     assert command_after(both) == "aprfmt diagnose A.st B.st --model MODEL --ids IDS"
     assert command_after(both, model="m x") == "aprfmt diagnose A.st B.st --model 'm x' --ids IDS"
@@ -391,7 +397,7 @@ def test_the_command_behind_an_end_asks_for_what_is_missing(
     assert command_after(both, ids=(1,), other_model=True) == "aprfmt diff A.st B.st --top 20"
     assert command_after(both, ids=(1, 2), model="m") == "map m 1,2 B-again.safetensors"
     for run, begin in (({}, "map m"), ({"aprfmt": "1"}, "aprfmt trace m --payload --points all")):
-        many = tuple(range(nextstep.MOST_IDS + 1))
+        many = tuple(range(next_commands.MOST_IDS + 1))
         assert command_after(both, ids=many[1:], model="m", trace=run).startswith(begin)
         assert "IDS" in command_after(both, ids=many, model="m", trace=run)
         assert "IDS" not in command_after(both, ids=many[1:], model="m", trace=run)
@@ -413,7 +419,7 @@ def test_arrays_whose_rows_have_another_size_are_named(point_name: str) -> None:
         record = SimpleNamespace(shape=shape, positions=positions)
         views: Any = {"L0.q": view, "L0.lost": view}
         trace: Any = SimpleNamespace(records={"L0.q": record})
-        return [one.why for one in walk._unfitting_arrays(trace, views)]
+        return [one.why for one in diagnosis_order._unfitting_arrays(trace, views)]
 
     rows = point_name == "q"
     assert left((3, 8)) == [] and left((5, 8)) == [] and left((2, 4, 2)) == []
@@ -519,10 +525,10 @@ def test_what_repairs_b_is_a_key_or_b_written_again(
     anew: bool, packing: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Of two models a key first; what only differs is compared by its tensors."""
-    monkeypatch.setattr(nextstep, "repair_packing_command", lambda a, b, finding: packing)
-    monkeypatch.setattr(nextstep, "is_repaired_by_rewriting", lambda *given: anew)
-    monkeypatch.setattr(nextstep, "rewrite_b_command", lambda parts, finding: "write again")
-    monkeypatch.setattr(nextstep, "diff_tensors_command", lambda parts, finding: "diff")
+    monkeypatch.setattr(next_commands, "repair_packing_command", lambda a, b, finding: packing)
+    monkeypatch.setattr(next_commands, "is_repaired_by_rewriting", lambda *given: anew)
+    monkeypatch.setattr(next_commands, "rewrite_b_command", lambda parts, finding: "write again")
+    monkeypatch.setattr(next_commands, "diff_tensors_command", lambda parts, finding: "diff")
     finding: Any = SimpleNamespace(cause="c", confirmed=True, values={})
     rest = "write again" if anew else "diff"
     for a, b, kind in (
@@ -531,7 +537,7 @@ def test_what_repairs_b_is_a_key_or_b_written_again(
         side = SimpleNamespace(model=b, kind=kind)
         parts: Any = SimpleNamespace(a=SimpleNamespace(model=a), b=side)
         two = a is not None and b is not None and kind == "model"
-        assert nextstep.repair_command(parts, finding) == ((two and packing) or rest)
+        assert next_commands.repair_command(parts, finding) == ((two and packing) or rest)
 
 
 # --- what was found of two sides ------------------------------------------------------------------
@@ -550,7 +556,7 @@ def test_findings_of_traces_are_all_there_is_where_the_last_pass_agrees(
         ("shared_findings", lambda a, b: []),
         ("differing_ranks", lambda traces: [ranks] * unlike),
     ):
-        monkeypatch.setattr(walk, name, made)
+        monkeypatch.setattr(diagnosis_order, name, made)
     monkeypatch.setattr(conclusion, "largest_gains", lambda points: ["a gain"])
     monkeypatch.setattr(trace_pair, "nonfinite_finding", lambda pairs: None)
     after = SimpleNamespace(flagged=["point"] * flagged)
@@ -560,7 +566,7 @@ def test_findings_of_traces_are_all_there_is_where_the_last_pass_agrees(
         levels=levels, judged={"B": judged}, pair="models" if pair else None, traces={},
         rows_apart=None, points=[], pairs=[],
     )  # fmt: skip
-    walk.Walk._conclude(ended)
+    diagnosis_order.DiagnosisRun._conclude(ended)
     assert levels.findings == [own, *[ranks] * unlike] and levels.evidence == ["a gain"]
     assert levels.complete == ("as it was" if pair or unlike else not flagged)
 

@@ -11,8 +11,8 @@ import pytest
 
 import aprfmt
 from aprfmt.compare import diff_models
-from aprfmt.diagnosis import diagnose, mixing
-from aprfmt.diagnosis.mixing import Share, make_run_pair
+from aprfmt.diagnosis import diagnose, finding_effects
+from aprfmt.diagnosis.finding_effects import Share, make_run_pair
 from aprfmt.diagnosis.model_pair import finalize_finding
 from aprfmt.diagnosis.paired_pass import PairedPass, Probe, ProgressReporter, kl_divergence
 from aprfmt.diagnosis.probes import differing_rows
@@ -29,7 +29,7 @@ from tests.cli.run import aprfmt as command
 from tests.diagnosis import files
 from tests.diagnosis.engines import place, tiny_folder
 from tests.diagnosis.faults import FAULTS
-from tests.diagnosis.faults_walk import EXERCISED, setting
+from tests.diagnosis.faults_diagnosis_order import EXERCISED, setting
 from tests.diagnosis.table import answer
 from tests.diagnosis.token_edits import DEMO
 from tests.models import IDS
@@ -371,8 +371,8 @@ def test_a_trace_is_explained_when_its_last_pass_agrees_everywhere(monkeypatch: 
 
 def test_what_was_not_taken_away_alone_is_said_and_not_confirmed(monkeypatch: Any) -> None:
     """As for many causes of a large model: passes for the first ones only."""
-    monkeypatch.setattr(mixing, "BUDGET", 0.0)
-    monkeypatch.setattr(mixing, "LEAST", 1)
+    monkeypatch.setattr(finding_effects, "BUDGET", 0.0)
+    monkeypatch.setattr(finding_effects, "LEAST", 1)
     a, b = FAULTS["three-stacked"].make()
     found = diagnose(str(a), str(b))
     by_cause = {row.cause: row for row in found.findings}

@@ -13,7 +13,7 @@ import pytest
 
 from aprfmt.compare import diff
 from aprfmt.diagnosis import Diagnosis, diagnose
-from aprfmt.diagnosis.words import first_lines
+from aprfmt.diagnosis.diagnosis_text import first_lines
 from aprfmt.model import open_model
 from tests.cli import run
 from tests.conversion.folders import tensors_of

@@ -11,8 +11,8 @@ from aprfmt.causes.forward.table import TABLE
 from aprfmt.causes.forward.usual_blocks import UsualMistake
 from aprfmt.causes.forward.usual_mistakes import usual_mistakes
 from aprfmt.causes.hyperparameters import SHOWN_BY, hyper_causes
+from aprfmt.diagnosis.diagnosis_text import first_lines, report_text
 from aprfmt.diagnosis.records import KINDS, Diagnosis
-from aprfmt.diagnosis.words import first_lines, report_text
 from aprfmt.inference.replay.patched_model import PatchedModel
 from aprfmt.measure.verdicts import CERTAINTIES
 from aprfmt.model import open_model
@@ -113,10 +113,10 @@ def test_tables_name_causes_of_the_one_table() -> None:
 
 
 # Causes of training steps (tests/training), of the ranks of a dump (inference/test_rank_dumps)
-# and of recorded ids (test_recorded_ids) and of a numbering of tokens (test_renumbered); others
-# have a file of tests of their name, or stand in test_batch_sequences, test_shared_ranges,
-# test_misread_codes, test_second_layouts, test_packed_copies, test_adapter_deltas,
-# model/relations/test_kernels and model/test_older_packing_files.
+# and of recorded ids (test_recorded_ids) and of a numbering of tokens (test_renumbered_tokens);
+# others have a file of tests of their name, or stand in test_batch_sequences,
+# test_shared_ranges, test_misread_codes, test_second_layouts, test_packed_copies,
+# test_adapter_deltas, model/relations/test_kernels and model/test_older_packing_files.
 SEEDED_ELSEWHERE = {cause.name for name in modules_of("training") for cause in causes_of(name)} | {
     "added_vector",
     "architecture_key",

@@ -138,7 +138,7 @@ def test_an_architecture_of_another_name_is_told_of_each_side(
 def test_b_is_walked_as_it_is_read_with_renamed_parts(monkeypatch: pytest.MonkeyPatch) -> None:
     walked: list[Any] = []
 
-    class Walk:
+    class DiagnosisRun:
         def __init__(self, first: Any, second: Any, *more: Any) -> None:
             walked[:] = [first, second]
 
@@ -153,7 +153,7 @@ def test_b_is_walked_as_it_is_read_with_renamed_parts(monkeypatch: pytest.Monkey
     )
     monkeypatch.setattr(diagnosis, "_open_state", lambda side, model: None)
     monkeypatch.setattr(diagnosis, "damage_texts", lambda model: [])
-    monkeypatch.setattr(diagnosis, "Walk", Walk)
+    monkeypatch.setattr(diagnosis, "DiagnosisRun", DiagnosisRun)
     read: Any = SimpleNamespace(name="b renamed")
     for renamed, model, relation in ((None, models_of["b"], None), ((read, "why"), read, "why")):
         monkeypatch.setattr(diagnosis, "_read_renamed", lambda *sides, found=renamed: found)

@@ -15,7 +15,7 @@ from aprfmt.causes.forward.rounding import round_to_type
 from aprfmt.causes.forward.routing_rules import wrong_routing_rules
 from aprfmt.causes.forward.usual_mistakes import usual_mistakes
 from aprfmt.diagnosis import Diagnosis, diagnose
-from aprfmt.diagnosis.rowwise import FAR
+from aprfmt.diagnosis.attention_rows import FAR
 from aprfmt.inference.replay.patched_model import PatchedModel
 from aprfmt.inference.replay.shadow import record_points
 from aprfmt.inference.trace import Trace

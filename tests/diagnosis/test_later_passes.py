@@ -16,7 +16,7 @@ from aprfmt.causes.forward.mismatch import Mismatch
 from aprfmt.causes.forward.single_pass import changes_of_one_pass, tokens_of_one_pass
 from aprfmt.causes.forward.table import TABLE
 from aprfmt.causes.forward.usual_mistakes import usual_mistakes
-from aprfmt.diagnosis.rowwise import solve_masks
+from aprfmt.diagnosis.attention_rows import solve_masks
 from aprfmt.inference.replay.patched_model import PatchedModel
 from aprfmt.inference.replay.recorded_trace import RecordedTrace
 from aprfmt.inference.replay.shadow import record_points, run_shadow_pass

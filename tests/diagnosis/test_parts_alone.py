@@ -27,11 +27,11 @@ from aprfmt.diagnosis import (
     batch_sequences,
     block_scales,
     configuration_keys,
-    examine,
+    diagnosis_order,
     mixed_checkpoints,
     model_pair,
     models,
-    nextstep,
+    next_commands,
     packing,
     packing_repairs,
     quantities,
@@ -42,20 +42,20 @@ from aprfmt.diagnosis import (
     tensors,
     tokens,
     trace_pair,
-    walk,
+    wrong_operations,
 )
 from aprfmt.diagnosis import forward as forward_words
 from aprfmt.diagnosis import search as searching
 from aprfmt.diagnosis.answers import Divergence, Solution, layer_scopes
+from aprfmt.diagnosis.diagnosis_text import titled_lines
 from aprfmt.diagnosis.dumped_ranks import differing_ranks
 from aprfmt.diagnosis.levels import Levels
-from aprfmt.diagnosis.nextstep import missing_points
+from aprfmt.diagnosis.next_commands import missing_points
 from aprfmt.diagnosis.paired_pass import PairedPass, compare_passes
 from aprfmt.diagnosis.probes import POSITIONS, DifferingRows
 from aprfmt.diagnosis.records import Touched
 from aprfmt.diagnosis.relations import relation_text
 from aprfmt.diagnosis.search import DEEPEST, LEAST, Search, SearchStep, TriedSteps, may_act
-from aprfmt.diagnosis.words import titled_lines
 from aprfmt.errors import ArchError
 from aprfmt.inference.backends import blas
 from aprfmt.inference.record import Record
@@ -168,18 +168,18 @@ def test_an_answer_is_tried_in_fewer_layers_only_where_it_lies_in_one(
 ) -> None:
     asked: list[Any] = []
     change = Change("rope", "", ())
-    monkeypatch.setattr(examine, "spanned_layers", lambda case: range(spanned))
+    monkeypatch.setattr(wrong_operations, "spanned_layers", lambda case: range(spanned))
 
     def scopes(case: Any, change: Change) -> list[None]:
         asked.append(change)
         return [None]
 
-    monkeypatch.setattr(examine, "layer_scopes", scopes)
+    monkeypatch.setattr(wrong_operations, "layer_scopes", scopes)
     passed = SimpleNamespace(flagged=[])
-    monkeypatch.setattr(examine, "run_shadow_pass", lambda patched, recorded: passed)
-    monkeypatch.setattr(examine, "measure_agreement", lambda case, found, change: None)
+    monkeypatch.setattr(wrong_operations, "run_shadow_pass", lambda patched, recorded: passed)
+    monkeypatch.setattr(wrong_operations, "measure_agreement", lambda case, found, change: None)
     case: Any = SimpleNamespace(layer=layer, patched=None, recorded=None)
-    found = examine._furthest_in_scope(case, [SearchStep(change, None)], 0.0, set(), {}, 0)
+    found = wrong_operations._furthest_in_scope(case, [SearchStep(change, None)], 0.0, set(), {}, 0)
     assert bool(asked) == (spanned == 1 and layer >= 0)
     assert found is not None and found.reach == math.inf
 
@@ -331,18 +331,20 @@ def test_the_layers_are_those_in_which_the_pass_agrees_furthest(
     scopes = [None, frozenset({0, 1}), frozenset({0})]
     passes = iter(next_points)
     change = Change("rope", "", (), scoped=True)
-    monkeypatch.setattr(examine, "spanned_layers", lambda case: [0])
-    monkeypatch.setattr(examine, "layer_scopes", lambda case, change: scopes)
-    monkeypatch.setattr(examine, "measure_agreement", lambda case, found, change: None)
+    monkeypatch.setattr(wrong_operations, "spanned_layers", lambda case: [0])
+    monkeypatch.setattr(wrong_operations, "layer_scopes", lambda case, change: scopes)
+    monkeypatch.setattr(wrong_operations, "measure_agreement", lambda case, found, change: None)
 
     def ran(patched: Any, recorded: Any) -> Any:
         key = next(passes)
         return SimpleNamespace(flagged=[] if key is None else [point("L9.k", 9), point(key, 0)])
 
-    monkeypatch.setattr(examine, "run_shadow_pass", ran)
+    monkeypatch.setattr(wrong_operations, "run_shadow_pass", ran)
     case: Any = SimpleNamespace(layer=0, patched=None, recorded=None)
     order = {"L0.q": 0, "L1.q": 1, "L2.q": 2}
-    found = examine._furthest_in_scope(case, [SearchStep(change, None)], 0.25, {"L9.k"}, order, 0)
+    found = wrong_operations._furthest_in_scope(
+        case, [SearchStep(change, None)], 0.25, {"L9.k"}, order, 0
+    )
     assert len(next_points) - len(list(passes)) == tried
     if taken is None:
         assert found is None
@@ -363,7 +365,7 @@ def test_a_step_that_agrees_further_takes_the_place_of_another(
         answer = Solution(steps[-1].change, None, 0.1, None, 1.0, cast(Any, None), cast(Any, None))
         return replace(answer, reach=5.0 if better in steps and len(steps) == 2 else 1.0)
 
-    monkeypatch.setattr(examine, "_furthest_in_scope", reaching)
+    monkeypatch.setattr(wrong_operations, "_furthest_in_scope", reaching)
     joined = TriedSteps((first, second), 0.1, 2.0)
     search: Any = SimpleNamespace(
         run=lambda: [joined], necessary_steps=lambda joined: [(first, 0.3), (second, 0.4)],
@@ -372,10 +374,10 @@ def test_a_step_that_agrees_further_takes_the_place_of_another(
     )  # fmt: skip
     view = SimpleNamespace(key="L0.q")
     monkeypatch.setattr(
-        examine, "replace", lambda one, **new: one if one is view else replace(one, **new)
+        wrong_operations, "replace", lambda one, **new: one if one is view else replace(one, **new)
     )
     case: Any = SimpleNamespace(found=SimpleNamespace(views={"L0.q": view}), view=view)
-    made = examine._search_usual_mistakes(case, search, [], set())
+    made = wrong_operations._search_usual_mistakes(case, search, [], set())
     assert asked == [[first, second], [better, second]]
     assert [one.answer.change for one in made if one.answer] == [better.change, second.change]
 
@@ -480,14 +482,14 @@ def test_products_of_a_diagnosis_have_one_thread_and_then_their_own_again(
     """The last bits of a product may depend on its threads, and a verdict on last bits."""
     seen: list[int | None] = []
 
-    class Walk:
+    class DiagnosisRun:
         def __init__(self, *parts: Any) -> None: ...
 
         def run(self) -> str:
             seen.append(blas.blas_threads())
             return "walked"
 
-    monkeypatch.setattr(diagnosis, "Walk", Walk)
+    monkeypatch.setattr(diagnosis, "DiagnosisRun", DiagnosisRun)
     before = blas.blas_threads()
     assert before is not None
     blas.set_blas_threads(2)
@@ -621,9 +623,9 @@ def test_what_a_saved_trace_lacks_is_said_of_its_side(
         add_evidence=lambda *given: said.append(given),
         _store_trace=lambda side, given: trace,
     )  # fmt: skip
-    monkeypatch.setattr(walk, "open_side_trace", lambda *given: trace)
-    monkeypatch.setattr(walk, "backend_name", lambda given: "")
-    walk.Walk._load_trace(stage, cast(Any, SimpleNamespace(label="B")))
+    monkeypatch.setattr(diagnosis_order, "open_side_trace", lambda *given: trace)
+    monkeypatch.setattr(diagnosis_order, "backend_name", lambda given: "")
+    diagnosis_order.DiagnosisRun._load_trace(stage, cast(Any, SimpleNamespace(label="B")))
     assert said[0] == ("identity", "B: a trace of 2 points from m.gguf")
     assert [one for one in said[1:]] == (
         [("forward", f"B has a NaN or an infinity, first at {nonfinite}", nonfinite)]
@@ -711,16 +713,16 @@ def test_a_difference_of_tokenizers_says_what_shows_it(
 def test_b_is_written_again_or_its_tensors_are_compared(
     written: str, trained: bool, kind: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(nextstep, "diff_tensors_command", lambda asked, finding: "aprfmt diff")
-    monkeypatch.setattr(nextstep, "rewrite_command", lambda *given: written)
-    monkeypatch.setattr(nextstep, "matrix_encodings", lambda model: {})
-    monkeypatch.setattr(nextstep, "input_scale_endings", lambda model: ())
-    monkeypatch.setattr(nextstep, "overflows_encoding", lambda values, theirs: False)
-    monkeypatch.setattr(nextstep, "has_trained_head", lambda *given: False)
+    monkeypatch.setattr(next_commands, "diff_tensors_command", lambda asked, finding: "aprfmt diff")
+    monkeypatch.setattr(next_commands, "rewrite_command", lambda *given: written)
+    monkeypatch.setattr(next_commands, "matrix_encodings", lambda model: {})
+    monkeypatch.setattr(next_commands, "input_scale_endings", lambda model: ())
+    monkeypatch.setattr(next_commands, "overflows_encoding", lambda values, theirs: False)
+    monkeypatch.setattr(next_commands, "has_trained_head", lambda *given: False)
     side = SimpleNamespace(kind=kind, model=SimpleNamespace(metadata={}), path="A")
     asked: Any = SimpleNamespace(a=side, b=side, trained=trained)
     finding: Any = SimpleNamespace(cause="x", values={}, side="B")
-    found = nextstep.rewrite_b_command(asked, finding)
+    found = next_commands.rewrite_b_command(asked, finding)
     assert found == (
         "" if kind == "trace" else "aprfmt diff" if trained else written or "aprfmt diff"
     )
@@ -1350,13 +1352,15 @@ def test_a_point_taken_elsewhere_is_dropped_where_it_agrees_after_all(
         asked.append([change.name for change, _ in steps])
         return SimpleNamespace(flagged=[] if agrees else [SimpleNamespace(key="L0.q")])
 
-    monkeypatch.setattr(examine, "_apply_changes", lambda patched, recorded, steps: (steps,))
-    monkeypatch.setattr(examine, "run_shadow_pass", passed)
+    monkeypatch.setattr(
+        wrong_operations, "_apply_changes", lambda patched, recorded, steps: (steps,)
+    )
+    monkeypatch.setattr(wrong_operations, "run_shadow_pass", passed)
     nothing: Any = SimpleNamespace(flagged=())
     for drop, agrees in ((False, True), (True, False), (True, True)):
         asked: list[list[str]] = []
         given = [answered("L0.k", False), answered("L0.v", False), answered("L0.q", drop)]
-        kept = examine.recheck_answers(given, nothing, nothing, nothing)
+        kept = wrong_operations.recheck_answers(given, nothing, nothing, nothing)
         left = given[:2] if drop and agrees else given
         assert [one.view.key for one in kept] == [one.view.key for one in left]
         assert asked == [["L0.k", "L0.v"]] * drop
@@ -1409,7 +1413,7 @@ def test_points_that_changes_drop_are_left_out_of_the_trace() -> None:
         (change("b"), None),
         (change("c", "L0.v", "L1.k"), {0}),
     ]
-    apply: Any = partial(examine._apply_changes, cast(Any, "m"), trace)
+    apply: Any = partial(wrong_operations._apply_changes, cast(Any, "m"), trace)
     assert apply(steps) == ("m+a+b+c", ["L0.q", "L0.v", "L1.k"])
     assert made == [("a", "m", {1}), ("b", "m+a", None), ("c", "m+a+b", {0})]
     assert trace.without == {"L0.q"}

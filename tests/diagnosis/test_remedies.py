@@ -15,7 +15,7 @@ from safetensors.numpy import save_file
 
 from aprfmt.compare import diff
 from aprfmt.diagnosis import diagnose
-from aprfmt.diagnosis.words import first_lines
+from aprfmt.diagnosis.diagnosis_text import first_lines
 from tests.cli.run import aprfmt
 from tests.diagnosis.faults import FAULTS, FILES
 from tests.diagnosis.table import answer

@@ -11,15 +11,15 @@ from aprfmt.base.budget import BudgetSpent
 from aprfmt.base.protocols import TypedValue
 from aprfmt.diagnosis import (
     accumulated_rounding,
-    examine,
     quantities,
-    renumbered,
+    renumbered_tokens,
     shared_ranges,
     sides,
     tokens,
+    wrong_operations,
 )
+from aprfmt.diagnosis.diagnosis_order import DiagnosisRun
 from aprfmt.diagnosis.search import Search
-from aprfmt.diagnosis.walk import Walk
 from aprfmt.errors import CodecError, FormatError, UnsupportedError, UsageError
 from aprfmt.model.completeness import ANY
 from aprfmt.model.ledger import LATE
@@ -99,7 +99,7 @@ def test_rows_of_tokens_are_found_by_their_texts_and_the_others_where_they_stand
         a, b = (SimpleNamespace(roles={} if one is None else {"t": one}) for one in (x, y))
         left: Any = a
         right: Any = b
-        return renumbered._same_rows(left, right, "t", order)
+        return renumbered_tokens._same_rows(left, right, "t", order)
 
     for more in (0, 1, 2):  # rows that no token has
         rows = np.arange(2.0 * (3 + more)).reshape(-1, 2)
@@ -153,10 +153,10 @@ def test_a_small_difference_with_a_direction_is_looked_for_where_nothing_else_is
         ("explain_by_arithmetic", lambda *given: (recorded, guessed) if guessed else None),
         ("run_shadow_pass", lambda *given: left),
     ):
-        monkeypatch.setattr(examine, name, made)
+        monkeypatch.setattr(wrong_operations, name, made)
     recorded.ignoring = lambda keys: recorded
     patched: Any = None
-    report: Any = examine.examine(patched, recorded)
+    report: Any = wrong_operations.examine(patched, recorded)
     assert directed == ["asked"] * (not flagged)
     told = {"directed": ["directed"], "NaN": views}.get(what, [])
     assert [getattr(one, "view", one) for one in report.divergences] == told
@@ -192,7 +192,7 @@ def end_of(walk: Any, *, budget: bool = True, passes: Any = None, **answers: Any
         setattr(walk, name, lambda *given, answer=answer: answer)
     walk.make_diagnosis = lambda reason="": reason or "made"
     walk._compare_passes = compare
-    return Walk.run(walk)
+    return DiagnosisRun.run(walk)
 
 
 def test_a_walk_without_anything_in_common_says_so() -> None:
@@ -216,7 +216,7 @@ def test_a_walk_without_anything_in_common_says_so() -> None:
             reporter=SimpleNamespace(budget=budget),
         )
         made._has_tower_alone = lambda: False
-        made._record_omitted_pass = lambda: Walk._record_omitted_pass(cast(Any, made))
+        made._record_omitted_pass = lambda: DiagnosisRun._record_omitted_pass(cast(Any, made))
         return made
 
     nothing = "there is nothing that both sides have"
@@ -472,10 +472,10 @@ def test_what_was_found_together_is_applied_before_the_search_goes_on(
         ("find_faint_mistakes", lambda *given: ("faint", "changed model", "changed trace", "")),
         ("run_shadow_pass", run),
     ):
-        monkeypatch.setattr(examine, name, made)
+        monkeypatch.setattr(wrong_operations, name, made)
     recorded: Any = SimpleNamespace(shapes={}, without=())
     patched: Any = "model"
-    report = examine.examine(patched, recorded)
+    report = wrong_operations.examine(patched, recorded)
     assert passes == [("changed model", "changed trace")]
     assert list(report.divergences) == (together or ["faint"])  # type: ignore[comparison-overlap]
     assert (report.before, report.after) == (found, clean)

@@ -13,8 +13,8 @@ from aprfmt.causes.forward.mlp import UPS, solve_activation_number
 from aprfmt.causes.forward.usual_blocks import UsualMistake
 from aprfmt.diagnosis import diagnose
 from aprfmt.diagnosis import search as searching
-from aprfmt.diagnosis.examine import examine
-from aprfmt.diagnosis.rowwise import solve_masks
+from aprfmt.diagnosis.attention_rows import solve_masks
+from aprfmt.diagnosis.wrong_operations import examine
 from aprfmt.inference.engines.opening import open_trace
 from aprfmt.inference.replay.patched_model import PatchedModel
 from aprfmt.inference.replay.recorded_trace import RecordedTrace

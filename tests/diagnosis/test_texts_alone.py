@@ -10,7 +10,7 @@ import pytest
 from aprfmt.base.budget import BudgetSpent
 from aprfmt.diagnosis import paired_pass, stored_names, tokens, trace_pair
 from aprfmt.diagnosis.levels import Levels
-from aprfmt.diagnosis.nextstep import recording_sentence
+from aprfmt.diagnosis.next_commands import recording_sentence
 from aprfmt.diagnosis.records import Evidence
 from aprfmt.diagnosis.search import Search
 from aprfmt.inference.replay.shadow import PointRecorder

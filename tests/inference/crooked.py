@@ -11,9 +11,9 @@ import pytest
 from aprfmt.inference.backends import BACKENDS
 from aprfmt.inference.backends.numpy_backend import NumpyBackend
 from aprfmt.inference.device import parse_run
-from aprfmt.inference.parity.between import compare_choices
 from aprfmt.inference.parity.cells import Parity
 from aprfmt.inference.parity.request import ParityRequest
+from aprfmt.inference.parity.run_comparison import compare_choices
 from aprfmt.model import open_model
 from tests.inference.judge import judged
 from tests.models import IDS

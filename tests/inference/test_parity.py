@@ -17,8 +17,7 @@ from aprfmt.errors import FormatError, OutputError, UsageError
 from aprfmt.inference.backends import BACKENDS
 from aprfmt.inference.device import DeviceChoice, parse_run
 from aprfmt.inference.loss import cross_entropy
-from aprfmt.inference.parity import between, cell
-from aprfmt.inference.parity.between import compare_choices, compare_runs, run_once
+from aprfmt.inference.parity import cell, run_comparison
 from aprfmt.inference.parity.bundle import choose_bundle, replay_bundle, save_bundle
 from aprfmt.inference.parity.calibrate import (
     calibrate_tolerances,
@@ -28,6 +27,7 @@ from aprfmt.inference.parity.calibrate import (
 from aprfmt.inference.parity.cell import cut_cell
 from aprfmt.inference.parity.outcomes import compare_experts, compare_logits, mean_label_loss
 from aprfmt.inference.parity.request import ParityRequest
+from aprfmt.inference.parity.run_comparison import compare_choices, compare_runs, run_once
 from aprfmt.inference.trace import Trace
 from aprfmt.measure.tolerances import ROWS, CalibratedBound, point_threshold, weights_class
 from aprfmt.measure.traces import compare_traces
@@ -403,7 +403,7 @@ def test_a_nan_is_named_and_never_a_pass(monkeypatch: pytest.MonkeyPatch) -> Non
             return super().softcap(x, cap) * np.float32("nan")
 
     monkeypatch.setitem(BACKENDS._loaded, "numpy", Broken)
-    monkeypatch.setattr(between, "PLAIN_ROWS", 4)
+    monkeypatch.setattr(run_comparison, "PLAIN_ROWS", 4)
     found = compared("gemma2", ["torch", "numpy"])
     assert found.verdict == "bug" and found.runs[1].nonfinite == "L0.scores"
     assert any(c.name == "finite" and c.outcome == "FAIL" for c in found.checks)

@@ -59,7 +59,7 @@ from aprfmt.inference.fast.encoded import EncodedProducts
 from aprfmt.inference.fast.graphs import NotRecordable, PassInputs
 from aprfmt.inference.loss import MeanLoss
 from aprfmt.inference.micro_batches import micro_batches
-from aprfmt.inference.parity import between, operations, outcomes
+from aprfmt.inference.parity import operations, outcomes, run_comparison
 from aprfmt.inference.parity import prediction_gates as outer
 from aprfmt.inference.parity.bundle import HEADER, choose_bundle, parse_bundle, run_cell
 from aprfmt.inference.parity.matched_weights import ThroughRows
@@ -1017,7 +1017,7 @@ def test_a_joined_projection_needs_the_models_sizes_to_be_cut() -> None:
 def test_a_report_says_through_which_encoding_a_run_went(through: str | None) -> None:
     choice: Any = SimpleNamespace(requested="cpu", why="")
     trace: Any = SimpleNamespace(run={}, records={}, nonfinite=0)
-    facts = between._run_facts(choice, trace, cast(Any, SimpleNamespace(through=through)))
+    facts = run_comparison._run_facts(choice, trace, cast(Any, SimpleNamespace(through=through)))
     assert facts.weights == ("as stored" if through is None else f"through {through} and back")
 
 
@@ -1217,9 +1217,9 @@ def test_the_distance_of_a_run_is_that_of_the_points_that_both_have(
     run: Any = Recorded(a=x * 1.5, short=x[:2], alone=x, logits=logits)
     exact: Any = Recorded(a=x, short=x, other=x, logits=logits * 2)
     keys = ("a", "short", "alone", "other", "logits")
-    monkeypatch.setattr(between, "common_keys", lambda one, two: keys)
+    monkeypatch.setattr(run_comparison, "common_keys", lambda one, two: keys)
     request: Any = SimpleNamespace(ids=(1, 2, 3, 4))
-    found = between.measure_run_distance(3, "run", run, exact, request)
+    found = run_comparison.measure_run_distance(3, "run", run, exact, request)
     away, loss = vars_of(found)
     assert {key: round(each, 12) for key, each in away.items()} == {"a": 0.5, "logits": 0.5}
 
@@ -1230,7 +1230,7 @@ def test_the_distance_of_a_run_is_that_of_the_points_that_both_have(
     assert loss == pytest.approx(cross_entropy(logits) - cross_entropy(logits * 2))
     nothing: Any = Recorded(a=x)
     for one, two in ((run, nothing), (nothing, exact)):
-        assert vars_of(between.measure_run_distance(3, "run", one, two, request))[1] is None
+        assert vars_of(run_comparison.measure_run_distance(3, "run", one, two, request))[1] is None
 
 
 def vars_of(found: Any) -> tuple[dict[str, float], float | None]:

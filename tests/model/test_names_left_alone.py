@@ -9,7 +9,7 @@ from aprfmt.arch import draft_head, required_roles
 from aprfmt.causes.tensor import adapter_deltas
 from aprfmt.checks.file import vocabulary
 from aprfmt.errors import ArchError, FormatError
-from aprfmt.model import engine_state, relate
+from aprfmt.model import engine_state, relation_search
 from aprfmt.tokenizer import isolated
 from aprfmt.tokenizer.limits import WALL_SECONDS
 
@@ -33,12 +33,12 @@ def test_the_shape_of_a_missing_name_is_known_where_it_holds_one_role(
             for names, count in groups.get(key, ())
         ]
 
-    monkeypatch.setattr(relate, "_missing_roles", lambda found: ["unknown", *groups])
+    monkeypatch.setattr(relation_search, "_missing_roles", lambda found: ["unknown", *groups])
     monkeypatch.setattr(draft_head, "stored_groups", stored)
     monkeypatch.setattr(required_roles, "logical_shape", lambda spec, key, hyper: [len(key), 2])
     found: Any = SimpleNamespace(hyper={})
     spec: Any = None
-    assert relate._missing_names(found, spec, "hf") == {
+    assert relation_search._missing_names(found, spec, "hf") == {
         "one.weight": (3, 2),
         "qkv.weight": None,
         "up.0": None,

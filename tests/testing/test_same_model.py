@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 import aprfmt
-from aprfmt.diagnosis import diagnose, words
+from aprfmt.diagnosis import diagnose, diagnosis_text
 from aprfmt.errors import UsageError
 from aprfmt.testing import assert_same_model
 from tests.cli.run import aprfmt as command
@@ -53,9 +53,9 @@ def test_the_command_prints_the_same_report(
     folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """One home of the words: lines of `words.text`, in order, with the table of points between."""
-    monkeypatch.setattr(words, "MOST", 1)
+    monkeypatch.setattr(diagnosis_text, "MOST", 1)
     save_tiny("llama", tmp_path / "other", rope_theta=10000.0)
     printed = iter(command("diagnose", folder, tmp_path / "other", "-v").out.splitlines())
-    told = words.report_text(diagnose(str(folder), str(tmp_path / "other"))).splitlines()
+    told = diagnosis_text.report_text(diagnose(str(folder), str(tmp_path / "other"))).splitlines()
     assert any(line.endswith("more (--json)") for line in told)
     assert all(line in printed for line in told)

@@ -21,7 +21,7 @@ from aprfmt.tokenizer.carriers import to_gguf
 from aprfmt.tokenizer.engine_defaults import default_ids, kind_of_pieces
 from aprfmt.tokenizer.loading import load_tokenizer
 from aprfmt.tokenizer.quick_checks import quick_warnings
-from aprfmt.tokenizer.stated import read_tokenizer_parts
+from aprfmt.tokenizer.stored_tokenizer import read_tokenizer_parts
 from tests.cli.run import aprfmt
 from tests.diagnosis.faults_tokens import scored
 from tests.diagnosis.token_edits import GGML, Keys, lose, put, typed

@@ -27,8 +27,8 @@ from aprfmt.tokenizer.hf_engine import HfEngine
 from aprfmt.tokenizer.hf_json import FLAGS, config_added_tokens
 from aprfmt.tokenizer.limits import REASON
 from aprfmt.tokenizer.loading import _metadata_special_texts
-from aprfmt.tokenizer.stated import _plain_vocabulary
 from aprfmt.tokenizer.stored_parts import Carried
+from aprfmt.tokenizer.stored_tokenizer import _plain_vocabulary
 from aprfmt.tokenizer.template import render_several
 from aprfmt.tokenizer.vocabulary import Vocabulary
 from tests.tokenizer.fake import fake

@@ -272,8 +272,8 @@ def test_gradients_are_checked_without_a_backward(
 def test_runs_of_a_batch_are_compared_backward(tmp_path: Path, monkeypatch: Any) -> None:
     """The run whose backward is wrong is named, and the first point where it is."""
     from aprfmt.inference.gradients import batch_gradients as of_batch
-    from aprfmt.inference.gradients import between
-    from aprfmt.training.between import compare_runs, parse_gradient_run
+    from aprfmt.inference.gradients import device_gradients
+    from aprfmt.training.device_comparison import compare_runs, parse_gradient_run
 
     model, batch, _ = made("qwen2")
     runs = ("--between", "cpu", "cpu:bfloat16", "--optimizer", "sgd:lr=0.1,clip=1")
@@ -294,7 +294,7 @@ def test_runs_of_a_batch_are_compared_backward(tmp_path: Path, monkeypatch: Any)
             found = replace(found, points={**found.points, **twice})
         return found
 
-    monkeypatch.setattr(between, "batch_gradients", wrong)
+    monkeypatch.setattr(device_gradients, "batch_gradients", wrong)
     with pytest.raises(UsageError, match="leave it out"):
         compare_runs(model, batch, ("cpu", "cpu:bfloat16"), optimizer="adamw:lr=1,step=2")
     report = compare_runs(model, batch, ("cpu", "cpu:bfloat16"))

@@ -20,7 +20,7 @@ from aprfmt.causes.training.optimizers import Recipe
 from aprfmt.errors import UsageError
 from aprfmt.inference.gradients.changes import BackwardChange
 from aprfmt.model import open_model
-from aprfmt.training import judge, numbered_states, reference_gradients
+from aprfmt.training import numbered_states, reference_gradients, update_check
 from aprfmt.training import step as step_module
 from aprfmt.training.numbered_states import Candidate, Numbered
 from aprfmt.training.reference_gradients import BatchNumbers
@@ -52,15 +52,15 @@ class Numbers:
 def test_moments_of_a_sample_are_those_of_its_elements(known: tuple[str, ...], rows: int) -> None:
     rng = np.random.default_rng(4)
     before, after, gradient, first, second = rng.normal(size=(5, rows, 64)).astype(np.float32)
-    held = judge.StepInputs(
-        gradient=judge.RowReader(Numbers(gradient).rows),
-        first=judge.RowReader(Numbers(first).rows) if "first" in known else None,
-        second=judge.RowReader(Numbers(second).rows) if "second" in known else None,
+    held = update_check.StepInputs(
+        gradient=update_check.RowReader(Numbers(gradient).rows),
+        first=update_check.RowReader(Numbers(first).rows) if "first" in known else None,
+        second=update_check.RowReader(Numbers(second).rows) if "second" in known else None,
     )
     parameter: Any = SimpleNamespace(
         key="k", vector=False, before=Numbers(before), after=Numbers(after)
     )
-    case = judge._sample_case(parameter, held, False)
+    case = update_check._sample_case(parameter, held, False)
     numbers = np.unique(case.rows)
     assert len(case.before) == (rows * 64 if rows == 40 else len(numbers) * 64)
     assert len(numbers) < rows or rows == 40
@@ -121,9 +121,9 @@ def test_the_rate_of_adafactor_is_what_its_norms_make_of_it(label: str, steps: i
         state=SimpleNamespace(group_of=lambda name: optimizer.param_groups[0])
     )
     parameter: Any = SimpleNamespace(names=("w",), before=Numbers(before), after=Numbers(before))
-    held = judge.StepInputs(
-        gradient=judge.RowReader(Numbers(gradient).rows),
-        second=judge.RowReader(Numbers(second).rows),
+    held = update_check.StepInputs(
+        gradient=update_check.RowReader(Numbers(gradient).rows),
+        second=update_check.RowReader(Numbers(second).rows),
     )
     lr = optimizer.param_groups[0]["lr"]
     recipe = Recipe("adafactor", lr=lr, step=steps)
@@ -139,7 +139,7 @@ def test_gradients_of_a_usual_norm_are_clipped_ones_if_theirs_was_larger(
     cause: str, before: float | None, bound: float
 ) -> None:
     """A norm that no trainer clips to, or that is not below the gradients' own, says nothing."""
-    differs = judge.Judgement("differs", guesses=(SimpleNamespace(cause=cause),))  # type: ignore[arg-type]
+    differs = update_check.Judgement("differs", guesses=(SimpleNamespace(cause=cause),))  # type: ignore[arg-type]
     stage: Any = SimpleNamespace(
         compared={"w": step_module._Compared(found=differs)}, notes=[], recipe=None,
         computed=None, _size=lambda: before, _other_norms={},
@@ -335,11 +335,11 @@ class Pair:
 @pytest.fixture
 def asked(monkeypatch: pytest.MonkeyPatch) -> Iterator[GradientsOf]:
     from aprfmt.adapters import trained_pairs
-    from aprfmt.inference.gradients import batch_gradients, between, memory
+    from aprfmt.inference.gradients import batch_gradients, device_gradients, memory
 
     gradients = GradientsOf()
     monkeypatch.setattr(batch_gradients, "batch_gradients", gradients)
-    monkeypatch.setattr(between, "flipped_routers", lambda x, y: (x["at"], y["at"]))
+    monkeypatch.setattr(device_gradients, "flipped_routers", lambda x, y: (x["at"], y["at"]))
     monkeypatch.setattr(
         trained_pairs, "open_trained_pairs", lambda adapter, base, stack: list(adapter or ())
     )

@@ -16,7 +16,7 @@ from aprfmt.causes import causes_of, modules_of
 from aprfmt.causes.training.optimizers import Recipe
 from aprfmt.causes.training.step_case import StepCase, StepGuess, StepHypothesis
 from aprfmt.errors import AprfmtError, FormatError, UsageError
-from aprfmt.training import judge
+from aprfmt.training import update_check
 from aprfmt.training.memory import estimate_step
 from aprfmt.training.report import StepReport
 from aprfmt.training.step import explain_step
@@ -634,15 +634,15 @@ def test_a_number_read_from_some_elements_is_judged_by_the_others(
         yield StepGuess("x", "x", free=1, holds=holds)
 
     row = StepHypothesis(("x",), find)
-    monkeypatch.setattr(judge, "UPDATES", (row,))
+    monkeypatch.setattr(update_check, "UPDATES", (row,))
     before = np.arange(200.0)
     case = StepCase("k", False, before, before + 1, ("F32", "F32"), np.arange(200), signs=True)
     nothing: Any = SimpleNamespace(
         right=False, share=0.0, held_counts=(0, 0.0, 0, 0), exact=False, case=case
     )
-    monkeypatch.setattr(judge, "_measure_step_and_decay", lambda fit, recipe: (None, None))
-    monkeypatch.setattr(judge, "measured_factor", lambda case, recipe: (math.nan, 1.0))
-    found = judge._explain_difference(nothing, Recipe("sgd"), nothing, case, nothing)
+    monkeypatch.setattr(update_check, "_measure_step_and_decay", lambda fit, recipe: (None, None))
+    monkeypatch.setattr(update_check, "measured_factor", lambda case, recipe: (math.nan, 1.0))
+    found = update_check._explain_difference(nothing, Recipe("sgd"), nothing, case, nothing)
     assert [guess.cause for guess in found.guesses] == ["x"]
     assert [len(one) for one in asked] == [200, 100]
     assert asked[1] | shown[0] == set(before) and not asked[1] & shown[0]

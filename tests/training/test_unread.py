@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file, save_file
 
-from aprfmt.training.between import compare_runs
+from aprfmt.training.device_comparison import compare_runs
 from aprfmt.training.report import StepReport
 from aprfmt.training.step import explain_step
 from tests.training.steps import LR, WD, adamw_all, save, save_arrays, torch_steps, weights

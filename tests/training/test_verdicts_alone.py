@@ -10,9 +10,9 @@ import pytest
 from aprfmt.causes.training.optimizers import Recipe
 from aprfmt.causes.training.step_case import StepGuess
 from aprfmt.measure.encoding_noise import UNIT
-from aprfmt.training import judge
 from aprfmt.training import step as step_module
-from aprfmt.training.judge import Judgement, StepInputs
+from aprfmt.training import update_check
+from aprfmt.training.update_check import Judgement, StepInputs
 
 Step = step_module._Step
 AGREES, DIFFERS, OPEN = (Judgement(each) for each in ("agrees", "differs", "not compared"))
@@ -297,11 +297,11 @@ def test_the_noise_of_a_step_is_that_of_its_least_exact_input() -> None:
     for parts in ((0.5, 0.25, 0.125), (0.25, 0.5, 0.125), (0.125, 0.25, 0.5)):
         gradient, first, second = map(rows, parts)
         assert StepInputs(gradient=gradient, first=first, second=second).noise == 0.5
-    held = judge.StepInputs(first=rows(0.5), second=None, step=4, after=False)
+    held = update_check.StepInputs(first=rows(0.5), second=None, step=4, after=False)
     moments: Any = held.moments(0, 2)
     assert moments.first.tolist() == [0.5] * 6 and moments.second is None
     assert (moments.step, moments.after) == (4, False)
-    other: Any = judge.StepInputs(second=rows(0.25)).moments(0, 2)
+    other: Any = update_check.StepInputs(second=rows(0.25)).moments(0, 2)
     assert other.first is None and other.second.tolist() == [0.25] * 6
 
 
@@ -370,14 +370,14 @@ def test_elements_outside_of_a_right_sample_may_still_differ(
         )
         for near, exact in fits
     ]  # fmt: skip
-    monkeypatch.setattr(judge, "_all_cases", lambda *given: iter(cases))
-    monkeypatch.setattr(judge, "_measure_step_and_decay", lambda *given: (None, None))
-    monkeypatch.setattr(judge, "decay_evidence", lambda *given: None)
+    monkeypatch.setattr(update_check, "_all_cases", lambda *given: iter(cases))
+    monkeypatch.setattr(update_check, "_measure_step_and_decay", lambda *given: (None, None))
+    monkeypatch.setattr(update_check, "decay_evidence", lambda *given: None)
     sample: Any = SimpleNamespace(
         case=SimpleNamespace(shape=None), shows=True, exact=True, held_counts=None
     )
     inputs: Any = None
-    found = judge._judge_all(PARAMETER, ADAMW, inputs, True, sample)
+    found = update_check._judge_all(PARAMETER, ADAMW, inputs, True, sample)
     assert found.verdict == verdict
     assert (found.why or "").replace(" are not what the step gives", "") == says
     assert found.exact == all(exact for _, exact in fits)

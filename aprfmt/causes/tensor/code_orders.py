@@ -21,8 +21,8 @@ from aprfmt.causes.tensor.guess import Guess, PairHypothesis
 from aprfmt.causes.tensor.proof import either_side_text
 from aprfmt.codecs import CODECS
 from aprfmt.codecs import decode as decode_values
-from aprfmt.codecs.laid_out import AWQ_BACK, AWQ_ORDER, unpack_codes
 from aprfmt.codecs.lattice import PackedWeight
+from aprfmt.codecs.weight_layout import AWQ_BACK, AWQ_ORDER, unpack_codes
 from aprfmt.errors import AprfmtError
 from aprfmt.measure.distances import rel_l2
 from aprfmt.measure.numbers import to_float64

@@ -18,7 +18,7 @@ from aprfmt.causes.tensor.differing_pair import DifferingPair
 from aprfmt.causes.tensor.guess import PairHypothesis, Take
 from aprfmt.causes.tensor.proof import make_finding, prove_values
 from aprfmt.codecs import fp8
-from aprfmt.codecs.laid_out import GroupNumbers
+from aprfmt.codecs.weight_layout import GroupNumbers
 from aprfmt.measure.encoding_noise import UNIT
 from aprfmt.measure.findings import Finding
 from aprfmt.measure.numbers import to_float64
@@ -26,8 +26,8 @@ from aprfmt.measure.row_reader import RowReader
 
 if TYPE_CHECKING:
     from aprfmt.codecs.base import Array
-    from aprfmt.codecs.laid_out import WeightLayout
     from aprfmt.codecs.lattice import PackedWeight
+    from aprfmt.codecs.weight_layout import WeightLayout
 
 CAUSE_ROWS = (
     Cause(

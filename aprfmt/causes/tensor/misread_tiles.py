@@ -16,7 +16,7 @@ from aprfmt.causes.tensor.guess import PairHypothesis
 from aprfmt.causes.tensor.misread_codes import ROUNDED, CodedSide, nearly_equal
 from aprfmt.causes.tensor.packed_copies import is_plain_float
 from aprfmt.causes.tensor.proof import make_finding, prove_values
-from aprfmt.codecs.laid_out import GroupNumbers, WeightLayout
+from aprfmt.codecs.weight_layout import GroupNumbers, WeightLayout
 from aprfmt.measure.encoding_noise import UNIT
 from aprfmt.measure.findings import Finding
 from aprfmt.measure.numbers import to_float64

@@ -19,8 +19,8 @@ from aprfmt.causes.tensor.packed_copies import (
 )
 from aprfmt.causes.tensor.packed_scales import cell_factors, cell_factors_and_offsets
 from aprfmt.codecs import fp8
-from aprfmt.codecs.laid_out import AWQ_BACK, AWQ_ORDER
 from aprfmt.codecs.lattice import Lattice
+from aprfmt.codecs.weight_layout import AWQ_BACK, AWQ_ORDER
 from aprfmt.measure.bounds import ON_STEPS, fit_errors
 from aprfmt.measure.distances import rel_l2
 from aprfmt.measure.findings import Finding

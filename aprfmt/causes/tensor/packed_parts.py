@@ -19,8 +19,8 @@ from aprfmt.causes.tensor.packed_copies import PackedCopy, explain_copy
 from aprfmt.causes.tensor.proof import either_side_text, make_finding
 from aprfmt.codecs import CODECS, decode
 from aprfmt.codecs.dialect import OF_INPUTS, Parts, StoredPart
-from aprfmt.codecs.laid_out import AWQ_BACK, AWQ_ORDER
 from aprfmt.codecs.lattice import PackedWeight, join_lattices
+from aprfmt.codecs.weight_layout import AWQ_BACK, AWQ_ORDER
 from aprfmt.errors import AprfmtError, ArchError
 from aprfmt.measure.alignment import TensorPair
 from aprfmt.measure.bounds import fit_errors

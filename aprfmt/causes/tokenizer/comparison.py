@@ -18,7 +18,7 @@ from aprfmt.model import Model
 from aprfmt.model.ledger import NotCompared
 from aprfmt.tokenizer.engine_defaults import overridden_types
 from aprfmt.tokenizer.keys import CONTROL, TOKENS
-from aprfmt.tokenizer.stated import StatedTokenizer, read_tokenizer_parts
+from aprfmt.tokenizer.stored_tokenizer import StatedTokenizer, read_tokenizer_parts
 from aprfmt.tokenizer.vocabulary import Vocabulary
 
 CAUSE_ROWS = (

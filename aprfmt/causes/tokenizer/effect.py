@@ -29,7 +29,7 @@ from aprfmt.tokenizer.hf_engine import HfEngine
 from aprfmt.tokenizer.isolated import engine_of_data, engine_of_text
 from aprfmt.tokenizer.keys import END_ROLES, IDS
 from aprfmt.tokenizer.spm import SpmEngine
-from aprfmt.tokenizer.stated import StatedTokenizer
+from aprfmt.tokenizer.stored_tokenizer import StatedTokenizer
 from aprfmt.tokenizer.vocabulary import collect_stop_ids
 
 _BY_PIECES = {"pre_tokenizer", "normalizer", "merges", "scores", "options"}

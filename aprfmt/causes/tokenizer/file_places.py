@@ -13,7 +13,7 @@ from aprfmt.tokenizer.keys import (
     TOKENS,
     TYPES,
 )
-from aprfmt.tokenizer.stated import StatedTokenizer
+from aprfmt.tokenizer.stored_tokenizer import StatedTokenizer
 
 # What confirms a cause of two tokenizers, whichever part it is.
 

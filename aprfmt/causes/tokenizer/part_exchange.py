@@ -21,7 +21,7 @@ from aprfmt.tokenizer.keys import (
     UNKNOWN,
     USER_DEFINED,
 )
-from aprfmt.tokenizer.stated import StatedTokenizer
+from aprfmt.tokenizer.stored_tokenizer import StatedTokenizer
 from aprfmt.tokenizer.vocabulary import BLANK, Vocabulary
 
 TokenizerParts = dict[str, Any]

@@ -16,7 +16,7 @@ from aprfmt.tokenizer.pre_tokenizers import (
     row_splitting,
     tokenizer_splitting,
 )
-from aprfmt.tokenizer.stated import StatedTokenizer
+from aprfmt.tokenizer.stored_tokenizer import StatedTokenizer
 from aprfmt.tokenizer.vocabulary import BLANK
 
 CAUSE_ROWS = (

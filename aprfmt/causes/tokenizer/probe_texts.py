@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable, Sequence
 
-from aprfmt.tokenizer.stated import StatedTokenizer
+from aprfmt.tokenizer.stored_tokenizer import StatedTokenizer
 from aprfmt.tokenizer.vocabulary import BLANK
 
 # One reason each: scripts, runs of digits, blanks, code, contractions, emoji, combining marks.

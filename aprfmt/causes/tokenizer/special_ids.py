@@ -28,7 +28,7 @@ from aprfmt.tokenizer.keys import (
     IDS,
     STATED_ELSEWHERE,
 )
-from aprfmt.tokenizer.stated import StatedTokenizer, stale_post_processor_ids
+from aprfmt.tokenizer.stored_tokenizer import StatedTokenizer, stale_post_processor_ids
 
 CAUSE_ROWS = (
     Cause(

@@ -10,7 +10,7 @@ from aprfmt.base.text_escape import shorten
 from aprfmt.causes.row import Cause
 from aprfmt.causes.tokenizer.file_places import part_place
 from aprfmt.tokenizer.keys import BYTE, CONTROL, NORMAL, TYPES, UNKNOWN, UNUSED, USER_DEFINED
-from aprfmt.tokenizer.stated import StatedTokenizer
+from aprfmt.tokenizer.stored_tokenizer import StatedTokenizer
 from aprfmt.tokenizer.vocabulary import BLANK
 
 CAUSE_ROWS = (

@@ -11,7 +11,7 @@ from aprfmt.checks.records import Finding, NotRun, Result, list_names
 from aprfmt.errors import AprfmtError
 from aprfmt.tensors.view import View
 from aprfmt.tokenizer.absent_keys import absent_types
-from aprfmt.tokenizer.stated import StatedTokenizer
+from aprfmt.tokenizer.stored_tokenizer import StatedTokenizer
 from aprfmt.tokenizer.template_marks import Mark, cut_marks, template_marks, turn_end_of
 
 ELEMENTS_AT_ONCE = 1 << 22  # elements decoded at a time

@@ -15,7 +15,7 @@ from aprfmt.codecs import fp8
 
 if TYPE_CHECKING:
     from aprfmt.codecs.base import Array
-    from aprfmt.codecs.laid_out import WeightLayout
+    from aprfmt.codecs.weight_layout import WeightLayout
 
 # Kind of scales, least bits of a code, and at most how probable it is that the largest value of a
 # group has the largest code though the scale it was divided by is of that kind: a power of two

@@ -28,8 +28,8 @@ from aprfmt.tokenizer.loading import engine_of_lists, load_tokenizer
 from aprfmt.tokenizer.pieces import byte_level_alphabet
 from aprfmt.tokenizer.pre_tokenizers import PRE_TOKENIZERS, flatten_steps
 from aprfmt.tokenizer.quick_checks import PLACEHOLDER
-from aprfmt.tokenizer.stated import DEFAULT_PRE, StatedTokenizer, stale_post_processor_ids
 from aprfmt.tokenizer.stored_parts import Carried
+from aprfmt.tokenizer.stored_tokenizer import DEFAULT_PRE, StatedTokenizer, stale_post_processor_ids
 from aprfmt.tokenizer.template import scan_template
 from aprfmt.tokenizer.template_language import TODO, foreign_template
 from aprfmt.tokenizer.turn_ends import find_unstopped_turn

@@ -5,7 +5,7 @@ PyDoc_STRVAR(turn_doc,
              "turn(order, held, first, out)\n\n"
              "Fill `out`, uint8 [rows, bytes], with the streams of rows from `first` on of codes "
              "that lie\nas `order` says: \"columns\" (of 1 or 4 bytes), \"awq\" or \"pairs\" of "
-             "laid_out.py. `first` is a\nmultiple of 8.");
+             "weight_layout.py. `first` is a\nmultiple of 8.");
 
 static PyObject *py_turn(PyObject *module, PyObject *args) {
     const char *name;

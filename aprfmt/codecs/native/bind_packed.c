@@ -212,7 +212,7 @@ PyDoc_STRVAR(
     decode_across_doc,
     "decode_across(order, held, bits, values, at, numbers, tables, group, out, stream=-1)\n\n"
     "Do what `decode_packed` does where codes lie in `order`: \"columns\" (of 1 or 4 bytes) or\n"
-    "\"awq\" of laid_out.py. `at` is (first row, rows, columns of a tile of one row), all\n"
+    "\"awq\" of weight_layout.py. `at` is (first row, rows, columns of a tile of one row), all\n"
     "multiples of 8 but the last.");
 
 static PyObject *py_decode_across(PyObject *module, PyObject *args) {

@@ -104,7 +104,7 @@ typedef struct {
     const float *table;
 } tile_numbers;
 
-/* Rows of a packed weight (laid_out.py): `first` is the number of the first in its matrix. `group`
+/* Rows of a packed weight (weight_layout.py): `first` is the number of the first in its matrix. `group`
  * [columns] or NULL, of `groups`; `sixteen` are `values`, repeated, of codes of up to four bits. */
 typedef struct {
     const uint8_t *streams;

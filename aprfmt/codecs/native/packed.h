@@ -1,5 +1,5 @@
 /* Packed weights of safetensors: codes in streams and the numbers of tiles beside them, as
- * laid_out.py has them. What numpy does there in steps is done here element by element, in the same
+ * weight_layout.py has them. What numpy does there in steps is done here element by element, in the same
  * order of roundings: (number of the code - zero) * scale + offset. */
 
 FN const uint8_t *row_of(const tile_numbers *n, size_t down) {

@@ -85,12 +85,12 @@ ROWS: tuple[Row, ...] = (
         "only commands that have the model know that experts amplify rounding",
     ),
     Row(
-        "walk-tokens-not-recorded", "aprfmt/diagnosis/walk.py",
+        "walk-tokens-not-recorded", "aprfmt/diagnosis/diagnosis_order.py",
         "if self.ids is not None and not records_token_ids(trace)", "if self.ids is None",
         "nobody hears that a trace's tokens were taken on trust",
     ),
     Row(
-        "walk-zeros", "aprfmt/diagnosis/walk.py",
+        "walk-zeros", "aprfmt/diagnosis/diagnosis_order.py",
         "        if zeros:\n            self.levels.reason",
         "        if False:\n            self.levels.reason",
         "a buffer that nobody filled is compared",
@@ -125,13 +125,13 @@ ROWS: tuple[Row, ...] = (
         "the pass goes on with its own values, so every later point is blamed",
     ),
     Row(
-        "examine-holds-further", "aprfmt/diagnosis/examine.py",
+        "examine-holds-further", "aprfmt/diagnosis/wrong_operations.py",
         "if reach > here and (best is None or (reach, -left) > (best.reach, -best.left)):",
         "if reach >= here and (best is None or (reach, -left) > (best.reach, -best.left)):",
         "a change that explains nothing is a confirmed cause",
     ),
     Row(
-        "examine-name-last", "aprfmt/diagnosis/examine.py",
+        "examine-name-last", "aprfmt/diagnosis/wrong_operations.py",
         "not change.general, not elsewhere, -answer.left",
         "not change.general, elsewhere, -answer.left",
         "a wrong name of a point is preferred to the wrong operation",

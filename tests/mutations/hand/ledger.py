@@ -154,7 +154,7 @@ ROWS: tuple[Row, ...] = (
         "equal is said of tensors that a budget left",
     ),
     Row(
-        "budget-unmoved", "aprfmt/diagnosis/walk.py",
+        "budget-unmoved", "aprfmt/diagnosis/diagnosis_order.py",
         "            if report is not None and "
         "any(row.state == LATE for row in report.not_compared):\n",
         "            if report is None:\n",
@@ -167,7 +167,7 @@ ROWS: tuple[Row, ...] = (
         "PASS over checks that a budget left",
     ),
     Row(
-        "budget-runs", "inference/parity/between.py",
+        "budget-runs", "inference/parity/run_comparison.py",
         "            (*late, *make_ledger(model, OF_A_PASS).not_compared),\n",
         "            make_ledger(model, OF_A_PASS).not_compared,\n",
         "a run that a budget left is not in the verdict",
@@ -243,7 +243,7 @@ ROWS: tuple[Row, ...] = (
         '        return "some rows of another point"\n',
         "noise in some rows is confirmed as values of another point",
         (
-            "tests/diagnosis/test_walk.py::"
+            "tests/diagnosis/test_diagnosis_order.py::"
             "test_values_that_no_relation_gives_are_not_confirmed_as_another_point",
         ),
     ),

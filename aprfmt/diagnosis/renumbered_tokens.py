@@ -16,7 +16,7 @@ from aprfmt.measure.proofs import unfitted_proof
 from aprfmt.measure.records import EQUAL
 from aprfmt.model import Model
 from aprfmt.tensors.view import View
-from aprfmt.tokenizer.stated import StatedTokenizer, read_tokenizer_parts
+from aprfmt.tokenizer.stored_tokenizer import StatedTokenizer, read_tokenizer_parts
 
 NUMBERED = "token_numbering"  # the cause
 TABLES = ("token_embd.weight", "output.weight")  # a row a token

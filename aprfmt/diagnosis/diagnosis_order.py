@@ -26,7 +26,7 @@ from aprfmt.diagnosis.levels import Levels
 from aprfmt.diagnosis.mixed_checkpoints import find_mixture
 from aprfmt.diagnosis.model_pair import ModelPair
 from aprfmt.diagnosis.models import compare_models
-from aprfmt.diagnosis.nextstep import MOST_IDS, mapping_command, with_next_commands
+from aprfmt.diagnosis.next_commands import MOST_IDS, mapping_command, with_next_commands
 from aprfmt.diagnosis.paired_pass import ProgressReporter
 from aprfmt.diagnosis.probes import ChosenProbes
 from aprfmt.diagnosis.recorded_ids import (
@@ -40,7 +40,7 @@ from aprfmt.diagnosis.recorded_ids import (
     without_leading_rows,
 )
 from aprfmt.diagnosis.records import ABSENT_POINTS, Diagnosis, Evidence, PointRow
-from aprfmt.diagnosis.renumbered import NUMBERED
+from aprfmt.diagnosis.renumbered_tokens import NUMBERED
 from aprfmt.diagnosis.sides import Side, open_side_trace, trace_ids
 from aprfmt.diagnosis.statistics_evidence import differing_statistics
 from aprfmt.diagnosis.stored_names import stored_names_of_places
@@ -81,7 +81,7 @@ from aprfmt.model.ledger import (
 
 
 @dataclass
-class Walk:
+class DiagnosisRun:
     """One diagnosis in progress: the two sides, and what the levels have found so far."""
 
     a: Side
@@ -218,7 +218,7 @@ class Walk:
         """Add a piece of evidence: its level, a sentence, places, and a number."""
         self.levels.evidence.append(Evidence(level, text, tuple(where), number))
 
-    # --- the walk ---------------------------------------------------------------------------
+    # --- the order of the levels -------------------------------------------------------------
 
     def run(self) -> Diagnosis:
         """Return the diagnosis: compare level after level until one explains all differences."""
@@ -665,7 +665,7 @@ class Walk:
         if self.levels.reason:
             return
         # Each operation is judged on the side's own input.
-        from aprfmt.diagnosis.examine import examine  # with every cause of a pass
+        from aprfmt.diagnosis.wrong_operations import examine  # with every cause of a pass
 
         patched = PatchedModel.unpatched(model, self.ids, dtype, self.memory)
         recorded = RecordedTrace(trace, self.ids, {})

@@ -18,8 +18,8 @@ from aprfmt.model.renames import (
     rename_names,
     rules_of_sets,
 )
-from aprfmt.model.solve import solve_key
 from aprfmt.model.towers import has_towers, tower_name, tower_rule
+from aprfmt.model.wrong_size import solve_key
 
 if TYPE_CHECKING:
     from aprfmt.arch.spec import ArchSpec

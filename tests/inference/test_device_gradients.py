@@ -18,11 +18,11 @@ from aprfmt.cli import render
 from aprfmt.cli.step import output
 from aprfmt.errors import UsageError
 from aprfmt.inference.batch import Batch, read_batch
-from aprfmt.inference.gradients import between
+from aprfmt.inference.gradients import device_gradients
 from aprfmt.inference.gradients.backend import GradientBackend
-from aprfmt.inference.gradients.between import GradientRun, gradients_between
+from aprfmt.inference.gradients.device_gradients import GradientRun, gradients_between
 from aprfmt.model import Model, open_model
-from aprfmt.training.between import RunGradients, RunsReport
+from aprfmt.training.device_comparison import RunGradients, RunsReport
 from tests.inference.gradient_judge import write_batch
 from tests.models import save_tiny
 
@@ -174,7 +174,7 @@ def test_gradients_that_rounding_leaves_of_zero_are_listed_and_not_compared(
     parameter: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Every key is compared, left or missing, and none is two of these."""
-    beneath, sizes = between._floor, {}
+    beneath, sizes = device_gradients._floor, {}
 
     def floor(exact: Any, of_parameters: bool) -> float:
         if of_parameters is not parameter:
@@ -183,7 +183,7 @@ def test_gradients_that_rounding_leaves_of_zero_are_listed_and_not_compared(
         sizes[parameter] = sorted(float(np.linalg.norm(x)) for x in mine)
         return sizes[parameter][4]  # five are that small, or smaller
 
-    monkeypatch.setattr(between, "_floor", floor)
+    monkeypatch.setattr(device_gradients, "_floor", floor)
     found = gradients_between(*made("llama"), [GradientRun("cpu", "float32")] * 2)
     assert len(found.open) == len(set(found.open)) == 5
     compared = [gap.key for gap in found.gaps]

@@ -192,7 +192,7 @@ def compare_runs(
     step_of = None if optimizer is None else first_step_function(parse_recipe(optimizer))
     parsed = [parse_gradient_run(text) for text in runs]
     with explaining_missing_torch():
-        from aprfmt.inference.gradients.between import GradientRun, gradients_between
+        from aprfmt.inference.gradients.device_gradients import GradientRun, gradients_between
     from aprfmt.adapters.trained_pairs import open_trained_pairs
 
     with ExitStack() as stack:

@@ -11,10 +11,16 @@ from typing import Any
 import numpy as np
 import pytest
 
-from aprfmt.codecs import decode, encode, f4, f6, fp8, laid_out
+from aprfmt.codecs import decode, encode, f4, f6, fp8, weight_layout
 from aprfmt.codecs.bits import pairs_to_halves
 from aprfmt.codecs.fp8 import OF_TWO_SIGNS
-from aprfmt.codecs.laid_out import GroupNumbers, PackedCodes, WeightLayout, tile_grid, wrap_codes
+from aprfmt.codecs.weight_layout import (
+    GroupNumbers,
+    PackedCodes,
+    WeightLayout,
+    tile_grid,
+    wrap_codes,
+)
 from aprfmt.errors import CodecError
 from tests.codecs.levels import level as level
 from tests.codecs.levels import native, same_bits
@@ -59,7 +65,7 @@ def values_of(kind: str, bits: int) -> Array:
 
 def by_numpy(weight: WeightLayout, monkeypatch: pytest.MonkeyPatch) -> Array:
     with monkeypatch.context() as patch:
-        patch.setattr(laid_out, "native_kernels", lambda: None)
+        patch.setattr(weight_layout, "native_kernels", lambda: None)
         return weight.decode()
 
 
@@ -263,7 +269,7 @@ def test_rows_are_encoded_as_what_decodes_them_says(
     level: str, tile: tuple[int, int], encoding: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """In one call or by way of numbers: the same bytes, and the same counts of what changed."""
-    monkeypatch.setattr(laid_out, "_CHUNK", 1 << 12)
+    monkeypatch.setattr(weight_layout, "_CHUNK", 1 << 12)
     rng = np.random.default_rng(3)
     for columns in (COLUMNS, COLUMNS - 5, 20_000):  # the last fill more than is decoded at a time
         grid = (1, *tile_grid((ROWS, columns), tile))

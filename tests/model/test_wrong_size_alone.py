@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from aprfmt.errors import ArchError
-from aprfmt.model import solve
-from aprfmt.model.solve import is_whole, solve_key, value_at
+from aprfmt.model import wrong_size
+from aprfmt.model.wrong_size import is_whole, solve_key, value_at
 
 RULES = (
     SimpleNamespace(role="token_embd.weight", shape=("vocab_size", "hidden_size")),
@@ -54,7 +54,7 @@ class Found:
 
 def proposed(*rows: tuple[str, tuple[int, ...]], **more: Any) -> list[tuple[str, int]]:
     made: Any = Found(tuple((role, shape, ()) for role, shape in rows), **more)
-    return list(solve._propose_values(made))
+    return list(wrong_size._propose_values(made))
 
 
 def test_each_factor_of_a_wrong_dimension_is_proposed() -> None:
@@ -93,8 +93,8 @@ def test_layers_that_are_there_are_counted() -> None:
 def test_a_default_is_stated_by_the_first_key_of_its_style() -> None:
     for style, key in (("hf", "head_dim"), ("gguf", "")):
         made: Any = Found(style=style)
-        assert solve._absent_key(made, "head_dim") == key
-        assert solve._absent_key(made, "other") == ""
+        assert wrong_size._absent_key(made, "head_dim") == key
+        assert wrong_size._absent_key(made, "other") == ""
 
 
 def test_a_model_is_whole_with_all_shapes_and_layers() -> None:
@@ -117,9 +117,9 @@ def model_of(config: dict[str, Any], *shapes: tuple[int, ...]) -> Any:
 @pytest.fixture(autouse=True)
 def plain_paths(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let a key be its own path, and a changed model the changes."""
-    monkeypatch.setattr(solve, "key_path", lambda model, key: (key,))
-    monkeypatch.setattr(solve, "read_with_changes", lambda model, changes: changes)
-    monkeypatch.setattr(solve, "opening_path", lambda path: path)
+    monkeypatch.setattr(wrong_size, "key_path", lambda model, key: (key,))
+    monkeypatch.setattr(wrong_size, "read_with_changes", lambda model, changes: changes)
+    monkeypatch.setattr(wrong_size, "opening_path", lambda path: path)
 
 
 def test_the_value_at_a_key_is_that_of_the_configuration() -> None:
@@ -172,7 +172,7 @@ def test_layers_and_errors_are_said_in_their_own_words() -> None:
 
 
 def values(config: dict[str, Any], text: str, *shapes: tuple[int, ...]) -> list[Any]:
-    return list(solve._values_for_error(model_of(config, *shapes), ArchError(text)))
+    return list(wrong_size._values_for_error(model_of(config, *shapes), ArchError(text)))
 
 
 def test_an_errors_key_may_be_a_size_or_a_divisor_of_the_commonest() -> None:
