@@ -137,11 +137,11 @@ RECORDS: tuple[Record, ...] = (
     Record("scan", "properties/damage/items/properties/findings/items", "checks.records:Finding"),
     Record("set", "properties/changes/items", "conversion.edits:KeyChange"),
     Record("step", "properties/causes/items", "measure.named_causes:NamedCause"),
-    Record("step", "properties/between/properties/runs/items", "training.between:RunGradients"),
+    Record("step", "properties/between/properties/runs/items", "training.device_comparison:RunGradients"),
     Record(
         "step",
         "properties/between/properties/gradients/items",
-        "training.between:GradientDistances",
+        "training.device_comparison:GradientDistances",
     ),
     Record("step", "properties/dry_run", "training.memory:StepMemory"),
     Record("step", "properties/norms", "training.report:Norms"),
