@@ -153,7 +153,7 @@ def _print_version(ctx: click.Context, param: click.Parameter, value: bool) -> N
     """Print the version line and exit with 0, if --version was given."""
     if not value or ctx.resilient_parsing:
         return
-    from aprfmt.cli.doctor_facts import version_line
+    from aprfmt.cli.doctor import version_line
 
     click.echo(version_line())
     ctx.exit(0)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from aprfmt.cli import convert_show, options, render, shell_completion
+from aprfmt.cli import convert_run, options, render, shell_completion
 from aprfmt.cli.convert_run import convert_with_warnings
 from aprfmt.errors import AprfmtError, CodecError, FormatError, OutputError, UsageError
 
@@ -339,7 +339,7 @@ def command(
     def show() -> None:
         """Print the report of a copy, then every changed key."""
         if output is not None:
-            convert_show.show_report(report, accept=accept)
+            convert_run.show_report(report, accept=accept)
         show_changes(found, model, patched)
 
     body |= {"changes": [asdict(change) for change in found]}

@@ -2,7 +2,7 @@
 
 A file is `APRT`, u32 layer (0xFFFFFFFF: whole model), u32 count, then `count` float32, all
 little-endian. Its path is DIR/layer-N/STAGE.bin, for whole-model stages DIR/STAGE.bin. It holds
-neither shape nor positions nor tokens: aprfmt writes these into a file next to it (aprt_facts.py).
+neither shape nor positions nor tokens: aprfmt writes these into a file next to it.
 Source of the layout: aprender's trace documentation.
 """
 
@@ -11,25 +11,153 @@ import math
 import os
 import re
 import struct
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import closing
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
+from reprlib import repr as short_repr
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from aprfmt.base.protocols import Value
+from aprfmt.base.text_escape import shorten
 from aprfmt.errors import FormatError, TruncatedError
 from aprfmt.formats.atomic import FileSet
-from aprfmt.formats.bounded_json import dumps
+from aprfmt.formats.bounded_json import dumps, load_file
 from aprfmt.formats.mapped_file import Buffer, MappedFile
-from aprfmt.inference import aprt_facts
-from aprfmt.inference.aprt_facts import FolderFacts, StageFacts
 from aprfmt.inference.capture import POINTS, SLOTS, STAGE_ALIASES, STAGES, WHOLE, key_name
-from aprfmt.inference.trace import Record, Trace
+from aprfmt.inference.trace import Form, Record, Trace
 from aprfmt.inference.trace_file import refuse_partial_trace
+from aprfmt.measure.tolerances import BASE
 from aprfmt.tensors.stats import compute_stats
+
+NAME = "aprfmt-trace.json"
+SCHEMA = 1
+MAX_BYTES = 64 << 20
+_SHA256 = re.compile(r"[0-9a-f]{64}")
+
+
+@dataclass(frozen=True)
+class StageFacts:
+    """One stage's file: its SHA-256, and the values' shape, token positions and arithmetic."""
+
+    sha256: str
+    shape: tuple[int, ...]
+    positions: tuple[int, ...] | None
+    dtype: str
+    form: Form | None
+    device: str
+
+
+@dataclass(frozen=True)
+class FolderFacts:
+    """What identifies the run of a folder, and its stages by path (`layer-3/attn_out.bin`)."""
+
+    run: Mapping[str, Value]
+    files: Mapping[str, StageFacts]
+
+
+def stage_facts(record: Record, shape: tuple[int, ...], sha256: str) -> StageFacts:
+    """Return the aprfmt-trace.json entry of a stage's file, from the record of its first point.
+
+    `shape` and `sha256` are those of the file's values and bytes. Files hold float32 values, so a
+    float64 run is recorded as float32.
+    """
+    dtype = "float32" if record.dtype == "float64" else record.dtype
+    return StageFacts(sha256, shape, record.positions, dtype, record.form, record.device)
+
+
+def facts_to_json(facts: FolderFacts) -> dict[str, Any]:
+    """Return the JSON object of aprfmt-trace.json."""
+    return {
+        "schema": SCHEMA,
+        "run": dict(facts.run),
+        "files": {
+            name: {
+                "sha256": row.sha256,
+                "shape": list(row.shape),
+                "positions": None if row.positions is None else list(row.positions),
+                "dtype": row.dtype,
+                "form": row.form,
+                "device": row.device,
+            }
+            for name, row in facts.files.items()
+        },
+    }
+
+
+def read_facts(folder: Path) -> FolderFacts | None:
+    """Return what a folder's aprfmt-trace.json records; None if it has no such file.
+
+    Raises FormatError for a file with other contents.
+    """
+    path = folder / NAME
+    return parse_facts(load_file(path, max_bytes=MAX_BYTES), str(path)) if path.exists() else None
+
+
+def parse_facts(data: Any, where: str) -> FolderFacts:
+    """Return what the JSON value `data` of an aprfmt-trace.json records; FormatError names a fault.
+
+    `where` is the file's path, for messages.
+    """
+    if not isinstance(data, dict) or data.get("schema") != SCHEMA:
+        found = data.get("schema") if isinstance(data, dict) else type(data).__name__
+        raise FormatError(f"{where}: schema {short_repr(found)}; expected {SCHEMA}")
+    run, files = data.get("run"), data.get("files")
+    if not isinstance(run, dict) or not isinstance(files, dict):
+        raise FormatError(f"{where}: run or files is missing or not an object")
+    if run.get("ids") is not None:
+        _parse_numbers(run["ids"], f"{where}: ids")
+    return FolderFacts(
+        run,
+        {name: _parse_stage(row, f"{where}: {shorten(name, 200)}") for name, row in files.items()},
+    )
+
+
+def _parse_stage(row: Any, where: str) -> StageFacts:
+    """Return the entry of one stage's file from its JSON object; FormatError names what is wrong.
+
+    `where` names the entry in messages.
+    """
+    if not isinstance(row, dict):
+        raise FormatError(f"{where}: is not an object")
+    for name in ("sha256", "dtype", "device"):
+        if not isinstance(row.get(name), str):
+            raise FormatError(f"{where}: {name} is {short_repr(row.get(name))}; expected text")
+    if not _SHA256.fullmatch(row["sha256"]):  # an empty one would not be compared
+        found = short_repr(row["sha256"])
+        raise FormatError(f"{where}: sha256 is {found}; expected 64 hexadecimal digits")
+
+    if row["dtype"] not in BASE:
+        found = short_repr(row["dtype"])
+        raise FormatError(f"{where}: dtype {found}; expected one of {', '.join(BASE)}")
+    form = row.get("form")
+    if form not in ("fused", "stepped", None):
+        raise FormatError(f"{where}: form is {short_repr(form)}; expected fused, stepped or null")
+    positions = row.get("positions")
+    return StageFacts(
+        row["sha256"],
+        _parse_numbers(row.get("shape"), f"{where}: shape"),
+        None if positions is None else _parse_numbers(positions, f"{where}: positions"),
+        row["dtype"],
+        form,
+        row["device"],
+    )
+
+
+def _parse_numbers(values: Any, where: str) -> tuple[int, ...]:
+    """Return a list of non-negative integers as a tuple; FormatError for anything else.
+
+    `where` names the list in messages.
+    """
+    if not isinstance(values, list) or not all(
+        isinstance(value, int) and not isinstance(value, bool) and value >= 0 for value in values
+    ):
+        raise FormatError(f"{where} is {short_repr(values)}; expected whole numbers not negative")
+    return tuple(values)
+
 
 Numbers = NDArray[Any]
 MAGIC = b"APRT"
@@ -73,10 +201,10 @@ def save_aprt(folder: Path, trace: Trace, *, force: bool = False) -> list[Path]:
                 name = (target / f"{stage}.bin").relative_to(folder).as_posix()
                 digest = hashlib.sha256(head)
                 digest.update(body)
-                facts[name] = aprt_facts.stage_facts(record, values.shape, digest.hexdigest())
-        beside = folder / aprt_facts.NAME
+                facts[name] = stage_facts(record, values.shape, digest.hexdigest())
+        beside = folder / NAME
         out = files.create(beside)
-        said = aprt_facts.facts_to_json(FolderFacts(trace.run, facts))
+        said = facts_to_json(FolderFacts(trace.run, facts))
         out.write(dumps(said, str(beside)).encode())
         written.append(out.path)
     return written
@@ -87,7 +215,7 @@ def _is_our_name(name: str) -> bool:
     folder, slash, file = name.rpartition("/")
     if slash:
         return _FOLDER.fullmatch(folder) is not None and file.endswith(".bin")
-    return name.endswith(".bin") or name == aprt_facts.NAME or _FOLDER.fullmatch(name) is not None
+    return name.endswith(".bin") or name == NAME or _FOLDER.fullmatch(name) is not None
 
 
 def _join_points(trace: Trace, points: tuple[str, ...], layer: int) -> Numbers | None:
@@ -121,7 +249,7 @@ def load_aprt(folder: Path) -> Trace:
     """
     if not folder.is_dir():
         raise FormatError(f"{folder}: is not a folder of APRT files")
-    facts = aprt_facts.read_facts(folder)
+    facts = read_facts(folder)
     values: dict[str, Numbers] = {}
     records: dict[str, Record] = {}
     for path, layer in _stage_files(folder):
@@ -140,7 +268,7 @@ def load_aprt(folder: Path) -> Trace:
         if known is not None:
             if math.prod(known.shape) != data.size:
                 raise FormatError(
-                    f"{path}: {data.size} values; {aprt_facts.NAME} says shape {list(known.shape)}"
+                    f"{path}: {data.size} values; {NAME} says shape {list(known.shape)}"
                 )
             data = data.reshape(known.shape)
             record = replace(
@@ -166,7 +294,7 @@ def _facts_of_stage(path: Path, folder: Path, facts: FolderFacts) -> StageFacts:
     name = path.relative_to(folder).as_posix()
     if name not in facts.files:
         raise FormatError(
-            f"{path}: is not in {aprt_facts.NAME}, so its tokens are not known; without that file "
+            f"{path}: is not in {NAME}, so its tokens are not known; without that file "
             "the folder is read as a foreign one"
         )
     return facts.files[name]
@@ -192,7 +320,7 @@ def read_aprt(path: Path, layer: int, sha256: str = "") -> Numbers:
     with closing(MappedFile(path)) as file:  # refuses pipes and devices
         if sha256 and hashlib.sha256(file.view).hexdigest() != sha256:
             raise FormatError(
-                f"{path}: is another file than {aprt_facts.NAME} was written for (SHA-256 "
+                f"{path}: is another file than {NAME} was written for (SHA-256 "
                 f"{sha256[:12]}...); without that file the folder is read as a foreign one"
             )
         return parse_aprt(file.view, path, layer)

@@ -1,21 +1,144 @@
 """Parse the changes of metadata that a user asks for, each placed where readers look for it."""
 
-from collections.abc import Sequence
+import json
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from aprfmt.base.protocols import TypedValue
+from aprfmt.base.protocols import TypedValue, Value
 from aprfmt.conversion import edits
-from aprfmt.conversion.embedded_edits import EmbeddedEdits
-from aprfmt.conversion.folder_edits import FolderEdits, has_text_files
+from aprfmt.conversion.edits import KeyChange, parse_typed
+from aprfmt.conversion.folder_edits import GENERATES, TOKENIZER, FolderEdits, has_text_files
 from aprfmt.conversion.key_names import file_key
 from aprfmt.conversion.output_format import NoFormatError, resolve_format
 from aprfmt.errors import UsageError
 from aprfmt.formats import FORMATS
+from aprfmt.model.carried_files import FILES_KEY, FOREIGN, foreign_gguf_keys, read_embedded_files
+from aprfmt.tokenizer.generation import stated_settings
+from aprfmt.tokenizer.keys import GENERATION, GENERATION_KEYS
 
 if TYPE_CHECKING:
     from aprfmt.model import Model
+
+_FILES = (GENERATES, TOKENIZER)
+_NAMES: Mapping[str, str] = {row.gguf: name for name, row in GENERATION_KEYS.items()}
+
+
+class EmbeddedEdits:
+    """The changes of one request to what a GGUF or APR embeds, made in memory."""
+
+    def __init__(self, model: "Model") -> None:
+        """Read what the file embeds; nothing is changed yet. FormatError for a damaged record."""
+        self._model = model
+        self._texts = read_embedded_files(model)
+        self._files = FolderEdits(model, self._texts)
+        self._apr = model.key_style == "apr"
+        self._record = dict(foreign_gguf_keys(model)) if self._apr else {}
+        self._by_keys = bool(stated_settings(model.carried)) if self._apr else False
+        self._changed: dict[str, tuple[Value, str]] = {}  # place -> (value before, file or record)
+
+    def own_key(self, key: str) -> str | None:
+        """Return the key of the file's own metadata that a user's key names.
+
+        None where it names a value of an embedded file, or of an embedded key.
+        """
+        if key in self._model.metadata:
+            return key
+        file, colon, rest = key.partition(":")
+        name = rest if colon and file == GENERATES else _NAMES.get(key, key)
+        if name in GENERATION_KEYS and not self._apr:
+            return GENERATION_KEYS[name].gguf
+        if colon and file in _FILES:
+            return None if file in self._texts or (self._apr and file == GENERATES) else key
+        generates = name in GENERATION_KEYS or name in GENERATION
+        return None if generates and (self._apr or GENERATES in self._texts) else key
+
+    def set(self, key: str, text: str) -> None:
+        """Set a value of an embedded file, and of the embedded key that states it, too.
+
+        `text` is JSON or text. Raises UsageError if it does not fit.
+        """
+        place, name = self._place(key)
+        kept = self._kept(name)
+        if kept is not None:
+            kind = GENERATION_KEYS[name].type
+            self._note(FOREIGN, kept, self._record.get(kept, [kind, None])[1])
+            self._record[kept] = [kind, parse_typed(text, kind, key, False)]
+        if kept is None or place.partition(":")[0] in self._texts:
+            self._change(place, lambda: self._files.set(place, text))
+
+    def remove(self, key: str) -> None:
+        """Remove a value of an embedded file, and the embedded key; UsageError where none is."""
+        place, name = self._place(key)
+        kept = self._kept(name)
+        if kept in self._record:
+            self._note(FOREIGN, kept, self._record.pop(kept)[1])
+            if _value(self._texts, place) is None:
+                return
+        self._change(place, lambda: self._files.remove(place))
+
+    def metadata(self) -> dict[str, Value | TypedValue]:
+        """Return {metadata key: new value} of the records that change; {} if none does."""
+        made: dict[str, Value | TypedValue] = {}
+        records = {record for _, record in self._changed.values()}
+        if FILES_KEY in records:
+            whole = {**self._model.embedded_files, **self._files.texts()}
+            made[FILES_KEY] = self._as_metadata(whole)
+        if FOREIGN in records:
+            made[FOREIGN] = self._as_metadata(self._record)
+        return made
+
+    def changes(self, written: "Model") -> list[KeyChange]:
+        """Return what changed, with the new values read back from the file `written`."""
+        if not self._changed:
+            return []
+        texts, record = read_embedded_files(written), foreign_gguf_keys(written)
+        found = []
+        for place, (old, where) in self._changed.items():
+            new = record.get(place, [None, None])[1] if where == FOREIGN else _value(texts, place)
+            how: Any = "set" if old is not None else "added"
+            shown = place.replace(":", ": ") if where == FILES_KEY else f"{FOREIGN}: {place}"
+            found.append(KeyChange(shown, "removed" if new is None else how, old, new, "", ""))
+        return found
+
+    def _place(self, key: str) -> tuple[str, str]:
+        """Return ("FILE:KEY" of an embedded file, the key's own name)."""
+        file, colon, rest = key.partition(":")
+        if colon and file in _FILES:
+            return key, rest if file == GENERATES else ""
+        name = _NAMES.get(key, key)
+        return f"{GENERATES}:{name}", name
+
+    def _kept(self, name: str) -> str | None:
+        """Return the GGUF key that states a setting for this file; None where it goes by none."""
+        return GENERATION_KEYS[name].gguf if self._by_keys and name in GENERATION_KEYS else None
+
+    def _change(self, place: str, act: Callable[[], None]) -> None:
+        """Change an embedded file by `act`, and note what stood at `place`."""
+        act()
+        self._note(FILES_KEY, place, _value(self._texts, place))
+
+    def _note(self, record: str, place: str, old: Value) -> None:
+        """Note a change of a record's place; UsageError where the request names it twice."""
+        if place in self._changed:
+            raise UsageError(f"{place}: is named twice; give one change of a key")
+        self._changed[place] = old, record
+
+    def _as_metadata(self, value: Mapping[str, Any]) -> Value | TypedValue:
+        """Return an object as JSON text, with its type where the format's metadata have types."""
+        text = json.dumps(value, ensure_ascii=False)
+        return TypedValue(text, "string") if FORMATS[self._model.format].values.types else text
+
+
+def _value(texts: Mapping[str, str], place: str) -> Value:
+    """Return the value of "FILE:KEY" in {file name: text}; None where there is none."""
+    file, _, rest = place.partition(":")
+    value: Any = json.loads(texts.get(file, "{}"))
+    for part in (rest,) if rest in value else rest.split("."):
+        value = value.get(part) if isinstance(value, dict) else None
+    return value
+
 
 TEMPLATE = "chat_template"
 

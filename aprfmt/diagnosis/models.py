@@ -1,6 +1,12 @@
-"""Compares two models without a pass: identity, hyperparameters, then tensors."""
+"""Compares two models without a pass: identity, hyperparameters, then tensors.
 
+Where B's configuration lost a key, or does not declare how its weights are packed, what that does
+is measured here too.
+"""
+
+import math
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 
 from aprfmt.base.budget import Budget
 from aprfmt.base.metadata_values import short_value
@@ -13,20 +19,22 @@ from aprfmt.causes.hyperparameters import (
     lost_tensors,
     tensors_of_hyperparameter,
 )
-from aprfmt.causes.restored_keys import is_of_own_keys, misleading_findings
+from aprfmt.causes.restored_keys import find_restored_key, is_of_own_keys, misleading_findings
 from aprfmt.compare import diff_models
 from aprfmt.compare.diffs import DiffReport
 from aprfmt.compare.other_models import explains_vocabulary_size
-from aprfmt.diagnosis.finding_effects import Touched
-from aprfmt.diagnosis.flags import add_flag_findings
+from aprfmt.diagnosis.finding_effects import Touched, make_run_pair
+from aprfmt.diagnosis.flags import add_flag_findings, compute_logits
 from aprfmt.diagnosis.levels import Levels
 from aprfmt.diagnosis.records import ALL_ZERO, KINDS, Evidence
 from aprfmt.diagnosis.renumbered_tokens import settle_numbering
 from aprfmt.diagnosis.tensors import compare_tensors
 from aprfmt.diagnosis.tokens import add_tokenizer_findings
-from aprfmt.diagnosis.undeclared_packing import read_with_claim_of
-from aprfmt.diagnosis.unreadable_config import read_with_restored_key
 from aprfmt.diagnosis.zero_values import zero_tensors_of_model
+from aprfmt.errors import AprfmtError
+from aprfmt.inference.probe_ids import choose_ids
+from aprfmt.inference.replay.patched_model import PatchedModel
+from aprfmt.measure.distances import rel_l2
 from aprfmt.measure.findings import Finding
 from aprfmt.measure.named_causes import set_command
 from aprfmt.measure.proofs import unfitted_proof
@@ -34,7 +42,9 @@ from aprfmt.measure.records import EQUAL, FieldDiff, TensorDiff
 from aprfmt.model import Model
 from aprfmt.model.completeness import list_keys
 from aprfmt.model.ledger import LATE
+from aprfmt.model.packing import packing_config
 from aprfmt.model.resolve import ARCH_KEYS, ARCHITECTURE, stated_architecture
+from aprfmt.tensors.companions import SECTIONS, quantization_section
 
 _NO_PASS = "forward pass: not needed, all it reads is equal"
 _SIZES = ("n_heads", "n_kv_heads", "head_dim")
@@ -334,3 +344,114 @@ def _group_by_cause(rows: Mapping[str, FieldDiff]) -> dict[str, list[str]]:
             cause = "gqa_mapping"
         found.setdefault(cause, []).append(name)
     return found
+
+
+def read_with_restored_key(
+    good: Model, bad: Model, label: str
+) -> tuple[Model, Finding, Evidence] | None:
+    """Return (`bad` read with one key of `good`'s config.json, finding, evidence), or None.
+
+    None where there is no such key (`find_restored_key`); confirmed if the logits agree. `label` is
+    the side of `bad`.
+    """
+    found = find_restored_key(good, bad, label)
+    if found is None:
+        return None
+    away, bound = _logit_distance(good, found.model)
+    other = "A" if label == "B" else "B"
+    finding = replace(
+        found.finding(),
+        confirmed=away <= bound,
+        residual_before=1.0,
+        residual_after=away,
+        of=f"logits of {other}'s weights under {label}'s configuration; before: there are none, "
+        f"counted as 1; after: with {other}'s {'.'.join(found.path)}",
+        counted=True,
+        proof=unfitted_proof() if away <= bound else None,
+    )
+    return found.model, finding, Evidence("config", found.error)
+
+
+def _logit_distance(good: Model, made: Model) -> tuple[float, float]:
+    """Return (relative L2 between the logits under both configurations, its tolerance).
+
+    Both passes use `good`'s weights; infinite if the sizes of `made` do not fit these.
+    """
+    ids = choose_ids([good.hyper, made.hyper], long=False)
+    bound = make_run_pair(good, made).threshold_of("logits", ("float32", "float32")).rel_l2
+    mine = PatchedModel.unpatched(good, ids, "float32")
+    reference = compute_logits(mine)
+    try:
+        read = compute_logits(
+            replace(PatchedModel.unpatched(good, ids, "float32"), spec=made.spec, hp=made.hyper)
+        )
+    except (AprfmtError, ValueError, IndexError):
+        return math.inf, bound  # sizes that do not fit the weights
+    return rel_l2(read, reference), bound
+
+
+# Relative L2 below which a weight that is read by the other side's claim is that weight: codes that
+# are read as something else are as far away as unrelated values, which is sqrt(2).
+_NEAR = 0.5
+_TRIED = 12  # weights that are read by the claim, of however many there are
+
+
+def read_with_claim_of(
+    good: Model, bad: Model, label: str
+) -> tuple[Model, Finding, Evidence] | None:
+    """Return (`bad` read with the packing that `good` declares, finding, evidence), or None.
+
+    None where `bad` declares how its weights are packed, holds other tensors than `good`'s packed
+    weights, or does not decode by that declaration. `label` is the side of `bad`.
+    """
+    # `bad` must declare no packing, and `good` must.
+    config = None if bad.folder is None else bad.folder.config
+    section, own = (quantization_section(packing_config(side) or {}) for side in (good, bad))
+    lacks = "config.json says nothing of packing"
+    if own is not None:
+        lacks = "" if bad.unread is None else bad.unread.claim
+    if section is None or config is None or bad.folder is None or not lacks:
+        return None
+    # No weight of `bad` may be read as packed yet.
+    names = _packed_names(good)
+    if not names or _packed_names(bad):
+        return None
+    # Read `bad` by the other side's claim: its weights must come near.
+    folder = replace(bad.folder, config={**config, SECTIONS[0]: section})
+    try:
+        made = Model(bad.source, folder, allow_missing=bad.allow_missing)
+        if not names <= _packed_names(made):
+            return None
+        tried = sorted(names)[:_TRIED]
+        away = max(rel_l2(made[name].numpy(), good[name].numpy()) for name in tried)
+    except AprfmtError:
+        return None
+    # The missing claim is the finding.
+    other = "A" if label == "B" else "B"
+    where = tuple(sorted(names))
+    method = section.get("quant_method", "unnamed")
+    share = len(tried) / len(where)
+    finding = Finding(
+        "packing_claim", f"{label}: {lacks}; {len(where)} of its weights are packed as {other}'s "
+        f"are, whose method is {method!r}: {label} needs what {other} says of them",
+        "tensor", "bug", where, away < _NEAR, "", 1.0, away,
+        f"the furthest of {len(tried)} weights from {other}'s; before: none is read, counted as 1; "
+        f"after: by {other}'s claim", {SECTIONS[0]: {other.lower(): dict(section)}}, label,
+        counted=True, proof=unfitted_proof(len(where), share) if away < _NEAR else None,
+    )  # fmt: skip
+    codes = bad.source.tensors[_codes_name(good, where[0])].info
+    said = (
+        f"{label}: {codes.name} is {codes.encoding} {list(codes.shape)}, and nothing says of what"
+    )
+    return made, finding, Evidence("tensor", said, where[:_TRIED])
+
+
+def _packed_names(model: Model) -> set[str]:
+    """Return the names of weights that are read from several stored tensors by a declaration."""
+    return {name for name, view in model.items() if view.stored[0].packed is not None}
+
+
+def _codes_name(model: Model, name: str) -> str:
+    """Return the name of the stored tensor that holds a weight's codes: its largest part."""
+    parts = model[name].stored[0].parts
+    return max(parts.values(), key=lambda part: part.info.nbytes).info.name

@@ -12,10 +12,10 @@ from aprfmt.inference.backends.base import Array, Numbers, Part
 from aprfmt.inference.backends.hosted import ExpertBlocks
 from aprfmt.inference.backends.torch_backend import DTYPES, STEPS, TorchBackend
 from aprfmt.inference.backends.torch_maths import TORCH
+from aprfmt.inference.blocked import block_shape
 from aprfmt.inference.fast.cuda import batched, layers
 from aprfmt.inference.fast.gpu_encodings import SCRATCH, stays_encoded
 from aprfmt.inference.fast.graphs import NotRecordable
-from aprfmt.inference.fast.torch_routing import lay_out_blocks
 from aprfmt.inference.fast.torch_weights import (
     HALVES,
     BlocksOnTorch,
@@ -374,3 +374,34 @@ class TorchProducts(TorchBackend):
         y = torch.empty_like(g)
         layers.act_mul(g, u, y, kind, dtype=self.dtype, stream=current_stream())
         return y
+
+
+def lay_out_blocks(experts: torch.Tensor, weights: torch.Tensor, n_experts: int) -> ExpertBlocks:
+    """Return the blocks of rows that each chosen expert multiplies, on the experts' device.
+
+    `experts` and `weights` are the choice and its weights, both [tokens, used].
+    """
+    tokens, used = experts.shape
+    count, size = block_shape(tokens, used, n_experts)
+    device, flat = experts.device, experts.reshape(-1)
+
+    def count_up(length: int) -> torch.Tensor:
+        """Return 0 to length - 1 on the device."""
+        return torch.arange(length, device=device)
+
+    of_pair, order = torch.sort(flat, stable=True)
+    pairs = torch.zeros(n_experts, dtype=torch.int64, device=device)
+    pairs.scatter_add_(0, flat, torch.ones_like(flat))
+    blocks = (pairs + (size - 1)) // size
+    ends = blocks.cumsum(0)
+    # Where an expert's first pair lies in `rows`, less where it lies in `order`.
+    ahead = (ends - blocks) * size - (pairs.cumsum(0) - pairs)
+    slots = count_up(len(flat)) + ahead[of_pair]
+    rows = torch.zeros(count * size, dtype=torch.int64, device=device)
+    rows.scatter_(0, slots, order // used)
+    padded = torch.zeros(count * size, dtype=weights.dtype, device=device)
+    padded.scatter_(0, slots, weights.reshape(-1)[order])
+    places = torch.empty_like(flat).scatter_(0, order, slots).reshape(tokens, used)
+    # Blocks after the last one that is used may have any expert: all their rows are padding.
+    owners = torch.searchsorted(ends, count_up(count), right=True).clamp(max=n_experts - 1)
+    return ExpertBlocks(owners, rows, padded, places.sort(-1).values, size)

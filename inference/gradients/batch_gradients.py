@@ -26,9 +26,12 @@ from aprfmt.inference.gradients.documents import (
     join_documents,
     routers,
 )
-from aprfmt.inference.gradients.parameter_leaves import Leaves, stored_gradients
-from aprfmt.inference.gradients.placed_pairs import place_pairs
-from aprfmt.inference.gradients.quantized_base import quantized_matrices
+from aprfmt.inference.gradients.parameter_leaves import (
+    Leaves,
+    place_pairs,
+    quantized_matrices,
+    stored_gradients,
+)
 from aprfmt.inference.gradients.router_loss import RouterCounts, RouterTerms
 from aprfmt.inference.session import load_forward
 from aprfmt.inference.weights import Weights, model_weights

@@ -1,7 +1,7 @@
 """A model's parameters as leaves of torch's graph, and their gradients as the file stores them."""
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, MutableMapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -10,9 +10,16 @@ from numpy.typing import NDArray
 
 from aprfmt.arch.layout_steps import Added
 from aprfmt.arch.recurrent_steps import NegativeExp
+from aprfmt.arch.role_vocabulary import split_key
 from aprfmt.arch.spec import LayoutStep
+from aprfmt.base.encodings import ENCODINGS
+from aprfmt.base.protocols import LazyTensor, TensorInfo
+from aprfmt.codecs import decode, encode
 from aprfmt.errors import UnsupportedError
-from aprfmt.inference.gradients.backend import GradientBackend
+from aprfmt.formats.mapped_file import MemoryTensor
+from aprfmt.inference.gradients.adapter_pairs import AdapterPair
+from aprfmt.inference.gradients.backend import GradientBackend, PlacedPair
+from aprfmt.inference.gradients.changes import RIGHT, BackwardChange, QuantizedBase
 from aprfmt.inference.weights import Weights
 from aprfmt.model import Model
 from aprfmt.tensors.view import View, decode_tensor
@@ -161,3 +168,81 @@ def _floats(values: Array) -> Array:
 def _is_stack(role: str, view: View) -> bool:
     """Return whether a role's tensor is a stack of several matrices, as experts are."""
     return "_exps." in role or len(view.shape) > 2
+
+
+def place_pairs(
+    pairs: Sequence[AdapterPair],
+    backend: GradientBackend,
+    factors: MutableMapping[str, torch.Tensor],
+    change: BackwardChange = RIGHT,
+) -> Callable[[], None]:
+    """Put a leaf of every LoRA factor in `factors`, by stored name; return a function.
+
+    The function sets `backend.pairs` from the leaves, by role. It has to run before every graph, as
+    rows taken of a leaf are part of one. `change` is a mistake: it says how the factors are taken,
+    and how often their product is in the frozen weight too.
+    """
+    for pair in pairs:
+        values = (pair.a, pair.b)
+        if change.factors == "exchanged, gradients by name":
+            values = (pair.b, pair.a)
+        for name, each in zip(pair.names.values(), values, strict=True):
+            factors[name] = backend.array(each).detach().clone().requires_grad_()
+
+    def place() -> None:
+        """Set the backend's pairs by role, each with the rows of `b` that are the role's."""
+        placed = {}
+        for pair in pairs:
+            a, b = (factors[name] for name in pair.names.values())
+            if change.factors == "exchanged":
+                a, b = b, a
+            elif change.factors == "transposed":
+                a, b = b.T, a.T
+            for role, rows in pair.rows.items():
+                own = b[torch.from_numpy(rows).to(b.device)]
+                placed[role] = PlacedPair(a, own, pair.scale, change.merged * pair.scale)
+        backend.pairs = placed
+
+    return place
+
+
+DTYPES = {"BF16": "bfloat16", "F16": "float16"}  # of a weight; else float32
+
+
+def quantized_matrices(
+    model: Model, base: QuantizedBase
+) -> Iterator[tuple[str, NDArray[np.float32]]]:
+    """Yield (role key, values in the role's layout) of every matrix that is quantized.
+
+    These are the linear layers of attention and MLP, as transformers quantizes them: not the
+    tables, the head, norms, routers and stacked experts. Each stored tensor is quantized as a
+    whole in the type that it has, and decoded again.
+    """
+    done: dict[tuple[str, ...], list[LazyTensor]] = {}
+    for key, view in model.roles.items():
+        layer, role = split_key(key)
+        linear = role.startswith(("attn_", "ffn_")) and role.endswith(".weight")
+        apart = "norm" in role or role.startswith("ffn_gate_inp")
+        if layer is None or not linear or apart or len(view.shape) != 2:
+            continue
+        if view.names not in done:
+            done = {view.names: [_quantized(tensor, base) for tensor in view.stored]}
+        again = View(*done[view.names], role=view.role, group=view.group, hp=view.sizes)
+        yield key, again.numpy().astype(np.float32)
+
+
+def _quantized(tensor: LazyTensor, base: QuantizedBase) -> MemoryTensor:
+    """Return a stored tensor quantized as `base` says and decoded, as F32 under its name."""
+    info, row = tensor.info, ENCODINGS["F32"]
+    options = {
+        "blocksize": base.block,
+        "double_quantization": base.nested,
+        "dtype": DTYPES.get(info.encoding, "float32"),
+    }
+    values = np.ascontiguousarray(decode_tensor(tensor), np.float32)
+    coded = encode(base.encoding, values, options=options)
+    found = np.ascontiguousarray(decode(base.encoding, coded, info.shape), np.float32)
+    made = TensorInfo(
+        info.name, info.shape, "F32", 0, row.nbytes(info.shape), row.row_bytes(info.shape)
+    )
+    return MemoryTensor(made, found.tobytes())

@@ -28,9 +28,14 @@ from aprfmt.inference.parity.outcomes import (
     mean_label_loss,
     measure_backend_loss,
 )
-from aprfmt.inference.parity.prediction_gates import check_outcomes
 from aprfmt.inference.parity.request import ParityRequest
-from aprfmt.inference.parity.verdict import check_finite, check_fused, check_points, judge_pair
+from aprfmt.inference.parity.verdict import (
+    check_finite,
+    check_fused,
+    check_outcomes,
+    check_points,
+    judge_pair,
+)
 from aprfmt.inference.replay.shadow import OperationResiduals
 from aprfmt.inference.running import open_run
 from aprfmt.inference.trace import Trace

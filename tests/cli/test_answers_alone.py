@@ -17,7 +17,6 @@ from aprfmt.cli import (
     demo,
     diagnose,
     doctor,
-    doctor_facts,
     explain,
     html_page,
     logprobs,
@@ -560,16 +559,16 @@ def test_a_package_is_found_under_each_of_its_names(monkeypatch: pytest.MonkeyPa
             raise PackageNotFoundError(name)
         return there[name]
 
-    monkeypatch.setattr(doctor_facts, "version", version)
-    monkeypatch.setattr(doctor_facts, "find_spec", lambda name: name == "unrecorded" or None)
-    every = doctor_facts._DISTRIBUTIONS["cupy"]
+    monkeypatch.setattr(doctor, "version", version)
+    monkeypatch.setattr(doctor, "find_spec", lambda name: name == "unrecorded" or None)
+    every = doctor._DISTRIBUTIONS["cupy"]
     for name in every:
         there.clear()
         there[name] = "7"
-        assert doctor_facts.installed_version("cupy") == "7"
-    assert doctor_facts.installed_version("torch") is None
-    assert doctor_facts.installed_version("unrecorded") == "unknown"
-    hint = doctor_facts.install_hint
+        assert doctor.installed_version("cupy") == "7"
+    assert doctor.installed_version("torch") is None
+    assert doctor.installed_version("unrecorded") == "unknown"
+    hint = doctor.install_hint
     assert hint("x", ()) == "pip install x" and hint("x", ("gpu", "all")).count(" or ") == 1
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from aprfmt.cli import convert_show
+from aprfmt.cli import convert_run
 from aprfmt.formats import open_source
 from aprfmt.quantizing.mixture import SCHEMES
 from aprfmt.tokenizer.keys import HF_JSON
@@ -20,7 +20,7 @@ TEXT = "Once upon a time, in 1813: don't!"
 def test_the_verbatim_tokenizer_is_left_out_and_ids_stay(
     suffix: str, demo_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(convert_show, "WORTH_SAYING", 1)
+    monkeypatch.setattr(convert_run, "WORTH_SAYING", 1)
     size = (demo_model / "tokenizer.json").stat().st_size
     whole, bare = tmp_path / f"whole.{suffix}", tmp_path / f"bare.{suffix}"
     done = aprfmt("convert", demo_model, whole)

@@ -47,7 +47,7 @@ def test_version_names_the_kernels() -> None:
 
 
 def test_version_names_every_extra_that_is_installed() -> None:
-    from aprfmt.cli.doctor_facts import EXTRAS, PACKAGES, installed_version
+    from aprfmt.cli.doctor import EXTRAS, PACKAGES, installed_version
 
     line = aprfmt("--version").out
     assert {name for name, _, _ in PACKAGES} >= set(EXTRAS)

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from aprfmt.cli import doctor_facts, options, render, run_options
+from aprfmt.cli import doctor, options, render, run_options
 from aprfmt.cli.eval import windows
 from aprfmt.cli.parity import output as parity_output
 from aprfmt.errors import BackendUnavailableError, FormatError
@@ -25,11 +25,11 @@ def test_processors_are_those_that_may_be_used_where_the_system_says(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     for name in ("native_kernels", "gpu_devices", "llama_cpp_library"):
-        monkeypatch.setattr(doctor_facts, name, lambda name=name: name)
-    monkeypatch.setattr(doctor_facts, "installed_version", lambda name: f"version of {name}")
+        monkeypatch.setattr(doctor, name, lambda name=name: name)
+    monkeypatch.setattr(doctor, "installed_version", lambda name: f"version of {name}")
     monkeypatch.setattr(os, "cpu_count", lambda: 64)
     monkeypatch.setattr(os, "sched_getaffinity", lambda process: {0, 2, 5}, raising=False)
-    facts: Any = doctor_facts.collect_facts()
+    facts: Any = doctor.collect_facts()
     assert facts["cpus"] == 3
     assert [facts[key] for key in ("native", "devices", "llama_cpp")] == [
         "native_kernels",
@@ -37,10 +37,10 @@ def test_processors_are_those_that_may_be_used_where_the_system_says(
         "llama_cpp_library",
     ]
     assert [(row["name"], row["version"], row["for"]) for row in facts["packages"]] == [
-        (name, f"version of {name}", what) for name, what, _ in doctor_facts.PACKAGES
+        (name, f"version of {name}", what) for name, what, _ in doctor.PACKAGES
     ]
     monkeypatch.delattr(os, "sched_getaffinity")
-    assert doctor_facts.collect_facts()["cpus"] == 64
+    assert doctor.collect_facts()["cpus"] == 64
 
 
 def test_a_version_is_that_of_the_first_distribution_that_is_there(
@@ -54,9 +54,9 @@ def test_a_version_is_that_of_the_first_distribution_that_is_there(
             raise PackageNotFoundError(name)
         return there[name]
 
-    monkeypatch.setattr(doctor_facts, "version", version)
-    monkeypatch.setattr(doctor_facts, "find_spec", lambda name: object() if name in found else None)
-    of = doctor_facts.installed_version
+    monkeypatch.setattr(doctor, "version", version)
+    monkeypatch.setattr(doctor, "find_spec", lambda name: object() if name in found else None)
+    of = doctor.installed_version
     assert of("cupy") is None and of("torch") is None
     found |= {"cupy", "torch"}
     assert of("cupy") == of("torch") == "unknown"
@@ -66,17 +66,17 @@ def test_a_version_is_that_of_the_first_distribution_that_is_there(
     assert of("cupy") == "3"
     there["cupy-cuda13x"] = "4"
     assert of("cupy") == "4"
-    hint = doctor_facts.install_hint
+    hint = doctor.install_hint
     assert hint("torch", ()) == "pip install torch"
     both = hint("cupy", ("cuda12", "cuda13"))
     assert both == f"{hint('', ('cuda12',))} or {hint('', ('cuda13',))}"
     shown = {"torch": "2", "zstandard": None}
-    monkeypatch.setattr(doctor_facts, "installed_version", shown.get)
+    monkeypatch.setattr(doctor, "installed_version", shown.get)
     kernels: dict[str, Any] = {"built": True, "cpu": "own"}
-    monkeypatch.setattr(doctor_facts, "native_kernels", lambda: kernels)
-    assert doctor_facts.version_line().endswith(" (native kernels (own), torch 2)")
+    monkeypatch.setattr(doctor, "native_kernels", lambda: kernels)
+    assert doctor.version_line().endswith(" (native kernels (own), torch 2)")
     kernels["built"] = False
-    assert doctor_facts.version_line().endswith(" (numpy kernels, torch 2)")
+    assert doctor.version_line().endswith(" (numpy kernels, torch 2)")
 
 
 def test_a_library_that_does_not_load_is_told_with_its_folder(
@@ -93,7 +93,7 @@ def test_a_library_that_does_not_load_is_told_with_its_folder(
     opened = SimpleNamespace(open=lambda: part("library", library))
     monkeypatch.setattr(llama_library, "library_folder", lambda: part("folder", Path("/lib")))
     monkeypatch.setattr(llama_library, "Library", opened)
-    said = doctor_facts.llama_cpp_library
+    said = doctor.llama_cpp_library
     assert said() == {"folder": "/lib", "version": "b7", "why": ""}
     for name, folder in (("version", "/lib"), ("library", "/lib"), ("folder", None)):
         missing.append(name)

@@ -9,13 +9,13 @@ from pathlib import Path
 import click
 import pytest
 
-from aprfmt.cli import needed_options
+from aprfmt.cli import options
 from aprfmt.cli.main import group
 from tests.cli.run import aprfmt
 
 CONTEXT = click.Context(group)
 ARGUMENTS = {"convert": ("a", "b"), "diff": ("a", "b"), "hex": ("a",)}
-ROWS = [(name, option) for name, rows in needed_options.NEEDED.items() for option in rows]
+ROWS = [(name, option) for name, rows in options.NEEDED.items() for option in rows]
 VALUES = {"memory": "1G", "dtype": "float32", "trained_in": "float32", "fma": "strict"}
 
 
@@ -36,7 +36,7 @@ def spelled(name: str, option: str, value: str | None = None) -> list[str]:
 
 @pytest.mark.parametrize(("name", "option"), ROWS, ids=lambda each: str(each))
 def test_an_option_alone_is_refused(name: str, option: str) -> None:
-    needed = needed_options.NEEDED[name][option]
+    needed = options.NEEDED[name][option]
     arguments = ARGUMENTS.get(name, ("nothing.gguf",))
     done = aprfmt(name, *arguments, *spelled(name, option))
     assert done.code == 2 and "alone it has no effect" in done.err, done.err
@@ -48,10 +48,10 @@ def test_an_option_alone_is_refused(name: str, option: str) -> None:
 
 @pytest.mark.parametrize(
     ("name", "option"),
-    [(name, option) for name, rows in needed_options.UNUSED_WITH.items() for option in rows],
+    [(name, option) for name, rows in options.UNUSED_WITH.items() for option in rows],
 )
 def test_an_option_that_another_makes_useless_is_refused(name: str, option: str) -> None:
-    for other in needed_options.UNUSED_WITH[name][option]:
+    for other in options.UNUSED_WITH[name][option]:
         done = aprfmt(name, "nothing.gguf", *spelled(name, other), *spelled(name, option))
         assert done.code == 2 and "has no effect with" in done.err, done.err
     done = aprfmt(name, "nothing.gguf", *spelled(name, option))

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from aprfmt.cli import convert_show, render
+from aprfmt.cli import convert_run, render
 from aprfmt.cli.eval import output
 from tests.cli.run import aprfmt
 
@@ -80,11 +80,11 @@ def test_a_disk_is_too_small_only_where_less_is_free_than_needed(
             "memory_bytes": 2000, "disk_bytes": 1000, "disk_free_bytes": free, "seconds": seconds,
         }  # fmt: skip
         report: Any = SimpleNamespace(estimate=estimate)
-        convert_show._print_estimate(report)
+        convert_run._print_estimate(report)
         assert lines == [(f"  memory at most 2.0 kB; disk 1.0 kB{room}; time {time}", style)]
     lines.clear()
     nothing: Any = SimpleNamespace(estimate=None)
-    convert_show._print_estimate(nothing)
+    convert_run._print_estimate(nothing)
     assert lines == []
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from aprfmt.cli.convert_show import STEPS
+from aprfmt.cli.convert_run import STEPS
 from aprfmt.inference.capture import POINTS, SLOTS
 from aprfmt.model import open_model
 from tests.cli.run import aprfmt

@@ -21,7 +21,6 @@ from aprfmt.diagnosis import (
     next_commands,
     probes,
     trace_pair,
-    undeclared_packing,
     unwritten_tail,
     zero_values,
 )
@@ -440,7 +439,7 @@ def test_a_weights_codes_are_its_largest_part() -> None:
     for order in ((8, 64, 16), (64, 8, 16), (8, 16, 64)):
         parts = {str(size): part(f"p{size}", size) for size in order}
         model: Any = {"w": SimpleNamespace(stored=[SimpleNamespace(parts=parts)])}
-        assert undeclared_packing._codes_name(model, "w") == "p64"
+        assert models._codes_name(model, "w") == "p64"
 
 
 @pytest.mark.parametrize("window", [1, 4, 1 << 20])

@@ -14,7 +14,7 @@ from aprfmt.diagnosis import conclusion as conclude
 from aprfmt.diagnosis import diagnose
 from aprfmt.diagnosis.recorded_ids import hidden_causes
 from aprfmt.diagnosis.relations import certainty_of_relations, relation_text
-from aprfmt.inference import aprt_facts
+from aprfmt.inference import aprt
 from aprfmt.inference.aprt import save_aprt
 from aprfmt.inference.probe_ids import LONGEST, choose_ids
 from aprfmt.inference.replay.recorded_trace import fit_values
@@ -316,7 +316,7 @@ def test_aprt_folders_have_counts_only_and_are_judged(tmp_path: Path) -> None:
     assert diagnose(str(folder), str(tmp_path / "eps")).cause == "norm_eps"  # ours says its ids
     other = diagnose(str(folder), str(tmp_path / "eps"), ids=IDS[:-1])
     assert other.verdict == "not_comparable" and "other token ids" in other.reason
-    (tmp_path / "eps" / aprt_facts.NAME).unlink()  # a foreign folder has counts only
+    (tmp_path / "eps" / aprt.NAME).unlink()  # a foreign folder has counts only
     blind = diagnose(str(folder), str(tmp_path / "eps"))
     assert blind.verdict == "not_comparable" and "--ids" in blind.reason
     told = diagnose(str(folder), str(tmp_path / "eps"), ids=IDS)

@@ -18,8 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from aprfmt.formats import atomic
-from aprfmt.formats.atomic import complete_renames, pending_journals
-from aprfmt.formats.atomic_swap import swap_names
+from aprfmt.formats.atomic import complete_renames, pending_journals, swap_names
 from aprfmt.formats.cleanup import install_signal_handlers
 from tests.formats.publishing import CALLS, SCENARIOS, Scenario
 from tests.formats.writers import VERSIONS, WRITERS, Writer

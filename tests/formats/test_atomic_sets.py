@@ -14,7 +14,7 @@ import pytest
 
 from aprfmt.base.protocols import Note
 from aprfmt.errors import OutputError
-from aprfmt.formats import atomic, atomic_swap, cleanup, journal, notices, temporary_files
+from aprfmt.formats import atomic, cleanup, journal, notices, temporary_files
 from aprfmt.formats.atomic import FileSet, complete_renames, pending_journals
 from tests.formats.publishing import SCENARIOS, Scenario
 
@@ -245,13 +245,13 @@ def test_exchange(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     a, b = tmp_path / "a", tmp_path / "b"
     a.write_bytes(b"a")
     b.mkdir()
-    if not atomic_swap.swap_names(a, b):
+    if not atomic.swap_names(a, b):
         pytest.skip("NOT-RUN: renameat2 with RENAME_EXCHANGE is not available here")
     assert a.is_dir() and b.read_bytes() == b"a"
     with pytest.raises(FileNotFoundError):
-        atomic_swap.swap_names(a, tmp_path / "absent")
+        atomic.swap_names(a, tmp_path / "absent")
     monkeypatch.setattr(ctypes, "CDLL", lambda *args, **kwargs: object())
-    assert not atomic_swap.swap_names(a, b)
+    assert not atomic.swap_names(a, b)
 
 
 def test_many_files_are_kept_open_no_longer_than_asked(tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from aprfmt.errors import OutputError
-from aprfmt.formats import background_sync, output_file
+from aprfmt.formats import output_file
 from aprfmt.formats.atomic import FileSet
 
 SIZE = 256 << 10
@@ -47,7 +47,7 @@ def test_the_disk_begins_while_more_is_written(
         synced.append(os.fstat(fd).st_size)
         real(fd)
 
-    monkeypatch.setattr(background_sync, "_SYNC", lambda fd: begun.append(os.fstat(fd).st_size))
+    monkeypatch.setattr(output_file, "_SYNC", lambda fd: begun.append(os.fstat(fd).st_size))
     monkeypatch.setattr(os, "fsync", sync)
     write(tmp_path / "x", pieces, wait=True)
     assert begun == [SIZE * n for n in range(1, pieces + 1)]
@@ -61,7 +61,7 @@ def test_one_sync_at_a_time_and_none_when_the_file_is_closed(
 ) -> None:
     begun: list[int] = []
     started, closing, ended = threading.Event(), threading.Event(), threading.Event()
-    real = background_sync.BackgroundSync.end
+    real = output_file.BackgroundSync.end
 
     def sync(fd: int) -> None:
         begun.append(fd)
@@ -71,12 +71,12 @@ def test_one_sync_at_a_time_and_none_when_the_file_is_closed(
         os.fstat(fd)  # raises where it is closed
         ended.set()
 
-    def end(early: background_sync.BackgroundSync) -> None:
+    def end(early: output_file.BackgroundSync) -> None:
         closing.set()
         real(early)
 
-    monkeypatch.setattr(background_sync, "_SYNC", sync)
-    monkeypatch.setattr(background_sync.BackgroundSync, "end", end)
+    monkeypatch.setattr(output_file, "_SYNC", sync)
+    monkeypatch.setattr(output_file.BackgroundSync, "end", end)
     with suppress(KeyboardInterrupt), FileSet() as files:
         out = files.create(tmp_path / "x")
         for _ in range(4):
@@ -89,7 +89,7 @@ def test_one_sync_at_a_time_and_none_when_the_file_is_closed(
 
 def test_a_small_file_is_synced_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     begun: list[int] = []
-    monkeypatch.setattr(background_sync, "_SYNC", begun.append)
+    monkeypatch.setattr(output_file, "_SYNC", begun.append)
     monkeypatch.setattr(output_file, "_EARLY", 4 * SIZE + 1)
     write(tmp_path / "x")
     assert begun == []
@@ -112,7 +112,7 @@ def test_a_refused_sync_publishes_nothing(
         real(fd)
 
     if when == "early":
-        monkeypatch.setattr(background_sync, "_SYNC", once)
+        monkeypatch.setattr(output_file, "_SYNC", once)
     else:
         monkeypatch.setattr(os, "fsync", once)
     with pytest.raises(OutputError, match="disk reports a fault"):
@@ -123,7 +123,7 @@ def test_a_refused_sync_publishes_nothing(
 
 
 def test_without_the_call_nothing_happens(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(background_sync, "_SYNC", None)
+    monkeypatch.setattr(output_file, "_SYNC", None)
     write(tmp_path / "x")
     assert (tmp_path / "x").stat().st_size == 4 * SIZE
 
@@ -131,7 +131,7 @@ def test_without_the_call_nothing_happens(tmp_path: Path, monkeypatch: pytest.Mo
 @pytest.mark.parametrize("again", [False, True])
 def test_a_refused_sync_is_said_once_by_the_next_call(again: bool, tmp_path: Path) -> None:
     """The system says it once: a second sync of the same file would succeed."""
-    early = background_sync.BackgroundSync()
+    early = output_file.BackgroundSync()
     read, written = os.pipe()  # a pipe cannot be synced
     with (tmp_path / "x").open("wb") as file:
         try:

@@ -8,7 +8,7 @@ import pytest
 
 from aprfmt.errors import FormatError
 from aprfmt.formats import journal
-from aprfmt.formats.apr import shard_set
+from aprfmt.formats.apr import reader
 from aprfmt.formats.apr.metadata import TYPED
 from aprfmt.formats.apr.shards import ShardNumber
 
@@ -35,11 +35,9 @@ def shard(
 @pytest.fixture
 def joined(monkeypatch: pytest.MonkeyPatch) -> None:
     """A source is what it was made of, and a shard's number is its own."""
-    monkeypatch.setattr(
-        shard_set, "AprSource", lambda path, shards, notes=(): (path, shards, notes)
-    )
-    monkeypatch.setattr(shard_set, "shard_number_of", lambda parsed: parsed.place)
-    monkeypatch.setattr(shard_set, "refuse_mixed", lambda path, paths: None)
+    monkeypatch.setattr(reader, "AprSource", lambda path, shards, notes=(): (path, shards, notes))
+    monkeypatch.setattr(reader, "shard_number_of", lambda parsed: parsed.place)
+    monkeypatch.setattr(reader, "refuse_mixed", lambda path, paths: None)
 
 
 def notes_of(source: Any) -> list[tuple[str, str, str, str]]:
@@ -50,9 +48,9 @@ def notes_of(source: Any) -> list[tuple[str, str, str, str]]:
 def test_shards_are_each_of_another_number_of_one_count() -> None:
     path = Path("m.json")
     first, second = shard("0.apr"), shard("1.apr", 1)
-    source: Any = shard_set._join_shards(path, [first, second], 2, ["note"])  # type: ignore[list-item]
+    source: Any = reader._join_shards(path, [first, second], 2, ["note"])  # type: ignore[list-item]
     assert source == (path, [first, second], ["note"])
-    single: Any = shard_set._join_shards(path, [shard("0.apr", None)], 1, [])
+    single: Any = reader._join_shards(path, [shard("0.apr", None)], 1, [])
     assert len(single[1]) == 1
     for wrong, place in (
         (shard("x.apr", 0), "0 of 2"),
@@ -60,28 +58,28 @@ def test_shards_are_each_of_another_number_of_one_count() -> None:
         (shard("x.apr", None), "0 of 1"),
     ):
         with pytest.raises(FormatError) as error:
-            shard_set._join_shards(path, [first, wrong], 2, [])
+            reader._join_shards(path, [first, wrong], 2, [])
         assert str(error.value) == (
             f"m.json: x.apr says it is shard {place}; expected another number of 2, each once"
         )
 
 
 def test_what_a_shard_says_otherwise_is_noted_with_its_file() -> None:
-    key = next(one.name for one in TYPED if one.name not in shard_set._OF_ONE_FILE)
-    own = next(one.name for one in TYPED if one.name in shard_set._OF_ONE_FILE)
+    key = next(one.name for one in TYPED if one.name not in reader._OF_ONE_FILE)
+    own = next(one.name for one in TYPED if one.name in reader._OF_ONE_FILE)
     shards = [
         shard("0.apr", **{key: 5, own: 1}),
         shard("1.apr", **{key: 6, own: 2}),
         shard("2.apr"),
         shard("3.apr", **{key: 5}),
     ]
-    (note,) = shard_set._contradictions(shards)
+    (note,) = reader._contradictions(shards)
     assert (note.level, note.where, note.text) == (
         "warning",
         "1.apr",
         f"metadata {key} is 6, 0.apr says 5",
     )
-    (note,) = shard_set._contradictions([shard("0.apr"), shards[0]])
+    (note,) = reader._contradictions([shard("0.apr"), shards[0]])
     assert note.text == f"metadata {key} is 5, 0.apr says None"
 
 
@@ -95,12 +93,12 @@ def test_a_manifest_lists_the_shards_and_their_tensors(
         for at in range(2)
     ]
     required: list[Any] = []
-    monkeypatch.setattr(shard_set, "read_manifest", lambda path: members)
-    monkeypatch.setattr(shard_set, "require_files", lambda paths, where: required.append(paths))
+    monkeypatch.setattr(reader, "read_manifest", lambda path: members)
+    monkeypatch.setattr(reader, "require_files", lambda paths, where: required.append(paths))
     held = {"0.apr": shard("0.apr", 0), "1.apr": shard("1.apr", 1, tensors=("b",))}
 
     def opened(partial: bool) -> Any:
-        return shard_set.open_manifest(path, lambda one: held[one.name], partial)
+        return reader.open_manifest(path, lambda one: held[one.name], partial)
 
     for member in members:
         member.path.touch()
@@ -139,11 +137,11 @@ def test_a_shard_finds_the_others_by_its_name(
 ) -> None:
     names = [tmp_path / f"m-0000{at}-of-00002.apr" for at in (1, 2)]
     siblings: list[Any] = [names]
-    monkeypatch.setattr(shard_set, "sibling_paths", lambda path, place: siblings[0])
+    monkeypatch.setattr(reader, "sibling_paths", lambda path, place: siblings[0])
     own, other = shard(str(names[1]), 1), shard(str(names[0]), 0)
 
     def opened(partial: bool = False, of: Any = own) -> Any:
-        return shard_set.open_siblings(names[1], of, lambda path: other, partial)
+        return reader.open_siblings(names[1], of, lambda path: other, partial)
 
     alone = shard("x.apr", None)
     assert opened(of=alone) == (names[1], [alone], ())

@@ -28,7 +28,7 @@ from aprfmt.errors import AprfmtError, FormatError
 from aprfmt.formats.bounded_json import dumps, loads
 from aprfmt.formats.gguf.reader import open_buffer as open_gguf
 from aprfmt.formats.safetensors.reader import open_buffer as open_safetensors
-from aprfmt.inference import aprt_facts
+from aprfmt.inference import aprt
 from aprfmt.inference.aprt import load_aprt
 from aprfmt.inference.engines import llama_text
 from aprfmt.inference.engines.llama_text import load_eval_text
@@ -264,11 +264,11 @@ def _stages() -> Path:
 
 def stages(data: bytes) -> None:
     """Read aprfmt-trace.json, alone and with the APRT stages, and compare the trace."""
-    found = aprt_facts.parse_facts(_value(data), str(PATH))
-    again = loads(dumps(aprt_facts.facts_to_json(found), "again"), "again", max_bytes=4 * LIMIT)
-    same(aprt_facts.parse_facts(again, str(PATH)), found, aprt_facts.NAME)
-    (_stages() / aprt_facts.NAME).write_bytes(data)
-    same(aprt_facts.read_facts(_stages()), found, "read")
+    found = aprt.parse_facts(_value(data), str(PATH))
+    again = loads(dumps(aprt.facts_to_json(found), "again"), "again", max_bytes=4 * LIMIT)
+    same(aprt.parse_facts(again, str(PATH)), found, aprt.NAME)
+    (_stages() / aprt.NAME).write_bytes(data)
+    same(aprt.read_facts(_stages()), found, "read")
     trace = load_aprt(_stages())
     json.dumps(trace.to_json())
     for key, record in trace.records.items():

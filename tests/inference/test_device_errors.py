@@ -17,7 +17,7 @@ import pytest
 import torch
 
 from aprfmt.base.installation import install_command
-from aprfmt.cli import doctor_facts
+from aprfmt.cli import doctor
 from aprfmt.errors import BackendUnavailableError, UsageError
 from aprfmt.inference import cuda_driver
 from aprfmt.inference.backends.torch_device import torch_devices
@@ -304,7 +304,7 @@ def test_full_memory_is_an_error_that_says_what_to_do() -> None:
 
 def test_doctor_says_what_the_driver_says(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cuda_driver, "ask_driver", lambda: NEW)
-    found = doctor_facts.gpu_devices()
+    found = doctor.gpu_devices()
     assert (found["cuda"], found["why"]) == ("13.0", "")
     assert found["gpus"] == [
         {"index": 0, "name": "NVIDIA H200", "memory": 150_000_000_000, "compute": "9.0"}

@@ -8,7 +8,7 @@ import pytest
 
 from aprfmt.inference.gradients import differences
 from aprfmt.inference.gradients.changes import RouterFactors
-from aprfmt.inference.parity import prediction_gates as gates
+from aprfmt.inference.parity import verdict as gates
 from aprfmt.inference.parity.cells import Outcomes
 from aprfmt.measure.tolerances import MAX_LOGITS, loss_bound
 

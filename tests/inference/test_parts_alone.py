@@ -60,7 +60,7 @@ from aprfmt.inference.fast.graphs import NotRecordable, PassInputs
 from aprfmt.inference.loss import MeanLoss
 from aprfmt.inference.micro_batches import micro_batches
 from aprfmt.inference.parity import operations, outcomes, run_comparison
-from aprfmt.inference.parity import prediction_gates as outer
+from aprfmt.inference.parity import verdict as outer
 from aprfmt.inference.parity.bundle import HEADER, choose_bundle, parse_bundle, run_cell
 from aprfmt.inference.parity.matched_weights import ThroughRows
 from aprfmt.inference.parity.outcomes import compare_logits

@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 
 from aprfmt.errors import FormatError, OutputError, UsageError
-from aprfmt.inference import aprt_facts
+from aprfmt.inference import aprt
 from aprfmt.inference.aprt import load_aprt, save_aprt
 from aprfmt.inference.capture import STAGES, WHOLE
 from aprfmt.inference.record import Record, record_from_json, record_to_json
@@ -246,7 +246,7 @@ def test_an_aprt_folder_says_its_tokens_beside_its_stages(tmp_path: Path) -> Non
         assert (record.positions, record.dtype, record.form) == (own.positions, own.dtype, own.form)
         if key in trace.records:
             assert record.shape == own.shape
-    facts = tmp_path / aprt_facts.NAME
+    facts = tmp_path / aprt.NAME
     assert {path.suffix for path in tmp_path.rglob("*.*")} == {".bin", ".json"}
     facts.rename(tmp_path / "elsewhere")
     foreign = load_aprt(tmp_path)
@@ -261,7 +261,7 @@ def test_an_aprt_folder_says_its_tokens_beside_its_stages(tmp_path: Path) -> Non
 def test_a_wider_arithmetic_is_not_claimed_for_float32_values() -> None:
     record = trace_of("llama", ["embd"]).records["embd"]
     for dtype, kept in (("float64", "float32"), ("bfloat16", "bfloat16"), ("float32", "float32")):
-        assert aprt_facts.stage_facts(replace(record, dtype=dtype), (1,), "").dtype == kept
+        assert aprt.stage_facts(replace(record, dtype=dtype), (1,), "").dtype == kept
 
 
 def test_a_stage_that_is_not_the_one_written_is_refused(tmp_path: Path) -> None:
@@ -300,7 +300,7 @@ def test_a_damaged_file_beside_the_stages_is_refused(
     change: Any, message: str, tmp_path: Path
 ) -> None:
     save_aprt(tmp_path, trace_of("llama", ["L0.ffn_up", "L1.ffn_up"]))
-    path = tmp_path / aprt_facts.NAME
+    path = tmp_path / aprt.NAME
     said = json.loads(path.read_text())
     change(said)
     path.write_text(json.dumps(said))

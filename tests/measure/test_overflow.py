@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from aprfmt.measure.overflow import overflow_text
+from aprfmt.measure.traces import overflow_text
 
 INF, NAN = np.inf, np.nan
 TOLERANCE = 0.08

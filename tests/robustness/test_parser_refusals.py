@@ -47,7 +47,7 @@ from aprfmt.formats.cursor import Cursor
 from aprfmt.formats.pytorch.pickle_values import GlobalName
 from aprfmt.formats.pytorch.storages import Resolver
 from aprfmt.formats.sequential import SequentialSink
-from aprfmt.inference import aprt, aprt_facts, batch, record, trace_file
+from aprfmt.inference import aprt, batch, record, trace_file
 from aprfmt.inference.engines import captures, dump_folders, mapping, npz, rank_dims
 from aprfmt.inference.parity import bundle, calibrate
 from aprfmt.inference.sampling import Sampling
@@ -87,9 +87,7 @@ def calibration(**changed: Any) -> Any:
 
 def stage(**changed: Any) -> Any:
     row = {"sha256": SHA, "dtype": "float32", "device": "cpu", "shape": [1], **changed}
-    return aprt_facts.parse_facts(
-        {"schema": aprt_facts.SCHEMA, "run": {}, "files": {"s": row}}, "f"
-    )
+    return aprt.parse_facts({"schema": aprt.SCHEMA, "run": {}, "files": {"s": row}}, "f")
 
 
 def storage(*view: Any, count: Any = 4, key: Any = "0", kind: str = "FloatStorage") -> Any:
@@ -380,10 +378,10 @@ REFUSED: Mapping[str, tuple[Call, type[Exception], str]] = {
     "record field": (lambda: record.record_from_json({}, "f"), FormatError, "f: key is None"),
     "record key": (lambda: record.record_from_json({"key": "L0.zz"}, "f"), FormatError, "f: .*zz"),
     "facts schema": (
-        lambda: aprt_facts.parse_facts({}, "f"), FormatError, "f: schema None; expected ",
+        lambda: aprt.parse_facts({}, "f"), FormatError, "f: schema None; expected ",
     ),
     "facts run": (
-        lambda: aprt_facts.parse_facts({"schema": aprt_facts.SCHEMA}, "f"), FormatError,
+        lambda: aprt.parse_facts({"schema": aprt.SCHEMA}, "f"), FormatError,
         "f: run or files is missing",
     ),
     "facts text": (lambda: stage(device=3), FormatError, "f: s: device is 3; expected text"),

@@ -83,9 +83,9 @@ RECORDS: tuple[Record, ...] = (
         {"merged": bool},
         ("same", "left"),
     ),
-    Record("doctor", "properties/devices", "cli.doctor_facts:Devices"),
-    Record("doctor", "properties/packages/items", "cli.doctor_facts:Package"),
-    Record("doctor", "properties/llama_cpp", "cli.doctor_facts:LlamaCpp"),
+    Record("doctor", "properties/devices", "cli.doctor:Devices"),
+    Record("doctor", "properties/packages/items", "cli.doctor:Package"),
+    Record("doctor", "properties/llama_cpp", "cli.doctor:LlamaCpp"),
     Record(
         "eval",
         "properties/against",
@@ -137,7 +137,11 @@ RECORDS: tuple[Record, ...] = (
     Record("scan", "properties/damage/items/properties/findings/items", "checks.records:Finding"),
     Record("set", "properties/changes/items", "conversion.edits:KeyChange"),
     Record("step", "properties/causes/items", "measure.named_causes:NamedCause"),
-    Record("step", "properties/between/properties/runs/items", "training.device_comparison:RunGradients"),
+    Record(
+        "step",
+        "properties/between/properties/runs/items",
+        "training.device_comparison:RunGradients",
+    ),
     Record(
         "step",
         "properties/between/properties/gradients/items",

@@ -1,15 +1,148 @@
 """Opens APR v2 files, and sets of shards, as sources."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, closing
 from pathlib import Path
 
+from aprfmt.base.protocols import Note
+from aprfmt.errors import FormatError
+from aprfmt.formats.apr.metadata import TYPED
 from aprfmt.formats.apr.parse import parse
-from aprfmt.formats.apr.shard_set import open_manifest, open_siblings
+from aprfmt.formats.apr.shards import ShardNumber, read_manifest, shard_number_of, sibling_paths
 from aprfmt.formats.apr.source import AprShard as AprShard
 from aprfmt.formats.apr.source import AprSource as AprSource
 from aprfmt.formats.mapped_file import Buffer, BufferFile, open_bytes
+from aprfmt.formats.shard_set import refuse_mixed, require_files
 from aprfmt.remote.paths import parse_location
+
+_OF_ONE_FILE = frozenset({"sharding", "total_size", "param_count"})  # may differ between shards
+
+
+def open_manifest(path: Path, read: Callable[[Path], AprShard], partial: bool) -> AprSource:
+    """Return the open model of all shards that a manifest names.
+
+    `read` opens one shard. `partial` allows missing ones, each with a note. FormatError if the
+    manifest and the files disagree.
+    """
+    members = read_manifest(path)
+    paths = [one.path for one in members]
+    refuse_mixed(path, paths)
+    if not partial:
+        require_files(paths, str(path))
+    shards: list[AprShard] = []
+    notes: list[Note] = []
+    for one in members:
+        if partial and not one.path.is_file():
+            notes.append(
+                Note("warning", str(path), f"{one.path.name} is missing beside it", "missing_shard")
+            )
+            continue
+        # The manifest must list the shard's tensors; another size is only noted.
+        shard = read(one.path)
+        stored = {entry.info.name for entry in shard.parsed.entries}
+        if stored != one.tensors:
+            odd = min(stored ^ one.tensors)
+            holds, lists = ("holds", "does not list") if odd in stored else ("lacks", "lists")
+            raise FormatError(
+                f"{path}: {one.path.name} {holds} tensor {odd!r}, which the manifest {lists} for it"
+            )
+        if shard.file.size != one.size:
+            notes.append(
+                Note(
+                    "warning",
+                    str(path),
+                    f"{one.path.name} has {shard.file.size} bytes, the manifest says {one.size}",
+                    "shard_size",
+                )
+            )
+        shards.append(shard)
+    if not shards:
+        raise FormatError(f"{path}: none of the shards it names is there; get the files of the set")
+    return _join_shards(path, shards, len(members), notes)
+
+
+def open_siblings(
+    path: Path, opened: AprShard, read: Callable[[Path], AprShard], partial: bool
+) -> AprSource:
+    """Return the open model of the set that an opened shard belongs to, by its file name.
+
+    `read` opens one shard. `partial` allows missing ones, each with a note. Without `partial`,
+    FormatError for a missing shard, and where the file's name does not give those of the others.
+    """
+    place = shard_number_of(opened.parsed)
+    if place is None:
+        return AprSource(path, [opened])
+    paths = sibling_paths(path, place)
+    what = f"is shard {place.number} of {place.count}"
+    # Without the pattern the others cannot be found.
+    if paths is None:
+        if partial:
+            note = Note(
+                "warning",
+                str(path),
+                f"{what}; the others are not known by its name",
+                "missing_shard",
+            )
+            return AprSource(path, [opened], [note])
+        raise FormatError(
+            f"{path}: {what}, but its name does not follow STEM-{place.number:05d}-of-"
+            f"{place.count:05d}.apr, so the others are not known; open their manifest, "
+            "rename the file, or list it alone with --partial"
+        )
+    refuse_mixed(path, paths)
+    notes = []
+    shards = []
+    for number, sibling in enumerate(paths):
+        if number == place.number:
+            shards.append(opened)
+        elif sibling.is_file():
+            shards.append(read(sibling))
+        elif partial:
+            notes.append(
+                Note("warning", str(path), f"{sibling.name} is missing beside it", "missing_shard")
+            )
+        else:
+            raise FormatError(
+                f"{path}: {what}, {sibling.name} is missing beside it; get the missing file, "
+                "or list this one alone with --partial"
+            )
+    return _join_shards(path, shards, place.count, notes)
+
+
+def _join_shards(
+    path: Path, shards: Sequence[AprShard], count: int, notes: Sequence[Note]
+) -> AprSource:
+    """Return the set's source; FormatError unless the shards' numbers make one set of `count`."""
+    seen: set[int] = set()
+    for shard in shards:
+        place = shard_number_of(shard.parsed) or ShardNumber(0, 1)
+        if place.count != count or place.number in seen:
+            raise FormatError(
+                f"{path}: {shard.file.path.name} says it is shard {place.number} of {place.count}; "
+                f"expected another number of {count}, each once"
+            )
+        seen.add(place.number)
+    return AprSource(path, shards, [*notes, *_contradictions(shards)])
+
+
+def _contradictions(shards: Sequence[AprShard]) -> list[Note]:
+    """Return a warning for every typed key whose value in a shard differs from the first one's."""
+    first = shards[0]
+    found: list[Note] = []
+    for key in (key.name for key in TYPED if key.name not in _OF_ONE_FILE):
+        stated = first.parsed.metadata.get(key)
+        for shard in shards[1:]:
+            other = shard.parsed.metadata.get(key)
+            if other is not None and other != stated:
+                found.append(
+                    Note(
+                        "warning",
+                        str(shard.file.path),
+                        f"metadata {key} is {other!r}, {first.file.path.name} says {stated!r}",
+                        "shard_metadata",
+                    )
+                )
+    return found
 
 
 def open_source(path: Path, *, partial: bool = False, damaged: bool = False) -> AprSource:
