@@ -100,11 +100,12 @@ class ChangedWeight:
 
 @dataclass(frozen=True)
 class AdapterAnswer:
-    """The answer: what was found in all weights, each of them, and what else differs.
+    """Whether B is A with an adapter merged: what was found in each weight, and what else differs.
 
-    `found` holds for all weights. `others` are tensors that the adapter does not change, and that
-    differ. `says` are sentences about them: whose change they hold, or in what they were quantized.
-    `own` are tensors that the adapter has whole (modules_to_save), and B has otherwise.
+    `found` is what was found in all changed weights: one of the answers of ChangedWeight, or how
+    often each was found. `others` are tensors that the adapter does not change, and that differ.
+    `says` are sentences about them: whose change they hold, or in what they were quantized. `own`
+    are tensors that the adapter replaces as a whole (modules_to_save), and that B has otherwise.
     """
 
     adapter: str
@@ -135,7 +136,7 @@ class AdapterAnswer:
 
     @property
     def text(self) -> str:
-        """How the adapter is merged, in words, with the number of weights."""
+        """How the adapter is merged, in words, with the number of changed weights."""
         what = f"{self.found} ({len(self.weights)} weights)"
         if self.own:
             what += f", but not its own {', '.join(self.own[:_SHOWN])}"
@@ -144,7 +145,10 @@ class AdapterAnswer:
 
     @property
     def undecided(self) -> bool:
-        """Whether merged or not is the same: B's type holds no change, or there is none."""
+        """Whether B's values do not tell whether the adapter was merged, and nothing else differs.
+
+        That is so where B's type is too coarse for the change, or the adapter's pairs are zero.
+        """
         return self.found in (EITHER, NOTHING) and not self.others and not self.own
 
     @property
@@ -165,7 +169,11 @@ class AdapterAnswer:
 
 
 def answer_merge(a: Model, b: Model, adapter: Path) -> "tuple[AdapterAnswer, DiffReport]":
-    """Return (answer, comparison of B with A plus the adapter)."""
+    """Return whether B is A with the adapter merged, as (answer, comparison of B with that merge).
+
+    `adapter` is the path of its file or folder. Raises ConversionError, as `merge_adapter` does,
+    for an adapter of another base.
+    """
     from aprfmt.compare import diff_models
 
     # A with the adapter, compared with B as `diff` compares.
@@ -230,18 +238,25 @@ def answer_merge(a: Model, b: Model, adapter: Path) -> "tuple[AdapterAnswer, Dif
 
 
 def _has_change(view: View) -> bool:
-    """Return whether a pair of the adapter for this weight can change it."""
+    """Return whether a pair of the adapter can change this weight of the merged model.
+
+    It cannot where one of its factors is zero.
+    """
     return any(one.pair.has_change for one in view.stored if isinstance(one, MergedTensor))
 
 
 def _tensors_of_adapter(model: Model, found: Adapter) -> set[str]:
-    """Return the keys of the merged model's tensors that the adapter has whole."""
+    """Return the merged model's keys of the tensors that the adapter replaces (modules_to_save)."""
     names = {name.replace(".base_layer.", ".") for name in found.replacements}
     return {key for key, view in model.roles.items() if names.intersection(view.names)}
 
 
 def _says_of_own(key: str, a: Model, b: Model) -> str:
-    """Return a sentence on a tensor that the adapter has whole, and that B has otherwise."""
+    """Return a sentence on a tensor that the adapter replaces, and that B does not have from it.
+
+    It says what B has in its place: nothing, the base's tensor, the base's token embedding, or
+    another one.
+    """
     base, theirs = a.find(key), b.find(key)
     if theirs is None:
         tied = ": its head is the embedding" if key == "output.weight" else ""
@@ -259,11 +274,12 @@ def _says_of_own(key: str, a: Model, b: Model) -> str:
 def _unexplained_others(
     model: Model, b: Model, others: Sequence[str], changed: Set[str]
 ) -> tuple[list[str], tuple[str, ...]]:
-    """Return (tensors that differ without an explanation, sentences about `others`).
+    """Return (keys of `others` that differ without an explanation, sentences about `others`).
 
-    `others` are the tensors that the adapter does not change, and which differ. Those that are A's,
-    quantized and decoded, are no difference: that is the base as it was trained on. Tensors that
-    hold the change of another weight are named in a sentence.
+    `others` are the keys of tensors that the adapter does not change, and that differ between the
+    merged `model` and B. Those that are A's, quantized and decoded, are explained: the base was
+    trained on like that. A tensor that holds the change of another weight gets a sentence.
+    `changed` are the stored names of the tensors that the merge changes.
     """
     from aprfmt.compare import diff_models
 
@@ -293,10 +309,10 @@ def _unexplained_others(
 
 
 def _unread_items(opened: Model, found: Adapter, merged: Model) -> tuple[NotCompared, ...]:
-    """Return what a merge does not use of an adapter: tensors, keys, files next to its weights.
+    """Return the adapter's tensors, keys and neighbouring files that a merge does not use.
 
-    They may change what the adapter does, and there is no other side: they count as unreadable.
-    `opened` is the adapter's file, `merged` the base with the adapter `found`.
+    They count as not compared ("unreadable"): they may change what the adapter does. `opened` is
+    the adapter's file as a Model, `merged` the base with the adapter `found`.
     """
     parts = adapter_parts(opened)
     tied = bool(merged.hyper["tied_embeddings"])  # a head that equals the table is not in the base
@@ -319,10 +335,12 @@ def _unread_items(opened: Model, found: Adapter, merged: Model) -> tuple[NotComp
 def _try_other_layers(
     model: Model, b: Model, changed: Set[str], weights: "list[ChangedWeight]"
 ) -> "list[ChangedWeight]":
-    """Return the weights, judged again with the same weight's change in every other layer.
+    """Return the weights, after trying whether one has the change of its role in another layer.
 
-    Neighbouring layers were tried before. It is for weights to which no answer fits; layers at a
-    distance that was found come first, and once nothing fits two weights, no other is tried.
+    Only weights that no answer fits are judged again; neighbouring layers were tried before.
+    Distances in layers that were found for other weights come first. Once two weights have no such
+    layer, the remaining ones are returned as they were. `model` is the merge, `changed` are the
+    stored names of the tensors that it changes.
     """
     found = list(weights)
     failed = 0
@@ -344,9 +362,9 @@ def _try_other_layers(
 
 
 def _layers_moved(weight: ChangedWeight) -> int:
-    """Return by how many layers the change in a weight was moved up from its own.
+    """Return how many layers above its own a weight's change was added; negative for below.
 
-    0 where it is its own, or that of another role.
+    0 where no other weight's change was added, or that of another role.
     """
     (layer, role), (there, its) = split_key(weight.key), split_key(weight.source)
     return layer - there if role == its and layer is not None and there is not None else 0
@@ -355,9 +373,10 @@ def _layers_moved(weight: ChangedWeight) -> int:
 def _changes_of_layers(
     model: Model, changed: Set[str], key: str, first: Set[int]
 ) -> Iterator[OtherChange]:
-    """Yield the changes to the same weight in the other layers, nearest first.
+    """Yield the changes that the merge `model` makes to the same weight in other layers.
 
-    Those that are `first` layers below come before all.
+    `key` is the weight, `changed` are the stored names of the tensors that the merge changes.
+    Layers whose distance below the weight's layer is in `first` come first, then the nearest.
     """
     layer, role = split_key(key)
     own = model.find(key)
@@ -372,9 +391,10 @@ def _changes_of_layers(
 def _change_of(
     model: Model, changed: Set[str], key: str, shape: tuple[int, ...]
 ) -> Iterator[OtherChange]:
-    """Yield what a merge changed in one weight of the model: its values after, less those before.
+    """Yield the change that the merge makes to the weight `key`: values after it less those before.
 
-    Nothing is yielded if no tensor of it is in `changed`, or its shape is not `shape`.
+    Nothing is yielded if none of its tensors is in `changed`, the stored names that the merge
+    changes, or if the weight's shape is not `shape`.
     """
     view = model.roles[key]
     if view.shape == shape and not changed.isdisjoint(view.names):
@@ -382,9 +402,10 @@ def _change_of(
 
 
 def _layer_offset_text(weights: Sequence[ChangedWeight], layers: int) -> tuple[str, ...]:
-    """Return a sentence on changes that are all equally many layers off; () where they are not.
+    """Return (sentence,) if all misplaced changes are equally many layers off, else ().
 
-    Of `layers` layers, those past the last begin again with the first.
+    `layers` is the number of layers: a change may have been moved past the last to the first. ()
+    too for fewer than two misplaced changes.
     """
     moved = [one for one in weights if _layers_moved(one)]
     offsets = {_layers_moved(one) for one in moved}
@@ -403,9 +424,10 @@ def _layer_offset_text(weights: Sequence[ChangedWeight], layers: int) -> tuple[s
 def _try_rank_orders(
     a: Model, b: Model, adapter: Path, weights: "list[ChangedWeight]"
 ) -> "list[ChangedWeight]":
-    """Return the weights, judged again with the ranks of stacked experts in other orders.
+    """Return the weights, after trying other orders of the ranks in pairs for stacked experts.
 
-    Only weights to which no answer fits so far are judged again.
+    A weight that no answer fits gets an order as its answer if B is A with the adapter read in that
+    order. The list `weights` itself is changed.
     """
     for order in OTHER_ORDERS:
         if all(one.found not in (OTHERWISE, MORE) for one in weights):
@@ -433,9 +455,10 @@ def _changed_weight(key: str, b: View, judged: Judged) -> ChangedWeight:
 
 
 def _merge_values(merged: View, b: View, close: bool) -> Merge:
-    """Return base, change and B's values of one weight as a Merge.
+    """Return one weight's values in the base, in the merge and in B, as a Merge.
 
-    `close`: `diff` found B equal to A with the change, up to rounding.
+    `merged` is the weight of A with the adapter, `b` that of B. `close` says that `diff` found the
+    two equal up to rounding.
     """
     plain, full = (merged_values(merged, times) for times in (0, 1))
     kinds = {one.base_encoding for one in merged.stored if isinstance(one, MergedTensor)}
@@ -448,9 +471,9 @@ def _merge_values(merged: View, b: View, close: bool) -> Merge:
         dtype = _dtype_of_values(theirs) if parts else "F32"
 
         def store_again(values: "F64") -> "F64 | None":
-            """Return values encoded in B's packed type and decoded again.
+            """Return values (float64) encoded in B's packed type and decoded again.
 
-            None where the type needs more than values.
+            None where the type cannot be encoded from values alone.
             """
             return _store_through(b.encoding, values, dtype)
 
@@ -459,7 +482,10 @@ def _merge_values(merged: View, b: View, close: bool) -> Merge:
 
 
 def _own_steps(b: View) -> "Steps | None":
-    """Return the steps of B's packed weight, float64; None for other types and uneven codes."""
+    """Return step, lowest and highest value of each element of B's packed weight, in float64.
+
+    None for types that are not packed, and for codes whose values are not evenly spaced.
+    """
     packed = [one.packed for one in b.stored]
     if not packed or any(one is None for one in packed) or b.lattice is None:
         return None
@@ -476,7 +502,10 @@ def _are_even(values: "F64") -> bool:
 
 
 def _dtype_of_values(values: "F64") -> str:
-    """Return the coarsest float type that holds all values: what a packed weight decodes to."""
+    """Return the coarsest float type that holds all values exactly: BF16, F16 or else F32.
+
+    It is taken as the type to which a packed weight was decoded.
+    """
     for name in ("BF16", "F16"):
         if np.array_equal(_rounded_to(values, name), values):
             return name
@@ -484,15 +513,16 @@ def _dtype_of_values(values: "F64") -> str:
 
 
 def _rounded_to(values: "F64", dtype: str) -> "F64":
-    """Return values rounded to a plain float type."""
+    """Return values rounded to the plain float type `dtype`, as float64."""
     held = np.ascontiguousarray(values, np.float32)
     return decode(dtype, encode(dtype, held), held.shape).astype(np.float64)
 
 
 def _store_through(kind: str, values: "F64", dtype: str) -> "F64 | None":
-    """Return values encoded in a packed type and decoded; None where it needs more than values.
+    """Return values encoded in the packed type `kind` and decoded again, as float64.
 
-    They are of the float type `dtype` before and after, as the library's own weights are.
+    They are rounded to the float type `dtype` before and after, as the library's own weights are.
+    None where the type cannot be encoded from values alone.
     """
     held = np.ascontiguousarray(_rounded_to(values, dtype), np.float32)
     try:
@@ -502,9 +532,9 @@ def _store_through(kind: str, values: "F64", dtype: str) -> "F64 | None":
 
 
 def _wrong_scale_factors(view: View, found: Adapter) -> tuple[Factor, ...]:
-    """Return the factors by which usual mistakes with the scale multiply a weight's change.
+    """Return the multiples of a weight's change that usual mistakes with the adapter's scale give.
 
-    () where the weight has no pair, or pairs of different scales.
+    () where the weight has no pair, or pairs of different scales. `view` is the merged weight.
     """
     pairs = [one.pair for one in view.stored if isinstance(one, MergedTensor)]
     if not pairs or any(one.scale != pairs[0].scale for one in pairs):
@@ -529,9 +559,10 @@ def _wrong_scale_factors(view: View, found: Adapter) -> tuple[Factor, ...]:
 
 
 def _other_changes(model: Model, changed: Set[str], key: str) -> Iterator[OtherChange]:
-    """Yield the changes to other weights of the same shape, in this layer or a neighbouring one.
+    """Yield the changes that the merge makes to other weights which may have been added to `key`.
 
-    In a neighbouring layer only the same weight. `changed` are the stored names that are changed.
+    These are all weights of the same shape and layer, and the same weight of a neighbouring layer.
+    `changed` are the stored names of the tensors that the merge changes.
     """
     layer, role = split_key(key)
     own = model.find(key)
@@ -545,9 +576,10 @@ def _other_changes(model: Model, changed: Set[str], key: str) -> Iterator[OtherC
 
 
 def _shared_words(weights: Sequence[ChangedWeight]) -> str:
-    """Return what was found in all weights, or how often each answer was found.
+    """Return the one answer found in all weights, or how often each was found and in which files.
 
-    A weight whose type holds none of the change, or whose pair is zero, counts as the others do.
+    A weight that does not tell whether the change was added (B's type holds none of it, or the pair
+    is zero) counts only where all weights are such.
     """
     decided = [each for each in weights if each.found not in (EITHER, NOTHING)]
     if weights and not decided:

@@ -48,7 +48,7 @@ FLAT = 64  # values under one scale of bitsandbytes, which rows do not end
 
 
 class Factor(NamedTuple):
-    """A multiple of the change that a mistake makes, and the mistake in words."""
+    """A multiple of the adapter's change that a mistake would add, and the mistake in words."""
 
     times: float
     says: str
@@ -71,12 +71,13 @@ class Steps(NamedTuple):
 
 @dataclass(frozen=True)
 class Merge:
-    """One weight of base and merge, [rows, columns] or [experts, rows, columns], in float64.
+    """The values of one weight in the base and in B, with the adapter's change, in float64.
 
-    `plain` is the base's, `change` the adapter's, `theirs` B's. `encoding` is what B stores, `base`
-    what A stores. `close` says that B is the base with the change within the bound of a packed
-    type. `again` encodes values in B's packed type and decodes them. `steps` are B's own, with the
-    ends of its groups, for packed weights whose codes are evenly spaced.
+    Each is [rows, columns] or [experts, rows, columns]. `plain` is the base's weight, `change` what
+    the adapter adds to it, `theirs` B's weight. `encoding` is B's encoding, `base` that of A.
+    `close` says that B is the base with the change within the bound of a packed type. `again`
+    encodes values in B's packed type and decodes them. `steps` are the steps of B's codes, for
+    packed weights whose codes are evenly spaced.
     """
 
     plain: "F64"
@@ -102,9 +103,11 @@ class Merge:
 
 
 class Judged(NamedTuple):
-    """What was found: `times` and `rest` by projection, `lost` the share that rounding removed.
+    """What a merge did to one weight: `found` is the answer, as listed at ChangedWeight.
 
-    `source` is the only other weight whose change was added in place of the own one, "" for none.
+    `times` is the projection of B - A on the change, `rest` the norm of what that leaves, and
+    `lost` the norm that rounding removed, both relative to the change. `source` is the weight whose
+    change was added in place of this one's, "" where there is no single one.
     """
 
     found: str
@@ -186,9 +189,10 @@ def judge_merge(
     factors: Sequence[Factor] = (),
     others: Callable[[], Iterable[OtherChange]] = tuple,
 ) -> Judged:
-    """Return what the merge did to a weight; stacked experts are judged one by one too.
+    """Return what the merge did to a weight: once, twice, wrong scale, another's change, ...
 
-    `factors` are multiples of the change to try. `others` yields the changes of other weights.
+    Where no answer fits a stack of experts, each expert is judged alone. `factors` are multiples of
+    the change to try, `others` yields the changes of other weights that may have been added.
     """
     found = _judge_whole(merge, factors, others)
     if found.found not in (OTHERWISE, MORE) or merge.plain.ndim != 3 or len(merge.plain) < 2:
@@ -221,7 +225,10 @@ def _expert_numbers(experts: Sequence[int]) -> str:
 def _expert_changes(
     merge: Merge, at: int, others: Callable[[], Iterable[OtherChange]]
 ) -> Iterator[OtherChange]:
-    """Yield the changes that expert `at` may have received: other experts', other weights'."""
+    """Yield the changes that expert number `at` of a stacked weight may have received by mistake.
+
+    These are the other experts' changes, and this expert's part of other weights' changes.
+    """
     for number, change in enumerate(merge.change):
         if number != at:
             yield OtherChange(f"expert {number}", change)
@@ -232,9 +239,11 @@ def _expert_changes(
 def _judge_whole(
     merge: Merge, factors: Sequence[Factor], others: Callable[[], Iterable[OtherChange]]
 ) -> Judged:
-    """Return what the merge did to a whole weight, by trying the usual sums.
+    """Return what the merge did to a weight, taken as one matrix or one stack.
 
-    If the base alone, or the base plus the change, gives B's values, that is the answer.
+    If the base alone, or the base plus the change, gives B's values, that is the answer. Else wrong
+    multiples, misplaced changes, sums and other bases are tried in turn. `factors` and `others` are
+    those of `judge_merge`.
     """
     size = float(np.square(merge.change).sum())
     if not size:
@@ -265,9 +274,10 @@ def _judge_whole(
 
 
 def _usual_multiple(merge: Merge, found: Judged, factors: Sequence[Factor]) -> Judged | None:
-    """Return the judgement that a usual multiple of the change gives B; None where none does.
+    """Return the judgement that B has a usual multiple of the change, such as twice; None if not.
 
-    `found` is the judgement so far. Only for plain float types.
+    `factors` are multiples to try besides whole numbers. `found` is the judgement so far, which is
+    copied with the answer. None too where B is stored in a packed type.
     """
     if merge.encoding not in FRACTIONS:
         return None
@@ -288,7 +298,8 @@ def _misplaced_change(
 ) -> Judged | None:
     """Return the judgement that a change was added transposed, or another weight's; else None.
 
-    Only for plain float types.
+    `found` is the judgement so far, `others` yields other weights' changes. None too where B is
+    stored in a packed type.
     """
     if merge.encoding not in FRACTIONS:
         return None
@@ -317,8 +328,9 @@ def _summed_changes(
 ) -> Judged | None:
     """Return the judgement that B has whole multiples of several weights' changes; None if not.
 
-    The multiples are fitted on a sample and have to be whole numbers; their sum has to give B: in a
-    plain float type every value, in a packed one what its steps leave.
+    The multiples are fitted by least squares on a sample of the values, and have to be whole
+    numbers. Their sum has to give every value of B in a plain float type; in a packed one the norm
+    of what remains has to be within what its steps leave.
     """
     step = max(1, merge.plain.size // SAMPLE)
 
@@ -368,7 +380,10 @@ def _summed_changes(
 
 
 def judge_misplaced(merge: Merge, found: Judged, others: Iterable[OtherChange]) -> Judged:
-    """Return `found`, or that B has the change of one of `others`; each is tried alone."""
+    """Return `found`, or the judgement that B has the change of one of `others` instead.
+
+    Each of the other changes is tried alone.
+    """
     for one in others:
         again = _other_change(merge, found, one)
         again = again or _summed_changes(merge, found, partial(tuple, [one]))
@@ -378,7 +393,10 @@ def judge_misplaced(merge: Merge, found: Judged, others: Iterable[OtherChange]) 
 
 
 def _allowed_rest(merge: Merge) -> float:
-    """Return the norm that B's packed type may leave, relative to the change."""
+    """Return the largest norm of a remainder that storing in B's packed type explains.
+
+    It is relative to the norm of the adapter's change.
+    """
     size = float(np.linalg.norm(merge.change))
     return max(LITTLE, 1.5 * merge.noise * float(np.linalg.norm(merge.plain)) / size)
 
@@ -386,10 +404,10 @@ def _allowed_rest(merge: Merge) -> float:
 def judge_otherwise(
     merge: Merge, found: Judged, made: Iterable[tuple[str, "F64"]], word: str = SCALED
 ) -> Judged:
-    """Return `found`, or what was done where one of the weights `made` by a mistake is B's.
+    """Return the judgement of a mistake whose result is B's weight; `found` if none is.
 
-    `made` are (mistake in words, the weight that it makes), `word` is the answer of all of them.
-    Only for plain float types, and where nothing else gave B.
+    `made` are pairs (mistake in words, the weight that it makes); `word` is the answer for all of
+    them. `found` is returned as well where B is packed, or once merged, or the base unchanged.
     """
     if found.found in (ONCE, EITHER) or merge.encoding not in FRACTIONS:
         return found
@@ -456,8 +474,8 @@ def _judge_by_projection(merge: Merge, found: Judged) -> Judged:
 def _hidden_change(merge: Merge, found: Judged) -> Judged | None:
     """Return the judgement that B's packed type is too coarse to show the change; else None.
 
-    B is then within the type's rounding of the base with the change and without it, is not the base
-    itself, and what is left of the change after rounding is any share of it.
+    B is then within the type's rounding of the base, with the change and without it. `found` is the
+    judgement so far, with the projection of B - A on the change.
     """
     size = float(np.linalg.norm(merge.plain))
     small = float(np.linalg.norm(merge.change)) < HIDDEN * merge.noise * size
@@ -485,8 +503,9 @@ def _is_reproduced(merge: Merge, times: float) -> bool:
 def _reproduced_sums(merge: Merge) -> tuple[bool, bool]:
     """Return (whether the base with the change gives B's values, whether the base alone does).
 
-    A packed weight is held against its own steps: of the sum as it is, and then of a sum that was
-    rounded to 16 bits before it was packed, by which both may be B's where neither tells.
+    The codes of a packed weight are compared with those nearest to either sum, in B's steps. If
+    neither fits, a sum that was rounded to 16 bits before it was packed is tried; both are False
+    where that fits either.
     """
     if merge.steps is None:
         return _is_reproduced(merge, 1), _is_reproduced(merge, 0)
@@ -499,10 +518,10 @@ def _reproduced_sums(merge: Merge) -> tuple[bool, bool]:
 
 
 def _is_nearest_code(merge: Merge, steps: Steps, full: "F64", dtype: str = "F32") -> bool:
-    """Return whether B's codes are those of `full` in B's own steps, cut at the ends of its groups.
+    """Return whether every value of B is the code nearest to the sum `full`, in steps of B's codes.
 
-    The sum and its parts were rounded to the float type `dtype` before, so that a value halfway
-    between two codes has either.
+    Sums beyond a group's lowest and highest code are cut there. The sum and its parts were rounded
+    to the float type `dtype` first, so a value halfway between two codes may have either.
     """
     held = np.clip(full, np.minimum(steps.low, steps.high), np.maximum(steps.low, steps.high))
     slack = np.ldexp(np.abs(full) + np.abs(merge.plain), -1 - FRACTIONS[dtype])
@@ -511,16 +530,19 @@ def _is_nearest_code(merge: Merge, steps: Steps, full: "F64", dtype: str = "F32"
 
 
 def _sum_gives(merge: Merge, full: "F64", change: "F64", rounds: int = 1) -> bool:
-    """Return whether a sum `full`, rounded, is B's value everywhere."""
+    """Return whether the sum `full`, rounded to B's float type, is B's value everywhere.
+
+    `change` is the part of it that was added, `rounds` the number of additions.
+    """
     return bool(_rounded_equal(merge, full, change, rounds).all())
 
 
 def _rounded_equal(merge: Merge, full: "F64", change: "F64", rounds: int = 1) -> "Mask":
-    """Return a bool array: where the sum `full`, rounded to B's float type, is B's value.
+    """Return a bool array: True where the sum `full`, rounded to B's float type, is B's value.
 
-    A library may have rounded the product (`change`) to the same type first, as PEFT does in half
-    precision, and its sums in float32 end elsewhere than ours: where a value lies halfway between
-    two, it may then be the other one. A change that was added `rounds` times was rounded as often.
+    Where a value lies halfway between two, the other one counts as well: a library may have rounded
+    the product (`change`) to the same type first, as PEFT does in half precision. `rounds` is the
+    number of additions, and so of roundings.
     """
     largest = np.maximum(np.abs(merge.theirs), np.abs(full))
     half = rounds * _half_spacing(largest, merge.encoding)
@@ -530,7 +552,7 @@ def _rounded_equal(merge: Merge, full: "F64", change: "F64", rounds: int = 1) ->
 
 
 def _half_spacing(values: "F64", encoding: str) -> "F64":
-    """Return half the distance between neighbours of a float type around each value."""
+    """Return half the distance between neighbouring numbers of a float type, for each value."""
     exponent = np.frexp(values)[1] - 1 - FRACTIONS[encoding]
     half: F64 = np.ldexp(0.5, np.maximum(exponent, SMALLEST.get(encoding, -1074)))
     return half
@@ -539,8 +561,9 @@ def _half_spacing(values: "F64", encoding: str) -> "F64":
 def _judge_other_base(merge: Merge, found: Judged) -> Judged | None:
     """Return the judgement that B is another state of the base plus the change; None if not.
 
-    A base that was published in 16 bits may have been merged before that rounding. A base that was
-    trained on in 4 or 8 bits may have been merged decoded. A few damaged values are reported too.
+    Such a state is A before it was rounded to 16 bits, or A quantized to 4 or 8 bits and decoded. B
+    may also be the merge but for a few damaged values, which is said. None too where A or B is
+    packed.
     """
     if merge.encoding not in FRACTIONS or merge.base not in FRACTIONS:
         return None
@@ -579,7 +602,7 @@ class BaseScheme(NamedTuple):
 
 
 def _code_values(encoding: str, table: str) -> "Callable[[], F64]":
-    """Return a function that loads the finite values of an encoding's codes, sorted.
+    """Return a function that returns the finite values of an encoding's codes, sorted (float64).
 
     `table` is the name of the codec's attribute that has them.
     """
@@ -608,10 +631,10 @@ SCHEMES = (
 
 
 def _scheme_of_base(merge: Merge) -> str:
-    """Return the scheme in which A, quantized and decoded, plus the change gives B; or "".
+    """Return the name of the scheme in which A, quantized and decoded, plus the change gives B.
 
-    Each value of A takes the scheme's nearest code value. The scale of a group is fitted on every
-    other value and judged on the rest, so that it holds too where scales were quantized themselves.
+    "" if none does. Each value of A takes the scheme's nearest code value. The scale of a group is
+    fitted on every other value and judged on the rest, so that it also fits quantized scales.
     """
     rows = merge.plain.reshape(-1, merge.plain.shape[-1])
     for scheme in SCHEMES:
@@ -630,10 +653,12 @@ def _scheme_of_base(merge: Merge) -> str:
 def _decode_base(
     plain: "F64", change: "F64", theirs: "F64", entries: "F64"
 ) -> "tuple[F64, F64, F64]":
-    """Return (decoded base, median step, largest step) of groups of values.
+    """Return (A quantized to the code values `entries` and decoded, median step, largest step).
 
-    All arguments but `entries`, the code values, are [groups, values]; steps are [groups, 1], the
-    distances between code values times the scale.
+    `plain`, `change` and `theirs` are A, the change and B as [groups, values], and so is the
+    decoded base. Each group's scale is fitted so that decoded base plus change is nearest to B. A
+    step is the distance between two code values times the group's scale; both steps are [groups,
+    1].
     """
     largest = np.take_along_axis(plain, np.abs(plain).argmax(1)[:, None], 1)
     top = entries[np.abs(entries).argmax()]
@@ -652,11 +677,11 @@ def _decode_base(
 def _is_on_lattice(
     base: "F64", steps: "F64", widest: "F64", change: "F64", theirs: "F64", merge: Merge, own: str
 ) -> bool:
-    """Return whether a decoded base, stored as `own`, with the change gives B's values.
+    """Return whether a decoded base, rounded to the type `own`, plus the change gives B's values.
 
-    `steps` and `widest` are the median and largest steps of each group. A value halfway between two
-    code values may have got the other one. Any further is damage. False too where steps are so
-    small that most values would fit by chance.
+    `steps` and `widest` are the median and largest distance of two code values in each group. Most
+    values have to agree within rounding, and every value within one step. False too where steps are
+    so small that most values would agree by chance.
     """
     full = base + change
     slack = (

@@ -43,7 +43,10 @@ _ROWS = 1 << 20  # elements made at a time
 
 
 class MergedTensor(LazyTensor):
-    """A base weight with a pair added `times` times, in `encoding` or the base's own."""
+    """A base weight with an adapter's pair added `times` times, computed when bytes are read.
+
+    Its encoding is `encoding`, or the base's where that is "".
+    """
 
     __slots__ = ("_times", "base", "info", "pair")
 
@@ -110,7 +113,10 @@ class MergedTensor(LazyTensor):
         return MergedTensor(self.base, pair, encoding="F32")
 
     def row_lengths(self, times: int) -> "F64":
-        """Return the lengths [out] of the rows with the pair added `times` times, unscaled."""
+        """Return the norms [out] of the rows after adding the pair `times` times, in float64.
+
+        DoRA's magnitudes are left out.
+        """
         plain = MergedTensor(
             self.base, replace(self.pair, magnitude=None), times=times, encoding="F32"
         )
@@ -167,7 +173,7 @@ class DecodedTensor(LazyTensor):
 def merge_rows(weight: "F32", pair: LowRank, start: int, stop: int) -> "F32":
     """Return rows [start, stop) of a merged weight (float32), rounded once.
 
-    `weight` are the base's rows (float32), `pair` is the change.
+    `weight` are those rows of the base (float32), `pair` is the change.
     """
     delta = pair.product_rows(start, stop).astype(np.float32) * np.float32(pair.scale)
     found: F32 = weight + delta
@@ -235,10 +241,10 @@ def merge_adapter(
 ) -> tuple[Model, Model, Adapter]:
     """Return (base with the adapter merged, the adapter's open file, the adapter).
 
-    Closing the first closes the base. `order` is that in which the ranks of pairs for stacked
-    experts are read, `encoding` that of the merged weights, "" for the base's. `again` merges for a
-    comparison: it allows packed weights and an adapter that the base's record says is merged, which
-    raise ConversionError else, as does an adapter of another base.
+    Closing the first closes the base. `order` is how the pairs for stacked experts order their
+    ranks, `encoding` that of the merged weights, "" for the base's. Raises ConversionError for an
+    adapter of another base. So do packed weights, and an adapter that the base's metadata record as
+    merged, unless `again` allows both, for a comparison.
     """
     opened, found = read_adapter(adapter, compare=again)
     try:
@@ -282,10 +288,11 @@ def _merged_tensors(
     decoded: bool,
     encoding: str,
 ) -> Iterator[tuple[str, LazyTensor]]:
-    """Yield (name, tensor) of the tensors that differ from the base's.
+    """Yield (name, tensor) of the merge's tensors that are not the base's.
 
-    `replacements` are the tensors that replace the base's. `decoded` decodes packed weights, which
-    raise ConversionError without it.
+    `replacements` are the adapter's whole tensors by name, `order` is how pairs for stacked experts
+    order their ranks. With `decoded` packed weights are decoded first; they raise ConversionError
+    without it. `encoding` is that of the merged weights, "" for the base's.
     """
     own = {name: RenamedTensor(view.stored[0], name) for name, view in replacements.items()}
     yield from own.items()
@@ -303,9 +310,9 @@ def _merged_tensors(
 
 
 def has_packed_weight(base: Model, keys: Iterable[str]) -> bool:
-    """Return whether the base stores one of these weights packed: decode it before a merge.
+    """Return whether the base stores one of the weights that an adapter changes packed.
 
-    `keys` are the keys of the weights that an adapter changes.
+    Such a base has to be decoded before a merge. `keys` are the keys of the changed weights.
     """
     views = (base.find(key) for key in keys)
     return any(
@@ -339,7 +346,7 @@ class RenamedTensor(LazyTensor):
 
 
 def recorded_digests(base: Model) -> list[str]:
-    """Return the SHA-256 of the adapters that the metadata record as merged; [] if none."""
+    """Return the SHA-256 of each adapter that a model's metadata record as merged; [] if none."""
     text = base.metadata.get(RECORD)
     try:
         found: Any = json.loads(text) if isinstance(text, str) else []
@@ -392,10 +399,11 @@ def convert_merged(
 
 @dataclass(frozen=True)
 class MergeLoss:
-    """How much of the change storing one merged weight lost.
+    """How much of an adapter's change was lost to rounding when one merged weight was stored.
 
-    `changed` counts values that are not the sum, `still` those of `count` changed ones that are as
-    in the base. `lost` and `size` are norms: of what was lost, and of the change.
+    `count` is the number of values that the adapter changes, `still` those of them that are stored
+    as in the base, `changed` all stored values that are not the exact sum. `lost` and `size` are
+    norms: of what was lost, and of the change.
     """
 
     key: str
@@ -409,7 +417,10 @@ class MergeLoss:
 
 
 def merge_losses(model: Model, out: Path) -> "Iterator[MergeLoss]":
-    """Yield the loss of each weight of a written merge that rounding to its type changed."""
+    """Yield a MergeLoss for each weight of a written merge that lost something to its encoding.
+
+    `model` is the merge as computed, `out` the path to which it was written.
+    """
     merged = {name for name, one in model.source.tensors.items() if isinstance(one, MergedTensor)}
     keys = dict.fromkeys(
         key for name in sorted(merged) for key in model.roles_of.get(name, (name,))
@@ -438,7 +449,7 @@ def merge_losses(model: Model, out: Path) -> "Iterator[MergeLoss]":
 
 
 def merged_values(merged: View, times: int) -> "F64":
-    """Return a weight with the change added `times` times, before rounding (float64)."""
+    """Return a weight of a merge with the change added `times` times, unrounded (float64)."""
     stored = [
         one.with_times(times) if isinstance(one, MergedTensor) else one for one in merged.stored
     ]
@@ -449,14 +460,18 @@ def merged_values(merged: View, times: int) -> "F64":
 def scaled_otherwise(merged: View) -> "Iterator[tuple[str, F64]]":
     """Yield (mistake in words, the weight it makes) of usual mistakes with DoRA's magnitudes.
 
-    Values are before rounding (float64). Nothing for a weight without magnitudes.
+    The weights are float64, before they are rounded to a stored type. Nothing is yielded for a
+    weight without magnitudes.
     """
     pairs = [one.pair for one in merged.stored if isinstance(one, MergedTensor)]
     if len(pairs) < len(merged.stored) or any(one.magnitude is None for one in pairs):
         return
 
     def lengths(one: MergedTensor, times: int) -> "F64":
-        """Return the row lengths of the merged (1) or the base's (0) weight; 1 for empty rows."""
+        """Return the norms of the rows after adding the pair `times` times (1 or 0).
+
+        A norm of 0 is returned as 1, to be divided by.
+        """
         found = one.row_lengths(times)
         return np.where(found > 0, found, 1.0)
 
@@ -508,7 +523,10 @@ OTHER_AXES: "tuple[tuple[str, Callable[[F64, F64], F64]], ...]" = (
 
 
 def _lengths(values: "F64", axis: int) -> "F64":
-    """Return the lengths of a matrix' columns (axis 0) or rows (1), kept as an axis; 1 for 0."""
+    """Return the norms of a matrix' columns (axis 0) or rows (1), with that axis kept at size 1.
+
+    A norm of 0 is returned as 1, to be divided by.
+    """
     found = np.linalg.norm(values, axis=axis, keepdims=True)
     return np.where(found > 0, found, 1.0)
 
@@ -516,8 +534,8 @@ def _lengths(values: "F64", axis: int) -> "F64":
 def _scaled_by_columns(merged: View) -> "Iterator[tuple[str, F64]]":
     """Yield (mistake in words, the weight it makes) of DoRA's magnitudes along the other axis.
 
-    Values are before rounding (float64). Nothing for a weight that is not square, or that is joined
-    of several: there are as many magnitudes as it has rows.
+    The weights are float64, before they are rounded to a stored type. Nothing is yielded unless the
+    weight is one square tensor: the magnitudes are as many as it has rows.
     """
     one = merged.stored[0]
     if len(merged.stored) > 1 or not isinstance(one, MergedTensor) or one.pair.magnitude is None:
@@ -534,9 +552,10 @@ def _scaled_by_columns(merged: View) -> "Iterator[tuple[str, F64]]":
 
 
 def exchanged_factors(merged: View) -> "Iterator[tuple[str, F64]]":
-    """Yield (mistake in words, the weight it makes) of square factors that are exchanged.
+    """Yield (mistake in words, the weight it makes) of a merge that took factor A for B.
 
-    Values are before rounding (float64). Nothing where a pair of the weight is not square.
+    That is possible for square factors; nothing is yielded for others. The weight is float64,
+    before it is rounded to a stored type.
     """
     ones = [one for one in merged.stored if isinstance(one, MergedTensor)]
     square = all(one.pair.a.shape == one.pair.b.shape == one.pair.shape for one in ones)
@@ -571,7 +590,7 @@ def loss_notes(losses: "Sequence[MergeLoss]", adapter: Path) -> tuple[Note, ...]
 def _with_losses(
     tensors: "Iterable[TensorOutcome]", losses: "Sequence[MergeLoss]"
 ) -> "Iterator[TensorOutcome]":
-    """Yield the outcomes, with "lossy" for merged weights that rounding changed."""
+    """Yield a conversion's outcomes; merged weights that rounding changed have `how` "lossy"."""
     changed = {name: each.changed for each in losses for name in each.names}
     for tensor in tensors:
         if tensor.name in changed and tensor.how != "lossy":
@@ -581,7 +600,7 @@ def _with_losses(
 
 
 def stray_notes(adapter: Adapter) -> tuple[Note, ...]:
-    """Return (note,) on tensors of the file that are no part of an adapter; () if none."""
+    """Return (warning,) on the file's tensors that are no part of an adapter; () if none."""
     if not adapter.stray:
         return ()
     said = f"left out, for it is no part of an adapter: {', '.join(adapter.stray)}"

@@ -38,7 +38,11 @@ _TRANSPOSED = frozenset({"gpt_oss"})
 
 
 class ExpertOrder(NamedTuple):
-    """The order in which a pair holds the ranks of all experts: True is expert by expert."""
+    """Whether each factor of a pair for stacked experts has its ranks expert by expert.
+
+    `a` and `b` are True where all ranks of one expert follow one another, False where all experts'
+    first ranks come first.
+    """
 
     a: bool
     b: bool
@@ -79,8 +83,8 @@ def parameter_changes(
 ) -> Iterator[tuple[str, StoredPair, Change]]:
     """Yield (stored name of the base, pair, change) of each pair for a single parameter.
 
-    `order` says whether a pair holds the ranks of all experts expert by expert. Raises
-    ConversionError for a pair that fits no parameter, or two of the same shape.
+    `order` is how the pairs order the ranks of all experts. Raises ConversionError for a pair that
+    fits no parameter, or two of the same shape.
     """
     modules: dict[str, list[StoredPair]] = {}
     for pair in adapter.pairs.values():
@@ -107,9 +111,10 @@ def parameter_changes(
 def _assign_targets(
     adapter: Adapter, module: str, pairs: Sequence[StoredPair], base: Model
 ) -> Sequence[_Target]:
-    """Return the parameter that each pair of a module changes, in order, found by the shapes.
+    """Return the parameter that each pair of a module changes, in the order of `pairs`.
 
-    Raises ConversionError where no assignment fits, or several do.
+    PEFT's names do not tell it; the shapes do. Raises ConversionError where no assignment fits, or
+    several do.
     """
     every = [_find_target(f"{module}.{name}", base) for name in pairs[0].parameters]
     targets = [target for target in every if target is not None]
@@ -139,7 +144,7 @@ def _assign_targets(
 
 
 def _find_target(name: str, base: Model) -> _Target | None:
-    """Return a parameter of the base by PEFT's name; None if the base has none."""
+    """Return the base's parameter that PEFT calls `name`; None if the base has none."""
     from aprfmt.arch.binding import bind_names
 
     if name in base:
@@ -160,9 +165,9 @@ def _matrix_sizes(shape: Shape) -> tuple[int, int, int]:
 
 
 def _pair_fits(adapter: Adapter, pair: StoredPair, target: _Target) -> bool:
-    """Return whether a pair's shapes fit a parameter.
+    """Return whether a pair's shapes and rank fit a parameter.
 
-    For experts also with rows and columns exchanged.
+    A parameter of stacked experts may also have rows and columns exchanged.
     """
     if len(target.shape) not in (2, 3):
         return False
@@ -176,10 +181,10 @@ def _pair_fits(adapter: Adapter, pair: StoredPair, target: _Target) -> bool:
 def _expert_factors(
     adapter: Adapter, pair: StoredPair, target: _Target, base: Model, order: ExpertOrder
 ) -> tuple[Array, Array, float]:
-    """Return a pair's factors by expert, as the parameter is laid out, and their scale.
+    """Return a pair's factors for each expert, as the parameter is laid out, and their scale.
 
-    They are (left [experts, rows, r], right [experts, r, columns], scale). `order` is that of the
-    ranks in the file.
+    They are (left [experts, rows, r], right [experts, r, columns], scale): expert e changes by
+    scale * (left[e] @ right[e]). `order` is how the file orders the ranks of all experts.
     """
     experts, rows, columns = _matrix_sizes(target.shape)
     rank, scale = pair_scale(adapter, target.name)
@@ -203,9 +208,10 @@ def _expert_factors(
 def _split_transpose(
     steps: "Sequence[LayoutStep]", shapes: Sequence[Shape], hp: Mapping[str, Any]
 ) -> "tuple[bool, Sequence[LayoutStep]]":
-    """Return (whether rows and columns are stored exchanged, the layout steps after that).
+    """Return (whether the first layout step exchanges rows and columns, the steps after it).
 
-    `shapes` are the stored shapes.
+    `shapes` are the stored shapes, `hp` the hyperparameters. Where the first step exchanges
+    nothing, all of `steps` are returned.
     """
     first = steps[0] if steps else None
     if not isinstance(first, Transposed | TransposedEach):
@@ -217,11 +223,11 @@ def _split_transpose(
 def _place_factors(
     adapter: Adapter, pair: StoredPair, target: _Target, base: Model, left: Array, right: Array
 ) -> Iterator[tuple[str, tuple[Array, Array]]]:
-    """Yield (stored name, (left, right)) for a base with another layout of the experts.
+    """Yield (stored name, (left, right)) of a pair for a base with another layout of the experts.
 
-    `left` is [experts, rows, r], `right` [experts, r, columns]. Layout steps move rows and experts.
-    So they are applied to the left factor, whose columns are ranks, and to the number of the expert
-    that each row belongs to. Raises ConversionError where the base's layout cannot take these rows.
+    `left` is [experts, rows, r], `right` [experts, r, columns]. Layout steps move rows and experts,
+    so they are applied to the left factor, whose columns are ranks, and to the expert number of
+    each row. Raises ConversionError where the base's layout cannot take these rows.
     """
     assert target.group is not None
     hp = base.hyper
@@ -249,9 +255,9 @@ def _store_factors(
 ) -> Iterator[tuple[str, tuple[Array, Array]]]:
     """Yield (stored name, (left, right)) of factors by role, as the base stores these roles.
 
-    `rows` are the left factors by role [experts, rows, r], `whose` the number of the expert of each
-    row, `right` is [experts, r, columns]. A matrix needs one expert. ArchError where a tensor holds
-    other roles as well.
+    `rows` are the left factors by role [experts, rows, r], `whose` the expert number of each row,
+    `right` is [experts, r, columns]. Raises ArchError where a stored tensor holds other roles as
+    well, or a matrix has rows of several experts.
     """
     hp = base.hyper
     for view in {id(base.roles[role].group): base.roles[role] for role in rows}.values():
@@ -277,9 +283,10 @@ def stacked_changes(
 ) -> Iterator[tuple[str, Change]]:
     """Yield (stored name of the base, change) of pairs for single experts that the base stacks.
 
-    `pairs` are by the weight's name, such as `mlp.experts.3.up_proj.weight`. The ranks of several
-    matrices in one tensor (gate and up) stand one after the other, with zeros for the others' rows.
-    Raises ConversionError where a matrix has pairs for some experts only, or no place.
+    `pairs` are by the weight's name, such as `mlp.experts.3.up_proj.weight`. Where one tensor joins
+    several matrices (gate and up), the factors of each follow one another along the rank, with
+    zeros for the others' rows. Raises ConversionError where only some experts of a matrix have
+    pairs, or the base has no such matrix.
     """
     from aprfmt.arch.binding import bind_names
 

@@ -76,19 +76,19 @@ class LowRank:
 def place_pairs(
     adapter: Adapter, base: Model, order: ExpertOrder = PEFT_ORDER, *, untie: bool = False
 ) -> dict[str, LowRank]:
-    """Return {stored name of the base: change} of all pairs.
+    """Return {stored name of the base: the change of that weight} for all pairs of an adapter.
 
-    `order` is that in which the ranks of pairs for stacked experts are read; `untie` as for
-    `whole_tensors`. Raises ConversionError if a pair fits no weight, or two pairs fit one.
+    `order` is how pairs for stacked experts order their ranks; `untie` as for `whole_tensors`.
+    Raises ConversionError if a pair fits no weight, or two pairs fit one.
     """
     found: dict[str, LowRank] = {}
     whole = whole_tensors(adapter, base, untie=untie)
 
     def add_change(module: str, name: str, change: LowRank) -> None:
-        """Add the change of a weight to the result, once name and shape are checked.
+        """Add the change of the weight `name` to the result, once its name and shape are checked.
 
-        Raises ConversionError where the base has no such weight or one of another shape, and for a
-        second change of the same weight.
+        `module` names the pair in messages. Raises ConversionError where the base has no such
+        weight or one of another shape, and for a second change of the same weight.
         """
         if name not in whole and name not in base:
             tied = name.endswith(HEADS) and base.hyper["tied_embeddings"]
@@ -133,9 +133,10 @@ def place_pairs(
 
 
 def _same_end_text(name: str, base: Model) -> str:
-    """Return a clause that names the one tensor of the base that ends like `name`; "" if none does.
+    """Return a clause naming the base's only tensor whose name ends like `name`; "" if none.
 
-    A wrapper's names have another prefix. The end has a layer's number, or is the whole name.
+    The tensors of a wrapper have another prefix. An end is compared if it has a layer's number, or
+    is the whole name.
     """
     parts = name.split(".")
     for at in range(len(parts) - 2):
@@ -149,7 +150,10 @@ def _same_end_text(name: str, base: Model) -> str:
 
 
 def _names_of_stacked(adapter: Adapter, base: Model) -> frozenset[str]:
-    """Return the adapter's weights of single experts, where the base stacks experts in a tensor."""
+    """Return the names of the adapter's weights that are single experts, and that the base stacks.
+
+    Such a weight is a part of one of the base's tensors. Empty unless the adapter is PEFT's.
+    """
     from aprfmt.arch.binding import bind_names
 
     if adapter.spelling != "peft":
@@ -168,10 +172,11 @@ def _names_of_stacked(adapter: Adapter, base: Model) -> frozenset[str]:
 
 
 def with_base_names(adapter: Adapter, base: Model) -> "tuple[Adapter, Relation | None]":
-    """Return (adapter with names changed to the base's, relation), or (adapter, None).
+    """Return (adapter with its modules renamed to the base's, the Relation that says so).
 
-    Loaders that find no such module leave the pair out, most of them without a warning. Unchanged
-    where the names fit, or where neither a prefix nor renamed components make all of them fit.
+    (adapter, None) where the names fit, or where neither a change of prefix nor renamed components
+    make all of them fit. Loaders leave out pairs for modules that they do not find, most of them
+    without a warning.
     """
     if adapter.spelling == "kohya":
         return adapter, None
@@ -230,9 +235,10 @@ def with_base_names(adapter: Adapter, base: Model) -> "tuple[Adapter, Relation |
 
 
 def _named_by_role_only(adapter: Adapter, every: Sequence[str], base: Model) -> list[str]:
-    """Return the modules of a PEFT adapter whose weights a base of its format names otherwise.
+    """Return the PEFT adapter's modules whose name is not the base's, though their role is.
 
-    [] for a multimodal base: its modules are named otherwise in memory than in older files.
+    `every` are the adapter's modules. [] for a base in another format than PEFT's, and for a
+    multimodal base, whose modules are named otherwise in memory than in older files.
     """
     if adapter.spelling != "peft" or base.style != "hf" or has_towers(base.config):
         return []
@@ -245,7 +251,7 @@ def _named_by_role_only(adapter: Adapter, every: Sequence[str], base: Model) -> 
 
 
 def _renamed(name: str, rules: Sequence[Rename]) -> str:
-    """Return a name after every rule, in order."""
+    """Return a module's name after applying every rename rule, in order."""
     for rule in rules:
         name = rule(name)
     return name
@@ -289,7 +295,10 @@ def _pair_shape(pair: StoredPair) -> tuple[int, ...]:
 
 
 def _prefix_rules(astray: Sequence[str], base: Model) -> Iterator[Rename]:
-    """Yield prefix rules that may turn these names into the base's, the likeliest first."""
+    """Yield rules that change the prefix of these names to the base's, the likeliest first.
+
+    `astray` are the names of modules that the base does not have.
+    """
     there = {name for stored in base for name in (stored, stored.rpartition(".")[0])}
     found = prefix_rule_onto(astray, there)
     if found is not None:
@@ -323,7 +332,10 @@ def _has_place(adapter: Adapter, module: str, base: Model) -> bool:
 
 
 def _is_name_of(adapter: Adapter, module: str, base: Model) -> bool:
-    """Return whether the base has a weight, or a whole tensor, of a module's very name."""
+    """Return whether the base has a tensor under exactly a module's name, or that name's `.weight`.
+
+    True too for modules whose parameters have the pairs, and for an output head, which may be tied.
+    """
     plain = plain_module(module)
     pair = adapter.pairs.get(module)
     if plain in base or f"{plain}.weight" in base or (pair is not None and pair.parameters):
@@ -333,9 +345,10 @@ def _is_name_of(adapter: Adapter, module: str, base: Model) -> bool:
 
 
 def weight_name(adapter: Adapter, module: str, base: Model) -> str:
-    """Return the name of a pair's weight in the adapter's own spelling.
+    """Return the name that the weight of a pair has in the adapter's own naming.
 
-    Raises ConversionError for a kohya module that the base does not have.
+    For kohya, whose names are flat, it is the base's name. Raises ConversionError for a kohya
+    module that the base does not have.
     """
     if adapter.spelling == "gguf":
         return module
@@ -352,9 +365,10 @@ def weight_name(adapter: Adapter, module: str, base: Model) -> str:
 
 
 def _pair_as_low_rank(adapter: Adapter, pair: StoredPair) -> LowRank:
-    """Return a pair's change [out, in]; factors are exchanged for fan_in_fan_out.
+    """Return a stored pair as the change [out, in] of its weight.
 
-    Raises ConversionError for DoRA with fan_in_fan_out.
+    The factors are exchanged for PEFT's fan_in_fan_out. Raises ConversionError for DoRA with
+    fan_in_fan_out.
     """
     a, b = read_factors(pair)
     magnitude = pair.parts.get("magnitude")
@@ -414,7 +428,7 @@ def reorder_rows(
         )
 
     def permute_rows(rows: Array) -> Array:
-        """Return rows in the order of the other style."""
+        """Return rows that are in the order of the pair's style in the order of the other one."""
         logical = to_logical(group.binding.steps, [rows], base.hyper)
         return np.ascontiguousarray(to_stored(target_group.binding.steps, logical, base.hyper)[0])
 
@@ -423,12 +437,12 @@ def reorder_rows(
 
 
 def whole_tensors(adapter: Adapter, base: Model, *, untie: bool = False) -> Mapping[str, Any]:
-    """Return {the base's name: tensor} of tensors that replace the base's.
+    """Return {the base's name: View} of the adapter's whole tensors, which replace the base's.
 
-    Tensors with a row for each token may have another number of them (`vocabulary.py`). A head that
-    equals the token embedding is left out where the base has one tensor for both. With `untie`
-    another head is a tensor more, as in a merged model that has both, and tensors that the base
-    does not have are left out; without it they raise ConversionError.
+    Tensors with a row for each token may have another number of rows. A head that equals the token
+    embedding is left out where the base has one tensor for both. With `untie` a different head is
+    kept as an additional tensor, and tensors that the base does not have are left out; without it
+    both raise ConversionError, as does a tensor of another shape.
     """
     found = {}
     # Each whole tensor: the saved embedding, one of the base, or a tied head.
@@ -482,8 +496,8 @@ def _embedding_name(base: Model) -> str:
 def _is_tied_head(adapter: Adapter, name: str, base: Model, *, untie: bool = False) -> bool:
     """Return whether a whole tensor is an output head equal to the token embedding.
 
-    Raises ConversionError where the base has one tensor for both, and the adapter two; not with
-    `untie`.
+    Without `untie`, a head that differs raises ConversionError where the base has one tensor for
+    both.
     """
     table = _embedding_name(base)
     if not table or not base.hyper["tied_embeddings"] or not name.endswith(HEADS):

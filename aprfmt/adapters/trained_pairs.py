@@ -32,11 +32,11 @@ def open_trained_pairs(adapter: Path | None, base: Model, stack: ExitStack) -> l
 
 
 def trained_pairs(adapter: Adapter, base: Model) -> list[AdapterPair]:
-    """Return every pair as an AdapterPair, with the rows of `b` for each role of its weight.
+    """Return every pair of an adapter as an AdapterPair, which gradients can be computed for.
 
-    Of joined projections (qkv_proj) several roles have a part each. Raises UnsupportedError for a
-    pair that changes no single matrix by a product: DoRA, embeddings, stacked experts; and for
-    whole trained tensors (modules_to_save).
+    A pair of joined projections (qkv_proj) has the rows of `b` for each role. Raises
+    UnsupportedError for pairs that change no single matrix by a product (DoRA, embeddings, stacked
+    experts) and for whole trained tensors (modules_to_save).
     """
     found, _ = with_base_names(adapter, base)
     if found.replacements:
@@ -49,7 +49,7 @@ def trained_pairs(adapter: Adapter, base: Model) -> list[AdapterPair]:
 
 
 def _trained_pair(adapter: Adapter, module: str, pair: StoredPair, base: Model) -> AdapterPair:
-    """Return one pair for gradients; UnsupportedError unless it is plain LoRA at a linear layer."""
+    """Return one pair as an AdapterPair; UnsupportedError unless plain LoRA of a linear layer."""
     # Gradients are computed of plain pairs at linear layers only.
     what = (
         "a pair for an embedding"
@@ -84,7 +84,7 @@ def _trained_pair(adapter: Adapter, module: str, pair: StoredPair, base: Model) 
 
 
 def _find_group(adapter: Adapter, name: str, base: Model) -> "BoundGroup":
-    """Return the binding of the base's weight called `name`: the roles that this tensor holds.
+    """Return the binding of the base's weight called `name`: its roles and layout steps.
 
     UnsupportedError if it is no weight of the architecture, or is stored with others as one.
     """
@@ -104,10 +104,10 @@ def _find_group(adapter: Adapter, name: str, base: Model) -> "BoundGroup":
 def _output_rows(
     adapter: Adapter, name: str, places: Any, shape: tuple[int, ...]
 ) -> "np.ndarray[Any, np.dtype[np.int64]]":
-    """Return for each row of a role the number of the module's output that it is (int64).
+    """Return for each row of a role's weight which output of the module it computes (int64).
 
-    `places` [out, in] has the numbers of the stored weight's elements in the role's layout, `shape`
-    is the stored weight's. Raises UnsupportedError where the columns are in another order too.
+    `places` [out, in] has, for each element of the role's weight, its flat index in the stored
+    weight, whose shape is `shape`. Raises UnsupportedError where columns are reordered too.
     """
     columns = np.arange(places.shape[-1])
     if adapter.turned:

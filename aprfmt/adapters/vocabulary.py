@@ -51,7 +51,7 @@ def resized_folder(
 ) -> tuple[HFFolder, Note] | None:
     """Return (the base's folder with the adapter's vocabulary size, a note), or None.
 
-    None where the sizes are the base's. `replacements` are the tensors that replace the base's.
+    None where the adapter has the base's size. `replacements` are the adapter's whole tensors.
     Raises ConversionError where not every tensor with a row for each token comes with the adapter,
     in one size, or where the base has no config.json.
     """
@@ -125,10 +125,10 @@ def _tokenizer_files(folder: Path) -> dict[str, str]:
 
 
 def _tokenizer_text(adapter: Adapter, base: HFFolder, own: Mapping[str, str], count: int) -> str:
-    """Return a clause that says whose tokenizer the merged model gets.
+    """Return a clause for the note: whether the merge gets the adapter's tokenizer or the base's.
 
-    `own` are the adapter's tokenizer files. Raises ConversionError if the tokenizer has more than
-    `count` ids.
+    `own` are the adapter's tokenizer files, `count` the number of rows of its embedding. Raises
+    ConversionError if the tokenizer has more ids than that.
     """
     whose, texts = ("the adapter's", own) if own else ("the base's", base.texts)
     if TOKENIZER_JSON not in texts:

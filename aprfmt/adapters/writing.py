@@ -40,8 +40,8 @@ class Spelling:
     """How a kind of adapter is written: its names, the container, and its metadata.
 
     `style` is that of the base's names. `names(name, pair, stored)` yields (tensor name, the part
-    of the stored pair whose dtype it has, its values). `facts` returns metadata and text files.
-    `holds` are the special kinds it can express.
+    of the stored pair whose dtype the tensor has, its values). `facts` returns metadata and text
+    files. `holds` are the special kinds of pairs that can be written.
     """
 
     called: str
@@ -102,7 +102,10 @@ def convert_adapter(
 
 
 def _verify_written(weights: Path, rows: Mapping[str, NamedBytes]) -> int:
-    """Return how many tensors were read back; ConversionError for one that differs."""
+    """Read the written weights back and return how many tensors there are.
+
+    Raises ConversionError for one that differs from `rows`, {name: (info, bytes)}.
+    """
     with open_source(weights) as written:
         for name, (_, raw) in rows.items():
             if name not in written.tensors or written.tensors[name].raw() != raw:
@@ -111,7 +114,7 @@ def _verify_written(weights: Path, rows: Mapping[str, NamedBytes]) -> int:
 
 
 def _names_in_style(model: Model, style: str) -> Mapping[str, str]:
-    """Return {stored name: name in `style`} of the base's weights.
+    """Return {stored name: name in the naming style `style`} of the base's weights.
 
     Weights that are several tensors in either style are left out.
     """
@@ -170,14 +173,14 @@ def _output_tensors(
 
 
 def _gguf_names(name: str, pair: LowRank, stored: StoredPair) -> Iterator[tuple[str, str, Array]]:
-    """Yield (tensor name, part, values) of a pair in llama.cpp's spelling."""
+    """Yield (tensor name, part of the pair, values) of a pair as llama.cpp names its tensors."""
     turned = stored.embedding
     yield f"{name}.lora_a", "a", pair.b if turned else pair.a
     yield f"{name}.lora_b", "b", pair.a.T if turned else pair.b
 
 
 def _peft_names(name: str, pair: LowRank, stored: StoredPair) -> Iterator[tuple[str, str, Array]]:
-    """Yield (tensor name, part, values) of a pair in PEFT's spelling."""
+    """Yield (tensor name, part of the pair, values) of a pair as PEFT names its tensors."""
     module = PREFIX + name.removesuffix(".weight")
     if stored.embedding:
         yield f"{module}.lora_embedding_A", "a", pair.b.T
@@ -190,7 +193,7 @@ def _peft_names(name: str, pair: LowRank, stored: StoredPair) -> Iterator[tuple[
 
 
 def _kohya_names(name: str, pair: LowRank, stored: StoredPair) -> Iterator[tuple[str, str, Array]]:
-    """Yield (tensor name, part, values) of a pair in kohya's spelling, with alpha."""
+    """Yield (tensor name, part of the pair, values) of a pair as kohya names it, with its alpha."""
     module = _KOHYA + name.removesuffix(".weight").replace(".", "_")
     yield f"{module}.lora_down.weight", "a", pair.a
     yield f"{module}.lora_up.weight", "b", pair.b
@@ -200,7 +203,7 @@ def _kohya_names(name: str, pair: LowRank, stored: StoredPair) -> Iterator[tuple
 
 
 def _pairs_in_style(adapter: Adapter, model: Model, style: str) -> Mapping[str, LowRank]:
-    """Return {the base's name: change} with rows in the order of a style."""
+    """Return {the base's name: change}, rows in the order in which a naming style stores them."""
     from aprfmt.arch.draft_head import stored_groups
 
     found = place_pairs(adapter, model)
@@ -216,9 +219,9 @@ def _pairs_in_style(adapter: Adapter, model: Model, style: str) -> Mapping[str, 
 
 
 def _encode_tensor(name: str, stored: StoredPair, part: str, values: Array) -> NamedBytes:
-    """Return (info, bytes) of values in the dtype that this part of the pair has in its file.
+    """Return (info, bytes) of a tensor to write, in the dtype that its part of the pair had.
 
-    F32 for a part that the file does not have.
+    `part` names the part of `stored`. F32 for a part that the adapter's file does not have.
     """
     like = stored.parts.get(part) or stored.parts.get(f"embedding_{part}")
     kind = "F32" if like is None else like.encoding
@@ -227,7 +230,7 @@ def _encode_tensor(name: str, stored: StoredPair, part: str, values: Array) -> N
 
 
 def _common_alpha(adapter: Adapter) -> float:
-    """Return the alpha that gives every pair its scale; ConversionError if there is none."""
+    """Return the one alpha that gives every pair its scale; ConversionError if there is none."""
     every = {pair.scale * pair.rank for pair in adapter.pairs.values()}
     found = every.pop()
     if any(not math.isclose(found, other, rel_tol=1e-7) for other in every):
@@ -241,7 +244,10 @@ def _common_alpha(adapter: Adapter) -> float:
 def _gguf_facts(
     adapter: Adapter, model: Model, rows: Mapping[str, NamedBytes]
 ) -> tuple[dict[str, Any], dict[str, str]]:
-    """Return (metadata, {}) of an adapter in GGUF; `rows` is not used here."""
+    """Return (metadata, {}) of an adapter in GGUF: architecture, type, alpha, name of the base.
+
+    There are no text files. `rows` is not used here.
+    """
     base = adapter.config.get("base_model_name_or_path")
     return {
         "general.architecture": model.spec.called["gguf"][0],
@@ -259,9 +265,9 @@ def _gguf_facts(
 def _peft_facts(
     adapter: Adapter, model: Model, rows: Mapping[str, NamedBytes]
 ) -> tuple[dict[str, Any], Texts]:
-    """Return (metadata, {file name: text}) with PEFT's adapter_config.json.
+    """Return (metadata, {file name: text}) of PEFT's folder, with its adapter_config.json.
 
-    It has the usual rank and alpha, and patterns for the other pairs.
+    The config has the most common rank and alpha, and patterns for the other pairs.
     """
     names = _names_in_style(model, "hf")
     pairs = zip(place_pairs(adapter, model), adapter.pairs.values(), strict=True)
@@ -287,7 +293,7 @@ def _peft_facts(
 
 
 def _most_common(values: Mapping[str, float]) -> float:
-    """Return the most common value."""
+    """Return the value that most keys have; of equally common ones the first."""
     return max(values.values(), key=list(values.values()).count)
 
 
