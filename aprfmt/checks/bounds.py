@@ -94,10 +94,10 @@ BY_ARCH: Mapping[str, Mapping[str, RoleBounds]] = {
 
 
 def role_bounds(arch: str, role: str) -> RoleBounds:
-    """Return the bounds of a role's statistics, by the first word of KINDS in the role.
+    """Return the bounds of the statistics of a role's tensors in an architecture.
 
-    An architecture with bounds of its own for that word (BY_ARCH) has those. The last word of KINDS
-    fits every role. AssertionError if it does not.
+    They are those of the first word of KINDS that is in the role; an architecture may have its own
+    for that word (BY_ARCH). The last word fits every role; AssertionError if it does not.
     """
     own = BY_ARCH.get(arch, {})
     for word, bounds in KINDS:
@@ -107,7 +107,7 @@ def role_bounds(arch: str, role: str) -> RoleBounds:
 
 
 def tensor_bounds(arch: str, role: str, shape: Sequence[int]) -> RoleBounds:
-    """Return the bounds of a tensor's statistics: those of its role, or BIAS for a small matrix.
+    """Return the bounds of a tensor's statistics: those of its role, or BIAS for a small tensor.
 
     A linear layer's tensor that is a vector or has fewer than FEW_VALUES values gets BIAS: factors
     and coefficients of a layer (gemma3n's altup, gemma4's output scales) are a few numbers around
@@ -120,7 +120,7 @@ def tensor_bounds(arch: str, role: str, shape: Sequence[int]) -> RoleBounds:
 
 
 def bounded_numbers(stats: "Stats", offset: float) -> Mapping[str, float]:
-    """Return {name: number} of the statistics that a RoleBounds limits.
+    """Return the statistics that a RoleBounds limits: {"mean", "std", "rms", "absmax", "zeros"}.
 
     `offset` is added to the mean (gemma stores norms less 1). All are NaN where no value is finite.
     `zeros` is a share of the values; with an offset it is 0.
@@ -184,7 +184,10 @@ LEAD = 0.1  # logits: below this lead, the next best token may win by rounding
 
 @dataclass(frozen=True, slots=True)
 class Gibberish:
-    """When a text is gibberish. Lengths in characters (fragments in bytes), shares of 1."""
+    """The limits beyond which a text is gibberish.
+
+    Lengths are in characters (those of fragments in bytes), shares are between 0 and 1.
+    """
 
     foreign_share: float = 0.6  # of non-ASCII characters, from foreign_length on
     foreign_length: int = 16

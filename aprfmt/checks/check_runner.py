@@ -37,11 +37,11 @@ def run_check(row: CheckRow, context: CheckContext, *, strict: bool = False) -> 
 def check_result(row: CheckRow, context: CheckContext) -> tuple[Result, str]:
     """Return (the result of a check's function, why it did not run or "" where it did).
 
-    A gate that raises has failed, and so has a check of another package, with TypeError if it
-    returned anything but a Result. An error that an earlier check reported fails no other check:
-    those do not run. A check of `validate` does not run on what is not supported. An exception of
-    aprfmt's own checks that is no AprfmtError is raised: it is a bug; so is TimeOver, where the
-    budget in force ends. `row` is the check in the table.
+    `row` is the check in the table. A gate that raises has failed, and so has a check of another
+    package, which also fails with TypeError if it returned anything but a Result. An error that an
+    earlier check reported fails no other check: those do not run. A check of `validate` does not
+    run on what is not supported. An exception of aprfmt's own checks that is no AprfmtError is
+    raised, since it is a bug. TimeOver is raised too where the budget ends.
     """
     if row.formats and context.model.format not in row.formats:
         return Result(), f"a check of {' and '.join(row.formats)} files"
@@ -125,7 +125,7 @@ def make_answer(
 
 
 def error_finding(error: AprfmtError) -> Finding:
-    """Return an error of the library as a Finding: what is before the first colon is its place."""
+    """Return an error of the library as a Finding; its place is the text before the first colon."""
     where, _, found = str(error).partition(": ")
     return Finding(where, found or str(error), "what the format and its users agree on")
 

@@ -35,32 +35,32 @@ class CheckContext:
 
     @property
     def where(self) -> str:
-        """The path of the model, as findings name it."""
+        """The path of the model as text, for the findings' places."""
         return str(self.model.path)
 
     @cached_property
     def census(self) -> Mapping[str, TensorScan]:
-        """{stored name: what one pass over the tensor's bytes found}."""
+        """{stored name: what one pass over the tensor's bytes found}, made at the first use."""
         return scan_values(self.model, self.progress)
 
     @property
     def scanned(self) -> Mapping[str, TensorScan]:
-        """The census if a check asked for it, else {}: nothing is read for it."""
+        """The census if a check has asked for it already, else {}: nothing is read for it."""
         return self.census if "census" in self.__dict__ else {}
 
     @cached_property
     def told_parts(self) -> frozenset[str]:
-        """Stored tensors of packed weights that lack a part, which the check `layout` names.
+        """Names of the stored tensors of `told_weights`, on which no second finding is made.
 
-        What else can be said of them follows from that: a weight read as its codes has another
-        shape, and its other parts have no role.
+        A packed weight that lacks a part is read as its codes: it has another shape, and its other
+        parts have no role.
         """
         lost = self.model.lost_parts
         return frozenset(name for weight in self.told_weights for name in lost[weight].stored)
 
     @cached_property
     def told_weights(self) -> frozenset[str]:
-        """Packed weights that lack a part, which the check `layout` names."""
+        """Names of packed weights that lack a part, and that the check `layout` reports for it."""
         said = " ".join(one.text for one in self.model.damage)
         lost = self.model.lost_parts
         return frozenset(one for one in lost if any(name in said for name in (one, *lost[one][0])))
@@ -82,7 +82,7 @@ class CheckContext:
     def sizes_command(self) -> str:
         """The `aprfmt set` command that states the bits and group sizes of all packed weights.
 
-        These are sizes by which all of them decode; "" where none do.
+        Its sizes are those by which all of them decode; it is "" where no sizes do.
         """
         from aprfmt.measure.named_causes import set_command
         from aprfmt.model.packing_sizes import fitting_sizes
@@ -101,10 +101,10 @@ class CheckContext:
         )
 
     def reported_by(self, error: AprfmtError) -> str:
-        """Return the check that reported an error: the running one, unless an earlier one did.
+        """Return the name of the check that reported an error first; the running one if none did.
 
-        Errors are the same if their text is, or if one part of the model that cannot be read stands
-        in both.
+        Two errors are the same if their texts are, or if both name the same unreadable part of the
+        model.
         """
         text = str(error)
         parts = (row.name for row in self.ledger.unreadable if f"{row.name}: " in text)
@@ -137,7 +137,7 @@ class CheckContext:
 
     @cached_property
     def carried(self) -> Carried:
-        """The tokenizer's parts as stored; NotRun where the model has no tokenizer."""
+        """The tokenizer's files and metadata as stored; NotRun where the model has no tokenizer."""
         carried = self.model.carried
         if not has_tokenizer(carried):
             raise NotRun("the model carries no tokenizer")

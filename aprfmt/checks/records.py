@@ -47,7 +47,11 @@ class Finding:
 
 @dataclass(frozen=True, slots=True)
 class Measure:
-    """A number a baseline keeps: its unit, how far it may move, and why that far."""
+    """A number that a baseline keeps, its unit, and how far a later run's may be from it.
+
+    `tolerance` is a distance, or a share of the old value, as `kind` says; `reason` is why that
+    far.
+    """
 
     value: float
     unit: str
@@ -60,8 +64,8 @@ class Measure:
 class Result:
     """What the function of a check that ran returns.
 
-    It is either `found`, what it saw, with the `findings` against that. Or, where one row has
-    several questions, it is a Check for each in `checks`. `measures` are numbers for a baseline,
+    It has either `found`, what the check saw, with `findings` of what is wrong in it; or, where one
+    row has several questions, a Check for each in `checks`. `measures` are numbers for a baseline,
     `details` are tables for people.
     """
 
@@ -75,7 +79,8 @@ class Result:
 class NotRun(AprfmtError):
     """Raised by a check that cannot run, or not on everything; the message is the reason.
 
-    It is never a pass. `findings` are those made before: a failure among them fails the check.
+    A check that raises it has not passed. `findings` are those made before it was raised: a failure
+    among them fails the check.
     """
 
     def __init__(self, reason: str, findings: Iterable[Finding] = ()) -> None:
@@ -116,7 +121,7 @@ class Answer:
 
 
 def _answer_text(answer: Answer) -> str:
-    """Return an answer's table cell: what failed, why it did not run, or what it proves."""
+    """Return an answer as a cell of a table: what failed, why it did not run, or what it proves."""
     if answer.outcome == "FAIL":
         return "; ".join(f"{one.where}: {one.found}".removeprefix(": ") for one in answer.failed)
     return answer.why if answer.outcome == "NOT_RUN" else answer.proves
@@ -202,7 +207,7 @@ def pronounce_checks(
     """Return the verdict of checks with these outcomes; `scope` says in words what they are.
 
     `counts` is {outcome: number}. `not_compared` are items that nothing reads, `accept` patterns of
-    those that the user accepts. `of_a_model`: what was checked says which model it is.
+    those that the user accepts. `of_a_model` says that the checks were made on a model.
     """
     ran = {"checks": (counts["PASS"], counts["PASS"] + counts["FAIL"])}
     compared = Compared(
@@ -216,7 +221,7 @@ def _unanswered_rows(
 ) -> list[NotCompared]:
     """Return the rows that were asked for and did not run, as items that were not compared.
 
-    `kind` is the kind of item, check or gate. What a budget left is named with the budget.
+    `kind` is the kind of item: check or gate. The reason is the budget where that ended.
     """
     why = "asked for and without an answer"
     return [
@@ -431,10 +436,9 @@ def list_names(names: Sequence[str]) -> str:
 
 
 def to_check(name: str, result: Result, reason: str, strict: bool) -> Check:
-    """Return one Check for a result; `reason` is why it did not run, or "" where it did.
+    """Return one Check named `name` for a result; `reason` is why it did not run, "" where it did.
 
-    The first failure stands for all of them (with `strict` warnings are failures). `name` is the
-    name of the Check.
+    The first failure stands for all of them (with `strict` warnings are failures).
     """
     counted = [one for one in result.findings if strict or one.level == "fail"]
     if counted:

@@ -40,7 +40,7 @@ from aprfmt.tensors.view import View
 
 
 def check_architecture(ctx: CheckContext) -> Result:
-    """Return a Result that fails unless names and keys fit the architecture the file names."""
+    """Return a Result that fails unless names and keys fit the architecture that the file names."""
     kind = ctx.model.kind
     if kind is not None and kind.foreign:
         found = f"is {kind.says(ctx.model)}"
@@ -138,9 +138,9 @@ def check_shapes(ctx: CheckContext) -> Result:
 
 
 def _vector_finding(key: str, count: int, wanted: Sequence[int]) -> Finding:
-    """Return the failure of a tensor that is a vector of `count` values where axes are due.
+    """Return the failure of a tensor that is stored as a vector where the shape `wanted` is due.
 
-    `wanted` is the shape by the configuration.
+    `count` is the number of its values, `wanted` the shape by the configuration.
     """
     todo = "save it again with the parts of all ranks gathered"
     if count == math.prod(wanted):
@@ -150,7 +150,10 @@ def _vector_finding(key: str, count: int, wanted: Sequence[int]) -> Finding:
 
 
 def _vector_text(count: int, wanted: Sequence[int]) -> str:
-    """Return in words what a vector of `count` values is where the shape `wanted` is due."""
+    """Return what a vector of `count` values may be where the shape `wanted` is due, in words.
+
+    It is a joined weight, a placeholder of ZeRO, or one rank's part of flat parameters.
+    """
     if count == math.prod(wanted):
         return "a vector of as many values as are due: the axes were joined"
     if count <= 1:
@@ -224,7 +227,7 @@ def check_unread(ctx: CheckContext) -> Result:
 
 @dataclass(frozen=True, slots=True)
 class Disagreement:
-    """A value that a file gives twice and differently: in `where`, a file or tensor.
+    """A value that a file gives twice and differently: `where` (a file or tensor) and `text`.
 
     `name` is the hyperparameter whose key the tensors contradict, else "".
     """
@@ -238,7 +241,7 @@ def find_disagreements(model: Model, where: str) -> list[Disagreement]:
     """Return each value that keys, configuration and tensors give differently.
 
     The notes made while the architecture was resolved count too. `where` is the file, as the
-    findings name it. A head that is the embedding's copy contradicts no tie.
+    findings name it. An output head that equals the embedding does not contradict tied embeddings.
     """
     resolution = model.resolution
     said = [Disagreement(where, one.text, one.name) for one in held_conflicts(resolution)]
@@ -423,15 +426,15 @@ def check_role_bounds(ctx: CheckContext) -> Result:
 
 
 def _and_more(keys: Sequence[str]) -> str:
-    """Return " and N more" after the first of some keys, "" for one."""
+    """Return " and N more" for the keys after the first; "" for a single key."""
     return f" and {len(keys) - 1} more" if len(keys) > 1 else ""
 
 
 def _least_whole_number(ctx: CheckContext, view: View) -> float | None:
-    """Return the least value of a matrix of whole numbers only, of many kinds, in plain floats.
+    """Return the smallest value of a float matrix that holds whole numbers only, as codes are.
 
-    None for any other. The statistics that there are tell for most, then the first rows do. None
-    where it cannot be read.
+    They have to be at least KINDS different numbers. None for any other matrix, and for one that
+    cannot be read or is too large to decode for its first rows.
     """
     shape = [n for n in view.shape if n > 1]
     if len(shape) < 2 or view.damage or any(name not in UNIT for name in view.encodings):
@@ -458,7 +461,7 @@ def _least_whole_number(ctx: CheckContext, view: View) -> float | None:
 
 
 def _stored_span(ctx: CheckContext, view: View) -> float:
-    """Return how far apart the stored values are that a view is made of; inf where not known."""
+    """Return the largest less the smallest value of a view's stored tensors; inf if not known."""
     rows = [ctx.census.get(one.info.name) for one in view.stored]
     found = [row.stats for row in rows if row is not None and row.stats is not None]
     if len(found) < len(rows) or any(one.inf for one in found):
@@ -467,7 +470,7 @@ def _stored_span(ctx: CheckContext, view: View) -> float:
 
 
 def _whole_matrices(resolution: Resolution, found: Mapping[str, float]) -> Finding:
-    """Return the finding of matrices of whole numbers, {key: least value}."""
+    """Return the finding on matrices of whole numbers; `found` is {key: smallest value}."""
     keys = list(found)
     sign = ", none of them negative" * (found[keys[0]] >= 0)
     return Finding(
@@ -479,12 +482,12 @@ def _whole_matrices(resolution: Resolution, found: Mapping[str, float]) -> Findi
 
 
 def _is_far(bound: bounds.UsualRange, value: float) -> bool:
-    """Return whether a value is beyond a bound by more than a factor of FAR."""
+    """Return whether a value is outside a range by more than a factor of FAR."""
     return not bound.low / FAR <= value <= bound.high * FAR
 
 
 def _matrix_size(ctx: CheckContext, logical: View) -> float | None:
-    """Return the standard deviation of a matrix, of a packed or joined one's first rows.
+    """Return the standard deviation of a matrix; of a packed or joined one only its first rows'.
 
     None for a matrix of one value and for what cannot be read: other checks report these.
     """
@@ -505,7 +508,10 @@ def _matrix_size(ctx: CheckContext, logical: View) -> float | None:
 
 
 def _far_matrices(resolution: Resolution, sizes: Mapping[str, float]) -> Finding:
-    """Return the finding of matrices far larger or smaller than any trained one, {key: size}."""
+    """Return the finding on matrices far larger or smaller than any trained one.
+
+    `sizes` is {key: standard deviation}.
+    """
     first = max(sizes, key=lambda key: abs(math.log(sizes[key])))
     view = resolution.roles[first]
     stored = view.stored[0]
@@ -526,9 +532,9 @@ REREAD = 1 << 16  # bytes of a tensor that are read as the other 16-bit type
 
 
 def _reread_text(view: View) -> str:
-    """Return, for a sentence, the size that a 16-bit tensor has read as the other type.
+    """Return a clause with the standard deviation of a BF16 tensor read as F16, or of F16 as BF16.
 
-    "" for other encodings, and where that size is no more usual than the stored one.
+    "" for other encodings, and where that deviation is no usual one of weights.
     """
     stored = view.stored[0]
     kind, raw = stored.info.encoding, min(REREAD, stored.info.nbytes) // 2 * 2
@@ -609,6 +615,6 @@ def _stored_stats(ctx: CheckContext, logical: View) -> Stats | None:
 
 
 def _norm_offset(logical: View, spec: ArchSpec) -> float:
-    """Return what the forward pass adds to a norm weight as stored: 1 for gemma's, mostly 0."""
+    """Return what the forward pass adds to a norm's stored weight: 1 for gemma's, 0 for most."""
     steps = logical.layout
     return spec.block.norm_offset - sum(step.amount for step in steps if isinstance(step, Added))

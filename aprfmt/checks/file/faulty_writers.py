@@ -17,8 +17,8 @@ from aprfmt.model import Model
 class WriterFault:
     """A writer that wrote wrong files: who and when, what is wrong, and the source of that.
 
-    `formats` are those it wrote. `wrote(model)` returns whether a file is one of its files.
-    `reason` is what is wrong, `todo` what a user can do.
+    `formats` are those it wrote. `wrote(model)` returns whether a model is one of these wrong
+    files. `reason` is what is wrong, `todo` what a user can do.
     """
 
     id: str

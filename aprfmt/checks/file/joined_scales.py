@@ -17,9 +17,10 @@ FACTORS = (".weight_global_scale", ".weight_scale_2")
 
 
 def check_joined_scales(ctx: CheckContext) -> Result:
-    """Return a Result with a warning where parts of a joined matrix have other NVFP4 factors.
+    """Return a Result with a warning where parts of a joined matrix have different NVFP4 factors.
 
-    Raises NotRun where no weight of such a matrix has a factor of the whole tensor.
+    Engines join query, key and value, or gate and up, and take one factor for the whole. Raises
+    NotRun where no such weight has a factor of the whole tensor.
     """
     groups = list(_factors(ctx))
     if not groups:
@@ -41,9 +42,10 @@ def check_joined_scales(ctx: CheckContext) -> Result:
 
 
 def _factors(ctx: CheckContext) -> Iterator[tuple[str, list[float]]]:
-    """Yield (names of the parts, their factors) of each matrix that engines join.
+    """Yield (names of the parts, their NVFP4 factors) of each matrix that engines join.
 
-    Of experts each is a matrix. Factors that are no positive numbers are left to other checks.
+    Each expert has a matrix. A matrix is left out if a factor is no positive number, which other
+    checks report.
     """
     stored = {key: view.stored for key, view in ctx.resolution.roles.items()}
     for parts in parts_of_one_factor(stored):
@@ -53,7 +55,7 @@ def _factors(ctx: CheckContext) -> Iterator[tuple[str, list[float]]]:
 
 
 def _factor(stored: LazyTensor) -> list[float]:
-    """Return the factor of the whole tensor, [] where it has none that can be read."""
+    """Return [the NVFP4 factor of a whole stored weight]; [] where it has none that can be read."""
     part = next((stored.parts[one] for one in FACTORS if one in stored.parts), None)
     if part is None:
         return []

@@ -96,9 +96,10 @@ def check_checksum(ctx: CheckContext) -> Result:
 
 
 def check_imports(ctx: CheckContext) -> Result:
-    """Return a Result with a failure for each name that loading imports and no value needs.
+    """Return a Result with a failure for each imported name that no stored value needs.
 
-    Loading runs the code of a module that it imports, even where the name is not called.
+    The file is a pickle: loading it runs the code of each module that it imports, even where the
+    name is not called.
     """
     source: Any = ctx.model.source
     findings = [

@@ -56,9 +56,10 @@ def check_token_types(ctx: CheckContext) -> Result:
 def _unlisted_marks(
     ctx: CheckContext, side: StatedTokenizer | None, found: list[Mark]
 ) -> Iterator[Finding]:
-    """Yield a finding for tokens of the template that tokenizer.json alone would split.
+    """Yield a finding on tokens of the template that tokenizer.json alone would split.
 
-    tokenizer_config.json makes them added tokens, which not every program reads.
+    Only tokenizer_config.json lists them as added tokens, and not every program reads it. `side` is
+    the tokenizer, `found` are the template's tokens.
     """
     if side is None or side.data is None:
         return
@@ -79,7 +80,7 @@ def _unlisted_marks(
 
 
 def _template_tokens(ctx: CheckContext) -> tuple[StatedTokenizer | None, list[Mark]]:
-    """Return (the tokenizer that programs use for this format, the tokens its template writes).
+    """Return (the tokenizer that programs use for this format, the chat template's tokens).
 
     (None, []) where it cannot be read. It is read once for a context.
     """
@@ -96,10 +97,10 @@ def _template_tokens(ctx: CheckContext) -> tuple[StatedTokenizer | None, list[Ma
 def check_token_rows(ctx: CheckContext) -> Result:
     """Return a Result with a finding for rows of chat tokens that were never trained.
 
-    Checked are the tokens that the template writes, and in the head those that end a generation,
-    which alone the model has to write. A row of zeros, two equal rows, and one that is the mean of
-    all rows were made when the vocabulary grew, and never learned. Raises NotRun where there is
-    nothing to check.
+    In the embedding the tokens that the chat template writes are checked; in the head only the
+    token that ends a turn, the one that the model itself has to write. Rows of zeros, equal rows,
+    and rows that are the mean of all rows were made when the vocabulary grew, and never trained.
+    Raises NotRun where there is nothing to check.
     """
     _ = ctx.carried
     side, found = _template_tokens(ctx)
@@ -123,7 +124,7 @@ def check_token_rows(ctx: CheckContext) -> Result:
 def _find_untrained_rows(tensor: View, wanted: dict[int, str]) -> Iterator[Finding]:
     """Yield a finding for rows of zeros, for equal rows, and for rows that are the mean of all.
 
-    `tensor` is [vocab, hidden], `wanted` is {token id: its text}.
+    `tensor` is [vocab, hidden], `wanted` is {token id: its text} of the rows to look at.
     """
     size, width = tensor.shape[0], tensor.shape[1]
     # One pass over the rows: their sum, and the rows that are asked for.

@@ -15,11 +15,11 @@ _WORDS = {"padding_side": ("left", "right"), "truncation_side": ("left", "right"
 
 
 def check_ranges(ctx: CheckContext) -> Result:
-    """Return a Result with a warning for each setting that its readers refuse or cannot mean.
+    """Return a Result with a warning for each setting with a value that its readers do not take.
 
-    Settings are those of the generation in generation_config.json and config.json, and of GGUF's
-    `general.sampling`; lengths and sides of tokenizer_config.json; norm_eps and rope_theta. Raises
-    NotRun where there are none.
+    Settings are those of generation (generation_config.json, config.json, GGUF's
+    `general.sampling`), lengths and padding sides (tokenizer_config.json), norm_eps and rope_theta.
+    Raises NotRun where there are none.
     """
     stated = list(_stated_values(ctx))
     findings = [
@@ -62,7 +62,7 @@ def _stated_values(ctx: CheckContext) -> Iterator[tuple[str, str, Any]]:
 
 
 def _what_is_expected(key: str, value: Any) -> str:
-    """Return what a setting's value should be, in words; "" if it is."""
+    """Return what the value of a setting has to be, in words; "" if `value` is that."""
     if key in _WORDS:
         return "" if value in _WORDS[key] else " or ".join(_WORDS[key])
     bound = bounds.SETTINGS.get(key) or bounds.STATED[key]

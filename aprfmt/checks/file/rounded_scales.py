@@ -29,7 +29,11 @@ MOST = 1 << 22  # values looked at
 
 
 def rounded_scales_text(laid: "WeightLayout") -> str:
-    """Return what shows that a weight's scales were rounded after its codes; "" if nothing."""
+    """Return a clause on scales of a packed weight that were rounded after its codes; "" if none.
+
+    They are seen by their few possible values (powers of two, float8 E5M2) together with codes that
+    such scales would not have given. `laid` is the weight's layout of codes and scales.
+    """
     if laid.scale is None or laid.offset is not None or not laid.rows:
         return ""
     scales = laid.scale.of(0)
@@ -53,7 +57,10 @@ def rounded_scales_text(laid: "WeightLayout") -> str:
 
 
 def _kind_of(scales: "Array") -> str:
-    """Return the kind of few values that all scales are of, "" where they are of none."""
+    """Return the name of the small set of numbers to which all scales belong, "" for none.
+
+    It is powers of two, or the values of float8 E5M2.
+    """
     held = np.asarray(scales, np.float64).ravel()
     held = held[held != 0]
     if not held.size or not (np.isfinite(held).all() and (held > 0).all()):
@@ -64,9 +71,9 @@ def _kind_of(scales: "Array") -> str:
 
 
 def _tops_of_groups(laid: "WeightLayout", rows: int) -> "Array":
-    """Return how many codes at an end of the range each group of the first `rows` rows has (int).
+    """Return the number of codes with the largest magnitude in each group of a weight (int64).
 
-    Groups of zeros are left out.
+    Groups of the first `rows` rows are counted; those of zeros are left out.
     """
     values = laid.values.astype(np.float64)
     if laid.zero is not None:

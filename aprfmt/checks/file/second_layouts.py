@@ -11,10 +11,10 @@ from aprfmt.checks.records import Finding, NotRun, Result
 
 
 def check_second_layouts(ctx: CheckContext) -> Result:
-    """Return a Result that fails where a parameter is stored twice with other values.
+    """Return a Result that fails where one parameter is stored in two layouts with other values.
 
-    A parameter that is stored twice with the same values is a warning. Raises NotRun where nothing
-    is stored in two layouts.
+    A parameter that is stored in two layouts with the same values is a warning. Raises NotRun where
+    nothing is stored in two layouts.
     """
     found = list(second_layouts(ctx.model))
     if not found:

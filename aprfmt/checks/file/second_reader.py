@@ -71,7 +71,7 @@ class Disagreement:
 
 @dataclass(frozen=True, slots=True)
 class NotRead:
-    """Tensors that the library did not read, and why; `tensor` is one, or how many of a file."""
+    """Tensors that the library did not read, and why; `tensor` is a name, or a count of them."""
 
     file: str
     tensor: str
@@ -80,7 +80,7 @@ class NotRead:
 
 @dataclass(slots=True)
 class SecondReading:
-    """What the library read: how many tensors, how many agree in everything, and the others."""
+    """What the official library read of a model: how many tensors, and which disagree."""
 
     library: str
     tensors: int = 0
@@ -171,7 +171,7 @@ class _Stored:
 
 
 class _Comparison:
-    """Compares the library's rows of one file with aprfmt's, as they come, into `reading`."""
+    """Compares the library's rows of one file with aprfmt's tensors, and records the results."""
 
     def __init__(self, kind: str, shard: Shard[Any], reading: SecondReading) -> None:
         """Prepare aprfmt's tensors of one file, by the names that the file stores.
@@ -190,7 +190,7 @@ class _Comparison:
         }
 
     def run(self) -> Iterator[int]:
-        """Compare everything, and yield the number of bytes compared after each tensor."""
+        """Compare every tensor of the file; yield the number of bytes of each one compared."""
         said, raised, ended = _ENDED, False, False
         for row in _rows_of_child(self._kind, self._shard.file):
             if "library" in row:
@@ -241,7 +241,7 @@ class _Comparison:
             )
 
     def _compare_tensor(self, row: Mapping[str, Any]) -> int:
-        """Compare a row of the library with aprfmt's tensor; return the tensor's bytes."""
+        """Compare a row of the library with aprfmt's tensor; return the tensor's size in bytes."""
         name = str(row["name"])
         # Names first: one that is unknown, or comes twice, has no facts to compare.
         if name not in self._ours:
@@ -314,8 +314,8 @@ class _Comparison:
     def _blame(self, name: str, what: str, ours: str, theirs: str) -> tuple[str, str]:
         """Return (who is outside the specification, how that was found), by the header's entry.
 
-        It is the file, aprfmt or the library, or a word for "not decided". `name` is the tensor,
-        `what` the thing that differs, `ours` and `theirs` what each reader says.
+        The first is the file, aprfmt, the library, or "not decided". `name` is the tensor, `what`
+        the property that differs, `ours` and `theirs` what each reader says.
         """
         if name in self._broken:
             return _THE_FILE, f"aprfmt says: {shorten(self._broken[name], 200)}"
@@ -342,7 +342,10 @@ class _Comparison:
         return self._blame_reader(truth == ours, f"the header has {truth}")
 
     def _blame_reader(self, ours_fit: bool, because: str) -> tuple[str, str]:
-        """Return (the library where aprfmt's reading fits the header, else aprfmt; `because`)."""
+        """Return (the reader that does not fit the header, `because`).
+
+        It is the library where `ours_fit` says that aprfmt's reading fits, else aprfmt.
+        """
         return (self._reading.library if ours_fit else _OURS), because
 
 

@@ -43,11 +43,11 @@ def check_accounted(ctx: "CheckContext") -> Result:
 
 
 def check_settings(ctx: "CheckContext") -> Result:
-    """Return a Result with a failure for each key or part of a tokenizer that says otherwise.
+    """Return a Result with a failure for each setting that differs from the source's.
 
-    These are hyperparameters that either side states, the tokenizer, the chat template, and the ids
-    that end a generation. What the file records as left out is not asked for. Raises NotRun without
-    a source, or where nothing of it could be compared; what could not is named in the result.
+    Settings are the hyperparameters that either side states, the tokenizer, the chat template, and
+    the ids that end a generation. What the file records as left out is not compared. Raises NotRun
+    without a source, or where nothing of it could be compared; the result names what could not.
     """
     from aprfmt.conversion.accounting import recorded_omissions
 
@@ -97,10 +97,10 @@ def check_settings(ctx: "CheckContext") -> Result:
 
 
 def _comparable_names(source: "Model", model: "Model") -> list[str]:
-    """Return the hyperparameters of both whose value a key of either states, and a pass reads.
+    """Return the names of hyperparameters that both models have and a key of either states.
 
-    None where the tensors of either give the value, of a length that nothing computes with, or
-    where the two are of other architectures.
+    Those whose value is read off the tensors of either, and those that no pass uses, are left out.
+    [] for models of two architectures.
     """
     if source.spec.name != model.spec.name:
         return []
@@ -115,5 +115,5 @@ def _comparable_names(source: "Model", model: "Model") -> list[str]:
 
 
 def _stated_key(model: "Model", name: str) -> str:
-    """Return the key of the file that gives a hyperparameter, or its name where none does."""
+    """Return the file's key that gives a hyperparameter, or its name where no key does."""
     return model.hyper.of(name).key or name

@@ -50,7 +50,7 @@ _IQ_FALLBACK = "IQ4_NL"  # of every IQ type whose blocks do not fit a row
 
 
 def file_types() -> dict[int, str]:
-    """Return {number of general.file_type: the encoding that it means}, by the tables."""
+    """Return {number of general.file_type: name of the encoding that it means}, by the tables."""
     found = {row.file_type: row.name for row in ENCODINGS.values() if row.file_type is not None}
     for scheme in SCHEMES.values():
         if scheme.file_type is not None:
@@ -112,9 +112,9 @@ def check_file_type(ctx: CheckContext) -> Result:
 
 
 def _with_fallbacks(claimed: str) -> set[str]:
-    """Return the set of an encoding and of those that its mixture uses instead in some rows.
+    """Return the encoding `claimed` and those that its mixture has for other tensors.
 
-    These are rows whose length is no multiple of its block.
+    Among them are the ones for rows whose length is no multiple of the encoding's block.
     """
     found = {claimed, *_MIXED.get(claimed, ())}
     if claimed.startswith("IQ"):
@@ -126,11 +126,11 @@ def _with_fallbacks(claimed: str) -> set[str]:
 
 
 def check_code(ctx: CheckContext) -> Result:
-    """Return a Result with a finding for each module that a configuration names and is not there.
+    """Return a Result with a finding for each missing Python module that a configuration names.
 
-    Of an architecture that is known here they are warnings: transformers has code of its own for
-    most of them. Else only that code can load the model, and they are failures. Raises NotRun where
-    nothing names code of the folder.
+    For an architecture known here it is a warning: transformers has code for most of them. For
+    others only that code can load the model, and it is a failure. Raises NotRun where nothing names
+    code in the folder.
     """
     folder = ctx.model.folder
     named = named_code(folder)
@@ -158,7 +158,7 @@ def check_quantization(ctx: CheckContext) -> Result:
     """Return a Result that fails unless config.json's quantization is how weights are packed.
 
     Modules that its lists name and that do not exist are findings too. Raises NotRun where neither
-    config.json nor tensors are about packed weights.
+    config.json nor the tensors say anything of packed weights.
     """
     config = packing_config(ctx.model)
     if config is None:
@@ -243,10 +243,11 @@ def check_quantization(ctx: CheckContext) -> Result:
 
 
 def _contradicted_zeros(ctx: CheckContext, key: str, section: Mapping[str, Any]) -> list[Finding]:
-    """Return [finding] where GPTQ weights that are symmetric have zero points of the other format.
+    """Return [finding] where symmetric GPTQ weights have zero points of the format not stated.
 
-    Every code is then read one step off. `key` is where config.json has the quantization section.
-    The command that sets the format is said where all symmetric weights ask for it.
+    By the stated `checkpoint_format` every code is then read one step off. `key` is where
+    config.json has the quantization section. The finding has the command that sets the format where
+    all symmetric weights contradict it. [] where none does.
     """
     asked: dict[str | None, list[str]] = {}
     for name, view in ctx.model.items():
@@ -286,7 +287,7 @@ _SPARSE = (".bitmask", ".compressed")
 
 
 def _claimed_encodings(section: Mapping[str, Any]) -> set[str]:
-    """Return the encodings that a quantization section names; the empty set if unknown."""
+    """Return the names of the encodings that a quantization section means; empty if unknown."""
     if section.get("load_in_4bit") or section.get("_load_in_4bit"):
         kind = section.get("bnb_4bit_quant_type", "fp4")  # bitsandbytes' default
         return {str(kind).upper()}
@@ -297,9 +298,9 @@ def _claimed_encodings(section: Mapping[str, Any]) -> set[str]:
 
 
 def check_activation_scales(ctx: CheckContext) -> Result:
-    """Return a Result with a warning for packed weights that lack an activation scale.
+    """Return a Result with a warning where only some packed weights have an activation scale.
 
-    They lack it if others of the same encoding have one. Raises NotRun where no weight is packed.
+    Weights of the same encoding are compared. Raises NotRun where no weight is packed.
     """
     found: dict[str, tuple[list[str], list[str]]] = {}
     for name, view in ctx.model.items():
@@ -365,7 +366,7 @@ def check_dtype(ctx: CheckContext) -> Result:
 def check_counts(ctx: CheckContext) -> Result:
     """Return a Result with a warning for each count or shape in the metadata that is wrong.
 
-    It is wrong if it is not that of the tensors. Raises NotRun where the metadata has none.
+    It is compared with that of the tensors. Raises NotRun where the metadata has none.
     """
     metadata = ctx.model.metadata
     held = {name: tensor.shape for name, tensor in ctx.model.items()}

@@ -13,7 +13,7 @@ from aprfmt.tokenizer.stored_parts import Carried
 
 @dataclass(frozen=True)
 class StoredVocabulary:
-    """A vocabulary as stored: `tokens` by id (None for an id without one), and their place.
+    """A vocabulary as stored: `tokens` by id (None for an id without one), `where` it is, `merges`.
 
     `lists` are the lengths of lists that must be as long as the tokens. `plain` counts the ids up
     to the last token that was not added to the vocabulary. `dense` is False for a tokenizer.json,

@@ -20,7 +20,7 @@ WINDOW = 16 << 20  # bytes decoded, and then dropped, at a time
 
 @dataclass(frozen=True, slots=True)
 class TensorScan:
-    """What the pass found in one stored tensor.
+    """What one pass over the bytes of a stored tensor found.
 
     `stats` is None for integers (nothing can be wrong with one) and where `unread` says why not.
     `scale` names the first bad block and says how many are, `odd` a bad byte of a bool.
@@ -82,9 +82,9 @@ def scan_values(model: Model, progress: Progress | None = None) -> dict[str, Ten
     for name, tensor in tensors.items():
 
         def report(count: int, before: int = done) -> None:
-            """Call `progress` with the bytes done in all; `count` are those of this tensor.
+            """Call `progress` with (bytes done of all tensors, bytes of all tensors).
 
-            `before` are the bytes of earlier tensors.
+            `count` are the bytes done of this tensor, `before` those of earlier tensors.
             """
             if progress is not None:
                 progress(before + count, total)
@@ -95,7 +95,7 @@ def scan_values(model: Model, progress: Progress | None = None) -> dict[str, Ten
 
 
 def undecodable_reason(tensor: LazyTensor) -> str:
-    """Return why a tensor's values cannot be had, without a look at them; "" where they may be."""
+    """Return why a tensor's values cannot be decoded, without reading them; "" if they may be."""
     if damage := tensor_damage(tensor):
         return damage
     try:
@@ -106,9 +106,9 @@ def undecodable_reason(tensor: LazyTensor) -> str:
 
 
 def _scan_tensor(tensor: LazyTensor, report: Callable[[int], None]) -> TensorScan:
-    """Return what a pass over one tensor's bytes finds; `report` is called with its bytes done.
+    """Return what a pass over one tensor's bytes found; `report` is called with its bytes done.
 
-    Integers are not read, and for a tensor that cannot be decoded `unread` says why.
+    Integers are not read. For a tensor that cannot be decoded `unread` says why.
     """
     info = tensor.info
     if why := undecodable_reason(tensor):

@@ -20,7 +20,7 @@ from aprfmt.tensors.view import View
 
 
 def check_values(ctx: CheckContext) -> Result:
-    """Return a Result with a failure for each tensor with NaN or infinities, or codes alone.
+    """Return a Result with a failure for each tensor with NaN or infinities, or without its scale.
 
     A computed buffer, such as a mask, may hold infinities: that is a warning, and so are pairs of
     an adapter that change nothing. Raises NotRun where a tensor cannot be decoded, or there are
@@ -70,8 +70,8 @@ LARGE = 1.0  # root mean square: of weights it is far below, of codes scaled to 
 def _codes_without_scale(ctx: CheckContext) -> Iterator[Finding]:
     """Yield a failure for each matrix in an 8-bit float whose scale is not in the file.
 
-    Values cast without a scale keep the size of weights. Codes that were scaled reach the largest
-    number of their type, and are as large as that makes them.
+    It is recognised by its values: codes that had a scale reach the largest number of their type,
+    and their mean square is far above that of weights cast without one.
     """
     scaled = {part.info.name for view in ctx.model.values() for part in view.parts.values()}
     for name, row in ctx.census.items():
@@ -111,8 +111,8 @@ def _buffer_names(ctx: CheckContext) -> frozenset[str]:
 def check_block_scales(ctx: CheckContext) -> Result:
     """Return a Result with a failure for each tensor with a scale that no quantizer writes.
 
-    So is a sum of codes that contradicts its block. Raises NotRun where no tensor has blocks with
-    scales.
+    A sum of codes stored in a block that is not the sum of its codes fails too. Raises NotRun where
+    no tensor has blocks with scales.
     """
     seen, findings = 0, []
     for name, row in ctx.census.items():
@@ -197,7 +197,10 @@ def check_packed(ctx: CheckContext) -> Result:
 
 
 def _scale_findings(tensor: LazyTensor, name: str) -> list[Finding]:
-    """Return [warning] if a packed weight's scales cannot be those its codes were made with."""
+    """Return [warning] if a packed weight's codes were not made with its scales, else [].
+
+    `name` is the weight's name for the finding.
+    """
     laid = None if tensor.packed is None else tensor.packed().laid_out()
     says = "" if laid is None else rounded_scales_text(laid)
     todo = "take the scales that were not rounded, or quantize again"
@@ -208,8 +211,8 @@ def _scale_findings(tensor: LazyTensor, name: str) -> list[Finding]:
 def _group_findings(ctx: CheckContext, tensor: View) -> list[Finding]:
     """Return [finding] if a GPTQ weight's `g_idx` gives its groups unequal numbers of inputs.
 
-    The last group may have fewer. Else []. ExLlama takes an index of zeros as none, other kernels
-    read it, so that without `desc_act` it is a warning. `tensor` is the weight.
+    Else []. The last group may have fewer. ExLlama takes an index of zeros as none and other
+    kernels read it, so that without `desc_act` it is a warning. `tensor` is the weight.
     """
     index, scales = tensor.parts.get(".g_idx"), tensor.parts.get(".scales")
     if (

@@ -40,7 +40,7 @@ _MANY = 20  # findings of one kind; the rest is counted
 
 
 def _limit_findings(findings: Iterable[Finding]) -> list[Finding]:
-    """Return the first findings of one kind, and one that counts the others, if there are any."""
+    """Return the first few findings, and one more that counts the others, if there are any."""
     every = list(findings)
     if len(every) <= _MANY:
         return every
@@ -54,7 +54,7 @@ def _limit_findings(findings: Iterable[Finding]) -> list[Finding]:
 
 
 def check_lists(ctx: CheckContext) -> Result:
-    """Return a Result with findings for wrong list lengths, duplicates, pieces of another kind.
+    """Return a Result with findings on wrong list lengths, duplicates, and pieces spelled wrongly.
 
     Raises AprfmtError where none of these is wrong and the tokenizer cannot be built.
     """
@@ -98,7 +98,10 @@ def check_lists(ctx: CheckContext) -> Result:
 
 
 def _find_wrong_kind(ctx: CheckContext) -> list[Finding]:
-    """Return [finding] where pieces are spelled as in another kind of vocabulary, else []."""
+    """Return [finding] where pieces are spelled as in another kind of vocabulary than stated.
+
+    Kinds are BPE, unigram and the like. [] where they agree or nothing can be read.
+    """
     try:
         side = ctx.stated
     except AprfmtError:
@@ -155,7 +158,7 @@ def find_unknown_names(ctx: CheckContext) -> list[Finding]:
 
 
 def _ids_are_numbers(carried: Carried) -> bool:
-    """Return whether the special ids can be read as numbers."""
+    """Return whether the special ids in the metadata are numbers, where they are stated."""
     try:
         carried.token_ids()
     except FormatError:
@@ -283,9 +286,10 @@ def _find_empty_tokens(ctx: CheckContext) -> list[Finding]:
 
 
 def _find_repeated_frame(ctx: CheckContext) -> list[Finding]:
-    """Return a failure for an id that is put twice in a row before or after every text.
+    """Return a failure for a special token that the tokenizer puts twice around every text.
 
-    [] where the tokenizer cannot be read or is absent.
+    It is twice in a row, before the text or after it. [] where the tokenizer cannot be read or is
+    absent.
     """
     try:
         side = ctx.stated
@@ -340,10 +344,10 @@ def _find_stale_ids(ctx: CheckContext) -> list[Finding]:
 
 
 def _find_wrong_ends(ctx: CheckContext) -> list[Finding]:
-    """Return a failure for each stated end of a generation whose token cannot be one.
+    """Return a failure for each id that should end a generation and whose token cannot be an end.
 
-    That is a token of ordinary text, or one that begins a turn; ends are ids such as eos_token_id.
-    [] where the tokenizer cannot be read or is absent.
+    Such a token is ordinary text, or begins a turn. The ids are eos_token_id and the like. [] where
+    the tokenizer cannot be read or is absent.
     """
     try:
         side = ctx.stated
@@ -355,10 +359,10 @@ def _find_wrong_ends(ctx: CheckContext) -> list[Finding]:
 
 
 def _find_unstopped_turn(ctx: CheckContext) -> list[Finding]:
-    """Return [finding] where the template ends a turn with a token that stops no generation.
+    """Return [finding] where the chat template ends a turn with a token that stops no generation.
 
-    It is a warning where nothing contradicts it: base models come with a chat template too, and
-    their own eos is another token.
+    It is a failure where another part of the model contradicts that, else a warning: base models
+    come with a chat template too, and their eos is another token. [] if there is nothing to say.
     """
     try:
         found = find_unstopped_turn(ctx.carried)
@@ -505,7 +509,7 @@ def check_round_trip(ctx: CheckContext) -> Result:
 def _can_spell(text: str, vocabulary: Vocabulary) -> bool:
     """Return whether a vocabulary has a piece for every character of a text, or byte pieces.
 
-    Blanks are left out: under the wrong kind of vocabulary they are what has no piece.
+    Blanks are not looked for: a vocabulary spelled as the wrong kind lacks their piece.
     """
     if vocabulary.kind == "bpe":
         letters = {byte: letter for letter, byte in byte_level_alphabet().items()}
@@ -518,8 +522,8 @@ def _can_spell(text: str, vocabulary: Vocabulary) -> bool:
 def _build_engine(ctx: CheckContext, side: StatedTokenizer) -> Engine | None:
     """Return the tokenizer engine that programs reading this format would use.
 
-    None for a kind that alters texts, or for broken merges. `side` is the tokenizer as it is
-    stored.
+    None for a kind of tokenizer that alters texts, or for broken merges. `side` is the tokenizer as
+    it is stored.
     """
     if not side.encodes or side.vocabulary.kind not in KIND_NAMES or _wrong_merges(ctx.words):
         return None
@@ -578,7 +582,7 @@ def check_template(ctx: CheckContext) -> Result:
 
 
 def _begun_twice_text(ctx: CheckContext) -> str:
-    """Return a clause on BOS, where both the chat template and the tokenizer put it; else ""."""
+    """Return a clause on BOS if chat template and tokenizer both put it before a text; else ""."""
     try:
         side = ctx.stated
     except AprfmtError:

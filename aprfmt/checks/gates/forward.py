@@ -76,9 +76,9 @@ def check_loss(subject: ModelUnderTest) -> Result:
 
 
 def _text_ids(subject: ModelUnderTest, text: GoldenText) -> list[int]:
-    """Return the token ids of a golden text, by the tokenizer or as the golden file has them.
+    """Return the token ids of a golden text, from the tokenizer or from the golden file.
 
-    For an untrained model without either they are the probe's. Raises NotRun where there are none.
+    An untrained model without either gets the probe's ids. Raises NotRun where there are none.
     """
     if subject.tokenizer is not None and text.text is not None:
         return subject.tokenizer.encode(text.text)
@@ -172,9 +172,9 @@ def judge_loss(
 def check_state(subject: ModelUnderTest) -> Result:
     """Return a Result whose checks pass if equal calls give equal bits, whatever ran before.
 
-    The calls are in one session and in a fresh one. A stepped pass must equal a whole one, and
-    another prompt must give other logits. Raises NotRun for too few tokens or logits that are not
-    finite.
+    The calls are made after other calls in one session, and in a fresh one. Steps through the
+    key-value cache must agree with a whole pass, and another prompt must give other logits. Raises
+    NotRun for too few tokens or logits that are not finite.
     """
     session, ids = subject.session, subject.probe
     if len(ids) < 4:
@@ -234,7 +234,7 @@ def _difference_text(a: Numbers, b: Numbers) -> str:
 
 
 def _step_tolerance(session: Session) -> Tolerance:
-    """Return the tolerance between two passes of a session's dtype."""
+    """Return the tolerance of the difference between two passes in a session's dtype."""
     dtype = session.backend.dtype
     return run_tolerance(dtype, dtype, moe=bool(session.hp["n_experts"]))
 

@@ -90,9 +90,9 @@ def check_golden_output(subject: ModelUnderTest) -> Result:
 
 
 def _pass_summary(checks: Sequence[Check]) -> str:
-    """Return words on a PASS: how many answers have no gibberish, are right, are ended.
+    """Return words on a PASS: how many answers are readable, right, and ended by a stop token.
 
-    Ended is an answer that a stop token ended. `checks` are those of all answers.
+    `checks` are those of all answers.
     """
     rows: dict[str, list[Check]] = {}
     for one in checks:
@@ -294,10 +294,11 @@ def _ids_text(ids: Sequence[int]) -> str:
 def _ask_other_copy(
     subject: ModelUnderTest, typical: Mapping[str, GoldenPrompt]
 ) -> tuple[str | None, dict[tuple[str, str], bool | None]]:
-    """Return (name of another copy, {(copy, form): whether its answers pass}).
+    """Return (name of another copy of the model, {(name, form): whether its answer passes}).
 
-    It is the model of `--against`, else a copy converted to another format; it answers one prompt
-    of each form in `typical`. (None, {}) where there is no other copy.
+    The copy is the model of `--against`, else one converted to another format. It answers one
+    prompt of each form in `typical`; None for a form that it was not asked. (None, {}) where there
+    is no other copy.
     """
     try:
         if subject.other is not None:
@@ -322,9 +323,10 @@ def _ask_other_copy(
 def faulty_side(
     cells: Mapping[tuple[str, str], bool | None], original: str, copy: str | None
 ) -> str:
-    """Return what is at fault, in words, by which of {original, copy} x {direct, chat} pass.
+    """Return what is at fault, in words, by which forms of prompt pass in the original and a copy.
 
-    `cells` is {(copy, form): passed, or None if not asked}. `copy` is None without another copy.
+    `cells` is {(original or copy, form): passed, or None if not asked}; forms are "direct" and
+    "chat". `copy` is None without another copy.
     """
     mine = {form: cells.get((original, form)) for form in FORMS}
     if copy is None:
@@ -349,6 +351,9 @@ def faulty_side(
 
 
 def _cells_text(cells: Mapping[tuple[str, str], bool | None]) -> str:
-    """Return "COPY FORM PASS" (or FAIL, NOT-RUN) for each cell, joined by commas."""
+    """Return "COPY FORM PASS" (or FAIL, NOT-RUN) for each answer asked for, joined by commas.
+
+    `cells` is {(copy, form): passed, or None if not asked}.
+    """
     words = {True: "PASS", False: "FAIL", None: "NOT-RUN"}
     return ", ".join(f"{side} {form} {words[passed]}" for (side, form), passed in cells.items())

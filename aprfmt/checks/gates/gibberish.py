@@ -51,10 +51,10 @@ def _non_ascii_share(text: str) -> float:
 
 
 def _repeated_fragment(text: str) -> str:
-    """Return a sentence on a fragment that is three times in a row; "" without one.
+    """Return a sentence on a fragment that is there three times or more in a row; "" without one.
 
-    Runs of one byte (rules, indents) do not count. Fragments have up to 16 bytes, or up to a
-    quarter of the text. Long ones without a letter or a digit are rules of tables.
+    Fragments have up to 16 bytes, or up to a quarter of the text. Runs of one byte (rules, indents)
+    do not count, nor long fragments without a letter or a digit (rules of tables).
     """
     data = text.encode("utf-8", "surrogatepass")
     low, high = GIBBERISH.fragment
@@ -69,9 +69,9 @@ def _repeated_fragment(text: str) -> str:
 
 
 def _repeated_tokens(ids: Sequence[int], spelled: Callable[[Sequence[int]], str]) -> str:
-    """Return a sentence on tokens that are three times in a row; "" without such.
+    """Return a sentence on tokens that are repeated three times or more in a row; "" without any.
 
-    A loop has up to a quarter of all tokens. `spelled` returns the text of tokens.
+    The repeated part has up to a quarter of all tokens. `spelled` returns the text of tokens.
     """
     row = tuple(ids)
     for start, size, times in _find_loops(row, 1, int(len(row) * GIBBERISH.longest)):
@@ -95,19 +95,20 @@ def _is_stuck(row: Sequence[Any], start: int, size: int, times: int) -> bool:
 
 
 def _is_number_or_rule(fragment: str, times: int) -> bool:
-    """Return whether a repeated fragment is part of a number or of a line: 1,000,000,000 or - - -.
+    """Return whether a repeated fragment is part of a number or of a drawn line.
 
-    It has no letter, and its `times` copies are shorter than 32 characters.
+    1,000,000,000 and - - - are such: the fragment has no letter, and its `times` copies are shorter
+    than 32 characters.
     """
     return len(fragment) * times < GIBBERISH.line and not any(map(str.isalpha, fragment))
 
 
 def _find_loops(row: Sequence[Any], low: int, high: int) -> Iterable[tuple[int, int, int]]:
-    """Yield (start, size, times) of fragments that are several times in a row, shortest first.
+    """Yield (start, size, times) of fragments of `low` to `high` items that repeat in a row.
 
-    A run of equal places one fragment apart, long enough for three copies, covers a fragment that
-    begins at a multiple of its size. Only those are tried, so that a text of n items takes about n
-    log n steps. A fragment has `low` to `high` items.
+    They are at least GIBBERISH.times copies; shortest fragments come first. Only places at
+    multiples of a fragment's size are compared first, which a run of three copies cannot miss. A
+    text of n items so takes about n log n steps.
     """
     for size in range(low, min(high, len(row) // GIBBERISH.times) + 1):
         seen = 0  # the end of the last run that was measured

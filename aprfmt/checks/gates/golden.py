@@ -40,7 +40,11 @@ TEXT = (
 
 @dataclass(frozen=True)
 class GoldenPrompt:
-    """One prompt and what is expected of the answer; see the module's text."""
+    """One prompt of the golden file, and what is expected of the model's answer.
+
+    `prompt` is a text, or None with a chat's `messages`. The other fields are keys of the file that
+    the module's text explains.
+    """
 
     name: str
     prompt: str | None
@@ -61,14 +65,17 @@ class GoldenPrompt:
 
     @property
     def expects(self) -> bool:
-        """Whether the content of the answer is prescribed in any way."""
+        """Whether the file prescribes anything of the answer's content."""
         given = (self.output_ids, self.output_text, self.parses)
         return any(item is not None for item in given) or bool(self.contains)
 
 
 @dataclass(frozen=True)
 class GoldenText:
-    """A text, or its ids, and the loss it should have; None: only judged as any text is."""
+    """A text, or its token ids, and the loss it should have in nats.
+
+    `nats` is None for a text whose loss only has to be one of usual text.
+    """
 
     name: str
     text: str | None

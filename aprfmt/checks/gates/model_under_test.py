@@ -146,14 +146,17 @@ class ModelUnderTest(CheckContext):
         return self.model.tokenizer if tokenizer_facts(self.model, quick=True) else None
 
     def need_tokenizer(self) -> Tokenizer:
-        """Return the tokenizer; NotRun where the model has none."""
+        """Return the tokenizer; raises NotRun where the model has none."""
         if self.tokenizer is None:
             raise NotRun("the model carries no tokenizer; put tokenizer.json beside it")
         return self.tokenizer
 
     @cached_property
     def probe(self) -> list[int]:
-        """Token ids for passes to compare: a golden text, else ids spread over the vocabulary."""
+        """Token ids for the passes that gates compare.
+
+        They are a golden text's, else ids spread over the vocabulary.
+        """
         hyper = self.model.hyper
         vocab, context = int(hyper["vocab_size"]), int(hyper["context_length"])
         found: list[int] = []

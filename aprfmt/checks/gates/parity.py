@@ -104,9 +104,9 @@ def _check_copy(
 def _check_tensors(
     report: DiffReport, name: str, fine: Collection[str], expected: str, todo: str
 ) -> Check:
-    """Return the check that every tensor's verdict is one of `fine`; other fields do not count.
+    """Return the check `name`, that every tensor's verdict in `report` is one of `fine`.
 
-    `expected` and `todo` are texts of the check. `name` is that of the check.
+    Verdicts on other items than tensors do not count. `expected` and `todo` are texts of the check.
     """
     wrong = [t.key for t in report.worst() if t.verdict not in fine]
     said = ", ".join(f"{count} {verdict}" for verdict, count in report.counts.items() if count)
@@ -253,9 +253,9 @@ def check_device_parity(subject: ModelUnderTest) -> Result:
 def _compare_devices(
     subject: ModelUnderTest, other: Session, choice: DeviceChoice
 ) -> tuple[list[Check], Measure]:
-    """Return (the checks of one device against the model's session, their logits' distance).
+    """Return (checks of one device against the model's session, relative L2 of their logits).
 
-    `other` is a session on the device `choice`. The distance is a relative L2.
+    `other` is a session on the device `choice`.
     """
     ids = subject.probe
     mine, theirs = subject.session, other
@@ -282,9 +282,9 @@ def _check_logits_close(
 ) -> tuple[list[Check], float]:
     """Return (checks of logits `a` against the reference `b`, their relative L2).
 
-    NaN or infinity has no distance and no loss. It fails by its place, even where both sides have
-    it alike, and the other checks are NOT_RUN. `labels` are the tokens after each row, `bound` is
-    the tolerance, `other` names the reference.
+    A NaN or infinity fails, even where both sides have it, and the other checks are NOT_RUN, for it
+    has no distance and no loss. `labels` are the tokens after each row, `bound` is the tolerance,
+    `other` names the reference.
     """
     within = f"at most {bound.rel_l2:g} ({bound.reason})"
     odd = count_nonfinite(a, b)
@@ -326,9 +326,10 @@ def _check_logits_close(
 
 
 def _flipped_rows(a: Numbers, b: Numbers) -> list[int]:
-    """Return the rows whose likeliest tokens differ by more than the rows' own difference.
+    """Return the indices of rows in which the likeliest tokens of `a` are not among those of `b`.
 
-    `a` and `b` are logits [tokens, vocab].
+    Logits that are closer than twice the row's largest difference count as equal. `a` and `b` are
+    logits [tokens, vocab].
     """
     rows = []
     for at, (x, y) in enumerate(zip(a, b, strict=True)):
@@ -343,9 +344,9 @@ def _flipped_rows(a: Numbers, b: Numbers) -> list[int]:
 def _first_differing_point(
     mine: Session, theirs: Session, ids: list[int], moe: bool, other: str
 ) -> str | None:
-    """Return the first capture point beyond its tolerance, None where there is none.
+    """Return the first capture point beyond its tolerance, in words; None where there is none.
 
-    For a value that is not finite on one side, its index, count and values are added. `mine` and
+    Of a value that is not finite on one side, index, count and values are said too. `mine` and
     `theirs` are sessions, `other` names the second; `moe` says that the model has experts.
     """
     traces = []

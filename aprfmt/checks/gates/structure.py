@@ -129,14 +129,14 @@ _STATED = ("norm_eps", "rope_theta", "n_heads")
 
 
 def _to_list(value: Value) -> Any:
-    """Return a value with a tuple as a list."""
+    """Return a hyperparameter's value, a tuple as a list."""
     return list(value) if isinstance(value, tuple) else value
 
 
 def _check_hyperparameters(model: Model) -> Iterator[Check]:
     """Yield checks that hyperparameters are in usual ranges and query heads divide evenly.
 
-    Without a config.json also that none the pass needs was taken from a default.
+    Without a config.json a further check fails if one that the pass needs was taken from a default.
     """
     hp = model.hyper
     rotary = model.spec.block.position == "rope"
@@ -211,9 +211,10 @@ def _check_tokenizer(subject: ModelUnderTest) -> Iterator[Check]:
 
 
 def _unstopped_turn(model: Model) -> Iterator[Check]:
-    """Yield that the template ends turns with a token that stops no generation, if it does.
+    """Yield a NOT_RUN check if the chat template ends turns with a token that stops no generation.
 
-    It is no failure: base models come with a chat template too, and their own eos is another token.
+    It is no failure: base models come with a chat template too, and their eos is another token.
+    Nothing is yielded where another check fails for it.
     """
     try:
         found = find_unstopped_turn(model.carried)

@@ -25,7 +25,7 @@ ELEMENTS_AT_ONCE = 1 << 22  # elements decoded at a time
 
 @dataclass(frozen=True)
 class RoleStats:
-    """One tensor's statistics, and the numbers of them that are bounded."""
+    """One tensor of a role: its statistics, and those numbers of them that have bounds."""
 
     key: str
     stats: Stats
@@ -77,7 +77,7 @@ def logical_stats(tensor: View) -> Stats:
 def _check_role(role: str, rows: list[RoleStats], bound: RoleBounds) -> Check:
     """Return the check that all tensors of a role are inside its bounds.
 
-    `rows` are those tensors.
+    `rows` are the statistics of those tensors.
     """
     wrong: list[str] = []
     for row in rows:
@@ -103,9 +103,9 @@ def _mean_and_std(rows: list[RoleStats]) -> dict[str, float]:
 
 
 def _role_to_json(rows: list[RoleStats]) -> dict[str, Any]:
-    """Return a role's JSON: number of tensors, statistics over all, range of each number.
+    """Return a role's JSON: number of tensors, statistics over all, range of each bounded number.
 
-    `rows` are those tensors.
+    `rows` are the statistics of the role's tensors.
     """
     names = ("mean", "std", "rms", "absmax")
     return {
