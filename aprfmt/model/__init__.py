@@ -65,7 +65,10 @@ PUBLIC = (
 
 
 class LostParts(NamedTuple):
-    """Stored names of a packed weight's tensors, and suffixes of those that are not there."""
+    """A packed weight that does not decode, because tensors of it are missing.
+
+    `stored` are the names of its tensors in the file, `parts` the suffixes of the missing ones.
+    """
 
     stored: tuple[str, ...]
     parts: tuple[str, ...]
@@ -107,8 +110,8 @@ class Model(Mapping[str, View], Tabular):
         """What the files say about packed weights, as keys of config.json; None if nothing.
 
         The section comes from config.json, from the file's metadata, or from a file such as
-        hf_quant_config.json. Module names that do not match the tensors are renamed in it, and the
-        rule for that is stored in `modules`.
+        hf_quant_config.json. Module names in it that do not match the tensors are renamed, and the
+        Relation with the rule for that is stored in `modules`.
         """
         from aprfmt.model.packing import packing_config
 
@@ -413,9 +416,9 @@ class Model(Mapping[str, View], Tabular):
 
     @cached_property
     def beside_packed(self) -> Mapping[str, View]:
-        """{name: the plain tensor stored under a packed weight's name, which is no part of it}.
+        """{name: View} of plain tensors that are stored under the very name of a packed weight.
 
-        The packed weight is what the model has under that name.
+        Under that name the model has the packed weight, of which such a tensor is no part.
         """
         if not has_parts(self._lazy):
             return {}
@@ -597,10 +600,10 @@ def _open_checked(
     allow_missing: Sequence[str],
     rename: Sequence[Rename],
 ) -> Model:
-    """Return the opened model, with its folder and with `rename` applied; closes it on an error.
+    """Return the opened model, with its folder and with `rename` applied.
 
-    `path` is a file of weights. `named_folder`: the user named its folder, so that config.json
-    and tokenizer files are read from there whatever the format is.
+    The file is closed on an error. `path` is a file of weights. `named_folder` says that the user
+    named its folder: config.json and tokenizer files are read from there whatever the format is.
     """
     source = _open_file_or_index(_shard_index_of(path), partial, damaged)
     folder, wrong = None, None

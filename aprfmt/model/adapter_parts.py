@@ -117,9 +117,10 @@ def adapter_parts(model: "Model") -> AdapterParts:
 
 
 def _is_mlx_module(spelling: str, module: str) -> bool:
-    """Return whether .lora_a and .lora_b stand after a module's name, as MLX writes them.
+    """Return whether the names .lora_a and .lora_b follow a module's name, as MLX writes them.
 
-    llama.cpp writes them after the name of the module's weight; `spelling` is its "gguf" then.
+    `spelling` is "gguf" for these names, which llama.cpp also writes, but after the name of the
+    module's weight.
     """
     return spelling == "gguf" and not module.endswith(".weight")
 
@@ -139,9 +140,9 @@ def mlx_parameter(config: Mapping[str, Any], key: str) -> Any:
 
 
 def _mlx_obstacle(config: Mapping[str, Any], parts: AdapterParts, model: "Model") -> str:
-    """Return why an adapter of MLX cannot be merged, as a clause; "" if nothing is in the way.
+    """Return why an adapter of MLX cannot be merged, as a clause; "" if it can.
 
-    The scale stands in adapter_config.json alone. Factors of stacked experts have three axes.
+    Its scale is in adapter_config.json alone. Its factors of stacked experts have three axes.
     """
     scale = mlx_parameter(config, "scale")
     if isinstance(scale, bool) or not isinstance(scale, int | float) or not math.isfinite(scale):
@@ -159,9 +160,9 @@ def is_scaling_vector(name: str) -> bool:
 
 
 def adapter_name(names: Iterable[str]) -> str:
-    """Return the adapter's name that stands in its stored names; "" where none, or several, do.
+    """Return the adapter's own name that its stored names contain; "" if none or several.
 
-    PEFT's modules are called lora_A.NAME; what save_pretrained writes is without it.
+    PEFT's modules are called lora_A.NAME in memory; what save_pretrained writes is without it.
     """
     matches = (_NAMED.search(name) for name in names if _FACTOR in name)
     found = {match[2] for match in matches if match is not None}
@@ -176,10 +177,10 @@ def without_adapter_name(name: str, adapter: str) -> str:
 
 
 def _take_saved_modules(whole: dict[str, str]) -> tuple[str, ...]:
-    """Give whole tensors inside PEFT's wrapper of a trained module the names of the module.
+    """Rename the keys of whole tensors that are inside PEFT's wrapper of a trained module.
 
-    Returns the stored names of those that were left out: the module as it was, and a second copy.
-    `whole` (name in the base to stored name) is changed.
+    `whole`, {name in the base: stored name}, is changed: the keys become the module's own names.
+    Returns the stored names that were taken out: the module as it was, and a second copy.
     """
     saved = [name for name in whole if _SAVED in name]
     copies = [whole.pop(name) for name in list(whole) if _ORIGINAL in name and saved]
@@ -324,7 +325,7 @@ def merge_obstacle(
 
 
 def odd_tensors(parts: AdapterParts) -> Mapping[str, str]:
-    """Return {name: stored name} of whole tensors that can be none of a base, by their names."""
+    """Return {name: stored name} of whole tensors whose names can be those of no base."""
     kohya = "kohya" in parts.spellings  # has no whole tensors
     return {name: own for name, own in parts.replacements.items() if "lora" in name or kohya}
 

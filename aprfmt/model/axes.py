@@ -28,7 +28,7 @@ def exchange_axes(
     hyper: "HyperParams",
     path: Path,
 ) -> "tuple[BoundNames, tuple[Relation, ...]]":
-    """Return (bound names, relations), with last axes exchanged where only so the shapes fit.
+    """Return (bound names, relations), with last axes exchanged where the shapes fit only so.
 
     `shapes` are the stored shapes by name. Nothing is exchanged where fewer than two tensors need
     it: then `bound` is returned unchanged with no relation.

@@ -48,7 +48,7 @@ def absence_predicate(model: "Model", spec: "ArchSpec") -> Callable[[str], bool]
 
 
 def _spellings(spec: "ArchSpec", key: str) -> list[str]:
-    """Return the names a pattern may match for a role key: it, its role, and stored names."""
+    """Return the names that a pattern may match for a role key: key, role, and stored names."""
     layer, role = split_key(key)
     names = [
         expand_template(stored, layer, 0)
@@ -61,7 +61,11 @@ def _spellings(spec: "ArchSpec", key: str) -> list[str]:
 
 
 def _pattern_predicate(spec: "ArchSpec", pattern: str, where: str) -> Callable[[str], bool]:
-    """Return a predicate (spelling) -> bool of a pattern. UsageError if it matches no role."""
+    """Return a function that says whether a name matches a pattern of --allow-missing.
+
+    Raises UsageError if the pattern matches no role of the architecture. `where` begins its
+    message.
+    """
     layer = _layer_in_pattern(pattern)
     keys = [f"L{layer}.{rule.role}" if rule.layered else rule.role for rule in spec.tensors]
     every = [spelling for key in keys for spelling in _spellings(spec, key)]

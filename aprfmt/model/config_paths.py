@@ -57,7 +57,10 @@ def path_of_name(values: Any, name: str) -> Key:
 
 
 def key_path(model: "Model", key: str) -> Key:
-    """Return the path of a key as it is written: dots lead into objects of a config.json only."""
+    """Return the path of a key that a user wrote, as its names from the outermost object.
+
+    Dots separate names only in a model with a config.json; of other metadata keys they are a part.
+    """
     config = None if model.folder is None else model.folder.config
     return (key,) if config is None else path_of_name(config, key)
 

@@ -87,9 +87,10 @@ def _architectures_with_draft_head() -> list[str]:
 
 
 def _shared_roles(model: "Model", roles: Mapping[str, View]) -> dict[str, str]:
-    """Return {role key of the head: role key of the model} for embedding and output head.
+    """Return {role key in the draft head: role key in the model} of tensors that both use.
 
-    Only for those that the draft head does not store itself. `roles` are the head's own.
+    These are embedding and output head, unless the draft head stores its own. `roles` are those
+    that it stores.
     """
     shared = {} if EMBED in roles else {EMBED: EMBED}
     if OUTPUT in roles:

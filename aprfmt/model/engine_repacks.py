@@ -29,11 +29,11 @@ ROUTER = "ffn_gate_inp"  # an engine may leave it as it is where it transposes t
 
 @dataclass(frozen=True)
 class Repack:
-    """A layout of a kind of matrices: what is said of it, the source, and how it is undone.
+    """A layout that an engine gives matrices: `says` describes it, `undo` undoes it.
 
-    `kind` returns the kind of a parameter's matrices, a word of the sentence about them, "" for a
-    parameter that is never laid out so. `undo` returns a rank's array in the order that it was
-    loaded in.
+    `kind(parameter)` returns what its matrices are called in a sentence ("matrices", "routers"), or
+    "" for a parameter that never has this layout. `undo` returns a rank's array in the order in
+    which it was loaded. `source` is where the layout is documented.
     """
 
     says: str
@@ -43,20 +43,23 @@ class Repack:
 
 
 def _stacks_of_gate_and_up(parameter: EngineParameter) -> str:
-    """Return "stacks of experts" for experts' gate and up matrices of one size; else ""."""
+    """Return "stacks of experts" for gate and up matrices of experts in one tensor; else "".
+
+    The two must have equal sizes.
+    """
     roles = [role_base(key) for key in parameter.keys]
     equal = len(set(parameter.shapes)) == 1 and parameter.axis == 1 and len(parameter.shape) == 3
     return "stacks of experts" if roles == GATE_AND_UP and equal else ""
 
 
 def _stacks_of_experts(parameter: EngineParameter) -> str:
-    """Return "stacks of experts" for three axes of experts' matrices; "" for other parameters."""
+    """Return "stacks of experts" for experts' matrices with three axes; "" for other parameters."""
     experts = all(role_base(key).endswith(EXPERTS) for key in parameter.keys)
     return "stacks of experts" if experts and len(parameter.shape) == 3 else ""
 
 
 def _dense_matrices(parameter: EngineParameter) -> str:
-    """Return "matrices" for those of a layer's products, "routers" for routers; else ""."""
+    """Return "routers" or "matrices" for two-dimensional weights of layers; "" for others."""
     layers = all(key.startswith("L") and key.endswith(".weight") for key in parameter.keys)
     if parameter.vocabulary or len(parameter.shape) != 2 or not layers:
         return ""
@@ -137,7 +140,7 @@ def undo_repacks(
     """Return ({name: tensor with its layout undone}, a sentence for each kind that was laid out).
 
     `found` are the state's tensors, each with the parameters that it may be; `published` has the
-    model's tensors by name. Both are empty for a state as it was loaded.
+    model's tensors by name. Both results are empty for a state in the layout as loaded.
     """
     rows = list(found)
     undone: dict[str, RankTensor] = {}
@@ -164,10 +167,10 @@ def _all_stand_so(
     published: Mapping[str, LazyTensor],
     hyper: Mapping[str, Value],
 ) -> bool:
-    """Return whether a kind's tensors are the published ones once their layout is undone.
+    """Return whether all tensors of a kind have the layout `repack`.
 
-    None of them may be the published one as it stands, and most have to be it undone: the rest have
-    other values in either order, and are compared.
+    None of them may equal the published tensor as it is, and most have to equal it once the layout
+    is undone. The others have other values in either layout, and are compared later.
     """
     equal, left = 0, len(held)
     for parameters, whole in held:
@@ -182,7 +185,7 @@ def _all_stand_so(
 
 
 def _without(repack: Repack, whole: RankTensor) -> RankTensor:
-    """Return a state's tensor with its layout undone on every rank."""
+    """Return a state's tensor with the layout undone on every rank."""
     parts = tuple(RepackedTensor(part, repack.undo) for part in whole.parts)
     return RankTensor(whole.name, parts, whole.ranks)
 

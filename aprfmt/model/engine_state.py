@@ -87,8 +87,8 @@ _VARIED = 8  # different bytes that a share of trained or random numbers begins 
 def is_engine_state(path: Path) -> bool:
     """Return whether a path holds the weights that an engine saved from its memory.
 
-    These are files of ranks in a folder, or one file with names of joined or stacked matrices, by
-    its own path or in a folder.
+    Such are files of ranks in a folder, or one file with names of joined or stacked matrices, which
+    may be given by its own path or by its folder's.
     """
     try:
         files = _state_files(path)
@@ -105,9 +105,9 @@ def _has_engine_names(file: Path) -> bool:
 
 
 def is_saved_state(path: Path, published: Model) -> bool:
-    """Return whether a path is a file of torch.save with the published names, and no model's.
+    """Return whether a path is a file of torch.save that holds a state dict of `published`.
 
-    Most of its tensors have names of `published`, which has a configuration.
+    Most of its tensors have names of `published`, which has a configuration; the file has none.
     """
     if path.suffix not in _PICKLED or not path.is_file():
         return False
@@ -141,7 +141,7 @@ def _state_files(path: Path) -> list[tuple[Path, Mapping[str, int]]]:
 
 
 def _lone_model(folder: Path) -> list[Path]:
-    """Return [the file] of a folder's only model: its index or first shard if it is split.
+    """Return [path] of the only model in a folder (its index or first shard if split), else [].
 
     [] where the folder has a config.json, no weights, or several models.
     """
@@ -364,9 +364,10 @@ def open_engine_state(path: Path, published: Model) -> Model:
 
 
 def _read_as_loaded(path: Path, published: Model, by_name: dict[str, RankTensor]) -> "_StateReader":
-    """Return a reader of a state's tensors in the layout that they were loaded in.
+    """Return a reader of a state's tensors in the layout in which they were loaded.
 
-    Tensors that the engine laid out for its kernels are exchanged in `by_name`, and remarked on.
+    Tensors that the engine laid out for its kernels are replaced in `by_name`, and the reader gets
+    a note about them.
     """
     reader = _StateReader(path, published, by_name)
     undone, said = undo_repacks(reader.parameters(), reader.published, published.hyper)
@@ -378,10 +379,10 @@ def _read_as_loaded(path: Path, published: Model, by_name: dict[str, RankTensor]
 
 
 class StateNames:
-    """The names of an engine's state, found by what a checkpoint calls the same tensor.
+    """Finds an engine's tensor by the names that a checkpoint gives the same tensor.
 
-    A wrapper around the model (`module.`, `language_model.`) and another name of a block's modules
-    do not matter, as long as one name alone fits that is no other tensor's.
+    A wrapper around the model (`module.`, `language_model.`) and other names of a block's modules
+    do not matter, as long as only one tensor's name ends alike.
     """
 
     def __init__(self, held: Mapping[str, RankTensor]) -> None:
@@ -394,7 +395,7 @@ class StateNames:
         return next((self._held[name] for name in names if name in self._held), None)
 
     def claim(self, names: Iterable[str]) -> None:
-        """Prepare the search by endings over all names of the state except these."""
+        """Prepare the search by endings over all names of the state but these, which are taken."""
         claimed = set(names)
         for name in self._held.keys() - claimed:
             for tail in _name_tails(name):
@@ -408,7 +409,7 @@ class StateNames:
     def find_by_ending(self, names: Sequence[str]) -> RankTensor | None:
         """Return the state's tensor whose name ends like one of these; None without one.
 
-        The names are tried in order. Of a name the longest ending that the state has counts: where
+        The names are tried in order. The longest ending of a name that the state has is used; if
         several of the state's tensors have it, the next name is tried.
         """
         for name in names:
@@ -422,10 +423,10 @@ class StateNames:
 
 
 def _name_tails(name: str) -> list[tuple[str, str]]:
-    """Return (number of the layer, an end of the name) for each end that may name a tensor.
+    """Return (layer number, ending) for each ending by which a tensor's name may be found.
 
-    Ends are whole components, the longest first. Outside layers the number is "", and the only end
-    is the last two components.
+    Endings are whole components of the name after the layer number, the longest first. Outside
+    layers the number is "", and the only ending is the last two components.
     """
     found = _LAYER.search(name)
     layer, tail = (found[1], found[2]) if found else ("", name)
@@ -522,10 +523,10 @@ def _ranks_text(ranks: Mapping[str, int]) -> str:
 def _name_expert_ranks(
     sources: Sequence[tuple[Source, Mapping[str, int]]],
 ) -> Sequence[tuple[Source, Mapping[str, int]]]:
-    """Return the files, the second number of `mp_rank_00_001` under the axis that it is of.
+    """Return (file, {parallel axis: rank}) with "pp" replaced by "ep" where it counts expert ranks.
 
-    Megatron Core writes a pipeline's rank there ("pp"), and without a pipeline the rank of experts
-    ("ep"). It is the latter where such ranks have the same names, those of experts included.
+    It is about the second number of `mp_rank_00_001`: Megatron Core writes a pipeline's rank there,
+    and without a pipeline the rank of experts. Experts' ranks all have the same names.
     """
     names: dict[int, set[str]] = {}
     for source, ranks in sources:
@@ -544,9 +545,9 @@ def _name_expert_ranks(
 
 
 def _layers_before(sources: Sequence[tuple[Source, Mapping[str, int]]]) -> dict[int, int]:
-    """Return {pipeline rank: layers of the ranks before it}, {} where layers have their numbers.
+    """Return {pipeline rank: number of layers in earlier ranks}; {} where no renumbering is needed.
 
-    They have them unless two ranks of a pipeline have a layer 0.
+    It is needed where two pipeline ranks have a layer 0.
     """
     counts: dict[int, int] = {}
     first = 0
@@ -590,7 +591,7 @@ def _stack_experts(tensors: Mapping[str, LazyTensor]) -> dict[str, LazyTensor]:
 
 
 def _same_bytes(a: LazyTensor | None, b: LazyTensor) -> bool:
-    """Return whether two tensors of one name hold the same bytes, as a tied table does."""
+    """Return whether two tensors hold the same bytes, as two names of a tied table do."""
     return a is not None and a.info.shape == b.info.shape and bytes(a.raw()) == bytes(b.raw())
 
 
@@ -616,7 +617,7 @@ def _refuse_unrelated(path: Path, tensors: Mapping[str, RankTensor], published: 
 class _StateReader:
     """Finds each tensor of a published model in an engine's state.
 
-    `used` collects the state's names that were needed, `notes` remarks for the user.
+    `used` collects the names of the state's tensors that were read, `notes` remarks for the user.
     """
 
     def __init__(self, path: Path, published: Model, held: Mapping[str, RankTensor]) -> None:
@@ -644,7 +645,8 @@ class _StateReader:
     def _collect_companions(self) -> None:
         """Find the scales and other companions of codes that the state joins or stacks.
 
-        An engine has them next to the joined codes: `w13_weight_scale` next to `w13_weight`.
+        They are recorded as readings. An engine has them next to the joined codes:
+        `w13_weight_scale` next to `w13_weight`.
         """
         done: set[str] = set()
         for name, tensor in self._packed.items():
@@ -676,7 +678,8 @@ class _StateReader:
     def _collect_decoded(self) -> None:
         """Find the packed weights whose values, not their codes, the state holds.
 
-        These stand in `_published` under the weight's name, with the shape of the decoded weight.
+        Each is then in `_published` under the weight's name, with the shape of the decoded weight,
+        and has its readings recorded.
         """
         packed, stored = self._packed, self._readings
         wanted = {
@@ -706,7 +709,7 @@ class _StateReader:
     def _collect_readings(
         self, tensors: Mapping[str, LazyTensor], wanted: Collection[str] | None = None
     ) -> None:
-        """Fill `_readings` and `_misfits`: the state's tensors that may hold each published one.
+        """Fill `_readings` and `_misfits`: which tensors of the state may hold each published one.
 
         `tensors` are the published ones by name. With `wanted`, only parameters with one of these
         names are looked for.
@@ -741,10 +744,9 @@ class _StateReader:
             self._record_readings(whole_parameter(name, shapes[name]), self._held[name])
 
     def _record_readings(self, parameter: EngineParameter, whole: RankTensor) -> None:
-        """Record, by the published names in a parameter, how each is read from a state's tensor.
+        """Record how each published tensor of a parameter is read from the state's tensor `whole`.
 
-        `whole` is that tensor. Where its shape fits no division among the ranks, it is recorded as
-        a misfit under these names.
+        Where the shape of `whole` fits no division among the ranks, it is recorded as a misfit.
         """
         local = in_published_axes(whole.shape, parameter.shape)
         layout = find_layout(parameter, local, len(whole.parts))
@@ -821,9 +823,10 @@ class _StateReader:
         return _engine_tensor(name, published.info.shape, whole, make, reading, encoding)
 
     def refuse_missing_ranks(self) -> None:
-        """Raise FormatError where most misfits are shares of tensors divided among more ranks.
+        """Raise FormatError where files of ranks are missing.
 
-        The files of the other ranks are missing. A few such tensors may as well be damaged.
+        That is so where most tensors of a wrong shape are a rank's share among more ranks than
+        there are files. A few such tensors may as well be damaged.
         """
         odd = {whole.name: (parameter, whole) for parameter, whole in self._misfits.values()}
         if len(odd) < _SHARES:
@@ -846,7 +849,7 @@ class _StateReader:
         )
 
     def _note_lacking(self, whole: RankTensor) -> None:
-        """Add a warning where some of the ranks do not have the misfit `whole`."""
+        """Add a warning where some ranks lack the tensor `whole`, whose shape fits no division."""
         every = sorted({rank for one in self._held.values() for rank in one.ranks})
         lost = [rank for rank in every if rank not in whole.ranks]
         if lost:
@@ -855,7 +858,10 @@ class _StateReader:
             self.notes.append(Note("warning", str(self._path), text, "remark"))
 
     def _published_tensors(self, reading: EngineReading, part: Part, copy: int) -> Sequence[Cells]:
-        """Return the published tensors of a part; those of the last stack of experts are cached."""
+        """Return the published tensors of a part of a parameter, as `copy` of the ranks holds them.
+
+        Those of the last stack of experts are cached.
+        """
         if len(part.stored) == 1:
             return reading.published_tensors(part, self._hyper, copy)
         key = (reading.tensor.name, part.stored[0], copy)
@@ -870,9 +876,9 @@ class _StateReader:
     ) -> int:
         """Return the index of the reading that gives a tensor's rows in the published order.
 
-        Readings of one of the state's tensors differ by the order of rows: gpt_neox's q, k and v
-        may be head by head, as published, or one after the other. The first layer whose values
-        are equal in some order decides for all. 0 where none is.
+        Several readings of one tensor differ by the order of rows: gpt_neox's q, k and v may be
+        head by head, as published, or one after the other. The first layer whose values are equal
+        in some order decides for all layers. 0 where none is.
         """
         if len(readings) == 1:
             return 0
@@ -899,11 +905,11 @@ class _StateReader:
     def _choose_place(
         self, name: str, published: LazyTensor, places: Sequence[tuple[EngineReading, Part]]
     ) -> tuple[EngineReading, Part]:
-        """Return the (reading, part) to compare of several that hold a tensor: the first wrong one.
+        """Return the (reading, part) to compare, of several places in the state that hold a tensor.
 
-        A layer whose values are its keys has them twice in one parameter. Returns the first of
-        `places` where all are as published. Adds a warning where they are not the same. A slot for
-        a scale that was never loaded counts as little as for the engine, if another was.
+        A layer whose values are its keys has them twice in one parameter, say. It is the first
+        place with other values than published, else the first one; a warning is added where places
+        differ. A slot for a scale that was never loaded does not count if another place was loaded.
         """
         published_bytes = bytes(published.raw())
         made = [
@@ -943,10 +949,10 @@ class _StateReader:
     def _choose_copy(
         self, name: str, published: LazyTensor, reading: EngineReading, part: Part
     ) -> int:
-        """Return the number of the copy to compare where several ranks hold the same rows.
+        """Return the index of the copy to compare, of several ranks that hold the same rows.
 
-        It is the first that is not as published, 0 where all are equal. Adds a warning where they
-        differ.
+        It is the first copy with other values than published, else 0; a warning is added where
+        copies differ.
         """
         copies = reading.copies_of(part)
         if copies == 1:
@@ -974,7 +980,7 @@ class _StateReader:
     def _absent_tensor(self, name: str, published: LazyTensor, whole: RankTensor) -> LazyTensor:
         """Return a tensor of the published shape that raises UnsupportedError when it is read.
 
-        The state has no bytes for it: the engine released them. Its name in the state is recorded.
+        It stands for a parameter whose bytes the engine released. The parameter's name is recorded.
         """
         self._empty[whole.name] = None
         part = next(one for one in whole.parts if not one.info.nbytes)
@@ -989,9 +995,9 @@ class _StateReader:
         return AbsentTensor(place[0], info, UnsupportedError(text))
 
     def _note_doubled(self, reading: EngineReading, published: LazyTensor) -> None:
-        """Add a warning where ranks that should hold different shares hold the same bytes.
+        """Add a warning where ranks hold the same bytes though their shares should differ.
 
-        A share of zeros or of one number is left to the comparison.
+        Shares of zeros or of one number are not warned of here; the comparison shows them.
         """
         layout, whole = reading.layout, reading.tensor
         if layout.axis is None or layout.ranks == 1:
@@ -1016,7 +1022,7 @@ class _StateReader:
     def _note_zeros(self, whole: RankTensor, published: LazyTensor) -> None:
         """Add a warning where a rank's share is zeros: a parameter that the rank did not load.
 
-        Not where as much of the published tensor is zeros too.
+        None is added where as much of the published tensor is zeros too.
         """
         empty = [
             whole.ranks[number]
@@ -1086,10 +1092,10 @@ class _StateReader:
             self.notes.append(Note("warning", str(self._path), text, "remark"))
 
     def without_aliases(self, names: Sequence[str]) -> list[str]:
-        """Return the names of tensors that are no copies of one that was read.
+        """Return `names` without tensors that are copies of one that was read.
 
-        A module that is reached by two ways is in a state twice, and a head that is the embedding
-        under the name of both.
+        A module that is reached in two ways is in a state twice, and an output head that is the
+        embedding is stored under both names.
         """
         used: dict[tuple[int, ...], list[RankTensor]] = {}
         for name in self.used:
@@ -1133,12 +1139,15 @@ def _lacks_bytes(whole: RankTensor, published: LazyTensor) -> bool:
 
 
 def _is_decoded(readings: Sequence[tuple[EngineReading, Part]]) -> bool:
-    """Return whether a state holds plain numbers where these readings are read."""
+    """Return whether the state's tensor of these readings has a plain encoding, not codes."""
     return readings[0][0].tensor.parts[0].info.encoding in _DECODED
 
 
 def _decoded(packed: LazyTensor, whole: RankTensor) -> LazyTensor:
-    """Return a packed published weight with its values, rounded to the encoding of `whole`."""
+    """Return a packed published weight as a tensor of its decoded values.
+
+    They are rounded to the encoding of `whole`, the state's tensor.
+    """
     from aprfmt.codecs import encode
 
     encoding = whole.parts[0].info.encoding
@@ -1170,7 +1179,7 @@ def _engine_tensor(
 
 
 def _logarithms(made: Cells, whole: RankTensor, published: LazyTensor) -> Cells:
-    """Return elements x of a published tensor for those -exp(x) that an engine holds.
+    """Return the published elements x where an engine holds -exp(x), as a state space's A.
 
     `made` are the engine's elements, `whole` their tensor in the state. An element is the published
     one where -exp of it, in float32, is within two roundings of what the engine holds; else it is

@@ -92,7 +92,7 @@ class FolderTexts(Mapping[str, str]):
 
 @dataclass(frozen=True)
 class HFFolder:
-    """The text files of a model's folder: `config` (parsed config.json or None), `texts`."""
+    """The text files of a model's folder: `config` (parsed config.json or None), and `texts`."""
 
     path: Path
     config: Mapping[str, Value] | None
@@ -219,9 +219,9 @@ def find_weights(folder: Path) -> Path:
 
 
 def rank_files(paths: Iterable[Path]) -> list[Path]:
-    """Return those of some files whose names state a rank, as `model-TP-001.safetensors` does.
+    """Return the paths whose names state a rank, as `model-TP-001.safetensors` does.
 
-    [] for fewer than two: a model may be called so.
+    [] for fewer than two: one model alone may have such a name.
     """
     found = [path for path in paths if parse_dump_path(path.stem).ranks]
     return found if len(found) > 1 else []

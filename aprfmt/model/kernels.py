@@ -34,10 +34,10 @@ def reshape_kernels(
     path: Path,
     mlx: bool,
 ) -> "tuple[BoundNames, tuple[Relation, ...]]":
-    """Return (bound names, relations), with kernels of other shapes read as the config has them.
+    """Return (bound names, relations), with kernels of another shape read in the config's shape.
 
-    `shapes` are the stored shapes by name. `mlx` says that MLX wrote the file: its readers look for
-    the input channels last, and no relation says so.
+    `shapes` are the stored shapes by name. `mlx` says that MLX wrote the file: its readers expect
+    the input channels last, and no relation mentions it.
     """
     made: list[BoundGroup] = []
     found: dict[str, list[tuple[str, Shape, Shape]]] = {}
@@ -57,10 +57,10 @@ def reshape_kernels(
 
 
 def kernel_steps(stored: Shape, wanted: Shape) -> KernelSteps:
-    """Return the steps from a kernel's stored shape to the wanted one; () for any other shape.
+    """Return the layout steps from a kernel's stored shape to the wanted one; () if there are none.
 
-    () too where both are equal, and for fewer than three wanted axes. A matrix that may be flat
-    either way, as both its sizes are equal, is taken for [out, in * size].
+    There are none for equal shapes, for fewer than three wanted axes, and for shapes that are
+    neither channels-last nor flattened. A square matrix is taken for [out, in * size].
     """
     if len(wanted) < _LEAST or stored == wanted or len(stored) < 2:
         return ()

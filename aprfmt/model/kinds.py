@@ -41,10 +41,10 @@ _SHOWN = 3  # names in a line
 
 @dataclass(frozen=True, slots=True)
 class Kind:
-    """One kind of file: a row of KINDS.
+    """A kind of file that is no whole model of aprfmt: a row of KINDS.
 
     `is_one(model)` recognises it, `says(model)` describes the file, `todo(model)` is what to do
-    next, as a clause. `foreign`: a whole model in a layout that is not read here.
+    next, as a clause. `foreign` marks a whole model in a layout that is not read here.
     """
 
     name: str
@@ -111,7 +111,7 @@ def _adapter_text(model: "Model") -> str:
 
 
 def astray_modules_text(model: "Model", base: "Model") -> str:
-    """Return a clause on modules of an adapter that its base has not; "" if it has all.
+    """Return a clause on modules of an adapter that its base does not have; "" if it has all.
 
     "" too where the base is of another format than the adapter, or multimodal: then modules are
     named otherwise in memory than in the file.
@@ -180,7 +180,7 @@ def _adapter_next_step(model: "Model") -> str:
 
 
 def drop_stray_command(model: "Model", names: Sequence[str]) -> str:
-    """Return the command that writes an adapter without tensors that are no part of one."""
+    """Return the command that writes an adapter without `names`, tensors that are none of it."""
     drop = " ".join(f"--drop {name}" for name in names)
     return f"aprfmt convert {model.path} OUT --generic {drop}"
 

@@ -64,14 +64,14 @@ _VERSIONS = frozenset({"transformers_version", "__version__", "producer"})  # of
 
 @dataclass(frozen=True, slots=True)
 class Item:
-    """One thing a model is made of.
+    """One thing that a model is made of: a file, a tensor, a key.
 
     `reading` says how it is used. `of` says what for: the role, the hyperparameter, the packed
     weight it is a part of, the source that says it has no effect, or what contradicts it. `holds`
-    is its value, a function that returns it, or the path of a file; None for tensors.
-    `as_stored`: two of them are compared by their stored values, and by `means` where those
-    differ: what a loader makes of the value, None if that is not known. `needed`: a side without
-    it is another model, where that side has other items of the same home.
+    is its value, a function that returns it, or the path of a file; None for tensors. `as_stored`:
+    two such items are compared by their stored values, and where these differ by `means`: what a
+    loader makes of the value, None if that is not known. `needed`: a model without it is another
+    one, if it has other items of the same home.
     """
 
     kind: Kind
@@ -123,7 +123,11 @@ class NotCompared:
 
     @property
     def is_open(self) -> bool:
-        """Whether nothing is known about it, as of a weight of one model that nothing reads."""
+        """Whether its absence from the comparison leaves a verdict open.
+
+        That is so if it was unreadable or not reached, and for parts of the weights that nothing
+        reads.
+        """
         return self.state in OPEN or (self.state == "unread" and self.kind in OF_WEIGHTS)
 
     @property
@@ -163,7 +167,7 @@ class Ledger:
     def embedded_keys(self) -> Mapping[str, Value] | AprfmtError:
         """{key: value} of its source's keys that the file embeds, or the error of reading them.
 
-        Only while the model is open.
+        The model has to be open when this is read first.
         """
         try:
             return self.read_carried()
@@ -239,10 +243,10 @@ def join_ledgers(first: Ledger, second: Ledger) -> Ledger:
 
 
 def items_of_other_model(other: "Model", model: "Model") -> tuple[NotCompared, ...]:
-    """Return what nothing reads of `other`, whose pass is compared with that of `model`.
+    """Return the items of `other` that nothing reads, for a comparison of two models' passes.
 
-    The sides have no names, so `side` is in words. Nothing where both are one file, whose items
-    are said once.
+    `side` is in words, as such sides have no letter. () where both are one file, whose items are
+    listed once, for `model`.
     """
     if other.path == model.path:
         return ()
@@ -274,7 +278,7 @@ class _LedgerBuilder:
     def build(self, kinds: Collection[Kind]) -> Ledger:
         """Return the ledger with the items of these kinds.
 
-        A file without a tensor and without a tokenizer is unreadable: of nothing nothing is said.
+        A file without tensors and tokenizer is listed as unreadable: nothing can be said of it.
         """
         makers: tuple[tuple[Callable[[], Iterator[Item]], tuple[Kind, ...]], ...] = (
             (self.files, ("file",)),
@@ -307,9 +311,9 @@ class _LedgerBuilder:
         )
 
     def _states_architecture_or_kind(self) -> bool:
-        """Return whether the file states an architecture or kind; else it holds arrays alone.
+        """Return whether the file states an architecture or a kind of file, such as an adapter.
 
-        True where what it states cannot be read.
+        If not, it only holds arrays. True where what it states cannot be read.
         """
         from aprfmt.model.resolve import architecture_names
 
@@ -327,7 +331,7 @@ class _LedgerBuilder:
             self._add_unreadable("section", make.__name__, error)
 
     def _add_unreadable(self, kind: str, name: str, error: AprfmtError) -> None:
-        """Record that something cannot be read, with the error's text. Returns nothing."""
+        """Record that something cannot be read, with the error's text."""
         why = str(error).removeprefix(f"{self.model.path}: ")
         self.unreadable.append(NotCompared(kind, name, "unreadable", why))
 
@@ -552,7 +556,10 @@ class _LedgerBuilder:
                 yield _item_by_pattern("metadata key", key, key, rows, value)
 
     def _is_shared(self, key: str) -> bool:
-        """Return whether a key's value names a stored tensor of the same last component."""
+        """Return whether a key's value is a stored tensor's name, as of a tensor under two names.
+
+        The last components of key and value have to be equal.
+        """
         held = self.model.metadata[key]
         if not isinstance(held, str) or held not in self.model.source.tensors:
             return False
@@ -643,7 +650,10 @@ class _LedgerBuilder:
 
     @cached_property
     def _is_claim_false(self) -> bool:
-        """Whether a folder's tensors have roles, and none of them is packed, whole or in part."""
+        """Whether a safetensors model's tensors have roles, and none of them is packed.
+
+        A quantization section in its config.json is then false.
+        """
         own = self.spec is not None and self.model.key_style == "safetensors"
         return (
             own
@@ -656,10 +666,10 @@ class _LedgerBuilder:
         )
 
     def _meaning(self, key: str, value: Value) -> Value:
-        """Return what loaders make of a key's value; None if the value alone says it.
+        """Return what loaders make of a key's value; None if the value is compared as it is.
 
-        Of names of architectures: ours. Of the dtype: whether it is that of the weights. A file
-        that embeds it as its source's is not loaded by it: its weights have their own types.
+        It is the names of architectures for names of classes, and for a dtype True if it is that of
+        the weights. A dtype in an embedded config.json is not used in loading: it is True as well.
         """
         if key in _NAMES_OF_CLASSES:
             names = value if isinstance(value, list) else [value]
@@ -698,7 +708,7 @@ class _LedgerBuilder:
 
     @cached_property
     def _tower_reports(self) -> "list[tuple[ArchSpec, KeyReport]]":
-        """(spec, key report) of each tower: what its tables read from config.json."""
+        """(spec, key report) of each tower: which keys of config.json its tables read."""
         from aprfmt.arch.hyperparameters import read_hyper
         from aprfmt.arch.spec import Facts
 
@@ -770,11 +780,10 @@ class _LedgerBuilder:
         return self._template_item(item, value) if key == "chat_template" else item
 
     def _template_item(self, item: Item, value: Value) -> Item:
-        """Return the item of a file's chat template, held against the one that is taken here.
+        """Return the item of a file's chat template; contradicted if aprfmt uses another one.
 
-        Another one is taken by loaders that read this file first. Of several by name those of the
-        place that is taken are items. Without its last line break it is the same: Jinja leaves that
-        out.
+        Loaders that read this file first would use it. A difference in the last line break is none:
+        Jinja leaves that out. Of a list of named templates all but the default one are compared.
         """
         from aprfmt.tokenizer.stored_parts import DEFAULT_TEMPLATE, templates_by_name
 
@@ -819,8 +828,9 @@ _TABLES = ("embed_tokens", "lm_head")  # peft, utils/constants.py: EMBEDDING_LAY
 def folder_files(model: "Model") -> list[Path]:
     """Return the paths of a model's folder that belong to the model; [] without a folder.
 
-    These are all files and subfolders, sorted. Of a remote folder, and where the weights have
-    another name than a folder's (there may be other models), only the text files that are read.
+    These are all files and subfolders, sorted. In a remote folder, and where the weights' name does
+    not show that the folder is theirs (there may be other models), they are only the text files
+    that are read.
     """
     folder = model.folder
     if folder is None:
@@ -841,7 +851,7 @@ def surplus_text(record: Damage | Note) -> str:
 class Surplus:
     """Bytes of a file of weights that belong to no tensor. Calling it returns their digest.
 
-    `shard` is the shard whose end they are, None where they lie between tensors.
+    `shard` is the shard at whose end they are, None where they lie between tensors.
     """
 
     path: Path
@@ -849,7 +859,10 @@ class Surplus:
     shard: "Shard[Any] | None"
 
     def __call__(self) -> str:
-        """Return the SHA-256 in hex of the bytes after the last tensor; `text` if not there."""
+        """Return the SHA-256 in hex of the bytes after the last tensor, or `text`.
+
+        It is `text` where `shard` is None.
+        """
         if self.shard is None:
             return self.text
         file, digest = self.shard.file, hashlib.sha256()
@@ -859,9 +872,9 @@ class Surplus:
 
 
 def _file_value(path: Path) -> Value:
-    """Return what a file holds: of JSON its values but for the writer's version, of text its lines.
+    """Return the content of a file for comparing it; None where it is no text or cannot be read.
 
-    None for a file that is neither, or cannot be read.
+    It is the JSON value without the writer's version, or the lines of a text.
     """
     from aprfmt.formats.bounded_json import load_file
 
@@ -893,7 +906,10 @@ def _token_texts(value: Value) -> Value:
 
 
 def _file_contents_text(path: Path) -> str:
-    """Return what tensors an unlisted .safetensors file holds, in words; "" for other files."""
+    """Return how many tensors an unlisted .safetensors file holds, and their names, in words.
+
+    "" for other files.
+    """
     if path.suffix != ".safetensors":
         return ""
     from aprfmt.formats.safetensors.reader import open_source
@@ -917,7 +933,7 @@ def weights_of_parts(model: "Model") -> Mapping[str, tuple[str, str]]:
 
 
 def _modules_to_save(model: "Model") -> tuple[str, ...]:
-    """Return the modules that a PEFT adapter stores whole (modules_to_save).
+    """Return the modules that a PEFT adapter replaces as a whole (modules_to_save).
 
     () where the configuration lists none.
     """
@@ -928,9 +944,9 @@ def _modules_to_save(model: "Model") -> tuple[str, ...]:
 
 
 def _lengths_of_mlx(model: "Model") -> frozenset[str]:
-    """Return the stored names of DoRA's lengths in an adapter of MLX; empty for other adapters.
+    """Return the stored names of DoRA's magnitudes in an adapter of MLX; empty for other adapters.
 
-    Their names, MODULE.m, tell nothing without the factors beside them.
+    Their names, MODULE.m, are only recognised next to the factors of the module.
     """
     from aprfmt.model.adapter_parts import MLX_LENGTHS, adapter_parts
 
@@ -940,7 +956,10 @@ def _lengths_of_mlx(model: "Model") -> frozenset[str]:
 
 
 def _adapter_reading(name: str, trained_whole: Sequence[str]) -> tuple[Reading, str]:
-    """Return (reading, what for) of an adapter's tensor, by its modules_to_save."""
+    """Return (reading, what for) of an adapter's tensor.
+
+    `trained_whole` are the modules of its modules_to_save.
+    """
     from aprfmt.model.adapter_parts import adapter_name, without_adapter_name
     from aprfmt.model.kinds import FACTOR_PARTS, FACTORS
 
@@ -1003,10 +1022,10 @@ def multimodal_towers(model: "Model") -> "Iterator[tuple[ArchSpec, tuple[str, ..
 def _key_reading(
     report: "KeyReport | None", key: str, spec: "ArchSpec | None", style: str, prefix: str
 ) -> tuple[Reading, str] | None:
-    """Return (reading, what for) that a key report has for a key; None if it has none.
+    """Return (reading, what for) of a key, by the report of which keys were read; None if unknown.
 
-    `report` says which keys the hyperparameters came from. `style` selects the table of other
-    known keys, `prefix` is a GGUF's "ARCH.".
+    `report` says from which keys the hyperparameters came. `style` selects the table of other known
+    keys, `prefix` is a GGUF's "ARCH.".
     """
     if report is None:
         return ("unread", "") if prefix.strip(".") and key.startswith(prefix) else None
@@ -1033,7 +1052,7 @@ def _key_reading(
 
 
 def _architecture_called(name: Value) -> str | None:
-    """Return the architecture that has a name in config.json; None for an unknown name."""
+    """Return the architecture that config.json's `name` means; None for an unknown name."""
     return next((known for known, called in CALLED.items() if name in called.get("hf", ())), None)
 
 
@@ -1045,9 +1064,9 @@ def _is_key_or_below(key: str, rows: Sequence[str]) -> bool:
 def _item_by_pattern(
     kind: Kind, name: str, key: str, rows: Sequence[KeyPattern], value: Value
 ) -> Item:
-    """Return the item of a key as the first matching row of patterns says; else an unread one.
+    """Return the item of a key, used as the first matching row says; unread if no row matches.
 
-    `name` is the item's name, `key` what the patterns are matched with.
+    `name` is the item's name, `key` what the rows' patterns are matched with.
     """
     row = matching_row(rows, key)
     if row is None:
@@ -1136,7 +1155,7 @@ def _compare_items(
 
 
 def _has_home_of(item: Item, a: Ledger, b: Ledger) -> bool:
-    """Return whether both ledgers have what holds an item: a folder, a file, keys of one style."""
+    """Return whether both ledgers have what an item belongs to: a folder, file or key style."""
     if item.home in _OF_TEMPLATES:
         return a.has_template and b.has_template
     if item.kind == "file":  # a folder, of which the configuration tells
@@ -1233,9 +1252,9 @@ class Compared:
 
     `differs`: a difference, bug or failed check. `counts`: {what is counted: (compared, total)},
     such as {"tensors": (48, 50)}. `left`: what was not compared by meaning. `detail`: how the
-    counted things compare, in words. `scope`: words for what was compared, where the counts do
-    not say it. `of_a_model`: what has one side only is a model, so that a tensor of it that nothing
-    reads leaves the verdict open: what is known without it may be of another model.
+    counted things compare, in words. `scope`: words for what was compared, where the counts do not
+    say it. `of_a_model`: the comparison is about a known model; a tensor of one side that nothing
+    reads then leaves the verdict open.
     """
 
     differs: bool
@@ -1270,9 +1289,9 @@ class Pronounced:
 
 
 def array_items(kind: str, names: Collection[str]) -> tuple[NotCompared, ...]:
-    """Return a NotCompared per array of a batch or state that nothing reads.
+    """Return a NotCompared for each array of a batch or state that nothing reads.
 
-    Nothing is compared with it, and a result may depend on it: its state is "unreadable".
+    Its state is "unreadable": a result may depend on the array.
     """
     return tuple(NotCompared(kind, name, "unreadable", "nothing here reads it") for name in names)
 
@@ -1320,11 +1339,10 @@ def _refuse_unmatched(patterns: Collection[str], rows: Sequence[NotCompared]) ->
 def one_sided_tensors(
     names: Iterable[str], side: Side, ledger: Ledger, why: str = ""
 ) -> tuple[NotCompared, ...]:
-    """Return the tensors of `names` that no table lists, as items on one side only.
+    """Return those tensors of one side alone that no table lists, as items not compared.
 
-    `names` are tensors that only `side` has, `ledger` is that side's. Those that a table lists are
-    left out: what they are to a model is known. `why` is said of those of which the ledger says
-    nothing.
+    `names` are tensors that only `side` has, `ledger` is that side's. Tensors that a table lists
+    are left out: their role is known. `why` is the reason for items without one in the ledger.
     """
     unlisted = {item.name: item.of for item in ledger.unread if item.kind == "tensor"}
     state: State = "only in A" if side == "A" else "only in B"
@@ -1421,10 +1439,10 @@ def _list_items(begin: str, rows: Sequence[NotCompared]) -> str:
 
 
 def _reasons(rows: Sequence[NotCompared]) -> str:
-    """Return why several items were not compared, " (...)"; "" where nothing says it.
+    """Return why several items were not compared, as " (...)"; "" if no item has a reason.
 
-    Reasons that differ in their numbers alone are one, told by that of the first item. Several are
-    listed with the count of their items.
+    Reasons that differ only in numbers are counted as one, and the first item's is shown. Several
+    reasons are listed with the number of their items.
     """
     kinds: dict[str, list[NotCompared]] = {}
     for row in rows:

@@ -56,10 +56,10 @@ def tensor_rows(
 ) -> list[TensorRow]:
     """Return {key, names, encoding, shape, raw, decoded} of every tensor, by role where known.
 
-    `raw` are SHA-256 of the stored bytes, `decoded` of the values; without `decoded` if
+    `raw` are SHA-256 of the stored bytes, `decoded` of the values; there is no `decoded` with
     `raw_only`. A tensor that cannot be read has no hashes, and `damage` says why. One that `budget`
-    leaves has none either, and `not_reached` says why.
-    Raises UsageError for a pattern without a match.
+    leaves out has none either, and `not_reached` says why. Raises UsageError for a pattern without
+    a match.
     """
     # Tensors by role, then stored tensors that no role covers.
     sides: list[View] = []
@@ -115,12 +115,12 @@ def _tensor_digests(side: View, *, raw_only: bool) -> TensorRow:
 
 
 def _has_room(budget: Budget | None, nbytes: int) -> bool:
-    """Return whether a budget, if there is one, has time and room to read so many bytes."""
+    """Return whether a budget has time left and allows reading so many bytes; True without one."""
     return budget is None or (budget.has_time() and budget.has_room(nbytes))
 
 
 def unread_files_reason(model: Model, budget: Budget | None) -> str:
-    """Return why a budget leaves no room for digests of whole files; "" where it does."""
+    """Return why a budget does not allow digests of whole files; "" if it does."""
     nbytes = sum(path.stat().st_size for path in model.source.files)
     return "" if budget is None or _has_room(budget, nbytes) else budget.reason
 
@@ -344,8 +344,8 @@ def pronounce_manifest(
 def _tensor_difference(expected: TensorRow | None, found: TensorRow | None) -> str:
     """Return how a tensor differs from its manifest row, as a phrase; "" if it does not.
 
-    Other stored bytes are no difference where decoded values are equal and the encoding or a name
-    is another.
+    Different stored bytes are no difference if the decoded values are equal and the tensor has
+    another encoding or other names.
     """
     if found is None:
         return "missing in the model"
@@ -367,10 +367,11 @@ def _tensor_difference(expected: TensorRow | None, found: TensorRow | None) -> s
 def _file_differences(
     expected: Sequence[FileRow], found: Sequence[FileRow], tensors_differ: bool
 ) -> Iterator[Failure]:
-    """Yield a failure {key, what} per file that differs; weights are paired by their order.
+    """Yield a failure {key, what} for each file that differs from the manifest.
 
-    `expected` are the manifest's rows. `tensors_differ`: a tensor's failure is already listed, so
-    that a changed digest of a whole file adds nothing.
+    `expected` are the manifest's rows, `found` the model's; files of weights are paired by order.
+    With `tensors_differ` a failure of a tensor is listed already, so that a changed digest of a
+    whole file is not reported.
     """
     weights = [[row for row in rows if "outside" in row] for rows in (expected, found)]
     if len(weights[0]) != len(weights[1]):

@@ -25,9 +25,10 @@ _TOLD_BY_TOKENS = ("vocab_size",)
 
 @dataclass(frozen=True, slots=True)
 class MisleadingKey:
-    """One key: the hyperparameter `name`, what it `says` (None: not there), and the value read.
+    """A key by which other programs read another model than aprfmt does.
 
-    `key` is the file's own, `style` the key style that it is of ("hf", "gguf", "apr").
+    It gives the hyperparameter `name` the value `says` (None: the key is absent), where `read` is
+    the right value. `key` is its name in the file, `style` the key style ("hf", "gguf", "apr").
     """
 
     key: str
@@ -51,9 +52,9 @@ class MisleadingKey:
 
 
 def contradicted_parts(model: "Model") -> Iterator[tuple[str, HyperParam]]:
-    """Yield (hyperparameter, what keys say of it) of parts of which the tensors show otherwise.
+    """Yield (hyperparameter, what the keys say of it) for parts that the tensors contradict.
 
-    Such as biases that a flag denies, or a head of its own in a model that is said to be tied.
+    Such as biases that a flag denies, or an output head in a model that is said to be tied.
     """
     for name, row in model.resolution.report.demanded.items():
         if name in model.hyper and not same_value(row.value, model.hyper[name]):
@@ -61,10 +62,10 @@ def contradicted_parts(model: "Model") -> Iterator[tuple[str, HyperParam]]:
 
 
 def misleading_keys(model: "Model") -> dict[str, MisleadingKey]:
-    """Return {hyperparameter: MisleadingKey} of a model's keys that other programs are misled by.
+    """Return {hyperparameter: MisleadingKey} of keys by which other programs read another model.
 
-    Those that its tensors contradict, and those that a GGUF lacks and only its carried config.json
-    has. Of a GGUF or APR file its own keys count, else config.json. Raises ArchError.
+    These are keys that the tensors contradict, and keys that a GGUF lacks and only its embedded
+    config.json has. In a GGUF or APR file its own keys count, else config.json. Raises ArchError.
     """
     found = {one.name: one for one in _unstated_keys(model)}
     report = model.resolution.native or model.resolution.report
@@ -78,7 +79,7 @@ def misleading_keys(model: "Model") -> dict[str, MisleadingKey]:
 def _unstated_keys(model: "Model") -> Iterator[MisleadingKey]:
     """Yield the keys that a GGUF or APR file lacks and its readers have no default for.
 
-    Only of a file that carries a config.json.
+    Only for a file that embeds a config.json, from which aprfmt reads them.
     """
     from aprfmt.arch.hyperparameters import read_back_hyper, read_hyper
 

@@ -94,10 +94,10 @@ def _modelopt_section(model: "Model") -> Mapping[str, Value] | None:
 
 
 def _older_section(model: "Model") -> tuple[str, Mapping[str, Value], Mapping[str, str]] | None:
-    """Return (file, section, names of its keys in the file) that AutoGPTQ's or AutoAWQ's states.
+    """Return (file, section, file's names of the keys) from AutoGPTQ's or AutoAWQ's own file.
 
-    None without such a file. Its keys have the names of config.json's section. Raises FormatError
-    where the file is damaged.
+    The section's keys have config.json's names. None without such a file. Raises FormatError where
+    the file is damaged.
     """
     for name in OLDER_FILES:
         found = _section_of_older_file(model, name)
@@ -109,7 +109,7 @@ def _older_section(model: "Model") -> tuple[str, Mapping[str, Value], Mapping[st
 def _section_of_older_file(
     model: "Model", name: str
 ) -> tuple[Mapping[str, Value], Mapping[str, str]] | None:
-    """Return (section, names of its keys in the file) of one of OLDER_FILES; None without it.
+    """Return (section, file's names of its keys) of one of OLDER_FILES; None without the file.
 
     Raises FormatError where the file is damaged.
     """
@@ -123,9 +123,9 @@ def _section_of_older_file(
 
 
 def settings_of_older_file(model: "Model", name: str) -> Mapping[str, Value] | None:
-    """Return what loaders take from AutoGPTQ's or AutoAWQ's own file, by config.json's keys.
+    """Return what loaders take from AutoGPTQ's or AutoAWQ's own file, under config.json's keys.
 
-    With what they take for absent keys, and without the keys that change no weight of this model.
+    Defaults for absent keys are included; keys that change no weight of this model are left out.
     None without the file, or where it is damaged.
     """
     try:
@@ -139,19 +139,19 @@ def settings_of_older_file(model: "Model", name: str) -> Mapping[str, Value] | N
 
 
 def _with_defaults(section: Mapping[str, Value]) -> dict[str, Value]:
-    """Return a quantization section with what loaders take for the keys that it lacks."""
+    """Return a quantization section with the defaults that loaders use for absent keys."""
     return {**_OLDER_DEFAULTS.get(str(section.get("quant_method")), {}), **section}
 
 
 def stated_packing(model: "Model") -> Mapping[str, Value]:
-    """Return the keys of config.json's quantization section, defaults included; {} without one."""
+    """Return the keys of config.json's quantization section with defaults; {} without a section."""
     section = quantization_section(model.config or {})
     return {} if section is None else _with_defaults(section)
 
 
 @dataclass(frozen=True)
 class PackingConflict:
-    """A key of the packing that config.json and a library's own file state otherwise.
+    """A key of the packing that config.json and a quantizer's own file state differently.
 
     `key` is its name in config.json's section and `name` that in the file.
     """
@@ -164,7 +164,7 @@ class PackingConflict:
 
 
 def packing_conflicts(model: "Model") -> tuple[PackingConflict, ...]:
-    """Return in what AutoGPTQ's or AutoAWQ's own file says otherwise than config.json's section.
+    """Return the keys that AutoGPTQ's or AutoAWQ's own file states differently than config.json.
 
     Raises FormatError where that file is damaged.
     """
@@ -184,10 +184,10 @@ def packing_conflicts(model: "Model") -> tuple[PackingConflict, ...]:
 
 
 def changes_weights(model: "Model", key: str) -> bool:
-    """Return whether loaders that take another value for a key of the packing read other weights.
+    """Return whether another value of a quantization key would make loaders read other weights.
 
-    They do not where the inputs' groups are in order (`desc_act`), or all zero points in the middle
-    (`sym`). True where packed weights cannot be read.
+    It would not where the inputs' groups are in order (`desc_act`), or all zero points are in the
+    middle (`sym`). True where packed weights cannot be read.
     """
     from aprfmt.codecs import gptq
 
@@ -203,7 +203,7 @@ def changes_weights(model: "Model", key: str) -> bool:
 
 
 def _plain(value: Value) -> Value:
-    """Return a value of a section without the case of its letters: versions are GEMM or gemm."""
+    """Return a section's text in lower case (versions are GEMM or gemm), other values unchanged."""
     return value.lower() if isinstance(value, str) else value
 
 

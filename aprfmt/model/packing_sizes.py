@@ -23,10 +23,10 @@ _BITS, _GROUP = ("bits", "num_bits"), ("group_size",)  # the keys that state the
 
 
 def size_changes(section: Mapping[str, Value], weights: Collection[str]) -> Iterator[Changes]:
-    """Yield what a section's sizes and mode may have to be: {path of the key: value to try}.
+    """Yield changes of a quantization section's sizes and mode to try, as {path of key: value}.
 
-    Group sizes alone come first, then bits alone, then MLX's modes, then both sizes. Settings of
-    modules of `weights` (stored names), where there are any, are tried before those of all modules.
+    Group sizes alone come first, then bits alone, then MLX's modes, then both sizes. If modules of
+    `weights` (stored names) have their own settings, these are changed before those of all modules.
     """
     modules = {name.rpartition(".")[0] for name in weights}
     paths = [
@@ -43,9 +43,9 @@ def size_changes(section: Mapping[str, Value], weights: Collection[str]) -> Iter
 
 
 def mode_changes(section: Mapping[str, Value], bits: Collection[Key]) -> Iterator[Changes]:
-    """Yield the modes of MLX to state beside each of `bits`, the paths of keys for bits.
+    """Yield changes {path of key: value} that state each of MLX's modes next to the keys `bits`.
 
-    With a mode come the bits and the group size that it has. None where the section is not MLX's.
+    A mode comes with its bits and its group size. Nothing is yielded if the section is not MLX's.
     """
     from aprfmt.codecs.mlx import DIALECT, MODES
 
@@ -71,9 +71,9 @@ def _paths(section: Mapping[str, Value], name: str, above: Key = ()) -> Iterator
 
 
 def in_every_section(config: Mapping[str, Value], changes: Changes) -> Changes:
-    """Return changes of a section as changes of config.json: of each equal section that it has.
+    """Return changes of a section as changes of config.json, in each of its equal sections.
 
-    mlx-lm reads one key and transformers another; {} where no section stands at the top.
+    mlx-lm reads one key and transformers another. {} where config.json has no section at the top.
     """
     section = quantization_section(config)
     places = [key for key in SECTIONS if section is not None and config.get(key) == section]
@@ -114,7 +114,7 @@ def fitting_sizes(model: "Model") -> list[str]:
 
 
 def _wrong_weights(model: "Model") -> list[str]:
-    """Return the stored names of packed weights of another shape, or whose parts do not fit it."""
+    """Return the stored names of packed weights with a wrong shape or parts that do not fit."""
     misshapen = {key for key, _, _ in model.resolution.coverage.misshapen}
     found: list[str] = []
     for key, view in model.roles.items():

@@ -50,7 +50,7 @@ def spelling_predicate(pattern: str, names: Iterable[str]) -> Callable[[str], bo
 
 
 def exact_predicate(pattern: str) -> Callable[[str, bool], bool]:
-    """Return a function of (name, whether it has parts) that says if the pattern matches it.
+    """Return a function of (name, whether it has parts) that says if the pattern matches the name.
 
     A pattern is `re:REGEX`, a glob, or the name itself. Where points divide a name into parts, it
     may also be the first of them. Raises UsageError for a broken regular expression.

@@ -73,8 +73,8 @@ def wrong_claims(model: "Model") -> Relation | None:
 def stale_names(model: "Model") -> list[tuple[str, str]]:
     """Return (listed name, nearest module or "") of listed modules that the file does not have.
 
-    Only for full names in the quantization section's lists. Patterns, single words and heads may
-    fit nothing in a healthy file, as lists are copied between models.
+    Only full names in the quantization section's lists count. Patterns, single words and heads may
+    fit nothing in a good file, as lists are copied between models.
     """
     section = None if model.config is None else quantization_section(model.config)
     if section is None or method_of(section) is None:
@@ -95,7 +95,7 @@ def _is_full_name(name: str) -> bool:
 
 
 def _extra_listed_modules(section: Section) -> list[str]:
-    """Return the module names in the section's second list, which has MORE as its key; else []."""
+    """Return the module names in the section's second list, the one under the key MORE; else []."""
     more = section.get(MORE)
     return [name for name in more if isinstance(name, str)] if isinstance(more, list) else []
 

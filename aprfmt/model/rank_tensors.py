@@ -17,7 +17,7 @@ Cells = NDArray[np.void]
 
 @dataclass(frozen=True)
 class RankTensor:
-    """One tensor name of an engine's state: its parts, and the rank each part is from."""
+    """A tensor of an engine's state: its stored part on each rank, and the ranks' numbers."""
 
     name: str
     parts: tuple[LazyTensor, ...]
@@ -31,14 +31,14 @@ class RankTensor:
 
 @dataclass(frozen=True)
 class EngineReading:
-    """What a tensor of an engine's state is: the parameter, and how the ranks hold it."""
+    """How a tensor of an engine's state is read: as which parameter, and how ranks divide it."""
 
     parameter: EngineParameter
     tensor: RankTensor
     layout: RankLayout
 
     def rank_arrays(self) -> list[Cells]:
-        """Return what each rank holds, as arrays of opaque elements."""
+        """Return each rank's part as an array of opaque elements, in the parameter's axes."""
         shape = self.parameter.shape
         return [
             element_array(part).reshape(in_published_axes(part.info.shape, shape))
@@ -48,16 +48,16 @@ class EngineReading:
     def published_tensors(
         self, part: Part, hp: Mapping[str, Value], copy: int = 0
     ) -> Sequence[Cells]:
-        """Return the published tensors of a part, put together from all ranks.
+        """Return the published tensors of a part of the parameter, put together from all ranks.
 
-        `copy` says which of the ranks that hold the same rows is read.
+        `copy` chooses among ranks that hold the same rows.
         """
         arrays = self.layout.join_ranks(self.rank_arrays(), copy)
         first = sum(len(one.shapes) for one in self.parameter.parts[: self.index_of(part)])
         return to_stored(part.steps, arrays[first : first + len(part.shapes)], hp)
 
     def index_of(self, part: Part) -> int:
-        """Return the number of a part among the parameter's."""
+        """Return the index of a part among the parameter's parts."""
         return next(at for at, one in enumerate(self.parameter.parts) if one is part)
 
     def copies_of(self, part: Part) -> int:

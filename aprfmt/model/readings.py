@@ -21,10 +21,10 @@ Reading = Literal[
 
 @dataclass(frozen=True, slots=True)
 class KeyPattern:
-    """A row: a regular expression of key names, how these keys are used, and the source.
+    """A table row: a regular expression of key names, how these keys are used, and the source.
 
-    `as_stored`: no comparison knows what they mean, so two files are compared by stored values.
-    `needed`: and a file of the same kind without them is another one.
+    `as_stored`: no comparison knows their meaning, so two files are compared by stored values.
+    `needed`: a model whose file of this kind lacks them is another model.
     """
 
     names: str

@@ -42,8 +42,8 @@ def resolve_related(
     """Return a model's resolution, if necessary under the change that makes it complete.
 
     `read(names, style)` resolves it under other names, `find_spec()` gives its architecture's
-    tables, `again(model)` resolves a model with another value of a key. Raises the ArchError of
-    the unchanged file where no change helps.
+    tables, `again(model)` resolves a model with another value of a key. Raises the ArchError of the
+    unchanged file where no change helps.
     """
     found: Resolution | None = None
     error: ArchError | None = None
@@ -99,10 +99,11 @@ def _resolve_renamed(
 
 
 def _resolve_shared_table(model: "Model", read: Read, found: "Resolution") -> "Resolution | None":
-    """Return the resolution with the head's tensor read as the embedding, which is not there.
+    """Return the resolution with the head's tensor read as the missing embedding, or None.
 
-    Only where a key says that both are one tensor: a writer keeps one of two names then, and it was
-    the head's. transformers 5 reads that, older loaders begin with a random embedding.
+    It is tried only where a key says that both are one tensor: the writer kept one of two names,
+    the head's. transformers 5 reads that, older loaders begin with a random embedding. None where
+    it does not make the model complete.
     """
     said = found.report.overruled.get("tied_embeddings")
     head = found.roles.get(_HEAD)
@@ -229,7 +230,7 @@ def _propose_rules(
 def _missing_names(
     found: "Resolution", spec: "ArchSpec", style: str
 ) -> dict[str, tuple[int, ...] | None]:
-    """Return {stored name: shape} of missing roles; None where it is not known."""
+    """Return {stored name: shape} of missing roles; a shape is None where it is not known."""
     from aprfmt.arch.draft_head import stored_groups
     from aprfmt.arch.required_roles import logical_shape
 
@@ -275,11 +276,11 @@ _TAKES_NESTED = ("qwen3_5", "qwen3_5_moe")
 
 
 def _note_nested_names(model: "Model", found: "Resolution") -> "Resolution":
-    """Return the resolution, with a Relation if names have a prefix of a multimodal model.
+    """Return the resolution, with a Relation added if names have a multimodal model's prefix.
 
     Such as `model.language_model.` in a file whose config.json is of a text model: transformers and
-    vLLM then find none of the tensors. mlx-lm takes the prefix off. Where transformers does so too,
-    a note warns of the others.
+    vLLM then find none of the tensors. mlx-lm removes the prefix. Where transformers does so too, a
+    note is added instead, as a warning about the other readers.
     """
     config = model.config or {}
     nested = has_towers(config) or isinstance(config.get(found.spec.section), Mapping)

@@ -204,9 +204,10 @@ def rename_relation(
 
 
 def _other_sets_text(what: str, path: "Path", taken: str, others: Sequence[str]) -> str:
-    """Return the clause that `what`, the file `path`, has the names below `taken` below others too.
+    """Return a clause that a file has the names below `taken` also below other prefixes.
 
-    With the command that keeps those alone.
+    `what` names the file `path`, `others` are these prefixes. The clause ends with the command that
+    keeps only one set.
     """
     alone = command_line(
         "convert",
@@ -223,7 +224,7 @@ def _other_sets_text(what: str, path: "Path", taken: str, others: Sequence[str])
 
 
 def side_of_other_names(a: "Model", b: "Model") -> Literal["a", "b"]:
-    """Return the side whose names are the other ones: A's where readers find B's roles alone."""
+    """Return the side ("a" or "b") whose names are unusual: "a" if only B's have known roles."""
     return "a" if not _has_roles(a) and _has_roles(b) else "b"
 
 
@@ -243,11 +244,11 @@ def relation_between_names(
     left: Sequence[str] = (),
     more: Sequence[str] = (),
 ) -> Relation:
-    """Return the Relation that a rule maps B's names to A's; neither side need be wrong.
+    """Return the Relation that a rule maps B's names to A's; neither side has to be wrong.
 
     `names` are {B's name: A's} of the tensors that are mapped. `left` are prefixes under which B
-    has the same names again, `more` those of A: sets that are not compared. Where B alone has the
-    names that readers look for, the other names are A's, and nothing of B is to be renamed.
+    has the same names again, `more` those of A: sets that are not compared. Where only B has the
+    names that readers look for, the unusual names are A's, and no remedy for B is given.
     """
     side = side_of_other_names(a, b)
     what = (

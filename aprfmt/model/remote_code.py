@@ -28,10 +28,10 @@ _MAX_CODE = 4 << 20  # bytes of a module that are read for its imports
 
 
 def named_code(folder: HFFolder | None) -> dict[str, str]:
-    """Return {file name: what names it} of the modules that a local folder's files ask for.
+    """Return {file name: what names it} of the Python modules that a local folder's files ask for.
 
-    They are those of `auto_map` and of the relative imports of modules that are there. Code of
-    other repositories is left out. {} for a remote folder, which is not searched.
+    They are named in `auto_map` or imported relatively by modules that are there. Code of other
+    repositories is left out. {} for a remote folder, which is not searched.
     """
     if folder is None or is_remote(folder.path):
         return {}
@@ -58,7 +58,7 @@ def code_texts(folder: HFFolder | None) -> dict[str, str]:
 
 
 def _modules_of(folder: HFFolder, name: str) -> Iterator[str]:
-    """Yield the modules of this folder that the `auto_map` of one of its files names."""
+    """Yield the modules that the `auto_map` of the folder's file `name` asks for."""
     held: Any = folder.config
     if name != "config.json":
         path = folder.path / name
@@ -74,7 +74,7 @@ def _modules_of(folder: HFFolder, name: str) -> Iterator[str]:
 
 
 def _text_of(path: Path) -> str:
-    """Return the text of a module, "" for one that is not there or too large."""
+    """Return the text of a Python module; "" for one that is not there or too large."""
     try:
         return read_text(path, _MAX_CODE) if path.is_file() else ""
     except FormatError:

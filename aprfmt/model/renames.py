@@ -68,7 +68,7 @@ class Rename:
 
     @property
     def origin(self) -> str:
-        """What adds these components to names, such as "FSDP"; "" if not known."""
+        """What wrapper or program adds these components to names, such as "FSDP"; "" if unknown."""
         return ", ".join(WRAPPERS[part] for part in self.old.split(".") if part in WRAPPERS)
 
     @property
@@ -91,7 +91,7 @@ class Rename:
         groups = iter(found.groups())
 
         def number(mark: re.Match[str]) -> str:
-            """Return the next matched number as text, plus the mark's offset ({N+1})."""
+            """Return the next matched number as text, plus the offset of the mark ({N+1})."""
             step = int(f"{mark[1]}{mark[2]}") if mark[1] else 0
             return str(int(next(groups, "0")) + step)
 
@@ -204,7 +204,7 @@ def rename_modules(config: "Mapping[str, Value]", rules: Sequence[Rename]) -> "d
     apply = [rule.function for rule in rules]
 
     def module(name: str) -> str:
-        """Return a module's name after the rules, applied to its weight's name."""
+        """Return a module's name after the rules, which are applied to the name of its weight."""
         made = f"{name}.weight"
         for each in apply:
             made = each(made)
@@ -326,12 +326,12 @@ _METAS = frozenset({("w1", "gate_proj"), ("w3", "up_proj"), ("w2", "down_proj")}
 def component_rules(
     style: str, unmatched: Mapping[str, Shape], missing: Mapping[str, Shape | None]
 ) -> list[Rename]:
-    """Return rules that rename components of names without a role to those of missing names.
+    """Return rules that rename a component of names without a role to give missing names.
 
     `unmatched` and `missing` have the names' shapes, None if unknown (of a missing one). `style` is
-    the file's naming. A rule is only made where one component, or a run of two, differs, and the
-    numbers of elements are equal. Where several would do, the number of names of equal shape
-    decides, then that of names, then what Meta's own names stand for, then the similarity of words.
+    the file's naming. Only one component, or a run of two, may differ, and the numbers of elements
+    must be equal. If several rules are possible, one is chosen by how many names of equal shape it
+    explains, then by how many names, then by Meta's original names, then by similarity of words.
     """
     wanted: dict[tuple[str, ...], list[tuple[list[str], Shape | None]]] = {}
     for name, asked in missing.items():
@@ -352,9 +352,10 @@ def component_rules(
 def _choose_by_votes(
     votes: Mapping[str, Counter[str]], alike: Mapping[tuple[str, str], int]
 ) -> list[Rename]:
-    """Return a rule for each old component, most votes first; each new one is used once.
+    """Return one rule for each old component, most votes first; each new one is used once.
 
-    `alike` counts those of a pair (old, new) whose shapes are equal.
+    `votes` are {old component: number of names for each new one}; `alike` counts those of a pair
+    (old, new) whose shapes are equal.
     """
     ranked = sorted(
         (
@@ -377,7 +378,7 @@ def word_similarity(old: str, new: str) -> float:
 
 
 def _numbers_in(parts: Iterable[str]) -> tuple[str, ...]:
-    """Return the numeric components of a name, as text."""
+    """Return the numeric components among the components of a name, as text."""
     return tuple(part for part in parts if part.isdigit())
 
 
@@ -401,11 +402,11 @@ def differing_run(parts: Sequence[str], other: Sequence[str]) -> tuple[str, str]
 
 
 def rules_of_sets(rules: Sequence[Rename], names: Collection[str]) -> list[list[Rename]]:
-    """Return for each of several sets of the same names the rules under which it alone is read.
+    """Return, for each of several sets of the same names, the rules that leave only this set.
 
-    `rules` each take a prefix away; those that leave the same names mean as many sets. [] for fewer
-    than two. A set that is called an average of the weights comes last; else the one with most
-    names comes first, or the one stored first.
+    Each rule takes a prefix away; rules that leave the same names stand for sets of the same
+    tensors. [] for fewer than two sets. A set that is called an average of the weights comes last;
+    else the one with most names comes first, or the one stored first.
     """
     made = {rule: {rule(n) for n in names if n.startswith(rule.old)} for rule in rules if rule.old}
     sets = [
@@ -428,10 +429,10 @@ def prefix_rules_between(
 ) -> dict[Rename, dict[str, str]]:
     """Return {prefix rule: {their name: ours}} for names that only one of two files has each.
 
-    A rule maps nine of ten names of both sides. Or one side has more than the other, such as a
-    second set of the same names, or the state of an optimizer: then it maps nine of ten names that
-    have its prefix on one of the sides, and at least `fewest`. Several rules are as many sets of
-    names, those with most names first.
+    A rule maps nine of ten names of both sides. If one side has more names, such as a second set of
+    the same names or the state of an optimizer, it maps nine of ten names that have its prefix on
+    one of the sides, and at least `fewest`. Several rules stand for several sets of names; those
+    with most names come first.
     """
     wanted = set(ours)
     ends: dict[str, list[str]] = {}

@@ -61,7 +61,7 @@ class Resolution:
 
     @property
     def stored_again(self) -> Mapping[str, str]:
-        """{stored name without a role: the role that it stores again, in another layout}."""
+        """{stored name: role key} of tensors that store a role a second time, in another layout."""
         return {name: view.name for view in self.again for name in view.names}
 
     @property
@@ -108,8 +108,8 @@ ARCHITECTURE = "architecture"  # the name of what stated_architecture returns
 def stated_architecture(model: "Model") -> str:
     """Return the architecture that other programs take a resolved file for; "" if it states none.
 
-    It is that by which the file is read here, unless that was found in a carried config.json and
-    the file's own key, the only one that other programs read, has another name. Raises ArchError.
+    It is the one by which the file is read here, unless that comes from an embedded config.json:
+    other programs only read the file's own key, which may have another name. Raises ArchError.
     """
     spec, style = model.spec, model.key_style
     names = spec.called.get(style, ())
@@ -307,7 +307,7 @@ def _second_views(
     roles: Mapping[str, View],
     hyper: "HyperParams",
 ) -> tuple[View, ...]:
-    """Return the Views of roles in second layouts: stored tensors that no role is read from.
+    """Return the Views of roles that are stored a second time, in another layout.
 
     `tensors` are the stored tensors under the names that are bound, `roles` are the roles as they
     are read. A group that does not fit its layout, or has a tensor in use, is left out.
@@ -393,11 +393,11 @@ def read_hyperparameters(
 ) -> "tuple[HyperParams, tuple[KeyReport, KeyReport | None], list[Note], dict[str, Value]]":
     """Return (hyperparameters, key reports, notes, required parts) from all keys of the file.
 
-    The container's own keys win over config.json. `tensors` and `style` are the names it is read
-    under, None for its own. The reports are (that of config.json, that of the container's keys), or
-    (the only one, None). Required parts are {hyperparameter: value} for parts whose presence the
-    tensors show (biases, say): whether the keys, or else the tables, require them. Raises ArchError
-    where config.json is missing and the container has no keys of its own.
+    The container's own keys win over config.json. `tensors` and `style` are the names under which
+    it is read, None for its own. The reports are (that of config.json, that of the container's
+    keys), or (the only one, None). Required parts are {hyperparameter: value} for parts whose
+    presence the tensors show (biases, say), with the value that the keys or tables demand. Raises
+    ArchError where config.json is missing and the container has no keys of its own.
     """
     from aprfmt.arch.hyperparameters import read_hyper
     from aprfmt.arch.spec import Facts, HyperParams
@@ -473,10 +473,10 @@ def read_missing_as_default(
 ) -> "tuple[dict[str, HyperParam], list[Note]]":
     """Return (hyperparameters by name, notes), with defaults where the style's own key is missing.
 
-    A GGUF may carry a config.json and keys of ours, which other programs do not read. Where the
-    style has a key or tensor of its own for such a value and the file lacks it, these programs take
-    their default, and so does the result, with a note. `hyper` is what all keys say, `facts` are
-    the file's.
+    A GGUF may embed a config.json and aprfmt's keys, which other programs do not read. Where the
+    style has a key or tensor for such a value and the file lacks it, these programs take their
+    default, and so does the result, with a note. `hyper` is what all keys say, `facts` are the
+    file's.
     """
     from aprfmt.arch.carried_hyperparameters import CARRIED
     from aprfmt.arch.hyperparameters import read_back_hyper, read_hyper
@@ -536,10 +536,10 @@ OWN_KEY_USED = "the file's own key is used"
 def reconcile_hyperparameters(
     native: "HyperParams", carried: "HyperParams", subject: str
 ) -> "tuple[dict[str, HyperParam], list[Note]]":
-    """Return (hyperparameters by name, notes) merged from metadata and the config.json.
+    """Return (hyperparameters by name, notes) merged from metadata and the embedded config.json.
 
-    `native`, the container's own keys and the tensors that have such values, wins. Equal values up
-    to float32 rounding keep those of `carried`, the config.json. Each contradiction makes a note.
+    `native`, from the container's keys and from tensors, wins over `carried`, from config.json.
+    Values that are equal up to float32 rounding keep the latter's. Each contradiction gets a note.
     """
     from aprfmt.arch.rope_gguf import have_equal_divisors
     from aprfmt.arch.value_checks import same_value

@@ -71,9 +71,9 @@ def _not_weights(model: Model) -> set[str]:
 
 
 def _first_names(model: Model, names: Sequence[str]) -> dict[str, str]:
-    """Return {table of the vocabulary: the first one that has its values}: an engine may have one.
+    """Return {table with a row per token: the first such table}, for those equal to the first.
 
-    Tables that differ are left out.
+    An engine may hold equal tables once. Tables with other values are left out.
     """
     tables = [one for one in names if model[one].shape[:1] == (int(model.hyper["vocab_size"]),)]
     same = [one for one in tables if model[one].shape == model[tables[0]].shape]

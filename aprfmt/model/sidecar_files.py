@@ -10,11 +10,11 @@ from aprfmt.model.readings import matching_row
 
 @dataclass(frozen=True, slots=True)
 class FileRow:
-    """A row: a regular expression of file names, how such files are used, and the source.
+    """A table row: a regular expression of file names, how such files are used, and the source.
 
-    `companion` is the kind under which a conversion reports the file (it must be copied or left
-    out by a flag), "" for the rest. `as_stored`: loaders read it and nothing here does, so that two
-    folders are compared by what it holds. `needed`: and a folder without it is another one.
+    `companion` is the kind under which a conversion reports the file (it must be copied or left out
+    by a flag), "" for the rest. `as_stored`: loaders read it and aprfmt does not, so that two
+    folders are compared by its content. `needed`: a folder without it is another model.
     """
 
     names: str
@@ -104,7 +104,7 @@ _OF_TEXT = FileRow("", "without effect", "no file in it is one that loaders read
 
 @cache
 def file_row(name: str) -> FileRow:
-    """Return the first row that matches a file name; a row with reading `unread` if none does."""
+    """Return the first row that matches a file name; one with reading "unread" if none does."""
     return matching_row(ROWS, name) or _UNKNOWN
 
 

@@ -38,9 +38,9 @@ def tower_name(name: str) -> str:
 
 
 def tower_root(name: str) -> str:
-    """Return a tower tensor's name up to the tower's module, which is a pattern of its tensors.
+    """Return a tower tensor's name up to the tower's module, such as `model.vision_tower`.
 
-    Such as `model.vision_tower`.
+    It serves as a pattern of the tower's tensors.
     """
     parts = name.split(".")
     at = next((i for i, part in enumerate(parts) if part in MODULES), 0)

@@ -178,9 +178,10 @@ def undecoded_packing(
 def _lost_companions(
     section: Mapping[str, Value], modules: Iterable[str], tensors: Mapping[str, LazyTensor]
 ) -> tuple[str, ...]:
-    """Return the suffixes of tensors that bitsandbytes keeps next to codes and that none here has.
+    """Return the suffixes of tensors that bitsandbytes stores next to codes and that are missing.
 
-    `modules` hold the codes. () where each is next to one of them, and for other methods.
+    `modules` are those with codes. () unless every one of them lacks the tensor, and for other
+    methods.
     """
     if section.get("quant_method") != "bitsandbytes":
         return ()
@@ -206,7 +207,7 @@ def _lost_companions(
 def _module_of(name: str) -> str:
     """Return the name of the module that a stored tensor belongs to.
 
-    Components such as those that a quantizer adds below a module are removed.
+    Components that a quantizer adds below a module are removed.
     """
     module, _, last = name.rpartition(".")
     while module:
@@ -262,7 +263,7 @@ def _is_undeclared_packed(
 
 
 def _misnamed_scale(module: str, infos: Sequence[TensorInfo]) -> str:
-    """Return the tensor that must be the scale of a module's FP8 codes; "" without one.
+    """Return the name of the tensor that must be the scale of a module's FP8 codes; "" if none.
 
     Its name contains "scal" or "amax", and it is not a scale of the layer's inputs.
     """

@@ -28,8 +28,8 @@ def solve_key(
 ) -> "Resolution | None":
     """Return the resolution with the one key value that makes all shapes right; else None.
 
-    `found` is the resolution with wrong shapes, or `error` why there is none. `read` resolves a
-    model with another value of a key. None too where several values do.
+    `found` is the resolution with wrong shapes; it is None where there is none, and `error` says
+    why. `read` resolves a model with another value of a key. None too where several values do.
     """
     answers: dict[Keyed, Resolution] = {}
     tries = _propose_values(found) if found is not None else _values_for_error(model, error)

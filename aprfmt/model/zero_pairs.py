@@ -33,7 +33,7 @@ ZERO_TODO = (
 
 
 class ZeroPairs(NamedTuple):
-    """The pairs that change nothing: {module: why, in words}, and what else the adapter has.
+    """The parts of an adapter that change nothing: {module: why, in words}, and what else it has.
 
     `lengths` are modules whose product is zero, but whose rows DoRA's magnitudes scale. `emptied`
     are those whose magnitudes are all zero, so that a merge makes the weight zero. `pairs` counts
@@ -49,14 +49,14 @@ class ZeroPairs(NamedTuple):
 
     @property
     def expected(self) -> str:
-        """What parts that change their weights are, in words."""
+        """What an adapter's parts should be instead, in words: ones that change their weights."""
         if self.noun == "vectors":
             return "vectors that are not one"
         return "pairs whose product is not zero"
 
     @property
     def text(self) -> str:
-        """What changes nothing and why, as a clause; "" where every pair changes its weight."""
+        """Which parts change nothing and why, as a clause; "" if each pair changes its weight."""
         said = []
         if self.zero:
             reasons = list(dict.fromkeys(self.zero.values()))
