@@ -43,7 +43,7 @@ class ComputedGradients(Protocol):
         ...
 
     def gradient_near(self, key: str, given: "NDArray[Any]") -> "NDArray[Any]":
-        """Return `gradient`, of the padding token's row as the trainer of `given` computes it."""
+        """Return `gradient`; a padding token's row is as the trainer of `given` computes it."""
         ...
 
     def rounding(self, key: str) -> float | None:

@@ -31,11 +31,12 @@ WORDS = VerdictWords("agree", "differ")
 
 @dataclass(frozen=True)
 class RunGradients:
-    """One run: its loss, the first place backward from the loss where it is wrong, and how many.
+    """One run of the backward pass: its loss, and where its gradients are wrong.
 
-    `flips` are routers that chose other experts than float64: nothing of the run is judged then.
-    `update` is how far the optimizer's step of all parameters is from that of float64's gradients,
-    relative L2, None where no optimizer was given.
+    `first_wrong` is the first wrong gradient, backward from the loss; `wrong` counts them. `flips`
+    are routers that chose other experts than in float64: nothing of the run is judged then.
+    `update` is the relative L2 distance of the optimizer's step of all parameters from that of
+    float64's gradients, None where no optimizer was given.
     """
 
     run: str
@@ -48,11 +49,11 @@ class RunGradients:
 
 @dataclass(frozen=True)
 class GradientDistances:
-    """One gradient in all runs: each one's relative distance from float64, and what it may be.
+    """One gradient in all runs: each run's relative distance from float64, and what it may be.
 
-    `update` are the relative distances of the optimizer's steps, () for points and without one.
-    `parameter` is False for the gradient at a point. `apart` are the distances by run, `allowed`
-    the largest ones that rounding explains, `wrong` the numbers of the runs beyond that.
+    `apart` are the distances by run, `allowed` the largest ones that rounding explains, `wrong` the
+    indices of the runs beyond that. `update` are the relative distances of the optimizer's steps,
+    () for points and without an optimizer. `parameter` is False for the gradient at a point.
     """
 
     key: str
@@ -66,11 +67,11 @@ class GradientDistances:
 
 @dataclass(frozen=True)
 class RunsReport:
-    """The gradients of a batch in several runs; `loss` is that of the arbiter, float64 on the CPU.
+    """The gradients of a batch in several runs; `loss` is that of float64 on the CPU.
 
-    `gradients` are in backward order: points from the loss, then parameters. `zero` are those that
-    rounding alone leaves something of, `missing` those that a run has none of, `unread` arrays of
-    the batch that nothing reads.
+    `gradients` are in backward order: points from the loss, then parameters. `zero` are the keys of
+    those that are zero up to rounding, `missing` those that some run does not have, `unread` arrays
+    of the batch that nothing reads.
     """
 
     model: str
@@ -147,9 +148,9 @@ def parse_gradient_run(text: str) -> tuple[str, str]:
 
 
 def first_step_function(recipe: Recipe) -> Callable[[NDArray[Any], float], NDArray[Any]]:
-    """Return a function from (a gradient, the norm of all gradients) to the optimizer's first step.
+    """Return a function of (a gradient, the norm of all gradients): the optimizer's first step.
 
-    It leaves out weight decay, which is the same whatever the gradient. Raises UsageError for a
+    Weight decay is left out, which is the same whatever the gradient. Raises UsageError for a
     recipe of a later step.
     """
     if recipe.step not in (None, 1):
@@ -159,7 +160,7 @@ def first_step_function(recipe: Recipe) -> Callable[[NDArray[Any], float], NDArr
         )
 
     def step_of(gradient: NDArray[Any], norm: float) -> NDArray[Any]:
-        """Return the step, of the gradient's shape."""
+        """Return the optimizer's first step for a gradient, in its shape; `norm` is that of all."""
         scale = 1.0 if recipe.clip is None else clip_factor(recipe.clip, norm)
         flat = gradient.reshape(-1).astype(np.float64)
         found = update_of(

@@ -34,9 +34,9 @@ CAUSES_OF: dict[Wrong, str] = {
 
 @dataclass(frozen=True)
 class DifferenceChecker:
-    """The loss of a batch, whose derivatives along random directions judge given gradients.
+    """The loss of a batch, whose differences along random directions judge given gradients.
 
-    `counts` are numbers of the batch that a factor may come of, by what they are, and `unread` are
+    `counts` are numbers of the batch by name, which a wrong factor may equal, and `unread` are
     arrays of its file that nothing reads.
     """
 
@@ -74,10 +74,10 @@ class DifferenceChecker:
 
 
 def judgement_of(found: GradientCheck, counts: Mapping[str, float]) -> Judgement:
-    """Return the verdict of a check by differences, with a guess where it names a cause.
+    """Return the verdict of a check by differences, with a guess where the check names a cause.
 
-    `counts` are numbers of the batch that a factor may come of, by what they are. A mistake that
-    all directions agree on is a cause. Where single parts are wrong, only the text says which.
+    `counts` are numbers of the batch by name, which a wrong factor may equal. A mistake that all
+    directions agree on is a cause. Where single parts are wrong, only the text says which.
     """
     if not found.measured:
         return Judgement("not compared", found.says, whole=True)

@@ -27,12 +27,12 @@ POINT_COPIES = 5  # of each point's gradient: the given one, and value and gradi
 
 @dataclass(frozen=True)
 class StepMemory:
-    """What explaining a step takes: bytes read, and the most memory at one time.
+    """What explaining a step takes: bytes to read, and the most memory at one time.
 
-    `backward_bytes` is what the gradients of a batch take by autograd, the least of all its
-    activations held and those of one layer; `forward_bytes` what its differences take without
-    torch. Each is None where it was not asked for. On a GPU `backward_bytes` is what the host takes
-    of it, and `device_bytes` what the GPU does.
+    `backward_bytes` is the memory for the gradients of a batch by autograd, holding either all
+    activations or those of one layer, whichever is less; `forward_bytes` that for differences of
+    the loss without torch. Each is None where it was not asked for. On a GPU `backward_bytes` is
+    the host's part, and `device_bytes` the GPU's.
     """
 
     parameters: int
@@ -91,10 +91,10 @@ def estimate_step(
 def _backward_bytes(
     base: Model, batch: Path, adapter: Path | str | None, dtype: str, device: str
 ) -> tuple[int, int | None]:
-    """Return (bytes of the host that the gradients of a batch take, bytes of a GPU).
+    """Return (bytes of host memory for the gradients of a batch, bytes of GPU memory).
 
-    One layer's activations are held at a time. The second is None on the CPU. The copies that are
-    compared are among the first. Raises BackendUnavailableError without torch.
+    One layer's activations are held at a time. The copies of gradients to compare are in the first.
+    The second is None on the CPU. Raises BackendUnavailableError without torch.
     """
     with explaining_missing_torch():
         from aprfmt.inference.gradients.memory import gradient_memory

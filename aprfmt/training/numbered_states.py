@@ -46,7 +46,10 @@ _OUTER = ((_BEFORE, _AFTER), ((*_BEFORE, "output_norm"), ("output",)))  # the se
 
 @dataclass(frozen=True)
 class Numbered:
-    """A number of a state: the shape of its moments, and the step they make, sampled, flat."""
+    """A numbered entry of an optimizer's state: the shape of its moments, and their step.
+
+    `step()` returns a flat sample of the step that the moments make.
+    """
 
     number: str
     shape: tuple[int, ...]
@@ -55,7 +58,10 @@ class Numbered:
 
 @dataclass(frozen=True)
 class Candidate:
-    """A stored parameter that a number may be: its name, a role key of it, shape and change."""
+    """A parameter that a numbered entry may be: stored name, a role key of it, and its shape.
+
+    `change()` returns a flat sample of what the step changed in it.
+    """
 
     name: str
     key: str
@@ -79,7 +85,7 @@ def sample_of(values: Array) -> Array:
 def recognize_numbers(
     numbered: Sequence[Numbered], candidates: Sequence[Candidate], groups: Sequence[Sequence[str]]
 ) -> tuple[dict[str, str], bool]:
-    """Return ({number: parameter name}, whether any was recognized by its values).
+    """Return ({number of a state's entry: parameter name}, whether values told any of them).
 
     `groups` are the numbers of each parameter group, in order.
     """
@@ -112,10 +118,11 @@ def recognize_numbers(
 
 
 def _match_changes(mine: Sequence[Numbered], theirs: Sequence[Candidate]) -> dict[str, Candidate]:
-    """Return {number: parameter} where the moments' step is like one parameter's change.
+    """Return {number: parameter} where the moments' step resembles one parameter's change.
 
-    `mine` are the numbers, `theirs` the parameters, all of one shape. Like is an absolute cosine of
-    at least LEAST, where that of any other is at most the share APART of it.
+    `mine` are the numbered entries, `theirs` the parameters, all of one shape. They resemble each
+    other if the absolute cosine is at least LEAST, and all other cosines of either are at most the
+    share APART of it.
     """
     steps = np.stack([_normalize(row.step()) for row in mine])
     changes = np.stack([_normalize(row.change()) for row in theirs])
@@ -140,14 +147,14 @@ def _normalize(values: Array) -> Array:
 
 
 def _layer(row: Candidate) -> int | None:
-    """Return the layer of a parameter; None outside all layers."""
+    """Return the layer number of a parameter; None outside all layers."""
     return split_key(row.key)[0]
 
 
 def _drop_out_of_order(group: Sequence[str], found: dict[str, Candidate]) -> None:
-    """Remove from `found` the numbers of a group that break the order of layers; returns nothing.
+    """Remove from `found` the numbers of a group that break the order of layers.
 
-    Layers may rise or fall along the group: the longest run of either is left.
+    Layers may rise or fall along the group: the longest run of either kind is kept.
     """
     layered = [(n, layer) for n in group if n in found and (layer := _layer(found[n])) is not None]
     upwards = _longest_run([layer for _, layer in layered])
@@ -179,11 +186,12 @@ def _settle_by_order(
     shapes: Mapping[str, tuple[int, ...]],
     candidates: Sequence[Candidate],
 ) -> bool:
-    """Add to `found` the numbers that order or elimination settles; return whether one was added.
+    """Add to `found` the numbers that order or elimination tells; return whether one was added.
 
-    Numbers of a group count its parameters in their order. A number takes the parameter that stands
-    there in other layers. Without such a layer it takes the only one of its shape that is left
-    between the layers before and after it. `groups` are the optimizer's, `shapes` {number: shape}.
+    The numbers of a group are those of its parameters in their order. A number gets the parameter
+    that is at the same place in other layers. Without such a layer it gets the only free one of its
+    shape between the layers of its neighbours. `groups` are the optimizer's, `shapes` {number:
+    shape}.
     """
     taken = {row.name for row in found.values()}
     free = {(_layer(row), split_key(row.key)[1]): row for row in candidates}
@@ -217,12 +225,12 @@ def _settle_by_modules(
     shapes: Mapping[str, tuple[int, ...]],
     candidates: Sequence[Candidate],
 ) -> dict[str, Candidate]:
-    """Return {number: parameter} for open numbers on which all fitting orders of modules agree.
+    """Return {number: parameter} for unknown numbers on which all possible orders of modules agree.
 
-    `shapes` are {number: shape}. There is one group, or matrices and vectors are two. An order fits
-    if the groups have as many numbers as parameters, of these shapes, and every number in `found`
-    has its own. {} where none fits or none is open, or no number is in `found`, which would show
-    that none does.
+    An order is possible if the groups have as many numbers as parameters, with these shapes, and
+    every known number in `found` keeps its parameter. There is one group, or one of matrices and
+    one of vectors. `shapes` are {number: shape}. {} if no order is possible, no number is unknown,
+    or none is in `found`, without which no order could be excluded.
     """
     if not found or shapes.keys() <= found.keys():
         return {}
@@ -258,17 +266,17 @@ def _module_rank(
     outer: tuple[Sequence[str], Sequence[str]],
     candidates: Sequence[Candidate],
 ) -> Callable[[Candidate], tuple[int, ...]]:
-    """Return the key by which parameters are sorted in one order of modules.
+    """Return a sort key that puts parameters into one order of modules.
 
-    `attention` is the order within attention, `layer` that of a layer's parts, `outer` what stands
-    before and after the layers. Roles of no part, such as other norms, stand where `layer` has
-    "norms", in the order of `candidates`.
+    `attention` is the order of modules within attention, `layer` that of a layer's parts, `outer`
+    are the modules before and after the layers. Roles of no part, such as other norms, come where
+    `layer` has "norms", in the order of `candidates`.
     """
     inner = {"attention": attention, "mlp": _MLP}
     own = {row.name: number for number, row in enumerate(candidates)}
 
     def rank(row: Candidate) -> tuple[int, ...]:
-        """Return the place of a parameter: around layers, layer, part, within it, bias or not."""
+        """Return a parameter's sort key: before, in or after the layers, layer, part, place."""
         number, role = split_key(row.key)
         module, _, kind = role.partition(".")
         bias = int(kind == "bias")
@@ -289,11 +297,11 @@ def _module_rank(
 def _places_by_order(
     group: Sequence[str], at: int, found: Mapping[str, Candidate]
 ) -> list[tuple[int | None, str]]:
-    """Return each (layer, role) that the order of other layers gives for number `at` of a group.
+    """Return the (layer, role) that index `at` of a group should have, judged by other layers.
 
-    For each known number near `at` the same role in another layer is looked up. What stands there
-    at the same distance votes, moved into the layer of the known number. All places with the most
-    votes are returned, each with a layer of None outside layers; [] without any vote.
+    For each known number near `at` the same role in another layer is looked up. The parameter at
+    the same distance from it gets a vote, moved into the layer of the known number. All places with
+    the most votes are returned; a layer of None is outside all layers; [] without any vote.
     """
     votes: Counter[tuple[int | None, str]] = Counter()
     places = {i: split_key(found[n].key) for i, n in enumerate(group) if n in found}
@@ -312,9 +320,9 @@ def _places_by_order(
 def _layers_around(
     group: Sequence[str], at: int, found: Mapping[str, Candidate]
 ) -> tuple[int, int]:
-    """Return (lowest, highest) layer that number `at` of a group may be of, by its neighbours.
+    """Return (lowest, highest) layer that index `at` of a group may be in, by its known neighbours.
 
-    (0, 2**30) where a known layer is missing on one side.
+    (0, 2**30) where no layer is known on one side.
     """
     layers = {i: _layer(found[n]) for i, n in enumerate(group) if n in found}
     below = [layer for i, layer in sorted(layers.items()) if i < at and layer is not None][-1:]

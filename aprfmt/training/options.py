@@ -66,7 +66,7 @@ def answer_between(
     """Return the gradients of a batch in several runs, and which run is wrong (`compare_runs`).
 
     `runs` are texts such as `cuda:0:bfloat16`. Raises UsageError without a batch, and for an option
-    that two runs have no use for.
+    that a comparison of runs does not use.
     """
     from aprfmt.training.device_comparison import compare_runs
 

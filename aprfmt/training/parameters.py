@@ -30,8 +30,8 @@ FACTORS: Mapping[str, str] = {
 class Parameter:
     """One weight that training may change, before a step and after it.
 
-    `key` is its role, with `.lora_a` or `.lora_b` after it for a factor of an adapter; `names`
-    are those in the file. `after` is None where no checkpoint of after the step is given.
+    `key` is its role, with `.lora_a` or `.lora_b` appended for a factor of an adapter; `names` are
+    its names in the file. `after` is None where no checkpoint of after the step is given.
     """
 
     key: str
@@ -63,7 +63,7 @@ class Parameter:
 
 @dataclass(frozen=True)
 class Parameters:
-    """The parameters of a model or an adapter, and what is on one side only."""
+    """The parameters of a model or an adapter; `left` is what only one checkpoint has."""
 
     rows: tuple[Parameter, ...]
     left: tuple[NotCompared, ...]
@@ -242,9 +242,10 @@ def role_of(base: Model | None, style: str, name: str) -> str:
 
 
 def _without_tied(rows: Sequence[Parameter], *models: Model) -> Iterator[Parameter]:
-    """Yield the parameters, each weight once: a tied head is left out.
+    """Yield the parameters, each weight once: an output head that is the embedding is left out.
 
-    So is one that is stored beside the table of tokens, where it is a copy of it in all `models`.
+    A head that is stored next to the embedding is left out too if it is a copy of it in all
+    `models`.
     """
     keys = {row.key for row in rows}
     copied = HEAD in keys and all(holds_head_twice(each.resolution) for each in models)

@@ -31,11 +31,11 @@ _SHOWN, _MOST = 3, 6  # points and operations that a sentence names
 
 @dataclass(frozen=True)
 class ComparedPoints:
-    """The points that were compared, in backward order; what was not; and where it begins.
+    """The points whose gradients were compared, in backward order, and where a fault begins.
 
-    `first` are the wrong points of which all that is made is right; `says` is the
-    sentence about them, "" where none is wrong. `scale` is the factor that all points carry and the
-    gradients of parameters do not (a loss scale), 1.0 for none.
+    `left` are those not compared. `first` are the wrong points whose readers' gradients are all
+    right; `says` is the sentence about them, "" where none is wrong. `scale` is the factor that all
+    points carry and the gradients of parameters do not (a loss scale), 1.0 for none.
     """
 
     points: tuple[PointStep, ...]
@@ -47,7 +47,10 @@ class ComparedPoints:
 
 @dataclass
 class _Pair:
-    """The given and the computed gradient of a point, as matrices, and what rounding may do."""
+    """The given and the computed gradient of a point, as matrices, and the rounding between them.
+
+    `rounding` is the L2 distance that the trainer's arithmetic makes, None if it was not measured.
+    """
 
     case: GradientCase
     rounding: float | None
@@ -64,8 +67,8 @@ def compare_points(
 ) -> ComparedPoints:
     """Return how the given gradients of points compare with the computed ones.
 
-    `right_parameters`: gradients of parameters were given and all agree, so that a factor of all
-    points is a loss scale that was taken off later, and no difference.
+    `right_parameters` says that gradients of parameters were given and all agree. A common factor
+    of all points then is a loss scale that was removed later, and no difference.
     """
     left = [NotCompared("point", name, "unreadable", why) for name, why in given.refused.items()]
     left += [NotCompared("array", name, "no counterpart", why) for name, why in given.left.items()]
@@ -140,18 +143,21 @@ def _ids(batch: Batch) -> Array:
 
 
 def _matrix(values: Array) -> Array:
-    """Return values as a matrix, float64, rows by token (of scores: by head)."""
+    """Return a point's values as a float64 matrix with a row per token (for scores, per head)."""
     made: Array = values.astype(np.float64).reshape(len(values), -1)
     return made
 
 
 def _size(case: GradientCase) -> float:
-    """Return the norm of the computed gradient."""
+    """Return the norm of the computed gradient of a pair."""
     return float(np.linalg.norm(case.computed))
 
 
 def _loss_scale(pairs: Mapping[str, _Pair]) -> float:
-    """Return the factor that the gradient nearest to the loss was given with; 1.0 for none."""
+    """Return the factor between given and computed gradient of the first point from the loss.
+
+    1.0 if that gradient is right, or is no multiple of the computed one.
+    """
     pair = next(iter(pairs.values()), None)
     if pair is None or not np.isfinite(pair.case.given).all():
         return 1.0
@@ -162,7 +168,7 @@ def _loss_scale(pairs: Mapping[str, _Pair]) -> float:
 
 
 def _missing_term(key: str, pairs: Mapping[str, _Pair]) -> str:
-    """Return the point whose gradient is all that is missing in that of `key`; "" for none."""
+    """Return the point whose gradient is a term missing from that of `key`; "" if none is."""
     case = pairs[key].case
     for other, pair in pairs.items():
         if other == key or pair.case.computed.shape != case.computed.shape:
@@ -177,10 +183,11 @@ def _missing_term(key: str, pairs: Mapping[str, _Pair]) -> str:
 def _sentence(
     rows: Sequence[PointStep], ways: Sequence[Sequence[PointReader]], known: Mapping[str, PointStep]
 ) -> str:
-    """Return which operation's backward is wrong, where `rows` are the first wrong points.
+    """Return a sentence that names the operation whose backward is wrong.
 
-    `ways` are the operations that read each of them. Where several points are wrong, it is one that
-    all of them are read by, if there is one.
+    `rows` are the first wrong points, `ways` the operations that read each of them. If several
+    points are wrong, it is an operation that reads all of them, if there is one. `known` are all
+    compared points by key.
     """
     says = ", ".join(f"{row.key}: {row.why}" for row in rows[:_SHOWN])
     right = list(dict.fromkeys(one.key for way in ways for one in way if one.key in known))

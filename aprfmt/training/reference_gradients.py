@@ -54,9 +54,9 @@ class Recompute(Protocol):
 
 @dataclass(frozen=True)
 class Computed:
-    """A batch's gradients, and the same in the trainer's arithmetic, None where that is no other.
+    """A batch's gradients, exact and in the trainer's arithmetic (None if that is no other).
 
-    These are the methods of `ComputedGradients`. `recompute` computes the exact ones again with a
+    It has the methods of `ComputedGradients`. `recompute` computes the exact ones again with a
     mistake, and `by_label` what each label adds to the last norm's; both need the model to be open.
     `flips` are the routers that chose other experts in the trainer's arithmetic.
     """
@@ -90,7 +90,7 @@ class Computed:
         return self.exact.gradient(key)
 
     def gradient_near(self, key: str, given: "NDArray[Any]") -> "NDArray[Any]":
-        """Return `gradient`, of the padding token's row as the trainer of `given` computes it."""
+        """Return `gradient`; a padding token's row is as the trainer of `given` computes it."""
         return self.exact.gradient_near(key, given)
 
     def rounding(self, key: str) -> float | None:
@@ -105,15 +105,15 @@ class Computed:
 
 @dataclass(frozen=True)
 class BatchNumbers:
-    """Numbers of a batch by what they are, the ids of its tokens, and how it is laid out.
+    """Numbers of a batch that a wrong factor may equal, and how the batch is laid out.
 
-    `labels` are the counts of scored labels of each row, `row_length` the columns, padding among
-    them. `packed` says that a row holds several documents. `routers` are the factors of routers'
-    auxiliary losses in the batch's gradients. `notes` say who states them, and which labels are
-    left out. `repeated` are the tokens that occur more than once. `experts`: the model, or the
-    base, has experts. `unread` are arrays of the file that nothing reads. `padded_first`: a row
-    begins with padding, `padded_last`: one ends with it. `adapter` is (scale, rank) of an adapter
-    whose pairs all have these, else None.
+    `counts` are the numbers by name, `tokens` all token ids, `repeated` those that occur more than
+    once. `labels` are the counts of scored labels of each row, `row_length` the columns, padding
+    among them. `packed` says that a row holds several documents. `routers` are the factors of
+    routers' auxiliary losses in the batch's gradients. `notes` say who states them, and which
+    labels are left out. `experts`: the model, or the base, has experts. `unread` are arrays of the
+    file that nothing reads. `padded_first`: a row begins with padding, `padded_last`: one ends with
+    it. `adapter` is (scale, rank) of an adapter whose pairs all have these, else None.
     """
 
     counts: Mapping[str, float] = field(default_factory=dict)
@@ -198,7 +198,7 @@ def doubtful_loss(loss: float, vocabulary: int) -> str:
 
 @contextmanager
 def explaining_missing_torch() -> Iterator[None]:
-    """Raise BackendUnavailableError, which says what to install, for an import that fails."""
+    """Turn an ImportError in this context into a BackendUnavailableError on installing torch."""
     try:
         yield
     except ImportError as error:
@@ -220,9 +220,9 @@ def compute_gradients(
 ) -> tuple["Computed", BatchNumbers]:
     """Return (the gradients of a batch's mean loss over its labels, the batch's numbers).
 
-    `points` are the keys of the capture points whose gradients are wanted too. `head_twice`: the
-    model's file has a tied head beside the table of tokens, and both are one parameter, whose key
-    is the table's. Raises UsageError where the memory of the device does not suffice.
+    `points` are the keys of the capture points whose gradients are wanted too. `head_twice` says
+    that the model's file has a tied head next to the embedding: both are one parameter, whose key
+    is the embedding's. Raises UsageError where the memory of the device does not suffice.
     """
     with explaining_missing_torch():
         from aprfmt.inference.gradients.batch_gradients import Activations, batch_gradients
@@ -296,7 +296,7 @@ def compute_gradients(
     def by_label() -> "LabelGradients | None":
         """Return what each label adds to the last norm's gradient.
 
-        None of an adapter, and where the head is not the parameter that it is stored as.
+        None for an adapter, and where an output head is stored next to a tied embedding.
         """
         if adapter is not None or head_twice:
             return None
@@ -320,9 +320,9 @@ def compute_gradients(
 
 
 def _with_one_table(found: "BatchGradients", head_twice: bool) -> "BatchGradients":
-    """Return gradients in which that of the table of tokens has the head's added to it.
+    """Return gradients in which the output head's is added to the tied embedding's.
 
-    The head has none of its own then. Without `head_twice` they are returned as they are.
+    The head then has none. Without `head_twice` they are returned as they are.
     """
     if not head_twice:
         return found

@@ -61,8 +61,8 @@ class TensorStep:
     """One parameter: its gradient as given and as computed, its update, and the verdict.
 
     `norm` is that of the weight before the step, None where it did not move and none was asked for.
-    `distance` is how far the given gradient is from the computed one, relative L2. `verdict` is
-    that of all that was compared. `why` says what of it differs, or why it was not compared.
+    `distance` is the relative L2 of the given gradient from the computed one. `verdict` is about
+    all that was compared. `why` says what differs, or why nothing was compared.
     """
 
     key: str
@@ -82,9 +82,9 @@ class TensorStep:
 class PointStep:
     """The gradient of one capture point, dL/d(point), against the one computed of the batch.
 
-    `name` is the array that it was read from, `norm` that of the computed gradient, `distance` how
-    far the given one is from it, relative L2; None where that is zero or not finite. `why` says
-    what differs, or why it was not compared.
+    `name` is the array from which it was read, `norm` that of the computed gradient, `distance` the
+    relative L2 of the given one from it; None where that is zero or not finite. `why` says what
+    differs, or why it was not compared.
     """
 
     key: str
@@ -142,8 +142,8 @@ class StepReport:
     def verdict(self, accept: Collection[str]) -> Pronounced:
         """Return the verdict over all tensors; what was not compared may leave it open.
 
-        `accept` are patterns (`unread:PATTERN`) of what may stay uncompared; a parameter has its
-        role and its names in the file.
+        `accept` are patterns (`unread:PATTERN`) of what may stay uncompared. A parameter is matched
+        by its role and by its names in the file.
         """
         counts = self.counts
         compared = counts["agrees"] + counts["differs"]
@@ -165,9 +165,9 @@ class StepReport:
         )
 
     def _by_key(self, accept: Collection[str], left: Collection[NotCompared]) -> list[str]:
-        """Return the patterns of `accept`, with those of parameters' names in the file as keys.
+        """Return the patterns of `accept`, with a parameter's name in the file replaced by its key.
 
-        `left` are the items that they may be of.
+        `left` are the items that the patterns may match.
         """
         stored = {row.key: row.names for row in self.tensors}
         names = {row.name: stored.get(row.name, ()) for row in left}

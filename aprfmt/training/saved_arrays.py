@@ -56,7 +56,10 @@ _KEPT = 2  # groups of arrays that are held: joined projections are asked for on
 
 @dataclass(frozen=True)
 class Placed:
-    """The arrays of one parameter: their names in the files, the steps to its layout, its part."""
+    """The arrays of one parameter: names in the files, and layout steps to the parameter's layout.
+
+    `part` is the parameter's index among those that the arrays hold together.
+    """
 
     names: tuple[str, ...]
     steps: tuple[LayoutStep, ...] = ()
@@ -82,7 +85,7 @@ class SavedArrays:
     def reader(self, parameter: Parameter) -> RowReader | None:
         """Return a reader of a parameter's array by rows; None if there is no array.
 
-        Its `noise` is the relative precision that the numbers were made in.
+        Its `noise` is the relative precision of the type in which the numbers were made.
         """
         place = self.placed.get(parameter.key)
         if place is None:
@@ -191,9 +194,9 @@ def place_names(
     """Return ({parameter key: its arrays}, names that belong to no parameter).
 
     `model` is the one before the step, or the adapter. `rules` are the user's renames. Names match
-    the file's own, with another prefix, or Hugging Face's of the architecture. A head that is the
-    table of tokens has its own entry, HEAD, where both are named. Raises UsageError for two names
-    that are one.
+    the file's own, with another prefix, or Hugging Face's of the architecture. A tied output head
+    has its own entry, HEAD, where head and embedding are both named. Raises UsageError for two
+    names of one parameter.
     """
     plain: dict[str, str] = {}
     for name in names:
@@ -240,7 +243,7 @@ def place_names(
 
 
 def _ties_head(model: Model) -> bool:
-    """Return whether the head is the table of tokens; False of an adapter."""
+    """Return whether the output head is the embedding; False for an adapter."""
     try:
         return bool(model.hyper.get("tied_embeddings")) or holds_head_twice(model.resolution)
     except AprfmtError:
@@ -248,7 +251,10 @@ def _ties_head(model: Model) -> bool:
 
 
 def _by_role(names: Sequence[str], model: Model) -> Iterator[tuple[str, Placed]]:
-    """Yield (role, its arrays) of Hugging Face's names; none for an unknown architecture."""
+    """Yield (role key, its arrays) for Hugging Face's parameter names.
+
+    Nothing is yielded for an unknown architecture.
+    """
     try:
         groups = bind_names(model.spec, "hf", names).groups
     except (ArchError, AprfmtError):
@@ -259,7 +265,7 @@ def _by_role(names: Sequence[str], model: Model) -> Iterator[tuple[str, Placed]]
 
 
 def hyper_of(model: Model) -> Mapping[str, Value]:
-    """Return a model's hyperparameters; {} where they are not known, as of an adapter."""
+    """Return a model's hyperparameters; {} where they are not known, as for an adapter."""
     try:
         return model.hyper
     except AprfmtError:
@@ -291,7 +297,7 @@ SHARDS = "*.safetensors"  # of a folder
 
 
 def unread_files(paths: Sequence[Path]) -> tuple[str, ...]:
-    """Return the files of arrays that are not read, since files of safetensors are beside them."""
+    """Return the array files of folders that are not read because safetensors are next to them."""
     return tuple(
         str(each)
         for given in paths
@@ -374,10 +380,11 @@ _GROUP = re.compile(r"(?:^|\.)param_groups\.(\d+)\.(\w+)$")
 class OptimizerState:
     """The state of an optimizer: moments by parameter, the steps made, the settings of its groups.
 
-    `steps` is the largest count of a parameter, None where the file does not say. `groups` are the
-    settings of each group by torch's names, `params` in them. `indexed` says that parameters are
-    numbers there, not names; `recognized`, that some were told by their values; `names` are those
-    of the numbers that are known. `coded` are the entries of 8 bits whose codes were not read.
+    `steps` is the largest step count of a parameter, None where the file does not say. `groups` are
+    the settings of each group by torch's names, `params` in them. `indexed` says that parameters
+    are numbers there, not names; `recognized`, that some were recognised by their values; `names`
+    are the parameter names of the known numbers. `coded` are the 8-bit entries whose codes were not
+    read.
     """
 
     path: Path
@@ -399,7 +406,7 @@ class OptimizerState:
 
     @property
     def scheduled(self) -> bool:
-        """Whether a schedule sets the rates: those of the groups may be the next step's."""
+        """Whether a schedule sets the learning rates: the groups' may be the next step's."""
         return any("initial_lr" in group for group in self.groups)
 
     def group_of(self, name: str) -> Mapping[str, Any]:
@@ -417,7 +424,7 @@ class OptimizerState:
 
     @property
     def kind(self) -> str:
-        """The optimizer, by the state: adamw, adam, adafactor, lion or sgd."""
+        """The optimizer's name, guessed from the state: adamw, adam, adafactor, lion or sgd."""
         if self.factored:
             return "adafactor"
         settings = {name: value for group in self.groups for name, value in group.items()}
@@ -549,7 +556,7 @@ def open_state(
 def _count_by_group(
     counts: Mapping[str, int], groups: Sequence[Mapping[str, Any]]
 ) -> dict[str, int]:
-    """Return {entry or parameter name: steps} of groups that count the steps of all in them."""
+    """Return {entry or parameter name: steps} for groups that count steps for all their entries."""
     found: dict[str, int] = {}
     for number, group in enumerate(groups):
         count = counts.get(f"param_groups.{number}")
@@ -560,10 +567,10 @@ def _count_by_group(
 
 
 def _goes_with(name: str, names: Collection[str]) -> bool:
-    """Return whether an array is the table or the scales of an 8-bit moment among `names`.
+    """Return whether an array belongs to a moment among `names` and needs no reading alone.
 
-    Also whether it is transformers' Adafactor's RMS, which is made anew in each step before it is
-    used.
+    It is the table or the scales of an 8-bit moment, or transformers' Adafactor's RMS, which is
+    made anew in each step before it is used.
     """
     head, _, own = name.rpartition(".")
     if own in ("qmap1", "qmap2", "absmax1", "absmax2"):
@@ -574,10 +581,10 @@ def _goes_with(name: str, names: Collection[str]) -> bool:
 def _unused(
     arrays: Mapping[str, tuple[Captures, str]], moments: Mapping[str, str], order: Mapping[str, str]
 ) -> dict[str, str]:
-    """Return {stored name of a parameter: last name of an array of it that no rule here uses}.
+    """Return {parameter name: last part of the name of a state's array that no rule here uses}.
 
-    Only arrays of the size of a moment count, of more than one element. `moments` are {entry: array
-    of a moment}, `order` {entry: stored name}.
+    Only arrays of the size of a moment, with more than one element, count; of several the last one.
+    `moments` are {entry: array of a moment}, `order` {entry: parameter name}.
     """
 
     def size(name: str) -> int:
@@ -601,7 +608,7 @@ def _unused(
 def _factored_moment(
     name: str, rows: tuple[Captures, str], columns: tuple[Captures, str]
 ) -> Captures:
-    """Return the second moment that its means over rows and columns make, as the array `name`.
+    """Return the second moment made of its means over rows and columns, as the array `name`.
 
     Source: Shazeer and Stern 2018, algorithm 4: rows [n] times columns [m] over the rows' mean.
     """
@@ -672,9 +679,9 @@ def _split_state(name: str) -> tuple[str, str]:
 
 
 def _single_values(path: Path) -> Mapping[str, Any]:
-    """Return {path: value} of a file's single values: of torch.save, or safetensors' metadata.
+    """Return {path: value} of the single values in a file of torch.save or safetensors' metadata.
 
-    {} for a folder, and for a file that has none or cannot be read so.
+    {} for a folder, and for a file that has none or cannot be read as either.
     """
     if path.is_dir():
         return {}
@@ -690,7 +697,7 @@ def _single_values(path: Path) -> Mapping[str, Any]:
 
 
 def _groups(values: Mapping[str, Any]) -> tuple[Mapping[str, Any], ...]:
-    """Return the settings of each parameter group by torch's names, in order; () without any."""
+    """Return the settings of each parameter group under torch's names, in order; () if none."""
     found: dict[int, dict[str, Any]] = {}
     for name, value in values.items():
         match = _GROUP.search(name)
@@ -700,7 +707,7 @@ def _groups(values: Mapping[str, Any]) -> tuple[Mapping[str, Any], ...]:
 
 
 def _whole_step(path: Path, name: str, value: Any) -> int:
-    """Return a step count; FormatError for one that is no whole number from 0 on."""
+    """Return a step count as int; FormatError if it is no whole number of at least 0."""
     numbers = np.asarray(value, np.float64).reshape(-1)
     found = float(numbers[0]) if numbers.size else math.nan
     if not math.isfinite(found) or found < 0 or found != int(found):
@@ -709,7 +716,7 @@ def _whole_step(path: Path, name: str, value: Any) -> int:
 
 
 def _check_groups(path: Path, groups: Sequence[Mapping[str, Any]]) -> None:
-    """Raise FormatError for a rate that is not finite or below 0, or betas that are not two."""
+    """Raise FormatError for a rate that is negative or not finite, or betas that are not two."""
     for number, group in enumerate(groups):
         for key, value in group.items():
             numbers = value if key == "betas" and isinstance(value, list) else [value]
@@ -740,10 +747,10 @@ def _order_of_indices(
 ) -> tuple[dict[str, str], bool]:
     """Return ({number in the state: parameter name}, whether values told some of them).
 
-    `owners` are the numbers, `parts` {first or second: {number: array's name}}. torch names
-    parameters in `param_names` of its groups where it was given named ones. Else a number is the
-    parameter whose change is the step that its moments make. Raises FormatError where neither says
-    what any number is.
+    `owners` are the numbers, `parts` {first or second: {number: array's name}}. torch stores the
+    names of parameters in `param_names` of its groups if it was given them. Else a number is the
+    parameter whose change is the step that its moments make. Raises FormatError where neither tells
+    any of them.
     """
     named: dict[str, str] = {}
     for group in groups:

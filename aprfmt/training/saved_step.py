@@ -14,13 +14,12 @@ from typing import Any
 
 
 class SavedStep:
-    """Saves the first step that is taken after it was made: call `before`, then `after`.
+    """Saves one training step to a folder: call `before` ahead of the optimizer, then `after`.
 
-    In `folder` there are then `batch.safetensors`, the arrays that the last forward pass before the
-    optimizer was given, `grads.safetensors`, the gradients by parameter, and the checkpoints
-    `before/` and `after/`, as the model's own `save_pretrained` writes them; of a PEFT model these
-    are adapters.
-    Every array has the type that the trainer has it in. Further calls do nothing, so that a
+    `folder` then has `batch.safetensors`, the inputs of the last forward pass before the step,
+    `grads.safetensors`, the gradients by parameter, and the checkpoints `before/` and `after/`, as
+    the model's own `save_pretrained` writes them; of a PEFT model these are adapters. Every array
+    has the trainer's type. Only the first step is saved: further calls do nothing, so that a
     callback need not count steps.
     """
 
@@ -40,9 +39,9 @@ class SavedStep:
             self.hooks.append(module.register_forward_hook(hook, with_kwargs=True))
 
     def before(self) -> None:
-        """Save the weights before the step, and the gradients: after the backward pass.
+        """Save the weights before the step and the gradients; call it after the backward pass.
 
-        Under mixed precision after the scaler has unscaled them.
+        Under mixed precision call it after the scaler has unscaled the gradients.
         """
         if self.saved:
             return
@@ -57,13 +56,13 @@ class SavedStep:
             self.points = {}
 
     def after(self) -> None:
-        """Save the weights after the step: after the optimizer's step."""
+        """Save the weights after the step; call it after the optimizer's step."""
         if self.saved and not self.done:
             self.done = True
             self.model.save_pretrained(self.folder / "after")
 
     def _keep_batch(self, model: Any, args: Any, given: dict[str, Any]) -> None:
-        """Write what a forward pass is given, over that of the pass before it."""
+        """Write the inputs of a forward pass to the file, over those of the pass before it."""
         arrays = {name: x for name, x in given.items() if hasattr(x, "detach") and x.ndim}
         if args and "input_ids" not in arrays:
             arrays["input_ids"] = args[0]
@@ -72,7 +71,7 @@ class SavedStep:
         self._save("batch", copies)
 
     def _keep_point(self, name: str, module: Any, args: Any, given: Any, result: Any) -> None:
-        """Let autograd hand over the gradients of what a module reads and gives."""
+        """Register hooks that keep the gradients of a module's input and output."""
         read = args[0] if args else given.get("hidden_states")
         made = result[0] if isinstance(result, tuple) else result
         for key, x in ((f"{name}#in", read), (name, made)):
@@ -80,7 +79,7 @@ class SavedStep:
                 x.register_hook(partial(self._keep_gradient, key))
 
     def _keep_gradient(self, key: str, gradient: Any) -> None:
-        """Keep a copy of the gradient of a point."""
+        """Keep a copy of the gradient of a point under `key`."""
         self.points[key] = gradient.detach().to("cpu", copy=True)
 
     def _save(self, name: str, tensors: dict[str, Any]) -> None:

@@ -117,11 +117,11 @@ def explain_step(
 
     `model` is the checkpoint before the step (with `adapter`: the base below it), `after` the one
     after it. `grads` are files of the gradients of the step, `optimizer` is the recipe
-    (`adamw:lr=2e-4,wd=0.1,step=1`), `optimizer_state` what the trainer saved of it after the step.
+    (`adamw:lr=2e-4,wd=0.1,step=1`), `optimizer_state` the optimizer's state, saved after the step.
     `batch` is the step's batch: its gradients are computed by torch on `device` in `dtype`, and
     compared with the given ones. With `differences` the given ones are checked by forward passes
     instead, without torch. `trained_in` is the trainer's arithmetic (`bfloat16`), whose rounding a
-    second pass measures; None: what the gradients and the weights show. `computed` are gradients
+    second pass measures; None: it is taken from gradients and weights. `computed` are gradients
     computed elsewhere, and `facts` the numbers of their batch that a wrong factor may equal.
     `rename` maps names in gradients and state, `accept` are patterns of what may stay uncompared.
     Raises UsageError where there is nothing to compare, or where a file is of another model.
@@ -225,7 +225,7 @@ def explain_step(
 
 
 def _with_points(report: StepReport, found: ComparedPoints) -> StepReport:
-    """Return `report` with compared points: their rows, notes, and a cause for the first wrong."""
+    """Return the report with compared points: rows, notes, and a cause for the first wrong one."""
     notes, causes = list(report.notes), list(report.causes)
     if found.scale != 1.0:
         notes.append(
@@ -258,9 +258,9 @@ BLUR = 32.0  # of the root mean square of a trainer's rounding: no element of it
 
 
 def _few_bits(given: SavedArrays | None, parameters: Sequence[Parameter]) -> str | None:
-    """Return "bfloat16" if a given matrix gradient has 16-bit precision, else None.
+    """Return "bfloat16" if the gradient of some matrix was made in 16 bits, else None.
 
-    Autocast leaves such ones.
+    Autocast makes such gradients.
     """
     for parameter in parameters:
         reader = None if given is None or parameter.vector else given.reader(parameter)
@@ -271,7 +271,7 @@ def _few_bits(given: SavedArrays | None, parameters: Sequence[Parameter]) -> str
 
 @dataclass(frozen=True)
 class _Compared:
-    """How a given gradient compares with a computed one; `why` says why it could not be."""
+    """How a given gradient compares with a computed one; `why` says why it was not compared."""
 
     facts: ArrayFacts | None = None  # of the computed one
     distance: float | None = None
@@ -281,7 +281,7 @@ class _Compared:
 
 @dataclass
 class _Step:
-    """One step that is explained."""
+    """One training step that is explained: its files, what is found, and what is left open."""
 
     model: Model
     parameters: Sequence[Parameter]
@@ -330,7 +330,7 @@ class _Step:
             self.notes.append(f"names of the gradients are read without {' and '.join(around)}")
 
     def _left_out_of_names(self) -> list[str]:
-        """Return the quoted beginnings and ends that gradients' names add to parameters' names."""
+        """Return, quoted, the prefixes and endings that only the gradients' names have."""
         found: dict[str, None] = {}
         for row in self.parameters if self.given is not None else ():
             assert self.given is not None
@@ -341,9 +341,9 @@ class _Step:
         return [f"'{each}'" for each in found]
 
     def _leave_out_choices(self) -> None:
-        """Take parameters without a gradient by their nature out of `parameters`, into `left`.
+        """Move parameters that get no gradient by their nature from `parameters` to `left`.
 
-        Those of which something was saved stay, and those that hold NaN or infinity.
+        A parameter with a saved gradient or moment stays, and so does one with NaN or infinity.
         """
         kept = []
         states = () if self.state is None else (self.state.first, self.state.second)
@@ -366,7 +366,10 @@ class _Step:
         return bool(found) and all(one.verdict == "agrees" for one in found)
 
     def report(self, updates: bool) -> StepReport:
-        """Return the report on all parameters; `updates`: there is a checkpoint after the step."""
+        """Return the report on all parameters.
+
+        `updates` says that there is a checkpoint after the step.
+        """
         norm = self._measure_gradients()
         rows, judged = self._judge_parameters(updates, norm, self.progress)
         if updates:
@@ -403,10 +406,10 @@ class _Step:
         )
 
     def _is_clipped_by_chance(self, judged: Mapping[str, Judgement]) -> bool:
-        """Return whether clippings that nothing states give some parameters, and no whole step.
+        """Return whether clippings that nothing states explain few parameters, and no whole step.
 
-        A step has one bound, and what is clipped to it is all of the gradients: most parameters
-        that do not agree as they are have to agree with it.
+        A step has one bound, to which all gradients are clipped: it has to explain most of the
+        parameters that do not agree without clipping.
         """
         found = Counter(one.clipped for one in judged.values() if one.clipped is not None)
         if not found:
@@ -418,12 +421,13 @@ class _Step:
     def _accept_rounded_away_steps(
         self, rows: list[TensorStep], judged: dict[str, Judgement]
     ) -> list[TensorStep]:
-        """Return the rows, with "agrees" for steps that a checkpoint in few bits does not show.
+        """Return the rows, with "agrees" for steps too small to show in a checkpoint of few bits.
 
-        Weights that the trainer holds finer begin as the stored ones, and a first step below their
-        spacing then moves none of them. That is no mistake where the trainer says so
-        (`trained_in`), or the bits of the other parameters do. Where these do not tell, a mistake
-        of the type is not confirmed: `doubted` has it. Entries of `judged` go with the rows.
+        Weights that the trainer holds in a finer type begin as the stored ones, and a first step
+        below the stored type's spacing then moves none of them. That is no mistake where the
+        trainer says so (`trained_in`), or the bits of the other parameters show it. Where they do
+        not tell, a mistake of the type is not confirmed, and `doubted` is set to it. Entries of
+        `judged` are changed too.
         """
         if self.recipe is None or self.recipe.step not in (None, 1):
             return rows
@@ -449,12 +453,13 @@ class _Step:
     def _judge_as_first(
         self, rows: list[TensorStep], judged: dict[str, Judgement], norm: float | None
     ) -> list[TensorStep]:
-        """Return the rows, with "differs" where a later step is a first one in every element.
+        """Return the rows, with "differs" where a later step is made as a first one.
 
-        That takes no moments, so it is asked of the parameters whose own are not known; `judged`
-        gets the mistake. Only where all of these moved so, and none agrees with what was stated: a
-        parameter that is trained from this step on does so too. `norm` is that of all given
-        gradients. Moments that no verdict needs then leave `left`.
+        A new optimizer makes such a step. It needs no moments, so it is tried for the parameters
+        whose moments are not known; `judged` gets the mistake. It holds only if all of these made
+        such a step and no parameter agrees with what was stated: one that is trained from this step
+        on makes a first step too. `norm` is that of all given gradients. Moments that no verdict
+        needs then leave `left`.
         """
         recipe = self.recipe
         known = self.state is not None and not (self.state.indexed and self.state.left)
@@ -488,11 +493,12 @@ class _Step:
     def _open_unnumbered(
         self, rows: list[TensorStep], judged: dict[str, Judgement]
     ) -> list[TensorStep]:
-        """Return the rows, with "not compared" for steps of a number that nothing says.
+        """Return the rows, with "not compared" for steps whose number nothing states.
 
-        Without a stated number and a state a step is compared as the optimizer's first. Where most
-        parameters neither agree with that nor have a mistake that gives it, it is a later one, and
-        mistakes that are held to the rule say nothing of it. Entries of `judged` go with the rows.
+        Without a stated number and a state a step is compared as the optimizer's first. If most
+        parameters neither agree with that nor have a mistake that explains it, it is a later one,
+        and mistakes found by the first step's rule mean nothing. Entries of `judged` are changed
+        too.
         """
         recipe = self.recipe
         if recipe is None or not recipe.keeps_moments or recipe.step or self.state is not None:
@@ -527,7 +533,7 @@ class _Step:
         """Return the rows, with "differs" for those whose decay the stored type rounded away.
 
         Their entries of `judged` are set to that mistake. A decay that is far below the type's
-        spacing shows in few elements of one tensor, so all tensors are asked together.
+        spacing shows in few elements of one tensor, so the evidence of all tensors is added up.
         """
         agreeing = {
             key: one.decay_shown
@@ -547,7 +553,10 @@ class _Step:
         return made
 
     def _lost_decay_guesses(self, recipe: Recipe, row: TensorStep) -> tuple[StepGuess, ...]:
-        """Return guesses for a tensor without decay; the decay in the state's group leaves one."""
+        """Return the guesses for a tensor that did not decay: decay rounded away, decay not made.
+
+        If the state says the decay of the tensor's group, only one of the two is left.
+        """
         decay = self._group_of(row.names[0]).get("weight_decay")
         lost = lost_decay_guess(recipe, row.encoding, stated=decay == recipe.wd)
         if decay == recipe.wd:
@@ -557,9 +566,10 @@ class _Step:
     def _judge_parameters(
         self, updates: bool, norm: float | None, progress: Callable[[int, int], None] | None = None
     ) -> tuple[list[TensorStep], dict[str, Judgement]]:
-        """Return (the report's row of every parameter, {key: verdict in which causes are sought}).
+        """Return (the report's row of every parameter, {key: verdict by which causes are found}).
 
-        `updates`: there is a checkpoint after the step. `norm` is that of all given gradients.
+        `updates` says that there is a checkpoint after the step. `norm` is that of all given
+        gradients.
         """
         rows: list[TensorStep] = []
         judged: dict[str, Judgement] = {}
@@ -576,11 +586,11 @@ class _Step:
     def _judge_by_schedule(
         self, rows: list[TensorStep], judged: dict[str, Judgement], norm: float | None
     ) -> tuple[list[TensorStep], dict[str, Judgement]]:
-        """Return rows and verdicts, by the rate that most parameters show if a schedule sets it.
+        """Return (rows, verdicts) by the rate that most parameters show, if a schedule sets it.
 
-        A trainer saves the state after its schedule has set the next rate. So where the state alone
-        says the rate and the steps are of another, that one is no difference: `left` has the rate,
-        and all parameters are held to it. `norm` is that of all given gradients.
+        A trainer saves the state after its schedule has set the next learning rate. So if only the
+        state says the rate and the steps are of another, that is no difference: `left` gets the
+        rate, and all parameters are judged by it. `norm` is that of all given gradients.
         """
         stated = {} if self.optimizer is None else parse_settings(self.optimizer)
         wrong = [key for key, one in judged.items() if one.verdict == "differs"]
@@ -730,7 +740,7 @@ class _Step:
         return {} if self.state is None else self.state.group_of(name)
 
     def _has_rates(self, stated: float) -> bool:
-        """Return whether the state's groups have several learning rates, `stated` among them."""
+        """Return whether the state's groups have several learning rates, one of them `stated`."""
         assert self.state is not None
         rates = {group.get("lr") for group in self.state.groups}
         return len(rates) > 1 and stated in rates
@@ -739,7 +749,7 @@ class _Step:
         """Return the gradient, the moments and the norms that the optimizer had for a parameter.
 
         `norm` is that of all given gradients. Without given gradients those computed of the batch
-        are taken. 8-bit moments of after the step are left out.
+        are used. 8-bit moments of after the step are left out.
         """
         gradient = None if self.given is None else self.given.reader(parameter)
         if self.given is None:
@@ -780,7 +790,10 @@ class _Step:
 
     @cached_property
     def _other_norms(self) -> dict[OtherNorm, float]:
-        """What gradients may be clipped by besides their norm, of all given ones; {} for none."""
+        """The largest element and the sum of absolute values of all given gradients, by OtherNorm.
+
+        Trainers may clip by these instead of the norm. {} without given gradients.
+        """
         if not self.sums:
             return {}
         largest = max(each.largest for each in self.gradients.values())
@@ -788,7 +801,7 @@ class _Step:
 
     @cached_property
     def _kind_norms(self) -> dict[bool, float]:
-        """The norms over the given gradients of all matrices (False) and all vectors (True).
+        """{False: norm of the given gradients of all matrices, True: that of all vectors}.
 
         These are the two groups that trainers make; {} where all are of one kind.
         """
@@ -800,9 +813,9 @@ class _Step:
         return {kind: each**0.5 for kind, each in squares.items()} if len(squares) == 2 else {}
 
     def _computed_reader(self, parameter: Parameter) -> RowReader | None:
-        """Return a reader of the parameter's gradient computed of the batch; None without one.
+        """Return a reader of the parameter's gradient as computed of the batch; None without one.
 
-        Its `noise` and `blur` are what the trainer's rounding may have changed.
+        Its `noise` (relative) and `blur` (absolute) are what the trainer's rounding may change.
         """
         if self.computed is None or parameter.key not in self.computed.keys:
             return None
@@ -861,10 +874,10 @@ class _Step:
     def _by_unseen(
         self, parameter: Parameter, recipe: Recipe, held: StepInputs, found: Judgement
     ) -> Judgement:
-        """Return "differs" for a parameter that has a gradient and that the optimizer never saw.
+        """Return "differs" for a parameter with a gradient that the optimizer never saw.
 
-        It did not move, and the state has moments of others and none of it. Its next step would be
-        its first, which has to be seen. Else `found`.
+        It did not move, and the state has moments of others and none of it. It would have made a
+        first step, which has to be large enough to be seen. Else `found`.
         """
         state = self.state
         if found.verdict != "not compared" or state is None or self.given is None:
@@ -885,9 +898,10 @@ class _Step:
         return replace(first, why=says, guesses=(replace(frozen, says=says),))
 
     def _by_other_rule(self, parameter: Parameter, found: Judgement) -> Judgement:
-        """Return "not compared" for a step that differs, where the state has more than the rule.
+        """Return "not compared" for a differing step whose state has an array of no known rule.
 
-        Such as the rest that Kahan summation carries: then it is not the stated rule that steps.
+        Such is the remainder that Kahan summation carries: another rule than the stated one may
+        have made the step. Else `found`.
         """
         names = {} if self.state is None else self.state.unused
         name = names.get(parameter.names[0]) or names.get(parameter.key)
@@ -899,10 +913,11 @@ class _Step:
     def _with_moments(
         self, parameter: Parameter, recipe: Recipe, held: StepInputs, found: Judgement
     ) -> Judgement:
-        """Return `found`, the verdict on a right update, with that on its given gradient.
+        """Return the verdict on a right update, with whether its moments have the given gradient.
 
-        The moments of after the step make the step alone. Whether the gradient is in them is
-        another question; `used` has the parameter where it was answered.
+        The moments of after the step alone give the step; `found` is the verdict on that. Whether
+        the gradient is in them is another question; `used` gets the parameter where it was
+        answered.
         """
         if self.given is None or held.gradient is None:
             return found
@@ -918,7 +933,7 @@ class _Step:
         return replace(found, verdict="differs", why=other.why, guesses=other.guesses, whole=True)
 
     def _adafactor_recipe(self, parameter: Parameter, recipe: Recipe, held: StepInputs) -> Recipe:
-        """Return the recipe with what Adafactor's norms make of the rate for one parameter.
+        """Return the recipe with the factor that Adafactor's norms put on one parameter's rate.
 
         The rate is times the weight's root mean square where it is scaled by the parameter, and the
         step is divided by its own root mean square where that is above the threshold, 1. torch
@@ -949,10 +964,10 @@ class _Step:
         return changed(recipe, relative=rate / over / recipe.lr, decay_factor=decay)
 
     def _may_be_before(self, held: StepInputs) -> bool:
-        """Return whether the state may be that of before the step, not the one after it.
+        """Return whether the state may be the one before the step, not the one after it.
 
-        Only where the gradient is given and the state or --optimizer does not say the step's
-        number.
+        That is possible where the gradient is given, and the state or --optimizer does not say the
+        step's number.
         """
         if self.state is None or held.gradient is None or not held.after:
             return False
@@ -962,10 +977,10 @@ class _Step:
     def _without_inputs(
         self, parameter: Parameter, held: StepInputs, found: Judgement
     ) -> Judgement:
-        """Return the verdict `found`, or "not compared" where step sizes alone agree.
+        """Return `found`, or "not compared" where only the sizes of steps agree.
 
-        Sizes alone do not show that a parameter is right where others have a gradient or moments
-        and this one has none.
+        Sizes do not show that a parameter is right if others have a gradient or moments and this
+        one has none.
         """
         if found.verdict != "agrees" or not found.signs or held.idle:
             return found
@@ -1021,10 +1036,9 @@ class _Step:
         return norm
 
     def _judge_second_table(self, given: SavedArrays) -> None:
-        """Set a tied table to "differs" where it was given two gradients that are not one.
+        """Set a tied embedding to "differs" where it was given two different gradients.
 
-        A trainer that holds the table and the head apart has a part of the gradient in each.
-        Returns nothing.
+        A trainer that holds the embedding and the head apart has a part of the gradient in each.
         """
         found = given.second_table(self.parameters)
         if found is None or not found[1]:
@@ -1048,10 +1062,10 @@ class _Step:
             self._accept_mistake(BackwardGuess("gradient_tied", says), [TABLE], ())
 
     def _join_factors(self) -> None:
-        """Set factors of several gradients that may be one number to that one. Returns nothing.
+        """Replace similar factors measured in several gradients by one common factor, if it fits.
 
-        It is measured in some of them and judged in all, and in those that nothing explains; one
-        whose gradient it does not give keeps its own.
+        It is tried on all gradients with a measured factor and on those that nothing explains; a
+        gradient that it does not explain keeps its own factor. Changes `compared`.
         """
         measured = {}
         for key, one in self.compared.items():
@@ -1086,10 +1100,10 @@ class _Step:
                     self.compared[key] = replace(self.compared[key], found=found)
 
     def _explain_backward(self) -> None:
-        """Set the mistakes of a whole backward pass that give the gradients, if any do.
+        """Set, in `compared`, mistakes of a whole backward pass that explain the gradients.
 
-        They are looked for where a gradient differs that no mistake of one parameter gives. The
-        batch's gradients are then computed with the mistake. Returns nothing.
+        They are looked for where a gradient differs that no mistake of one parameter explains. The
+        batch's gradients are computed with the mistake to see whether it does.
         """
         computed = self.computed
         if not isinstance(computed, Computed):
@@ -1107,10 +1121,10 @@ class _Step:
         self._doubt_tied_tables()
 
     def _doubt_tied_tables(self) -> None:
-        """Take away the guess that a tied table has one part of its gradient, where others differ.
+        """Drop the guess that a tied embedding has one part of its gradient, where others differ.
 
-        The embedding's part is what comes down through the layers: where other gradients differ
-        and nothing explains them, that part is another one, and may be there. Returns nothing.
+        The embedding's own part comes through all layers: if other gradients differ unexplained,
+        that part is wrong too, and may be there. Changes `compared`.
         """
         found = {key: one.found for key, one in self.compared.items() if one.found is not None}
         if not any(one.verdict == "differs" and not one.guesses for one in found.values()):
@@ -1154,8 +1168,8 @@ class _Step:
     def _has_untied_guess(self, key: str) -> bool:
         """Return whether some guess explains this parameter's gradient by itself.
 
-        False where none does, or only that a tied table has one of its two uses: that says little
-        where other gradients differ too.
+        The guess that a tied embedding has one of its two uses does not count: it says little where
+        other gradients differ too.
         """
         found = self.compared[key].found
         return found is not None and any(g.cause != "gradient_tied" for g in found.guesses)
@@ -1205,9 +1219,9 @@ class _Step:
         right: Collection[str],
         most: Certainty = "confirmed",
     ) -> None:
-        """Set a mistake as what the gradients of `keys` differ by, in place of all others.
+        """Set, in `compared`, a mistake as the one explanation of the gradients of `keys`.
 
-        `right` are the keys of the gradients that agree, `most` the most that is said of it.
+        `right` are the keys of the gradients that agree, `most` the highest certainty it may get.
         """
         says = guess.says
         if guess.change is not None and guess.change.operation is not None:
@@ -1274,10 +1288,10 @@ class _Step:
         return values.reshape((1, -1) if parameter.vector else matrix_shape(values.shape))
 
     def _accept_own_norms(self, says: str, keys: Collection[str]) -> None:
-        """Set the gradients of `keys` to the mistake that each was scaled by its own norm.
+        """Set the gradients of `keys` to the mistake that each was clipped by its own norm.
 
-        `says` says how. It is confirmed where a clipping by the norm of all is stated. Returns
-        nothing.
+        `says` describes it. It is confirmed where clipping by the norm of all is stated, else only
+        explained.
         """
         stated = self.recipe is not None and self.recipe.clip is not None
         if not stated:
@@ -1286,10 +1300,10 @@ class _Step:
         self._accept_mistake(guess, keys, (), "confirmed" if stated else "explained")
 
     def _accept_clipped(self, clipping: Clipping, before: float) -> None:
-        """Set all compared gradients to "agrees", or to a mistake of clipping.
+        """Set all compared gradients to "agrees" as clipped ones, or to a mistake of clipping.
 
-        That is one under a loss scale, or by another number than the norm that is stated. `before`
-        is the norm, the largest element or the sum, that was clipped.
+        A mistake is clipping under a loss scale, or by another number than the stated norm.
+        `before` is the norm, the largest element or the sum before `clipping`.
         """
         keys = [key for key, one in self.compared.items() if one.found is not None]
         recipe = self.recipe
@@ -1319,10 +1333,11 @@ class _Step:
     def _judge_parameter(
         self, parameter: Parameter, updates: bool, norm: float | None
     ) -> tuple[TensorStep, Judgement | None]:
-        """Return (the report's row of one parameter, the verdict in which causes are looked for).
+        """Return (the report's row of one parameter, the verdict by which causes are looked for).
 
-        `updates`: there is a checkpoint after the step. `norm` is that of all given gradients. The
-        verdict is None for a gradient that is not finite, and where nothing was compared.
+        `updates` says that there is a checkpoint after the step. `norm` is that of all given
+        gradients. The verdict is None for a gradient that is not finite, and where nothing was
+        compared.
         """
         before = parameter.before
         paired = updates and parameter.after is not None
@@ -1456,8 +1471,8 @@ class _Step:
     def _compare_checked(self, parameter: Parameter, checker: DifferenceChecker) -> "_Compared":
         """Return how a parameter's given gradient compares with differences of the batch's loss.
 
-        Without a given gradient, or a pass that reads the weight, its `why` says so. Empty for a
-        gradient that is not finite.
+        Without a given gradient, or a pass that reads the weight, its `why` says so. Nothing is in
+        it for a gradient that is not finite.
         """
         place = None if self.given is None else self.given.placed.get(parameter.key)
         if self.given is None or place is None:
@@ -1473,14 +1488,15 @@ class _Step:
         return _Compared(None, apart, found)
 
     def _size(self) -> float | None:
-        """Return the norm over all computed gradients, None without any."""
+        """Return the norm over all computed gradients of the batch, None without any."""
         known = [one.facts.norm for one in self.compared.values() if one.facts is not None]
         return float(np.sqrt(sum(each**2 for each in known))) if known else None
 
     def _cut_sizes(self) -> dict[str, int]:
-        """Return {hyperparameter: value} of the counts that cut weights into heads and experts.
+        """Return {hyperparameter: value} of the numbers of heads, key-value heads and experts.
 
-        `tied_embeddings` is among them, as 0 or 1. What the model does not have is left out.
+        Weights are divided by these. `tied_embeddings` is among them, as 0 or 1. What the model
+        does not have is left out.
         """
         hyper = hyper_of(self.base or self.model)
         names = ("n_heads", "n_kv_heads", "n_experts", "tied_embeddings")
@@ -1490,7 +1506,7 @@ class _Step:
         return found
 
     def _given_options(self) -> frozenset[str]:
-        """Return the options by which arrays of the step were given."""
+        """Return which of the options --grads and --optimizer-state were given."""
         held = {"--grads": self.given, "--optimizer-state": self.state}
         return frozenset(name for name, arrays in held.items() if arrays is not None)
 
@@ -1503,7 +1519,8 @@ class _Step:
     ) -> Iterator[NamedCause]:
         """Yield a cause for each mistake that was guessed, with its proof over all elements.
 
-        Sets the `why` of the rows that it explains. `stored` is {key: names in the file}.
+        Sets the `why` of the rows that it explains. `stored` is {key: names in the file}, `norm`
+        that of all given gradients.
         """
         known = {row.key: row for row in self.parameters}
         at = {row.key: number for number, row in enumerate(rows)}
@@ -1543,10 +1560,10 @@ class _Step:
             yield _cause(cause, text, one.keys, stored, proof, size=largest, also=also)
 
     def _share_guesses(self, judged: dict[str, Judgement], norm: float | None) -> None:
-        """Add to each differing parameter of `judged` the guesses fitted to others that explain it.
+        """Add to each differing parameter of `judged` guesses made for others that explain it too.
 
-        A number that is fitted to a small parameter is inexact: there that of others is tried. At
-        most MOST_SHARED guesses, the commonest, are. `norm` is that of all given gradients.
+        A number fitted to a small parameter is inexact, so the numbers fitted to others are tried.
+        Only the MOST_SHARED commonest guesses are. `norm` is that of all given gradients.
         """
         wrong = {key: one for key, one in judged.items() if one.verdict == "differs"}
         fitted = [
@@ -1578,11 +1595,11 @@ class _Step:
     def _clipped_group(
         self, one: "_Statement", judged: Mapping[str, Judgement]
     ) -> tuple[str, str] | None:
-        """Return (cause, sentence) if a factor of some steps is that of clipping their group alone.
+        """Return (cause, sentence) if some steps' factor comes from clipping their group alone.
 
-        Once more, to a usual bound over the norm of the group's gradients, or to the stated bound
-        by that norm, as a rank does that knows its own shard. None where it is neither, or where
-        the step does not depend on the gradients' size.
+        The group was clipped a second time to a usual bound, or clipped to the stated bound by its
+        own norm, as by a rank that knows its own shard only. None where it is neither, or where the
+        step does not depend on the gradients' size.
         """
         recipe = self.recipe
         if one.cause != "step_factor" or recipe is None or recipe.row.sizes:
@@ -1663,10 +1680,10 @@ class _Step:
         return self.state.steps is None or self.state.steps == self.recipe.step
 
     def _add_notes(self, rows: Sequence[TensorStep], judged: Mapping[str, Judgement]) -> None:
-        """Add notes about what is no fault, and to `left` what the files did not let us compare.
+        """Add notes about what is no fault, and to `left` what could not be compared.
 
-        That is steps below the stored type's resolution, rounding to a coarser type, directions
-        without a gradient, and gradients without a batch. Returns nothing.
+        Notes are on steps below the stored type's resolution, rounding to a coarser type,
+        directions without a gradient, and gradients without a batch.
         """
         if self.state is not None and self.state.fewer:
             fewer = self.state.fewer
@@ -1740,10 +1757,10 @@ class _Step:
             self.notes.append(f"{what} {bound:g} in the step")
 
     def _add_hidden_decays(self, judged: Mapping[str, Judgement], kinds: Mapping[str, str]) -> None:
-        """Add to `left` the decays that weights of few bits do not show to be the stated one.
+        """Add to `left` the weight decays that weights of few bits do not show.
 
-        Those of all tensors are asked together. `kinds` are their encodings. A decay that is
-        another one leaves the answer open. Returns nothing.
+        The evidence of all tensors is added up. `kinds` are their encodings. Where another decay
+        than the stated one fits better, the verdict stays open.
         """
         stored = {row.key: row for row in self.parameters}
         shown = {
@@ -1767,17 +1784,17 @@ class _Step:
                 self.left.append(NotCompared("decay", key, "no counterpart", why))
 
     def _must_decay(self, parameter: Parameter) -> bool:
-        """Return whether a parameter surely decays by what was stated; vectors often do not."""
+        """Return whether a parameter surely decays by the recipe; vectors often do not."""
         recipe = self._recipe_of(parameter)
         if recipe.adds_decay_to_gradient or (parameter.vector and recipe.decay_on != "all"):
             return False
         return recipe.decays(parameter.vector)
 
     def _add_doubts(self) -> None:
-        """Add notes about a batch or gradients that compare well and are hardly a trainer's.
+        """Add notes that a batch or gradients agree, but are hardly those of a trainer.
 
-        That is a loss that no trained model has, and gradients equal to the bit to those of another
-        arithmetic than the trainer's.
+        That is a loss that no trained model has, and gradients equal to the bit to those computed
+        here, in another arithmetic than the trainer's.
         """
         loss, vocabulary = self._loss()[0], hyper_of(self.base or self.model).get("vocab_size")
         if loss is not None and isinstance(vocabulary, int):
@@ -1808,11 +1825,11 @@ class _Step:
 
 
 class BackwardFound(GradientGuess):
-    """A mistake of a whole backward pass as what one gradient differs by."""
+    """A mistake of a whole backward pass, as the explanation of one parameter's gradient."""
 
 
 def _departs(guess: StepGuess | GradientGuess) -> bool:
-    """Return whether a guess is another step of the rule, which its number is part of."""
+    """Return whether a guess is a recipe other than the stated one, such as another step number."""
     return isinstance(guess, StepGuess) and guess.recipe is not None
 
 
@@ -1822,7 +1839,7 @@ def _is_of_backward(guess: StepGuess | GradientGuess) -> bool:
 
 
 def _dropout_rates(*models: Model) -> dict[str, float]:
-    """Return {key of a configuration: rate} of the rates of dropout that are not zero.
+    """Return {key of a configuration: dropout rate} for the rates that are not zero.
 
     The configuration of an adapter is its adapter_config.json.
     """
@@ -1838,7 +1855,7 @@ def _dropout_rates(*models: Model) -> dict[str, float]:
 
 
 def _head_is_table(model: Model, parameters: Sequence[Parameter]) -> bool:
-    """Return whether a model's file has a head that is no parameter beside the table of tokens."""
+    """Return whether a model's file stores a tied output head that is no parameter of its own."""
     head, table = model.roles.get(HEAD), model.roles.get(TABLE)
     stored = head is not None and table is not None and head.names != table.names
     return stored and all(row.key != HEAD for row in parameters)
@@ -1879,9 +1896,9 @@ def lora_pairs(parameters: Sequence[Parameter]) -> dict[str, Parameter]:
 
 
 def _state_settings(state: OptimizerState) -> dict[str, float]:
-    """Return {field of Recipe: value} of all groups of a state; the weight decay is the largest.
+    """Return {field of Recipe: value} from all groups of a state; the largest weight decay counts.
 
-    Values of zero are left out, but for a rate of zero.
+    Zeros are left out, except a learning rate of zero.
     """
     found: dict[str, float] = {}
     for group in state.groups:
@@ -1930,7 +1947,7 @@ def _cause(
     """Return a cause of the parameters `keys` for the report.
 
     `cause` is its name, "" if none is known, `says` its text, `stored` {key: names in the file},
-    `size` the largest update relative to the weight, `also` causes that explain as much.
+    `size` the largest update relative to the weight, `also` other causes that explain as much.
     """
     level: Level = CAUSES[cause].level if cause else "update"
     text = f"{short_keys(keys)} - {says}"
@@ -1944,7 +1961,7 @@ def _cause(
 def _nonfinite_causes(
     rows: Sequence[TensorStep], judged: Mapping[str, Judgement], stored: Mapping[str, Sequence[str]]
 ) -> Iterator[NamedCause]:
-    """Yield a cause for weights, gradients and moments each that hold NaN or infinity, if any."""
+    """Yield a cause each for weights, gradients and moments that have NaN or infinity."""
     for what, keys in (
         ("the weight after the step", [r.key for r in rows if r.update and r.update.nonfinite]),
         ("the gradient", [r.key for r in rows if r.gradient and r.gradient.nonfinite]),
@@ -1955,7 +1972,7 @@ def _nonfinite_causes(
 
 
 def decay_interval_text(shown: DecayEvidence) -> str:
-    """Return the decays that the bits of weights allow, as the end of a sentence; "" for any."""
+    """Return the range of decays that the weights' bits allow, to end a sentence; "" for any."""
     least, largest = shown.interval
     if not np.isfinite(largest):
         return f": it is more than {least:g} times the stated one" if least else ""
@@ -1963,11 +1980,11 @@ def decay_interval_text(shown: DecayEvidence) -> str:
 
 
 def _limit_missing_decays(judged: dict[str, Judgement]) -> None:
-    """Hold guesses of `judged` that there is no decay to what weights of few bits show of that.
+    """Limit the certainty of guesses in `judged` that a tensor did not decay.
 
-    Those of all tensors that may have none are asked together. What was measured, and no bit
-    shows, is not confirmed: rounding may hide a part. Nor is that none was made where the type
-    would round it away.
+    The evidence of all tensors that may have no decay is added up. If no bit of the weights shows
+    it, the guess is not confirmed: rounding may hide a small decay. Nor is it where the type would
+    round a decay away. Guesses that the bits contradict are dropped.
     """
     held = {
         key: one.decay_shown
@@ -1977,7 +1994,7 @@ def _limit_missing_decays(judged: dict[str, Judgement]) -> None:
     shown = sum(held.values(), DecayEvidence())
 
     def limited(guess: StepGuess | GradientGuess) -> StepGuess | GradientGuess:
-        """Return a guess, at most explained where the bits do not decide it."""
+        """Return a guess, at most "explained" where the bits do not decide it."""
         open_ = shown.lost and guess.cause == "decay_missing"
         sure = shown.told if shown.coarse else shown.none
         if isinstance(guess, StepGuess) and guess.cause in NO_DECAY and (open_ or not sure):
@@ -1991,9 +2008,9 @@ def _limit_missing_decays(judged: dict[str, Judgement]) -> None:
 
 
 def _rivals(cause: str, also: Sequence[str], given: Collection[str]) -> str:
-    """Return, for a sentence, other causes that explain the same and the option that tells which.
+    """Return a clause with other causes that explain the same, and the option that would decide.
 
-    "" without other causes. `given` are options that the command has already: they told nothing.
+    "" without other causes. `given` are options that the command has already: they did not decide.
     """
     if not also:
         return ""
@@ -2007,7 +2024,7 @@ def _rivals(cause: str, also: Sequence[str], given: Collection[str]) -> str:
 
 @dataclass(frozen=True)
 class _Statement:
-    """One mistake and the parameters that it gives."""
+    """One mistake and the parameters whose step or gradient it explains."""
 
     cause: str
     says: str
@@ -2023,8 +2040,8 @@ MOST_FACTORS = 3  # that are causes of their own
 def _fewest_mistakes(judged: Mapping[str, Judgement]) -> list[tuple[_Statement, tuple[str, ...]]]:
     """Return [(mistake with its parameters, other causes that explain the same)].
 
-    The mistakes are as few as explain all parameters, chosen one after the other: the one that
-    explains most of the parameters left, and of equal ones the one with fewer fitted numbers.
+    Mistakes are chosen greedily until all parameters are explained: first the one that explains
+    most parameters, and of equal ones the one with fewer fitted numbers.
     """
     left = {key: one for key, one in judged.items() if one.guesses}
     found = []
@@ -2050,10 +2067,10 @@ def _fewest_mistakes(judged: Mapping[str, Judgement]) -> list[tuple[_Statement, 
 def _join_factor_causes(
     found: Sequence[tuple[_Statement, tuple[str, ...]]], told: Collection[_Statement]
 ) -> list[tuple[_Statement, tuple[str, ...]]]:
-    """Return the mistakes, with many factors of one kind as one: no factor holds for all of them.
+    """Return the mistakes, with many factors of one kind joined as one of unknown origin.
 
-    So many are what one rule leaves that is not known, such as a clipping by units. Those in `told`
-    are known to come of a clipping, and stay.
+    So many factors come from one rule that is not known, such as clipping by units. Those in `told`
+    are known to come from clipping, and stay as they are.
     """
     made = list(found)
     for cause in FACTORS:
@@ -2107,7 +2124,10 @@ def _unknown_cause(
 
 
 def _largest_update(rows: Sequence[TensorStep], keys: Collection[str]) -> float | None:
-    """Return the largest update of the parameters `keys`, relative to the weight, or None."""
+    """Return the largest update of the parameters `keys`, relative to the weight, or None.
+
+    None where no row of them has an update.
+    """
     sizes = [
         row.update.norm / row.norm for row in rows if row.key in keys and row.update and row.norm
     ]

@@ -12,11 +12,11 @@ RETURNED = "output_router_logits"  # a configuration with which transformers add
 
 
 def read_step_batch(path: Path, model: Model) -> Batch:
-    """Return the batch of a step of a model.
+    """Return the batch of a training step, with the auxiliary losses of its model.
 
-    What the file does not say of routers' load balancing the model's configuration says: with
-    `output_router_logits` transformers adds it to the loss, `router_aux_loss_coef` times. Raises
-    FormatError for arrays that are no batch.
+    What the file does not say of routers' load balancing is taken from the model's configuration:
+    with `output_router_logits` transformers adds it to the loss, `router_aux_loss_coef` times.
+    Raises FormatError for arrays that are no batch.
     """
     batch = read_batch(path, int(model.hyper["vocab_size"]))
     if batch.router_balance is not None or not model.hyper.get("n_experts"):

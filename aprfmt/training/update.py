@@ -20,8 +20,8 @@ CHUNK = 1 << 21  # elements of a piece; a dozen arrays of this size are held at 
 class Sums:
     """Running sums over the pieces of one parameter.
 
-    Integers count elements. The others are `squares`, the sum of squares of the change, `largest`,
-    its largest absolute value, and `weight`.
+    Integers count elements. `squares` is the sum of squares of the change, `largest` its largest
+    absolute value, `weight` the sum of squares of the weight before the step.
     """
 
     elements: int = 0
@@ -59,7 +59,7 @@ class Sums:
             )
 
     def facts(self) -> UpdateFacts:
-        """Return the sums as UpdateFacts, with the norm and the largest of the change."""
+        """Return the sums as UpdateFacts, with the norm and the largest value of the change."""
         return UpdateFacts(
             self.elements,
             self.moved,

@@ -40,7 +40,7 @@ ENOUGH = 8  # elements of a half that judges a fitted number
 
 @dataclass(frozen=True)
 class RowReader:
-    """Numbers of one parameter by rows [start, stop) of [rows, last axis], float64."""
+    """Reads numbers of one parameter: `rows(start, stop)` of [rows, last axis], float64."""
 
     rows: Callable[[int, int], F64]
     noise: float = 0.0  # how exact they are, relative to each number
@@ -51,9 +51,9 @@ class RowReader:
 class StepInputs:
     """What the optimizer had for one parameter: its gradient and its moments, None if unknown.
 
-    `step` is how many steps the moments are of, `after` says that this step is one of them.
-    `others` may have `norm` of all gradients, `own_norm` of this one, and `decoupled`, 0.0 where
-    the state says that decay is added to the gradient.
+    `step` is the number of steps that the moments have seen, `after` says that this step is one of
+    them. `others` may have `norm` of all gradients, `own_norm` of this one, and `decoupled`, 0.0
+    where the state says that decay is added to the gradient.
     """
 
     gradient: RowReader | None = None
@@ -118,8 +118,8 @@ class Judgement:
 def judge_update(parameter: Parameter, recipe: Recipe, held: StepInputs) -> Judgement:
     """Return the verdict on one parameter's update: whether a recipe gives it, in every element.
 
-    Where it does not, the mistakes that do are in `guesses`. "not compared" where the recipe needs
-    an input that is not there, or the stored type is none that is trained in.
+    If it does not, `guesses` has the mistakes that do. "not compared" where an input of the recipe
+    is missing, or the stored type is none in which models are trained.
     """
     after = parameter.after
     assert after is not None
@@ -193,10 +193,10 @@ FAINT_STEPS = (
 def moved_without_gradient(
     parameter: Parameter, recipe: Recipe, held: StepInputs
 ) -> Judgement | None:
-    """Return the verdict on a parameter that moved as one whose gradient is zero; None for others.
+    """Return the verdict on a parameter that moved as if its gradient were zero; None for others.
 
     It moved by its weight decay, by its old moments, or by both, in every element. Moments of after
-    the step say nothing of that, unless they are zero.
+    the step do not show that, unless they are zero.
     """
     columns = matrix_shape(parameter.before.shape)[1]
     none = RowReader(lambda start, stop: np.zeros((stop - start, columns)))
@@ -222,13 +222,13 @@ def moved_without_gradient(
 
 
 def judge_moments(parameter: Parameter, recipe: Recipe, held: StepInputs) -> Judgement | None:
-    """Return whether a given gradient is the one in the moments of after the step.
+    """Return whether a given gradient is the one in the moments of after the step, as a verdict.
 
-    Moments of one step are that gradient, and may have it clipped or times another factor. Those
-    of more steps can only contradict it: no square of it is above the second moment, and what it
-    leaves of both moments has to be moments of the steps before; that takes a stated clipping. None
-    where they do neither, where one of them is not there, and for a rule whose step has the
-    gradient next to the moments.
+    Moments of one step are that gradient, perhaps clipped or times another factor. Moments of more
+    steps can only contradict it: its squares may not exceed the second moment, and what is left of
+    both moments must be possible moments of the earlier steps; that needs a stated clipping. None
+    where nothing is decided or given, and for a rule whose step uses the gradient next to the
+    moments.
     """
     if held.gradient is None or held.first is None or not held.after or held.step < 1:
         return None
@@ -261,7 +261,7 @@ def judge_moments(parameter: Parameter, recipe: Recipe, held: StepInputs) -> Jud
 
 
 def is_idle(parameter: Parameter, held: StepInputs) -> bool:
-    """Return whether a parameter did not move, and no gradient was given that says it should."""
+    """Return whether a parameter did not move, and no given gradient says that it should."""
     return held.gradient is None and not held.idle and _is_unmoved(parameter)
 
 
@@ -269,10 +269,10 @@ FORGOTTEN = 0.01  # of the first gradient in a moment: a count is told while mor
 
 
 def judge_count(parameter: Parameter, recipe: Recipe, held: StepInputs) -> Judgement | None:
-    """Return "differs" where Adam's moments cannot be of as few steps as the state counts.
+    """Return "differs" where Adam's moments cannot come from as few steps as the state counts.
 
-    The update is the one of that count. None where the moments may be of it, where they are not
-    known, and for a count at which the correction says nothing of the rates that bound them.
+    It is asked of an update that was corrected for that count. None where the moments can, where
+    they are not known, and for a count at which the bias correction does not limit them.
     """
     first, second, count = held.first, held.second, held.step
     if first is None or second is None or recipe.name not in AVERAGED or not recipe.row.second:
@@ -301,9 +301,9 @@ TINY = 1e-18  # a moment whose square is below what float32 holds
 
 
 def _squares_ratio(recipe: Recipe, steps: int) -> float:
-    """Return how many times Adam's second moment the square of the first may be after `steps`.
+    """Return the largest ratio of Adam's squared first moment to its second moment after `steps`.
 
-    Cauchy and Schwarz: both are means of the same gradients, by the weights of their rates.
+    Cauchy and Schwarz give it: both are means of the same gradients, weighted by their rates.
     """
     ratio = recipe.b1 * recipe.b1 / recipe.b2
     total = sum(ratio**k for k in range(min(steps, 1000)))
@@ -319,11 +319,11 @@ MOMENT = 2.0**-18  # of a moment: what float32 loses of it in a few steps
 
 
 def _first_moment(parameter: Parameter, recipe: Recipe, held: StepInputs) -> Judgement:
-    """Return whether the first moment of one step is the given gradient, or a factor of it."""
+    """Return whether the first moment after one step is the given gradient, or a multiple of it."""
     whole = 1 - recipe.b1 if recipe.row.second else 1.0
 
     def pairs() -> Iterator[tuple[F64, F64, F64]]:
-        """Yield (gradient given, gradient in the moment, what rounding may leave of it)."""
+        """Yield (given gradient, gradient in the moment, rounding between them) by pieces."""
         for case in _all_cases(parameter, held, False):
             assert case.gradient is not None and case.moments is not None
             assert case.moments.first is not None
@@ -364,7 +364,11 @@ def _first_moment(parameter: Parameter, recipe: Recipe, held: StepInputs) -> Jud
 def _contradicted(
     parameter: Parameter, recipe: Recipe, held: StepInputs, scales: Sequence[float]
 ) -> dict[float, tuple[int, bool]]:
-    """Return {factor of the gradient: (elements that contradict it, whether they exclude it)}."""
+    """Return {factor of the gradient: (elements that contradict it, whether it is excluded)}.
+
+    `scales` are the factors to try. The moments of an element contradict a factor if no earlier
+    gradients can have made them; many such elements exclude it.
+    """
     wrong = dict.fromkeys(scales, 0)
     every = 0
     for case in _all_cases(parameter, held, False) if scales else ():
@@ -376,7 +380,7 @@ def _contradicted(
 
 
 def _count_contradicted(case: StepCase, recipe: Recipe) -> int:
-    """Return how many elements have moments that no gradients before this one can have made."""
+    """Return the number of elements whose moments no earlier gradients can have made."""
     assert case.gradient is not None and case.moments is not None
     first, second = case.moments.first, case.moments.second
     assert first is not None and second is not None
@@ -398,7 +402,7 @@ def _is_unmoved(parameter: Parameter) -> bool:
 
 
 def _makes_step(case: StepCase, fits: Sequence[tuple[Recipe, Fit]]) -> bool:
-    """Return whether the weight made a step besides its decay, or is too coarse to show one.
+    """Return whether the weight moved besides its decay, or is too coarse to show it.
 
     `fits` are (recipe, its fit) of what the recipe may mean.
     """
@@ -412,13 +416,13 @@ def _makes_step(case: StepCase, fits: Sequence[tuple[Recipe, Fit]]) -> bool:
 
 
 def _has_one_size(recipe: Recipe) -> bool:
-    """Return whether all elements make steps of one size here, whatever the gradient."""
+    """Return whether a recipe's step has one size in all elements, whatever the gradient."""
     sizes = recipe.row.sizes
     return sizes == "every step" or (sizes == "first step" and recipe.step in (None, 1))
 
 
 def _missing_input(recipe: Recipe) -> str:
-    """Return a sentence on which input is missing to compute a recipe's step."""
+    """Return a sentence on the input that is missing to compute a recipe's step."""
     if recipe.row.sizes == "first step":
         return (
             "the step of a later number needs the optimizer's state (--optimizer-state), or it is "
@@ -441,10 +445,10 @@ def _with_clipping(recipe: Recipe, held: StepInputs) -> Recipe:
 def _fit_clippings(
     recipe: Recipe, held: StepInputs, case: StepCase
 ) -> list[tuple[Recipe, Fit, tuple[str, float]]]:
-    """Return (recipe, fit, (by what, bound)) for each usual clipping that gives the step.
+    """Return (recipe, fit, (by what, bound)) for each usual clipping that explains the step.
 
-    That is by the norm, by another number of all gradients, or by value. [] if a norm was stated,
-    no gradient is known, or the whole step is known to have none.
+    Gradients may be clipped by their norm, by another number of all gradients, or by value. [] if a
+    norm was stated, no gradient is known, or the whole step is known not to be clipped.
     """
     norm = held.others.get("norm")
     stated = recipe.clip is not None or "unclipped" in held.others
@@ -471,14 +475,17 @@ def _fit_clippings(
 
 
 def _possible_recipes(recipe: Recipe, case: StepCase) -> list[Recipe]:
-    """Return the recipes that a stated one may mean: of a vector, with decay and without it."""
+    """Return the recipes that a stated one may mean; two of a vector: with decay and without it.
+
+    Only one if the recipe says which parameters decay.
+    """
     if case.vector and recipe.wd and not recipe.decay_on:
         return [changed(recipe, decay_on="matrices"), changed(recipe, decay_on="all")]
     return [recipe]
 
 
 def _decays_all(recipe: Recipe, one: Recipe, fits: Sequence[tuple[Recipe, Fit]]) -> bool:
-    """Return whether a vector decays though it was not said that vectors do.
+    """Return whether a vector decays though the recipe does not say that vectors do.
 
     `one` is the recipe that fits, `fits` those that were tried, the one without decay first.
     """
@@ -486,7 +493,7 @@ def _decays_all(recipe: Recipe, one: Recipe, fits: Sequence[tuple[Recipe, Fit]])
 
 
 def _has_common_size(case: StepCase, fit: Fit) -> bool:
-    """Return whether at least the share USUAL of the moved elements moved by the same size.
+    """Return whether most moved elements (the share USUAL) moved by the same size.
 
     That is so in a first step. True where too few moved to tell.
     """
@@ -502,7 +509,7 @@ def _has_common_size(case: StepCase, fit: Fit) -> bool:
 def _sample_case(parameter: Parameter, held: StepInputs, signs: bool) -> StepCase:
     """Return a case of all elements of a parameter, or of about SAMPLE, spread over its rows.
 
-    `signs`: only the signs of the gradient are known, from the change.
+    `signs` says that only the signs of the gradient are known, from the change.
     """
     size = int(np.prod(parameter.before.shape, dtype=np.int64))
     columns = max(1, parameter.before.shape[-1] if parameter.before.shape else 1)
@@ -559,13 +566,13 @@ def _case_of_weights(
 
 
 def _join_cases(parts: list[StepCase]) -> StepCase:
-    """Return one case of the rows of several cases of one parameter, which are joined in order.
+    """Return one case of the rows of several cases of one parameter, joined in order.
 
-    A gradient or moment that only some of the cases have is joined of these.
+    A gradient or moment that only some of the cases have is joined from these alone.
     """
 
     def joined(values: list[F64 | None]) -> F64 | None:
-        """Return the arrays joined, those that are None left out; None if all are."""
+        """Return the arrays joined, without those that are None; None if all are."""
         known = [each for each in values if each is not None]
         return np.concatenate(known) if known else None
 
@@ -636,9 +643,9 @@ def _judge_all(
 
 
 def _measure_step_and_decay(fit: Fit, recipe: Recipe) -> tuple[float | None, float | None]:
-    """Return (median over the elements of the step's size, fraction of itself each weight lost).
+    """Return (median size of the elements' step, share of itself that each weight decayed by).
 
-    The fraction is that of weight decay. Each is None where its deviation is a quarter or more.
+    Each is None where its deviation over the elements is a quarter or more.
     """
     case = fit.case
     factor, off, decay, decay_off = fit.factors
@@ -724,11 +731,11 @@ def judge_gradient(
 ) -> Judgement:
     """Return the verdict on a trainer's gradient against the computed one, with its mistakes.
 
-    `guesses` are the mistakes that give it. A number that is fitted is found on one half of the
+    `guesses` are the mistakes that explain it. A number that is fitted is found on one half of the
     elements and judged on the other. `rounding` is the L2 distance that the trainer's arithmetic
     alone makes of this gradient. "not compared" where that may explain the difference, or
-    arithmetic in few bits, unless it is `stated` what the trainer computes in. Two gradients whose
-    norms are up to `floor` are zero but for rounding. `flips` are routers that chose other experts
+    arithmetic in few bits, unless it is `stated` what the trainer computes in. Two gradients with
+    norms of at most `floor` are zero up to rounding. `flips` are routers that chose other experts
     in the trainer's arithmetic: its own passes may differ by as much, and by more.
     """
     if case.right:
@@ -762,9 +769,9 @@ def judge_gradient(
 
 
 def judge_rounding(apart: float, size: float, rounding: float) -> Judgement | None:
-    """Return the verdict on a gradient that a trainer's rounding explains; None where it does not.
+    """Return the verdict on a gradient whose error rounding explains; None where it does not.
 
-    `apart` is how far it is from the right one, `size` the norm of that, `rounding` what the
+    `apart` is its distance from the right one, `size` the norm of that, `rounding` what the
     trainer's arithmetic leaves; all L2. "not compared" where rounding may be all of the gradient.
     """
     if apart > 2 * rounding:
@@ -778,7 +785,10 @@ def judge_rounding(apart: float, size: float, rounding: float) -> Judgement | No
 def share_reproduced(
     parameter: Parameter, guess: StepGuess, held: StepInputs, signs: bool
 ) -> float:
-    """Return the share of a parameter's elements that a guess gives, of all elements."""
+    """Return the share of all of a parameter's elements that a guess gives.
+
+    `signs` says that only the signs of the gradient are known.
+    """
     near = every = 0
     for case in _all_cases(parameter, held, signs):
         every += case.before.size
