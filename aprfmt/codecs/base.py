@@ -120,7 +120,7 @@ class Codec:
         return largest
 
     def granule(self, raw: Mapping[str, Bytes], count: int) -> int:
-        """Return the unit of `cut` in elements: its starts must be multiples of this.
+        """Return the number of elements whose multiples a `cut` may start at.
 
         Raises CodecError where the bytes of `raw` do not fit `count` elements.
         """
@@ -129,7 +129,7 @@ class Codec:
         return self.block_size
 
     def main(self, raw: Mapping[str, Bytes], out: Array) -> U8:
-        """Return the bytes of the main part as uint8.
+        """Return the bytes of the main part as uint8, to be decoded into `out`.
 
         Raises CodecError where `out` has another dtype or layout, or the bytes do not fit its
         length.
@@ -484,7 +484,7 @@ def largest_steps(block: Blocks, scales: Array) -> F32:
 
 
 def is_padded(row: Encoding, columns: int, row_bytes: int) -> bool:
-    """Return whether rows of `row_bytes` bytes hold more elements than `columns`, as padding."""
+    """Return whether rows of `row_bytes` bytes have padding after their `columns` elements."""
     return (row_bytes - row.row_header) * row.block_size != columns * row.type_size
 
 

@@ -132,7 +132,7 @@ class Bnb4Codec(Codec):
         return found
 
     def coded(self, raw: Mapping[str, Bytes], count: int) -> "CodedParts":
-        """Return the checked parts of a weight of `count` elements, ready to decode.
+        """Return the codes, absmax and code table of a weight of `count` elements, checked.
 
         Raises CodecError when a part is missing or lengths disagree.
         """

@@ -50,8 +50,8 @@ def all_codes_recoverable(
 ) -> bool:
     """Return whether each of the 256 codes is recovered under every scale of rows [start, stop).
 
-    `stored` is the float type of the values, `table` the value of every code. The weight's codes
-    are not read. False where it has numbers other than scales.
+    `stored` is the float type of the decoded values, `table` the number of every code. The weight's
+    codes are not read. False where zero points, offsets or factors join the scales.
     """
     scales = _doubtful_scales(laid, start, stop, stored, table)
     if scales is None:
@@ -73,9 +73,9 @@ def _doubtful_scales(
 ) -> F32 | None:
     """Return the distinct scales, float32 [n], under which some code may not be recovered.
 
-    They are those of rows [start, stop) and are to be tried. A matrix adds all of its scales, or
-    none if all are in the range where every code is recovered.
-    None for codes that are not bytes, and where zero points, offsets or factors join the scales.
+    They are those of rows [start, stop). A matrix adds all of its scales, or none if all are in the
+    range in which every code is recovered. None for codes that are not bytes, and where zero
+    points, offsets or factors join the scales.
     """
     beside = (laid.zero, laid.offset, laid.group, laid.factor)
     if laid.scale is None or laid.codes.bits != 8 or any(one is not None for one in beside):
@@ -95,8 +95,8 @@ def _doubtful_scales(
 def has_only_safe_scales(packed: PackedWeight, stored: str) -> bool:
     """Return whether a weight's scales alone prove that every code can be recovered.
 
-    That is from its values rounded to the float type `stored`. No code is tried. False also for a
-    band of a weight.
+    Codes are recovered from values rounded to the float type `stored`. None is tried. False also
+    where `packed` is a band of a weight.
     """
     kind, laid = _KINDS.get(packed.parts[packed.dialect.main].encoding), packed.laid_out()
     if kind is None or laid is None or packed.rows is not None:
@@ -124,10 +124,10 @@ def _safe_scale_range(values: bytes, stored: str) -> tuple[float, float]:
 
 
 def _recovered_mask(values: F32, scale: F32, codes: U8, stored: str, table: Array) -> Array:
-    """Return a mask [rows, columns]: True where a value, once `stored`, still gives its own code.
+    """Return a mask [rows, columns]: True where a value, rounded to `stored`, gives its code again.
 
-    `scale` divides the stored value. `codes` are the values' own codes, `table` the value of every
-    code.
+    `scale` divides the rounded value. `codes` are the values' own codes, `table` the number of
+    every code.
     """
     kept = decode(stored, encode(stored, values)[""], values.shape)
     again = (kept.astype(np.float64) / scale).astype(np.float32)

@@ -31,10 +31,10 @@ def is_named(target: str, module: str) -> bool:
 
 
 def _is_class(target: str, module: str) -> bool:
-    """Return whether `target` is the class of a module, judged by the module's name.
+    """Return whether `target` is the class of a module, guessed from the module's name.
 
-    Names with "embed", "wte" or "wpe" are taken for `Embedding`, all others for whatever other
-    class the target is.
+    Modules with "embed", "wte" or "wpe" in the name are taken for `Embedding`, all others for any
+    other class that a target names.
     """
     if not target.isidentifier() or not target[:1].isupper():
         return False

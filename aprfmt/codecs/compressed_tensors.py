@@ -78,7 +78,7 @@ _PLAIN_FORMATS = ("int-quantized", "float-quantized", "naive-quantized", "mxfp8-
 
 
 def _format_of(config: Config) -> str:
-    """Return the format that a section names; "" for another method than compressed-tensors."""
+    """Return the format that a section names; "" for other methods than compressed-tensors."""
     return str(config.get("format")) if config.get("quant_method") == NAME else ""
 
 
@@ -116,10 +116,10 @@ def numbers_by_tile(
     """Return (scales or zero points by tile [matrices, down, across], (rows, columns) of a tile).
 
     A tile is the part of a matrix [out, in] under one scale. `down` and `across` count the tiles.
-    `shape` is the weight's. Tiles of tensor, channel and group scales follow from the shape of
-    `values`; those of block scales are `block_structure` of `weights`. `part` is the suffix named
-    in errors. Raises CodecError for a `block_structure` that is not two integers, and for values of
-    another shape.
+    `values` are the numbers as stored, `shape` is the weight's. Tiles of tensor, channel and group
+    scales follow from the shape of `values`; those of block scales are `block_structure` of
+    `weights`. `part` is the suffix named in errors. Raises CodecError for a `block_structure` that
+    is not two integers, and for values of another shape.
     """
     tile: Tile = (shape[-2], shape[-1])
     if values.size == 1:

@@ -48,7 +48,7 @@ Parts: TypeAlias = Mapping[str, StoredPart]
 
 
 class CodeTable(NamedTuple):
-    """The number of each code of a main part: bits of a code, and the number of every pattern.
+    """The bits of a code, and the number that every pattern of these bits stands for.
 
     A value is its code's number times a scale, plus something; a pattern that is no number is NaN.
     """
@@ -96,7 +96,7 @@ class Dialect:
         return None if name.endswith(".weight") else name
 
     def stored(self, prefix: str, part: str, names: Container[str]) -> str | None:
-        """Return the name among `names` of the part with suffix `part`; None if it is missing.
+        """Return the name, among `names`, of the part with suffix `part`; None if it is missing.
 
         `prefix` is the weight's name before the suffix. Other spellings of the suffix count too.
         """

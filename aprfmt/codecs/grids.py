@@ -80,7 +80,10 @@ class Groups:
         return scaled
 
     def same(self, other: "Groups") -> bool:
-        """Return whether every code has the same value under both, given the same type of codes."""
+        """Return whether every code has the same value under both sets of scales.
+
+        Both weights have to have the same type of codes.
+        """
         if self._equal_bytes(other):
             return True
         pairs_of = ((self.offset, other.offset), (self.zeros, other.zeros))

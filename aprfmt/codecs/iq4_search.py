@@ -39,7 +39,7 @@ def search_scales(x: F32, size: int, values: F32, importance: F32 | None, fused:
     largest = largest_magnitude(turned.T)
 
     def fit_sums(inverse: F32) -> tuple[F32, F32]:
-        """Return (sum of w*q*x, sum of w*q*q) of each group, codes taken under 1/scale `inverse`.
+        """Return (sum of w*q*x, sum of w*q*q) of each group, codes chosen by 1/scale `inverse`.
 
         Their quotient is the best scale for these codes.
         """

@@ -18,12 +18,12 @@ from aprfmt.codecs.weight_layout import WeightLayout
 
 
 class Lattice(NamedTuple):
-    """Float32 arrays of the weight's shape.
+    """The values that each element of a packed weight could take, as float32 arrays of its shape.
 
-    `step` is the larger distance to a neighbouring value, `low` and `high` are the ends of the
-    element's group: what lay beyond them was clipped. `room` is how much more than a step an honest
-    value may be off, because scale and offset were rounded after its code was chosen; None where
-    that is nothing.
+    `step` is the larger distance to a neighbouring value, `low` and `high` are the lowest and
+    highest value of the element's group: what lay beyond them was clipped. `room` is how much more
+    than a step an honest value may be off, because scale and offset were rounded after its code was
+    chosen; None where that is nothing.
     """
 
     step: Array
@@ -37,13 +37,13 @@ class Lattice(NamedTuple):
         return self.step if self.room is None else self.step + self.room
 
     def map_parts(self, change: Callable[[Array], Array]) -> "Lattice":
-        """Return the lattice with each of its arrays replaced by what `change` makes of it."""
+        """Return the lattice with `change` applied to each of its arrays."""
         room = None if self.room is None else change(self.room)
         return Lattice(change(self.step), change(self.low), change(self.high), room)
 
 
 def join_lattices(lattices: Sequence[Lattice], join: Callable[[list[Array]], Array]) -> Lattice:
-    """Return one lattice whose arrays are what `join` makes of those of all `lattices`."""
+    """Return one lattice, whose arrays `join` makes of the same arrays of all `lattices`."""
     room = None
     if any(one.room is not None for one in lattices):
         room = join([np.zeros_like(x.step) if x.room is None else x.room for x in lattices])
@@ -92,7 +92,7 @@ def lattice_of(dialect: Dialect, parts: Parts, config: Config, values: F32) -> L
 def _room_of_rounding(
     dialect: Dialect, parts: Parts, config: Config, values: F32, step: Array
 ) -> Array | None:
-    """Return by how much each element's error may exceed a step, as its scale was rounded.
+    """Return how much each element's error may exceed a step because scales were rounded, or None.
 
     A code is the nearest one by a scale and an offset that are rounded only when they are stored.
     The error is at most half a step, half a unit of the scale times the code, and half a unit of
@@ -115,9 +115,9 @@ def _room_of_rounding(
 
 
 def _unit_of(numbers: Array) -> float:
-    """Return half the distance of neighbouring numbers of their float type, relative to a number.
+    """Return the relative rounding error of the float type in which numbers were made.
 
-    Numbers that are all BF16 (or F16) values are taken for those, whatever they are stored in.
+    Numbers that are all BF16 (or F16) values are taken as made in that type, else in float32.
     """
     held = np.ascontiguousarray(numbers, np.float32)
     if not (held.view(np.uint32) & 0xFFFF).any():

@@ -61,7 +61,7 @@ _TILE = 128
 
 
 class Algorithm(NamedTuple):
-    """A row of the table of algorithms: how one stores a weight.
+    """How one ModelOpt algorithm stores a weight: a row of the table of algorithms.
 
     `encodings` are those of the main part, `packs` the axis along which a byte has two codes (0 for
     none). `group` is the number of inputs under a scale, 0 where the section says it, None for

@@ -36,9 +36,9 @@ Fits = Callable[[str, str], bool]  # (listed name, module)
 
 
 def _matches_name_end(entry: str, module: str) -> bool:
-    """Return whether a module's name ends in `entry`, or begins with what `entry` matches.
+    """Return whether a module's name ends in `entry`, or begins with a match of it as a pattern.
 
-    In the second case `entry` is a pattern, and its match must end where a part of the name ends.
+    A match must end where a component of the name ends.
     """
     if not entry:
         return False
@@ -56,10 +56,10 @@ def _matches_name(entry: str, module: str) -> bool:
 
 
 class Method(NamedTuple):
-    """How one method lists modules.
+    """How one quantization method lists the modules that it leaves unquantized.
 
     `keys` are those of its lists, `fits` says whether a name fits a module, `form` is the name that
-    fits all modules which end in NAME, `all_others` whether those that fit none must be packed.
+    fits all modules which end in NAME, `all_others` whether modules in no list must be packed.
     """
 
     keys: tuple[str, ...]

@@ -76,7 +76,7 @@ def shape_of(name: str, raw: Mapping[str, Bytes]) -> tuple[int, ...]:
 
 
 def is_nested(name: str, raw: Mapping[str, Bytes]) -> bool:
-    """Return whether the absmax is quantized as well.
+    """Return whether the absmax values are quantized as well (double quantization).
 
     Raises CodecError for parts without a quant state.
     """

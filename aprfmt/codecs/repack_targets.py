@@ -99,7 +99,7 @@ def _to_float32(stored: Array) -> F32:
 
 
 def _is_unchanged(exact: Array, stored: Array) -> bool:
-    """Return whether float16 `stored` has the values of float32 `exact`: none was rounded."""
+    """Return whether float16 `stored` equals float32 `exact`, so that nothing was rounded."""
     return bool(np.array_equal(exact, _to_float32(stored)))
 
 

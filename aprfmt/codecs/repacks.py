@@ -43,7 +43,7 @@ _ROWS = 64  # rows at least: fewer are turned more slowly
 
 @dataclass(frozen=True)
 class Repack:
-    """A pair: the encoding that is read, the one that is written, and how the source is read."""
+    """A possible repack: the encoding that is read, the one written, and how the source is read."""
 
     source: str
     target: str
@@ -139,7 +139,7 @@ class Repacked:
         return found
 
     def judged(self, threads: int = 1) -> GroupCounts:
-        """Return the counts of groups, of those in which a value changes, and the largest change.
+        """Return the number of groups, of those in which a value changes, and the largest change.
 
         Codes are only read if a scale or minimum was rounded. Bands of rows are shared among
         `threads`.
@@ -154,7 +154,7 @@ class Repacked:
         native = native_kernels()
 
         def count_band(start: int, stop: int) -> None:
-            """Append the counts of rows [start, stop) to `found`."""
+            """Append (groups that change, largest change) of rows [start, stop) to `found`."""
             changed = (
                 self._count_by_decoding
                 if native is None

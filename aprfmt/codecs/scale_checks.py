@@ -37,7 +37,7 @@ def check_input_scale_tensors(parts: Mapping[str, LazyTensor]) -> None:
 
 
 def check_block_scales(parts: Mapping[str, Bytes]) -> None:
-    """Raise CodecError where separate scales are invalid, or all 0 while the codes differ.
+    """Raise CodecError where a part of float32 scales is invalid, or all 0 for unequal codes.
 
     `parts` are a weight's bytes by suffix.
     """

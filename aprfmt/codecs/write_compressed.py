@@ -67,7 +67,7 @@ def _choose_integers(values: F32, settings: Settings) -> Groups:
 
 
 def _hold_integers(groups: Groups, settings: Settings) -> Groups:
-    """Return the scales of a weight to be repacked as INT4, rounded to the stored encoding.
+    """Return the scales of a weight to be repacked as INT4, rounded to their stored encoding.
 
     Raises CodecError for codes that are not integers, and for offsets.
     """

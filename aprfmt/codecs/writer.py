@@ -26,7 +26,7 @@ class Settings(NamedTuple):
     """How a weight is written: `size` inputs share a scale, `scales` is the encoding of scales.
 
     `version` is that of the layout. With `activations` every weight also has scales of its inputs.
-    `most` is the largest magnitude of the weights with which it shares the factor of the whole.
+    `most` is the largest magnitude of all weights that share one factor of the whole tensor.
     """
 
     size: int
@@ -38,9 +38,9 @@ class Settings(NamedTuple):
 
 @dataclass(frozen=True)
 class OutTensor:
-    """One stored tensor of a weight: `shape(outputs, inputs, groups)`, and how it is made.
+    """One tensor to write for a weight: `shape(outputs, inputs, groups)` gives its shape.
 
-    `encoding` is "" where it is the encoding of the scales.
+    `make(source, settings)` gives its values. `encoding` is "" where it is that of the scales.
     """
 
     encoding: str

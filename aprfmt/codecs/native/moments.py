@@ -48,7 +48,7 @@ class Moments(NamedTuple):
         return math.sqrt(self.about + self.total * self.mean) if self.finite else 0.0
 
     def joined(self, other: "Moments") -> "Moments":
-        """Return the moments of the values of both (Chan, Golub and LeVeque, 1983)."""
+        """Return the moments of this object's and `other`'s values together (Chan et al., 1983)."""
         n, m = self.finite, other.finite
         apart = other.mean - self.mean if n and m else 0.0
         between = apart * apart * n * m / (n + m) if n and m else 0.0

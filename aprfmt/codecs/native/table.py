@@ -11,10 +11,10 @@ DISABLED: dict[str, str] = {}
 
 
 class CheckedTable(Mapping[K, V], Generic[K, V]):
-    """A mapping of kernels, each checked by `check` on its first use ("" if it passes).
+    """A mapping of kernels, each checked by `check` on its first use.
 
-    A kernel that fails is absent and named in DISABLED. `make` returns the rows, when the first is
-    asked for.
+    `check` returns "" for a kernel that passes. One that fails is absent from the mapping and named
+    in DISABLED. `make` returns the rows when the first one is asked for.
     """
 
     def __init__(
