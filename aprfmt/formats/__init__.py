@@ -34,7 +34,10 @@ class OpenSource(Protocol):
 
 
 class ReadStructure(Protocol):
-    """How the structure of one file is read from its bytes, whatever set the file belongs to."""
+    """The signature of the function that reads the structure of one file from its bytes.
+
+    Other files of a set are not looked at.
+    """
 
     def __call__(self, view: Region, where: str, /, *, partial: bool = False) -> "Structure":
         """Return the structure in a whole file's bytes.
@@ -71,7 +74,7 @@ class ValueRules:
 
 @dataclass(frozen=True)
 class FormatSpec:
-    """One container format.
+    """One container format: how it is recognised, opened and written.
 
     `recognise(head, size)` looks at the first bytes (up to 4096) and the file's size.
     `holds(encoding)` says whether the format has a code for an encoding. `style` is the naming
@@ -185,7 +188,7 @@ def open_source(
 
 
 def _stored_source(source: Source) -> Source:
-    """Return the source of the file itself, without what is laid over it, such as a merge."""
+    """Return the source of the stored file, without wrappers such as a merge around it."""
     while isinstance(source, Overlay):
         source = source.wrapped_source
     return source

@@ -182,7 +182,7 @@ class FileSet:
             OPEN.discard(self)
 
     def check(self) -> None:
-        """Raise OutputError where publishing would lose another program's file, or publish one.
+        """Raise OutputError where publishing would overwrite or publish another program's file.
 
         Without `force`, a file that another run made at a final path would be lost. A temporary
         file that is no longer the one written here would be published.
@@ -420,7 +420,7 @@ def _same_file(facts: os.stat_result, identity: str) -> bool:
 
 
 def _is_unswappable(folder: Path) -> bool:
-    """Return whether `folder` must not be swapped: a mount point, or the working folder.
+    """Return whether a folder may not be swapped for a new one: a mount point, the working folder.
 
     After a swap, a shell in this folder would still be in the removed one.
     """

@@ -27,7 +27,10 @@ _ONE_KIND = bytes.maketrans(b"{}", b"[]")
 
 
 class Budget(NamedTuple):
-    """How often a mark may occur: `free` times, and once more per `bytes_per_mark` of text."""
+    """How often characters such as commas may occur: `free` times, and more in a longer text.
+
+    One more is allowed for each `bytes_per_mark` bytes of text. `what` names the characters.
+    """
 
     what: str
     marks: bytes
@@ -49,7 +52,7 @@ BUDGETS: tuple[Budget, ...] = (
 def check_json_limits(raw: "bytes | memoryview", where: str, max_depth: int) -> None:
     """Raise FormatError for too many values for the text's length, or nesting beyond `max_depth`.
 
-    `where` begins the message. Nothing as long as the text is held.
+    `where` begins the message. The text is checked in pieces, so that little memory is needed.
     """
     over = any(_exceeds_budget(budget, raw) for budget in BUDGETS)
     deep = sum(piece.count(b"[") + piece.count(b"{") for piece in _windows(raw)) > max_depth
@@ -269,7 +272,7 @@ _DUPLICATES: dict[str, Callable[[str], Any]] = {
 
 
 def _has_long_number(raw: memoryview) -> bool:
-    """Return whether a text has more than MAX_DIGITS digits in a row, in a string or outside."""
+    """Return whether a text has more than MAX_DIGITS digits in a row, inside strings or outside."""
     before = b""
     for piece in _windows(raw):
         digits = before + piece.translate(_DIGITS)
@@ -280,7 +283,7 @@ def _has_long_number(raw: memoryview) -> bool:
 
 
 def _integer_parser(where: str) -> Callable[[str], int]:
-    """Return a parser of integers that raises FormatError beyond MAX_DIGITS digits."""
+    """Return a function that parses a JSON integer; FormatError beyond MAX_DIGITS digits."""
 
     def parse(text: str) -> int:
         """Return the int of a JSON number; FormatError for too many digits."""
@@ -294,7 +297,7 @@ def _integer_parser(where: str) -> Callable[[str], int]:
 
 
 def _finite_float_parser(where: str) -> Callable[[str], float]:
-    """Return a parser of floats that raises FormatError for a number beyond float64."""
+    """Return a function that parses a JSON number; FormatError for one beyond float64."""
 
     def parse(text: str) -> float:
         """Return the float of a JSON number; FormatError where it would be infinite."""

@@ -20,7 +20,7 @@ AGAIN = 0.05  # seconds until a lost signal comes again, outside of what swallow
 
 
 class Unpublished(Protocol):
-    """An output that was neither published nor discarded, with the process that opened it."""
+    """An output until it is published or discarded; `pid` is the process that opened it."""
 
     pid: int
 
@@ -63,14 +63,14 @@ def install_signal_handlers() -> None:
 
 
 class RepeatedSignals:
-    """What Python calls for an ignored exception: that of a signal has the signal sent again.
+    """A hook for exceptions that Python ignores; that of a signal has the signal sent again.
 
     Python only reports what is raised in `__del__` and in callbacks of weak references
     (`sys.unraisablehook`), such as those of the threads that it keeps: Ctrl-C would do nothing.
     """
 
     def __init__(self) -> None:
-        """Store the hook that reports other exceptions."""
+        """Store the present hook, which reports all other exceptions."""
         self._report = sys.unraisablehook
 
     def __call__(self, unraisable: "sys.UnraisableHookArgs") -> None:

@@ -54,19 +54,19 @@ class RunningChecksum:
         piece.nbytes += size
 
     def join(self, crc: int, nbytes: int) -> None:
-        """Count the next `nbytes`, which are in the file already, by their CRC-32."""
+        """Add the next `nbytes`, which are in the file already, by their CRC-32 `crc`."""
         piece = self._pieces[-1]
         piece.crc = combine_crcs(piece.crc or 0, crc, nbytes)
         piece.nbytes += nbytes
 
     def reserve(self, nbytes: int) -> ChecksumPiece:
-        """Count `nbytes` that other threads write; return the piece whose CRC-32 to set later."""
+        """Add `nbytes` that other threads write; return the piece whose CRC-32 is to be set."""
         reserved = ChecksumPiece(nbytes, None)
         self._pieces += [reserved, ChecksumPiece()]
         return reserved
 
     def copy(self) -> "RunningChecksum":
-        """Return a copy of what was counted so far; it shares pieces that are set later."""
+        """Return a copy of the checksum so far; it shares pieces that are set later."""
         made = RunningChecksum(b"")
         made._head_bytes = self._head_bytes
         made._pieces = [*self._pieces[:-1], replace(self._pieces[-1])]

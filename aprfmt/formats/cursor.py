@@ -29,9 +29,10 @@ def _compiled_struct(fmt: str) -> struct.Struct:
 
 
 def read_prefix(region: Region, stop: int, wish: int = 0) -> memoryview:
-    """Return the beginning of a file, its first `stop` bytes at least, as one piece of memory.
+    """Return the beginning of a file, at least its first `stop` bytes, as one piece of memory.
 
-    Of a mapped file this is all of it. Of a remote one it is `wish` bytes, if it has to fetch.
+    For a mapped file it is the whole file. For a remote one `wish` bytes are fetched if `stop` are
+    not there yet.
     """
     if isinstance(region, memoryview):
         return region

@@ -16,10 +16,10 @@ from aprfmt.errors import FormatError
 
 
 class Faults:
-    """The faults of one file, collected or raised.
+    """The faults of one file, which raise or are collected.
 
     `broken` maps a tensor name to the error that reading it raises. `damage` are the faults in
-    order. `collect`: they are collected, and the first one does not raise.
+    order. With `collect` they are collected, and the first one does not raise.
     """
 
     __slots__ = ("_errors", "broken", "collect", "damage", "where")
@@ -46,7 +46,7 @@ class Faults:
             self.broken.setdefault(name, error)
 
     def cut(self, error: FormatError, tensors: Sequence[str]) -> None:
-        """Raise `error`, or collect it: the file ends before the ends of these tensors.
+        """Raise, or collect, the error that the file ends before these tensors end.
 
         Reading one of them then raises which bytes are missing (`mapped_file.CutTensor`).
         """
@@ -54,7 +54,7 @@ class Faults:
         self.damage[-1] = replace(self.damage[-1], tensors=tuple(tensors))
 
     def spoil(self, error: FormatError, tensors: Sequence[str]) -> None:
-        """Make reading one of these tensors raise a fault that was already added."""
+        """Make reading these tensors raise a fault that was collected already."""
         at = self._errors.index(error)
         self.damage[at] = replace(self.damage[at], tensors=tuple(tensors))
         for name in tensors:

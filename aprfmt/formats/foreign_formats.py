@@ -129,10 +129,10 @@ _ARCHIVES = ("a tar archive", "a zip archive", "a 7-Zip archive")
 
 
 def joined_file_text(buffer: "Region", stop: int, padded: int) -> str:
-    """Return words for a model file that begins where another one ends, "" if none does.
+    """Return a clause on a second model file that begins where this one ends; "" if none does.
 
-    The file in `buffer` ends at byte `stop`, with padding at `padded`. The words follow those on
-    bytes that are left over, and say how to cut the files apart.
+    The file in `buffer` ends at byte `stop`, with padding at `padded`. The clause continues a
+    sentence on bytes that are left over, and says how to cut the files apart.
     """
     for at in dict.fromkeys((padded, stop)):
         head = bytes(buffer[at : at + _JOINED])
@@ -148,10 +148,10 @@ def joined_file_text(buffer: "Region", stop: int, padded: int) -> str:
 
 
 def foreign_file(path: Path, head: bytes, size: int, wanted: str = "a model file") -> str:
-    """Return words for a file of another program, and what to do with it; "" if not recognised.
+    """Return what a file of another program is and what to do with it, in words; "" if unknown.
 
-    The words follow "is". The first bytes `head`, the size in bytes, and the name decide. `wanted`
-    is what was expected in its place.
+    The words continue a sentence after "is". The first bytes `head`, the size in bytes, and the
+    name decide. `wanted` is what was expected in its place.
     """
     if not head:
         return ""
@@ -194,10 +194,10 @@ HEAD = 512  # first bytes by which `download_left` decides
 
 
 def download_left(head: bytes) -> str:
-    """Return words for what a download may have left in place of a file; "" for anything else.
+    """Return what a failed download may have left in place of a file, in words; "" for other files.
 
-    That is a git-lfs pointer, a web page, or a server's error, by the first bytes. The words follow
-    "is".
+    That is a git-lfs pointer, a web page, or a server's error, by the first bytes. The words
+    continue a sentence after "is".
     """
     if head.startswith(_POINTER):
         found = _POINTER_SIZE.search(head)

@@ -52,7 +52,7 @@ Patch = tuple[int, bytes]  # offset, new bytes
 
 @dataclass(frozen=True)
 class PatchRecord:
-    """The content of a patch file: identity of its file, pieces, and whether we signed it."""
+    """The content of a patch file: the identity of its file, the pieces, whether it is signed."""
 
     file: str
     pieces: Sequence[Patch]
@@ -213,7 +213,7 @@ def parse_patch(data: bytes, where: str) -> PatchRecord:
 
 
 def _is_place(place: object) -> bool:
-    """Return whether a value is [offset, size], both from 0 to 2**62."""
+    """Return whether a value is a pair [offset, size] of integers from 0 to 2**62."""
     return (
         isinstance(place, list)
         and len(place) == 2

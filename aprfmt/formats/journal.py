@@ -58,7 +58,7 @@ _NO_LINKS = {errno.EPERM, errno.EOPNOTSUPP, errno.ENOTSUP, errno.ENOSYS, errno.E
 
 @dataclass(frozen=True)
 class Journal:
-    """The renames and removals that are left to do in one folder.
+    """The renames and removals that are still to be done in one folder.
 
     `moves` are (temporary, final) names, `removes` plain names. `files` has the identity of every
     temporary and of every file to remove. `signature` is that of the file it was read from.
@@ -80,7 +80,7 @@ class Journal:
         return is_signed(SCHEMA, self._signed_payload(), self.signature)
 
     def is_file(self, name: str, facts: os.stat_result | None) -> bool:
-        """Return whether the status `facts` is that of the file the journal means by `name`."""
+        """Return whether the status `facts` is that of the file recorded as `name`."""
         return facts is not None and self.files.get(name) in (
             _identity(facts),
             _identity(facts, stable=False),

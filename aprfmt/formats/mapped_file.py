@@ -209,7 +209,7 @@ def file_identity(facts: os.stat_result) -> str:
 
 
 def _place(identity: str) -> list[str]:
-    """Return [device, inode] of an identity, which stay when the file's bytes change."""
+    """Return [device, inode] of an identity; both stay when the file's bytes change."""
     return identity.split(":")[:2]
 
 

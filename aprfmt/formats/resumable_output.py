@@ -62,7 +62,7 @@ class FinishedTensor:
 
 @dataclass(frozen=True)
 class EarlierRun:
-    """The journal of an earlier run: its sources, its plan, its tensors, its last moves."""
+    """The parsed journal of an earlier run: its sources, plan, finished tensors and last moves."""
 
     sources: Mapping[str, str]
     plan: str
@@ -301,12 +301,12 @@ class ResumableFileSet(FileSet):
         self.tensors, self._continuable = begun.tensors, True
 
     def done(self, name: str, tensor: FinishedTensor) -> None:
-        """Add a line to the journal that says that a tensor is written completely."""
+        """Record in the journal that a tensor is written completely."""
         self._continuable = True
         self._add_line({"tensor": name, "crc": tensor.crc, "counts": tensor.counts})
 
     def reject(self) -> None:
-        """Have `discard` remove the staged files: their bytes are not what they ought to be."""
+        """Mark the staged files as wrong, so that `discard` removes them."""
         self._continuable = False
 
     def finish(self) -> None:
@@ -535,9 +535,9 @@ class ResumableFileSet(FileSet):
 
 
 def _renamed_identity(path: Path) -> str:
-    """Return device, inode, size and time of change of a file, "" if there is none.
+    """Return device, inode, size and time of change of a file, which renaming does not change.
 
-    Renaming the file does not change it.
+    "" if there is no file.
     """
     try:
         facts = os.lstat(path)

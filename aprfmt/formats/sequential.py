@@ -45,7 +45,7 @@ Segment = bytes | memoryview | TensorSlot | Checksum
 
 @dataclass(frozen=True, slots=True)
 class FileProgram:
-    """What one file consists of: its first bytes `head`, then the segments of `body`.
+    """The planned content of one file: its first bytes `head`, then the segments of `body`.
 
     `head` may be amended until the end; it ends before the first tensor.
     """

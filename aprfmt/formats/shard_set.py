@@ -138,7 +138,7 @@ def join_tensors(
 def _repeated_text(
     twice: Mapping[str, Sequence[tuple[Path, LazyTensor]]], assigned: Mapping[str, str]
 ) -> str:
-    """Return in words which tensors stand in several shards, which copy counts, what to do.
+    """Return in words which tensors are in several shards, which copy is used, what to do.
 
     `twice` are the (shard, tensor) copies of each, `assigned` the shard that the index names.
     """

@@ -67,7 +67,7 @@ def _signature(key: bytes, kind: str, data: bytes) -> str:
 
 
 def _load_key(*, make: bool) -> bytes | None:
-    """Return the user's key; `make`: create it if there is none.
+    """Return the user's key; with `make` it is created if there is none.
 
     None where there is none, or one that others could have read or made.
     """

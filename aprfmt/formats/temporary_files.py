@@ -116,9 +116,9 @@ def _is_running(pid: int) -> bool:
 
 
 def _is_leftover(name: str, status: os.stat_result) -> bool:
-    """Return whether a temporary file's run has ended: its process is gone, or the file is old.
+    """Return whether the run that made a temporary file has ended: its process is gone.
 
-    The age counts only for files of another host or container.
+    A file of another host or container counts as left over when it is old.
     """
     match = _NAME.fullmatch(name)
     if match is None:

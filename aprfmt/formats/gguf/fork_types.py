@@ -29,7 +29,7 @@ class TableLine:
 
 @dataclass(frozen=True, slots=True)
 class TensorExtents:
-    """The bytes that each tensor can have: up to the next one, or to the end of the file."""
+    """Where tensors begin and the file ends, which tells the bytes that each tensor can have."""
 
     starts: Sequence[int]  # sorted, each once
     end: int  # of the data section
@@ -107,7 +107,10 @@ def resolve_fork_types(
 
 
 def _without_codec(entries: Iterable[TableLine], number: int) -> list[TableLine]:
-    """Return the entries, with an encoding that is not decoded for those of this type id."""
+    """Return the lines of the tensor table, with those of one type id given an unknown encoding.
+
+    Tensors of an unknown encoding are copied and not decoded. `number` is the type id.
+    """
     return [
         replace(e, row=unknown_encoding(number)) if e.row.ggml == number else e for e in entries
     ]

@@ -24,7 +24,10 @@ class StoredNaN(float):
 
 @dataclass(frozen=True, slots=True)
 class MetadataField:
-    """One value: its type's full name, where its bytes are, and the value unless a string."""
+    """One value of the metadata: its type's full name, and where its bytes are.
+
+    The value itself is there unless it is a string, which is decoded on request.
+    """
 
     type: str
     start: int

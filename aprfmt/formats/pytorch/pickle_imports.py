@@ -80,7 +80,7 @@ def _is_standard(name: GlobalName) -> bool:
 
 
 def _leads_elsewhere(name: GlobalName) -> bool:
-    """Return whether a name goes through a module's own imports, such as torch's os.system.
+    """Return whether a name goes through a module to what it imports, such as torch's os.system.
 
     Only classes have names with several parts; they begin with a capital letter.
     """
@@ -91,9 +91,10 @@ def _leads_elsewhere(name: GlobalName) -> bool:
 
 @dataclass
 class Imports:
-    """The names of a file's pickles in order; `places` are opcode and byte of each one's first.
+    """The names that a file's pickles import, in order.
 
-    `pending` are those of which nothing was made yet.
+    `places` are opcode and byte of each name's first import. `pending` are the names of which no
+    value was made yet.
     """
 
     places: dict[str, str] = field(default_factory=dict)
@@ -111,7 +112,7 @@ class Imports:
             self.pending[text] = self._seen[text] = name
 
     def use(self, value: Any) -> None:
-        """Note that a value is part of the file's values, with all names in it."""
+        """Record that a value is part of the file's values, so that all names in it are needed."""
         if not self.pending:
             return
         stack, visited = [value], set[int]()

@@ -112,9 +112,9 @@ _STOP = object()
 class Unpickler:
     """Reads one pickle of a stream; `load` returns the description of its value.
 
-    `call(function, args)` describes the result of a call, None where the function is not in the
-    table. `resolve` describes the object of a persistent id. `imports` collects the names of all
-    globals, in order.
+    `call(function, args)` describes the result of a call, and is None for a function that is not in
+    the table. `resolve` describes the object of a persistent id. `imports` collects the names of
+    all globals, in order.
     """
 
     def __init__(

@@ -82,7 +82,7 @@ class GlobalName:
 class Storage:
     """A described storage: bytes that tensors share, by key.
 
-    `start` is the offset in bytes of a view of the storage.
+    `start` is the offset in bytes at which a view of the storage begins.
     """
 
     key: str

@@ -28,7 +28,10 @@ _SCALARS = (str, int, float, bool, type(None))
 
 
 class Flattened:
-    """The content of a description: `tensors` and `values` by path, `classes` with their counts."""
+    """The content of a described pickle: `tensors` and `values` by path.
+
+    `classes` counts the objects of each class.
+    """
 
     def __init__(self, value: Any, where: str, nbytes: int) -> None:
         """Collect the tensors and values inside the description `value` of a pickle.
@@ -191,9 +194,9 @@ def _key_text(key: Any) -> str:
 
 
 def _rank_part(value: TensorValue) -> TensorValue | None:
-    """Return what one rank holds of a distributed tensor; None for any other tensor.
+    """Return the tensor that one rank holds of a distributed tensor; None for any other tensor.
 
-    None, too, for a summand of it, whose numbers are not those of the tensor.
+    None, too, for a rank's summand of it, whose numbers are not those of the tensor.
     """
     local, spec = value.parts.get(_LOCAL), value.parts.get("_spec")
     state = spec.state if isinstance(spec, PickledObject) else None

@@ -29,10 +29,11 @@ SINGLE = (
 
 @dataclass(frozen=True, slots=True)
 class IndexFault:
-    """One kind of fault: the sentence, all tensors or files concerned, examples (listed, found).
+    """One kind of fault of a shard index: the sentence, and all tensors or files concerned.
 
-    `mended`: an index that is made anew from the shards is right. `by_index`: shards that are
-    written anew by the index are. `renamed`: the files that are found are, under the listed names.
+    `examples` are pairs (listed, found). `mended`: an index made anew from the shards is right.
+    `by_index`: shards written anew by the index are right. `renamed`: the found files are right
+    under the listed names.
     """
 
     says: str
@@ -93,10 +94,10 @@ def check_weight_map(
 
 
 def _lost_tensors(absent: Sequence[str], held: Mapping[str, str]) -> list[str]:
-    """Return the absent names of whose module others are held: an index alone mends no model then.
+    """Return the absent names whose module has other tensors: the model lost these tensors.
 
-    The module of mtp.fc.weight is mtp. What has none, as a tied head, or whose whole module is
-    absent, may never have been there.
+    No new index can mend that. The module of mtp.fc.weight is mtp. A name without a module, such as
+    a tied head, and a module that is absent as a whole may never have been there.
     """
     modules = {name[:at] for name in held for at, sign in enumerate(name) if sign == "."}
     return [name for name in absent if ".".join(name.split(".")[:-2]) in modules]
@@ -131,10 +132,10 @@ def _refuse_map(
 def find_replacement_shards(
     path: Path, homes: Mapping[str, Path], faults: list[IndexFault] | None
 ) -> dict[str, Path] | None:
-    """Return {name: path} of what is in the folder of a stale index: a set of shards, or one file.
+    """Return {name: path} of the shards, or the one file, that replace a stale index's files.
 
-    None if every file that the index names exists, or one does and there is no single file, or no
-    other set is complete. Without `faults` FormatError is raised instead.
+    None if every file that the index names exists, if one exists and there is no single file, or if
+    no other set is complete. A fault is added to `faults`; if that is None, FormatError is raised.
     """
     if is_remote(path):
         return None
@@ -182,10 +183,10 @@ def find_renamed_shards(
     homes: Mapping[str, Path],
     faults: list[IndexFault] | None,
 ) -> dict[str, Path]:
-    """Return {name in the index: path} of missing shards that are in the folder under other names.
+    """Return {name in the index: path} of missing shards that have other names in the folder.
 
-    It is the one file that no index names and that holds all tensors of the missing shard and none
-    of another. Without `faults` FormatError is raised instead.
+    Such a file is the only one that no index names and that holds all tensors of the missing shard
+    and none of another. A fault is added to `faults`; if that is None, FormatError is raised.
     """
     if is_remote(path):
         return {}
