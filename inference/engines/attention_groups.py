@@ -34,16 +34,25 @@ class AttentionGroups:
         return {DP: max(groups) + 1, TP: max(ranks) + 1}
 
     def own(self, one: DumpedArray) -> DumpedArray:
-        """Return an array of one group's tokens with its group as the data-parallel rank."""
+        """Return an array of one group's tokens, with its ranks renamed.
+
+        Its data-parallel rank is the group, its tensor-parallel rank the place in the group.
+        """
         group, rank = self.places[one.ranks[TP]]
         return replace(one, ranks={**_other_ranks(one), TP: rank, DP: group})
 
     def shared(self, one: DumpedArray) -> DumpedArray:
-        """Return an array of every group's tokens with its tensor-parallel rank alone."""
+        """Return an array of all groups' tokens, with its ranks renamed.
+
+        It keeps its tensor-parallel rank and has no data-parallel rank.
+        """
         return replace(one, ranks={**_other_ranks(one), TP: one.ranks[TP]})
 
     def rows_of_group(self, array: JoinedArray, step: int, group: int) -> JoinedArray | None:
-        """Return a group's rows of an array of every group's; None if its rows are other ones."""
+        """Return one group's rows of an array of all groups' tokens at a step.
+
+        None if the array's number of rows is not that of all groups' tokens.
+        """
         tokens, at = self.tokens[step], row_axis(array.shape)
         starts = _first_rows_of_groups(tokens, array.shape[at], len(self.places))
         if starts is None:
@@ -62,15 +71,16 @@ class AttentionGroups:
 
 
 def _other_ranks(one: DumpedArray) -> dict[str, int]:
-    """Return an array's ranks of the axes that groups leave as they are."""
+    """Return {axis: rank} of an array, without the axes tp and dp and the process number."""
     return {axis: rank for axis, rank in one.ranks.items() if axis not in (TP, DP, "rank")}
 
 
 def _first_rows_of_groups(tokens: Sequence[int], rows: int, ranks: int) -> list[int] | None:
-    """Return each group's first row in an array of all groups' tokens; None if `rows` fits none.
+    """Return each group's first row in an array of all groups' tokens.
 
-    The tokens follow each other, or each group has as many rows as the longest has tokens, or a
-    few more, up to a multiple of `ranks`.
+    `tokens` is each group's number of tokens. An array of `rows` rows has the groups' tokens one
+    after the other, or is padded: each group then has as many rows as the longest one has tokens,
+    or up to `ranks` - 1 more. None if `rows` fits neither.
     """
     each, rest = divmod(rows, len(tokens))
     if rows == sum(tokens):

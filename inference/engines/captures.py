@@ -155,8 +155,8 @@ def _captures_of_npz(file: NpzFile) -> Captures:
 def is_folder_of_arrays(path: Path) -> bool:
     """Return whether a path is a folder of arrays: .npy, .pt, .bin with shapes, or .safetensors.
 
-    A folder with a model's configuration is a model, whatever its weights are saved as. Its
-    .safetensors are arrays where all of them were captured.
+    A folder with a model's configuration is a model, even if its weights are saved as .pt. A
+    folder's .safetensors count where all of them hold captured arrays.
     """
     if not path.is_dir():
         return False
@@ -170,7 +170,7 @@ def is_folder_of_arrays(path: Path) -> bool:
 
 
 def _are_parts_of_one_run(files: Sequence[Path]) -> bool:
-    """Return whether there are several .npz files, of which at most one has token ids."""
+    """Return whether several .npz files can be of one run: at most one of them has token ids."""
     if len(files) < 2:
         return False
     try:
@@ -229,12 +229,13 @@ def _shapes(source: Source) -> list[tuple[str, Sequence[int]]]:
 
 
 def _are_outputs(arrays: Sequence[tuple[str, Sequence[int]]]) -> bool:
-    """Return whether arrays, by their names and shapes, were captured and are no parameters.
+    """Return whether arrays, given as (name, shape), were captured and are no parameters.
 
-    Some have the name of a point, or of a module whose output is one; a head's alone needs the
-    run's token ids next to it. None ends as a parameter's does, and those with a row per token have
-    equally many; a head has as many, or one. Parameters under such names have not: a norm's have
-    one axis, and the rows of a matrix are its outputs. Three axes say nothing.
+    That needs a name of a capture point, or of a module whose output is one; the logits alone
+    count only next to the run's token ids. No name may end as a parameter's does. All arrays that
+    have a row for each token must have equally many rows, and the logits as many or one.
+    Parameters with such names fail this: a norm's has one axis, and a matrix has a row for each
+    output. Arrays of three axes are not looked at.
     """
     if any(name.endswith(_PARAMETERS) for name, _ in arrays):
         return False
@@ -327,9 +328,9 @@ def read_array_file(path: Path, stack: ExitStack) -> Captures:
 def _open_folder(folder: Path, stack: ExitStack) -> Captures:
     """Return the arrays of a folder by file name; FormatError for too many or a double name.
 
-    A damaged file is `left`, with the reason; FormatError where all are. An array of a file that
-    holds several is called FILE.NAME; in the only file, NAME. So it is where it names a point only
-    then, and no other file has it.
+    A damaged file is put into `left`, with the reason; FormatError where all are damaged. An
+    array of a file that holds several is called FILE.NAME. It is called NAME if the folder has
+    only this file, or if NAME alone is the name of a capture point and no other file has it.
     """
     stored = stored_capture_files(folder)
     files = [name for name in _sorted_names(folder) if name.endswith(ARRAYS) or name in stored]
@@ -362,7 +363,7 @@ def _open_folder(folder: Path, stack: ExitStack) -> Captures:
     counts = Counter(name for inside in opened.values() for name in inside.shapes)
 
     def is_point(stem: str, name: str) -> bool:
-        """Return whether a name that no other file has names a point, and not with its file's."""
+        """Return whether a name is in one file only, and is a point's without FILE. before it."""
         return counts[name] == 1 and bool(points_named(name)) > bool(points_named(f"{stem}.{name}"))
 
     for file in files:
@@ -433,7 +434,7 @@ def _open_folder(folder: Path, stack: ExitStack) -> Captures:
 
 
 def _open_several(path: Path, stack: ExitStack) -> Captures:
-    """Open a file that may hold several arrays; `stack` closes it."""
+    """Return the arrays of a file that may hold several; `stack` closes the file."""
     return read_array_file(path, stack) if path.suffix == ".npz" else _open_tensors(path, stack)
 
 
@@ -484,9 +485,9 @@ class _FileArray:
         return Region(self.path, self.identity, self.start, self.nbytes, code, self.shape)
 
     def _open(self) -> int:
-        """Return a descriptor; FormatError where the file was changed since it was described.
+        """Return a file descriptor; FormatError where the file changed since it was described.
 
-        Whoever reads one that was cut off says so.
+        A file that became too short is returned: the caller, who reads it, reports that.
         """
         fd = open_regular(self.path)
         facts = os.fstat(fd)

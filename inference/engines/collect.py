@@ -155,9 +155,10 @@ class Collector:
         return values
 
     def refuse_unlike(self, point: str, values: Numbers, rows: Sequence[int] | None = None) -> None:
-        """Raise ValueError for an array that is no value of a point: of whole numbers, transposed.
+        """Raise ValueError for an array that cannot be a point's value: integers, or transposed.
 
-        `rows` are the token positions of its rows; None: all tokens.
+        `rows` are the token positions of its rows; None: all tokens. Points whose values are ids
+        may be integers.
         """
         if values.dtype.kind in "iub" and point not in DISCRETE:
             raise ValueError(
@@ -235,10 +236,10 @@ class Collector:
         rows: Sequence[int] | None = None,
         rank: int = 0,
     ) -> None:
-        """Record a point of which the values stay where they are, by their shape.
+        """Record a point's shape and where its values are stored, without reading them.
 
-        `tiles` are the values, whose statistics are computed when they are asked for. As `add`, for
-        floats of 32 bits, with a store that does not need values; only where `takes_unread`.
+        `tiles` read the stored values when their statistics are asked for. The other arguments
+        are those of `add`. Only for float32 values, and where `takes_unread` is true.
         """
         key = self._take(point, layer, rank, tiles)
         if key is None:
@@ -251,10 +252,10 @@ class Collector:
     def _take(
         self, point: str, layer: int, rank: int, tiles: MeasuredTiles | None = None
     ) -> str | None:
-        """Return the key under which a value is recorded, and store its rank as the key's.
+        """Return the key under which a point's value is to be recorded, and note its origin.
 
-        `tiles` are the value where it was not read. None for a point that is not wanted, and where
-        values of a lower rank are recorded already.
+        None for a point that is not wanted, and where a value of a lower rank is recorded
+        already. `tiles` is given instead of values that were not read.
         """
         own = key_name(point, layer)
         key = self.record_key(own)
@@ -288,7 +289,11 @@ class Collector:
         there: tuple[int, ...] | None,
         stats: Stats | Deferred[Stats | None] | None,
     ) -> Record:
-        """Return the record of a point's values, `there` the positions of its rows."""
+        """Return the Record of a point's values, with the run's dtype and device.
+
+        `there` are the positions of its rows, None if they are not known. The record has no
+        SHA-256.
+        """
         known = self.known.get(key)
         return Record(
             POINTS[point if known is None else known.point.name].name,
@@ -302,10 +307,11 @@ class Collector:
         )
 
     def note_unlike_seconds(self, add: "Callable[[str, Collector], None]") -> None:
-        """Note in `unknown` and `lost` arrays that are not what is recorded for their point.
+        """Note in `unknown` and `lost` the arrays that differ from another of the same point.
 
-        Of two arrays for one point one is recorded. `add` adds an array to a collector again. Those
-        that have other rows are not compared; rounding of the run's dtype is no difference.
+        Of two arrays for one point only one is recorded; the other is compared with it. `add`
+        adds an array to a collector again, by its name. Arrays with other rows are not compared;
+        a difference within the rounding of the run's dtype is ignored.
         """
         bound = BASE.get(self._dtype, BASE["float32"]).rel_l2
         for name, key, origin, tiles in self._second:
@@ -339,10 +345,10 @@ class Collector:
                 )
 
     def _made_of(self, values: Numbers, kept: Numbers, key: str) -> str:
-        """Return in words what a layer makes of `kept`, the values of `key`, to get `values`.
+        """Return in words how a layer gets `values` from `kept`, the recorded values of `key`.
 
-        It is the value of a later point, or `kept` times a factor of the model or plus a stream:
-        modules of some models return that. "" for anything else.
+        Some modules return such a value instead of the point's: another point's value, `kept`
+        times a factor of the model, or `kept` plus a stream. "" if none of these gives `values`.
         """
         point, layer = parse_key(key)
         dtypes = (self._dtype, exact_16_bit_type(values))
@@ -375,8 +381,8 @@ class Collector:
     ) -> "Collector":
         """Return a collector that puts the values of one record into `store`, without statistics.
 
-        It takes what this one took for the record `key`, or what has another `origin`, if it is
-        given the same array again.
+        Give it the same arrays again: it stores only the one that this collector recorded under
+        `key`, or the one with the (key, rank) `origin`.
         """
         again = copy(self)
         again._spool, again._wanted, again._again = store, {key}, origin or self._origins.get(key)
@@ -444,7 +450,7 @@ class Collector:
         )
 
     def close(self) -> None:
-        """Note that the files are closed in which values stay that were not read."""
+        """Close the files in which values that were not read are stored."""
         for tiles in self._tiles.values():
             tiles.close()
 
@@ -464,9 +470,10 @@ def _first_not_finite(records: Iterable[Record]) -> str | None:
 
 
 def _dropped_share(before: Numbers, after: Numbers) -> float:
-    """Return the share p of `before` that is zero in `after`, if dropout makes the one the other.
+    """Return the dropout probability p if `after` is `before` after dropout, else 0.0.
 
-    Then all other values are 1 / (1 - p) times as large, by one factor. 0.0 if it does not.
+    Then the fraction p of the values that are not 0 became 0, and the others are 1 / (1 - p)
+    times as large.
     """
     known = before != 0
     zero = known & (after == 0)
@@ -564,6 +571,6 @@ def pairs_to_halves(x: Numbers, start: int = 0, stop: int | None = None) -> Numb
 
 
 def weights_class_of(model: Model) -> str:
-    """Return the class of a model's matrices by which tolerances are looked up."""
+    """Return the class of a model's matrices (by encoding) that tolerances depend on."""
     matrices = [tensor.encoding for tensor in model.roles.values() if len(tensor.shape) > 1]
     return weights_class(matrices)

@@ -154,7 +154,10 @@ class RankSpec:
             self._dims[pattern] = dims
 
     def dims(self, name: str) -> str | None:
-        """Return the dims of an array, such as 't h[tp]'; None if ranks.json has none for it."""
+        """Return the dims of an array, its axes and the ranks that divide them: 't h[tp]'.
+
+        None if ranks.json has none for the array's name.
+        """
         from fnmatch import fnmatchcase
 
         return next((dims for key, dims in self._dims.items() if fnmatchcase(name, key)), None)
@@ -162,7 +165,10 @@ class RankSpec:
 
 @dataclass
 class _Rows:
-    """Arrays of one pass by name and rank, in the order of the first rank's."""
+    """Arrays of one pass by name and rank, in the order of the first rank's.
+
+    `texts` are the lists that describe the batch, such as request ids, by name.
+    """
 
     arrays: dict[str, dict[tuple[int, ...], DumpedArray]] = field(default_factory=dict)
     texts: dict[str, list[Any]] = field(default_factory=dict)
@@ -228,7 +234,10 @@ def read_dump(
 
 
 def _kind_of(name: str) -> str | None:
-    """Return what an array says of the batch of its pass; None for one that is a value."""
+    """Return which fact of the batch an array holds, such as "ids" or "positions".
+
+    None for an array of computed values.
+    """
     return BATCH.get(name.rpartition(".")[2])
 
 
@@ -237,7 +246,11 @@ def _ranks_and_steps(
     found: Sequence[tuple[tuple[int, dict[str, list[Any]]], DumpedArray]],
     sizes: Mapping[str, int],
 ) -> tuple["_Axes", dict[int, _Rows]]:
-    """Return (the axes of the ranks, {step: its arrays}) of arrays; `sizes` are said of axes."""
+    """Return (the parallel axes of a dump's ranks, {step: its arrays}).
+
+    `found` are ((step, batch lists), array), `sizes` the number of ranks of axes that files
+    state.
+    """
     coordinates = [
         dict(ranks) for ranks in dict.fromkeys(tuple(sorted(one.ranks.items())) for _, one in found)
     ]
@@ -248,9 +261,10 @@ def _ranks_and_steps(
 def _add_up_gathered(
     made: Pass, unequal: Sequence[RankDisagreement], rows: _Rows, widths: PointWidths
 ) -> tuple[Pass, list[RankDisagreement]]:
-    """Return (the pass, what is still unequal) with products of all groups' tokens added up.
+    """Return (the pass, the ranks' disagreements that remain) with partial products summed.
 
-    What follows them is of one group's tokens, and says nothing of the sum.
+    `unequal` are arrays of all groups' tokens in which ranks differ. One of a point that ranks
+    sum is replaced in `made` by the sum of its ranks, if their values may be summands.
     """
     left = []
     for one in unequal:
@@ -267,7 +281,11 @@ def _add_up_gathered(
 
 
 def _add_gathered(made: Pass, shared: Pass, groups: AttentionGroups, names: Sequence[str]) -> None:
-    """Add a group's rows of arrays of every group to its pass, in the order of `names`."""
+    """Add to a group's pass its rows of the arrays that hold the tokens of all groups.
+
+    `shared` has these arrays. `names` is the order of the pass's arrays after that. An array
+    whose number of rows does not fit is noted in the pass's `left`.
+    """
     made.left |= shared.left
     for name, one in shared.arrays.items():
         rows = groups.rows_of_group(one, made.step, made.stream)
@@ -286,14 +304,17 @@ class _Axes:
     alias: Mapping[str, str]
 
     def coordinates(self, ranks: Mapping[str, int]) -> tuple[int, ...]:
-        """Return a rank's number along each axis; the axis's first for one it does not name."""
+        """Return a rank's number along each axis, in order.
+
+        For an axis that `ranks` does not name it is the axis's first number.
+        """
         return tuple(ranks.get(axis, values[0]) for axis, values in self.values.items())
 
     def rename_divisions(self, dims: Sequence[Division] | None) -> tuple[Division, ...] | None:
         """Return divisions with each axis under the name that the ranks use; None for None.
 
-        Where files say no more of a rank than its number, it is the number along the only axis that
-        divides an array. FormatError where several divide one.
+        Where files state only which process a rank is, the process number is the rank along the
+        one axis that divides the array. FormatError where several axes divide it.
         """
         if dims is None:
             return None
@@ -522,10 +543,11 @@ def _group_by_step(
 def _own_steps(
     names: Mapping[int, set[str]], ranks: Collection[Mapping[int, set[str]]]
 ) -> set[int]:
-    """Return the steps of a rank, without a last one that holds only outputs of the one before.
+    """Return the steps that one rank ran.
 
-    `names` are those of the rank's arrays by step, `ranks` those of every rank. A pipeline's last
-    stage alone has such outputs: a rank without the step that has them elsewhere is cut off.
+    `names` are the names of its arrays by step, `ranks` those of every rank. A last step that
+    holds only late outputs of the step before is left out, but only where no rank without that
+    step has these outputs in an earlier one: such a rank's files are cut off.
     """
     steps = sorted(names)
     last = names[steps[-1]]
@@ -536,9 +558,9 @@ def _own_steps(
 
 
 def _late_names(steps: Sequence[Collection[str]]) -> set[str]:
-    """Return names of arrays that are written a step late: the first step alone lacks them.
+    """Return the names of arrays that are written one step late: only the first step lacks them.
 
-    `steps` are the names of each step's arrays. What says something of the batch is never late.
+    `steps` are the names of each step's arrays. Arrays that describe the batch are never late.
     """
     if len(steps) < 2:
         return set()
@@ -700,9 +722,10 @@ def _join_axes(
 
 
 def _is_whole(name: str, group: Mapping[int, JoinedArray], widths: PointWidths) -> bool:
-    """Return whether each rank that has an array has all its columns, as the first has the logits.
+    """Return whether every rank's array has all columns of its point, as logits on rank 0 have.
 
-    `group` is {rank: array}. True also for an array of the batch and for one of unknown width.
+    `group` is {rank: array}. True also for an array that describes the batch and for one of
+    unknown width.
     """
     whole = widths.widths.get(name)
     each = {width_of(one.shape) for one in group.values()}
@@ -715,11 +738,11 @@ def _add_up_partials(
     parts: Mapping[str, Mapping[tuple[int, ...], JoinedArray]],
     widths: PointWidths,
 ) -> tuple[Pass, list[RankDisagreement]]:
-    """Return (the pass, what is still unequal) with products before an all-reduce added up.
+    """Return (the pass, the ranks' disagreements that remain) with partial products summed.
 
-    `unequal` are arrays whose ranks differ, `parts` the ranks' arrays of each name. One is taken
-    for such a product if its point is in SUMMED, the next replicated array is equal on all ranks,
-    and no rank's values are another's. Changes the arrays of `made`.
+    `unequal` are arrays whose ranks differ, `parts` the ranks' arrays of each name. An array is a
+    product before an all-reduce if its point is in SUMMED, the next replicated array is equal on
+    all ranks, and no rank's values are another's. It is replaced in `made` by its sum.
     """
     wrong = {one.name for one in unequal}
     alike = [name for name, one in made.arrays.items() if one.how == "replicated"]
@@ -736,7 +759,7 @@ def _add_up_partials(
 
 
 def _late_outputs(passes: Sequence[Pass]) -> Iterator[Pass]:
-    """Yield passes with their last outputs, which the dump has in the next pass's file.
+    """Yield passes, each with the outputs that the dump has in the next pass's file.
 
     SGLang's hook writes a file when the inner model returns. What is computed after that, such as
     the logits, is in the next file: the first file lacks it and all others have it.

@@ -80,9 +80,10 @@ def dump_sequences(path: Path) -> list[tuple[int, ...]]:
 
 
 def _without_shares(captures: Captures, widths_of: WidthsOf) -> Captures:
-    """Return captures of one file or folder without the arrays that are one rank's columns.
+    """Return captures of one file or folder without arrays that hold only one rank's columns.
 
-    Whose name says no point, and logits, of which a part may be meant, are not held to a width.
+    These are named in `left` and `lost`. Kept are arrays whose name is no point's, and logits of
+    fewer tokens than the vocabulary, which may be meant.
     """
     widths = widths_of(list(captures.shapes))
     known = captures.ids if captures.listed is not None or IDS in captures.shapes else None
@@ -101,15 +102,15 @@ def _without_shares(captures: Captures, widths_of: WidthsOf) -> Captures:
 
 
 def _share_text(row: tuple[int, int, int]) -> str:
-    """Return in words that an array is one rank's share, of (columns, all columns, ranks)."""
+    """Return in words that an array, row (columns, all columns, ranks), is one rank's."""
     own, whole, ranks = row
     return f"{own} of {whole} columns, as one rank of {ranks} has them: put the ranks together"
 
 
 def _refuse_lone_rank(path: Path, found: AlignedArrays, widths: PointWidths) -> None:
-    """Raise FormatError where arrays of a dump are one rank's share, and the others' are missing.
+    """Raise FormatError if arrays have one rank's columns and other ranks' files are missing.
 
-    `widths` are by the arrays' names as the engine has them.
+    `widths` are the columns of whole arrays, by the names that the engine gave them.
     """
     shapes = {
         name: (one.shape[0], int(np.prod(one.shape[1:], dtype=np.int64)))
@@ -128,7 +129,11 @@ def _refuse_lone_rank(path: Path, found: AlignedArrays, widths: PointWidths) -> 
 
 
 def _batch_as_pass(captures: Captures) -> Pass | None:
-    """Return captures as one pass of a batch; None if nothing shows several sequences."""
+    """Return captures as one pass of a batch; None unless they show several sequences.
+
+    Several sequences show by arrays that describe a batch, by ids of two rows, or by positions
+    that begin anew.
+    """
     # Arrays that describe the batch, by the last part of their name.
     kinds = {
         name: BATCH[last] for name in captures.shapes if (last := name.rpartition(".")[2]) in BATCH
@@ -243,10 +248,11 @@ def _captures_of_sequence(
 
 
 def _dump_facts(dump: Dump, found: AlignedArrays, notes: Sequence[str]) -> Mapping[str, Any]:
-    """Return what a trace says of a dump: ranks, how they were joined, the pass of each token.
+    """Return {name: value} of what a trace says of a dump, ready for JSON.
 
-    `masked` are the ids before the first token that an attention mask hides. Of the other
-    sequences it has the ids, of at most _LISTED of them.
+    That is: ranks, how their arrays were joined, the pass of each token, and remarks. `masked`
+    are the ids before the first token that an attention mask hides. `others` are the ids of the
+    other sequences, of at most _LISTED of them.
     """
     return {
         "ranks": dict(dump.axes),

@@ -51,8 +51,8 @@ def under_module_names(
 ) -> EngineNames:
     """Return vLLM's or SGLang's arrays under transformers' module paths.
 
-    Hidden values and residual, which these engines return apart, are added up. `rows` are the
-    positions of an array's rows, where these are not all.
+    These engines return a layer's hidden values and its residual separately; here they are added
+    up. `rows` are the positions of an array's rows, for arrays that lack some tokens.
     """
     made: dict[str, JoinedArray] = {}
     own: dict[str, tuple[int, ...]] = {}
@@ -101,9 +101,10 @@ def under_module_names(
 
 
 def _residual_of(base: str, arrays: Mapping[str, JoinedArray]) -> JoinedArray | None:
-    """Return the residual that a layer or norm gave besides its hidden values, of the same shape.
+    """Return the residual that a layer or norm returned as item 1 of its tuple.
 
-    None for other modules, whose results are no summands of the stream.
+    None for other modules, whose second item is no part of the residual stream, and where its
+    shape is not that of item 0, the hidden values.
     """
     hidden, residual = arrays.get(f"{base}.0"), arrays.get(f"{base}.1")
     if hidden is None or residual is None or hidden.shape != residual.shape:
@@ -117,18 +118,20 @@ def _adds_residual(module: str) -> bool:
 
 
 def module_of_size(name: str) -> str:
-    """Return the module whose result has the size of an array; the array's name for any other.
+    """Return the name of the module whose result has the width of this array.
 
-    It is the first of what a module returned, or the residual returned with it.
+    For item 0 of a module's tuple, and for a residual as its item 1, that is the module. Any
+    other name is returned unchanged.
     """
     base, number = tuple_member(name) or (name, -1)
     return base if number == 0 or (number == 1 and _adds_residual(base)) else name
 
 
 def _is_result(base: str, number: int, arrays: Mapping[str, JoinedArray]) -> bool:
-    """Return whether item `number` of `base` is the first that a layer or an attention returned.
+    """Return whether item `number` of module `base`'s tuple is its result.
 
-    The others are its weights or its cache; of other modules' tuples the first may be anything.
+    That is item 0 of a layer or an attention; their other items are weights or caches. Items of
+    other modules' tuples may be anything.
     """
     kind = is_layer(base) or base.endswith(("attn", "attention"))
     return number == 0 and kind and base not in arrays
@@ -172,7 +175,7 @@ def split_joined(
 
 
 class _LastRead:
-    """The joined result that was read last: its parts are mostly asked for one after another."""
+    """Holds the parts of the joined result that was read last, which are read one by one."""
 
     def __init__(self) -> None:
         """Hold nothing yet."""
@@ -257,7 +260,7 @@ def add_residual(hidden: JoinedArray, residual: JoinedArray) -> JoinedArray:
 
 
 def _rows_seen(array: JoinedArray) -> Numbers:
-    """Return at most _ROWS_SEEN rows of an array, evenly spaced."""
+    """Return at most _ROWS_SEEN rows [rows, width] of an array, evenly spaced."""
     if array.tiles is not None:
         return array.tiles.some_rows(-(-array.tiles.rows // _ROWS_SEEN) or 1)
     values = array.read().reshape(-1, array.shape[-1])

@@ -73,9 +73,9 @@ class GraphReader:
             self._roles = stored_roles(self.model)
 
     def points_of_node(self, node: GraphNode) -> list[NodePoint]:
-        """Return the points that a node's value is, by the llama.cpp names in the table of points.
+        """Return the capture points whose value a node holds; [] if it holds none.
 
-        [] if it is none.
+        They are found by the llama.cpp names in the table of points.
         """
         text, layer = self._split_name(node.name)
         weights = [place for source in node.sources for place in self._roles_of_weight(source)]
@@ -98,7 +98,11 @@ class GraphReader:
         return (match[1], int(match[2])) if match else (name, WHOLE)
 
     def _roles_of_weight(self, source: str) -> list[tuple[str, int, CellColumns]]:
-        """Return (role, layer, columns) of a weight's name; [] for an activation."""
+        """Return (role, layer, columns) of each tensor in a stored weight; [] for an activation.
+
+        `source` is the name of what a node reads. `columns` are the columns of the product that
+        are the tensor's, None for all.
+        """
         match = _WEIGHT.fullmatch(source)
         if match is None:
             return []
@@ -174,7 +178,11 @@ class GraphReader:
         self._record(NodePoint("scores", layer, 0), values * np.float32(scale), seen)
 
     def _add_routed(self, place: NodePoint, values: Numbers) -> None:
-        """Record chosen experts and weights, sorted by weight (llama.cpp sorts by score)."""
+        """Record a layer's chosen experts and their weights, largest weight first.
+
+        `values` are those of one of the two points; both are recorded when the second comes.
+        llama.cpp has them in the order of scores.
+        """
         shaped = self._to_point_shape(place.point, place.layer, values)
         if shaped is None:
             return
@@ -259,10 +267,10 @@ class GraphReader:
 
 
 def _heads_in_order(tensor: View, model: Model) -> CellColumns:
-    """Return the places in a product with a stored weight, in the order of the model's columns.
+    """Return which column of a weight's product is each column of the model's: entry i is for i.
 
-    Entry i is the stored column that is the model's column i. None where no step of the weight's
-    layout tiles the heads of its rows: then the columns are in order.
+    None where no layout step of the weight tiles the heads of its rows: then the order is the
+    same.
     """
     columns = [np.arange(tensor.stored[0].info.shape[0])]
     tiled = [step for step in tensor.layout if isinstance(step, Tiled) and step.axis == 0]

@@ -202,7 +202,7 @@ def _no_tokenizer(text: str, raw: bytes | None) -> Sequence[int]:
 
 
 class _Rows:
-    """Rows while they are read: entries of a position that are no number are left out."""
+    """Log-probabilities by position and token, collected while an answer is read."""
 
     def __init__(self) -> None:
         """Start without rows; `rows` maps a position to {token id: log-probability}."""
@@ -354,9 +354,10 @@ def _parse_completion(
 ) -> Logprobs:
     """Return ids and log-probabilities of a completion, with or without its prompt.
 
-    With echo it begins with the prompt, whose first token has none. `out` are the ids if the answer
-    has them. Raises ValueError where tokens and log-probabilities are not as many, or where the
-    prompt's ids are not known.
+    With echo the answer begins with the prompt, whose first token has no log-probability. `ids`
+    are the prompt's ids, `out` those of all listed tokens, each None if not known. Raises
+    ValueError where tokens and log-probabilities are not as many, or where the prompt's ids are
+    not known.
     """
     # Find the ids of the listed tokens, and those before them.
     values = said["token_logprobs"]

@@ -52,7 +52,11 @@ RowsHeld = Literal["all", "last"] | tuple[int, ...]
 
 @dataclass(frozen=True)
 class MappedArray:
-    """One array: the key it is, its layout, the tokens of its rows; how sure that is."""
+    """One array's entry in a mapping file: its key, its layout, and how sure that is.
+
+    `layout` are layout steps in order. `rows` says which tokens its rows are. `distance` and
+    `why` say what `certainty` is based on.
+    """
 
     key: str
     layout: tuple[str, ...] = ("unbatch", "reshape")
@@ -248,7 +252,10 @@ def mapped_trace(
 
 
 def _say_nearest_points(captures: Captures, collector: Collector, tokens: int | None) -> None:
-    """Add to why no array is a point its shape, and which points of the model come nearest."""
+    """Add to the reasons in `collector.unknown` each array's shape and the nearest points.
+
+    These are the points whose shape in a pass of `tokens` tokens comes nearest.
+    """
     shapes = {}
     if collector.hp is not None and tokens is not None:
         shapes = point_shapes(collector.hp, collector.known, tokens)
@@ -261,8 +268,8 @@ def _say_nearest_points(captures: Captures, collector: Collector, tokens: int | 
 class _DumpValues:
     """Values of a trace that are read from the dump again when they are asked for.
 
-    `name` is the array that is being added, `read_again` adds the values of (array, key) to a
-    store.
+    `name` is the array whose values are being recorded. `read_again(array, key, store)` puts the
+    values of that key into the store.
     """
 
     def __init__(self) -> None:
@@ -285,7 +292,7 @@ class _DumpValues:
 
 
 class _LastValues:
-    """The values that were stored last, and no copy of them."""
+    """A store that holds only the values that were put last, without copying them."""
 
     values: Numbers | None = None
 
@@ -294,7 +301,7 @@ class _LastValues:
         self.values = values
 
     def fetch(self, key: str) -> Numbers | None:
-        """Return the values."""
+        """Return the values that were put last, whatever the key."""
         return self.values
 
 

@@ -78,7 +78,10 @@ _WHOLE_NAMES = frozenset(
 
 @dataclass(frozen=True)
 class ModuleReading:
-    """One key becomes (a share of) one point."""
+    """One capture point to which the value of a module's key, or a part of it, belongs.
+
+    `name` is the row of the point's table that fits the key, `rank` its place there.
+    """
 
     point: Point
     layer: int
@@ -103,9 +106,9 @@ def parse_module(key: str) -> tuple[int, str] | None:
 
 
 def points_named(key: str) -> tuple[Point, ...]:
-    """Return the points that a key may be: a point's name, a module's with that output, a node's.
+    """Return the points that a key may be: by our name, by a module's path, or by a node's name.
 
-    () for any other key; a parameter's is none.
+    () for any other key, such as a parameter's.
     """
     own = find_key(key)
     if own is not None:
@@ -277,7 +280,7 @@ class ModuleReader:
         self._lengths: dict[str, int] = {}  # tokens of q and k before rope, by layer and point
 
     def for_collector(self, collector: Collector) -> "ModuleReader":
-        """Return this reader with another collector to put points into."""
+        """Return a copy of this reader that records into another collector."""
         if collector is self._collector:
             return self
         other = copy(self)
@@ -314,7 +317,7 @@ class ModuleReader:
             self._collector.unknown[key] = "the model has no such point"
 
     def _add_hidden_state(self, key: str, values: Numbers, rows: Sequence[int] | None) -> None:
-        """Record an entry of `hidden_states` as its point, unless a module gives that."""
+        """Record an entry of `hidden_states` as its point; a module's own output comes first."""
         try:
             values = drop_batch_axis(values, key)
             self._collector.refuse_unlike(self._hidden_states[key][0], values, rows)
@@ -352,7 +355,10 @@ class ModuleReader:
         return True
 
     def _plain_shape(self, reading: ModuleReading, tiles: Tiles) -> tuple[int, ...] | None:
-        """Return the shape of a point that is all of an array in its order; None if it is not."""
+        """Return a point's shape if its values are exactly the array's, in the array's order.
+
+        None if the point is only a part of the array, or in another order.
+        """
         point, shape, collector = reading.point.name, (tiles.rows, tiles.width), self._collector
         if self._compressed or reading.name.part not in ("", "scaled"):
             return None
@@ -391,9 +397,10 @@ class ModuleReader:
         return any(self._collector.record_key(name) is not None for name in names)
 
     def _is_meant(self, reading: ModuleReading) -> bool:
-        """Return whether the model has a reading's point, and its module is that point here.
+        """Return whether the point of a reading exists in the model and is this module's output.
 
-        Without a model only what the other modules show is asked.
+        A path such as `mlp` has several meanings. Without a model only the names of the other
+        modules decide.
         """
         point, layer, name = reading.point.name, reading.layer, reading.name
         collector = self._collector
@@ -446,9 +453,10 @@ class ModuleReader:
         return True
 
     def _has_chosen_alone(self, values: Numbers) -> bool:
-        """Return whether a router's result [tokens, experts] is the weights of the chosen experts.
+        """Return whether a router's result [tokens, experts] has weights of chosen experts only.
 
-        Those of all others are 0 then; llama4's router gives that before the logits.
+        The entries of all other experts are then 0. llama4's router returns this before the
+        logits.
         """
         hp = self._collector.hp
         if hp is None or values.ndim != 2 or not values.size:
@@ -458,7 +466,10 @@ class ModuleReader:
         return used < values.shape[1] and bool((counts == used).all() and (values >= 0).all())
 
     def _add_chosen(self, layer: int, values: Numbers, rows: Sequence[int] | None) -> None:
-        """Record the chosen experts and their weights of weights [tokens, experts] with zeros."""
+        """Record the points `experts` and `expert_w` of a layer from a router's weights.
+
+        `values` [tokens, experts] are 0 for experts that are not chosen.
+        """
         assert self._collector.hp is not None
         used = int(self._collector.hp["n_experts_used"])
         ids = np.argsort(-values, axis=1, kind="stable")[:, :used]

@@ -48,7 +48,7 @@ class NodeName:
 
 
 def parse_node_name(name: str) -> NodeName | None:
-    """Return a name as that of a graph node which is a point or may be one; None for any other."""
+    """Return (text, layer) of a graph node's name; None if it is no point's in any model."""
     match = _LAYERED.fullmatch(name)
     text, layer = (match[1], int(match[2])) if match else (name, WHOLE)
     if (layer == WHOLE) != (text in _UNLAYERED):
@@ -79,7 +79,8 @@ def node_of_name(
 ) -> GraphNode | str:
     """Return the graph node that an array of this name and shape is, or why that is not known.
 
-    `model` is the model that the arrays are held to, `scaled` whether it scales its embedding.
+    `model` is the model that ran, None if not given; `scaled` says whether it scales its
+    embedding.
     """
     text, layer = node.text, node.layer
     name = text if layer == WHOLE else f"{text}-{layer}"
@@ -127,14 +128,15 @@ def node_adder(
 ) -> Callable[[str, Sequence[int], Callable[[], NDArray[Any]], Collector], None]:
     """Return a function that adds an array under a node's name to a collector.
 
-    It takes (name, shape, what reads the values, collector), and notes in `unknown` why a node is
-    not read. `model` is the one that the arrays are held to, `tokens` the length of the pass.
+    The function takes (name, shape, function that reads the values, collector), and notes in the
+    collector's `unknown` why an array is not read. `model` is the model that ran, `tokens` the
+    length of the pass.
     """
 
     def add(
         name: str, shape: Sequence[int], read: Callable[[], NDArray[Any]], into: Collector
     ) -> None:
-        """Add an array's values by the node that its name says; read only where one is found."""
+        """Add an array's values under the node of its name; they are read only if it has one."""
         node = parse_node_name(name)
         assert node is not None
         known = into.known.get("embd_scaled")

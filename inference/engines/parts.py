@@ -40,7 +40,7 @@ def cut_to_vocabulary(values: Numbers, vocab: int) -> tuple[Numbers, str]:
 
 
 def _rank_text(part: int, whole: int) -> str:
-    """Return in words that a part is that of one rank, if it divides the whole; else ""."""
+    """Return ", as one rank of N has them ..." if `part` columns divide `whole`; else ""."""
     if not part or whole % part:
         return ""
     return f", as one rank of {whole // part} has them: put the ranks' columns together"
@@ -78,10 +78,10 @@ def part_text(
 
 
 def _share_text(rows: Numbers, mine: Numbers, key: str, axis: int) -> str:
-    """Return in words which rank's share of `key` an array is, along an axis; "" if none.
+    """Return in words which rank's part of the point `key` an array is; "" if it is none.
 
-    `rows` is the array, `mine` the model's whole value of the point. A single row is no share: it
-    is the last token's.
+    `rows` is the array, `mine` the model's whole value, both [tokens, width]. Ranks divide axis
+    `axis`. A single row is no rank's part: it is the last token's.
     """
     part, whole = rows.shape[axis], mine.shape[axis]
     least = 2 if axis == 0 else 1

@@ -74,7 +74,8 @@ def propose_mapping(
     def take(fit: PointFit, name: str) -> None:
         """Map the array `name` to the point of `fit`.
 
-        Does nothing if either is mapped already, or if the array has the values of a mapped point.
+        Does nothing if either is mapped already, or if the array has the values of a mapped
+        point.
         """
         if names[name] is None and not _repeats_taken(fits[name], taken) and fit.key not in taken:
             names[name] = _mapped_array(fit)
@@ -120,7 +121,10 @@ def propose_mapping(
 
 
 def _keys_by_name(name: str, modules: ModuleMap) -> list[str]:
-    """Return the keys that an array's name says, in any of the namings; [] if none."""
+    """Return the keys of the points that an array's name may mean; [] if none.
+
+    The name may be a module's path, a llama.cpp node's name or one of our keys.
+    """
     said = [key_name(found.point.name, found.layer) for found in modules.read(name)]
     node = parse_node_name(name)
     if node is not None:
@@ -129,9 +133,11 @@ def _keys_by_name(name: str, modules: ModuleMap) -> list[str]:
 
 
 def _fits_its_name(fit: PointFit, fits: Sequence[PointFit], said: Sequence[str]) -> bool:
-    """Return whether a fit is to a point that the array's name says, or far nearer than those.
+    """Return whether the name of an array agrees with a fit, or values speak clearly for it.
 
-    True if the name says none. `fits` are all fits of the array, `said` the keys its name says.
+    True if the fit's point is among `said`, the keys that the name says, if `said` is empty, or
+    if every fit to a point of `said` is at least FAR times as distant. `fits` are all fits of the
+    array.
     """
     named = [one.distance for one in fits if one.key in said]
     return fit.key in said or not named or fit.distance <= min(named) / FAR
@@ -189,7 +195,7 @@ def _fits_of_array(
 
 
 def _has_padded_vocabulary(shape: tuple[int, ...], key: str, mine: Numbers) -> bool:
-    """Return whether an array has the vocabulary's rows and more columns than it."""
+    """Return whether an array has the rows of the logits `mine`, and more columns than these."""
     width = mine.shape[-1]
     if not has_vocabulary_axis(parse_key(key)[0]) or not shape or shape[-1] <= width:
         return False
@@ -219,10 +225,11 @@ def _layout_fits(
 def _fit_point(
     key: str, chain: tuple[str, ...], rows: Any, theirs: Numbers, mine: Numbers
 ) -> PointFit:
-    """Return how values fit a point; log-probabilities are compared up to a constant a row.
+    """Return the fit of an array to a point, with the distance of its values.
 
-    `chain` is the layout in which they were read, `rows` "all" or "last". `theirs` are the values,
-    `mine` the model's. Rows of zeros, fewer than half, say nothing of which point they are.
+    `chain` is the layout in which the array was read, `rows` "all" or "last". `theirs` are its
+    values, `mine` the model's. Log-probabilities are compared with logits up to a constant for
+    each row. Rows of zeros are left out where they are fewer than half.
     """
     zero: Numbers = np.asarray(~theirs.reshape(len(theirs), -1).any(axis=1))
     if 0 < 2 * zero.sum() < len(zero):
@@ -292,10 +299,10 @@ def _take_by_pattern(
 def _take_logprobs(
     names: dict[str, MappedArray | None], fits: Mapping[str, list[PointFit]], taken: set[str]
 ) -> None:
-    """Map log-probabilities, however far they are: rows that add to 1 are nothing else.
+    """Map arrays of log-probabilities to the logits, whatever their distance.
 
-    `names` is the mapping so far, `fits` how each array fits the points, `taken` the mapped keys.
-    Changes `names` and `taken`.
+    No other point has rows of probabilities that add to 1. `names` is the mapping so far, `fits`
+    how each array fits the points, `taken` the mapped keys. Changes `names` and `taken`.
     """
     for name, row in names.items():
         if row is None:

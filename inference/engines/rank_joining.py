@@ -61,11 +61,11 @@ class DumpedArray:
 
 @dataclass(frozen=True)
 class PointWidths:
-    """What the model says of arrays by name, for the sizes that whole ones have.
+    """Sizes that a model gives whole arrays, by the arrays' names.
 
     `widths` are elements of a token, `parts` are (elements, elements of a head) of each part of a
-    joined result such as qkv_proj, `points` are the points that a name says, `known` are the widths
-    of all points.
+    joined result such as qkv_proj, `points` are the points that a name says, `known` are the
+    widths of all points.
     """
 
     widths: Mapping[str, int] = field(default_factory=dict)
@@ -108,7 +108,7 @@ class RankDisagreement:
 
     @property
     def says(self) -> str:
-        """The difference in words."""
+        """A sentence that names the two ranks and how far their values are apart."""
         first, second = self.ranks
         how = "NaN or infinity on one of them" if self.nonfinite else f"{self.apart:.3g} apart"
         return (
@@ -130,10 +130,10 @@ def width_of(shape: Sequence[int]) -> int:
 def lone_shares(
     shapes: Mapping[str, tuple[int, ...]], widths: PointWidths, tokens: int | None
 ) -> dict[str, tuple[int, int, int]]:
-    """Return {name: (columns, columns of the whole, ranks)} of arrays that are one rank's share.
+    """Return {name: (its columns, all columns, ranks)} of arrays that have one rank's columns.
 
-    `shapes` are those of arrays that were put together, of `tokens` tokens (None: unknown). Where
-    an array of the same point in another layer is whole, layers differ in size, and none is one.
+    `shapes` are those of joined arrays, of `tokens` tokens (None: unknown). Left out are arrays
+    of a point that has all its columns in another layer: there the layers differ in size.
     """
     found: dict[str, tuple[int, int, int]] = {}
     entire: set[str] = set()
@@ -154,9 +154,10 @@ def lone_shares(
 
 
 def _ranks_of_share(own: int, whole: int, parts: Sequence[tuple[int, int]]) -> int:
-    """Return among how many ranks `whole` columns are divided where one has `own`; 0 if unknown.
+    """Return among how many ranks `whole` columns are divided if one has `own` of them.
 
-    `parts` are (columns, columns of a head) of each part; a rank has a head of each, at least.
+    1 if `own` are all, 0 if no number fits. `parts` are (columns, columns of a head) of each part
+    of a joined result; a rank has at least one head of each part.
     """
     if own >= whole:
         return 1
@@ -175,11 +176,11 @@ def join_ranks(
     tokens: int | None,
     unequal: list[RankDisagreement],
 ) -> JoinedArray:
-    """Return the whole array of the parts that ranks of an axis hold, {rank: part}.
+    """Return one array put together from the parts {rank: part} of the ranks of an axis.
 
-    `dims` say how it is divided (None: sizes decide), `tokens` is the length of the step. What
-    should be equal and is not is added to `unequal`; the first rank's values are taken then.
-    FormatError where it is not clear.
+    `dims` say how it is divided (None: sizes decide), `tokens` is the length of the step. Where
+    ranks should hold equal values and do not, that is added to `unequal` and the first rank's
+    values are taken. FormatError where it is not clear how the array is divided.
     """
     rows = [parts[rank] for rank in sorted(parts)]
     if len(rows) == 1:
@@ -272,7 +273,7 @@ def _sizes_text(shapes: Sequence[tuple[int, ...]]) -> str:
 def _take_replicated(
     name: str, parts: Mapping[int, JoinedArray], axis: str, unequal: list[RankDisagreement]
 ) -> JoinedArray:
-    """Return the array that all ranks of an axis should hold alike: the first rank's.
+    """Return the first rank's array, of which all ranks of an axis should hold equal copies.
 
     The first rank that differs by more than rounding is noted in `unequal`. FormatError if shapes
     differ.
@@ -336,7 +337,10 @@ def _equal_bytes(first: StoredBytes, others: Mapping[int, StoredBytes]) -> set[i
 
 
 def _equal_numbers(x: Numbers, y: Numbers) -> bool:
-    """Return whether two arrays are equal, NaN equal to NaN; most are without a second look."""
+    """Return whether two arrays are equal, NaN equal to NaN.
+
+    The comparison without NaN comes first, as it is faster and mostly enough.
+    """
     return np.array_equal(x, y) or np.array_equal(x, y, equal_nan=True)
 
 
@@ -348,9 +352,9 @@ def _finite_alike(x: Numbers, y: Numbers) -> bool:
 def may_be_summands(rows: Sequence[JoinedArray], point: str) -> bool:
     """Return whether ranks' arrays of a point may be products that an all-reduce adds up.
 
-    Each rank multiplies other columns, so that all is finite, no rank has zeros alone (but for
-    rows of an embedding and experts, which another rank may have), and the rows of two ranks are
-    not one row times a factor. Of half of the rows that is not chance.
+    False if a value is not finite, if a rank has only zeros (but for embeddings and experts,
+    whose rows may be on another rank), or if half of the rows of two ranks are multiples of each
+    other: ranks multiply different columns, so that this is no chance.
     """
     flat = [np.asarray(row.read(), np.float64).reshape(-1, row.shape[-1]) for row in rows]
     if not all(np.isfinite(one).all() for one in flat):

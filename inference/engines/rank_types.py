@@ -18,10 +18,11 @@ _SHORT = ("bfloat16", "float16")
 def ranks_of_another_type(
     found: Sequence[tuple[int, DumpedArray]], axis: str
 ) -> Iterator[tuple[str, str]]:
-    """Yield (rank, type) of ranks along `axis` whose values are of a shorter type than the others'.
+    """Yield (rank, type) of the ranks along `axis` whose values are of a shorter type.
 
-    `found` are (step, array). It is so in a few arrays of which every rank has a part. They may be
-    stored as float32 all the same.
+    `found` are (step, array). A rank is yielded if its parts of the last few arrays that all
+    ranks have are of that type, and at most half of the ranks are so. The values may be stored as
+    float32 all the same.
     """
     parts: dict[tuple[int, str], dict[int, DumpedArray]] = {}
     for step, one in found:
@@ -64,9 +65,9 @@ def _type_of_values(one: DumpedArray) -> str:
 
 
 def _holders(rows: Sequence[Mapping[int, str]], kind: str) -> Collection[int] | None:
-    """Return the ranks that hold a type in every row; None if some are in a part of them.
+    """Return the ranks whose type is `kind` in every row; None if they differ by row.
 
-    `rows` are types by rank.
+    Each row is {rank: type} of one array.
     """
     each = [{rank for rank, own in row.items() if own == kind} for row in rows]
     return each[0] if all(one == each[0] for one in each) else None

@@ -148,10 +148,10 @@ def list_sequences(dump: Dump) -> list[tuple[int, ...]]:
 def _computed_again(
     found: Sequence[TokenRun], chosen: TokenRun, ids: Sequence[int] | None
 ) -> Iterator[tuple[str, str]]:
-    """Yield (pass, reason) for rows of other sequences that are of the chosen one's tokens, too.
+    """Yield (pass, reason) for passes that hold tokens of the chosen sequence once more.
 
-    `ids` are the tokens that are read. Such rows are of a prompt that was sent twice, or of a pass
-    that was computed or kept once more; they may hold other values.
+    `ids` are the tokens that are read. Such passes are of a prompt that was sent twice, or were
+    computed or stored twice; they may hold other values.
     """
     if ids is None:
         return
@@ -175,7 +175,7 @@ def _computed_again(
 def _without_warm_ups(passes: Sequence[Pass], notes: list[str]) -> Iterator[Pass]:
     """Yield the passes that are no warm-up; a remark on those left out is added to `notes`.
 
-    A warm-up has a dummy batch, or was captured before it ran: its ids or values are all zero.
+    The token ids of a warm-up are all 0, or its values, where it was captured before it ran.
     """
     dropped = []
     for one in passes:
@@ -233,10 +233,11 @@ def _join_sequences(passes: Sequence[Pass], notes: list[str]) -> list[TokenRun]:
 
 
 def _drafting_run(found: Sequence[TokenRun], part: Segment) -> TokenRun | None:
-    """Return the sequence whose last pass drafted tokens that `part` replaces; None without one.
+    """Return the sequence of which `part` replaces drafted tokens; None if there is none.
 
-    The pass followed a prompt and proposed a few tokens; `part` is of the next pass, begins behind
-    the first of them, and has another id there. Either both name their request or there is but one.
+    The sequence's last pass followed its prompt and held a few drafts. `part` is of the next
+    pass, begins after the first of these tokens, and has another id at its first position. Either
+    both name their request, or there is only one sequence.
     """
     rows = [row for row in found if row.segments[0].request == part.request]
     if len(rows) != 1 or not (part.request or (len(found) == part.count == 1)):
@@ -252,9 +253,9 @@ def _drafting_run(found: Sequence[TokenRun], part: Segment) -> TokenRun | None:
 
 
 def _take_back(run: TokenRun, start: int, notes: list[str]) -> TokenRun:
-    """Return the sequence without the drafts of its last pass at positions from `start`.
+    """Return `run`, changed: without the tokens of its last pass at positions from `start`.
 
-    A remark on them is added to `notes`.
+    A remark on these drafts is added to `notes`.
     """
     last = run.segments[-1]
     kept = [row for row, at in enumerate(last.positions) if at < start]
@@ -398,7 +399,10 @@ def _cumulative_bounds(counts: Sequence[int]) -> Iterator[tuple[int, int]]:
 
 
 def _batch_numbers(one: Pass, kind: str) -> list[int] | None:
-    """Return a pass's batch array of this kind as a list; None if missing or no integers."""
+    """Return the numbers of a pass's batch array `kind`; None if missing or no integers.
+
+    `kind` is such as "positions" or "lengths".
+    """
     if kind in one.batch:
         values = np.asarray(one.batch[kind].read()).reshape(-1)
         return [int(value) for value in values] if values.dtype.kind in "iu" else None
@@ -456,7 +460,7 @@ def _choose_sequence(found: Sequence[TokenRun], ids: Sequence[int] | None) -> To
 
 
 def _sequence_list_text(found: Sequence[TokenRun]) -> str:
-    """Return which sequences there are, in words."""
+    """Return a list of the sequences in words, for messages."""
     rows = []
     for one in found[:_SHOWN]:
         ids = one.ids
@@ -470,7 +474,10 @@ def _sequence_list_text(found: Sequence[TokenRun]) -> str:
 
 
 def _refuse_lost(found: Sequence[TokenRun], wanted: Sequence[int]) -> None:
-    """Raise FormatError if passes have the first of the wanted token ids, and lack others."""
+    """Raise FormatError if passes hold the first of the wanted tokens and lack earlier ones.
+
+    `wanted` are token ids. Lacking are tokens before the last one that a pass holds.
+    """
     there: set[int] = set()
     for one in found:
         pairs = list(zip(one.positions, one.ids or (), strict=False))
@@ -485,10 +492,10 @@ def _refuse_lost(found: Sequence[TokenRun], wanted: Sequence[int]) -> None:
 
 
 def _refuse_lost_between(found: Sequence[TokenRun]) -> None:
-    """Raise FormatError if sequences may be pieces of one, and positions between them are lost.
+    """Raise FormatError if sequences may be pieces of one, whose passes between are missing.
 
-    Only the first begins a sequence, each other one begins behind the end of the one before, in a
-    later pass, and no pass says that it is of another request.
+    That is so if only the first sequence begins at position 0, each other one begins in a later
+    pass and after a gap in positions, and no pass names another request.
     """
     if len({(one.stream, one.segments[0].request) for one in found}) > 1:
         return
@@ -658,9 +665,10 @@ def _rows_of(
 
 
 def _has_heads_first(shapes: Sequence[tuple[tuple[int, ...], int]]) -> bool:
-    """Return whether arrays are [1, heads, tokens, width] by their (shape, tokens) in each pass.
+    """Return whether an array is [1, heads, tokens, width] in each pass.
 
-    Shapes that fit [1, tokens, heads, width] in all passes are that.
+    `shapes` are (shape, number of tokens) of each pass. False if all of them also fit [1, tokens,
+    heads, width].
     """
     if not all(len(shape) == 4 and shape[0] == 1 and shape[2] == n for shape, n in shapes):
         return False
@@ -688,9 +696,10 @@ class _Taken:
 
 
 def _tiles_of_rows(taken: Sequence[_Taken]) -> Tiles | None:
-    """Return the blocks of all rows, pass by pass, each of which has later positions.
+    """Return all rows as blocks, read pass by pass; None if that is not possible.
 
-    None unless the rows of each pass, and their positions, follow one another.
+    It needs arrays with blocks of one width, consecutive rows in each pass, and ascending
+    positions.
     """
     found: list[Tiles] = []
     for one in taken:
@@ -716,7 +725,7 @@ def _pass_tokens(one: Pass) -> int:
 def _flat_length(shape: Sequence[int], tokens: int) -> int:
     """Return the number of token rows of an array in a pass of `tokens` tokens.
 
-    That of [batch, tokens, ...] counts the rows of all its sequences.
+    An array [batch, tokens, ...] has the rows of all its sequences.
     """
     if len(shape) > 2 and shape[0] * shape[1] == tokens:
         return tokens

@@ -185,7 +185,7 @@ class StoredArray:
         width, size = shape[-1], self.nbytes // math.prod(shape)
 
         def fill(row: int, column: int, out: Numbers) -> None:
-            """Fill `out` from the file's rows, whose pages are released."""
+            """Fill `out` from the stored rows at `row` and `column`, then release their pages."""
             first, last = row * width * size, (row + len(out)) * width * size
             held, native = self.raw(first, last), native_kernels()
             try:
@@ -198,7 +198,7 @@ class StoredArray:
                 self.drop(first, last)
 
         def rows_stored(row: int, rows: int) -> list[StoredRows]:
-            """Return the bytes of whole rows, as the file has them."""
+            """Return the stored bytes of `rows` whole rows from `row` on, as one piece."""
             first, last = row * width * size, (row + rows) * width * size
             release = partial(self.drop, first, last)
             held = self.raw(first, last)

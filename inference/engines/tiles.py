@@ -49,8 +49,9 @@ class StoredRows(NamedTuple):
 class StoredRange:
     """Elements of an array as files store them, for native kernels that read rows.
 
-    `pieces` are whole rows of `width` elements, the first of which is element `start` of the array.
-    `drop` releases their pages. `parts` takes the statistics of the elements, None: nobody does.
+    `pieces` are whole rows of `width` elements, the first of which is element `start` of the
+    array. `drop` releases their mapped pages. `parts` accumulates statistics of the elements,
+    None: these are not wanted.
     """
 
     pieces: "NumberedPieces"
@@ -60,11 +61,14 @@ class StoredRange:
     parts: "PartStats | None" = None
 
     def rows_from(self, first: int) -> "tuple[NumberedPieces, int, int]":
-        """Return what a kernel of rows reads from element `first` of the array on."""
+        """Return what a native kernel reads from element `first` of the array on.
+
+        That is (stored rows, their width, number of elements in them before `first`).
+        """
         return self.pieces, self.width, first - self.start
 
     def count_until(self, last: int) -> None:
-        """Take the statistics of the elements before `last`, where they are wanted."""
+        """Add the elements before element `last` to the statistics, if these are wanted."""
         if self.parts is not None:
             self.parts.add_stored(self, last)
 
@@ -73,14 +77,14 @@ class StoredRange:
 class StoredReader:
     """Reads an array's elements in their order as files store them.
 
-    `parts` takes their statistics along, None: nobody does.
+    `parts` accumulates their statistics, None: these are not wanted.
     """
 
     tiles: "Tiles"
     parts: "PartStats | None" = None
 
     def read_range(self, first: int, last: int) -> StoredRange:
-        """Return elements `first` to `last`, which follow those read before.
+        """Return elements [first, last) of the array; ranges must be read in order.
 
         Raises FormatError where a file holds other sizes.
         """
@@ -113,9 +117,10 @@ class Tiles:
         return self.rows * self.width
 
     def pieces(self, counts: Sequence[int], parts: "PartStats | None" = None) -> Iterator[Numbers]:
-        """Yield so many elements after another, flat, each piece valid until the next.
+        """Yield the array's elements in order as flat pieces of `counts` elements each.
 
-        `parts` is given every element that is read.
+        A piece is valid until the next one. `parts`, if given, accumulates statistics of every
+        element.
         """
         width = max(self.width, 1)
         ahead = max(_AHEAD // width, 1)  # rows that are read together, at least
@@ -138,7 +143,7 @@ class Tiles:
             first += count
 
     def read(self, parts: "PartStats | None" = None) -> Numbers:
-        """Return the whole array [rows, width]; `parts` is given its elements."""
+        """Return the whole array [rows, width]; `parts` accumulates its statistics."""
         made, counted = np.empty((self.rows, self.width), np.float32), 0
         flat = made.reshape(-1)
         for first, last in self._row_ranges(_TOGETHER):
@@ -148,7 +153,7 @@ class Tiles:
         return made
 
     def reader(self, shape: Sequence[int]) -> Callable[[], Numbers]:
-        """Return a function that reads the whole array in a shape of as many elements."""
+        """Return a function that reads the whole array, reshaped to `shape`."""
         return lambda: self.read().reshape(shape)
 
     def some_rows(self, step: int) -> Numbers:
@@ -189,7 +194,8 @@ class Tiles:
     def _stats_where_stored(self) -> Stats | None:
         """Return the statistics, computed from the stored bytes; None where no kernel reads them.
 
-        Parts are those of `_parts`: they begin and end inside of rows.
+        They are summed in the runs of PART elements that `_parts` yields, so that both give the
+        same bits.
         """
         native = native_kernels()
         if native is None or self.stored is None or not self.size:
@@ -237,7 +243,7 @@ class Tiles:
         return StoredRange(numbered, self.width, row * self.width, drop)
 
     def stored_reader(self) -> StoredReader | None:
-        """Return what reads the elements as files store them; None where no kernel reads them."""
+        """Return a reader of the stored elements; None where no native kernel reads them."""
         first = self.stored_range(0, 1)
         if first is None:
             return None
@@ -262,14 +268,14 @@ class Tiles:
             yield buffer[:held]
 
     def _row_ranges(self, elements: int) -> Iterator[tuple[int, int]]:
-        """Yield (first, last) of row ranges of about so many elements."""
+        """Yield (first, last) of ranges of rows that hold about `elements` elements each."""
         step = max(1, elements // max(self.width, 1))
         for first in range(0, self.rows, step):
             yield first, min(first + step, self.rows)
 
 
 class PartStats:
-    """Statistics of an array of `size` float32 whose elements come in order, by native kernels."""
+    """Accumulates statistics of `size` float32 elements, given in order, by native kernels."""
 
     def __init__(self, size: int) -> None:
         """Start without elements."""
@@ -277,9 +283,10 @@ class PartStats:
         self._total: Moments | None = None
 
     def add(self, flat: Numbers) -> int:
-        """Take elements that follow those taken, and return how many: whole parts, or all the rest.
+        """Add the next elements to the statistics, and return how many were added.
 
-        What is left has to be given again, with more after it.
+        Only whole runs of PART elements are, or all that are left. The caller gives the others
+        again, with more elements after them.
         """
         native = native_kernels()
         assert native is not None
@@ -292,7 +299,10 @@ class PartStats:
         return count
 
     def add_stored(self, values: StoredRange, last: int) -> None:
-        """Take elements up to `last` of those taken next, whole parts of them or all the rest."""
+        """Add the elements before element `last` that were not added yet, read from `values`.
+
+        Only whole runs of PART elements are added, or all that are left.
+        """
         stop = last if last == self._size else last // PART * PART
         if stop <= self._count:
             return
@@ -304,21 +314,21 @@ class PartStats:
 
     @property
     def count(self) -> int:
-        """The number of elements taken."""
+        """The number of elements that were added."""
         return self._count
 
     def result(self) -> Stats | None:
-        """Return the statistics, equal to those of `Tiles.stats`; None before all were taken."""
+        """Return the statistics, equal to those of `Tiles.stats`; None until all were added."""
         if self._total is None or self._count < self._size:
             return None
         return stats_of_moments(self._size, self._total)
 
 
 class MeasuredTiles:
-    """An array that is read from Tiles, and its statistics: computed once, when asked for.
+    """An array that is read from Tiles, and its statistics, which are computed only once.
 
-    Whoever reads all of its values takes them along, so that files are not read for them again.
-    After `close` what was not read raises UsageError.
+    A caller who reads all values computes them at the same time, so that files are not read again
+    for them. After `close`, reading raises UsageError.
     """
 
     def __init__(self, tiles: Tiles) -> None:
@@ -350,7 +360,7 @@ class MeasuredTiles:
             )
 
     def read(self, shape: Sequence[int]) -> Numbers:
-        """Return the whole array in a shape of as many elements."""
+        """Return the whole array, reshaped to `shape`."""
         self._refuse_closed()
         parts = self._parts()
         values = self._tiles.read(parts)
@@ -358,16 +368,19 @@ class MeasuredTiles:
         return values.reshape(shape)
 
     def pieces(self, counts: Sequence[int]) -> Iterator[Numbers]:
-        """Yield so many elements after another, flat, each piece valid until the next."""
+        """Yield the elements in order as flat pieces of `counts` elements each.
+
+        A piece is valid until the next one.
+        """
         self._refuse_closed()
         parts = self._parts()
         yield from self._tiles.pieces(counts, parts)
         self._take(parts)
 
     def stored_reader(self) -> StoredReader | None:
-        """Return what reads the values as files store them; None where no kernel reads them.
+        """Return a reader of the stored elements; None where no native kernel reads them.
 
-        Once it has read and counted all of them, their statistics are known.
+        After it has read and counted all of them, their statistics are known.
         """
         self._refuse_closed()
         reader = self._tiles.stored_reader()
@@ -377,18 +390,21 @@ class MeasuredTiles:
         return replace(reader, parts=self._reading)
 
     def _parts(self) -> PartStats | None:
-        """Return what takes statistics while values are read; None where nothing has to."""
+        """Return new statistics to add elements to while they are read.
+
+        None where the statistics are known already or no native kernel computes them.
+        """
         wanted = self._stats is None and self.size and native_kernels() is not None
         return PartStats(self.size) if wanted else None
 
     def _take(self, parts: PartStats | None) -> None:
-        """Note the statistics that were taken of all values."""
+        """Store the statistics that `parts` accumulated over all values."""
         if parts is not None:
             self._stats = parts.result()
 
 
 def _check_sizes(pieces: Sequence[StoredRows], rows: int) -> None:
-    """Raise FormatError where a piece has other bytes than those of so many rows."""
+    """Raise FormatError where a piece has not as many bytes as `rows` rows take."""
     for piece in pieces:
         size = rows * piece.columns * ENCODINGS[piece.encoding].type_size
         if len(piece.raw) != size:

@@ -260,7 +260,10 @@ def _make_hook(name: str, known: ModuleMap, take: TakeValue) -> Callable[..., No
 
 
 def _take_routing(name: str, result: Any, take: TakeValue) -> None:
-    """Give the chosen experts and their weights to `take`, largest weight first."""
+    """Give a router's chosen experts and their weights to `take`, largest weight first.
+
+    `result` is the router module's tuple (logits, weights, experts).
+    """
     layer = _INSIDE.sub("", name)
     weights, experts = result[1], result[2]
     if weights.shape != experts.shape:
@@ -271,7 +274,11 @@ def _take_routing(name: str, result: Any, take: TakeValue) -> None:
 
 
 def _take_choice(name: str, result: Any, take: TakeValue) -> Any:
-    """Return a router's logits; give the experts whose weight is not zero to `take`."""
+    """Return a router's logits, and give the experts that it chose to `take`.
+
+    `result` is the router module's tuple (weights, logits). Chosen are the experts whose weight
+    is above 0. If the shapes differ, the first item is returned.
+    """
     weights, logits = result
     if weights.shape != logits.shape:
         return weights
@@ -286,7 +293,11 @@ def _take_choice(name: str, result: Any, take: TakeValue) -> Any:
 def _wrap_attention(
     original: Callable[..., Any], paths: dict[int, str], take: TakeValue
 ) -> Callable[..., Any]:
-    """Return eager attention that also gives q, k, scores and probabilities to `take`."""
+    """Return an attention function that calls `original` and reports its inner values.
+
+    It gives q, k, scores and probabilities to `take`. `paths` are module paths by the id of the
+    module.
+    """
 
     def attend(module: Any, query: Any, key: Any, value: Any, mask: Any, **options: Any) -> Any:
         """Return the original result; record its inputs and probabilities."""
