@@ -49,8 +49,9 @@ def predict_copies(c: Context, layer: int, x: Array) -> tuple[Array, Array]:
 def correct_copies(c: Context, layer: int, predicted: Array, x: Array) -> Array:
     """Return the copies [tokens, altup_streams * hidden] after a layer changed the first one.
 
-    Each predicted copy gets its share of that change added. `predicted` are the copies before the
-    layer, x [tokens, hidden] is the first one after it.
+    The change is x minus the first predicted copy. Each predicted copy has it added, times a
+    factor that the router gives for that token and copy. `predicted` are the copies before the
+    layer, x [tokens, hidden] is the first copy after the layer.
     """
     b = c.backend
     modes = c.tap("altup_modes_after", layer, _router_modes(c, layer, x))
@@ -64,7 +65,8 @@ def correct_copies(c: Context, layer: int, predicted: Array, x: Array) -> Array:
 def scale_first_copy(c: Context, layer: int, x: Array) -> Array:
     """Return the first copy [tokens, hidden], times its scale where the model has one.
 
-    It gates the layer's per-layer embedding.
+    The result gates the layer's per-layer embedding. x are all copies [tokens, altup_streams *
+    hidden].
     """
     first = _copy_views(c, x)[0]
     if not c.hp["altup_scaled"]:
@@ -73,19 +75,22 @@ def scale_first_copy(c: Context, layer: int, x: Array) -> Array:
 
 
 def add_to_others(c: Context, x: Array, y: Array) -> Array:
-    """Return the copies with y [tokens, hidden] added to all but the first."""
+    """Return the copies x with y [tokens, hidden] added to all but the first."""
     first, *others = _copy_views(c, x)
     return c.backend.concat([first, *(c.backend.add(each, y) for each in others)])
 
 
 def add_low_rank(c: Context, layer: int, x: Array) -> Array:
-    """Return x plus its low-rank product, normalised (LAuReL): the capture point `laurel`."""
+    """Return the capture point `laurel`: x [tokens, hidden] plus a low-rank product of x.
+
+    The product is normalised before it is added (LAuReL).
+    """
     low = c.linear(layer, "laurel_r", c.linear(layer, "laurel_l", x))
     return c.tap("laurel", layer, c.backend.add(x, c.norm(layer, "laurel_post_norm", low)))
 
 
 def _copy_views(c: Context, x: Array) -> list[Array]:
-    """Return views of the copies, [tokens, hidden] each."""
+    """Return one view [tokens, hidden] of each copy in x [tokens, altup_streams * hidden]."""
     width = int(c.hp["hidden_size"])
     return [x[:, i * width : (i + 1) * width] for i in range(int(c.hp["altup_streams"]))]
 

@@ -66,7 +66,8 @@ def wants_scores(c: Context, layer: int) -> bool:
 def _attend(c: Context, layer: int, q: Array, k: Array, v: Array, chosen: Mask | None) -> Array:
     """Return attention [tokens, heads, value_dim] over the keys that the layer's mask shows.
 
-    `chosen` [groups, tokens, keys] limits what each group of heads reads, None: nothing more.
+    `chosen` [groups, tokens, keys] is a further mask for each group of heads; None: no further
+    mask.
     """
     chunk = _chunk_size(c, layer)
     # In deterministic mode keys stay where they are: the sums over them run block by block.
@@ -94,8 +95,9 @@ def attend_keys(
     """Return attention [tokens, heads, value_dim], fused or step by step.
 
     It is computed step by step where a recorder wants the scores or probabilities. q is [tokens,
-    heads, d], k and v [keys, kv_heads, d or value_dim]. `gap` is (the first, how many) of the keys
-    that only keep others in their place: all queries' masks hide them, and points leave them out.
+    heads, d], k and v [keys, kv_heads, d or value_dim]. `gap` is (first key, number) of padding
+    keys between two kinds of keys: the mask hides them from all queries, and recorders do not see
+    them.
     """
     if not wants_scores(c, layer):
         return c.backend.attention(q, k, v, heads)
@@ -105,9 +107,10 @@ def attend_keys(
 
 
 def _tap_without_gap(c: Context, point: str, layer: int, x: Array, gap: tuple[int, int]) -> Array:
-    """Return `tap` of x [heads, tokens, keys], which a recorder gets without the keys of the gap.
+    """Return x [heads, tokens, keys] after a recorder has seen it without the keys of the gap.
 
-    `gap` is (the first of these keys, how many); they are zeros in what is returned.
+    `gap` is (first key, number) of padding keys; they are zeros in the result if the recorder
+    wants the point. Without a gap this is `Context.tap`.
     """
     (start, size), b = gap, c.backend
     if not size or not c.wants(point, layer):
@@ -120,9 +123,10 @@ def _tap_without_gap(c: Context, point: str, layer: int, x: Array, gap: tuple[in
 def _attend_by_group(
     c: Context, layer: int, qkv: tuple[Array, Array, Array], heads: Heads, chosen: Mask
 ) -> Array:
-    """Return attention [tokens, heads, value_dim] of groups of heads that read other keys.
+    """Return attention [tokens, heads, value_dim] where groups of heads read different keys.
 
-    `chosen` [groups, tokens, keys] is each group's mask, within that of `heads`.
+    `qkv` are the queries, keys and values. `chosen` [groups, tokens, keys] is each group's mask;
+    a key must be shown by the mask of `heads` too.
     """
     b, count = c.backend, len(chosen)
     each = [heads_of.shape[1] // count for heads_of in qkv]
@@ -143,9 +147,9 @@ def _attend_by_group(
 
 
 def _chunk_size(c: Context, layer: int) -> int | None:
-    """Return the size of a layer's attention chunks.
+    """Return the size of a layer's attention chunks, in tokens.
 
-    None if the layer has none, or the pass does not leave the first.
+    None if the layer has no chunks, or if all tokens of the pass lie in the first chunk.
     """
     if c.block.window != "chunk" or not c.hp["window_layers"][layer]:
         return None
@@ -154,7 +158,10 @@ def _chunk_size(c: Context, layer: int) -> int | None:
 
 
 def _attend_by_chunk(c: Context, layer: int, qkv: tuple[Array, Array, Array], chunk: int) -> Array:
-    """Return probs.v [tokens, heads, value_dim], each chunk's queries over its keys."""
+    """Return attention [tokens, heads, value_dim] where queries read the keys of their own chunk.
+
+    `qkv` are the queries, keys and values, `chunk` is the size of a chunk in tokens.
+    """
     b, (q, k, v) = c.backend, qkv
     start = cached = c.facts.cached
     parts = []
@@ -172,7 +179,10 @@ def _attend_by_chunk(c: Context, layer: int, qkv: tuple[Array, Array, Array], ch
 
 
 def _attention_settings(c: Context, layer: int, keys: int) -> Heads:
-    """Return mask, scale, softcap and sinks for all queries and keys of a pass."""
+    """Return a layer's mask, scale, softcap and sinks for all queries of a pass.
+
+    `keys` is the number of keys: those of the cache and of the pass.
+    """
     tokens, cached = len(c.facts.ids), c.facts.cached
     chunk = _chunk_size(c, layer)
     if chunk is not None:
@@ -229,7 +239,7 @@ def _project_parts(c: Context, layer: int, x: Array, heads: Mapping[str, int]) -
 
 
 def _clip(c: Context, x: Array) -> Array:
-    """Return q, k or v clamped to the model's limit; unchanged if it has none."""
+    """Return q, k or v clamped to the model's limit (clip_qkv); unchanged without a limit."""
     limit = c.hp["qkv_clip"]
     return x if limit is None else c.backend.clip(x, float(limit))
 

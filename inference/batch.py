@@ -96,12 +96,15 @@ class Batch:
 
     @property
     def label_count(self) -> int:
-        """The number of labels that a token predicts; none predicts a text's first token."""
+        """The number of labels that an earlier token predicts.
+
+        The first token of a text is predicted by none.
+        """
         return int(self.predicted.sum())
 
     @property
     def hidden_count(self) -> int:
-        """The number of tokens that a token of their document could predict and that no label has.
+        """The number of tokens that have no label though a token of their document precedes them.
 
         Padding is not counted, nor the token after a row, which only labels hold.
         """
@@ -111,13 +114,13 @@ class Batch:
 
     @property
     def predicted(self) -> NDArray[np.bool_]:
-        """Mask [samples, tokens] of the labels after each token, of those that are no padding."""
+        """Mask [samples, tokens] of the tokens other than padding whose next token is a label."""
         found: NDArray[np.bool_] = self.label[:, 1:] & self.mask
         return found
 
     @property
     def behind_padding(self) -> int:
-        """The number of labels that are a text's first token, after the padding of its row."""
+        """The number of labels that only padding precedes: first tokens of texts."""
         return int(self.label[:, 1:].sum()) - self.label_count
 
     @property
@@ -128,10 +131,10 @@ class Batch:
 
 @dataclass(frozen=True)
 class EndCounts:
-    """How often an id ends a scored text (`places`), and is a label there (`scored`).
+    """How many scored texts end with an id (`places`), and how many such ends are labels.
 
-    `unknown` counts the ends that may be padding of the same id. `padding` says that the batch is
-    padded with the id.
+    `scored` counts the latter, `unknown` the ends that may be padding of the same id. `padding`
+    says that the batch is padded with the id.
     """
 
     id: int
@@ -368,7 +371,7 @@ def _open_arrays(path: Path, stack: ExitStack) -> Captures:
 
 
 def _own_name(name: str) -> str:
-    """Return an array's name without the names of what holds it in a .pt."""
+    """Return the last part of an array's name in a .pt, without the objects that hold it."""
     return name.rpartition(".")[2]
 
 
@@ -426,10 +429,11 @@ def _check_vocabulary(path: Path, ids: NDArray[np.int64], vocab: int) -> None:
 def _label_shift(
     path: Path, ids: NDArray[np.int64], labels: NDArray[np.int64], mask: NDArray[np.bool_]
 ) -> int:
-    """Return how many tokens ahead of its place a label's token is: a key of SHIFTS.
+    """Return how many tokens after a label's place the token stands that the label holds.
 
-    0 or 1 is right, others are mistakes of the file. Labels of padding do not count. Raises
-    FormatError where no distance fits all labels.
+    It is a key of SHIFTS: 0 (labels are the ids) and 1 (labels are the next ids) are right, the
+    others are mistakes of the file. Labels of padding do not count. Raises FormatError where no
+    distance fits all labels.
     """
     wrong: dict[int, tuple[int, int]] = {}
     for shift in SHIFTS:
@@ -526,12 +530,12 @@ def _pack_rows(batch: Batch, rows: list[list[int]]) -> Batch:
 
 
 def score_batch(batch: Batch, session: Session | None) -> Iterator[ScoredSample]:
-    """Yield the losses of each sample, by a pass of the session's model or from the file's logits.
+    """Yield the losses of each sample, by the session's model or from the file's logits.
 
-    The logits are used where `session` is None. The model runs each document without padding, its
-    positions from 0; then the row with its padding; and a row of several documents also as one
-    text, with positions that count on and with positions that restart, and apart with positions
-    that count on.
+    The logits are used where `session` is None. The model runs each document alone, without
+    padding, its positions from 0; then the row with its padding. It runs a row of several
+    documents three more times: as one text whose positions count on, as one text whose positions
+    restart at each document, and each document alone with the positions that it has in the row.
     """
     for sample in range(len(batch.mask)):
         ids, mask = batch.ids[sample], batch.mask[sample]
@@ -570,7 +574,7 @@ def score_batch(batch: Batch, session: Session | None) -> Iterator[ScoredSample]
 def _losses_of_pass(
     session: Session, ids: NDArray[np.int64], first: int, stop: int, places: Numbers | None = None
 ) -> Numbers:
-    """Return losses [AHEAD, stop - first] of a pass over tokens [first, stop).
+    """Return losses [AHEAD, stop - first] in nats of a pass over tokens [first, stop).
 
     `places` are the positions of the tokens, None to count from 0.
     """
@@ -582,7 +586,7 @@ def _losses_of_pass(
 
 
 def losses_ahead(parts: Any, ids: NDArray[np.int64], first: int) -> Numbers:
-    """Return losses [AHEAD, rows]; entry k of the row of token t is the loss of token t + k.
+    """Return losses [AHEAD, rows] in nats; entry k of token t's row is the loss of token t + k.
 
     `parts` yield logits [n, vocab], together those of the tokens from `first` on. A loss is NaN
     where there is no token. Raises UsageError without any logits.

@@ -54,7 +54,7 @@ def compressed_attention(c: Context, layer: int, x: Array) -> Array:
 
 
 def _project_groups(c: Context, layer: int, x: Array) -> Array:
-    """Return each group of heads of x projected to its rank: [tokens, groups * rank]."""
+    """Return x [tokens, width] with each group of heads projected: [tokens, groups * rank]."""
     w, b = c.weights.role(layer, "attn_output_a.weight"), c.backend
     width = w.shape[-1]
     parts = [
@@ -93,7 +93,9 @@ def _attend(
 def _compress(c: Context, layer: int, x: Array, latent: Array, rate: int) -> tuple[Array, Mask]:
     """Return (compressed keys [windows, 1, d], mask [tokens, windows] of those that are read).
 
-    The compressors' states continue from the cache, where there is one.
+    `latent` is the normalised query latent, with which an indexer chooses windows. `rate` is the
+    number of tokens of a window. The compressors' states continue from the cache, where there is
+    one.
     """
     hp, b, indexed = c.hp, c.backend, bool(c.hp["index_layers"][layer])
     makers = [Compressor("attn_compressor", "", int(hp["head_dim"]), rate, indexed)]

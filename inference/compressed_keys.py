@@ -33,7 +33,7 @@ class Compressor:
 
     @property
     def series(self) -> int:
-        """Values that a token gives: those of one key, or of two where windows overlap."""
+        """How many numbers a token gives: `width`, or twice as many where windows overlap."""
         return self.width * (2 if self.overlaps else 1)
 
 
@@ -52,10 +52,11 @@ def empty_state(c: Context, compressor: Compressor) -> WindowState:
 def compress_keys(
     c: Context, layer: int, x: Array, compressor: Compressor, before: WindowState
 ) -> WindowState:
-    """Return a compressor's state after the tokens x [tokens, hidden] of a pass.
+    """Return a compressor's state, (rows, keys), after the tokens x [tokens, hidden] of a pass.
 
-    `before` is its state before them. Its keys are those of all windows that are over then, cached
-    ones first: the point `compressed_k`, or `index_compressed_k`.
+    `before` is the state before these tokens. Rows are those of tokens whose window is not
+    complete. Keys [windows, 1, width] are those of all complete windows, earlier passes' first:
+    the point `compressed_k`, or `index_compressed_k`.
     """
     b, rate, (rows, keys) = c.backend, compressor.rate, before
     kv = c.tap(f"{compressor.point}compress_kv", layer, c.linear(layer, f"{compressor.role}_kv", x))
@@ -84,9 +85,10 @@ def compress_keys(
 
 
 def _compress_windows(c: Context, layer: int, rows: Array, made: Compressor, count: int) -> Array:
-    """Return the normalised keys [count, 1, width] of the first windows of `rows`, not rotated.
+    """Return the normalised keys [count, 1, width] of the first `count` windows of tokens.
 
-    Where windows overlap, `rows` begin with those of the window before the first one.
+    They are not rotated yet. `rows` are the [kv | gate] of tokens. Where windows overlap, they
+    begin with the tokens of the window before the first one.
     """
     b, rate, width = c.backend, made.rate, made.width
     bias = b.wide(c.vector(layer, f"{made.role}_ape.weight"))

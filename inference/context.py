@@ -70,7 +70,7 @@ class PassState:
         return PassState(self.per_layer, dict(self.shared), self.chosen)
 
     def __bool__(self) -> bool:
-        """Return whether layers share anything: per-layer inputs, keys, values, chosen keys."""
+        """Return whether any field is set: embeddings, shared keys and values, or chosen keys."""
         return self.per_layer is not None or bool(self.shared) or self.chosen is not None
 
 

@@ -90,10 +90,10 @@ class DraftSession(Session):
     def logits_of_both(
         self, ids: Sequence[int], rows: range, limit: int
     ) -> Iterator[tuple[Numbers, Numbers]]:
-        """Yield (model's logits, head's logits) for rows of a sequence, at most `limit` at a time.
+        """Yield (model's logits, head's logits) of some rows, at most `limit` rows at a time.
 
-        The model's row r and the head's draft in the second array predict the token after token r;
-        the head made its guess one token earlier, so that row 0 has none.
+        The head's logits are aligned with the model's: both of row r predict token r + 1. The
+        head read token r - 1 last, so that it has no logits of row 0.
         """
         hidden, stream = self.run_main(ids)
         entered = self._run_head_part(ids[1:], Span(stop=2, hidden=hidden[:-1]), "last", None)
@@ -163,7 +163,7 @@ class DraftCounts:
 
     @property
     def acceptance_rate(self) -> float:
-        """The share of accepted drafts, NaN without drafts."""
+        """The accepted drafts divided by all drafts, NaN without drafts."""
         return self.accepted / self.drafts if self.drafts else math.nan
 
     def add_rows(self, mine: Numbers, drafts: Numbers) -> "DraftCounts":
@@ -178,9 +178,9 @@ class DraftCounts:
         return DraftCounts(self.drafts + len(drafts), self.accepted + int(same.sum()))
 
     def check_acceptance(self, least: float, where: str) -> Check:
-        """Return the check that at least the share `least` is accepted; NOT_RUN without drafts.
+        """Return the check that at least the fraction `least` of drafts is accepted.
 
-        `where` is the check's place, as it is reported.
+        Its status is NOT_RUN without drafts. `where` is the check's place, as it is reported.
         """
         expected = f"at least {100 * least:g} %"
         if not self.drafts:

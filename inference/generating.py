@@ -30,7 +30,7 @@ def room_in_context(model: Model, used: int) -> int:
 class BackgroundValue(Generic[T]):
     """A value made on another thread: the tokenizer, while the prompt runs from its ids.
 
-    Leaving the `with` waits for it, for what it reads is closed then.
+    Leaving the `with` waits for the thread, as the files that it reads are closed after that.
     """
 
     def __init__(self, make: Callable[[], T]) -> None:

@@ -187,9 +187,10 @@ class UsedWeight:
     last: bool
 
     def placed(self, on: Placement) -> tuple[int, int, int]:
-        """Return (bytes once placed, more bytes while it is decoded, host's bytes for decoding).
+        """Return the bytes of the weight: (once placed, more while decoded, more on the host).
 
-        A GPU's weight is decoded on the host; where the host computes, the third number is 0.
+        A GPU's weight is decoded on the host, which takes the third number there. It is 0 where
+        the host computes.
         """
         if not self.rows:
             return 0, 0, 0
@@ -408,9 +409,10 @@ def _use_order(key: str, last: tuple[str, ...]) -> tuple[int, str]:
 def _place_weights(
     on: Placement, weights: Iterable[UsedWeight], n_layers: int, memory: int | None
 ) -> tuple[dict[str, int], dict[str, int], dict[str, int]]:
-    """Return {device: bytes} of placed weights, of the most while one is decoded, of `last` ones.
+    """Return three {device: bytes}: placed weights, the peak while placing, `last` weights.
 
-    `memory` is the budget in bytes (None: the default). What does not fit is decoded at each use.
+    The peak counts a weight while it is decoded. `memory` is the budget in bytes (None: the
+    default). What does not fit is decoded at each use.
     """
     budget = on.budget() if memory is None else memory
     placed: dict[str, int] = {}
@@ -530,9 +532,10 @@ def _captured_shapes(model: Model, tokens: int) -> Iterator[tuple[PointInstance,
 def _activation_bytes(
     model: Model, on: Placement, tokens: int, logits: int, traced: bool
 ) -> tuple[int, int]:
-    """Return the bytes that activations take at most (in a layer, in the head).
+    """Return the bytes that activations take at most: (in a layer, in the head).
 
-    The stream, and what one mixer or one MLP makes of it. `traced`: nothing is fused.
+    They are the stream and what one mixer or one MLP computes from it. `traced`: nothing is
+    fused.
     """
     hp, block = model.hyper, model.spec.block
     by_layer: dict[int, dict[str, int]] = {}

@@ -99,9 +99,9 @@ def _run_experts_one_by_one(
 def _add_weighted_output(
     c: Context, layer: int, share: ExpertRows, total: Array, x: Array
 ) -> Array:
-    """Return the sum `total` with an expert's output times its weights added.
+    """Return the sum `total` plus one expert's output, whose rows are multiplied by weights.
 
-    `share` is (expert, its rows, their weights).
+    `share` is (expert, its rows of x, their weights).
     """
     expert, rows, weights = share
     y = _run_expert(c, layer, expert, _expert_input(c, x, rows))
@@ -109,9 +109,9 @@ def _add_weighted_output(
 
 
 def _add_weighted_input(c: Context, layer: int, share: ExpertRows, total: Array, x: Array) -> Array:
-    """Return the sum `total` with an expert's output added, for inputs times its weights.
+    """Return the sum `total` plus one expert's output for weighted inputs.
 
-    `share` is (expert, its rows, their weights). The weights multiply the expert's input rows of x.
+    `share` is (expert, its rows of x, their weights), which multiply the rows before the expert.
     """
     b, (expert, rows, weights) = c.backend, share
     if b.deterministic:  # all rows: zeros where they are not the expert's

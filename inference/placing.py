@@ -323,9 +323,9 @@ def place_mlp_out(place: LayerFacts) -> str:
 
 
 def place_between_halves(place: LayerFacts) -> str:
-    """Return HERE if a layer has a stream between attention and MLP, else ABSENT.
+    """Return HERE if the stream between attention and MLP is captured in a layer, else ABSENT.
 
-    ABSENT where both read the same stream, or the layer has one of them only.
+    ABSENT where both read the same stream, or the layer has only one of them.
     """
     return ABSENT if place.has_parallel_residual or place.block.halves == "one" else HERE
 
@@ -417,9 +417,10 @@ def only_mixers(*kinds: str) -> PlaceOf:
 
 
 def place_attention_result(place: LayerFacts) -> str:
-    """Return HERE for attention's result before the output product; ABSENT without a mixer.
+    """Return where attention's result before the output product is captured: mostly HERE.
 
-    In layers with another mixer it is the name of that mixer's last point.
+    It is ABSENT without a mixer. In layers with another mixer it is the name of that mixer's last
+    point.
     """
     if not place.has_mixer:
         return ABSENT

@@ -131,17 +131,22 @@ def _delta_chunk(
 
 
 def _products_by_head(x: Array, total: Array, k: Array) -> Array:
-    """Return exp(c_i - c_j) (x_i . k_j) [heads, i, j], zero for later j; `total` is c by head."""
+    """Return exp(c_i - c_j) (x_i . k_j) [heads, i, j], zero for j after i.
+
+    x and k are [heads, tokens, key_dim]. `total` is c [heads, tokens], the log decay summed up to
+    each token.
+    """
     seen = np.tril(np.ones((x.shape[1],) * 2, bool))
     between = np.exp(np.where(seen, total[:, :, None] - total[:, None, :], -np.inf))
     return (x @ k.swapaxes(1, 2)) * between
 
 
 def _products_by_channel(x: Array, total: Array, k: Array) -> Array:
-    """Return sum over d of exp(c_id - c_jd) x_id k_jd [heads, i, j], zero for later j.
+    """Return the sum over d of exp(c_id - c_jd) x_id k_jd [heads, i, j], zero for j after i.
 
-    `total` is c [heads, tokens, key_dim]. Inside SUBCHUNK tokens the exponentials are taken pair by
-    pair; for earlier tokens they are split at the rows' first token, where neither factor grows.
+    `total` is c [heads, tokens, key_dim], the log decay summed up to each token. Inside SUBCHUNK
+    tokens the exponentials are taken pair by pair; for earlier tokens they are split at the rows'
+    first token, where neither factor grows.
     """
     heads, tokens, _ = x.shape
     found = np.zeros((heads, tokens, tokens), x.dtype)

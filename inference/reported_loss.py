@@ -202,12 +202,12 @@ def explain_loss(
 ) -> LossVerdict:
     """Return whether a reported loss is the batch's, and if it is not, which mistakes give it.
 
-    `scored` are the losses of every sample. A number fits within the relative bound `within` and
-    `digit`, half a unit of the reported number's last digit. Where nothing else gives the number,
-    `session` runs the samples packed into rows. One mistake is tried before two. Where several give
-    the same number the answer is ambiguous. A number is given where it is met to REPORTED_SURELY;
-    arithmetic of few bits moves a loss further, and every number made of all its labels with it:
-    such a one is likely where what is left is a small part of what the mistake changes.
+    `scored` are the losses of every sample. The right loss fits within the relative bound
+    `within` plus `digit`, half a unit of the reported number's last digit. A mistake must fit
+    within REPORTED_SURELY. Single mistakes are tried before pairs; last, `session` runs the
+    samples packed into rows. Mistakes that give the same number are `ambiguous`. If none fits so
+    closely, a reduction of all labels that fits `within` is `likely`, since low-precision
+    arithmetic moves the loss.
     """
     right_ones = label_losses(batch, scored)
     right = _mean_loss(right_ones)
@@ -287,17 +287,17 @@ def label_losses(batch: Batch, scored: Sequence[ScoredSample]) -> list[Numbers]:
 def _sample_losses(batch: Batch, sample: int, one: ScoredSample, ahead: int = 1) -> Numbers:
     """Return the losses, in nats, of one sample's scored labels.
 
-    `one` has the log-probabilities of sample number `sample`. `ahead` is how many tokens after its
-    row a label stands: 1 where row i is scored on token i + 1.
+    `one` has the losses of all rows of sample number `sample`. `ahead` is how many tokens after
+    its row a label stands: 1 where row i is scored on token i + 1.
     """
     return _picked_losses(batch, sample, one.nats, ahead, batch.label[sample])
 
 
 def _real_tokens(batch: Batch, sample: int) -> NDArray[np.bool_]:
-    """Return a mask [tokens + 1] of the tokens of a sample that are not padding.
+    """Return a mask [tokens + 1] of the tokens of a sample that could be labels.
 
-    The last entry is the token after the row. The first token of a document after another is left
-    out: no row of its document predicts it.
+    Padding is False, and so is the first token of each document but the row's first: no row of
+    its document predicts it. The last entry is the token after the row.
     """
     there = np.append(batch.mask[sample], batch.label[sample, -1])
     found: NDArray[np.bool_] = there & ~batch.document_starts[sample]
@@ -381,9 +381,10 @@ def _wrong_selections(
 
 
 def _left_out_labels(batch: Batch) -> Iterator[tuple[str, NDArray[np.bool_]]]:
-    """Yield (which labels are left out, mask [samples, tokens + 1] of the others), each mask once.
+    """Yield (words, mask [samples, tokens + 1] of the labels kept) of usual ways to lose labels.
 
-    An answer is a run of labels that are predicted; no document goes on in the next.
+    The words say which labels are lost, such as the last of each answer. An answer is a run of
+    predicted labels within one document. Equal masks are yielded once.
     """
     label = np.zeros_like(batch.label)
     label[:, 1:] = batch.predicted
@@ -451,9 +452,9 @@ def _guess_packings(batch: Batch, session: Session) -> Iterator[LossGuess]:
 
 
 def _guess_empty_windows(batch: Batch, right: Picked) -> Iterator[LossGuess]:
-    """Yield at most one guess with loss NaN: that no label, or no label of a sample, is left.
+    """Yield at most one guess with loss NaN, for a mean over no labels.
 
-    It is the batch itself, a sample without labels, or the largest usual window without labels.
+    The batch, a sample, or a window of a usual size may have no label.
     """
     if not sum(each.size for each in right):
         yield LossGuess(("no_labels",), math.nan, "the batch has no label")

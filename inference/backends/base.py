@@ -147,7 +147,8 @@ class Backend(Recurrent, Hosted, ABC):
     def place(self, weight: "Weight") -> Array | None:
         """Return a whole weight uploaded in its stored encoding.
 
-        None: the caller decodes it and uses `array`.
+        None if the backend keeps no encoded weights: the caller then decodes it and uploads the
+        numbers.
         """
         return None
 
@@ -156,9 +157,10 @@ class Backend(Recurrent, Hosted, ABC):
         """Return numpy floats placed on the device, rounded to the dtype."""
 
     def constant(self, x: Numbers) -> Array:
-        """Return `array` of a small array that is the same in every pass of the model.
+        """Return a small array on the device, rounded to the dtype, as `array` does.
 
-        A device keeps what it was given once, so that a recorded pass may read it.
+        The array is the same in every pass of the model, so that a backend may upload it once and
+        a recorded pass may read it.
         """
         return self.array(x)
 
@@ -198,9 +200,9 @@ class Backend(Recurrent, Hosted, ABC):
     # products
 
     def ids_with_rows(self, ids: Numbers, count: int) -> Numbers | Array:
-        """Return token ids to `embed` with a table of `count` rows: 0 for an id that has none.
+        """Return token ids for a table of `count` rows: an id of `count` or more becomes 0.
 
-        In a recorded pass they are chosen on the device.
+        While a pass is recorded, a backend may do this on the device.
         """
         return np.where(ids < count, ids, 0)
 
@@ -448,7 +450,7 @@ class Backend(Recurrent, Hosted, ABC):
         return ended_windows_mask(cached, tokens, windows, rate)
 
     def join_masks(self, first: Mask, second: Mask, gap: int) -> Mask:
-        """Return two masks [tokens, keys] side by side, with `gap` hidden keys between them."""
+        """Return two masks side by side, `gap` hidden keys between them: [tokens, all keys]."""
         hidden = np.zeros((len(first), gap), np.bool_)
         joined: Mask = np.concatenate([first, hidden, second], axis=1)
         return joined

@@ -96,7 +96,10 @@ class Hosted:
     maths: Maths = NUMPY
 
     def router_numbers(self: _Host, x: Array) -> Array:
-        """Return a router's logits, or the experts' weights, as `maths` takes them."""
+        """Return a router's logits, or experts' weights, in the array type of `maths`.
+
+        It is numpy's here.
+        """
         return self.to_numpy(x)
 
     def router_factors(self, weight: "Weight") -> Array:
@@ -106,8 +109,8 @@ class Hosted:
     def listed_experts(self, table: "Weight", ids: Numbers, n_experts: int) -> Array:
         """Return the experts [tokens, used] that a table [vocab, used] lists for token ids.
 
-        They are integers as `maths` takes indices: numpy's int64 here. Raises ArchError for an
-        expert that is not one of `n_experts`.
+        They are integers in the array type of `maths`: here numpy's int64. Raises ArchError for
+        an expert that is not one of `n_experts`.
         """
         found = np.concatenate([np.asarray(table.rows(int(i), int(i) + 1)) for i in ids])
         chosen = found.astype(np.int64)
@@ -125,7 +128,7 @@ class Hosted:
         return x.astype(other.dtype, copy=False)
 
     def rounded_factors(self: _Host, x: Array) -> Array:
-        """Return the experts' weights rounded to the backend's dtype, as `maths` takes them."""
+        """Return experts' weights, rounded to the backend's dtype, in `maths`'s array type."""
         return self.to_numpy(self.array(x))
 
     def chosen_keys(

@@ -90,10 +90,10 @@ class Tiles(Backend):
         return out[:, before : before + len(q)]
 
     def tiled_softmax(self, x: Array, highest: Array, sink: Array | None) -> Array:
-        """Return exp(x - highest) over its sum along the keys, plus exp(sink - highest).
+        """Return exp(x - highest) divided by its sum over the keys plus exp(sink - highest).
 
-        x [heads, tokens, keys] is float32 at least, -inf where masked; highest and sink are [heads,
-        tokens, 1].
+        x [heads, tokens, keys] is float32 at least, -inf where masked; highest and sink are
+        [heads, tokens, 1]. Without a sink the divisor is the sum alone.
         """
         e = self._exponentials((x - highest).swapaxes(0, 1)).swapaxes(0, 1)
         total = self.wide(self.zeros((*x.shape[:-1], 1)))
@@ -117,10 +117,10 @@ class Tiles(Backend):
         return rows[before : before + len(x)]
 
     def by_block(self, function: Callable[..., Array], *xs: Array) -> Array:
-        """Return function(*xs) of a row-wise function, called block by block.
+        """Return function(*xs) of a row-wise function, called for one block of rows at a time.
 
-        Vectorised functions use other code for the last elements of an array than for the rest, so
-        the length of the array would change bits.
+        Vectorised functions use other code for the last elements of an array than for the rest,
+        so the length of the array would change bits.
         """
         padded = [self._pad_rows(x) for x in xs]
         count, before = len(padded[0][0]), padded[0][1]
@@ -153,7 +153,10 @@ class Tiles(Backend):
         return self.narrow(out[before : before + tokens])
 
     def _group_heads(self, x: Array, kv_heads: int) -> Array:
-        """Return x [heads, ROWS, n] as a contiguous float32 copy [kv_heads, group * ROWS, n]."""
+        """Return x [heads, ROWS, n] as a contiguous float32 copy [kv_heads, group * ROWS, n].
+
+        `group` is the number of query heads that share a key head.
+        """
         copy = self.wide(self.zeros(x.shape))
         copy[...] = x
         return copy.reshape(kv_heads, -1, x.shape[-1])

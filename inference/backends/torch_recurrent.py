@@ -221,7 +221,11 @@ def _later(tokens: int, x: torch.Tensor) -> torch.Tensor:
 
 
 def _products_by_head(x: Array, total: Array, k: Array) -> torch.Tensor:
-    """Return exp(c_i - c_j) (x_i . k_j) [heads, i, j], zero for later j; `total` is c by head."""
+    """Return exp(c_i - c_j) (x_i . k_j) [heads, i, j], zero for j after i.
+
+    x and k are [heads, tokens, key_dim]. `total` is c [heads, tokens], the log decay summed up to
+    each token.
+    """
     between = total[:, :, None] - total[:, None, :]
     between = between.masked_fill(_later(x.shape[1], x), -torch.inf).exp()
     found: torch.Tensor = (x @ k.swapaxes(1, 2)) * between
@@ -229,9 +233,10 @@ def _products_by_head(x: Array, total: Array, k: Array) -> torch.Tensor:
 
 
 def _products_by_channel(x: Array, total: Array, k: Array) -> torch.Tensor:
-    """Return sum over d of exp(c_id - c_jd) x_id k_jd [heads, i, j], zero for later j.
+    """Return the sum over d of exp(c_id - c_jd) x_id k_jd [heads, i, j], zero for j after i.
 
-    `total` is c [heads, tokens, key_dim]; recurrence.py explains the blocks of SUBCHUNK rows.
+    x and k are [heads, tokens, key_dim]. `total` is c [heads, tokens, key_dim], the log decay
+    summed up to each token. recurrence.py explains the blocks of SUBCHUNK rows.
     """
     heads, tokens, _ = x.shape
     blocks = []

@@ -74,10 +74,11 @@ def _place_on_cpu(dtype: str, deterministic: bool, *, torch: bool) -> Placement:
 
 
 def find_gpus(device: str) -> tuple[tuple[tuple[str, int | None], ...], bool]:
-    """Return (((name, free bytes) of each GPU of `cuda`, `cuda:N` or `cuda:all`), kernels run).
+    """Return (((name, free bytes) of each GPU), whether our kernels run on them).
 
-    Without a GPU here, one is assumed on which kernels run, its free bytes None. Raises
-    BackendUnavailableError for another name, or for `cuda:all` without a GPU.
+    `device` is `cuda`, `cuda:N` or `cuda:all`. Without a GPU here, one is assumed on which
+    kernels run, its free bytes None. Raises BackendUnavailableError for another name, or for
+    `cuda:all` without a GPU.
     """
     kind, _, number = device.partition(":")
     if kind != "cuda":

@@ -173,9 +173,10 @@ def _cell_roles(model: Model, layer: int) -> dict[str, str]:
 
 
 def _weight_rows(model: Model, key: str, weights: Weights | None) -> RowSource:
-    """Return the rows of the weight `key`, from `weights` where they have another encoding.
+    """Return the source of a weight's numbers for a cell.
 
-    `weights` are those that ran, None for the model's.
+    `weights` are those that ran, None for the model's. Their numbers are taken if they were
+    encoded otherwise than the model's.
     """
     if weights is not None and weights[key].encoding != model.roles[key].encoding:
         return ArrayRows(weights[key].numpy())

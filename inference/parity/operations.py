@@ -78,7 +78,8 @@ def cut_point_cell(
 ) -> OperationCell:
     """Return the cell of a point: the operation that gives it, with its weights and inputs.
 
-    Inputs are the first run's recorded values. `shadow`: the other run's, where it has them.
+    Inputs are the values that the first run `a` recorded; with `shadow` those of `b`, where it
+    has them.
     """
     columns: list[int] = []
     if point.key.rpartition(".")[2] in BEHIND[1:]:
@@ -157,13 +158,10 @@ def operation_dtypes(key: str, a: Trace, b: Trace) -> tuple[str, str]:
 
 
 def _key_in_model(cell_key: str, key: str) -> str:
-    """Return the model's key of what is called `cell_key` in a model of one layer, a cell.
+    """Return the model's key of an input or weight that a cell calls `cell_key`.
 
-    The cell's layer 0 is the layer of the point `key`: `0.attn_q` is `7.attn_q` for a point of
-    layer 7.
-
-    `cell_key` is the input's key in the cell, `key` that of the cell's point in the model. The
-    stream into a layer is `embd` in the cell.
+    A cell is a model of one layer, layer 0, and the stream into it is `embd`. `key` is the cell's
+    point in the model: `L0.attn_q` is `L7.attn_q` for a point of layer 7.
     """
     layer = key.partition(".")[0] if "." in key else ""
     name = cell_key.rpartition(".")[2]

@@ -259,11 +259,11 @@ def _compare_pair(
 def _judge_amplified(
     model: Model, first: DeviceChoice, a: Trace, b: Trace, diff: TraceDiff, request: ParityRequest
 ) -> OperationResiduals | None:
-    """Return the residuals of the operations of `b` if all are right, though a point is beyond.
+    """Return the residuals of `b`'s operations if all are right though points differ.
 
-    Then the difference is amplified rounding. `first` is the backend of the reference `a`, on which
-    the operations run. None if no point is beyond, an operation is wrong, a NaN is on one side, or
-    the reference is an engine.
+    Then the difference is amplified rounding. `first` is the backend of the reference `a`, on
+    which the operations run. None if no point is beyond tolerance, an operation is wrong, a NaN
+    is on one side, or the reference is an engine.
     """
     broken = any(p.nonfinite is not None and p.nonfinite.alone for p in diff.points)
     if diff.first is None or first.is_engine or broken:
@@ -301,9 +301,9 @@ def compare_runs(
 
 
 def _comparable_rows(key: str, limits: Mapping[int, int]) -> int | None:
-    """Return the position that comparable rows of a key end before, None for all rows.
+    """Return the position before which rows of a key are comparable, None for all rows.
 
-    `limits` are the first flipped positions by layer.
+    `limits` are the first positions with other experts, by layer.
     """
     name = key.rpartition(".")[2]
     if not limits or name.startswith("embd"):
@@ -324,10 +324,10 @@ def _comparable_rows(key: str, limits: Mapping[int, int]) -> int | None:
 def measure_run_distance(
     number: int, what: str, run: Trace, exact: Trace, request: ParityRequest
 ) -> RunDistance:
-    """Return how far a run is from another by point, and by how much its loss differs.
+    """Return the relative L2 distance of `run` from `exact` at each point, and of the losses.
 
-    `number` is the run's number, `exact` the other run's trace, `what` its description. The loss is
-    that of the request's ids.
+    `number` is the run's number, `what` a description of the pair. The loss is that of the
+    request's ids.
     """
     found: dict[str, float] = {}
     for key in common_keys(run, exact):

@@ -161,10 +161,10 @@ def check_finite(runs: Sequence[tuple[Trace, DeviceChoice]]) -> list[Check]:
 
 
 def _nonfinite_alike_text(diff: TraceDiff) -> str:
-    """Return where both runs are equally not finite before the first point that differs.
+    """Return in words where both runs have the same NaN or infinities, "" if nowhere.
 
-    "" if nowhere. What NaN does to later points depends on the backend, and is no difference to
-    look into.
+    Only points before the first that differs count: what NaN does to later points depends on the
+    backend, and is no difference to look into.
     """
     for point in diff.points:
         if point.beyond:

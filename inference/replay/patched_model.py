@@ -244,7 +244,10 @@ class PatchedModel:
         """
 
         def late(changed: Any, own: Callable[[], Any], axis: int) -> Any:
-            """Return `changed` with the rows before `since` of `own()`; `axis` counts queries."""
+            """Return `own()` for queries before `since`, `changed` for later ones.
+
+            `axis` counts queries in both. `own` is not called where `since` is 0.
+            """
             if not since:
                 return changed
             before, _ = np.split(own(), [since], axis)

@@ -244,9 +244,10 @@ def measure_operation_residuals(
 
 
 def value_at(patched: PatchedModel, points: Mapping[str, Array], wanted: str) -> Array | None:
-    """Return the value of the point `wanted` where the points of `points` have these values.
+    """Return the value of the point `wanted` in a pass whose other points are set to `points`.
 
-    None where the pass has no such point; nothing after it is computed.
+    `points` are values by key; points not among them are computed. None where the pass has no
+    such point; nothing after it is computed.
     """
     recorder = _ValueAt(patched, points, wanted)
     with contextlib.suppress(StopPass):
@@ -357,9 +358,10 @@ class _ShadowRecorder(CallRecorder):
         return goes_on
 
     def _without_ties(self, key: str, value: RecordedValue) -> RecordedValue:
-        """Return the value of the point after a choice of experts without rows that have a tie.
+        """Return a value with those rows masked in which the last choice of experts was a tie.
 
-        Of experts with one score, as logits of 16 bits have it, another run may take another.
+        Of experts with equal scores, as logits of 16 bits have them, another run may choose
+        another.
         """
         layer, tied = self._tied or (-1, np.zeros(0, np.bool_))
         self._tied = None

@@ -44,6 +44,7 @@ class _Stream:
     """A raw stream handle with the attribute `ptr`, which CuPy's launches read."""
 
     def __init__(self, ptr: int) -> None:
+        """Take the raw handle."""
         self.ptr = ptr
 
 

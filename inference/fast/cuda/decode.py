@@ -54,7 +54,7 @@ _LAUNCHES: Mapping[tuple[str, int], Launch] = {
 def launch_settings(encoding: str, itemsize: int) -> Launch:
     """Return the launch settings of the kernel that decodes an encoding.
 
-    `itemsize` is the bytes of an output element; 8 has those of 4.
+    `itemsize` is the bytes of an output element; float64 uses the settings of float32.
     """
     size = min(itemsize, 4)
     return _LAUNCHES.get((encoding, size), _STAGED[size])

@@ -19,7 +19,10 @@ class HostUploads:
 
     @property
     def cached(self) -> Array | None:
-        """Count of valid cache positions, on the device, in a step being recorded; else None."""
+        """The number of valid cache positions, on the device, in a step being recorded.
+
+        None outside a recording, and in a recorded pass that has no cache.
+        """
         return None if self.recording is None else self.recording.cached
 
     def refuse_in_recording(self, what: str) -> None:
@@ -42,7 +45,10 @@ class HostUploads:
         return found
 
     def constant(self, x: Numbers, dtype: Any) -> Array:
-        """Return a small array on the device; equal ones are placed once."""
+        """Return a small array on the device in `dtype`; arrays with equal bytes share one copy.
+
+        In a pass being recorded an array that is not there yet raises NotRecordable.
+        """
         key = (str(np.dtype(dtype)), x.tobytes())
         if key not in self._constants:
             self.refuse_in_recording("a constant is new")

@@ -128,7 +128,7 @@ class CupyPending:
         self._workspace.launch_stats(dtype, waiting.jobs, waiting.pieces)
 
     def join(self) -> None:
-        """Launch the statistics of all arrays that wait, on the current stream."""
+        """Launch the kernels for all arrays added so far, on the current stream."""
         for dtype in [name for name, waiting in self._waiting.items() if waiting.jobs]:
             self._launch(dtype)
 

@@ -83,7 +83,10 @@ class CodedWeight:
         )
 
     def select_rows(self, index: Any) -> "CodedWeight | None":
-        """Return a weight of only the rows `index`; None if rows share a block or a byte."""
+        """Return a weight that has only the rows `index`.
+
+        None if a row does not consist of whole blocks, as it then shares one with the next row.
+        """
         if self.columns % self.blocksize:
             return None
         packed = self.packed.reshape(-1, self.columns // 2)[index]
@@ -119,7 +122,10 @@ class Placer:
     _ready: "WeakKeyDictionary[Weight, Placed]" = field(default_factory=WeakKeyDictionary)
 
     def place(self, w: "Weight") -> Placed:
-        """Return a weight in GPU memory: kept there, or over the budget for this use only."""
+        """Return a weight in GPU memory.
+
+        It stays there if the budget allows that; otherwise this copy is for one use.
+        """
         placed = self._ready.get(w)
         if placed is None:
             placed, make = self._try_to_hold(w)
@@ -134,7 +140,7 @@ class Placer:
         return self._try_to_hold(w)[0]
 
     def gather(self, w: "Weight", ids: Any) -> Any:
-        """Return rows `ids` [n, columns] of a table in the backend's dtype.
+        """Return rows `ids` of a table in the backend's dtype: [n, columns].
 
         If the table does not fit the budget, only these rows are placed.
         """
@@ -174,9 +180,9 @@ class Placer:
         return out
 
     def _try_to_hold(self, w: "Weight") -> tuple[Placed | None, Callable[[], Placed]]:
-        """Return (the weight kept in GPU memory, or None; a function that places it for one use).
+        """Return (the weight kept in GPU memory, a function that places it for one use).
 
-        It is None if the weight does not fit the budget.
+        The first is None if the weight does not fit the budget.
         """
         coded = w.bnb4_parts()
         if coded is not None:
@@ -197,19 +203,23 @@ class Placer:
         return (None if held is None else Dense(held.reshape(shape))), place_once
 
     def _is_placed_as_stored(self, encoding: str) -> bool:
-        """Return whether weights of an encoding are placed as stored: decoded there, or plain."""
+        """Return whether weights of an encoding are uploaded as their stored bytes.
+
+        So are encodings that the GPU decodes, and floats of the backend's dtype.
+        """
         return encoding in DECODED or PLAIN.get(encoding) == self.backend.dtype
 
     def _hold_within_budget(
         self, w: "Weight", size: int, make: Callable[[], Placed]
     ) -> tuple[Placed | None, Callable[[], Placed]]:
-        """Return (the weight kept in GPU memory, None if it does not fit the budget; `make`).
+        """Return (the weight kept in GPU memory, or None if it does not fit the budget; `make`).
 
-        `size` is the bytes that the budget counts. `make` places the weight, also for one use.
+        `size` is the bytes that the budget counts. `make` uploads the weight, and is also what a
+        caller uses for a single use.
         """
 
         def make_and_count() -> Placed:
-            """Return the weight placed by `make`, its bytes added to `held`."""
+            """Return the weight placed by `make`, after adding its size to `resident_bytes`."""
             self.resident_bytes += size
             return make()
 
