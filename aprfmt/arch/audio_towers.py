@@ -28,7 +28,7 @@ _IGNORED = frozenset(
 
 
 def _layer_rows() -> Rows:
-    """Return the rows of a layer's tensors."""
+    """Return the tensor-table rows of a layer's tensors."""
     rows = (
         *norm("ln1", _LAYER + "self_attn_layer_norm", bias=True),
         *linear("attn_q", _LAYER + "self_attn.q_proj", Q, "hidden_size", bias=""),
@@ -43,7 +43,10 @@ def _layer_rows() -> Rows:
 
 
 def _convolution_rows(number: int, into: str) -> Rows:
-    """Return the rows of one of the two convolutions; `into` are its input channels."""
+    """Return the tensor-table rows of one of the two convolutions.
+
+    `into` are its input channels.
+    """
     role, hf = f"a.conv1d.{number}", f"{_TOWER}conv{number}"
     return (
         single_row(f"{role}.weight", f"{hf}.weight", "hidden_size", into, "3"),

@@ -26,7 +26,7 @@ _TENSORS, _BINDINGS = make_tables(
 
 
 def logit_factor_rule() -> HyperRule:
-    """Return the rule for the factor on the logits."""
+    """Return the rule that reads and writes the factor on the logits."""
     return HyperRule(
         "logit_scale",
         {"hf": ("logit_scale",), "gguf": ("{arch}.logit_scale",)},

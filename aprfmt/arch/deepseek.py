@@ -70,9 +70,10 @@ GGUF_MORE = (Binding(("blk.{L}.attn_kv_b.weight",), ("attn_kv_b.weight",)),)
 
 
 def _deepseek_rows(mlp_bias: str | None, *router: RoleRow, more: tuple[RoleRow, ...] = ()) -> Rows:
-    """Return the rows of a deepseek model; `router` and `more` are rows that versions differ in.
+    """Return the tensor-table rows of a deepseek model.
 
-    `mlp_bias` is the condition for biases of the MLPs, None: no biases.
+    `router` and `more` are rows that versions differ in. `mlp_bias` is the condition for biases
+    of the MLPs, None: no biases.
     """
     return with_model_rows(
         *norm("attn_norm", "input_layernorm"),
@@ -177,9 +178,10 @@ def _write_gating(number: int) -> Write:
 
 
 def sigmoid_router_rule(kind: str = "sigmoid_bias", number: int = _SIGMOID) -> HyperRule:
-    """Return the rule for deepseek v3's routing: sigmoid scores, a bias for the choice.
+    """Return the rule that reads and writes deepseek v3's kind of routing.
 
-    `kind` is the value of the hyperparameter `router`, `number` llama.cpp's of the score function.
+    That is sigmoid scores and a bias for the choice. `kind` is the value of the hyperparameter
+    `router`, `number` llama.cpp's of the score function.
     """
     return HyperRule(
         "router",
@@ -190,7 +192,7 @@ def sigmoid_router_rule(kind: str = "sigmoid_bias", number: int = _SIGMOID) -> H
 
 
 def routed_scale_rule(hf_default: float) -> HyperRule:
-    """Return the rule for the factor on the routed experts' weights."""
+    """Return the rule that reads and writes the factor on the routed experts' weights."""
     return HyperRule(
         "routed_scale",
         {"hf": ("routed_scaling_factor",), "gguf": ("{arch}.expert_weights_scale",)},

@@ -38,10 +38,11 @@ _TYPES = "{arch}.attention.indexer.types"
 
 
 def _index_layers_rule(names: str) -> HyperRule:
-    """Return the rule for which layers have an indexer (others use that of an earlier layer).
+    """Return the rule that reads and writes which layers have an indexer.
 
-    config.json lists them, or has one letter a layer, or gives a period: all up to an offset, then
-    every n-th. If `names` is "", all layers have one and no key is read.
+    Other layers use that of an earlier layer. config.json lists the layers, or has one letter a
+    layer, or gives a period: all up to an offset, then every n-th. If `names` is "", all layers
+    have one and no key is read.
     """
     # config.json has three forms: a list of kinds, one letter a layer, or a period.
     listed = read_layer_kinds(("full",), ("shared",), "indexer_types")

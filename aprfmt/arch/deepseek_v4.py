@@ -86,16 +86,20 @@ def _in_memory(name: str) -> str:
 
 
 def _row(role: str, hf: str, *shape: str, needs: str = "") -> RoleRow:
-    """Return the row of a layer's tensor; `hf` is its name below the layer in published files."""
+    """Return the tensor-table row of a layer's tensor.
+
+    `hf` is its name below the layer in published files, `shape` its size expressions, `needs` the
+    condition for a layer to have it.
+    """
     # What compresses an indexer's keys has a name without its dot in GGUF.
     return RoleRow(role, _AT + hf, shape, needs, gguf=role.replace(".compressor", "_compressor"))
 
 
 def _compressor(role: str, hf: str, width: str, rate: str, needs: str) -> tuple[RoleRow, ...]:
-    """Return the rows of a compressor, without its norm, in layers that meet the condition `needs`.
+    """Return the tensor-table rows of a compressor, without its norm.
 
-    `role` and `hf` are prefixes of roles and of names, `width` is what a token gives, `rate` the
-    hyperparameter with the tokens of a window.
+    Layers that meet the condition `needs` have it. `role` and `hf` are prefixes of roles and of
+    names, `width` is what a token gives, `rate` the hyperparameter with the tokens of a window.
     """
     return (
         _row(f"{role}_kv.weight", f"{hf}.wkv.weight", width, "hidden_size", needs=needs),
@@ -105,7 +109,7 @@ def _compressor(role: str, hf: str, width: str, rate: str, needs: str) -> tuple[
 
 
 def _hyper_connection(name: str) -> tuple[RoleRow, ...]:
-    """Return the rows of the hyper-connection `name`, "hc_attn" or "hc_ffn"."""
+    """Return the tensor-table rows of the hyper-connection `name`, "hc_attn" or "hc_ffn"."""
     return (
         _row(f"{name}_fn.weight", f"{name}_fn", _WEIGHTS, _STREAMS),
         _row(f"{name}_base.weight", f"{name}_base", _WEIGHTS),
@@ -302,7 +306,11 @@ def _gguf_attention_kinds(
 
 
 def _layers_rule(name: str) -> HyperRule:
-    """Return the rule `name` for the layers of one kind; the indexer's rule writes all kinds."""
+    """Return the rule that reads and writes the hyperparameter `name`: layers of one kind.
+
+    It says for each layer whether it is of that kind. The indexer's rule writes the kinds of all
+    layers, the other rule writes nothing.
+    """
 
     def read(facts: Facts, hp: Params) -> Found:
         """Return (True for each layer of the kind, key) of config.json."""
@@ -340,9 +348,10 @@ def _layers_rule(name: str) -> HyperRule:
 
 
 def _rate_rule(name: str) -> HyperRule:
-    """Return the rule for how many tokens a key stands for in one kind of layer.
+    """Return the rule that reads and writes how many tokens a compressed key stands for.
 
-    config.json has an object of both, or a key for each in older files, which wins.
+    The hyperparameter `name` is that of one kind of layer. config.json has an object of both
+    kinds, or a key for each in older files, which wins.
     """
     kind, short, default = _RATES[name]
 
@@ -393,7 +402,10 @@ _HASH_COUNT = "{arch}.hash_layer_count"
 
 
 def _hash_layers_rule() -> HyperRule:
-    """Return the rule for the layers whose experts are listed by token, by default three."""
+    """Return the rule that reads and writes the layers whose experts are listed by token.
+
+    These are by default the first three.
+    """
     kinds = {"hash_moe": True, "moe": False}
 
     def first_layers(count: int, hp: Params) -> PerLayer:
@@ -436,7 +448,10 @@ _DEFAULT_PART = 64 / 512  # of a head, rotated where config.json says nothing
 
 
 def _rope_objects(facts: Facts) -> tuple[Params, Params] | None:
-    """Return config.json's rope objects (of compressed layers, of windowed ones); None if flat."""
+    """Return config.json's rope objects: (of compressed layers, of windowed layers).
+
+    None where `rope_parameters` is missing, or is one object for all layers.
+    """
     found = facts.first("rope_parameters")
     value = {} if found is None else found[0]
     if not isinstance(value, Mapping):
@@ -469,9 +484,10 @@ def _read_rotated(facts: Facts, hp: Params) -> Found:
 
 
 def _with_plain_factor(found: Found) -> Found:
-    """Return a rope scaling that was read, its factor on cos and sin 1 unless config.json has one.
+    """Return (rope scaling, key) as read, with 1 as yarn's factor on cos and sin.
 
-    transformers does not use yarn's own here.
+    transformers computes no such factor for this architecture. Other scalings, and None, are
+    returned unchanged.
     """
     if found is None or found[0] is None or found[0]["type"] != "yarn":
         return found
@@ -479,9 +495,10 @@ def _with_plain_factor(found: Found) -> Found:
 
 
 def _with_yarns_factor(scaling: Params | None) -> Params | None:
-    """Return a scaling whose factor on cos and sin is yarn's own, which a GGUF has no key for.
+    """Return a rope scaling with yarn's usual factor on cos and sin, for a GGUF.
 
-    llama.cpp divides it out again for this architecture.
+    A GGUF has no key for the factor, and llama.cpp divides it out again for this architecture.
+    Other scalings, and None, are returned unchanged.
     """
     if scaling is None or scaling["type"] != "yarn":
         return scaling
@@ -500,7 +517,10 @@ def _rope_rules() -> tuple[HyperRule, ...]:
     rules = dict(usual)
 
     def renamed(facts: Facts) -> Facts:
-        """Return the facts as other architectures have them: objects by kind of layer."""
+        """Return the facts, rope objects named as other architectures' config.json has them.
+
+        `compress` and `main` become `full_attention` and `sliding_attention`.
+        """
         nested = _rope_objects(facts)
         if nested is None:
             return facts
@@ -626,8 +646,9 @@ def _limit_rule() -> HyperRule:
 
 
 def _rate_loss(layers: str, rate: str) -> Loss:
-    """Return the Loss of how many tokens a key stands for in `layers`, the hyperparameter `rate`.
+    """Return the Loss of another number of tokens per compressed key than llama.cpp has.
 
+    `layers` names the hyperparameter of the layers with such keys, `rate` that of the number.
     llama.cpp's code has the usual numbers.
     """
     usual = _RATES[rate][2]

@@ -57,7 +57,10 @@ GATE_UP_GGUF = Binding(
 
 
 def gated_attention_rows() -> tuple[RoleRow, ...]:
-    """Return the rows of layers with attention: q with its gate, k, v, output and q/k-norms."""
+    """Return the tensor-table rows of layers with attention whose query has a gate.
+
+    They are q with its gate, k, v, the output projection and the norms of q and k.
+    """
     own = tuple(
         RoleRow(f"{role}.{suffix}", "", shape, needs, gguf="")
         for role in ("attn_q", "attn_q_gate")
@@ -96,7 +99,7 @@ def delta_net_rows(
     output: Steps = (),
     projections: tuple[tuple[str, str, Steps], ...] = (),
 ) -> tuple[RoleRow, ...]:
-    """Return the rows of a delta net's tensors.
+    """Return the tensor-table rows of a delta net's tensors.
 
     `rates` are GGUF's layout steps of ssm_dt and ssm_a, `kernel` those of the convolution and
     `output` those of the output projection, besides the steps that all files need. `projections`
@@ -106,7 +109,7 @@ def delta_net_rows(
     named = {role: (hf, steps) for hf, role, steps in projections}
 
     def input_row(role: str, rows: str) -> RoleRow:
-        """Return the row of a projection of the stream to `rows` rows.
+        """Return the tensor-table row of a projection of the stream to `rows` rows.
 
         Only a projection of `projections` has a name of its own; others are parts of a stored
         tensor.
@@ -135,7 +138,10 @@ def delta_net_rows(
 
 
 def delta_layers_rule() -> HyperRule:
-    """Return the rule for the layers with a delta net: listed, or all but every n-th."""
+    """Return the rule that reads and writes which layers have a delta net.
+
+    config.json lists them, or has the interval of the layers with attention.
+    """
     key = "{arch}.full_attention_interval"
 
     def read_interval(facts: Facts, name: str, hp: Params) -> tuple[Value, str] | None:
@@ -176,12 +182,15 @@ def delta_layers_rule() -> HyperRule:
 
 
 def rotated_layers_rule() -> HyperRule:
-    """Return the rule for the layers with rope: those with attention."""
+    """Return the rule that reads and writes the layers with rope: those with attention."""
     return HyperRule("rope_layers", default=lambda hp: tuple(not on for on in hp["delta_layers"]))
 
 
 def size_rules() -> tuple[HyperRule, ...]:
-    """Return the rules for heads, their sizes and the convolution, with transformers' defaults."""
+    """Return the rules that read and write a delta net's heads, their sizes and its kernel.
+
+    Defaults are those of transformers.
+    """
 
     def read_value_dim(facts: Facts, hp: Params) -> tuple[Value, str] | None:
         """Return (elements of a value head, key) of a GGUF's inner size; None without the key.

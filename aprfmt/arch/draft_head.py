@@ -109,7 +109,7 @@ _FIRST = {"hf": LAYER.replace("{L}", "0"), "gguf": "blk.0."}
 
 
 def main_layers_rule() -> HyperRule:
-    """Return the rule for the number of layers without those of draft heads.
+    """Return the rule that reads and writes the number of layers without those of draft heads.
 
     A GGUF counts a draft head's layer among its blocks.
     """
@@ -283,10 +283,10 @@ def head_role(key: str) -> str:
 def stored_groups(
     spec: ArchSpec, style: str, roles: Collection[str], hp: HyperParams
 ) -> list[BoundGroup]:
-    """Return the stored tensors that roles of a model and of its draft heads go to.
+    """Return the stored tensors that hold these roles of a model and of its draft heads.
 
-    `style` is the naming (hf, gguf, apr). It is like `groups_for`, which knows the model alone.
-    Those of draft heads come last.
+    `style` is the naming (hf, gguf, apr). `groups_for` does the same for a model without draft
+    heads; those of draft heads come last.
     """
     if style not in spec.draft:
         return groups_for(spec, style, roles, hp)

@@ -43,11 +43,11 @@ def embedding_rows(
     bias: bool = True,
     extra: str = "",
 ) -> tuple[RoleRow, ...]:
-    """Return the rows of the tables of words, positions and token types, and of their norm.
+    """Return the tensor-table rows of an encoder's embeddings and of their norm.
 
-    `words`, `places`, `types` and `normed` (the norm) are Hugging Face names, "" for one that the
-    model does not have. `bias`: the norm has one. `extra` (`+2`) are rows of the position table
-    before position 0's.
+    `words`, `places` (positions), `types` (token types) and `normed` (the norm) are Hugging Face
+    names, "" for one that the model does not have. `bias`: the norm has one. `extra` (`+2`) are
+    rows of the position table before position 0's.
     """
     rows = [RoleRow("token_embd.weight", f"{words}.weight", _TABLE, layered=False)]
     if places:
@@ -72,7 +72,10 @@ def embedding_rows(
 
 
 def _attention_rows(q: str, k: str, v: str, out: str) -> tuple[RoleRow, ...]:
-    """Return the rows of attention's four projections with biases; arguments are their names."""
+    """Return the tensor-table rows of attention's four projections with biases.
+
+    The arguments are their names in Hugging Face files.
+    """
     return (
         *linear("attn_q", q, Q, "hidden_size", bias=""),
         *linear("attn_k", k, KV, "hidden_size", bias=""),
@@ -115,7 +118,7 @@ def _make_encoder_tables(rows: Sequence[RoleRow]) -> Made:
 
 
 def encoder_rules(*overrides: HyperRule) -> tuple[HyperRule, ...]:
-    """Return the rules that encoders share; `overrides` replace or add to them.
+    """Return the hyperparameter rules that encoders share; `overrides` replace or add to them.
 
     Positions are learned unless `overrides` say otherwise.
     """
@@ -140,7 +143,10 @@ def encoder_rules(*overrides: HyperRule) -> tuple[HyperRule, ...]:
 
 
 def _position_offset_rule(default: int) -> HyperRule:
-    """Return the rule for the first position's row, the one after the padding id's."""
+    """Return the rule that reads and writes which row of the position table is position 0's.
+
+    It is the row after the padding id's: config.json has `pad_token_id`.
+    """
 
     def read(facts: Facts, hp: Params) -> tuple[Value, str] | None:
         """Return (padding id + 1, key) of config.json; None without the key."""
@@ -261,7 +267,7 @@ def _is_decoder(names: Collection[str], values: Mapping[str, Value]) -> bool:
 
 
 def _causal_rules(*more: HyperRule) -> tuple[HyperRule, ...]:
-    """Return the rules of a causal bert; `more` replace or add to them."""
+    """Return the hyperparameter rules of a causal bert; `more` replace or add to them."""
     write = {"hf": lambda value, hp: {"is_decoder": True}}
     return encoder_rules(
         replace(pooling_rule(), write={**pooling_rule().write, **write}),

@@ -204,11 +204,14 @@ class Section:
     divided: bool = True
 
     def copies(self, ranks: int) -> int:
-        """Return how many ranks hold the same rows."""
+        """Return how many of `ranks` ranks hold the same rows of this section."""
         return max(1, ranks // max(1, self.rows // self.unit)) if self.divided else ranks
 
     def share(self, ranks: int) -> int:
-        """Return how many rows a rank has; -1 where units or ranks do not come out even."""
+        """Return how many rows of this section each of `ranks` ranks has.
+
+        -1 where the units cannot be divided evenly among the ranks, or the ranks among the units.
+        """
         units = self.rows // self.unit
         if not self.divided:
             return self.rows
@@ -217,7 +220,7 @@ class Section:
         return max(units // ranks, 1) * self.unit
 
     def start(self, rank: int, ranks: int) -> int:
-        """Return the first of a rank's rows."""
+        """Return the number of the first row of this section that a rank has."""
         return rank // self.copies(ranks) * self.share(ranks) if self.divided else 0
 
 
@@ -282,9 +285,10 @@ class EngineParameter:
 
 
 def parts_of_one_factor(held: Mapping[str, Sequence[T]]) -> Iterator[tuple[T, ...]]:
-    """Yield the parts of each matrix that engines join and give one factor (ONE_FACTOR).
+    """Yield the weights that engines join into one matrix with one scale (ONE_FACTOR).
 
-    `held` has the weights of each role's key; where these are experts, each is joined for itself.
+    `held` is {role key: weights}. Each tuple has one weight of each joined role, such as q, k and
+    v; of experts it has those of one expert.
     """
     for key, firsts in held.items():
         layer, role = split_key(key)
@@ -321,7 +325,10 @@ def list_parameters(
 
 
 def _with_renamed(names: Sequence[str], pairs: Sequence[tuple[str, str]]) -> tuple[str, ...]:
-    """Return names and what they become by replacing parts of them, each name once."""
+    """Return the names, and after them each name with the replacements (old, new) applied.
+
+    A name that occurs twice is returned once.
+    """
     found = dict.fromkeys(names)
     for name in names:
         for old, new in pairs:
@@ -425,10 +432,11 @@ class _Table:
                     yield EngineParameter(names, (*halves, *parts[2:]))
 
     def completed(self, layer: int | None) -> Iterator[EngineParameter]:
-        """Yield a layer's joined queries, keys and values where the checkpoint lacks some of them.
+        """Yield a layer's joined q, k and v where the checkpoint stores no k or no v for it.
 
-        SGLang's `qkv_proj` is whole in every layer: one that uses the keys and values of another
-        layer has room for its own, and one whose values are its keys has them twice.
+        SGLang's `qkv_proj` is whole in every layer. In a layer that uses the keys and values of
+        another layer, its k and v rows are loaded from nothing. In a layer whose values are its
+        keys, the keys' rows are there twice.
         """
         if layer is None or not may_share_keys(self._spec):
             return
@@ -538,11 +546,17 @@ class _Table:
         return None
 
     def _halved(self, part: Part, heads: str) -> Part:
-        """Return a part with the rows of each head from neighbours to halves."""
+        """Return a part whose heads' rows are reordered from adjacent pairs to split halves.
+
+        `heads` names the hyperparameter that counts the heads.
+        """
         return replace(part, steps=(RowsPermuted(heads),))
 
     def _turned_part(self, group: BoundGroup) -> Part:
-        """Return an interleaved stack as a transposed part, its gate and up rows still in turns."""
+        """Return a stack of experts as a transposed part.
+
+        Its gate and up rows stay interleaved, one row of gate, one of up.
+        """
         steps = tuple(step for step in group.binding.steps if isinstance(step, Transposed))
         binding = replace(group.binding, steps=steps)
         (shape,) = logical_shapes(binding, [self._shapes[group.stored[0]]], self._hp)
@@ -608,13 +622,13 @@ def whole_parameter(name: str, shape: Shape) -> EngineParameter:
 def companion_parameter(
     parameter: EngineParameter, leaves: tuple[str, str], shapes: Mapping[str, Shape], slots: int = 1
 ) -> EngineParameter | None:
-    """Return the parameter that holds a companion (a scale, a zero point) of `parameter`'s codes.
+    """Return the parameter that holds a companion (scales, zero points) of `parameter`'s codes.
 
     `leaves` are the last part of the published names, of codes and of companions; `shapes` are
-    those of the published companions, by the name of their codes. Their rows are divided as those
-    of the codes; a scalar stands for all of them. Of a matrix that is published joined an engine
-    may have `slots` of them all the same, one for each part of its rows, and each holds the one
-    scalar (vLLM's PerTensorScaleParameter). None where a tensor has no such companion.
+    the companions' published shapes, by the name of their codes. Companions are divided among
+    ranks as the rows of the codes are; a scalar belongs to all rows. An engine may have `slots`
+    copies of the one scalar of a matrix that is published joined, one for each of its parts
+    (vLLM's PerTensorScaleParameter). None where a tensor has no such companion.
     """
     made = []
     for part in parameter.parts:
@@ -672,10 +686,10 @@ def _is_interleaved(group: BoundGroup) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class RankLayout:
-    """How ranks hold a parameter: whole (`axis` None), or shares of `axis`.
+    """How ranks hold a parameter: whole (`axis` None), or each a part of `axis`.
 
-    `sections` are the Sections of each of its arrays along that axis; () where equal blocks of the
-    whole parameter are the shares. `padding` are the rows after the vocabulary.
+    `sections` are the Sections of each of its arrays along that axis; () where ranks have equal
+    blocks of the whole parameter. `padding` is the number of rows after the vocabulary.
     """
 
     parameter: EngineParameter
@@ -685,10 +699,10 @@ class RankLayout:
     padding: int = 0
 
     def shares(self, arrays: Sequence[Array], rank: int) -> list[Array]:
-        """Return a rank's share of each section, in the order in which the rank has them.
+        """Return the part of each section that a rank has, in the rank's order.
 
-        `arrays` are the parameter's, whole; they are returned where it is not divided. Without
-        sections it is one share of all of them joined.
+        `arrays` are the parameter's whole arrays; they are returned where it is not divided.
+        Without sections the list has one array: the rank's block of all of them joined.
         """
         import numpy as np
 
@@ -709,11 +723,11 @@ class RankLayout:
         return made
 
     def rank_array(self, arrays: Sequence[Array], rank: int) -> Array:
-        """Return what a rank holds of the parameter's whole arrays."""
+        """Return the array that rank number `rank` holds, from the parameter's whole arrays."""
         return self.join_shares(self.shares(arrays, rank))
 
     def join_shares(self, shares: Sequence[Array]) -> Array:
-        """Return one rank's array of the parameter, made of its share of each section.
+        """Return one rank's array of the parameter, from its part of each section.
 
         Sections are the matrices that an engine joined (q, k and v; gate and up), in that order.
         """
@@ -727,7 +741,10 @@ class RankLayout:
         return np.concatenate(list(shares), parameter.axis)
 
     def split_shares(self, local: Array) -> list[Array]:
-        """Return the shares of sections in `local`, a rank's array, in the order of `shares`."""
+        """Return a rank's array `local` cut into its part of each section, in order.
+
+        It undoes `join_shares`.
+        """
         parameter = self.parameter
         if parameter.grouped:
             return self._split_groups(local)
@@ -746,9 +763,9 @@ class RankLayout:
         return _split(local, self.axis, sizes)
 
     def join_ranks(self, rank_arrays: Sequence[Array], copy: int = 0) -> list[Array]:
-        """Return the parameter's arrays, put together from `rank_arrays`, what the ranks have.
+        """Return the parameter's whole arrays, put together from the arrays of all ranks.
 
-        `copy` says which of the ranks that hold the same rows is read.
+        Where several ranks hold the same rows, `copy` is the number of the one that is read.
         """
         import numpy as np
 
@@ -786,7 +803,7 @@ class RankLayout:
         return max(1, shares[1][0] // self.parameter.sections[1][0].unit)
 
     def _join_groups(self, shares: Sequence[Array]) -> Array:
-        """Return a rank's rows of q, k and v, group by group of its key heads."""
+        """Return a rank's rows of q, k and v ordered by key head: q, k and v of each in turn."""
         import numpy as np
 
         count = self._group_count([one.shape for one in shares])
@@ -795,7 +812,7 @@ class RankLayout:
         return joined.reshape(-1, *joined.shape[2:])
 
     def _split_groups(self, local: Array) -> list[Array]:
-        """Return the shares of q, k and v in a rank's rows, which are group by group."""
+        """Return a rank's (q, k, v), taken out of rows that are ordered by key head."""
         rows = [
             sum(one.share(self.ranks) if self.axis is not None else one.rows for one in each)
             for each in self.parameter.sections
@@ -849,7 +866,7 @@ def divide_parameter(parameter: EngineParameter, ranks: int, multiple: int) -> R
 
 
 def _section_forms(parameter: EngineParameter) -> Iterator[tuple[tuple[Section, ...], ...]]:
-    """Yield the parameter's Sections, then the same with all of them divided."""
+    """Yield the parameter's Sections, and then the same as if ranks divided all of them."""
     yield parameter.sections
     yield tuple(tuple(Section(one.rows, one.unit) for one in each) for each in parameter.sections)
 

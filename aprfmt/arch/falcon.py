@@ -26,7 +26,7 @@ _SECOND = ("ffn_norm.weight", "ffn_norm.bias")
 
 
 def _falcon_rows(*norms: RoleRow) -> tuple[RoleRow, ...]:
-    """Return the rows of a falcon model; `norms` are those of its norms in a layer."""
+    """Return the table rows of a falcon model; `norms` are those of its norms in a layer."""
     return with_model_rows(
         *norms,
         *fused_rows("attention_bias"),
@@ -42,7 +42,10 @@ def _falcon_rows(*norms: RoleRow) -> tuple[RoleRow, ...]:
 
 
 def _norm_rows(role: str, hf: str, gguf: str, needs: str = "") -> tuple[RoleRow, ...]:
-    """Return the rows of a norm; `gguf` is its name there, "" if GGUF has no such norm."""
+    """Return the tensor-table rows of a norm's weight and bias.
+
+    `gguf` is its name in a GGUF, "" if GGUF has no such norm.
+    """
     return tuple(
         RoleRow(
             f"{role}.{part}",

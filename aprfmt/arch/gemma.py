@@ -29,7 +29,7 @@ NO_BIASES = Loss(
 def gemma_norm_rows(
     role: str, hf: str, size: tuple[str, ...] = ("hidden_size",)
 ) -> tuple[RoleRow, ...]:
-    """Return the row of a norm that GGUF stores as 1 + w, as a tuple of one.
+    """Return the tensor-table row of a norm that GGUF stores as 1 + w, as a tuple of one.
 
     `role` and `hf` are its role and its name in Hugging Face files, without ".weight". `size` is
     its shape.
@@ -38,7 +38,7 @@ def gemma_norm_rows(
 
 
 def embedding_scale_rule() -> HyperRule:
-    """Return the rule for the factor sqrt(hidden_size) on embeddings.
+    """Return the rule that reads and writes the factor sqrt(hidden_size) on embeddings.
 
     It is rounded to the weights' dtype when used.
     """

@@ -46,9 +46,10 @@ def derived_scale(largest: int) -> Callable[[Params], float]:
 
 
 def query_scale_rule(largest: int) -> HyperRule:
-    """Return the rule for the attention scale, query_pre_attn_scalar ** -0.5 in config.json.
+    """Return the rule that reads and writes the factor on attention scores.
 
-    `largest` as in `derived_scale`, which is what GGUF readers compute.
+    It is query_pre_attn_scalar ** -0.5 in config.json. `largest` as in `derived_scale`, which is
+    what GGUF readers compute.
     """
 
     def read(facts: Facts, hp: Params) -> tuple[Value, str] | None:
@@ -88,7 +89,7 @@ def derived_scale_loss(largest: int) -> Loss:
 def softcap_rule(
     name: str, hf: str, gguf: str, default: float | None, *, written: bool = False
 ) -> HyperRule:
-    """Return the rule for a softcap; null in config.json means no softcap.
+    """Return the rule that reads and writes a softcap; null in config.json means no softcap.
 
     `hf` and `gguf` are its keys. `written`: llama.cpp's converter writes the key since June 2024: a
     GGUF without it is older, and programs that take no default cap nothing.

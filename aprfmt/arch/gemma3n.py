@@ -56,7 +56,10 @@ def whole_model_row(role: str, hf: str, *shape: str, needs: str = "") -> RoleRow
 
 
 def per_layer_embeddings(needs: str = "") -> Rows:
-    """Return the rows of the table with an embedding for every layer, its projection and norm."""
+    """Return the tensor-table rows of a second embedding table, its projection and norm.
+
+    That table has an embedding of each token for every layer.
+    """
     wide = f"n_layers*{PER}"
     return (
         whole_model_row(
@@ -78,7 +81,7 @@ def per_layer_embeddings(needs: str = "") -> Rows:
 
 
 def per_layer_inputs(needs: str = "") -> Rows:
-    """Return the rows of the weights that add a layer's own embedding to the stream."""
+    """Return the table rows of the weights that add a layer's own embedding to the stream."""
     return (
         *linear("inp_gate", "per_layer_input_gate", PER, "hidden_size", needs),
         *linear("proj", "per_layer_projection", "hidden_size", PER, needs),
@@ -97,9 +100,9 @@ def four_norms() -> tuple[Rows, Rows, Rows, Rows]:
 
 
 def own_kv_rule(default: int) -> HyperRule:
-    """Return the rule for the layers with their own keys and values: all but the last few.
+    """Return the rule that reads and writes which layers have their own keys and values.
 
-    `default` is how many of the last layers have none.
+    These are all but the last few; `default` is how many of the last layers have none.
     """
 
     def own_layers(shared: int, hp: Params) -> tuple[bool, ...]:
@@ -193,9 +196,10 @@ def fixed_rule(name: str, value: Value, *keys: str) -> HyperRule:
 
 
 def per_layer_sizes(vocab: int, default: int) -> tuple[HyperRule, HyperRule]:
-    """Return the rules for the per-layer embeddings: (width for one layer, rows of the table).
+    """Return the rules that read and write the sizes of per-layer embeddings.
 
-    `vocab` is the default number of rows, `default` the default width.
+    They are (the width for one layer, the rows of the table). `vocab` is the default number of
+    rows, `default` the default width.
     """
     key = "{arch}.embedding_length_per_layer_input"
     return (
@@ -271,15 +275,16 @@ _SPARSE = "ffn_sparsity"
 
 
 def std_multiplier(share: float) -> float:
-    """Return how many standard deviations above the mean a share of normal values ends.
+    """Return the quantile of the standard normal distribution at `share`.
 
-    -inf for a share of 0. It is the quantile of the standard normal distribution.
+    A fraction `share` of normal values is below the mean plus that many standard deviations. -inf
+    for 0.
     """
     return NormalDist().inv_cdf(share) if share > 0 else -math.inf
 
 
 def _share_of_multiplier(multiplier: float) -> float:
-    """Return the share that a float32 multiplier was computed from, with the fewest digits."""
+    """Return the fraction whose `std_multiplier` is this float32, with the fewest digits."""
     if multiplier == -math.inf:
         return 0.0
     exact = NormalDist().cdf(multiplier)
@@ -291,9 +296,10 @@ def _share_of_multiplier(multiplier: float) -> float:
 
 
 def _sparsity_rule() -> HyperRule:
-    """Return the rule for the share of gate values that each layer's MLP sets to zero.
+    """Return the rule that reads and writes which fraction of gate values an MLP zeroes.
 
-    config.json has shares, a GGUF the threshold in standard deviations.
+    It has a number for each layer. config.json has fractions, a GGUF the threshold in standard
+    deviations.
     """
     key = "{arch}.activation_sparsity_scale"
 
@@ -375,7 +381,7 @@ def _stream_copies_rule() -> HyperRule:
 
 
 def _is_other_sparsity(hp: Params) -> bool:
-    """Return whether the shares differ from those that llama.cpp has in its code."""
+    """Return whether the sparsity of any layer is not the one that llama.cpp's code has."""
     return bool(hp[_SPARSE] != (0.95,) * min(10, hp["n_layers"]) + (0.0,) * (hp["n_layers"] - 10))
 
 
@@ -397,7 +403,7 @@ _FIXED = (
 
 
 def _altup_projection_row(role: str, hf: str) -> RoleRow:
-    """Return the row of the projections of the copies, one tensor each, stacked in GGUF."""
+    """Return the table row of the projections of the copies, one tensor each, stacked in GGUF."""
     return RoleRow(
         f"{role}.weight",
         f"model.{hf}.{{E}}.weight",

@@ -85,7 +85,7 @@ _FINAL_CAP = replace(
 
 
 def _other_kind_row(role: str, shape: tuple[str, ...], needs: str) -> RoleRow:
-    """Return the row of a role's second shape, for the layers of the condition `needs`.
+    """Return the table row of a role's second shape, for the layers of the condition `needs`.
 
     It has no names: those of the role's first row are used.
     """
@@ -93,7 +93,7 @@ def _other_kind_row(role: str, shape: tuple[str, ...], needs: str) -> RoleRow:
 
 
 def _attention_rows() -> Rows:
-    """Return the rows of attention, for layers with a window and without one."""
+    """Return the tensor-table rows of attention, for layers with a window and without one."""
     own, other, dim = f"{_LOCAL} & {OWN}", f"{_FULL} & {OWN}", "global_head_dim"
     valued = f"{other} & !value_is_key"
     return (
@@ -117,7 +117,7 @@ def _attention_rows() -> Rows:
 
 
 def _mlp_rows() -> Rows:
-    """Return the rows of the dense MLP, for layers of the usual width and of twice that."""
+    """Return the table rows of the dense MLP, for layers of the usual width and of twice that."""
     usual, wide = "!wide_layers", "wide_layers"
     into, out = ("2*ffn_size", "hidden_size"), ("hidden_size", "2*ffn_size")
     return (
@@ -130,7 +130,7 @@ def _mlp_rows() -> Rows:
 
 
 def _expert_rows() -> Rows:
-    """Return the rows of the router, the experts and the norms around them."""
+    """Return the tensor-table rows of the router, the experts and the norms around them."""
     on = "moe_layers"
     into = ("n_experts", "moe_ffn_size", "hidden_size")
     return (
@@ -367,7 +367,7 @@ def _wide_layers_rule() -> HyperRule:
 
 
 def _moe_layers_rule() -> HyperRule:
-    """Return the rule for the layers with experts: all or none."""
+    """Return the rule that reads and writes the layers with experts: all or none."""
 
     def read(facts: Facts, hp: Params) -> Found:
         """Return (all layers True or all False, key) of config.json; None without the key."""
@@ -403,7 +403,7 @@ def _read_global_kv_heads(facts: Facts, hp: Params) -> Found:
 
 
 def _shared_rules(window: int, context: int, per_layer: int) -> tuple[HyperRule, ...]:
-    """Return the rules of every gemma 4.
+    """Return the hyperparameter rules of every gemma 4.
 
     `window` and `context` are the default window size and context length, `per_layer` is the
     default width of the embeddings by layer.

@@ -69,7 +69,7 @@ def _read_scaling(facts: Facts, hp: Params) -> Found:
 
 
 def _rope_rules() -> tuple[HyperRule, ...]:
-    """Return the rules for rope, with base and scaling read with alpha."""
+    """Return the rules that read and write rope, with base and scaling read with alpha."""
     reads: dict[str, Any] = {"rope_theta": _read_theta, "rope_scaling": _read_scaling}
     return tuple(
         replace(rule, read={**rule.read, "hf": reads[rule.name]}) if rule.name in reads else rule

@@ -105,7 +105,7 @@ def size(
 
 
 def hidden_size(hf_default: int | None = None, hf: str = "hidden_size n_embd") -> HyperRule:
-    """Return the rule for the width of the residual stream.
+    """Return the rule that reads and writes the width of the residual stream.
 
     `hf_default` is its value where config.json has none of the keys `hf`.
     """
@@ -120,7 +120,7 @@ def hidden_size(hf_default: int | None = None, hf: str = "hidden_size n_embd") -
 
 
 def n_layers(hf_default: int | None = None, hf: str = "num_hidden_layers n_layer") -> HyperRule:
-    """Return the rule for the number of decoder blocks.
+    """Return the rule that reads and writes the number of decoder blocks.
 
     `hf_default` is its value where config.json has none of the keys `hf`.
     """
@@ -136,7 +136,7 @@ def n_layers(hf_default: int | None = None, hf: str = "num_hidden_layers n_layer
 
 
 def n_heads(hf_default: int | None = None, hf: str = "num_attention_heads n_head") -> HyperRule:
-    """Return the rule for the number of query heads.
+    """Return the rule that reads and writes the number of query heads.
 
     `hf_default` is its value where config.json has none of the keys `hf`.
     """
@@ -180,7 +180,7 @@ def head_dim(hf_default: int | None = None, hf: str = "head_dim") -> HyperRule:
 
 
 def ffn_size(hf_default: Any = None, hf: str = "intermediate_size") -> HyperRule:
-    """Return the rule for the inner width of the dense MLP.
+    """Return the rule that reads and writes the inner width of the dense MLP.
 
     `hf_default` is its value where config.json has none of the keys `hf`.
     """
@@ -195,9 +195,10 @@ def ffn_size(hf_default: Any = None, hf: str = "intermediate_size") -> HyperRule
 
 
 def vocab_size(hf_default: int | None = None) -> HyperRule:
-    """Return the rule for the number of rows of the embedding; its shape wins over the key.
+    """Return the rule that reads and writes the number of rows of the embedding.
 
-    `hf_default` is its value where config.json has no key.
+    The embedding's shape wins over the key. `hf_default` is its value where config.json has no
+    key.
     """
     return size(
         "vocab_size",
@@ -211,7 +212,7 @@ def vocab_size(hf_default: int | None = None) -> HyperRule:
 
 
 def context_length(hf_default: int = 2048, hf: str = "max_position_embeddings") -> HyperRule:
-    """Return the rule for the number of positions the model was trained for.
+    """Return the rule that reads and writes the number of positions the model was trained for.
 
     `hf_default` is its value where config.json has none of the keys `hf`; a GGUF must have it.
     """
@@ -315,10 +316,10 @@ def flag(
 
 
 def tied_embeddings(default: bool = False, *, shown: bool = True) -> HyperRule:
-    """Return the rule for an output head that is the embedding: no output.weight is stored.
+    """Return the rule that reads and writes whether the head uses the embedding's weight.
 
-    `shown`: without config.json, a missing output.weight means a tied head, as in llama.cpp; False
-    for architectures in which llama.cpp requires output.weight.
+    `shown`: without config.json, a missing output.weight means a tied head, as in llama.cpp;
+    False for architectures in which llama.cpp requires output.weight.
     """
     return HyperRule(
         "tied_embeddings",
@@ -342,7 +343,7 @@ def attention_biases(default: bool = False, hf: str = "attention_bias") -> tuple
 
 
 def mlp_bias(default: bool = False, hf: str = "mlp_bias") -> HyperRule:
-    """Return the rule for whether the MLP has biases.
+    """Return the rule that reads and writes whether the MLP has biases.
 
     `hf` is config.json's key, `default` the value where it is absent.
     """
@@ -350,7 +351,7 @@ def mlp_bias(default: bool = False, hf: str = "mlp_bias") -> HyperRule:
 
 
 def qk_norm(default: bool = True, hf: str = "") -> HyperRule:
-    """Return the rule for norms of queries and keys: either both exist or none.
+    """Return the rule that reads and writes norms of queries and keys: either both exist or none.
 
     `hf` is config.json's key, `default` the value where it is absent.
     """
@@ -377,7 +378,7 @@ def attn_scale(
     read: Mapping[str, Any] | None = None,
     write: Mapping[str, Any] | None = None,
 ) -> HyperRule:
-    """Return the rule for the factor on attention scores.
+    """Return the rule that reads and writes the factor on attention scores.
 
     `default` computes the value without a key. `gguf_default` is what GGUF readers compute, if that
     differs: a GGUF has the key only for another value. `read` and `write` are {style: function} in
@@ -413,10 +414,11 @@ def attn_scale(
 
 
 def rope_style(style: str, permuted: bool = False) -> HyperRule:
-    """Return the rule for which elements rope rotates together: "half" or "interleaved".
+    """Return the rule that reads and writes which elements of a head rope rotates together.
 
-    The check warns if APR's rope_type contradicts it. The row order of a file follows from the
-    style of its tensor names, never from rope_type. `permuted`: GGUF stores q and k in pair order.
+    The value is "half" or "interleaved". The check warns if APR's rope_type contradicts it. The
+    row order of a file follows from the style of its tensor names, never from rope_type.
+    `permuted`: GGUF stores q and k in pair order.
     """
 
     def check(value: Value, facts: Facts, hp: Params) -> str:

@@ -284,10 +284,11 @@ class _Reader:
         return found
 
     def _record_stated_presence(self, rule: HyperRule, value: HyperParam | None) -> None:
-        """Store in `demanded` what the keys say of a part: whether the model has it.
+        """Store in `demanded` whether the file's keys say that the model has a part.
 
-        It is held against the tensors later, which show it. `value` is that of the keys; without
-        one the default is stored, but where in this style the tensors alone say it.
+        The part is something whose tensors show its presence, as biases; they are compared with
+        this later. `value` is what the keys say; without one the rule's default is stored, except
+        in styles where only the tensors say it.
         """
         if value is None and self.facts.style not in rule.shown_in:
             value = self._default_value(rule)
@@ -295,10 +296,10 @@ class _Reader:
             self.demanded[rule.name] = value
 
     def _without_contradiction(self, rule: HyperRule, kept: HyperParam) -> HyperParam | None:
-        """Return `kept`, the value of `aprfmt.hyper.NAME`; None where the tensor of it contradicts.
+        """Return `kept`, the value of `aprfmt.hyper.NAME`; None if a tensor contradicts it.
 
-        Some hyperparameters are stored as a tensor too (rope's divisors). One that has other
-        values, or is missing, contradicts the key. Other programs go by the tensor, so the key is
+        Some hyperparameters are stored as a tensor too (rope's divisors). A tensor that has other
+        values, or is missing, contradicts the key. Other programs use the tensor, so the key is
         not believed, and the contradiction is added to the report.
         """
         values = {name: row.value for name, row in self.rows.items()} | {rule.name: kept.value}
@@ -360,10 +361,10 @@ class _Reader:
     def _reconcile_with_tensors(
         self, rule: HyperRule, found: HyperParam | None
     ) -> HyperParam | None:
-        """Return the value that the tensors show where they win or no key has one, else `found`.
+        """Return a hyperparameter's value by the tensors and by `found`, the value by the keys.
 
-        `found` is the keys' value or None. A key that contradicts the tensors is added to the
-        report.
+        The tensors' value is returned where no key gives one, or where the rule lets them win;
+        else `found`. A key that contradicts the tensors is added to the report.
         """
         if not self.facts.shapes:
             return found
@@ -460,7 +461,7 @@ class _Reader:
 
 
 def _value_text(value: Value) -> str:
-    """Return a value and its verb for a sentence; booleans by layer as a count of layers."""
+    """Return a value and its verb for a sentence, such as `4096 is` or `8 of 32 layers are`."""
     if isinstance(value, tuple) and all(isinstance(item, bool) for item in value):
         return f"{sum(value)} of {len(value)} layers are"
     return f"{value!r} is"
@@ -573,11 +574,11 @@ def read_back_hyper(
     written: Mapping[str, Value] | None = None,
     shapes: Mapping[str, tuple[int, ...]] | None = None,
 ) -> HyperParams:
-    """Return what the style's own keys and derived tensors give back of hyperparameters.
+    """Return the hyperparameters that a reader gets from a style's own keys and tensors.
 
-    Each has the key or tensor that it is read from. `written` is what `write_hyper` gave, computed
-    if None. `shapes` are the logical shapes of stored tensors by role key, for rules that read keys
-    by them; without them the keys alone count.
+    Each has the key or tensor that it is read from. `written` are the keys that `write_hyper`
+    gave, computed if None. `shapes` are the logical shapes of stored tensors by role key, for
+    rules that look at them; without them only the keys count.
     """
     if written is None:
         written = write_hyper(spec, hp, style, complete=False)

@@ -70,7 +70,7 @@ def _other_layers_row(role: str, out: str, into: str, needs: str) -> RoleRow:
 
 
 def _kernel(part: str) -> RoleRow:
-    """Return the row of the short convolution's kernel for `part`, which is q, k or v."""
+    """Return the table row of the short convolution's kernel for `part`, which is q, k or v."""
     steps = (Depthwise(VALUES, "conv_taps"),)
     return RoleRow(
         f"ssm_conv1d_{part}.weight",

@@ -39,7 +39,7 @@ def attention_rows(
     bias: str | None = "attention_bias",
     out: str = "o_proj",
 ) -> tuple[RoleRow, ...]:
-    """Return the rows of the four projections of layers with attention.
+    """Return the tensor-table rows of the four projections of layers with attention.
 
     `module` is their prefix in Hugging Face files, `out` the name of the last one there.
     `permuted`: GGUF stores rows of q and k in pair order. `bias` is the condition for a bias; None:
@@ -96,7 +96,10 @@ def each_layer(listed: Sequence[int], key: str, hp: Params) -> Sequence[int]:
 
 
 def kv_heads_rule(hf_default: int | None = None) -> HyperRule:
-    """Return the rule for the key heads of layers with attention; GGUF lists 0 for others."""
+    """Return the rule that reads and writes the number of key heads of attention layers.
+
+    A GGUF lists it by layer, with 0 for layers without attention.
+    """
 
     def read(facts: Facts, hp: Params) -> Found:
         """Return (the largest number of key heads of a layer, key) of a GGUF; None without key."""
@@ -114,10 +117,10 @@ def kv_heads_rule(hf_default: int | None = None) -> HyperRule:
 def attention_layers_rule(
     hf: Read, write_hf: Write, default: Callable[[Params], PerLayer] | None = None
 ) -> HyperRule:
-    """Return the rule for which layers have attention; `hf` reads config.json's keys.
+    """Return the rule that reads and writes which layers have attention.
 
-    `write_hf` writes them. In a GGUF those with key heads have it. Without a key, `default` says
-    it, or all layers have it.
+    `hf` reads config.json's keys, `write_hf` writes them. In a GGUF those with key heads have it.
+    Without a key, `default` says it, or all layers have it.
     """
     return _layers_by_heads_rule(
         "attention_layers", True, hf, write_hf, default or hyper_rules.per_layer(True)
@@ -125,10 +128,10 @@ def attention_layers_rule(
 
 
 def conv_layers_rule(hf: Read, write_hf: Write) -> HyperRule:
-    """Return the rule for which layers have a convolution; `hf` reads config.json's keys.
+    """Return the rule that reads and writes which layers have a convolution.
 
-    `write_hf` writes them. In a GGUF those without key heads have it. Without a key, those with a
-    stored kernel have it.
+    `hf` reads config.json's keys, `write_hf` writes them. In a GGUF those without key heads have
+    it. Without a key, those with a stored kernel have it.
     """
     rule = _layers_by_heads_rule("conv_layers", False, hf, write_hf, hyper_rules.per_layer(False))
     return replace(rule, shape=layers_with_role("shortconv.conv.weight"))
@@ -137,7 +140,11 @@ def conv_layers_rule(hf: Read, write_hf: Write) -> HyperRule:
 def _layers_by_heads_rule(
     name: str, attends: bool, hf: Read, write_hf: Write, default: Callable[[Params], PerLayer]
 ) -> HyperRule:
-    """Return the rule for layers with key heads in a GGUF, or without them if not `attends`."""
+    """Return the rule `name` for layers that a GGUF shows by their number of key heads.
+
+    With `attends` these are the layers with key heads, else those without. `hf` and `write_hf`
+    read and write config.json's keys, `default` gives the layers without a key.
+    """
 
     def read(facts: Facts, hp: Params) -> Found:
         """Return (one boolean a layer, key) of a GGUF's key head counts; None without the key."""
@@ -211,7 +218,7 @@ def read_layer_numbers(key: str) -> Read:
 
 
 def read_layer_period(period: str, offset: str, usual: tuple[int, int]) -> Read:
-    """Return a read function that says of each layer whether its number is at a stated period.
+    """Return a function that reads which layers are at a period, one boolean a layer.
 
     `period` and `offset` are keys of config.json: layer i is one where i % period == offset.
     `usual` are both numbers where the keys are not there.

@@ -39,7 +39,7 @@ _HEAD = RoleRow(
 
 
 def _mlp_rows(needs: str = "") -> Rows:
-    """Return the rows of the gated MLP's three matrices."""
+    """Return the tensor-table rows of the gated MLP's three matrices."""
     return (
         *linear("ffn_gate", "feed_forward.w1", "ffn_size", "hidden_size", needs),
         *linear("ffn_up", "feed_forward.w3", "ffn_size", "hidden_size", needs),
@@ -58,7 +58,7 @@ CONVOLUTION = (
 
 
 def _lfm2_rows(*mlp: RoleRow, head: RoleRow = _HEAD) -> Rows:
-    """Return the rows of a model with these MLP rows and this head."""
+    """Return the tensor-table rows of a model with these MLP rows and this head."""
     return (
         *_BEFORE,
         *norm("attn_norm", "operator_norm"),

@@ -43,9 +43,9 @@ def _convolution_rows(module: str, channels: str, needs: str) -> Rows:
 
 
 def mamba_rows(module: str, needs: str = "") -> Rows:
-    """Return the rows of a mamba mixer's tensors; `module` is its name in Hugging Face files.
+    """Return the tensor-table rows of a mamba mixer.
 
-    `needs` is the condition for a layer to have it.
+    `module` is its name in Hugging Face files, `needs` the condition for a layer to have it.
     """
     return (
         *linear("ssm_in", f"{module}.in_proj", "2*ssm_size", "hidden_size", needs, bias="ssm_bias"),
@@ -67,9 +67,10 @@ def mamba_rows(module: str, needs: str = "") -> Rows:
 
 
 def mamba2_rows(module: str, needs: str = "", out_bias: str = "ssm_bias") -> Rows:
-    """Return the rows of a mamba2 mixer's tensors; `module` is its name in Hugging Face files.
+    """Return the tensor-table rows of a mamba2 mixer.
 
-    `needs` is the condition for a layer to have it, `out_bias` that for the last matrix's bias.
+    `module` is its name in Hugging Face files, `needs` the condition for a layer to have it,
+    `out_bias` that for the last matrix's bias.
     """
     normed = " & ".join(filter(None, (needs, "ssm_norm")))
     into = "2*ssm_size+2*ssm_groups*ssm_state+ssm_heads"
@@ -100,7 +101,7 @@ def mamba2_rows(module: str, needs: str = "", out_bias: str = "ssm_bias") -> Row
 
 
 def inner_width_rule(expand: str = "expand", key: str = "") -> HyperRule:
-    """Return the rule for the mixers' inner width.
+    """Return the rule that reads and writes the mixers' inner width.
 
     config.json gives it by `key`, or as a factor of the hidden size by `expand`.
     """
@@ -128,7 +129,7 @@ def inner_width_rule(expand: str = "expand", key: str = "") -> HyperRule:
 
 
 def time_step_rank_rule(hf: str) -> HyperRule:
-    """Return the rule for the rank of the compressed time step.
+    """Return the rule that reads and writes the rank of the compressed time step.
 
     "auto" in config.json stands for a sixteenth of the hidden size, rounded up.
     """
@@ -179,7 +180,7 @@ def state_rules(state: str, taps: str, default: int) -> tuple[HyperRule, ...]:
 
 
 def head_rules(heads: str, groups: str, default: int, n_groups: int) -> tuple[HyperRule, ...]:
-    """Return the rules for mamba2's heads, groups and channels of a group.
+    """Return the rules that read and write mamba2's heads, groups and channels of a group.
 
     The first two arguments are keys of config.json, the others the defaults of both.
     """
@@ -196,7 +197,7 @@ _LIMITS = "time_step_limit"  # config.json's key of the least and the greatest t
 
 
 def limit_rules(least: str = "") -> tuple[HyperRule, ...]:
-    """Return the rules for the least and the greatest time step.
+    """Return the rules that read and write the least and the greatest time step.
 
     config.json has both in time_step_limit. With `least` (keys of the least one, separated by
     spaces) that is not read and there is no greatest one (nemotron_h).
@@ -297,7 +298,7 @@ IGNORED = frozenset(
 
 
 def bias_rules(conv: str, projections: str) -> tuple[HyperRule, ...]:
-    """Return the rules for biases of the convolution and of the projections.
+    """Return the rules that read and write biases of the convolution and of the projections.
 
     The arguments are the keys of config.json.
     """
@@ -338,7 +339,7 @@ def _make_mamba_tables(mixer: Rows) -> Any:
 
 
 def _mamba_rules(*overrides: HyperRule) -> tuple[HyperRule, ...]:
-    """Return the rules of both mambas; `overrides` replace or add to them."""
+    """Return the hyperparameter rules of both mambas; `overrides` replace or add to them."""
     return hyper_rules.hyper_table(
         *_ALONE,
         hyper_rules.n_layers(32),
@@ -364,7 +365,7 @@ _MAMBA_HYPER = (
 
 
 def _inner_norms_rule(value: bool) -> HyperRule:
-    """Return the rule for norms without weights on the time step, B and C.
+    """Return the rule that reads and writes norms without weights on the time step, B and C.
 
     `value` is the default; a GGUF has a key for it.
     """

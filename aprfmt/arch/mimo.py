@@ -169,7 +169,10 @@ def _write_sinks(value: Value, hp: Params) -> Params:
 
 
 def _kv_rows(role: str, hf: str, width: str) -> tuple[RoleRow, RoleRow]:
-    """Return the rows of a projection to keys or values: (layers with a window, layers without)."""
+    """Return the two tensor-table rows of a projection to keys or values.
+
+    The first is for layers with a window, the second for layers without.
+    """
     row, *_ = linear(role, hf, f"n_kv_heads*{width}", "hidden_size", _LOCAL)
     return row, RoleRow(row.role, "", (f"global_kv_heads*{width}", "hidden_size"), _FULL, gguf="")
 

@@ -68,7 +68,7 @@ _INTERVAL = 8  # in a GGUF that does not list them, all layers but every eighth 
 
 
 def _usual_layers(hp: Params) -> tuple[bool, ...]:
-    """Return for each layer whether llama.cpp takes it to have lightning attention, unlisted."""
+    """Return one boolean a layer: lightning attention, by llama.cpp's rule without a list."""
     return tuple((i + 1) % _INTERVAL != 0 for i in range(hp["n_layers"]))
 
 
@@ -111,7 +111,7 @@ def _lightning_layers_rule() -> HyperRule:
 
 
 def _residual_scales_rule() -> HyperRule:
-    """Return the rule for the six factors on residual streams and outputs."""
+    """Return the rule that reads and writes the six factors on residual streams and outputs."""
 
     def read(facts: Facts, hp: Params) -> Found:
         """Return (factors in the order of _FACTORS, the first key) of config.json; else None."""

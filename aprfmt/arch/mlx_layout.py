@@ -112,10 +112,11 @@ def _mla_bindings(spec: ArchSpec) -> Iterator[Binding]:
 def with_mlx_norms(
     spec: ArchSpec, bound: "BoundNames", shapes: Mapping[str, tuple[int, ...]]
 ) -> "BoundNames":
-    """Return `bound` with norms that MLX stores as 1 + w read so; unchanged for other files.
+    """Return `bound`, the norms of a file of MLX's with the layout step 1 + w added.
 
-    `shapes` are the stored shapes by name. A file is MLX's if all its convolution kernels have
-    MLX's shape: mlx-lm adds the 1 to all norms of a file of which a single one is not.
+    Other files' are returned unchanged. `shapes` are the stored shapes by name. A file is MLX's
+    if all its convolution kernels have MLX's shape: mlx-lm adds the 1 to all norms of a file in
+    which a single kernel has another shape.
     """
     kernels = [
         shapes.get(name, ())

@@ -123,10 +123,10 @@ class NameIndex(Generic[T]):
         self._endings = {".".join(key.split(".")[-2:]) for key in self._rows}
 
     def can_end(self, name: str) -> bool:
-        """Return whether a template ends as a name does: in its last two components, or the last.
+        """Return whether the last one or two components of a name are those of some template.
 
-        False means that no template matches the name, nor any end of it from a dot on. It takes
-        less than a search: of a file of strangers' names most are told so.
+        False means that no template matches the name, nor any end of it from a dot on. This is
+        faster than `find`, which fails on most names of an unknown file.
         """
         last = name.rsplit(".", 2)[-2:]
         ends = ["#" if part.isascii() and part.isdigit() else part for part in last]
@@ -161,9 +161,9 @@ def _is_mark(part: str) -> bool:
 
 
 def _overlap(marks: Sequence[str], others: Sequence[str]) -> bool:
-    """Return whether two lists of numbers, some of them marks ({L}, {E}), can be equal.
+    """Return whether two lists of numbers are equal where neither has a mark.
 
-    A mark equals any number.
+    A mark, {L} or {E}, stands for any number.
     """
     return all(
         a == b or a.startswith("{") or b.startswith("{")

@@ -13,7 +13,7 @@ from aprfmt.arch.tensor_rows import FUSED, RoleRow, attention, make_tables, mode
 
 
 def _norm_rows(role: str, hf: str, layered: bool = True) -> tuple[RoleRow, ...]:
-    """Return the rows of a LayerNorm, weight and bias; GGUF stores the weight plus 1."""
+    """Return the table rows of a LayerNorm, weight and bias; GGUF stores the weight plus 1."""
     width = ("hidden_size",)
     return (
         RoleRow(f"{role}.weight", f"{hf}.weight", width, gguf_steps=(Added(1.0),), layered=layered),

@@ -128,9 +128,10 @@ def _read_wide_layers(facts: Facts, hp: Params) -> Found:
 
 
 def _layers_by_width_rule(name: str, kind: str) -> HyperRule:
-    """Return the rule for the layers of one kind: those whose MLP width in a GGUF is not zero.
+    """Return the rule that reads and writes which layers are of one kind.
 
-    `name` is the hyperparameter, `kind` config.json's word for the kind.
+    In a GGUF those whose MLP width is not zero. `name` is the hyperparameter, `kind`
+    config.json's word for the kind.
     """
     return HyperRule(
         name,
@@ -147,9 +148,10 @@ def _default_ssm_layers(hp: Params) -> tuple[bool, ...]:
 
 
 def _width_rule(rule: HyperRule, layers: str) -> HyperRule:
-    """Return a width's rule changed to GGUF's list, which has zeros in layers other than `layers`.
+    """Return a width's rule changed to a GGUF's list of widths by layer.
 
-    A key that GGUF has for the width alone is written as well, and read first.
+    The list has zeros in layers that are not among `layers`, a hyperparameter. A key that GGUF
+    has for the width alone is written as well, and read first.
     """
     own = tuple(key for key in rule.keys["gguf"] if key != _WIDTHS)
 
@@ -171,7 +173,7 @@ def _width_rule(rule: HyperRule, layers: str) -> HyperRule:
 
 
 def _inner_width_rule() -> HyperRule:
-    """Return the rule for the mixers' inner width: heads times head dim."""
+    """Return the rule that reads and writes the mixers' inner width: heads times head dim."""
 
     def read(facts: Facts, hp: Params) -> Found:
         """Return (inner width, key): the product of config.json's head count and head dim.
@@ -229,7 +231,7 @@ def _conv_activation_rule() -> HyperRule:
 
 
 def _nemotron_rules(*overrides: HyperRule) -> tuple[HyperRule, ...]:
-    """Return the rules of both models; `overrides` replace or add to them."""
+    """Return the hyperparameter rules of both models; `overrides` replace or add to them."""
     return hyper_rules.hyper_table(
         _layer_count_rule(),
         kv_heads_rule(8),
@@ -260,7 +262,7 @@ def _nemotron_rules(*overrides: HyperRule) -> tuple[HyperRule, ...]:
 
 
 def _mlp_rows(role: str, hf: str, size: str, needs: str) -> Rows:
-    """Return the rows of an MLP without a gate; `role` is the end of its role names."""
+    """Return the table rows of an MLP without a gate; `role` is the end of its role names."""
     return (
         *linear(f"ffn_up{role}", f"{hf}.up_proj", size, "hidden_size", needs, bias="mlp_bias"),
         *linear(f"ffn_down{role}", f"{hf}.down_proj", "hidden_size", size, needs, bias="mlp_bias"),

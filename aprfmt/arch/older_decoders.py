@@ -104,7 +104,7 @@ OLMO = names_only_spec(
 
 
 def _fairseq_rows(layer: str, *more: RoleRow, **named: Unpack[WholeNames]) -> Rows:
-    """Return the rows of a model with fairseq's names; `layer` is the prefix of its layers.
+    """Return the table rows of a model with fairseq's names; `layer` is the prefix of its layers.
 
     `more` are further rows, `named` the names of the whole-model tensors.
     """

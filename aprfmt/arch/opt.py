@@ -22,7 +22,7 @@ _NARROW = ("vocab_size", "embedding_width")
 
 
 def _opt_rows(attention_norm: str, mlp_norm: str) -> tuple[RoleRow, ...]:
-    """Return the rows of the position table and of a layer.
+    """Return the tensor-table rows of the position table and of a layer.
 
     The arguments are the roles of the two norms, which say whether they come before or after.
     """
@@ -112,7 +112,7 @@ _EPS = hyper_rules.norm_eps(1e-5)  # config.json has no key for it
 def _opt_rules(
     check: Callable[[Value, Facts, Mapping[str, Value]], str], *more: HyperRule
 ) -> tuple[HyperRule, ...]:
-    """Return the rules of one of the two layouts of opt.
+    """Return the hyperparameter rules of one of the two layouts of opt.
 
     `check` raises ArchError for the other one. `more` replace or add to the rules.
     """

@@ -77,8 +77,8 @@ KeyReading = Literal["setting", "text", "tokenizer part", "part of", "without ef
 class KeyRow:
     """Keys that no rule reads: what they are, and the source that says so.
 
-    `as_stored`: they mean something to a loader, and no comparison knows what: two files are
-    compared by their values. `needed`: and a config.json without them is another one.
+    `as_stored`: loaders use them in a way that is not known here, so that two files are compared
+    by their values. `needed`: in addition a config.json without them is another one.
     """
 
     reading: KeyReading

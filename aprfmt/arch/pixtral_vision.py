@@ -41,7 +41,7 @@ def _write_projector(value: Value, hp: Params) -> Params:
 
 
 def _layer_rows() -> tuple[RoleRow, ...]:
-    """Return the rows of a layer of the tower."""
+    """Return the tensor-table rows of a layer of the tower."""
     rows = (
         *norm("ln1", _LAYER + "attention_norm"),
         *linear("attn_q", _LAYER + "attention.q_proj", Q, "hidden_size",
@@ -59,7 +59,7 @@ def _layer_rows() -> tuple[RoleRow, ...]:
 
 
 def _projection_rows(number: int, into: str) -> tuple[RoleRow, ...]:
-    """Return the rows of one of the projector's two matrices, weight and optional bias."""
+    """Return the table rows of one of the projector's two matrices, weight and optional bias."""
     role, hf = f"mm.{number}", f"{_PROJECTOR}linear_{number}"
     return (
         single_row(f"{role}.weight", f"{hf}.weight", _OUT, into),

@@ -48,7 +48,7 @@ DENSE_LOSS = Loss(
 def shared_expert_rows(
     module: str, needs: str = "moe_layers", bias: str | None = None
 ) -> tuple[RoleRow, ...]:
-    """Return the rows of gate, up and down of the shared expert, stored below `module`.
+    """Return the table rows of gate, up and down of the shared expert, stored below `module`.
 
     `needs` is the condition for a layer to have it, `bias` that of biases (None: none).
     """

@@ -26,7 +26,7 @@ _BEHIND_KEYS = (Tiled("delta_value_dim", f"2*{delta_net.KEYS}"),)
 
 
 def _mixing_rows() -> tuple[RoleRow, ...]:
-    """Return the rows of attention and of the delta net."""
+    """Return the tensor-table rows of attention and of the delta net."""
     return (
         *delta_net.gated_attention_rows(),
         *delta_net.delta_net_rows(
@@ -60,7 +60,7 @@ def _make_qwen3_5_tables(
 
 
 def _qwen3_5_rules(*own: HyperRule) -> tuple[HyperRule, ...]:
-    """Return the rules of both models; `own` replace or add to them."""
+    """Return the hyperparameter rules of both models; `own` replace or add to them."""
     return hyper_rules.hyper_table(
         draft_head.main_layers_rule(),
         hyper_rules.head_dim(256),

@@ -42,7 +42,7 @@ def _joined_bindings(qkvz: str, ba: str) -> tuple[Binding, Binding]:
 
 
 def shared_size_rule() -> HyperRule:
-    """Return the rule for the inner width of the shared expert."""
+    """Return the rule that reads and writes the inner width of the shared expert."""
     return hyper_rules.size(
         "shared_ffn_size",
         "shared_expert_intermediate_size",

@@ -128,7 +128,7 @@ def _patch_frames_rule() -> HyperRule:
 
 
 def _projection_rule(kind: str, key: str) -> HyperRule:
-    """Return the rule for the text model's width, which the merger projects to.
+    """Return the rule that reads and writes the text model's width, which the merger projects to.
 
     `kind` is GGUF's projector type, `key` the config key. Writing it to a GGUF also writes the
     keys that say that the file is a projector, and how images are normalised.
@@ -179,18 +179,18 @@ def _tower_rules(
 
 
 def _tower_row(role: str, hf: str, *shape: str) -> RoleRow:
-    """Return the row of a tensor outside the layers; `hf` is its name below `visual.`."""
+    """Return the table row of a tensor outside the layers; `hf` is its name below `visual.`."""
     return single_row(role, f"{_TOWER}{hf}", *shape)
 
 
 def _weight_and_bias(role: str, hf: str, out: str, into: str) -> Rows:
-    """Return the rows of a matrix and its bias outside the layers."""
+    """Return the tensor-table rows of a matrix and its bias outside the layers."""
     matrix = _tower_row(f"{role}.weight", f"{hf}.weight", out, into)
     return matrix, _tower_row(f"{role}.bias", f"{hf}.bias", out)
 
 
 def _layer_rows(mlp: Mapping[str, str], bias: bool) -> Rows:
-    """Return the rows of a layer's tensors.
+    """Return the tensor-table rows of a layer's tensors.
 
     `mlp` has the names of the MLP's matrices in Hugging Face by role. `bias`: norms have a bias.
     """
@@ -244,7 +244,7 @@ _FRAMES = Binding(
 
 
 def _merger_rows(name: str, first: str, second: str, bias: bool) -> Rows:
-    """Return the rows of the merger: a norm, then two matrices that read joined patches.
+    """Return the table rows of the merger: a norm, then two matrices that read joined patches.
 
     `name`, `first` and `second` are the names of these three below `merger.`.
     """

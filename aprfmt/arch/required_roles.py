@@ -55,9 +55,9 @@ def logical_shape(spec: ArchSpec, key: str, hp: Values) -> Shape:
 
 
 def find_rule(spec: ArchSpec, key: str, hp: Values) -> TensorRule:
-    """Return a role's rule; of several (one for each kind of layer) the one for this layer.
+    """Return the tensor table's row of a role; ArchError if the architecture lacks the role.
 
-    Raises ArchError for a role that the architecture does not have.
+    Of several rows, each for a kind of layer, it is the one for the key's layer.
     """
     layer, role = split_key(key)
     found = [rule for rule in spec.tensors if rule.role == role]

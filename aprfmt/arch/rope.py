@@ -53,9 +53,10 @@ def rope_rules(rope: RopeDefaults) -> tuple[HyperRule, ...]:
         )
 
     def local_base(found: Found, hp: Params) -> Found:
-        """Return (base of windowed layers or None, key): None if it equals that of the others.
+        """Return (rope base of windowed layers, key), where None stands for the others' base.
 
-        An architecture that always writes it keeps it.
+        `found` is the base as read. An equal one becomes None, except in architectures that
+        always write it.
         """
         if found is None or rope.theta_local is not None or found[0] != hp["rope_theta"]:
             return found
@@ -91,7 +92,7 @@ def rope_rules(rope: RopeDefaults) -> tuple[HyperRule, ...]:
         )
 
     def check_scaling(value: Value, facts: Facts, hp: Params) -> str:
-        """Return a remark on what a file says of its scaling and does not have, else ""."""
+        """Return `check_partial`'s remark, else that of `lost_divisors_text`; "" for none."""
         return check_partial(value, facts, hp) or lost_divisors_text(facts)
 
     def read_rope_dim(facts: Facts, hp: Params) -> Found:

@@ -74,10 +74,11 @@ def llama3_divisors(scaling: Params, theta: float, dim: int) -> tuple[float, ...
 
 
 def stored_scaling_name(kind: str, name: str, arch: str) -> str:
-    """Return the key, or the tensor, of a GGUF that has a value of a scaling in normal form.
+    """Return the name of the GGUF key or tensor that holds one value of a rope scaling.
 
-    `kind` is the scaling's type, `name` the value's name; a llama3 scaling is divisors alone.
-    `arch` begins the keys. "" where a GGUF has no place for it.
+    `kind` is the scaling's type, `name` the value's name in the normal form. `arch` begins the
+    keys. A llama3 or proportional scaling is a tensor of divisors. "" where a GGUF has no place
+    for it.
     """
     if kind in ("llama3", "proportional"):
         return FREQS
@@ -117,9 +118,9 @@ def read_gguf(facts: Facts, hp: Params, log_mul: float) -> tuple[Scaling | None,
 
 
 def lost_divisors_text(facts: Facts) -> str:
-    """Return a remark where keys of a GGUF speak of longrope and its divisors are missing, else "".
+    """Return a remark on a GGUF that names longrope and lacks its divisors, "" for any other.
 
-    llama.cpp then turns every pair as without a scaling.
+    llama.cpp then rotates every pair as without a scaling.
     """
     if facts.style != "gguf":
         return ""
@@ -311,10 +312,11 @@ def _make_freqs(hp: Params) -> tuple[float, ...] | None:
 
 
 def have_equal_divisors(a: Params, b: Params) -> bool:
-    """Return whether the rope scalings of two models' hyperparameters divide all pairs alike.
+    """Return whether two models' rope scalings divide the frequencies by the same numbers.
 
-    True of a llama3 scaling and of its divisors, by which a GGUF has it. False where either has no
-    scaling, or one that is more than divisors, as yarn and longrope are.
+    `a` and `b` are hyperparameters. A llama3 scaling equals the divisors that a GGUF stores for
+    it. False where either has no scaling, or one that is more than divisors, as yarn and longrope
+    are.
     """
     scalings = [one["rope_scaling"] for one in (a, b)]
     if any(one is None or one["type"] not in _DIVISORS for one in scalings):

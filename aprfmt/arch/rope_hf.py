@@ -85,6 +85,7 @@ class _Objects:
     """Config objects searched in order, each with its name in `rows`; null counts as absent."""
 
     def __init__(self) -> None:
+        """Start without objects."""
         self.rows: list[tuple[str, Params]] = []
 
     def find(self, *keys: str) -> tuple[Value, str] | None:
@@ -334,10 +335,11 @@ _READ: Mapping[str, Callable[[HFRope, _Objects, int, int], Scaling]] = {
 def write_hf(
     row: RopeDefaults, scaling: Mapping[str, Value] | None, hp: Params
 ) -> dict[str, Value]:
-    """Return {key: value} of rope for config.json: `rope_scaling`, nested `rope_parameters`.
+    """Return config.json's {key: value} of rope: `rope_scaling`, nested `rope_parameters`.
 
     Nested parameters are written where windowed and full layers differ in a way that old keys
-    cannot say. No scaling is said by its type where an absent one means some (`hf_default`).
+    cannot say. Where a missing scaling means a default one (`hf_default`), a model without
+    scaling gets the type "default".
     """
     old = None if scaling is None else _WRITE[scaling["type"]](scaling, hp)
     unscaled = None if row.hf_default is None else {"rope_type": "default"}

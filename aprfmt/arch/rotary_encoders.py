@@ -39,10 +39,10 @@ _RENAMED = (
 def _transformers_bindings(
     rows: Iterable[RoleRow], parts: Iterable[str], *more: tuple[str, str]
 ) -> tuple[Binding, ...]:
-    """Return the bindings of the names that transformers has now, for rows of published names.
+    """Return the bindings of today's names in transformers, made of rows of published names.
 
-    `parts` ("weight", "bias") of q, k and v, which are separate there. `more` are further
-    (published, present) parts of names.
+    `parts` are "weight", "bias" or both of q, k and v, which are separate there. `more` are
+    further (published, present) parts of names to replace.
     """
     found = [
         Binding((f"layers.{{L}}.self_attn.{x}_proj.{part}",), (f"attn_{x}.{part}",))

@@ -23,7 +23,7 @@ _SHORT = {"encoder": "enc", "decoder": "dec"}
 
 
 def _stack_row(stack: str, role: str, hf: str, shape: tuple[str, ...], needs: str = "") -> RoleRow:
-    """Return the row of a tensor in every layer of a stack ("encoder" or "decoder").
+    """Return the tensor-table row of a tensor in every layer of a stack ("encoder" or "decoder").
 
     `hf` is its name after "layer.", which begins with the number of the part of the layer.
     """
@@ -49,7 +49,7 @@ def _attention_rows(stack: str, prefix: str, module: str) -> Rows:
 
 
 def _mlp_rows(stack: str, at: int, gated: bool) -> Rows:
-    """Return the rows of the MLP, which is part `at` of a layer."""
+    """Return the tensor-table rows of the MLP, which is part `at` of a layer."""
     module, into, out = f"{at}.DenseReluDense", ("ffn_size", "hidden_size"), ("hidden_size",)
     gate = (_stack_row(stack, "ffn_gate", f"{module}.wi_0", into),) if gated else ()
     return (
@@ -60,7 +60,7 @@ def _mlp_rows(stack: str, at: int, gated: bool) -> Rows:
 
 
 def _stack_rows(stack: str, gated: bool) -> Rows:
-    """Return the rows of the encoder's or the decoder's layers."""
+    """Return the tensor-table rows of the encoder's or the decoder's layers."""
     cross = stack == "decoder"
     width = ("hidden_size",)
     return (
@@ -81,7 +81,7 @@ def _stack_rows(stack: str, gated: bool) -> Rows:
 
 
 def _last_norm_row(stack: str) -> RoleRow:
-    """Return the row of the norm after a stack's last layer."""
+    """Return the tensor-table row of the norm after a stack's last layer."""
     name = f"{_SHORT[stack]}.output_norm.weight"
     return RoleRow(
         name, f"{stack}.final_layer_norm.weight", ("hidden_size",), gguf=name, layered=False
@@ -120,7 +120,7 @@ def _write_nothing(value: Value, hp: Params) -> Params:
 
 
 def _longest_stack_rule(*stacks: str) -> HyperRule:
-    """Return the rule for `n_layers`: the layers of the longer stack."""
+    """Return the rule that reads and writes `n_layers`: the layers of the longer stack."""
 
     def read(facts: Facts, hp: Params) -> Found:
         """Return (layers of the longer stack, key); None if neither stack has a key."""
@@ -177,7 +177,7 @@ def _bias_layers_rule(stack: str, in_all: bool) -> HyperRule:
 
 
 def _activation_rule(default: str) -> HyperRule:
-    """Return the rule for `feed_forward_proj`: an activation, gated or not."""
+    """Return the rule that reads and writes `feed_forward_proj`: an activation, gated or not."""
     usual = hyper_rules.activation(default)
     names = {"relu": "relu", "gated-gelu": "gelu_tanh", "gated-silu": "silu", "gelu": "gelu",
              "silu": "silu"}  # fmt: skip
@@ -209,7 +209,7 @@ def _write_norm_eps(value: Value, hp: Params) -> Params:
 
 
 def _t5_rules(gated: bool, bias_in_all: bool, *stacks: str) -> tuple[HyperRule, ...]:
-    """Return the rules of a model with these stacks.
+    """Return the hyperparameter rules of a model with these stacks.
 
     `gated`: its MLP has a gate. `bias_in_all`: all layers have a table of distances, not only one.
     """

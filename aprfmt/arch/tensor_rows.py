@@ -51,7 +51,7 @@ def linear(
     hf_steps: Steps = (),
     gguf_steps: Steps = (),
 ) -> tuple[RoleRow, ...]:
-    """Return the rows of a matrix [out, into], and of its bias if it has one.
+    """Return the tensor-table rows of a matrix [out, into], and of its bias if it has one.
 
     `role` and `hf` are its role and its name in Hugging Face files, without ".weight". `needs` is
     the condition for a layer to have it, `bias` that for its bias, None: no bias. `gguf_steps`
@@ -74,7 +74,7 @@ def norm(
     gguf_steps: Steps = (),
     layered: bool = True,
 ) -> tuple[RoleRow, ...]:
-    """Return the rows of a norm: its weight, and its bias with `bias`.
+    """Return the tensor-table rows of a norm: its weight, and its bias with `bias`.
 
     `role` and `hf` are its role and its name in Hugging Face files, without ".weight". `size` is
     its shape in hyperparameters, `needs` the condition for a layer to have it, `gguf_steps` what a
@@ -88,7 +88,7 @@ def norm(
 
 
 def single_row(role: str, hf: str, *shape: str, needs: str = "", gguf_steps: Steps = ()) -> RoleRow:
-    """Return the row of a tensor outside the layers, with the sizes `shape`.
+    """Return the tensor-table row of a tensor outside the layers, with the sizes `shape`.
 
     `role` and `hf` are its role and its whole name in Hugging Face files, `needs` the condition for
     it, `gguf_steps` what a GGUF does to its elements.
@@ -158,7 +158,7 @@ def attention(
     permuted: bool = False,
     out: str = "o_proj",
 ) -> tuple[RoleRow, ...]:
-    """Return the rows of q, k, v and output projection; `out` is the output's name.
+    """Return the tensor-table rows of q, k, v and output projection; `out` is the output's name.
 
     `bias` and `out_bias` are the conditions for biases, None: no bias. `permuted`: GGUF stores the
     rows of q and k in pair order.
@@ -174,7 +174,7 @@ def attention(
 
 
 def gated_mlp(bias: str | None = None, needs: str = "", module: str = "mlp") -> tuple[RoleRow, ...]:
-    """Return the rows of an MLP's gate, up and down matrices.
+    """Return the tensor-table rows of an MLP's gate, up and down matrices.
 
     `bias` is the condition for biases (None: no biases), `needs` that for a layer to have the MLP,
     `module` its name in Hugging Face files.
@@ -187,7 +187,7 @@ def gated_mlp(bias: str | None = None, needs: str = "", module: str = "mlp") -> 
 
 
 def plain_mlp(up: str, down: str, bias: str | None = "") -> tuple[RoleRow, ...]:
-    """Return the rows of an MLP without a gate: `up` and `down` are its matrices' names.
+    """Return the table rows of an MLP without a gate: `up` and `down` are its matrices' names.
 
     They are names in a layer of a Hugging Face file, or with {L} in the whole file. `bias` is the
     condition for biases: "" for always, None for no biases.

@@ -141,9 +141,9 @@ DERIVED = 1e-5  # relative distance of values that converters compute in float32
 
 
 def same_derived_values(a: Sequence[float] | None, b: Sequence[float] | None) -> bool:
-    """Return whether two lists of a hyperparameter's tensor are equal up to float32 rounding.
+    """Return whether two lists of divisors or the like are equal up to float32 rounding.
 
-    Converters compute them in float32. A list is not equal to none.
+    Converters compute them in float32. None equals only None.
     """
     if a is None or b is None:
         return a is b

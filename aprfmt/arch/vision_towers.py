@@ -22,7 +22,7 @@ _PATCH = ("hidden_size", "image_channels", "patch_size", "patch_size")
 
 
 def _linear_rows(role: str, hf: str, out: str, into: str) -> Rows:
-    """Return the rows of a projection's weight and bias, `v.blk.{L}.ROLE` in a GGUF."""
+    """Return the table rows of a projection's weight and bias, `v.blk.{L}.ROLE` in a GGUF."""
     return tuple(
         RoleRow(row.role, _LAYER + row.hf, row.shape, gguf=f"v.blk.{{L}}.{row.role}")
         for row in linear(role, hf, out, into, bias="")
@@ -30,7 +30,7 @@ def _linear_rows(role: str, hf: str, out: str, into: str) -> Rows:
 
 
 def _norm_rows(role: str, hf: str) -> Rows:
-    """Return the rows of a layer's norm, weight and bias, `v.blk.{L}.ROLE` in a GGUF."""
+    """Return the table rows of a layer's norm, weight and bias, `v.blk.{L}.ROLE` in a GGUF."""
     return tuple(
         RoleRow(row.role, _LAYER + row.hf, row.shape, gguf=f"v.blk.{{L}}.{row.role}")
         for row in norm(role, hf, bias=True)
@@ -38,14 +38,14 @@ def _norm_rows(role: str, hf: str) -> Rows:
 
 
 def _outer_norm_rows(role: str, hf: str) -> Rows:
-    """Return the rows of a norm outside the layers, weight and bias."""
+    """Return the tensor-table rows of a norm outside the layers, weight and bias."""
     return tuple(
         single_row(f"{role}.{part}", f"{hf}.{part}", *_WIDTH) for part in ("weight", "bias")
     )
 
 
 def _layer_rows() -> Rows:
-    """Return the rows of a layer's tensors."""
+    """Return the tensor-table rows of a layer's tensors."""
     return (
         *_norm_rows("ln1", "layer_norm1"),
         *_linear_rows("attn_q", "self_attn.q_proj", Q, "hidden_size"),
@@ -59,7 +59,7 @@ def _layer_rows() -> Rows:
 
 
 def _pooling_head_rows() -> Rows:
-    """Return the rows of siglip's pooling head: a learned query, attention and an MLP."""
+    """Return the table rows of siglip's pooling head: a learned query, attention and an MLP."""
     shapes = {
         "probe": ("1", "1", *_WIDTH), "attention.in_proj_weight": ("3*hidden_size", *_WIDTH),
         "attention.in_proj_bias": ("3*hidden_size",),
@@ -114,7 +114,7 @@ def tower_rules(
     *,
     usual: tuple[int, int, int, int, int] = (768, 12, 12, 3072, 224),
 ) -> tuple[HyperRule, ...]:
-    """Return the rules of a tower, one for every hyperparameter.
+    """Return the hyperparameter rules of a tower, one for every hyperparameter.
 
     `eps` and `activation` are defaults, `class_token`: the tower has one. `usual`: width, layers,
     heads, inner width and image size where no key says them.
@@ -190,7 +190,7 @@ _PATCHES = single_row("v.patch_embd.weight", "embeddings.patch_embedding.weight"
 
 
 def siglip_rows() -> Rows:
-    """Return the rows of siglip's tower without its pooling head."""
+    """Return the tensor-table rows of siglip's tower without its pooling head."""
     return (
         _PATCHES,
         single_row("v.patch_embd.bias", "embeddings.patch_embedding.bias", *_WIDTH),

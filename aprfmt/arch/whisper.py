@@ -16,7 +16,7 @@ _TABLE = ("vocab_size", "hidden_size")
 
 
 def _attention_rows(stack: str, prefix: str, module: str) -> Rows:
-    """Return the rows of one attention of a stack ("encoder" or "decoder"), with its norm.
+    """Return the table rows of one attention of a stack ("encoder" or "decoder"), with its norm.
 
     `prefix` begins its roles, `module` is its name in a layer of Hugging Face files.
     """
@@ -31,7 +31,7 @@ def _attention_rows(stack: str, prefix: str, module: str) -> Rows:
 
 
 def _stack_rows(stack: str, size: str) -> Rows:
-    """Return the rows of a stack's layers; `size` is the MLP's width, a size expression."""
+    """Return the table rows of a stack's layers; `size` is the MLP's width, a size expression."""
     at, needs, name = f"model.{stack}.layers.{{L}}", f"{stack}_layers", stack[:3]
     width = "hidden_size"
     return (
