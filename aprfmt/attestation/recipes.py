@@ -120,10 +120,10 @@ def find_recipes(
 
 
 def _refuse_other_type(quantized: Model, named: str, recorded: str) -> None:
-    """Raise UsageError where a file says another type than the user, or holds none of its weights.
+    """Raise UsageError if the user names another type than the file, or one it does not hold.
 
-    `recorded` is the type that `quantize` recorded in it, "" for none. The number of
-    general.file_type counts where it is that of a scheme.
+    `named` is the user's. `recorded` is the type that `quantize` recorded in the file, "" for
+    none; general.file_type counts where it is the number of a scheme.
     """
     number: Any = quantized.metadata.get("general.file_type")
     types: dict[Any, str] = {
@@ -202,7 +202,7 @@ def _has_known_arch(model: Model) -> bool:
 
 
 def _schemes_with_base(name: str) -> list[str]:
-    """Return the quantization schemes that store a weight as this packed encoding."""
+    """Return the names of the dialects' schemes that store a weight in this packed encoding."""
     return [scheme for scheme, row in SCHEMES.items() if row.base == name and row.dialect]
 
 
@@ -211,7 +211,8 @@ def _possible_layouts(
 ) -> Iterator[tuple[str, Options]]:
     """Yield (scheme, options) of each conversion of the base that may have made the file.
 
-    The scheme is "" where none is needed. `wanted` is the scheme that is named, or "".
+    The scheme is "" where none is needed. `wanted` is the scheme that is named, "" for none;
+    `options` are those without a packing.
     """
     found = False
     for name, packing in _possible_packings(quantized, wanted):

@@ -53,7 +53,8 @@ class TensorAttestation:
 class _Difference(NamedTuple):
     """The first byte that differs, and how many blocks do where that was counted.
 
-    `seen` is how many were looked at where the count was given up; else None.
+    `how` names the kind of rounding. `seen` is how many blocks were compared where the count was
+    given up; else None.
     """
 
     byte: int
@@ -269,12 +270,12 @@ def _first_difference(made: Iterator[memoryview], tensor: LazyTensor) -> _Differ
 def _least_difference(
     output: Output, tensor: LazyTensor, recipe: Recipe, searched: bool
 ) -> _Difference:
-    """Return the difference of the kind of rounding that gives the fewest wrong blocks.
+    """Return the difference by the kind of rounding that gives the fewest wrong blocks.
 
-    Of kinds that were given up after a part, the share of wrong blocks counts. Its byte is -1 where
-    one gives every byte. `searched` says that the encoding searches for its scales, so that the
-    bytes depend on how sums are rounded. `tensor` is the tensor of the file. `recipe` has the kinds
-    of rounding to try.
+    A kind is given up when too many blocks differ; then the fraction of wrong blocks counts. Its
+    byte is -1 where one kind gives every byte. `tensor` is the file's tensor, `recipe` has the
+    kinds to try. `searched`: the encoding searches for its scales, so that the bytes depend on
+    how sums are rounded.
     """
     size = find_encoding(output.info.encoding).type_size
     importance = column_importances(output, recipe.options)
