@@ -84,11 +84,11 @@ def has_keys_alone(carried: "Carried") -> bool:
 
 
 def placeless_settings(carried: "Carried", other: "Carried") -> tuple[str, ...]:
-    """Return the settings of `other` that a GGUF has no key for, where it states others by keys.
+    """Return the settings of `other` for which `carried` cannot have a key.
 
-    () where `carried` has generation_config.json, or states nothing. Ids are compared with those of
-    the tokenizer, and `do_sample` is no setting of its own with a temperature. Raises FormatError
-    for a damaged file.
+    Only for a `carried` that states its settings by a GGUF's keys alone, else (). Token ids are
+    left out, and `do_sample` where it follows from the temperature. Raises FormatError for a
+    damaged file.
     """
     if not has_keys_alone(carried):
         return ()
@@ -104,11 +104,11 @@ def placeless_settings(carried: "Carried", other: "Carried") -> tuple[str, ...]:
 
 
 def differing_settings(a: "Carried", b: "Carried") -> list[tuple[str, Any, Any]]:
-    """Return (name, value in A, value in B) of settings that differ, where a side has keys alone.
+    """Return (name, value in A, value in B) of settings that differ, where a side has only keys.
 
-    A value is None where it is not stated; a default of transformers that generation_config.json
-    states is no difference. [] where both sides have that file, and where one of two formats states
-    nothing. Raises FormatError for a damaged file.
+    A value is None where it is not stated. A default of transformers that generation_config.json
+    states is no difference. [] where both sides have that file, and where the formats differ and
+    one side states nothing. Raises FormatError for a damaged file.
     """
     sides = a, b
     x, y = (generation_settings(side) for side in sides)
@@ -135,10 +135,10 @@ def differing_settings(a: "Carried", b: "Carried") -> list[tuple[str, Any, Any]]
 
 
 def settings_by_keys(carried: "Carried", other: "Carried") -> dict[str, Any]:
-    """Return the settings of a side that states them by keys alone, of those it has keys for.
+    """Return {name: value} of the settings of a side that states them by a GGUF's keys alone.
 
-    One that only `other` states is None, and one that writers leave out is `other`'s. {} where the
-    side has generation_config.json, or no key. Raises FormatError for a damaged file.
+    A setting that only `other` states, and that a GGUF has a key for, is None. {} where the side
+    has generation_config.json, or no such key. Raises FormatError for a damaged file.
     """
     if not has_keys_alone(carried):
         return {}
@@ -177,12 +177,19 @@ def text_with_settings(model: "Model", text: str | None) -> str | None:
 
 
 def _is_placeless(name: str, own: Mapping[str, Any]) -> bool:
-    """Return whether a GGUF that states `own` has no key for a setting, or its writers none."""
+    """Return whether a GGUF cannot be expected to state a setting.
+
+    That is so where it has no key for it, and where writers leave the key out. `own` are the
+    settings that the GGUF states.
+    """
     return name not in GENERATION_KEYS or (name in LEFT_OUT_BY_WRITERS and name not in own)
 
 
 def _samples(stated: Mapping[str, Any]) -> bool:
-    """Return whether llama.cpp draws tokens: it takes the best one at a temperature of 0."""
+    """Return whether llama.cpp draws tokens at random: unless the temperature is 0.
+
+    `stated` are the settings that the keys of a GGUF state.
+    """
     return bool(stated.get("temperature", 1) > 0)
 
 

@@ -17,7 +17,7 @@ _MAX_ID = (1 << 32) - 1  # token ids are u32 there
 
 @contextmanager
 def _library_errors(where: str, what: str) -> Iterator[None]:
-    """Context manager that raises the library's errors and panics as FormatError.
+    """Inside the `with`, turn errors and panics of `tokenizers` into FormatError.
 
     `where` and `what` begin its message.
     """
@@ -32,7 +32,7 @@ def _library_errors(where: str, what: str) -> Iterator[None]:
 
 @contextmanager
 def _silence_panics() -> Iterator[None]:
-    """Context manager that discards what is written to stderr: the lines of a panic."""
+    """Inside the `with`, discard what is written to stderr: the lines of a panic."""
     with _LOCK, open(os.devnull, "wb") as nothing:
         try:
             kept = os.dup(_STDERR)

@@ -67,9 +67,9 @@ class StatedTokenizer:
 
     @property
     def lacks_list(self) -> bool:
-        """Whether a GGUF has lost its list of tokens, though it names its kind or has its merges.
+        """Whether a GGUF has no list of tokens, though it names its kind or has its merges.
 
-        It is then read by the tokenizer.json that it embeds, and by no other program.
+        aprfmt then reads it by the tokenizer.json that it embeds; other programs cannot read it.
         """
         if self.uses_lists or self.carried.model.key_style != "gguf":
             return False
@@ -93,10 +93,10 @@ class StatedTokenizer:
         return {row["content"]: row["id"] for row in rows}
 
     def split_without_config(self, texts: Sequence[str]) -> dict[str, list[int]]:
-        """Return {text: ids} of texts that tokenizer.json alone makes several tokens of.
+        """Return {text: ids} of the texts that tokenizer.json alone encodes as several tokens.
 
-        So read programs that do not ask tokenizer_config.json for added tokens. {} without a
-        tokenizer.json. Raises FormatError where the library cannot read it.
+        Programs that do not take added tokens from tokenizer_config.json encode them so. {}
+        without a tokenizer.json. Raises FormatError where the library cannot read it.
         """
         if self.data is None or not texts:
             return {}

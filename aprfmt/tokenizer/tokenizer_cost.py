@@ -115,10 +115,10 @@ def _template_tokens(step: Mapping[str, Any]) -> int:
 
 
 def _parse_parts(text: str) -> Mapping[str, Any]:
-    """Return {key: value} of a tokenizer.json, without "model" where it can be skipped.
+    """Return {key: value} of a tokenizer.json, without "model" where it is the last key.
 
-    The vocabulary is parsed only if keys of other parts may follow it, which is searched for at the
-    speed of C. Raises _RepeatedKeyError, or ValueError for damaged JSON.
+    A fast search tells whether other keys may follow the vocabulary; if so, all is parsed. Raises
+    _RepeatedKeyError, or ValueError for damaged JSON.
     """
     found: dict[str, Any] = {}
     at = _index_after_mark(text, 0, "{")
@@ -204,7 +204,7 @@ def _leaf_steps(part: Any) -> Iterator[Mapping[str, Any]]:
 
 
 def _growth_factor(step: Mapping[str, Any]) -> int:
-    """Return the factor by which a step may lengthen a text, at most."""
+    """Return by which factor, at most, a step of a tokenizer.json lengthens a text."""
     kind = step.get("type")
     if kind == "Replace":
         content, pattern = step.get("content"), step.get("pattern")
