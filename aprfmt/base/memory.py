@@ -32,10 +32,10 @@ def keep_freed() -> None:
 
 
 def release_pages(mapped: mmap.mmap, start: int, stop: int) -> None:
-    """Release the mapped pages of bytes [start, stop), and those that the system mapped with them.
+    """Release the mapped pages of bytes [start, stop), and the pages around them.
 
-    They are read again if needed. Without the pages around them, a page at the edge of two windows
-    would stay in memory, with its neighbours, for every window of a file.
+    The system maps neighbouring pages together; without releasing these, one would stay in memory
+    at the edge of every window of a file. They are read again if needed.
     """
     first = start // _AROUND * _AROUND
     last = min(-(-stop // _AROUND) * _AROUND, -(-len(mapped) // _PAGE) * _PAGE)

@@ -34,7 +34,7 @@ def file_type_name(value: object) -> str:
 
 
 def number_name(key: str, value: Any) -> str:
-    """Return the name that a metadata number stands for; "" where it is only a number."""
+    """Return the name that a metadata number stands for, such as `Q4_K_M`; "" for none."""
     if key == "general.file_type":
         return file_type_name(value)
     if not isinstance(value, int) or isinstance(value, bool):
