@@ -59,9 +59,10 @@ class RemoteObject:
         self._note(0, self._held)
 
     def _note(self, start: int, data: memoryview) -> None:
-        """Record the beginning of an early answer whose version nothing proves.
+        """Store the first bytes of an answer, to be read again later, where no version is proven.
 
-        It is read again later. `start` is the offset of its bytes `data` in the file.
+        `start` is the offset of its bytes `data` in the file. Only the first few answers are
+        stored.
         """
         if self.facts.proven or not len(data):
             return

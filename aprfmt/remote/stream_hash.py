@@ -118,10 +118,11 @@ def hash_fetched_files(files: Sequence[Path]) -> dict[Path, StreamHash]:
 
 @contextmanager
 def checked_by_published_digests(files: Sequence[Path]) -> Iterator[None]:
-    """Hold remote files that are read inside to the SHA-256 that their sites publish.
+    """Inside the `with`, hash remote files as they are read, and check the digests at its end.
 
-    What was not read inside is fetched at the end. Raises RemoteError where a digest is another.
-    Files on this machine and those without a published digest are not looked at.
+    What was not read inside is fetched at the end. Raises RemoteError where a digest is not the
+    SHA-256 that the site publishes. Files on this machine and those without a published digest
+    are not looked at.
     """
     published = [path for path in files if isinstance(path, RemotePath) and _has_digest(path)]
     hashes = hash_fetched_files(published).values()

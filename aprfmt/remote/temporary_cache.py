@@ -19,9 +19,10 @@ SHARE = 4  # of what is free, this part at most
 
 
 class _Room:
-    """The disk space that all temporary files have taken together."""
+    """Counts the disk space that all temporary files take together, up to a limit."""
 
     def __init__(self) -> None:
+        """Start with no bytes reserved."""
         self._lock = threading.Lock()
         self.taken = 0
 
