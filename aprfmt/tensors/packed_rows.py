@@ -107,9 +107,10 @@ def packed_rows(
 def lattice_of(
     stored: Sequence[LazyTensor], undone: "Callable[[list[NDArray[Any]]], NDArray[Any]]"
 ) -> "Lattice | None":
-    """Return step and range of each element of a tensor made from packed ones; None if unknown.
+    """Return the Lattice of a tensor made from packed ones; None if one of them has none.
 
-    `undone` undoes the layout steps on arrays of the stored tensors.
+    It has the distance to a neighbouring value, and the range, of each element. `undone` undoes
+    the layout steps on arrays of the stored tensors.
     """
     from aprfmt.codecs.lattice import join_lattices
 

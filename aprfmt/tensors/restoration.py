@@ -31,9 +31,9 @@ class Restoration:
         self.stored: dict[str, Value] = {}
 
     def record_stored(self, key: str, source_bits: Any, again: Any) -> None:
-        """Record a role's stored bits if undoing and redoing its layout steps changes them.
+        """Record a role's stored bits where undoing and applying its layout steps changes them.
 
-        `again` are the bits after both.
+        `source_bits` are those bits, `again` what both give, unsigned integers of one shape.
         """
         patch = _difference_patch(source_bits.reshape(-1), again.reshape(-1))
         if patch is not None:

@@ -177,9 +177,9 @@ def expect_reads(runs: Sequence[ByteRun]) -> None:
 
 
 def published_equal(a: Sequence[ByteRun], b: Sequence[ByteRun]) -> bool:
-    """Return whether two lists of runs are the same places in files of one published SHA-256.
+    """Return whether two lists of runs are the same places in files with one published SHA-256.
 
-    Their bytes are equal then, and none has to be fetched to know it.
+    Their bytes are equal then, and need not be fetched.
     """
     return bool(a) and len(a) == len(b) and all(map(_is_same_place, a, b))
 
@@ -198,8 +198,9 @@ _computed: set[Path] = set()  # files whose SHA-256 is not as published, but of 
 def same_published_file(a: ByteSource, b: ByteSource) -> bool:
     """Return whether two files have the same SHA-256, at least one of which is published.
 
-    The other's is computed and remembered. Where they have, it is told that bytes were not fetched:
-    a site may send others than those whose digest it publishes.
+    Where only one is, the other file is read, and its digest stored in `sha256`. If they are
+    equal, a line for the user says that a remote file was not fetched whole: its site may send
+    other bytes than it publishes the digest of.
     """
     if a.size != b.size or not (a.sha256 or b.sha256):
         return False

@@ -366,7 +366,7 @@ class View:
 
     @cached_property
     def lattice(self) -> "Lattice | None":
-        """Step and range of the values that a packed weight's elements can take; else None.
+        """The quantization steps and ranges of a packed weight's elements; None for others.
 
         Raises CodecError for parts that do not fit.
         """
