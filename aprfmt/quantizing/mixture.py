@@ -194,7 +194,8 @@ class RunningNumber:
     def more_bits(self) -> bool:
         """Whether llama.cpp's `use_more_bits` holds for the tensor.
 
-        It does for the first and last eighth of the tensors, and every third one between.
+        It holds for the first and last eighth of the tensors of a kind, and every third one
+        between.
         """
         eighth = self.total // 8
         return (
@@ -204,7 +205,7 @@ class RunningNumber:
         )
 
     def first(self, share: int) -> bool:
-        """Return whether the tensor is among the first 1/share of its kind."""
+        """Return whether the tensor is among the first `total` / `share` tensors of its kind."""
         return self.number < self.total // share
 
 
@@ -258,7 +259,10 @@ BY_LAYER = ("ffn_down",)
 
 
 def base_name(name: str) -> tuple[str, str, int | None]:
-    """Return (base, suffix, layer or None) of a role key or GGUF name: `L3.attn_q.weight`."""
+    """Return (base, suffix, layer) of a name: ("attn_q", "weight", 3) for `L3.attn_q.weight`.
+
+    `name` is a role key or a GGUF name. The layer is None outside the layers.
+    """
     layer, role = split_key(name)
     parts = role.split(".")
     if parts[0] == "blk" and len(parts) > 2 and parts[1].isdecimal():
@@ -437,9 +441,10 @@ def fitting_schemes(scheme: Scheme, shapes: Sequence[Sequence[int]]) -> list[str
 
 
 def deciding_name(names: Sequence[str]) -> str:
-    """Return which of a stored tensor's names decides its encoding: an attn_v's, else the first.
+    """Return the one of a stored tensor's names by which its encoding is chosen.
 
-    A fused q/k/v counts as attn_v, as in llama.cpp.
+    It is that of an attn_v if there is one, else the first. A fused q/k/v counts as attn_v, as in
+    llama.cpp.
     """
     for name in names:
         if KINDS.get(base_name(name)[0]) == "attn_v":
