@@ -39,10 +39,7 @@ class Limits:
 
 
 def _worker_arguments() -> list[str]:
-    """Return the command-line arguments that pass this process's --allow-http to a worker.
-
-    [] without that option.
-    """
+    """Return the command-line arguments of a worker: this process's --allow-http, or []."""
     guard = sys.modules.get("aprfmt.remote.address_policy")
     return ["--allow-http"] if guard is not None and guard.POLICY.plain_http else []
 
