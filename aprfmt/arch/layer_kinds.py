@@ -225,7 +225,7 @@ def read_layer_period(period: str, offset: str, usual: tuple[int, int]) -> Read:
     """
 
     def read(facts: Facts, hp: Params) -> Found:
-        """Return (for each layer whether it is at the period, key)."""
+        """Return (one boolean a layer: True for every so many of them, key of config.json)."""
         every, first = facts.first(period), facts.first(offset)
         step = usual[0] if every is None else whole_number(*every, 1)
         start = usual[1] if first is None else whole_number(*first)

@@ -119,7 +119,10 @@ def _read_temperature_switch(facts: Facts) -> tuple[bool, str]:
 
 
 def _read_scale(facts: Facts, hp: Params) -> Found:
-    """Return (scale of the attention temperature, None where it is off, key) of config.json."""
+    """Return (scale of the attention temperature, key) of config.json.
+
+    The scale is None where the temperature is off.
+    """
     (tuned, key), found = _read_temperature_switch(facts), facts.first("attn_scale")
     if not tuned:
         return None, key

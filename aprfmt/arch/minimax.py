@@ -97,7 +97,7 @@ def _lightning_layers_rule() -> HyperRule:
         return tuple(boolean(mark, found[1]) for mark in listed), found[1]
 
     def write(value: Value, hp: Params) -> Params:
-        """Return GGUF's list of one boolean a layer; {} where llama.cpp takes the layers so."""
+        """Return GGUF's {key: one boolean a layer}, empty where llama.cpp assumes the same."""
         return {} if tuple(value) == _usual_layers(hp) else {_LISTED: list(value)}
 
     return HyperRule(
