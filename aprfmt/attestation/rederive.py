@@ -114,9 +114,10 @@ def _attest_by_recipes(
     tries: "Sequence[tuple[Recipe, Mapping[str, list[Output]]]]",
     stored: Mapping[str, LazyTensor],
 ) -> TensorAttestation:
-    """Return the row of a weight by the first recipe, or by the first that gives its bytes.
+    """Return whether the planned outputs of a weight have its bytes, by the best of the recipes.
 
-    `tries` are recipes, each with its planned outputs by weight; the first has the weight `key`.
+    That is the first recipe that gives its bytes, else the first of all. `tries` are recipes,
+    each with its planned outputs by weight; the first has the weight `key`.
     """
     (recipe, groups), *others = tries
     row = _attest_weight(key, groups[key], stored, recipe)
