@@ -97,7 +97,7 @@ class DialectWeight(PackedWeight):
             raise ConversionError(f"{self.name}: {error}") from error
 
     def _largest(self, output: Output) -> float:
-        """Return the largest magnitude of the weight `output`, which is read once for it."""
+        """Return the largest magnitude of the weight `output`; only the first call reads it."""
         if output.info.name not in self.latest.most:
             values = output.make()
             most = max(float(values.max(initial=0)), -float(values.min(initial=0)))
