@@ -361,7 +361,7 @@ def _join_dialect(
 def _find_unclaimed(
     tensors: Tensors, config: Mapping[str, Value], fault: Fault
 ) -> Mapping[str, FoundWeight]:
-    """Return {weight: its stored tensors} of FP8 codes with a scale, if there is no configuration.
+    """Return {weight: its stored tensors} of FP8 weights with a scale; {} with a configuration.
 
     `fault` is not used.
     """
@@ -427,7 +427,7 @@ def has_parts(tensors: Tensors) -> bool:
 
 
 def _raise_fault(error: AprfmtError) -> None:
-    """Raise `error`: what is done about a fault where the caller does not take them."""
+    """Raise `error`. Callers that give no function of their own for faults use this one."""
     raise error
 
 

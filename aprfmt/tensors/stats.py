@@ -178,9 +178,9 @@ def compute_stats_of_parts(parts: Iterable[Any]) -> Stats:
 
 
 def stats_of_moments(count: int, found: "Moments") -> Stats:
-    """Return the statistics of `count` values, as `compute_stats` does, from moments of them all.
+    """Return the statistics of `count` values from their moments, as `compute_stats` gives them.
 
-    Those are what moments of parts of PART elements, joined in their order, make up.
+    The moments have to be those of parts of PART elements, joined in order.
     """
     accumulator = Accumulator()
     accumulator.add_stats(_from_moments(count, found))
