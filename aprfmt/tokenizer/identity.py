@@ -98,7 +98,10 @@ def _list_sha256(values: Sequence[Any]) -> str:
 
 
 def _quick_facts(carried: Carried) -> dict[str, Any]:
-    """Return {fact: value} that need no tokens: counts, flags, ids, the template's scan."""
+    """Return the facts that are known without reading tokens: counts, flags, ids, and others.
+
+    Others are the size, the language and the static scan of the chat template.
+    """
     # Keys of the metadata, without their lists.
     found: dict[str, Any] = {}
     for name, value in (
