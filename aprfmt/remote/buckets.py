@@ -254,7 +254,7 @@ def _endpoint_settings() -> str:
 
 
 def _folder(path: str) -> str:
-    """Return the folder of a file's path: all before its last part, "" where that is all."""
+    """Return the folder of a file's path: all before its last part, "" if there is no more."""
     return path.rpartition("/")[0]
 
 
