@@ -29,7 +29,7 @@ class AttentionGroups:
 
     @property
     def sizes(self) -> dict[str, int]:
-        """How many groups there are, and how many ranks in each."""
+        """The number of groups as "dp", and the number of ranks in each as "tp"."""
         groups, ranks = zip(*self.places.values(), strict=True)
         return {DP: max(groups) + 1, TP: max(ranks) + 1}
 

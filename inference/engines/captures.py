@@ -70,7 +70,7 @@ def _no_tiles(name: str) -> Tiles | None:
 
 
 def _no_region(name: str) -> Region | None:
-    """Return None: no array's bytes are in a file as they are."""
+    """Return None: no file has the array's values as plain bytes."""
     return None
 
 

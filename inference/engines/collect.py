@@ -455,7 +455,10 @@ class Collector:
             tiles.close()
 
     def _fetch(self, key: str) -> Numbers | None:
-        """Return the values of a record; of one that was not read, from where they are stored."""
+        """Return the values of a recorded array, read from where they are stored if need be.
+
+        None if they are nowhere.
+        """
         tiles = self._tiles.get(key)
         return self._spool.fetch(key) if tiles is None else tiles.read(self.records[key].shape)
 

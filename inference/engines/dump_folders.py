@@ -445,7 +445,11 @@ def _refuse_lost_passes(
     found: Sequence[tuple[tuple[int, dict[str, list[Any]]], DumpedArray]],
     broken: Mapping[str, FormatError],
 ) -> None:
-    """Raise the error of a damaged file without which a rank's pass, or its batch, is not known."""
+    """Raise the error of a damaged file if nothing else tells of the pass that it belonged to.
+
+    Another array that the same rank stored in the same pass would tell of it. A file that has no
+    array's name, or that has the ids or positions of a batch, is always refused.
+    """
     passes = {(step, tuple(sorted(one.ranks.items()))) for (step, _), one in found}
     for below, error in broken.items():
         place = parse_dump_path(below.rpartition(".")[0])
@@ -592,7 +596,7 @@ def _join_pass(
     requests are read. An array whose division is unclear is left out, with the reason in the
     pass's `left`, and so is one of which a part is in one of the `broken` files, named in its
     `torn`. Raises FormatError where ranks contradict each other or the layout, and where no array
-    is left, unless `lone`: others are put to it.
+    is left. With `lone` none need be left, since the caller adds others.
     """
     place = f"{folder}: {place_in_dump(step, 'step')}".removesuffix(": ")
     made = Pass(step, stream)

@@ -64,9 +64,9 @@ def open_dump(
 
 
 def dump_sequences(path: Path) -> list[tuple[int, ...]]:
-    """Return the token ids of each sequence that a dump holds; [] for what holds one alone.
+    """Return the token ids of each sequence in a dump; [] for a file of one sequence alone.
 
-    Raises FormatError for what is damaged.
+    Raises FormatError for damaged files.
     """
     with ExitStack() as stack:
         if is_dump(path):
@@ -102,7 +102,10 @@ def _without_shares(captures: Captures, widths_of: WidthsOf) -> Captures:
 
 
 def _share_text(row: tuple[int, int, int]) -> str:
-    """Return in words that an array, row (columns, all columns, ranks), is one rank's."""
+    """Return a sentence saying that an array has only one rank's columns.
+
+    `row` is (columns of the array, columns of all ranks, number of ranks).
+    """
     own, whole, ranks = row
     return f"{own} of {whole} columns, as one rank of {ranks} has them: put the ranks together"
 
@@ -284,9 +287,9 @@ def _dump_facts(dump: Dump, found: AlignedArrays, notes: Sequence[str]) -> Mappi
 
 
 def _widths_by_name(model: Model | None) -> WidthsOf:
-    """Return a function from array names to the sizes that the model gives whole arrays.
+    """Return a function that takes array names and returns the sizes of the whole arrays.
 
-    Without a model it gives sizes that are not known.
+    The sizes are those that the model gives them. Without a model they are not known.
     """
     if model is None:
         return lambda names: PointWidths()

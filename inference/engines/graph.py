@@ -159,10 +159,10 @@ class GraphReader:
             self._record(place, cut, mask)
 
     def _add_scores(self, layer: int, scale: float | None) -> None:
-        """Record a layer's waiting scores: kq times the softmax's scale; nothing if none wait.
+        """Record a layer's scores: its stored products kq times the softmax's scale.
 
-        `scale` is what the node says. If it is None the model's is taken, and 1 if queries are
-        scaled already or scores are soft-capped.
+        Nothing is recorded if no products are stored. `scale` is what the node says. If it is
+        None the model's is taken, and 1 if queries are scaled already or scores are soft-capped.
         """
         if layer not in self._scores:
             return

@@ -56,7 +56,7 @@ def is_logprobs(path: Path) -> bool:
 def refuse_logprobs(
     path: Path, ids: Sequence[int] | None = None, model: Model | None = None
 ) -> AbstractContextManager[Trace]:
-    """Raise FormatError that says what such a file holds, and which command compares it.
+    """Raise FormatError, which says what a file of log-probabilities holds and how to compare it.
 
     `ids` and `model` are not used: every opener of a trace takes them.
     """
@@ -140,9 +140,10 @@ def _is_answer(said: Any) -> bool:
 def _read_answer(
     said: Any, where: str, writer: str, prompt: Sequence[int] | None, token_ids: TokenIds
 ) -> Logprobs:
-    """Return the log-probabilities of one answer; FormatError for what is none, with `where` first.
+    """Return the log-probabilities of one answer of a server.
 
-    `writer` is the program that wrote the file, "" if it is not known.
+    `writer` is the program that wrote the file, "" if it is not known. Raises FormatError, its
+    message beginning with `where`, for anything else.
     """
     try:
         found = _parse_answer(said, prompt, token_ids)
@@ -222,10 +223,11 @@ class _Rows:
 
 
 def _parse_answer(said: Any, prompt: Sequence[int] | None, token_ids: TokenIds) -> Logprobs:
-    """Return the log-probabilities of a server's answer of one choice; ValueError says what lacks.
+    """Return the log-probabilities of a server's answer, of its first choice.
 
-    `prompt` are the prompt's ids if the answer lacks them, `token_ids` gives the ids of a piece of
-    text.
+    `prompt` are the prompt's ids if the answer lacks them, `token_ids` gives the ids of a piece
+    of text. Raises ValueError, or an error of a missing key or a wrong type, for a damaged
+    answer.
     """
     rows = _Rows()
     if isinstance(said, list):

@@ -335,7 +335,7 @@ def _add_by_name(
     add_node = node_adder(model, None if tokens is None else len(tokens))
 
     def add(name: str, into: Collector) -> None:
-        """Add an array's values, or to `into.unknown` why it is no point."""
+        """Add an array's values to a collector; if it is no point, note why in `into.unknown`."""
         rows = captures.rows.get(name)
         key = find_key(name)
         if key is not None and into.record_key(key_name(*key)) is None:

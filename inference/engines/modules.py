@@ -328,11 +328,11 @@ class ModuleReader:
         self._collector.add(*self._hidden_states[key], values, rows=rows, rank=BESIDE_MODULES)
 
     def add_unread(self, key: str, tiles: Tiles, rows: Sequence[int] | None = None) -> bool:
-        """Record one key's values without having them in memory; return whether that was done.
+        """Record one key's values without reading them; return whether that was done.
 
-        False, with nothing recorded, where a point is not all of the values in their order, or
-        they decide something: `add` does it then, and records what this one would. The arguments
-        are those of `add`, `tiles` for the values.
+        False, with nothing recorded, where a point is only a part of the values or has them in
+        another order, or where the values must be looked at. The caller then uses `add`, which
+        takes the same arguments, with the values in place of `tiles`.
         """
         collector = self._collector
         if rows is None and self._tokens is not None and tiles.rows != self._tokens:

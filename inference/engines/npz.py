@@ -320,10 +320,11 @@ def _execution_order(file: NpzFile, keys: list[str]) -> tuple[list[str], list[st
 
 
 def arithmetic_of_arrays(dtypes: Mapping[str, str], read: Callable[[str], Numbers]) -> str:
-    """Return the dtype a run computed in: that of most of its arrays, or bfloat16 as float32.
+    """Return the dtype a run computed in, by the dtypes of its arrays.
 
-    `dtypes` are by array name. A run of 16 bits often keeps logits and routers in float32. Up to
-    four float32 arrays of norms are read to see whether all their values fit bfloat16.
+    `dtypes` are by array name. A run of 16 bits often keeps logits and routers in float32, so the
+    dtype of most arrays counts. numpy has no bfloat16, which may be stored as float32: up to four
+    float32 arrays of norms are read to see whether all their values fit it.
     """
     kinds = Counter(name for name in dtypes.values() if "float" in name)
     for short in ("bfloat16", "float16"):

@@ -139,7 +139,7 @@ def align(dump: Dump, ids: Sequence[int] | None) -> AlignedArrays:
 
 
 def list_sequences(dump: Dump) -> list[tuple[int, ...]]:
-    """Return the token ids of each sequence of a dump that says them, in its order."""
+    """Return the token ids of the sequences in a dump, in its order, of which it has the ids."""
     notes: list[str] = []
     found = _join_sequences(list(_without_warm_ups(dump.passes, notes)), notes)
     return [tuple(ids) for one in found if (ids := one.ids) is not None]
@@ -421,10 +421,10 @@ def _request_names(one: Pass) -> list[Any]:
 
 
 def _choose_sequence(found: Sequence[TokenRun], ids: Sequence[int] | None) -> TokenRun:
-    """Return the sequence of `ids`, or one that begins with them; without ids the only one.
+    """Return the sequence that has the given ids, or one that begins with them.
 
-    An only sequence of unknown ids is taken if its length fits. FormatError lists those that are
-    there.
+    Without ids, or where the only sequence has unknown ids and as many tokens, it is the only
+    one. Raises FormatError, which lists the sequences, if there is none or several.
     """
     if ids is None:
         if len(found) == 1:
@@ -474,9 +474,10 @@ def _sequence_list_text(found: Sequence[TokenRun]) -> str:
 
 
 def _refuse_lost(found: Sequence[TokenRun], wanted: Sequence[int]) -> None:
-    """Raise FormatError if passes hold the first of the wanted tokens and lack earlier ones.
+    """Raise FormatError if a dump has a sequence's first and later tokens, but not some between.
 
-    `wanted` are token ids. Lacking are tokens before the last one that a pass holds.
+    `wanted` are the token ids of the sequence. Tokens after the last one in any pass may be
+    missing.
     """
     there: set[int] = set()
     for one in found:

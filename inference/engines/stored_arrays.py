@@ -58,7 +58,7 @@ class Region:
 
 
 def region_of(tensor: LazyTensor) -> Region | None:
-    """Return where a tensor's bytes are; None unless a mapped file has them as they are."""
+    """Return where a tensor's bytes are; None unless a mapped file has them as plain bytes."""
     if type(tensor) is not StoredTensor:
         return None
     file, start = tensor.location() or (None, 0)

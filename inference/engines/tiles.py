@@ -447,7 +447,7 @@ def join_columns(parts: Sequence[Tiles]) -> Tiles:
 
 
 def join_rows(parts: Sequence[Tiles]) -> Tiles:
-    """Return arrays of one width as one, the rows of each after those of the one before."""
+    """Return arrays of the same width joined: the rows of the first, then those of the next."""
     starts = list(accumulate((part.rows for part in parts), initial=0))
 
     def fill(row: int, column: int, out: Numbers) -> None:
