@@ -295,9 +295,10 @@ def _rotate_parts(c: Context, layer: int, xs: list[Array]) -> list[Array]:
 def _finish_query_key(
     c: Context, layer: int, q: Array, k: Array, *, rotates: bool
 ) -> tuple[Array, Array]:
-    """Return (q, k) after what follows rope: norms of both, or a temperature factor on the queries.
+    """Return (q, k) after what follows rope: norms of both, or else a factor on the queries.
 
-    `rotates` says whether the layer has rope. Both are unchanged where the model has neither.
+    The factor is the temperature, which depends on the position. `rotates` says whether the layer
+    has rope. Both are unchanged where the model has neither.
     """
     place = c.block.qk_norm_place
     if c.hp["qk_norm"] and (place == "after_rope" or (place == "rotated" and rotates)):

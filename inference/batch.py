@@ -429,11 +429,11 @@ def _check_vocabulary(path: Path, ids: NDArray[np.int64], vocab: int) -> None:
 def _label_shift(
     path: Path, ids: NDArray[np.int64], labels: NDArray[np.int64], mask: NDArray[np.bool_]
 ) -> int:
-    """Return how many tokens after a label's place the token stands that the label holds.
+    """Return by how many tokens labels are ahead of the ids at their place: a key of SHIFTS.
 
-    It is a key of SHIFTS: 0 (labels are the ids) and 1 (labels are the next ids) are right, the
-    others are mistakes of the file. Labels of padding do not count. Raises FormatError where no
-    distance fits all labels.
+    0 (a label is the id at its place) and 1 (it is the next id) are right, the others are
+    mistakes of the file. Labels of padding do not count. Raises FormatError where no shift fits
+    all labels.
     """
     wrong: dict[int, tuple[int, int]] = {}
     for shift in SHIFTS:

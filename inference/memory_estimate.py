@@ -312,10 +312,10 @@ def _estimate(
     cached: int,
     traced: bool = False,
 ) -> Estimate:
-    """Return the estimate of a run that computes some rows of logits and caches some tokens.
+    """Return the estimate of a run that computes `logits` rows of logits and caches some tokens.
 
-    `logits` and `cached` are how many. `traced`: no operations are fused, since points inside them
-    are recorded.
+    `cached` is how many tokens. `traced`: no operations are fused, since points inside them are
+    recorded.
     """
     check_runnable(model.resolution, model.path)
     on = _open_placement(request.choice, request.deterministic)
@@ -478,7 +478,10 @@ def _cache_bytes(model: Model, on: Placement, tokens: int) -> dict[str, int]:
 
 
 def _window_size(hp: Mapping[str, Value], layer: int, tokens: int) -> int:
-    """Return how many numbers a layer's compressors keep: keys of windows, tokens of the next."""
+    """Return how many numbers a layer's compressors keep after `tokens` tokens.
+
+    They keep the keys of full windows, and the tokens of the next window. 0 without compressors.
+    """
     rate = compress_rate(hp, layer)
     if not rate:
         return 0

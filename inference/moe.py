@@ -133,9 +133,10 @@ def _expert_input(c: Context, x: Array, rows: Any) -> Array:
 
 
 def _expert_output(c: Context, y: Array, rows: Any) -> Array:
-    """Return an expert's rows of its output y [n, hidden], given `rows` of the tokens.
+    """Return those rows of an expert's output that belong to the tokens sent to it.
 
-    In deterministic mode y has all rows, as `_expert_input` gave them; else y itself.
+    `rows` are these tokens. In deterministic mode `y` has the rows of all tokens, as
+    `_expert_input` gave them; else it has only these already.
     """
     return c.backend.take(y, rows) if c.backend.deterministic else y
 

@@ -118,9 +118,9 @@ def _bias_node(*roles: str) -> tuple[Name, ...]:
 
 
 def _hyper_points(branch: str, norm: str, what: str) -> tuple[Point, ...]:
-    """Return the points of a branch's hyper-connection, in words `what` the branch is.
+    """Return the points of the hyper-connection around a branch, "attn" or "ffn".
 
-    `branch` is "attn" or "ffn", `norm` transformers' name of the norm before it.
+    `norm` is transformers' name of the norm before it, `what` the branch in words.
     """
     return (
         Point(

@@ -87,7 +87,10 @@ def _scale_dynamic(request: _ScalingInputs) -> RopeFrequencies:
 
 
 def _scale_llama3(request: _ScalingInputs) -> RopeFrequencies:
-    """Return high frequencies unchanged, low ones divided by the factor, others interpolated."""
+    """Return the frequencies: high ones unchanged, low ones divided by the factor.
+
+    Those between are interpolated.
+    """
     inv_freq = _inverse(request.periods())
     factor, low, high = request["factor"], request["low_freq_factor"], request["high_freq_factor"]
     original = request["original_context_length"]

@@ -126,7 +126,7 @@ class Session:
         return self.backend.to_numpy(self._extend(ids, recorder, logits_rows))
 
     def _extend(self, ids: Sequence[int], recorder: Recorder | None, logits_rows: LogitRows) -> Any:
-        """Return what `extend` does as an array of the backend.
+        """Run new tokens after those so far, and return their logits as an array of the backend.
 
         Raises UsageError if there are no ids or the model predicts no tokens.
         """
@@ -227,10 +227,10 @@ class Session:
     def logits_at_positions(
         self, ids: Sequence[int], positions: Numbers, limit: int
     ) -> Iterator[Numbers]:
-        """Yield logits of all rows of a sequence whose tokens have the given positions.
+        """Yield the logits of a sequence in blocks of at most `limit` rows.
 
-        Every token attends to all before it, whatever the positions. At most `limit` rows are held,
-        and each part of them takes a pass over the whole sequence.
+        `positions` are those of the tokens. Every token attends to all before it, whatever the
+        positions. Each block takes a pass over the whole sequence.
         """
         for start in range(0, len(ids), limit):
             rows = range(start, min(start + limit, len(ids)))

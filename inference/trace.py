@@ -327,9 +327,9 @@ class Tracer:
         return x
 
     def _note_nonfinite(self, record: Record) -> bool:
-        """Return whether the pass ends at this record, for it is the first that is not finite.
+        """Note the record if it is the first that is not finite; return whether to stop there.
 
-        Its key is stored in `nonfinite`. False unless the trace stops there.
+        Its key is stored in `nonfinite`.
         """
         stats = record.stats
         if self.nonfinite is None and POINTS[record.point].finite and stats is not None:
@@ -374,7 +374,7 @@ class Tracer:
 
     @property
     def ran(self) -> bool:
-        """Whether a pass went past this recorder; a replayed one does not."""
+        """Whether a pass was run with this recorder; a replayed pass does not count."""
         return self._facts is not None
 
     def replay_template(self) -> tuple[dict[str, Record], Any]:

@@ -275,7 +275,7 @@ class Weights(Mapping[str, Weight]):
         return self[key] if key in self._rows or key in self._handles else default
 
     def use_handle(self, key: str, weight: Weight) -> None:
-        """Use another model's handle of a weight for `key`, so that what it placed is shared."""
+        """Share another model's handle of a weight as `key`'s, so that it is placed only once."""
         self._handles[key] = weight
 
     def stored_bytes_used(self) -> int:
@@ -287,9 +287,9 @@ class Weights(Mapping[str, Weight]):
         return [key for key in self._rows if key not in self._handles]
 
     def with_arrays(self, arrays: Mapping[str, Array]) -> "Weights":
-        """Return these weights with some replaced by arrays; no placed tensors are shared.
+        """Return a copy of these weights in which `arrays`, by role key, replace stored ones.
 
-        They serve a hypothesis: `arrays` are by role key.
+        It shares no placed tensors with these weights. Hypotheses replace weights so.
         """
         rows = self._rows | {key: ArrayRows(values) for key, values in arrays.items()}
         return Weights(rows, self.holder.budget, self.subject)

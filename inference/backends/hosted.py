@@ -256,10 +256,11 @@ class Hosted:
         raise NotImplementedError
 
     def pack_blocks(self, experts: Numbers, weights: Numbers, n_experts: int) -> ExpertBlocks:
-        """Return the blocks of a choice made on the host, as `route_blocks` does of its own choice.
+        """Return the blocks of token rows that each expert gets, by a choice made on the host.
 
-        `experts` and `weights` are [tokens, used]. Only backends with `can_stack_experts` have it;
-        the others raise NotImplementedError.
+        They are what `route_blocks` returns of its own choice. `experts` and `weights` are
+        [tokens, used]. Only backends with `can_stack_experts` have it; the others raise
+        NotImplementedError.
         """
         raise NotImplementedError
 

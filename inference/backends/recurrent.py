@@ -75,7 +75,7 @@ class Recurrent:
         beta: Array,
         state: Array | None,
     ) -> tuple[Array, Array]:
-        """Return what the gated delta rule reads [tokens, value_heads, value_dim], and the state.
+        """Return the gated delta rule's (reads [tokens, value_heads, value_dim], next state).
 
         q and k [tokens, key_heads, key_dim] are scaled to length one, q then divided by
         sqrt(key_dim). Each key head serves as many value heads in a row. `decay` [tokens,
@@ -126,7 +126,7 @@ class Recurrent:
         skip: Array,
         state: Array | None,
     ) -> tuple[Array, Array]:
-        """Return what a state space scan reads [tokens, heads, head_dim], and the state after it.
+        """Return a state space scan's (reads [tokens, heads, head_dim], state after them).
 
         x is shaped as the result, `step` [tokens, heads], `rate` [heads] or [heads, state] of
         `decay_rates`, b and c [tokens, groups, state], `skip` [heads]: how much of x is added. Each

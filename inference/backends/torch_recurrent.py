@@ -42,7 +42,7 @@ class TorchRecurrent(Tiles):
     def delta(
         self, q: Array, k: Array, v: Array, decay: Array, beta: Array, state: Array | None
     ) -> tuple[Array, Array]:
-        """Return what the gated delta rule reads [tokens, value_heads, value_dim], and the state.
+        """Return the gated delta rule's (reads [tokens, value_heads, value_dim], next state).
 
         CHUNK tokens are computed at a time in float32 at least; the reads are rounded once. q and k
         are [tokens, key_heads, key_dim], v is shaped as the result; `decay` (a logarithm) and
@@ -105,7 +105,7 @@ class TorchRecurrent(Tiles):
         skip: Array,
         state: Array | None,
     ) -> tuple[Array, Array]:
-        """Return what a state space scan reads [tokens, heads, head_dim], and the state after it.
+        """Return a state space scan's (reads [tokens, heads, head_dim], state after them).
 
         CHUNK tokens are computed at a time; both results are float32 at least. x is shaped as the
         reads, `step` [tokens, heads], `rate` [heads] or [heads, state], b and c [tokens, groups,

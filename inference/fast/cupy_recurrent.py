@@ -49,7 +49,7 @@ class CupyRecurrent(CupyElements):
     def delta(
         self, q: Array, k: Array, v: Array, decay: Array, beta: Array, state: Array | None
     ) -> tuple[Array, Array]:
-        """Return what the gated delta rule reads [tokens, value_heads, value_dim], and the state.
+        """Return the gated delta rule's (reads [tokens, value_heads, value_dim], next state).
 
         Computed token by token in float32 at least, the reads rounded once. q and k are [tokens,
         key_heads, key_dim], `decay` is a logarithm [tokens, heads], or [tokens, heads, key_dim] by
@@ -116,7 +116,7 @@ class CupyRecurrent(CupyElements):
         skip: Array,
         state: Array | None,
     ) -> tuple[Array, Array]:
-        """Return what a state space scan reads [tokens, heads, head_dim], and the state after it.
+        """Return a state space scan's (reads [tokens, heads, head_dim], state after them).
 
         x is shaped as the reads, `step` [tokens, heads], `rate` [heads] or [heads, state], b and c
         [tokens, groups, state], `skip` [heads]; a `state` of None is zeros. Computed token by token

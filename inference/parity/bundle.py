@@ -117,7 +117,10 @@ class ReplayResult:
 
 
 def used_versions() -> dict[str, str]:
-    """Return {name: version} of what a result depends on, of libraries that are loaded."""
+    """Return {name: version} of aprfmt, Python, the machine type and the loaded libraries.
+
+    Only libraries on which a result depends count.
+    """
     found = {"aprfmt": __version__, "python": platform.python_version(),
              "machine": platform.machine()}  # fmt: skip
     for name in ("numpy", "torch", "cupy", "transformers"):

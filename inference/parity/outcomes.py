@@ -84,10 +84,10 @@ def mean_label_loss(logits: Numbers, ids: Sequence[int]) -> float | None:
 def make_outcomes(
     a: Numbers, b: Numbers, ids: Sequence[int], point: PointDiff, before: int | None
 ) -> Outcomes:
-    """Return what `check_outcomes` judges of logits [tokens, vocab] of two runs.
+    """Return the Outcomes of two runs' logits [tokens, vocab]: their distance and their losses.
 
     Only rows before `before` count; None: all rows. `point` is the comparison of these rows'
-    logits.
+    logits. `check_outcomes` judges the result.
     """
     count = len(a) if before is None else before
     cut = ids[: count + 1]

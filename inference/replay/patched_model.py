@@ -118,7 +118,7 @@ class PatchedModel:
 
     @property
     def stored(self) -> Weights:
-        """The model's stored weights, without a hypothesis's replacements."""
+        """The weights that the model stores, not those that a hypothesis puts in their place."""
         return self.weights if self.original is None else self.original
 
     @property
@@ -307,9 +307,9 @@ class PatchedModel:
         return x
 
     def _spans(self, span: Span | None) -> list[tuple[Span | None, HyperParams, ArchSpec]]:
-        """Return the parts of a pass, or of its span, with what each runs with.
+        """Return (span, hyperparameters, architecture) of each part of a pass, or of its `span`.
 
-        Neighbouring layers with the same numbers are one part.
+        Neighbouring layers that run with the same ones are one part.
         """
         if not self.own:
             return [(None if self.spec.forward else span, self.hp, self.spec)]
