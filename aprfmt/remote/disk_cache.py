@@ -40,6 +40,7 @@ class DiskCache:
     """The cached ranges on disk; a disk that fails only means that nothing is cached."""
 
     def __init__(self) -> None:
+        """Start with nothing counted as added; the folder is made when a range is stored."""
         self._lock = threading.Lock()
         self._added = 0
 

@@ -105,6 +105,7 @@ class _Incoming(io.RawIOBase):
     """The bytes that a socket receives; closing it leaves the socket open for the next answer."""
 
     def __init__(self, sock: TimedSocket) -> None:
+        """Take the socket whose bytes are read."""
         self._timed = sock
 
     def readable(self) -> bool:
