@@ -27,7 +27,7 @@ _BLANK = re.compile(r"\s*")
 
 
 class _RepeatedKeyError(ValueError):
-    pass
+    """An object of the tokenizer.json has a key twice."""
 
 
 def _unique_dict(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
