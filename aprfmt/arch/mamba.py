@@ -114,7 +114,7 @@ def inner_width_rule(expand: str = "expand", key: str = "") -> HyperRule:
         return None if found is None else (whole_number(*found, 1) * hp["hidden_size"], found[1])
 
     def write(value: Value, hp: Params) -> Params:
-        """Return config.json's {key: value}: the factor if whole, and `key` if there is one."""
+        """Return config.json's {key: value}: the factor if it is whole, and `key` if given."""
         times, rest = divmod(value, hp["hidden_size"])
         return ({} if rest else {expand: times}) | ({key: value} if key else {})
 
