@@ -346,7 +346,10 @@ class TorchProducts(TorchBackend):
         return joined
 
     def gated(self, x: Array, gate: Part, up: Part, kind: str, *, steps: bool) -> Array:
-        """Return act(x @ gate) * (x @ up); one kernel computes it for a single row."""
+        """Return act(x @ gate) * (x @ up).
+
+        For a single row one kernel computes it, where operations are fused.
+        """
         rounded_steps = steps and kind in STEPS and self._type in HALVES
         if not self._fused or rounded_steps or kind not in layers.ACTIVATIONS:
             return super().gated(x, gate, up, kind, steps=steps)
