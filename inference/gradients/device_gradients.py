@@ -167,7 +167,7 @@ def gradients_between(
     # Keys in backward order: points from the loss on, then parameters.
     order = [key for key in point_instances(model.spec.block, model.hyper, model.roles)][::-1]
     keys = [(key, False) for key in order if key in exact.points]
-    keys += [(key, True) for key in _backward(exact.keys)]
+    keys += [(key, True) for key in _in_backward_order(exact.keys)]
     floors = {parameter: _floor(exact, parameter) for parameter in (False, True)}
     gaps, left, missing = [], [], []
     for key, parameter in keys:
@@ -225,7 +225,7 @@ def _floor(exact: BatchGradients, parameter: bool) -> float:
     return NOTHING * max(sizes, default=0.0)
 
 
-def _backward(keys: Collection[str]) -> list[str]:
+def _in_backward_order(keys: Collection[str]) -> list[str]:
     """Return parameter keys in backward order: those after the layers, then the last layer first.
 
     The token table comes last.
