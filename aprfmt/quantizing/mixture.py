@@ -171,7 +171,7 @@ FALLBACK: Mapping[str, str] = {
 }  # fmt: skip
 LAST_RESORT = "F16"
 # Architectures, by their names in GGUF, for which llama.cpp's mixtures have rules of their own.
-APART = frozenset({"falcon"})
+SPECIAL_ARCHS = frozenset({"falcon"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -186,9 +186,9 @@ class RunningNumber:
     arch: str = ""
 
     @property
-    def apart(self) -> bool:
+    def special_arch(self) -> bool:
         """Whether llama.cpp's mixtures have special rules for the model's architecture."""
-        return self.arch in APART
+        return self.arch in SPECIAL_ARCHS
 
     @property
     def more_bits(self) -> bool:
@@ -231,19 +231,20 @@ ROWS: tuple[SchemeRow, ...] = (
     SchemeRow(tuple(SCHEMES), "attn_k", "Q8_0", lambda p: p.n_experts == 8),
     SchemeRow(("Q2_K",), "ffn_down", "Q3_K"),
     SchemeRow(("Q3_K_M",), "ffn_down", "Q5_K", lambda p: p.first(16)),
-    SchemeRow(("Q3_K_M",), "ffn_down", "Q4_K", lambda p: not p.apart or p.more_bits),
-    SchemeRow(("Q4_K_M",), "ffn_down", "Q6_K", lambda p: p.apart and p.first(16)),
-    SchemeRow(("Q4_K_M",), "ffn_down", "Q5_K", lambda p: p.apart and p.more_bits),
-    SchemeRow(("Q4_K_M",), "ffn_down", "Q6_K", lambda p: not p.apart and p.more_bits),
+    SchemeRow(("Q3_K_M",), "ffn_down", "Q4_K", lambda p: not p.special_arch or p.more_bits),
+    SchemeRow(("Q4_K_M",), "ffn_down", "Q6_K", lambda p: p.special_arch and p.first(16)),
+    SchemeRow(("Q4_K_M",), "ffn_down", "Q5_K", lambda p: p.special_arch and p.more_bits),
+    SchemeRow(("Q4_K_M",), "ffn_down", "Q6_K", lambda p: not p.special_arch and p.more_bits),
     SchemeRow(("IQ4_NL", "IQ4_XS"), "ffn_down", "Q5_K", lambda p: p.first(8) and not p.imatrix),
     SchemeRow(("Q5_K_M",), "ffn_down", "Q6_K", lambda p: p.more_bits),
-    SchemeRow(("Q4_K_S",), "ffn_down", "Q5_K", lambda p: not p.apart and p.first(8)),
+    SchemeRow(("Q4_K_S",), "ffn_down", "Q5_K", lambda p: not p.special_arch and p.first(8)),
     SchemeRow(("Q4_0",), "ffn_down", "Q4_1", lambda p: p.first(8) and p.imatrix),
     SchemeRow(("Q5_0",), "ffn_down", "Q5_1", lambda p: p.first(8) and p.imatrix),
     SchemeRow(("Q2_K", "Q3_K_M", "IQ4_NL", "IQ4_XS", "Q4_K_S", "Q4_K_M"), "attn_output", "Q5_K",
-        lambda p: p.n_experts == 8 and not p.apart),
-    SchemeRow(("Q2_K",), "attn_output", "Q3_K", lambda p: p.n_experts != 8 and not p.apart),
-    SchemeRow(("Q3_K_M",), "attn_output", "Q4_K", lambda p: p.n_experts != 8 and not p.apart),
+        lambda p: p.n_experts == 8 and not p.special_arch),
+    SchemeRow(("Q2_K",), "attn_output", "Q3_K", lambda p: p.n_experts != 8 and not p.special_arch),
+    SchemeRow(("Q3_K_M",), "attn_output", "Q4_K",
+        lambda p: p.n_experts != 8 and not p.special_arch),
 )  # fmt: skip
 # Models of 80 layers that llama.cpp calls 70B never have attn_v below Q5_K. Source: its hparams.
 LAYERS_70B, ARCHS_70B = 80, ("llama", "qwen2", "deci", "olmo")
@@ -370,7 +371,7 @@ class Mixture:
             return self._base
         embedding = base in ("token_embd", "per_layer_token_embd")
         if base == "output" or (embedding and not self._has_output):
-            if shape[-1] % ENCODINGS[self._base].block_size or self._arch in APART:
+            if shape[-1] % ENCODINGS[self._base].block_size or self._arch in SPECIAL_ARCHS:
                 return "Q8_0"
             return self._base if self._base == "Q8_0" else "Q6_K"
         kind = KINDS.get(base)
