@@ -120,7 +120,7 @@ def _has_weights(folder: Path) -> bool:
 
 @dataclass(frozen=True)
 class _Row:
-    """A file of a repository; `apart` is True for a file in LFS or Xet, which is sent by range.
+    """A file of a repository; `by_range` is True for a file in LFS or Xet, which is sent by range.
 
     `sha256` is published for such files, `blob` for the others: git's SHA-1 of it, that is of `blob
     SIZE`, a zero byte and the contents. Both are "" where they are not published.
@@ -129,7 +129,7 @@ class _Row:
     size: int
     sha256: str
     blob: str
-    apart: bool
+    by_range: bool
 
 
 class HubSite:
@@ -284,7 +284,7 @@ class HubSite:
         row, listed = self._find_row(path), self.facts(path)
         if row is None or listed is None:
             raise not_found_error(self._address(path))
-        if not row.apart:
+        if not row.by_range:
             return listed, self._fetch_whole(path, row)[:FIRST]
         try:
             seen, head = self._ranges.first(
@@ -329,7 +329,7 @@ class HubSite:
     def fetch(self, path: str, facts: FileFacts, start: int, stop: int) -> memoryview:
         """Return bytes [start, stop) of a file; RemoteError if it no longer fits `facts`."""
         row = self._find_row(path)
-        if row is not None and not row.apart:
+        if row is not None and not row.by_range:
             return memoryview(self._fetch_whole(path, row))[start:stop]
         try:
             return self._ranges.fetch(
@@ -341,7 +341,7 @@ class HubSite:
     def one_pass(self, path: str, facts: FileFacts) -> str:
         """Return the SHA-256 of the file, read whole by one request."""
         row = self._find_row(path)
-        if row is not None and not row.apart:
+        if row is not None and not row.by_range:
             return hashlib.sha256(self._fetch_whole(path, row)).hexdigest()
         try:
             return self._ranges.one_pass(
