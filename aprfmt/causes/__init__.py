@@ -33,7 +33,7 @@ class Ranked(Protocol):
 
     @property
     def rank(self) -> int:
-        """Its place among the rows of a folder: the lowest is tried first."""
+        """Place of the row in the order in which a folder's rows are tried; the lowest is first."""
 
 
 R = TypeVar("R", bound=Ranked)
@@ -51,10 +51,10 @@ def modules_of(folder: str) -> tuple[str, ...]:
 
 
 def _read_rows(module: str, table: str, kind: type[T]) -> tuple[T, ...]:
-    """Return the rows of one kind in a module's table, from its text and not imported.
+    """Return the rows of one class in a module's table, read from its source, without an import.
 
-    A table that is not written in literals, names of functions and names of literals is imported. A
-    module without the table has none: ().
+    `table` is the name of the table, a tuple of calls of `kind`. The module is imported only
+    where the table holds more than literals and names. () for a module without the table.
     """
     path = Path(__file__).parent.joinpath(*module.split(".")[2:]).with_suffix(".py")
     text = path.read_text("utf-8")
@@ -86,9 +86,10 @@ def _assigned(text: str, name: str) -> ast.expr:
 
 
 def _argument(module: str, text: str, node: ast.expr) -> Any:
-    """Return the value of an argument of a row: a literal, or a function that is imported later.
+    """Return the value of an argument of a table's row: a literal, or a function imported on call.
 
-    A name in upper case is a constant of the same text. Raises ValueError for anything else.
+    `text` is the source of `module`, where a name in upper case is looked up as a constant.
+    Raises ValueError for anything else.
     """
     if not isinstance(node, ast.Name):
         return ast.literal_eval(node)

@@ -52,8 +52,8 @@ class Contradiction:
 def contradictions(model: Model) -> Iterator[Contradiction]:
     """Yield a Contradiction for each flag of a model's config.json that its tensors contradict.
 
-    Yields nothing for GGUF and APR, whose readers go by the tensors, nor for a head that no reader
-    of the architecture asks for.
+    Yields nothing for GGUF and APR, whose readers go by the tensors. A missing head counts only
+    where the architecture needs one.
     """
     if model.config is None or model.key_style in ("gguf", "apr"):
         return
@@ -70,10 +70,10 @@ def contradictions(model: Model) -> Iterator[Contradiction]:
 
 
 def unshared_contradictions(model: Model, other: Model) -> Iterator[Contradiction]:
-    """Yield the contradictions of a model that another copy of it does not have in the same way.
+    """Yield the contradictions of a model that `other`, another copy of the model, does not have.
 
-    A head that is missing is left out where the other copy has one of its own: then a tensor was
-    lost, and the flag is right.
+    A missing head is left out where the other copy stores a head: then a tensor was lost, and the
+    flag is right.
     """
     same = {(row.name, row.said) for row in contradictions(other)}
     for row in contradictions(model):
@@ -83,10 +83,10 @@ def unshared_contradictions(model: Model, other: Model) -> Iterator[Contradictio
 
 
 def changes_readings(model: Model, row: Contradiction) -> bool:
-    """Return whether the two readings of a contradicted flag give other numbers, by its tensors.
+    """Return whether a loader that believes the flag computes other numbers than one that does not.
 
-    They do not where a denied head equals the embedding, or denied biases are zeros; nor for biases
-    that are missing, which become zeros.
+    They compute the same where the head that the flag denies equals the embedding, and where the
+    denied biases are zeros or the demanded biases are missing, which become zeros.
     """
     if row.name == "tied_embeddings":
         return not row.said or has_own_head(model)
@@ -155,10 +155,10 @@ def has_own_head(model: Model) -> bool:
 
 
 def holds_head_twice(resolution: "Resolution") -> bool:
-    """Return whether a model whose configuration ties head and embedding stores the head as well.
+    """Return whether a model's configuration ties head and embedding, yet it stores the head too.
 
-    The stored head is then a copy of the embedding: both are one parameter. Raises AprfmtError
-    where one cannot be read.
+    True only where the stored head is a copy of the embedding: both are one parameter. Raises
+    AprfmtError where one of them cannot be read.
     """
     overruled = resolution.report.overruled.get("tied_embeddings")
     stated = overruled is not None and bool(overruled.value)
@@ -166,10 +166,10 @@ def holds_head_twice(resolution: "Resolution") -> bool:
 
 
 def held_conflicts(resolution: "Resolution") -> "list[Conflict]":
-    """Return where a file contradicts itself, leaving out that a key ties head and embedding.
+    """Return the places where a model's file contradicts itself, without harmless tied heads.
 
-    That is left out where the stored head is a copy of the embedding: both are read and compared
-    where a key ties them and a head is stored. Raises AprfmtError where one cannot be read.
+    A key that ties head and embedding is no conflict where the stored head is a copy of the
+    embedding: both are read and compared. Raises AprfmtError where one of them cannot be read.
     """
     copied = holds_head_twice(resolution)
     conflicts = resolution.report.conflicts
@@ -177,7 +177,7 @@ def held_conflicts(resolution: "Resolution") -> "list[Conflict]":
 
 
 def _stores_own_head(roles: Mapping[str, View]) -> bool:
-    """Return whether a head is among these tensors and is no copy of the embedding."""
+    """Return whether tensors, by role, include a head whose values are not the embedding's."""
     head, table = roles.get(HEAD), roles.get(TABLE)
     if head is None or table is None:
         return head is not None

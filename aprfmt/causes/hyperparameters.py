@@ -67,9 +67,10 @@ _CAUSE_OF_RELATION = {
 
 
 def relation_cause(relation: Relation, model: Model) -> str:
-    """Return the name of the cause that a Relation is; `model` is the side that it speaks of.
+    """Return the name of the cause that explains a Relation, such as renamed keys or tensors.
 
-    A key of the configuration is the cause of its hyperparameter.
+    `model` is the side whose names the relation maps. For renamed keys it is the cause of the
+    first hyperparameter that one of the keys states, if any.
     """
     cause = _CAUSE_OF_RELATION.get(relation.kind, "tensor_names")
     if relation.kind != "keys":
@@ -128,21 +129,25 @@ FLAG_LOADERS: Mapping[tuple[str, bool], str] = {
 
 
 def is_read_as_flag(style: str, name: str, says: object) -> bool:
-    """Return whether a contradicted key is a flag of config.json that `contradicted_flags` judges.
+    """Return whether `contradicted_flags` judges a configuration key that the tensors contradict.
 
-    `style` is the key style it is of, `says` what the key says.
+    `style` is the naming that the key is of ("hf" for config.json), `name` the hyperparameter,
+    `says` the key's value.
     """
     return style == "hf" and isinstance(says, bool) and (name, says) in FLAG_LOADERS
 
 
 def shows_hyper(key: str, name: str) -> bool:
-    """Return whether a tensor of this role key exists only by the value of a hyperparameter."""
+    """Return whether a tensor exists only for some values of hyperparameter `name`.
+
+    `key` is the tensor's role, with or without its layer.
+    """
     roles = SHOWN_BY.get(name, ())
     return key in roles or key.partition(".")[2] in roles
 
 
 def lacks_tensors_of(model: Model, name: str) -> bool:
-    """Return whether required tensors that a hyperparameter speaks of are missing from a model."""
+    """Return whether a model lacks a required tensor that exists by hyperparameter `name`."""
     coverage = model.resolution.coverage
     return any(shows_hyper(key, name) for key in (*coverage.missing, *coverage.accepted))
 
@@ -181,9 +186,9 @@ def difference_sentence(row: FieldDiff, a: Model | None = None, b: Model | None 
 
 
 def _origin_text(name: str, origin: str, model: Model | None) -> str:
-    """Return in words where a hyperparameter's value is from.
+    """Return in words where a hyperparameter's value was read.
 
-    Where the tensors are believed and a key says otherwise, what the key says too.
+    Where the tensors overrule a key of the configuration, the key and its value are said too.
     """
     said = None if model is None else model.resolution.report.overruled.get(name)
     if said is None or not origin.startswith("shape"):
@@ -192,9 +197,10 @@ def _origin_text(name: str, origin: str, model: Model | None) -> str:
 
 
 def lost_tensors(name: str, a: Model | None, b: Model | None) -> tuple[str, ...]:
-    """Return the tensors that B lacks and in which its format keeps A's value of a hyperparameter.
+    """Return the tensors in which B's format would store a hyperparameter of A, and that B lacks.
 
-    Such as GGUF's divisors of rope's frequencies, of `rope_scaling`. () without both models.
+    Only `rope_scaling` is stored so: GGUF has a tensor of rope's frequency divisors. () for other
+    hyperparameters or without both models.
     """
     if a is None or b is None or name != "rope_scaling":
         return ()
@@ -205,14 +211,17 @@ def lost_tensors(name: str, a: Model | None, b: Model | None) -> tuple[str, ...]
 
 
 def _needs_keys(model: Model | None) -> bool:
-    """Return whether a format has keys for values that another one computes from others: GGUF."""
+    """Return whether a model is a GGUF, whose format states values that other formats compute.
+
+    False for None.
+    """
     return model is not None and model.key_style == "gguf"
 
 
 def _stored_key(model: Model | None, name: str, key: str) -> str:
-    """Return the GGUF key or tensor of a sub-key of hyperparameter `name`, as of `rope_scaling`.
+    """Return the GGUF key or tensor name of a hyperparameter's sub-key, as of `rope_scaling`.
 
-    It is `key` itself for other formats, without a model, and where GGUF has no place for it.
+    `key` itself is returned for other formats, for None, and where GGUF cannot state it.
     """
     if model is None or not _needs_keys(model):
         return key
@@ -220,9 +229,10 @@ def _stored_key(model: Model | None, name: str, key: str) -> str:
 
 
 def stored_sub_key(model: Model, place: str) -> str:
-    """Return what a model's file calls a sub-key of a scaling, `NAME.KEY`; "" if it has no place.
+    """Return what a model's file calls a sub-key of a scaling; "" if it has no place for it.
 
-    That is a nested key of config.json, or a GGUF's key or tensor.
+    `place` is `NAME.KEY`: the hyperparameter, such as `rope_scaling`, and its sub-key. The result
+    is a nested key of config.json, or a GGUF's key or tensor.
     """
     name, _, key = place.partition(".")
     if name not in model.hyper or not key or not isinstance(model.hyper[name], Mapping):
@@ -244,7 +254,7 @@ def differing_sub_keys(row: FieldDiff) -> tuple[str, ...]:
 
 
 def _differing_scaling_keys(row: FieldDiff) -> list[tuple[str, str]]:
-    """Return (name in normal form, key of config.json) of sub-keys in which two scalings differ."""
+    """Return (name used here, key of config.json) for each sub-key in which two scalings differ."""
     assert isinstance(row.a, Mapping) and isinstance(row.b, Mapping)
     names = dict.fromkeys((*row.a, *row.b))
     return [(n, _SPELLED.get(n, n)) for n in names if row.a.get(n) != row.b.get(n)]
@@ -276,7 +286,10 @@ def _value_text(value: object) -> str:
 
 
 def tensors_of_hyperparameter(name: str, tensors: Mapping[str, TensorDiff]) -> tuple[str, ...]:
-    """Return the keys of tensors that only one side has because hyperparameter `name` differs."""
+    """Return the keys of one-sided tensors that exist by the value of hyperparameter `name`.
+
+    `tensors` is {key: comparison} of the two models.
+    """
     return tuple(
         key
         for key, row in tensors.items()

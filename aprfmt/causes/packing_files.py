@@ -28,11 +28,11 @@ CAUSE_ROWS = (
 
 
 def packing_file_findings(model: Model, other: Model, side: str) -> Iterator[Finding]:
-    """Yield a finding where two files of a model (`side`, "A" or "B") state two packings.
+    """Yield one finding where a packing library's file and config.json state different packings.
 
-    Nothing where `other` has the same in it, or where the weights are the same by both. Nothing
-    where config.json departs from that of `other`, which other causes name. Raises FormatError for
-    a damaged file.
+    `model` is the side judged, `side` its letter ("A" or "B"). Yields nothing where `other` has
+    the same contradiction, where its config.json already differs from this one, or where the
+    weights decode alike by both files. Raises FormatError for a damaged file.
     """
     same = {(one.file, one.key, repr(one.other)) for one in packing_conflicts(other)}
     theirs = stated_packing(other)
@@ -63,5 +63,5 @@ def packing_file_findings(model: Model, other: Model, side: str) -> Iterator[Fin
 
 
 def _assignment(one: PackingConflict) -> str:
-    """Return the KEY=VALUE that gives the file config.json's value."""
+    """Return the quoted argument of `aprfmt set` that gives the file config.json's value."""
     return shlex.quote(f"{one.file}:{one.name}={json.dumps(one.used)}")

@@ -52,7 +52,10 @@ class RestoredKey:
         )
 
     def finding(self) -> Finding:
-        """Return the finding of the key; confirmed where it makes all hyperparameters equal."""
+        """Return the finding that this key of the configuration is wrong.
+
+        It is confirmed where restoring the key makes all hyperparameters equal.
+        """
         key = ".".join(self.path)
         label, other = self.label, "A" if self.label == "B" else "B"
         value, given = (
@@ -78,10 +81,10 @@ class RestoredKey:
 
 
 def find_restored_key(good: Model, bad: Model, label: str) -> RestoredKey | None:
-    """Return the key of `good`'s config.json that makes `bad` readable, or None.
+    """Return the one key of `good`'s config.json that makes `bad` readable.
 
-    None where `bad` can be read, `good` cannot, or no single key makes `bad` readable. `label` is
-    the side of `bad`.
+    None where `bad` is readable as it is, `good` is not, or no single key is enough. `label` is
+    the letter of `bad`'s side.
     """
     error = refusal_reason(bad) or misfit_reason(bad) or absent_layers_reason(bad)
     if (
@@ -107,10 +110,10 @@ def find_restored_key(good: Model, bad: Model, label: str) -> RestoredKey | None
 
 
 def misfitting_key_findings(a: Model, b: Model, rows: Sequence[FieldDiff]) -> tuple[Finding, ...]:
-    """Return the findings of keys that do not fit the tensors of their own side.
+    """Return the findings of configuration keys that do not fit the tensors of their own side.
 
-    `rows` are the hyperparameters in which the two differ. A key without which a side is not read
-    explains them all.
+    `rows` are the differing hyperparameters. Where restoring one key makes a side readable, its
+    finding is the only one.
     """
     for good, bad, label in ((a, b, "B"), (b, a, "A")):
         found = find_restored_key(good, bad, label)
@@ -120,7 +123,7 @@ def misfitting_key_findings(a: Model, b: Model, rows: Sequence[FieldDiff]) -> tu
 
 
 def is_of_own_keys(row: FieldDiff) -> bool:
-    """Return whether a row compares what the files' own keys say, not what is read here."""
+    """Return whether a row compares what the files' own keys state, not what is read here."""
     return {row.origin_a, row.origin_b} <= {READ_HERE, ITS_KEY, NOT_THERE}
 
 
@@ -178,7 +181,10 @@ def absent_layers_reason(model: Model) -> str:
 
 
 def _key_command(bad: Model, key: str, value: object) -> str:
-    """Return the `set` command that gives a folder's config.json a key, or takes it away (None)."""
+    """Return the `aprfmt set` command that writes a key to the folder's config.json.
+
+    With `value` None it is the command that removes the key.
+    """
     assert bad.folder is not None
     name = f"config.json:{key}"
     word = f"{name}={json.dumps(value)}"
@@ -201,7 +207,10 @@ def _cause_of_key(model: Model, path: Key) -> str:
 
 
 def _misleading_by_key(model: Model) -> dict[str, MisleadingKey]:
-    """Return {a model's own key: MisleadingKey}, the first where two have one key."""
+    """Return {key as the model's file spells it: its MisleadingKey}.
+
+    Where two have one key, the first is kept.
+    """
     found: dict[str, MisleadingKey] = {}
     for one in misleading_keys(model).values():
         found.setdefault(one.key, one)
@@ -209,9 +218,11 @@ def _misleading_by_key(model: Model) -> dict[str, MisleadingKey]:
 
 
 def misleading_findings(a: Model, b: Model, rows: Sequence[FieldDiff]) -> Iterator[Finding]:
-    """Yield a finding for each key of `rows` and each side that misleads other programs by it.
+    """Yield a finding for each configuration key by which other programs misread a model.
 
-    Flags of config.json that change the pass are not among them: their effect is measured.
+    `rows` are the differing hyperparameters; each is looked up on both sides. Flags of
+    config.json that change the forward pass are left out: `contradicted_flags` measures their
+    effect.
     """
     if not rows:
         return

@@ -105,13 +105,13 @@ def diff(
 ) -> DiffReport:
     """Return the comparison of two model files or folders, in any formats.
 
-    `base` is the float source: every quantized tensor is asked whether it derives from it byte for
-    byte, given the importance matrix in the file `imatrix`, where one was used. `tensors` are
-    PATTERNs in any spelling; UsageError where one matches nothing. `only` are some of SECTIONS: the
-    others are not compared and stay empty, and in those it names every difference counts (None: all
-    are compared). With `explain` every differing pair is tested against the hypotheses of
+    `base` is the float source: every quantized tensor is tested for being made from it, byte for
+    byte, with the importance matrix in the file `imatrix` if one was used. `tensors` are patterns
+    of names in any naming; UsageError where one matches nothing. `only` are some of SECTIONS: the
+    others are not compared and stay empty, and in the chosen ones every difference counts (None:
+    all are compared). With `explain` every differing pair is tested against the hypotheses of
     causes.tensor; `images` is the number of worst tensors to make difference images of. Tensors
-    that `budget` has no time or no room for are named as not compared; each counts with the bytes
+    that `budget` has no time or memory for are named as not compared; each counts with the bytes
     of its larger side. Raises FormatError for a file of which nothing can be read; a tensor that
     cannot be read is UNREADABLE, and `report.damage` says what is wrong with the files.
     """
@@ -150,11 +150,11 @@ def diff(
 
 
 def open_state_beside(path: Path, model: Model) -> Model | None:
-    """Return the weights that an engine saved under a path, read as `model`'s; None without any.
+    """Return the weights that an engine saved at a path, opened by the names of `model`.
 
-    A folder with a config.json is a model, unless its weights are files of ranks. So is a GGUF or
-    APR file, and any file next to a `model` without a configuration: an engine's names are read by
-    that.
+    None where the path holds no saved engine state but a model: a GGUF or APR file, a folder with
+    config.json (unless its weights are one file per rank), or a file next to a `model` without a
+    configuration.
     """
     folder = path if path.is_dir() else path.parent
     configured = (folder / "config.json").is_file()
@@ -183,9 +183,9 @@ def diff_models(
     """Return the comparison of two open models; parameters as in `diff`.
 
     `only` are the sections to compare, None for all. `oracle` judges quantized tensors by their
-    float source, None without one. Without `explain` no cause is searched for. `images` is how many
-    tensors get a picture of their differences. Pairs that `budget` has no room for are not
-    compared; None is no limit.
+    float source; None without one. Without `explain` no cause is searched for. `images` is the
+    number of tensors that get a picture of their differences. Pairs that `budget` has no time or
+    memory for are not compared; None sets no limit.
     """
     from aprfmt.codecs.parallel import cpu_count
     from aprfmt.measure.pair_comparison import compare_pair
@@ -355,7 +355,7 @@ def diff_models(
 
 
 def _contradiction_findings(a: Model, b: Model) -> tuple[Finding, ...]:
-    """Return the findings of flags that tensors contradict, and of two files on one packing."""
+    """Return the findings of flags that tensors contradict, and of contradictory packing files."""
     found: list[Finding] = []
     sides = ((a, b, "A"), (b, a, "B"))
     if any(next(contradicted_parts(model), None) for model in (a, b)):
@@ -373,9 +373,10 @@ def _contradiction_findings(a: Model, b: Model) -> tuple[Finding, ...]:
 
 
 def _taken_finding(says: str, tensors: int) -> Finding:
-    """Return the finding that one model is layers or channels of the other, value by value.
+    """Return the finding that one model consists of layers or channels of the other.
 
-    Which ones they are is read off one tensor, and all `tensors` of the smaller model agree.
+    `says` is its sentence. `tensors` is the number of tensors of the smaller model, all of which
+    were found equal.
     """
     return Finding(
         "derived", says, "identity", CAUSES["derived"].verdict, (), True, "", 1.0, 0.0,
@@ -386,9 +387,9 @@ def _taken_finding(says: str, tensors: int) -> Finding:
 
 
 def _identity_sentences(a: Model, b: Model, rows: Sequence[TensorDiff]) -> tuple[str, str]:
-    """Return (which parts of A are B, by what the two are other models), in words; "" for no.
+    """Return (which parts of one model the other consists of, why they are two different models).
 
-    Models of equal hyperparameters and equal tensors are one.
+    Both are sentences, "" for no. At most one is not empty; both are for copies of one model.
     """
     if a.hyper == b.hyper and rows and all(row.verdict in EQUAL for row in rows):
         return "", ""
@@ -402,9 +403,9 @@ def _identity_sentences(a: Model, b: Model, rows: Sequence[TensorDiff]) -> tuple
 def _unreadable_where_lost(
     rows: Sequence[TensorDiff], lost: tuple[Sequence[Damage], Sequence[Damage]]
 ) -> list[TensorDiff]:
-    """Return the rows, with UNREADABLE for tensors that a side without some of its shards lacks.
+    """Return the rows, UNREADABLE in place of one-sided where the tensor's shard may be missing.
 
-    `lost` are the missing shards of A and of B: what was in them is not known.
+    `lost` are the missing shards of A and of B, whose tensors are not known.
     """
     causes = {
         f"ONLY_IN_{other}": shards[0].text
@@ -420,10 +421,10 @@ def _unreadable_where_lost(
 
 
 def _unreadable_where_packed(rows: Sequence[TensorDiff], a: Model, b: Model) -> list[TensorDiff]:
-    """Return the rows, with UNREADABLE for weights that a side has in codes that are not decoded.
+    """Return the rows, UNREADABLE for weights that one side stores in codes that are not decoded.
 
-    The codes are rows of their own, on one side only. Rows with an explanation stay, and so do all
-    where what the codes count for is lost: that is a fault of the file.
+    The rows of the codes, on that side only, become UNREADABLE too. Rows with an explanation
+    stay, and so do all rows of a side whose packing lacks a part: that is a fault of the file.
     """
     causes: dict[tuple[str, str], str] = {}
     for model, mine, other in ((a, "ONLY_IN_A", "ONLY_IN_B"), (b, "ONLY_IN_B", "ONLY_IN_A")):
@@ -447,7 +448,10 @@ def _unreadable_where_packed(rows: Sequence[TensorDiff], a: Model, b: Model) -> 
 def _with_causes(
     relations: Sequence[SideRelation], sides: Mapping[str, Model]
 ) -> tuple[SideRelation, ...]:
-    """Return the relations, each with the cause that it is."""
+    """Return the relations, each with the name of its cause filled in.
+
+    `sides` is {"a": A, "b": B}.
+    """
     if not relations:
         return ()
     from aprfmt.causes.hyperparameters import relation_cause
@@ -460,7 +464,7 @@ def _with_causes(
 def _uncompared_sections(
     a: Model, b: Model, alignment: Alignment, tokens: "_TokenizerComparison"
 ) -> Iterator[NotCompared]:
-    """Yield a NotCompared for each section that cannot be compared.
+    """Yield a NotCompared for each section but the tensors that cannot be compared.
 
     These are hyperparameters, tokenizer and metadata.
     """
@@ -475,11 +479,10 @@ def _uncompared_sections(
 
 
 def _wrong_checksums(a: Model, b: Model) -> list[NotCompared]:
-    """Return the checksum that is not that of its file's bytes, as an item of one side or of both.
+    """Return one item, which names the side or sides whose stored checksum is wrong; [] for none.
 
-    Damage that both have in the same bytes is no difference, and a file whose parts cannot be read
-    is named for them. Every byte is read; of remote files, whose bytes would come a second time,
-    none is.
+    Where both are wrong it says whether the files' bytes are equal. A file with other damage is
+    not checked again. Every byte is read, so remote files are left out.
     """
     if is_remote(a.path) or is_remote(b.path):
         return []
@@ -497,7 +500,10 @@ def _wrong_checksums(a: Model, b: Model) -> list[NotCompared]:
 
 
 def _late_checksums(a: Model, b: Model, budget: Budget) -> list[NotCompared]:
-    """Return the checksums that `budget` had no time for, as an item; [] where no file has one."""
+    """Return one item that says that `budget` left no time for checksums.
+
+    [] where no file has one, and for remote files.
+    """
     if is_remote(a.path) or is_remote(b.path):
         return []  # of which none is made without a budget either
     if not any(has_checksum(side.source) for side in (a, b)):
@@ -527,12 +533,11 @@ def _unlike_architectures(a: Model, b: Model) -> list[NotCompared]:
 
 
 def _differing_settings(a: Model, b: Model) -> Iterator[NotCompared]:
-    """Yield the keys of hyperparameters that no pass depends on, and that readers act on.
+    """Yield keys that differ and that no forward pass depends on, but that other programs act on.
 
-    These are the context length, where both sides state another, and sizes that config.json of one
-    side alone states: the other's are read from the tensors here, and readers take a default. Also
-    what config.json of a side states a second time, otherwise, and the other does not state alike:
-    readers differ in which of the two they take.
+    These are the context length where both sides state one; a size that one side's config.json
+    states and the other's does not, where other programs take a default; and a value that one
+    config.json states twice, differently, so that programs differ in which they take.
     """
     alike = a.key_style == b.key_style
     of_a, of_b = _stated_length(a, alike), _stated_length(b, alike)
@@ -567,7 +572,7 @@ def _differing_settings(a: Model, b: Model) -> Iterator[NotCompared]:
 
 
 def _values_stated_twice(model: Model) -> Iterator[tuple[str, int | float]]:
-    """Yield (key, number) of config.json's own keys that its rope object overrules."""
+    """Yield (key, number) of each top-level key of config.json that its rope object overrules."""
     config = model.config if model.key_style == "safetensors" else None  # others' is a copy
     for key, value in (config or {}).items():
         if key not in model.hyper or isinstance(value, bool) or not isinstance(value, int | float):
@@ -578,9 +583,9 @@ def _values_stated_twice(model: Model) -> Iterator[tuple[str, int | float]]:
 
 
 def _stated_length(model: Model, default: bool) -> HyperParam | None:
-    """Return the context length by the keys that other programs read, or their `default` for it.
+    """Return the context length that a model's keys state.
 
-    None if no key states it, and the default is not asked for.
+    Where no key states it: the default that is used for it with `default`, else None.
     """
     native = model.resolution.native
     read = {} if native is None else native.read
@@ -594,7 +599,7 @@ def _stated_length(model: Model, default: bool) -> HyperParam | None:
 def _section_counts(
     a: Model, b: Model, alignment: Alignment, only: Collection[str], tokens: "_TokenizerComparison"
 ) -> Mapping[str, int]:
-    """Return {what is compared: how many} of every compared section but the tensors.
+    """Return {section: number of items compared}, without the tensors.
 
     `only` are the sections asked for.
     """
@@ -617,9 +622,10 @@ def _explain_rows(
     named: AbstractSet[str] = frozenset(),
     budget: Budget | None = None,
 ) -> tuple[list[TensorDiff], tuple[Finding, ...], list[str]]:
-    """Return (rows with explanations, findings they share, sentences on what was not tried).
+    """Return (rows with explanations, findings that rows share, sentences on what was not tried).
 
-    `named` are keys whose difference is known: they are not explained. `budget` ends the search.
+    `results` are the rows of `pairs`, in the same order. `named` are keys whose difference is
+    already explained: they are left alone. `budget` ends the search.
     """
     asked = [(pair, row) for pair, row in zip(pairs, results, strict=True) if row.key not in named]
     if not any(row.verdict in EXPLAINED for _, row in asked):
@@ -688,8 +694,8 @@ def _differing_hyperparameters(
 ) -> tuple[FieldDiff, ...]:
     """Return the differing hyperparameters; () where an architecture is not known.
 
-    All but the context length are decisive, as they change the forward pass, and but what the
-    presence of tensors shows and `results` find equal.
+    Every row but the context length changes the forward pass and so decides the verdict. One that
+    only the presence of tensors shows is left out where `results` finds these tensors equal.
     """
     if not alignment.by_role:
         return ()
@@ -724,11 +730,11 @@ def _differing_hyperparameters(
 
 
 def _misleading_rows(a: Model, b: Model, known: AbstractSet[str]) -> Iterator[FieldDiff]:
-    """Yield the keys by which other programs read the two sides otherwise than they are read here.
+    """Yield the keys that differ and by which other programs misread a side.
 
-    `known` are hyperparameters that are listed as differing. A key of config.json counts against
-    another config.json alone, as a conversion to other keys writes what the tensors say; but one
-    that demands tensors that are not there counts always.
+    `known` are the hyperparameters already listed as differing. A key of config.json decides the
+    verdict only against another config.json, since a conversion writes what the tensors show; one
+    that demands missing tensors always decides it.
     """
     of_a, of_b = misleading_keys(a), misleading_keys(b)
     if of_a or of_b:
@@ -756,10 +762,10 @@ def _misleading_rows(a: Model, b: Model, known: AbstractSet[str]) -> Iterator[Fi
 
 
 def _is_settled(name: str, results: Sequence[TensorDiff]) -> bool:
-    """Return whether tensors show a hyperparameter, and all of them have equal values.
+    """Return whether the tensors that show hyperparameter `name` were compared and are all equal.
 
-    So it is where a head of one file is a copy of the embedding that is the other's head. Without
-    compared tensors they settle it too: what they hold is not asked.
+    A head that is a copy of the embedding counts as the other side's tied head. True too where no
+    compared tensor shows the hyperparameter, and False for one that tensors never show.
     """
     from aprfmt.causes.hyperparameters import SHOWN_BY
 
@@ -787,7 +793,7 @@ class _TokenizerComparison:
 
 
 def _compare_tokenizers(a: Model, b: Model) -> _TokenizerComparison:
-    """Return what differs between the tokenizers, and what was not compared."""
+    """Return the comparison of two models' tokenizers: what differs, and what was not compared."""
     from aprfmt.causes.tokenizer.comparison import compare_tokens
 
     report = compare_tokens(a, b)
@@ -816,8 +822,8 @@ def _compare_tokenizers(a: Model, b: Model) -> _TokenizerComparison:
 def _differing_metadata(a: Model, b: Model, *, every: bool) -> tuple[FieldDiff, ...]:
     """Return the differing metadata keys of two files of one format; () for two formats.
 
-    Keys of which every file has a value of its own are left out unless `every`. What is listed
-    counts only if metadata is asked for.
+    Keys that every file has a different value of, such as dates, are left out unless `every`.
+    Listed keys decide the verdict only where metadata was asked for.
     """
     if a.format != b.format:
         return ()

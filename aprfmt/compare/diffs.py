@@ -106,10 +106,10 @@ class DiffReport(Tabular):
 
     @property
     def causes(self) -> tuple[NamedCause, ...]:
-        """Every cause as a NamedCause, those of B before those of A's names.
+        """All causes that were found, as NamedCause, those of B before relations of A's names.
 
-        They are lost tensors that a relation leaves, relations of B, contradicted flags, what
-        tensors show, and relations of A.
+        The order: tensors that B lacks, relations of B's names, contradicted flags, what tensors
+        show, relations of A's names.
         """
         related = [
             Finding(
@@ -148,9 +148,9 @@ class DiffReport(Tabular):
 
     @property
     def _lost_beside_relations(self) -> tuple[NamedCause, ...]:
-        """The tensors that B lacks with all relations applied, as one cause; () without a relation.
+        """The cause that B lacks tensors, where renaming explains the others; () without one.
 
-        A relation of all other names would hide them.
+        A relation that maps all other names would hide them.
         """
         lost = tuple(row.key for row in self.tensors if row.verdict == "ONLY_IN_A")
         if not (lost and self.relations):
@@ -169,9 +169,10 @@ class DiffReport(Tabular):
         return (finding.to_named_cause({}),)
 
     def _can_run(self, command: str) -> bool:
-        """Return whether a command runs on these files: a state dict is no model that it changes.
+        """Return whether a proposed command may be shown for B.
 
-        One that writes the model beside it does.
+        For an engine's state dict False where the command changes the saved weights, True where
+        it writes a model to another path. True for any other B.
         """
         if not self.is_state:
             return True
@@ -187,7 +188,7 @@ class DiffReport(Tabular):
     def rewriting_command(self) -> str:
         """The command that writes B again from A in B's encodings; "" where none does.
 
-        "" too where B was trained further, or is what an engine holds: it loads A.
+        "" too where B was trained further, or is an engine's saved state.
         """
         if self.of_engine or any(one.cause in TRAINED for one in self.findings):
             return ""
@@ -205,7 +206,7 @@ class DiffReport(Tabular):
 
     @cached_property
     def unlisted_tensors(self) -> tuple[NotCompared, ...]:
-        """The tensors on one side only that no table lists, as items that were not compared."""
+        """The tensors on one side only that the architecture does not list, as NotCompared."""
         if self.ledgers is None:
             return ()
         of_a, of_b = (
@@ -218,13 +219,13 @@ class DiffReport(Tabular):
 
     @property
     def _one_sided_share(self) -> float:
-        """The share of tensors that only one side has, with all relations applied."""
+        """The fraction of tensors, 0 to 1, that only one side has with all relations applied."""
         alone = sum(tensor.verdict in _ONE_SIDED for tensor in self.tensors)
         return alone / max(1, len(self.tensors))
 
     @property
     def next(self) -> tuple[str, ...]:
-        """The next commands: those that repair B, else one that says more; () where equal."""
+        """The next commands: those that repair B, else one that shows more; () for equal models."""
         mends = [one.remedy.command for one in self.causes if one.remedy is not None]
         if mends or self.exit_code() == 0:
             return tuple(dict.fromkeys(mends))
@@ -257,9 +258,10 @@ class DiffReport(Tabular):
 
     @property
     def _damage_commands(self) -> tuple[str, ...]:
-        """The command that completes B's damaged file from A's; else the one that checks a file.
+        """The command for a damaged file, as a tuple of one.
 
-        Only a file is completed whose readable tensors have A's bytes.
+        Where B's readable tensors have A's bytes, it completes B's file from A's; else it is
+        `aprfmt validate`.
         """
         rows = [row for row in self.tensors if row.verdict != "UNREADABLE"]
         if rows and all(row.verdict == "SAME_BYTES" for row in rows):
@@ -271,14 +273,14 @@ class DiffReport(Tabular):
 
     @cached_property
     def _items_command(self) -> str:
-        """The command that makes B agree where only items of no table differ; else ""."""
+        """The command that makes B agree where only items of `not_compared` differ; else ""."""
         if self.ledgers is None or replace(self, not_compared=()).exit_code() == 1:
             return ""
         return repair_items_command(self.not_compared, self.item_arguments, self.a, self.b)
 
     @cached_property
     def _surplus_commands(self) -> tuple[str, ...]:
-        """The commands that take bytes of no tensor out of B, if only they differ; else ()."""
+        """The commands that cut bytes of no tensor from B, if only these bytes differ; else ()."""
         if self.ledgers is None or replace(self, not_compared=()).exit_code() == 1:
             return ()
         return surplus_commands(self.not_compared, self.ledgers[1], self.b)
@@ -286,7 +288,8 @@ class DiffReport(Tabular):
     def count_differing_fields(self, accept: Collection[str] = ()) -> Mapping[str, int]:
         """Return {section: number of differences that count}, without the tensors' section.
 
-        A field of an item of the ledger that `accept` takes does not count.
+        `accept` are items to be taken for equal, as in `--accept`: a field of such an item does
+        not count.
         """
         taken = acceptance_predicate(accept)
         accepted = {f"{row.kind} {row.name}" for row in self.not_compared if taken(row)}
@@ -308,8 +311,9 @@ class DiffReport(Tabular):
     def differing_tensors(self, accept: Collection[str] = ()) -> Sequence[str]:
         """Return the keys of the tensors that count as different, in order.
 
-        `accept`: "within" takes WITHIN for equal, and what was made again by rounding or
-        quantizing; an `unread:PATTERN` a tensor that one side alone has and no table lists.
+        `accept` says what to take for equal: "within" a tensor that differs within the encoding's
+        bound or by rounding again, `unread:PATTERN` a tensor on one side only that no table
+        lists.
         """
         fine = EQUAL | ({"WITHIN"} if "within" in accept else set()) | {"UNREADABLE"}
         taken = acceptance_predicate(accept)
@@ -351,8 +355,8 @@ class DiffReport(Tabular):
     def pronounced(self, accept: Collection[str] = ()) -> Pronounced:
         """Return the verdict over what was compared and what was not.
 
-        `accept`: "within" takes WITHIN for equal, and what was made again by rounding or
-        quantizing; `unread:PATTERN` accepts items that were not compared.
+        `accept` says what to take for equal: "within" a tensor that differs within the encoding's
+        bound or by rounding again, `unread:PATTERN` items that were not compared.
         """
         # What counts as different, after what the user accepted.
         apart = self.count_differing_fields(accept)
@@ -397,13 +401,13 @@ class DiffReport(Tabular):
     def exit_code(self, accept: Collection[str] = ()) -> int:
         """Return 0 for equal, 1 for different, 2 if that could not be decided.
 
-        WITHIN counts as different unless accepted.
+        WITHIN counts as different unless `accept` has "within".
         """
         return self.pronounced(accept).exit
 
     @property
     def differs(self) -> bool:
-        """Whether a value, a hyperparameter or the tokenizer differs, read with all relations."""
+        """Whether a value, a hyperparameter or the tokenizer differs once renaming is undone."""
         return replace(self, relations=()).exit_code() == 1
 
     @property
@@ -447,7 +451,7 @@ class DiffReport(Tabular):
         ).html()
 
     def to_json(self, accept: Collection[str] = ()) -> dict[str, object]:
-        """Return plain data for `--json`, with the verdict after what `accept` takes for equal."""
+        """Return plain data for `--json`; the verdict takes what `accept` names for equal."""
         found = self.pronounced(accept)
         ledgers = zip("ab", self.ledgers or (), strict=False)
         return {

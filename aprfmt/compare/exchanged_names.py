@@ -24,10 +24,10 @@ DEPTH = 8  # components before the part that differs, at most
 def with_renames(
     findings: Sequence[Finding], rows: Sequence[TensorDiff], a: Model, b: Model
 ) -> tuple[Finding, ...]:
-    """Return the findings, with the command that renames B's tensors where it mends all of B.
+    """Return the findings, with a command that renames B's tensors where renaming mends all of B.
 
-    It is none where anything else is wrong with B's tensors, and for what an engine or an adapter
-    holds, of which no copy is written.
+    The command is not added where anything else is wrong with B's tensors, nor for an engine's
+    state or an adapter, of which no copy is written.
     """
     faults = [one for one in findings if one.verdict == "bug" or one.cause not in CAUSES]
     known = {key for one in faults for key in one.keys}
@@ -47,10 +47,10 @@ def with_renames(
 
 
 def _right_names(rows: Sequence[TensorDiff], a: Model, b: Model) -> dict[str, str]:
-    """Return {B's stored name: the one that these values have to have}; {} where it is not known.
+    """Return {B's stored name: the name its values should have}; {} where it is not known.
 
-    The explanations of `rows` name the two tensors, that of the row first. One of B alone gets the
-    name that A's file has for it, if both files have the same naming.
+    The explanation of each row names two tensors, the row's own first. A tensor that only B has
+    gets the name in A's file, if both files have the same naming.
     """
     wanted: dict[str, str] = {}
     for row in rows:
@@ -77,7 +77,7 @@ def _right_names(rows: Sequence[TensorDiff], a: Model, b: Model) -> dict[str, st
 
 
 def _is_of_b(found: Finding) -> bool:
-    """Return whether an explanation says of B's tensor which of A's it is, and not the reverse."""
+    """Return whether an explanation identifies B's tensor among A's tensors, not the reverse."""
     return found.evidence[0].startswith("B")
 
 
@@ -91,9 +91,10 @@ def _stored_names(view: View) -> list[str]:
 
 
 def _find_rules(names: Sequence[str], wanted: Mapping[str, str]) -> tuple[Rename, ...]:
-    """Return rules of `--rename` that make of all `names` the wanted ones; () without any.
+    """Return the `--rename` rules that give each name in `wanted` its new name; () for none.
 
-    Those of the fewest components that change no other name: tried on all names.
+    `names` are all names of the file: names that `wanted` lacks must stay. Rules with the fewest
+    name components are tried first.
     """
     if not wanted or len({*wanted.values()}) < len(wanted):
         return ()
@@ -113,9 +114,10 @@ def _find_rules(names: Sequence[str], wanted: Mapping[str, str]) -> tuple[Rename
 
 
 def _differing_runs(wanted: Mapping[str, str], depth: int, whole: bool) -> dict[str, str]:
-    """Return {run of components: the one in its place} of names that differ; {} if they conflict.
+    """Return {components of a name to be replaced: components to replace them by}.
 
-    A run has the components that differ, `depth` before them and, if `whole`, all after them.
+    A run has the components that differ, `depth` before them and, if `whole`, all after them. {}
+    if one run would need two replacements, or the names have different numbers of components.
     """
     runs: dict[str, str] = {}
     for name, right in wanted.items():
@@ -133,7 +135,10 @@ def _differing_runs(wanted: Mapping[str, str], depth: int, whole: bool) -> dict[
 
 
 def _rules_in_order(runs: Mapping[str, str]) -> tuple[Rename, ...]:
-    """Return rules that rename all runs in turn: no name is taken before it is free."""
+    """Return rules that rename all runs in an order in which no new name is still in use.
+
+    A cycle of names is opened by renaming one to a temporary name.
+    """
     left, rules = dict(runs), []
     while left:
         free = next((old for old, new in left.items() if new not in left), None)

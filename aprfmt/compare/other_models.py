@@ -1,4 +1,4 @@
-"""By what two models are seen to be other ones, rather than two copies of one."""
+"""Signs that two models are different ones, not two copies of one."""
 
 from collections.abc import Sequence
 
@@ -11,10 +11,9 @@ _FAR = 0.05  # relative L2 beyond which a tensor that nothing explains is anothe
 
 
 def other_model_sentence(a: Model, b: Model, rows: Sequence[TensorDiff]) -> str:
-    """Return by what A and B are other models: sizes, blocks, or no equal tensor; else "".
+    """Return why A and B are two different models: sizes, blocks, no equal tensor; "" if not.
 
-    `rows` are all their tensors, explained. What holds of single tensors of two such models says
-    nothing of how one was made from the other.
+    `rows` are all their tensors, explained.
     """
     if not a.hyper or not b.hyper:
         return ""
@@ -41,16 +40,19 @@ def other_model_sentence(a: Model, b: Model, rows: Sequence[TensorDiff]) -> str:
 
 
 def explains_vocabulary_size(rows: Sequence[TensorDiff]) -> bool:
-    """Return whether two sizes of the vocabulary are no sizes of two models.
+    """Return whether two vocabulary sizes can belong to copies of one model.
 
-    They are read from the lengths of tables of tokens, of which one may be padded, cut, or one
+    The sizes are read from the lengths of token tables, of which one may be padded, cut, or one
     rank's part.
     """
     return differ_in_tables_alone(rows) or _are_parts_of_ranks(rows)
 
 
 def _are_parts_of_ranks(rows: Sequence[TensorDiff]) -> bool:
-    """Return whether tensors of two shapes are one rank's parts, or all ranks' copies."""
+    """Return whether all tensors of two shapes are confirmed as a rank's part or ranks' copies.
+
+    False where no tensor has two shapes.
+    """
     shaped = [row for row in rows if row.verdict == "SHAPE_DIFFERS"]
     return bool(shaped) and all(
         row.explanation is not None
@@ -61,9 +63,9 @@ def _are_parts_of_ranks(rows: Sequence[TensorDiff]) -> bool:
 
 
 def differ_in_tables_alone(rows: Sequence[TensorDiff]) -> bool:
-    """Return whether tensors of two shapes are tables of tokens alone, of two lengths.
+    """Return whether the only tensors of different shapes are token tables of different lengths.
 
-    The rows that both sides have can then be compared. False where each of these tables differs
+    The rows that both tables have can then be compared. False where each of these tables differs
     without an explanation and no other tensor is equal: these may be two models.
     """
     shaped = [row for row in rows if row.verdict == "SHAPE_DIFFERS"]
@@ -75,7 +77,7 @@ def differ_in_tables_alone(rows: Sequence[TensorDiff]) -> bool:
 
 
 def _is_other_training(rows: Sequence[TensorDiff]) -> bool:
-    """Return whether over 80 % of the tensors differ, unexplained, as those of two trainings do.
+    """Return whether over 80 % of the tensors differ, unexplained, as in two training runs.
 
     False for one or two tensors in common.
     """

@@ -20,9 +20,9 @@ Line = tuple[str, str]
 
 
 def merge_similar_lines(rows: Sequence[Line]) -> list[Line]:
-    """Return lines in order, those that differ in places and numbers only joined to one.
+    """Return lines in order, with lines that differ only in places and numbers merged into one.
 
-    Up to ALIKE of a kind stay separate; more are one line with a count.
+    Up to ALIKE similar lines stay separate; more become the first line and a count.
     """
     kinds: dict[str, list[Line]] = {}
     for row in dict.fromkeys(rows):
@@ -78,15 +78,15 @@ def short_answer(
     names: int = NAMED,
     first_token: str = "",
 ) -> list[Line]:
-    """Return at most LINES lines (text, style).
+    """Return the short answer, at most LINES lines of (text, style).
 
-    `first_token` is the sentence about the first token that differs, "" where none was found.
-    `others` are differences that are no causes, a line each. `not_compared` is what was not
-    compared, in words, `unrun` what was compared by its values alone and not reached by a pass,
-    `unmended` the sentence about what no command repairs, and `source` the path of A, from which a
-    command may only write B again. What does not fit is counted: the
-    verdict, the first cause, what was not compared and the commands are always shown. Long names
-    are shortened, but in commands.
+    `first_said`: the headline already has the first cause's sentence. `others` are differences
+    that are no causes, a line each. `not_compared` are sentences on what was not compared,
+    `unrun` on what was compared by values and never run. `unmended` says what no command repairs.
+    `source` is the path of A, from which a command may only write B again. `names` is how many
+    places are named. `first_token` is the sentence about the first token that differs, or "".
+    What does not fit is counted: the verdict, the first cause, what was not compared and the
+    commands are always shown. Long names are shortened, except in commands.
     """
     end: list[Line] = []
     for title, rows in (("not compared", not_compared), ("not reached by a pass", unrun)):

@@ -1,8 +1,4 @@
-"""Models whose layers, or channels of the MLP, were taken from another's: which ones.
-
-Layers were removed, repeated or put in another order (depth pruning and up-scaling), or channels
-of the MLP were cut (width pruning). All values that are left are the other model's, to the bit.
-"""
+"""Models that consist of another model's layers or MLP channels: which of them."""
 
 from collections.abc import Iterator, Mapping, Sequence
 
@@ -27,11 +23,11 @@ Layer = Mapping[str, View]
 
 
 def taken_parts_text(a: Model, b: Model, labels: tuple[str, str] = ("A", "B")) -> str:
-    """Return which layers and channels of A the whole of B is, as a sentence; "" if it is not.
+    """Return the sentence that B consists of certain layers and MLP channels of A, else "".
 
-    "" too where the two have other blocks, or the same layers and channels. Values are compared as
-    stored: what was rounded, quantized or trained since is not found. `labels` are the letters of
-    the two sides.
+    "" too where the two have different blocks, or the same layers and channels. Values are
+    compared as stored: parts that were rounded, quantized or trained since are not found.
+    `labels` are the letters of the two sides.
     """
     if not a.hyper or not b.hyper or a.spec.block != b.spec.block:
         return ""
@@ -88,10 +84,11 @@ def taken_parts_text(a: Model, b: Model, labels: tuple[str, str] = ("A", "B")) -
 def _other_kinds(
     a: Model, b: Model, origins: Sequence[int], labels: tuple[str, str]
 ) -> Iterator[str]:
-    """Yield a clause for each hyperparameter of layers that taken layers have other values of.
+    """Yield a clause for each per-layer hyperparameter whose value in B is not that of A's layer.
 
-    `origins` are A's layers that B's are. A list of the configuration that still has an entry for
-    each of A's layers is read from its begin: of the layers that are left it has other entries.
+    `origins` gives, for each layer of B, its layer in A. This happens where a list of the
+    configuration was cut at its end while layers were removed from the middle. `labels` are the
+    letters of the two sides.
     """
     whole, part = labels
     for name, mine in b.hyper.items():
@@ -138,7 +135,7 @@ def _layers_of(roles: Mapping[str, View]) -> dict[int | None, dict[str, View]]:
 def _all_equal(first: Layer, second: Layer, narrower: bool = False) -> bool:
     """Return whether two layers have the same tensors with equal values.
 
-    `narrower`: those with the MLP's channels are left out.
+    With `narrower` the tensors that have the MLP's channels as an axis are left out.
     """
     if first.keys() != second.keys():
         return False
@@ -160,7 +157,10 @@ def _all_equal(first: Layer, second: Layer, narrower: bool = False) -> bool:
 
 
 def _channels(first: Layer, second: Layer) -> list[int] | None:
-    """Return which channel of A's MLP each of B's is; None unless all its matrices agree."""
+    """Return, for each channel of the second MLP, its index in the first.
+
+    None if a matrix of the MLP disagrees.
+    """
     roles = [role for role in first if role.startswith(_CUT)]
     made: dict[str, tuple[np.ndarray, np.ndarray]] = {}
     for role in roles:
