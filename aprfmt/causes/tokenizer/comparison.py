@@ -60,13 +60,7 @@ COMPARED = (
 
 @dataclass(frozen=True)
 class TokensReport:
-    """Findings (what counts), differences without effect, and what was and was not compared.
-
-    `carried` are the labels of the sides that carry a tokenizer; `remarks` are sentences about a
-    template and the vocabulary next to it, and about ids that only one config.json states. `added`
-    are the ids of special and of added tokens. `unreadable` is the label of the side whose
-    tokenizer cannot be read.
-    """
+    """The comparison of two tokenizers: findings that count, harmless notes, what was compared."""
 
     findings: tuple[Difference, ...] = ()
     notes: tuple[Difference, ...] = ()
@@ -121,9 +115,9 @@ def compare_tokens(a: Model, b: Model) -> TokensReport:
 
 
 def _lost_lists(a: StatedTokenizer, b: StatedTokenizer) -> Iterator[Difference]:
-    """Yield the difference of a GGUF that has lost its list of tokens, but not what goes with it.
+    """Yield the difference that one GGUF has no list of tokens, though it embeds a tokenizer.json.
 
-    aprfmt reads the tokenizer.json that the file embeds, and other programs the list alone.
+    aprfmt reads the embedded file; other programs read only the list.
     """
     lacking = {label: side.lacks_list for label, side in (("A", a), ("B", b))}
     if lacking["A"] == lacking["B"]:
@@ -145,10 +139,10 @@ def _lost_lists(a: StatedTokenizer, b: StatedTokenizer) -> Iterator[Difference]:
 
 
 def _unlisted_tokens(a: StatedTokenizer, b: StatedTokenizer) -> Iterator[Difference]:
-    """Yield the difference of added tokens that one tokenizer.json lists and the other does not.
+    """Yield the difference of added tokens that only one side's tokenizer.json lists.
 
-    Its tokenizer_config.json names them, so that programs which read both split nothing. What the
-    rest make of them is tried: a token that stays one whole is no difference.
+    The other side's tokenizer_config.json names them, so programs that read both files agree. A
+    token that tokenizer.json alone keeps in one piece is no difference.
     """
     for label, side, other in (("B", b, a), ("A", a, b)):
         if side.data is None or other.data is None:
@@ -180,10 +174,11 @@ def _unlisted_tokens(a: StatedTokenizer, b: StatedTokenizer) -> Iterator[Differe
 
 
 def with_engine_types(side: StatedTokenizer, other: StatedTokenizer) -> StatedTokenizer:
-    """Return a GGUF tokenizer with the token types that llama.cpp sets for it; others unchanged.
+    """Return a GGUF's tokenizer with the token types that llama.cpp gives it when it loads.
 
     llama.cpp makes tokens that look like turn ends control tokens. That is done only where the
-    other side has a control token too: what both have as a plain piece stays one.
+    other side has a control token too: what both have as a plain piece stays one. A tokenizer of
+    another format is returned unchanged.
     """
     if not side.uses_lists or side.carried.model.key_style != "gguf":
         return side
@@ -195,7 +190,7 @@ def with_engine_types(side: StatedTokenizer, other: StatedTokenizer) -> StatedTo
 
 
 def _without_counterpart(a: StatedTokenizer, b: StatedTokenizer) -> Iterator[NotCompared]:
-    """Yield a row for each side with tokens that the other side, a GGUF, cannot hold.
+    """Yield a NotCompared for each side with tokens that the other side, a GGUF, cannot hold.
 
     These are tokens without an embedding row. A GGUF's lists are as long as the embedding: its
     writers leave such tokens out.
@@ -261,7 +256,7 @@ def compare_tokenizers(mine: StatedTokenizer, theirs: StatedTokenizer) -> Tokens
 def _can_encode(a: StatedTokenizer, b: StatedTokenizer) -> bool:
     """Return whether texts can be encoded on both sides in comparable ways.
 
-    Two tokenizer.json always can. If one side has a GGUF's lists, both must be BPE or SPM.
+    Two tokenizer.json always can. If a side has a GGUF's lists, both must be BPE or SPM.
     """
     if not a.uses_lists and not b.uses_lists:
         return True
@@ -269,13 +264,17 @@ def _can_encode(a: StatedTokenizer, b: StatedTokenizer) -> bool:
 
 
 def _kinds_text(a: StatedTokenizer, b: StatedTokenizer) -> str:
-    """Return in words that the two sides' ways of splitting texts are not implemented here."""
+    """Return the clause that names the two sides' splittings, which are not implemented here."""
     names = (side.vocabulary.pre or side.vocabulary.kind for side in (a, b))
     return " and ".join(dict.fromkeys(names)) + ", which aprfmt does not split by"
 
 
 def _listed_differences(a: StatedTokenizer, b: StatedTokenizer) -> Iterator[Difference]:
-    """Yield the differences of every kind, without those whose parts a large one includes."""
+    """Yield all differences of two tokenizers that their files show.
+
+    A difference of more than three parts, such as another vocabulary, covers these parts: later
+    differences of them alone are left out.
+    """
     held: set[str] = set()
     for rows in _LISTED:
         for row in rows(a, b):
@@ -306,7 +305,7 @@ def _unknown_template_tokens(a: StatedTokenizer, b: StatedTokenizer) -> tuple[st
 
 
 def compare_carried(side: StatedTokenizer, model: Model) -> TokensReport | None:
-    """Return where a GGUF's embedded tokenizer.json contradicts its token lists; else None.
+    """Return the comparison of a GGUF's embedded tokenizer.json with its lists; None if they agree.
 
     None too for a side without lists, or without such a file.
     """
@@ -325,7 +324,7 @@ _CARRIED = ("tokens", "kind", "token_type", "pre", "add_space_prefix", "normaliz
 
 
 def _join_reports(report: TokensReport, own: TokensReport) -> TokensReport:
-    """Return a report with the finding about the embedded tokenizer.json added last.
+    """Return a report with a last finding: the embedded tokenizer.json contradicts the lists.
 
     `own` is the comparison of the embedded file with the lists.
     """
@@ -346,10 +345,11 @@ def _join_reports(report: TokensReport, own: TokensReport) -> TokensReport:
 
 
 def count_differences(a: Vocabulary, b: Vocabulary) -> Mapping[str, int]:
-    """Return how many tokens and merges of two vocabularies differ, by name; zeros are left out.
+    """Return {kind of entry: number that differ} of two vocabularies; zeros are left out.
 
-    Tokens are compared id by id, those after the shorter list are on one side only. A merge counts
-    as moved where it has to change its place to bring the merges of both sides into one order.
+    Tokens are compared id by id; those after the shorter list are on one side only. A merge
+    counts as moved where it has to change its place to bring the merges of both sides into one
+    order.
     """
     mine, theirs = list(a.merges or ()), list(b.merges or ())
     left, right = {*mine}, {*theirs}

@@ -41,10 +41,9 @@ _Encoded = tuple[Engine | None, Readings, TokenizerParts]
 
 @dataclass
 class ProbeBench:
-    """Probe texts and conversations; every combination of parts is read once.
+    """Probe texts and conversations, and what a tokenizer makes of them.
 
-    `also` are texts that are only encoded (the pieces' own texts), whose ids are one reading each.
-    `encodes` is False where the texts cannot be encoded at all.
+    Each combination of tokenizer parts is read once and remembered.
     """
 
     texts: Sequence[str]
@@ -56,7 +55,10 @@ class ProbeBench:
     _rendered: dict[tuple[Any, ...], Mapping[str, tuple[str, str]]] = field(default_factory=dict)
 
     def read(self, parts: TokenizerParts) -> Readings:
-        """Return {(kind, what): result} of a tokenizer of these parts: ids, texts and settings."""
+        """Return all results of a tokenizer made of these parts: {(kind, probe): result}.
+
+        A result is the ids of a text, a rendered conversation, or a setting.
+        """
         engine, found = self._encode_probes(parts)
         found = found | _readings_without_text(parts)
         # Conversations as text, and their ids.
@@ -68,14 +70,13 @@ class ProbeBench:
         return found
 
     def engine(self, parts: TokenizerParts) -> Engine | None:
-        """Return the engine made of parts; None if none can be made."""
+        """Return the encoding engine made of these parts; None if none can be made."""
         return self._encode_probes(parts)[0]
 
     def chats(self, parts: TokenizerParts) -> Mapping[str, tuple[str, str]]:
-        """Return {conversation: (status, text)} as the template renders them.
+        """Return {conversation: (status, text)} as the template of these parts renders them.
 
-        Without a template it is empty. If the template cannot be read, one entry holds ("broken",
-        error).
+        {} without a template. If the template cannot be read, one entry holds ("broken", error).
         """
         template = parts["template"]
         if template is None:
@@ -145,9 +146,9 @@ def build_engine(parts: TokenizerParts, where: str) -> Engine:
 
 
 def _readings_without_text(parts: TokenizerParts) -> Readings:
-    """Return {(kind, what): result} of all that needs no text.
+    """Return {(kind, name): result} of all properties of a tokenizer that need no text.
 
-    That is special ids, stop ids, ids put around a text, and settings of generation.
+    They are special ids, stop ids, ids put around a text, and settings of generation.
     """
     found: Readings = {
         (role, ""): parts[f"role:{role}"][0] for role in IDS if role not in ("unk", "sep", "mask")
@@ -176,7 +177,7 @@ def _readings_without_text(parts: TokenizerParts) -> Readings:
 
 
 def differing_labels(mine: Readings, theirs: Readings) -> list[SideLabel]:
-    """Return the keys of readings that are not equal or on one side only, those of `mine` first."""
+    """Return the keys of results that differ or are on one side only, those of `mine` first."""
     return [
         label for label in dict.fromkeys((*mine, *theirs)) if mine.get(label) != theirs.get(label)
     ]
@@ -184,11 +185,7 @@ def differing_labels(mine: Readings, theirs: Readings) -> list[SideLabel]:
 
 @dataclass(frozen=True)
 class Effect:
-    """What one difference does to the readings.
-
-    `labels` are those that are not A's where this part alone is B's, `before` their share of all.
-    `after` is the share that is not A's where every listed part is A's and the rest B's.
-    """
+    """What exchanging a group of parts does to the results of a tokenizer."""
 
     labels: tuple[SideLabel, ...]
     before: float
@@ -196,14 +193,14 @@ class Effect:
 
     @property
     def shown(self) -> bool:
-        """True if the parts change a reading, and no reading differs once all are exchanged."""
+        """Whether exchanging the parts changes a result, and exchanging all makes sides equal."""
         return bool(self.labels) and self.after == 0.0
 
 
 def group_effects(
     bench: ProbeBench, a: TokenizerParts, b: TokenizerParts, groups: Sequence[Sequence[str]]
 ) -> list[Effect]:
-    """Return the effect of each group of parts on the readings, in the order of `groups`.
+    """Return the effect of each group of parts on the probe results, in the order of `groups`.
 
     `a` and `b` are the parts of both tokenizers. Each group is exchanged alone, and compared with
     what is left when all groups are exchanged.
@@ -229,8 +226,8 @@ def measure_split_effect(
 ) -> Effect:
     """Return the effect of a group of parts on the words into which texts are split.
 
-    With a vocabulary of short pieces another splitting may leave the ids of every probe as they
-    are; what the pre-tokenizer itself gives differs even then.
+    With a vocabulary of short pieces, different words may give the same ids in every probe; the
+    words show the difference.
     """
     read = [
         read_words(bench, parts)
@@ -241,7 +238,7 @@ def measure_split_effect(
 
 
 def read_words(bench: ProbeBench, parts: TokenizerParts) -> Readings:
-    """Return {("words", text): words} of every probe text; {} if the engine gives no words."""
+    """Return {("words", text): words} of every probe text; {} if the engine does not give words."""
     engine = bench.engine(parts)
     if not isinstance(engine, HfEngine):
         return {}
@@ -258,7 +255,7 @@ def measure_effects(
 ) -> list[Difference]:
     """Return the differences, each with its effect on the probe texts filled in.
 
-    That is `shown`, the shares of readings that differ before and after, and one example.
+    Set are `shown`, the shares of probe results that differ before and after, and one example.
     """
     # Build both sides' parts and the probe texts.
     groups = [row.parts for row in found]
@@ -326,14 +323,14 @@ def _first_example(
 
 
 def _rendered_chat(bench: ProbeBench, parts: TokenizerParts, name: str) -> str:
-    """Return a conversation as text, or in brackets why it is not rendered."""
+    """Return conversation `name` as the template renders it, or the reason in brackets why not."""
     every = bench.chats(parts)
     status, text = every.get(name) or next(iter(every.values()), ("none", "no template"))
     return text if status == "ok" else f"({status}: {text})"
 
 
 def _label_order(label: SideLabel) -> tuple[int, int]:
-    """Return a sort key of a reading's label (kind, text): texts before chats, short ones first."""
+    """Return a sort key for a result's label, (kind, text): texts before chats, short first."""
     kinds = ("text", "as text", "words", "chat", "tokenizer")
     rank = kinds.index(label[0]) if label[0] in kinds else len(kinds)
     return rank, len(label[1]) if rank < 3 else 0
@@ -342,7 +339,8 @@ def _label_order(label: SideLabel) -> tuple[int, int]:
 def _encoded_text(bench: ProbeBench, parts: TokenizerParts, text: str, parse_special: bool) -> str:
     """Return the tokens and ids of a text as one line, at most 40 tokens and 8 ids.
 
-    "nothing" if no engine can be made of the parts.
+    `parse_special`: special tokens in the text are read as such. "nothing" if the parts make no
+    engine.
     """
     engine = bench.engine(parts)
     if engine is None:
@@ -353,7 +351,7 @@ def _encoded_text(bench: ProbeBench, parts: TokenizerParts, text: str, parse_spe
 
 
 def _words_text(bench: ProbeBench, parts: TokenizerParts, text: str) -> str:
-    """Return the words that a text is split into as one line, at most 40."""
+    """Return, as one line, the words into which a text is split, at most 40."""
     engine = bench.engine(parts)
     assert isinstance(engine, HfEngine)
     found = engine.split_words(text)
@@ -372,7 +370,7 @@ def _short_ids(ids: Sequence[int]) -> str:
 
 
 def splits_are_equal(a: StatedTokenizer, b: StatedTokenizer) -> bool:
-    """Return whether SPM lists with scores and a tokenizer.json split all probe texts alike.
+    """Return whether SPM lists with scores and a tokenizer.json encode all probe texts alike.
 
     False for any other two sides.
     """

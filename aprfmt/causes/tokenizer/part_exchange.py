@@ -32,9 +32,9 @@ def tokenizer_parts(
 ) -> TokenizerParts:
     """Return a side's tokenizer as {part name: value}, to be exchanged with the other side's.
 
-    What a GGUF's lists cannot say is taken from the other side's tokenizer.json. Without `engine`,
-    the parts for encoding are only those that need no engine. Raises FormatError or
-    UnsupportedError where the vocabulary cannot be built.
+    What a GGUF's lists cannot state is filled in from the other side's tokenizer.json. Without
+    `engine` only the parts are made that can be read without building an engine. Raises
+    FormatError or UnsupportedError where the vocabulary cannot be built.
     """
     if not engine:
         made: TokenizerParts = {
@@ -60,7 +60,7 @@ def _merge_pairs(merges: Sequence[str] | None) -> list[tuple[str, str]]:
 
 
 def _parts_from_json(side: StatedTokenizer) -> TokenizerParts:
-    """Return the encoding parts of a tokenizer.json."""
+    """Return {part name: value} of what a tokenizer.json encodes with."""
     assert side.data is not None
     model = side.data["model"]
     raw = model.get("merges")
@@ -86,7 +86,7 @@ def _parts_from_json(side: StatedTokenizer) -> TokenizerParts:
 
 
 def _parts_from_lists(side: StatedTokenizer) -> TokenizerParts:
-    """Return the encoding parts of a GGUF's lists as llama.cpp reads them.
+    """Return {part name: value} of what llama.cpp encodes with, from a GGUF's lists.
 
     For two sides that both have lists.
     """
@@ -114,7 +114,7 @@ SCORED = "scores"  # the type of a vocabulary that joins by scores; SpmEngine re
 
 
 def _parts_with_scores(side: StatedTokenizer) -> TokenizerParts:
-    """Return the encoding parts of a GGUF's lists whose pieces are joined by scores (SPM)."""
+    """Return {part name: value} of a GGUF's lists whose pieces are joined by scores (SPM)."""
     own = side.vocabulary
     return {
         "pieces": own.tokens,
@@ -163,7 +163,10 @@ def control_ids(parts: TokenizerParts) -> dict[str, int]:
 
 
 def _parts_in_json_form(side: StatedTokenizer, other: StatedTokenizer) -> TokenizerParts:
-    """Return the encoding parts of a GGUF's lists in the form of the other's tokenizer.json."""
+    """Return {part name: value} of a GGUF's lists, in the form that a tokenizer.json has.
+
+    What lists cannot state is taken from the other side's tokenizer.json.
+    """
     like = _parts_from_json(other)
     vocabulary = side.vocabulary
     made = dict(like)
@@ -200,7 +203,7 @@ def _parts_in_json_form(side: StatedTokenizer, other: StatedTokenizer) -> Tokeni
 
 
 def _pieces_as_in_json(side: StatedTokenizer, other: StatedTokenizer) -> list[str]:
-    """Return the lists' pieces by id, spelled as the tokenizer.json does the same pieces."""
+    """Return the GGUF's pieces by id, spelled as the other side's tokenizer.json spells them."""
     own = other.vocabulary.tokens
     return [
         own[i] if i < len(own) and token == like else token
@@ -215,7 +218,7 @@ def _pieces_as_in_json(side: StatedTokenizer, other: StatedTokenizer) -> list[st
 
 
 def _pieces_with_fillers(tokens: Sequence[str], side: StatedTokenizer) -> list[str]:
-    """Return pieces cut or filled with "" to the size of the side's vocabulary."""
+    """Return the pieces, cut to the size of the side's vocabulary or filled up with ""."""
     size = len(side.vocabulary.tokens)
     return [*tokens[:size], *[""] * (size - len(tokens))]
 
@@ -223,9 +226,9 @@ def _pieces_with_fillers(tokens: Sequence[str], side: StatedTokenizer) -> list[s
 def _added_tokens(
     side: StatedTokenizer, rows: Sequence[Mapping[str, object]]
 ) -> list[dict[str, object]]:
-    """Return rows, as of a tokenizer.json, of the lists' tokens that are never split.
+    """Return a GGUF's tokens that are never split, as `added_tokens` of a tokenizer.json.
 
-    `rows` are the other side's, whose flags are taken where lists cannot say them.
+    `rows` are the other side's, whose flags are used where lists cannot state them.
     """
     known = {row["content"]: row for row in rows}
     found = []
@@ -246,9 +249,10 @@ def _added_tokens(
 
 
 def _comparable_normalizer(side: StatedTokenizer, other: StatedTokenizer, node: object) -> object:
-    """Return the other side's normalizer, without steps that llama.cpp would not make.
+    """Return the other side's normalizer as the GGUF would have it, in the JSON of tokenizer.json.
 
-    `node` is that normalizer in JSON. None if no step is left.
+    `node` is the other side's normalizer. Only steps that a GGUF cannot state are kept, and the
+    blank in front by the GGUF's own flag. None if no step is left.
     """
     steps = [
         dict(step)
@@ -265,7 +269,10 @@ def _comparable_normalizer(side: StatedTokenizer, other: StatedTokenizer, node: 
 
 
 def _with_blank_prefix(node: object, want: bool) -> object:
-    """Return a pre-tokenizer whose Metaspace puts a blank in front, or does not."""
+    """Return a pre-tokenizer whose Metaspace step puts a blank in front if `want`, else not.
+
+    `node` is the pre-tokenizer in the JSON of tokenizer.json.
+    """
     steps = [dict(step) for step in pre_tokenizers.flatten_steps(node, "pretokenizers")]
     for step in steps:
         if step.get("type") == "Metaspace":
@@ -321,7 +328,7 @@ def _end_parts(side: StatedTokenizer, other: StatedTokenizer) -> TokenizerParts:
 def exchange_parts(
     mine: TokenizerParts, theirs: TokenizerParts, names: Sequence[str]
 ) -> TokenizerParts:
-    """Return `mine` with the parts `names` of `theirs`.
+    """Return the parts `mine` with the parts named in `names` replaced by those of `theirs`.
 
     If only pieces or only merges are exchanged, merges of pieces that are missing are left out.
     """
@@ -336,9 +343,9 @@ def exchange_parts(
 
 
 def with_empty_merges(side: StatedTokenizer) -> StatedTokenizer:
-    """Return a BPE side with lists without merges as one with an empty list; others unchanged.
+    """Return a BPE tokenizer of lists that lacks merges with an empty list of them.
 
-    An engine can be built of that.
+    An engine can be built of that. Any other tokenizer is returned unchanged.
     """
     if side.uses_lists and side.vocabulary.kind == "bpe" and side.vocabulary.merges is None:
         return replace(side, vocabulary=replace(side.vocabulary, merges=[]))

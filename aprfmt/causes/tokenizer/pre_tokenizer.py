@@ -65,7 +65,10 @@ _IDLE = ("trim_offsets",)  # settings of a pre-tokenizer that move offsets and n
 
 
 def kind_difference(a: StatedTokenizer, b: StatedTokenizer) -> Iterator[Difference]:
-    """Yield the difference of the kinds of vocabulary (BPE, SPM, ...); nothing if they are one."""
+    """Yield the difference of the kinds of vocabulary (BPE, SPM, ...); nothing for equal kinds.
+
+    Unigram in a tokenizer.json equals SPM in a GGUF.
+    """
     x, y = a.vocabulary.kind, b.vocabulary.kind
     if x == y or (is_list_and_json(a, b) and {x, y} == {"unigram", "spm"}):
         return
@@ -92,7 +95,8 @@ def kind_difference(a: StatedTokenizer, b: StatedTokenizer) -> Iterator[Differen
 def _places_of_kind(a: StatedTokenizer, b: StatedTokenizer) -> tuple[str, ...]:
     """Return where the two kinds of vocabulary are stated, B's places first.
 
-    Two tokenizer.json of one model type differ in the steps around it: those that differ.
+    For two tokenizer.json of one model type these are the parts that differ, such as the
+    normalizer.
     """
     if a.data is not None and b.data is not None:
         left, right = a.data, b.data
@@ -158,9 +162,9 @@ def prefix_difference(a: StatedTokenizer, b: StatedTokenizer) -> Iterator[Differ
 
 
 def pre_tokenizer_difference(a: StatedTokenizer, b: StatedTokenizer) -> Iterator[Difference]:
-    """Yield the difference of how texts are split.
+    """Yield the difference of how texts are split into words; nothing for equal splittings.
 
-    Two names for the same splitting are yielded as without effect (`still`).
+    Two names of one splitting are yielded as without effect (`still`).
     """
     left, right = _splitting_of(a), _splitting_of(b)
     x, y = _splitting_name(a), _splitting_name(b)
@@ -198,12 +202,12 @@ def pre_tokenizer_difference(a: StatedTokenizer, b: StatedTokenizer) -> Iterator
 
 
 def _only_ignore_merges_differs(left: Splitting | None, right: Splitting | None) -> bool:
-    """Return whether the steps are equal, so that at most ignore_merges differs."""
+    """Return whether two splittings have equal steps, so that only `ignore_merges` may differ."""
     return left is not None and right is not None and left[0] == right[0]
 
 
 def _missing_text(side: StatedTokenizer) -> str:
-    """Return a remark on a GGUF that lacks its `pre` key; "" for others."""
+    """Return a remark on a GGUF that lacks the key of its pre-tokenizer; "" for others."""
     absent = (
         side.uses_lists
         and side.vocabulary.kind == "bpe"
@@ -213,9 +217,9 @@ def _missing_text(side: StatedTokenizer) -> str:
 
 
 def _splitting_of(side: StatedTokenizer) -> Splitting | None:
-    """Return (steps, whether merges are ignored for whole words) of a side's splitting, or None.
+    """Return (steps, whether whole words skip the merges) of a side's splitting into words.
 
-    None for a name that is not known here. Without steps for vocabularies that split nothing.
+    None for a name that is not known here. The steps are () for vocabularies that split nothing.
     """
     if side.vocabulary.kind != "bpe" and (side.uses_lists or side.vocabulary.kind == "spm"):
         return ((), False)
@@ -228,7 +232,7 @@ def _splitting_of(side: StatedTokenizer) -> Splitting | None:
 
 
 def _cleaned_steps(nodes: Iterable[Mapping[str, object]]) -> tuple[tuple[str, str], ...]:
-    """Return (kind, settings as text) of steps, without settings that change no id."""
+    """Return (kind, settings as text) of each step, without settings that change no id."""
     rows = [{key: value for key, value in node.items() if key not in _IDLE} for node in nodes]
     return tuple(("unknown", str(sorted(row.items(), key=str))) for row in rows)
 
@@ -246,7 +250,7 @@ def _splitting_name(side: StatedTokenizer) -> str:
 
 
 def metaspace_difference(a: StatedTokenizer, b: StatedTokenizer) -> Iterator[Difference]:
-    """Yield the difference of SentencePiece-like pre-tokenizers of two tokenizer.json."""
+    """Yield the difference of the Metaspace pre-tokenizers of two tokenizer.json."""
     if a.data is None or b.data is None or a.vocabulary.kind != "spm" != b.vocabulary.kind:
         return
     left, right = (
@@ -285,10 +289,10 @@ def normalizer_difference(a: StatedTokenizer, b: StatedTokenizer) -> Iterator[Di
 
 
 def _comparable_steps(side: StatedTokenizer, other: StatedTokenizer) -> tuple[tuple[str, str], ...]:
-    """Return (type, settings as text) of the normalizer steps to compare; () without any.
+    """Return (type, settings as text) of each normalizer step to compare; () without any.
 
-    Steps that the other side, if a GGUF, cannot say are left out, and so is a blank put in front
-    that is a difference of its own.
+    Steps that the other side, if a GGUF, cannot state are left out, and so is the blank in front
+    where it is a difference by itself.
     """
     if side.data is None:
         return ()

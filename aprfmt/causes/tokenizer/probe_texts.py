@@ -1,4 +1,4 @@
-"""Texts that show how a tokenizer splits, and those made of the pieces that differ."""
+"""Texts that show how a tokenizer splits: fixed ones, and some made of pieces that differ."""
 
 from collections.abc import Iterable, Sequence
 
@@ -55,7 +55,7 @@ def probe_texts(a: StatedTokenizer, b: StatedTokenizer) -> list[str]:
 
 
 def piece_texts(texts: Iterable[str]) -> list[str]:
-    """Return about _SAMPLE of a vocabulary's piece texts, spread evenly, without long ones."""
+    """Return about _SAMPLE of the texts of pieces, spread evenly, without long ones."""
     every = [text for text in texts if text and "\ufffd" not in text and len(text) <= _LONG]
     step = max(1, len(every) // _SAMPLE)
     return every[::step]
@@ -83,7 +83,7 @@ def special_texts_of(texts: Sequence[str], a: StatedTokenizer, b: StatedTokenize
 
 
 def _byte_alphabet() -> dict[str, int]:
-    """Return {character: byte} of GPT-2's spelling of bytes."""
+    """Return {character: byte}: the characters by which GPT-2's vocabulary spells bytes."""
     shown = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
     found = {chr(byte): byte for byte in shown}
     hidden = (byte for byte in range(256) if byte not in shown)

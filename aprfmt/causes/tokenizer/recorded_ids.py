@@ -1,9 +1,4 @@
-"""What the token ids of a run say: what stands around the text, against the tokenizer's frame.
-
-A pass over wrong ids agrees with the model's pass over the same ids, so that no operation shows it.
-Ids that somebody chose are not judged: only where the rest is what the tokenizer makes of a text is
-anything missing from it.
-"""
+"""What is wrong with the recorded token ids of a run: padding, missing or repeated BOS."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -40,9 +35,10 @@ class WrongIds:
 
 
 def leading_padding(tokenizer: Tokenizer, ids: Sequence[int]) -> int:
-    """Return how many ids before the text are padding; 0 where they may begin a text.
+    """Return how many padding ids precede the text in `ids`; 0 where they may begin a text.
 
-    One id that is BOS or an end as well is no padding, nor is what the tokenizer puts there.
+    A single id that is BOS or an end as well is no padding, nor is an id that the tokenizer
+    itself puts before a text.
     """
     pad = tokenizer.pad_id
     count = next((at for at, i in enumerate(ids) if i != pad), len(ids))
@@ -56,7 +52,7 @@ def leading_padding(tokenizer: Tokenizer, ids: Sequence[int]) -> int:
 
 
 def _chat_begins(tokenizer: Tokenizer) -> list[int]:
-    """Return the id that a chat begins with by the template, in a list; [] where none says it."""
+    """Return a list of the first id of a chat by the template; [] without a usable template."""
     try:
         return tokenizer.chat([{"role": "user", "content": "a"}])[1][:1]
     except AprfmtError:
@@ -64,11 +60,11 @@ def _chat_begins(tokenizer: Tokenizer) -> list[int]:
 
 
 def wrong_frame(tokenizer: Tokenizer, ids: Sequence[int]) -> WrongIds | None:
-    """Return what is wrong around the text of recorded ids; None where nothing is.
+    """Return what is wrong with the ids put before a recorded text; None where nothing is.
 
-    A beginning that stands there twice is wrong in any text. One that is missing, or another's, is
-    wrong where the other ids are what the tokenizer makes of their own text, and no chat, of which
-    the template writes the beginning.
+    A beginning that stands there twice is wrong in any text. A missing or different one is wrong
+    where the other ids are what the tokenizer makes of their own text, and the text is no chat,
+    whose beginning the template writes.
     """
     before = tokenizer.prefix_ids
     ids = tuple(ids)
@@ -118,7 +114,7 @@ def wrong_frame(tokenizer: Tokenizer, ids: Sequence[int]) -> WrongIds | None:
 
 
 def _is_own_text(tokenizer: Tokenizer, ids: Sequence[int]) -> bool:
-    """Return whether ids are what the tokenizer makes of the text that they stand for."""
+    """Return whether decoding the ids and encoding that text again gives the same ids."""
     if len(ids) < FEWEST or tokenizer.engine.is_control(ids[0]):
         return False
     ends = next(
@@ -139,7 +135,7 @@ def _times(many: int) -> str:
 
 
 def padding_sentence(tokenizer: Tokenizer, ids: Sequence[int], count: int) -> str:
-    """Return the words for `count` ids of padding that a run's ids begin with."""
+    """Return the sentence that a run's ids begin with `count` ids of padding."""
     which = f"{ids[0]} ({tokenizer.token(ids[0])})"
     many = "an id" if count == 1 else f"{count} ids"
     return f"the recorded ids begin with {many} of padding, {which}"

@@ -115,12 +115,12 @@ def special_id_differences(a: StatedTokenizer, b: StatedTokenizer) -> Iterator[D
 
 
 def _lacks_stated_id(a: StatedTokenizer, b: StatedTokenizer, role: str) -> str:
-    """Return in words what a program makes of an id that one side alone states; "" for neither.
+    """Return a clause that transformers has no such token on the side that lacks its id; "" else.
 
-    transformers reads these keys of a GGUF, and has no such token without one (5.23, tried),
-    whatever id llama.cpp takes. Of a folder and a GGUF that is so where the folder says that there
-    is no such token, and config.json has no id either: a writer of GGUF takes that one. What a
-    tokenizer of another kind brings is no statement.
+    `role` is the token's, such as "bos". transformers reads these keys of a GGUF, and has no such
+    token without one (5.23, tried), whatever id llama.cpp takes. Between a folder and a GGUF that
+    is so only where the folder states that there is no such token and config.json has no id. ""
+    for tokenizers of different kinds.
     """
     if role not in _READ_OF_GGUF or a.vocabulary.kind != b.vocabulary.kind:
         return ""
@@ -140,10 +140,10 @@ def _lacks_stated_id(a: StatedTokenizer, b: StatedTokenizer, role: str) -> str:
 def dropped_token_differences(a: StatedTokenizer, b: StatedTokenizer) -> Iterator[Difference]:
     """Yield a difference for each special token that the files of one of two folders lack.
 
-    An empty text or null is no token, whatever id config.json has for it: the tokenizer has no such
-    id then, though a generation may end as before. Where neither file names the role, programs take
-    what its class has, if anything. Nothing with a GGUF on either side, or where one side is a file
-    that embeds none which could name one.
+    An empty text or null is no token, whatever id config.json has for it, though a generation may
+    end as before. Where neither folder names the role, programs use the tokenizer class's
+    default, if any. Yields nothing where a side is a GGUF, or a file that embeds no file that
+    could name the token.
     """
     if a.uses_lists or b.uses_lists:
         return
@@ -177,7 +177,10 @@ def dropped_token_differences(a: StatedTokenizer, b: StatedTokenizer) -> Iterato
 def _statement_text(
     side: StatedTokenizer, found: Mapping[str, tuple[str | None, str]], role: str
 ) -> str:
-    """Return in words what a folder's files state for a special token's role."""
+    """Return in words what a folder's files state for a special token's role.
+
+    `found` is {role: (text or None, file and key)}.
+    """
     if role not in found:
         return "not stated, so that its class decides"
     text, place = found[role]
@@ -195,8 +198,8 @@ def _ends_elsewhere(
 ) -> bool:
     """Return whether one of these ids ends a generation on one side only.
 
-    An end of a turn that GGUF has a key for, and that its readers find by its text as well, is no
-    loss in a format whose files have no such key.
+    False for an end of turn that a GGUF states by a key and its readers also find by its text,
+    where the other format has no such key.
     """
     ends = ids & (a.stop_ids ^ b.stop_ids)
     if role != "eos" and a.uses_lists != b.uses_lists:
@@ -208,9 +211,9 @@ def _ends_elsewhere(
 def _is_frame_of_encoder(
     a: StatedTokenizer, b: StatedTokenizer, ids: AbstractSet[int | None]
 ) -> bool:
-    """Return whether both put these ids after every text, and the model generates none.
+    """Return whether both sides put these ids after every text and the model generates no text.
 
-    Writers of GGUF name the [SEP] of an encoder eos, which its Hugging Face files leave unsaid.
+    Writers of GGUF name the [SEP] of an encoder eos, which its Hugging Face files do not state.
     """
     try:
         generates = any(side.carried.model.spec.block.head != "none" for side in (a, b))
@@ -220,11 +223,11 @@ def _is_frame_of_encoder(
 
 
 def _effective_id(side: StatedTokenizer, other: StatedTokenizer, role: str) -> int | None:
-    """Return the id that programs use for a role, or None.
+    """Return the id that programs use for a special token's role, or None.
 
-    For a GGUF without one it is llama.cpp's default, where that does something: an end always does,
-    BOS where it is put before a text or the chat template writes it. Where the other side has no id
-    either, nothing was lost.
+    For a GGUF that states none it is llama.cpp's default, if that default has an effect: an end
+    always has, BOS where it is put before a text or the chat template writes it. None where the
+    other side has no id either.
     """
     i = side.vocabulary.ids.get(role, _id_without_token(side, role))
     stated = role not in side.vocabulary.engine_defaults
@@ -236,14 +239,14 @@ def _effective_id(side: StatedTokenizer, other: StatedTokenizer, role: str) -> i
 
 
 def _id_without_token(side: StatedTokenizer, role: str) -> int | None:
-    """Return the id that a file's lists state for a role although no token has it; None else."""
+    """Return the id that a GGUF states for a role although it has no such token; None otherwise."""
     stated = side.carried.token_ids() if side.uses_lists else {}
     i = stated.get(role)
     return i if i is not None and i >= len(side.vocabulary.tokens) else None
 
 
 def _effect_of_default(side: StatedTokenizer, role: str, i: int | None) -> str:
-    """Return in words what the default `i` does that is used where B's file has none; else ""."""
+    """Return a clause on what llama.cpp's default id `i`, used where B has none, does; else ""."""
     if i is None or role not in side.vocabulary.engine_defaults:
         return ""
     return "; a generation ends there" if role == "eos" else "; texts begin with it"
@@ -252,7 +255,7 @@ def _effect_of_default(side: StatedTokenizer, role: str, i: int | None) -> str:
 def _mending_assignment(
     a: StatedTokenizer, b: StatedTokenizer, role: str, wanted: int | None
 ) -> tuple[str, ...]:
-    """Return the KEY=VALUE that give B A's id (`wanted`) by `aprfmt set`; () where none do.
+    """Return the KEY=VALUE texts for `aprfmt set` that give B A's id, `wanted`; () for none.
 
     A folder states the token's text, and its id again in config.json where that differs.
     """
@@ -273,10 +276,10 @@ def _mending_assignment(
 
 
 def _same_text_moved(a: StatedTokenizer, b: StatedTokenizer, x: int, y: int) -> bool:
-    """Return whether both sides' role names the same text, of which only the id differs.
+    """Return whether both sides' role has the same text and only the text's id differs.
 
-    `x` and `y` are the ids in A and B. Where roles are given as texts, the text's place is a
-    difference of the tokens, found there. False with a GGUF on either side.
+    `x` and `y` are the ids in A and B. Folders give roles as texts, so a moved text is reported
+    as a difference of the tokens. False with a GGUF on either side.
     """
     ours, theirs = a.vocabulary.tokens, b.vocabulary.tokens
     if a.uses_lists or b.uses_lists or x >= len(ours) or y >= len(theirs) or ours[x] != theirs[y]:
@@ -285,7 +288,7 @@ def _same_text_moved(a: StatedTokenizer, b: StatedTokenizer, x: int, y: int) -> 
 
 
 def _role_text(side: StatedTokenizer, role: str, i: int | None) -> str:
-    """Return in words the special id that a side has, or llama.cpp's default if none."""
+    """Return in words the special id `i` of a role on one side, or llama.cpp's default for None."""
     if i is None:
         return "not stated"
     if i == side.vocabulary.engine_defaults.get(role):
@@ -300,10 +303,11 @@ def _token_text(side: StatedTokenizer, i: int) -> str:
 
 
 def config_id_differences(a: StatedTokenizer, b: StatedTokenizer) -> Iterator[Difference]:
-    """Yield ids that differ between the config.json files and not between the other files.
+    """Yield the ids that only the config.json files state differently, not the other files.
 
-    One without effect is marked so. It is an eos where both sides stop at the same ids and B's are
-    among them, or an id that one config.json lacks while another file of its folder states it.
+    A difference without effect is marked so: an eos where both sides stop at the same ids and B's
+    are among them, or an id that one config.json lacks while another file of its folder states
+    it.
     """
     configs = [side.carried.model.config for side in (a, b)]
     if a.uses_lists or b.uses_lists or None in configs:
@@ -398,10 +402,11 @@ def framing_differences(a: StatedTokenizer, b: StatedTokenizer) -> Iterator[Diff
 
 
 def processed_text_differences(a: StatedTokenizer, b: StatedTokenizer) -> Iterator[Difference]:
-    """Yield what differs in how post-processors arrange one text or two, but for the ids around.
+    """Yield the differences of post-processors in how they arrange one text or a pair of texts.
 
-    That is a text that comes twice or not at all, and the ids between two texts, which only models
-    that judge pairs are given. What is put around one text shows in two as well.
+    These are a text that comes twice or not at all, and the ids between two texts, which only
+    models that judge pairs are given. The ids put around one text are left to
+    `framing_differences`.
     """
     rows: list[tuple[str, str, FrameIds, FrameIds]] = []
     if a.text_names != b.text_names:
@@ -420,7 +425,7 @@ def processed_text_differences(a: StatedTokenizer, b: StatedTokenizer) -> Iterat
 def _pieces_text(side: StatedTokenizer, pieces: Sequence[int | str]) -> str:
     """Return in words what a post-processor makes: ids with their texts, and names of texts.
 
-    Of more than 8 the first ones and the number are said.
+    Beyond 8 pieces only the first and the total number are said.
     """
     shown = [each if isinstance(each, str) else _token_text(side, each) for each in pieces[:8]]
     more = f", ... ({len(pieces)} in all)" if len(pieces) > 8 else ""
@@ -436,7 +441,7 @@ FrameIds = tuple[int | str, ...]
 
 
 def frame_roles(side: StatedTokenizer) -> tuple[FrameIds, FrameIds]:
-    """Return (ids before a text, ids after it), with "bos" and "eos" for the side's own."""
+    """Return (ids before a text, ids after it), the side's own BOS and EOS as "bos" and "eos"."""
     ids = side.vocabulary.engine_ids
     names = {ids[role]: role for role in ("eos", "bos") if role in ids}
     before, after = side.frame
@@ -447,9 +452,10 @@ def frame_roles(side: StatedTokenizer) -> tuple[FrameIds, FrameIds]:
 
 
 def _frame_difference(a: StatedTokenizer, b: StatedTokenizer, part: str, at: int) -> Difference:
-    """Return the difference of ids around a text that is more than BOS or EOS on one side alone.
+    """Return the difference of the ids put around a text, other than a BOS or EOS on one side only.
 
-    `part` is "begins" or "ends"; `at` is 0 for what comes before a text and 1 for what comes after.
+    `part` is "begins" or "ends"; `at` is 0 for what comes before a text and 1 for what comes
+    after.
     """
     x, y = a.frame[at], b.frame[at]
     where = ("before", "behind")[at]
@@ -487,7 +493,10 @@ def _wrong_ids_text(label: str, side: StatedTokenizer) -> str:
 
 
 def _frame_keys(side: StatedTokenizer, part: str, at: int) -> tuple[str, ...]:
-    """Return the place in the files that says what is put before (`at` 0) or after a text."""
+    """Return the place in the files that states the ids put before or after a text, as (place,).
+
+    `part` is "begins" or "ends"; `at` is 0 for before and 1 for after.
+    """
     processed = not side.uses_lists and bool(side.post_processor_ids[at])
     return ("tokenizer.json: post_processor",) if processed else part_place(side, part)
 
@@ -554,8 +563,9 @@ def template_difference(a: StatedTokenizer, b: StatedTokenizer) -> Iterator[Diff
 def generation_differences(a: StatedTokenizer, b: StatedTokenizer) -> Iterator[Difference]:
     """Yield the difference of two generation_config.json: end ids and sampling settings.
 
-    If a side has no such file, of the ids that end a generation. With a GGUF on either side, of
-    the settings alone: of those that it has keys for, or of the files that both sides have.
+    If a folder has no such file, the ids that end a generation are compared instead. With a GGUF
+    on either side only settings are compared: those that GGUF has keys for, or those of embedded
+    files on both sides.
     """
     stated = differing_settings(a.carried, b.carried)
     if stated:
@@ -600,9 +610,10 @@ def generation_differences(a: StatedTokenizer, b: StatedTokenizer) -> Iterator[D
 def _settings_difference(
     b: StatedTokenizer, apart: Sequence[tuple[str, object, object]]
 ) -> Difference:
-    """Return the difference of settings: (name in generation_config.json, value in A, in B) each.
+    """Return the difference of generation settings.
 
-    A value is None where it is not stated.
+    `apart` has (name in generation_config.json, value in A, value in B) each; a value is None
+    where it is not stated.
     """
     style = b.carried.model.key_style
     writable = b.carried.model.folder is not None or style == "apr" or has_file(b.carried)
@@ -630,10 +641,10 @@ def _settings_difference(
 
 
 def _end_differences(a: StatedTokenizer, b: StatedTokenizer) -> Iterator[Difference]:
-    """Yield the difference of the ids that end a generation, without generation_config.json.
+    """Yield the difference of the ids that end a generation, by config.json alone.
 
-    It is for a side that has no such file. transformers stops at the ids in the configuration,
-    never at the tokenizer's own end.
+    It is for a side that has no generation_config.json. transformers stops at the ids in the
+    configuration, never at the tokenizer's own end.
     """
     if a.stop_ids == b.stop_ids:
         return

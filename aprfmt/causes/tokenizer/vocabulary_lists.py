@@ -185,7 +185,7 @@ def vocabulary_difference(a: StatedTokenizer, b: StatedTokenizer) -> Iterator[Di
 
 
 def rowless_token_difference(a: StatedTokenizer, b: StatedTokenizer) -> Iterator[Difference]:
-    """Yield the difference of tokens without an embedding row, for two tokenizer.json.
+    """Yield the difference of tokens that have no embedding row, for two tokenizer.json.
 
     Added tokens are not compared here.
     """
@@ -214,9 +214,9 @@ def rowless_token_difference(a: StatedTokenizer, b: StatedTokenizer) -> Iterator
 
 
 def _moved_text(mine: Sequence[str], theirs: Sequence[str], apart: Sequence[int]) -> str:
-    """Return in words how pieces differ by id: missing, shifted, exchanged, reordered or others.
+    """Return in words how pieces differ by id: missing, shifted, exchanged, reordered or different.
 
-    `apart` are the ids that differ.
+    `mine` and `theirs` are the pieces by id, `apart` the ids that differ.
     """
     first, size = apart[0], len(mine)
     if all(_FILLER.fullmatch(theirs[i]) for i in apart):
@@ -238,9 +238,10 @@ def _moved_text(mine: Sequence[str], theirs: Sequence[str], apart: Sequence[int]
 
 
 def merge_difference(a: StatedTokenizer, b: StatedTokenizer) -> Iterator[Difference]:
-    """Yield the difference of the merges; none if they are equal.
+    """Yield the difference of the merges; nothing if they are equal.
 
-    Where only one side has merges and a side joins by scores, it counts only if a probe shows it.
+    Where only one side has merges and a side joins by scores, the difference counts only if a
+    probe text shows it.
     """
     mine, theirs = a.vocabulary.merges, b.vocabulary.merges
     if mine == theirs:
@@ -335,7 +336,7 @@ def score_difference(a: StatedTokenizer, b: StatedTokenizer) -> Iterator[Differe
 
 
 def _score_ranks(scored: Mapping[str, float], tokens: Sequence[str]) -> list[int]:
-    """Return each token's rank among the different scores: joining pieces needs no more."""
+    """Return each token's rank among the distinct scores, which decide how pieces are joined."""
     places = {score: i for i, score in enumerate(sorted({scored[token] for token in tokens}))}
     return [places[scored[token]] for token in tokens]
 
@@ -399,7 +400,7 @@ def _untyped_text(b: StatedTokenizer) -> str:
 
 
 def _overridden_text(b: StatedTokenizer) -> str:
-    """Return a remark on tokens of a GGUF whose stored type llama.cpp overrides; "" for none."""
+    """Return a clause on tokens of B whose stored type llama.cpp overrides; "" for none."""
     stored = b.carried.metadata_value(TYPES) if b.uses_lists else None
     if not isinstance(stored, Sequence) or len(stored) != len(b.vocabulary.types):
         return ""
@@ -415,12 +416,11 @@ def _overridden_text(b: StatedTokenizer) -> str:
 
 
 def _types_agree(token: str, x: int, y: int, lists_a: bool, lists_b: bool) -> bool:
-    """Return whether two types of a token mean the same, as lists and tokenizer.json say them.
+    """Return whether two types of a token mean the same in a GGUF's lists and in a tokenizer.json.
 
     `x` and `y` are the types in A and B; `lists_a` and `lists_b` say which side is a GGUF. A
     tokenizer.json's special token is a control token. A token that looks special may be a control
-    token by the lists where a tokenizer.json makes it one that a user added; the other way round
-    the two differ.
+    token in the lists and a user-defined one in the tokenizer.json; the reverse is a difference.
     """
     if x == y or _FILLER.fullmatch(token):
         return True
@@ -475,10 +475,10 @@ def _only_normalized_differs(
     right: AddedTokens,
     other: Sequence[str],
 ) -> bool:
-    """Return whether the rows of `other` differ in the flag `normalized` alone, without effect.
+    """Return whether added tokens differ only in the flag `normalized`, and it has no effect.
 
-    It has none if no side has a normalizer. `other` are texts of added tokens, `left` and `right`
-    their rows.
+    It has none if no side has a normalizer. `other` are the texts of tokens that differ; `left`
+    and `right` are {text: row of added_tokens} of A and B.
     """
     if any(side.data and side.data.get("normalizer") for side in (a, b)):
         return False
