@@ -1,4 +1,4 @@
-"""Gradients of an adapter beside another base, or whose factors are taken in another order."""
+"""Gradients of an adapter computed with another base, or with its factors A and B exchanged."""
 
 from collections.abc import Iterator
 
@@ -53,15 +53,17 @@ EQUAL = 2.0  # times the smallest distance: bases that the gradients do not tell
 
 
 def pairs_of(case: BackwardCase) -> list[tuple[str, str]]:
-    """Return the (key of A, key of B) of an adapter's pairs; [] for a whole model."""
+    """Return (role key of A, role key of B) of each of an adapter's pairs; [] for a whole model."""
     firsts = [key for key in sorted(case.names) if key.endswith(".lora_a")]
     return [(key, key.removesuffix("a") + "b") for key in firsts]
 
 
 def guess_merged(case: BackwardCase) -> Iterator[BackwardGuess]:
-    """Yield guesses that an adapter is in the base besides, or in the given base alone.
+    """Yield guesses that the adapter is merged into the trainer's base, or into the given base.
 
-    By its stated scale, twice, and by the scales that usual mistakes give it.
+    Merged into the trainer's base it counts twice there; merged into the given base only, it
+    counts twice here. Tried are the adapter's stated scale, twice that, and the scales that usual
+    mistakes give.
     """
     if not pairs_of(case) or not all_differ(case):
         return
@@ -109,9 +111,10 @@ def guess_factor_order(case: BackwardCase) -> Iterator[BackwardGuess]:
 
 
 def guess_quantized_base(case: BackwardCase) -> Iterator[BackwardGuess]:
-    """Yield the guess of the 4-bit quantization of the base that gives an adapter's gradients.
+    """Yield the guess that the trainer's base is quantized to 4 bits, and to which encoding.
 
-    The one that leaves least of the differences; those that leave hardly more are named with it.
+    It is the quantization that leaves the least of the differences; others that leave hardly more
+    are named with it.
     """
     if not pairs_of(case) or case.missing or not all_differ(case):
         return
@@ -148,9 +151,9 @@ def _base_text(base: QuantizedBase) -> str:
 
 
 def _distance(case: BackwardCase, keys: list[str], base: QuantizedBase | None) -> float:
-    """Return the L2 distance of all given gradients of `keys` from those beside a base.
+    """Return the L2 distance of the given gradients of `keys` from those computed with a base.
 
-    None: the base that was given.
+    `base` is a quantization of the base; None for the base as it was given.
     """
     made = None if base is None else case.recompute(BackwardChange(base=base), None)
     total = 0.0

@@ -50,7 +50,11 @@ class ChangedGradients(Protocol):
         ...
 
     def gradient_near(self, key: str, given: F64) -> F64:
-        """Return `gradient`, of the padding token's row as the trainer of `given` computes it."""
+        """Return `gradient` with the padding token's row as the trainer computes it.
+
+        Trainers differ in whether this row of the table gets the gradient of reading the token;
+        the way that is nearer to the gradient `given` is used.
+        """
         ...
 
 
@@ -63,7 +67,10 @@ class HeadParts(Protocol):
         ...
 
     def solve(self, given: F64) -> tuple[float, F64]:
-        """Return (relative L2 distance, factors of the labels) that give [rows, elements]."""
+        """Return (relative L2 distance, factor of each label) of the best fit to a head's gradient.
+
+        `given` is that gradient, [rows, elements].
+        """
         ...
 
 
@@ -80,17 +87,17 @@ class LabelParts(Protocol):
 
     @property
     def rows(self) -> Ints:
-        """The row of each label."""
+        """The number of the batch's row that each label is in, [labels]."""
         ...
 
     @property
     def columns(self) -> Ints:
-        """The column of each label's token."""
+        """The number of the batch's column that each label's token is in, [labels]."""
         ...
 
     @property
     def tokens(self) -> Ints:
-        """The id of each label's token."""
+        """The token id of each label, [labels]."""
         ...
 
     @property
@@ -99,7 +106,10 @@ class LabelParts(Protocol):
         ...
 
     def mean(self, factors: F64) -> F64:
-        """Return the gradient [elements] of the mean over all labels, each times its factor."""
+        """Return the gradient, float64 [elements], of the labels' mean loss with weights `factors`.
+
+        `factors` is [labels].
+        """
         ...
 
 
@@ -143,7 +153,10 @@ class BackwardCase:
 
     @property
     def first(self) -> tuple[str, ...]:
-        """The wrong and missing keys of the place that a backward pass reaches first."""
+        """The role keys that are wrong or missing at the place that a backward pass reaches first.
+
+        A place is one layer, the tensors after the layers, or the tables.
+        """
         return first_wrong(self.wrong | self.missing)
 
     @property
@@ -152,12 +165,15 @@ class BackwardCase:
         return split_key(self.first[0])[0] if self.first else None
 
     def right_at(self, *roles: str) -> bool:
-        """Return whether no key of the first wrong layer begins with one of these roles."""
+        """Return whether the first wrong layer has no wrong or missing key of these roles.
+
+        `roles` are beginnings of roles, such as "attn_q".
+        """
         return not any(split_key(key)[1].startswith(roles) for key in self.first)
 
 
 def backward_order(key: str) -> tuple[int, int, int, str]:
-    """Return the sort key of a parameter, so that those a backward pass reaches first come first.
+    """Return a sort key by which parameters are ordered as a backward pass reaches them.
 
     That is the head, the last norm, the layers from the last to the first, and the tables.
     """
@@ -170,9 +186,9 @@ def backward_order(key: str) -> tuple[int, int, int, str]:
 
 
 def first_wrong(wrong: Collection[str]) -> tuple[str, ...]:
-    """Return those of the wrong keys that are at the place a backward pass reaches first.
+    """Return those of the wrong role keys that lie where a backward pass comes first.
 
-    That is one layer, the tensors after the layers, or the tables. () for none.
+    They are of one layer, after the layers, or the tables. () for no wrong keys.
     """
     ordered = sorted(wrong, key=backward_order)
     return tuple(
@@ -183,8 +199,8 @@ def first_wrong(wrong: Collection[str]) -> tuple[str, ...]:
 def first_place(wrong: Collection[str], right: Collection[str]) -> str:
     """Return where a backward pass goes wrong: `after L2.attn_output, at L2.attn_v, L2.attn_k`.
 
-    That is between the last of the `right` keys that it reaches before any of the `wrong` ones, and
-    the first wrong ones. "" for no wrong keys.
+    After the last of the `right` keys that it reaches before any of the `wrong` ones, at the
+    first wrong ones. "" for no wrong keys.
     """
     found = first_wrong(wrong)
     if not found:
@@ -198,9 +214,9 @@ def first_place(wrong: Collection[str], right: Collection[str]) -> str:
 
 
 def all_differ(case: BackwardCase) -> bool:
-    """Return whether hardly a gradient agrees, the first ones after the loss among the wrong.
+    """Return whether nearly all gradients differ, those next to the loss among them.
 
-    Of a model these stand after its layers, of an adapter in the last layer that it has.
+    Next to the loss are, of a model, the tensors after its layers; of an adapter, its last layer.
     """
     unlike = case.wrong | case.open
     first = first_wrong(unlike | case.missing)

@@ -1,4 +1,4 @@
-"""Operations whose value is right and whose backward is another one."""
+"""Operations whose forward value is right and whose backward is wrong."""
 
 from collections.abc import Iterator
 
@@ -65,13 +65,13 @@ _INSIDE = ("attn_output", "ffn")  # reached before the inside of attention
 
 
 def _guesses(cause: str, ways: tuple[tuple[Operation, str], ...]) -> Iterator[BackwardGuess]:
-    """Yield a guess for each way in which an operation's backward may be wrong."""
+    """Yield a guess for each (changed operation, sentence) of `ways`, all of one cause."""
     for operation, says in ways:
         yield BackwardGuess(cause, says, BackwardChange(operation=operation))
 
 
 def _in_attention(case: BackwardCase) -> bool:
-    """Return whether what is wrong begins inside the attention of a layer."""
+    """Return whether the first wrong gradients are those inside the attention of a layer."""
     return case.first_layer is not None and case.right_at(*_INSIDE)
 
 

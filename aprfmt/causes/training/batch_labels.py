@@ -1,4 +1,4 @@
-"""Gradients in which single labels of a batch do not count, or count by where they stand."""
+"""Gradients in which some labels of a batch do not count, or have a weight by their position."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -69,9 +69,9 @@ class _LabelFactors:
 
 
 def guess_labels(case: BackwardCase) -> Iterator[BackwardGuess]:
-    """Yield guesses that labels are left out, or count by where they stand.
+    """Yield guesses that labels are left out, or have weights by their position.
 
-    They are held to the gradient of the last norm, to which what each label adds is known.
+    Each guess is tested on the gradient of the last norm, where each label's own part is known.
     """
     if NORM not in case.wrong | case.open or not all_differ(case):
         return
@@ -98,7 +98,7 @@ def guess_labels(case: BackwardCase) -> Iterator[BackwardGuess]:
 
 
 def guess_label_weights(case: BackwardCase) -> Iterator[BackwardGuess]:
-    """Yield guesses that labels have weights, which are solved on the last norm or on the head."""
+    """Yield guesses that labels have weights, solved from the gradient of last norm or head."""
     if NORM not in case.wrong | case.open or not all_differ(case):
         return
     parts = case.by_label()
@@ -107,14 +107,20 @@ def guess_label_weights(case: BackwardCase) -> Iterator[BackwardGuess]:
 
 
 def _guesses(found: Sequence[tuple[float, _LabelFactors]]) -> Iterator[BackwardGuess]:
-    """Yield the ways of [(distance, way)] that give the last norm's gradient best, as guesses."""
+    """Yield guesses of the ways that give the last norm's gradient best, nearest first.
+
+    `found` has (relative L2 distance, way) each.
+    """
     for _, way in sorted(found, key=lambda each: each[0])[:TRIED]:
         change = BackwardChange(labels=tuple(float(x) for x in way.factors))
         yield BackwardGuess(way.cause, way.says, change)
 
 
 def _kept_only(parts: LabelParts, kept: Mask, says: str) -> Iterator[_LabelFactors]:
-    """Yield the ways in which only the `kept` labels count: divided by their number, or by all."""
+    """Yield the ways in which only the labels in the mask `kept` count.
+
+    Their sum is divided by their number, or by the number of all labels.
+    """
     many, of = int(kept.sum()), len(kept)
     if not 0 < many < of:
         return
@@ -126,7 +132,7 @@ def _kept_only(parts: LabelParts, kept: Mask, says: str) -> Iterator[_LabelFacto
 
 
 def _rows_cut_short(parts: LabelParts) -> Iterator[_LabelFactors]:
-    """Yield the factors of the labels where rows were cut after a number of tokens, for each one.
+    """Yield, for each number of tokens, the way in which rows were cut after so many tokens.
 
     Labels after the cut do not count.
     """
@@ -138,7 +144,7 @@ def _rows_cut_short(parts: LabelParts) -> Iterator[_LabelFactors]:
 
 
 def _first_or_last(parts: LabelParts) -> Iterator[_LabelFactors]:
-    """Yield the ways in which the first or last label of each row is lost, or the only one."""
+    """Yield the ways in which each row's first or last label is not scored, or alone is scored."""
     first = np.append(True, np.diff(parts.rows) != 0)
     last = np.append(np.diff(parts.rows) != 0, True)
     yield from _kept_only(parts, ~first, "the first label of each row is not scored")
@@ -154,7 +160,7 @@ def _unscored(parts: LabelParts) -> Iterator[_LabelFactors]:
 
 
 def _means_of_parts(case: BackwardCase, parts: LabelParts) -> Iterator[_LabelFactors]:
-    """Yield the ways in which the loss is a mean of means over ranks or chunks of positions."""
+    """Yield the ways in which the loss is a mean of the means of equal parts of the positions."""
     of = len(parts.columns)
     for shares in SHARES:
         if shares > case.row_length:
@@ -174,7 +180,10 @@ def _means_of_parts(case: BackwardCase, parts: LabelParts) -> Iterator[_LabelFac
 
 
 def _means_of_rows(case: BackwardCase, parts: LabelParts) -> Iterator[_LabelFactors]:
-    """Yield the ways in which the loss is one of micro-batches or ranks, or joins their means."""
+    """Yield the ways in which rows are averaged by micro-batch or rank before they are joined.
+
+    The means are averaged or added up, or only the first or last one is there.
+    """
     of, many = len(parts.rows), len(case.labels)
     alone: list[Sequence[int]] = [[row] for row in range(many)]
     for says, groups in (("samples, each by itself", alone), *micro_batches(many)):
@@ -195,11 +204,11 @@ def _means_of_rows(case: BackwardCase, parts: LabelParts) -> Iterator[_LabelFact
 
 
 def _solve_weights(case: BackwardCase, parts: LabelParts) -> Iterator[tuple[float, _LabelFactors]]:
-    """Yield (distance, way) of labels with weights that give the last norm's gradient.
+    """Yield (relative L2 distance, way) of label weights that give the last norm's gradient.
 
-    Two weights are solved: of the labels up to a column and of the others, of those of one token
-    and of the others, or a part that grows with the column. Where none do, each label's own weight
-    is solved on the gradient of the head.
+    Two weights are solved: one for the labels up to a column and one for the others, one for the
+    labels of one token and one for the others, or a part that grows with the column. Where none
+    fits, each label's own weight is solved from the gradient of the head.
     """
     every = len(parts.columns)
     splits = [
@@ -230,10 +239,10 @@ def _solve_weights(case: BackwardCase, parts: LabelParts) -> Iterator[tuple[floa
 def _solve_factors(
     case: BackwardCase, parts: LabelParts, basis: Sequence[F64]
 ) -> tuple[float, F64] | None:
-    """Return (relative distance, solved numbers) of factors of labels that are a sum of `basis`.
+    """Return (relative L2 distance, solved numbers) of label factors that are a sum of `basis`.
 
-    They are solved on every second element of the last norm's gradient and judged on the others.
-    None where no such sum gives it.
+    `basis` has arrays [labels]. The numbers are solved on every second element of the last norm's
+    gradient and judged on the others. None where no such sum gives it.
     """
     given = case.case(NORM).given.reshape(-1).astype(np.float64)
     made = np.stack([parts.mean(each) for each in basis], axis=1)
@@ -243,7 +252,10 @@ def _solve_factors(
 
 
 def _two_weights(part: Mask, solved: F64, says: str) -> _LabelFactors:
-    """Return the way in which the labels of `part` and the others have two solved factors."""
+    """Return the way in which labels in the mask `part` have one weight and the others another.
+
+    `solved` has the two factors, `says` describes the labels of `part`.
+    """
     first, other = (float(x) for x in solved)
     factors = np.where(part, first, other)
     if abs(other) <= NEAR * abs(first):

@@ -1,4 +1,4 @@
-"""Gradients in which the samples of a batch count otherwise, or see what they should not."""
+"""Gradients in which samples of a batch have other weights, or see what they should not."""
 
 from collections.abc import Iterator, Sequence
 from itertools import pairwise
@@ -124,7 +124,7 @@ ENOUGH = 4  # elements for each factor that is solved
 
 
 def guess_documents(case: BackwardCase) -> Iterator[BackwardGuess]:
-    """Yield guesses that documents of one row see each other; nothing where none is packed."""
+    """Yield guesses that documents in one row attend to each other; nothing if none is packed."""
     ways: tuple[Joined, ...] = ("positions count on", "positions restart")
     if case.packed and all_differ(case):
         for way in ways:
@@ -133,9 +133,9 @@ def guess_documents(case: BackwardCase) -> Iterator[BackwardGuess]:
 
 
 def guess_padding(case: BackwardCase) -> Iterator[BackwardGuess]:
-    """Yield guesses on padding at the beginning of a row: it is attended to, or counted.
+    """Yield guesses that padding before a row's text is attended to, or counts in the positions.
 
-    Nothing where no row begins with it.
+    Nothing where no row begins with padding.
     """
     if case.padded_first and all_differ(case):
         says = "tokens attend to the padding at the beginning of their row"
@@ -145,9 +145,9 @@ def guess_padding(case: BackwardCase) -> Iterator[BackwardGuess]:
 
 
 def guess_samples(case: BackwardCase) -> Iterator[BackwardGuess]:
-    """Yield the guess that samples count otherwise, with their factors solved on one parameter.
+    """Yield the guess that samples have other weights, which are solved on one parameter.
 
-    The factors are those of the sums of small parameters over the samples alone.
+    Its gradient is fitted by the gradients of each sample alone.
     """
     scored = [row for row, count in enumerate(case.labels) if count]
     whole = all_differ(case)
@@ -176,7 +176,10 @@ def guess_samples(case: BackwardCase) -> Iterator[BackwardGuess]:
 
 
 def _kind_of_wrong(case: BackwardCase) -> str:
-    """Return the kind, such as "biases", of all wrong parameters and no right one; or ""."""
+    """Return the kind of parameter that all wrong gradients and no right one have, or "".
+
+    It is "biases", "norms", "routers", "experts" or "tables".
+    """
     kinds = {
         "biases": lambda key: key.endswith(".bias"),
         "norms": lambda key: "norm" in key,
@@ -191,7 +194,7 @@ def _kind_of_wrong(case: BackwardCase) -> str:
 
 
 def guess_other_labels(case: BackwardCase) -> Iterator[BackwardGuess]:
-    """Yield guesses that other tokens are labels: shifted otherwise, unmasked, or at edges."""
+    """Yield guesses that other tokens are labels: shifted otherwise, unmasked, or at row ends."""
     key = _smallest(case, FEWEST) if all_differ(case) else None
     if key is None:
         return
@@ -237,9 +240,9 @@ def guess_other_labels(case: BackwardCase) -> Iterator[BackwardGuess]:
 
 
 def guess_loss_terms(case: BackwardCase) -> Iterator[BackwardGuess]:
-    """Yield guesses that labels are smoothed, or that the loss has a z-loss added to cross-entropy.
+    """Yield guesses that labels are smoothed, or that a z-loss is added to the cross-entropy.
 
-    How much is solved on one small parameter: the gradient is linear in it.
+    The amount is solved on one small parameter, whose gradient is linear in it.
     """
     key = _smallest(case, FEWEST) if all_differ(case) else None
     if key is None:
@@ -269,21 +272,22 @@ def guess_loss_terms(case: BackwardCase) -> Iterator[BackwardGuess]:
 
 
 def is_near(case: BackwardCase, key: str, wanted: F64) -> bool:
-    """Return whether a given gradient is within NEAR of a wanted one [elements], relative L2."""
+    """Return whether a given gradient is within NEAR, in relative L2, of `wanted` [elements]."""
     return distance_to_given(case, key, wanted) <= NEAR
 
 
 def distance_to_given(case: BackwardCase, key: str, wanted: F64) -> float:
-    """Return the relative L2 distance of a given gradient from a wanted one [elements]."""
+    """Return the relative L2 distance of a parameter's given gradient from `wanted` [elements]."""
     return distance(_flat(case.case(key).given), wanted)
 
 
 def _named_factors(
     solved: Sequence[float], counts: Sequence[int], numbers: Sequence[int]
 ) -> tuple[str, str, list[float]]:
-    """Return (cause, a sentence, the factors that are meant) for measured factors of samples.
+    """Return (cause, sentence, exact factors) for the measured factors of samples.
 
-    `counts` are the scored labels of each sample, `numbers` what it is called, from 1.
+    `solved` are the measured factors, `counts` the scored labels of each sample, `numbers` the
+    samples' numbers from 1. Factors near those of a known mistake are replaced by them.
     """
     total, many = sum(counts), len(counts)
     there = [abs(value) > NEAR for value in solved]
@@ -317,14 +321,14 @@ def _named_factors(
 
 
 def _are_near(solved: Sequence[float], there: Sequence[bool], value: float) -> bool:
-    """Return whether all solved factors marked in `there` are within NEAR of `value`, relative."""
+    """Return whether the factors selected by `there` are all within NEAR of `value`, relative."""
     return all(
         abs(each - value) <= NEAR * value for each, one in zip(solved, there, strict=True) if one
     )
 
 
 def guess_norm_columns(case: BackwardCase) -> Iterator[BackwardGuess]:
-    """Yield the guess that norms have the gradient of some columns of the batch alone."""
+    """Yield the guess that only some columns of the batch count in the gradients of norms."""
     if not case.wrong or not case.right or case.missing or case.row_length < PARTS:
         return
     if any("norm" not in key for key in case.wrong):
@@ -360,9 +364,9 @@ def guess_norm_columns(case: BackwardCase) -> Iterator[BackwardGuess]:
 
 
 def other_scales(scale: float, rank: int) -> dict[float, list[str]]:
-    """Return {another scale of an adapter: all usual mistakes that give it, in words}.
+    """Return {another scale of an adapter: sentences on the usual mistakes that give it}.
 
-    `scale` is the stated one, `rank` that of its pairs. The words follow the stated scale.
+    `scale` is the stated one, `rank` that of the adapter's pairs.
     """
     root = rank**0.5
     meant: dict[float, list[str]] = {}
@@ -381,10 +385,10 @@ def other_scales(scale: float, rank: int) -> dict[float, list[str]]:
 
 
 def guess_adapter_scale(case: BackwardCase) -> Iterator[BackwardGuess]:
-    """Yield guesses that what an adapter adds has another factor than its configuration says.
+    """Yield guesses that the adapter's scale is not the one that its configuration states.
 
-    Such as alpha over r for alpha over its root, alpha alone, or another alpha. One factor is one
-    guess that names all that make it. Nothing without an adapter.
+    Such as alpha over r in place of alpha over its root, alpha alone, or another alpha. Mistakes
+    with the same scale are one guess, which names them all. Nothing without an adapter.
     """
     if case.adapter is None or not all_differ(case):
         return
@@ -406,7 +410,7 @@ def guess_adapter_scale(case: BackwardCase) -> Iterator[BackwardGuess]:
 
 
 def guess_dropout(case: BackwardCase) -> Iterator[BackwardGuess]:
-    """Yield the guess that dropout was active, where nothing else gives the gradients."""
+    """Yield the guess that dropout was active in the trainer, which no pass here can confirm."""
     if case.dropout and all_differ(case):
         key, rate = max(case.dropout.items(), key=lambda each: each[1])
         says = (
@@ -417,15 +421,15 @@ def guess_dropout(case: BackwardCase) -> Iterator[BackwardGuess]:
 
 
 def loss_differs(case: BackwardCase) -> bool:
-    """Return whether hardly a gradient agrees, those after the layers among the wrong ones."""
+    """Return whether nearly all gradients differ, those after the layers among them."""
     first = first_wrong(case.wrong | case.open | case.missing)
     return all_differ(case) and split_key(first[0])[0] is None
 
 
 def _smallest(case: BackwardCase, elements: int) -> str | None:
-    """Return the key of the smallest wrong gradient with at least `elements`; None for none.
+    """Return the key of the smallest wrong gradient with at least `elements` elements, or None.
 
-    An open gradient where none is wrong.
+    Where no gradient is wrong, one whose difference may be rounding (open) is taken.
     """
     sizes = {key: case.case(key).given.size for key in sorted(case.wrong or case.open)}
     enough = [key for key, size in sizes.items() if size >= elements]
@@ -433,14 +437,15 @@ def _smallest(case: BackwardCase, elements: int) -> str | None:
 
 
 def _flat(values: F64) -> F64:
-    """Return the elements of an array, float64 [n]."""
+    """Return the elements of an array as float64 [n]."""
     return values.astype(np.float64).reshape(-1)
 
 
 def _solve_factors(case: BackwardCase, key: str, alone: Sequence[F64 | None]) -> list[float] | None:
-    """Return factors of the parts `alone` that add up to a given gradient; None if none do.
+    """Return a factor for each gradient in `alone`, such that their sum is the given gradient.
 
-    They are solved by least squares on every second element and judged on the others.
+    An entry None is a zero gradient. The factors are solved by least squares on every second
+    element and judged on the others; None if the fit leaves more than NEAR.
     """
     given = _flat(case.case(key).given)
     parts = np.stack([np.zeros_like(given) if each is None else each for each in alone], axis=1)

@@ -1,4 +1,4 @@
-"""Adam's moments without their correction, or with another: first steps too long or too short."""
+"""Adam's moments without bias correction or with a wrong one: first steps of wrong length."""
 
 from collections.abc import Iterator
 
@@ -43,10 +43,10 @@ def guess_second_alone(case: StepCase, recipe: Recipe) -> Iterator[StepGuess]:
 
 
 def guess_other_correction(case: StepCase, recipe: Recipe) -> Iterator[StepGuess]:
-    """Yield guesses that a moment is made with the stated rate and corrected for another usual one.
+    """Yield guesses that a moment is averaged at the stated rate and corrected for another rate.
 
-    Nothing unless the state is that of before the step: one of after it shows no rate but that of
-    the correction. Nothing at the first step, where other rates of both would give the same.
+    Nothing unless the state was saved before the step: one saved after it shows only the rate of
+    the correction. Nothing at the first step, where another rate in both places gives the same.
     """
     held = case.moments
     if held is None or held.after or not held.step or not recipe.row.second:

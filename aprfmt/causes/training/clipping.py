@@ -92,9 +92,9 @@ AT_BOUND = 8  # elements at least that have to be at the bound of a clipping by 
 
 @dataclass(frozen=True)
 class Clipping:
-    """How gradients were clipped after they were right: `by` a number of all, or each element.
+    """How gradients were clipped: by a norm of all of them (`by`), or each element by value.
 
-    `bound` is what it was clipped to, and `scale` the loss scale that was on then, 1.0 for none.
+    `bound` is the limit. `scale` is a loss scale that was still in the gradients, else 1.
     """
 
     by: Literal["norm", "value"] | OtherNorm
@@ -103,16 +103,16 @@ class Clipping:
 
     @property
     def says(self) -> str:
-        """What was clipped, and to what."""
+        """Sentence on what was clipped, and to what bound."""
         what = CLIPPED_BY.get(self.by, "each element")
         over = f" while a loss scale of {self.scale:g} was on" if self.scale != 1 else ""
         return f"{what} was clipped to {self.bound:g}{over}"
 
 
 def scaled_bound(bound: float, usual: Collection[float]) -> tuple[float, float] | None:
-    """Return (usual bound, loss scale) whose quotient is a bound; None for no such.
+    """Return (usual bound, loss scale) whose quotient is the measured bound; None for no such pair.
 
-    Several pairs have the same quotient: 1 is taken before other bounds.
+    Several pairs have the same quotient: the bound 1 is taken before others.
     """
     for each in sorted(usual, key=lambda one: one != 1.0):
         for scale in SCALES:
@@ -122,10 +122,10 @@ def scaled_bound(bound: float, usual: Collection[float]) -> tuple[float, float] 
 
 
 def value_clipping(cases: Mapping[str, GradientCase]) -> Clipping | None:
-    """Return the clipping by value that makes all given gradients of the computed ones.
+    """Return the clipping by value that turns all computed gradients into the given ones, or None.
 
-    `cases` are all pairs by key. None where an element is above the bound, too few are at it, or a
-    gradient is another one than the computed one clipped.
+    `cases` are all parameters' gradients by key. None where an element is above the bound, too
+    few are at it, or a gradient is not the computed one clipped.
     """
     if not cases:
         return None
@@ -152,8 +152,9 @@ def other_norm_clipping(
 ) -> Clipping | None:
     """Return the clipping by another number than the L2 norm that gradients show; None for none.
 
-    `sizes` are those numbers of the given gradients, `factor` what these are of the right ones, and
-    `bounds` the usual bounds. Any number of one digit is a bound, too: somebody wrote it.
+    `sizes` are such numbers of the given gradients, by kind. `factor` is given over computed
+    gradient, `bounds` are the usual bounds. A number with one digit counts as a bound, too:
+    somebody wrote it.
     """
     for by, size in sizes.items():
         room = SAME + 1e-6 * factor / size if size else 0.0  # what clip_factor adds to the norm
@@ -164,10 +165,10 @@ def other_norm_clipping(
 
 
 def tensor_clipping(cases: Mapping[str, GradientCase]) -> tuple[str, tuple[str, ...]] | None:
-    """Return (a sentence, keys) of gradients that were scaled each by its own norm; None if not.
+    """Return (sentence, keys) of gradients that were clipped each by its own norm; None if not.
 
-    `cases` are all pairs by key. All whose computed norm is above the bound have to be the computed
-    ones scaled down to it, and all others those, or scaled up to it.
+    `cases` are all parameters' gradients by key. Every gradient whose norm is above one common
+    bound must be scaled down to it; the others are unchanged, or all scaled up to it.
     """
     given = {key: exact_norm(each.given) for key, each in cases.items()}
     right = {key: exact_norm(each.computed) for key, each in cases.items()}
@@ -193,24 +194,31 @@ def tensor_clipping(cases: Mapping[str, GradientCase]) -> tuple[str, tuple[str, 
 
 
 def _row_norms(values: F64, rows: NDArray[np.int64] | None = None) -> F64:
-    """Return the L2 norm of each row, [rows]; `rows` are the numbers of rows of flat elements."""
+    """Return the L2 norm of each row, [rows], of `values`: [rows, columns], or flat elements.
+
+    For flat elements `rows` gives the row number of each element.
+    """
     if rows is None:
         return np.asarray(np.sqrt(np.square(values).sum(axis=1)))
     return np.asarray(np.sqrt(np.bincount(rows, np.square(values))))
 
 
 def row_factors(share: float, gradients: F64, weights: F64) -> F64:
-    """Return what adaptive clipping multiplies each row of a gradient by, [rows], at most 1.0.
+    """Return the factors, [rows], at most 1.0, by which adaptive clipping scales gradient rows.
 
-    `gradients` and `weights` are the norms of the rows, `share` is what one may be of the other.
-    Source: Brock et al. 2021, equation 3; timm's adaptive_clip_grad.
+    `gradients` and `weights` are the norms of the rows; a gradient's may be `share` times the
+    weight's. Source: Brock et al. 2021, equation 3; timm's adaptive_clip_grad.
     """
     bound = share * np.maximum(weights, LEAST_WEIGHT)
     return np.asarray(np.minimum(1.0, bound / np.maximum(gradients, 1e-6)))
 
 
 def _common_share(factors: F64, gradients: F64, weights: F64) -> float | None:
-    """Return the share that the factors of rows below 1 have in common, None for none."""
+    """Return the ratio of gradient norm to weight norm to which all clipped rows were clipped.
+
+    `factors`, `gradients` and `weights` are [rows]: the factor of each row, and the norms before.
+    None where fewer than ROWS rows were clipped, or their ratios differ.
+    """
     below = factors < 1 - SLACK
     if np.count_nonzero(below) < ROWS:
         return None
@@ -222,10 +230,11 @@ def _common_share(factors: F64, gradients: F64, weights: F64) -> float | None:
 def row_clipping(
     cases: Mapping[str, GradientCase], weights: Callable[[str], F64]
 ) -> tuple[str, tuple[str, ...]] | None:
-    """Return (a sentence, keys) of gradients whose rows were clipped each by its own norm.
+    """Return (sentence, keys) of gradients whose rows were clipped by their own norms, or None.
 
-    `cases` are all pairs by key, `weights(key)` the parameter's weights, [rows, columns]; a vector
-    is one row. None unless one share of the rows' weights gives every element of all of them.
+    `cases` are all parameters' gradients by key, `weights(key)` the parameter's weights, [rows,
+    columns]; a vector is one row. One ratio of gradient norm to weight norm must explain every
+    element.
     """
     off = tuple(key for key, each in cases.items() if not each.right)
     sides, every = {}, []
@@ -248,7 +257,7 @@ def row_clipping(
 
 
 def _of_rows(share: float) -> str:
-    """Return what is said of adaptive clipping."""
+    """Return the sentence on adaptive clipping to `share` of each row's weight norm."""
     return (
         f"each row of a gradient was clipped by its own norm to {share:.4g} of that of its weights "
         "(adaptive clipping, AGC)"
@@ -258,7 +267,8 @@ def _of_rows(share: float) -> str:
 def guess_row_clipping(case: StepCase, recipe: Recipe) -> Iterator[StepGuess]:
     """Yield the guess that each row of the gradient was clipped by its own norm.
 
-    Nothing where the step does not depend on the size of the gradient, or rows are in it in parts.
+    Nothing where the step does not depend on the size of the gradient, or the case lacks elements
+    of a row.
     """
     if case.gradient is None or case.signs or recipe.row.sizes:
         return
@@ -314,9 +324,10 @@ def clip_factor(bound: float, norm: float) -> float:
 def guess_clipping(case: StepCase, recipe: Recipe) -> Iterator[StepGuess]:
     """Yield guesses that gradients were not clipped, clipped twice, or not by the norm of all.
 
-    That is each by its own, matrices and vectors each by that of their kind, or all by another
-    number than the L2 norm. Nothing where the recipe does not clip, a norm is not known, or the
-    step does not depend on the size of the gradient. Adam's does after its first step.
+    In place of that norm: each by its own norm, matrices and vectors each by the norm of their
+    kind, or all by another number than the L2 norm. Nothing where the recipe does not clip, a
+    norm is not known, or the step does not depend on the size of the gradient, as Adam's first
+    step.
     """
     norm, own = case.others.get("norm"), case.others.get("own_norm")
     if recipe.clip_value is not None and case.gradient is not None and not case.signs:
@@ -347,10 +358,10 @@ def guess_clipping(case: StepCase, recipe: Recipe) -> Iterator[StepGuess]:
 def other_factors(
     recipe: Recipe, others: Mapping[str, float], vector: bool
 ) -> Iterator[tuple[str, str, float]]:
-    """Yield (cause, sentence, factor) of each other clipping than a stated one by the norm of all.
+    """Yield (cause, sentence, factor) for each way of clipping other than by the norm of all.
 
-    The factor is that of one parameter's gradient, at most 1.0; `vector` says what it is. `others`
-    are the norms of its `StepCase`. Nothing where a norm is not known.
+    The factor, at most 1.0, is that of one parameter's gradient; `vector` says that it is no
+    matrix. `others` are the norms of its `StepCase`. Nothing where a norm is not known.
     """
     norm, own = others.get("norm"), others.get("own_norm")
     if recipe.clip is None or norm is None or own is None:

@@ -29,9 +29,9 @@ CAUSE_ROWS = (
 
 
 def guess_earlier_gradient(case: GradientCase) -> Iterator[GradientGuess]:
-    """Yield guesses that the gradient of the step before is given, alone or added to the batch's.
+    """Yield guesses that the step before's gradient was used, alone or added to this batch's.
 
-    Nothing where that is not known, or is zero.
+    Nothing where that gradient is not known, or is zero.
     """
     earlier = case.earlier
     if earlier is None or not earlier.any():

@@ -33,7 +33,7 @@ _POWERS = (*range(1, 11), 12, 15)
 
 
 def guess_epsilon(case: StepCase, recipe: Recipe) -> Iterator[StepGuess]:
-    """Yield guesses that epsilon is in another place of Adam's quotient, or another power of ten.
+    """Yield guesses that Adam's epsilon is elsewhere in its quotient, or is another power of ten.
 
     Nothing where only the signs of the gradient are known: they do not show epsilon.
     """

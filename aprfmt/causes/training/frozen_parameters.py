@@ -78,11 +78,11 @@ SHARDS = 2, 4, 8, 16  # that rows are cut into over ranks
 
 
 def _still_shard(rows: NDArray[np.int64], moves: Mask, lost: Mask) -> tuple[int, int] | None:
-    """Return (number from 1, number of shards) of the shard of rows that alone stood still.
+    """Return (number from 1, number of shards) of the one shard of rows that did not move, or None.
 
-    `rows` are the numbers of the rows that are looked at, the last one among them; `moves` says
-    which moved, `lost` which stood still and had to move. None where the latter are not those of
-    one equal part.
+    `rows` are the row numbers looked at, the parameter's last one among them. The mask `moves`
+    says which moved, `lost` which stood still although they should have moved. None where the
+    rows in `lost` are not those of one of the equal shards.
     """
     for count in SHARDS:
         size, left = divmod(int(rows[-1]) + 1, count)
@@ -100,9 +100,9 @@ MOSTLY = 0.5  # of a shard's rows have to move: others may have no gradient
 
 
 def _must_move(case: StepCase, recipe: Recipe) -> Mask | None:
-    """Return the elements [n] whose expected step is larger than a spacing of the stored type.
+    """Return the mask [n] of elements whose expected step exceeds a spacing of the stored type.
 
-    None if there is none, or only the signs of the gradient are known, or the step is not known.
+    None if there is none, only the signs of the gradient are known, or the step is not known.
     """
     update = None if case.signs or case.change.size == 0 else case.predict(recipe)
     if update is None:
@@ -151,7 +151,7 @@ def guess_frozen_rows(case: StepCase, recipe: Recipe) -> Iterator[StepGuess]:
 
 
 def _is_right_beside(recipe: Recipe, numbers: NDArray[np.int64], part: StepCase) -> bool:
-    """Return whether `part` is as expected, where elements of rows `numbers` may be unchanged."""
+    """Return whether `part` moved as expected, rows `numbers` excepted, which may stand still."""
     inner = part.fit(recipe)
     stay = np.isin(part.rows, numbers)
     return (
@@ -164,8 +164,9 @@ def _is_right_beside(recipe: Recipe, numbers: NDArray[np.int64], part: StepCase)
 def guess_cut_shard(case: StepCase, recipe: Recipe) -> Iterator[StepGuess]:
     """Yield the guess that one run of elements did not move, which begins or ends inside a row.
 
-    Shards of an optimizer that cuts all parameters into equal parts end so (`rows_frozen`). Nothing
-    unless all elements of the parameter are in the case, and all outside the run are as expected.
+    An optimizer that cuts all parameters together into equal shards leaves such a run
+    (`rows_frozen`). Nothing unless all elements of the parameter are in the case, and all outside
+    the run are as expected.
     """
     due = _must_move(case, recipe)
     fit = case.fit(recipe)

@@ -62,14 +62,14 @@ class GradientCase:
 
     @property
     def bound(self) -> float:
-        """The relative L2 distance up to which two gradients agree: COARSE or FINE."""
+        """The relative L2 distance up to which the two gradients count as equal: COARSE or FINE."""
         return COARSE if self.coarse else FINE
 
     @property
     def residual(self) -> float:
-        """The relative L2 distance that rounding alone leaves, as far as it is known.
+        """The relative L2 distance that may remain by rounding alone.
 
-        Twice the measured rounding of the trainer's arithmetic, else `bound`.
+        It is ROUNDINGS times the measured rounding of the trainer's arithmetic, else `bound`.
         """
         if self.rounding is None:
             return self.bound
@@ -77,25 +77,28 @@ class GradientCase:
 
     @property
     def factor_room(self) -> float:
-        """How far a factor that was measured in these gradients may be from the true one.
+        """The largest error of `factor`, the measured ratio of the two gradients, absolute.
 
-        SIGMAS deviations of it, or the rounding of the trainer's arithmetic if all of it goes one
-        way.
+        It is SIGMAS deviations, or the whole rounding of the trainer's arithmetic if that is
+        larger.
         """
         factor, off = self.factor
         known = SIDES[True] if self.coarse else SURE
         return max(SIGMAS * off, abs(factor) * (known if self.rounding is None else self.rounding))
 
     def with_rounding(self, rounding: float | None) -> "GradientCase":
-        """Return the case with a measured L2 distance that the trainer's arithmetic makes of it."""
+        """Return the case with the measured effect of the trainer's arithmetic on this gradient.
+
+        `rounding` is an L2 distance, None for not measured.
+        """
         size = norms.exact_norm(self.computed)
         return self if rounding is None or not size else replace(self, rounding=rounding / size)
 
     def is_made(self, wanted: F64) -> bool:
-        """Return whether a gradient with a fitted number in it gives the given one.
+        """Return whether `wanted`, a gradient with a fitted number in it, explains the given one.
 
-        Rounding alone may be left, and little of what they differed by: a number fits some part of
-        any difference.
+        Only rounding may be left, and little of the difference of given and computed: a fitted
+        number explains some part of any difference.
         """
         left = distance(self.given, wanted)
         size = norms.exact_norm(wanted)
@@ -103,10 +106,10 @@ class GradientCase:
         return left * size <= PART * there and self.near(self.given, wanted, self.residual)
 
     def near(self, given: F64, wanted: F64, bound: float | None = None) -> bool:
-        """Return whether `given` agrees with `wanted`, in relative L2 distance and in the factor.
+        """Return whether `given` equals `wanted` within rounding, in relative L2 distance and size.
 
-        A wanted gradient of zero agrees with zero alone. `bound` is the largest distance, None for
-        the one of the case.
+        A wanted gradient of zero equals zero only. `bound` is the largest relative distance, None
+        for the `bound` of the case.
         """
         other = replace(self, given=given, computed=wanted)
         if not np.any(wanted):
@@ -132,7 +135,7 @@ class GradientCase:
         return replace(self, coarse=True).right
 
     def half(self, odd: int) -> "GradientCase":
-        """Return every second element, from number `odd` (0 or 1) on, as a case [1, n]."""
+        """Return the case of every second element, from number `odd` (0 or 1) on, as [1, n]."""
         flat = np.arange(self.given.size) % 2 == odd
         return replace(
             self,
@@ -150,10 +153,10 @@ def distance(given: F64, computed: F64) -> float:
 
 @dataclass(frozen=True)
 class GradientGuess:
-    """A mistake with its numbers filled in: `made` makes the given gradient of the computed one.
+    """A mistake with its numbers filled in: `made` turns the computed gradient into the given one.
 
-    `free` numbers were read from the elements: then `made` is judged on the other half of them.
-    `factor` is a factor that was read, and how far it may be off. `most` is the most that may be
+    `free` numbers were fitted to elements: then `made` is judged on the other half of them.
+    `factor` is a factor that was measured, and its largest error. `most` is the most that may be
     said of it: "explained" where other mistakes make the same gradient.
     """
 
@@ -165,7 +168,7 @@ class GradientGuess:
     most: Certainty = "confirmed"
 
     def right(self, case: GradientCase) -> bool:
-        """Return whether the guess makes the given gradient of the computed one."""
+        """Return whether the guess turns the case's computed gradient into the given one."""
         made = self.made(case)
         return case.is_made(made) if self.free else case.near(case.given, made)
 

@@ -1,4 +1,4 @@
-"""Gradients in another order, or of which whole parts are missing."""
+"""Gradients whose elements are in another order, or that lack whole parts."""
 
 from collections.abc import Callable, Iterator
 
@@ -87,10 +87,10 @@ def guess_transposed(case: GradientCase) -> Iterator[GradientGuess]:
 
 
 def guess_block_order(case: GradientCase) -> Iterator[GradientGuess]:
-    """Yield the guess that equal blocks of rows or columns stand in another order.
+    """Yield the guess that equal blocks of rows or columns are in another order.
 
-    The blocks are shards, heads or experts; or pairs of rotated rows within each head, which one
-    layout has side by side and the other half a head apart.
+    The blocks are shards, heads or experts; or the pairs of rotated rows within each head, which
+    one layout has adjacent and the other half a head apart.
     """
     counts = dict.fromkeys((*SHARDS, *(case.sizes.get(name, 0) for name in _BLOCKS)))
     for across in (False, True):
@@ -119,7 +119,10 @@ def guess_block_order(case: GradientCase) -> Iterator[GradientGuess]:
 
 
 def _take_in_order(order: Ints, across: bool) -> Callable[[GradientCase], F64]:
-    """Return a function that gives a computed gradient with its rows, or columns, in an order."""
+    """Return a function that gives a case's computed gradient with its rows in `order`.
+
+    With `across` its columns are in that order.
+    """
 
     def made(part: GradientCase) -> F64:
         """Return the computed gradient in that order."""
@@ -146,7 +149,7 @@ def _block_order(given: F64, computed: F64, count: int) -> Ints | None:
 
 
 def guess_wrong_blocks(case: GradientCase) -> Iterator[GradientGuess]:
-    """Yield the guess that some heads or experts have a gradient times a factor, or none."""
+    """Yield the guess that the gradient of some heads or experts is zero or times a factor."""
     rows, columns = case.computed.shape
     role = split_key(case.key)[1]
     for name in _BLOCKS:
@@ -218,9 +221,10 @@ def guess_missing_rows(case: GradientCase) -> Iterator[GradientGuess]:
 
 
 def guess_repeated_rows(case: GradientCase) -> Iterator[GradientGuess]:
-    """Yield the guess that a table's rows of tokens that occur several times are not added up.
+    """Yield the guess that the gradients of a token that occurs several times are not added up.
 
-    Only where just these rows differ, and rows of tokens that occur once are right.
+    Only where just the table rows of such tokens differ, and rows of tokens that occur once are
+    right.
     """
     if "embd" not in case.key or not case.repeated:
         return
@@ -241,10 +245,10 @@ def guess_repeated_rows(case: GradientCase) -> Iterator[GradientGuess]:
 
 
 def guess_tied_part(case: GradientCase) -> Iterator[GradientGuess]:
-    """Yield the guess that a tied token table has the gradient of one of its two uses.
+    """Yield the guess that a tied token table has the gradient of one of its two uses only.
 
-    It is the embedding and the head. Rows of tokens that are not in the batch have a gradient from
-    the head alone: zero there means that the head's part is missing, right there that the
+    The uses are the embedding and the head. Rows of tokens that are not in the batch have a
+    gradient from the head alone: if it is zero, the head's part is missing; if it is right, the
     embedding's is.
     """
     if split_key(case.key)[1] != "token_embd.weight" or not case.sizes.get("tied_embeddings"):

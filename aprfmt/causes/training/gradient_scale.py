@@ -1,4 +1,4 @@
-"""Gradients that are zero, of the other sign, or a constant times the right ones."""
+"""Gradients that are zero, negated, or a constant times the right ones."""
 
 from collections.abc import Iterator, Mapping
 
@@ -70,11 +70,12 @@ def guess_factor(case: GradientCase) -> Iterator[GradientGuess]:
 
 
 def factor_guess(factor: float, room: float, counts: Mapping[str, float]) -> GradientGuess:
-    """Return the guess of a measured factor that may be off by `room`, with all it may be.
+    """Return the guess that a gradient is times a measured factor, with all mistakes that give it.
 
-    Those are numbers of `counts` by what they are, and whole numbers, each or its inverse. Where
-    there is one such number, the factor is taken to be that. Where several mistakes make the same
-    factor, all are named, and none is sure.
+    `room` is the factor's largest error. `counts` are numbers of the batch and run, by what they
+    are: they, whole numbers, and the inverses of both are tried. Where only one is near, the
+    factor is taken to be that number. Where several mistakes give it, all are named and none is
+    sure.
     """
     found = _readings(factor, room, counts)
     numbers = [number for number, _ in found]
@@ -101,9 +102,9 @@ def factor_guess(factor: float, room: float, counts: Mapping[str, float]) -> Gra
 
 
 def _readings(factor: float, room: float, counts: Mapping[str, float]) -> list[tuple[float, str]]:
-    """Return [(number, what makes it)] of all numbers within `room` of a factor.
+    """Return (number, what makes it) for all numbers within `room` of a measured factor.
 
-    They are numbers of `counts`, whole numbers, and the inverses of both.
+    They are the numbers of `counts`, whole numbers, and the inverses of both.
     """
     found = []
     for name, value in counts.items():
@@ -123,10 +124,10 @@ def _readings(factor: float, room: float, counts: Mapping[str, float]) -> list[t
 def joined_factors(
     factors: Mapping[str, tuple[float, float]], counts: Mapping[str, float]
 ) -> list[tuple[GradientGuess, tuple[str, ...]]]:
-    """Return [(guess of one factor, keys of the gradients that may have it)] of measured factors.
+    """Return (guess of one factor, keys of the gradients that may have it) each, most keys first.
 
-    `factors` are {key: (factor, how far it may be off)}. Those that may be one number are one
-    factor, measured in every second of them. Those that most gradients have come first.
+    `factors` are {key: (measured factor, its largest error)}. Factors equal within their errors
+    are joined to one, averaged over every second of them.
     """
     left = dict(sorted(factors.items(), key=lambda one: one[1][1] / one[1][0]))
     found = []

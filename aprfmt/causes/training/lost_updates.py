@@ -78,7 +78,7 @@ def guess_rounded_away(case: StepCase, recipe: Recipe) -> Iterator[StepGuess]:
 
 
 def is_rounded_once(case: StepCase, step: F64) -> bool:
-    """Return whether the change is that of `step` [n] added in the stored type and rounded once.
+    """Return whether the weights moved by `step` [n], added in the stored type and rounded once.
 
     Elements whose step is too small for the type must not have moved.
     """
@@ -94,11 +94,10 @@ def is_rounded_once(case: StepCase, step: F64) -> bool:
 
 
 def is_swallowed(case: StepCase, whole: F64) -> bool:
-    """Return whether less than half of the update `whole` [n] arrived.
+    """Return whether rounding to the stored type lost more than half of the update `whole` [n].
 
-    That counts only where a finer copy of the weight would have shown more. A weight that is held
-    finer moves one spacing of its stored type as often as its step is a part of that. False unless
-    both sides are in the same type, BF16 or F16.
+    False where too few steps are below the type's spacing: only a finer copy of the weights could
+    then have shown more. False unless both sides are in the same type, BF16 or F16.
     """
     if not case.coarse or case.signs or case.encodings[0] != case.encodings[1]:
         return False
@@ -109,15 +108,15 @@ def is_swallowed(case: StepCase, whole: F64) -> bool:
 
 
 def share_arrived(case: StepCase, whole: F64) -> float:
-    """Return the share of the update `whole` [n] that is in the change; 1.0 for no update."""
+    """Return the fraction of the update `whole` [n] by which the weights moved; 1.0 for none."""
     size = float((whole * whole).sum())
     return float((whole * case.change).sum()) / size if size else 1.0
 
 
 def _guess_by_sizes(case: StepCase, recipe: Recipe, encoding: str) -> Iterator[StepGuess]:
-    """Yield the guess that the type rounded the step away, where only the step's size is known.
+    """Yield the guess that `encoding` rounded the step away, where only the step's size is known.
 
-    Weights whose spacing is far above the rate must not have moved.
+    That size is the learning rate: weights whose spacing is far above it must not have moved.
     """
     used = np.isin(case.rows, case.rows[case.change != 0])
     width = float_spacing(case.before, encoding)
@@ -138,7 +137,7 @@ def _guess_by_sizes(case: StepCase, recipe: Recipe, encoding: str) -> Iterator[S
 
 
 def guess_cut_off(case: StepCase, recipe: Recipe) -> Iterator[StepGuess]:
-    """Yield the guess that the stepped weights were cut to BF16 or F16, toward zero.
+    """Yield the guess that the stepped weights were truncated to BF16 or F16, not rounded.
 
     Nothing unless both sides are stored in the same one of these types, and the signs are known.
     """
@@ -160,10 +159,10 @@ def guess_cut_off(case: StepCase, recipe: Recipe) -> Iterator[StepGuess]:
 
 
 def guess_lost_decay(case: StepCase, recipe: Recipe) -> Iterator[StepGuess]:
-    """Yield the guess that BF16 or F16 rounded the weight decay away, and then the step was added.
+    """Yield the guess that BF16 or F16 rounded the weight decay away before the step was added.
 
-    Nothing where the decay is in the gradient or would have changed a stored weight, and where the
-    weights shrink as by some decay.
+    Nothing where the decay is part of the gradient or would have changed a stored weight, and
+    where the weights do shrink.
     """
     fit = case.fit(recipe)
     if fit is None or not _loses_decay(case, recipe, fit.update.decay) or fit.shrinks:
@@ -195,9 +194,9 @@ def lost_decay_guess(
 ) -> StepGuess:
     """Return the guess that `encoding` rounded all of the weight decay away.
 
-    `stated`: the optimizer's state says that there was a decay, so that it may be confirmed. Else a
-    step without any decay leaves the same weights, and it is at most explained. `holds` says
-    of a parameter whether the guess is for it, None for all.
+    `stated`: the optimizer's state says that there was a decay, so that it may be confirmed. Else
+    a step without decay gives the same weights, and the guess is at most explained. `holds` says
+    whether the guess applies to a parameter, None for all.
     """
     says = f"{encoding} rounds the decay away: {recipe.lr * recipe.wd:g} of a weight is too little"
     most: Certainty = "confirmed" if stated else "explained"
@@ -228,7 +227,7 @@ class DecayEvidence:
     coarse: bool = False
 
     def __add__(self, other: "DecayEvidence") -> "DecayEvidence":
-        """Return the evidence of both."""
+        """Return the evidence of two sets of elements together."""
         counts = tuple(
             (a + c, b + d) for (a, b), (c, d) in zip(self.counts, other.counts, strict=True)
         )
@@ -245,9 +244,9 @@ class DecayEvidence:
 
     @property
     def size(self) -> tuple[float, float]:
-        """(The factor of the decay, DEVIATIONS of it); (nan, infinite) where nothing shows it.
+        """(Measured factor of the stated decay, its largest error); (nan, infinity) if unknown.
 
-        What rounding its constant may do is in the deviations.
+        The error includes that of rounding the decay's constant.
         """
         if not self.weight:
             return np.nan, np.inf
@@ -255,9 +254,10 @@ class DecayEvidence:
 
     @property
     def allowed(self) -> tuple[bool, ...]:
-        """Which of MULTIPLES the bits of the weights allow; () where no multiple gives the bits.
+        """For each of MULTIPLES of the stated decay, whether the weights' stored bits allow it.
 
         One is excluded where it gives fewer weights than the best one does, by more than chance.
+        () where no multiple gives the bits.
         """
         size = len(MULTIPLES)
         ways = self.matches[:size], self.matches[size:]
@@ -268,9 +268,9 @@ class DecayEvidence:
 
     @property
     def interval(self) -> tuple[float, float]:
-        """(Largest multiple below the allowed ones, smallest above them) that the bits exclude.
+        """(Largest multiple below the allowed ones, smallest above them): bounds on the decay.
 
-        (0.0, infinity) where there is none.
+        (0.0, infinity) where the bits allow no multiple.
         """
         found = [at for at, one in enumerate(self.allowed) if one]
         if not found:
@@ -281,9 +281,10 @@ class DecayEvidence:
 
     @property
     def stated(self) -> bool:
-        """Whether the weights show the stated decay, apart from the nearest of PARTS.
+        """Whether the weights show the stated decay, within PARTS[0] of it.
 
-        By their bits where these are those of some multiple, else by its measured factor.
+        Judged by their bits where some multiple of the decay gives these, else by the measured
+        factor.
         """
         if self.allowed:
             least, largest = self.interval
@@ -294,12 +295,12 @@ class DecayEvidence:
 
     @property
     def telling(self) -> bool:
-        """Whether enough elements are other ones with the stated decay than without any."""
+        """Whether enough elements differ between the stated decay and none to tell them apart."""
         return any(has >= CHANCE for has, _ in self.counts[-2:])
 
     @property
     def other(self) -> bool:
-        """Whether the weights show another decay than the stated one, or a part of it."""
+        """Whether the weights show a decay that is not the stated one."""
         if self.allowed:
             return not self.allowed[STATED]
         factor, room = self.size
@@ -307,13 +308,13 @@ class DecayEvidence:
 
     @property
     def told(self) -> bool:
-        """Whether the elements that tell say that there is no decay, nor the least of PARTS."""
+        """Whether single elements show that there is no decay, not even the least of PARTS."""
         shown = any(lacks >= CHANCE for _, lacks in self.counts)
         return shown and all(has <= lacks / OFTEN for has, lacks in self.counts)
 
     @property
     def none(self) -> bool:
-        """Whether there is no decay: by the elements, or by its factor if roundings hide these."""
+        """Whether there is no decay: by single elements, or by the factor where they hide it."""
         if self.told:
             return True
         if any(has >= CHANCE and has > OFTEN * lacks for has, lacks in self.counts):
@@ -323,10 +324,10 @@ class DecayEvidence:
 
 
 def decay_evidence(case: StepCase, recipe: Recipe) -> DecayEvidence | None:
-    """Return what the weights show of a recipe's decay.
+    """Return the evidence of decay in the weights of a case; None where it cannot be measured.
 
-    None unless both sides are in the same type, BF16, F16 or F32, and the decay is apart from a
-    gradient that is known. Of F32 the elements are not counted.
+    None unless both sides are in the same type, BF16, F16 or F32, the decay is decoupled and the
+    gradient is known. In F32 single elements are not counted.
     """
     update = case.predict(recipe)
     if update is None or not _decays_alone(case, recipe):
@@ -356,9 +357,9 @@ def decay_evidence(case: StepCase, recipe: Recipe) -> DecayEvidence | None:
 
 
 def _weights_with(case: StepCase, part: float, update: Update) -> tuple[F64, F64]:
-    """Return the weights [n] after an update with a part of its decay, in the stored type.
+    """Return (decay added together with the step, decay rounded first) for the stored weights [n].
 
-    First with the decay added together with the step, then with the decay rounded before it.
+    Both are the weights after an update with `part` of its decay, in the stored type.
     """
     encoding = case.encodings[1]
     decayed = case.before + part * update.decay
@@ -367,7 +368,7 @@ def _weights_with(case: StepCase, part: float, update: Update) -> tuple[F64, F64
 
 
 def _counted(case: StepCase, first: F64, second: F64) -> tuple[int, int]:
-    """Return the counts of elements that are those of `first`, of `second`, where these differ."""
+    """Return how many weights equal `first` and how many equal `second`, where these two differ."""
     tells = first != second
     return (
         int(np.count_nonzero(tells & (case.after == first))),
@@ -376,9 +377,10 @@ def _counted(case: StepCase, first: F64, second: F64) -> tuple[int, int]:
 
 
 def _decays_alone(case: StepCase, recipe: Recipe) -> bool:
-    """Return whether weights of one type of at most 32 bits have a decay that is no gradient's.
+    """Return whether a case can show decoupled weight decay.
 
-    False where only the sizes of the step are known.
+    That is where both sides are in one type of at most 32 bits, the recipe decays this parameter
+    outside the gradient, and more than the step's sizes are known.
     """
     same = case.encodings[0] == case.encodings[1] != "F64"
     decays = recipe.decays(case.vector) and not recipe.adds_decay_to_gradient
@@ -386,15 +388,15 @@ def _decays_alone(case: StepCase, recipe: Recipe) -> bool:
 
 
 def _decays_in_type(case: StepCase, recipe: Recipe) -> bool:
-    """Return whether weights in BF16 or F16 on both sides have a decay that is no gradient's.
-
-    False where only the sizes of the step are known.
-    """
+    """Return whether a case can show decoupled weight decay in BF16 or F16 on both sides."""
     return case.coarse and _decays_alone(case, recipe)
 
 
 def _loses_decay(case: StepCase, recipe: Recipe, decay: F64 | float) -> bool:
-    """Return whether every weight is the same after the decay [n], rounded to the stored type."""
+    """Return whether rounding to BF16 or F16, as stored, leaves every weight as before its decay.
+
+    `decay` is what is added to the weights, [n].
+    """
     rounded = round_to(case.before + decay, case.encodings[1])
     return _decays_in_type(case, recipe) and np.array_equal(rounded, case.before)
 

@@ -1,4 +1,4 @@
-"""Moments of another step, or a momentum that is used otherwise than stated."""
+"""Moments of another step, or a momentum used otherwise than stated."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
@@ -105,9 +105,10 @@ def guess_rounded_moment(case: StepCase, recipe: Recipe) -> Iterator[StepGuess]:
 
 
 def guess_lost_moments(case: StepCase, recipe: Recipe) -> Iterator[StepGuess]:
-    """Yield guesses that the step was made with moments of zero, or its count began anew.
+    """Yield guesses that the step started with moments of zero, or with a step count of zero.
 
-    Nothing unless the state is that of before the step, of two moments, and the gradient is known.
+    Nothing unless the state was saved before the step and has two moments, and the gradient is
+    known.
     """
     held = case.moments
     if held is None or held.after or case.gradient is None or not recipe.row.second:
@@ -142,9 +143,9 @@ def is_first_step(recipe: Recipe, part: StepCase) -> bool:
 
 
 def guess_step_count(case: StepCase, recipe: Recipe) -> Iterator[StepGuess]:
-    """Yield guesses that Adam's bias correction counts another number of steps than the moments.
+    """Yield guesses that Adam's bias correction uses another step count than the state has.
 
-    Nothing unless the state of after the step is known.
+    Nothing unless the state was saved after the step.
     """
     held = case.moments
     if held is None or not held.after or not recipe.row.second:
@@ -165,9 +166,9 @@ def guess_step_count(case: StepCase, recipe: Recipe) -> Iterator[StepGuess]:
 
 
 def guess_first_step_count(case: StepCase, recipe: Recipe) -> Iterator[StepGuess]:
-    """Yield guesses that a first step's moments are corrected for a later one.
+    """Yield guesses that a first step's bias correction uses a later step count.
 
-    So does a trainer that counts micro-batches. Nothing where the gradient is not known, or the
+    A trainer that counts micro-batches does so. Nothing where the gradient is not known, or the
     moments are.
     """
     if not recipe.row.second or case.gradient is None or case.moments is not None:
@@ -178,7 +179,7 @@ def guess_first_step_count(case: StepCase, recipe: Recipe) -> Iterator[StepGuess
 
 
 def guess_momentum(case: StepCase, recipe: Recipe) -> Iterator[StepGuess]:
-    """Yield guesses of another use of SGD's momentum: Nesterov's or not, none, or dampened.
+    """Yield guesses that SGD's momentum is used otherwise: Nesterov's or not, none, or dampened.
 
     Nothing for a recipe without momentum.
     """
@@ -206,10 +207,11 @@ def guess_exchanged_betas(case: StepCase, recipe: Recipe) -> Iterator[StepGuess]
 
 
 def guess_other_betas(case: StepCase, recipe: Recipe) -> Iterator[StepGuess]:
-    """Yield guesses that one of the two rates is another usual one.
+    """Yield guesses that one of the moments' two decay rates is another usual one.
 
-    Nothing without moments, or at the first step, which the rates cancel out of. Of Lion, whose
-    steps are signs, few elements tell rates apart: for vectors those of others are tried alone.
+    Nothing without moments, or at the first step, where the rates cancel out. Of Lion, whose
+    steps are signs, few elements tell rates apart: for vectors, only rates measured on other
+    parameters are tried.
     """
     held = case.moments
     if held is None or held.step < 1 + held.after or "b1" not in recipe.row.settings:

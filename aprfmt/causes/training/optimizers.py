@@ -1,12 +1,4 @@
-"""What optimizers do to a weight in one step, in float64, with the mistakes that can be made.
-
-An update is two parts: `step`, what comes of the gradient, and `decay`, what comes of the weight
-itself where decay is decoupled. The weight after the step is the weight before it and both.
-
-Sources: Kingma and Ba 2015 (Adam), Loshchilov and Hutter 2019 (AdamW), Chen et al. 2023 (Lion),
-torch.optim's documentation of SGD (momentum, dampening, Nesterov) and of AdamW; Shazeer and Stern
-2018 (Adafactor).
-"""
+"""The optimizers' rules: one step of a weight in float64, also with possible mistakes."""
 
 import math
 from collections.abc import Callable, Mapping
@@ -143,7 +135,7 @@ class OptimizerRow:
 
 
 def _adam(recipe: Recipe, g: F64 | None, held: Moments | None) -> F64 | None:
-    """Return Adam's step without decoupled decay; None if the moments are unknown.
+    """Return Adam's step without decoupled decay, float64 [n]; None if the moments are unknown.
 
     `g` is the gradient, `held` the moments that the optimizer's state has.
     """
@@ -170,11 +162,11 @@ def _adam(recipe: Recipe, g: F64 | None, held: Moments | None) -> F64 | None:
 
 
 def _adam_moments(recipe: Recipe, g: F64 | None, held: Moments | None) -> Moments | None:
-    """Return the moments that this step divides: stored after it, or advanced to it by `g`.
+    """Return the two moments that this step divides; None where they cannot be known.
 
-    `g` is the gradient, `held` the stored moments. A recipe with `old_moments` takes those of
-    before the step. None where they cannot be known: no gradient, a later step without a state, or
-    a state that lacks one of the two moments.
+    `g` is the gradient, `held` the stored moments: used as they are if saved after the step, else
+    advanced by `g`. A recipe with `old_moments` uses those of before the step. They are unknown
+    without a gradient, at a later step without a state, or where the state lacks one of them.
     """
     if held is not None and (held.after or recipe.old_moments):
         return held
@@ -218,8 +210,8 @@ def _sgd(recipe: Recipe, g: F64 | None, held: Moments | None) -> F64 | None:
 def _lion(recipe: Recipe, g: F64 | None, held: Moments | None) -> F64 | None:
     """Return Lion's step, -lr times the sign of an averaged gradient; None if unknown.
 
-    `g` is the gradient, `held` the momentum that the optimizer's state has. One of after the step
-    is first taken back to before it.
+    `g` is the gradient, `held` the momentum that the optimizer's state has. A momentum saved
+    after the step is first computed back to before it.
     """
     if g is None:
         return None
@@ -235,9 +227,9 @@ def _lion(recipe: Recipe, g: F64 | None, held: Moments | None) -> F64 | None:
 
 
 def _adafactor(recipe: Recipe, g: F64 | None, held: Moments | None) -> F64 | None:
-    """Return Adafactor's step without decay; None without the second moment of after the step.
+    """Return Adafactor's step without decay; None without a second moment saved after the step.
 
-    `g` is the gradient, `held` has the second moment that its rows and columns make.
+    `g` is the gradient, `held` has the second moment, rebuilt from its row and column factors.
     """
     if g is None or held is None or held.second is None or not held.after:
         return None
@@ -375,10 +367,10 @@ class Update:
 def update_of(
     recipe: Recipe, weight: F64, gradient: F64 | None, moments: Moments | None, vector: bool
 ) -> Update | None:
-    """Return the update that a recipe makes of elements of a weight; None if an input is not known.
+    """Return the update that a recipe gives elements of a weight; None if an input is not known.
 
-    `vector`: the weight is a norm, a bias or another vector. A decay that is added to the gradient
-    is in `step`, and `decay` is 0.0.
+    `vector`: the weight is a norm, a bias or another vector. A decay that is added to the
+    gradient is in `step`, and `decay` is 0.0.
     """
     decays = recipe.decays(vector)
     gradient = None if gradient is None else recipe.scale * gradient
@@ -421,7 +413,7 @@ def round_to(values: F64, encoding: str) -> F64:
 
 
 def cut_to(values: F64, encoding: str) -> F64:
-    """Return values cut to BF16 or F16, toward zero, as float64: what lies below a bit is lost."""
+    """Return values truncated to BF16 or F16, toward zero, as float64."""
     nearest = round_to(values, encoding)
     plain = np.ascontiguousarray(nearest, np.float32)
     bits = np.frombuffer(encode(encoding, plain)[""], "<u2").reshape(plain.shape)

@@ -1,8 +1,4 @@
-"""Updates that the rule of another optimizer makes than the stated one.
-
-Sources: Jordan 2024 (Muon, and the coefficients of its iteration), torch.optim.Muon; Shazeer and
-Stern 2018 (Adafactor); Chen et al. 2023 (Lion).
-"""
+"""Steps that follow another optimizer's rule than the stated one."""
 
 from collections.abc import Iterator
 from functools import partial
@@ -32,7 +28,7 @@ ITERATION, ROUNDS = (3.4445, -4.7750, 2.0315), 5
 
 
 def orthogonal(gradient: F64) -> F64:
-    """Return what Muon makes of a gradient [rows, columns]: all singular values near 1."""
+    """Return Muon's direction for a gradient [rows, columns]: all singular values near 1."""
     turned = gradient.shape[0] > gradient.shape[1]
     x = gradient.T if turned else gradient
     x = x / max(float(np.linalg.norm(x)), 1e-300)
@@ -44,9 +40,9 @@ def orthogonal(gradient: F64) -> F64:
 
 
 def factored(gradient: F64) -> F64:
-    """Return a gradient over the root of its squares' rank-one estimate, as Adafactor does.
+    """Return Adafactor's direction: the gradient over the root of its squares' rank-one estimate.
 
-    `gradient` is [rows, columns]; the estimate is of means by row and by column.
+    `gradient` is [rows, columns]; the estimate is made of the means by row and by column.
     """
     squares = gradient * gradient
     rows, columns = squares.mean(1, keepdims=True), squares.mean(0, keepdims=True)
@@ -55,9 +51,9 @@ def factored(gradient: F64) -> F64:
 
 
 def directions(case: StepCase, stated: str) -> Iterator[tuple[str, F64, float]]:
-    """Yield (sentence, direction of a first step up the gradient [n], what it may be off by).
+    """Yield (sentence, direction [n], relative error of it) of other optimizers' first steps.
 
-    `stated` is the optimizer whose own direction is left out.
+    A direction points up the gradient. `stated` is the optimizer whose own direction is left out.
     """
     assert case.gradient is not None
     if stated != "sgd":
@@ -77,9 +73,9 @@ def directions(case: StepCase, stated: str) -> Iterator[tuple[str, F64, float]]:
 
 
 def is_step_along(direction: F64, room: float, recipe: Recipe, case: StepCase) -> bool:
-    """Return whether a case moved against `direction` [n], and by its decay, by fitted factors.
+    """Return whether a case moved against `direction` [n], and by decay, with fitted factors.
 
-    What is left is rounding, and `room` of the step at most.
+    What is left must be rounding, and at most `room` of the step.
     """
     parts = [-direction]
     if recipe.decays(case.vector):
@@ -98,7 +94,7 @@ def is_step_along(direction: F64, room: float, recipe: Recipe, case: StepCase) -
 def guess_other_optimizer(case: StepCase, recipe: Recipe) -> Iterator[StepGuess]:
     """Yield the guess that another optimizer made a first step.
 
-    Nothing without its gradient, of a later step, of few elements, and in BF16 or F16.
+    Nothing without the gradient, for a later step, for few elements, and in BF16 or F16.
     """
     if case.gradient is None or case.moments is not None or recipe.step not in (None, 1):
         return

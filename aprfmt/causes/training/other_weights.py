@@ -1,4 +1,4 @@
-"""Weights after a step that are too far from those before it for one step of the rule."""
+"""Weights that moved further than one step of the rule can move them."""
 
 from collections.abc import Iterator
 
@@ -29,11 +29,11 @@ ALONG = 0.9  # cosine of a change with the step, or the weight, that is mostly a
 
 
 def guess_other_weights(case: StepCase, recipe: Recipe) -> Iterator[StepGuess]:
-    """Yield the guess that the step was made from other weights than those before it.
+    """Yield the guess that the step was made from other weights than those given as before it.
 
-    Nothing where only signs of the gradient are known, for a rule whose steps have any length, for
-    a vector, or where the change is mostly a multiple of the step or of the weight. Nor where the
-    weight is another one altogether, which has a sentence of its own.
+    Nothing where only signs of the gradient are known, for a rule whose steps have any length,
+    for a vector, or where the change is mostly a multiple of the step or of the weight. Nothing
+    for an entirely different weight, which is reported elsewhere.
     """
     if case.signs or case.vector or not recipe.row.sizes or not case.change.size:
         return

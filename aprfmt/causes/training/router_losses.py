@@ -1,4 +1,4 @@
-"""Gradients that have another auxiliary loss of routers than the batch states."""
+"""Gradients with other factors of the routers' auxiliary losses than the batch states."""
 
 from collections.abc import Iterator
 
@@ -33,10 +33,10 @@ WORDS = {
 
 
 def guess_router_losses(case: BackwardCase) -> Iterator[BackwardGuess]:
-    """Yield guesses of other factors of routers' losses, solved on one gradient: linear in them.
+    """Yield guesses of other factors of the routers' losses, solved on one gradient.
 
-    It is that of the router that differs most; where no router is trained (of an adapter), that of
-    the parameter that does.
+    A gradient is linear in them. It is that of the router that differs most, or, where no router
+    is trained (of an adapter), of the parameter that differs most.
     """
     if not case.experts or loss_differs(case):
         return  # the loss of the labels is another one, too
@@ -76,13 +76,16 @@ def guess_router_losses(case: BackwardCase) -> Iterator[BackwardGuess]:
 
 
 def _gradient_with_losses(case: BackwardCase, key: str, factors: RouterFactors) -> F64:
-    """Return the gradient [elements] of a parameter with routers' losses of these factors."""
+    """Return a parameter's gradient, float64 [elements], with routers' losses of these factors."""
     found = case.recompute(BackwardChange(router=factors), case.names[key])
     return np.asarray(found.gradient(key), np.float64).reshape(-1)
 
 
 def _written_number(value: float, stated: float) -> float:
-    """Return the stated number, or one of two digits, that is near a value; else the value."""
+    """Return the number that someone wrote: the stated one, or one of two digits, if near `value`.
+
+    Else `value` itself.
+    """
     for near in (stated, float(f"{value:.2g}")):
         if near and abs(value - near) <= NEAR * near:
             return near

@@ -1,4 +1,4 @@
-"""A gradient of another scale than the one given; Adam shows it in its smallest elements only."""
+"""A gradient of another scale than the given one, which Adam shows in its smallest elements."""
 
 from collections.abc import Iterator
 
@@ -22,7 +22,7 @@ WHOLE = (*range(2, 33), *(1 << power for power in range(6, 25)), 10, 100, 1000)
 
 
 def guess_scale(case: StepCase, recipe: Recipe) -> Iterator[StepGuess]:
-    """Yield guesses that the optimizer had a gradient multiplied or divided by a whole number.
+    """Yield guesses that the optimizer's gradient was the given one times or over a whole number.
 
     One for each number of WHOLE and its inverse. Nothing without a gradient, for an optimizer
     without epsilon, and where the stored moments already have the gradient in them.

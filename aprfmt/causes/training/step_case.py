@@ -1,4 +1,4 @@
-"""The elements of one parameter around a step, and how well a recipe gives the ones after it."""
+"""The elements of one parameter around a step, and how well a recipe predicts the new values."""
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
@@ -73,11 +73,12 @@ class StepCase:
 
     @cached_property
     def rounding(self) -> F64:
-        """How far rounding may move each element of the change, float64 [n].
+        """How far rounding may have moved each element of the change, float64 [n].
 
         Half a spacing of the stored type after the step, the same before it for BF16 and F16 that
-        may be rounded copies, and one spacing of float32 for arithmetic. A whole one after it where
-        both sides are BF16 or F16: trainers round to these at random, up or down.
+        may be rounded copies, and one spacing of float32 for arithmetic. A whole spacing after
+        the step where both sides are BF16 or F16: trainers may round to these at random, up or
+        down.
         """
         found: F64 = float_spacing(self.after, self.encodings[1]) / 2
         if self.encodings[0] in COARSE and not self.stepped_as_stored:
@@ -92,10 +93,10 @@ class StepCase:
 
     @cached_property
     def stepped_as_stored(self) -> bool:
-        """Whether BF16 or F16 weights before the step are the ones that it was added to.
+        """Whether the step was added to the stored BF16 or F16 weights, not to finer copies.
 
-        The change to a finer type of weights that are rounded copies is what the rounding took, up
-        to half a spacing, any part of it as often as another. Most changes then are no small part.
+        It is told by the changes to a finer type: of rounded copies they include what rounding
+        removed, which is seldom small. False for other types and for few elements.
         """
         if self.encodings[0] not in COARSE or self.coarse or self.change.size < KNOWN:
             return False
@@ -109,19 +110,19 @@ class StepCase:
 
     @property
     def narrow(self) -> float:
-        """The relative error of a step that may be computed in BF16 or F16 itself, else 0.0.
+        """The relative error of a step that may have been computed in BF16 or F16, else 0.0.
 
-        It may be where both sides are stored in the same one of these types.
+        It may have been where both sides are stored in the same one of these types.
         """
         same = self.encodings[0] == self.encodings[1]
         return ROUNDED * UNIT[self.encodings[1]] if self.coarse and same else 0.0
 
     @cached_property
     def edge(self) -> tuple[float, float]:
-        """(length of the longest step, share of the weight that decayed) that fit the change best.
+        """(length of the longest step, fraction of the weight that decayed) that fit the change.
 
-        The share is the one with which the longest step is shortest, within rounding. An element
-        makes no longer step than the rate in a rule whose steps have one size.
+        The fraction is the one with which the longest step is shortest, within rounding. It holds
+        for rules whose steps are all of one size: none is longer than the learning rate.
         """
         weight, change, rounding = self.before, self.change, self.rounding
         if not weight.size:
@@ -156,7 +157,7 @@ class StepCase:
 
     @cached_property
     def idle_shares(self) -> tuple[float, float] | None:
-        """(least, largest) share of decay of the rows that only shrink; None without any."""
+        """(least, largest) fraction of decay of the rows that only shrink; None without any."""
         return _shares(self, np.zeros_like(self.change), None if self.vector else self.rows)
 
     def part(self, index: Any) -> "StepCase":
@@ -179,9 +180,9 @@ class StepCase:
         )
 
     def predict(self, recipe: Recipe) -> Update | None:
-        """Return the update that a recipe makes of these elements; None if an input is unknown.
+        """Return the update that a recipe gives these elements; None if an input is unknown.
 
-        With `signs` the gradient is one of signs alone, read from the change.
+        With `signs` the gradient has only signs, which are read from the change.
         """
         gradient = self.gradient
         if self.signs:
@@ -191,12 +192,12 @@ class StepCase:
         )
 
     def of_rows(self, recipe: Recipe, update: Update | None) -> Update | None:
-        """Return an update with zeros in rows that a sparse optimizer leaves unchanged.
+        """Return an update with zeros in the rows that a sparse optimizer leaves unchanged.
 
-        Those have no gradient in any element here. The optimizer also steps rows whose gradient is
-        zero and that were read (padding): where fewer than half of the rows without a gradient
-        moved, those are of them. Unchanged for another rule, a vector, or without a gradient. None
-        for None.
+        Those are rows without a gradient in any element here. A sparse optimizer also steps rows
+        that were read but have a zero gradient (padding): where fewer than half of the rows
+        without a gradient moved, those count as such. The update is returned unchanged for a
+        dense rule, a vector, or without a gradient. None for None.
         """
         if update is None or not recipe.sparse or self.vector or self.gradient is None:
             return update
@@ -226,14 +227,14 @@ class StepCase:
 
 
 class Fit:
-    """A predicted update compared with the change of the elements in a case."""
+    """A recipe's predicted update compared with the change of the elements in a case."""
 
     def __init__(self, case: StepCase, update: Update, recipe: Recipe) -> None:
         """Compare the update that `recipe` predicts with the change of `case`, element by element.
 
-        Sets `near`, the mask [n] of elements within rounding, and `share`, the part of them (1.0
-        for no elements). Where only signs are known, `near` also takes shorter steps, and `full` is
-        the mask without these.
+        Sets `near`, the mask [n] of elements within rounding, and `share`, the fraction of them
+        (1.0 for no elements). Where only signs are known, `near` also takes shorter steps, and
+        `full` is the mask without these.
         """
         self.case, self.update, self.recipe = case, update, recipe
         whole = update.whole
@@ -252,10 +253,10 @@ class Fit:
 
     @cached_property
     def _blurred(self) -> F64 | float:
-        """How much an absolute error of the gradient may change each step, [n]; 0.0 for none.
+        """How much an error of the gradient may change each predicted step, [n]; 0.0 for none.
 
-        That is `blur`, and what float32 loses where gradient and added decay take each other away:
-        Adam makes a step of any length of what is left.
+        The error is `blur`, and what float32 loses where gradient and added decay cancel: Adam
+        makes a step of any length of what is left.
         """
         case, gradient, recipe = self.case, self.case.gradient, self.recipe
         if gradient is None or case.signs:
@@ -280,10 +281,11 @@ class Fit:
 
     @property
     def faint(self) -> bool:
-        """Whether steps of known size are shorter than stated, each by another share.
+        """Whether steps of known size are shorter than stated, each by a different factor.
 
-        A lower rate makes all of them shorter by one share, a gradient as small as epsilon each by
-        another: then the longest steps do not say the rate. False where the gradient is known.
+        A lower rate makes all of them shorter by one factor, gradients as small as epsilon each
+        by another: then the longest steps do not show the rate. False where the gradient is
+        known.
         """
         case, size = self.case, self._size
         if not case.signs or case.coarse or not size:
@@ -300,9 +302,9 @@ class Fit:
 
     @cached_property
     def exact(self) -> bool:
-        """Whether the predicted weights, rounded to the stored type, are the stored ones.
+        """Whether the predicted weights, rounded to the stored type, are the stored bits.
 
-        Bit for bit, in a share EXACT of the elements. False unless both sides are in the same type,
+        A fraction EXACT of the elements is enough. False unless both sides are in the same type,
         BF16 or F16, and the gradient or the moments are known.
         """
         case, encoding = self.case, self.case.encodings[1]
@@ -319,9 +321,9 @@ class Fit:
     def factors(self) -> tuple[float, float, float, float]:
         """(factor of the step, its deviation, factor of the decay, its deviation) in the change.
 
-        1.0 means that the change has the predicted part once. They are fitted by least squares, or
-        read from step sizes where signs are not known. A deviation is infinite where the elements
-        do not show the factor.
+        1.0 means that the change has the predicted step, or decay, once. Both are fitted by least
+        squares, or read from step sizes where signs are not known. A deviation is infinite where
+        the elements do not show the factor.
         """
         case = self.case
         if case.signs and case.coarse:
@@ -346,10 +348,10 @@ class Fit:
 
     @cached_property
     def _edge(self) -> tuple[float, float]:
-        """(length of the longest step, share of decay), where signs are not known.
+        """(length of the longest step, fraction of decay), where signs are not known.
 
-        With the predicted decay, if the longest step then has the predicted length: a vector whose
-        elements are alike may show another pair as well. Else see `StepCase.edge`.
+        The decay is the predicted one if the longest step then has the predicted length: a vector
+        of similar elements may show another pair as well. Else both are those of `StepCase.edge`.
         """
         case, share = self.case, self.share_stated
         length = float((np.abs(case.change + share * case.before) - case.rounding).max(initial=0.0))
@@ -375,13 +377,13 @@ class Fit:
 
     @cached_property
     def shrunk(self) -> tuple[float, float]:
-        """(share of the weight that decay took away, its deviation), where signs are not known.
+        """(fraction of the weight that decay removed, its deviation), where signs are not known.
 
-        Rows that only shrink, all by one share, show it best. Else no element may have made a step
-        longer than the stated one, or than the longest: the shares with which none did are an
-        interval. A gradient near epsilon makes a step of any length and may follow the weight's
-        sign, so nothing is averaged. SIGMAS deviations are half of the interval. (0.0, infinity)
-        where it has no end.
+        Rows that only shrink, all by one fraction, show it best. Else it is the middle of the
+        interval of fractions with which no element made a step longer than the stated or the
+        longest one; SIGMAS deviations are half of the interval. Nothing is averaged, since a
+        gradient near epsilon makes a step of any length, perhaps with the weight's sign. (0.0,
+        infinity) where the interval has no end.
         """
         case = self.case
         found = case.idle_shares
@@ -395,9 +397,9 @@ class Fit:
 
     @cached_property
     def _decay(self) -> tuple[float, float]:
-        """(factor of the decay, its deviation), where signs are not known.
+        """(factor of the stated decay, its deviation), where signs are not known.
 
-        The share that was taken away, divided by the stated one; (1.0, infinity) if none is stated.
+        (1.0, infinity) if no decay is stated.
         """
         wanted = self.share_stated
         found, off = self.shrunk
@@ -405,7 +407,7 @@ class Fit:
 
     @cached_property
     def share_stated(self) -> float:
-        """The share of a weight that the predicted decay takes away; 0.0 without decay."""
+        """The fraction of a weight that the predicted decay removes; 0.0 without decay."""
         decay = np.broadcast_to(self.update.decay, self.case.before.shape)
         at = int(np.argmax(np.abs(self.case.before))) if decay.size else 0
         found = float(decay[at]) if decay.size else 0.0
@@ -415,9 +417,9 @@ class Fit:
     def _counted(self) -> tuple[float, float]:
         """(factor of the step, its deviation) for steps below the stored type's spacing.
 
-        An element whose trainer holds it finer then moves by one spacing, with a probability of
-        step over spacing: the mean change says how large the step is, and its sign does not matter.
-        (1.0, infinity) where nothing moved.
+        An element whose trainer holds it finer moves by one whole spacing, with a probability of
+        step over spacing: the mean change says how large the step is, and its sign does not
+        matter. (1.0, infinity) where nothing moved.
         """
         case, size = self.case, self._size
         moved = case.rows[case.change != 0]
@@ -432,7 +434,7 @@ class Fit:
 
     @property
     def right(self) -> bool:
-        """Whether the recipe gives the elements after the step.
+        """Whether the recipe explains the elements after the step.
 
         True where the stored bits are equal, or where every element is within rounding and the
         factors of step and decay are 1 within their deviations.
@@ -452,7 +454,7 @@ class Fit:
 
     @property
     def shrinks(self) -> bool:
-        """Whether the weights of a stated decay shrink by some part of it, or by more.
+        """Whether the weights shrink by a measurable fraction of the stated decay, or by more.
 
         In a type of few bits each weight alone hides a decay; all of them together do not.
         """
@@ -461,7 +463,7 @@ class Fit:
 
     @property
     def constant(self) -> float:
-        """The deviation of the decay's factor that comes of 1 - lr * wd being a float32.
+        """The deviation of the decay's factor that comes from rounding 1 - lr * wd to float32.
 
         0.0 for F64 weights, and without decay.
         """
@@ -484,12 +486,12 @@ class Fit:
 
     @cached_property
     def held_counts(self) -> tuple[int, float, int, int]:
-        """How many of the elements tell what the weights were stepped in, as `held_in` takes them.
+        """Four counts of elements that show what the weights were stepped in, summed for `held_in`.
 
-        (Elements that the step moves, those of them that arithmetic in the stored type would round
-        otherwise at least, those that are other ones, and those further off than it puts them.)
-        Zeros unless both sides are in the same type, BF16 or F16, and the gradient or the moments
-        are known.
+        (Those that the step moves, the number of these that arithmetic in the stored type would
+        round differently at least, those that differ from the prediction, those further off than
+        that arithmetic allows.) Zeros unless both sides are in the same type, BF16 or F16, and
+        the gradient or the moments are known.
         """
         case, encoding = self.case, self.case.encodings[1]
         if not case.coarse or case.encodings[0] != encoding or case.signs:
@@ -509,17 +511,17 @@ class Fit:
 
     @property
     def shows(self) -> bool:
-        """Whether the size of the step can be measured in the stored type."""
+        """Whether the size of the step can be measured in the stored type, to a quarter of it."""
         return self.factors[1] < 0.25
 
 
 def _shares(
     case: StepCase, length: F64, rows: NDArray[np.int64] | None = None
 ) -> tuple[float, float] | None:
-    """Return (least, largest) share of decay with which no element steps further than `length` [n].
+    """Return (least, largest) fraction of decay with which no step is longer than `length` [n].
 
-    With `rows` [n] only those rows count for which there is such a share, and a step as small as
-    rounding is allowed to them: their share is no better known. None where no share will do.
+    With `rows` [n] only rows that have such a fraction count, and the interval is wider by their
+    rounding. None where no fraction will do.
     """
     some = case.before != 0
     if not some.any():
@@ -546,9 +548,8 @@ def _shares(
 def held_in(moved: int, due: float, other: int, far: int) -> str:
     """Return what weights were stepped in: "finer" than they are stored, "stored", or "" (open).
 
-    By sums of `Fit.held_counts`. A finer copy that had more bits before gives some elements another
-    spacing. Without them finer arithmetic rounds once, to the bits of the prediction; in the stored
-    type moments, root, quotient and sum are rounded each.
+    The arguments are sums of `Fit.held_counts`. Finer arithmetic rounds once, to the predicted
+    bits; in the stored type moments, root, quotient and sum are rounded each.
     """
     if far >= max(FEWEST, (1 - EXACT) * moved):
         return "finer"
@@ -558,7 +559,7 @@ def held_in(moved: int, due: float, other: int, far: int) -> str:
 
 
 def number_text_apart(value: float, stated: float) -> str:
-    """Return a number as text with three digits, or more where the stated one has the same text.
+    """Return a number as text of three digits, or of as many as tell it from the stated number.
 
     "" where no digits tell them apart.
     """
@@ -569,7 +570,7 @@ def number_text_apart(value: float, stated: float) -> str:
 
 
 def is_one(factor: float, deviation: float) -> bool:
-    """Return whether a measured factor is 1 within SIGMAS deviations and LEAST."""
+    """Return whether a measured factor is 1, within SIGMAS deviations and LEAST."""
     return abs(factor - 1) <= SIGMAS * deviation + LEAST
 
 
@@ -578,8 +579,8 @@ def solve_factors(
 ) -> tuple[float, float, float, float]:
     """Return (a, its deviation, b, its deviation) of the fit change = a * step + b * decay.
 
-    Least squares with `weight`, one over each element's variance. A factor that cannot be told is
-    1.0, and its deviation infinite.
+    Least squares; `weight` is one over each element's variance. A factor that cannot be
+    determined is 1.0, and its deviation infinite.
     """
     ss, dd = float((weight * step * step).sum()), float((weight * decay * decay).sum())
     sd = float((weight * step * decay).sum())
@@ -621,7 +622,7 @@ class StepGuess:
     most: Certainty = "confirmed"
 
     def right(self, case: StepCase) -> bool:
-        """Return whether the guess gives the elements of a case: by `holds`, else by its recipe."""
+        """Return whether the guess explains a case's elements: by `holds`, else by its recipe."""
         if self.holds is not None:
             return self.holds(case)
         assert self.recipe is not None
@@ -631,11 +632,11 @@ class StepGuess:
     def seen(self, case: StepCase) -> bool:
         """Return whether the change of a case's elements shows the guessed update itself.
 
-        An update that hides in the rounding of BF16 or F16 fits weights that did not move, or
-        moved by chance, whatever made them. It is seen if the elements tell its size to SHOWN of
-        itself, and it leaves less of the change than no update would, in squares of roundings. True
-        where the weight after the step is stored finer, where the recipe makes no update or only
-        signs are known, and for a statement that is not about the rule.
+        An update that hides in the rounding of BF16 or F16 also fits weights that did not move,
+        or moved by chance. It is seen if the elements show its size within SHOWN, and it leaves
+        less of the change than no update would, in squares of roundings. True without a test
+        where the weight after the step is stored finer, the recipe makes no update, only signs
+        are known, or the guess has no recipe.
         """
         if self.recipe is None or case.signs or not case.coarse:
             return True

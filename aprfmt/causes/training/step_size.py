@@ -1,4 +1,4 @@
-"""A step of another size or direction: of the rate, of the gradient, or taken twice."""
+"""A step of another size or direction: by its learning rate or gradient, or made twice."""
 
 from collections.abc import Iterator
 
@@ -61,8 +61,9 @@ def guess_double_step(case: StepCase, recipe: Recipe) -> Iterator[StepGuess]:
 def guess_step_factor(case: StepCase, recipe: Recipe) -> Iterator[StepGuess]:
     """Yield guesses that the step, or step and decay, is a measured factor times the expected one.
 
-    A factor near a whole number or its inverse is taken to be that. Nothing where the factor cannot
-    be measured. If the optimizer's state has the stated rate, twice step and decay is no rate.
+    A factor near a whole number or its inverse is replaced by that. Nothing where the factor
+    cannot be measured. If the optimizer's state has the stated rate, twice step and decay is no
+    wrong rate: `guess_double_step` has it.
     """
     if not recipe.lr:
         yield from _guess_rate(case, recipe)
@@ -125,9 +126,10 @@ def measured_factor(case: StepCase, recipe: Recipe) -> tuple[float, float]:
 
 
 def simple_value(factor: float, slack: float) -> float | None:
-    """Return the whole number or its inverse that `factor` is near, None for none.
+    """Return the whole number, or inverse of one, that is near `factor`; None for none.
 
-    Numbers to 64, and powers of two to 2**24. Near is within `slack` and 0.4 %.
+    Tried are numbers to 64, and powers of two to 2**24. Near is within `slack` (absolute) and 0.4
+    %.
     """
     for number in (*range(2, 65), *(1 << power for power in range(7, 25))):
         for value in (float(number), 1.0 / number):
@@ -137,9 +139,9 @@ def simple_value(factor: float, slack: float) -> float | None:
 
 
 def simple_factor(factor: float, slack: float) -> str:
-    """Return "3 times" or "1/3 of" for a factor near such a value, "" for others.
+    """Return "3 times" or "1/3 of" for a factor near a whole number or its inverse, else "".
 
-    `simple_value` says which values these are.
+    `simple_value` says which numbers are tried; `slack` is the factor's largest error.
     """
     value = simple_value(factor, slack)
     if value is None:

@@ -66,7 +66,7 @@ CAUSE_ROWS = (
 
 
 def guess_vector_decay(case: StepCase, recipe: Recipe) -> Iterator[StepGuess]:
-    """Yield the guess that norms or biases decay though decay_on=matrices was stated."""
+    """Yield the guess that norms and biases decay though the recipe has decay_on=matrices."""
     if not case.vector or not recipe.wd or recipe.decay_on != "matrices":
         return
     says = f"norms or biases decay by {recipe.lr * recipe.wd:g} of the weight"
@@ -74,7 +74,7 @@ def guess_vector_decay(case: StepCase, recipe: Recipe) -> Iterator[StepGuess]:
 
 
 def guess_no_decay(case: StepCase, recipe: Recipe) -> Iterator[StepGuess]:
-    """Yield the guess that no weight decay was made where the recipe states one.
+    """Yield the guess that no weight decay was applied where the recipe states one.
 
     Nothing where the optimizer's state says that the decay is in the gradient, where the weights
     shrink as by some decay, or where another guess says more (`_has_better_guess`).
@@ -89,16 +89,16 @@ def guess_no_decay(case: StepCase, recipe: Recipe) -> Iterator[StepGuess]:
 
 
 def no_decay_guess(recipe: Recipe) -> StepGuess:
-    """Return the guess that no weight decay was made where the recipe states one."""
+    """Return the guess that no weight decay was applied where the recipe states one."""
     says = f"no decay; {recipe.lr * recipe.wd:g} of the weight is stated (lr times wd)"
     return StepGuess("decay_missing", says, changed(recipe, decay_factor=0.0))
 
 
 def _has_better_guess(case: StepCase, recipe: Recipe) -> bool:
-    """Return whether another guess says more than a missing decay.
+    """Return whether another guess explains more than that the decay is missing.
 
-    True where rows step towards zero, as with decay in the gradient, or where the optimizer's state
-    has the decay and the stored type rounds it away.
+    True where rows step towards zero, as with decay in the gradient, or where the optimizer's
+    state has the decay and the stored type rounds it away.
     """
     if case.signs:
         return _steps_towards_zero(case, recipe.lr / 2)
@@ -111,7 +111,7 @@ def _has_better_guess(case: StepCase, recipe: Recipe) -> bool:
 
 
 def guess_coupling(case: StepCase, recipe: Recipe) -> Iterator[StepGuess]:
-    """Yield the guess that the decay is in the gradient where the recipe has it apart, or reversed.
+    """Yield the guess that the decay is added to the gradient though stated apart, or the reverse.
 
     In the gradient (coupled) is Adam's L2 regularization, apart (decoupled) is AdamW's.
     """
@@ -154,9 +154,9 @@ def guess_decay_order(case: StepCase, recipe: Recipe) -> Iterator[StepGuess]:
 
 
 def _shows_order(case: StepCase, last: Recipe) -> bool:
-    """Return whether the step of a recipe whose decay is `last` is there once.
+    """Return whether the change has the step of recipe `last`, whose decay comes last, once.
 
-    To a quarter of what the order makes of a step: another rate nearby is no order.
+    Its factor must be 1 within a quarter of what the order changes: another rate would not be.
     """
     fit = case.fit(last)
     if fit is None:
@@ -169,9 +169,9 @@ LEAST = 32  # elements of a row that all step towards zero: by chance in one row
 
 
 def _moves_as_coupled(case: StepCase, recipe: Recipe) -> bool:
-    """Return whether a recipe with decay in the gradient gives the sizes of all changes.
+    """Return whether a recipe with decay in the gradient explains the sizes of all changes.
 
-    Such a decay moves every row: False if one of LEAST elements or more did not change.
+    Such a decay moves every row: False if a row of LEAST elements or more did not change.
     """
     fit = case.fit(recipe)
     order = np.unique(case.rows, return_inverse=True)[1]
@@ -192,7 +192,7 @@ def _steps_towards_zero(case: StepCase, size: float) -> bool:
 
 
 def _usual_shares(lr: float) -> dict[float, str]:
-    """Return {factor of lr * wd: what the share then is} of usual mistakes."""
+    """Return {factor of lr * wd: what the decay then is, in words} for usual mistakes of decay."""
     return {
         1 / lr: "wd itself, without lr",
         lr: "lr squared times wd",
@@ -202,10 +202,10 @@ def _usual_shares(lr: float) -> dict[float, str]:
 
 
 def guess_other_decay(case: StepCase, recipe: Recipe) -> Iterator[StepGuess]:
-    """Yield the guess that the weight decays by another share than lr * wd, or though wd is 0.
+    """Yield the guess that the weight decays by another fraction than lr * wd, or though wd is 0.
 
-    The share is measured on the elements. One near a usual mistake's is taken to be that. Nothing
-    where it cannot be measured.
+    The fraction is measured on the elements. One near a usual mistake's is replaced by that.
+    Nothing where it cannot be measured.
     """
     if not recipe.lr or case.coarse or (recipe.wd and recipe.adds_decay_to_gradient):
         return
