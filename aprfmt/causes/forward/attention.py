@@ -67,7 +67,7 @@ def _query_key_products(case: Mismatch, call: OperationCall) -> Array:
 
 
 def known_entries(case: Mismatch) -> Array:
-    """Return a bool mask, of the point's shape, of the score entries that the trace has."""
+    """Return the bool mask, in the point's shape, of the score entries that the trace recorded."""
     seen = case.view.recorded
     assert seen is not None
     there = np.zeros(case.view.mine.shape, np.bool_)
@@ -94,10 +94,10 @@ def score_scale_change(patched: PatchedModel, value: float) -> Change:
 
 
 def layer_scale_change(patched: PatchedModel, layer: int) -> Change:
-    """Return the change that leaves out the division of scores by a layer's number from 1.
+    """Return the change that toggles the division of scores by the layer's number, counted from 1.
 
-    Where the model has none, scores are divided so, in all layers: in one it is any factor. The
-    sentence has the model's factor in `layer`.
+    A model that divides scores so no longer does; one that does not now does. The sentence quotes
+    the model's factor in `layer`.
     """
     divides, own = bool(patched.hp["attn_scale_by_layer"]), float(patched.hp["attn_scale"])
     how = "not " * divides + "divided by a layer's number from 1"
@@ -121,9 +121,10 @@ def layer_scale_change(patched: PatchedModel, layer: int) -> Change:
 
 
 def find_score_scale(case: Mismatch) -> Iterator[Change]:
-    """Yield the change to the factor on q.k that the trace's scores show, softcap undone.
+    """Yield the change to another factor on q.k, solved from the scores that the trace recorded.
 
-    Without recorded scores it is the best of the usual wrong factors. Nothing if none fits.
+    A softcap is undone first. Without recorded scores it is the best of the usual wrong factors.
+    Nothing if none fits.
     """
     call = case.call("scores")
     if call is None:
@@ -187,7 +188,7 @@ def _softcap_change(case: Mismatch, value: float | None) -> Change:
 
 
 def try_softcaps(case: Mismatch) -> Iterator[Change]:
-    """Yield the change to no cap, and to the cap that the trace's scores show.
+    """Yield the changes to no softcap, and to the cap solved from the trace's recorded scores.
 
     Without recorded scores the best of four usual wrong caps is yielded.
     """
@@ -237,9 +238,9 @@ def solve_cap(plain: Array, capped: Array) -> float | None:
 
 
 def map_query_heads(mapping: Array, keys: bool = True, values: bool = True) -> Patch:
-    """Return a patch function: query head h reads key and value head mapping[h].
+    """Return a patch that makes query head h read the key and value head mapping[h].
 
-    `keys` and `values` say which of the two are read that way.
+    `mapping` is [query heads]. `keys` and `values` say which of the two are read that way.
     """
 
     def read(what: str, layer: int, own: Any) -> Any:
@@ -279,7 +280,7 @@ def head_mapping_changes(
 
 
 def find_head_mapping(case: Mismatch) -> Iterator[Change]:
-    """Yield changes to the key head that each query head reads, as the scores show it."""
+    """Yield changes to which key head each query head reads, by the recorded scores."""
     hp, layer = case.patched.hp, case.layer
     usual = layer < 0 or kv_head_count(hp, layer) == hp["n_kv_heads"]
     if usual and case.call("scores", "mix") is not None:
@@ -289,9 +290,10 @@ def find_head_mapping(case: Mismatch) -> Iterator[Change]:
 
 
 def _candidate_mappings(case: Mismatch, own: Array, n_kv: int) -> list[Array]:
-    """Return mappings to try: the one that the scores show, or usual ones without scores.
+    """Return the mappings of query heads to key heads to try, each [query heads].
 
-    `own` is the model's mapping. An empty list means that a query head's scores fit no key head.
+    It is the one that the recorded scores show, or usual ones without scores. `own` is the
+    model's mapping. [] if a query head's scores fit no key head.
     """
     n_heads = len(own)
     chosen = [np.arange(n_heads) % n_kv, own[::-1].copy()]
@@ -316,35 +318,36 @@ def _candidate_mappings(case: Mismatch, own: Array, n_kv: int) -> list[Array]:
 
 
 def attend_with_mask(mask: Array) -> Patch:
-    """Return a patch function: attention with another bool mask [tokens, keys]."""
+    """Return a patch that gives attention the bool mask [tokens, keys] in place of its own."""
     return lambda patched, layers: change_head_fields(patched, layers, mask=mask)
 
 
 def hide_keys(seen: Array) -> Patch:
-    """Return a patch function: the layer's own mask also hides what bool `seen` does not show."""
+    """Return a patch that also hides the keys that are False in the mask `seen` [tokens, keys]."""
     return lambda patched, layers: change_head_fields(
         patched, layers, mask=lambda heads: heads.mask & seen
     )
 
 
 def show_keys(seen: Array) -> Patch:
-    """Return a patch function: the layer's own mask also shows what bool `seen` shows."""
+    """Return a patch that also shows the keys that are True in the mask `seen` [tokens, keys]."""
     return lambda patched, layers: change_head_fields(
         patched, layers, mask=lambda heads: heads.mask | seen
     )
 
 
 def mask_change(says: str, make: Patch) -> Change:
-    """Return the change that `make` makes to the mask, described by `says`."""
+    """Return the change of attention's mask that patch `make` makes, described by `says`."""
     return Change(
         "mask", f"attention's mask is another one: {says}", ("mask",), make, {"mask": says}
     )
 
 
 def forgotten_starts_change(starts: Array) -> Change:
-    """Return the change to masks that count a pass's tokens from 0, as with an empty cache.
+    """Return the change to masks that ignore how many tokens are in the cache before a pass.
 
-    `starts` [tokens] is where a token's pass begins, 0 where its mask is the model's own.
+    Such a mask counts a pass's tokens from 0. `starts` [tokens] is where a token's pass begins, 0
+    for tokens with the model's own mask.
     """
     at = np.arange(len(starts))
     begun = np.unique(starts[starts > 0]).tolist()
@@ -380,9 +383,10 @@ def _sliding_window_change(case: Mismatch, window: int | None) -> Change:
 
 
 def _window_layers_change(case: Mismatch) -> Iterator[Change]:
-    """Yield the change that moves the window: layers that differ have it where the model has none.
+    """Yield the change to a window in other layers: every layer that differs has the wrong kind.
 
-    Nothing unless layers of both kinds differ, in the same point as this one.
+    Nothing unless layers with a window and layers without one differ, each at the same point as
+    the diverging layer.
     """
     own = np.asarray(case.patched.hp["window_layers"], np.bool_)
     differs = [view.layer for view in case.found.flagged if view.point == case.view.point]
@@ -416,7 +420,7 @@ def _recorded_mask(case: Mismatch) -> Array | None:
 
 
 def find_window(case: Mismatch) -> Iterator[Change]:
-    """Yield the change to the window that probabilities or the first differing row show."""
+    """Yield the change of the window to the size that probabilities or the first wrong row show."""
     if case.call("probs") is None or case.view.mine.shape[case.view.axis] != case.tokens:
         return
     if case.patched.spec.block.attends == "all":
@@ -451,9 +455,9 @@ def find_window(case: Mismatch) -> Iterator[Change]:
 
 
 def _try_chunks(case: Mismatch) -> Iterator[Change]:
-    """Yield changes of chunked attention: no chunks, a window of that size, or other chunks.
+    """Yield changes of chunked attention: no chunks, a sliding window, or chunks of another size.
 
-    The other size is the first row that differs.
+    The other size is the number of the first row that differs.
     """
     configured = int(case.patched.hp["sliding_window"])
     says = f"; the model says chunks of {configured}"
@@ -490,7 +494,7 @@ def _try_chunks(case: Mismatch) -> Iterator[Change]:
 
 
 def usual_masks(n: int) -> Iterator[Change]:
-    """Yield the changes to the masks of `n` tokens that causal attention has by mistake.
+    """Yield the changes to the wrong masks that causal attention over `n` tokens may get.
 
     These are no mask, and the diagonal off by one either way.
     """

@@ -1,4 +1,4 @@
-"""Hypotheses about what attention mixes and what its result is multiplied by."""
+"""Hypotheses about the operands of attention: its gate, its keys and values, its result."""
 
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
@@ -23,12 +23,12 @@ CAUSE_ROWS = (
 
 
 def _without_gate(op: Any, at: Any, x: Any, gate: Any) -> Any:
-    """Stand in for `mul`: attention's result `x` without its gate, any other product x * gate."""
+    """Override `mul`: return attention's result `x` without its gate; other products unchanged."""
     return x if at.point == "attn_mixed" else op(x, gate)
 
 
 def _without_sigmoid(op: Any, at: Any, x: Any) -> Any:
-    """Stand in for `sigmoid`: attention's gate `x` as it is, the sigmoid of any other `x`."""
+    """Override `sigmoid`: return attention's gate `x` itself, and the sigmoid of any other `x`."""
     return x if at.point == "attn_mixed" else op(x)
 
 
@@ -40,7 +40,7 @@ GATES: Mapping[str, tuple[str, Callable[..., Any]]] = {
 
 
 def try_gates(case: Mismatch) -> Iterator[Change]:
-    """Yield the changes of attention's gate, where the point depends on one."""
+    """Yield the usual wrong changes of attention's output gate, where the point depends on one."""
     if any(call.location.point == "attn_mixed" for call in case.calls("mul")):
         for says, (op, how) in GATES.items():
             text, make = f"attention's gate {says}", override_operation(op, how)
@@ -48,7 +48,7 @@ def try_gates(case: Mismatch) -> Iterator[Change]:
 
 
 def override_operation(op: str, how: Callable[..., Any]) -> Patch:
-    """Return a patch: the operation `op` is overridden by `how`."""
+    """Return a patch that replaces operation `op` by `how`, which is called with the original."""
     return lambda patched, layers: patched.with_op(op, how, layers)
 
 
@@ -60,7 +60,7 @@ ORDERS: Mapping[str, tuple[int, int, int]] = {
 
 
 def result_order_changes(patched: PatchedModel) -> Iterator[Change]:
-    """Yield changes to attention's result reshaped in another order; none for a single head."""
+    """Yield changes that flatten attention's result in a wrong order of axes; none for one head."""
     if int(patched.hp["n_heads"]) < 2:
         return
     for says, axes in ORDERS.items():
@@ -69,21 +69,25 @@ def result_order_changes(patched: PatchedModel) -> Iterator[Change]:
 
 
 def _in_another_order(axes: tuple[int, int, int], op: Any, at: Any, probs: Any, v: Any) -> Any:
-    """Return the mixed values [tokens, heads, d] with their axes in another order, reshaped."""
+    """Override `mix`: return the mixed values [tokens, heads, d], flattened in a wrong order.
+
+    Their axes are permuted by `axes`, then the values get the old shape.
+    """
     mixed = np.asarray(op(probs, v))
     return np.ascontiguousarray(mixed.transpose(axes)).reshape(mixed.shape)
 
 
 def try_result_orders(case: Mismatch) -> Iterator[Change]:
-    """Yield changes to attention's result reshaped in another order, for points after it."""
+    """Yield changes that flatten attention's result in a wrong order, for points after it."""
     if case.call("mix") is not None:
         yield from result_order_changes(case.patched)
 
 
 def try_split_gates(case: Mismatch) -> Iterator[Change]:
-    """Yield the change that cuts the joined rows of q and its gate in halves, not head by head.
+    """Yield the change that splits joined weights of q and its gate into halves, not head by head.
 
-    A dump's product is read as the model cuts it. So the two points are made anew.
+    A trace's points of q and gate were split by the model's order and are ignored, so that the
+    pass computes them again.
     """
     if case.layer < 0 or case.patched.spec.block.attention_gate != "sigmoid":
         return

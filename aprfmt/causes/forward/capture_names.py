@@ -37,7 +37,7 @@ CAUSE_ROWS = (
 
 
 def match_neighbour_points(case: Mismatch) -> Iterator[Change]:
-    """Yield the change that the recorded value belongs to another capture point, if one equals it.
+    """Yield the change that the recorded value is that of another capture point, if one equals it.
 
     Yields at most one, and none if the engine computed on with the recorded values.
     """
@@ -66,14 +66,17 @@ def match_neighbour_points(case: Mismatch) -> Iterator[Change]:
 
 
 def _records_other_point(case: Mismatch, name: str) -> bool:
-    """Return whether the trace also holds the other point: then a step was left out."""
+    """Return whether the trace also has the point called `name`.
+
+    Then the values may be there because an operation was left out.
+    """
     point = name.rpartition(" ")[2]
     key = point if case.layer < 0 or "." in point else key_name(point, case.layer)
     return case.recorded.trace.find_record(key) is not None
 
 
 def _same_point_keys(case: Mismatch) -> Iterator[str]:
-    """Yield the keys of the point in all layers: engines record a point the same way in each."""
+    """Yield the keys of the mismatching point in all layers, which engines record alike."""
     if case.layer < 0:
         yield case.view.key
         return
@@ -82,12 +85,10 @@ def _same_point_keys(case: Mismatch) -> Iterator[str]:
 
 
 def keys_taken_elsewhere(case: Mismatch, keys: frozenset[str]) -> set[str]:
-    """Return those of these points whose recorded values are not what the model has there.
+    """Return those of the points `keys` whose recorded values differ from the model's own there.
 
-    Of the mismatch's own point alone nothing is asked.
-
-    What it has is computed from the other points. That a value follows from the one before it says
-    nothing: both may be of the layer before.
+    All of `keys` are ignored in the pass that computes the model's own values, since each may
+    have been recorded elsewhere. Empty where `keys` is the mismatching point alone.
     """
     if keys <= {case.view.key}:
         return set()  # what is looked for beside it
@@ -103,10 +104,10 @@ def keys_taken_elsewhere(case: Mismatch, keys: frozenset[str]) -> set[str]:
 
 
 def neighbour_values(case: Mismatch) -> Iterator[tuple[str, Array]]:
-    """Yield (words, values) of candidates for what was recorded in place of this point.
+    """Yield (name, values) of candidates for what was recorded in place of this point.
 
-    They are the layer's other points on the trace's inputs, and values one step away from this
-    point: with or without the residual stream, a scale, a softcap or a bias.
+    They are the layer's other points, computed on the trace's inputs, and values one operation
+    away from this point: with or without the residual stream, a scale, a softcap or a bias.
     """
     views, key = case.found.views, case.view.key
     # Other points of this layer, and those before and after it.

@@ -45,7 +45,7 @@ _STREAMS = "hyper_connections"
 
 
 def _mask_window_before(gate: Array) -> Array:
-    """Return gates [windows, slots, width], -inf in the first half of slots (the window before)."""
+    """Return gates [windows, slots, width], -inf in the slots of the window before (first half)."""
     gate = np.array(gate)
     gate[:, : gate.shape[1] // 2] = -np.inf
     return gate
@@ -63,9 +63,9 @@ SUMS: Mapping[str, Callable[[Any, Array, Array], Array]] = {
 
 
 def _patch_sum(summed: Callable[[Any, Array, Array], Array], point: str) -> Patch:
-    """Return a patch: a compressor whose gates are `point` sums by summed(op, values, gates).
+    """Return a patch: the compressor with gates at `point` sums by summed(op, values, gates).
 
-    The op is the model's own.
+    `op` is the model's own sum. Other compressors stay as they are.
     """
 
     def override(op: Any, at: Any, kv: Any, gate: Any) -> Any:
@@ -76,7 +76,7 @@ def _patch_sum(summed: Callable[[Any, Array, Array], Array], point: str) -> Patc
 
 
 def _keep_rotation(patched: PatchedModel, layers: Layers) -> PatchedModel:
-    """Return the model that does not undo the rotation of what attention reads."""
+    """Return the model that does not undo rope in attention's result, in `layers`."""
 
     def kept(patched: PatchedModel, layer: int, x: Any, held: Mapping[str, Any]) -> Any:
         """Return what attention reads, still rotated, with its pairs made adjacent as in `x`."""
@@ -90,7 +90,7 @@ def _keep_rotation(patched: PatchedModel, layers: Layers) -> PatchedModel:
 
 
 def _key_change(says: str, make: Patch) -> Change:
-    """Return the change that patch `make` makes to compressed keys; `says` is the sentence."""
+    """Return the change of compressed keys that patch `make` makes, with the sentence `says`."""
     return Change(_KEYS, says, ("attn_compressor",), make, {_KEYS: says})
 
 
@@ -138,7 +138,10 @@ MIXES: Mapping[str, tuple[tuple[str, Weights], ...]] = {
 
 
 def _patch_weights(part: str, changed: Weights) -> Patch:
-    """Return a patch: the weights `part` of both connections are changed(model's, streams)."""
+    """Return a patch that changes the weights `part` of both hyper-connections of a layer.
+
+    They become changed(weights, number of streams).
+    """
 
     def make(patched: PatchedModel, layers: Layers) -> PatchedModel:
         """Return the model with these weights in `layers`."""
@@ -155,7 +158,7 @@ def _patch_weights(part: str, changed: Weights) -> Patch:
 
 
 def _mean_at_head(patched: PatchedModel, layers: Layers) -> PatchedModel:
-    """Return the model whose last norm reads the streams' mean; `layers` is not used."""
+    """Return the model whose last norm reads the mean of all streams; `layers` is not used."""
 
     def tap(patched: PatchedModel, layer: int, x: Any, held: Mapping[str, Any]) -> Any:
         """Return equal weights of all streams."""

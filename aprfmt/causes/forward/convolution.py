@@ -1,4 +1,4 @@
-"""Hypotheses about short convolutions: their taps, their gates, the rows that they look back on."""
+"""Hypotheses about short convolutions: their taps, their gates, the rows before a token."""
 
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
@@ -32,7 +32,10 @@ WHERE = ("shortconv",)
 
 
 def _shift_rows(window: Array, by: int) -> Array:
-    """Return the window [tokens, channels] with its rows `by` places later, zeros where none is."""
+    """Return the window [tokens, channels] with its rows moved `by` places later, zeros before.
+
+    A negative `by` moves them earlier.
+    """
     moved = np.zeros_like(window)
     if by > 0:
         moved[by:] = window[:-by]
@@ -136,9 +139,10 @@ def try_convolution_mistakes(case: Mismatch) -> Iterator[Change]:
 
 
 def starts_to_try(case: Mismatch) -> list[int]:
-    """Return tokens at which a state may begin anew: the first recorded one, and the first wrong.
+    """Return the numbers of tokens at which a state may have been reset.
 
-    Never the first token of the sequence, which begins with no state.
+    They are the first recorded token and the first wrong one, but never token 0, which starts
+    without a state.
     """
     late = np.flatnonzero(case.distances_by_row(case.view) > 2 * case.view.tolerance)
     return [int(at[0]) for at in (case.rows, late) if len(at) and at[0] > 0]
@@ -150,7 +154,7 @@ def _kernel_names(patched: PatchedModel) -> tuple[str, ...]:
 
 
 def _patch_kernel(taken: Callable[[Array, Array], tuple[Array, Array]]) -> Patch:
-    """Return a patch function (model, layers) -> model: convolves taken(window, kernel)."""
+    """Return a patch: a convolution gets taken(window, kernel) in place of (window, kernel)."""
 
     def override(op: Any, at: Any, window: Any, kernel: Any, *bias: Any) -> Any:
         """Return the convolution of the changed window and kernel."""
@@ -160,7 +164,7 @@ def _patch_kernel(taken: Callable[[Array, Array], tuple[Array, Array]]) -> Patch
 
 
 def _without_gate(point: str) -> Patch:
-    """Return a patch function: the convolution's gate at capture point `point` is left out."""
+    """Return a patch that leaves out the convolution's gate at capture point `point`."""
 
     def override(op: Any, at: Any, a: Any, b: Any) -> Any:
         """Return `b` without its gate at this point, and the product a * b anywhere else."""
@@ -170,7 +174,11 @@ def _without_gate(point: str) -> Patch:
 
 
 def _gate_last_with(part: int) -> Patch:
-    """Return a patch function: third `part` of the first product gates last, the others before."""
+    """Return a patch that exchanges the gates before and after the convolution.
+
+    The input projection gives three parts: `part` (0 to 2) is multiplied after the convolution,
+    the product of the others is convolved.
+    """
 
     def thirds(held: Mapping[str, Any]) -> list[Any]:
         """Return the three parts of what enters the convolution's layer."""
@@ -191,10 +199,9 @@ def _gate_last_with(part: int) -> Patch:
 
 
 def _restart_convolution_at(first: int) -> Patch:
-    """Return a patch function (model, layers) -> model: convolutions begin anew at token `first`.
+    """Return a patch: the convolution does not see the tokens before token `first` from there on.
 
-    Tokens from `first` on see zeros in place of the tokens before it. Those before are convolved as
-    always.
+    Tokens from `first` on see zeros in place of them. Earlier tokens are convolved as always.
     """
 
     def override(op: Any, at: Any, window: Any, kernel: Any, *bias: Any) -> Any:
@@ -207,7 +214,10 @@ def _restart_convolution_at(first: int) -> Patch:
 
 
 def _begin_with_rows(before: Array) -> Patch:
-    """Return a patch function: the rows `before` are convolved before the first token."""
+    """Return a patch: the convolution sees the rows `before` in place of zeros before token 0.
+
+    `before` is [taps - 1, channels].
+    """
 
     def override(op: Any, at: Any, window: Any, kernel: Any, *bias: Any) -> Any:
         """Return the convolution of the window with its first rows replaced."""
@@ -217,10 +227,10 @@ def _begin_with_rows(before: Array) -> Patch:
 
 
 def _solve_rows_before(case: Mismatch) -> Array | None:
-    """Return the rows [taps - 1, channels] before the first token that give the trace's values.
+    """Return the rows [taps - 1, channels] before token 0 that explain the trace's values.
 
-    None unless the trace has the convolution's result from the first token on, and it differs from
-    the reference only in the tokens that look back to these rows.
+    None unless the trace has the convolution's result from the first token on, and it differs
+    from the reference only in the tokens that look back to these rows.
     """
     call = case.call("convolve")
     theirs = None if call is None else case.recorded_result(call)

@@ -1,4 +1,4 @@
-"""Cut points: later capture points through which a point reaches all that follows, and tests."""
+"""Cut points: later capture points that all effects of a point pass through, and tests on them."""
 
 from collections.abc import Iterator, Sequence
 
@@ -23,10 +23,10 @@ BRANCHES: tuple[tuple[tuple[str, ...], ...], ...] = (
 
 
 def may_be_mistaken(key: str, other: str) -> bool:
-    """Return whether a recorder that counts wrong may take point `other` for point `key`.
+    """Return whether a recorder that is off by some places may confuse point `other` with `key`.
 
-    They are the same point in two layers, or two points of the residual stream. Whole numbers may
-    be equal by chance.
+    They are the same point in two layers, or two points of the residual stream. False for whole
+    numbers, which may be equal by chance.
     """
     point, its = parse_key(key)[0], parse_key(other)[0]
     if key == other or point in DISCRETE:
@@ -35,7 +35,7 @@ def may_be_mistaken(key: str, other: str) -> bool:
 
 
 def cut_keys(key: str) -> Iterator[str]:
-    """Yield the trace keys, nearest first, through which a point reaches everything after it.
+    """Yield the keys, nearest first, of points through which all effects of a point pass.
 
     Yields nothing for points outside the layers, of the residual stream, or of whole numbers
     (experts).
@@ -51,10 +51,10 @@ def cut_keys(key: str) -> Iterator[str]:
 
 
 def stream_keys_after(key: str, keys: Sequence[str]) -> Iterator[str]:
-    """Yield the keys after a point of the residual stream through which it reaches what follows.
+    """Yield the keys of later stream points, through which all effects of a stream point pass.
 
-    `keys` are points in execution order, the point among them. Nothing is yielded for a point that
-    is no part of the stream.
+    `keys` are points in execution order, the point among them. Nothing is yielded for a point
+    that is no part of the residual stream.
     """
     if parse_key(key)[0] in STREAM:
         later = keys[keys.index(key) + 1 :]
@@ -62,9 +62,10 @@ def stream_keys_after(key: str, keys: Sequence[str]) -> Iterator[str]:
 
 
 def agrees_without(case: Mismatch, cut: str) -> bool:
-    """Return whether point `cut` agrees if the points from the mismatch up to it are recomputed.
+    """Return whether point `cut` agrees if the trace's values up to it are ignored.
 
-    They are then computed and not read from the trace. False if the trace lacks `cut`.
+    The points from the mismatch up to `cut` are then computed by the model. False if the trace
+    lacks `cut`.
     """
     if not case.recorded.has_record(cut) or not {cut, case.view.key} <= case.patched.points.keys():
         return False
@@ -91,9 +92,9 @@ def is_computed_from(later: str, earlier: str) -> bool:
 
 
 def recorded_values_are_used(case: Mismatch) -> bool:
-    """Return whether the nearest later point in the trace was computed from the recorded values.
+    """Return whether the nearest later recorded point was computed from the recorded values.
 
-    If so, the engine really computed with them, and they were not taken at another point.
+    If so, the engine really computed with them, and they were not captured at another point.
     """
     key = case.view.key
     for cut in cut_keys(key) if parse_key(key)[0] not in STREAM else keys_after(case):
@@ -104,7 +105,10 @@ def recorded_values_are_used(case: Mismatch) -> bool:
 
 
 def keys_after(case: Mismatch) -> Iterator[str]:
-    """Yield the keys after the mismatching point, in order: a stream point reaches all of them."""
+    """Yield the keys of all points after the mismatching one, in execution order.
+
+    Points of whole numbers (experts) are left out.
+    """
     keys = list(case.patched.points)
     later = keys[keys.index(case.view.key) + 1 :] if case.view.key in keys else []
     yield from (key for key in later if parse_key(key)[0] not in DISCRETE)

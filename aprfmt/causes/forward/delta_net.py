@@ -1,10 +1,4 @@
-"""Hypotheses about gated delta nets: their decay, keys, strength, state, gate and norm.
-
-The rule itself is in inference/recurrence.py. What is tried here is that rule with one part of it
-exchanged, in the forms that ports of it have had: transformers' modeling_qwen3_next, the kernels of
-flash-linear-attention and llama.cpp's graphs differ in who normalises the keys, who takes the
-exponential of A_log and where dt_bias is added.
-"""
+"""Hypotheses about gated delta nets: their decay, keys, beta, state, gate and norm."""
 
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
@@ -86,15 +80,15 @@ def _delta_rule(
     unit_k: bool = True, scaled: bool = True, in_turn: bool = False, corrects: bool = True,
     early: bool = False, forgets: bool = False, late_decay: bool = False,
 ) -> Array:  # fmt: skip
-    """Return what tokens read by the gated delta rule, with parts of the rule exchanged.
+    """Return what tokens read by the gated delta rule, with the chosen mistakes in it.
 
-    `q` and `k` are [tokens, key heads, width], `v` and the result [tokens, value heads, width], `g`
-    (log of the decay; by channel [tokens, value heads, width]) and `beta` [tokens, value heads].
-    `in_turn`: value head h reads key head h modulo their number. `corrects`: a token writes the
-    error of its value, not the value. `early`: a token reads before it writes. `forgets`: every
-    token begins with an empty state. `late_decay`: the state decays after a token has written.
-    `unit_q`, `unit_k`: divided by their length. `scaled`: queries are divided by the root of their
-    width.
+    `q` and `k` are [tokens, key heads, width], `v` and the result [tokens, value heads, width],
+    `g` (log of the decay; by channel [tokens, value heads, width]) and `beta` [tokens, value
+    heads]. `in_turn`: value head h reads key head h modulo their number. `corrects`: a token
+    writes the error of its value, not the value. `early`: a token reads before it writes.
+    `forgets`: every token begins with an empty state. `late_decay`: the state decays after a
+    token has written. `unit_q`, `unit_k`: divided by their length. `scaled`: queries are divided
+    by the root of their width.
     """
     each = v.shape[1] // k.shape[1]
     q, k = _unit_length(q) if unit_q else q, _unit_length(k) if unit_k else k
@@ -267,7 +261,7 @@ def _patch_decay(how: Callable[[Array, Array, Array], Array]) -> Patch:
 
 
 def _patch_channels(how: Callable[[Array], Array]) -> Patch:
-    """Return a patch: the delta rule takes how(decay), the log of its decay by channel."""
+    """Return a patch that replaces the log of the decay, given by channel, by how(it)."""
 
     def override(op: Any, at: Any, q: Any, k: Any, v: Any, decay: Any, *rest: Any) -> Any:
         """Return the delta rule with the changed decay."""
@@ -292,7 +286,7 @@ def _patch_rule(parts: Mapping[str, bool]) -> Patch:
 
 
 def _restart_rule_at(first: int) -> Patch:
-    """Return a patch: the delta rule begins with an empty state again at token `first`."""
+    """Return a patch that empties the delta rule's state before token `first`."""
 
     def override(op: Any, at: Any, *given: Any) -> Any:
         """Return (reads, last state) of the rule, restarted at token `first`."""
@@ -305,7 +299,7 @@ def _restart_rule_at(first: int) -> Patch:
 
 
 def _exchange_queries_and_keys(patched: PatchedModel, layers: Layers) -> PatchedModel:
-    """Return the model whose delta nets take queries for keys and keys for queries."""
+    """Return the model whose delta nets use queries as keys and keys as queries in `layers`."""
 
     def override(op: Any, at: Any, q: Any, k: Any, *rest: Any) -> Any:
         """Return the delta rule with `q` and `k` exchanged."""
@@ -315,7 +309,7 @@ def _exchange_queries_and_keys(patched: PatchedModel, layers: Layers) -> Patched
 
 
 def _patch_strength(how: Callable[[Any, Array], Array]) -> Patch:
-    """Return a patch: the strength (beta) of each write is how(sigmoid, product)."""
+    """Return a patch that computes beta, the strength of each write, as how(sigmoid, product)."""
 
     def override(op: Any, at: Any, x: Any) -> Any:
         """Return the changed strength for a delta net's gate, else the sigmoid of `x`."""

@@ -1,9 +1,4 @@
-"""Cached rows of tokens that are not in the sequence: of drafts that were rejected, or of padding.
-
-What layer 0 keeps of a token depends on its id and its position alone, so the rows of the whole
-vocabulary are computed and the one that gives attention's output is the token that stands there. In
-later layers its rows are those of a pass over the tokens before it.
-"""
+"""Cached rows of tokens that are not in the sequence: of rejected drafts, or of padding."""
 
 import contextlib
 import itertools
@@ -40,24 +35,24 @@ WORK = 2e11  # products of all passes over the vocabulary
 
 @dataclass(frozen=True)
 class CachedRows:
-    """Keys and values [rows, heads, d] that a pass wrote, as attention reads them, by layer."""
+    """Keys and values [rows, heads, d] that a pass gave to attention, {layer: array} each."""
 
     keys: dict[int, Array] = field(default_factory=dict)
     values: dict[int, Array] = field(default_factory=dict)
 
 
 class _Passing(CallRecorder):
-    """Knows the place in the pass and stores no call."""
+    """A recorder that follows the place in the pass and stores no calls."""
 
     def capture(self, point: str, layer: int, x: Any) -> Any:
-        """Return the value unchanged; the calls so far are dropped."""
+        """Return the value unchanged; forget the operations called so far."""
         self.calls = []
         self.set_location(point, layer)
         return x
 
 
 def _written_rows(patched: PatchedModel, last: int) -> CachedRows:
-    """Return the keys and values that a model's pass gives attention in layers up to `last`."""
+    """Return the keys and values that attention reads in a model's pass, in layers up to `last`."""
     rows = CachedRows()
 
     def scores(op: Any, at: PassLocation, q: Any, k: Any, heads: Any) -> Any:
@@ -80,10 +75,11 @@ def _written_rows(patched: PatchedModel, last: int) -> CachedRows:
 def drafted_rows_change(
     slots: Mapping[int, int], since: int, beside: bool = False, rest: bool = False
 ) -> Change:
-    """Return the change that the cache holds rows of other tokens: {position: token id}.
+    """Return the change that attention reads cached rows of other tokens, {position: token id}.
 
-    Queries of tokens from `since` on read them, in place of the tokens' own or `beside` these.
-    `rest`: the rows up to `since` are of the pass over the other tokens too.
+    Queries of tokens from `since` on read them, in place of the tokens' own rows or, with
+    `beside`, in addition. `rest`: the other rows up to `since` are also those of the pass over
+    the other tokens.
     """
     tokens = ", ".join(f"{token} at position {slot}" for slot, token in slots.items())
     which = "a token that is" if len(slots) == 1 else "tokens that are"
@@ -126,9 +122,10 @@ def drafted_rows_change(
 def _with_more_keys(
     patched: PatchedModel, read: Callable[..., Any], layers: Layers, more: int, since: int
 ) -> PatchedModel:
-    """Return the model whose attention reads `more` keys and values that `read` puts last.
+    """Return the model whose attention reads `more` additional keys and values, appended by `read`.
 
-    Queries of tokens before `since` do not see them.
+    `read` is called with ("k" or "v", layer, own rows). Queries of tokens before `since` do not
+    see the additional ones.
     """
 
     def scores(op: Any, at: PassLocation, q: Any, k: Any, heads: Any) -> Any:
@@ -152,10 +149,10 @@ def _with_more_keys(
 def drafted_row_changes(case: Mismatch) -> Iterator[Change]:
     """Yield changes to cached rows of tokens that are not in the sequence, solved in layer 0.
 
-    The rows before some token agree and those from it on do not. Each of the newest slots before it
-    is tried alone, then two and more together, then rows beside the tokens' own. Where what follows
-    attention is more than a product, each token of a small vocabulary is tried in the newest slot.
-    Nothing where a vocabulary is too large to be tried.
+    Rows before some token agree, later ones do not. Each of the newest positions before it is
+    tried alone, then two and more together, then rows in addition to the tokens' own. Where more
+    than a product follows attention, each token of a small vocabulary is tried in the newest
+    position. Nothing where a vocabulary is too large.
     """
     late = np.flatnonzero(case.distances_by_row(case.view) > 2 * case.view.tolerance)
     if not len(late) or not late[0]:
@@ -184,11 +181,7 @@ def drafted_row_changes(case: Mismatch) -> Iterator[Change]:
 
 @dataclass(frozen=True)
 class _VocabularySearch:
-    """Finds the tokens whose rows at some positions give what attention of layer 0 gave.
-
-    `late` are the rows that differ, `bound` is the largest distance of rows that agree, `slots` how
-    many positions can be tried. Sums are those of the reference's softmax: all keys together are 1.
-    """
+    """A search for the tokens whose cached rows explain attention's recorded output in layer 0."""
 
     case: Mismatch
     scores: OperationCall
@@ -202,7 +195,10 @@ class _VocabularySearch:
 
     @classmethod
     def of(cls, case: Mismatch, late: Array) -> "_VocabularySearch | None":
-        """Return the search for a divergence; None where layer 0 or its output cannot show it."""
+        """Return the search for a divergence; None where the point cannot show cached rows.
+
+        It must be in layer 0, after attention. `late` are the numbers of the differing rows.
+        """
         scores, probs, mix = (case.call(op) for op in ("scores", "probs", "mix"))
         if case.layer or scores is None or probs is None or mix is None:
             return None
@@ -219,14 +215,15 @@ class _VocabularySearch:
 
     @property
     def group(self) -> int:
-        """Query heads of one key head."""
+        """Number of query heads that share one key head."""
         return int(self.probs.shape[0] // self.case.array(self.mix.args[1]).shape[1])
 
     def solve(self, slots: Sequence[int], beside: bool) -> dict[int, int] | None:
-        """Return {position: token id} of the rows that give the recorded output; None if none.
+        """Return {position: token id} whose rows explain the recorded output; None for none.
 
-        They take the place of the tokens' own rows, or are read `beside` these. Several may end in
-        tokens of which none alone can be bettered, so they are sought from several beginnings.
+        `slots` are the positions. Their rows replace the tokens' own, or are read in addition
+        (`beside`). Several positions are solved one after the other, from several starting
+        points, since that may end at tokens that no single exchange improves.
         """
         rows = self.late
         total = np.ones((len(self.probs), len(rows)))
@@ -260,10 +257,10 @@ class _VocabularySearch:
         total: Array,
         held: Array,
     ) -> float:
-        """Choose one slot's token after the other, given the others, until none changes.
+        """Improve `chosen`, {position: token}, one position at a time, until no token changes.
 
-        `chosen` has {slot: token} of where to begin, and then the tokens. Returns how far they are
-        from the recorded output.
+        `parts` has the vocabulary's weights and values at each position; `total` and `held` are
+        the sums over the other keys. Returns the distance to the recorded output.
         """
         best = math.inf
         for _ in range(SWEEPS if len(parts) > 1 else 1):
@@ -281,10 +278,10 @@ class _VocabularySearch:
         return best
 
     def _vocabulary(self, slot: int) -> tuple[Array, Array] | None:
-        """Return (weights [heads, rows, tokens], values [heads, tokens, d]) of a vocabulary.
+        """Return (softmax weights, values) of every token of the vocabulary at a position.
 
-        A weight is what the token's key at this position adds to the softmax's sum. None where the
-        tokens cannot be run.
+        Weights are [heads, rows, tokens]: what the token's key adds to the softmax's sum. Values
+        are [heads, tokens, d]. None where the tokens cannot be run.
         """
         if slot in self._parts:
             return self._parts[slot]
@@ -310,9 +307,10 @@ class _VocabularySearch:
         return self._parts[slot]
 
     def _nearest(self, part: tuple[Array, Array], total: Array, held: Array) -> tuple[int, float]:
-        """Return (token id, distance) of the token whose row gives the nearest output.
+        """Return (token id, distance) of the token whose row best explains the recorded output.
 
-        `total` [heads, rows] and `held` [heads, rows, d] are the sums over the other keys.
+        `part` are the vocabulary's (weights, values) at a position. `total` [heads, rows] and
+        `held` [heads, rows, d] are the sums over the other keys.
         """
         weights, values = part
         theirs = self.output.projected(self.case.view.theirs[self.late] - self.output.added)
@@ -334,11 +332,9 @@ class _VocabularySearch:
 
 @dataclass(frozen=True)
 class _Output:
-    """How mixed values become the point: times `factor`, through a matrix, plus `added`.
+    """How attention's mixed values become the point: times `factor`, times a matrix, plus `added`.
 
-    `factor` [tokens, width] is a gate's. Of a point with many values `views` [out, few] are random
-    sums, which tell candidates apart as well. `weight` [width, few] is the last product's with
-    these.
+    `views` are random directions, onto which rows of the point are projected to save time.
     """
 
     factor: Array
@@ -348,7 +344,7 @@ class _Output:
 
     @classmethod
     def of(cls, case: Mismatch, mix: OperationCall) -> "_Output | None":
-        """Return what follows attention up to the point; None where it is something else."""
+        """Return how the result of call `mix` becomes the point; None where that is not linear."""
         mixed = case.array(mix.result)
         mixed = mixed.reshape(len(mixed), -1).astype(np.float64)
         mine = case.view.mine.reshape(len(case.view.mine), -1).astype(np.float64)
@@ -371,11 +367,14 @@ class _Output:
         return cls(factor, views, weight.T @ views, added[0])
 
     def projected(self, rows: Array) -> Array:
-        """Return the random sums of rows of the point."""
+        """Return rows of the point projected onto the random directions, [rows, directions]."""
         flat: Array = rows.reshape(len(rows), -1) @ self.views
         return flat
 
     def of_mixed(self, mixed: Array, rows: Array) -> Array:
-        """Return these of mixed values [candidates, rows, heads, d], without what is added."""
+        """Return projected rows of the point, less `added`, for mixed values.
+
+        `mixed` is [candidates, rows, heads, d], `rows` the numbers of the rows.
+        """
         made: Array = (mixed.reshape(*mixed.shape[:2], -1) * self.factor[rows]) @ self.weight
         return made

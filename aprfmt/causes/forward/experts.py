@@ -1,4 +1,4 @@
-"""Hypotheses about what experts give: the shared one twice, exchanged weights, a capacity."""
+"""Hypotheses about what experts add: the shared one, exchanged weights, a capacity, lost ones."""
 
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
@@ -29,9 +29,9 @@ GATES: Mapping[str, Callable[[Any, Array], Array]] = {
 
 
 def weight_side_change(patched: PatchedModel) -> Change:
-    """Return the change that multiplies an expert's input by its weight, or its output.
+    """Return the change that multiplies an expert's input, not its output, by its weight.
 
-    It is the side that the model does not use.
+    The reverse for a model that multiplies inputs.
     """
     own = patched.spec.block.expert_weights
     other = "output" if own == "input" else "input"
@@ -84,7 +84,7 @@ def _scale_shared_expert(factor: float) -> Patch:
 
 
 def _gate_shared_expert(how: Callable[[Any, Array], Array]) -> Patch:
-    """Return a patch function: sigmoids inside the experts are how(operation, input)."""
+    """Return a patch that replaces sigmoids in the experts by how(operation, input)."""
 
     def override(op: Any, at: Any, x: Any) -> Any:
         """Return how(op, x) inside the experts, else the sigmoid of `x`."""
@@ -97,7 +97,7 @@ def _gate_shared_expert(how: Callable[[Any, Array], Array]) -> Patch:
 
 
 def exchanged_weights_change(turns: int) -> Change:
-    """Return the change that gives each chosen expert the weight of another one that is chosen.
+    """Return the change that gives each chosen expert the weight of another chosen one.
 
     Experts are sorted by weight, the largest first. Each gets the weight of the one `turns` (1 or
     -1) places before it; with 0 the order is reversed.
@@ -130,10 +130,10 @@ def usual_exchanged_weights(patched: PatchedModel) -> Iterator[Change]:
 
 
 def usual_bias_mistakes(patched: PatchedModel) -> Iterator[Change]:
-    """Yield the change that adds the chosen experts' output biases whole, not times their weights.
+    """Yield the change that adds the chosen experts' output biases without their weights.
 
-    None for models whose experts have no such bias, or whose weights multiply inputs: a bias then
-    is whole.
+    None for models whose experts have no such bias, or whose weights multiply inputs: there it is
+    right.
     """
     role = "ffn_down_exps.bias"
     if patched.spec.block.expert_weights == "input" or not any(
@@ -169,7 +169,7 @@ def usual_bias_mistakes(patched: PatchedModel) -> Iterator[Change]:
 
 
 def drop_over_capacity(experts: Array, weights: Array, capacity: int, *, by_weight: bool) -> Array:
-    """Return experts' weights [tokens, used] with zeros where an expert has too many tokens.
+    """Return experts' weights [tokens, used], zero where an expert has more than `capacity` tokens.
 
     An expert keeps its first `capacity` tokens, or with `by_weight` those of highest weights.
     """
@@ -223,10 +223,10 @@ def usual_capacities(patched: PatchedModel) -> Iterator[Change]:
 
 
 def find_capacity(case: Mismatch) -> Iterator[Change]:
-    """Yield changes to the capacities that would drop just the tokens whose rows differ.
+    """Yield changes to each capacity that would drop just the tokens whose rows differ.
 
-    At the points of one layer the dropped tokens are the rows that differ; at later ones the first
-    of them is.
+    At the points of one layer these are all rows that differ; at later points only the first of
+    them is compared.
     """
     late = case.rows[case.distances_by_row(case.view) > 2 * case.view.tolerance]
     if not len(late):
@@ -248,7 +248,7 @@ def find_capacity(case: Mismatch) -> Iterator[Change]:
 
 
 def lost_experts_change(rank: int, ranks: int, n_experts: int) -> Change:
-    """Return the change to a sum without the experts of `rank`, which has 1/`ranks` of all."""
+    """Return the change that the experts of `rank`, one of `ranks` equal parts, add nothing."""
     lost = np.arange(n_experts).reshape(ranks, -1)[rank]
 
     def tap(patched: PatchedModel, layer: int, x: Any, held: Mapping[str, Any]) -> Any:
@@ -266,7 +266,7 @@ def lost_experts_change(rank: int, ranks: int, n_experts: int) -> Change:
 
 
 def find_lost_experts(case: Mismatch) -> Iterator[Change]:
-    """Yield changes to a sum without one rank's experts, whose tokens are the rows that differ."""
+    """Yield changes that one rank's experts add nothing, if just their tokens' rows differ."""
     late = case.rows[case.distances_by_row(case.view) > 2 * case.view.tolerance]
     if "add_weighted" not in {call.op for call in case.view.calls}:
         return
@@ -280,9 +280,9 @@ def find_lost_experts(case: Mismatch) -> Iterator[Change]:
 
 
 def _recorded_routing(case: Mismatch) -> list[tuple[Array, Array]]:
-    """Return (experts, weights), both [tokens, used], of the point's layer, or of all layers.
+    """Return (experts, weights), both [tokens, used], of the point's layer.
 
-    All layers are returned for a point outside the layers.
+    For a point outside the layers, of all layers.
     """
     found: dict[int, tuple[Array, Array]] = {}
 

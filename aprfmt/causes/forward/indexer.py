@@ -23,7 +23,7 @@ CAUSE = "key_choice"
 
 
 def _operation_change(says: str, where: str, op: str, override: Override) -> Change:
-    """Return the change that overrides operation `op`.
+    """Return the change that replaces operation `op` by `override`.
 
     `says` is the sentence about it, `where` the part of the model that it names.
     """
@@ -36,12 +36,15 @@ def _operation_change(says: str, where: str, op: str, override: Override) -> Cha
 
 
 def _choose_every_key(op: Any, at: Any, scores: Any, mask: Any, count: int) -> Any:
-    """Return `mask`: every visible key is chosen; `scores` and `count` are not used."""
+    """Override the indexer's choice: return `mask`, so that every visible key is chosen.
+
+    `scores` and `count` are not used.
+    """
     return mask
 
 
 def _shift_choice(by: int) -> Override:
-    """Return an override of the choice: the keys `by` places after the chosen ones."""
+    """Return an override that chooses the keys `by` places after those that the indexer chose."""
 
     def choose(op: Any, at: Any, scores: Any, mask: Any, count: int) -> Any:
         """Return the bool mask of the shifted choice, within `mask`."""
@@ -53,12 +56,12 @@ def _shift_choice(by: int) -> Override:
 
 
 def _choose_lowest(op: Any, at: Any, scores: Any, mask: Any, count: int) -> Any:
-    """Return the bool mask of the `count` keys with the lowest scores."""
+    """Override the indexer's choice: return the mask of the `count` keys with lowest scores."""
     return op(-scores, mask, count)
 
 
 def _keep_negative_products(op: Any, at: Any, q: Any, k: Any, weights: Any, scale: float) -> Any:
-    """Return index scores without the relu, so that negative products of q and k count.
+    """Override the index scores: return them without relu, so that negative products of q, k count.
 
     They are the score of q less that of -q.
     """
@@ -66,7 +69,7 @@ def _keep_negative_products(op: Any, at: Any, q: Any, k: Any, weights: Any, scal
 
 
 def _weigh_heads_alike(op: Any, at: Any, q: Any, k: Any, weights: Any, scale: float) -> Any:
-    """Return index scores in which every head has weight 1."""
+    """Override the index scores: return them with every head's weight 1."""
     return op(q, k, np.ones_like(weights), scale)
 
 

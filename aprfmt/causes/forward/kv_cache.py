@@ -1,4 +1,4 @@
-"""Hypotheses about cached keys and values that belong to other tokens: stale, moved or cut."""
+"""Hypotheses about cached keys and values of other tokens: stale, moved or never written."""
 
 from collections.abc import Iterator
 from dataclasses import replace
@@ -31,10 +31,10 @@ MOST = 64  # rows that are listed; those that are the tokens' own are no part of
 
 
 def _attend_to_rows(keys: Array | None, values: Array | None, since: int) -> Patch:
-    """Return a patch function: attention reads row keys[j] for key j; -1 is a row of zeros.
+    """Return a patch: for token j, attention reads the key of token keys[j]; -1 is a row of zeros.
 
-    `values` says the same of values. None leaves keys or values unchanged. Queries of tokens before
-    `since` read the tokens' own rows.
+    `values` says the same of values. None leaves keys or values unchanged. Queries of tokens
+    before `since` read the tokens' own rows.
     """
 
     def pick(x: Any, rows: Array) -> Any:
@@ -50,10 +50,10 @@ def _attend_to_rows(keys: Array | None, values: Array | None, since: int) -> Pat
 
 
 def cache_change(keys: Array | None, values: Array | None, since: int = 0) -> Change:
-    """Return the change to attention that reads row keys[j], values[j] for token j.
+    """Return the change that attention reads cached keys and values of other tokens.
 
-    None means that keys or values are right; row -1 is zeros. Tokens before `since` read the right
-    rows.
+    For token j they are those of tokens keys[j] and values[j]; -1 is a row of zeros, None means
+    unchanged. Queries of tokens before `since` read the right rows.
     """
     rows = keys if keys is not None else values
     assert rows is not None
@@ -79,10 +79,10 @@ def cache_change(keys: Array | None, values: Array | None, since: int = 0) -> Ch
 
 
 def later_pass_changes(n: int, first: int) -> Iterator[Change]:
-    """Yield changes in which tokens from `first` on read wrong rows of the tokens before them.
+    """Yield changes in which tokens from `first` on read wrong cached rows of earlier tokens.
 
-    A pass over earlier tokens filled the cache: its newest slots and its first one are stale or
-    never written, or all slots are off by one. `n` is the number of tokens.
+    An earlier pass filled the cache: its newest rows or its first one are stale or never written,
+    or all rows are off by one. `n` is the number of tokens.
     """
     at = np.arange(n)
     before = at < first
@@ -99,9 +99,10 @@ def later_pass_changes(n: int, first: int) -> Iterator[Change]:
 
 
 def find_cached_rows(case: Mismatch) -> Iterator[Change]:
-    """Yield changes to other rows of the cache that attention read, as the trace shows them.
+    """Yield changes to the cached rows that attention read, as solved from the trace.
 
-    Where it does not show them, the row before, the row after, a stale row and zeros are tried.
+    Where the trace does not show them, the row before, the row after, a stale row and zeros are
+    tried.
     """
     if case.view.point in ("k_cache", "v_cache"):
         rows = _match_cache_rows(case)
@@ -148,10 +149,10 @@ def find_cached_rows(case: Mismatch) -> Iterator[Change]:
 
 
 def find_unwritten_rows(case: Mismatch) -> Change | None:
-    """Return the change that rows of recorded keys or values are zeros, which were never written.
+    """Return the change that some recorded rows of keys or values are zeros, never written.
 
-    All other rows are the tokens' own. The points of all layers that are so make one change; None
-    where this point's rows are not.
+    All other rows are the tokens' own. The points of all layers with such rows make one change;
+    None where this point's rows are not such.
     """
     views = {key: view for key, view in case.found.views.items() if view.flagged}
     empty = {key: held for key, view in views.items() if (held := _empty_rows(case, view)).size}
@@ -174,9 +175,10 @@ def find_unwritten_rows(case: Mismatch) -> Change | None:
 
 
 def _empty_rows(case: Mismatch, view: ShadowPoint) -> Array:
-    """Return the tokens whose recorded keys or values are zeros, and the rest the tokens' own.
+    """Return the numbers of tokens whose recorded keys or values are zeros, int array.
 
-    None of them for other points, where the rest are not, and where all rows or none are zeros.
+    Empty unless the point is of keys or values, some rows are zeros and the others are the
+    tokens' own.
     """
     none: Array = np.empty(0, np.int64)
     plain = case.plain.get(view.key)
@@ -195,9 +197,9 @@ def _empty_rows(case: Mismatch, view: ShadowPoint) -> Array:
 
 
 def _match_cache_rows(case: Mismatch) -> Array | None:
-    """Return the token whose row each row of the recorded cache is, -1 for a row of zeros.
+    """Return, for each row of the recorded cache, the number of the token it belongs to.
 
-    None if a row fits no token.
+    -1 for a row of zeros; None if a row fits no token.
     """
     ours, theirs = (x.reshape(len(x), -1) for x in (case.view.mine, case.view.theirs))
     rows = np.arange(len(theirs))
@@ -213,9 +215,9 @@ def _match_cache_rows(case: Mismatch) -> Array | None:
 
 
 def _match_score_columns(case: Mismatch, call: OperationCall) -> Array | None:
-    """Return the token whose key gives each column of recorded scores, -1 for zeros.
+    """Return, for each column of recorded scores, the number of the token whose key gives it.
 
-    None if a column fits no token, or the scores are not recorded or too many.
+    -1 for zeros. None if a column fits no token, or the scores are not recorded or too many.
     """
     theirs = case.recorded_result(call)
     if theirs is None or theirs.shape[2] != case.tokens or case.tokens > 512:
@@ -238,10 +240,10 @@ def _match_score_columns(case: Mismatch, call: OperationCall) -> Array | None:
 
 
 def _solve_value_rows(case: Mismatch, call: OperationCall) -> Array | None:
-    """Return the token whose value each value row is, -1 for zeros, from the mixed values.
+    """Return, for each cached value, the number of the token it belongs to; -1 for zeros.
 
-    Rows are solved from the recorded results and the probabilities. None if there are too many
-    tokens, no recorded result, or if the probabilities are not square.
+    Solved from the recorded results and the probabilities. None if there are too many tokens, no
+    recorded result, or if the probabilities are not square.
     """
     theirs = case.recorded_result(call)
     probs, v = (case.array(x).astype(np.float64) for x in call.args)

@@ -38,7 +38,7 @@ OPERANDS: Mapping[str, Callable[[Any, Any, Any], tuple[Any, Any, Any]]] = {
 
 
 def _patch_rates(rates: Callable[[Array, int, int, int], Array]) -> Patch:
-    """Return a patch function: decay rates are rates(model's, heads, layer, layers)."""
+    """Return a patch that replaces the decay rates by rates(own rates, heads, layer, layers)."""
 
     def make(patched: PatchedModel, layers: Layers) -> PatchedModel:
         """Return the model with these rates in `layers`."""
@@ -54,7 +54,7 @@ def _patch_rates(rates: Callable[[Array, int, int, int], Array]) -> Patch:
 
 
 def _patch_operands(taken: Callable[[Any, Any, Any], tuple[Any, Any, Any]]) -> Patch:
-    """Return a patch function: the scan reads taken(queries, keys, values)."""
+    """Return a patch: the scan gets taken(queries, keys, values) as its operands."""
 
     def override(op: Any, at: Any, v: Any, step: Any, rate: Any, k: Any, q: Any, *rest: Any) -> Any:
         """Return the scan of the exchanged operands."""

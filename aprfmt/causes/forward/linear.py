@@ -24,8 +24,8 @@ from aprfmt.tensors.norms import exact_norm
 def find_missing_bias(case: Mismatch) -> Iterator[Change]:
     """Yield changes of a bias, if the trace differs by the same vector in every row.
 
-    The bias is missing, repeated, another one, or one that the model does not have. Where the
-    product is not at the point, leaving out or repeating a bias before it is proposed.
+    The bias is missing, repeated, another one, or one that the model does not have. Where a
+    product comes before the point but is not the point itself, its bias is left out or repeated.
     """
     found = product_of(case)
     if found is None:
@@ -81,7 +81,8 @@ def find_missing_bias(case: Mismatch) -> Iterator[Change]:
 def _bias_repetitions(vector: Array, bias: Array, near: float) -> int | None:
     """Return how often a bias was added, if at least twice; None otherwise.
 
-    `vector` is the excess over one bias; `near` the relative distance that counts as equal.
+    `vector` is what was added beyond one bias; `near` is the largest relative distance of equal
+    vectors.
     """
     times = 1 + round(float(np.sum(vector * bias) / max(float(np.sum(bias * bias)), 1e-300)))
     more = 2 <= times <= 64 and rel_l2(vector, (times - 1) * bias) <= near
@@ -132,7 +133,7 @@ def try_other_weights(case: Mismatch) -> Iterator[Change]:
 
 
 def try_transposed_weight(case: Mismatch) -> Iterator[Change]:
-    """Yield the change that reads the weight's numbers column by column, if that fits."""
+    """Yield the change that reads the weight's numbers column by column, if that fits the trace."""
     found = product_of(case)
     w = None if found is None or not found.key else weight_values(case.patched, found.key)
     if found is None or w is None:
@@ -157,9 +158,10 @@ def match_weight_rows(case: Mismatch) -> Iterator[Change]:
 
 
 def _match_columns(ours: Array, theirs: Array, bound: float) -> Array | None:
-    """Return the column of `ours` that each column of `theirs` equals; None if one has none.
+    """Return, for each column of `theirs`, the number of the equal column in `ours`, or None.
 
-    Columns are looked up by their first three values, rounded to a grid.
+    None if one has no equal. Columns are looked up by their first three values, rounded to a
+    grid. `bound` is relative L2.
     """
     keys: dict[tuple[int, ...], list[int]] = {}
     scale = np.linalg.norm(ours, axis=0).mean() / len(ours) ** 0.5 or 1.0
@@ -182,9 +184,10 @@ def _match_columns(ours: Array, theirs: Array, bound: float) -> Array | None:
 
 
 def _name_row_order(case: Mismatch, key: str, order: Array) -> tuple[str, str, Mapping[str, Any]]:
-    """Return (cause, sentence, values) that name a permutation of a weight's rows.
+    """Return (cause, sentence, values) that describe a permutation of a weight's rows.
 
-    `order` holds, for each row that was used, the number of the stored row.
+    `key` is the weight's; `order` holds, for each row that was used, the number of the stored
+    row.
     """
     role = key.removesuffix(".weight").rpartition(".")[2]
     d = int(case.patched.hp["head_dim"])
@@ -232,8 +235,8 @@ def _name_row_order(case: Mismatch, key: str, order: Array) -> tuple[str, str, M
 def _wrong_head_count(order: Array, right: int) -> tuple[int, str] | None:
     """Return (number of heads, words) if `order` is a rope permutation for a wrong head count.
 
-    `right` is the true number. `words` is "" or says that the order for it was undone too. None if
-    no number of heads gives the order.
+    `right` is the true number. `words` is "" or says that the order for it was undone too. None
+    if no number of heads gives the order.
     """
     count = len(order)
     own = adjacent_pair_order(count, right) if count % (2 * right) == 0 else None

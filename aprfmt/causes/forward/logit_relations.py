@@ -1,9 +1,4 @@
-"""Logits of another temperature, or less a number for each row, which no operation makes wrong.
-
-A sampler divides logits by its temperature, after all that the model does; a trainer may do so too
-before it takes log-probabilities. Log-probabilities show the factor all the same: what a softmax
-took from a row is one number.
-"""
+"""Recorded logits that are the model's times a temperature, or minus one number for each row."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -20,9 +15,10 @@ NEAR = 20  # tolerances within which a fitted factor explains a point
 
 
 def find_logit_relation(case: Mismatch) -> Iterator[Change]:
-    """Yield the change that gives logits that are the model's but for a factor or a row's number.
+    """Yield the change that the recorded logits are the model's times a factor, or shifted by row.
 
-    The factor is found on the even rows and judged on the odd ones.
+    A shift is one number for each row, which no softmax shows. The factor is found on the even
+    rows and judged on the odd ones.
     """
     if case.view.point != "logits" or case.view.recorded is None:
         return
@@ -69,10 +65,10 @@ def find_logit_relation(case: Mismatch) -> Iterator[Change]:
 
 
 def _factor_of_rows(x: Array, y: Array, limit: float) -> float | None:
-    """Return the factor f of y = f x, rows without their means, fitted on every second row.
+    """Return the factor f of y = f x, with row means removed, fitted on every second row.
 
-    Of a single row it is fitted on every second value. None unless the others are within the
-    relative distance `limit` with it.
+    A single row is fitted on every second value. None unless the others agree within the relative
+    distance `limit`.
     """
     x, y = (x.T, y.T) if len(x) == 1 else (x, y)
     even = np.arange(len(x)) % 2 == 0
@@ -86,7 +82,7 @@ def _factor_of_rows(x: Array, y: Array, limit: float) -> float | None:
 
 
 def _with_rows(case: Mismatch, values: Array) -> Array:
-    """Return the reference's value of the point with other `values` in the rows of the trace."""
+    """Return the reference's value of the point, `values` replacing the rows that the trace has."""
     made = np.array(case.view.mine, np.float64)
     rows = [slice(None)] * case.view.axis + [case.rows]
     made[tuple(rows)] = values.reshape(case.recorded_rows[0].shape)
@@ -94,7 +90,10 @@ def _with_rows(case: Mismatch, values: Array) -> Array:
 
 
 def _factor_behind_cap(value: float, place: PassLocation) -> Change:
-    """Return the change that multiplies the logits by `value` once they were capped at `place`."""
+    """Return the change that multiplies the logits by `value` after their softcap.
+
+    `place` is the location of the softcap in the pass.
+    """
 
     def make(patched: PatchedModel, layers: Layers) -> PatchedModel:
         """Return the model whose last softcap's result is multiplied."""

@@ -1,8 +1,4 @@
-"""Hypotheses about logits that belong to another token than the one they are recorded for.
-
-An engine keeps the last token's row of each request before it multiplies by the head. If it counts
-the rows of a batch wrongly, the head reads another token's row, and a wrong token is sampled.
-"""
+"""Hypotheses about logits recorded for one token that are another token's."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -25,10 +21,10 @@ CAUSE_ROWS = (
 
 
 def find_logits_row(case: Mismatch) -> Iterator[Change]:
-    """Yield the change to the tokens whose rows the head was given, as the trace's logits show.
+    """Yield the change of which token's hidden state the head was given, from recorded logits.
 
-    The row in the middle has to be exactly one token's, and all others as many tokens away. At an
-    end of the run a row is the first or the last token's.
+    A middle row must be exactly one token's, and all others as many tokens away. At an end of the
+    run a row is the first or the last token's.
     """
     head = case.call("linear")
     if case.view.point != "logits" or case.view.recorded is None or head is None:
@@ -61,7 +57,7 @@ def find_logits_row(case: Mismatch) -> Iterator[Change]:
 
 
 def _token_of_row(ours: Array, row: Array, bound: float) -> int:
-    """Return the position of the token in `ours` [tokens, vocabulary] whose logits a row is.
+    """Return the number of the token in `ours` [tokens, vocabulary] whose logits `row` holds.
 
     `row` is [vocabulary]. -1 if it is not within `bound` (a relative distance) of exactly one.
     """
@@ -70,7 +66,7 @@ def _token_of_row(ours: Array, row: Array, bound: float) -> int:
 
 
 def _patch_head_rows(place: PassLocation, tokens: Array) -> Patch:
-    """Return a patch: the head, called at `place`, is given row `tokens[i]` for token i."""
+    """Return a patch: the head, called at `place`, gets the row of tokens[i] for token i."""
 
     def override(op: Any, at: Any, x: Any, w: Any, *rest: Any, **kwargs: Any) -> Any:
         """Return the product of `x` and `w`; at the head, of the rows `tokens` of `x`."""

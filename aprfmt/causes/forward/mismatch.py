@@ -1,4 +1,4 @@
-"""The first capture point that differs: what the reference computed there, and trial changes."""
+"""The first capture point that differs, what the reference computed there, and trial changes."""
 
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -67,7 +67,8 @@ OF_THE_PASS = ("embedding_scale", "logit_scale", "final_softcap", "position_offs
 def hyper_change(cause: str, says: str, **values: Any) -> Change:
     """Return the change of model hyperparameters to `values`; `says` is the sentence about it.
 
-    It can be made in single layers, but for numbers of the whole pass and lists of all layers.
+    It can be applied to single layers, unless a value is one of the whole pass or a list by
+    layer.
     """
     whole = any(name in OF_THE_PASS or name.endswith("_layers") for name in values)
     return Change(
@@ -105,13 +106,14 @@ class Mismatch:
         return [call for call in self.view.calls if call.op in ops]
 
     def gives_point_value(self, call: OperationCall | None) -> bool:
-        """Return whether the call's result is itself the diverging value."""
+        """Return whether the result of a call is itself the diverging value."""
         return call is not None and self.recorded_result(call) is not None
 
     def recorded_result(self, call: OperationCall) -> Array | None:
-        """Return the trace's value for a call's result, in the result's shape, or None.
+        """Return the recorded value of a call's result, in the result's shape, or None.
 
-        The result is the whole point, or the last elements of its last axis (MLA's rotated part).
+        The result must be the whole point, or the last elements of its last axis (MLA's rotated
+        part).
         """
         result, mine = self.array(call.result), self.view.mine
         if result.size == mine.size and np.array_equal(result.reshape(mine.shape), mine):
@@ -123,19 +125,19 @@ class Mismatch:
         return None
 
     def array(self, x: Any) -> Array:
-        """Return an array of the backend as a numpy array."""
+        """Return an array of the backend, which may be on a device, as a numpy array."""
         return np.asarray(self.patched.backend.to_numpy(x))
 
     @cached_property
     def rows(self) -> Array:
-        """Row numbers (int array) of the point that the trace has."""
+        """Numbers of the point's rows that the trace has, int array."""
         seen = self.view.recorded
         assert seen is not None
         return np.arange(self.view.mine.shape[self.view.axis]) if seen.rows is None else seen.rows
 
     @cached_property
     def recorded_rows(self) -> tuple[Array, Array]:
-        """The reference's and the trace's values of the point, in the rows that the trace has.
+        """(The reference's values, the trace's values) of the point, only rows that the trace has.
 
         In other rows the view has the reference's own values on both sides.
         """
@@ -161,7 +163,7 @@ class Mismatch:
         return rel_l2(mine, theirs) <= self.view.tolerance
 
     def distances_by_row(self, view: ShadowPoint) -> Array:
-        """Return the relative L2 distance of every token's row of a view of this point, 1-d."""
+        """Return the relative L2 distance of every row of a view from the trace, [tokens]."""
         axis, own, other = view.axis, view.mine, view.theirs
         if view.recorded is not None and view.recorded.normalized:
             own = shift_logits_onto(own, other)
@@ -174,25 +176,25 @@ class Mismatch:
     # --- trying -----------------------------------------------------------------------------
 
     def without(self, drop: Iterable[str]) -> RecordedTrace:
-        """Return the recorded trace as if it lacked the keys `drop`."""
+        """Return the recorded trace as if it lacked the points with the keys `drop`."""
         chosen = self.recorded.without | set(drop)
         if chosen == self.recorded.without:
             return self.recorded
         return self.recorded.ignoring(chosen)
 
     def attempt(self, change: Change, layers: Layers = None) -> ShadowPoint | None:
-        """Return the point's view under one change; None if the change cannot be made.
+        """Return the point, computed with one change; None if the change cannot be applied.
 
-        `layers` are those it is made in; None for all.
+        `layers` are those that it is applied in; None for all.
         """
         return self.attempt_all([(change, layers)])
 
     def attempt_all(self, changes: Sequence[tuple[Change, Layers]]) -> ShadowPoint | None:
-        """Return the point's view under changes made one after the other; None if impossible.
+        """Return the point, computed with several changes in order; None if they cannot be applied.
 
-        Each item is (change, layers it is made in; None: all). Products of earlier layers are
-        skipped where the trace has the stream that enters this layer and no change reads earlier
-        layers.
+        Each item is (change, layers it is applied in; None: all). Products of earlier layers are
+        skipped where the trace has the stream that enters this layer and no change affects
+        earlier layers.
         """
         patched, key = self.patched, self.view.key
         for change, layers in changes:
@@ -216,7 +218,10 @@ class Mismatch:
         return found.get(key) or found.get(before_it)
 
     def trial(self, change: Change) -> float:
-        """Return the point's relative residual under a change; infinite if impossible."""
+        """Return the point's relative L2 distance from the trace under a change.
+
+        Infinite if the change cannot be applied.
+        """
         view = self.attempt(change)
         if view is not None and view.residual is None and view.note == NO_VALUES:
             return 0.0  # the change gives the zeros that the trace has and the model had not
@@ -227,11 +232,11 @@ class Mismatch:
     def best_number(
         self, make: Callable[[float], Change], values: Iterable[float]
     ) -> Iterator[Change]:
-        """Yield changes for the number that fits best: rounded ones first, if they fit as well.
+        """Yield the changes for the number that fits best, numbers with few digits first.
 
-        `make` gives the change for a number, `values` are tried. The best is improved between its
-        neighbours by golden section, in logarithms, where numbers are fitted. Nothing is yielded
-        unless the residual falls to half.
+        `make` gives the change for a number; each of `values` is tried. Where numbers are fitted,
+        the best is improved between its neighbours by golden section, in logarithms. Nothing is
+        yielded unless the residual falls to half.
         """
         # Try the given numbers.
         tried = sorted({float(value) for value in values})
@@ -258,8 +263,8 @@ class Mismatch:
     ) -> tuple[float, float]:
         """Return (number, its residual) of the best number from `low` to `high`, by golden section.
 
-        `best` and `score` are the best number so far and its residual. The search is in logarithms.
-        It ends early where it does not halve the residual.
+        `best` and `score` are the best number so far and its residual. The search is in
+        logarithms. It ends early where it does not halve the residual.
         """
         ratio = (math.sqrt(5) - 1) / 2
         assert self.view.residual is not None
@@ -286,9 +291,9 @@ class Mismatch:
         return best, score
 
     def rounded_change(self, make: Callable[[float], Change], value: float) -> Iterator[Change]:
-        """Yield the change for the number of fewest digits near `value` within tolerance.
+        """Yield the change for the number with fewest digits that still fits, near `value`.
 
-        Yields the change for `value` itself if no shorter number fits.
+        It is the change for `value` itself if no shorter number fits.
         """
         # A tolerance admits numbers that are visibly off; what they leave looks like another fault
         # later, or hides that another rule fits better.
@@ -302,7 +307,7 @@ class Mismatch:
 
 
 def _skip_earlier_products(patched: PatchedModel, layer: int) -> PatchedModel:
-    """Return the patched model without the matrix products of the layers before `layer`.
+    """Return the model that skips the matrix products of the layers before `layer`.
 
     The trace's values replace the points of these layers, so the results are not needed.
     """
@@ -316,9 +321,9 @@ def _skip_earlier_products(patched: PatchedModel, layer: int) -> PatchedModel:
 
 
 def change_head_fields(patched: PatchedModel, layers: Layers, **values: Any) -> PatchedModel:
-    """Return the patched model with other fields of Heads in attention.
+    """Return the model whose attention in `layers` uses Heads with the fields `values` replaced.
 
-    A value may be a function of the layer's own Heads.
+    A value may be a function from the layer's own Heads to the new value.
     """
 
     def override(op: Any, at: Any, *args: Any) -> Any:

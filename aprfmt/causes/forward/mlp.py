@@ -40,9 +40,9 @@ def try_exchanged_gate_and_up(case: Mismatch) -> Iterator[Change]:
 
 
 def exchange_gate_and_up(patched: PatchedModel, layers: Layers) -> PatchedModel:
-    """Return the model whose dense MLP in `layers` is act(up) * gate, by the products as they are.
+    """Return the model whose dense MLP in `layers` computes act(up) * gate.
 
-    Both products have to be made before the activation, as where a recorder wants them.
+    It needs both products before the activation, as in a pass that records them.
     """
     held: dict[str, Any] = {}
     role = "ffn_up.weight"
@@ -75,7 +75,7 @@ def activation_changes(patched: PatchedModel) -> Iterator[Change]:
 
 
 def use_activation(kind: str) -> Patch:
-    """Return a patch function (model, layers) -> model: the activation is function `kind`."""
+    """Return a patch that makes the MLP's activation the function `kind`."""
 
     def override(op: Any, at: Any, x: Any, configured: str, **kwargs: Any) -> Any:
         """Return function `kind` of `x`; the `configured` one is not used."""
@@ -122,7 +122,7 @@ _BENT: Mapping[str, Callable[[float, float, float, float], tuple[float, ...]]] =
 
 
 def try_xielu_numbers(case: Mismatch) -> Iterator[Change]:
-    """Yield changes of the activation xIELU, with its learned numbers used in another way."""
+    """Yield changes of how the activation xIELU uses its learned numbers."""
     if case.call("xielu") is None:
         return
     for says, change in _BENT.items():
@@ -130,7 +130,7 @@ def try_xielu_numbers(case: Mismatch) -> Iterator[Change]:
 
 
 def _change_xielu(change: Callable[[float, float, float, float], tuple[float, ...]]) -> Patch:
-    """Return a patch function (model, layers) -> model: xIELU with numbers change(its numbers)."""
+    """Return a patch that gives xIELU change(its four numbers) in place of its numbers."""
 
     def override(op: Any, at: Any, x: Any, *configured: float) -> Any:
         """Return xIELU of `x` with the changed numbers."""
@@ -140,7 +140,7 @@ def _change_xielu(change: Callable[[float, float, float, float], tuple[float, ..
 
 
 def _clamp_activation(limit: float, alpha: float) -> Patch:
-    """Return a patch function (model, layers) -> model: swiglu_oai with this clamp and gain."""
+    """Return a patch that gives the activation swiglu_oai this clamp and gain."""
 
     def override(op: Any, at: Any, gate: Any, up: Any, *configured: float) -> Any:
         """Return gpt-oss's activation with this clamp and gain, not the `configured` ones."""
@@ -179,7 +179,7 @@ UPS: Mapping[str, Callable[[Any, Any, Any], Any]] = {
 def activation_number_change(
     words: str, how: Callable[[Any, Any, float], Any], value: float
 ) -> Change:
-    """Return the change whose activation is how(function, input, value).
+    """Return the change that makes the activation how(own function, its input, value).
 
     `words` is the sentence about it, with {} for the number.
     """
@@ -193,7 +193,7 @@ def activation_number_change(
 
 
 def _shape_activation(how: Callable[[Any, Any, float], Any], value: float) -> Patch:
-    """Return a patch function: the activation becomes how(its function, its input, value)."""
+    """Return a patch that makes the activation how(own function, its input, value)."""
 
     def override(op: Any, at: Any, x: Any, kind: str, **kwargs: Any) -> Any:
         """Return the changed activation of `x`; after a convolution the model's own."""
@@ -205,7 +205,7 @@ def _shape_activation(how: Callable[[Any, Any, float], Any], value: float) -> Pa
 
 
 def _patch_gated_product(how: Callable[[Any, Any, Any], Any]) -> Patch:
-    """Return a patch function (model, layers) -> model: act * up becomes how(product, act, up)."""
+    """Return a patch that replaces act * up by how(product, act, up)."""
 
     def make(patched: PatchedModel, layers: Layers) -> PatchedModel:
         """Return the model with this gated product in `layers`."""
@@ -297,7 +297,7 @@ def _oss_activation_mistakes(patched: PatchedModel) -> Iterator[Change]:
 
 
 def _oss_activation(how: Callable[[Any, Any, float, float], Any]) -> Patch:
-    """Return a patch function: gpt-oss's activation becomes how(gate, up, limit, alpha)."""
+    """Return a patch that replaces gpt-oss's activation by how(gate, up, limit, alpha)."""
 
     def override(op: Any, at: Any, gate: Any, up: Any, limit: float, alpha: float) -> Any:
         """Return how(gate, up, limit, alpha) in the gate's dtype."""
@@ -307,7 +307,7 @@ def _oss_activation(how: Callable[[Any, Any, float, float], Any]) -> Patch:
 
 
 def solve_activation_number(case: Mismatch) -> Iterator[Change]:
-    """Yield changes with a clamp or an offset solved from the activation's input and result.
+    """Yield changes of a clamp or offset, solved from the activation's recorded input and result.
 
     Numbers are found on even rows; the whole point judges them.
     """
@@ -368,7 +368,7 @@ def _solve_numbers(case: Mismatch, x: Any, ours: Any, y: Any) -> Iterator[Change
 def _change_by_number(
     says: str, table: Mapping[str, Callable[[Any, Any, float], Any]]
 ) -> Callable[[float], Change]:
-    """Return the function from a number to the change that row `says` of `table` makes with it."""
+    """Return a function from a number to the change that row `says` of `table` makes with it."""
     return lambda value: activation_number_change(says, table[says], value)
 
 

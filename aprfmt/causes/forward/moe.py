@@ -88,14 +88,14 @@ def without_choice_correction(patched: PatchedModel) -> Iterator[Change]:
 
 
 def routed_scale_change(patched: PatchedModel, value: float) -> Change:
-    """Return the change of the common factor on the experts' weights to `value`."""
+    """Return the change of `routed_scale`, the common factor on experts' weights, to `value`."""
     configured = float(patched.hp["routed_scale"])
     says = f"routed experts are weighted by {value:g}; the model says {configured:g}"
     return hyper_change("moe_routing", says, routed_scale=value)
 
 
 def _find_routed_scale(case: Mismatch) -> Iterator[Change]:
-    """Yield the change to the common factor on the experts' weights that the trace shows."""
+    """Yield the change of the common factor on experts' weights to the one that fits the trace."""
     configured = float(case.patched.hp["routed_scale"])
 
     def scale_routed(value: float) -> Change:
@@ -113,7 +113,7 @@ def _find_routed_scale(case: Mismatch) -> Iterator[Change]:
 
 
 def find_expert_order(case: Mismatch) -> Iterator[Change]:
-    """Yield the change to whose weights each expert of a layer has that the trace's value shows."""
+    """Yield the change that experts of a layer have each other's weights, solved from the trace."""
     if case.view.point not in ("moe_out", "ffn_contrib", "out") or not _is_routed_layer(case):
         return
     patched, layer = case.patched, case.layer
@@ -145,8 +145,8 @@ def find_expert_order(case: Mismatch) -> Iterator[Change]:
 def _order_text(layer: int, mapping: Sequence[int]) -> str:
     """Return in words that expert e of a layer has the weights of expert mapping[e].
 
-    Where two experts have the same weights, each expert with another's is named, and those whose
-    weights no expert has, as on a rank that loaded another rank's experts.
+    If experts share weights, as on a rank that loaded another rank's, it names each expert with
+    another's weights, and the experts whose weights none has.
     """
     lost = sorted(set(range(len(mapping))) - set(mapping))
     if not lost:
@@ -205,12 +205,11 @@ def _vote_expert_order(case: Mismatch, calls: list[Any], count: int) -> list[int
 
 
 def _mapping_of_votes(votes: Array, used: Collection[int]) -> list[int] | None:
-    """Return the stored expert of each expert number from votes [expert, stored expert].
+    """Return the stored expert for each expert number, from votes [expert, stored expert].
 
-    `used` are the experts that any token chose. One of them without a vote was chosen by tokens
-    without a difference alone, and is its own. An expert that no token chose keeps its number too,
-    unless another expert alone has that: then it gets one that is left, as if they were exchanged.
-    None with fewer than two votes.
+    `used` are the experts that any token chose. A used expert without votes was chosen only by
+    tokens that agree, and keeps its number. An unused expert keeps its number too, unless another
+    expert alone has that: then it gets one that is left over. None with fewer than two votes.
     """
     if votes.sum() < 2:
         return None
@@ -228,7 +227,7 @@ def _mapping_of_votes(votes: Array, used: Collection[int]) -> list[int] | None:
 
 
 def _experts_in_order(case: Mismatch) -> list[int]:
-    """Return the numbers of the experts in the order in which the pass added their outputs."""
+    """Return the numbers of the experts whose outputs the pass added, in that order."""
     found: list[int] = []
     for call in case.view.calls:
         if call.op == "linear" and "ffn_down_exps.weight[" in call.args[1].key:

@@ -65,7 +65,7 @@ def _eps_change_here(case: Mismatch, eps: float, point: str = "") -> Change:
 
 
 def find_eps(case: Mismatch) -> Iterator[Change]:
-    """Yield changes to the epsilon that the norm's rows show, for all norms and for this one.
+    """Yield changes of epsilon to the value that the norm's rows show, for all norms and this one.
 
     The rows with the smallest mean square give the most exact value.
     """
@@ -105,7 +105,7 @@ def find_eps(case: Mismatch) -> Iterator[Change]:
 
 
 def eps_outside_change() -> Change:
-    """Return the change that adds the norms' epsilon to the root instead of below it."""
+    """Return the change that adds the norms' epsilon to the root, not to the mean square."""
     return Change(
         "norm_eps", "the norms add eps to the root, not below it", ("norm_eps",),
         add_eps_outside_root, {"eps_outside": True},
@@ -131,7 +131,7 @@ ROWS: tuple[tuple[str, ...], ...] = (
 
 
 def try_norm_offsets(case: Mismatch) -> Iterator[Change]:
-    """Yield changes to the norm weight plus 1 and minus 1 (gemma), everywhere and here alone."""
+    """Yield changes of norm weights by 1 and -1 (gemma), in all norms and in this one alone."""
     call = case.call(*NORMS)
     if call is not None:
         yield from norm_offset_changes()
@@ -188,16 +188,16 @@ def norm_places(patched: PatchedModel) -> list[tuple[str, ...]]:
 
 
 def norm_name(points: tuple[str, ...]) -> str:
-    """Return what norms after these capture points are called; "the norms" for none."""
+    """Return the norms after these capture points in words; "the norms" for no points."""
     names = dict.fromkeys(PLACES.get(point, f"behind {point}") for point in points)
     return f"the norm{'' if len(points) == 1 else 's'} {' and '.join(names)}".strip()
 
 
 def norm_kind_change(patched: PatchedModel, points: tuple[str, ...] = (), seen: str = "") -> Change:
-    """Return the change of norms to the other kind: with the mean of a row taken away, or without.
+    """Return the change from RMS norms to layer norms, or the reverse.
 
-    It acts on all norms, or only on those after the capture points `points`. `seen` is the point by
-    which the sentence names a norm that differs alone.
+    It acts on all norms, or only on those after the capture points `points`. `seen` is the point
+    by which the sentence names a norm that differs alone.
     """
     layer = patched.spec.block.norm == "layer"
     does = ("keep", "keeps") if layer else ("take away", "takes away")
@@ -212,7 +212,7 @@ def norm_kind_change(patched: PatchedModel, points: tuple[str, ...] = (), seen: 
 
 
 def try_norm_kinds(case: Mismatch) -> Iterator[Change]:
-    """Yield the changes to the other kind of norm, in all norms and in this one alone."""
+    """Yield the changes from RMS to layer norm or the reverse, in all norms and in this one."""
     call = case.call(*NORMS)
     if call is not None and case.gives_point_value(call):
         yield norm_kind_change(case.patched)
@@ -239,7 +239,7 @@ def try_rounded_norms(case: Mismatch) -> Iterator[Change]:
 
 
 def find_norm_weight(case: Mismatch) -> Iterator[Change]:
-    """Yield the change to the norm weight that the trace shows, if one weight fits all its rows."""
+    """Yield the change to the norm weight solved from the trace, if it fits all rows."""
     call = case.call(*NORMS)
     if call is None:
         return
@@ -290,7 +290,7 @@ def _exchanged_norms(case: Mismatch, key: str) -> Iterator[Change]:
 
 
 def _name_norm_weight(case: Mismatch, key: str, stored: Any) -> Iterator[Change]:
-    """Yield the change to a norm weight solved from the trace.
+    """Yield the change to a norm weight solved from the trace, named by what it is.
 
     It is another tensor of the model, a multiple of the weight, or other values. `key` is the
     norm's weight, `stored` the solved values.
@@ -339,9 +339,9 @@ SIDES: Mapping[str, tuple[str, ...]] = {"q and k": ("v", "q_norm"), "q": ("v",),
 
 
 def head_weight_changes() -> Iterator[Change]:
-    """Yield changes to norms with a weight for each head: the first head's for all, or transposed.
+    """Yield changes of norms with a weight per head: the first head's for all, or transposed.
 
-    They do nothing where all heads have one weight.
+    They change nothing where all heads have one weight.
     """
     for says, used in HEAD_WEIGHTS.items():
         for side, points in SIDES.items():
@@ -357,7 +357,7 @@ def head_weight_changes() -> Iterator[Change]:
 def _use_head_weights(
     used: Callable[[Any], Any], points: Collection[str], patched: PatchedModel, layers: Layers
 ) -> PatchedModel:
-    """Return the model whose norms after `points` have the weights used([heads, d]) in `layers`."""
+    """Return the model whose norms after `points`, in `layers`, use used(weights [heads, d])."""
 
     def override(op: Any, at: Any, x: Any, w: Any, *args: Any, **kwargs: Any) -> Any:
         """Return the norm of `x`, by other weights where they are by head."""

@@ -61,11 +61,11 @@ def offset_norm_weights(plus: int, points: Collection[str] = ()) -> Patch:
 
 
 def point_before_norm(patched: PatchedModel, at: Any) -> str:
-    """Return the capture point that a norm reads: `in` for the norm before attention.
+    """Return the capture point that a norm reads, `in` for the norm before attention.
 
-    The last norm of a pass reads the last layer's `out`. The norm before attention of the first
-    layer reads the embedding; "embd" is returned only for a norm of the embedding itself. `at` is
-    the location of the norm's call.
+    The last norm of a pass reads the last layer's `out`. The first layer's norm before attention
+    reads the embedding and still gives `in`; "embd" is returned only for a norm of the embedding
+    itself. `at` is the location of the norm's call.
     """
     if at.point in ("embd", "embd_scaled") and "token_embd_norm.weight" in patched.weights:
         return "embd"
@@ -106,7 +106,7 @@ def repeat_norms(points: Collection[str]) -> Patch:
 
 
 def round_before_weight(dtype: str) -> Patch:
-    """Return a patch: what norms multiply by their weight is rounded to `dtype` before."""
+    """Return a patch that rounds a norm's result to `dtype` before the weight multiplies it."""
 
     def override(op: Any, at: Any, x: Any, w: Any, *args: Any, **kwargs: Any) -> Any:
         """Return the weight, its offset added, times the rounded result without a weight."""
@@ -170,10 +170,10 @@ def exchange_norm_kind(points: Collection[str] = ()) -> Patch:
 
 
 def divide_layer_norm_by(whole: bool) -> Patch:
-    """Return a patch: layer norms divide by another root of a mean square.
+    """Return a patch that changes the divisor of layer norms.
 
-    `whole`: of the root mean square of `x` before the mean is subtracted. Otherwise: of the
-    standard deviation with n - 1 in place of n. Both subtract the mean in the numerator.
+    `whole`: the root mean square of `x` before its mean is subtracted. Otherwise the standard
+    deviation with n - 1 in place of n. Both subtract the mean in the numerator.
     """
 
     def override(op: Any, at: Any, x: Any, w: Any, bias: Any, *, eps: float) -> Any:
@@ -215,7 +215,7 @@ def norm_after_rope(patched: PatchedModel, layers: Layers) -> PatchedModel:
 
 
 def norm_heads_jointly(whole: bool) -> Patch:
-    """Return a patch: q and k are normalised over all heads together, or head by head.
+    """Return a patch that normalises q and k over all heads together, or head by head.
 
     `whole`: over all heads together.
     """
@@ -241,9 +241,9 @@ def norm_heads_jointly(whole: bool) -> Patch:
 
 
 def add_to_normed(sublayers: Collection[str]) -> Patch:
-    """Return a patch: sublayer results are added to the norm's output, not to the stream.
+    """Return a patch that adds a sublayer's result to the norm's output, not to the stream.
 
-    `sublayers` are `attn`, `ffn` or both. The norm meant is the one right before the sublayer.
+    `sublayers` are `attn`, `ffn` or both. The norm is the one right before the sublayer.
     """
     # Points that a sublayer's norm reads, and points of the sublayer's result.
     before = {"attn": ("in", "out", "embd", "embd_scaled"), "ffn": ("mid",)}

@@ -63,7 +63,7 @@ def _input_copy(x: Array, held: Mapping[str, Any], patched: PatchedModel) -> Arr
 
 
 def _correct_first_copy(x: Array, held: Mapping[str, Any], patched: PatchedModel) -> Array:
-    """Return the predicted copies with the correction of the first one only.
+    """Return the predicted copies with only the first one corrected.
 
     `x` are the corrected copies, `held` the layer's earlier points by name.
     """
@@ -112,7 +112,7 @@ COPIES: Mapping[str, tuple[tuple[str, Altered], ...]] = {
 
 
 def _alter_point(point: str, altered: Altered) -> Patch:
-    """Return a patch: the values of `point` become altered(values, earlier points, model)."""
+    """Return a patch that replaces values of `point` by altered(values, earlier points, model)."""
 
     def tap(patched: PatchedModel, layer: int, x: Any, held: Mapping[str, Any]) -> Any:
         """Return the altered values of the point."""
@@ -145,7 +145,7 @@ def _without_gate_cut(patched: PatchedModel, layers: Layers) -> PatchedModel:
 
 
 def _sample_variance(patched: PatchedModel, layers: Layers) -> PatchedModel:
-    """Return the model whose gaussian top-k uses the variance over n - 1 values."""
+    """Return the model whose gaussian top-k divides the variance by n - 1, not n."""
 
     def cut(op: Any, at: Any, x: Any, factor: float) -> Any:
         """Return the top-k cut with its factor scaled from n to n - 1 values."""
@@ -190,9 +190,10 @@ def usual_stream_copy_mistakes(patched: PatchedModel) -> Iterator[Change]:
 def _changes_of_rows(
     cause: str, name: str, rows: Mapping[str, tuple[tuple[str, Altered], ...]]
 ) -> Iterator[Change]:
-    """Yield the change of each row of a table: {capture point: ((sentence, new values), ...)}.
+    """Yield the change of each row of a table {capture point: ((sentence, new values), ...)}.
 
-    `name` is the hyperparameter that the changes name as their place.
+    `name` is the hyperparameter that the changes give as their place; "new values" is a function
+    of the point's values.
     """
     for point, changes in rows.items():
         for says, altered in changes:

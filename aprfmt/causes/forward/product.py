@@ -17,11 +17,7 @@ MAX_VALUES = 1 << 26  # largest weight that is read for a hypothesis
 
 @dataclass(frozen=True)
 class Product:
-    """The matrix product that makes the trace's value: rows of its input and of the trace's output.
-
-    `ours` is the reference's output; `bias` was added to the product (None: no bias); `key` is the
-    weight, "" if the trace also holds the product itself, so that only the bias can be wrong.
-    """
+    """The matrix product that gives the trace's value, with its recorded input and output rows."""
 
     x: Array
     theirs: Array
@@ -44,10 +40,10 @@ class Product:
         values: Mapping[str, Any] = NOTHING,
         general: bool = False,
     ) -> Change:
-        """Return the change that sets the weight to other values `w` [rows, columns].
+        """Return the change that sets the product's weight to other values `w` [rows, columns].
 
         `values` are numbers to report. `general`: `w` was solved from the trace, so that it would
-        fit any.
+        fit any trace.
         """
         make = replace_weights({self.key: w.reshape(case.patched.weights[self.key].shape)})
         if self.key == "token_embd.weight":
@@ -55,9 +51,9 @@ class Product:
         return Change(cause, says, (self.key,), make, values, scoped=False, general=general)
 
     def explains_output(self, case: Mismatch, w: Array, slack: float = 10.0) -> bool:
-        """Return whether the input times the weight `w` is the trace's output.
+        """Return whether the input times the weight `w` gives the trace's output.
 
-        `slack` is the factor on the point's tolerance.
+        `slack` times the point's tolerance is the largest relative L2.
         """
         return rel_l2(self.x @ w.T, self.output_without_bias) <= slack * case.view.tolerance
 
@@ -117,9 +113,9 @@ def weights_of_same_shape(patched: PatchedModel, key: str) -> list[str]:
 
 
 def remember_product(role: str, held: dict[str, Any]) -> Callable[..., Any]:
-    """Return an override of `linear` that keeps the product with the weight `role` in `held`.
+    """Return an override of `linear` that stores the product with the weight `role` in `held`.
 
-    `held` has it under the name of the role, such as "attn_v.weight", until it is taken out.
+    `held` has it under the role, such as "attn_v.weight", until it is taken out.
     """
 
     def linear(op: Any, at: Any, x: Any, w: Any, *rest: Any, **kwargs: Any) -> Any:
@@ -133,9 +129,9 @@ def remember_product(role: str, held: dict[str, Any]) -> Callable[..., Any]:
 
 
 def replace_weights(arrays: Mapping[str, Array]) -> Patch:
-    """Return a patch function that replaces weights by arrays, {tensor key: array}.
+    """Return a patch that replaces weights by arrays, {tensor key: array}.
 
-    In some layers it replaces those of these layers.
+    Called with layers, it replaces only weights of these layers.
     """
 
     def make(patched: PatchedModel, layers: Layers) -> PatchedModel:
@@ -150,7 +146,7 @@ def replace_weights(arrays: Mapping[str, Array]) -> Patch:
 
 
 def replace_head(w: Array) -> Patch:
-    """Return a patch function: a tied head is `w` [rows, columns]; the embedding stays as it is."""
+    """Return a patch that makes a tied head `w` [rows, columns]; the embedding stays as it is."""
 
     def override(op: Any, at: Any, x: Any, own: Any, *rest: Any, **kwargs: Any) -> Any:
         """Return the product with `w` in place of the embedding; others as they are."""
@@ -195,10 +191,10 @@ def scale_weights_change(
 
 
 def other_weight_changes(case: Mismatch, key: str, other: str) -> Iterator[Change]:
-    """Yield the changes with which the tensor `other` of the model stands in for the tensor `key`.
+    """Yield the changes in which the tensor `other` is read in place of the tensor `key`.
 
-    They are exchanged, or `other` is read for both in the layers where both are. A head that reads
-    the embedding is a cause of its own.
+    They are exchanged; or, for two roles of one layer, `other` is read for both in all layers. A
+    head that reads the embedding is a cause by itself.
     """
     yield exchange_weights_change(case, key, other)
     stored = case.patched.stored

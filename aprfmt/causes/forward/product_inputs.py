@@ -1,9 +1,4 @@
-"""Hypotheses about what a product reads: another stream than the model says, or another norm's.
-
-A weight is no likelier than its input. So before a weight is accused, the products are made of the
-other values at hand: the stream before and after attention, each as it is, after a norm of the
-layer, and after a norm without a weight.
-"""
+"""Hypotheses that a product reads another value: another stream, or another norm's result."""
 
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
@@ -33,9 +28,10 @@ Read = Callable[[Context, int, Mapping[str, Any]], Any]
 
 
 def _read_value(source: str, norm: str, c: Context, layer: int, held: Mapping[str, Any]) -> Any:
-    """Return a value that products may read; None where the layer lacks a point or a weight for it.
+    """Return the value that products may read by mistake, [tokens, hidden].
 
-    `source` is a row of SOURCES, `norm` one of NORMS. `held` are the layer's earlier points.
+    `source` is a row of SOURCES, `norm` one of NORMS. `held` are the layer's earlier points by
+    name. None where the layer lacks a point or a weight for it.
     """
     x = held.get(STREAM)
     if source != SOURCES[0]:
@@ -53,7 +49,10 @@ def _read_value(source: str, norm: str, c: Context, layer: int, held: Mapping[st
 
 
 def _products_of(roles: Mapping[str, str], read: Read) -> Any:
-    """Return a patch: the products at the points `roles` are made of what `read` gives."""
+    """Return a patch that computes products from the value that `read` gives.
+
+    `roles` is {capture point: role of the product's weight}.
+    """
 
     def tap(role: str, patched: PatchedModel, layer: int, x: Any, held: Mapping[str, Any]) -> Array:
         """Return the product with the weight of a role; x where nothing is read."""
@@ -78,7 +77,7 @@ def _products_of(roles: Mapping[str, str], read: Read) -> Any:
 
 
 def try_other_inputs(case: Mismatch) -> Iterator[Change]:
-    """Yield changes to products of another value at hand, for a point that is such a product."""
+    """Yield changes in which a product reads another value, for a point that is such a product."""
     readers = [(who, roles) for who, roles in READERS.items() if case.view.point in roles]
     found = product_of(case) if readers and case.layer >= 0 else None
     if found is None or not found.key:

@@ -1,4 +1,4 @@
-"""Hypotheses about what follows rope: norms of q and k, factors by the position."""
+"""Hypotheses about q and k around rope: their norms, and factors that grow with position."""
 
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -41,10 +41,10 @@ PLACES: Mapping[str, tuple[str, str]] = {
 
 
 def try_query_key_norms(case: Mismatch) -> Iterator[Change]:
-    """Yield changes of the norms of q and k after rope: left out, or in another place.
+    """Yield changes of the norms of q and k after rope: left out, before rope, or in more layers.
 
-    The other place is before rope, or in all layers where only those with rope have the norms.
-    Nothing for models with other norms of q and k, or without.
+    The last is for a model with these norms only in layers that have rope. Nothing for models
+    with other norms of q and k, or without.
     """
     block = case.patched.spec.block
     late = block.qk_norm_place in PLACES and case.view.point in _LATE
@@ -68,7 +68,7 @@ def try_query_key_norms(case: Mismatch) -> Iterator[Change]:
 
 
 def find_query_temperature(case: Mismatch) -> Iterator[Change]:
-    """Yield changes of the factor on queries that grows with position: none, or another."""
+    """Yield changes of the factor on queries that grows with position: left out, or another one."""
     hp = case.patched.hp
     if hp["temperature_scale"] is None or case.layer < 0 or case.view.point not in _LATE:
         return
@@ -86,7 +86,7 @@ def find_query_temperature(case: Mismatch) -> Iterator[Change]:
 
 
 def _solve_temperature(case: Mismatch) -> Iterator[Change]:
-    """Yield the change to the growth of queries by position that the recorded rows show.
+    """Yield the change of the length and scale by which queries grow, solved from recorded rows.
 
     The first row whose factor is above 1 shows the length.
     """

@@ -1,9 +1,4 @@
-"""Hypotheses about ranks that hold another rank's share of a weight.
-
-In tensor parallelism a rank has some rows of q, k, v, gate and up, and some columns of the last
-product of a sublayer. A rank that loaded another one's share gives its columns in another's place,
-or multiplies its input by columns that belong to another's.
-"""
+"""Hypotheses about tensor-parallel ranks that hold another rank's part of a weight."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
@@ -40,9 +35,9 @@ SHARED: Mapping[str, tuple[tuple[str, str], ...]] = {
 
 
 def block_order(mine: Array, theirs: Array, count: int, bound: float) -> list[int] | None:
-    """Return which block of `mine` each block of `theirs` is, or None; blocks are of columns.
+    """Return, for each block of columns in `theirs`, the number of the equal block in `mine`.
 
-    Both are [tokens, width] and have `count` blocks. None if a block of `theirs` is not within
+    Both are [tokens, width] with `count` equal blocks. None if a block of `theirs` is not within
     `bound` of exactly one, or if every block is in its place.
     """
     if mine.shape[1] % count:
@@ -59,16 +54,16 @@ def block_order(mine: Array, theirs: Array, count: int, bound: float) -> list[in
 
 
 def order_text(order: Sequence[int]) -> str:
-    """Return in words which rank has whose share; `order[rank]` is the share's own rank."""
+    """Return in words which rank has which rank's part; order[rank] is the rank it belongs to."""
     moved = [f"rank {at} has that of rank {one}" for at, one in enumerate(order) if at != one]
     return f"the shares of {len(order)} ranks in another order ({', '.join(moved)})"
 
 
 def find_share_order(case: Mismatch) -> Iterator[Change]:
-    """Yield the change to the order of the ranks' shares in a product, for dumps of ranks only.
+    """Yield the change to another order of the ranks' parts in a product, for dumps of ranks only.
 
-    It is found on even rows and judged on odd ones. Of a run that was not put together of ranks,
-    heads in another order say the same.
+    It is found on even rows and judged on odd ones. In a run that was not put together from
+    ranks, heads in another order look the same.
     """
     if not case.recorded.trace.run.get("dump"):
         return
@@ -86,9 +81,10 @@ def find_share_order(case: Mismatch) -> Iterator[Change]:
 def _find_row_share_order(
     case: Mismatch, name: str, group: Sequence[tuple[str, str]], role: str
 ) -> Iterator[Change]:
-    """Yield the change to the order of the ranks' blocks in products with a share of rows.
+    """Yield the change to another order of the ranks' blocks of a product's outputs.
 
-    `group` are (role, capture point) of the products of the sublayer `name`.
+    `group` are (role, capture point) of the products of the sublayer `name`; those with the same
+    order as `role` are changed together.
     """
     bound = 3 * case.view.tolerance
     for count in COUNTS:
@@ -110,9 +106,9 @@ def _find_row_share_order(
 
 
 def _find_column_share_order(case: Mismatch, found: Product, role: str) -> Iterator[Change]:
-    """Yield the change to the order in which the input's shares are multiplied by the weight's.
+    """Yield the change in which ranks multiply their input by another rank's columns of the weight.
 
-    `found` is the product of this role.
+    `found` is the product, `role` its weight's role.
     """
     w = weight_values(case.patched, found.key)
     even = np.arange(len(found.x)) % 2 == 0
@@ -143,7 +139,11 @@ def _find_column_share_order(case: Mismatch, found: Product, role: str) -> Itera
 def _share_order_change(
     name: str, roles: Sequence[str], order: Sequence[int], make: Patch
 ) -> Change:
-    """Return the change `make` with cause "shard_order"; order[rank] is the share it has."""
+    """Return the change, made by `make`, that ranks have another rank's part of weights.
+
+    `roles` are the weights' roles, `name` the sublayer; order[rank] is the rank whose part it
+    has.
+    """
     return Change(
         "shard_order",
         f"{', '.join(roles)} of {name} has {order_text(order)}",
@@ -154,7 +154,7 @@ def _share_order_change(
 
 
 def _patch_output_order(roles: Sequence[str], order: Sequence[int]) -> Patch:
-    """Return a patch function: blocks of these products' outputs come in another order."""
+    """Return a patch that puts the ranks' blocks of these products' outputs in another order."""
 
     def override(op: Any, at: Any, x: Any, w: Any, *rest: Any) -> Any:
         """Return the product with its output blocks in the order."""
@@ -168,10 +168,9 @@ def _patch_output_order(roles: Sequence[str], order: Sequence[int]) -> Patch:
 
 
 def _patch_input_order(role: str, order: Sequence[int]) -> Patch:
-    """Return a patch function: each share of the input is multiplied by another rank's columns.
+    """Return a patch that multiplies each rank's part of the input by another rank's columns.
 
-    order[i] is the share of columns that share i of the input is multiplied by; several may have
-    the same.
+    order[i] is the part of columns for part i of the input; several may have the same.
     """
 
     def override(op: Any, at: Any, x: Any, w: Any, *rest: Any) -> Any:

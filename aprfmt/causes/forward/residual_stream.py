@@ -94,9 +94,9 @@ SUMS: Mapping[str, Sum] = {
 
 
 def find_embedding_rows(case: Mismatch) -> Iterator[Change]:
-    """Yield the change to the rows of the embedding that the trace shows, if others than the ids'.
+    """Yield the change of which embedding rows the run read, as solved from the trace.
 
-    A few wrong rows are other token ids. Rows that are all shifted alike are a row offset.
+    A few wrong rows are other token ids; rows that are all shifted alike are a row offset.
     """
     call = case.call("embed")
     if call is None or case.view.point not in ("embd", "embd_scaled") or len(case.view.calls) > 2:
@@ -140,7 +140,7 @@ def find_embedding_rows(case: Mismatch) -> Iterator[Change]:
 
 
 def token_ids_change(own: Array, read: Array) -> Change:
-    """Return the change to embedding rows of other tokens at some places.
+    """Return the change that the embedding rows of other tokens were read.
 
     `own` are the recorded ids and `read` the ids whose rows the run used, both int arrays.
     """
@@ -196,10 +196,10 @@ def try_token_types(case: Mismatch) -> Iterator[Change]:
 
 
 def find_dropout(case: Mismatch) -> Iterator[Change]:
-    """Yield the change that puts the trace's dropout into our pass, if dropout was on.
+    """Yield the change that applies the trace's dropout in the reference, if dropout was on.
 
-    It was where a share p of the values is zero and the others are 1 / (1 - p) times as large. The
-    factor is found on even rows and judged on odd ones.
+    It was on if a fraction p of the values is zero and the others are 1 / (1 - p) times as large.
+    The factor is found on even rows and judged on odd ones.
     """
     call = next((call for call in reversed(case.view.calls) if call.op not in MOVES), None)
     if call is None or not case.gives_point_value(call):
@@ -256,7 +256,7 @@ PRINTED = 5e-5  # how far a factor of five digits is off, relative to it
 def factor_change(name: str, value: float, configured: float) -> Change:
     """Return the change of the multiplier `name` from the `configured` value to `value`.
 
-    A factor of the logits may as well be a sampler's: both readings are named.
+    A factor on the logits may also be a sampler's temperature: the sentence names both.
     """
     says = f"{name} is {value:.9g}; the model says {configured:.9g}"
     if name == "embedding_scale" and value == configured**2 != configured:
@@ -267,12 +267,12 @@ def factor_change(name: str, value: float, configured: float) -> Change:
 
 
 def temperature_text(factor: float) -> str:
-    """Return in words that a temperature multiplied the logits by `factor`, which is 1/T."""
+    """Return the clause on a sampling temperature T that multiplies the logits by `factor`, 1/T."""
     return f"a temperature of {short_number(1 / factor, PRINTED):.6g} divided the logits"
 
 
 def find_factor(case: Mismatch) -> Iterator[Change]:
-    """Yield the change to the one factor that the trace shows at this point.
+    """Yield the change of the one factor at this point, solved from the trace.
 
     It is on the whole point, or on what is added to the residual stream.
     """
@@ -316,10 +316,10 @@ def find_factor(case: Mismatch) -> Iterator[Change]:
 
 
 def usual_embedding_factors(patched: PatchedModel) -> tuple[float, ...]:
-    """Return the factors that engines put on the embedding instead of the model's.
+    """Return the wrong factors that engines apply to the embedding.
 
-    Left out, applied twice, and sqrt(hidden size), alone or beside the model's. None for models
-    with learned positions: a factor there is on the tokens' rows alone.
+    Left out, applied twice, and sqrt(hidden size), alone or with the model's. () for models with
+    learned positions: a factor there is on the tokens' rows alone.
     """
     if patched.spec.block.position == "learned":
         return ()
@@ -330,10 +330,10 @@ def usual_embedding_factors(patched: PatchedModel) -> tuple[float, ...]:
 
 
 def find_stream_size(case: Mismatch) -> Iterator[Change]:
-    """Yield changes of the size of the stream, for points inside the layer that it enters so.
+    """Yield changes of a factor on the residual stream that enters the layer of this point.
 
-    Norms hide the size of the stream, so that another size shows first where something is added to
-    the stream, just as another factor on what is added does. What follows tells the two apart.
+    Norms hide the size of the stream, so that a wrong size shows first where something is added
+    to the stream, as a wrong factor on the added part does. Later points tell the two apart.
     """
     if case.layer > 0:
         yield from _find_entering_size(case)
@@ -358,7 +358,7 @@ def find_stream_size(case: Mismatch) -> Iterator[Change]:
 
 
 def _find_entering_size(case: Mismatch) -> Iterator[Change]:
-    """Yield changes of the factor on the stream that enters a layer behind the first."""
+    """Yield changes of a factor on the stream that enters a layer other than the first."""
     before = f"L{case.layer - 1}.out"
     sums = any(_sublayer_of(case, call) for call in case.calls("add"))
     if not sums and all(split_key(key)[0] != case.layer - 1 for key in case.view.after):
@@ -400,11 +400,12 @@ def _fit_size(
     usual: Sequence[float],
     stream: Array | None,
 ) -> Iterator[Change]:
-    """Yield changes of the factor on the stream that `make` makes: the usual one, or a fitted one.
+    """Yield changes of the factor on the stream, `make(factor)`: a usual one, or a fitted one.
 
-    `configured` is the model's factor, `stream` what enters the layer with it. Where a point of the
-    layer is a sum with the stream or a product of it, its values give the factor: norms show it by
-    their eps alone, which fits many. Else it is fitted to the point, if there are `usual` ones.
+    `configured` is the model's factor, `stream` what enters the layer with it. Where a point of
+    the layer is a sum with the stream or a product of it, its values give the factor. Else it is
+    fitted to the point, if there are `usual` ones: norms show it by their eps alone, which fits
+    many.
     """
     # Solve the factor where the point, or the layer's first sum, is linear in the stream.
     sums = [case.found.views.get(f"L{case.layer}.{name}") for name in ("mid", "out")]
@@ -434,7 +435,7 @@ def _fit_size(
 
 
 def _try_common_factors(case: Mismatch, call: OperationCall) -> Iterator[Change]:
-    """Yield changes to common factors, for a trace that does not hold the scaled value itself.
+    """Yield changes to usual factors, where the trace does not hold the scaled value itself.
 
     `call` is the call of the operation `scale`; its place says which factor it is.
     """
@@ -476,7 +477,7 @@ def _find_added_factor(case: Mismatch, name: str, configured: float) -> Iterator
 def try_residual_sums(case: Mismatch) -> Iterator[Change]:
     """Yield changes that leave out one summand of a sum before the point.
 
-    Before-norm models also get the change that attention and MLP read the same input.
+    Pre-norm models also get the change that attention and MLP read the same input.
     """
     adds = [call for call in case.calls("add") if not is_score_bias(call)]
     if case.layer < 0:
@@ -519,7 +520,10 @@ def try_residual_sums(case: Mismatch) -> Iterator[Change]:
 
 
 def sublayer_sum_changes(sublayer: str) -> Iterator[Change]:
-    """Yield the changes to other sums of the stream and what `sublayer` (attn or ffn) computed."""
+    """Yield the changes to wrong sums of the stream and a sublayer's result.
+
+    `sublayer` is attn or ffn.
+    """
     for words, how in SUMS.items():
         says = words.format(HALVES[sublayer])
         yield Change(
@@ -540,14 +544,18 @@ def try_left_out_layers(case: Mismatch) -> Iterator[Change]:
 
 
 def _layer_input(patched: PatchedModel, layer: int, x: Any, held: Mapping[str, Any]) -> Any:
-    """Return what entered the layer, in place of what leaves it."""
+    """Return what entered the layer in place of its output `x`, to leave the layer out.
+
+    `held` are the layer's earlier points by name. `x` is returned where the stream is not among
+    them.
+    """
     return held.get(STREAM, x)
 
 
 def sublayer_factor_change(patched: PatchedModel, sublayer: str, value: float) -> Change:
     """Return the change of residual_scale to `value` for one `sublayer` (attn or ffn).
 
-    Where the model has no factor, one of 2 is what is added twice.
+    For a model without such a factor, 2 means that the result is added twice.
     """
     configured = float(patched.hp["residual_scale"])
     name = HALVES[sublayer]
@@ -617,7 +625,7 @@ def _sublayer_of(case: Mismatch, call: OperationCall) -> str:
 
 
 def parallel_change(patched: PatchedModel) -> Change:
-    """Return the change to attention and MLP in parallel, or to a sequence if they are parallel."""
+    """Return the change to attention and MLP in parallel; in sequence, if the model has it so."""
     other = not patched.hp["parallel_residual"]
     says = "the MLP reads the stream after attention instead of the layer's input"
     if other:
@@ -626,7 +634,7 @@ def parallel_change(patched: PatchedModel) -> Change:
 
 
 def shared_norm_input_change() -> Change:
-    """Return the change to a parallel layer whose two norms read the same residual stream."""
+    """Return the change to parallel attention and MLP whose two norms read the same stream."""
     return Change(
         "residual", "attention and MLP read one stream, each by its own norm, and are added "
         "together", ("residual", "parallel_residual"), share_norm_input, {"side_by_side": True},
@@ -634,12 +642,12 @@ def shared_norm_input_change() -> Change:
 
 
 def _sum_number(adds: Any, index: int) -> int:
-    """Return how many of the sums before `adds[index]` are at the same location."""
+    """Return how many of the sums before `adds[index]` are at the same location of the pass."""
     return sum(call.location == adds[index].location for call in adds[:index])
 
 
 def keep_one_summand(point: str, keep: int, turn: int) -> Patch:
-    """Return a patch function: the sum after `point` keeps one summand only.
+    """Return a patch: a sum after `point` becomes one of its summands.
 
     `keep`: 0 for the stream, 1 for what is added to it. `turn` is the number of the sum, from 0,
     among sums at that location.
@@ -666,7 +674,7 @@ def keep_one_summand(point: str, keep: int, turn: int) -> Patch:
 
 
 def try_logit_caps(case: Mismatch) -> Iterator[Change]:
-    """Yield the changes to no cap on the logits, and to the cap that the trace's logits show."""
+    """Yield the changes to no softcap on the logits, and to the cap that the trace's show."""
     if case.view.point != "logits" or case.view.mine.shape != case.view.theirs.shape:
         return
     configured = case.patched.hp["final_softcap"]

@@ -82,9 +82,9 @@ THETAS = (1e4, 2.5e4, 5e4, 1e5, 1.5e5, 2.5e5, 5e5, 1e6, 2e6, 5e6, 8e6, 1e7)
 
 
 def other_bases(kind: RopeKind) -> list[float]:
-    """Return the bases to try in place of a kind's own: those in use, and one below it.
+    """Return the rope bases to try in place of a kind's own: usual ones, and one below its own.
 
-    From the nearest of them a base that is not in use is fitted, on either side of the kind's own.
+    A base that is not usual is fitted from the nearest of them, on either side of the kind's own.
     """
     return [theta for theta in (kind.theta / 4, *THETAS) if theta != kind.theta]
 
@@ -106,7 +106,7 @@ _OTHER_LIST: Mapping[str, str] = {"long_factor": "short_factor", "short_factor":
 
 
 def try_pairings(case: Mismatch) -> Iterator[Change]:
-    """Yield changes to the other rope pairing, recorded as it is and in adjacent order."""
+    """Yield changes to the other rope pairing, its result in its own or in adjacent order."""
     call = case.call("rope")
     if call is None:
         return
@@ -118,7 +118,7 @@ def try_pairings(case: Mismatch) -> Iterator[Change]:
 def pairing_change(style: str, pairs: int = 0) -> Change:
     """Return the change from pairing `style` ("half", "interleaved") to the other one.
 
-    `pairs`: how many pairs of the rotated vectors the trace records in adjacent order; 0 for none.
+    `pairs`: how many pairs the trace records as adjacent elements; 0 if it does not.
     """
     other = "interleaved" if style == "half" else "half"
     return Change(
@@ -132,13 +132,13 @@ def pairing_change(style: str, pairs: int = 0) -> Change:
 
 
 def try_reversed_rotation(case: Mismatch) -> Iterator[Change]:
-    """Yield the change to a rotation in the other direction: the sine has the other sign."""
+    """Yield the change that negates rope's sine, where the point depends on rope."""
     if case.call("rope") is not None:
         yield reversed_rotation_change()
 
 
 def reversed_rotation_change() -> Change:
-    """Return the change to a sine of the other sign, which rotates backwards."""
+    """Return the change that negates rope's sine, which rotates backwards."""
 
     def override(op: Any, at: Any, x: Any, table: Any, **kwargs: Any) -> Any:
         """Return `x` rotated by the negative angles."""
@@ -160,9 +160,10 @@ def _pairing_words(style: str) -> str:
 
 
 def use_rope_style(style: str, interleave: int) -> Patch:
-    """Return a patch function (model, layers) -> model: rope pairs elements by `style`.
+    """Return a patch: rope pairs elements by `style`.
 
-    `interleave` is the number of pairs to write as adjacent elements in the result; 0 for none.
+    The first 2 * `interleave` elements of the result are then written as adjacent pairs; 0 for
+    none.
     """
 
     def make(patched: PatchedModel, layers: Layers) -> PatchedModel:
@@ -238,7 +239,10 @@ def try_layers_with_rope(case: Mismatch) -> Iterator[Change]:
 
 
 def _use_rope_layers(rotates: tuple[bool, ...]) -> Patch:
-    """Return a patch: the layers that are True rotate, whatever the layers it is called with."""
+    """Return a patch that gives rope to the layers that are True in `rotates`, and to no other.
+
+    The layers that the patch is called with are ignored.
+    """
     return lambda patched, layers: patched.with_hyper(rope_layers=rotates)
 
 
@@ -247,7 +251,8 @@ def _rope_change_in_layers(
 ) -> Change:
     """Return a change of rope in the layers `scope`, made by patch `make`.
 
-    `says` is a format of three places: the layers, the verb's ending, and "it" or "they".
+    `says` is a format with three places: the layers' names, the verb's ending, and "it" or
+    "they".
     """
     one = len(scope) == 1
     named = ", ".join(map(str, sorted(scope)))
@@ -268,7 +273,7 @@ def _bind_layers(patch: Patch, scope: frozenset[int]) -> Patch:
 
 
 def find_positions(case: Mismatch) -> Iterator[Change]:
-    """Yield the change to the token positions that the trace's rotation angles show.
+    """Yield the change of token positions to those that the trace's rotation angles show.
 
     Usual mistakes are proposed where the trace does not show the angles.
     """
@@ -299,10 +304,10 @@ def find_positions(case: Mismatch) -> Iterator[Change]:
 
 
 def try_positions_of_a_side(case: Mismatch) -> Iterator[Change]:
-    """Yield changes that give only queries, or only keys, other positions in a rotation.
+    """Yield changes that give only queries, or only keys, other positions in rope.
 
-    They are one more than the other side's, or begin again at the first row that differs and at
-    each multiple of it, as inside the pages of a cache.
+    They are one more than the other side's, or restart at the first row that differs and at each
+    multiple of it, as inside the pages of a cache.
     """
     if rope_kind_of_layer(case) is None or not has_rope_between_points(case) or case.view.base:
         return
@@ -329,11 +334,10 @@ def try_positions_of_a_side(case: Mismatch) -> Iterator[Change]:
 
 
 def try_pairings_of_a_side(case: Mismatch) -> Iterator[Change]:
-    """Yield changes to the pairing, direction or base of rope, of queries or of keys alone.
+    """Yield changes of rope's pairing, direction or base for queries or keys alone.
 
-    Another base is that of another kind of the model's layers.
-
-    The rotated vectors of that side stand in their own order, or in that of the other pairing.
+    Another base is that of another kind of the model's layers. The rotated vectors are in their
+    own order, or in that of the other pairing.
     """
     call = case.call("rope")
     if call is None or not hides_rope_angles(case):
@@ -358,7 +362,7 @@ def try_pairings_of_a_side(case: Mismatch) -> Iterator[Change]:
 
 
 def theta_of_other_layers_change(patched: PatchedModel, kind: RopeKind) -> Change:
-    """Return the change that layers rotate as those of another kind of the model's do."""
+    """Return the change that gives layers of a rope kind the rope of another kind of the model."""
     rope = compute_frequencies(patched.hp, kind, pass_length(patched))
     return Change(
         "rope_layers",
@@ -428,8 +432,8 @@ def usual_positions(ours: Array) -> list[Array]:
 def positions_change(ours: Array, theirs: Array, *, rotated: bool = False) -> Change:
     """Return the change from positions `ours` to `theirs`, both int arrays, one for each token.
 
-    `rotated`: rope turns by them. At position 0 it turns nothing, so that a pass without rope has
-    the same values as one in which every position is 0.
+    `rotated`: rope uses them. At position 0 rope does nothing, so that a pass without rope has
+    the same values as one in which every position is 0: the sentence says so.
     """
     shift = np.unique(theirs - ours)
     if len(shift) == 1:
@@ -456,11 +460,12 @@ def positions_change(ours: Array, theirs: Array, *, rotated: bool = False) -> Ch
 
 
 def positions_by_rows(case: Mismatch) -> Array | None:
-    """Return the position of each token (int array) that gives its row of the point, or None.
+    """Return the position of each token, int array, that gives its recorded row; or None.
 
     Before attention a row depends on its own token's position alone: all tokens are given one
     position after the other, and each keeps the nearest. None where attention came before the
-    point, for long tables or texts, and where a row fits no position or all have their own.
+    point, for long tables or texts, where a row fits no position, and where all tokens have their
+    own.
     """
     table = len(case.patched.weights["position_embd.weight"].numpy())
     first = int(case.patched.hp["position_offset"])
@@ -521,10 +526,10 @@ def rotated_count_change(patched: PatchedModel, kind: RopeKind, n: int) -> Chang
 
 
 def _kept_frequencies_change(patched: PatchedModel, kind: RopeKind, n: int) -> Iterator[Change]:
-    """Yield the change to `n` rotated elements, by the first n / 2 of the model's frequencies.
+    """Yield the change to `n` rotated elements by the first n / 2 of the model's frequencies.
 
-    An engine that takes half-width cosines for those of a partial rotation makes this one. Nothing
-    if the model rotates no more than `n`.
+    An engine that reads only half of the cosines of a partial rotation does so. Nothing if the
+    model rotates no more than `n`.
     """
     configured = int(patched.hp["rope_dim"])
     if n >= configured:
@@ -541,10 +546,10 @@ def _kept_frequencies_change(patched: PatchedModel, kind: RopeKind, n: int) -> I
 
 
 def head_width_changes(patched: PatchedModel, kind: RopeKind) -> Iterator[Change]:
-    """Yield changes to a partial rotation whose angles are those of the whole head.
+    """Yield changes to a partial rotation with the frequencies of a rotation of the whole head.
 
-    Pair i turns by theta ** (-2i / head_dim), where the model divides by the number of elements
-    that turn. The pairs are the model's, or those of a whole head: i with i + head_dim / 2.
+    Pair i turns by theta ** (-2i / head_dim), where the model divides by the number of rotated
+    elements. The pairs are the model's, or those of a whole head: i with i + head_dim / 2.
     """
     n, width = int(patched.hp["rope_dim"]), int(patched.hp["head_dim"])
     if patched.spec.block.attention != "gqa" or not 0 < n < width or kind.scaled:
@@ -587,9 +592,9 @@ def rotated_element_changes(patched: PatchedModel) -> Iterator[Change]:
 
 
 def _rotate_elements(at: Array) -> Patch:
-    """Return a patch function: rope rotates only the elements `at` (int array) of a head.
+    """Return a patch: rope rotates only the elements `at` (int array) of a head.
 
-    Narrower heads than that, such as an indexer's, are rotated as they were.
+    Heads that are too narrow for that, such as an indexer's, are rotated as before.
     """
 
     def override(op: Any, at_: Any, x: Any, table: Any, **kwargs: Any) -> Any:
@@ -626,7 +631,7 @@ def theta_change(patched: PatchedModel, kind: RopeKind, theta: float) -> Change:
 
 
 def find_theta(case: Mismatch) -> Iterator[Change]:
-    """Yield the change to the base that fits the frequencies of the trace.
+    """Yield the change of rope's base to the one that fits the trace's rotation frequencies.
 
     Usual bases are tried where the trace does not show the angles.
     """
@@ -665,7 +670,7 @@ def find_theta(case: Mismatch) -> Iterator[Change]:
 
 
 def without_scaling_changes(patched: PatchedModel, kind: RopeKind) -> Iterator[Change]:
-    """Yield changes without rope scaling, or only of its factor on cos and sin: none, or twice.
+    """Yield changes without rope scaling, and with its factor on cos and sin left out or squared.
 
     `kind` is the kind of rope; nothing if it has no scaling.
     """
@@ -695,10 +700,10 @@ def without_scaling_changes(patched: PatchedModel, kind: RopeKind) -> Iterator[C
 
 
 def scaling_value_changes(patched: PatchedModel, kind: RopeKind) -> Iterator[Change]:
-    """Yield changes to another usual value of one number of the model's own rope scaling.
+    """Yield changes of one number of the model's rope scaling to another usual value.
 
-    `kind` is the kind of rope; nothing if it has no scaling. A list of divisors may be the one of
-    the other length.
+    `kind` is the kind of rope; nothing if it has no scaling. A list of divisors may be replaced
+    by the one for the other length.
     """
     if not kind.scaled:
         return
@@ -723,9 +728,9 @@ def scaling_value_changes(patched: PatchedModel, kind: RopeKind) -> Iterator[Cha
 def scaling_change(
     patched: PatchedModel, kind: RopeKind, key: str, value: Any, says: str
 ) -> Change | None:
-    """Return the change to a rope scaling whose `key` is `value`.
+    """Return the change that sets `key` of the rope scaling to `value`.
 
-    None if that has no frequencies, or those of the model. `says` is the value in words. YaRN's
+    None if that gives no frequencies, or the model's own. `says` is the value in words. YaRN's
     factor on cos and sin follows its other factor where the model's own does.
     """
     configured = patched.hp["rope_scaling"]
@@ -772,9 +777,9 @@ def position_divisor_change(patched: PatchedModel, kind: RopeKind, factor: float
 
 
 def usual_divisors(patched: PatchedModel, kind: RopeKind) -> tuple[float, ...]:
-    """Return what positions are divided by by mistake, usual factors first.
+    """Return the numbers by which engines divide positions by mistake, usual ones first.
 
-    A scaling's own factor may be applied the wrong way, or twice.
+    The inverse and the square of the model's own factor are among them.
     """
     found = dict.fromkeys((2.0, 4.0, 8.0, 16.0, 32.0))
     factor = (patched.hp["rope_scaling"] or {}).get("factor") if kind.scaled else None
@@ -845,7 +850,7 @@ def _list_values(values: Array) -> str:
 
 
 def find_position_rows(case: Mismatch) -> Iterator[Change]:
-    """Yield the change to the rows of a learned position table that the trace shows.
+    """Yield the change of which rows of a learned position table were read, as the trace shows.
 
     Usual wrong positions are proposed where the trace does not have the sum.
     """

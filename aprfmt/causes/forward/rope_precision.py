@@ -1,9 +1,4 @@
-"""Hypotheses about the arithmetic of rope's angles: made in a type of few bits.
-
-A position above 256 is no number of bfloat16, and position times frequency is an angle of which
-only 8 bits are left: far from the start whole turns are wrong. Engines that cast the module, or the
-positions, to the model's type do that (transformers#25681).
-"""
+"""Hypotheses about rope's angles computed in a type of few bits."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -47,10 +42,11 @@ ROUNDED = (
 def rounded_table(
     where: Array, rope: RopeFrequencies, kind: Any, which: tuple[bool, ...]
 ) -> tuple[Array, Array]:
-    """Return cos and sin [tokens, pairs] (float32), times rope's factor, rounded on their way.
+    """Return rope's (cos, sin), float32 [tokens, pairs], computed with roundings to a short type.
 
     `where` are the positions [tokens], `kind` is the type, `which` says what is rounded to it:
-    positions, frequencies, angles, and cos and sin. Angles past the type's range give NaN.
+    positions, frequencies, angles, and cos and sin. Both are multiplied by rope's factor. Angles
+    past the type's range give NaN.
     """
 
     def cast(values: Array, rounds: bool) -> Array:
@@ -65,7 +61,7 @@ def rounded_table(
 
 
 def try_rounded_angles(case: Mismatch) -> Iterator[Change]:
-    """Yield changes to angles that are rounded to a 16-bit type, if they are other ones then."""
+    """Yield changes to rope angles rounded to a 16-bit type, where the rounding changes them."""
     kind = rope_kind_of_layer(case)
     if kind is None or not has_rope_between_points(case) or case.view.base:
         return
@@ -80,7 +76,10 @@ def try_rounded_angles(case: Mismatch) -> Iterator[Change]:
 
 
 def _table_change(name: str, words: str, table: tuple[Array, Array]) -> Change:
-    """Return the change to a table of cos and sin that was made in the type called `name`."""
+    """Return the change of rope's (cos, sin) to `table`, computed in the type called `name`.
+
+    `words` says what is rounded.
+    """
 
     def make(patched: PatchedModel, layers: Layers) -> PatchedModel:
         """Return the model with this table in `layers`."""

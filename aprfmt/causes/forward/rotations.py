@@ -1,9 +1,4 @@
-"""The rotations of q and k: those of the reference, and those solved from a trace.
-
-If a trace holds q or k before and after rope, every pair of elements is a complex number that was
-rotated by an angle: the angles give positions and frequencies, and these give the cause. Otherwise
-common values are tried on the next point in the trace.
-"""
+"""The rotations that rope applies to q and k: the reference's, and those solved from a trace."""
 
 import math
 from dataclasses import dataclass
@@ -95,7 +90,11 @@ def without_rope(patched: PatchedModel, layers: Layers) -> PatchedModel:
 
 @dataclass(frozen=True)
 class Rotation:
-    """A trace's rope: `turn` [rows, pairs], a complex factor (length and angle) of every token."""
+    """The rotation of q or k that a trace shows.
+
+    `turn` [rows, pairs] is a complex factor, with length and angle, for each token and pair.
+    `rows` are the tokens' numbers.
+    """
 
     turn: Array
     rows: Array  # token of each row of `turn`
@@ -104,9 +103,10 @@ class Rotation:
 
     @property
     def frequencies(self) -> Array:
-        """Angle per position of each pair (radians), measured over growing distances of tokens.
+        """Angle per position of each pair, in radians, [pairs].
 
-        All zero if the rows are not consecutive tokens.
+        It is measured over growing distances of tokens. All zero if the rows are not consecutive
+        tokens.
         """
         unit = self.turn / np.maximum(np.abs(self.turn), 1e-30)
         found = np.zeros(unit.shape[1])
@@ -131,7 +131,7 @@ def _wrap_angle(angle: Array) -> Array:
 
 
 def solve_rotation(case: Mismatch) -> Rotation | None:
-    """Return the rotation of q or k that the trace shows; None unless it has input and output."""
+    """Return the rotation of q or k that the trace shows; None without input and output."""
     call = case.call("rope")
     if call is None:
         return _rotation_of_alias(case)
@@ -143,7 +143,10 @@ def solve_rotation(case: Mismatch) -> Rotation | None:
 
 
 def _rotation_of_alias(case: Mismatch) -> Rotation | None:
-    """Return the trace's rotation in a layer where the reference has none, or None."""
+    """Return the trace's rotation in a layer where the reference has no rope; None for others.
+
+    The point is q or k after rope, which the reference takes from the point before it.
+    """
     if case.view.point not in ("q_rope", "k_rope") or not case.view.base:
         return None
     kind = rope_kind_of_layer(case)
@@ -156,7 +159,7 @@ def _rotation_of_alias(case: Mismatch) -> Rotation | None:
 
 
 def _fit_pair_rotations(case: Mismatch, x: Array, y: Array, pairs: int, style: str) -> Rotation:
-    """Return the rotation that takes `x` to `y`: a complex factor of each row and pair.
+    """Return the rotation that turns `x` into `y`, a complex factor for each row and pair.
 
     Both are [rows, heads, d]; the fit is by least squares over the heads. `style` pairs the
     elements of `x`; those of `y` are paired in halves.
@@ -183,13 +186,13 @@ def complex_pairs(x: Array, pairs: int, style: str) -> Array:
 
 
 def explaining_rotation(case: Mismatch) -> Rotation | None:
-    """Return the rotation that the trace shows, or None if a rotation does not explain it."""
+    """Return the rotation solved from the trace; None if it does not explain the values."""
     found = solve_rotation(case)
     return found if found is not None and found.explained <= 10 * case.view.tolerance else None
 
 
 def has_rope_between_points(case: Mismatch) -> bool:
-    """Return whether reference or trace rotates between the point and the last one before it."""
+    """Return whether reference or trace applies rope after the last recorded point before this."""
     return case.call("rope") is not None or (
         case.view.point in ("q_rope", "k_rope") and bool(case.view.base)
     )

@@ -1,4 +1,4 @@
-"""Rounding to shorter types and to codes, and passes in which results or inputs are rounded."""
+"""Rounding of values to short float types and quantized codes, and passes with such rounding."""
 
 from collections.abc import Callable, Collection, Mapping
 from typing import Any
@@ -14,10 +14,10 @@ LACKS = {"bfloat16": 16, "tf32": 13}
 
 
 def round_to_type(x: Any, dtype: str) -> Any:
-    """Return float32 values rounded to a shorter type, to nearest and ties to even.
+    """Return float32 values rounded to a shorter float type, to nearest and ties to even.
 
-    `dtype` is bfloat16, tf32, float16, float8_e4m3fn or float8_e5m2. A float8 has no infinity
-    here: what is beyond its largest value becomes that.
+    `dtype` is bfloat16, tf32, float16, float8_e4m3fn or float8_e5m2. Values beyond the largest
+    float8 become that, not infinity.
     """
     values = np.asarray(x, np.float32)
     if dtype.startswith("float8"):
@@ -43,10 +43,10 @@ LARGEST: Mapping[str, float] = {"int8": 127, "int4": 7, "uint4": 15, "float8_e4m
 def round_on_scales(
     x: Any, codes: str, axes: int | tuple[int, ...] | None, scales: str = "float32"
 ) -> Any:
-    """Return float32 values `x` rounded to `codes`, a row of LARGEST, on scales.
+    """Return float32 values `x` quantized to `codes`, a row of LARGEST, and dequantized again.
 
-    Values along `axes` share the scale that makes their largest one the largest code; None: all do.
-    `scales` is the type that scales are rounded to.
+    Values along `axes` share a scale, which makes the largest of them the largest code; None: all
+    share one. `scales` is the type that scales are rounded to.
     """
     values, most = np.asarray(x, np.float32), np.float32(LARGEST[codes])
     wide, low = np.abs(values).max(axes, keepdims=True), np.float32(0)
@@ -65,7 +65,10 @@ def round_on_scales(
 
 
 def round_to_blocks(x: Any, encoding: str) -> Any:
-    """Return float32 values [rows, ...] as `encoding` holds each row; as they are if it cannot."""
+    """Return float32 values [rows, ...] quantized by `encoding` row by row and dequantized again.
+
+    They are returned as they are if rows have no whole number of blocks.
+    """
     rows = np.asarray(x, np.float32).reshape(len(x), -1)
     if rows.shape[1] % CODECS[encoding].block_size:
         return x
@@ -95,9 +98,9 @@ def round_rope_table(dtype: str) -> Patch:
 
 
 def round_keys_and_values(rounded: Callable[[Any], Any], ops: Collection[str]) -> Patch:
-    """Return a patch: attention reads rounded keys and values [tokens, heads, d].
+    """Return a patch: attention reads rounded(keys) and rounded(values), each [tokens, heads, d].
 
-    `ops` are those that read rounded ones: `scores` reads the keys, `mix` the values.
+    `ops` are the operations that read rounded ones: `scores` reads the keys, `mix` the values.
     """
 
     def scores(op: Any, at: Any, q: Any, k: Any, *rest: Any) -> Any:

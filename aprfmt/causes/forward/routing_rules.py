@@ -88,9 +88,10 @@ def _softmax(x: Array) -> Array:
 
 
 def _scores_of_chosen_groups(ranked: Array, groups: Ranking, hp: Mapping[str, Any]) -> Array:
-    """Return scores [tokens, experts], minus infinity for experts of groups not chosen.
+    """Return scores [tokens, experts], -inf for experts in groups that are not chosen.
 
-    `groups` says how groups are ranked: by the best expert, the two best, or the mean.
+    `ranked` are the scores; `groups` says how groups are ranked: by the best expert, the two
+    best, or the mean.
     """
     count = int(hp["n_expert_groups"])
     if groups == "none" or count < 2 or ranked.shape[-1] % count:
@@ -198,7 +199,7 @@ def _wrong_rankings(hp: Mapping[str, Any], own: RoutingRule) -> Iterator[tuple[s
 
 
 def routing_rule_changes(patched: PatchedModel) -> Iterator[Change]:
-    """Yield the change to each rule of routing that the model does not have."""
+    """Yield the change to each usual wrong rule of choosing and weighting experts."""
     for says, rule in wrong_routing_rules(patched):
         yield Change(
             "moe_routing", says, ("router",), use_routing_rule(rule), {"rule": says}, scoped=True

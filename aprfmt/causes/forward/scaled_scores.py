@@ -1,9 +1,4 @@
-"""Factors on attention's scores that come from YaRN: its factor on cos and sin, and MLA's own.
-
-A factor on cos and sin is on queries and keys, so its square is on their scores where all elements
-of a head turn. MLA multiplies the scores by another one, `mscale_all_dim`. Where the trace has no
-rotated queries, rope's factor and a factor on the scores give the same values: both are proposed.
-"""
+"""YaRN's factors on attention's scores: its factor on cos and sin, and MLA's mscale_all_dim."""
 
 from collections.abc import Iterator
 
@@ -16,7 +11,7 @@ from aprfmt.inference.rope import rotation_of_layer
 
 
 def rope_factor_scales(patched: PatchedModel, layer: int) -> Iterator[Change]:
-    """Yield the changes of the scores' factor that equal a mistake in rope's factor in a layer.
+    """Yield the factors on the scores that a wrong rope factor in `layer` would have the effect of.
 
     Rope's factor on cos and sin is left out, or applied twice. Nothing without such a factor.
     """
@@ -32,7 +27,7 @@ def rope_factor_scales(patched: PatchedModel, layer: int) -> Iterator[Change]:
 
 
 def yarn_score_changes(patched: PatchedModel) -> Iterator[Change]:
-    """Yield the changes of MLA's factor on the scores: YaRN's mscale_all_dim lost, twice, or added.
+    """Yield changes of MLA's score factor: YaRN's mscale_all_dim left out, squared, or added.
 
     Nothing for other attention, and for a rope scaling that is not YaRN's.
     """
@@ -51,7 +46,10 @@ def yarn_score_changes(patched: PatchedModel) -> Iterator[Change]:
 
 
 def _yarn_change(square: float, how: str, scale: float) -> Change:
-    """Return the change of the scores' factor to `scale`; `how` YaRN's part `square` is taken."""
+    """Return the change of the factor on scores to `scale`.
+
+    `square` is YaRN's part of the factor, `how` says in words how it was applied.
+    """
     return Change(
         "rope_scaling",
         f"YaRN's factor {square:.6g} on the scores (mscale_all_dim) is {how}",
@@ -68,7 +66,10 @@ def find_yarn_scores(case: Mismatch) -> Iterator[Change]:
 
 
 def find_scores_of_rope_factor(case: Mismatch) -> Iterator[Change]:
-    """Yield the factors on the scores that a mistake in rope's factor comes to."""
+    """Yield the factors on the scores that a wrong rope factor would have the effect of.
+
+    Nothing for points before the scores.
+    """
     if case.call("scores") is not None:
         yield from rope_factor_scales(case.patched, case.layer)
 

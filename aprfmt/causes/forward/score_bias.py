@@ -1,4 +1,4 @@
-"""Hypotheses about what attention adds to its scores for the distance: nothing, or other slopes."""
+"""Hypotheses about position biases on attention scores (ALiBi): none, or with other slopes."""
 
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
@@ -14,7 +14,7 @@ AFTER = ("scores", "probs", "attn", "attn_out", "attn_contrib", "mid", "out", "l
 
 
 def is_score_bias(call: Any) -> bool:
-    """Return whether an operation's call adds to scores [heads, tokens, keys], not to a stream."""
+    """Return whether a call adds a bias to scores [heads, tokens, keys], not to the stream."""
     return call.op == "add" and getattr(call.args[1], "ndim", 0) == 3
 
 
@@ -29,7 +29,7 @@ def change_score_bias(how: Callable[[Any, Array], Any]) -> Patch:
 
 
 def no_score_bias_change() -> Change:
-    """Return the change to scores to which nothing is added for the distance."""
+    """Return the change that adds no position bias to the scores."""
     return Change(
         "positions",
         "nothing is added to the scores for the distance",

@@ -1,9 +1,4 @@
-"""Hypotheses about products that several devices share: parts left out, or added twice.
-
-In tensor parallelism a device holds some columns of attention's and the MLP's last product, and
-their results are summed (all-reduce). A device that is not summed, one that loaded another one's
-shard, or a sum that is taken twice gives the same products with other numbers before them.
-"""
+"""Hypotheses about sums over tensor-parallel devices: parts left out, or added twice."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
@@ -51,7 +46,7 @@ def role_of(key: str) -> str:
 
 
 def weight_column_blocks(roles: Sequence[str], factors: Sequence[float]) -> Patch:
-    """Return a patch: blocks of a weight's columns count `factors` times in a product.
+    """Return a patch: blocks of columns of a weight are multiplied by `factors` in a product.
 
     It acts on the products of `roles`. The columns are cut into as many equal blocks as there are
     factors.
@@ -69,7 +64,7 @@ def weight_column_blocks(roles: Sequence[str], factors: Sequence[float]) -> Patc
 
 
 def _shard_count_text(factors: Sequence[float]) -> str:
-    """Return in words which shards are left out or count several times; "" if all count once."""
+    """Return in words which shards are left out or added several times; "" if none is."""
     count = len(factors)
     found = []
     for times in dict.fromkeys(factors):
@@ -84,7 +79,7 @@ def _shard_count_text(factors: Sequence[float]) -> str:
 
 
 def _shard_change(name: str, roles: Sequence[str], factors: Sequence[float]) -> Change:
-    """Return the change to products in whose sum over devices shards count `factors` times.
+    """Return the change that shards are added `factors` times in a sum over devices.
 
     `name` is the sublayer in words, `roles` are the products' roles.
     """
@@ -98,9 +93,9 @@ def _shard_change(name: str, roles: Sequence[str], factors: Sequence[float]) -> 
 
 
 def _usual_shard_counts() -> Iterator[tuple[float, ...]]:
-    """Yield usual mistakes as how often each shard counts, for 2 or 4 shards.
+    """Yield usual wrong numbers of times that each of 2 or 4 shards is added.
 
-    One is left out, takes another's place, or counts alone.
+    One is left out, takes another's place, or is added alone.
     """
     yield from ((1.0, 0.0), (0.0, 1.0), (2.0, 0.0), (0.0, 2.0))
     for alone in range(4):
@@ -120,7 +115,7 @@ def usual_shard_sum_mistakes(patched: PatchedModel) -> Iterator[Change]:
 
 
 def usual_shard_table_mistakes(patched: PatchedModel) -> Iterator[Change]:
-    """Yield changes to token tables of which only one device's rows are there."""
+    """Yield changes to token tables that have only one device's rows, the others being zero."""
     for key, leaves in TABLES.items():
         if key in patched.weights:
             for alone in (0, 1):
@@ -135,7 +130,7 @@ def usual_shard_table_mistakes(patched: PatchedModel) -> Iterator[Change]:
 
 
 def _zero_half_table(key: str, alone: int) -> Patch:
-    """Return a patch function: one half of the table's rows counts as zero.
+    """Return a patch: one half of a table's rows is zero, for embedding and head.
 
     `alone` is the half that is kept: 0 for the first rows, 1 for the last.
     """
@@ -164,7 +159,7 @@ def _zero_half_table(key: str, alone: int) -> Patch:
 
 
 def find_shard_counts(case: Mismatch) -> Iterator[Change]:
-    """Yield the change to how often each shard's columns count in a product, as the trace shows.
+    """Yield the change of how often each shard of a product is added, solved from the trace.
 
     It is solved on even rows and judged on odd ones.
     """
@@ -175,9 +170,9 @@ def find_shard_counts(case: Mismatch) -> Iterator[Change]:
 
 
 def find_shard_counts_beside_bias(case: Mismatch) -> Iterator[Change]:
-    """Yield two changes of one product: how often shards count, and how often its bias is added.
+    """Yield two changes of one product: how often shards are added, and how often its bias is.
 
-    Each alone leaves the other. They are solved on even rows and judged on odd ones.
+    Neither explains the trace alone. They are solved on even rows and judged on odd ones.
     """
     found = product_of(case)
     if found is None or found.bias is None or not found.key:
@@ -197,9 +192,9 @@ def find_shard_counts_beside_bias(case: Mismatch) -> Iterator[Change]:
 def _solve_shard_counts(
     case: Mismatch, found: Product, bias: Array | None
 ) -> tuple[Change, float] | None:
-    """Return (change to how often each shard counts in `found`, how often the bias is added).
+    """Return (change of how often each shard of `found` is added, times that the bias is added).
 
-    With `bias` [columns] that is solved too; None: it is added once. None where nothing fits.
+    With `bias` [columns] the second is solved too; with None it is 1. None where nothing fits.
     """
     role = role_of(found.key)
     if role not in ROLES:
@@ -240,9 +235,9 @@ def _solve_shard_counts(
 
 
 def find_sum_of_ranks(case: Mismatch) -> Iterator[Change]:
-    """Yield the change to a sum over ranks that is taken again, or is divided by their number.
+    """Yield the change that a sum over ranks is made twice, or is divided by their number.
 
-    It is looked for in dumps of several ranks only: elsewhere a factor is as well the weight's.
+    Only for dumps of several ranks: elsewhere such a factor may as well be the weight's.
     """
     dump = case.recorded.trace.run.get("dump")
     found = product_of(case)

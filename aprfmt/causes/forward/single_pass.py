@@ -1,4 +1,4 @@
-"""Changes in the tokens of one pass alone: a later chunk or one step that ran otherwise."""
+"""Changes for the tokens of one pass only: a later chunk, or one step that ran otherwise."""
 
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
@@ -16,9 +16,9 @@ KEPT = ("spec", "hp", "weights", "backend", "ids", "positions", "taps", "own")
 
 
 def tokens_of_one_pass(late: Array) -> tuple[int, int] | None:
-    """Return (first, last) of the rows that differ where they may be those of one later pass.
+    """Return (first, last) of the differing rows, if they may be those of one later pass.
 
-    None where the first token differs, or another one between them agrees.
+    `late` are their numbers. None where the first token differs, or a row between them agrees.
     """
     if not len(late) or not late[0] or len(late) != late[-1] - late[0] + 1:
         return None
@@ -28,7 +28,7 @@ def tokens_of_one_pass(late: Array) -> tuple[int, int] | None:
 def changes_of_one_pass(
     changes: Iterable[tuple[Change, Layers]], patched: PatchedModel, first: int, last: int
 ) -> Iterator[tuple[Change, Layers]]:
-    """Yield the changes that wrap operations alone, made for tokens `first` to `last` only."""
+    """Yield the changes that only wrap operations, limited to tokens `first` to `last`."""
     for change, layers in changes:
         if change.drop or change.gives is not None:
             continue
@@ -38,7 +38,7 @@ def changes_of_one_pass(
 
 
 def _limited_change(change: Change, first: int, last: int, tokens: int) -> Change:
-    """Return a change in the results of operations for tokens `first` to `last` alone."""
+    """Return a change limited to the operations' results for tokens `first` to `last`."""
     which = f"token {first}" if first == last else f"tokens {first} to {last}"
     if last == tokens - 1:
         which = f"token {first} on" if first < last else f"the last token, {first},"
@@ -61,7 +61,7 @@ def _limited_change(change: Change, first: int, last: int, tokens: int) -> Chang
 
 
 def _for_tokens(op: str, wrap: Override, first: int, last: int) -> Override:
-    """Return an operation's override that changes the results of these tokens alone."""
+    """Return an override of operation `op` that applies `wrap` to these tokens' results only."""
     axis = int(op in BY_HEADS)
 
     def override(beneath: Any, at: PassLocation, *args: Any, **kwargs: Any) -> Any:

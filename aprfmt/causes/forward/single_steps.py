@@ -1,7 +1,4 @@
-"""Patches that change one operation: a sum, a norm, rope of one side, the mask, cached keys.
-
-A patch is a function from a patched model and layers (None: all) to another patched model.
-"""
+"""Patches of one operation: a sum, a norm, rope of one side, the mask, cached keys."""
 
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import replace
@@ -40,7 +37,7 @@ def change_sublayer_sum(sublayer: str, how: Sum) -> Patch:
 
 
 def share_norm_input(patched: PatchedModel, layers: Layers) -> PatchedModel:
-    """Return the model in which the MLP's norm reads what the norm before attention reads."""
+    """Return the model whose MLP norm reads the same stream as the norm before attention."""
     held: list[Any] = []
 
     def add(op: Any, at: Any, a: Any, b: Any) -> Any:
@@ -64,9 +61,9 @@ SUMMED: Mapping[str, tuple[str, tuple[str, ...], str]] = {
 
 
 def norm_sum(sublayers: Collection[str]) -> Patch:
-    """Return a patch: the norm after a sublayer is applied to stream plus result.
+    """Return a patch: the norm after a sublayer is applied to the sum of stream and result.
 
-    Its result then replaces the stream. `sublayers` are `attn`, `ffn` or both.
+    The norm's result replaces the stream. `sublayers` are `attn`, `ffn` or both.
     """
 
     def make(patched: PatchedModel, layers: Layers) -> PatchedModel:
@@ -110,7 +107,7 @@ def norm_sum(sublayers: Collection[str]) -> Patch:
 
 
 def scale_sum_or_stream(scale: float, whole: bool) -> Patch:
-    """Return a patch: the residual factor is on the sum (`whole`), or on the stream alone."""
+    """Return a patch: the residual factor multiplies the sum (`whole`), or the stream alone."""
 
     def scaled(op: Any, at: Any, x: Any, value: Any) -> Any:
         """Return `x` without the factor for a sublayer's result, and op(x, value) elsewhere."""
@@ -160,7 +157,10 @@ def divide_by_length(patched: PatchedModel, layers: Layers) -> PatchedModel:
 
 
 def norm_over_rotated_keys(patched: PatchedModel, layers: Layers) -> PatchedModel:
-    """Return the MLA model whose latent's norm takes the mean square of latent and `k_pe`."""
+    """Return the MLA model whose latent's norm also counts the elements of `k_pe`.
+
+    The mean square is that of latent and `k_pe` together.
+    """
 
     def tap(patched: PatchedModel, layer: int, x: Any, held: Mapping[str, Any]) -> Any:
         """Return the normed latent `x`, divided by the root mean square of the whole row."""
@@ -217,7 +217,7 @@ def rotate_values(patched: PatchedModel, layers: Layers) -> PatchedModel:
 
 
 def cap_after_mask(cap: float) -> Patch:
-    """Return a patch: the softcap comes after the mask, so masked keys count with score -cap."""
+    """Return a patch that applies the softcap after the mask: masked keys have score -cap."""
 
     def override(op: Any, at: Any, scores: Any, heads: Any) -> Any:
         """Return the softmax over all keys, masked ones with score -cap."""
@@ -228,7 +228,7 @@ def cap_after_mask(cap: float) -> Patch:
 
 
 def mask_with_zero(patched: PatchedModel, layers: Layers) -> PatchedModel:
-    """Return the model that multiplies scores by the mask: masked keys count with score 0."""
+    """Return the model that multiplies scores by the mask, so that masked keys have score 0."""
     return cap_after_mask(0.0)(patched, layers)
 
 

@@ -1,4 +1,4 @@
-"""Hypotheses about a softmax that does not sum over all keys: over tiles, or without the sinks."""
+"""Hypotheses about a softmax that sums over the wrong keys: single tiles, or without the sinks."""
 
 from collections.abc import Iterator
 from functools import partial
@@ -32,7 +32,7 @@ TILES = (32, 16, 64, 8, 128)
 
 
 def sum_over_keys(name: str, tile: int) -> Patch:
-    """Return a patch: probabilities are those of row `name` of SUMS, for tiles of `tile` keys."""
+    """Return a patch: the softmax is row `name` of SUMS, with tiles of `tile` keys."""
 
     def make(patched: PatchedModel, layers: Layers) -> PatchedModel:
         """Return the model with this softmax in `layers`."""
@@ -75,7 +75,7 @@ def _sum_whole_tiles(masked: Array, tile: int) -> Array:
 
 
 def _normalise_each_tile(masked: Array, tile: int) -> Array:
-    """Return the softmax of scores within each tile of `tile` keys, so that each adds to 1."""
+    """Return the softmax of scores within each tile of `tile` keys, each with sum 1."""
     parts = []
     for start in range(0, masked.shape[-1], tile):
         part = masked[..., start : start + tile]

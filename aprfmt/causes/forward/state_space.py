@@ -81,12 +81,12 @@ Operands = tuple[Any, ...]
 
 
 def _replace_rates(change: Callable[[Array], Array]) -> Callable[[Operands], Operands]:
-    """Return a function from the operands of a scan to operands with decay rates change(rates)."""
+    """Return a function on a scan's operands that replaces the decay rates by change(rates)."""
     return lambda given: (*given[:2], change(given[2]), *given[3:])
 
 
 def _deal_groups(given: Operands) -> Operands:
-    """Return a scan's operands with B and C dealt out in turn: head h uses group h mod groups."""
+    """Return a scan's operands with B and C assigned in turn: head h gets group h mod groups."""
     x, step, rate, b, c, skip, state = given
     heads, groups = x.shape[1], b.shape[1]
     order = np.arange(heads) % groups
@@ -94,7 +94,7 @@ def _deal_groups(given: Operands) -> Operands:
 
 
 def _use_first_group(given: Operands) -> Operands:
-    """Return a scan's operands with only the first group's B and C, which then serve all heads."""
+    """Return a scan's operands with only the first group's B and C, used by all heads."""
     x, step, rate, b, c, skip, state = given
     return x, step, rate, b[:, :1], c[:, :1], skip, state
 
@@ -106,7 +106,7 @@ def _exchange_b_and_c(given: Operands) -> Operands:
 
 
 def _replace_skip(change: Callable[[Array], Array]) -> Callable[[Operands], Operands]:
-    """Return a function from the operands of a scan to operands with skip factors D = change(D)."""
+    """Return a function on a scan's operands that replaces the skip factors D by change(D)."""
     return lambda given: (*given[:5], change(given[5]), given[6])
 
 
@@ -232,7 +232,7 @@ def usual_scan_mistakes(patched: PatchedModel) -> Iterator[Change]:
 
 
 def _scan_change(cause: str, says: str, make: Patch, **how: Any) -> Change:
-    """Return a change of the scan: patch `make`, with the sentence `says` about it.
+    """Return a change of the scan made by patch `make`, with the sentence `says` about it.
 
     Its place is what PLACES gives the cause. `how` are other fields of Change.
     """
@@ -274,7 +274,7 @@ def try_multipliers(case: Mismatch) -> Iterator[Change]:
 
 
 def _other_factor_lists(own: tuple[float, ...]) -> Iterator[tuple[str, tuple[float, ...]]]:
-    """Yield (sentence, list) of usual wrong factors on a mixer's parts; `own` are the model's.
+    """Yield (sentence, factors) of usual wrong factors on a mixer's parts; `own` are the model's.
 
     They are all left out, one left out, or two exchanged.
     """
@@ -294,7 +294,8 @@ def _other_factor_lists(own: tuple[float, ...]) -> Iterator[tuple[str, tuple[flo
 def try_scan_mistakes(case: Mismatch) -> Iterator[Change]:
     """Yield changes of a state space mixer's scan, for points in a layer that has one.
 
-    They are the usual mistakes, a state that is lost before the first row, and another first state.
+    They are the usual mistakes, a state that is reset before the first wrong row, and another
+    initial state.
     """
     block, hp = case.patched.spec.block, case.patched.hp
     if case.layer < 0 or mixer_of_layer(block, hp, case.layer) not in ("mamba", "mamba2"):
@@ -313,7 +314,7 @@ def try_scan_mistakes(case: Mismatch) -> Iterator[Change]:
 
 
 def _patch_operands(taken: Callable[[Operands], Operands]) -> Patch:
-    """Return a patch function (model, layers) -> model: the scan reads taken(operands)."""
+    """Return a patch: the scan gets taken(operands) in place of its operands."""
 
     def override(op: Any, at: Any, *given: Any) -> Any:
         """Return the scan of the changed operands."""
@@ -323,7 +324,7 @@ def _patch_operands(taken: Callable[[Operands], Operands]) -> Patch:
 
 
 def _patch_time_step(step: Steps) -> Patch:
-    """Return a patch function (model, layers) -> model: time steps are computed by `step`."""
+    """Return a patch that computes the scan's time steps by `step`."""
 
     def override(op: Any, at: Any, raw: Any, bias: Any, low: float, high: float) -> Any:
         """Return the time steps that `step` computes from raw steps, bias and limits."""
@@ -363,9 +364,9 @@ def _restart_scan_at(first: int) -> Patch:
 
 
 def _scan_pieces(op: Any, given: Operands, starts: list[int]) -> tuple[Array, Any]:
-    """Return (reads, last state) of a scan that begins with zeros at each token of `starts`.
+    """Return (outputs, last state) of a scan whose state is reset at each token of `starts`.
 
-    Reads are [tokens, heads, width].
+    Outputs are [tokens, heads, width].
     """
     x, step, rate, b, c, skip, state = given
     reads = []
@@ -377,7 +378,7 @@ def _scan_pieces(op: Any, given: Operands, starts: list[int]) -> tuple[Array, An
 
 
 def _begin_with_state(before: Array) -> Patch:
-    """Return a patch function (model, layers) -> model: the scan begins with state `before`."""
+    """Return a patch: the scan begins with state `before` in place of zeros."""
 
     def override(op: Any, at: Any, *given: Any) -> Any:
         """Return the scan of the operands with the other first state."""
@@ -387,10 +388,10 @@ def _begin_with_state(before: Array) -> Patch:
 
 
 def _solve_state_before(case: Mismatch) -> Array | None:
-    """Return the state before the first token that gives the trace's values, or None.
+    """Return the initial state that explains the trace's values, or None.
 
-    It is [heads, head_dim, state]. None unless the trace has the scan's result from the first token
-    on. What a state adds to a token's read is the state, decayed so far, times C: a linear system
+    It is [heads, head_dim, state]. None unless the trace has the scan's result from the first
+    token on. What a state adds to a token's output is the decayed state times C: a linear system
     for each row of the state.
     """
     call = case.call("scan")

@@ -53,7 +53,7 @@ EPS = (1e-5, 1e-6, 1e-8, 1e-12, 0.0, 1e-3)
 
 @dataclass(frozen=True)
 class UsualMistake:
-    """A change with the layers it belongs to (None: it may be in all or in some)."""
+    """A change that engines make by mistake, and the layers it applies to (None: all or some)."""
 
     change: Change
     layers: Layers = None
@@ -91,7 +91,7 @@ def _norm_offset_mistakes(patched: PatchedModel) -> Iterator[UsualMistake]:
 def _norm_kind_mistakes(patched: PatchedModel) -> Iterator[UsualMistake]:
     """Yield the mistakes of RMS norms in place of layer norms and the reverse.
 
-    They are in all norms and by place. For layer norms there are two other divisors too.
+    In all norms, and in those of one place. For layer norms there are two other divisors too.
     """
     yield UsualMistake(norm_kind_change(patched))
     if patched.spec.block.norm == "layer":
@@ -223,7 +223,7 @@ def _residual_mistakes(patched: PatchedModel) -> Iterator[UsualMistake]:
 
 
 def _bf16_embedding_factor(patched: PatchedModel) -> float:
-    """Return the embedding's factor rounded to bfloat16, as engines in 16 bits have it."""
+    """Return the embedding's factor rounded to bfloat16, which engines in 16 bits use."""
     return float(round_to_type(patched.hp["embedding_scale"], "bfloat16"))
 
 
@@ -371,7 +371,7 @@ SCALES: Mapping[str, tuple[int, ...] | None] = {
 
 
 def rounding_mistakes(patched: PatchedModel) -> Iterator[UsualMistake]:
-    """Yield the mistakes of rounding operations' results to 16 bits, and a cache to fewer too."""
+    """Yield the mistakes of rounding operations' results to 16 bits, or the cache to 8 or 4."""
     for dtype in ("bfloat16", "float16"):
         rows: dict[str, Any] = {
             f"results of {name} are": (ops, round_operations(ops, dtype))
@@ -387,7 +387,7 @@ def rounding_mistakes(patched: PatchedModel) -> Iterator[UsualMistake]:
 
 
 def _cache_changes() -> Iterator[Change]:
-    """Yield the changes to keys and values in 8 bits, and in 4: as they are, and on scales."""
+    """Yield the changes that store cached keys and values in 8 or 4 bits, with scales or not."""
     for dtype in ("float8_e4m3fn", "float8_e5m2"):
         for says, ops in IN_BYTES.items():
             yield _rounding_change(says, dtype, ("kv_cache",), _round_cache(dtype, ops))
@@ -408,7 +408,10 @@ def _round_cache(dtype: str, ops: Collection[str] = BOTH) -> Patch:
 
 
 def _rounding_change(says: str, dtype: str, ops: tuple[str, ...], make: Patch) -> Change:
-    """Return the change that rounds what `says` names to `dtype`, by the patch `make`."""
+    """Return the change, by patch `make`, that rounds to `dtype` what `says` names.
+
+    `ops` are the operations it acts on.
+    """
     return Change("rounding", f"{says} rounded to {dtype}", ops, make, {"dtype": dtype})
 
 

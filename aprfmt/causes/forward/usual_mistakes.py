@@ -1,9 +1,4 @@
-"""The table of usual mistakes of engines: changes with the values that are met in practice.
-
-Hypotheses solve values from a trace that shows an operation's own input and output. Where it shows
-neither (outputs of layers, or logits alone), each of these changes is tried on the whole pass
-(search.py). Likelier ones come first.
-"""
+"""The table of usual mistakes of engines: changes with the values that occur in practice."""
 
 from collections.abc import Callable, Iterator
 from itertools import zip_longest
@@ -130,7 +125,7 @@ def _rotating_layer_mistakes(patched: PatchedModel) -> Iterator[UsualMistake]:
 
 
 def _position_mistakes(patched: PatchedModel) -> Iterator[UsualMistake]:
-    """Yield the mistakes of giving tokens other positions."""
+    """Yield the mistakes of token positions: all zero, or shifted."""
     ours, rotated = token_positions(patched), patched.spec.block.position == "rope"
     for theirs in usual_positions(ours):
         yield UsualMistake(positions_change(ours, theirs, rotated=rotated))
@@ -243,7 +238,7 @@ def _mask_mistakes(patched: PatchedModel) -> Iterator[UsualMistake]:
 
 
 def _softmax_mistakes(patched: PatchedModel) -> Iterator[UsualMistake]:
-    """Return an iterator of the mistakes of softmaxes that sum over another set of keys."""
+    """Return an iterator of the mistakes of softmaxes that sum over a wrong set of keys."""
     return with_layers(softmax.usual_softmax_mistakes(patched))
 
 
@@ -310,10 +305,10 @@ OF_ATTENTION = frozenset(
 
 
 def usual_mistakes(patched: PatchedModel) -> list[UsualMistake]:
-    """Return the usual mistakes for a model, one of each kind, then the next of each kind.
+    """Return the usual mistakes for a model: the first of every kind, then the second, and so on.
 
-    The likeliest of a kind comes first. A large model allows few passes, so the first mistakes are
-    of different kinds.
+    The likeliest of a kind comes first. A large model allows few passes, so the first mistakes
+    are of different kinds.
     """
     rows = [row for row in USUAL if patched.hp["n_heads"] or row not in OF_ATTENTION]
     columns = zip_longest(*(list(changes(patched)) for changes in rows))
@@ -326,8 +321,8 @@ LISTS = ("window_layers", "rope_layers", "moe_layers", "ssm_layers")
 def layer_groups_of(patched: PatchedModel, usual: UsualMistake) -> list[Layers]:
     """Return the sets of layers in which to try a mistake; None stands for all layers.
 
-    A mistake with layers of its own has just these. Others are tried in all layers, then in each
-    kind of layer. Single layers are tried elsewhere.
+    A mistake with `layers` has just these. Others are tried in all layers, then in each kind of
+    layer. Single layers are tried elsewhere.
     """
     if usual.layers is not None or not usual.change.scoped:
         return [usual.layers]

@@ -1,4 +1,4 @@
-"""Usual mistakes of engines in single steps: sums, norms, one side's rope, masks, caches."""
+"""Usual mistakes of engines in single operations: sums, norms, rope, masks, caches."""
 
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -145,7 +145,7 @@ def _rope_side_mistakes(patched: PatchedModel) -> Iterator[UsualMistake]:
 
 
 def _rotated_keys_first(patched: PatchedModel, layers: Layers) -> PatchedModel:
-    """Return the model whose queries meet keys with the rotated part first, in `layers`."""
+    """Return the MLA model whose keys alone have the rotated part first, in `layers`."""
     nope = int(patched.hp["qk_nope_head_dim"])
 
     def override(op: Any, at: Any, q: Any, k: Any, heads: Any) -> Any:
@@ -156,7 +156,7 @@ def _rotated_keys_first(patched: PatchedModel, layers: Layers) -> PatchedModel:
 
 
 def _mask_step_mistakes(patched: PatchedModel) -> Iterator[UsualMistake]:
-    """Yield the mistakes of a mask added before the softcap, and of hidden keys with score 0."""
+    """Yield the mistakes of a mask applied before the softcap, and of masked keys with score 0."""
     cap = patched.hp["attn_softcap"]
     if cap is not None:
         yield UsualMistake(Change(
@@ -196,7 +196,7 @@ def _activation_step_mistakes(patched: PatchedModel) -> Iterator[UsualMistake]:
 
 
 def single_layer_mistakes(patched: PatchedModel) -> Iterator[UsualMistake]:
-    """Yield mistakes that are met in single layers: another window there, or a bias left out."""
+    """Yield mistakes that occur in single layers: another window there, or a bias left out."""
     hp = patched.hp
     configured, own = hp["sliding_window"], [bool(x) for x in hp["window_layers"]]
     for layer in range(patched.n_layers if configured is not None else 0):
@@ -224,7 +224,7 @@ PAIRS = (("ffn_gate", "ffn_up"), ("ffn_gate_exps", "ffn_up_exps"))
 
 
 def _joined_split_mistakes(patched: PatchedModel) -> Iterator[UsualMistake]:
-    """Yield the mistakes of splitting joined gate and up weights by another order of rows.
+    """Yield the mistakes of splitting joined gate and up weights in another order of rows.
 
     Exchanged gate and up of experts are one more.
     """
@@ -247,7 +247,7 @@ def _joined_split_mistakes(patched: PatchedModel) -> Iterator[UsualMistake]:
 
 
 def _split_alternating_as_halves(gate: Any, up: Any) -> tuple[Any, Any]:
-    """Return (gate, up) [..., rows, n] read as halves of joined rows that alternate."""
+    """Return (gate, up), each [..., rows, n], as halves of joined rows that alternate."""
     axis = gate.ndim - 2
     joined = np.stack([gate, up], axis + 1).reshape(
         *gate.shape[:axis], 2 * gate.shape[axis], *gate.shape[axis + 1 :]
@@ -257,7 +257,7 @@ def _split_alternating_as_halves(gate: Any, up: Any) -> tuple[Any, Any]:
 
 
 def _split_halves_as_alternating(gate: Any, up: Any) -> tuple[Any, Any]:
-    """Return (gate, up) [..., rows, n] read as every second row of joined halves."""
+    """Return (gate, up), each [..., rows, n], as every second row of joined halves."""
     axis = gate.ndim - 2
     joined = np.concatenate([gate, up], axis)
     return (np.take(joined, range(0, joined.shape[axis], 2), axis),

@@ -1,4 +1,4 @@
-"""Hypotheses about a weight's values: scaled, mislabelled, quantized, damaged, stale."""
+"""Hypotheses about a weight's values: scaled, of a wrong type, quantized, damaged, stale."""
 
 import itertools
 import math
@@ -45,7 +45,7 @@ SCALES = ("float32", "bfloat16", "float16")  # types of these scales
 
 
 def find_output_factor(case: Mismatch) -> Iterator[Change]:
-    """Yield the change to one factor on the weight, or to one on each row, that fits the trace."""
+    """Yield the change of a weight by one factor, or by one per row, solved from the trace."""
     found = product_of(case)
     w = None if found is None or not found.key else weight_values(case.patched, found.key)
     if found is None or w is None:
@@ -91,9 +91,10 @@ def find_output_factor(case: Mismatch) -> Iterator[Change]:
 
 
 def _lost_factor(patched: PatchedModel, factor: float) -> tuple[str, float] | None:
-    """Return (name, value) of a factor of the model that an earlier answer took away; or None.
+    """Return (name, value) of a model factor that an earlier change replaced, if it is `factor`.
 
-    It is `factor` itself: the run has it in another place, where it accuses no weight.
+    Then the run applies that factor in another place, and no weight is wrong. None for no such
+    factor.
     """
     if patched.stated is None:
         return None
@@ -106,7 +107,7 @@ def _lost_factor(patched: PatchedModel, factor: float) -> tuple[str, float] | No
 
 
 def try_other_16_bit_type(case: Mismatch) -> Iterator[Change]:
-    """Yield changes that read stored bytes as the other 16-bit type.
+    """Yield changes that read stored 16-bit values as the other 16-bit type.
 
     First each weight or bias before the point, then all weights of that encoding.
     """
@@ -128,7 +129,7 @@ def try_other_16_bit_type(case: Mismatch) -> Iterator[Change]:
 
 
 def _reread_change(case: Mismatch, keys: tuple[str, ...]) -> Iterator[Change]:
-    """Yield the change that reads all these tensors of one encoding as the other 16-bit type.
+    """Yield the change that reads tensors of one 16-bit encoding as the other 16-bit type.
 
     `keys` are the tensors' keys. Nothing if one of them is too large to be read.
     """
@@ -176,10 +177,9 @@ def try_quantization(case: Mismatch) -> Iterator[Change]:
 
 
 def try_quantized_on_load(case: Mismatch) -> Iterator[Change]:
-    """Yield the change that an engine quantized the matrix of a product as it loaded it.
+    """Yield the change that an engine quantized the matrix of a product when it loaded it.
 
-    It is at most one. Products may be of 8 bits as well: then their input is rounded on scales,
-    too.
+    It is at most one. The product may be in 8 bits as well: then its input is quantized, too.
     """
     if case.view.residual is None or case.view.residual > COARSEST:
         return
@@ -212,7 +212,10 @@ def try_quantized_on_load(case: Mismatch) -> Iterator[Change]:
 def _in_blocks(
     values: NDArray[np.float32], codes: str, block: tuple[int, int], scales: str = "float32"
 ) -> NDArray[np.float32] | None:
-    """Return a matrix in `codes`, a scale for each `block` of it; None if it has no whole ones."""
+    """Return a matrix quantized to `codes` and back, with a scale for each `block` of it.
+
+    `block` is (rows, columns). None if the matrix has no whole number of blocks.
+    """
     rows, columns = (size or n for size, n in zip(block, values.shape, strict=True))
     if values.shape[0] % rows or values.shape[1] % columns:
         return None
@@ -227,10 +230,10 @@ def _loaded_change(
     copy: NDArray[np.float32],
     how: tuple[str, tuple[int, int], tuple[int, int] | None],
 ) -> Change:
-    """Return the change that an engine takes `copy`, a quantized copy, for a weight of a product.
+    """Return the change that an engine uses `copy`, a quantized copy of a product's weight.
 
-    `how` is (encoding of the codes, rows and columns that share a scale, the same of the product's
-    input or None where that is not rounded).
+    `how` is (encoding of the codes, rows and columns that share a scale, the same of the
+    product's input or None where that is not quantized).
     """
     codes, block, taken = how
     says = f"{found.key} is a copy in {codes}, {_shared_scale(block, 'row')}"
@@ -251,7 +254,7 @@ def _loaded_change(
 
 
 def _shared_scale(block: tuple[int, int], row: str) -> str:
-    """Return in words what shares a scale: all, a `row`, or a block."""
+    """Return in words which values share a scale: all, a `row`, or a block of this size."""
     if block == (0, 0):
         return "one scale for all"
     if block == (1, 0):
@@ -318,9 +321,9 @@ def find_stale_weight(case: Mismatch) -> Iterator[Change]:
 
 
 def _other_head(case: Mismatch, solved: NDArray[np.float32], tokens: int) -> Iterator[Change]:
-    """Yield the change to the head `solved` from `tokens` tokens, where the model's is tied.
+    """Yield the change of a tied head to `solved`, a weight solved from `tokens` tokens.
 
-    The embedding stays as it is. A head that is no copy of it at all was never tied.
+    The embedding stays as it is. If the two are unlike, the run's head was never tied.
     """
     own = weight_values(case.patched, "token_embd.weight")
     if own is None:
