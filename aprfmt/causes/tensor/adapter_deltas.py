@@ -67,11 +67,10 @@ _COARSEST = UNIT["BF16"]  # of the types that factors are stored in
 
 @dataclass(frozen=True)
 class DeltaRow:
-    """The changes of one module on both sides: ||b - times * a|| and the norms, Frobenius.
+    """What one module's weight gets from each of two adapters, compared: a and b.
 
-    `noise` is the relative error that rounding each factor to its type may leave, `floor` what
-    float64 may, absolute. `rescaled`: the scales of the two are others. `keys` are the stored names
-    of the factors and their alpha, without DoRA's lengths, `values` how many values a factor has.
+    a and b are scale * B @ A. `size_a` and `size_b` are their Frobenius norms, `dot` their inner
+    product, `apart` is ||b - a||.
     """
 
     module: str
@@ -105,12 +104,12 @@ class DeltaRow:
 
     @property
     def related(self) -> float:
-        """The cosine between a and b, without its sign; 0 where one of them is zero."""
+        """The absolute cosine between a and b; 0 where one of them is zero."""
         sizes = self.size_a * self.size_b
         return abs(self.dot) / sizes if sizes else 0.0
 
     def is_multiple(self, times: float) -> bool:
-        """Return whether b is a times a number, within the rounding of the factors."""
+        """Return whether b equals `times` * a within the rounding of the factors."""
         left = self.size_b**2 - 2 * times * self.dot + (times * self.size_a) ** 2
         bound = max(self.noise, 2.0**-20) * max(self.size_b, abs(times) * self.size_a)
         return bool(self.size_a and left <= bound**2)
@@ -118,11 +117,7 @@ class DeltaRow:
 
 @dataclass(frozen=True)
 class DeltaComparison:
-    """The changes of two adapters by module, the keys they settle, and what made them differ.
-
-    `other` says by what they are two adapters, where the changes of most modules have nothing in
-    common; "" else.
-    """
+    """Two adapters compared by what they add to each module, and the findings on that."""
 
     rows: tuple[DeltaRow, ...]
     findings: tuple[Finding, ...]
@@ -131,10 +126,11 @@ class DeltaComparison:
     other: str = ""
 
     def judge(self, rows: Sequence[TensorDiff]) -> list[TensorDiff]:
-        """Return the rows of stored tensors with the verdict of the change that they are part of.
+        """Return the rows of stored tensors, with the verdict of the product they are factors of.
 
-        Factors of equal changes are equal in values, whatever their shapes; those of changes within
-        their types' rounding are WITHIN.
+        Factors of equal products count as equal in values, whatever their shapes; those of
+        products within their types' rounding are WITHIN. Factors of differing products keep their
+        verdict.
         """
         modules = {key: row for row in self.rows for key in row.keys}
         return [
@@ -147,7 +143,7 @@ class DeltaComparison:
         ]
 
     def findings_of(self, rows: Sequence[TensorDiff]) -> tuple[Finding, ...]:
-        """Return the findings, each about the factors that differ; about all where none does.
+        """Return the findings, each limited to the factors that differ; to all if none does.
 
         `rows` are those of the stored tensors.
         """
@@ -164,24 +160,24 @@ class DeltaComparison:
         return {key for one in self.findings for key in one.keys}
 
     def covers(self, item: str) -> bool:
-        """Return whether an item of the ledger is a key of the scale, which the changes have in."""
+        """Return whether an item of the ledger is a key of the scale, part of the products."""
         name = item.removeprefix(f"{ADAPTER_CONFIG}: ")
         return self.complete and (name in SCALE_KEYS or item == ALPHA)
 
     def differing_fields(self) -> tuple[FieldDiff, ...]:
-        """Return the keys of the scale in which two adapters differ whose changes differ."""
+        """Return the keys of the scale that differ; () where the products are equal anyway."""
         return () if self.settles_keys or not self.complete else self.fields
 
     @property
     def settles_keys(self) -> bool:
-        """Whether the keys of the scale change nothing, as all changes are equal with them."""
+        """Whether differing keys of the scale do not matter, since all products are equal."""
         return self.complete and all(row.verdict != "DIFFERENT" for row in self.rows)
 
 
 def compare_deltas(a: "Model", b: "Model") -> DeltaComparison | None:
-    """Return two adapters compared by their changes; None unless both are LoRA adapters to merge.
+    """Return two adapters compared by what they add to weights; None unless both are LoRA adapters.
 
-    Modules whose change needs the base (single parameters of stacked experts), or that one side
+    Modules whose product needs the base (single parameters of stacked experts), or that one side
     lacks, have no row. A module with DoRA's lengths is compared by scale * B @ A; its lengths are
     tensors of their own.
     """
@@ -202,9 +198,9 @@ def compare_deltas(a: "Model", b: "Model") -> DeltaComparison | None:
 
 
 def _other_adapter_text(rows: Sequence[DeltaRow]) -> str:
-    """Return by what two adapters are seen to be others; "" where their changes are related.
+    """Return why two adapters are unrelated, as a sentence; "" where their products are related.
 
-    A training that goes on keeps most of a change's direction. Damage in single modules leaves the
+    Further training keeps most of a product's direction. Damage in single modules leaves the
     other ones related.
     """
     strange = [row for row in rows if row.size_a and row.size_b and row.related < RELATED]
@@ -232,7 +228,7 @@ def _differing_keys(a: Adapter, b: Adapter) -> Iterator[FieldDiff]:
 def _delta_rows(
     a: Adapter, b: Adapter, scales: Mapping[str, float] | None = None
 ) -> Iterator[DeltaRow]:
-    """Yield the row of each module that both sides have; `scales` replace B's by module."""
+    """Yield the row of each module that both sides have; `scales` {module: scale} replace B's."""
     for module, pair in a.pairs.items():
         other = b.pairs.get(module)
         if other is None or pair.parameters or other.parameters:
@@ -245,7 +241,7 @@ def _delta_rows(
 
 
 def _compare_pair(a: StoredPair, b: StoredPair) -> DeltaRow | None:
-    """Return the row of two pairs; None where their changes have other shapes."""
+    """Return the comparison of two pairs of factors; None for products of other shapes."""
     (a_right, a_left), (b_right, b_left) = read_factors(a), read_factors(b)
     if (a_left.shape[0], a_right.shape[1]) != (b_left.shape[0], b_right.shape[1]):
         return None
@@ -288,7 +284,7 @@ def _compare_pair(a: StoredPair, b: StoredPair) -> DeltaRow | None:
 
 
 def _triangle(columns: "Array") -> "Array":
-    """Return R of the QR decomposition: the columns in an orthonormal basis of their span."""
+    """Return R of the QR decomposition of a matrix: its columns in an orthonormal basis."""
     found: Array = np.asarray(np.linalg.qr(columns, mode="r"))
     return found
 
@@ -296,7 +292,7 @@ def _triangle(columns: "Array") -> "Array":
 def _findings(
     a: Adapter, b: Adapter, rows: Sequence[DeltaRow], paths: tuple[Path, Path]
 ) -> Iterator[Finding]:
-    """Yield what made the changes differ: one factor for most, else where the scales differ.
+    """Yield the findings on why the products differ: one factor for most, else differing scales.
 
     `paths` are those of A's and B's weights.
     """
@@ -342,7 +338,7 @@ def _findings(
 def _finding(
     cause: str, says: str, verdict: Verdict, rows: Sequence[DeltaRow], confirmed: bool, **more: Any
 ) -> Finding:
-    """Return a finding about the factors of some modules."""
+    """Return a finding about the factors of the modules in `rows`; `more` are fields of Finding."""
     keys = tuple(key for row in rows for key in row.keys)
     return Finding(
         cause, says, "tensor", verdict, keys, confirmed, keys=keys,
@@ -358,10 +354,10 @@ def _scale_finding(
     times: float,
     paths: tuple[Path, Path],
 ) -> Finding:
-    """Return the finding that B's changes are A's times a number in `rows`.
+    """Return the finding that B's products are A's times a number, `times`, in `rows`.
 
-    `sound` are the rows of all modules but those that nothing explains: a key has to make them all
-    equal. The command sets a key of B. The one that sets a key of A is in the sentence.
+    `sound` are the rows of all modules but the unexplained ones: a key has to make them all
+    equal. The command sets a key of B; the sentence names also the one that sets a key of A.
     """
     modules = {row.module for row in sound}
     own, other = _single_keys(a, b, times, modules), _single_keys(b, a, 1 / times, modules)
@@ -385,7 +381,7 @@ def _scale_finding(
 
 
 def _common_factor(rows: Sequence[DeltaRow]) -> float | None:
-    """Return the number by which B's changes are A's in most rows; None where there is none.
+    """Return the number by which most of B's products are A's times it; None where there is none.
 
     It is measured in every second module, and judged in all.
     """
@@ -398,11 +394,10 @@ def _common_factor(rows: Sequence[DeltaRow]) -> float | None:
 
 
 def _single_keys(a: Adapter, b: Adapter, times: float, modules: Set[str]) -> list[tuple[str, Any]]:
-    """Return (key, value) of B's configuration, each of which alone makes the changes equal.
+    """Return (key, value) of each change of one of B's keys that makes the products equal.
 
-    Those of `modules` count.
-
-    Keys in which the two differ come first: A's value in B. Then rsLoRA turned, then alpha.
+    Only the products of `modules` count. Keys in which the two configurations differ come first,
+    with A's value; then `use_rslora` toggled, then another alpha.
     """
     return [
         (key, value)
@@ -422,9 +417,9 @@ _SCALES_STAND = {
 
 
 def _keys_text(b: Adapter, held: Sequence[tuple[str, Any]]) -> str:
-    """Return which keys of B's configuration make the changes equal, in words.
+    """Return in words which keys of B's configuration would make the products equal.
 
-    Of adapters without alpha or r in a configuration: where their scale stands.
+    For adapters without alpha or r in a configuration it says where their scale is stored.
     """
     if b.spelling in _SCALES_STAND:
         return f"{_SCALES_STAND[b.spelling]}; which side is meant, the two do not say"
@@ -439,7 +434,7 @@ def _keys_text(b: Adapter, held: Sequence[tuple[str, Any]]) -> str:
 
 
 def _other_values(a: Adapter, b: Adapter, times: float) -> Iterator[tuple[str, Any]]:
-    """Yield (key, value) of B's configuration that may take the factor back, likeliest first."""
+    """Yield (key, value) of B's configuration that may undo the factor `times`, likeliest first."""
     if b.spelling != "peft":
         return
     for key in SCALE_KEYS[1:]:
@@ -455,7 +450,7 @@ def _other_values(a: Adapter, b: Adapter, times: float) -> Iterator[tuple[str, A
 
 
 def _makes_equal(a: Adapter, b: Adapter, key: str, value: Any, modules: Set[str]) -> bool:
-    """Return whether the changes of `modules` are A's with another value of a key of B."""
+    """Return whether B's products of `modules` equal A's once a key of B has another value."""
     config = {**b.config, key: value}
     scales = {}
     for module, pair in b.pairs.items():
@@ -468,5 +463,5 @@ def _makes_equal(a: Adapter, b: Adapter, key: str, value: Any, modules: Set[str]
 
 
 def _shown(value: Any) -> str:
-    """Return a value as adapter_config.json has it; of a flag that is not there, its default."""
+    """Return a value as adapter_config.json writes it; the default of a flag for None."""
     return json.dumps(False if value is None else value)

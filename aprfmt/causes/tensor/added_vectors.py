@@ -35,7 +35,7 @@ FIRST_ROWS = 1024  # rows of another table that are compared with a vector
 
 
 def guess_added_vector(case: DifferingPair) -> Iterator[Guess]:
-    """Yield guesses that B is A with a vector added to all rows that differ, or all columns."""
+    """Yield guesses that B is A with one vector added to all differing rows, or to all columns."""
     slack = 2 * case.slack(moved=False)
     if slack > LOOSE or case.a.columns < NARROW:
         return
@@ -53,9 +53,10 @@ def guess_added_vector(case: DifferingPair) -> Iterator[Guess]:
 def _guess_of_rows(
     case: DifferingPair, x: Array, y: Array, slack: float, every: bool
 ) -> Guess | None:
-    """Return the guess that rows y of B are rows x of A plus a vector; None if they are not.
+    """Return the guess that rows `y` of B are rows `x` of A plus a vector; None if they are not.
 
-    `every`: it is about all rows, otherwise about those that differ.
+    `every`: the guess is about all rows, otherwise about those that differ. `slack` is the
+    relative distance of equal rows.
     """
     delta, usual = y - x, norms.exact_norm(x) / max(1, x.size) ** 0.5
     if len(x) < LEAST or norms.exact_norm(delta) <= MOVED * slack * norms.exact_norm(x):
@@ -87,14 +88,17 @@ def _guess_of_rows(
 
 
 def _plus_numbers(case: DifferingPair, rows: Array) -> Array:
-    """Return rows of A, each plus its mean distance from B's in every second column."""
+    """Return rows of A, each plus one number: its mean distance from B's row.
+
+    The number is measured in every second column.
+    """
     mine, other = to_float64(case.a.take(rows)), to_float64(case.b.take(rows))
     found: Array = mine + (other - mine)[:, ::2].mean(1, keepdims=True)
     return found
 
 
 def _are_equal(made: Array, wanted: Array, slack: float) -> bool:
-    """Return whether every row is the wanted one within the relative distance `slack`."""
+    """Return whether every row of `made` is within the relative distance `slack` of `wanted`."""
     return bool((row_distances(made, wanted) <= slack).all())
 
 
@@ -110,16 +114,16 @@ def _plus(side: RowReader, vector: Array) -> Take:
 
 
 def _size_text(vector: Array, rows: Array) -> str:
-    """Return how large a vector is, beside the root mean square of the values it was added to."""
+    """Return the root mean square of a vector and of the values it was added to, as text."""
     sizes = (norms.exact_norm(one) / max(1, one.size) ** 0.5 for one in (vector, rows))
     return "root mean square {:.3g}, that of A's values {:.3g}".format(*sizes)
 
 
 def _named_row(case: DifferingPair, row: Array, slack: float) -> tuple[Array, str]:
-    """Return (the vector, which one it is) of a vector [columns] that was added to every row.
+    """Return (vector, what it is in words) for a vector [columns] that was added to every row.
 
-    It is the measured one, and "", where it is neither the mean of A's rows nor a vector or a row
-    of a table of the model.
+    It is minus the mean of A's rows, or a vector of the model or a row of one of its tables. Else
+    the measured vector and "".
     """
     mean: Array = np.zeros_like(row)
     for index in case.windows(None):
@@ -139,7 +143,7 @@ def _named_row(case: DifferingPair, row: Array, slack: float) -> tuple[Array, st
 
 
 def _vectors_of_model(context: PairContext, size: int) -> Iterator[tuple[str, Array]]:
-    """Yield (key, float64 [n, size]) of A's vectors of a size, and of its tables' first rows."""
+    """Yield (key, float64 [n, size]) of A's vectors of this size, and of its tables' first rows."""
     for key in context.sides("a"):
         reader = context.reader("a", key)
         if reader is None:

@@ -73,7 +73,7 @@ THROUGH = ("Q8_0", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q6_K", "Q5_K", "Q4_K", "Q3_K
 def guess_norm_offset(case: DifferingPair) -> Iterator[Guess]:
     """Yield guesses that one side's vector is the other's plus or minus 1; none for matrices.
 
-    Of a norm's weight also 2: 1 twice, as by a conversion of what was converted.
+    For a norm's weight also plus or minus 2, as when a converted model is converted again.
     """
     if case.a.columns != 1:
         return
@@ -156,10 +156,10 @@ def guess_scale(case: DifferingPair) -> Iterator[Guess]:
 
 
 def _leave_usual_errors(case: DifferingPair, axis: int) -> bool:
-    """Return whether a factor for every row (axis 1) or column (axis 0) leaves usual errors.
+    """Return whether a factor for every row (axis 1) or column (axis 0) leaves only rounding.
 
-    They are those of a right copy in the copy's own steps, where a side is a packed copy: the bound
-    of its encoding as a whole is too wide for it. True where no side is one.
+    For a packed copy this is measured in the copy's own quantization steps, since the bound of
+    its encoding as a whole is too wide. True where no side is a packed copy.
     """
     for copy in packed_copies(case):
         if copy.finite:
@@ -180,22 +180,22 @@ def _least_squares_factors(x: "Array", y: "Array", axis: int) -> "Array":
 
 
 def is_scaling(factors: "Array", slack: float) -> bool:
-    """Return whether factors are a scaling: none near 0 (values lost), and not all near 1."""
+    """Return whether factors are a real scaling: some differ from 1, and none is near 0."""
     return bool(np.abs(factors - 1.0).max(initial=0.0) > 4 * slack) and bool(
         np.abs(factors).min() > 1e-9
     )
 
 
 def fits_scaling(x: "Array", y: "Array", slack: float) -> bool:
-    """Return whether every row of y is within twice the relative distance `slack` of x's."""
+    """Return whether each row of `y` is within the relative distance 2 * `slack` of that of `x`."""
     return bool((row_distances(x, y) <= 2 * slack).all())
 
 
 def _factor_text(case: DifferingPair, factor: float, x: "Array", y: "Array") -> str:
-    """Return a factor as text, and a number of the model that it is as well, if it is one.
+    """Return a factor as text, with the number of the model that it equals, if one does.
 
-    That is a root of a size, or a multiplier of the model, or 1 divided by it. It has to be the
-    factor within what is not known of it, which was measured from `x` to `y`: SURE standard errors.
+    That is a root of a size, or a multiplier of the model, or 1 over it. It must be within SURE
+    standard errors of the factor, which was measured from `x` to `y`.
     """
     rest, length = y - factor * x, abs(factor) * float(np.linalg.norm(x))
     known_to = SURE * float(np.linalg.norm(rest)) / length / x.size**0.5 if length else 0.0
@@ -219,7 +219,7 @@ def _factor_text(case: DifferingPair, factor: float, x: "Array", y: "Array") -> 
 
 
 def store_as(name: str) -> Take:
-    """Return a function that encodes values in encoding `name` and returns them decoded."""
+    """Return a function that encodes float values in encoding `name` and decodes them again."""
 
     def through(values: "Array") -> "Array":
         """Return values encoded and decoded."""
@@ -230,7 +230,7 @@ def store_as(name: str) -> Take:
 
 
 def _cast_through(values: "Array", dtype: str) -> "Array":
-    """Return values cast to a type of ml_dtypes and back to float32."""
+    """Return values cast to a float type of ml_dtypes and back to float32."""
     import ml_dtypes
 
     with np.errstate(over="ignore", invalid="ignore"):
@@ -246,7 +246,7 @@ def _truncate_significand(values: "Array", bits: int) -> "Array":
 
 
 def _truncate_to_f16(values: "Array") -> "Array":
-    """Return float32 values cut to F16 without rounding."""
+    """Return float32 values truncated to F16 without rounding, as float32."""
     cut = _truncate_significand(values, 13)
     tiny = np.abs(cut) < 2.0**-14
     return np.where(tiny, np.trunc(cut * np.float32(2**24)) * np.float32(2**-24), cut)
@@ -284,9 +284,10 @@ def _take_plus_one(side: RowReader) -> Take:
 
 
 def equal_with_one_added(case: DifferingPair) -> bool:
-    """Return whether both sides are equal once 1 is added, where one of the files stores that sum.
+    """Return whether both sides are equal once 1 is added, as where one file stores w + 1.
 
-    A small value loses bits when 1 is added in float32, and is another one when that is taken away.
+    A small value loses bits when 1 is added in float32, and does not come back exactly when 1 is
+    subtracted. False if both sides' elements were moved by a layout.
     """
     a, b = case.a, case.b
     if all(step.permutes for side in (a, b) for step in side.side.layout):
@@ -340,7 +341,7 @@ _STORED: Mapping[str, Take] = {
 
 
 def _guess_saturated_type(case: DifferingPair) -> Iterator[Guess]:
-    """Yield guesses that a side's values went through a type that saturates at its maximum."""
+    """Yield guesses that a side's values went through a float type that saturates at its top."""
     for label, fine in (("A", case.a), ("B", case.b)):
         for name, most in LARGEST.items() if fine.encoding != "F64" else ():
 
@@ -359,9 +360,9 @@ def _guess_saturated_type(case: DifferingPair) -> Iterator[Guess]:
 def explain_sum_rounding(case: DifferingPair) -> Iterator[Finding]:
     """Yield the finding that values are within one unit in the last place of their row's largest.
 
-    A value that is a sum of larger ones (a merged adapter, a mean of checkpoints) is rounded at the
-    size of these, which are not known. The largest value of its row, or of all of a vector, is
-    taken for them: below one unit of it nothing is a bug.
+    A sum of larger values (a merged adapter, a mean of checkpoints) is rounded at the size of
+    these, which is not known. The largest value of the row, or of all of a vector, stands for it:
+    differences below one unit of it are no bug.
     """
     floats = _is_float(case.a.encoding) and _is_float(case.b.encoding)
     # A sum in another order changes many values, damage a few.
@@ -374,7 +375,7 @@ def explain_sum_rounding(case: DifferingPair) -> Iterator[Finding]:
 
 
 def all_within_last_place(case: DifferingPair, *, largest: bool) -> bool:
-    """Return whether no two values are further apart than a unit of the coarser type.
+    """Return whether all values differ by at most one unit in the last place of the coarser type.
 
     `largest`: the unit is relative to the row's largest value, else to the value itself.
     """
@@ -390,7 +391,7 @@ def all_within_last_place(case: DifferingPair, *, largest: bool) -> bool:
 def _last_place_explanation(case: DifferingPair, of: str) -> Finding:
     """Return the finding that no values are more than one unit in the last place apart.
 
-    `of` ends the sentence: whose last place.
+    `of` ends the sentence, which says of what value the unit is.
     """
     coarser = max(case.a.encoding, case.b.encoding, key=lambda name: UNIT[name])
     values = case.a.take(case.sample)
@@ -410,9 +411,9 @@ def _last_place_explanation(case: DifferingPair, of: str) -> Finding:
 
 
 def _all_equal_within(x: "Array", y: "Array", unit: float, *, largest: bool = False) -> bool:
-    """Return whether all values are equal, or within `unit` relative to their size.
+    """Return whether all values are equal within `unit` times their magnitude.
 
-    With `largest` relative to the largest finite value of each row, of a vector the largest of all.
+    With `largest`, times the largest finite magnitude of each row, or of all of a vector.
     """
     finite = np.isfinite(x) & np.isfinite(y)
     size = np.maximum(np.abs(x), np.abs(y))
@@ -424,7 +425,7 @@ def _all_equal_within(x: "Array", y: "Array", unit: float, *, largest: bool = Fa
 
 
 def _apply_after(take: Take, apply: Take) -> Take:
-    """Return a function from row numbers to apply(rows that `take` gives)."""
+    """Return a function that gives apply(rows), rows being those that `take` gives."""
     return lambda rows: apply(take(rows))
 
 
@@ -439,7 +440,8 @@ def _is_float(encoding: str) -> bool:
 def guess_quantization(case: DifferingPair) -> Iterator[Guess | Finding]:
     """Yield guesses that one side is the other quantized, in one encoding or through a coarser one.
 
-    The finding that both are quantized from one source comes last: values are within a step.
+    Last comes the finding that both are quantized from one source, where values are within one
+    quantization step.
     """
     a, b = case.a, case.b
     if case.before.relative > 1.0:
@@ -492,10 +494,10 @@ def guess_quantization(case: DifferingPair) -> Iterator[Guess | Finding]:
 
 
 def _has_other_scales(x: "Array", y: "Array") -> bool:
-    """Return whether any RUN values of a row have the same codes on both sides, under other scales.
+    """Return whether some RUN values of a row have equal codes on both sides, by other scales.
 
-    No rounding of one source to two scales gives the same codes: steps of floats hide a factor of
-    two. A run of fewer than three sizes tells nothing. `x` and `y` are [rows, columns].
+    Rounding one source by two scales does not give the same codes, but floats hide a factor of
+    two. A run with fewer than three magnitudes shows nothing. `x` and `y` are [rows, columns].
     """
     wide = x.shape[1] // RUN * RUN
     x, y = (to_float64(part)[:, :wide].reshape(-1, RUN) for part in (x, y))
@@ -508,9 +510,9 @@ def _has_other_scales(x: "Array", y: "Array") -> bool:
 
 
 def _detour_encodings(stored: str) -> list[str]:
-    """Return encodings that values stored as `stored` may have gone through before.
+    """Return encodings that values stored as `stored` may have been quantized to before.
 
-    They are all coarser ones of THROUGH, after the encoding itself if it is quantized.
+    They are the coarser ones of THROUGH, after the encoding itself if it is quantized.
     """
     own = [] if _is_float(stored) else [stored]
     bits = encoding_row(stored.split("+")[0]).bits_per_weight or 32.0
@@ -518,7 +520,7 @@ def _detour_encodings(stored: str) -> list[str]:
 
 
 def _has_encoder(name: str) -> bool:
-    """Return whether a block encoding in one part has an encoder here."""
+    """Return whether a block encoding stored in one part can be encoded here."""
     try:
         found = codec(name)
     except AprfmtError:
@@ -527,7 +529,7 @@ def _has_encoder(name: str) -> bool:
 
 
 def _encode_again(take: Take, name: str) -> Take:
-    """Return a function from row numbers to rows that were encoded as `name` and decoded."""
+    """Return a function from row numbers to rows encoded as `name` and decoded again."""
 
     def through(rows: "Array") -> "Array":
         """Return these rows, encoded and decoded."""
@@ -540,7 +542,7 @@ def _encode_again(take: Take, name: str) -> Take:
 def steps_apart(case: DifferingPair) -> float | None:
     """Return the largest |a-b| in quantization steps of the encoding that both sides have.
 
-    None if encodings differ or it is not one of blocks.
+    None if encodings differ or have no blocks.
     """
     if case.a.encoding != case.b.encoding or encoding_row(case.a.encoding).block_size == 1:
         return None

@@ -1,9 +1,4 @@
-"""Blocks of quantized types whose bytes are in another order, or begin some bytes late.
-
-The stored bytes are read in the other way and decoded; the result must be the other side's
-values within what the type rounds off, so that files of different encodings can be compared
-too.
-"""
+"""Blocks of quantized encodings whose parts are in another order, or that begin some bytes late."""
 
 from collections.abc import Callable, Iterator
 from itertools import permutations
@@ -46,7 +41,7 @@ def guess_block_layout(case: DifferingPair) -> Iterator[Guess]:
 
 
 def guess_late_blocks(case: DifferingPair) -> Iterator[Guess]:
-    """Yield the first guess that fits: blocks begin some bytes too early or too late."""
+    """Yield the first guess that fits: blocks are read some bytes too early or too late."""
     for reader, other, whose in _block_sides(case):
         size = encoding_row(reader.encoding).type_size
         inner = np.arange(1, reader.rows - 1)
@@ -69,9 +64,10 @@ def guess_late_blocks(case: DifferingPair) -> Iterator[Guess]:
 
 
 def _block_sides(case: DifferingPair) -> Iterator[tuple[RowReader, RowReader, str]]:
-    """Yield (side stored in blocks, the other side, "A's" or "B's" of the first).
+    """Yield (side stored in blocks, the other side, name of the first) for each such side.
 
-    Nothing for pairs of unequal shape, or of which only some rows are compared.
+    The name is "A's" or "B's". Nothing for pairs of unequal shape, or of which only some rows are
+    compared.
     """
     if case.numbers is not None or case.a.shape != case.b.shape:
         return
@@ -90,10 +86,10 @@ def _guess_if_rows_agree(
     says: tuple[str, ...],
     rows: "Array | None" = None,
 ) -> Guess | None:
-    """Return the guess if a few rows agree with it, else None.
+    """Return the guess that a side is decoded wrongly, if a few rows agree with it; else None.
 
-    `read` gives the rows of side `reader`, decoded another way. `cause` and `says` go into the
-    guess; `rows` limits the rows compared.
+    `read` gives the rows of side `reader`, decoded in another way. `cause` and `says` go into the
+    guess; `rows` are the only rows compared (None: all).
     """
     # Compare a few rows only.
     few = case.differing_sample if rows is None else np.intersect1d(case.differing_sample, rows)
@@ -108,10 +104,10 @@ def _guess_if_rows_agree(
 
 
 def _part_orders(reader: RowReader) -> Iterator[tuple[str, str, "Array"]]:
-    """Yield (words, cause, index) of every other order in which a block's parts may be stored.
+    """Yield (words, cause, byte index) of each other order in which a block's parts may be stored.
 
-    Taking a stored block's bytes at `index` puts them into the right order. Nothing for an encoding
-    whose parts are unknown or too many.
+    Taking a stored block's bytes at the index puts them into the right order. Nothing for an
+    encoding whose parts are unknown or too many.
     """
     codec = CODECS.get(reader.encoding)
     fields = None if codec is None or codec.layout is None else codec.layout.fields
@@ -144,7 +140,7 @@ def _part_orders(reader: RowReader) -> Iterator[tuple[str, str, "Array"]]:
 
 
 def _shifted_rows(reader: RowReader, index: "Array", shift: int) -> "Array":
-    """Return the bytes of rows (uint8 [n, row_bytes]), begun `shift` bytes later."""
+    """Return the bytes of the rows `index`, uint8 [n, row bytes], read `shift` bytes later."""
     size = reader.row_bytes
     assert size is not None
     made = np.empty((len(index), size), np.uint8)

@@ -1,9 +1,4 @@
-"""Signs of packed values that are turned, lost or in another order, their magnitudes being right.
-
-Types of three bits and fewer store signs apart from magnitudes (a grid of magnitudes and a byte of
-signs for eight values) or have no other levels (-1, 0, 1). So the signs can be wrong while all
-magnitudes are right: a block then is no damaged one, and points away from the right one.
-"""
+"""Signs of packed values that are flipped, lost or reordered, while the magnitudes are right."""
 
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
@@ -45,7 +40,7 @@ ENOUGH = 64  # values that are not zero by which an order is judged
 
 
 def guess_block_signs(case: DifferingPair) -> Iterator[Guess | Finding]:
-    """Yield guesses that signs of blocks are turned, or stand in another order in every eight."""
+    """Yield guesses that signs of blocks are flipped, or reordered within every eight values."""
     if case.numbers is not None or case.a.shape != case.b.shape:
         return
     for reader, other, label in ((case.b, case.a, "B"), (case.a, case.b, "A")):
@@ -77,7 +72,7 @@ def guess_block_signs(case: DifferingPair) -> Iterator[Guess | Finding]:
 
 
 def _all_turned(case: DifferingPair, reader: RowReader, label: str) -> Guess:
-    """Return the guess that every value of a side has the other sign."""
+    """Return the guess that all signs of a side are flipped."""
     says = (f"all signs of {label} are turned", reader.encoding)
     return case.guess("quant_signs", says, label, lambda rows: -to_float64(reader.take(rows)))
 
@@ -85,7 +80,7 @@ def _all_turned(case: DifferingPair, reader: RowReader, label: str) -> Guess:
 def _turned_blocks(
     case: DifferingPair, reader: RowReader, label: str, turned: "Array", x: "Array", y: "Array"
 ) -> Iterator[Finding]:
-    """Yield the finding that all signs of some blocks are turned, if that makes these right.
+    """Yield the finding that all signs of some blocks are flipped, if that explains these blocks.
 
     `turned` (bool [blocks]) are those blocks, `x` and `y` their right and stored values.
     """
@@ -101,10 +96,10 @@ def _turned_blocks(
 def _turned_places(
     case: DifferingPair, reader: RowReader, label: str, wrong: "Array", x: "Array", y: "Array"
 ) -> Iterator[Finding]:
-    """Yield the finding that signs at the same places of some blocks are turned.
+    """Yield the finding that signs at certain places of some blocks are flipped.
 
-    `wrong` (bool [blocks]) are those blocks, `x` and `y` their right and stored values. The turned
-    places are judged by themselves, as whole turned blocks are.
+    `wrong` (bool [blocks]) are those blocks, `x` and `y` their right and stored values. Only the
+    values at these places are judged.
     """
     length = np.linalg.norm(x, axis=0) * np.linalg.norm(y, axis=0)
     agree = (x * y).sum(axis=0) / np.maximum(length, 1e-300)
@@ -125,10 +120,11 @@ def _turned_places(
 def _turned_back(
     case: DifferingPair, x: "Array", y: "Array", free: int, says: tuple[str, str]
 ) -> Iterator[Finding]:
-    """Yield the finding that stored values `y` are the right ones, `x`, with their signs turned.
+    """Yield the finding that stored values `y` are the right ones, `x`, with flipped signs.
 
-    Nothing unless -y is `x` within rounding: values so few are judged without the rest of the
-    tensor. `free` places were chosen by them; `says` is (what happened, where).
+    Nothing unless -y equals `x` within rounding: so few values are judged without the rest of the
+    tensor. `free` is the number of places that were chosen by them; `says` is (what happened,
+    where).
     """
     size = norms.exact_norm(x) or 1.0
     before, after = norms.exact_norm(y - x) / size, norms.exact_norm(-y - x) / size
@@ -182,7 +178,7 @@ def _reordered(
 
 
 def guess_lost_signs(case: DifferingPair) -> Iterator[Guess]:
-    """Yield the guess that one side holds the magnitudes of the other's values: no sign is left."""
+    """Yield the guess that one side has the other's magnitudes without any sign."""
     if case.numbers is not None or case.a.shape != case.b.shape:
         return
     for reader, other, label in ((case.b, case.a, "B"), (case.a, case.b, "A")):

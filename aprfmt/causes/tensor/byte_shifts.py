@@ -1,4 +1,4 @@
-"""Hypotheses about data begun some bytes too early or too late, in whole or from some byte on."""
+"""Hypotheses about tensor data read some bytes too early or too late, in whole or in part."""
 
 import math
 from collections.abc import Iterator
@@ -39,7 +39,7 @@ REACH = 1 << 16  # furthest shift looked for, in bytes
 
 
 def explain_byte_offset(case: DifferingPair) -> Iterator[Finding]:
-    """Yield the finding that B's bytes are A's, begun some bytes too early or too late."""
+    """Yield the finding that B's bytes are A's, read some bytes too early or too late."""
     for a, b, name in byte_layouts(case):
         shift = _find_shift(a, b)
         if shift is not None:
@@ -68,8 +68,8 @@ READ = 1 << 20
 def explain_wrapped_offset(case: DifferingPair) -> Iterator[Finding]:
     """Yield the finding that B's writer used 32-bit offsets: data is 2^32 bytes too early.
 
-    It may be a multiple of 2^32. At the tensor's own place B holds zeros, as in any range of a file
-    that nobody wrote.
+    It may be a multiple of 2^32. At the tensor's own place B has zeros, as any range of a file
+    that was never written.
     """
     data, wanted = case.b.bytes, case.a.bytes
     if case.a.encoding != case.b.encoding or len(data) != len(wanted) or not len(data):
@@ -114,7 +114,10 @@ def explain_wrapped_offset(case: DifferingPair) -> Iterator[Finding]:
 
 
 def explain_overwritten_by_wrapped(case: DifferingPair) -> Iterator[Finding]:
-    """Yield the finding that B differs just where data with wrapped file offsets were written."""
+    """Yield the finding that B differs only where other tensors' wrapped offsets overwrote it.
+
+    A writer with 32-bit offsets puts tensors beyond 4 GiB there.
+    """
     data, wanted = case.b.bytes, case.a.bytes
     size = encoding_row(case.b.encoding).type_size
     if case.a.encoding != case.b.encoding or len(data) != len(wanted) or not len(data) or not size:
@@ -158,7 +161,7 @@ def _is_unwritten(data: RunBytes) -> bool:
 
 
 def _shift_inside(a: RunBytes | bytes, b: RunBytes) -> tuple[int, int] | None:
-    """Return (first differing byte, k) with B[i] == A[i+k] from there on; None without such a k."""
+    """Return (first differing byte, k) with B[i] == A[i + k] from there on; None for no such k."""
     size = len(b)
     if len(a) != size or size < 4 * ANCHOR or size > STORED:
         return None
@@ -184,10 +187,10 @@ def _shift_inside(a: RunBytes | bytes, b: RunBytes) -> tuple[int, int] | None:
 def _is_cyclic_head_move(
     case: DifferingPair, a: RunBytes | bytes, b: RunBytes, shift: int, start: int = 0
 ) -> bool:
-    """Return whether a shift is whole heads or experts moved round: a permutation, no offset.
+    """Return whether a byte shift is a rotation by whole heads or experts, which is no offset.
 
-    True if B begins with the bytes that A ends with, or the reverse. `start` is the first byte that
-    differs: heads or experts before it are at their place.
+    True if B begins with the bytes that A ends with, or the reverse. `start` is the first byte
+    that differs: heads or experts before it are in their place.
     """
     row, size, distance = case.b.row_bytes or 0, len(b), abs(shift)
     parts = case.sizes("head_dim") if case.role.startswith("attn_") else []
@@ -207,11 +210,12 @@ def _is_cyclic_head_move(
 
 
 def _count_sourceless(a: RunBytes | bytes, b: RunBytes, shift: int, start: int, unit: int) -> int:
-    """Return in how many bytes B differs from A where a shift has no source for it.
+    """Return the number of differing bytes of B that a shift cannot explain, for want of a source.
 
     With B[i] = A[i + shift] from `start` on, the first byte that differs, these are the last
-    `shift` bytes, or for a negative shift the first after `start`. 0 for a rotation: there they
-    are the bytes that A has at its other end. Bytes count in wholes of `unit`: a value, or a row.
+    `shift` bytes, or for a negative shift the first ones after `start`. 0 for a rotation, where
+    they are the bytes at A's other end. Bytes count in whole units of `unit` bytes: a value, or a
+    row.
     """
     size, distance = len(b), abs(shift)
     rest, round_ = (size - distance, start) if shift > 0 else (start, size - distance)
@@ -240,7 +244,7 @@ def _offset_explanation(
     """Return the finding of a shift of B's bytes: by whole rows, by values or by bytes.
 
     `sides` are the bytes of A and B, `name` is B's stored name, `start` the first byte that
-    differs. The share that comes out is that of the bytes that differ.
+    differs. The finding's residual is the fraction of bytes that differ all the same.
     """
     a, b = sides
     row, total = case.b.row_bytes or 0, len(b)
@@ -270,7 +274,7 @@ def _offset_explanation(
 
 
 def _find_shift(a: RunBytes | bytes, b: RunBytes) -> int | None:
-    """Return k with B[i] == A[i+k] wherever both are, k not 0; None if there is none."""
+    """Return the k, not 0, with B[i] == A[i + k] wherever both exist; None if there is none."""
     size = len(b)
     if len(a) != size or size < 4 * ANCHOR:
         return None
@@ -296,7 +300,7 @@ def _find_shift(a: RunBytes | bytes, b: RunBytes) -> int | None:
 
 
 def _overlap_is_equal(a: RunBytes | bytes, b: RunBytes, shift: int, offset: int) -> bool:
-    """Return whether B's bytes that a shift reaches are A's, each `offset` bytes further on."""
+    """Return whether B[i] == A[i + offset] for all bytes that a shift of B keeps in the tensor."""
     start, stop = max(0, -shift), min(len(b), len(b) - shift)
     for at in range(start, stop, READ):
         end = min(stop, at + READ)
@@ -313,7 +317,7 @@ FOUND_AGAIN = 0.75  # correlation of values that were found again, at least
 
 
 def guess_flat_offset(case: DifferingPair) -> Iterator[Guess]:
-    """Yield the guess that B's values are A's, shifted by some places across row ends."""
+    """Yield the guess that B's values are A's shifted by some places, across the ends of rows."""
     width, rows = case.a.columns, case.a.rows
     if case.numbers is not None or width == 1 or case.a.shape != case.b.shape or rows < 4:
         return
@@ -340,9 +344,9 @@ def guess_flat_offset(case: DifferingPair) -> Iterator[Guess]:
 
 
 def _find_flat_shift(case: DifferingPair) -> int:
-    """Return s so that value i of B is value i + s of A where they differ; 0 if none fits.
+    """Return s such that value i of B is value i + s of A where they differ; 0 if none fits.
 
-    Only shifts near the middle of the rows that differ are tried.
+    Only shifts that show near the middle of the differing rows are tried.
     """
     width, rows = case.a.columns, case.a.rows
     changed = case.differing_sample

@@ -1,4 +1,4 @@
-"""Damage seen through another encoding, in runs of values: zeros, flipped bits, other ranges."""
+"""Damage under quantization, in runs of values: zeros, flipped bits, overwritten ranges."""
 
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
@@ -26,7 +26,7 @@ SLIGHT = 2.0**-8  # a scale is stored in F16 or BF16
 
 
 def explain_damaged_runs(case: DifferingPair) -> Iterator[Finding]:
-    """Yield the finding that all but a few runs of values are equal up to rounding."""
+    """Yield the finding that both sides are equal up to rounding but for a few runs of values."""
     found: list[list[int]] = []
     slack, count = 4 * case.slack(), 0
     usual = max(case.before.norms) / max(1, case.before.count) ** 0.5
@@ -93,10 +93,10 @@ def explain_damaged_runs(case: DifferingPair) -> Iterator[Finding]:
 
 
 def _others_are_equal(case: DifferingPair, runs: list[list[int]]) -> bool:
-    """Return whether the values outside runs, most of the tensor, are equal up to rounding.
+    """Return whether the values outside the runs, most of the tensor, are equal up to rounding.
 
-    `runs` are [start, stop] of values. What is within a wide bound one by one, or lies between two
-    values that are not, may still be other values.
+    `runs` are [start, stop] of values. Values that are within a wide bound one by one may still
+    differ as a whole; so their joint error is judged.
     """
     if sum(stop - start for start, stop in runs) > SHARE * case.before.count:
         return False
@@ -120,7 +120,7 @@ def _others_are_equal(case: DifferingPair, runs: list[list[int]]) -> bool:
 
 
 def _repairing_flips(case: DifferingPair, found: list[list[int]]) -> list[str]:
-    """Return texts of the bits whose flips repair the runs; [] unless every run is repaired.
+    """Return sentences on the flipped bits that repair the runs; [] unless all are repaired.
 
     `found` are [start, stop] of runs of wrong values.
     """
@@ -141,10 +141,10 @@ def _repairing_flips(case: DifferingPair, found: list[list[int]]) -> list[str]:
 
 
 def explain_zero_runs(case: DifferingPair) -> Iterator[Finding]:
-    """Yield the finding that both sides are equal up to rounding but for runs of zeros.
+    """Yield the finding that both sides are equal up to rounding except for runs of zeros.
 
-    Where a run cuts a block in the middle, the rest of the block has other numbers: rows next to a
-    run may differ.
+    Where a run ends inside a block, the rest of the block has other values: rows next to a run
+    may differ.
     """
     slack = case.slack()
     if case.numbers is not None or case.a.shape != case.b.shape or not slack:
@@ -191,9 +191,10 @@ def explain_zero_runs(case: DifferingPair) -> Iterator[Finding]:
 
 
 def _half_step(x: "Array") -> "Array":
-    """Return half the smallest nonzero magnitude of each value's block of BLOCK; 0 without one.
+    """Return, for each value, half the smallest nonzero magnitude in its block of BLOCK values.
 
-    `x` is [rows, columns]; the result has its shape. A value below that may be rounded to zero.
+    `x` is [rows, columns]; the result has its shape, 0 for a block of zeros. A value below that
+    may be rounded to zero.
     """
     parts = []
     for start in range(0, x.shape[1], BLOCK):
@@ -205,9 +206,10 @@ def _half_step(x: "Array") -> "Array":
 
 
 def _find_zero_runs(x: "Array", y: "Array") -> "Array":
-    """Return a mask of runs of zeros in x, of GAP or a whole row, where y has values.
+    """Return the bool mask of runs of zeros in `x`, of GAP or a whole row, where `y` has values.
 
-    Values of y that x's own step rounds to zero are no loss: in types of few codes those are many.
+    Values of `y` that rounding to the encoding of `x` makes zero do not count: types of few codes
+    have many.
     """
     y = np.where(np.abs(y) > _half_step(x), y, 0.0)
     zero = x == 0

@@ -1,8 +1,4 @@
-"""Groups of a quantized copy that were made with a step many times too wide.
-
-Every error is within the copy's own step then, so that only the other side's values show it: they
-span far fewer steps than in all other groups.
-"""
+"""Groups of a quantized copy that were encoded with a scale many times too large."""
 
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
@@ -21,7 +17,7 @@ if TYPE_CHECKING:
 
 
 def explain_coarse_groups(case: DifferingPair) -> Iterator[Finding]:
-    """Yield the finding of groups whose scale is far too large, though all errors are in a step."""
+    """Yield the finding of groups whose scale is far too large, though errors are within a step."""
     if case.numbers is not None or case.a.shape != case.b.shape or len(case.a.shape) < 2:
         return
     if case.before.nonfinite is not None:
@@ -49,9 +45,9 @@ def explain_coarse_groups(case: DifferingPair) -> Iterator[Finding]:
 def _wide_steps_finding(
     case: DifferingPair, whose: str, found: WideSteps, rows: "Array | None" = None
 ) -> Finding:
-    """Return the finding of a side's groups with steps too wide.
+    """Return the finding that some groups of a side have scales far too large for their values.
 
-    `rows` are the numbers of the rows that were looked at, None for all.
+    `whose` names the side, `rows` are the numbers of the rows that were looked at, None for all.
     """
     return make_finding(
         "quant_scale",

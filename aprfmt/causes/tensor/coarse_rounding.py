@@ -1,9 +1,4 @@
-"""Rounding to a type whose encoder is not here: the IQ types of one to three bits.
-
-Such a copy cannot be made again and compared. What can be said is that its values follow the
-source's everywhere alike, no further away than the type's few bits take them. A copy of a model
-that was changed by less than that looks the same, which the sentence says.
-"""
+"""Rounding to encodings of one to three bits (IQ types), for which there is no encoder here."""
 
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
@@ -31,7 +26,10 @@ _NONE = np.zeros(0)
 
 
 def explain_coarse_rounding(case: DifferingPair) -> Iterator[Finding]:
-    """Yield the finding that a side follows the other block by block within its type's rounding."""
+    """Yield the finding that one side is the other, quantized to its encoding, block by block.
+
+    Every block's error must be of the size that the encoding's rounding has.
+    """
     for source, copy, whose in ((case.a, case.b, "B"), (case.b, case.a, "A")):
         name = copy.encoding
         row = ENCODINGS.get(name)
@@ -70,8 +68,8 @@ def _block_errors(
 ) -> "tuple[Array, Array, float] | None":
     """Return (relative error of each block, its correlation, the least-squares factor), or None.
 
-    `size` is a block's number of values. `swapped`: B is the source. None where a block is zero on
-    a side, or a value is not finite.
+    The factor is that of all values. `size` is a block's number of values. `swapped`: B is the
+    source. None where a block is zero on a side, or a value is not finite.
     """
     errors, like, xy, yy = [_NONE], [_NONE], 0.0, 0.0
     for rows in case.windows(None):

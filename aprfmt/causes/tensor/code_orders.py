@@ -1,12 +1,4 @@
-"""Codes of a packed weight in any fixed order inside their words or blocks, read from the values.
-
-The known orders of writers are tried elsewhere; here none has to be known. The weight is decoded
-with all its codes at one value after the other, which gives what each element could be; so the
-right code of each element is the one next to the other side's value, and the stored place of each
-code is found by decoding codes that count the places. Where every place of a word or block holds
-what belongs at another one, that is the order. A code may also be stored as another, such as
-complemented: signs that turned.
-"""
+"""Codes of a packed weight that are in a wrong order in their words or blocks, found by values."""
 
 import math
 from collections.abc import Callable, Iterator
@@ -51,10 +43,10 @@ MAPS: tuple[tuple[str, Callable[[int, int], int]], ...] = (
 
 
 class CodeUnits(NamedTuple):
-    """Codes of a weight as stored: [units, places] of `bits` bits, and the values they stand for.
+    """The codes of a weight in units, words or blocks: integers [units, places] of `bits` bits.
 
-    `decode` gives float64 values [units, places] of other codes of that shape, in the order of the
-    elements; `wanted` are the other side's values in that order.
+    `decode` gives the values of other codes, `wanted` are the right values, both [units,
+    elements].
     """
 
     codes: "Array"
@@ -64,14 +56,17 @@ class CodeUnits(NamedTuple):
 
 
 class FoundOrder(NamedTuple):
-    """Place i of every unit holds what belongs at place j: `order`[j] is i; `codes` maps codes."""
+    """How codes are misplaced in every unit: `order`[j] is the place with the code of place j.
+
+    `codes` is a table that maps each stored code to the right one, and `says` describes both.
+    """
 
     order: "Array"
     codes: "Array"
     says: str
 
     def put_right(self, stored: "Array") -> "Array":
-        """Return codes [units, places] in their right places, mapped by `codes`."""
+        """Return stored codes [units, places] put in their right places, and mapped by `codes`."""
         right: Array = self.codes[stored[:, self.order]]
         return right
 
@@ -82,7 +77,7 @@ def unpack_whole(raw: "Array", bits: int) -> "Array":
 
 
 def pack_codes(codes: "Array", bits: int) -> "Array":
-    """Return the bytes [units, size] of codes, as `unpack_whole` reads them."""
+    """Return codes packed to bytes [units, size], which `unpack_whole` reads."""
     shifts = np.arange(0, 8, bits, dtype=np.uint8)
     both = codes.astype(np.uint8).reshape(len(codes), -1, 8 // bits) << shifts
     found: Array = np.bitwise_or.reduce(both, axis=-1)
@@ -90,9 +85,9 @@ def pack_codes(codes: "Array", bits: int) -> "Array":
 
 
 def find_code_order(units: CodeUnits) -> FoundOrder | None:
-    """Return the order of places and the map of codes by which the weight has the wanted values.
+    """Return the order of places and the map of codes that give the weight the wanted values.
 
-    None if there are none, or if they are those it has.
+    None if there are none, or if the codes are in that order already.
     """
     count, places = units.codes.shape
     most = (1 << units.bits) - 1
@@ -127,9 +122,10 @@ def find_code_order(units: CodeUnits) -> FoundOrder | None:
 
 
 def _places_of_elements(units: CodeUnits, levels: "Array") -> "Array | None":
-    """Return the stored place of each element of a unit, by decoding codes that count the places.
+    """Return, for each element of a unit, the place of its code, [elements].
 
-    None where the elements of units are not in one order.
+    It is found by decoding codes that spell the number of their place; `levels` are the values of
+    each code everywhere. None where units do not have their elements in one order.
     """
     count, places = units.codes.shape
     base = 1 << units.bits
@@ -146,9 +142,10 @@ def _places_of_elements(units: CodeUnits, levels: "Array") -> "Array | None":
 
 
 def order_text(order: "Array", bits: int) -> str:
-    """Return in words in which order the codes stand, with what it is called where it has a name.
+    """Return an order of codes in words, with its usual name where it has one.
 
-    Of an order that repeats itself the shortest part is printed: [1, 0] exchanges neighbours.
+    Of an order that repeats itself only the shortest part is printed: [1, 0] exchanges
+    neighbours.
     """
     size = len(order)
     part = next(
@@ -164,7 +161,7 @@ def order_text(order: "Array", bits: int) -> str:
 
 
 def _named_orders(size: int, bits: int) -> Iterator[tuple[str, list[int]]]:
-    """Yield (words, order) of orders of `size` codes that have a name."""
+    """Yield (name in words, order) of the usual wrong orders of `size` codes of `bits` bits."""
     each = list(range(size))
     half, per_byte = size // 2, 8 // bits
     awq = [*AWQ_ORDER]
@@ -191,9 +188,9 @@ def _named_orders(size: int, bits: int) -> Iterator[tuple[str, list[int]]]:
 
 
 def is_decoded_copy(made: "Array", values: "Array") -> bool:
-    """Return whether `values` are the decoded codes `made`, up to a 16-bit type's rounding.
+    """Return whether `values` are themselves the decoded codes `made`, up to 16-bit rounding.
 
-    They are then no original that says which of the two orders is right.
+    Then they are no original that could tell which of two orders is right.
     """
     return rel_l2(np.asarray(made, np.float64), values) <= DECODED
 
@@ -235,7 +232,7 @@ def guess_code_order(case: DifferingPair) -> Iterator[Guess]:
 
 
 def _code_fields(reader: RowReader) -> list[tuple[str, int]]:
-    """Return (name, bits) of each field of a block with one code for each element; [] without."""
+    """Return (name, bits) of each field of a block that has one code per element; [] without."""
     row = encoding_row(reader.encoding.split("+")[0])
     codec = CODECS.get(reader.encoding)
     if row.block_size < 2 or row.row_header or not reader.decodes_rows or codec is None:
@@ -258,14 +255,14 @@ def _blocks_of(reader: RowReader, raw: "Array") -> "Array":
 
 
 def _field_bytes(blocks: "Array", field: str) -> "Array":
-    """Return the bytes [blocks, size] of a field."""
+    """Return the bytes of a field of blocks, uint8 [blocks, size]."""
     held = np.ascontiguousarray(blocks[field])
     found: Array = held.view(np.uint8).reshape(len(blocks), -1)
     return found
 
 
 def _with_field(blocks: "Array", field: str, codes: "Array", bits: int) -> "Array":
-    """Return the bytes (uint8, 1-d) of blocks with other codes in a field."""
+    """Return the bytes, uint8 1-d, of blocks with the codes of a field replaced by `codes`."""
     made = blocks.copy()
     packed = np.ascontiguousarray(pack_codes(codes, bits))
     made[field] = packed.view(made[field].dtype).reshape(made[field].shape)
@@ -276,7 +273,7 @@ def _with_field(blocks: "Array", field: str, codes: "Array", bits: int) -> "Arra
 def _order_of_field(
     reader: RowReader, other: RowReader, field: str, bits: int
 ) -> FoundOrder | None:
-    """Return the order of a field's codes by which some rows have `other`'s; None if none."""
+    """Return the order of a field's codes by which some rows equal `other`'s rows; None if none."""
     size = encoding_row(reader.encoding).block_size
     count = min(reader.rows, max(1, UNITS * size // reader.columns))
     rows = np.linspace(0, reader.rows - 1, count).astype(np.int64)
@@ -298,7 +295,7 @@ def _order_of_field(
 
 
 class ReorderedWeight(NamedTuple):
-    """A packed weight with its codes put right, what was wrong, and how many numbers say so."""
+    """A packed weight with its codes in order, what was wrong, and `free`, the fitted numbers."""
 
     weight: PackedWeight
     says: str
@@ -306,15 +303,18 @@ class ReorderedWeight(NamedTuple):
 
 
 class WordCodes:
-    """The codes of a packed weight by the words that hold them, and what each stands for.
+    """The codes of a packed weight by the words that store them, [words, places].
 
-    `restored` gives decoded values in the layout of `wanted`, the other side's values.
+    `wanted` are the right values of the weight's elements.
     """
 
     def __init__(
         self, weight: PackedWeight, bits: int, restored: "Callable[[Array], Array]", wanted: "Array"
     ) -> None:
-        """Take the weight, whose codes have `bits` bits; nothing is decoded."""
+        """Read the codes of `weight`, which have `bits` bits each; no values are decoded.
+
+        `restored` brings decoded values into the layout of `wanted`.
+        """
         self.weight, self.bits, self._restored = weight, bits, restored
         self.main = weight.parts[weight.dialect.main]
         self.wanted = wanted.reshape(-1)
@@ -322,7 +322,7 @@ class WordCodes:
         self.stored = unpack_whole(words, bits)
 
     def with_codes(self, codes: "Array") -> PackedWeight:
-        """Return the weight with other codes [words, places]."""
+        """Return the weight with its codes replaced by `codes` [words, places]."""
         packed = np.ascontiguousarray(pack_codes(codes, self.bits)).tobytes()
         return self.weight.replace_parts({self.weight.dialect.main: self.main._replace(raw=packed)})
 
@@ -331,7 +331,10 @@ class WordCodes:
         return np.asarray(self._restored(self.with_codes(codes).decode()), np.float64).reshape(-1)
 
     def order_in_words(self, by_word: "Array") -> ReorderedWeight | None:
-        """Return the weight with the codes of every word put in order; None if none is found."""
+        """Return the weight with the codes inside every word put in order; None if no order fits.
+
+        `by_word` has the numbers of each word's elements, [words, places].
+        """
         count = len(self.stored)
         chosen = np.unique(np.linspace(0, count - 1, min(count, UNITS)).astype(np.int64))
 
@@ -352,7 +355,10 @@ class WordCodes:
         )
 
     def order_of_parts(self, by_word: "Array") -> ReorderedWeight | None:
-        """Return the weight with equal parts of its codes put in order; None if none is found."""
+        """Return the weight with equal parts of its rows or columns put in order; None for none.
+
+        `by_word` has the numbers of each word's elements, [words, places].
+        """
         shape = self.main.shape
         across = self.stored.size // (by_word.shape[1] * shape[0])
         codes = self.stored.reshape(shape[0], across, -1)
@@ -375,7 +381,7 @@ class WordCodes:
         return None
 
     def _nearest_codes(self, by_word: "Array") -> "Array":
-        """Return the code [words, places] whose value is next to the wanted one, by its place."""
+        """Return the code that is nearest to the wanted value at each place, [words, places]."""
         place, best = self._places(by_word), np.full(self.wanted.size, np.inf)
         nearest = np.zeros(self.wanted.size, np.uint8)
         for code in range(1 << self.bits):
@@ -387,7 +393,7 @@ class WordCodes:
         return found
 
     def _places(self, by_word: "Array") -> "Array":
-        """Return the place in its word of each element that `by_word` lists for the word."""
+        """Return the place in its word of each element in the order of `by_word`, [places]."""
         base, places = 1 << self.bits, by_word.shape[1]
         low = self.decode(np.zeros_like(self.stored))
         found = np.zeros(places, np.int64)
@@ -403,10 +409,11 @@ class WordCodes:
 def reorder_codes(
     weight: PackedWeight, restored: "Callable[[Array], Array]", wanted: "Array"
 ) -> ReorderedWeight | None:
-    """Return a packed weight with its codes in the order in which it has the wanted values.
+    """Return a packed weight with its codes put in order, such that it has the wanted values.
 
-    `restored` gives decoded values in the layout of `wanted`, the other side's values (float64).
-    None where no order gives these, or the weight is too large to be decoded for every code.
+    `restored` brings decoded values into the layout of `wanted`, the other side's values
+    (float64). None where no order gives these, or the weight is too large to be decoded for every
+    code.
     """
     table, main = weight.codes(), weight.parts[weight.dialect.main]
     size = len(memoryview(main.raw).cast("B"))
@@ -428,9 +435,9 @@ def reorder_codes(
 def _elements_by_word(
     decode: "Callable[[Array], Array]", count: int, places: int, bits: int
 ) -> "Array | None":
-    """Return the numbers of the elements [words, places] that each word's codes stand for.
+    """Return the numbers of the elements that each word's codes stand for, [words, places].
 
-    None where a word has not as many elements as places, as where a scale is 0.
+    None where a word does not have as many elements as places, as where a scale is 0.
     """
     base = 1 << bits
     low, high = (decode(np.full((count, places), v)) for v in (0, base - 1))

@@ -1,4 +1,4 @@
-"""The context of a pair: the other tensors of both files, sizes, the base, the other verdicts."""
+"""What a hypothesis may read beside its pair: the other tensors, sizes, the base, the verdicts."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -28,7 +28,7 @@ WIDTH = 64  # values read of each such row
 
 @dataclass(frozen=True)
 class ShapeIndex:
-    """Tensors of one shape in one file: their keys, and a line of sample values for each."""
+    """The tensors of one shape in one file: keys, encodings and a few sample values of each."""
 
     keys: tuple[str, ...]
     encodings: tuple[str, ...]
@@ -37,7 +37,7 @@ class ShapeIndex:
 
 @dataclass(frozen=True, slots=True)
 class NotTried:
-    """An explanation that could not be tried: the causes it can find, of which tensor, and why."""
+    """A hypothesis that could not be tried: the causes it can find, the tensor's key, and why."""
 
     causes: tuple[str, ...]
     key: str
@@ -46,10 +46,7 @@ class NotTried:
 
 @dataclass
 class SchemeCache:
-    """Schemes of copies that were found in this comparison, and searches that found none.
-
-    `failed_orders` counts those for an order of codes.
-    """
+    """Packing schemes found so far in this comparison, and how many searches found none."""
 
     found: list[Any] = field(default_factory=list)  # (code, grouping)
     failed_searches: int = 0
@@ -57,10 +54,9 @@ class SchemeCache:
 
 
 class PairContext:
-    """Both models, and an optional third one (the base); gives tensors by key.
+    """Both models, an optional base model, and what is known of their tensors so far.
 
-    `results` are the known records of pairs by key: they save passes and tell whether other tensors
-    are equal. Everything is read on first use; the index reads SPOTS rows of every tensor, once.
+    "a", "b" and "base" are the models' labels.
     """
 
     def __init__(
@@ -70,7 +66,7 @@ class PairContext:
         base: Model | None = None,
         results: Mapping[str, TensorDiff] | None = None,
     ) -> None:
-        """Hold both models and the base, unread. `results` are known records by key."""
+        """Store the models without reading them; `results` are the known comparisons by key."""
         self.models: dict[str, Model] = {"a": a, "b": b}
         if base is not None:
             self.models["base"] = base
@@ -82,7 +78,7 @@ class PairContext:
         self.pools: dict[int, JoinedRows | None] = {}  # all rows of A by their number of columns
 
     def record_not_tried(self, causes: tuple[str, ...], key: str, error: AprfmtError | str) -> None:
-        """Record that an explanation raised `error`; `key` is "" if it is about several tensors."""
+        """Record that a hypothesis of `causes` raised `error`; `key` is "" for several tensors."""
         self.not_tried.append(NotTried(causes, key, str(error)))
 
     @cached_property
@@ -103,14 +99,14 @@ class PairContext:
         return found
 
     def has_role(self, label: str, key: str) -> bool:
-        """Return whether model "a" or "b" has a role for a tensor, so that readers ask for it."""
+        """Return whether model "a" or "b" has a role for a tensor, so that a pass reads it."""
         try:
             return key in self.models[label].roles
         except ArchError:
             return False
 
     def sides(self, label: str) -> Mapping[str, View]:
-        """Return {key: tensor} of a model ("a", "b" or "base"), with the keys of the pairs."""
+        """Return {key: tensor} of a model ("a", "b" or "base"), by the keys of `pairs`."""
         if label in ("a", "b"):
             picked = {key: pair.a if label == "a" else pair.b for key, pair in self.pairs.items()}
             return {key: side for key, side in picked.items() if side is not None}
@@ -147,7 +143,7 @@ class PairContext:
         return self._indexes[label].get(shape)
 
     def _read_indexes(self, label: str) -> dict[tuple[int, ...], ShapeIndex]:
-        """Return {shape: sample values of its tensors} of a model; unreadable ones are left out."""
+        """Return {shape: ShapeIndex} of a model's tensors; unreadable ones are left out."""
         found: dict[tuple[int, ...], list[tuple[str, str, Array]]] = {}
         # Read a few values of every tensor.
         for key in self.sides(label):
@@ -172,9 +168,9 @@ class PairContext:
         }
 
     def keys_with_equal_sample(self, label: str, reader: RowReader) -> list[str]:
-        """Return keys of a model's tensors whose samples equal this tensor's, nearest first.
+        """Return keys of a model's tensors whose sample values equal this tensor's, nearest first.
 
-        Equal means within the rounding of both encodings. [] if all values of the sample are equal,
+        Equal means within the rounding of both encodings. [] for a sample of one repeated value,
         because constant tensors prove nothing.
         """
         index = self.shape_index(label, reader.shape)
@@ -193,7 +189,7 @@ class PairContext:
 
 
 def sample_line(reader: RowReader) -> "Array":
-    """Return values at a few fixed places of a tensor (float64, 1-d); same places for one shape."""
+    """Return values at a few places of a tensor, float64 1-d; its shape determines the places."""
     if reader.columns == 1:
         at = np.unique(np.linspace(0, reader.rows - 1, SPOTS * WIDTH).astype(np.int64))
         return to_float64(reader.take(at)).reshape(-1)

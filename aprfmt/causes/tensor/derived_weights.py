@@ -1,13 +1,4 @@
-"""Other weights of the same model: trained further, or with an adapter merged.
-
-A damaged copy differs in few tensors. If nearly all matrices differ a little or a lot, and are
-related to the other side's, the file is derived from it. So it is if these are a part that people
-train: all matrices of some kinds in some layers (the MLP, the experts, the last layers), or the
-head or the table of tokens alone. A pruned one has zeros for small values. An adapter adds a
-product of few columns: the difference has a low rank in all matrices it was made for, in all
-layers. If it was merged into one shard only, the ranks are low there and nothing differs elsewhere.
-A light training moves most values by a unit in the last place at most, which looks like rounding.
-"""
+"""Weights derived from the other side's model: trained further, merged with an adapter, pruned."""
 
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
@@ -114,7 +105,7 @@ class MatrixChange:
 
 @dataclass(frozen=True, eq=False)
 class Removal:
-    """A unit vector [hidden_size] of the stream, and the share of it that a matrix lost."""
+    """A direction of the residual stream, [hidden_size], and the `share` of it a matrix lost."""
 
     direction: "Array"
     share: float
@@ -123,7 +114,10 @@ class Removal:
 def whole_model(
     context: PairContext, pairs: Mapping[str, TensorPair], rows: Mapping[str, TensorDiff]
 ) -> Iterator[Group]:
-    """Yield one function, which returns {tensor key: finding} of a training, merge or pruning."""
+    """Yield one function, which returns {tensor key: finding} of a training, merge or pruning.
+
+    The finding is about the whole model.
+    """
     yield partial(_explain_model, context, pairs, list(rows.values()))
 
 
@@ -173,10 +167,10 @@ def _light_training(
 ) -> tuple[list[TensorDiff], set[str]]:
     """Return (matrices that a light training changed, keys of all tensors it changed).
 
-    Steps below a unit in the last place leave many values as they are and move others by one, which
-    is the bound of sums in another order too: a bound, and no proof of them. Where another tensor
-    is further away than that bound allows, by no more than a few times of what the others moved,
-    the same training moved all of them. ([], ()) where none is, or where few tensors differ.
+    Steps below a unit in the last place leave many values unchanged and move others by one unit,
+    as sums in another order do too. Where another tensor is beyond that, by a few times what the
+    others moved at most, the same training moved all of them. ([], set()) where there is none, or
+    where few tensors differ.
     """
     bounded = [
         row
@@ -199,10 +193,10 @@ def _light_training(
 
 
 def _movement(row: TensorDiff) -> tuple[float, float]:
-    """Return (root mean square of the values' change, norm of the change over that of the values).
+    """Return (root mean square of the change, relative L2 of the change) of a tensor.
 
-    Steps of Adam are of one size for all tensors, those of others go with the values. Both are
-    infinite where a value is not finite.
+    Steps of Adam have one size in all tensors, those of other optimizers go with the values. Both
+    are infinite where a value is not finite.
     """
     stats = row.stats
     if stats is None or stats.nonfinite is not None:
@@ -216,7 +210,7 @@ def _table_explanations(
 ) -> dict[str, Finding]:
     """Return {tensor key: finding} of token tables of two lengths whose common rows correlate.
 
-    Tables whose common rows do not, or that lost rows that ids reach, are left out.
+    Tables that lost rows of existing ids are left out.
     """
     found: dict[str, Finding] = {}
     for row in rows:
@@ -248,12 +242,12 @@ def _table_explanations(
 
 
 def _floats_were_trained(by_key: Mapping[str, TensorPair], rows: Sequence[TensorDiff]) -> bool:
-    """Return whether what both sides store as floats shows that B holds other weights.
+    """Return whether the tensors stored as floats on both sides show that B was trained.
 
     A faulty quantization leaves norms, biases and tables of floats as they are; a training moves
-    them with the packed matrices. True where most of them, at least FEW, differ beyond rounding and
-    belong to the other side's; or all matrices among them, at least PAIR, whatever is done to
-    vectors, which may be frozen. Those that only rounding may have moved say nothing.
+    them with the packed matrices. True where most of them, at least FEW, differ beyond rounding
+    and correlate with the other side's; or all matrices among them, at least PAIR, since vectors
+    may be frozen. Those that only rounding may have moved do not count.
     """
     floats = [
         row
@@ -275,14 +269,14 @@ def _floats_were_trained(by_key: Mapping[str, TensorPair], rows: Sequence[Tensor
 
 
 def _is_related(pair: TensorPair, row: TensorDiff) -> bool:
-    """Return whether a tensor of floats that differs belongs to the other side's."""
+    """Return whether a differing tensor of floats is a trained copy of the other side's."""
     if row.shape_a is not None and len(row.shape_a) == 1:
         return _vector_change(pair, LIGHT) is not None
     return row.stats is not None and row.stats.cosine > RELATED
 
 
 def _is_open(row: TensorDiff) -> bool:
-    """Return whether a tensor, packed or not, differs and nothing explains it."""
+    """Return whether a tensor differs and nothing explains it yet, packed or not."""
     return row.is_unexplained() and row.explanation is None
 
 
@@ -303,10 +297,10 @@ def _is_unexplained_float(row: TensorDiff, weak: tuple[str, ...] = ()) -> bool:
 
 
 def _matrix_change(pair: TensorPair) -> MatrixChange | None:
-    """Return how a pair of matrices differs; None if that is no training.
+    """Return how a pair of matrices differs; None if no training can have made the difference.
 
     None for matrices that are too large or differ in few rows or columns, for codes and indices,
-    and for values that are not finite. Of experts only those that differ are measured.
+    and for values that are not finite. Of stacked experts only those that differ are measured.
     """
     assert pair.a is not None and pair.b is not None
     if np.prod(pair.a.shape) > SMALL:
@@ -350,10 +344,10 @@ def _matrix_change(pair: TensorPair) -> MatrixChange | None:
 
 
 def _factored_share(x: "Array", y: "Array") -> float:
-    """Return the share of y's squared distance from x that factors of rows and columns make.
+    """Return the fraction of the squared distance that factors of rows and columns explain.
 
-    It is that beyond one factor for all. The factors are found on a half of the elements, drawn at
-    random so that all rows and columns are tied to each other, and judged on the others.
+    A common factor for all values is removed first. The factors are fitted on a random half of
+    the elements and judged on the others.
     """
     at = [np.linspace(0, n - 1, min(n, LOOKED_AT)).astype(np.int64) for n in x.shape]
     if min(map(len, at)) < NARROW:
@@ -375,11 +369,11 @@ def _factored_share(x: "Array", y: "Array") -> float:
 def _removed_direction(
     pair: TensorPair, x: "Array", delta: "Array", rounding: float
 ) -> Removal | None:
-    """Return the direction of the stream that B's matrix lost, all or part; None if it lost none.
+    """Return the direction of the residual stream that B's matrix lost, wholly or partly; or None.
 
-    B is A - s v v^T A, where A's outputs are the stream (those of a table are its rows): the
-    difference has rank 1, its vector on the stream's side is v, and the other is what A has along
-    v. An adapter of rank 1 has another one there. `rounding` is the norm of what rounding may add.
+    B is A - s v v^T A, where A's outputs are the stream (for a table, its rows): the difference
+    has rank 1, with v on the stream's side and v^T A on the other. An adapter of rank 1 has
+    another vector there. `rounding` is the norm of what rounding may add.
     """
     role = split_key(pair.key)[1]
     if role.startswith(TABLE):
@@ -423,10 +417,10 @@ def _column_pieces(matrix: "Array") -> "Iterator[Array]":
 
 
 def _pruned_share(x: "Array", y: "Array") -> tuple[float, int]:
-    """Return (share of values set to zero, how many in each four), both 0 if B is not pruned.
+    """Return (fraction of values set to zero, zeros in each four), both 0 if B is not pruned.
 
-    The second is 0 if fours differ. B is not pruned where another value differs, or where those set
-    to zero were no smaller than the others: what was lost, or never written, does not choose the
+    The second is 0 if fours differ. B is not pruned where another value differs, or where the
+    values set to zero were no smaller than the others: lost or unwritten data does not choose the
     small ones.
     """
     step = max(1, WINDOW // x.shape[1])
@@ -448,7 +442,7 @@ def _pruned_share(x: "Array", y: "Array") -> tuple[float, int]:
 
 
 def _difference_rank(delta: "Array", rounding: float) -> int:
-    """Return the rank of `delta`, smaller singular values ignored; 0 if it is not low.
+    """Return the rank of `delta` without negligible singular values; 0 if it is not low.
 
     `rounding` is the norm of what rounding may add to `delta`.
     """
@@ -495,8 +489,8 @@ def _derived_explanations(
 ) -> dict[str, Finding]:
     """Return {tensor key: finding} of a training or a merge; {} if neither fits.
 
-    `matrices` are all compared matrices, `changes` those that differ. `beside`: the floats beside
-    packed matrices show that B holds other weights.
+    `matrices` are all compared matrices, `changes` those that differ. `beside`: the tensors of
+    floats show that B was trained, though its matrices are packed.
     """
     # One direction lost in all of them is a direction taken out of the stream.
     found = _removal_explanations(changes)
@@ -545,12 +539,12 @@ def _derived_explanations(
 
 
 def floor_text(related: float) -> str:
-    """Return the least correlation in words, rounded down: only equal values have 1."""
+    """Return "at least" and a correlation, rounded down so that only equal values have 1."""
     return f"at least {math.floor(1e4 * related) / 1e4:g}"
 
 
 def _training_words(changes: Sequence[MatrixChange]) -> str:
-    """Return what was done to all of these matrices: trained further, scaled, or pruned."""
+    """Return in words what was done to all changed matrices: trained further, scaled or pruned."""
     factored = min(change.factored for change in changes)
     if factored >= FACTORED:
         return (
@@ -569,7 +563,7 @@ def _training_words(changes: Sequence[MatrixChange]) -> str:
 
 
 def _differing_experts(changes: Sequence[MatrixChange]) -> str:
-    """Return which experts of each layer differ, in words."""
+    """Return in words which experts of each layer differ."""
     found: dict[int | None, set[int]] = {}
     for change in changes:
         found.setdefault(split_key(change.key)[0], set()).update(change.experts)
@@ -584,11 +578,11 @@ def _differing_experts(changes: Sequence[MatrixChange]) -> str:
 
 
 def _is_trained_part(every: Set[str], keys: Sequence[str]) -> bool:
-    """Return whether the changed weights `keys` are what training one part of a model changes.
+    """Return whether the changed weights `keys` are a set that training of one part changes.
 
-    True where they are every matrix of some roles in some layers (`every`: all matrices of the
-    model), at least FEW of them, as one or two are rather a fault. A token table or head may be
-    among them, or be all that changed.
+    True where they are every matrix of some roles in some layers, at least FEW, as one or two are
+    rather a fault. `every` are the keys of all matrices. A token table or head may be among them,
+    or be all that changed.
     """
     placed = [split_key(key) for key in keys]
     layers = {layer for layer, _ in placed if layer is not None}
@@ -611,7 +605,7 @@ def _derived_explanation(change: MatrixChange, text: str, cause: str = "derived"
 
 
 def _turned_explanation(change: MatrixChange) -> Finding:
-    """Return the finding of one matrix that belongs to the other side's with its sign turned."""
+    """Return the finding of one matrix that correlates with the negated one of the other side."""
     text = "the sign is turned, beside what was done to all the others"
     line = f"correlation {change.related:.3g}"
     return make_finding(
@@ -620,9 +614,9 @@ def _turned_explanation(change: MatrixChange) -> Finding:
 
 
 def _removal_explanations(changes: Sequence[MatrixChange]) -> dict[str, Finding]:
-    """Return {tensor key: finding} of one direction that all changed matrices lost; or {}.
+    """Return {tensor key: finding} that all changed matrices lost one stream direction; or {}.
 
-    Those of an adapter have directions of their own.
+    An adapter's matrices would each have another direction.
     """
     lost = [change.removed for change in changes if change.removed is not None]
     if len(lost) < max(PAIR, len(changes)):
@@ -650,7 +644,7 @@ def _removal_explanations(changes: Sequence[MatrixChange]) -> dict[str, Finding]
 def _merge_explanations(
     pairs: Mapping[str, TensorPair], matrices: Sequence[TensorDiff], low: Sequence[MatrixChange]
 ) -> dict[str, Finding]:
-    """Return {tensor key: finding} of differences of low rank, in all targets or some only."""
+    """Return {tensor key: finding} of a merged adapter: low-rank changes of all or some targets."""
     keys, in_order = {change.key for change in low}, [change.key for change in low]
     roles = {split_key(key)[1] for key in keys}
     targets = {row.key for row in matrices if split_key(row.key)[1] in roles}
@@ -690,9 +684,9 @@ def _merge_explanations(
 
 
 def _is_run_of_layers(targets: Iterable[str], keys: set[str]) -> bool:
-    """Return whether `keys` are all targets of the first or the last layers, as a shard has them.
+    """Return whether `keys` are all targets of the first or last layers, as one shard has them.
 
-    `targets` are the keys of all tensors of the merged kinds.
+    `targets` are the keys of all tensors of the merged roles.
     """
     layers: dict[int, set[str]] = {}
     for key in targets:
@@ -707,7 +701,7 @@ def _is_run_of_layers(targets: Iterable[str], keys: set[str]) -> bool:
 
 
 def _partial_merge_explanation(change: MatrixChange, text: str, sure: bool) -> Finding:
-    """Return the finding of one matrix of a merge that took only some targets.
+    """Return the finding of one matrix of a merge that changed only some of its targets.
 
     `text` is its first line of evidence. `sure`: the finding is confirmed.
     """
@@ -734,8 +728,8 @@ def _explain_vectors_alone(
 ) -> dict[str, Finding]:
     """Return {tensor key: finding} if only vectors were trained (norms or biases); else {}.
 
-    Conditions: all vectors of some kinds in some layers differ, nothing else does without a reason,
-    no simple function of A's vector gives B's, and the two correlate after the mean of each is
+    All vectors of some kinds in some layers differ, nothing else does without an explanation, no
+    simple function of A's vector gives B's, and the two correlate after the mean of each is
     subtracted (norms are all near one, and would correlate without that).
     """
     vectors = [
@@ -770,8 +764,8 @@ def _explain_vectors_alone(
 def _vector_change(pair: TensorPair, least: float = EVERY_ROW) -> MatrixChange | None:
     """Return how a pair of vectors differs; None if training cannot be told from other causes.
 
-    None for short, quantized or mostly equal vectors, unrelated ones, and a difference that follows
-    the values or is nearly constant. Of a mostly equal one less than the share `least` differs.
+    None for short, quantized or mostly equal vectors (less than the fraction `least` differs),
+    unrelated ones, and a difference that is proportional to the values or nearly constant.
     """
     assert pair.a is not None and pair.b is not None
     plain = pair.a.encoding in UNIT and pair.b.encoding in UNIT
@@ -795,9 +789,9 @@ def _vector_change(pair: TensorPair, least: float = EVERY_ROW) -> MatrixChange |
 
 
 def _vector_explanations(rows: Sequence[TensorDiff], like: Finding) -> dict[str, Finding]:
-    """Return {tensor key: a copy of finding `like`} of each unexplained vector that differs.
+    """Return {tensor key: a copy of finding `like`} for each unexplained vector that differs.
 
-    So is one whose values are only near: within the rounding of its largest, and not of their own.
+    Vectors within the rounding of their largest value, though not of their own, are included.
     """
     return {
         row.key: replace(

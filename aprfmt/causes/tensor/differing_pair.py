@@ -1,4 +1,4 @@
-"""One differing pair, as the hypotheses use it: samples, distances, names of sizes."""
+"""One pair of differing tensors as the hypotheses read it: samples, distances, sizes."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -33,12 +33,10 @@ BLOCKS = (256, 32)  # values in a block, of which the first is taken that divide
 
 @dataclass(frozen=True, slots=True)
 class Distance:
-    """||l-r|| / max(||l||, ||r||), how many values differ and of how many, the largest |l-r|.
+    """The distance of two arrays l and r, row by row summed up.
 
-    `stray` counts rows far beyond the slack, so that a few large rows do not hide them. `norms` are
-    ||l|| and ||r||. All numbers are over values finite on both sides; but if a value is not finite
-    on one side only, `relative` and `largest` are infinite, `rest` is the distance of the other
-    values, and `nonfinite` has the places.
+    `relative` is ||l-r|| / max(||l||, ||r||), `changed` of `count` values differ, `largest` is
+    the largest |l-r|.
     """
 
     relative: float
@@ -52,9 +50,10 @@ class Distance:
     constant: bool = False
 
     def leaves_factor(self, slack: float) -> bool:
-        """Return whether l and r are equal within a bound only because it is as wide as they are.
+        """Return whether l and r are within `slack` although r is l times a factor other than 1.
 
-        Rounding to few levels leaves large errors, but none that are a multiple of the values.
+        A wide bound, of an encoding with few levels, hides such a factor. Rounding alone leaves
+        large errors, but no common factor.
         """
         left, right = self.norms
         if slack <= WIDE or not (left and right and np.isfinite(self.rest)):
@@ -64,12 +63,12 @@ class Distance:
         return not 1 / (1 + FACTOR) <= factor <= 1 + FACTOR
 
     def equal(self, slack: float) -> bool:
-        """Return whether nothing differs, or all of it is within `slack`, row by row."""
+        """Return whether l equals r, or every row of it within the relative distance `slack`."""
         return not self.changed or (slack > 0 and self.relative <= slack and not self.stray)
 
 
 class Extent:
-    """The smallest and the largest of values that come in pieces."""
+    """The smallest and the largest of values that are added piece by piece."""
 
     def __init__(self) -> None:
         """Start without values."""
@@ -87,7 +86,7 @@ class Extent:
 
 
 class DifferingPair:
-    """Two tensors of one role and shape, with their context."""
+    """Two tensors of one role and shape that differ, read by rows, with their context."""
 
     a: RowReader
     b: RowReader
@@ -100,7 +99,7 @@ class DifferingPair:
         context: "PairContext",
         shape: tuple[int, ...] = (),
     ) -> None:
-        """Hold both tensors; nothing is read yet. `shape` is A's shape if it is not given."""
+        """Store both tensors without reading them; `shape` is A's shape if it is not given."""
         self.key, self.a, self.b, self.context = key, a, b, context
         self.shape = shape or a.shape
         self.known = True  # the comparison's numbers are those of these two
@@ -110,7 +109,7 @@ class DifferingPair:
 
     @cached_property
     def sample(self) -> "Array":
-        """Row numbers (int64): evenly spread ones, and for each an irregularly spaced neighbour."""
+        """Numbers of the sample's rows, int64: evenly spaced, each with an irregular neighbour."""
         rows = self.a.rows
         if self.a.columns == 1:
             return np.arange(min(rows, 4096))
@@ -120,17 +119,17 @@ class DifferingPair:
 
     @cached_property
     def sample_a(self) -> "Array":
-        """Values of the sample's rows of A."""
+        """A's values of the sample's rows, [rows, columns]."""
         return self.a.take(self.sample)
 
     @cached_property
     def sample_b(self) -> "Array":
-        """Values of the sample's rows of B."""
+        """B's values of the sample's rows, [rows, columns]."""
         return self.b.take(self.sample)
 
     @cached_property
     def differing_sample(self) -> "Array":
-        """Row numbers of the sample, or of rows that differ if none of the sample's does."""
+        """Numbers of the sample's rows; of differing rows where no row of the sample differs."""
         if self.a.rows != self.b.rows or self.a.columns != self.b.columns:
             return self.sample
         near = row_distances(self.sample_a, self.sample_b) <= self.slack()
@@ -141,7 +140,7 @@ class DifferingPair:
 
     @cached_property
     def before(self) -> Distance:
-        """Distance of A and B over all values as stored; from the comparison's record if any."""
+        """Distance of A and B over all values as stored; taken from the comparison if it has it."""
         # The comparison has measured this pair already.
         known = self.context.results.get(self.key)
         if known is not None and known.stats is not None and self.known:
@@ -174,8 +173,8 @@ class DifferingPair:
     def slack(self, *, moved: bool = True) -> float:
         """Return the relative distance up to which values of this pair count as equal.
 
-        It follows from both encodings. `moved`: elements may also have been moved by a
-        transformation.
+        It follows from both encodings. `moved`: elements may also have been moved, which changes
+        the blocks they are in.
         """
         return pair_noise(self.a.encoding, self.b.encoding, moved=moved)
 
@@ -201,9 +200,9 @@ class DifferingPair:
     ) -> Distance:
         """Return the distance between the rows that two functions give for `rows` (None: all).
 
-        `left` and `right` take row numbers. `slack` is the relative distance from which on a row
-        counts as stray (0: not counted). A value that is finite on one side only makes the distance
-        infinite.
+        `left` and `right` take row numbers. `slack` is the relative distance beyond which a row
+        counts as stray (0: not counted). A value that is finite on one side only makes the
+        distance infinite.
         """
         dd = ll = rr = 0.0
         changed = count = stray = 0
@@ -265,9 +264,9 @@ class DifferingPair:
     ) -> Guess:
         """Return the guess that `take`, in place of the side `label`, equals the other side.
 
-        `cause` is the cause's name, `says` its evidence, `where` the keys (none: the pair's),
-        `rows` the only rows compared (None: all). `slack` None is that of the pair; `constant`,
-        `free` and `most` as in Guess.
+        `take` gives rows by their numbers. `cause` is the cause's name, `says` its evidence,
+        `where` the keys (none: the pair's), `rows` the only rows compared (None: all). `slack`
+        None is that of the pair; `constant`, `free` and `most` as in Guess.
         """
         left, right = (take, self.b.take) if label == "A" else (self.a.take, take)
         near = self.slack() if slack is None else slack
@@ -285,13 +284,13 @@ class DifferingPair:
         return found.relative <= 1.5 * guess.slack and not found.leaves_factor(guess.slack)
 
     def row_name(self, row: int) -> str:
-        """Return the number, in the whole tensor, of a row of this pair, as text."""
+        """Return, as text, the number in the whole tensor of a row of this pair."""
         return str(row if self.numbers is None else int(self.numbers[row]))
 
     # --- names of sizes ----------------------------------------------------------------------
 
     def sizes(self, *names: str) -> list[int]:
-        """Return the positive whole numbers among these hyperparameters of both models."""
+        """Return the distinct positive integers among these hyperparameters of both models."""
         found: dict[int, None] = {}
         for hyper in self.context.hyper:
             for name in names:
@@ -303,7 +302,7 @@ class DifferingPair:
 
 
 def _count_stray_rows(delta: "Array", x: "Array", y: "Array", slack: float) -> int:
-    """Return how many rows of `delta` = x - y are longer than STRAY * `slack` times the row's norm.
+    """Return how many rows of x - y, `delta`, are longer than STRAY * `slack` times the row's norm.
 
     The norm is the larger of both sides', and at least 1/100 of the median.
     """
@@ -314,7 +313,7 @@ def _count_stray_rows(delta: "Array", x: "Array", y: "Array", slack: float) -> i
 
 
 def row_distances(x: "Array", y: "Array") -> "Array":
-    """Return ||x-y|| / max(||x||, ||y||) of every row (float64); infinite if it is not finite."""
+    """Return ||x-y|| / max(||x||, ||y||) for every row, float64 [rows]; infinite if not finite."""
     x, y = to_float64(x), to_float64(y)
     same = (x == y) | (np.isnan(x) & np.isnan(y))
     with np.errstate(invalid="ignore", over="ignore"):
@@ -327,12 +326,11 @@ def row_distances(x: "Array", y: "Array") -> "Array":
 
 
 def count_stray_rows(case: DifferingPair, sample: "Array | None") -> int:
-    """Return how many rows that a sample left out are further apart than its rows could be.
+    """Return how many rows outside a sample differ more than the sample's rows allow.
 
-    `sample` are the numbers of its rows; 0 where it is None, all rows.
-
-    What one change makes of values is bounded by the largest of their block: the bound is that of
-    the sample's blocks, with half of it more.
+    `sample` are the numbers of its rows; 0 where it is None, all rows. The bound is the largest
+    difference in a block of the sample, relative to the block's largest value, with half of it
+    more: one transformation makes no larger ones.
     """
     if sample is None:
         return 0
@@ -346,9 +344,9 @@ def count_stray_rows(case: DifferingPair, sample: "Array | None") -> int:
 
 
 def _block_distances(case: DifferingPair, rows: "Array") -> "Array":
-    """Return of each row the largest |a-b| of a block over the block's largest value (float64).
+    """Return, for each row, the largest |a-b| in a block over the block's largest value, float64.
 
-    Infinite where a block has differing values of which one is not finite, or zeros on one side.
+    Infinite where a block has differing values that are not finite, or zeros on one side.
     """
     x, y = to_float64(case.a.take(rows)), to_float64(case.b.take(rows))
     size = next((n for n in BLOCKS if x.shape[1] % n == 0), x.shape[1])

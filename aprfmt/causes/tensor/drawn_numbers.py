@@ -1,8 +1,4 @@
-"""The distributions that an initialisation draws weights from, and whether values have one.
-
-Drawn numbers have one distribution in all rows and columns, and trained ones have not: rows grow
-apart, and few values become large.
-"""
+"""The distributions that initialisations draw weights from, and whether values have one."""
 
 import math
 from collections.abc import Mapping
@@ -32,10 +28,9 @@ KURTOSIS: Mapping[str, tuple[float, float]] = {
 
 @dataclass(frozen=True, slots=True)
 class Drawn:
-    """The distribution that values were drawn from: "normal", "uniform" or "cut", about `mean`.
+    """The distribution that values were drawn from: "normal", "uniform" or "cut" (truncated).
 
-    `cut` are normal numbers that are drawn again beyond two deviations. `deviation` is that of the
-    values.
+    `mean` and `deviation` are its mean and standard deviation.
     """
 
     kind: str
@@ -44,11 +39,11 @@ class Drawn:
 
     @property
     def size(self) -> float:
-        """The bound of uniform numbers, or the deviation of normal ones before they are cut."""
+        """The bound of a uniform distribution; the deviation of a normal one before truncation."""
         return self.deviation * {"uniform": 3**0.5, "cut": 1 / CUT}.get(self.kind, 1.0)
 
     def text(self, size: float | None = None) -> str:
-        """Return the distribution in words, with its own size or a stated one."""
+        """Return the distribution in words; `size` replaces its measured size."""
         told = f"{self.size if size is None else size:.3g}"
         if self.kind == "uniform":
             return f"uniform numbers between -{told} and {told}"
@@ -57,9 +52,9 @@ class Drawn:
 
 
 def drawn_from(values: "Array", noise: float = 0.0) -> Drawn | None:
-    """Return the distribution of freshly initialised weights that values have; None if none.
+    """Return the distribution that values are drawn from, as fresh weights are; None if none fits.
 
-    `noise` is the relative rounding of how they are stored.
+    `noise` is the relative rounding of how the values are stored.
     """
     flat = np.sort(values, axis=None)
     if flat.size > MOST_SORTED:
@@ -96,10 +91,10 @@ def _erf(x: "Array") -> "Array":
 
 
 def is_even_throughout(values: "Array", drawn: Drawn) -> bool:
-    """Return whether all rows and columns of values [rows, columns] are of one distribution.
+    """Return whether all rows and columns of values [rows, columns] have one distribution.
 
-    Their mean squares scatter no more than those of drawn numbers do, and their kurtosis is that of
-    `drawn`'s distribution.
+    Their mean squares vary no more than those of drawn numbers do, and their kurtosis is that of
+    `drawn`.
     """
     squares = values**2
     mean = float(squares.mean())

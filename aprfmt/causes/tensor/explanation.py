@@ -90,12 +90,12 @@ def _explain_differing(a: View, b: View, context: PairContext, key: str) -> Find
 
 
 def _with_nonfinite(case: DifferingPair, found: Finding | None) -> Finding | None:
-    """Return a finding with the places added where only one side is NaN or infinite.
+    """Return a finding that also covers the places where only one side is NaN or infinite.
 
-    `found` is that for all values, None without any; it is returned unchanged if there are no such
+    `found` is the finding for all values, or None; it is returned unchanged if there are no such
     places. NaN and infinities are explained only by a transformation that gives exactly the same
-    bits or values; after another one the finding is of cause "nonfinite", confirmed only if all
-    other values are equal.
+    bits or values; otherwise the cause is "nonfinite", confirmed only if all other values are
+    equal.
     """
     odd = case.before.nonfinite
     if odd is None or not odd.alone:
@@ -136,7 +136,10 @@ def _with_nonfinite(case: DifferingPair, found: Finding | None) -> Finding | Non
 
 
 def _explain_values(case: DifferingPair) -> Finding | None:
-    """Return the finding for a pair by all its values, by some rows, or by two defects; or None."""
+    """Return the finding for a pair of one shape: on all values, on some rows, or of two causes.
+
+    None if nothing fits.
+    """
     found = _best_hypothesis(case)
     if found is None or not found[0].confirmed:
         part = _explain_rows(case)
@@ -207,7 +210,7 @@ def _guesses_of_table(case: DifferingPair, shapes: bool, part: bool) -> Iterator
 
 
 def _confirm_guess(case: DifferingPair, guess: Guess, shapes: bool) -> Finding | None:
-    """Return the finding of a guess applied to all its rows; None if the distance hardly improves.
+    """Return the finding of a guess, applied to all its rows; None if it hardly helps.
 
     `shapes`: the sides have two shapes, so that there is no distance before.
     """
@@ -250,7 +253,7 @@ def _confirm_guess(case: DifferingPair, guess: Guess, shapes: bool) -> Finding |
 
 
 def _explain_rows(case: DifferingPair) -> Tried | None:
-    """Return (finding, None) of just the rows that differ; None if many or unexplained."""
+    """Return (finding, None) about only the rows that differ; None if many or unexplained."""
     if case.a.columns == 1:
         return None
     near = row_distances(case.sample_a, case.sample_b) <= case.slack()
@@ -272,9 +275,10 @@ def _explain_rows(case: DifferingPair) -> Tried | None:
 
 
 def _explain_common_rows(case: DifferingPair) -> Finding | None:
-    """Return the finding of the rows that two tables of tokens of two lengths both have; or None.
+    """Return the finding on the rows that two token tables of different lengths have in common.
 
-    None where these are equal: what is after them is judged with the other tables.
+    None where these are equal or unexplained: the rows after them are judged with the other
+    tables.
     """
     common = common_rows(case.key, case.a, case.b)
     if common is None:
@@ -294,10 +298,10 @@ def _explain_common_rows(case: DifferingPair) -> Finding | None:
 
 
 def _explain_remainder(case: DifferingPair, found: Tried | None) -> Finding | None:
-    """Return the finding of two causes: a guess that helps, and one that explains what it leaves.
+    """Return the finding of two causes: a guess that helps, and one that explains the rest.
 
-    `found` is the first cause with its guess. None without a guess, or if nothing is confirmed for
-    the rest.
+    `found` is the first cause with its guess. None without a guess, or if nothing is confirmed
+    for the rest.
     """
     if found is None or found[1] is None:
         return None
@@ -320,7 +324,7 @@ def _explain_remainder(case: DifferingPair, found: Tried | None) -> Finding | No
 
 
 def _explain_reread(case: DifferingPair) -> Finding | None:
-    """Return the finding that bytes were read as another type and elements moved; or None."""
+    """Return the finding that bytes were read as a wrong type and elements were moved; or None."""
     if case.before.relative < DENSE:
         return None
     for cause, text, reread in rereadings(case):
@@ -345,12 +349,12 @@ def explain_pairs(
     results: Sequence[TensorDiff],
     budget: Budget | None = None,
 ) -> tuple[list[TensorDiff], list[NotTried]]:
-    """Return (records with findings for the pairs that differ, what could not be tried).
+    """Return (comparisons with findings for pairs that differ, hypotheses that were not tried).
 
-    `results` are the records of `pairs`, in their order. If a role differs in many layers, and no
-    finding is confirmed for the first few of its pairs alone, hypotheses about several tensors come
-    before the others. An explanation that cannot be tried (a tensor that it reads is damaged) is in
-    the second list, and the others are still tried. So is what the time of `budget` left.
+    `results` are the comparisons of `pairs`, in their order. If a role differs in many layers,
+    and no finding is confirmed for the first few of its pairs alone, hypotheses about several
+    tensors come before the others. A hypothesis cannot be tried where a tensor that it reads is
+    damaged or `budget` has no time; the others are still tried.
     """
     context = PairContext(a, b, base, {row.key: row for row in results})
     made = list(results)
@@ -365,9 +369,9 @@ def explain_pairs(
 def _explain_in_order(
     context: PairContext, pairs: Sequence[TensorPair], made: list[TensorDiff]
 ) -> None:
-    """Put findings into the records `made` of all pairs that differ, one hypothesis at a time.
+    """Add findings to the comparisons `made` of all pairs that differ, hypothesis by hypothesis.
 
-    What is in the list where the search is ended holds.
+    What has been added when the search is ended stays.
     """
     late: list[int] = []
     tried = FailedAttempts(made)
@@ -388,7 +392,7 @@ def _explain_in_order(
 
 
 class FailedAttempts:
-    """Counts, by role, the pairs that were tried alone and in vain."""
+    """Counts, by role, how many pairs were examined alone without success."""
 
     def __init__(self, rows: Sequence[TensorDiff]) -> None:
         """Count, by role, the pairs that differ; none is tried yet."""
@@ -396,13 +400,13 @@ class FailedAttempts:
         self.vain: Counter[str] = Counter()
 
     def tried_enough(self, row: TensorDiff) -> bool:
-        """Return whether enough pairs of this role were tried alone in vain."""
+        """Return whether enough pairs of this role were examined alone without success."""
         role = split_key(row.key)[1]
         vain = self.vain[role] >= ALONE and self.many[role] >= MANY
         return vain and row.verdict == "DIFFERENT"
 
     def add(self, row: TensorDiff) -> None:
-        """Count a tried pair that differs with a missing, unconfirmed or mere factor finding."""
+        """Count a pair that differs if its finding is missing, unconfirmed or only a factor."""
         found = row.explanation
         if row.verdict == "DIFFERENT" and (
             found is None or not found.confirmed or found.cause == "scale"
@@ -411,7 +415,7 @@ class FailedAttempts:
 
 
 def _explain_alone(context: PairContext, pair: TensorPair, row: TensorDiff) -> TensorDiff:
-    """Return a pair's record with the finding of its tensors alone, if there is one."""
+    """Return a pair's comparison, with the finding of its two tensors alone if there is one."""
     found = None
     try:
         if row.verdict in ("DIFFERENT", "SHAPE_DIFFERS") and pair.a and pair.b:
@@ -430,7 +434,7 @@ def _explain_alone(context: PairContext, pair: TensorPair, row: TensorDiff) -> T
 def _explain_together(
     context: PairContext, pairs: Sequence[TensorPair], rows: Sequence[TensorDiff]
 ) -> list[TensorDiff]:
-    """Return the records with the findings of hypotheses about several tensors put in."""
+    """Return the comparisons with the findings of hypotheses about several tensors added."""
     from aprfmt.causes.tensor.table import JOINT
 
     made = {row.key: row for row in rows}
@@ -457,7 +461,7 @@ def _groups_of_hypothesis(
     pairs: Mapping[str, TensorPair],
     rows: Mapping[str, TensorDiff],
 ) -> Iterator[Group]:
-    """Yield functions, each of which returns {tensor key: finding} for some tensors together.
+    """Yield functions that each return {tensor key: finding} for some tensors together.
 
     An AprfmtError of the hypothesis is recorded in the context and ends them.
     """
@@ -468,7 +472,7 @@ def _groups_of_hypothesis(
 
 
 def not_tried_lines(not_tried: Sequence[NotTried]) -> list[str]:
-    """Return sentences about what could not be tried: one for each reason, with a count."""
+    """Return a sentence for each reason why hypotheses could not be tried, with their number."""
     groups: dict[tuple[tuple[str, ...], str], list[str]] = {}
     for one in not_tried:
         groups.setdefault((one.causes, one.why), []).append(one.key)
@@ -482,10 +486,10 @@ def not_tried_lines(not_tried: Sequence[NotTried]) -> list[str]:
 
 
 class Transformed(ComputedRows):
-    """A transformed tensor; it has values but no stored bytes."""
+    """A tensor's rows after a transformation; it has values but no stored bytes."""
 
     def __init__(self, like: RowReader, take: Take) -> None:
-        """Take the sizes of `like`, and rows from `take`, a function of row numbers."""
+        """Take the sizes of `like`, and the rows from `take`, a function of row numbers."""
         super().__init__(like.side)
         self.rows, self.columns, self.shape = like.rows, like.columns, like.shape
         self._take = take
@@ -496,7 +500,7 @@ class Transformed(ComputedRows):
 
 
 def remainder(case: DifferingPair, guess: Guess) -> DifferingPair | None:
-    """Return the pair after applying a guess; None if the guess concerns only some rows."""
+    """Return the pair of both sides as a guess transforms them; None if it is about some rows."""
     if guess.rows is not None or case.a.shape != case.b.shape:
         return None
     a, b = Transformed(case.a, guess.left), Transformed(case.b, guess.right)
@@ -506,9 +510,9 @@ def remainder(case: DifferingPair, guess: Guess) -> DifferingPair | None:
 
 
 def rereadings(case: DifferingPair) -> Iterator[tuple[str, str, DifferingPair]]:
-    """Yield (cause, sentence, pair) of one side's bytes read as another type or byte order.
+    """Yield (cause, sentence, pair) with one side's bytes read as another type or byte order.
 
-    Only if the values then have about the other side's size.
+    Only if the values then have about the other side's magnitude.
     """
     for label, side, other in (("B", case.b, case.a), ("A", case.a, case.b)):
         row = encoding_row(side.encoding.split("+")[0])

@@ -1,8 +1,4 @@
-"""One flat buffer of many tensors, cut in another order than it was filled.
-
-ZeRO and FSDP keep parameters as one vector. Cut by the names in another order, or from another
-place, every tensor has its right shape and values of others, which run over the tensors' ends.
-"""
+"""Tensors cut from one flat buffer in another order than the buffer was filled in."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -54,7 +50,7 @@ WEAK = (
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """Values [start, start + count) of one of A's tensors, from `place` on in one of B's."""
+    """Values [start, start + count) of A's tensor `source`, found in one of B's from `place`."""
 
     place: int
     source: str
@@ -64,7 +60,7 @@ class Run:
 
 @dataclass
 class _Pool:
-    """The differing tensors of both sides as bits of the coarser type, one vector each."""
+    """The differing tensors of both sides as bits of the coarser type, {key: 1-d array} each."""
 
     a: dict[str, "Array"] = field(default_factory=dict)
     b: dict[str, "Array"] = field(default_factory=dict)
@@ -73,7 +69,10 @@ class _Pool:
 def flat_groups(
     context: PairContext, pairs: Mapping[str, TensorPair], rows: Mapping[str, TensorDiff]
 ) -> Iterator[Group]:
-    """Yield one function that returns {tensor key: finding} of tensors cut from one buffer."""
+    """Yield one function that returns {tensor key: finding} of tensors cut from one buffer.
+
+    Nothing where too few tensors are unexplained, or they are too large.
+    """
     open_rows = [key for key, row in rows.items() if row.is_unexplained(WEAK)]
     total = sum(row.stats.count for key in open_rows if (row := rows[key]).stats is not None)
     if len(open_rows) >= FEWEST and total <= MOST:
@@ -86,7 +85,7 @@ def _explain_flat(
     rows: Mapping[str, TensorDiff],
     keys: Sequence[str],
 ) -> dict[str, Finding]:
-    """Return {tensor key: finding} of these tensors where runs of A's values give B's; or {}."""
+    """Return {tensor key: finding} of tensors that consist of runs of A's values; or {}."""
     pool = _pool_of(pairs, keys)
     if pool is None:
         return {}
@@ -165,7 +164,7 @@ def _bits(view: View, encoding: str) -> "Array":
 
 
 def _window_keys(data: "Array") -> "Array":
-    """Return one number (uint64) for the ANCHOR bytes from each value on, [values - few]."""
+    """Return a hash (uint64) of the ANCHOR bytes that begin at each value, [values - few]."""
     each = ANCHOR // data.itemsize
     count = data.size - each + 1
     made = np.zeros(max(0, count), np.uint64)
@@ -178,7 +177,7 @@ def _window_keys(data: "Array") -> "Array":
 
 
 def _anchor_of(data: "Array") -> int | None:
-    """Return the first place from which the values of an anchor all differ; None without one."""
+    """Return the first place from which an anchor's values are all different; None for none."""
     each = ANCHOR // data.itemsize
     some = data[:LOOKED]
     if some.size < each:
@@ -191,9 +190,9 @@ def _anchor_of(data: "Array") -> int | None:
 def _places_of_starts(
     wanted: Mapping[str, "Array"], held: Mapping[str, "Array"]
 ) -> dict[str, list[tuple[str, int]]]:
-    """Return {tensor: its beginnings (tensor of `held`, place there)}, at most HITS of each.
+    """Return {tensor of `wanted`: places in `held` where it begins, (tensor, place) each}.
 
-    Tensors of `wanted` whose first values do not tell them from others are left out.
+    At most HITS places each. Tensors whose first values do not identify them are left out.
     """
     anchors: dict[int, list[tuple[str, int]]] = {}
     for key, data in wanted.items():
@@ -226,10 +225,10 @@ def _runs_of(
     starts: Mapping[str, Sequence[tuple[str, int]]],
     begins: Sequence[tuple[str, int]],
 ) -> list[Run]:
-    """Return the runs of A's values that give one of B's tensors, from its first value on.
+    """Return the runs of A's values that make up one of B's tensors, from its first value on.
 
     They end where no run is known to follow. `begins` are the places of A at which B's tensor may
-    begin, `starts` those of B where A's tensors do.
+    begin, `starts` those of B at which A's tensors do.
     """
     data = pool.b[key]
     inside = {
@@ -259,7 +258,7 @@ def _runs_of(
 def _longest_run(
     data: "Array", at: int, choices: Sequence[tuple[str, int]], sources: Mapping[str, "Array"]
 ) -> Run | None:
-    """Return the longest whole run from `at` on among (tensor, first value); None if none is.
+    """Return the longest run from `at` on among `choices`, (tensor, first value) each, or None.
 
     A run goes to the end of its tensor, or of `data`.
     """
@@ -275,7 +274,7 @@ def _longest_run(
 
 
 def _each_once(found: Mapping[str, Sequence[Run]], pool: _Pool) -> bool:
-    """Return whether the runs have every value of A's tensors once."""
+    """Return whether the runs together have every value of A's tensors exactly once."""
     used: dict[str, list[tuple[int, int]]] = {key: [] for key in pool.a}
     for own in found.values():
         for run in own:
@@ -292,7 +291,7 @@ def _each_once(found: Mapping[str, Sequence[Run]], pool: _Pool) -> bool:
 
 
 def _runs_text(own: Sequence[Run]) -> str:
-    """Return what a tensor of B is made of, in words."""
+    """Return in words which runs of A's tensors a tensor of B consists of."""
     parts = [
         f"values {run.place} to {run.place + run.count - 1} are A's {run.source} from value "
         f"{run.start} on"

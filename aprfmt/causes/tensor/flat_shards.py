@@ -1,9 +1,4 @@
-"""Flat parts of a matrix that a partitioned run left in its place.
-
-FSDP keeps the parameters of a module as one vector, padded and cut into equal parts, one a rank. A
-checkpoint saved without gathering has a run of values under a matrix's name: of the matrix alone,
-or of what lies before and after it in the vector, too.
-"""
+"""Matrices replaced by one rank's flat part of them, as a partitioned optimizer stores them."""
 
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
@@ -38,10 +33,10 @@ LEAST = 64  # values that judge a place
 
 
 def explain_flat_shard(case: DifferingPair) -> Iterator[Finding]:
-    """Yield the finding that a side holds a run of values where the other has a matrix.
+    """Yield the finding that one side has a vector of consecutive values of the other's matrix.
 
-    Confirmed where the run is one of the matrix; nothing unless one side is a vector. A vector of
-    all values of the matrix and no others has its axes joined: that is `stored_shape`.
+    Confirmed where the values are equal; nothing unless one side is a vector. A vector of all
+    values of the matrix and no others has its axes joined: that is `stored_shape`.
     """
     for flat, matrix, label in ((case.b, case.a, "B"), (case.a, case.b, "A")):
         if len(flat.shape) != 1 or len(matrix.shape) < 2 or flat.size < LEAST:
@@ -96,7 +91,7 @@ def _runs(flat: RowReader, matrix: RowReader) -> Iterator[tuple[int, int, int]]:
 
 
 def _places_of(value: float, side: RowReader) -> Iterator[int]:
-    """Yield the first TRIED places of a side, row-major, where it holds `value`."""
+    """Yield the first TRIED places, row-major, where a tensor has exactly `value`."""
     seen = 0
     for start in range(0, side.size, STEP):
         values = matrix_values(side, start, min(side.size, start + STEP))
@@ -110,7 +105,10 @@ def _places_of(value: float, side: RowReader) -> Iterator[int]:
 def is_run(
     flat: RowReader, matrix: RowReader, place: int, start: int, count: int, slack: float
 ) -> bool:
-    """Return whether `count` values of the vector from `place` are the matrix's from `start`."""
+    """Return whether `count` values of the vector from `place` are the matrix's from `start`.
+
+    `slack` is the relative distance of equal values.
+    """
     for offset in range(0, count, STEP):
         size = min(STEP, count - offset)
         x = to_float64(matrix_values(flat, place + offset, place + offset + size))

@@ -1,10 +1,4 @@
-"""Factors that were moved from one tensor into the next: norms folded, scales of activations.
-
-A norm's weights may stand in the columns of every product that reads it; the rows of v (or up) may
-be divided by factors that the columns of the output product (or down) bring back. All tensors of a
-layer are put right together, because one tensor can take part in two folds. If each then equals
-the other side's, the function is equal. If the partner does not undo the factors, that is a bug.
-"""
+"""Factors moved from one tensor into the next: norms folded into products, activation scales."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -88,11 +82,7 @@ COARSE = (
 
 @dataclass
 class LayerTensors:
-    """The tensors of a layer: values of both sides by role, and A's with the folds made.
-
-    `start` is the prefix of the layer's keys, "" outside layers. `pairs` has the tensors of all
-    layers by key.
-    """
+    """One layer's tensors: both sides' values by role, and `folded`, A's with the folds made."""
 
     context: PairContext
     start: str
@@ -121,7 +111,7 @@ class LayerTensors:
         return True
 
     def slack(self, role: str) -> float:
-        """Return the relative distance that counts as equal, after two roundings."""
+        """Return the relative distance at which a role's tensors count as equal, two roundings."""
         pair = self.pairs[self.start + role]
         assert pair.a is not None and pair.b is not None
         return 2 * pair_noise(pair.a.encoding, pair.b.encoding, moved=False) + LEAST
@@ -133,11 +123,11 @@ class LayerTensors:
         return any(name not in UNIT for side in sides if side for name in side.encodings)
 
     def roundings_apart(self, role: str, value: "Array", *, of_gain: bool = False) -> float:
-        """Return the distance of B from `value` in units of the role's slack; up to 1 is equal.
+        """Return the distance of B from `value`, in units of the role's slack; up to 1 is equal.
 
-        Infinite where A has no size, or a difference is not finite. It is that of the whole tensor
-        or of its worst column, whichever is larger. `of_gain`: what the rounding of a norm makes of
-        the columns is taken away first.
+        It is that of the whole tensor or of its worst column, whichever is larger. Infinite where
+        A is zero, or a difference is not finite. `of_gain`: what the rounding of a norm makes of
+        the columns is removed first.
         """
         y = self.b[role].reshape(-1, self.b[role].shape[-1]).astype(np.float64)
         x = value.reshape(y.shape).astype(np.float64)
@@ -166,10 +156,10 @@ class LayerTensors:
         return bool(away <= STRAY * self.slack(role) * norms.exact_norm(y[rows]))
 
     def is_nearer(self, role: str, value: "Array") -> bool:
-        """Return whether `value` is clearly nearer to B than A times one number for each row is.
+        """Return whether `value` is clearly nearer to B than A with each row scaled to fit is.
 
-        It must be nearer by more than a coarse encoding leaves open. Factors that go with nothing
-        but the scale of a row say nothing about columns.
+        Clearly means by more than the rounding of a coarse encoding. Factors that could be scales
+        of the rows show nothing about columns.
         """
         x, y = (v[role].reshape(-1, v[role].shape[-1]).astype(np.float64) for v in (self.a, self.b))
         square = (x * x).sum(1, keepdims=True)
@@ -178,7 +168,7 @@ class LayerTensors:
         return self.distance(role, value) <= BETTER * self.distance(role, scaled)
 
     def proof(self, fold: "Fold") -> Proof:
-        """Return the proof of a fold: the factor is found on one tensor and judged by its readers.
+        """Return the proof of a fold: its factor is measured on one tensor, judged on its readers.
 
         The number of free parameters is that of a norm's values, or of the first source's rows.
         """
@@ -189,11 +179,12 @@ class LayerTensors:
         return prove_values(sample, sum(one.size for one in judges), free, slack)
 
     def undo(self, roles: Sequence[str], factor: "Array") -> bool | None:
-        """Return whether B's products are A's with columns divided by `factor`, rather than A's.
+        """Return whether B's products are A's with columns divided by `factor`, not A's own.
 
-        None where the rounding of B leaves it open. What B is off A by is held to what the factor
-        would make of A: all of that, or none. Every value of all `roles` has a say, so that the
-        answer is sure where the factor is far smaller than the rounding of one.
+        None where B's rounding leaves it open. The difference of B and A is projected onto what
+        the factor would make of A: that is all of it, or none. All values of all `roles` count,
+        so that the answer is certain even if the factor is far smaller than the rounding of one
+        value.
         """
         square = along = rest = 0.0
         count = 0
@@ -211,14 +202,17 @@ class LayerTensors:
         return None if abs(share - 0.5) <= error else share > 0.5
 
     def distance(self, role: str, value: "Array") -> float:
-        """Return ||value - B|| / ||B|| for a role; 0 if B is zero."""
+        """Return ||value - B|| / ||B|| for a role's tensor; 0 if B is zero."""
         norm = norms.exact_norm(self.b[role])
         return norms.exact_norm(value - self.b[role]) / norm if norm else 0.0
 
 
 @dataclass(frozen=True)
 class Fold:
-    """Factors taken out of `sources` (by role) and brought back by the columns of `readers`."""
+    """Factors multiplied into the rows of `sources` and divided out of the columns of `readers`.
+
+    All are roles.
+    """
 
     sources: tuple[str, ...]
     readers: tuple[str, ...]
@@ -232,7 +226,7 @@ def layers_to_explain(
     """Yield, for each layer with an unexplained tensor, a function without arguments.
 
     It returns {tensor key: finding} of the factors that were folded in the layer. Tensors outside
-    of layers form one group more. Nothing without hyperparameters.
+    of layers form one more group. Nothing without hyperparameters.
     """
     if not context.hyper:
         return
@@ -261,10 +255,10 @@ def _layer_prefix(key: str) -> str:
 
 
 def _explain_layer_folds(layer: LayerTensors) -> dict[str, Finding]:
-    """Return {tensor key: finding} of a layer's tensors that are equal once factors are put back.
+    """Return {tensor key: finding} of a layer's tensors that are equal once factors are moved back.
 
-    If there are none, the findings are of products that took a norm's factor while the norm did not
-    lose it. {} if neither fits.
+    If there are none, the findings are of products that took a norm's factor while the norm kept
+    it. {} if neither fits.
     """
     folds = [*_norm_folds(layer), *_row_folds(layer)]
     found: dict[str, Finding] = {}
@@ -289,8 +283,8 @@ def _explain_layer_folds(layer: LayerTensors) -> dict[str, Finding]:
 def _norm_folds(layer: LayerTensors) -> Iterator[Fold]:
     """Yield the folds of norms into the products that read them.
 
-    As it goes, `layer.folded` is set to A with the folds made: the weight of what reads a norm is
-    divided by the change of the norm.
+    Sets `layer.folded` to A with each fold made: the weight of a product that reads a norm is
+    divided by the norm's change.
     """
     for norm, readers in _norm_readers(layer):
         weight = f"{norm}.weight"
@@ -331,7 +325,7 @@ def _norm_folds(layer: LayerTensors) -> Iterator[Fold]:
 
 
 def _distance_from_one(gain: "Array") -> float:
-    """Return the largest distance of a gain from 1."""
+    """Return the largest absolute difference of a gain's elements from 1."""
     return float(np.abs(gain - 1).max(initial=0.0))
 
 
@@ -353,16 +347,16 @@ def _norm_readers(layer: LayerTensors) -> Iterator[tuple[str, tuple[str, ...]]]:
 
 
 def _norm_gains(layer: LayerTensors, weight: str) -> "tuple[Array, Array]":
-    """Return (A's, B's) factors of a norm: 1 + w where the block adds one."""
+    """Return (A's, B's) factors of a norm's elements: 1 + w where the block adds one."""
     plus = layer.context.models["a"].spec.block.norm_offset
     return (layer.a[weight].astype(np.float64) + plus, layer.b[weight].astype(np.float64) + plus)
 
 
 def _gain_rounding(layer: LayerTensors, weight: str, a: "Array", b: "Array") -> "Array":
-    """Return the relative rounding [columns] of B's gain over A's, `b` / `a`, as they are stored.
+    """Return the relative rounding [columns] of the ratio of B's gain to A's, as they are stored.
 
-    Where 1 is added to a weight, one near -1 has a gain near 0, which is rounded far more coarsely
-    than its own size would say.
+    Where 1 is added to a weight, one near -1 has a gain near 0, which is rounded far more
+    coarsely than its own size would say. `a` and `b` are the gains.
     """
     unit = layer.slack(weight)
     rounding = np.zeros(a.shape)
@@ -372,19 +366,19 @@ def _gain_rounding(layer: LayerTensors, weight: str, a: "Array", b: "Array") -> 
 
 
 def _moved_by_factor(layer: LayerTensors, role: str, factor: "Array", stray: float = STRAY) -> bool:
-    """Return whether some value of a role's factor is further from 1 than rounding explains.
+    """Return whether some element of a role's factor differs from 1 by more than rounding.
 
-    That is `stray` of its roundings, of which a few make one where what reads the factor judges it.
+    That is more than `stray` roundings, or just one where the tensors that read the factor judge
+    it.
     """
     return bool(np.abs(factor - 1).max(initial=0.0) > stray * layer.slack(role))
 
 
 def _row_folds(layer: LayerTensors) -> Iterator[Fold]:
-    """Yield where B has rows of one weight scaled and columns of the weight after it scaled back.
+    """Yield folds where rows of one weight are scaled and the next weight's columns scaled back.
 
-    The factor of each row is measured between A and B. For each fold found, the two weights in
-    `layer.folded` (A's, as far as folds explain B) become A's rows times the factor and A's columns
-    divided by it.
+    The factor of each row is measured between A and B. For each fold, both weights in
+    `layer.folded` become A's rows times the factor and A's columns divided by it.
     """
     hyper, block = layer.context.hyper[0], layer.context.models["a"].spec.block
     for first, second in LINEAR:
@@ -416,7 +410,7 @@ def _row_folds(layer: LayerTensors) -> Iterator[Fold]:
 
 
 def _spread_factor(layer: LayerTensors, factor: "Array") -> "Array | None":
-    """Return the factors of v's rows at the columns of the output product, or None.
+    """Return the factors of v's rows spread to the columns of the output product, or None.
 
     Each query head has the factors of its key-value head. None if the heads do not divide.
     """
@@ -455,7 +449,7 @@ def _equal_explanations(
 
 
 def _partial_explanations(layer: LayerTensors, fold: Fold) -> dict[str, Finding]:
-    """Return {tensor key: finding} of factors that only some readers of a norm took over."""
+    """Return {tensor key: finding} of factors that left a norm and reached some readers only."""
     text = (
         f"factors were moved out of {fold.sources[0]} into {', '.join(fold.readers)}, but not into "
         f"{', '.join(fold.kept)}, which reads it too"
@@ -474,10 +468,9 @@ def _partial_explanations(layer: LayerTensors, fold: Fold) -> dict[str, Finding]
 
 
 def _wrong_norm_explanations(layer: LayerTensors) -> dict[str, Finding]:
-    """Return {tensor key: finding} of factors taken out of a norm that does not feed the products.
+    """Return {tensor key: finding} of factors that left a norm and reached another norm's products.
 
-    The columns of products hold them; the norm that feeds these products is as it was. {} where no
-    such factors are found.
+    The norm that feeds these products is unchanged. {} where no such factors are found.
     """
     if not layer.start:
         return {}
@@ -532,12 +525,12 @@ def _wrong_norm_explanations(layer: LayerTensors) -> dict[str, Finding]:
 
 
 def _is_unchanged(layer: LayerTensors, role: str) -> bool:
-    """Return whether both sides of a role are equal within their rounding."""
+    """Return whether a role's tensors are equal on both sides within their rounding."""
     return layer.roundings_apart(role, layer.a[role]) <= 1
 
 
 def _kept_norm_explanations(layer: LayerTensors, changed: set[str]) -> dict[str, Finding]:
-    """Return {tensor key: finding} of products that took a norm's weights, which the norm kept.
+    """Return {tensor key: finding} of products multiplied by a norm's weights, which the norm kept.
 
     `changed` are the roles that some fold changed; their norms are left out.
     """

@@ -34,10 +34,7 @@ RELATED = 0.1  # two trainings have a lower correlation of values, and of magnit
 
 @dataclass(frozen=True, slots=True)
 class ForeignVerdict:
-    """Whether a tensor is a different one, and the reason for or against it.
-
-    `drawn` is the distribution of an initialisation that was never replaced, "" otherwise.
-    """
+    """Whether a tensor is a different one than the other side's, not a damaged copy; and why."""
 
     sure: bool
     says: str
@@ -45,11 +42,10 @@ class ForeignVerdict:
 
 
 def judge_foreign(first: RowReader, second: RowReader) -> ForeignVerdict:
-    """Return whether the second tensor is another one and not a damaged copy, with the reason.
+    """Return whether the second tensor is another one and not a damaged copy of the first, and why.
 
-    A tensor of one value next to one of many, on either side, was never filled: it is another one.
-
-    Raises AprfmtError if one cannot be read.
+    A tensor of one repeated value, on either side, was never filled: it is another one. Raises
+    AprfmtError if one cannot be read.
     """
     if first.shape != second.shape or not first.size:
         return ForeignVerdict(False, "the shapes differ")
@@ -116,9 +112,9 @@ def judge_foreign(first: RowReader, second: RowReader) -> ForeignVerdict:
 
 
 def _row_windows(reader: RowReader, most: int | None = None) -> "Iterator[Array]":
-    """Yield arrays of row numbers, of about WINDOW values each.
+    """Yield arrays of row numbers, each of about WINDOW values.
 
-    All rows; with `most` evenly spread ones of about that many values together.
+    They cover all rows; with `most`, evenly spaced ones of about that many values in total.
     """
     rows = np.arange(reader.rows)
     if most is not None and reader.size > most:
@@ -140,12 +136,12 @@ def _constant_value(reader: RowReader) -> float | None:
 
 
 def _sample_values(reader: RowReader) -> "Array":
-    """Return values of evenly spread rows (float64 [rows, columns])."""
+    """Return the values of evenly spaced rows, float64 [rows, columns]."""
     return np.concatenate([to_float64(reader.take(rows)) for rows in _row_windows(reader, MOST)])
 
 
 def _centred_magnitudes(values: "Array") -> "Array":
-    """Return magnitudes less their row and column means, in which all checkpoints are alike.
+    """Return magnitudes minus their row and column means, in which all checkpoints are alike.
 
     For a single row or column the magnitudes themselves.
     """
@@ -164,7 +160,7 @@ def correlation(x: "Array", y: "Array") -> float:
 
 
 def same_values_reordered(a: RowReader, b: RowReader, x: "Array", y: "Array") -> bool:
-    """Return whether both have the same values in some order, up to their encodings' error.
+    """Return whether both tensors have the same values in some order, within encoding errors.
 
     `x` and `y` are the tensors' sampled values, used if the encodings differ.
     """

@@ -25,8 +25,8 @@ def layout_words(
 ) -> str:
     """Return in words how the rows of a fused tensor are ordered; "" if the order is not known.
 
-    `at` holds the row of A at each place of B. `parts` are names and rows of what was fused;
-    `outer` stacks (experts) repeat them. `kv_heads` groups q, k and v, 0 for other parts.
+    `at` is A's row at each place of B. `parts` are (name, rows) of the fused tensors; `outer`
+    stacks (experts) repeat them. `kv_heads` groups q, k and v, 0 for other parts.
     """
     for text, order in worded_orders(parts, kv_heads, outer):
         if np.array_equal(at, order):
@@ -38,7 +38,7 @@ def layout_words(
 def worded_orders(
     parts: Sequence[tuple[str, int]], kv_heads: int, outer: int = 1
 ) -> "Iterator[tuple[str, Array]]":
-    """Yield (words, order) of every layout and its inverse: A's row at each place of B.
+    """Yield (words, order) of every known layout and its inverse: A's row at each place of B.
 
     The arguments are those of `layout_words`.
     """
@@ -53,10 +53,10 @@ def worded_orders(
 
 
 def fused_orders(parts: Sequence[tuple[str, int]], kv_heads: int) -> "Iterator[tuple[str, Array]]":
-    """Yield (words, order) of every layout but that of one part after the other.
+    """Yield (words, order) of every known layout except one part after the other.
 
-    `order` has the row in that one at each place. `parts` are (name, rows), `kv_heads` is 0 or the
-    number of groups to cut by.
+    `order` has, at each place, the row's number in the layout of one part after the other.
+    `parts` are (name, rows), `kv_heads` is 0 or the number of groups to cut by.
     """
     sizes = [size for _, size in parts]
     starts = np.cumsum([0, *sizes]).tolist()
@@ -130,7 +130,7 @@ def _rotation_text(by: int, count: int) -> str:
 def _block_order_words(at: "Array", names: str) -> str:
     """Return in words the order of whole blocks of rows; "" if single rows are scattered.
 
-    `at` holds A's row at each place of B, `names` the fused parts for the sentence.
+    `at` is A's row at each place of B, `names` the fused parts for the sentence.
     """
     size = 0
     for first, source, length in source_runs(at):

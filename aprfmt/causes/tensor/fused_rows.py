@@ -1,10 +1,4 @@
-"""Fused tensors whose rows are in another order: searched in all rows together, with biases.
-
-q, k and v (or gate and up) of a file that fuses them are split before they are compared. Rows
-that a writer ordered otherwise then end up in other parts, and each part alone looks like a
-tensor of another checkpoint. So the rows of all parts are matched together. One order for the
-weights and, where they moved too, the biases is one finding.
-"""
+"""Fused tensors whose rows are in another order, searched in all parts together, with biases."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -47,7 +41,7 @@ SHOWN = 6  # runs of rows named
 
 @dataclass(frozen=True)
 class FusedRoles:
-    """Roles that writers fuse: name of each part, and whether query heads are grouped."""
+    """Roles that writers fuse: the name of each part, and whether query heads are grouped."""
 
     roles: tuple[tuple[str, str], ...]  # (role, short name)
     heads: bool = False
@@ -68,10 +62,7 @@ WEAK = ("row_offset", "stale_tensor", "byte_offset", "bit_rot", "head_order", "w
 
 @dataclass(frozen=True)
 class RowOrder:
-    """An order of a family's rows: the cause, the words, and the rows of A at B's places.
-
-    `named` says that it is one of the known layouts, and not read off the rows.
-    """
+    """An order of fused rows: its cause, its words, and A's row at each place of B."""
 
     cause: str
     says: str
@@ -100,7 +91,7 @@ def _explain_layer(
     family: FusedRoles,
     layer: int,
 ) -> dict[str, Finding]:
-    """Return {tensor key: finding} of a layer's fused tensors whose rows moved; or {}."""
+    """Return {tensor key: finding} of a layer's fused tensors whose rows were moved; or {}."""
     weights = _joined_pair(context, pairs, family.keys_with_suffix("weight"), layer)
     biases = _joined_pair(context, pairs, family.keys_with_suffix("bias"), layer)
     # An order of the weights, which the biases may have followed.
@@ -137,7 +128,7 @@ def _joined_pair(
     roles: Sequence[tuple[str, str]],
     layer: int,
 ) -> DifferingPair | None:
-    """Return the pair of both sides' joined rows; None unless every part is there in both.
+    """Return both sides' rows of all parts, joined as one pair; None unless both have every part.
 
     `roles` are (role, short name) of the parts of a layer.
     """
@@ -157,7 +148,7 @@ def _joined_pair(
 
 
 def _rows_of(side: View, roles: Sequence[tuple[str, str]]) -> RowReader:
-    """Return the rows of a part; the values of an expert's bias are rows of one value each."""
+    """Return the row reader of a part; of stacked biases each value is a row."""
     reader = RowReader(side)
     if len(reader.shape) == 2 and all(role.endswith(".bias") for role, _ in roles):
         return ValueRows(reader)
@@ -165,7 +156,7 @@ def _rows_of(side: View, roles: Sequence[tuple[str, str]]) -> RowReader:
 
 
 class ValueRows(ComputedRows):
-    """A matrix as a list of its values, one a row."""
+    """A matrix read as a column: each of its values is a row."""
 
     def __init__(self, reader: RowReader) -> None:
         """Take every value of `reader` as a row of one column."""
@@ -183,7 +174,7 @@ class ValueRows(ComputedRows):
 
 
 def _part_keys(case: DifferingPair) -> tuple[str, ...]:
-    """Return the tensor keys of the parts of a joined pair."""
+    """Return the tensor keys of the parts that a joined pair consists of."""
     assert isinstance(case.a, JoinedRows)
     return case.a.keys
 
@@ -239,7 +230,7 @@ def _find_known_order(
 ) -> RowOrder | None:
     """Return the known layout that makes the values of joined vectors equal; None where none does.
 
-    For vectors only: equal values stand in many places, so that where one came from is not seen.
+    For vectors only: equal values occur several times, so that the source of each is not known.
     """
     if case is None or case.a.columns != 1:
         return None
@@ -261,17 +252,17 @@ def _part_sizes(joined: JoinedRows, family: FusedRoles) -> list[tuple[str, int]]
 
 
 def _experts(joined: JoinedRows) -> int:
-    """Return how many experts are stacked, 1 without experts."""
+    """Return how many experts' matrices are stacked; 1 without experts."""
     shape = joined.readers[0].side.shape
     lone = 1 if isinstance(joined.readers[0], ValueRows) else 2
     return int(shape[0]) if len(shape) > lone else 1
 
 
 def _name_row_order(family: FusedRoles, case: DifferingPair, at: "Array") -> RowOrder | None:
-    """Return what moved the rows of a fused tensor, with its cause and words.
+    """Return the cause and words of what moved the rows of a fused tensor, as a RowOrder.
 
-    `at` holds the row of A at each place of B. None if every part keeps its own rows, or if rows
-    are lost and no cut at another row explains it.
+    `at` is A's row at each place of B. None if every part keeps its own rows, or if rows are lost
+    and no cut at another row explains it.
     """
     assert isinstance(case.a, JoinedRows)
     parts, outer = _part_sizes(case.a, family), _experts(case.a)
@@ -301,7 +292,10 @@ def _name_row_order(family: FusedRoles, case: DifferingPair, at: "Array") -> Row
 
 
 def _cut_shift(pool: JoinedRows, at: "Array") -> int:
-    """Return k if every part that moved begins k rows further on in A; 0 if not."""
+    """Return k if every part that moved begins k rows later in A; 0 if that does not hold.
+
+    `at` is A's row at each place of B, `pool` A's joined rows.
+    """
     away = at - np.arange(len(at))
     parts = [
         np.unique(away[start:stop])
@@ -314,7 +308,10 @@ def _cut_shift(pool: JoinedRows, at: "Array") -> int:
 
 
 def _parts_crossed(pool: JoinedRows, at: "Array") -> list[tuple[int, int]]:
-    """Return (part of the place, part of the row) pairs where the two are not the same part."""
+    """Return the pairs (part of the place, part that the row is from) where these differ.
+
+    Parts are numbered; `at` is A's row at each place of B.
+    """
     places = np.searchsorted(pool.starts, np.arange(len(at)), side="right")
     owners = np.searchsorted(pool.starts, at, side="right")
     apart = places != owners
@@ -329,7 +326,10 @@ def _moves_inside_part(pool: JoinedRows, part: int, at: "Array") -> bool:
 
 
 def segment_words(pool: JoinedRows, at: "Array") -> str:
-    """Return which rows are at which places, run by run; unmoved runs are left out."""
+    """Return in words which rows of A are at which places of B, run by run.
+
+    `at` is A's row at each place of B. Unmoved runs are left out.
+    """
     said = []
     moved = [run for run in _runs_inside_parts(pool, at) if run[0] != run[1]]
     for first, source, length in moved[:SHOWN]:
@@ -343,9 +343,9 @@ def segment_words(pool: JoinedRows, at: "Array") -> str:
 
 
 def _runs_inside_parts(pool: JoinedRows, at: "Array") -> Iterator[tuple[int, int, int]]:
-    """Yield (first row, its source, length) of runs of sources, cut where a part begins.
+    """Yield (first place, first row of A, length) of runs of consecutive rows.
 
-    A run is cut by the parts that its rows are in and by those that its sources are in.
+    A run ends where a part of either side begins. `at` is A's row at each place of B.
     """
     for first, source, length in source_runs(at):
         cuts = {start - row for start in pool.starts for row in (first, source)}
@@ -357,7 +357,7 @@ def _runs_inside_parts(pool: JoinedRows, at: "Array") -> Iterator[tuple[int, int
 def _order_explanations(
     case: DifferingPair, order: RowOrder, more: tuple[str, ...]
 ) -> dict[str, Finding]:
-    """Return {tensor key: finding} of every part that the order changes; {} if it does not fit.
+    """Return {tensor key: finding} of every part that an order of rows changes; {} for no fit.
 
     `more` are further lines of evidence.
     """

@@ -1,4 +1,4 @@
-"""A row of the hypotheses about a pair of tensors, and the guess that it makes."""
+"""The row type of hypotheses about a pair of tensors, and the guesses that they make."""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
@@ -24,16 +24,9 @@ Take = Callable[["Array"], "Array"]
 
 @dataclass(frozen=True)
 class Guess:
-    """A hypothesis with its values filled in: both sides with the defect removed or applied.
+    """A hypothesis with its values filled in: `left` and `right` give both sides' rows, made equal.
 
-    `left` and `right` take row numbers (int array) of the tensor seen as [rows, last axis] and
-    return values [n, columns]; they are equal if the guess is right. `rows` are the rows the guess
-    concerns, None for all: of other rows that differ nothing is explained, unless those were
-    `sampled` and stand for all. `slack` is the relative L2 distance that counts as equal.
-    `constant` says that the statement itself is that one value stands everywhere: any other guess
-    that gives a single value explains nothing. `free` counts the numbers that were read from the
-    values: as many differing ones again have to judge them (`measure/proofs.py`). `most` is how
-    sure the cause can be: less where its name says more than was found.
+    The defect is removed from one side, or applied to the other.
     """
 
     cause: str
@@ -61,14 +54,7 @@ FACTS: Mapping[str, Callable[["DifferingPair"], bool]] = {
 
 @dataclass(frozen=True, slots=True)
 class PairHypothesis:
-    """One row: the causes it can find, its function, and the pairs it is for.
-
-    Rows are tried by `rank`, the lowest first; `because` is the reason for it. Rows of other
-    packages come after ours. `shapes` rows are for tensors of different shapes. `part` rows are
-    also tried on only the rows that differ. `stored` rows compare bytes in pieces, and are all that
-    is tried on a vector of gigabytes. Only pairs are tried whose role begins with one of `roles`
-    (none: any) and that have all `facts` of FACTS.
-    """
+    """One row of the table: the causes it can find, its function, and the pairs it applies to."""
 
     causes: tuple[str, ...]
     find: Callable[["DifferingPair"], "Iterator[Guess | Finding]"]
@@ -81,7 +67,7 @@ class PairHypothesis:
     facts: tuple[str, ...] = ()
 
     def is_for(self, case: "DifferingPair") -> bool:
-        """Return whether a pair has the role and the facts that this row asks for."""
+        """Return whether a pair has the role and the properties that this row requires."""
         named = not self.roles or case.role.startswith(self.roles)
         return named and all(FACTS[name](case) for name in self.facts)
 
@@ -92,15 +78,7 @@ Group = Callable[[], "Mapping[str, Finding]"]
 
 @dataclass(frozen=True, slots=True)
 class JointHypothesis:
-    """One row about several tensors together: the causes it can find, and its function.
-
-    The function takes the context, the pairs and the records by key, and yields groups. Records
-    change as groups are explained. Rows are tried by `rank` after those of single pairs, and only
-    where a tensor differs that has no confirmed explanation, or one by a cause of `weak`; a row for
-    `shapes` where two have different shapes, one for `tables` there as well, one for an `engine`
-    where B is what an engine saved, whatever explains a tensor, and a `one_sided` one where each
-    side has tensors that the other has not.
-    """
+    """One row about several tensors together: the causes it can find, and its function."""
 
     causes: tuple[str, ...]
     find: Callable[
@@ -115,11 +93,11 @@ class JointHypothesis:
     one_sided: bool = False
 
     def is_for(self, context: "PairContext", rows: Iterable["TensorDiff"]) -> bool:
-        """Return whether it is worth trying, by the records `rows` of all tensors.
+        """Return whether the hypothesis is worth trying, by the comparisons `rows` of all tensors.
 
-        A hypothesis about shapes needs two of different shape, one about an engine's ranks that B
-        was saved by an engine, a one-sided one tensors of each side alone, and any other a tensor
-        that nothing explains yet; one for `tables` takes a shape that differs, too.
+        One about shapes needs two of different shape, one about an engine's ranks that B was
+        saved by an engine, a one-sided one tensors that each side alone has, and any other a
+        tensor that nothing explains yet; one for `tables` accepts a shape that differs, too.
         """
         if self.shapes:
             return any(row.verdict == "SHAPE_DIFFERS" for row in rows)

@@ -1,14 +1,4 @@
-"""Weights that were never trained: one side holds the numbers that an initialisation drew.
-
-A layer, a head or a model whose weights were never loaded has matrices of drawn numbers, biases of
-0 and norms of 1. They are one cause: seen one by one, the biases look dropped and the matrices
-taken from elsewhere.
-
-Sources for what an initialisation gives: transformers' `_init_weights` (normal numbers of
-deviation `initializer_range`, biases 0, norms 1), `torch.nn.Linear.reset_parameters` (even numbers
-up to 1/sqrt(inputs), the bias too), `torch.nn.init` (Xavier, Kaiming), GPT-2's division by
-sqrt(2 * layers).
-"""
+"""Weights that were never trained: one side has the numbers that an initialisation drew."""
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
@@ -51,7 +41,7 @@ SHOWN = 3  # kinds of numbers that a sentence lists
 
 @dataclass(frozen=True, slots=True)
 class Initialiser:
-    """A known initialisation: the size that it gives its numbers, and what it is called."""
+    """A known initialisation: its name, and the size of the numbers that it draws."""
 
     size: float
     name: str
@@ -59,10 +49,7 @@ class Initialiser:
 
 @dataclass(frozen=True, slots=True)
 class InitialNumbers:
-    """What an initialisation gave one side of a differing tensor: drawn numbers, or one `constant`.
-
-    `usual` is the known initialisation that gives these numbers, and None for none.
-    """
+    """What an initialisation gave one side of a tensor: drawn numbers, or one `constant`."""
 
     key: str
     side: str
@@ -83,7 +70,7 @@ def initial_groups(
 def _explain_side(
     context: PairContext, pairs: Mapping[str, TensorPair], rows: Mapping[str, TensorDiff], side: str
 ) -> dict[str, Finding]:
-    """Return {tensor key: finding} of all differing tensors that this side never trained; or {}."""
+    """Return {tensor key: finding} of all differing tensors that one side never trained; or {}."""
     seen: dict[str, InitialNumbers] = {}
     short: dict[str, InitialNumbers] = {}
     both: list[bool] = []
@@ -130,12 +117,12 @@ def _explain_side(
 
 
 def _is_open(row: TensorDiff) -> bool:
-    """Return whether nothing but a cause of WEAK explains a tensor, or a table of tokens."""
+    """Return whether a tensor differs and nothing but a cause of WEAK explains it."""
     return row.verdict in ("DIFFERENT", "SHAPE_DIFFERS") and not row.is_explained(WEAK)
 
 
 def _are_untrained(pairs: Mapping[str, TensorPair], rows: Mapping[str, TensorDiff]) -> bool:
-    """Return whether the matrices that both sides share are those of an initialisation."""
+    """Return whether the matrices that are equal on both sides are untrained, too."""
     drawn = []
     for key, row in rows.items():
         side = pairs[key].b
@@ -169,9 +156,9 @@ def _distance(row: TensorDiff) -> float | None:
 def _find_initial_numbers(
     context: PairContext, pair: TensorPair, key: str, label: str, both: list[bool]
 ) -> InitialNumbers | None:
-    """Return what side `label` of a pair holds, if an initialisation gives it; None otherwise.
+    """Return what an initialisation gave side `label` of a pair; None if it was trained.
 
-    Whether the other side's numbers look drawn as well is added to `both`.
+    Whether the other side's numbers look drawn as well is appended to `both`.
     """
     assert pair.a is not None and pair.b is not None
     sides = (pair.b, pair.a) if label == "B" else (pair.a, pair.b)
@@ -222,7 +209,7 @@ def _find_initial_numbers(
 
 
 def _sample(reader: RowReader) -> "Array":
-    """Return values of evenly spread rows (float64 [rows, columns])."""
+    """Return the values of evenly spaced rows, float64 [rows, columns]."""
     count = min(reader.rows, max(16, LOOKED_AT // reader.columns))
     return to_float64(reader.take(np.linspace(0, reader.rows - 1, count).astype(np.int64)))
 
@@ -243,7 +230,7 @@ def usual_initialiser(
 ) -> Initialiser | None:
     """Return the initialisation that draws numbers of this distribution for a tensor, or None.
 
-    `label` is the side ("A" or "B"); a configuration of the other counts where it has none. `shape`
+    `label` is the side ("A" or "B"); where it has no configuration the other's is used. `shape`
     is [outputs, inputs] of a matrix.
     """
     size = drawn.size
@@ -258,7 +245,7 @@ def usual_initialiser(
 def _known_initialisers(
     context: PairContext, label: str, key: str, shape: Sequence[int], kind: str
 ) -> Iterator[Initialiser]:
-    """Yield the known initialisations of a tensor with numbers of a kind (Drawn)."""
+    """Yield the known initialisations of a tensor whose numbers have the distribution `kind`."""
     model = context.models[label.lower()]
     config = model.config or context.models["b" if label == "A" else "a"].config or {}
     inputs, outputs = _fans(context, label, key, shape)
@@ -287,7 +274,7 @@ def _known_initialisers(
 
 
 def _fans(context: PairContext, label: str, key: str, shape: Sequence[int]) -> tuple[int, int]:
-    """Return (inputs, outputs) of a matrix, or of the one whose bias this is; 0 where unknown.
+    """Return (inputs, outputs) of a matrix, or of the matrix whose bias this is; 0 where unknown.
 
     The kernels [out, in, ..., height, width] of a convolution count as torch.nn.init counts them.
     """
@@ -302,7 +289,7 @@ def _fans(context: PairContext, label: str, key: str, shape: Sequence[int]) -> t
 
 
 def _sentence(side: str, found: Sequence[InitialNumbers]) -> str:
-    """Return what all these tensors of a side hold, in words that name none of them."""
+    """Return a sentence on what all these tensors of a side contain, without their names."""
     kinds: dict[str, int] = {}
     for one in found:
         if one.drawn is not None:

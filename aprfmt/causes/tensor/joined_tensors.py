@@ -1,9 +1,4 @@
-"""Tensors that one file stores as one and the other as several, where no reader's names are known.
-
-Original checkpoints of diffusion models have q, k and v as one matrix, and a projection joined with
-a MLP's; diffusers has each for itself. With an architecture, roles say which parts belong together.
-Without one, the values do.
-"""
+"""Tensors that one file stores joined and the other apart, found by values, not by names."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
@@ -70,7 +65,7 @@ def _explain_joined_tensors(
 
 
 def _one_sided(context: PairContext, rows: Mapping[str, TensorDiff], label: str) -> list[str]:
-    """Return the unexplained keys of tensors that a side ("a" or "b") alone has."""
+    """Return the keys of unexplained tensors that only one side has, "a" or "b"."""
     return [
         key
         for key, row in rows.items()
@@ -81,7 +76,7 @@ def _one_sided(context: PairContext, rows: Mapping[str, TensorDiff], label: str)
 
 
 def _beginnings(context: PairContext, label: str, keys: Sequence[str]) -> Beginnings:
-    """Return the keys of a side's tensors by encoding, columns and first row."""
+    """Return {(encoding, columns, bytes of the first row): tensor keys} of a side's tensors."""
     found: dict[tuple[str, int, bytes], list[str]] = {}
     for key in keys:
         reader = context.reader(label, key)
@@ -101,9 +96,9 @@ def _row_name(reader: RowReader, row: int) -> tuple[str, int, bytes]:
 def _parts_of(
     context: PairContext, whole: str, key: str, parts: str, starts: Beginnings
 ) -> tuple[str, ...]:
-    """Return the keys of the other side's tensors that are this tensor's rows, in their order.
+    """Return the keys of the other side's tensors that together are this tensor's rows, in order.
 
-    () where fewer than two are, or where rows are left over.
+    () where fewer than two are found, or where rows are left over.
     """
     reader = context.reader(whole, key)
     found: list[str] = []
@@ -122,7 +117,7 @@ def _parts_of(
 
 
 def _holds_at(whole: RowReader, part: RowReader, at: int) -> bool:
-    """Return whether all rows of `part` are those of `whole` from row `at` on, value for value."""
+    """Return whether all rows of `part` equal those of `whole` from row `at` on."""
     if at + part.rows > whole.rows or part.rows == whole.rows:
         return False
     step = max(1, STEP // max(1, part.columns))
@@ -139,9 +134,9 @@ def _holds_at(whole: RowReader, part: RowReader, at: int) -> bool:
 
 
 def _joined_finding(context: PairContext, whole: str, key: str, parts: Sequence[str]) -> Finding:
-    """Return the finding that `key`, of side `whole` ("a" or "b"), is the other side's `parts`.
+    """Return the finding that tensor `key` of side `whole` is the other side's `parts` joined.
 
-    Its first sentence names the sides alone, so that findings of all such tensors are joined.
+    Its first sentence names the sides only, so that findings of all such tensors are joined.
     """
     side, other = whole.upper(), "B" if whole == "a" else "A"
     says = f"{side} stores as one tensor what {other} stores as several"

@@ -31,7 +31,7 @@ WINDOW = 1 << 20  # values compared at a time
 
 @dataclass(frozen=True)
 class JoinedExchange:
-    """Which axes of a joined tensor were exchanged, in words, and the distance that is left."""
+    """Which axes of a joined tensor were exchanged, in words, and the relative distance left."""
 
     says: str
     residual: float
@@ -39,11 +39,7 @@ class JoinedExchange:
 
 @dataclass(frozen=True)
 class _StoredStack:
-    """A way in which a stack of `count` joined matrices may be stored, and its axes exchanged.
-
-    `rows` has the row of the joined matrix at each place; `across`: its rows are the last axis.
-    Axis i of the values under the stored shape is axis `axes[i]` of what was meant.
-    """
+    """One way in which `count` joined matrices may be stored as a stack, with axes exchanged."""
 
     count: int
     rows: "Array"
@@ -53,16 +49,16 @@ class _StoredStack:
 
     @property
     def shape(self) -> tuple[int, int, int]:
-        """The stored shape, stack first."""
+        """The stored shape: the stack's axis, then the two axes of a matrix."""
         sides = (self.columns, len(self.rows)) if self.across else (len(self.rows), self.columns)
         return (self.count, *sides)
 
     def number(self, places: "Array") -> "Array":
-        """Return where the values at stored `places` stand in the joined matrices, flat."""
+        """Return the flat index in the joined matrices of the values at flat stored `places`."""
         return self._number(np.unravel_index(places, self.shape))
 
     def source(self, places: "Array") -> "Array":
-        """Return where the values that stand at `places` after the exchange come from, flat."""
+        """Return the flat index of the values that are at `places` once the axes are exchanged."""
         turned = np.unravel_index(places, [self.shape[axis] for axis in self.axes])
         return self._number([turned[self.axes.index(axis)] for axis in range(3)])
 
@@ -114,7 +110,10 @@ def find_joined_exchange(
 
 
 def _exchanges(outer: int, rows: "Array", columns: int) -> Iterator[_StoredStack]:
-    """Yield the exchanges of axes under one stored shape."""
+    """Yield each possible exchange of axes of a stack of `outer` matrices.
+
+    `rows` is the order of a matrix's rows, `columns` their length.
+    """
     for across in (False, True):
         if not (across and len(rows) == columns):
             yield _StoredStack(1, rows, columns, across, (0, 2, 1))
@@ -127,9 +126,9 @@ def _exchanges(outer: int, rows: "Array", columns: int) -> Iterator[_StoredStack
 
 
 def _remaining_distance(case: DifferingPair, places: "Array", stored: _StoredStack) -> float | None:
-    """Return the relative distance once B's exchange is undone; None if the sides differ then.
+    """Return the relative distance of the sides once B's exchange is undone; None if they differ.
 
-    `places` are the joined rows of each stacked matrix [experts, rows].
+    `places` are the joined rows of each stacked matrix, [experts, rows].
     """
     slack = case.slack()
     groups = places if stored.count == 1 else places.reshape(1, -1)
@@ -155,7 +154,7 @@ def _remaining_distance(case: DifferingPair, places: "Array", stored: _StoredSta
 
 
 def _values_at(side: RowReader, rows: "Array", numbers: "Array", columns: int) -> "Array":
-    """Return the values at flat `numbers` of the joined `rows` of a side."""
+    """Return a side's values at flat `numbers` in the matrix of the joined `rows`."""
     lines, at = np.unique(numbers // columns, return_inverse=True)
     found: Array = side.take(rows[lines])[at, numbers % columns]
     side.drop()

@@ -1,11 +1,4 @@
-"""The scheme of values that were packed and decoded: few values a group, evenly spaced.
-
-A packed weight decoded to floats keeps its lattice: in every group of neighbours all values are
-one number times an entry of the scheme's code. Each code of CODES is tried with each grouping: the
-group's largest value is held to be one entry after the other, and all others must then be entries,
-within the rounding of the type they are stored in. A value tests this the better the coarser the
-entries lie around it; `Found.bits` is how improbable all of it is by chance.
-"""
+"""The packing scheme of decoded values: few levels in each group, as scale times a code."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -37,11 +30,7 @@ NARROWEST = 16  # values that a group has at least
 
 
 class CodeBook(NamedTuple):
-    """The entries (ascending) of a code.
-
-    `offset` says that a group's smallest value is the entry 0; `full` that groups usually hold the
-    largest entry, which is then tried first, and else last: multiples of a scheme fit it too.
-    """
+    """The levels (`entries`, ascending) that a code can stand for, before the scale."""
 
     name: str
     entries: "Array"
@@ -50,13 +39,13 @@ class CodeBook(NamedTuple):
 
     @property
     def bits(self) -> int:
-        """Number of bits of codes that are integers; 0 for those of a table or a float type."""
+        """Number of bits of integer codes; 0 for codes of a table or a float type."""
         words = self.name.split()
         return int(words[2]) if words[1] == "of" else 0
 
 
 class StorageUnit(NamedTuple):
-    """How much storing may change a value: a share of it, and an absolute least."""
+    """The rounding of stored values: `relative` to the value, and `least`, an absolute minimum."""
 
     relative: float
     least: float
@@ -69,13 +58,13 @@ class StorageUnit(NamedTuple):
 
 
 class Grouping(NamedTuple):
-    """`rows` by `columns` elements under one scale; 0 is all of them."""
+    """A group of `rows` by `columns` elements with one scale, called a cell; 0 is all of them."""
 
     rows: int
     columns: int
 
     def __str__(self) -> str:
-        """Return which elements share a scale, in words."""
+        """Return in words which elements share a scale."""
         if not self.rows and not self.columns:
             return "the whole tensor"
         if not self.columns:
@@ -87,7 +76,10 @@ class Grouping(NamedTuple):
 
 @dataclass(frozen=True)
 class FoundScheme:
-    """The scheme of a decoded tensor and its lattice; `scales` [cells of rows, of columns]."""
+    """The packing scheme of a decoded tensor: its code, its grouping, and the scales found.
+
+    `scales` is [groups of rows, groups of columns].
+    """
 
     code: CodeBook
     grouping: Grouping
@@ -106,8 +98,8 @@ class FoundScheme:
 def code_books() -> tuple[CodeBook, ...]:
     """Return every code that is searched for, the smallest first.
 
-    Floats of 8 bits come before whole numbers of 6: few of them are such numbers by chance, and no
-    other way round.
+    Floats of 8 bits come before integers of 6: values of the former are seldom those of the
+    latter by chance, but not the reverse.
     """
 
     def symmetric_codes(bits: int) -> "Array":
@@ -159,7 +151,8 @@ def find_scheme(
     """Return the scheme that values [rows, columns] were packed in; None if there is none.
 
     `encoding` is the plain type they are stored in; "F32" for decoded blocks. `known` schemes are
-    tried first, all others only with `search`. None too for narrow, zero or not finite values.
+    tried first, all others only with `search`. None too for narrow matrices, zeros, and values
+    that are not finite.
     """
     values = np.asarray(values, np.float64)
     if values.shape[1] < NARROWEST or not np.isfinite(values).all() or not values.any():
@@ -185,9 +178,9 @@ def find_scheme(
 
 
 def _sample_cells(cells: "Array", count: int = CELLS) -> "Array":
-    """Return some values of `count` cells, each cell's largest and smallest among them.
+    """Return some values of `count` cells, with each cell's largest and smallest among them.
 
-    `cells` is [cells, elements] with NaN for elements that are missing.
+    `cells` is [cells, elements], one cell for each scale, NaN for elements that are missing.
     """
     chosen = cells[np.unique(np.linspace(0, len(cells) - 1, count).astype(np.int64))]
     if chosen.shape[1] <= OF_CELL:
@@ -199,7 +192,7 @@ def _sample_cells(cells: "Array", count: int = CELLS) -> "Array":
 
 
 def _cell_may_fit(cell: "Array", code: CodeBook, unit: StorageUnit) -> bool:
-    """Return whether one cell [elements] fits the code with some scale."""
+    """Return whether the values of one cell, which share a scale, fit the code with some scale."""
     moved = cell - (np.nanmin(cell) if code.offset else 0.0)
     size = np.nan_to_num(np.abs(moved))
     most = moved[int(size.argmax())]
@@ -216,7 +209,10 @@ def _cell_may_fit(cell: "Array", code: CodeBook, unit: StorageUnit) -> bool:
 def share_of_fitting_cells(
     values: "Array", code: CodeBook, grouping: Grouping, unit: StorageUnit
 ) -> float:
-    """Return the share (0 to 1) of a few cells that fit a scheme better than chance allows."""
+    """Return the fraction, 0 to 1, of some cells that fit a scheme better than chance allows.
+
+    A cell is the elements that share a scale.
+    """
     chosen = _sample_cells(split_cells(values, grouping), SOURCE_CELLS)
     return float((_fit_cell_scales(chosen, code, unit)[1] >= TOLD).mean())
 
@@ -224,7 +220,7 @@ def share_of_fitting_cells(
 def fit_scheme(
     values: "Array", code: CodeBook, grouping: Grouping, unit: StorageUnit
 ) -> FoundScheme | None:
-    """Return the scheme with its scales, or None unless nearly all cells of the values fit it.
+    """Return the scheme with its scales, or None unless nearly all groups of the values fit it.
 
     None too if they fit no better than chance, or only because nearly all codes are zero.
     """
@@ -248,9 +244,9 @@ def fit_scheme(
 
 
 def _share_at_rest(cells: "Array", scales: "Array", code: CodeBook) -> float:
-    """Return the share of values nearest to code 0, or to the minimum of their cell.
+    """Return the fraction of values nearest to code 0, or to the minimum of their group.
 
-    A share near 1 means that one huge value sets the scale of all.
+    It is near 1 where one huge value sets the scale of its group. `cells` is [groups, elements].
     """
     moved = cells - (np.nanmin(cells, axis=1, keepdims=True) if code.offset else 0.0)
     first = np.abs(code.entries[code.entries != 0]).min()
@@ -261,9 +257,10 @@ def _share_at_rest(cells: "Array", scales: "Array", code: CodeBook) -> float:
 def _fit_nearly_all(
     cells: "Array", code: CodeBook, unit: StorageUnit
 ) -> tuple["Array", "Array"] | None:
-    """Return (scale, bits) of every cell as `_fit_cell_scales`; None if fewer than ALL of them fit.
+    """Return (scales, bits) of every group as `_fit_cell_scales`; None if fewer than ALL fit.
 
-    The cells are fitted in growing parts, and no further ones once too many fit not.
+    `cells` is [groups, elements]. The groups are fitted in growing parts, until too many do not
+    fit.
     """
     parts = []
     start = failed = 0
@@ -279,10 +276,10 @@ def _fit_nearly_all(
 
 
 def _fit_cell_scales(cells: "Array", code: CodeBook, unit: StorageUnit) -> tuple["Array", "Array"]:
-    """Return (scale, improbability of the fit by chance in bits) of every cell, both [cells].
+    """Return (scale, bits by which the fit beats chance) of every group, both [groups].
 
-    The bits are -inf for a cell that does not fit. A cell's largest value is tried as each entry of
-    the code; the first with which all others fit counts.
+    `cells` is [groups, elements]. The bits are -inf for a group that does not fit. A group's
+    largest value is tried as each entry of the code; the first with which all others fit counts.
     """
     moved = cells - (np.nanmin(cells, axis=1, keepdims=True) if code.offset else 0.0)
     size = np.nan_to_num(np.abs(moved))
@@ -327,7 +324,7 @@ def _fit_cell_scales(cells: "Array", code: CodeBook, unit: StorageUnit) -> tuple
 
 
 def _top_entries(code: CodeBook) -> tuple["Array", bool]:
-    """Return (entries that a largest value may be, likeliest first; whether signs are symmetric).
+    """Return (entries that a group's largest value may have, likeliest first; signs are symmetric).
 
     If the code has every entry with both signs, only positive ones are returned.
     """
@@ -341,9 +338,10 @@ def _top_entries(code: CodeBook) -> tuple["Array", bool]:
 def _measure_improbability(
     cells: "Array", scale: "Array", code: CodeBook, unit: StorageUnit, loose: "Array"
 ) -> "Array":
-    """Return for each cell how improbable its fit is, in bits; -inf where it does not fit.
+    """Return, for each group, how improbable its fit is by chance, in bits; -inf for no fit.
 
-    `cells` are [cells, elements], `scale` and `loose` (how far a minimum may be off) [cells].
+    `cells` is [groups, elements], `scale` and `loose` (how far a minimum may be off) are
+    [groups].
     """
     entries = code.entries
     at = cells / scale[:, None]
@@ -361,14 +359,14 @@ def _measure_improbability(
 
 
 def _larger_gaps(entries: "Array") -> "Array":
-    """Return the larger distance of every entry of a code to its neighbours: a value's step."""
+    """Return, for every entry of a code, its larger distance to a neighbour, [entries]."""
     gaps = np.concatenate(([0.0], np.diff(entries), [0.0]))
     found: Array = np.maximum(gaps[:-1], gaps[1:])
     return found
 
 
 def are_powers_of_two(scales: "Array") -> bool:
-    """Return whether all numbers but zeros are powers of two, by size; False without any."""
+    """Return whether the magnitudes of all nonzero numbers are powers of two; False for none."""
     exponents = np.log2(np.abs(scales[scales != 0]))
     return exponents.size > 0 and bool((exponents == np.rint(exponents)).all())
 
@@ -377,7 +375,10 @@ def are_powers_of_two(scales: "Array") -> bool:
 
 
 def split_cells(values: "Array", grouping: Grouping) -> "Array":
-    """Return values [rows, columns] as cells [cells, elements], NaN where a cell sticks out."""
+    """Return values [rows, columns] as [groups, elements], one row for each scale.
+
+    NaN fills groups that extend beyond the matrix.
+    """
     rows, columns = values.shape
     tall, wide = grouping.rows or rows, grouping.columns or columns
     down, across = -(-rows // tall), -(-columns // wide)
@@ -389,7 +390,7 @@ def split_cells(values: "Array", grouping: Grouping) -> "Array":
 
 
 def spread_over_cells(cells: "Array", shape: tuple[int, ...], grouping: Grouping) -> "Array":
-    """Return one number for each cell [cells] as an array of the matrix's shape."""
+    """Return an array of the matrix's shape that repeats each group's number, from [groups]."""
     rows, columns = shape
     tall, wide = grouping.rows or rows, grouping.columns or columns
     grid = _cell_grid(cells, shape, grouping)
