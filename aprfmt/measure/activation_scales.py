@@ -27,7 +27,7 @@ ROUNDINGS = 1.5  # roundings to both sides' types by which one number may be apa
 
 @dataclass(frozen=True, slots=True)
 class InputScale:
-    """An input scale as a side stores it: its name, bytes, encoding and shape."""
+    """An input scale as one side stores it: its name, bytes, encoding and shape."""
 
     name: str
     raw: bytes
@@ -43,17 +43,17 @@ class InputScale:
         return _multipliers(self.name, self.encoding, self.raw, self.shape)
 
     def equals(self, other: "InputScale") -> bool:
-        """Return whether two are the same bytes, or the same numbers stored in another way."""
+        """Return whether two scales are the same bytes, or the same numbers stored otherwise."""
         if (self.name, self.encoding) == (other.name, other.encoding):
             return self.raw == other.raw
         return self._is_near(other, lambda x: x)
 
     def inverts(self, other: "InputScale") -> bool:
-        """Return whether one is the reciprocal of the other, and not the same."""
+        """Return whether one scale is the reciprocal of the other, and not equal to it."""
         return not self.equals(other) and self._is_near(other, lambda x: 1.0 / x)
 
     def _is_near(self, other: "InputScale", change: "Callable[[Array], Array]") -> bool:
-        """Return whether this one's numbers are `change` of the other's, but for rounding."""
+        """Return whether this scale's numbers are `change`(the other's numbers), up to rounding."""
         x, y = self.values, other.values
         if x is None or y is None or x.size != y.size:
             return False
@@ -63,11 +63,11 @@ class InputScale:
 
 
 def differing_input_scales(pairs: Sequence[TensorPair]) -> Iterator[NotCompared]:
-    """Yield an item per input scale that differs between the sides or is on one side only.
+    """Yield an item for each input scale that differs between A and B or is in one of them only.
 
-    Only for pairs of which both sides are packed weights in as many tensors, such as one for each
-    expert. Two dialects may give one scale two names, and one may store the reciprocal: then the
-    numbers are compared.
+    Only pairs of packed weights that are as many stored tensors on both sides count (one for each
+    expert, say). Two dialects may give one scale two names, and one may store the reciprocal: then
+    the numbers are compared.
     """
     for pair in pairs:
         if pair.a is None or pair.b is None or not _are_packed_alike(pair.a, pair.b):
@@ -103,7 +103,7 @@ def check_input_scales(view: View) -> None:
 
 
 def check_packed_parts(view: View) -> None:
-    """Raise CodecError, with the tensor's name, if a packed weight's parts do not fit its claim."""
+    """Raise CodecError, naming the tensor, if a packed weight's parts do not fit its config."""
     _check_each_tensor(view, lambda stored: stored.packed and stored.packed().laid_out())
 
 
@@ -117,9 +117,9 @@ def _check_each_tensor(view: View, check: Callable[[LazyTensor], object]) -> Non
 
 
 def _input_scales(view: View) -> dict[tuple[int, str], InputScale]:
-    """Return {(tensor's number in the view, what the part is): an input scale} of a weight.
+    """Return a weight's input scales as {(index of the stored tensor, kind of scale): InputScale}.
 
-    All names of INPUT_SCALES are one thing.
+    All names of INPUT_SCALES are one kind.
     """
     found = {}
     for number, stored in enumerate(view.stored):

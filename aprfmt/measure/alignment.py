@@ -23,7 +23,7 @@ AHEAD_BYTES, AHEAD_TENSORS = 192 << 20, 32  # of each side
 
 @dataclass(frozen=True, slots=True)
 class TensorPair:
-    """The tensors of one role (or stored name) in both models; a side without it is None.
+    """The tensors of one role (or stored name) in both models; None for a model without it.
 
     `layout` are remarks on how the pair was made.
     """
@@ -34,7 +34,7 @@ class TensorPair:
     layout: tuple[str, ...] = ()
 
     def prefetch(self) -> None:
-        """Announce to the reader that both sides are needed soon, unless digests are equal."""
+        """Tell the files that both tensors are read soon, unless published digests are equal."""
         if self.a is not None and self.b is not None:
             if published_equal(self.a.stored_runs(), self.b.stored_runs()):
                 return
@@ -71,9 +71,9 @@ class TensorPair:
 
 
 def numbered_pairs(pairs: Sequence[TensorPair]) -> Iterator[tuple[int, TensorPair]]:
-    """Yield (number from 1, pair) of every pair, and announce the next ones to the reader.
+    """Yield (number from 1, pair) of every pair, and tell the files which pairs are read next.
 
-    Each is announced when it comes near, and again when it is next: a read of other bytes makes
+    A pair is announced when it comes near, and again when it is next: a read of other bytes makes
     the file forget it.
     """
     announced, nbytes, tensors = 0, 0, 0
@@ -94,7 +94,10 @@ def numbered_pairs(pairs: Sequence[TensorPair]) -> Iterator[tuple[int, TensorPai
 
 @dataclass(frozen=True, slots=True)
 class Alignment:
-    """The pairs, whether they were paired by role, remarks, and relations between the sides."""
+    """The tensor pairs of two models, with remarks and relations between the models.
+
+    `by_role` says that they were paired by role, not by stored name.
+    """
 
     pairs: tuple[TensorPair, ...]
     by_role: bool
@@ -127,10 +130,11 @@ def align_models(a: Model, b: Model) -> Alignment:
 def _with_stored_shapes(
     pairs: list[TensorPair], a: Model, b: Model
 ) -> tuple[list[TensorPair], frozenset[str]]:
-    """Return (pairs, sides of "a" and "b" whose file states its axes in the wrong order).
+    """Return (pairs, the sides, of "a" and "b", whose file states its axes in the wrong order).
 
-    A model with exchanged axes is read transposed. Where its first such tensor has the bytes of the
-    other side's, only the stated shapes are wrong: the pairs then get that side as it is stored.
+    A model with exchanged axes is read transposed. Where the first such tensor has the bytes of the
+    other side's, only the stated shapes are wrong, and the tensors of that side are replaced by
+    ones with the stored shapes.
     """
     found: set[str] = set()
     for side, model in (("a", a), ("b", b)):
@@ -164,11 +168,11 @@ def _is_same_tensor(pair: TensorPair) -> bool:
 def _pair_by_name(
     a: Model, b: Model, names_a: Sequence[str], names_b: Sequence[str]
 ) -> tuple[list[TensorPair], Sequence[SideRelation]]:
-    """Return (pairs, relations) of tensors paired by name, towers in either of their layouts.
+    """Return (pairs, relations) of tensors paired by their stored names.
 
     Where the names of two sets of tensors differ by one prefix, they are paired without it, and a
-    relation says so. Of several sets of the same names, such as weights and their averages, the
-    one with the nearest values is paired. `names_a` and `names_b` are stored names.
+    relation says so. Of several sets of the same names, such as weights and their averages, the one
+    with the nearest values is paired. Towers may be in either of their layouts.
     """
     here, there = _names_for_pairing(a, names_a), _names_for_pairing(b, names_b)
     fewest = max(2, WHOLE * min(len(here), len(there)))
@@ -215,9 +219,10 @@ def _pair_by_name(
 
 
 def _apart(pairs: Sequence[tuple[View, View]]) -> tuple[float, float]:
-    """Return (share of pairs of other shapes, how far a few rows of the others are apart).
+    """Return how far two sets of tensors are apart, as (share of unequal shapes, mean distance).
 
-    The second is relative to A's rows, from 0 to 1; 1 too for what cannot be read.
+    The distance is the relative L2 of a few rows of up to about five pairs of equal shape, each at
+    most 1; 1 too for what cannot be read.
     """
     alike = [(x, y) for x, y in pairs if x.shape == y.shape]
     apart = []
@@ -238,7 +243,7 @@ def _apart(pairs: Sequence[tuple[View, View]]) -> tuple[float, float]:
 def _names_for_pairing(model: Model, names: Sequence[str]) -> dict[str, str]:
     """Return {name used for pairing: stored name} of tensors without a role.
 
-    Where several would have one name, the one that is stored under it has it, else the first. The
+    If two tensors would get one name, the tensor stored under it gets it, else the first one. The
     others keep their stored names.
     """
     own = frozenset(names)
@@ -255,7 +260,7 @@ def _names_for_pairing(model: Model, names: Sequence[str]) -> dict[str, str]:
 
 
 def _one_sided_relations(a: Model, b: Model) -> tuple[SideRelation, ...]:
-    """Return the relations under which only one of the two models is read."""
+    """Return the relations (as of names or axes) under which only one of the two models is read."""
     same = {(one.kind, one.rules, one.where) for one in a.relations}
     same &= {(one.kind, one.rules, one.where) for one in b.relations}
     return tuple(
@@ -269,9 +274,9 @@ def _one_sided_relations(a: Model, b: Model) -> tuple[SideRelation, ...]:
 
 
 def _is_stated_alike(relation: Relation, a: Model, b: Model) -> bool:
-    """Return whether both files state the keys that a relation corrects alike.
+    """Return whether both files state the same values of the keys that a relation corrects.
 
-    Then another key is wrong, of which these would only be a consequence.
+    Then another key is wrong, and the corrected ones are only a consequence.
     """
     stated = [(value_at(a, key), value_at(b, key)) for key, _ in relation.values]
     return bool(stated) and all(x is not None and x == y for x, y in stated)

@@ -57,8 +57,8 @@ def quantization_steps(
 
     A step is the distance of neighbouring values of the encoding. None where it is not known.
     `parts` are the stored bytes of a weight by suffix, `part` is the slice. With `columns`, the
-    elements of a row, a slice that is whole blocks is cut from the bytes first: it stays in the
-    cache. `row_bytes` is given where rows may end in a padded block, whose rest is no element.
+    elements of a row, only the bytes of a slice's blocks are read. `row_bytes` is given where rows
+    may end in a padded block, whose rest is no element.
     """
     if encoding not in CODECS:
         return None
@@ -107,20 +107,19 @@ UNLIKE = 0.4  # correlation below which such a run of the copy is no run of the 
 
 @dataclass(frozen=True, slots=True)
 class Fit:
-    """Errors of a quantized copy in steps of its lattice, clipped values left out.
+    """Errors of a quantized copy in steps of its codes, without those of clipped values.
 
     `near` and `beyond` are the shares of values within NEAR steps and beyond one. `mean` and `rms`
-    are of all errors, `run_mean` and `run_rms` the largest of RUN neighbours. `slope` is the share
-    of the copy's values that the errors repeat, `slope_limit` what rounding alone may make of it.
-    `relative` is the relative L2 distance, `ends` the share of clipped values, `far` of those that
-    lay further out than their group is wide. `multiple`: in WIDE_RUN values of a row the errors are
-    a multiple of the copy, as of a wrong scale. `likeness` is the least correlation of such a run.
-    `cut` counts the values beyond the ends where all others are codes already: nothing was rounded.
-    `saturated` is the share of RUN neighbours that steps twice as wide would bring nearer.
-    `made_up`: large errors depend on each other as those do that were made up for; `in_part`: that
-    was seen of some columns only, and of others a fault may be the reason. `room` is the root mean
-    square of what rounded scales may make of an error, beyond a step; `near`, `beyond` and
-    `largest` are of what is left.
+    are of all errors, `run_mean` and `run_rms` the largest of RUN neighbours. `slope` is the factor
+    of the copy's values in the errors, `slope_limit` what rounding alone may make of it. `relative`
+    is the relative L2 distance, `ends` the share of clipped values, `far` of those that lay further
+    out than their group is wide. `multiple`: in WIDE_RUN values of a row the errors are a multiple
+    of the copy, as of a wrong scale. `likeness` is the least cosine of such a run and the source.
+    `cut` counts the values beyond the ends of their group where all others equal the copy, so that
+    nothing was rounded. `saturated` is the share of RUN neighbours that steps twice as wide would
+    bring nearer. `made_up`: large errors depend on each other as those do that GPTQ makes up for;
+    `in_part`: that was seen of some columns only. `room` is the root mean square of what rounded
+    scales may add to an error beyond a step; `near`, `beyond` and `largest` are without it.
     """
 
     count: int
@@ -146,12 +145,12 @@ class Fit:
 
     @property
     def saturates(self) -> bool:
-        """Whether the scales are too small: more was clipped than any quantizer does."""
+        """Whether the scales are too small: more values were clipped than by any quantizer."""
         return self.saturated > MOST_SATURATED
 
     @property
     def how(self) -> str:
-        """How such errors are made, in words, such as "rounded to the nearest".
+        """How the copy was quantized, by its errors: "rounded to the nearest", or as GPTQ does.
 
         "" for errors that no quantizer makes.
         """
@@ -175,7 +174,7 @@ class Fit:
         return "rounded with the errors made up for, as GPTQ does" if few else ""
 
     def text(self) -> str:
-        """Return the numbers of the fit in words."""
+        """Return the errors' root mean square, mean, largest and share beyond one step as text."""
         return (
             f"errors in its own steps: root mean square {self.rms:.2g}, mean {self.mean:+.2g}, "
             f"largest {self.largest:.3g}, {100 * self.beyond:.2g} % beyond one"
@@ -183,12 +182,11 @@ class Fit:
 
 
 def fit_errors(x: "Array", y: "Array", lattice: "Lattice") -> Fit:
-    """Return a summary (Fit) of the errors of a quantized copy `y` of `x`, in steps of the copy.
+    """Return the errors of a quantized copy `y` of `x`, in steps of the copy, summed up as a Fit.
 
-    It has the shares within 0.6 steps and beyond one, the largest error, means and the slope:
-    what decides whether the copy is an honest rounding. Both are [..., columns]. `lattice` has the
-    step, lowest and highest value of each element. A value that was clipped at these ends has no
-    error, unless it lay far beyond them; what rounded scales may make (`room`) is none.
+    They tell whether the copy is an honest rounding. Both arrays are [..., columns]. `lattice` has
+    the step, lowest and highest value of each element. A value clipped at these ends has no error,
+    unless it lay far beyond them; an error that rounded scales explain (`room`) does not count.
     """
     # Errors in steps; without a step only equal values have none.
     matrices = math.prod(x.shape[:-2])
@@ -259,10 +257,11 @@ def fit_errors(x: "Array", y: "Array", lattice: "Lattice") -> Fit:
 def _steepest(
     apart: "Array", y: "Array", step: "Array", inside: "Array", matrices: int
 ) -> tuple[float, float]:
-    """Return (share of the copy that the errors are, what rounding may make of it) of a matrix.
+    """Return (slope of a matrix' errors over the copy's values, slope that rounding may make).
 
-    It is the matrix of [rows of all matrices, columns] where that is furthest beyond its limit.
-    `apart` are the errors, 0 but at the values `inside`, which are counted.
+    Of several matrices it is the one whose slope is furthest beyond its limit. All arrays are [rows
+    of all matrices, columns]. `apart` are the errors, 0 except at the values marked `inside`, which
+    are counted; `step` are the steps.
     """
     steepest = 0.0, SLOPE
     for errors, copy, steps, those in zip(
@@ -288,11 +287,11 @@ def _steepest(
 def _count_cut_codes(
     x: "Array", error: "Array", clipped: "Array", off: "Array", reach: "Array"
 ) -> int:
-    """Return how many values were cut at the ends of their group, where none was rounded; else 0.
+    """Return the number of values cut at the ends of their group, if nothing else differs; else 0.
 
-    `clipped` are the values at the ends and `off` those that are more than CUT steps away. `error`
-    and `reach`, the larger end of the group, are in steps. Zeros tell nothing. A value that is
-    further off its step than 16 bits explain was rounded: the steps of the sides are then two.
+    0 if any other value was rounded, or too few values are nonzero. `clipped` marks the values at
+    the ends, `off` those more than CUT steps away. `error`, and `reach`, the larger end of the
+    group, are in steps. An error beyond what 16-bit storage explains counts as rounding.
     """
     cut = int((clipped & off).sum())
     told = ~clipped & (x != 0)
@@ -304,17 +303,20 @@ def _count_cut_codes(
 
 
 def _lie_outside(x: "Array", low: "Array", high: "Array") -> "Array":
-    """Return which values are so far from the middle of their group that its width is too small."""
+    """Return a bool array: True where a value is further from its group's middle than it may be.
+
+    The limit is a multiple of the group's width, `high` less `low`.
+    """
     found: Array = np.abs(2 * x - high - low) > OUTSIDE * (high - low)
     return found
 
 
 def _share_of_saturated(delta: "Array", step: "Array", clipped: "Array", width: "Array") -> float:
-    """Return the share of runs of RUN values that twice the steps would bring nearer.
+    """Return the share of runs of RUN values that steps twice as wide would bring nearer.
 
-    `delta` are errors, `step` their steps, `clipped` marks what lay far beyond the ends and `width`
-    is how far apart these are, all [rows, columns]. What was not clipped would be rounded to the
-    nearest.
+    `delta` are errors, `step` the steps, `clipped` marks values far beyond the ends of their group
+    and `width` is the distance of these ends, all [rows, columns]. A run counts whose squared
+    errors are far above those of rounding to the nearest with twice the step.
     """
     whole = delta.shape[1] // RUN * RUN
     if not whole or not clipped.any():
@@ -328,10 +330,10 @@ def _share_of_saturated(delta: "Array", step: "Array", clipped: "Array", width: 
 
 
 def _are_made_up_for(delta: "Array", step: "Array", matrices: int) -> bool:
-    """Return whether errors are those of a rounding that later columns made up for.
+    """Return whether errors are those of rounding with later columns making up for it, as in GPTQ.
 
     Each column's own rounding is up to half a step, and the columns after it take their share of
-    it: the errors are these roundings times one triangular matrix of ones on the diagonal. So the
+    it: the errors are these roundings times one triangular matrix with ones on the diagonal. So the
     determinant of their covariance is that of the roundings, in whatever order the columns were
     rounded, while any other change makes it larger. `delta` are errors and `step` their steps,
     [rows of all matrices, columns]; each matrix had its own inputs.
@@ -343,15 +345,16 @@ def _are_made_up_for(delta: "Array", step: "Array", matrices: int) -> bool:
 
 
 def _most_columns(rows: int) -> int:
-    """Return how many columns the covariance of errors may have to be known from `rows` rows."""
+    """Return the largest number of columns whose covariance `rows` rows of errors determine."""
     return min(rows // 2, CALIBRATED)
 
 
 def _excess_of_errors(delta: "Array", step: "Array") -> float:
-    """Return log(determinant of the errors' covariance / that of roundings), for each column.
+    """Return log(determinant of the errors' covariance / that of roundings) / number of columns.
 
-    Where rows are few it is of the columns with the smallest errors, which were rounded first.
-    Infinite where it cannot be said.
+    With few rows only the columns with the smallest errors count, those that were rounded first.
+    Infinite where it cannot be computed. `delta` are errors and `step` their steps, [rows,
+    columns].
     """
     unit = np.median(step, axis=1)
     rows = np.isfinite(unit) & (unit > 0)
@@ -371,11 +374,11 @@ def _excess_of_errors(delta: "Array", step: "Array") -> float:
 
 
 def _worst_wide_runs(x: "Array", y: "Array") -> tuple[bool, float]:
-    """Return (whether in any run the error is proportional to the copy, the least cosine of a run).
+    """Return (whether any run's error is a multiple of the copy, smallest cosine of a run's sides).
 
-    Such an error is that of a wrong scale and no rounding. The cosine is that of source and copy.
-    `x` is the source and `y` the copy, [rows, columns]. A run is WIDE_RUN values of a row, or all
-    of a shorter one of at least RUN. Runs that are zero on a side are left out.
+    Such an error is that of a wrong scale, and no rounding. `x` is the source and `y` the copy,
+    [rows, columns]; the cosine is that of the two. A run is WIDE_RUN values of a row, or all of a
+    shorter row of at least RUN. Runs that are zero on a side are left out.
     """
     columns = x.shape[1]
     wide = min(WIDE_RUN, columns)

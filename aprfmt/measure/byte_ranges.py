@@ -6,12 +6,12 @@ ALIGNED = (1 << 16, 4096, 512, 64)  # bytes of what disks, systems and loaders r
 
 
 def common_alignment(start: int, stop: int) -> int:
-    """Return the largest byte alignment of ALIGNED that both ends of a range have; 0 if none."""
+    """Return the largest of the alignments ALIGNED (bytes) that both ends of a range have; or 0."""
     return next((size for size in ALIGNED if start % size == 0 and stop % size == 0), 0)
 
 
 def range_in_file(side: RowReader, start: int, stop: int) -> tuple[str, int, int] | None:
-    """Return (stored name, file offset of the first byte, of the byte after the last).
+    """Return (stored name, file offset of the first byte, offset past the last) of a byte range.
 
     None if the bytes are in several places. `start` and `stop` count in the logical tensor.
     """
@@ -55,5 +55,5 @@ def units_text(side: RowReader, start: int, stop: int) -> str:
 
 
 def numbered_text(one: str, start: int, stop: int) -> str:
-    """Return `row 3` or `rows 3-9` for [start, stop); `one` is the word."""
+    """Return `row 3` or `rows 3-9` for the numbers [start, stop); `one` is the singular, `row`."""
     return f"{one} {start}" if stop - start == 1 else f"{one}s {start}-{stop - 1}"

@@ -29,7 +29,10 @@ LISTED = 64  # blocks whose places are kept
 
 
 class BlockSpans(NamedTuple):
-    """Of each block [blocks]: the source's largest size and its range, and the copy's step."""
+    """The largest absolute value and the range of each block of a source, and a copy's step.
+
+    Each is an array [blocks].
+    """
 
     largest: "Array"
     span: "Array"
@@ -37,9 +40,10 @@ class BlockSpans(NamedTuple):
 
 
 def block_spans(values: "Array", steps: "Array") -> BlockSpans:
-    """Return the spans of blocks; `values` [blocks, elements] are the source's, NaN for none.
+    """Return the largest value and range of each block of a source, with the copy's step of it.
 
-    `steps` [blocks] are the copy's.
+    `values` [blocks, elements] are the source's, NaN for elements to leave out. `steps` [blocks]
+    are the copy's.
     """
     low, high = (to_float64(end) for end in _block_ends(values))
     return BlockSpans(np.maximum(np.abs(low), np.abs(high)), high - low, to_float64(steps))
@@ -61,10 +65,10 @@ def _block_ends(values: "Array") -> "tuple[Array, Array]":
 
 
 def too_wide(blocks: BlockSpans) -> "Array":
-    """Return which blocks [blocks] (bool) have a step over FAR times as wide as usual ones.
+    """Return a bool array [blocks]: True where a step is over FAR times as wide as usual ones.
 
-    Both the largest value and the range have to span too few steps: symmetric codes have steps by
-    the first, codes above a minimum by the second.
+    Both the largest value and the range have to be too few steps: symmetric codes have steps by the
+    first, codes above a minimum by the second.
     """
     known = np.isfinite(blocks.largest) & np.isfinite(blocks.step)
     known &= (blocks.largest > 0) & (blocks.step > 0)
@@ -86,8 +90,8 @@ def too_wide(blocks: BlockSpans) -> "Array":
 class WideSteps:
     """Which blocks have steps too wide: `count` of `total`, by how much, and where they are.
 
-    `places` are (row, first column) of at most LISTED of them, `columns` a block's width. `times`
-    is the median of how many times too wide they are.
+    `places` are (row, first column) of at most LISTED of them, `columns` is a block's width.
+    `times` is the median of how many times too wide they are.
     """
 
     count: int
@@ -97,9 +101,9 @@ class WideSteps:
     columns: int
 
     def text(self, rows: "Array | None" = None) -> str:
-        """Return which blocks they are, in words.
+        """Return how many blocks they are, where the first is, and how much too wide, as text.
 
-        `rows` are the numbers of the rows that were looked at, None for all.
+        `rows` maps rows to their numbers in the tensor, None where all rows were looked at.
         """
         row, column = self.places[0]
         row = row if rows is None else int(rows[row])
@@ -109,10 +113,10 @@ class WideSteps:
 
 
 class WideStepsOfBlocks:
-    """Finds the blocks with steps too wide of a copy in a block encoding, chunk by chunk."""
+    """Finds the blocks of a copy in a block encoding that have steps too wide, chunk by chunk."""
 
     def __init__(self, encoding: str, columns: int) -> None:
-        """Take the copy's encoding and the number of columns of its rows."""
+        """Start without rows; `encoding` is the copy's, `columns` the length of its rows."""
         self.size = find_encoding(encoding).block_size
         self.encoding, self.columns = encoding, columns
         self.count = self.total = 0
@@ -121,7 +125,7 @@ class WideStepsOfBlocks:
 
     @staticmethod
     def is_for(encoding: str, columns: int) -> bool:
-        """Return whether blocks of this encoding fill rows and have one known step each."""
+        """Return whether an encoding has blocks of one known step that divide rows of `columns`."""
         size = find_encoding(encoding).block_size if encoding in CODECS else 0
         return size >= LEAST and columns % size == 0 and CODECS[encoding].parts == ("",)
 
@@ -132,12 +136,11 @@ class WideStepsOfBlocks:
         copied: "Array | None" = None,
         steps: "Array | float" = 0.0,
     ) -> None:
-        """Add the next rows: the source's values and the copy's largest step of each block.
+        """Add the next rows: the source's values, and the largest step of each block of the copy.
 
-        With `copied`, the copy's values, and `steps`, the step of each, blocks that are no rounding
-        of the source are left out: an error in them is more than a step. They are not needed where
-        all errors are known to be within one. `wide` is [blocks]; nothing is added where it is
-        None: steps are not known.
+        `wide` [blocks] are these steps; nothing is added where it is None, as steps are unknown.
+        With `copied`, the copy's values, and `steps`, the step of each value, blocks with an error
+        above a step are left out: they are no rounding of the source.
         """
         if wide is None:
             return
@@ -165,11 +168,11 @@ class WideStepsOfBlocks:
         self.total += len(wide)
 
     def skip(self, count: int) -> None:
-        """Leave out the next `count` elements, which are the same in the source and the copy."""
+        """Count the blocks of the next `count` elements, which are equal on both sides, as good."""
         self.total += count // self.size
 
     def _encoder_steps(self, values: "Array") -> "Array":
-        """Return the step [blocks] that the encoder gives each block of values; 0 if unknown."""
+        """Return the largest step [blocks] that encoding gives blocks of values; 0 if unknown."""
         values = np.ascontiguousarray(np.where(np.isfinite(values), values, 0), np.float32)
         codec = CODECS[self.encoding]
         own = codec.largest_steps(encode(self.encoding, values), values.size)
@@ -184,7 +187,7 @@ class WideStepsOfBlocks:
 
 
 def _times_too_wide(blocks: BlockSpans, found: "Array") -> "Array":
-    """Return by how many times each of the blocks with indices `found` has too wide a step."""
+    """Return how many times wider than usual the steps of the blocks with indices `found` are."""
     with np.errstate(all="ignore"):
         counted = blocks.largest / blocks.step
     counted = np.where(np.isfinite(counted), counted, 0.0)
@@ -192,10 +195,10 @@ def _times_too_wide(blocks: BlockSpans, found: "Array") -> "Array":
 
 
 def wide_steps_of_lattice(source: "Array", lattice: "Lattice") -> WideSteps | None:
-    """Return the groups of a packed weight with steps too wide; None without any.
+    """Return the groups of a packed weight that have steps too wide; None without any.
 
-    `source` are the values [..., columns] that it is a copy of. None too for groups of fewer than
-    LEAST elements, such as those of columns in another order.
+    `source` [..., columns] are the values that the weight is a copy of. None too for groups of
+    fewer than LEAST elements, such as those of columns in another order.
     """
     columns = source.shape[-1]
     rows = source.size // max(1, columns)
@@ -206,16 +209,17 @@ def wide_steps_of_lattice(source: "Array", lattice: "Lattice") -> WideSteps | No
 
 
 def wide_steps_of_cells(source: "Array", steps: "Array", tall: int, wide: int) -> WideSteps | None:
-    """Return the cells of `tall` rows by `wide` columns with steps too wide; None without any.
+    """Return the blocks of `tall` rows by `wide` columns with steps too wide; None without any.
 
-    `source` are the values [rows, columns], `steps` the copy's step of each.
+    `source` [rows, columns] are the values of which the steps are a copy's, `steps` the step of
+    each. None too where such blocks do not divide the matrix.
     """
     rows, columns = source.shape
     if tall * wide < LEAST or rows % tall or columns % wide:
         return None
 
     def cells(values: "Array") -> "Array":
-        """Return values [rows, columns] as [cells, elements]."""
+        """Return values [rows, columns] as [blocks, elements], a row for each block."""
         grid = values.reshape(rows // tall, tall, columns // wide, wide)
         return grid.swapaxes(1, 2).reshape(-1, tall * wide)
 
@@ -234,9 +238,9 @@ def wide_steps_of_cells(source: "Array", steps: "Array", tall: int, wide: int) -
 
 
 def cell_size(lattice: "Lattice") -> tuple[int, int]:
-    """Return (rows, columns) of the cells in which the ends of a lattice stay the same.
+    """Return (rows, columns) of the blocks in which a lattice has one lowest and highest value.
 
-    0 stands for all of them.
+    A size is 0 where these never change along that axis.
     """
     low, high = (
         np.asarray(part).reshape(-1, part.shape[-1]) for part in (lattice.low, lattice.high)

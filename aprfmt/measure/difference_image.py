@@ -23,9 +23,9 @@ WINDOW = 1 << 20  # elements decoded at a time
 def make_image(a: View, b: View, key: str) -> DifferenceImage | None:
     """Return the image of where two tensors differ; None if their shapes differ or are empty.
 
-    A cell's number is the root mean square of a - b in it over that of all of `a`; it is infinite
-    where only one side is not finite. A vector is wrapped into rows. Where an encoding has blocks,
-    a cell holds whole blocks or an equal share of one.
+    The image has a number for each rectangle of elements: the root mean square of a - b in it over
+    that of all of `a`; infinite where only one side is not finite. A vector is wrapped into rows.
+    Where an encoding has blocks, a rectangle holds whole blocks or an equal share of one.
     """
     left, right = RowReader(a), RowReader(b)
     if a.shape != b.shape or not left.size:
@@ -89,9 +89,9 @@ def _row_window(side: RowReader, start: int, stop: int, columns: int) -> "Array"
 
 
 def _sum_cells(values: "Array", height: int, width: int, across: int) -> "Array":
-    """Return the sums of [n, columns] over cells of [height, width], edges padded with 0.
+    """Return the sums of `values` [n, columns] over rectangles of [height, width].
 
-    The result is [n / height rounded up, across].
+    The result is [n / height rounded up, across]; edges are padded with 0.
     """
     down = -(-values.shape[0] // height)
     padded = np.zeros((down * height, across * width), values.dtype)

@@ -24,16 +24,16 @@ class StoredValues(Protocol):
     """Values as files store them, for native kernels that read rows."""
 
     def rows_from(self, first: int) -> tuple[Any, int, int]:
-        """Return what the kernel `native.apart_rows` reads from element `first` on."""
+        """Return what the kernel `native.apart_rows` takes for values from element `first` on."""
         ...
 
     def count_until(self, last: int) -> None:
-        """Take the statistics of the elements before `last`, where they are wanted."""
+        """Add the elements before `last` to the side's statistics, if these are wanted."""
         ...
 
     @property
     def drop(self) -> Callable[[], None]:
-        """Releases the pages of the values; they are read again if needed."""
+        """A function that releases the values' memory pages; they are read again if needed."""
         ...
 
 
@@ -41,7 +41,7 @@ class StoredReader(Protocol):
     """Reads values in their order as files store them."""
 
     def read_range(self, first: int, last: int) -> StoredValues:
-        """Return values `first` to `last`, which follow those read before."""
+        """Return values `first` to `last`; each call continues where the one before ended."""
         ...
 
 
@@ -54,11 +54,11 @@ class ValueBlocks(Protocol):
         ...
 
     def pieces(self, counts: Sequence[int]) -> "Iterator[Array]":
-        """Yield so many values after another, flat, each piece valid until the next."""
+        """Yield flat pieces of these sizes, in order; each is valid until the next one."""
         ...
 
     def stored_reader(self) -> StoredReader | None:
-        """Return what reads the values as files store them; None where no kernel reads them."""
+        """Return a reader of the values as stored; None where no kernel reads that form."""
         ...
 
 
@@ -67,7 +67,8 @@ class PointDistance:
     """Distances of two values of a point; infinite where only one side is not finite.
 
     `rel` is relative L2, `finite` the same over what is finite on both sides. `largest` is the
-    largest absolute difference, `at` its index. `rms` is that of the reference. `bits`: all equal.
+    largest absolute difference, `at` its index. `rms` is that of the reference. `bits` says that
+    all values are equal.
     """
 
     rel: float
@@ -85,8 +86,8 @@ def measure_values(
 ) -> PointDistance | None:
     """Return the distances of flat values; `y` is the reference. None where no value counts.
 
-    `chosen` is a bool array of the values that count, None: all. `shape` is that of the point, for
-    indices in the result. Of whole float32 arrays a native kernel takes the same sums, without
+    `chosen` is a bool array of the values that count, None for all. `shape` is that of the point,
+    for indices in the result. Of whole float32 arrays a native kernel takes the same sums, without
     copies.
     """
     if chosen is None and x.dtype == y.dtype == np.float32 and x.size == y.size:
@@ -125,7 +126,10 @@ def measure_values(
 def _measure_by_kernel(
     kernel: Callable[..., Any], x: "Array", y: "Array", shape: tuple[int, ...]
 ) -> PointDistance:
-    """Return the distances of all values of flat float32 arrays, as `native.apart` measures."""
+    """Return the distances of all values of flat float32 arrays, as the kernel `native.apart` does.
+
+    `shape` is that of the point, for indices in the result.
+    """
     x, y = np.ascontiguousarray(x), np.ascontiguousarray(y)
     dd, yy, most, at, odd_x, odd_y, alone, both, alone_at, both_at = kernel(x, y)
     norm, rest = math.sqrt(yy), math.sqrt(dd)
@@ -184,7 +188,10 @@ def measure_blocks(x: ValueBlocks, y: ValueBlocks, shape: tuple[int, ...]) -> Po
 def _runs_of_pieces(
     kernel: Callable[..., Any], x: ValueBlocks, y: ValueBlocks, counts: Sequence[int]
 ) -> Iterator[tuple[Any, ...]]:
-    """Yield what `native.apart` says of so many decoded values after another."""
+    """Yield what `native.apart` returns for each of the consecutive runs of `counts` values.
+
+    `x` and `y` decode their values to float32 for that.
+    """
     for mine, other in zip(x.pieces(counts), y.pieces(counts), strict=True):
         yield kernel(mine, other)
 
@@ -214,7 +221,7 @@ def _runs_of_stored(
 
 
 def _groups_of_runs(counts: Sequence[int]) -> Iterator[list[int]]:
-    """Yield sizes of runs that follow one another, in lists of about _TOGETHER values."""
+    """Yield lists of consecutive run sizes out of `counts`, each of about _TOGETHER values."""
     group: list[int] = []
     for count in counts:
         group.append(count)
@@ -274,7 +281,7 @@ def rel_l2(actual: ArrayLike, reference: ArrayLike) -> float:
 def exact_16_bit_type(values: ArrayLike) -> str:
     """Return the 16-bit float type that holds all values exactly; "" for none.
 
-    None, too, where a value is not finite.
+    "" too where a value is not finite.
     """
     held = np.ascontiguousarray(values, np.float32)
     if not np.isfinite(held).all() or not np.array_equal(held, values):

@@ -19,10 +19,10 @@ UNIT = {
 
 
 def storage_noise(encoding: str) -> float:
-    """Return the largest relative L2 error of storing values in an encoding (or "A+B").
+    """Return the largest usual relative L2 error of storing values in an encoding (or "A+B").
 
-    For quantized encodings it is the measured error of heavy-tailed weights, with slack; without a
-    measurement, that of a uniform quantizer with as many bits.
+    For quantized encodings it is the error measured on heavy-tailed weights, with a margin; without
+    a measurement, that of a uniform quantizer with as many bits.
     """
     worst = 0.0
     for name in encoding.split("+"):
@@ -41,8 +41,8 @@ def storage_noise(encoding: str) -> float:
 def pair_noise(a: str, b: str, *, moved: bool = True) -> float:
     """Return the relative L2 up to which values in two encodings count as equal.
 
-    `moved` values were copied, so values of the same encoding must be exactly equal (0.0). Computed
-    values are rounded once more.
+    Values that were only copied (`moved`) have to be exactly equal in the same encoding (0.0).
+    Computed values are rounded once more.
     """
     if a == b and moved:
         return 0.0

@@ -87,30 +87,30 @@ class Finding:
 
     @property
     def _leaves_everything(self) -> bool:
-        """Whether removing the cause leaves a difference as large as it was, or larger."""
+        """Whether removing the cause leaves a difference as large as before, or larger."""
         before, after = self.residual_before, self.residual_after
         return before is not None and after is not None and 0 < before <= after
 
     @property
     def share(self) -> float | None:
-        """The share of the affected items that the stated change reproduces; None if not tried."""
+        """The share of affected items that the stated change reproduces; None without a proof."""
         return None if self.proof is None else self.proof.share
 
     @property
     def reached(self) -> Certainty | None:
-        """The proof's certainty where JSON's `confirmed` alone would mislead; else None.
+        """The proof's certainty where JSON's `confirmed` alone would mislead a reader, else None.
 
-        True is read as "confirmed" and False as "located". So it is "explained" for either, and
-        "located" for True; a proof of "confirmed" needs no word.
+        A reader takes True for "confirmed" and False for "located". So it is "explained" for
+        either, and "located" for True; a proof of "confirmed" needs no word.
         """
         found = certainty_of(self.proof)
         bare = found == "located" and not self.confirmed
         return None if found == "confirmed" or bare else found
 
     def to_named_cause(self, stored: Mapping[str, tuple[str, ...]]) -> NamedCause:
-        """Return the finding as a NamedCause; `stored` are the file's names of its places.
+        """Return the finding as a NamedCause; `stored` maps its places to the file's own names.
 
-        Tensors that it was only confused with, the sound ones, are no places of it.
+        Sound tensors that were only confused with the wrong ones are none of its places.
         """
         effect = Effect(None if self.counted else self.residual_before, self.kl_before)
         return name_cause(
@@ -129,7 +129,7 @@ class Finding:
     def confidence(self) -> Confidence:
         """How certain it is in one word: "confirmed", "ambiguous" or "unconfirmed".
 
-        Ambiguous if other causes explain it as well.
+        "ambiguous" if other causes explain it as well.
         """
         if not self.confirmed:
             return "unconfirmed"

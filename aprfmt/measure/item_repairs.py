@@ -34,9 +34,10 @@ _LONGEST = 400  # characters of all keys and values, or names, in a command
 
 
 def item_arguments(rows: Iterable[NotCompared], a: Ledger, b: Ledger) -> Arguments:
-    """Return the words of `set` that give B what A holds, for each item that is not alike in both.
+    """Return {(kind, name): arguments of `set` that give B what A holds} for unequal items.
 
-    `rows` are the items that were not compared. Both files have to be open.
+    `rows` are the items that were not compared. A value is "" where `set` cannot mend the item. `a`
+    and `b` are the ledgers of two open files.
     """
     mine, theirs = (_items_by_name(side) for side in (a, b))
     return {
@@ -53,9 +54,8 @@ def repair_items_command(
 ) -> str:
     """Return the command that makes B, under `path`, agree with A, under `a`; "" without one.
 
-    `rows` are the items that were not compared. All that are unequal or on one side only have to be
-    keys that `set` writes by `arguments`, short enough for a command, tensors of B alone, or B's
-    checksum.
+    `rows` are the items that were not compared. Each unequal or one-sided one has to be a key that
+    `set` writes by `arguments` in a command of usual length, a tensor of B alone, or B's checksum.
     """
     apart = [row for row in rows if row.state in APART]
     if apart and all(row.name == WRONG_CHECKSUM and row.state == "only in B" for row in apart):
@@ -72,10 +72,10 @@ def repair_items_command(
 
 
 def surplus_commands(rows: Sequence[NotCompared], ledger: Ledger, path: str) -> tuple[str, ...]:
-    """Return the commands that write files of B without bytes of no tensor, one per file.
+    """Return the commands that write B's files without bytes that belong to no tensor, one a file.
 
-    `rows` are the items that were not compared, `ledger` is that of B, under `path`. () if
-    something else than such bytes of B is unequal or on one side only, or nothing is.
+    `rows` are the items that were not compared, `ledger` is that of B, under `path`. () if anything
+    else is unequal or on one side only, or if there are no such bytes.
     """
     apart = [row for row in rows if row.state in APART]
     if not all(row.state == "only in B" and row.why == NO_PART for row in apart):
@@ -87,10 +87,10 @@ def surplus_commands(rows: Sequence[NotCompared], ledger: Ledger, path: str) -> 
 
 
 def inspect_unreadable_command(rows: Iterable[NotCompared], a: str, b: str) -> str:
-    """Return the command that lists the items of the model of which something cannot be read.
+    """Return the command that lists the items of A or of B, whichever has some that are unreadable.
 
-    `rows` are the items that were not compared, `a` and `b` the models' paths. It is B where
-    something of both, or of neither side alone, cannot be read.
+    `rows` are the items that were not compared, `a` and `b` the models' paths. It is B where both
+    have unreadable items, or neither alone.
     """
     sides = {row.side for row in rows if row.is_open}
     return f"aprfmt inspect {shlex.quote(a if sides == {'A'} else b)} --account"
@@ -111,9 +111,9 @@ def _checksum_command(a: str, b: str) -> str:
 
 
 def _argument(row: NotCompared, mine: Item | None, theirs: Item | None, a: Ledger) -> str:
-    """Return the words of `set` that mend one item, quoted for a shell; "" if none do.
+    """Return the arguments of `set` that mend one item of B, quoted for a shell; "" if none do.
 
-    `mine` and `theirs` are the item of A and of B, None where it has none.
+    `mine` and `theirs` are the item of A and of B, None where it is absent; `a` is A's ledger.
     """
     if row.name.startswith(f"{ADAPTER_CONFIG}: "):
         return ""  # `set` changes it in place alone
@@ -135,9 +135,9 @@ def _argument(row: NotCompared, mine: Item | None, theirs: Item | None, a: Ledge
 
 
 def _outermost_of(row: NotCompared, other: Ledger) -> str:
-    """Return the key of a config.json's outermost object around a key that `other` has nothing of.
+    """Return the outermost object of config.json around a key, of which `other` has no key at all.
 
-    The key itself where it is in no such object.
+    That object is removed as a whole. The key itself is returned where it is in no such object.
     """
     if row.kind != "config key":
         return row.name

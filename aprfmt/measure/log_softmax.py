@@ -24,7 +24,10 @@ def log_sum_exp(values: NDArray[np.float64]) -> float:
 
 
 def is_log_softmax(values: NDArray[np.generic]) -> bool:
-    """Return whether the exponentials of every row of [..., vocabulary] add up to 1."""
+    """Return whether values [..., vocabulary] are log-probabilities.
+
+    They are if the exponentials of every row add up to 1.
+    """
     rows = np.asarray(values)
     if rows.ndim < 2 or rows.shape[-1] < 2 or not rows.size or rows.dtype.kind != "f":
         return False

@@ -29,8 +29,8 @@ ADDED = 1e-3  # nats that a sum of rounded probabilities may be off 0
 class SharedRow:
     """One position's log-probabilities of the tokens that both sides list, float64 [tokens].
 
-    `whole`: they are all of the vocabulary. `printed` are the nats by which a value may be off as
-    it is stored, `unit` those that an error as large as the logits' spread makes of it.
+    `whole`: they are all of the vocabulary. `printed` are the nats by which rounding for print may
+    have moved each value, `unit` the nats by which an error as large as the logits' spread would.
     """
 
     here: Numbers
@@ -44,20 +44,23 @@ class SharedRow:
         return SharedRow(self.reference, self.here, self.printed, self.unit, self.whole)
 
     def distance(self, made: Numbers) -> float:
-        """Return the root mean square of made values less this side's, in units."""
+        """Return the root mean square of `made` less this side's values, in units of `unit`.
+
+        What rounding for print explains is left out.
+        """
         apart = np.maximum(np.abs(made - self.here) - self.printed, 0.0)
         return float(np.sqrt(np.mean((apart / self.unit) ** 2)))
 
 
 @dataclass(frozen=True)
 class LogprobRelation:
-    """How this side follows from the reference at every position.
+    """How this side's log-probabilities follow from the reference's at every position.
 
     `kind` is "temperature": its logits are `factor` times the reference's; "listed": `side` is
-    normalised over the tokens that it lists; "offset": `side` holds logits, less any number for a
-    position; "fewer": `side` is normalised over fewer tokens than the other, and which is not
-    known. `factor` and `temperature`, which is 1/factor, are 1 where there is none; `says` is it
-    in words. `harmless`: both sides say the same probabilities.
+    normalised over the tokens that it lists; "offset": `side` holds logits, which differ from
+    log-probabilities by one number a position; "fewer": `side` is normalised over fewer tokens than
+    the other, and which is not known. `factor` and `temperature`, which is 1/factor, are 1 where
+    there is none; `says` states it in words. `harmless`: both sides say the same probabilities.
     """
 
     kind: Kind
@@ -74,9 +77,9 @@ class LogprobRelation:
 
 
 def _made(row: SharedRow, factor: float, kind: Kind) -> Numbers:
-    """Return what a relation makes of the reference's values of a row.
+    """Return the values that a relation gives for this side, from the reference's of one row.
 
-    What the softmax took of a row that is not whole is not known: it is read from the row itself.
+    Where only some tokens are listed, the constant of the softmax is fitted to the row itself.
     """
     scaled = factor * row.reference
     if kind == "listed" or (kind == "temperature" and row.whole):
@@ -87,7 +90,7 @@ def _made(row: SharedRow, factor: float, kind: Kind) -> Numbers:
 
 @dataclass(frozen=True)
 class _Search:
-    """The positions that show a relation, and the distance in units that counts as equal."""
+    """The positions in which a relation is looked for, and the distance that counts as equal."""
 
     rows: Sequence[SharedRow]
     tolerance: float
@@ -97,7 +100,7 @@ class _Search:
         return _Search([row.turned() for row in self.rows], self.tolerance)
 
     def holds(self, kind: Kind, factor: float = 1.0) -> bool:
-        """Return whether a relation gives this side's values, up to rounding.
+        """Return whether a relation gives this side's values at all positions, up to rounding.
 
         A fitted factor is judged on the positions that it was not fitted on.
         """
@@ -109,7 +112,10 @@ class _Search:
         return left <= limit and left <= BETTER * float(np.sqrt(np.mean(np.square(before))))
 
     def factor(self) -> float | None:
-        """Return the factor between the differences inside every second row; None without one."""
+        """Return the factor from the reference's differences inside a row to this side's, or None.
+
+        It is fitted on every second row; None where it is not positive.
+        """
         product = power = 0.0
         for row in self.rows[::2]:
             x, y = row.reference - row.reference.mean(), row.here - row.here.mean()
@@ -125,7 +131,7 @@ class _Search:
 
 
 def _relations(search: _Search) -> Iterator[LogprobRelation]:
-    """Yield the relations that hold at all positions, the simplest first."""
+    """Yield the relations that hold at all positions of a search, the simplest first."""
     count = len(search.rows)
     for side, own in zip(SIDES, (search, search.turned()), strict=True):
         sums = [log_sum_exp(row.here) for row in own.rows]
@@ -168,7 +174,7 @@ def _relations(search: _Search) -> Iterator[LogprobRelation]:
 
 
 def _of_fewer_tokens(search: _Search) -> Iterator[LogprobRelation]:
-    """Yield that one side's values are larger by a number for each position, if they are at all."""
+    """Yield the relation "fewer" if one side's values are all larger, by one number a position."""
     moved = [float((row.here - row.reference).mean()) for row in search.rows]
     side, other = SIDES if moved[0] > 0 else SIDES[::-1]
     apart = sorted(map(abs, moved))
@@ -183,10 +189,11 @@ def _of_fewer_tokens(search: _Search) -> Iterator[LogprobRelation]:
 
 
 def find_relation(rows: Sequence[SharedRow], tolerance: float) -> LogprobRelation | None:
-    """Return the relation that holds at every position; None where none does, or few show it.
+    """Return the relation of two sides' log-probabilities that holds at every position, or None.
 
     `rows` are positions with the tokens that both sides list, `tolerance` the root mean square
-    distance, in units of a row, that rounding makes.
+    distance, in units of a row, that rounding makes. None too where too few positions have enough
+    tokens.
     """
     some = [
         row

@@ -37,8 +37,8 @@ LEAST = -9999.0  # what vLLM writes for minus infinity
 class Logprobs:
     """Log-probabilities of some tokens: at position p of the token after p, given those up to p.
 
-    `ids` are all tokens of the text. `rows` maps a position to {token: log-probability}. `full`: a
-    row has all tokens of the vocabulary. `whose` names the side.
+    `ids` are all tokens of the text. `rows` maps a position to {token: log-probability}. `full`
+    says that a row has all tokens of the vocabulary. `whose` names the side.
     """
 
     ids: tuple[int, ...]
@@ -49,7 +49,7 @@ class Logprobs:
 
 @dataclass(frozen=True, slots=True)
 class LogprobRow:
-    """One position: the token after it, both sides' log-probabilities, and their distance.
+    """One position: the token after it, both sides' log-probabilities of it, and their distance.
 
     `difference` is this side less the reference. `largest` is the largest difference of any shared
     token. `rms` is the root mean square of all, in units of what an error as large as the spread of
@@ -70,10 +70,10 @@ class LogprobRow:
 
 @dataclass(frozen=True)
 class LogprobTable:
-    """The positions that both sides have, and their distance; `only_*` count the others.
+    """The positions that both sides have, and their distance; `only_*` count the other positions.
 
     `bits`: all log-probabilities are equal, bit by bit. `tolerance` is what rounding of the logits
-    allows. `relation` gives this side from the reference where they are further apart.
+    allows. `relation` says how this side follows from the reference where they differ by more.
     """
 
     rows: tuple[LogprobRow, ...]
@@ -94,25 +94,25 @@ class LogprobTable:
 
     @property
     def beyond(self) -> bool:
-        """Whether the probabilities differ by more than rounding of logits makes."""
+        """Whether the probabilities differ by more than rounding of the logits explains."""
         if self.relation is not None and self.relation.harmless:
             return False
         return not self.scaled <= self.tolerance.rel_l2 or self.first is not None
 
     @property
     def first(self) -> LogprobRow | None:
-        """The first row whose differences are beyond what one row may have; None without one."""
+        """The first row with a larger difference than one row may have; None without one."""
         return self._first_beyond(self.tolerance)
 
     @property
     def undecided(self) -> bool:
-        """Whether the sides agree in the assumed arithmetic, and do not if it was float32."""
+        """Whether the sides agree only because a coarser arithmetic than float32 is assumed."""
         if self.exact is None or self.beyond or self.relation is not None:
             return False
         return not self.scaled <= self.exact.rel_l2 or self._first_beyond(self.exact) is not None
 
     def _first_beyond(self, tolerance: Threshold) -> LogprobRow | None:
-        """Return the first row whose differences are beyond what one row may have, or None."""
+        """Return the first row with a larger difference than `tolerance` allows one, or None."""
         if self.relation is not None and self.relation.harmless:
             return None
         bound = _ONE_ROW * tolerance.rel_l2
@@ -190,10 +190,10 @@ def _row_as_dict(side: Side, position: int, tokens: Sequence[int] | None) -> dic
 
 
 def has_16_bit_logits(side: Side) -> bool:
-    """Return whether a side's log-probabilities are those of logits rounded to 16 bits.
+    """Return whether a side's log-probabilities come from logits that were rounded to 16 bits.
 
-    Their differences inside a row are then multiples of a power of two. Rows that list one token
-    only do not show it.
+    Their differences inside a row are then multiples of a power of two. False if every row lists
+    one token only, which does not show it.
     """
     parts = []
     for at in side.rows if isinstance(side, Logprobs) else side.positions:
@@ -210,9 +210,9 @@ def has_16_bit_logits(side: Side) -> bool:
 
 
 def printed_resolution(side: Side) -> float:
-    """Return half a unit of the last decimal of log-probabilities that were rounded to print them.
+    """Return half a unit of the last decimal of log-probabilities that were rounded to be printed.
 
-    0 where they have more than six decimals, or are too few to show how many they have.
+    0 where they have more decimals than are looked for, or are too few to show how many they have.
     """
     if isinstance(side, LogprobMatrix):
         return 0.0
@@ -227,10 +227,11 @@ def printed_resolution(side: Side) -> float:
 
 
 def logit_size(here: Side, reference: Side) -> float:
-    """Return how large the largest logit of a row is, over the standard deviation of the logits.
+    """Return the largest absolute logit of a row, in standard deviations of the logits.
 
-    It is a root mean square over the rows. Log-probabilities do not say the logits' mean: it is
-    taken for 0 where a row is whole, and for the largest where it is not.
+    It is a root mean square over the rows. Log-probabilities do not tell the logits' mean: it is
+    taken as 0 where a row is whole. Where both sides list some tokens only, it is the largest
+    log-probability's size, at most 32.
     """
     both = [here, reference]
     full = next((side for side in both if isinstance(side, LogprobMatrix)), None)
@@ -252,7 +253,8 @@ def compare_logprobs(
 ) -> LogprobTable:
     """Return how far apart two sides are, at every position that both have.
 
-    `tolerance` is of the arithmetic that is known or assumed, `exact` of float32 if it is assumed.
+    `tolerance` is that of the arithmetic that is known or assumed; `exact` is that of float32,
+    given if it is assumed.
     """
     mine = list(here.rows) if isinstance(here, Logprobs) else list(here.positions)
     theirs = list(reference.rows) if isinstance(reference, Logprobs) else list(reference.positions)
@@ -322,12 +324,12 @@ def compare_logprobs(
 
 
 def _without_entry(side: Side) -> int:
-    """Return the position that an answer has no entry of, the last token's; -1 for a trace."""
+    """Return the last token's position, of which an answer has no entry; -1 for a trace."""
     return len(side.ids) - 1 if isinstance(side, Logprobs) else -1
 
 
 def _logit_spread(here: Side, reference: Side, positions: Sequence[int]) -> float:
-    """Return the standard deviation of the logits in a row, by which they were rounded.
+    """Return the standard deviation of the logits in a row, which sets how much they were rounded.
 
     For two sides that list some tokens only, that of the listed values, at least 1 nat.
     """

@@ -36,7 +36,7 @@ _NAMED = 4  # tensors that a command names, at most
 class Effect:
     """How far apart the two sides are: relative L2, and KL of the next token in nats.
 
-    Of logits where passes were made, else of stored values; None where it was not measured.
+    They are of logits where passes were made, else of stored values; None where not measured.
     """
 
     rel_l2: float | None = None
@@ -59,11 +59,11 @@ class Remedy:
 
 @dataclass(frozen=True, slots=True)
 class NamedCause:
-    """A cause with all its places in the file's own names.
+    """A cause with all its places under the file's own names.
 
     `where` are stored names, keys of the file, or capture points, `roles` aprfmt's names of the
-    same things. `share` is the share of elements that the stated change reproduces, None where
-    none was made. `remedy` is None where no command repairs B.
+    same things. `share` is the share of elements that the stated change reproduces, None where none
+    was made. `remedy` is None where no command repairs B.
     """
 
     cause: str
@@ -76,7 +76,7 @@ class NamedCause:
     remedy: Remedy | None
 
     def places_text(self, most: int = NAMED) -> str:
-        """Return the first `most` places, the first with its role, and how many more there are."""
+        """Return the first `most` places, the first with its role, and the number of others."""
         shown = list(self.where[:most])
         if shown and self.roles and self.roles[0] != shown[0]:
             shown[0] += f" ({self.roles[0]})"
@@ -85,7 +85,10 @@ class NamedCause:
 
     @property
     def certainty_text(self) -> str:
-        """The certainty in words, with the share of values that come out if not all."""
+        """The certainty in words, with the share of values that the change reproduces.
+
+        The share is left out where it is all of them.
+        """
         return self.level + share_text(self.share)
 
     def to_json(self) -> dict[str, Any]:
@@ -115,10 +118,10 @@ def name_cause(
     command: str = "",
     detail: str = "",
 ) -> NamedCause:
-    """Return the NamedCause; `stored` are the file's own names of each of its `roles`.
+    """Return the NamedCause of a finding; `stored` maps its `roles` to the file's own names.
 
-    A place without a stored name (an operation, a capture point) keeps its name. `command` is the
-    remedy if it writes a model; one that only compares more is none.
+    A place without a stored name (an operation, a capture point) keeps its name. `command` becomes
+    the remedy if it writes a model; a command that only compares more is none.
     """
     assert level in CERTAINTIES
     keys = tuple(dict.fromkeys(roles))
@@ -134,7 +137,7 @@ def name_cause(
 
 
 def insert_stored_names(says: str, keys: Sequence[str], stored: Mapping[str, Sequence[str]]) -> str:
-    """Return a sentence with the file's own name put before the first use of each role.
+    """Return a sentence with the file's own name put before the first mention of each role.
 
     A place of several tensors is left unchanged: it names layers, not tensors.
     """
@@ -215,9 +218,9 @@ def rewrite_command(
 ) -> str:
     """Return the command that writes B again from A in B's encodings; "" where none does.
 
-    `mine` and `theirs` are the encodings of the matrices of both by key, `file_type` is the GGUF
-    key of that name: of a mixture it names the scheme. `input_scales` are the endings of A's scales
-    of activations, which no other encoding keeps. "" too for PEFT's adapters, as their
+    `mine` and `theirs` are the encodings of A's and B's matrices by key, `file_type` is B's
+    general.file_type, which names the scheme of a mixture. `input_scales` are the name endings of
+    A's scales of activations, which no other encoding keeps. "" too for PEFT's adapters, as their
     configuration is no part of what is written.
     """
     if Path(a).with_name(ADAPTER_CONFIG).is_file() or (Path(a) / ADAPTER_CONFIG).is_file():
@@ -236,9 +239,9 @@ def rewrite_command(
 
 
 def written_again_text(commands: Sequence[str], a: Path | str) -> str:
-    """Return the sentence that a command does not mend B but writes A once more; "" where none is.
+    """Return a sentence saying that the commands only write A again and do not mend B; or "".
 
-    `commands` are next commands, and `a` is the path of A.
+    "" where none of `commands` writes A again. `a` is the path of A.
     """
     mends = [command for command in commands if command.startswith(MENDS)]
     copies = [command for command in mends if _is_copy_of(command, a)]
@@ -273,8 +276,9 @@ def _encoding_options(
 ) -> list[str] | None:
     """Return [verb, *options] that write A's matrices in B's encodings; None if none do.
 
-    The verb is "convert" or "quantize". Codes of a calibrated quantization are lost with the file:
-    rounding again gives other ones.
+    The verb is "convert" or "quantize". `mine` and `theirs` are the encodings of A's and B's
+    matrices by key, `file_type` is B's general.file_type. No options give back the codes of a
+    calibrated quantization.
     """
     common = [key for key in theirs if key in mine]
     wished = Counter(theirs[key] for key in common)
@@ -299,10 +303,10 @@ def _encoding_options(
 
 
 def _named_encodings(encodings: Mapping[str, str], counts: Counter[str]) -> list[str] | None:
-    """Return ["convert", *options] that give most matrices one encoding, and name the others.
+    """Return ["convert", *options] that give most matrices one encoding, and name the exceptions.
 
-    `encodings` are by role key, `counts` how many matrices have each. None where many would have to
-    be named, or where an encoding is not written without calibration or parts of its own.
+    `encodings` are by role key, `counts` how many matrices have each. None where there are many
+    exceptions, or where an encoding cannot be written without calibration or other tensors.
     """
     (most, _), *_ = counts.most_common(1) or [("", 0)]
     others = {key: name for key, name in encodings.items() if name != most}
@@ -313,12 +317,12 @@ def _named_encodings(encodings: Mapping[str, str], counts: Counter[str]) -> list
 
 
 def _holds_all(encoding: str, other: str) -> bool:
-    """Return whether an encoding is the other one, or has all numbers of this plain float type."""
+    """Return whether an encoding is `other`, or holds all numbers of that plain float type."""
     return encoding == other or (encoding in ("F32", "F64") and other in ("F16", "BF16", "F32"))
 
 
 def _is_plain(encoding: str) -> bool:
-    """Return whether tensors of an encoding are written without parts or calibration."""
+    """Return whether tensors of an encoding can be written without other tensors or calibration."""
     row = ENCODINGS.get(encoding)
     return row is not None and (bool(row.numpy) or (row.ggml is not None and not row.removed))
 
@@ -333,10 +337,10 @@ def _scheme_options(encoding: str) -> list[str] | None:
 
 
 def overflows_encoding(values: Mapping[str, Any], encodings: Mapping[str, str]) -> bool:
-    """Return whether a value of A is beyond what B's encoding of its tensor holds.
+    """Return whether a value of A is larger than B's encoding of its tensor can hold.
 
-    A copy in B's encodings has the same infinities then. `values` are a finding's, with the counts
-    of "nonfinite" by key; `encodings` are B's by key.
+    A copy of A in B's encodings would have the same infinities. `values` are a finding's, with the
+    counts of "nonfinite" by key; `encodings` are B's by key.
     """
     import ml_dtypes  # here: `inspect` loads this module and no numpy
     import numpy as np
@@ -384,10 +388,10 @@ def input_scale_endings(model: "Model") -> tuple[str, ...]:
 
 
 def has_trained_head(cause: str, a: "Model | None", b: "Model | None") -> bool:
-    """Return whether the cause is an output head of B's own, which A does not have.
+    """Return whether the cause is a trained output head in B, where A's is its embedding.
 
-    True only if it resembles B's embedding, as a head does that was trained from a tied one. One
-    that does not was newly created, and nothing is lost with it.
+    A trained head resembles B's embedding, from which it started. False for one that does not: it
+    was newly created, and nothing is lost with it.
     """
     try:
         if cause != "tied_embedding" or a is None or b is None or b.hyper["tied_embeddings"]:
@@ -400,7 +404,10 @@ def has_trained_head(cause: str, a: "Model | None", b: "Model | None") -> bool:
 
 
 def _table_correlation(model: "Model", first: str, second: str) -> float:
-    """Return the correlation of two tables' first rows; 0.0 where one is not stored."""
+    """Return the correlation of two tensors' first rows; 0.0 where one is not stored.
+
+    `first` and `second` are their roles.
+    """
     views = [model.roles.get(key) for key in (first, second)]
     if views[0] is None or views[1] is None or views[0].shape != views[1].shape:
         return 0.0
@@ -437,9 +444,9 @@ def join_set_commands(commands: Sequence[str]) -> str:
 
 
 def contradicted_values(b: "Model") -> dict[str, str]:
-    """Return {hyperparameter: KEY=VALUE} for keys of B that its tensors contradict.
+    """Return {hyperparameter: KEY=VALUE} for keys of B that B's tensors contradict.
 
-    The value is the tensors', by which B is read. KEY=VALUE is quoted for a shell. {} where the
+    VALUE is that of the tensors, by which B is read. KEY=VALUE is quoted for a shell. {} where the
     hyperparameters cannot be read.
     """
     try:
@@ -465,8 +472,8 @@ def contradicted_values(b: "Model") -> dict[str, str]:
 def completed_command(files: Collection[str], a: Path | str, b: Path | str) -> str:
     """Return the command that completes the one damaged file of B from the same file of A, or "".
 
-    `files` are the damaged ones. "" where they are several, or A's is of another kind or no longer
-    than B's. In a folder the file is replaced: the other files of the folder belong to it.
+    `files` are the damaged ones. "" if there are several, or A's file is of another kind or no
+    longer than B's. In a folder the file is replaced: the others belong to it.
     """
     damaged, mine, theirs = Path(next(iter(files))), Path(a), Path(b)
     if len(files) != 1:

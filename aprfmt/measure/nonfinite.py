@@ -15,9 +15,10 @@ if TYPE_CHECKING:
 class NonFinite:
     """The NaN and infinities in two arrays of one shape.
 
-    `alone` counts the elements where a side is not finite and the other holds something else, `at`
-    is the index of the first and `values` what the sides hold there, as text. `both` counts those
-    that are equal on both sides, `both_at` is the first. `a` and `b` are each side's count.
+    `alone` counts the elements where one side is not finite and the other holds something else,
+    `at` is the index of the first and `values` what the sides hold there, as text. `both` counts
+    the places with the same NaN or infinity on both sides, `both_at` is the first. `a` and `b` are
+    each side's count, `count` the number of elements.
     """
 
     count: int
@@ -104,8 +105,9 @@ class Census:
     ) -> None:
         """Count two arrays as `add` does, from the counts that a kernel has taken of them.
 
-        `odd` is how many values of each are not finite. `alone` and `both` are (number of places,
-        the first or None): where the sides differ there, and where both are alike.
+        `odd` are the numbers of values of `x` and of `y` that are not finite. `alone` and `both`
+        are (number of places, index of the first or None): where the sides differ in that, and
+        where both are alike.
         """
         base, self.count = self.count, self.count + x.size
         self.a, self.b = self.a + odd[0], self.b + odd[1]
@@ -136,7 +138,7 @@ class Census:
 
 
 def equal_or_both_nan(x: "Array", y: "Array") -> "Array":
-    """Return a bool array: where both hold equal numbers, or NaN on both sides."""
+    """Return a bool array: True where both hold equal numbers, or NaN."""
     import numpy as np
 
     same: Array = (x == y) | (np.isnan(x) & np.isnan(y))

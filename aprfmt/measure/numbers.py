@@ -56,11 +56,11 @@ def real_values(values: "Array") -> "Array":
 
 
 class PairSums:
-    """Running sums of the differences of two tensors, given in chunks in order.
+    """Running sums of the differences of two tensors, which are added in chunks in order.
 
-    Chunk size matters by float64 rounding only.
-    `off` is the largest distance in the steps that were given, `beyond` how many elements are
-    further than one step apart; `known` is False where a step that was asked for is not known.
+    The size of the chunks matters by float64 rounding only. `off` is the largest difference over
+    its element's tolerance ("step"), `beyond` the number of elements with more than one; `known` is
+    False once a step was asked for that is not known.
     """
 
     def __init__(self, shape: tuple[int, ...], ulp_type: str = "F32") -> None:
@@ -82,8 +82,8 @@ class PairSums:
     def add(self, a: "Array", b: "Array", steps: "Steps | None" = None) -> None:
         """Add one chunk of both tensors; both arrays have the same shape.
 
-        `steps` maps a slice of the flat arrays to the tolerance of its elements, or to one for all,
-        or to None. It is called for slices that differ, and for those after them.
+        `steps` maps a slice of the flat arrays to the tolerance of its elements, to one for all, or
+        to None. It is called for slices that differ, and for those after them.
         """
         x, y = a.reshape(-1), b.reshape(-1)
         native = native_kernels()
@@ -104,7 +104,7 @@ class PairSums:
                     self._add_piece(x[part], y[part], None if of_part is None else of_part())
 
     def _step_of_part(self, steps: "Steps", part: slice) -> "Step | None":
-        """Return the steps of a part; None where they are unknown, and `known` becomes False."""
+        """Return the tolerances of a slice; None, and `known` becomes False, if unknown."""
         step = steps(part)
         self.known = self.known and step is not None
         return step if step is None or isinstance(step, np.ndarray) else float(step)
@@ -117,11 +117,11 @@ class PairSums:
         step: "Callable[[], Step | None] | None",
         differs: bool,
     ) -> bool | None:
-        """Add a piece of finite float32 by a compiled kernel; return whether the two differ.
+        """Add a piece of finite float32 values by a compiled kernel; return whether the two differ.
 
-        None, and nothing is added, for other values. `differs` says whether a difference is
-        expected: only then steps are computed at once. Except for the sums, whose rounding is
-        different, the numbers are those of `_add_piece`.
+        Of other values nothing is added, and None is returned. `step` computes the tolerances: at
+        once if `differs` says that a difference is expected, else only for one. The sums round
+        differently than those of `_add_piece`; all other numbers are the same.
         """
         if x.dtype != np.float32 or y.dtype != np.float32:
             return None
@@ -199,7 +199,10 @@ class PairSums:
         self._add_steps(ratio)
 
     def _add_steps(self, ratio: "Array | None") -> None:
-        """Add the distances of a piece, given in steps; nothing if `ratio` is None."""
+        """Add a piece's differences in units of their tolerance to `off` and `beyond`.
+
+        Nothing is added if `ratio` is None.
+        """
         if ratio is None or not ratio.size:
             return
         most = float(ratio.max())
@@ -235,7 +238,7 @@ class PairSums:
         self._add_products(exact_dot(error, error), wide_x, wide_y)
 
     def _update_largest(self, delta: "Array", base: int) -> None:
-        """Update the largest difference by a piece whose first flat index is `base`."""
+        """Update the largest difference by those of a piece whose first flat index is `base`."""
         index = int(delta.argmax())
         if delta[index] > self.max_abs or self.max_index is None:
             self.max_abs, self.max_index = float(delta[index]), base + index
@@ -281,9 +284,9 @@ class PairSums:
 
 
 def steps_between(x: "Array", y: "Array", step: "Step") -> "Array":
-    """Return |x - y| in steps; infinite where the step is zero, or only one side is finite.
+    """Return |x - y| / step, flat; infinite where the step is zero, or only one side is finite.
 
-    NaN or infinities that are the same on both sides are 0 steps apart.
+    Where the sides are equal, or both NaN, it is 0.
     """
     x, y = x.reshape(-1), y.reshape(-1)
     with np.errstate(divide="ignore", invalid="ignore"):

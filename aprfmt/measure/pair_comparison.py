@@ -17,10 +17,11 @@ if TYPE_CHECKING:
 def compare_pair(
     pair: TensorPair, imatrix: bool = False, first: "First" = first_difference
 ) -> TensorDiff:
-    """Return the verdict on one pair; a tensor that cannot be read is UNREADABLE.
+    """Return the verdict on one pair of tensors, as a TensorDiff; UNREADABLE if one is unreadable.
 
-    `imatrix` says that either file was quantized with an importance matrix, which makes the
-    one-step bound statistical. `first` finds the first differing byte of the runs compared first.
+    `imatrix` says that either file was quantized with an importance matrix, which makes the bound
+    of one quantization step statistical. `first` returns the first byte that differs between the
+    stored runs of bytes, None if none does.
     """
     a, b = pair.a, pair.b
     diff = TensorDiff(

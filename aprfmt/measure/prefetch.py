@@ -25,7 +25,7 @@ MOST = 4  # threads: memory gives no more
 
 @dataclass(slots=True)
 class _PairProgress:
-    """The bytes of one pair: `left` spans are not compared yet, `at` is the first difference."""
+    """The bytes of one pair: `left` spans still to compare, `at` the first difference so far."""
 
     a: RunBytes
     b: RunBytes
@@ -67,10 +67,10 @@ class BytePrefetch:
             thread.join()
 
     def comparer(self, number: int) -> "First":
-        """Return a function that gives the first differing byte of pair `number`, None if equal.
+        """Return a function that returns the first differing byte of pair `number`, None if equal.
 
-        It waits for the threads' result or compares now. It is for one call, with the runs that
-        `compare_pair` compares first.
+        It waits for the threads' result or compares now. It may be called once, with the runs of
+        bytes that `compare_pair` compares first.
         """
 
         def first(a: Sequence[ByteRun], b: Sequence[ByteRun]) -> int | None:
@@ -89,7 +89,10 @@ class BytePrefetch:
         return first
 
     def _settled(self, number: int) -> bool:
-        """Return whether a pair needs no waiting: it is compared, or no thread will do it."""
+        """Return whether no thread is going to change the result of a pair.
+
+        Either all its bytes are compared, or none are going to be.
+        """
         with self._done:
             if number not in self._progress:
                 return self._exhausted
@@ -124,7 +127,7 @@ class BytePrefetch:
         return True
 
     def _spans_of_pairs(self) -> Iterator[tuple[_PairProgress, int, int]]:
-        """Yield (pair, start, stop) of every span; to be called by one thread at a time."""
+        """Yield (pair, start, stop) of every byte span to compare; one thread at a time may ask."""
         for number, pair in enumerate(self._pairs):
             sides = _plain_bytes_of_pair(pair)
             if sides is None:
@@ -174,7 +177,7 @@ def same_meaning(a: View, b: View) -> bool:
 
 
 def same_length(a: View, b: View) -> bool:
-    """Return whether both sides have as many bytes, by their encodings and as stored."""
+    """Return whether both sides have equally many bytes, by their encodings and as stored."""
     x, y = encoding_row(a.encodings[0]), encoding_row(b.encodings[0])
     blocks = x.type_size * y.block_size == y.type_size * x.block_size
     return blocks and a.data is not None and b.data is not None and len(a.data) == len(b.data)

@@ -20,13 +20,13 @@ BITS = 32  # that agree; a table of 2**6 changes then fits by chance once in 2**
 class Proof:
     """A stated change that was made, and how well it reproduces the other side.
 
-    `count` are the items that differed and that the change is about: values, bytes, rows of a
-    point, points, texts. `share` is the share of them that the change reproduces, to the bit or
-    within the rounding of the coarser encoding. `free` counts the numbers that were fitted on these
-    items, one item a number. `bits` are the binary digits with which one item judges; infinite
-    where nothing else was a choice. `accused`: the bound is made of the steps of the accused side.
-    `moved` counts the items that the stated change makes others; infinite where it is about whole
-    sides. One that moves none (in 0 groups, by a factor of 1) explains nothing.
+    `count` is the number of items that differed and that the change is about: values, bytes, rows
+    of a point, points, texts. `share` is the share of them that the change reproduces, to the bit
+    or within the rounding of the coarser encoding. `free` counts the numbers that were fitted on
+    these items, one item a number. `bits` are the binary digits with which one item judges;
+    infinite where nothing else was a choice. `accused`: the bound is made of the steps of the
+    accused side. `moved` counts the items that the stated change alters; infinite where it is about
+    whole sides. One that alters none (in 0 groups, by a factor of 1) explains nothing.
     """
 
     count: float
@@ -46,8 +46,8 @@ class Proof:
 def certainty_of(proof: Proof | None) -> Certainty:
     """Return how certain a cause is by its proof; "located" without one.
 
-    "confirmed" only if the whole of the other side is reproduced on enough items that were not
-    fitted to; "located" for a change that is about no item or moves none.
+    "confirmed" needs that the whole other side is reproduced, on enough items that nothing was
+    fitted to; "located" is for a change that reproduces little, is about no item or alters none.
     """
     if proof is None or proof.share < MOST or proof.count <= 0 or proof.moved <= 0:
         return "located"
@@ -57,16 +57,16 @@ def certainty_of(proof: Proof | None) -> Certainty:
 
 
 def cap_proof(proof: Proof, most: Certainty) -> Proof | None:
-    """Return a proof that gives at most the certainty `most`; None for "located"."""
+    """Return a proof whose certainty is at most `most`; None, the proof of "located", for that."""
     if most == "located":
         return None
     return proof if most == "confirmed" else replace(proof, free=proof.count)
 
 
 def unfitted_proof(count: float = 1, share: float = 1.0) -> Proof:
-    """Return the proof of a change whose numbers were not fitted to what judges it.
+    """Return the proof of a change whose numbers were not fitted to the items that judge it.
 
-    Such as a key of the file, a part exchanged for the other side's, a pass with a stated key.
+    Such are a key of the file, a part exchanged for the other side's, a pass with a stated key.
     `count` is how many items judged it, `share` the share of them that agrees.
     """
     return Proof(count, share, 0, math.inf)

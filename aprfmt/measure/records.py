@@ -70,10 +70,10 @@ class ValueStats:
 
 @dataclass(frozen=True, slots=True)
 class DerivationResult:
-    """Whether one quantized side is what encoding the base's values again gives.
+    """Whether one quantized side has the bytes that encoding the base's values again gives.
 
-    `derives` is None where that could not be decided; `mode` is how it was made, or nearly so.
-    `block` is the first that differs, in row `row`, beginning at `element` of the row.
+    `derives` is None where that could not be decided; `mode` is the recipe that gives them, or
+    nearly so. `block` is the first that differs, in row `row`, beginning at `element` of the row.
     """
 
     derives: bool | None
@@ -113,7 +113,7 @@ class TensorDiff:
 
     @property
     def is_rounded(self) -> bool:
-        """Whether it is DIFFERENT, and rounding or quantizing one side gives all of the other."""
+        """Whether it is DIFFERENT, and rounding or quantizing one side gives the other exactly."""
         found = self.explanation
         return (
             self.verdict == "DIFFERENT"
@@ -124,7 +124,7 @@ class TensorDiff:
         )
 
     def to_json(self) -> dict[str, object]:
-        """Return plain data, with the explanation in the form of `diff`."""
+        """Return plain data for JSON, with the explanation as `diff` prints it."""
         found = self.explanation
         rest = asdict(replace(self, explanation=None))
         return {**rest, "explanation": None if found is None else found.to_pair_json()}

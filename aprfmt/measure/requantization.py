@@ -27,7 +27,7 @@ HOPELESS = 0.5  # share of the first chunk's blocks beyond which a way of making
 
 @dataclass(frozen=True, slots=True)
 class QuantRecipe:
-    """One way to quantize: the arithmetic, and the float type the base was first stored in."""
+    """One way to quantize: its arithmetic, and the float type that held the base before."""
 
     fma: Literal["fused", "strict"]
     through: str = ""
@@ -44,7 +44,7 @@ WAYS = tuple(
 
 
 class RequantizationOracle:
-    """Judges quantized tensors by the float model they should be made from."""
+    """Judges quantized tensors by the float model that they should be made from."""
 
     def __init__(self, base: Model, imatrix: ImportanceMatrix | None = None) -> None:
         """Store the float model and the importance matrix, if one was used."""
@@ -82,7 +82,7 @@ class RequantizationOracle:
     def judge(
         self, diff: TensorDiff, a: View, b: View, metadata: tuple[Mapping[str, object], ...]
     ) -> TensorDiff:
-        """Return `diff` with a derivation for every quantized side, and the resulting verdict.
+        """Return `diff` with whether each quantized side derives from the base, and a verdict.
 
         It becomes WITHIN if all quantized sides derive from the base and the others equal it, and
         DIFFERENT if one does not derive, unless both sides are equal. `metadata` are those of both
@@ -259,8 +259,9 @@ def _derive_packed(name: str, raw: Mapping[str, memoryview], base: View) -> Deri
 def _derive_lattice(name: str, side: View, base: View) -> DerivationResult:
     """Return whether a packed weight's errors from the base are those of a quantizer.
 
-    Where a scheme leaves the choice of scales open, the copy's own are used. The codes are then
-    those of the base's values, or near them where the quantizer compensates errors, as GPTQ does.
+    Where a scheme leaves the choice of scales open, the copy's own are used. Its codes then have to
+    be those of the base's values, or near them where the quantizer compensates errors, as GPTQ
+    does.
     """
     # The errors of the copy in its own steps.
     lattice = side.lattice

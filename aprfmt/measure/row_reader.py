@@ -73,7 +73,10 @@ class RowReader:
         return size if size is not None and size * self.rows == len(self.bytes) else None
 
     def raw(self, index: "Array") -> "Array":
-        """Return the stored bytes of these rows (uint8 [n, row_bytes]); needs `row_bytes`."""
+        """Return the stored bytes of these rows (uint8 [n, row_bytes]).
+
+        They have to be separate stored bytes: `row_bytes` is not None.
+        """
         size = self.row_bytes
         assert size is not None
         index = np.asarray(index, np.int64)
@@ -95,7 +98,7 @@ class RowReader:
         return widen_values(decode(encoding or self.encoding, parts, (len(raw), self.columns)))
 
     def rows_as(self, encoding: str) -> "Callable[[Array], Array]":
-        """Return a function from row numbers to these rows, their bytes read as `encoding`."""
+        """Return a function from row numbers to these rows, their bytes decoded as `encoding`."""
         return lambda rows: self.decode_rows(self.raw(rows), encoding)
 
     def drop(self) -> None:

@@ -48,11 +48,12 @@ class Unsampled:
 
 @dataclass(frozen=True)
 class SampleReport:
-    """What was sampled, and what was found.
+    """What was sampled of two models, and what was found.
 
-    `ranges` of `of_ranges` were drawn with `seed`; `bytes` of `of_bytes` a side. `settled` tensors
-    are equal by the digests that are published of their files. `share` is what a clean sample
-    shows: with 95 % confidence fewer than this share of the ranges differ.
+    `ranges` of `of_ranges` byte ranges were drawn with `seed`; `bytes` of `of_bytes` a side.
+    `settled` counts the tensors that are equal by the published digests of their files. `unlike`
+    are tensors that differ in shape or are on one side only, `unsampled` those whose bytes cannot
+    be compared.
     """
 
     a: str
@@ -69,7 +70,7 @@ class SampleReport:
 
     @property
     def share(self) -> float | None:
-        """The share of ranges below which, with 95 % confidence, those that differ are.
+        """With 95 % confidence, fewer than this share of all ranges differ.
 
         None where nothing was drawn, or a difference was found.
         """
@@ -143,7 +144,7 @@ def sample_files(
     tensors: Sequence[str] = (),
     arch: str | None = None,
 ) -> SampleReport:
-    """Return the report on about `nbytes` of two models, compared in random ranges.
+    """Return the report on two models, compared in random ranges of about `nbytes` in all.
 
     `tensors` are patterns of names in any spelling, as `diff` takes them; () for all. `seed` makes
     the choice repeatable.
@@ -155,7 +156,7 @@ def sample_files(
 def sample_models(
     a: "Model", b: "Model", nbytes: int, *, seed: int | None = None, tensors: Sequence[str] = ()
 ) -> SampleReport:
-    """Return the report on about `nbytes` of two open models, compared in random ranges.
+    """Return the report on two open models, compared in random ranges of about `nbytes` in all.
 
     `tensors` are patterns of names, () for all; `seed` makes the choice repeatable.
     """
@@ -207,9 +208,9 @@ def sample_models(
 
 
 def _reason_not_compared(pair: TensorPair) -> tuple[str, bool]:
-    """Return (why a pair is not compared by bytes, whether that is a difference).
+    """Return (why a pair's bytes cannot be compared, whether that already is a difference).
 
-    ("", False) if its bytes can be compared.
+    ("", False) if they can be compared.
     """
     if pair.a is None or pair.b is None:
         return f"only in {'B' if pair.a is None else 'A'}", True
@@ -238,8 +239,8 @@ def _drawn_places(
 ) -> Iterator[tuple[int, int, int]]:
     """Yield (index into `sides`, start byte, stop byte) of every drawn range.
 
-    `drawn` are numbers among the ranges of all tensors, `counts` the ranges of each tensor, `ends`
-    their running sums.
+    `drawn` are indices among the ranges of all tensors together, `counts` the number of ranges of
+    each tensor, `ends` their running sums.
     """
     for number in drawn:
         at = bisect_right(ends, number)

@@ -9,5 +9,8 @@ def short_numbers(value: float) -> list[float]:
 
 
 def short_number(value: float, near: float) -> float:
-    """Return the number of fewest digits within the relative distance `near`, else the value."""
+    """Return the number of fewest digits within the relative distance `near` of a value.
+
+    The value itself if no shorter number is.
+    """
     return next((one for one in short_numbers(value) if abs(one / value - 1) <= near), value)

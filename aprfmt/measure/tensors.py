@@ -26,7 +26,10 @@ if TYPE_CHECKING:
 
 
 def judge_mislabelled(diff: TensorDiff, a: View, b: View) -> TensorDiff:
-    """Return the verdict on equal bytes under two encodings: same values or a wrong label."""
+    """Return the verdict on a pair of equal bytes under two encodings, as a TensorDiff.
+
+    Either their values are the same, or one label is wrong. `diff` is the comparison so far.
+    """
     result = compare_values(diff, a, b, False)
     if result.verdict == "SAME_VALUES":
         return result
@@ -34,7 +37,11 @@ def judge_mislabelled(diff: TensorDiff, a: View, b: View) -> TensorDiff:
 
 
 def compare_values(diff: TensorDiff, a: View, b: View, imatrix: bool) -> TensorDiff:
-    """Return the verdict on a pair by its decoded values."""
+    """Return `diff` with the verdict on a pair of tensors by their decoded values.
+
+    It is SAME_VALUES, WITHIN the bounds of their encodings, or as before, with the numbers.
+    `imatrix` says that either was quantized with an importance matrix.
+    """
     for side in (a, b):
         if any(stored.parts for stored in side.stored):
             from aprfmt.measure.activation_scales import check_input_scales
@@ -83,7 +90,10 @@ def compare_values(diff: TensorDiff, a: View, b: View, imatrix: bool) -> TensorD
 
 
 def _lattice_fit(a: View, b: View) -> Fit | None:
-    """Return the errors in steps, where exactly one side is a packed weight; else None."""
+    """Return the errors of a packed weight from the other side, in its steps.
+
+    None unless exactly one side is a packed weight.
+    """
     copied = _packed_copy(a, b)
     if copied is None or copied.lattice is None:
         return None
@@ -91,7 +101,7 @@ def _lattice_fit(a: View, b: View) -> Fit | None:
 
 
 def _packed_copy(a: View, b: View) -> View | None:
-    """Return the side that is a packed weight, where exactly one is; else None."""
+    """Return the side that is a packed weight; None unless exactly one is."""
     packed = [side for side in (a, b) if side.lattice is not None]
     return packed[0] if len(packed) == 1 else None
 
@@ -99,7 +109,7 @@ def _packed_copy(a: View, b: View) -> View | None:
 def lattice_wide_steps(a: View, b: View) -> WideSteps | None:
     """Return the groups of a packed weight with steps too wide for the other side's values.
 
-    None without any, or where not exactly one side is a packed weight.
+    None without any, or unless exactly one side is a packed weight.
     """
     copied = _packed_copy(a, b)
     if copied is None or copied.lattice is None:
@@ -108,9 +118,9 @@ def lattice_wide_steps(a: View, b: View) -> WideSteps | None:
 
 
 def block_copy(a: View, b: View) -> View | None:
-    """Return the side that is a copy of the other in blocks of one step each; None if none is.
+    """Return the side that may be a copy of the other in blocks with one step each, or None.
 
-    Of two such sides it is the coarser.
+    It is the one in the coarser encoding. None for equal encodings, vectors and packed weights.
     """
     if a.encoding == b.encoding or len(a.shape) < 2:
         return None
@@ -121,9 +131,9 @@ def block_copy(a: View, b: View) -> View | None:
 
 
 def block_wide_steps(a: View, b: View, copied: View) -> WideSteps | None:
-    """Return the blocks of `copied`, one of both sides, with steps too wide for the other's values.
+    """Return the blocks of `copied` (`a` or `b`) with steps too wide for the other's values.
 
-    None without any, or where the side has no blocks of one step each.
+    None without any, or where its encoding has no blocks with one step each.
     """
     if not WideStepsOfBlocks.is_for(copied.encoding, copied.shape[-1]):
         return None
@@ -138,9 +148,10 @@ def block_wide_steps(a: View, b: View, copied: View) -> WideSteps | None:
 
 
 def _judge_by_noise(diff: TensorDiff, rel_l2: float, share: float, imatrix: bool) -> TensorDiff:
-    """Return WITHIN if the distance is usual for the coarser encoding; else `diff` unchanged.
+    """Return `diff` as WITHIN if its distance is usual for the coarser encoding, else unchanged.
 
-    `share` is that of the elements beyond one step, which counts with an importance matrix.
+    `rel_l2` is the distance, `share` that of the elements beyond one step, which counts with an
+    importance matrix.
     """
     coarser = coarser_encoding(diff.encoding_a, diff.encoding_b)
     limit = NMSE.get(coarser)
@@ -156,7 +167,7 @@ def coarser_encoding(a: str, b: str) -> str:
 
 
 def largest_steps(a: View, b: View) -> float | None:
-    """Return the largest |a - b| in units of both encodings' steps together; None if unknown."""
+    """Return the largest |a - b| over the sum of both encodings' steps there; None if unknown."""
     off = 0.0
     for x, y, steps in value_chunks(a, b):
         step = steps()
@@ -169,7 +180,7 @@ def largest_steps(a: View, b: View) -> float | None:
 def value_chunks(a: View, b: View) -> "Iterator[tuple[Array, Array, ChunkSteps]]":
     """Yield (values of a, values of b, ChunkSteps) in chunks of rows.
 
-    The steps have to be computed before the next chunk is read.
+    A chunk's ChunkSteps has to be called before the next chunk is read.
     """
     rows, columns = matrix_shape(a.shape)
     if len(a.shape) == 1 and all(_decodes_rows(side) and _is_plain_array(side) for side in (a, b)):
@@ -205,17 +216,17 @@ def _is_plain_array(side: View) -> bool:
 
 
 class ChunkSteps:
-    """Computes the tolerance of a chunk's elements: the sum of both sides' steps.
+    """Computes how far apart a chunk's elements may be: the sum of both sides' steps.
 
-    `x` and `y` are the values of these rows. A plain float type's step is the spacing of its
-    numbers at the other side's value.
+    A side's step is what storing in its encoding may change. `x` and `y` are the values of these
+    rows. A plain float type's step is half the spacing of its numbers at the other side's value.
     """
 
     def __init__(self, a: View, b: View, x: "Array", y: "Array", rows: tuple[int, int]) -> None:
-        """Store each side's encoded view with the other side's decoded values of one chunk.
+        """Store each side's view with the other side's decoded values of one chunk.
 
-        `x` are the values of `a`, `y` those of `b`. The encoding's step at a value of the other
-        side says how far apart two honest copies may be. `rows` is (first, end) of the chunk.
+        `x` are the values of `a`, `y` those of `b`; `rows` is (first, end) of the chunk. A step
+        depends on the other side's value, which the copy should be nearest to.
         """
         self._sides = (a, y.reshape(-1)), (b, x.reshape(-1))
         self._rows = rows
@@ -235,7 +246,7 @@ class ChunkSteps:
         return total
 
     def of_side(self, number: int, part: slice = slice(None)) -> "Step | None":
-        """Return the steps of side 0 (A) or 1 (B), `part` as in a call; None if unknown."""
+        """Return the steps of side 0 (A) or 1 (B) for the elements `part`; None if unknown."""
         (side, other), raw = self._sides[number], self._stored_blocks[number]
         name = side.encodings[0]
         if encoding_row(name).numpy:
@@ -253,7 +264,7 @@ class ChunkSteps:
     def of_blocks(self, number: int) -> "Array | None":
         """Return the step of each block [blocks] of side 0 (A) or 1 (B); None if unknown.
 
-        The side is one of those of which WideStepsOfBlocks is told.
+        That side's encoding is one that WideStepsOfBlocks takes.
         """
         (side, other), raw = self._sides[number], self._stored_blocks[number]
         if raw is None:
@@ -287,9 +298,9 @@ _FLOATS = {
 
 
 def _float_half_spacing(name: str, other: "Array") -> "Step":
-    """Return half the spacing of a float type's numbers at the other side's values.
+    """Return half the spacing of a float type's numbers at each value of the other side.
 
-    `name` is the encoding. F32 and F64, integers and booleans have the step 0.0.
+    `name` is the encoding. It is 0.0 for F32, F64, integers and booleans.
     """
     if name not in _FLOATS:
         return 0.0
@@ -309,7 +320,10 @@ def _float_half_spacing(name: str, other: "Array") -> "Step":
 
 @cache
 def _half_spacings(bits: int, smallest: int) -> "Array":
-    """Return half the spacing (float64) by the 8-bit exponent of a float32 number, [256]."""
+    """Return half the spacing (float64 [256]) of a float type, by a float32's 8-bit exponent.
+
+    `bits` and `smallest` describe the type: bits of its fraction, and its smallest exponent.
+    """
     exponent = np.arange(256) - 127
     half: Array = 0.5 * np.ldexp(1.0, np.maximum(exponent, smallest) - bits)
     return half

@@ -65,7 +65,7 @@ class KeyDiff:
 class SideVerdicts:
     """Verdicts on tokenizer, template and generation config, and how much of each differs.
 
-    Verdicts: equal, different, only in A, only in B, none, not compared.
+    A verdict is one of equal, different, only in A, only in B, none, not compared.
     """
 
     tokenizer: str
@@ -75,7 +75,7 @@ class SideVerdicts:
 
     @property
     def differing(self) -> tuple[str, ...]:
-        """The ledger's items of the parts that differ, or that only one side has."""
+        """The ledger items of the parts that differ, or that only one side has."""
         verdicts = {
             TOKENIZER_ITEM: self.tokenizer,
             "part chat template": self.template,
@@ -161,11 +161,11 @@ def uncompared_tokenizers(
 
 
 def _keys_of_others(a: "Model", b: "Model", report: "TokensReport") -> Iterator[NotCompared]:
-    """Yield the tokenizer's keys by which other programs read two containers of one style.
+    """Yield the tokenizer's keys that only other programs read, and that differ between A and B.
 
-    They are not compared where aprfmt reads files that both embed: the keys of an APR file next to
-    a tokenizer.json, and those of the chat template next to chat_template.jinja. A finding of
-    `report` on the same thing stands for them.
+    aprfmt reads embedded files in their place: tokenizer.json for the keys of an APR file,
+    chat_template.jinja for those of the chat template. Both containers have to use one style of
+    keys. Nothing is yielded for a difference that `report` has as a finding.
     """
     style = a.key_style
     if style != b.key_style or style not in ("gguf", "apr"):
@@ -191,10 +191,10 @@ def _keys_of_others(a: "Model", b: "Model", report: "TokensReport") -> Iterator[
 
 
 def _unequal_settings(a: "Model", b: "Model") -> Iterator[NotCompared]:
-    """Yield the settings next to two tokenizers that are not read, where their values differ.
+    """Yield the settings with unequal values next to two tokenizers of a kind that is not read.
 
-    Those that a tokenizer acts on: keys that are compared as they are stored are listed by the
-    ledgers. Files that only one side has, or that cannot be read, are listed apart.
+    Only settings that programs act on count, and that no ledger lists. Files that only one side
+    has, or that cannot be read, are listed elsewhere.
     """
     for one in differing_generation_keys(a, b):
         row = matching_row(FILES[GENERATION_CONFIG], one.name)
@@ -224,7 +224,7 @@ def _unequal_settings(a: "Model", b: "Model") -> Iterator[NotCompared]:
 
 
 def _is_acted_on(row: KeyPattern) -> bool:
-    """Return whether programs act on a key of these files, and no ledger lists what differs."""
+    """Return whether programs act on a key of these files, and no ledger lists its differences."""
     return not row.as_stored and row.reading not in ("text", "without effect")
 
 
@@ -255,7 +255,7 @@ def _one_sided_generation(a: "Model", b: "Model") -> Iterator[NotCompared]:
 
 
 def _placeless_generation(a: "Model", b: "Model") -> Iterator[NotCompared]:
-    """Yield what one side's generation config has and the other's keys have no place for."""
+    """Yield the generation settings of one side for which the other's format has no keys."""
     for lacks, has, side in ((b, a, "A"), (a, b, "B")):
         try:
             names = placeless_settings(lacks.carried, has.carried)
@@ -267,7 +267,7 @@ def _placeless_generation(a: "Model", b: "Model") -> Iterator[NotCompared]:
 
 
 def _config_gives(lacks: "Model", has: "Model") -> bool:
-    """Return whether config.json of `lacks` gives the settings of `has`'s generation config.
+    """Return whether config.json of `lacks` has the same settings as `has`'s generation config.
 
     `lacks` has no generation config. Source: transformers' generation/utils.py: without the file,
     the settings are made from config.json, and a file that was made so says `_from_model_config`.
@@ -351,7 +351,7 @@ def _generation_config(model: "Model") -> Mapping[str, object]:
 
 
 def _has_keys_alone(model: "Model") -> bool:
-    """Return whether a GGUF's keys are all that states the settings; False if not readable."""
+    """Return whether only a GGUF's keys state the generation settings; False if not readable."""
     try:
         return has_keys_alone(model.carried)
     except AprfmtError:

@@ -88,8 +88,8 @@ def operation_tolerance(
 ) -> Tolerance:
     """Return the tolerance of one operation on equal inputs, by the coarser of both dtypes.
 
-    `kinds` are what the operation consists of: classes of the weights it multiplies, names of
-    operations. They count where `engine` computes these in a special way.
+    `kinds` are the classes of the weights it multiplies and the names of operations that it
+    consists of. They count where `engine` computes these in a special way.
     """
     rows = [ONE_OPERATION[dtype_a], ONE_OPERATION[dtype_b]]
     rows += [ENGINE_OPERATION[engine, k] for k in kinds if (engine, k) in ENGINE_OPERATION]
@@ -105,7 +105,7 @@ STATISTICS, LEAST_STATISTICS = 5.0, 2e-3
 
 
 def statistics_tolerance(dtype_a: str, dtype_b: str) -> float:
-    """Return the share of the values' size by which statistics of two runs may differ."""
+    """Return the relative difference that statistics of two runs may have, by the coarser dtype."""
     return max(LEAST_STATISTICS, STATISTICS * run_tolerance(dtype_a, dtype_b).rel_l2)
 
 
@@ -119,9 +119,9 @@ LEAST_ROUNDED, ALIKE_PRODUCTS = 0.1, 6.0
 
 
 def arithmetic_of_errors(largest: float, middle: float, smallest: float) -> str:
-    """Return the dtype that the relative errors of all products suggest; "" if none.
+    """Return the dtype in which products were computed, judged by their errors; "" if unclear.
 
-    `largest`, `middle` (the median) and `smallest` are relative L2 errors of the products.
+    `largest`, `middle` (the median) and `smallest` are relative L2 errors of all products.
     """
     if not smallest * ALIKE_PRODUCTS >= middle or not largest <= ALIKE_PRODUCTS * middle:
         return ""
@@ -155,7 +155,7 @@ DEVIATIONS = 3.0  # standard deviations allowed: one draw in 370 is beyond
 
 
 def logit_bound(dtype: str, layers: int, width: int, size: float, *, moe: bool = False) -> float:
-    """Return how far logits may be off for having been computed in `dtype`, over their spread.
+    """Return how far logits computed in `dtype` may be off, in units of their spread.
 
     It follows from the type and the number of roundings, and from no run. Each of n roundings errs
     by u RMS_ROUNDING of what it rounds, independently, and no operation makes relative errors
@@ -240,7 +240,7 @@ FIRST_CAUSE_BAND: dict[str, tuple[float, float]] = {"ffn_gate": (0.7, 1.4)}
 
 
 def ratio_band(point: str) -> tuple[float, float]:
-    """Return (low, high) that the ratio of two standard deviations of a point should have."""
+    """Return (low, high), the range for the ratio of two runs' standard deviations of a point."""
     return FIRST_CAUSE_BAND.get(point, RATIO_BAND)
 
 
@@ -271,8 +271,8 @@ class Threshold:
 class ThresholdRow:
     """One measured bound; "" in `point`, `weights` or `dtype` stands for all.
 
-    `backend` is the one of the pair that explains the bound, `dtype` the coarser arithmetic's.
-    The most specific row counts.
+    `backend` is the one of the two that explains the bound, `dtype` that of the coarser arithmetic.
+    Of several rows that fit, the most specific is used.
     """
 
     backend: str
@@ -300,7 +300,7 @@ ROWS: tuple[ThresholdRow, ...] = (
 
 @dataclass(frozen=True, slots=True)
 class CalibratedBound:
-    """A calibrated bound of one pair, weight class, point and dtype, with what it was taken from.
+    """A bound measured for one pair of backends, weight class, point and dtype, and from what.
 
     `largest` is the largest relative L2 distance seen in `runs` comparisons.
     """

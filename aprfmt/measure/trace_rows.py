@@ -68,7 +68,7 @@ class TraceOnSharedRows(WrappedTrace):
         return np.take(np.reshape(values, found.shape), [row[place] for place in kept], axis=0)
 
     def _shared_positions(self, key: str) -> tuple[int, ...] | None:
-        """Return the positions that both traces have of a point; None if nothing is to be cut.
+        """Return the token positions of a point that both traces have; None to cut nothing.
 
         Only points of which a run may record chosen rows are cut.
         """
@@ -86,9 +86,10 @@ class TraceOnSharedRows(WrappedTrace):
 
 
 def rows_of_one_side(a: TraceLike, b: TraceLike, keys: Collection[str]) -> tuple[NotCompared, ...]:
-    """Return the rows of points `keys` that one trace alone has, where others are on both sides.
+    """Return the rows of points that only one trace has, where both have other rows in common.
 
-    Those of `a`, which is held to the reference `b`, had to be compared: they are `unreadable`.
+    `keys` are the points. Rows of `a` had to be compared with the reference `b`, and are
+    `unreadable`; rows of `b` alone are `unread`.
     """
     found: dict[tuple[bool, tuple[int, ...]], list[str]] = {}
     for key in keys:
@@ -110,7 +111,7 @@ def rows_of_one_side(a: TraceLike, b: TraceLike, keys: Collection[str]) -> tuple
 
 
 def positions_differ(a: RecordLike, b: RecordLike) -> bool:
-    """Return whether two records are known to be of other positions."""
+    """Return whether the token positions of two records are known and different."""
     return a.positions is not None and b.positions is not None and a.positions != b.positions
 
 

@@ -134,14 +134,15 @@ class WrappedTrace:
 
 
 def records_token_ids(trace: TraceLike) -> bool:
-    """Return whether a trace itself has its token ids, and not only those given to it."""
+    """Return whether a trace itself has its token ids; False for ids that the user gave for it."""
     return trace.run.get("ids") is not None and not trace.run.get("ids_given")
 
 
 def unread_arrays(*traces: TraceLike) -> tuple[NotCompared, ...]:
-    """Return the captured arrays and files that were not read, as NotCompared.
+    """Return the captured arrays and files of traces that were not read, as NotCompared.
 
-    Those that are a point of the model, or rows of one, had to be compared: they are `unreadable`.
+    Those that are a point of the model, or rows of one, should have been compared: they are
+    `unreadable`.
     """
     found = {}
     for trace in traces:
@@ -155,9 +156,9 @@ def unread_arrays(*traces: TraceLike) -> tuple[NotCompared, ...]:
 
 
 def dump_sequences(trace: TraceLike) -> tuple[int, tuple[tuple[int, ...] | None, ...]]:
-    """Return (how many sequences the dump of a trace has, the ids of the others that are listed).
+    """Return (number of sequences in a trace's dump, token ids of the other listed sequences).
 
-    (1, ()) for a trace of no dump. Ids that the dump does not say are None.
+    (1, ()) for a trace that is of no dump. None stands for ids that the dump does not say.
     """
     dump = trace.run.get("dump")
     if not isinstance(dump, Mapping) or "sequences" not in dump:
@@ -191,7 +192,7 @@ def other_sequences(*traces: TraceLike) -> tuple[NotCompared, ...]:
 
 
 def unequal_rank_sentences(*traces: TraceLike) -> tuple[str, ...]:
-    """Return a sentence for each array that ranks of a dump should hold alike and do not."""
+    """Return a sentence for each array of a dump that should be alike on all ranks and is not."""
     found = []
     for trace in traces:
         dump = trace.run.get("dump")

@@ -146,7 +146,7 @@ class TraceDiff:
 
     @property
     def unequal(self) -> tuple[str, ...]:
-        """The points of which a value differs, within its tolerance or beyond, in order."""
+        """The keys of points with a value that differs, even within tolerance, in order."""
         return tuple(
             point.key
             for point in self.points
@@ -217,10 +217,10 @@ def unrecorded_tokens_sentences(a: TraceLike, b: TraceLike) -> tuple[str, ...]:
 
 
 def common_keys(a: TraceLike, b: TraceLike) -> list[str]:
-    """Return the keys that both traces have, in a's order.
+    """Return the keys of points that both traces have, in a's order.
 
-    A key that only b records, and that a has under other names (an alias, or the parts of a joined
-    slot), comes after the last of them.
+    A key that only `b` records, and that `a` has under other names (an alias, or the parts of a
+    joined slot), comes after the last of these names.
     """
     order = {key: place for place, key in enumerate(a.records)}
     places = {key: (order[key], 0) for key in a.records if b.find_record(key) is not None}
@@ -239,8 +239,8 @@ def common_keys(a: TraceLike, b: TraceLike) -> list[str]:
 class RunPair:
     """Two runs, `a` and the reference `b`: all that a tolerance depends on besides the point.
 
-    Whatever compares values of two runs does it here, so that all commands agree about a
-    point. `coarse` is half a unit of the last decimal of values that were printed.
+    All commands compare values of two runs by this class, so that they agree about a point.
+    `coarse` is half a unit of the last decimal of values that were printed.
     """
 
     backends: tuple[str, str]
@@ -258,7 +258,7 @@ class RunPair:
         moe: bool = False,
         calibrated: Sequence[CalibratedBound] = (),
     ) -> "RunPair":
-        """Return the pair of two traces; `moe` where the model is known to choose experts."""
+        """Return the pair of two traces; `moe` says that the model is known to choose experts."""
         coarse = max(a.resolution, b.resolution)
         names = backend_name(a), backend_name(b)
         mixture = moe or shows_routing(a) or shows_routing(b)
@@ -280,10 +280,11 @@ class RunPair:
         self, key: str, dtypes: tuple[str, str], x: "Array", y: "Array",
         chosen: "Array | None" = None, shape: tuple[int, ...] | None = None, point: str = "",
     ) -> PointDiff:  # fmt: skip
-        """Return the comparison of two values of a point. All points are judged here.
+        """Return the comparison of two values of a point, judged by the point's tolerance.
 
         `x` and `y` have one size, `y` is the reference. Only values that are `chosen` (bool array;
-        None: all) count. Indices are of `shape`, x's own if None; `point` is as in `threshold_of`.
+        None for all) count. Indices are of `shape`, x's own if None; `point` is as in
+        `threshold_of`.
         """
         bound, shape = (
             self.threshold_of(key, dtypes, point),
@@ -309,9 +310,10 @@ class RunPair:
         self, key: str, dtypes: tuple[str, str], a: TraceLike, b: TraceLike,
         shape: tuple[int, ...], point: str,
     ) -> PointDiff | None:  # fmt: skip
-        """Return what `compare` does of all values of a key, which are read piece by piece.
+        """Return the comparison of all values of a key, which are read piece by piece.
 
-        None where they have to be read as whole arrays.
+        It is that of `compare`; the arguments are as there. None where the values have to be read
+        as whole arrays.
         """
         name = point or key.rpartition(".")[2]
         if name == log_softmax.POINT:
@@ -499,7 +501,10 @@ def compare_point(
 
 
 def _with_std_ratio(found: PointDiff, a: RecordLike, b: RecordLike) -> PointDiff:
-    """Return a comparison with the ratio of deviations of the two records, if they fit."""
+    """Return a comparison with the ratio of both records' standard deviations.
+
+    The ratio is None where the records are not comparable or a deviation is unknown or 0.
+    """
     ratio = None if _reason_not_comparable(a, b) else _std_ratio(a, b)
     low, high = ratio_band(a.point)
     outside = ratio is not None and not low <= ratio <= high
@@ -514,10 +519,10 @@ def position_axis(point: str) -> int:
 def _distance_by_position(
     record: RecordLike, x: Array, y: Array, chosen: Array | None
 ) -> tuple[float | None, ...] | None:
-    """Return relative L2 per token position, None for a position without values.
+    """Return the relative L2 of each token position, None for a position without values.
 
-    None instead of a tuple where rows belong to no positions. `chosen` is a bool array of the
-    values that count, None: all.
+    The result itself is None where rows belong to no positions. `chosen` is a bool array of the
+    values that count, None for all.
     """
     return tuple(_distances_of_positions(record, x, y, chosen)) or None
 
@@ -525,9 +530,9 @@ def _distance_by_position(
 def _distances_of_positions(
     record: RecordLike, x: Array, y: Array, chosen: Array | None
 ) -> Iterator[float | None]:
-    """Yield what `_distance_by_position` returns, computed as it is asked for, some rows at a time.
+    """Yield the relative L2 of each token position, computed some rows at a time when asked for.
 
-    Nothing where rows belong to no positions.
+    None for a position without values. Nothing is yielded where rows belong to no positions.
     """
     axis = position_axis(record.point)
     count = len(record.positions or ())
@@ -563,7 +568,10 @@ def record_dtypes(
 
 
 def _uncompared_point(key: str, bound: Threshold, why: str, beyond: bool = False) -> PointDiff:
-    """Return the PointDiff of a point without numbers, with the reason."""
+    """Return the PointDiff of a point that was not compared, with the reason `why`.
+
+    `beyond` says that it differs all the same.
+    """
     return PointDiff(key, None, None, None, bound.rel_l2, beyond, why)
 
 
@@ -572,8 +580,8 @@ def _judge_point(
 ) -> PointDiff:
     """Return the PointDiff of measured distances, judged by the point's bound.
 
-    Printed values may be off by `coarse` each. A `discrete` point (a choice) is only beyond its
-    bound where one side is not finite.
+    Printed values may be off by `coarse` each. A `discrete` point (a choice of experts or tokens)
+    is beyond its bound only where one side is not finite.
     """
     rms, odd = found.rms, found.nonfinite
     if found.count and not rms and not found.largest and not discrete:
@@ -595,7 +603,7 @@ def _judge_point(
 def _reason_not_numbers(a: RecordLike, b: RecordLike) -> tuple[str, bool]:
     """Return (why a point without values is not compared, whether it differs all the same).
 
-    It differs where statistics count other NaN or infinities on the two sides.
+    It differs where the recorded statistics have other counts of NaN or infinities on both sides.
     """
     why = "only statistics were kept; save the values"
     if a.stats is None or b.stats is None:
@@ -651,7 +659,7 @@ def _other_rows_text(a: tuple[int, ...], b: tuple[int, ...]) -> str:
 
 
 def _have_other_rows(a: RecordLike | None, b: RecordLike | None) -> bool:
-    """Return whether two records hold other rows, or another number of values."""
+    """Return whether both records are there and not comparable, as by other token positions."""
     return a is not None and b is not None and bool(_reason_not_comparable(a, b))
 
 
@@ -673,11 +681,11 @@ LARGEST = {"float16": 65504.0}  # the largest finite number of a type that activ
 
 
 def overflow_text(point: "PointDiff | None", run: TraceLike, reference: TraceLike) -> str:
-    """Return that a point overflows the type of `run`, with place and largest value; "" if not.
+    """Return a sentence that a point overflows the type of `run`, with place and largest value.
 
-    Wherever the run is not finite it has to be infinite with the sign of the reference's value,
-    and that value has to be beyond the largest of the type, up to the point's tolerance. Nothing
-    is said of points of which only statistics were recorded.
+    Wherever the run is not finite it has to be infinite with the sign of the reference's value, and
+    that value has to be beyond the largest of the type, up to the point's tolerance. "" where that
+    is not so, and for points of which only statistics were recorded.
     """
     record = None if point is None else run.find_record(point.key)
     largest = LARGEST.get(record.dtype) if record is not None else None
