@@ -49,8 +49,8 @@ class Finding:
 class Measure:
     """A number that a baseline keeps, its unit, and how far a later run's may be from it.
 
-    `tolerance` is a distance, or a share of the old value, as `kind` says; `reason` is why that
-    far.
+    `tolerance` is a distance, or a share of the old value, as `kind` says. `reason` is why a later
+    number may be that far off.
     """
 
     value: float

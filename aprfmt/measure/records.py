@@ -72,8 +72,9 @@ class ValueStats:
 class DerivationResult:
     """Whether one quantized side has the bytes that encoding the base's values again gives.
 
-    `derives` is None where that could not be decided; `mode` is the recipe that gives them, or
-    nearly so. `block` is the first that differs, in row `row`, beginning at `element` of the row.
+    `derives` is None where that could not be decided. `mode` is the recipe that gives the side's
+    bytes, or nearly so. `block` is the first that differs, in row `row`, beginning at `element` of
+    the row.
     """
 
     derives: bool | None

@@ -33,10 +33,10 @@ WORDS = VerdictWords("agree", "differ")
 class RunGradients:
     """One run of the backward pass: its loss, and where its gradients are wrong.
 
-    `first_wrong` is the first wrong gradient, backward from the loss; `wrong` counts them. `flips`
-    are routers that chose other experts than in float64: nothing of the run is judged then.
-    `update` is the relative L2 distance of the optimizer's step of all parameters from that of
-    float64's gradients, None where no optimizer was given.
+    `first_wrong` is the first wrong gradient, backward from the loss; `wrong` is the number of
+    wrong ones. `flips` are routers that chose other experts than in float64: nothing of the run is
+    judged then. `update` is the relative L2 distance of the optimizer's step of all parameters from
+    that of float64's gradients, None where no optimizer was given.
     """
 
     run: str

@@ -30,9 +30,9 @@ class StepMemory:
     """What explaining a step takes: bytes to read, and the most memory at one time.
 
     `backward_bytes` is the memory for the gradients of a batch by autograd, holding either all
-    activations or those of one layer, whichever is less; `forward_bytes` that for differences of
-    the loss without torch. Each is None where it was not asked for. On a GPU `backward_bytes` is
-    the host's part, and `device_bytes` the GPU's.
+    activations or those of one layer, whichever is less; `forward_bytes` is the memory for
+    differences of the loss without torch. Each is None where it was not asked for. On a GPU
+    `backward_bytes` is the host's part, and `device_bytes` the GPU's.
     """
 
     parameters: int

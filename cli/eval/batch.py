@@ -20,10 +20,11 @@ if TYPE_CHECKING:
 
 
 class BatchFacts(TypedDict):
-    """What a batch holds; `loss_of_logits` where it has the trainer's logits.
+    """What a batch holds.
 
-    `hidden` counts the tokens that are no padding and that a token could predict, and that are no
-    labels. `unread` are arrays of the file that nothing here reads.
+    `hidden` counts the tokens that could be labels and are none: an earlier token could predict
+    them, and they are no padding. `loss_of_logits` is the loss of the trainer's logits, None
+    without these. `unread` are arrays of the file that nothing here reads.
     """
 
     path: str
@@ -259,7 +260,10 @@ def mistake_sentence(answer: "LossVerdict") -> str:
 
 
 def mistake_remedy(answer: "LossVerdict", logits: bool = False) -> str:
-    """Return what to do about a reported loss that is wrong; `logits`: the batch has those."""
+    """Return what to do about a reported loss that is wrong.
+
+    `logits` says that the batch has the trainer's logits.
+    """
     from aprfmt.inference.reported_loss import MISTAKES
 
     if answer.says in ("named", "likely"):

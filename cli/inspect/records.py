@@ -23,7 +23,7 @@ class HyperRow(TypedDict):
 
 
 class KeysRead(TypedDict):
-    """What became of a file's keys (`KeyReport`)."""
+    """How a file's keys were used: read, defaulted, ignored or unknown (`KeyReport`)."""
 
     read: dict[str, str]
     defaulted: list[str]
@@ -32,7 +32,10 @@ class KeysRead(TypedDict):
 
 
 class RolesFound(TypedDict):
-    """How many roles are there, and which required ones are not: `packed` ones are not decoded."""
+    """How many roles there are, and which required ones are missing.
+
+    Roles in `packed` are there, in packed weights that are not decoded.
+    """
 
     found: int
     required: int
@@ -61,7 +64,7 @@ class InspectSummary(TypedDict):
 
 
 class ArchFacts(TypedDict, total=False):
-    """What the architecture's tables make of a file; of one that is not known, only the error."""
+    """What the architecture's tables tell of a file; only the error for an unknown architecture."""
 
     architecture: str | None
     architecture_error: str
@@ -80,7 +83,7 @@ class ArchFacts(TypedDict, total=False):
 
 
 class InspectBody(ArchFacts, total=False):
-    """The whole JSON."""
+    """The whole JSON of `aprfmt inspect`."""
 
     path: str
     format: str

@@ -71,7 +71,10 @@ class Disagreement:
 
 @dataclass(frozen=True, slots=True)
 class NotRead:
-    """Tensors that the library did not read, and why; `tensor` is a name, or a count of them."""
+    """Tensors that the library did not read, and why.
+
+    `tensor` is one tensor's name, or the number of tensors in the file.
+    """
 
     file: str
     tensor: str
