@@ -29,7 +29,7 @@ def refuse_captures(*texts: Path | str, arch: str | None = None) -> None:
 
 
 def _may_hold_captures(path: Path) -> bool:
-    """Return whether a file may hold captured activations, by its name and its first bytes."""
+    """Return whether a file may hold captured activations, judged by name and first bytes."""
     if path.suffix not in _SUFFIXES or not path.is_file():
         return False
     if path.suffix != ".safetensors":

@@ -30,7 +30,7 @@ def show_checks(checks: "Sequence[Check]") -> None:
 def _check_text(check: "Check", among: "Sequence[Check]") -> str:
     """Return a check as text without its outcome.
 
-    It says where it looked if another check `among` them has its name: one for each model.
+    The place is included if another check in `among` has the same name, as in a list of models.
     """
     twice = sum(one.name == check.name for one in among) > 1
     place = f"{check.where}: " if twice and check.where else ""
@@ -57,8 +57,9 @@ def show_short(
 ) -> None:
     """Print a short answer in at most 12 lines, with a line on what passed.
 
-    `passed` is how many did, `what` the plural of what they are. `skipped` has a line for each that
-    did not run; they take the place of the line that names all of them, where there is room.
+    `passed` is the number of items that passed, `what` the plural of their name. `skipped` has a
+    line for each item that did not run; where there is room, they replace the line that names all
+    of them.
     """
     named = [row for row in lines if row[0].startswith(_SKIPPED)]
     end = [row for row in lines if row[0].startswith((_SKIPPED, _WRITTEN, "next: "))]
@@ -95,9 +96,9 @@ def skipped_gates(report: "QaReport") -> "list[Line]":
 
 
 def account_command(found: "Pronounced", model: str) -> str:
-    """Return the command that lists what nothing reads of a model; "" if no tensor leaves it open.
+    """Return the command that lists what nothing reads of a model; "" if no tensor is unread.
 
-    `found` is the verdict over what the model at `model` computes.
+    `found` is the verdict over what the model at `model` computes, which unread tensors leave open.
     """
     unread = any(row.kind == "tensor" and not row.side for row in found.not_compared)
     return _next_command(model, None) if found.exit == 2 and unread else ""
@@ -209,7 +210,7 @@ def _first_tensor_name(places: "Sequence[str]") -> str:
 
 
 def _next_command(model: str, other: str | None, tensor: str = "") -> str:
-    """Return the command that says most about a file that failed.
+    """Return the command that tells most about a file that failed.
 
     It is `diagnose` where there is another copy `other`, `tensors --stats` where a tensor is named,
     else `inspect --account`.
@@ -222,9 +223,9 @@ def _next_command(model: str, other: str | None, tensor: str = "") -> str:
 
 
 def _whole_command(found: "Pronounced", words: "Sequence[str]") -> str:
-    """Return the command `aprfmt WORDS`, where all that leaves the verdict open a budget left.
+    """Return the command `aprfmt WORDS` if only a budget left the verdict open, else "".
 
-    `words` are the command's without --budget. "" where something else leaves `found` open.
+    `words` are the command's, without --budget. `found` is the verdict.
     """
     from aprfmt.model.ledger import LATE
 

@@ -26,7 +26,7 @@ class ReportCase:
     """One question about one file: the check or gate asked, the answer, and its place.
 
     `place` is a tensor, a key or an offset inside `file`; "" where the answer is about all of it.
-    "error" is a question that could not be answered, "not run" one that was not asked.
+    The level "error" is for a question that could not be answered, "not run" for one not asked.
     """
 
     check: str
@@ -113,7 +113,7 @@ def cases_of_diff(
 
 
 def append_verdict_case(cases: Sequence[ReportCase], code: int, file: str) -> list[ReportCase]:
-    """Return the cases with one more for the exit code, so that no report hides a failure.
+    """Return the cases and one more for the exit code, so that no report hides a failure.
 
     `file` is what the command was about.
     """

@@ -34,11 +34,11 @@ def run_conversion(
     base: Path | None = None,
     **wishes: "Unpack[ConvertArguments]",
 ) -> int:
-    """Convert, print the report, and return the exit code: that of the verification.
+    """Convert, print the report, and return the exit code of the verification.
 
-    Every conversion command but `set` ends here. It is 0 where nothing was verified. `wishes` are
-    the options of the command. `adapter` is merged into `src`; `base` is the model that `src` is an
-    adapter of. `to` names the output format, None takes it from `dst`.
+    Every conversion command but `set` ends here. The code is 0 where nothing was verified. `wishes`
+    are the options of the command. `adapter` is merged into `src`; `base` is the model that `src`
+    is an adapter of. `to` names the output format, None takes it from `dst`.
     """
     dry_run, accept = bool(wishes.get("dry_run")), wishes.pop("accept", ())
     report = convert_with_warnings(src, dst, to, adapter, base, **wishes)
@@ -129,9 +129,9 @@ STEPS: Mapping[str, str] = {
 
 
 def single_output(report: "ConversionReport") -> Path | None:
-    """Return the target file or folder where it holds all that was written, else None.
+    """Return the target file or folder if it holds everything that was written, else None.
 
-    None means that several files lie next to each other, as shards do.
+    None means that several files are next to each other, as shards are.
     """
     target = report.target
     alone = report.files == (target,) or all(path.parent == target for path in report.files)
@@ -206,7 +206,7 @@ def _print_changes(report: "ConversionReport") -> None:
 
 
 def _print_estimate(report: "ConversionReport") -> None:
-    """Print the memory, disk and time that a dry run estimates; nothing where there was none."""
+    """Print the memory, disk and time that a dry run estimates; nothing without an estimate."""
     if report.estimate is None:
         return
     found = report.estimate

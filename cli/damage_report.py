@@ -32,7 +32,7 @@ def report_damage(
 
 
 def damage_sentence(where: str, found: Sequence[Damage]) -> str:
-    """Return one line about a damaged file: how many tensors it costs, and the first fault.
+    """Return one line about a damaged file: how many tensors are lost, and the first fault.
 
     `where` is the file, `found` all its damage.
     """

@@ -212,9 +212,10 @@ def compare_samples(
 def _whole_command(
     report: "SampleReport", a: Path, b: Path, patterns: Sequence[str], arch: str | None
 ) -> str:
-    """Return the command that compares the rest: of what differs, the first tensor alone.
+    """Return the command that compares the rest after a sample.
 
-    Where digests prove all tensors equal, it is keys and texts.
+    If a range differs, it compares the first differing tensor alone. If digests prove all tensors
+    equal, it compares keys and texts.
     """
     if report.all_settled and not patterns:
         sections = [word for name in SECTIONS if name != "tensors" for word in ("--only", name)]
@@ -298,7 +299,7 @@ def show(report: DiffReport, found: Pronounced, verbose: bool, top: int | None) 
 
 
 def _first_of(rows: Sequence[TensorDiff]) -> str:
-    """Return the name of the first of some tensors, its role, and how many more there are."""
+    """Return the first tensor's name with its role, and how many more there are, in words."""
     name = rows[0].name_b or rows[0].name_a
     role = f" ({rows[0].key})" if name != rows[0].key else ""
     more = f", and {len(rows) - 1} more (-v)" if len(rows) > 1 else ""

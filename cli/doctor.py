@@ -42,7 +42,7 @@ Package = TypedDict("Package", {"name": str, "version": str | None, "for": str, 
 
 
 class Kernels(TypedDict):
-    """Whether the C extension is built, or why not; for which processor, and what is off."""
+    """Whether the C extension is built, or why not; for which processor; which kernels are off."""
 
     built: bool
     why: NotRequired[str]
@@ -61,7 +61,7 @@ class GpuRow(TypedDict):
 
 
 class Devices(TypedDict):
-    """What the driver offers, and for each backend why it cannot use it ("" if it can)."""
+    """What the GPU driver offers, and for each backend why it cannot use it ("" if it can)."""
 
     driver: str | None
     cuda: str | None

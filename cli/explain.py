@@ -274,7 +274,7 @@ def find_topics(name: str) -> list[tuple[str, str, str]]:
 
 
 def _bare(name: str) -> str:
-    """Return a name in lower case, with a space for each `_` and `-`: answers print either."""
+    """Return a name in lower case with blanks for `_` and `-`, since answers print either."""
     return name.lower().replace("_", " ").replace("-", " ")
 
 

@@ -22,7 +22,7 @@ _FAILURES = 8  # failures of a short answer
 
 
 class HashResult(TypedDict):
-    """What `aprfmt hash` says; `written` and `failures` where it wrote or compared."""
+    """The JSON of `aprfmt hash`; `written` and `failures` are there where it wrote or compared."""
 
     model: str
     tensors: "list[TensorRow]"

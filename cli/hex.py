@@ -33,7 +33,7 @@ class FieldRow(TypedDict):
 
 @final
 class HeaderRows(TypedDict):
-    """The fields of a file's header; `count` of all, also those that are not shown."""
+    """The fields of a file's header; `count` is the number of all, also of those not shown."""
 
     path: str
     format: str
@@ -43,7 +43,7 @@ class HeaderRows(TypedDict):
 
 
 class BlockField(TypedDict):
-    """A field of a block; of the values at most eight."""
+    """A field of a block: its name, its bytes in hex, and at most eight of its values."""
 
     name: str
     bytes: str
@@ -51,7 +51,7 @@ class BlockField(TypedDict):
 
 
 class BlockRow(TypedDict):
-    """A block: its bytes in hex, its fields, its decoded values where it has some by itself."""
+    """A block: its bytes in hex, its fields, and its decoded values if it can be decoded alone."""
 
     block: int
     offset: int
@@ -62,7 +62,7 @@ class BlockRow(TypedDict):
 
 @final
 class TensorBlocks(TypedDict):
-    """Blocks of a tensor; `count` of all that it has."""
+    """Some blocks of a tensor; `count` is the number of all that it has."""
 
     path: str
     tensor: str

@@ -103,11 +103,12 @@ def compare_logprob_sides(
 def logit_bounds(
     model: "Model", sides: "tuple[Side, Side]", dtypes: tuple[str | None, str | None]
 ) -> "tuple[Threshold, Threshold | None]":
-    """Return (bound of the coarser arithmetic, the bound if it is float32, or None).
+    """Return (the bound on logits, the bound in float32 or None).
 
-    An arithmetic that is not known is taken from 16-bit logits. Where these do not show it, the
-    first bound assumes bfloat16, in which servers compute, and the second float32. The second is
-    None where nothing has to be assumed. `dtypes` are the sides', None where not known.
+    The first is that of the coarser arithmetic of both sides. An unknown arithmetic is recognised
+    by logits of 16 bits. If these do not tell, the first bound assumes bfloat16, in which servers
+    compute, and the second float32. The second is None where nothing is assumed. `dtypes` are the
+    sides', None where not known.
     """
     from aprfmt.measure.logprob_tables import has_16_bit_logits, logit_size
     from aprfmt.measure.tolerances import MAX_FACTOR, ROUNDOFF, Threshold, logit_bound
@@ -116,10 +117,7 @@ def logit_bounds(
     layers, width = int(model.hyper["n_layers"]), int(model.hyper["hidden_size"])
 
     def bound(dtypes: Sequence[str], why: str) -> Threshold:
-        """Return the bound of the coarser of several arithmetics.
-
-        `why` is added to the reason that the bound gives.
-        """
+        """Return the bound of the coarsest of several arithmetics; `why` is added to its reason."""
         coarser = max(dtypes, key=lambda dtype: ROUNDOFF[dtype])
         found = logit_bound(coarser, layers, width, size, moe=bool(model.hyper["n_experts"]))
         reason = f"{coarser}{why}: roundings of {layers} layers"

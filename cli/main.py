@@ -274,7 +274,7 @@ def _report_error(args: list[str], error: Exception) -> int:
 
 
 def _came_of_printing(error: OSError) -> bool:
-    """Return whether an error came of writing to stdout: it was raised where results are printed.
+    """Return whether an error was raised by writing to stdout, where results are printed.
 
     Files of results are written by other modules, which name them.
     """
@@ -286,7 +286,7 @@ def _came_of_printing(error: OSError) -> bool:
 
 
 def _drop_stdout() -> None:
-    """Send what stdout still holds to nowhere, as Python would try to write it when it ends."""
+    """Discard what stdout still buffers, which Python would try to write at its end."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 

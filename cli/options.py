@@ -54,11 +54,11 @@ UNUSED_WITH: Mapping[str, Mapping[str, tuple[str, ...]]] = {
 
 
 def refuse_unused_options(function: F) -> F:
-    """Return a command's function that refuses given options which could have no effect."""
+    """Return a command's function that first refuses options which would have no effect."""
 
     @wraps(function)
     def command(*args: Any, **kwargs: Any) -> Any:
-        """Call the function, or raise UsageError for the first such option."""
+        """Call the function, or raise UsageError for the first option without an effect."""
         context = click.get_current_context()
         names = {each.name: _label(each) for each in context.command.params if each.name}
         given = [
@@ -307,7 +307,7 @@ to = click.option("--to", help="Target format, where DST's extension does not sa
 
 
 def negate_flag(ctx: click.Context, param: click.Parameter, value: bool) -> bool:
-    """Return False if a --no-... flag was given, else True: the value of the option it negates."""
+    """Return the value of the option that a --no-... flag negates: False if the flag was given."""
     return not value
 
 

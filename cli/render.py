@@ -49,7 +49,7 @@ def envelope(command: str, exit_code: int, body: Mapping[str, object]) -> dict[s
 
 
 def traffic_record() -> dict[str, object]:
-    """Return {"remote": what went over the network}; {} where nothing did."""
+    """Return {"remote": what was fetched over the network}; {} if nothing was."""
     loaded = sys.modules.get("aprfmt.remote.traffic")  # nothing is imported for a local file
     if loaded is None or not (loaded.TRAFFIC.requests or loaded.TRAFFIC.cached):
         return {}
@@ -81,7 +81,7 @@ def is_flag_set(flag: str) -> bool:
 
 
 def note_flag(context: click.Context, option: click.Parameter, value: bool) -> None:
-    """Store a flag of `options.common` for `is_flag_set`; click calls it."""
+    """Store a flag of `options.common` for `is_flag_set`; click calls it with the value."""
     context.meta[f"{__name__}.{option.name}"] = value
 
 
@@ -107,10 +107,10 @@ def emit(
     """Print a command's result in the form asked for, and return `exit_code`.
 
     `body` is the JSON, and `show` prints it for people. `cases` are what `--format sarif` and
-    `junit` print, of a command that has them. `answer` returns the lines of the form for agents,
-    where `show` prints more than these; its next commands follow in both forms where the answer is
-    no. `written` is a result that only reports what was written,
-    which --quiet leaves out. Raises RemoteError where a file changed while it was read.
+    `junit` print, for a command that has them. `answer` returns the lines of the form for agents,
+    where `show` prints more than these; next commands are added to both forms where the answer is
+    no. `written` marks a result that only reports what was written, which --quiet leaves out.
+    Raises RemoteError where a file changed while it was read.
     """
     STATUS.end()
     if (fetched := sys.modules.get("aprfmt.remote.remote_file")) is not None:
@@ -421,10 +421,11 @@ def duration_text(seconds: float) -> str:
 
 
 class StatusLine:
-    """The line on a terminal's stderr that says what a command is doing, and is erased again.
+    """The line on a terminal's stderr that says what a command is doing.
 
-    Its own thread writes it, so that it is there whatever the command waits for. Whoever prints
-    erases it first (`clear`), or ends it for good (`end`). In a pipe nothing is written.
+    Its own thread writes it, so that it is shown whatever the command waits for. A caller that
+    prints has to erase it first (`clear`), or end it for good (`end`). Nothing is written in a
+    pipe.
     """
 
     DELAY = 0.3  # seconds before it is first written: a quick command shows nothing
@@ -452,7 +453,7 @@ class StatusLine:
         ).start()
 
     def doing(self, text: str) -> None:
-        """Set the text that says what the command is doing; no effect after `end`."""
+        """Set the text on what the command is doing; no effect after `end`."""
         with self._lock:
             if not self._ended.is_set():
                 self._text, self._counted = f"{self._what}: {text}", ""
@@ -460,15 +461,15 @@ class StatusLine:
     def counts(self, text: str, now: float) -> None:
         """Write a progress text over the line; it stays until `counted` or `doing`.
 
-        The thread adds the time to it where no other follows for EVERY seconds. `now` is in
-        seconds of time.monotonic.
+        If no other text follows for EVERY seconds, the thread adds the time. `now` is in seconds of
+        time.monotonic.
         """
         with self._lock:
             self._counted, self._wrote = text, now
             self._write(text)
 
     def counted(self) -> None:
-        """Let the thread say again what the command is doing: all parts are done."""
+        """Return the line to what the command is doing, after the progress: all parts are done."""
         with self._lock:
             self._counted = ""
 
@@ -520,7 +521,7 @@ STATUS = StatusLine()
 
 
 def with_status_line(function: F) -> F:
-    """Return a command's function that shows on a terminal what it is doing while it runs."""
+    """Return a command's function that shows a status line on a terminal while it runs."""
 
     @wraps(function)
     def command(*args: Any, **kwargs: Any) -> Any:

@@ -67,7 +67,10 @@ what = options.option_group(
 
 @dataclass(frozen=True)
 class WithinOptions:
-    """What a run may use of the machine, and what may be missing: `within` and --arch."""
+    """The limits of a run on this machine, and what of the model may be missing.
+
+    They are the options of `within`, and --arch.
+    """
 
     threads: int | None
     memory: int | None
@@ -97,9 +100,10 @@ class WhereOptions(WithinOptions):
         )
 
     def for_other_model(self, run: bool = True) -> "WhereOptions":
-        """Return these options for another model: without --arch, which is for the first one.
+        """Return these options for another model, without --arch, which is for the first one.
 
-        With `run` also without backend, device and dtype: the other MODEL@RUN names these itself.
+        With `run` backend, device and dtype are left out too: the other MODEL@RUN names these
+        itself.
         """
         if not run:
             return replace(self, arch=None)

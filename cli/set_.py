@@ -31,7 +31,7 @@ WIDEST = 100  # characters of a value in the report
 def complete_interrupted(model: Path) -> None:
     """Finish what a killed run left half done in the model's folder, and remove its leftovers.
 
-    A second name of a file that such a run left would look like a link of somebody else.
+    Otherwise a file that such a run left under a second name would look like another user's link.
     """
     from aprfmt.formats.atomic import clean_folder
     from aprfmt.remote.paths import RemotePath
@@ -134,7 +134,7 @@ def conflicting_architectures(opened: "Model") -> Iterator[str]:
 
 
 def new_doubts(before: Mapping[str, list[str]], after: Mapping[str, list[str]]) -> Iterator[str]:
-    """Yield what is wrong `after` a change and was not `before`; of each check at most SHOWN.
+    """Yield what is wrong `after` a change and was not `before`; at most SHOWN texts per check.
 
     Both are {check: texts}. A last text counts those left out.
     """

@@ -50,7 +50,7 @@ def show(root: TreeNode, depth: int | None, title: str) -> None:
     stack: list[tuple[TreeNode, str, bool, int]] = []
 
     def push(node: TreeNode, indent: str, level: int) -> None:
-        """Put a node's children on the stack, sorted, the last at the bottom.
+        """Put a node's children on the stack of nodes to print, so that they are printed sorted.
 
         `indent` is what their lines begin with, `level` their depth.
         """

@@ -140,7 +140,7 @@ def _next_command(run: "Run", other: str | None, found: "output.ComparedModel | 
 
 
 def kl_to_json(found: "KlDivergence | None") -> "output.KlFacts | None":
-    """Return two models' divergence as JSON; None where it was not measured."""
+    """Return two models' KL divergence as JSON; None where it was not measured."""
     if found is None:
         return None
     return {

@@ -58,7 +58,7 @@ def whole_text_sample(model: "Model", name: str, ids: list[int]) -> "Sample":
 
 
 def check_token_ids(model: "Model", ids: list[int]) -> list[int]:
-    """Return the ids, all checked to be inside the embedding; none are fine.
+    """Return the ids after checking that all are inside the embedding; an empty list passes.
 
     A sample without ids is skipped later, with a warning.
     """

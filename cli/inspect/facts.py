@@ -82,10 +82,10 @@ def _file_facts(opened: Model, full: bool) -> "InspectBody":
 
 
 def _unread_items(opened: Model) -> tuple[list[str], list[str]]:
-    """Return "KIND NAME" of each file, index entry and metadata key that no table lists.
+    """Return (unread items as "KIND NAME", unreadable parts as "NAME (why)").
 
-    And "NAME (why)" of each part that cannot be read. Other kinds of items are listed by --account
-    only, which reads a tokenizer of more than MAX_TOKENIZER characters, too.
+    The first are files, index entries and metadata keys that no table lists. Other kinds of items,
+    and those of a tokenizer of more than MAX_TOKENIZER characters, are only listed by --account.
     """
     from aprfmt.model.ledger import make_ledger
 
@@ -161,7 +161,7 @@ def _model_facts(opened: Model) -> "ArchFacts":
 
 
 def _named_architecture(opened: Model) -> str:
-    """Return the known architecture that a file names though its tensors do not fit, or ""."""
+    """Return the known architecture that a file names though its tensors do not fit it, or ""."""
     from aprfmt.model.resolve import find_spec
 
     try:

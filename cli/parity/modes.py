@@ -244,10 +244,10 @@ def calibrate_tolerances(
     path: Path,
     wanted: ParityOutputs,
 ) -> int:
-    """Measure tolerances and write them to `path`; return 1 where a point is beyond any excuse.
+    """Measure tolerances and write them to `path`; return 1 where a difference is too large.
 
-    Nothing is written then: a tolerance may not excuse such a difference. `repeats` is the number
-    of sequences: the ids, rotated. `wanted` says whether the file may be replaced.
+    Nothing is written then. `repeats` is the number of sequences: the ids, rotated. `wanted` says
+    whether the file may be replaced.
     """
     from aprfmt.inference.parity.calibrate import calibrate_tolerances, save_calibration
 

@@ -27,8 +27,8 @@ def chosen_text(ids: Sequence[int]) -> str:
 def answer(found: "Parity", chosen: bool, bundle: str | None) -> "list[Line]":
     """Return the short answer as (text, style) lines: each run's verdict, then the next command.
 
-    `found` is the comparison of all runs. `chosen`: its token ids were chosen here, and are said.
-    `bundle` says what became of the reproduction that was asked for, or is None.
+    `found` is the comparison of all runs. `chosen` says that aprfmt chose its token ids, which are
+    then printed. `bundle` says what became of the reproduction that was asked for, or is None.
     """
     lines: list[Line] = []
     commands = []
@@ -213,7 +213,7 @@ def show_outcomes(pair: "RunPair") -> None:
 
 
 def operation_text(operation: "Operation") -> str:
-    """Return what an operation gave that ran alone in both runs: its error, its bound, a word."""
+    """Return the error, bound and verdict of an operation that ran alone in both runs, as text."""
     how = "the other run's inputs through the reference" if operation.shadow else "equal inputs"
     word = "wrong" if operation.wrong else "agrees"
     gain = "" if operation.gain is None else f"; output over input {operation.gain:.3g}"

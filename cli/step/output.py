@@ -35,10 +35,10 @@ def show(report: "StepReport", verbose: bool) -> None:
 
 
 def _next_commands(report: "StepReport", verbose: bool) -> Iterator[str]:
-    """Yield one command: what was stored for the first tensor that differs.
+    """Yield the next command: one that shows what was stored for the first tensor that differs.
 
-    Where no later weights are given, or no tensor differs, it is the step again with every tensor
-    and why it was not compared; with `verbose`, which has printed them, what is known of the model.
+    If no later weights are given, or no tensor differs, it is the same step with -v, which prints
+    every tensor and why it was not compared; after that, one that shows what is known of the model.
     """
     first = next((row for row in report.tensors if row.verdict == "differs"), None)
     if first is not None and report.after is not None and report.adapter is None:
@@ -50,13 +50,13 @@ def _next_commands(report: "StepReport", verbose: bool) -> Iterator[str]:
 
 
 def _more_command(model: str, verbose: bool) -> str:
-    """Return this command with -v; where it had that, the one that lists what the model holds."""
+    """Return this command with -v; if it had that, the one that lists what the model holds."""
     account = f"aprfmt inspect {shlex.quote(model)} --account"
     return account if verbose else render.this_command("-v")
 
 
 def _facts(report: "StepReport") -> Iterator[Line]:
-    """Yield (line, style) for loss, norms, what moved and the notes."""
+    """Yield (line, style) for the loss, the norms, the parameters that moved, and the notes."""
     moved = [row for row in report.tensors if row.update is not None and row.update.moved]
     still = [row for row in report.tensors if row.update is not None and not row.update.moved]
     if report.loss is not None:

@@ -86,7 +86,7 @@ def mapping_verdict(found: Mapping[str, Value], trace: "Trace") -> "Pronounced":
     """Return the verdict on a mapping: how many arrays are points, and which are not read.
 
     It is bad where ranks that should hold equal arrays do not, and open where an array that is a
-    point was not read. `found` is the JSON of the mapping.
+    point was not read. `found` is the JSON of the mapping, `trace` the trace made by it.
     """
     from aprfmt.measure.trace_view import unequal_rank_sentences, unread_arrays
     from aprfmt.model.ledger import Compared, VerdictWords, pronounce

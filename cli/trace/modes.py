@@ -199,7 +199,7 @@ def show_run(
             body["trace"] = dict(trace.run)
 
         def against() -> "TraceDiff":
-            """Return the comparison with the reference."""
+            """Return the comparison with the reference, which is run or read now."""
             found = recording.compare_with_reference(
                 trace, other, wanted, run_request, run, where, request.budget
             )
@@ -216,9 +216,9 @@ def show_run(
 
 
 def pronounce_recorded(done: int, every: int, late: "Sequence[NotCompared]") -> "Pronounced":
-    """Return the verdict on a run that a budget ended: `done` of `every` points are recorded.
+    """Return the verdict on a run that a budget ended after `done` of `every` points.
 
-    `late` are the points that it left.
+    `late` are the points that were not reached.
     """
     from aprfmt.model.ledger import Compared, VerdictWords, pronounce
 

@@ -96,9 +96,9 @@ def logits_to_record(
 
 
 class WatchedKeeper:
-    """Keeps recorded values in `place`, and shows each to `watch`.
+    """Keeps recorded values in `place`, and passes each to `watch`.
 
-    Unless `store_all`, only the values that are printed are kept.
+    Without `store_all` only the values that are printed are kept.
     """
 
     def __init__(
@@ -175,7 +175,7 @@ def check_room(run: Run, budget: Budget | None) -> None:
 def unreached_points(
     run: Run, keys: Sequence[str], trace: Trace, budget: Budget | None
 ) -> tuple[NotCompared, ...]:
-    """Return an item for each wanted point that the model has and that the budget left.
+    """Return an item for each wanted point of the model that a budget's end left unrecorded.
 
     `keys` are the wanted points, `trace` is what was recorded of them. () without a budget.
     """

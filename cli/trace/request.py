@@ -8,7 +8,7 @@ from aprfmt.base.budget import Budget
 
 @dataclass(frozen=True)
 class TraceRequest:
-    """What to trace: points, layers, positions, the engine or draft head, and how long."""
+    """What to trace: points, layers and positions, on which engine or draft head, for how long."""
 
     payload: bool
     points: str | None
