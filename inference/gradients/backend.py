@@ -84,7 +84,11 @@ class GradientBackend(TorchBackend):
     # products
 
     def embed(self, table: Weight, ids: Numbers) -> Array:
-        """Return rows of a table; what reading the padding token's gives is kept in `padding`."""
+        """Return rows of an embedding table, and have the padding token's gradient summed.
+
+        In the backward pass the gradient of every row read for the padding token is added to
+        `padding`.
+        """
         x: torch.Tensor = super().embed(table, ids)
         read = np.flatnonzero(ids == self.padding_id) if self.padding_id is not None else ()
         if table.key == TABLE and len(read) and x.requires_grad:
@@ -93,7 +97,7 @@ class GradientBackend(TorchBackend):
         return x
 
     def _add_padding(self, part: torch.Tensor) -> None:
-        """Add to the padding token's part of the gradient."""
+        """Add a gradient [width] of rows read for the padding token to `padding`."""
         self.padding = part if self.padding is None else self.padding + part
 
     def linear(self, x: Array, w: Weight, bias: Array | None) -> Array:
@@ -105,7 +109,8 @@ class GradientBackend(TorchBackend):
     def router(self, x: Array, w: Weight, bias: Array | None, *, rounded: bool) -> Array:
         """Return the router's product as TorchBackend does, plus what its LoRA pair adds.
 
-        With `rounded`, or in deterministic mode, the product is one of `linear`, which has it.
+        With `rounded`, or in deterministic mode, TorchBackend calls `linear`, which adds the
+        pair's part.
         """
         y = super().router(x, w, bias, rounded=rounded)
         pair = None if rounded or self.deterministic else self.pairs.get(w.key)

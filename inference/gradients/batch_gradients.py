@@ -71,10 +71,10 @@ class BatchGradients:
 
     @cached_property
     def parameters(self) -> Mapping[str, Array]:
-        """{stored name: gradient} in the stored layout.
+        """{stored name: gradient} of all parameters, in the stored layout.
 
-        Of a quantized tensor it is that of its decoded numbers. The mapping has to be read while
-        the model is open.
+        A quantized tensor's gradient is that of its decoded numbers. The mapping has to be read
+        while the model is open.
         """
         found: dict[str, Array] = {}
         for name, gradient in stored_gradients(self.views, self.by_role):
@@ -89,7 +89,7 @@ class BatchGradients:
 
     @property
     def how(self) -> str:
-        """Where and in which arithmetic they were computed: `torch:cpu:float64`."""
+        """Where and in which arithmetic the gradients were computed: `torch:cpu:float64`."""
         return f"torch:{self.device}:{self.dtype}"
 
     @cached_property
@@ -102,11 +102,11 @@ class BatchGradients:
         return self.adapter[self.factors[key]] if key in self.factors else self.by_role[key]
 
     def gradient_near(self, key: str, given: Array) -> Array:
-        """Return dL/dW of a parameter as the trainer of a `given` gradient [any shape] computes it.
+        """Return dL/dW of a parameter by the convention that the trainer's `given` one follows.
 
         torch's embedding with a `padding_idx`, as most models of transformers have it, passes no
-        gradient to the row that it reads for the padding token. Both ways are right: that row is
-        taken as the given one is nearer to it. KeyError for an unknown key.
+        gradient to the row that it reads for the padding token. Other trainers do. Both ways are
+        right: the one is taken that is nearer to the row of `given`. KeyError for an unknown key.
         """
         found = self.gradient(key)
         if key != TABLE or self.padding is None:
@@ -195,8 +195,9 @@ def _to_host(x: torch.Tensor) -> Array:
 class Pass:
     """What a backward runs: a model's pass on a backend, with the leaves placed.
 
-    `rebuild` places what of the graph is made of leaves anew (rows of LoRA factors). `change` says
-    what the loss has besides cross-entropy, and `routers` adds the auxiliary losses of routers.
+    `rebuild` computes again what the graph has between leaves and weights (rows of LoRA factors).
+    `change` says what the loss has besides cross-entropy, and `routers` adds the auxiliary losses
+    of routers.
     """
 
     model: Model
@@ -275,7 +276,11 @@ class Pass:
         return nats * document.weight
 
     def _by_layer(self, document: Document, rows: Sequence[int], stages: int) -> torch.Tensor:
-        """Run backward one stage at a time, each run again from its input; return the loss."""
+        """Run the backward one stage at a time; return the document's part of the batch's loss.
+
+        First all stages run without a graph, and their inputs are stored. Then each stage, the
+        last one first, runs again from its input, with a graph.
+        """
         entering: list[Any] = [None]
         with torch.no_grad():
             self.rebuild()

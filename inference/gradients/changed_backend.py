@@ -30,11 +30,15 @@ class ChangedBackend(GradientBackend):
 
     @property
     def _operation(self) -> str:
-        """The operation whose backward is another one; "" for none."""
+        """The name of the mistake in an operation's backward; "" for none."""
         return self.change.operation or ""
 
     def attention(self, q: Array, k: Array, v: Array, heads: Heads) -> Array:
-        """Return attention of q over k and v, with the mistake for key heads or the mask."""
+        """Return attention [tokens, heads, value_dim], its backward changed by the mistake.
+
+        Mistakes are a mean or a single head in place of the sum over queries that share a key
+        head, and a mask that is left out.
+        """
         group = q.shape[1] // k.shape[1]
         if self._operation == "kv_mean":
             k, v = (with_gradient_of(x, x / group) for x in (k, v))
@@ -52,7 +56,7 @@ class ChangedBackend(GradientBackend):
         return with_gradient_of(value, super().attention(q, k, v, every))
 
     def rope(self, x: Array, table: tuple[Array, Array], *, style: Style, cast: RopeCast) -> Array:
-        """Return x rotated, with the mistake for rope."""
+        """Return x rotated; its backward has the mistake, if that is one of rope."""
         value = super().rope(x, table, style=style, cast=cast)
         if self._operation == "rope_cut":
             return value.detach()
@@ -67,7 +71,7 @@ class ChangedBackend(GradientBackend):
     def rms_norm(
         self, x: Array, weight: Array, *, eps: float, offset: int, cast: NormCast
     ) -> Array:
-        """Return x after RMSNorm, with the mistake for norms."""
+        """Return x after RMSNorm; its backward has the mistake, if that is one of norms."""
         weight = self._for_tokens(x, weight)
         value = super().rms_norm(x, weight, eps=eps, offset=offset, cast=cast)
         constant = self._operation in ("norm_scale_constant", "norm_constant")
@@ -82,7 +86,7 @@ class ChangedBackend(GradientBackend):
         return with_gradient_of(value, self.narrow(wide * scale * factor))
 
     def layer_norm(self, x: Array, weight: Array, bias: Array | None, *, eps: float) -> Array:
-        """Return x after LayerNorm, with the mistake for norms."""
+        """Return x after LayerNorm; its backward has the mistake, if that is one of norms."""
         if self.change.norm_tokens is not None:
             weight = self._for_tokens(x, weight)
             bias = torch.zeros_like(x) if bias is None else self._for_tokens(x, bias)
@@ -107,15 +111,19 @@ class ChangedBackend(GradientBackend):
         return with_gradient_of(value, other)
 
     def _norm_factor(self, factor: Array) -> Array:
-        """Return what a norm's backward multiplies by, where its value has `factor`.
+        """Return a wrong norm factor, which the backward multiplies by in place of `factor`.
 
-        The gradient of the norm's own weight stays the right one.
+        `factor` is offset + weight. The gradient of the norm's own weight stays the right one.
         """
         shift = _NORM_FACTORS[self._operation]
         return factor + (1 - factor.detach() if shift is None else shift)
 
     def _for_tokens(self, x: Array, weight: Array) -> Array:
-        """Return a norm's weight for each token of x; those outside `norm_tokens` are constants."""
+        """Return a norm's weight for each token of x, as the mistake in `norm_tokens` has it.
+
+        Tokens outside these columns get a constant copy, which passes no gradient to the weight.
+        The weight itself is returned where there is no such mistake.
+        """
         if self.change.norm_tokens is None or self.document is None:
             return weight
         start, stop = self.change.norm_tokens
@@ -125,24 +133,27 @@ class ChangedBackend(GradientBackend):
         return torch.where(inside, weight, weight.detach())
 
     def router(self, x: Array, w: Weight, bias: Array | None, *, rounded: bool) -> Array:
-        """Return a router's logits, cut from the graph by the mistake for routers."""
+        """Return a router's logits; the mistake `router_cut` detaches them from the graph."""
         y = super().router(x, w, bias, rounded=rounded)
         return y.detach() if self._operation == "router_cut" else y
 
     def linear(self, x: Array, w: Weight, bias: Array | None) -> Array:
-        """Return the product with the weight, of a tied head without the table's gradient."""
+        """Return the product with a weight; `head_cut` leaves a tied head's gradient out."""
         if self._operation == "head_cut" and w.key in (TABLE, HEAD):
             return self.dense(x, w.array(self).detach(), bias)
         return super().linear(x, w, bias)
 
     def embed(self, table: Weight, ids: Numbers) -> Array:
-        """Return rows of the embedding table, without its gradient by the mistake for tables."""
+        """Return rows of a table; the mistake `embedding_cut` detaches the embedding's rows."""
         x: Any = super().embed(table, ids)
         return x.detach() if self._operation == "embedding_cut" and table.key == TABLE else x
 
 
 def _of_one_head(x: torch.Tensor, group: int, chosen: int) -> torch.Tensor:
-    """Return keys or values for every query head, with a gradient for one of each group."""
+    """Return keys or values repeated for every query head: [tokens, query heads, d].
+
+    Only query head number `chosen` of each group of `group` heads passes a gradient on.
+    """
     repeated = x.repeat_interleave(group, dim=1)
     one = torch.arange(repeated.shape[1], device=x.device) % group == chosen
     return torch.where(one[None, :, None], repeated, repeated.detach())

@@ -216,9 +216,10 @@ def gradients_between(
 
 
 def _floor(exact: BatchGradients, parameter: bool) -> float:
-    """Return the norm below which a gradient is what rounding leaves of zero.
+    """Return the norm below which a gradient counts as zero with rounding.
 
-    NOTHING times the largest norm of all parameters' gradients (`parameter`), or of all points'.
+    It is NOTHING times the largest norm of all parameters' gradients (`parameter`), or of all
+    points'.
     """
     mine = (*exact.by_role.values(), *exact.adapter.values())
     sizes = [float(np.linalg.norm(x)) for x in (mine if parameter else exact.points.values())]

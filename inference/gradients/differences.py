@@ -90,7 +90,7 @@ class BatchLoss:
         return found
 
     def _run(self, weights: Weights, number: int, span: Span) -> Any:
-        """Return what the stages of `span` give for document `number`.
+        """Return what the stages of `span` give for document `number`, run with `weights`.
 
         That is logits of the scored tokens, or the input of the next stage.
         """
@@ -117,7 +117,7 @@ class BatchLoss:
         return math.fsum(losses)
 
     def values(self, role: str) -> Array:
-        """Return a role's weight in float64; UsageError for one that the pass does not read."""
+        """Return a role's weight as float64 numbers; UsageError if the pass does not read it."""
         if role not in self.first:
             raise UsageError(
                 f"{self._model.path}: no weight {role!r} that the pass reads; expected a role such "
@@ -341,9 +341,10 @@ def check_gradient(
 def _left_over(
     loss: BatchLoss, role: str, gradient: Array, step: float, bound: float, rng: Any
 ) -> float:
-    """Return the root mean square by which a gradient misses derivatives along new directions.
+    """Return the RMS difference of a gradient's and the loss's derivatives on random lines.
 
-    So many are taken that it is known on which side of `bound` it is.
+    `step` is that of BatchLoss.along. Lines are added until it is clear whether the result is
+    below `bound`.
     """
     rest: list[float] = []
     found = 0.0
@@ -370,9 +371,11 @@ def _checked(
     factor: float | None = None,
     parts: tuple[PartCheck, ...] = (),
 ) -> GradientCheck:
-    """Return a GradientCheck of these derivatives; `noise` is their rounding, `size` their norm.
+    """Return the GradientCheck of these values, with its `floor` computed.
 
-    `found` are the measured derivatives, `given` those of the given gradient.
+    `found` are the measured derivatives, `given` those of the given gradient, `noise` the
+    rounding of the former, `size` the norm of the true gradient. The other arguments are the
+    check's fields.
     """
     floor = noise / size if size else 0.0
     return GradientCheck(

@@ -130,7 +130,7 @@ def documents(
 
 
 def routers(batch: Batch, change: BackwardChange = RIGHT) -> RouterFactors:
-    """Return the factors of routers' auxiliary losses, of a mistake or as the batch says."""
+    """Return the factors of routers' auxiliary losses: the mistake's, else the batch's."""
     if change.router is not None:
         return change.router
     return RouterFactors(batch.router_balance or 0.0, 0.0, batch.router_z or 0.0)

@@ -73,9 +73,10 @@ class GivenPoints:
 
 
 def point_names(names: Collection[str], model: Model) -> list[str]:
-    """Return those of some arrays' names that are of a capture point or a module.
+    """Return the names of arrays that are of a capture point or a module, not a parameter.
 
-    That is a point's own name, a module that gives one, or any `#in`; no name of a parameter.
+    These are points' own names, modules that give points, and `#in` names. If there are any,
+    other names that are no parameter's are returned too, as modules without a point.
     """
     known = point_instances(model.spec.block, model.hyper, model.roles)
     modules = ModuleMap(names, stated_placement(model.spec.block))
@@ -148,7 +149,7 @@ def read_points(
 def _reader(
     model: Model, names: Collection[str], part: Document, kept: KeptValues
 ) -> tuple[Collector, ModuleReader]:
-    """Return (collector, reader): what reads modules' values of one document into `kept`."""
+    """Return (collector, reader) that put modules' values of one document into `kept`."""
     collector = Collector(kept, model, tokens=len(part.ids), dtype="float64")
     return collector, ModuleReader(
         collector,
@@ -163,7 +164,7 @@ def _reader(
 def _targets(
     name: str, known: Mapping[str, PointInstance], reader: ModuleReader
 ) -> list[str] | str:
-    """Return the keys of the points in an array, or why there are none."""
+    """Return the keys of the points that an array's name means, or why there are none."""
     if name in known:
         points = [known[name]]
     else:
@@ -183,7 +184,10 @@ def _targets(
 def _changed(
     name: str, known: Mapping[str, PointInstance], model: Model, reader: ModuleReader
 ) -> str:
-    """Return why a module's gradient may not be the point's; "" where it is the same."""
+    """Return why a module's gradient is not that of its point; "" where it may be.
+
+    A hyperparameter such as a scale may come between the module's result and the point.
+    """
     if name in known:
         return ""
     for one in reader.modules.read(name):
@@ -202,9 +206,10 @@ def _is_neutral(value: object) -> bool:
 
 
 def _cut(values: Array, batch: Batch, part: Document, scores: bool) -> Array | None:
-    """Return the rows of one document in a batch's array; None where its shape does not fit.
+    """Return one document's part of an array of a batch; None where its shape does not fit.
 
-    `scores`: queries and keys are its last two axes, [heads, tokens, keys] of each row.
+    The array is [rows, tokens, ...] or has both axes joined. `scores`: it is [rows, heads,
+    tokens, keys], and is cut in its last two axes.
     """
     rows, columns = batch.mask.shape
     if values.ndim and values.shape[0] == rows * columns and (rows > 1 or values.ndim < 3):

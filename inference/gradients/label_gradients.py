@@ -21,11 +21,11 @@ NEAR = 1e-6  # relative L2, of the sum over all labels from the batch's own grad
 
 @dataclass(frozen=True)
 class HeadGradients:
-    """The gradients of each label's own loss by the head: outer products of two vectors each.
+    """The gradient of each label's own loss with respect to the head: an outer product.
 
-    `key` is the head's, or that of a tied table, of which only `kept` rows are looked at: the other
-    ones are read as embeddings, too. `logits` are float64 [labels, kept rows], `inputs` [labels,
-    elements] what the head reads.
+    It is `logits` [labels, kept rows] times `inputs` [labels, elements], both float64: the
+    gradient of the logits, and what the head reads. `key` is the head's, or that of a tied table.
+    Of a table only rows `kept` are looked at: the others are also read as embeddings.
     """
 
     key: str
@@ -34,14 +34,15 @@ class HeadGradients:
     inputs: NDArray[np.float64]
 
     def mean(self, factors: NDArray[np.float64]) -> NDArray[np.float64]:
-        """Return the rows [kept, elements] of the mean over all labels, each times its factor."""
+        """Return the mean gradient [kept rows, elements] of all labels, each times its factor."""
         found: NDArray[np.float64] = (self.logits * factors[:, None]).T @ self.inputs
         return found / len(factors)
 
     def solve(self, given: NDArray[np.float64]) -> tuple[float, NDArray[np.float64]]:
-        """Return (relative L2 distance, factors of the labels) that give a gradient of the head.
+        """Return (relative L2 distance left, factors [labels]) that explain a head's gradient.
 
-        `given` is [rows, elements]; the factors are solved by least squares.
+        `given` [rows, elements] is that gradient. The factors of the labels' gradients are solved
+        by least squares.
         """
         part, many = given[self.kept], len(self.inputs)
         products = (self.logits @ self.logits.T) * (self.inputs @ self.inputs.T) / many
@@ -54,11 +55,12 @@ class HeadGradients:
 
 @dataclass(frozen=True)
 class LabelGradients:
-    """The gradients of each label's own loss, in nats, by the weight of the last norm.
+    """The gradient of each label's own loss in nats with respect to the last norm's weight.
 
     `gradients` are float64 [labels, elements], in the order of the batch's rows and columns.
-    `rows`, `columns` and `tokens` [labels] say where the label's token is, and which it is. `head`
-    has their gradients by the head, None where they do not add up to the head's.
+    `rows`, `columns` and `tokens` [labels] say where the label's token is, and which it is.
+    `head` has the gradients with respect to the head, None where they do not add up to the
+    head's.
     """
 
     key: str
@@ -121,7 +123,7 @@ def label_gradients(
 
 
 def _heads(model: Model) -> list[View]:
-    """Return the weights that may serve as head: its own, and the table of tokens."""
+    """Return the tensors that the head's product may use: its own weight, and the token table."""
     return [model.roles[key] for key in (HEAD, TABLE) if key in model.roles]
 
 
@@ -132,9 +134,10 @@ def _head_gradients(
     places: NDArray[np.int64],
     weights: NDArray[np.float64],
 ) -> HeadGradients | None:
-    """Return the labels' gradients by the head; None where they do not add up to the head's.
+    """Return each label's gradient with respect to the head, taken from `found`.
 
-    `places` [labels] are their rows among all that are run, `weights` [labels] what each counts.
+    None where they do not add up to the head's gradient. `places` [labels] are the labels' rows
+    among all rows that ran, `weights` [labels] their weights in the batch's loss.
     """
     logits, inputs = found.points.get(LOGITS), found.values.get(POINT)
     key = HEAD if HEAD in found.keys else TABLE
@@ -154,10 +157,10 @@ def _head_gradients(
 
 
 def _of_rows(model: Model, found: BatchGradients) -> NDArray[np.float64] | None:
-    """Return each row's share [rows, elements] of the gradient of the last norm's weight.
+    """Return what each row adds to the gradient of the last norm's weight: [rows, elements].
 
-    None where the pass has no gradient of the norm's result, or a share is not finite.
-    The norm gives x * (weight + constant) + bias, and the gradient is that of its result times x.
+    None where the pass has no gradient of the norm's result, or a number is not finite. The norm
+    gives x * (weight + constant) + bias, and the gradient is that of its result times x.
     """
     given, values = found.points.get(POINT), found.values.get(POINT)
     if given is None or values is None or given.shape != values.shape:

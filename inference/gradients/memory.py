@@ -132,10 +132,10 @@ def gradient_memory(
 def _stage_bytes(
     made: Pass, document: Document, known: set[int], activations: Activations
 ) -> _Saved:
-    """Return the count of what autograd saves in a pass over one sequence.
+    """Return a counter with the bytes that autograd saves in a pass over one sequence.
 
-    With `activations` "layer" it is that of the largest stage, plus the inputs of all stages.
-    `known` are the storages of weights, which are not counted.
+    With `activations` "layer" it counts the largest stage, plus the inputs of all stages. `known`
+    are the storages of weights, which are not counted.
     """
     labels = document.labels
     rows = [int(row) for row in range(len(labels)) if labels[row] >= 0 or made.recorder]

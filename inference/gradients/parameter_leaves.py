@@ -139,9 +139,10 @@ def moved_back(
     shapes: Sequence[tuple[int, ...]],
     sizes: Mapping[str, Any],
 ) -> list[Array]:
-    """Return arrays of `shapes` with every element moved back to where the step took it from.
+    """Return arrays of `shapes` with every element back at its place before a layout step.
 
-    Not `step.apply`, which writes one orientation: a file may have the other.
+    `arrays` are in the layout that `step.undo` gives. `step.apply` is not used: it writes only
+    one of the orientations that a file may have.
     """
     ends = np.cumsum([0, *(math.prod(shape) for shape in shapes)])
     places = step.undo(
@@ -176,11 +177,11 @@ def place_pairs(
     factors: MutableMapping[str, torch.Tensor],
     change: BackwardChange = RIGHT,
 ) -> Callable[[], None]:
-    """Put a leaf of every LoRA factor in `factors`, by stored name; return a function.
+    """Create a leaf of every LoRA factor in `factors`; return a function that uses them.
 
-    The function sets `backend.pairs` from the leaves, by role. It has to run before every graph, as
-    rows taken of a leaf are part of one. `change` is a mistake: it says how the factors are taken,
-    and how often their product is in the frozen weight too.
+    `factors` are by stored name. The function sets `backend.pairs` from the leaves, by role. It
+    has to run before every graph, as rows taken of a leaf are part of one. `change` is a mistake:
+    it says how the factors are taken, and how often their product is in the frozen weight too.
     """
     for pair in pairs:
         values = (pair.a, pair.b)

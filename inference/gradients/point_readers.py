@@ -42,7 +42,7 @@ class PointReader:
 
 
 class _Readers(CallRecorder):
-    """Notes of each point the earlier points that its operations read."""
+    """A recorder that notes which later points are computed from each point, and how."""
 
     def __init__(self) -> None:
         """Begin without points; `readers` will have what reads each point, by its key."""
@@ -51,7 +51,7 @@ class _Readers(CallRecorder):
         self.readers: dict[str, list[PointReader]] = {}
 
     def capture(self, point: str, layer: int, x: Any) -> Any:
-        """Note what the operations since the last points read; return the value unchanged."""
+        """Note the earlier points from which operations computed this one; return x unchanged."""
         self.set_location(point, layer)
         key = key_name(point, layer)
         calls = [call for call in self.take_calls(x) if call.op not in MOVES]
@@ -86,10 +86,10 @@ def point_readers(model: Model, ids: Sequence[int]) -> Mapping[str, Sequence[Poi
 def suspects(
     readers: Mapping[str, Sequence[PointReader]], key: str, compared: Collection[str]
 ) -> list[PointReader]:
-    """Return the operations between a point and the compared ones that are computed from it.
+    """Return the points computed from a point on the way to the compared ones.
 
-    Each is a point that is computed on the way, with the operations that do it. The way ends at the
-    points of `compared`.
+    Each comes with the operations that compute it. The way ends at the points of `compared`,
+    which are returned too.
     """
     found: dict[str, PointReader] = {}
     front = [key]

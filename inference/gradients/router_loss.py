@@ -53,8 +53,9 @@ class RouterCounts:
 class RouterTerms:
     """A recorder that adds the auxiliary losses of each router of a pass to `terms`.
 
-    `counts` are those of the whole batch, since shares are of all of its tokens: what one document
-    adds is linear in its probabilities then, as shares have no gradient. Points go on to `inner`.
+    `counts` are those of the whole batch: the losses multiply an expert's share of all tokens,
+    which has no gradient, by probabilities. So each document's part can be computed alone. Points
+    are also given to `inner`.
     """
 
     factors: RouterFactors
@@ -80,14 +81,14 @@ class RouterTerms:
         return x
 
     def taken(self) -> torch.Tensor | None:
-        """Return the sum of the losses since the last call, None without any."""
+        """Return the sum of `terms` and clear them; None if there are none."""
         found = sum(self.terms[1:], start=self.terms[0]) if self.terms else None
         self.terms.clear()
         return found
 
     @cached_property
     def _shares(self) -> torch.Tensor:
-        """The share of the tokens of all layers' routers that each expert got [n_experts]."""
+        """The fraction of tokens that each expert got [n_experts], over all layers' routers."""
         counts = self.counts.counts
         return torch.stack([*counts.values()]).sum(0) / (self.counts.tokens * len(counts))
 
