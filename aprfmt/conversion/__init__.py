@@ -154,7 +154,7 @@ def _run_conversion(
 def _carried_and_absent(
     model: Model, target: FormatSpec, dst: Path, plan: "Plan", options: Options
 ) -> "tuple[CarriedMetadata, tuple[str, ...]]":
-    """Return (metadata and texts of the output, roles of tensors that the output lacks).
+    """Return (metadata and texts of the output, required roles that the output lacks).
 
     Raises ConversionError where the plan would lose more than the options allow.
     """

@@ -146,10 +146,10 @@ def account_for_source(
 
 
 def recorded_omissions(copy: Model) -> Callable[[str], str]:
-    """Return a function that gives the flag by which a name was left out, or "".
+    """Return a function from a name in the source to the flag that left it out of the copy.
 
-    It looks the name up in the record that the copy itself holds. Raises FormatError for a record
-    that is not JSON.
+    The flag is "" for other names. It is looked up in the record that the copy itself holds.
+    Raises FormatError for a record that is not JSON.
     """
     found = _omission_record(copy)
     return lambda name: str(found.get(name, ""))
@@ -293,7 +293,7 @@ class _Comparison:
             yield SourceItem(name, "tied head", "dropped" if why else "lost", why or "is not tied")
 
     def _ties(self) -> bool:
-        """Return whether the copy ties its head; True where its architecture is not known."""
+        """Return whether the copy's head uses the embedding; True for an unknown architecture."""
         try:
             return bool(self.copy.hyper["tied_embeddings"])
         except ArchError:
@@ -304,8 +304,9 @@ class _Comparison:
     def hyperparameters(self) -> Iterator[SourceItem]:
         """Yield an entry on each hyperparameter of the source that has another value in the copy.
 
-        Not for defaults, which no key states, not for what tensors show or hold, which have entries
-        of their own, and not where keys were to change.
+        Only values that a key of the source states are compared, not defaults. Left out are
+        values that tensors show, which have entries of their own. Nothing is yielded where keys
+        were to change, or where the architectures differ or are not known.
         """
         try:
             mine, other = self.source.hyper, self.copy.hyper
@@ -324,7 +325,10 @@ class _Comparison:
                 yield SourceItem(name, "hyperparameter", "dropped" if why else "lost", why or how)
 
     def keys(self) -> Iterator[SourceItem]:
-        """Yield entries on what became of vocabulary, template and licence in the source's keys."""
+        """Yield an entry on each of vocabulary, template and licence in the source's keys.
+
+        It says whether the copy has it.
+        """
         copy, source = self.copy, self.source
         for name, kind in embedded_files(source).items():
             if name == VOCABULARY:
@@ -349,10 +353,11 @@ class _Comparison:
     # --- what nothing reads -------------------------------------------------------------------
 
     def unread(self) -> Iterator[SourceItem]:
-        """Yield an entry on what became of every file and key of the source that no table lists.
+        """Yield an entry on what became of each file and key of the source that no table lists.
 
-        So too for files that other loaders need. A copy holds the keys for which its format has a
-        place, and none of these files. Nothing is known of those that cannot be read.
+        Files that other loaders need have an entry too. A copy has such keys if its format has a
+        place for them, and none of these files. Files and keys that cannot be read are entered as
+        not compared.
         """
         fates: Mapping[State, tuple[Fate, str]] = {
             "equal": ("copied", ""),
@@ -399,7 +404,10 @@ class _Comparison:
         )
 
     def _made_of(self, name: str, kind: str) -> str:
-        """Return where the copy holds the content of a file that it lacks, in words; else ""."""
+        """Return in words where the copy has the content of a source's file, "" if nowhere.
+
+        The file itself is not in the copy. `name` is its name, `kind` what it holds.
+        """
         if kind == "tokenizer" and has_tokenizer(self.copy.carried):
             return "the copy's vocabulary"
         if kind == "template" and self.copy.carried.readable_template() is not None:

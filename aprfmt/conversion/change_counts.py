@@ -22,9 +22,9 @@ def _same_float32(before: "Array", after: "Array") -> bool:
 
 
 def is_block_encoding(encoding: str) -> bool:
-    """Return whether an encoding's native kernel decodes all by itself, from one run of bytes.
+    """Return whether one native kernel decodes an encoding's blocks from a single run of bytes.
 
-    False for encodings with companions, or a decoder of their own.
+    False for encodings with companions, and for those whose codec has a decoder in Python.
     """
     kind = type(codec(encoding))
     return all(

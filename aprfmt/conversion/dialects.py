@@ -105,7 +105,10 @@ class DialectWeight(PackedWeight):
         return self.latest.most[output.info.name]
 
     def _count_changes(self) -> None:
-        """Count the values that rounding changed, unless a repack counted them by groups before."""
+        """Add to `counts` the values that rounding changed.
+
+        Nothing is added for a repacked weight, whose changes were counted by groups before.
+        """
         self.counted = True
         if self.judged is not None:
             return
@@ -268,9 +271,9 @@ def convert_codes(
 
 
 def _check_alone(outputs: Sequence[Output], model: "Model", options: Options) -> None:
-    """Raise ConversionError where some weights would be packed otherwise than by `quantize`.
+    """Raise ConversionError if other weights are or would be packed in another way.
 
-    A folder has one quantization method: no other weight may stay packed or be packed.
+    A folder has one quantization method: that of the scheme in the options.
     """
     parts = {id(part): view for view in model.values() for part in view.parts.values()}
     for output in outputs:

@@ -103,7 +103,7 @@ class EmbeddedEdits:
         return found
 
     def _place(self, key: str) -> tuple[str, str]:
-        """Return ("FILE:KEY" of an embedded file, the key's own name)."""
+        """Return ("FILE:KEY" in an embedded file, name of the setting) for a user's key."""
         file, colon, rest = key.partition(":")
         if colon and file in _FILES:
             return key, rest if file == GENERATES else ""
@@ -111,16 +111,25 @@ class EmbeddedEdits:
         return f"{GENERATES}:{name}", name
 
     def _kept(self, name: str) -> str | None:
-        """Return the GGUF key that states a setting for this file; None where it goes by none."""
+        """Return the GGUF key for a generation setting if the file stores settings as keys.
+
+        None for other names, and for files that have settings only in embedded files.
+        """
         return GENERATION_KEYS[name].gguf if self._by_keys and name in GENERATION_KEYS else None
 
     def _change(self, place: str, act: Callable[[], None]) -> None:
-        """Change an embedded file by `act`, and note what stood at `place`."""
+        """Change an embedded file by calling `act`, and note the change.
+
+        `place` is "FILE:KEY" of the value.
+        """
         act()
         self._note(FILES_KEY, place, _value(self._texts, place))
 
     def _note(self, record: str, place: str, old: Value) -> None:
-        """Note a change of a record's place; UsageError where the request names it twice."""
+        """Store the old value of a place that changes, and the metadata key of its record.
+
+        Raises UsageError where the request changes the same place twice.
+        """
         if place in self._changed:
             raise UsageError(f"{place}: is named twice; give one change of a key")
         self._changed[place] = old, record

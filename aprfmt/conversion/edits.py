@@ -141,7 +141,10 @@ def parse_json_value(key: str, present: Value, text: str, from_file: bool = Fals
 
 
 def _as_written_before(present: Value, value: Value) -> Value:
-    """Return a number as a float where `present` is one, as an integer where it is and can be."""
+    """Return a number as a float if `present` is one, as an integer if `present` is one.
+
+    A value that would change, or that is no number, is returned as it is.
+    """
     if type(present) is float and type(value) is int and float(value) == value:
         return float(value)
     if type(present) is int and type(value) is float and value.is_integer():
@@ -248,7 +251,10 @@ def _convert_scalar(value: Value, kind: str, key: str, user_text: str) -> Value:
 
 
 def _is_float(value: float, kind: str) -> bool:
-    """Return whether a number stays finite in a float type, or is not finite itself."""
+    """Return whether a float type can hold a number: it does not overflow to infinity.
+
+    Infinities and NaN fit. `kind` is float32 or float64.
+    """
     try:
         rounded = float(value)
         if kind == "float32":

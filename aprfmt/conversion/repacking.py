@@ -39,9 +39,9 @@ _WHOLE = "scale"
 class RepackedTensor(LazyTensor):
     """A weight in blocks of another encoding, made from the packed tensor `origin` when read.
 
-    `judged` has the counts of groups that change. `beside` has the numbers to be stored in further
-    tensors, {name: float32 bytes}. Its scales are in memory from the first row that is read to the
-    last.
+    `judged` has the counts of groups that change. `beside` has the numbers to be stored in
+    further tensors, {name: float32 bytes}. Its scales stay in memory from the first row that is
+    read to the last.
     """
 
     __slots__ = ("_blocks", "_turn", "beside", "info", "judged", "origin")
