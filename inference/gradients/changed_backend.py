@@ -37,7 +37,8 @@ class ChangedBackend(GradientBackend):
         """Return attention [tokens, heads, value_dim], its backward changed by the mistake.
 
         Mistakes are a mean or a single head in place of the sum over queries that share a key
-        head, and a mask that is left out.
+        head, and a mask that is left out. A mistake that hides padding keys from the mask changes
+        the values too.
         """
         group = q.shape[1] // k.shape[1]
         if self._operation == "kv_mean":

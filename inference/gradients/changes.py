@@ -118,9 +118,10 @@ class BackwardChange:
 
     @property
     def runs_padding(self) -> bool:
-        """Whether the padding at the end of a row is run with it.
+        """Whether the padding at the end of a row is part of the pass.
 
-        A label before its row reaches into it.
+        It is where it is scored, where labels are earlier tokens, which rows of padding have too,
+        and where the mask is left out.
         """
         return self.scores_padding or self.shift < 0 or self.operation == "mask_left_out"
 
