@@ -44,11 +44,11 @@ def diagnose(
 
     Each of `a` and `b` is a model in any format, `MODEL@RUN`, or a saved trace; `model` is the
     one a trace ran on. Both sides are run on `ids` or on the text `prompt`; without them aprfmt
-    chooses ids. `memory` are bytes for decoded weights (default: 1.25 GiB at most for two models).
-    What `budget` leaves is named as not compared: tensors in the file's order, then passes.
-    `progress` is called with (stages done, all), and before passes of minutes `notice` with a text.
-    Raises UsageError if a path does not exist, FormatError for a damaged file, ArchError for an
-    unknown `arch`.
+    chooses ids. `memory` is the bytes for decoded weights (default: 1.25 GiB at most for two
+    models). What `budget` has no time or memory for is named as not compared: tensors in the
+    file's order, then passes. `progress` is called with (stages done, all stages), and `notice`
+    with a text before passes that take minutes. Raises UsageError if a path does not exist,
+    FormatError for a damaged file, ArchError for an unknown `arch`.
     """
     check_arch(arch)  # two saved traces open no model
     if ids is not None and prompt is not None:
@@ -109,10 +109,10 @@ def diagnose(
 
 
 def _open_state(side: Side, model: Model) -> Model | None:
-    """Return the weights that an engine saved under a side's path, as `model`'s; None without any.
+    """Return the weights that an engine saved under a side's path, opened by the names of `model`.
 
-    Ranks' files of weights look like those of a pass: what has most of the model's tensors, by name
-    and shape, is weights, whatever else it may be taken for.
+    None where there are none. One file of weights per rank looks like the dumps of a pass:
+    whatever has most of the model's tensors, by name and shape, counts as weights.
     """
     if side.kind != "trace":
         return open_state_beside(side.path, model)
@@ -130,7 +130,10 @@ def _open_state(side: Side, model: Model) -> Model | None:
 
 
 def _open_undecoded(a: str, b: str, arch: str | None, stack: ExitStack) -> tuple[Side, Side] | None:
-    """Return the sides with a model B whose packed weights do not decode; None for other faults."""
+    """Return (A, B) with B opened although its packed weights do not decode; None if it cannot be.
+
+    `stack` closes the models.
+    """
     try:
         first = open_side("A", a, stack, arch)
         model = stack.enter_context(open_model(b, arch=arch, allow_missing=ANY, damaged=True))
@@ -140,9 +143,9 @@ def _open_undecoded(a: str, b: str, arch: str | None, stack: ExitStack) -> tuple
 
 
 def _read_renamed(first: Side, second: Side, stack: ExitStack) -> tuple[Model, Finding] | None:
-    """Return (B read with parts of its packed weights renamed, the finding), or None.
+    """Return (B with parts of its packed weights renamed so that it reads, the finding), or None.
 
-    None unless both sides are models, and where B is read as well without.
+    None unless both sides are models, and where B can be read without renaming. `stack` closes B.
     """
     if first.model is None or second.model is None or second.kind != "model":
         return None
@@ -171,10 +174,10 @@ def _compare_damaged(a: str, b: str, first: Side, second: Side) -> Diagnosis:
 def _diagnose_packing(
     a: str, b: str, arch: str | None, stack: ExitStack, error: CodecError
 ) -> Diagnosis | None:
-    """Return the diagnosis of a model that does not open because of its packed weights.
+    """Return the diagnosis of a model that does not open because of its packed weights, or None.
 
-    Where it is not known what is wrong with them, the rest is compared by stored names; None where
-    packed weights are not the reason. `error` is why it did not open.
+    Where the fault in these weights is not found, the rest is compared by stored names. None
+    where packed weights are not the reason. `error` is why the model did not open.
     """
     try:
         first, second = (

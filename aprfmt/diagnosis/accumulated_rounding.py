@@ -1,12 +1,4 @@
-"""How far rounding alone moves a trace: the reference pass, rounded as another arithmetic does.
-
-Where a trace holds outputs of layers, or logits alone, rounding grows over many operations
-before it is seen, by an amount that depends on the model's own values. So the reference pass is
-run once more, rounded as that arithmetic rounds, on the trace's own inputs: how far it then is
-from the reference is how far a right engine is off. Measured on tiny models of seven
-architectures run by torch in 16 bits, or with products in TF32 or 16 bits: 0.5 to 1.3 times
-that, at every point.
-"""
+"""How far rounding alone moves a trace, measured by a reference pass in the same arithmetic."""
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
@@ -61,7 +53,7 @@ SCALES = ("embedding_scale", "residual_scale", "logit_scale")  # numbers that ar
 
 @dataclass(frozen=True)
 class Arithmetic:
-    """A way of rounding: its dtype, words for it, and a function that rounds a model that way."""
+    """One way of rounding: its dtype, its name in words, and a function that rounds a model so."""
 
     dtype: str
     says: str
@@ -69,7 +61,7 @@ class Arithmetic:
 
 
 def _round_weights(patched: PatchedModel, dtype: str) -> PatchedModel:
-    """Return the model with all weights rounded to `dtype`."""
+    """Return the model with all weights rounded to `dtype`, the name of a float type."""
     held = patched.weights.with_change(lambda x: round_to_type(x, dtype))
     return replace(patched, weights=held, original=patched.stored)
 
@@ -114,7 +106,7 @@ def _round_factors(patched: PatchedModel, dtype: str) -> PatchedModel:
 
 
 def _round_sums(patched: PatchedModel, dtype: str) -> PatchedModel:
-    """Return `_round_results` with each product's running sum rounded at every term, by noise.
+    """Return `_round_results`, with noise in each product for the rounding of its running sum.
 
     A running sum of n terms is rounded n times while it grows: by 0.4 u of its size each time (u:
     the unit roundoff), together by 0.4 u times the root of n / 2 of the result.
@@ -144,18 +136,20 @@ LEVELS: tuple[Arithmetic, ...] = (
 
 
 def needs_measured_rounding(view: ShadowPoint) -> bool:
-    """Return whether more than 8 operations precede a point, so that rounding is measured."""
+    """Return whether so many operations precede a point (over SPAN) that rounding is measured.
+
+    After fewer operations the tolerance of one operation is used.
+    """
     return view.residual is not None and sum(op.op not in MOVES for op in view.calls) > SPAN
 
 
 def with_recorded_arithmetic(
     patched: PatchedModel, recorded: RecordedTrace, found: ShadowPass
 ) -> RecordedTrace:
-    """Return the trace with tolerances measured for points after many operations, if it is 16-bit.
+    """Return the trace with tolerances measured by a reference pass rounded as the trace is.
 
-    Such a tolerance comes from a reference pass rounded as the trace is. The trace is 16-bit or
-    TF32 if its dtype says so, or if a 16-bit type holds its values exactly. Else, or without such
-    points, the trace is returned unchanged.
+    Only for points after many operations, and only if the trace is 16-bit or TF32: by its dtype,
+    or because a 16-bit type holds its values exactly. Else the trace is returned unchanged.
     """
     long = [view for view in found.views.values() if needs_measured_rounding(view)]
     if not long:
@@ -183,10 +177,10 @@ def _exact_16_bit_type(view: ShadowPoint) -> str:
 
 
 def with_16_bit_points(recorded: RecordedTrace, found: ShadowPass) -> RecordedTrace:
-    """Return the trace with the tolerances of a 16-bit type at flagged points computed in it.
+    """Return the trace with a 16-bit type's tolerance at the points that were computed in it.
 
-    Such a point's values are all exact in that type, though the trace is of another dtype, and no
-    value is further off than a few roundings of it explain: only some operations of the run, a
+    Such a point disagrees, its values are all exact in that type though the trace has another
+    dtype, and no value is further off than a few roundings: only some operations of the run, a
     norm or the head, are in 16 bits.
     """
     bounds = dict(recorded.bounds)
@@ -207,10 +201,10 @@ def with_16_bit_points(recorded: RecordedTrace, found: ShadowPass) -> RecordedTr
 def points_in_16_bits(
     patched: PatchedModel, recorded: RecordedTrace, found: ShadowPass
 ) -> Mapping[str, str]:
-    """Return {key: dtype} of the points that a finer run has in a 16-bit type, in pass order.
+    """Return {point key: dtype} of the points that a finer run computed in a 16-bit type.
 
-    The reference's value rounded to that type is the recorded one, number by number; or what the
-    operation before it makes of rounded inputs and weights is, so rounded.
+    They are in pass order. The recorded values are the reference's rounded to that type, or what
+    the operation gives for inputs and weights rounded to it.
     """
     short = {
         key: (view, dtype)
@@ -234,14 +228,14 @@ def points_in_16_bits(
 
 
 def _dtype_of(view: ShadowPoint) -> str:
-    """Return the dtype that the trace says of a point; "" where it has no such point."""
+    """Return the dtype of a point in the trace; "" where the trace has no such point."""
     return "" if view.recorded is None else view.recorded.dtype
 
 
 def _is_rounded(made: ShadowPoint, view: ShadowPoint, dtype: str) -> bool:
-    """Return whether the value `made`, rounded to `dtype`, is what the trace has at `view`.
+    """Return whether the values of `made`, rounded to `dtype`, are those recorded at `view`.
 
-    A sum in another order rounds a few of the values the other way.
+    A few may differ by one rounding, since a sum in another order rounds them the other way.
     """
     assert view.recorded is not None
     mine, theirs = view.recorded.comparable_values(made.mine, view.axis)
@@ -251,7 +245,7 @@ def _is_rounded(made: ShadowPoint, view: ShadowPoint, dtype: str) -> bool:
 
 
 def _with_short_operands(patched: PatchedModel, ops: set[str], dtype: str) -> PatchedModel:
-    """Return the model whose operations `ops` read arrays rounded to `dtype`, and give such."""
+    """Return the model whose operations `ops` have inputs and results rounded to `dtype`."""
 
     def override(op: Any, at: Any, *args: Any, **kwargs: Any) -> Any:
         """Return the rounded result of the operation on rounded arrays; a tuple as it is."""
@@ -270,13 +264,13 @@ def _with_short_operands(patched: PatchedModel, ops: set[str], dtype: str) -> Pa
 def explain_by_arithmetic(
     patched: PatchedModel, recorded: RecordedTrace, found: ShadowPass, nearest: float
 ) -> tuple[RecordedTrace, str] | None:
-    """Return (trace, words) for the first arithmetic that explains all differences, or None.
+    """Return (trace, sentence) for the first arithmetic whose rounding explains all differences.
 
-    The trace returned is read in that arithmetic, with measured tolerances; the words name it.
-    `nearest` is the share of the difference that the best usual mistake leaves: below CUT the
-    result is None, since a mistake explains more. Every flagged point has to be about as far off
-    as that arithmetic makes it, in every row, and the difference must be in no direction that a
-    slightly wrong operation would give it.
+    None if no arithmetic does. The trace returned has that arithmetic's measured tolerances.
+    `nearest` is the fraction of the difference that the best usual mistake leaves: below CUT the
+    result is None, since a mistake explains more. Every flagged point must be about as far off as
+    the arithmetic makes it, in every row, and not in a direction that a slightly wrong operation
+    would move it.
     """
     flagged = found.flagged
     if nearest < CUT or not any(needs_measured_rounding(view) for view in flagged):
@@ -299,11 +293,11 @@ def explain_by_arithmetic(
 def first_directed_point(
     patched: PatchedModel, recorded: RecordedTrace, found: ShadowPass
 ) -> ShadowPoint | None:
-    """Return the first point whose difference is more than rounding; None if there is none.
+    """Return the first point whose difference has a direction, so is no rounding; None if none.
 
-    Rounding has no direction. A wrong number moves values as a slightly larger or smaller result of
-    some operation does, or a slightly different base of rope. Only points after many operations of
-    traces in 16-bit or TF32 arithmetic are judged. The difference may be inside the tolerance.
+    A wrong number moves values as a slightly larger result of some operation does, or a slightly
+    different base of rope; rounding does not. Only points after many operations of traces in
+    16-bit or TF32 arithmetic are judged. The difference may be inside the tolerance.
     """
     long = [
         view for view in found.views.values() if needs_measured_rounding(view) and view.residual
@@ -323,11 +317,11 @@ def _directed_points(
     long: list[ShadowPoint],
     rounded_pass: ShadowPass,
 ) -> Iterator[ShadowPoint]:
-    """Yield those of the points `long` whose difference some slightly larger results would explain.
+    """Yield those of the points `long` whose difference slightly larger results would explain.
 
     The difference is fitted by the changes that operations 0.1 % larger make at the point. The
-    point is yielded where the fit leaves less than DIRECTED of the difference, both from the exact
-    reference and from `rounded_pass`, the pass of the rounded reference.
+    point is yielded where the fit leaves less than the fraction DIRECTED of it, both from the
+    exact reference and from `rounded_pass`, the pass of the rounded reference.
     """
     moved = [run_shadow_pass(made, recorded.with_bounds({})) for made in _nudged_models(patched)]
     for view in long:
@@ -349,7 +343,7 @@ def _directed_points(
 
 
 def _unexplained_share(columns: list[Array], difference: Array) -> float:
-    """Return the share of a difference that no linear sum of the columns makes, 0 to 1.
+    """Return the fraction of a difference that no linear sum of the columns makes, 0 to 1.
 
     1 where the difference is zero or not finite.
     """
@@ -391,7 +385,8 @@ def _rounded_pass(patched: PatchedModel, recorded: RecordedTrace, level: Arithme
 def _fits_arithmetic(view: ShadowPoint, rounded_pass: ShadowPass, level: Arithmetic) -> bool:
     """Return whether a point is about as far off as an arithmetic makes it, overall and per row.
 
-    A point after few operations only has to be within the tolerance of one operation.
+    `rounded_pass` is the reference's pass in that arithmetic. A point after few operations only
+    has to be within the tolerance of one operation.
     """
     if not needs_measured_rounding(view):
         return (view.residual or 0.0) <= operation_tolerance(level.dtype, level.dtype).rel_l2
@@ -404,9 +399,9 @@ def _fits_arithmetic(view: ShadowPoint, rounded_pass: ShadowPass, level: Arithme
 
 
 def _rounding_distance(view: ShadowPoint, rounded_pass: ShadowPass) -> float:
-    """Return the relative L2 of the rounded reference from the reference, on the trace's rows.
+    """Return the relative L2 of the rounded reference from the exact one at a point.
 
-    0.0 where the rounded pass or the trace has no such point.
+    Only the rows of the trace count. 0.0 where the rounded pass or the trace has no such point.
     """
     other = rounded_pass.views.get(view.key)
     if other is None or view.recorded is None:
@@ -417,9 +412,9 @@ def _rounding_distance(view: ShadowPoint, rounded_pass: ShadowPass) -> float:
 
 
 def _row_ratios(view: ShadowPoint, rounded_pass: ShadowPass) -> Iterator[float]:
-    """Yield, row by row, the trace's distance divided by that of the rounded reference.
+    """Yield, row by row, how far the trace is off over how far the rounded reference is off.
 
-    Both distances are from the exact reference.
+    Both are L2 distances from the exact reference.
     """
     assert view.recorded is not None
     mine, theirs = view.recorded.comparable_values(view.mine, view.axis)
@@ -433,10 +428,10 @@ def _row_ratios(view: ShadowPoint, rounded_pass: ShadowPass) -> Iterator[float]:
 def _long_point_bounds(
     long: list[ShadowPoint], rounded_pass: ShadowPass, found: ShadowPass, dtype: str
 ) -> Mapping[str, float]:
-    """Return {point key: tolerance (relative L2)} of the points `long`, by the rounded pass.
+    """Return {point key: tolerance, relative L2} of the points `long`, by the rounded pass.
 
-    Points at which the rounded reference is equal to the exact one, or infinitely far, are left
-    out.
+    Points at which the rounded reference equals the exact one, or is infinitely far from it, are
+    left out.
     """
     factor = TIMES * (MOE_FACTOR if _experts_may_flip(found, rounded_pass) else 1.0)
     luck = ROUNDINGS / TIMES * ROUNDOFF[dtype]
@@ -457,9 +452,9 @@ def _is_concentrated(view: ShadowPoint) -> bool:
 
 
 def _experts_may_flip(found: ShadowPass, rounded_pass: ShadowPass) -> bool:
-    """Return whether rounding may choose other experts for some token.
+    """Return whether rounding may make the router choose other experts for some token.
 
-    Their logits move by what the rounded reference moves them; TIMES as much may close a margin.
+    That is so where TIMES the rounding of the router's logits reaches the margin between experts.
     """
     for key, view in found.views.items():
         if view.point != "router_margin" or key not in rounded_pass.views:

@@ -1,4 +1,4 @@
-"""Results of examining a trace: divergences, and the change that explains each."""
+"""The results of examining a trace: where it diverges, and the change that explains it."""
 
 import math
 from collections.abc import Mapping
@@ -25,22 +25,18 @@ AGREES = 2.0  # times the tolerance of a point, for one of its rows
 
 @dataclass(frozen=True)
 class Agreement:
-    """What agrees with a change and disagreed without it.
-
-    `rows`: rows of the point at which the change was found. `points`: other points. `bits`: the
-    bits of those rows' values that the tolerance leaves.
-    """
+    """What agrees with a change of the reference applied and disagreed without it."""
 
     rows: int = 0
     bits: float = 0.0
     points: tuple[str, ...] = ()
 
     def proof(self, change: Change) -> Proof:
-        """Return the Proof of a change, proven if more agrees than its numbers can be fitted to.
+        """Return the Proof of a change; proven if more agrees than its numbers could be fitted to.
 
-        A number that was fitted to one row fits that row. So a second row has to agree, and with
-        twice the bits that all numbers take; or another point. A whole number is one of few, so one
-        row is enough for it. A change without numbers needs no bits.
+        A number that was fitted to one row fits that row. So a second row must agree, with twice
+        the bits that all numbers take, or another point. A whole number is one of few, so that
+        one row is enough. A change without numbers needs no bits.
         """
         numbers = change_numbers(change.values)
         if not numbers or self.points:
@@ -52,7 +48,10 @@ class Agreement:
 
 
 def change_numbers(values: Any) -> list[int | float]:
-    """Return the numbers in a change's values: in mappings, sequences and arrays, no booleans."""
+    """Return all numbers among a change's values, also inside mappings, sequences and arrays.
+
+    Booleans are left out.
+    """
     if isinstance(values, Mapping):
         values = list(values.values())
     if isinstance(values, np.ndarray | np.generic):
@@ -64,10 +63,10 @@ def change_numbers(values: Any) -> list[int | float]:
 
 
 def measure_agreement(case: Mismatch, found: ShadowPass, change: Change) -> Agreement:
-    """Return the rows, bits and points that agree only with a change; `found` is the pass with it.
+    """Return how many rows, bits and points agree with a change and disagree without it.
 
-    Only the points are counted where rows cannot be compared: discrete points, points judged
-    from another point, or none in that pass.
+    `found` is the pass with the change. Only points are counted where rows cannot be compared:
+    discrete points, points judged from another point, or points that are not in that pass.
     """
     view, then = case.view, found.views.get(case.view.key)
     points = tuple(
@@ -112,12 +111,7 @@ class Solution:
 
 @dataclass(frozen=True)
 class Divergence:
-    """A point that disagrees on the run's own input, with or without an explanation.
-
-    `answer` is the change that explains it, `others` are equally good explanations. `likely` is a
-    suspected cause without one. `inside` are the keys of the weights that the unexplained
-    operations read.
-    """
+    """A point that disagrees although computed from the run's own input, and its explanation."""
 
     view: ShadowPoint
     answer: Solution | None
@@ -132,12 +126,7 @@ class Divergence:
 
 @dataclass(frozen=True)
 class Examined:
-    """The result of examining a trace: divergences in order, the first pass and the last one.
-
-    `unfinished`: more divergences than LIMIT. `supposed` is an arithmetic of the run that nothing
-    but the size of its differences shows. `short` are points in a 16-bit type, {key: dtype}, where
-    the run is finer.
-    """
+    """The result of examining a trace: its divergences, the pass before any change and the last."""
 
     divergences: tuple[Divergence, ...]
     before: ShadowPass
@@ -148,7 +137,7 @@ class Examined:
 
 
 def weights_inside(case: Mismatch) -> tuple[str, ...]:
-    """Return the keys of all weights that the operations up to the divergence read, in order."""
+    """Return the keys of all weights read between the last agreeing points and a divergence."""
     stored = case.patched.stored
     near = [key for key in stored if split_key(key)[0] in (None, case.layer)]
     found: list[str] = []
@@ -170,10 +159,11 @@ def sentence_without_places(text: str) -> str:
 
 
 def layer_scopes(case: Mismatch, change: Change) -> list[Layers]:
-    """Return the sets of layers to try a change in: all (None), layers like this one, this one.
+    """Return the sets of layers to try a change in, the largest first; None means all layers.
 
-    Layers are alike if they agree in attention window, rope and experts. [None] for a change that
-    is not per layer or a point outside the layers.
+    They are all layers, the layers like this one, and this one. Layers are alike if they agree in
+    attention window, rope and experts. [None] for a change that is not per layer or a point
+    outside the layers.
     """
     if not change.scoped or case.layer < 0:
         return [None]

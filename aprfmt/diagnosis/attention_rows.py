@@ -1,9 +1,4 @@
-"""Solves which row attention read for each token, and each token's position, row by row.
-
-Attention is causal: the row of token t depends on tokens up to t alone. So the first row that
-differs says what is wrong with its own key, value or position; with that put right the next row
-that differs says the same of its token, and so on. It works from outputs of layers and logits too.
-"""
+"""Finds, token by token, which rows attention read and which positions it used."""
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -40,12 +35,7 @@ Tries = Callable[[int, int], Iterator[int]]  # of a token, and the step of the o
 
 @dataclass(frozen=True)
 class Solver:
-    """What is solved for each token: a cached row, the start of its pass, a position or an id.
-
-    `make` builds the change from all tokens' values, `tries` yields a token's values. `right` are
-    the right ones, `highest` is the largest there is (None: no bound). `single`: a token's value
-    says nothing of the next one's.
-    """
+    """How one quantity is solved for each token: candidates, and the change that values make."""
 
     right: Array
     make: Make
@@ -82,22 +72,27 @@ def row_solvers(case: Mismatch) -> Iterator[tuple[str, Solver]]:
 
 
 def _starts_to_try(token: int, shift: int) -> Iterator[int]:
-    """Yield what a token's mask may have left out of its position: the tokens before it, or none.
+    """Yield how many leading tokens a token's mask may have ignored: all before it, or none.
 
-    `shift` is not used: a pass that begins here forgot the same for each of its tokens.
+    Nothing for token 0. `shift` is not used: a pass that begins here ignored the same for each of
+    its tokens.
     """
     yield from (token, 0) if token else ()
 
 
 def _cache_solver(keys: bool, values: bool) -> Make:
-    """Return a function that makes the change to other cached rows of keys, values or both."""
+    """Return a function from cached row numbers to the change that attention reads these rows.
+
+    It exchanges the rows of keys, of values, or of both.
+    """
     return lambda rows: cache_change(rows if keys else None, rows if values else None)
 
 
 def _rows_to_try(n: int) -> Tries:
-    """Return a function that yields the cached rows that a token may have read instead.
+    """Return a function (token, shift) that yields the cached rows that a token may have read.
 
-    As the token before it did, a row never written, the last and next token's, earlier ones.
+    In order: at the same offset as the token before, a row never written, its neighbours, earlier
+    rows, the first, the last. `n` is the number of tokens.
     """
 
     def tries(token: int, shift: int) -> Iterator[int]:
@@ -110,12 +105,12 @@ def _rows_to_try(n: int) -> Tries:
 
 
 def _ids_to_try(vocabulary: int) -> Tries:
-    """Return a function that yields all ids of a small vocabulary for a token."""
+    """Return a function (token, shift) that yields all ids of a small vocabulary."""
     return lambda token, shift: iter(range(vocabulary))
 
 
 def _positions_to_try(where: Array) -> Tries:
-    """Return a function that yields positions that a token may have had.
+    """Return a function (token, shift) that yields positions that a token may have had.
 
     `where` are the right positions.
     """
@@ -137,8 +132,8 @@ def solve_rows(
 ) -> Change | None:
     """Return the change that makes every row agree, found token by token; None if there is none.
 
-    `measure` returns the residual of each row under a change. `rows` are the residuals without a
-    change, `bound` is the largest residual of a row that agrees.
+    `measure` returns the residual of each row under a change in `layers`. `rows` are the
+    residuals without a change, `bound` is the largest residual of a row that agrees.
     """
     values, shift, change = solver.right, 0, None
     for _ in range(len(values)):
@@ -187,10 +182,10 @@ def _candidate_values(
 
 
 def solve_masks(late: Array, n: int) -> Iterator[Change]:
-    """Yield changes of the mask that explain which rows differ.
+    """Yield changes of the mask that would make just the differing rows differ.
 
-    `late` are the numbers of the differing rows, `n` is the number of tokens. What the layer's own
-    mask hides stays hidden, a window's keys too.
+    `late` are the numbers of the differing rows, `n` is the number of tokens. What the layer's
+    own mask hides stays hidden, keys outside its window too.
     """
     if not len(late):
         return

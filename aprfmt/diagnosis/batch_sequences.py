@@ -1,8 +1,4 @@
-"""Several sequences in one dump: which is examined, what the others say, rows of another one.
-
-A server computes many requests in one batch. What it hands to one may be another's: then the rows
-stand in the same two dumps, and are found there before any operation is accused.
-"""
+"""Dumps of several sequences: which one is examined, and whether one has another's rows."""
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import ExitStack
@@ -32,7 +28,10 @@ Ids = tuple[int, ...]
 
 @dataclass
 class BatchSequences:
-    """The sequences of two dumps but the one of `ids`; each is opened when it is asked for."""
+    """The sequences in both sides' dumps, of which that of `ids` is examined.
+
+    Every other one is opened when it is first asked for.
+    """
 
     sides: Mapping[str, Side]
     traces: Mapping[str, Trace]
@@ -43,12 +42,12 @@ class BatchSequences:
     compared: dict[Ids, Sequence[PointDiff]] = field(default_factory=dict)
 
     def others(self, label: str) -> list[Ids]:
-        """Return the ids of a side's other sequences, at most MOST; of those that say their ids."""
+        """Return the ids of a side's other sequences, at most MOST; some dumps do not say them."""
         found = dump_sequences(self.traces[label])[1]
         return [ids for ids in found if ids is not None and ids != self.ids][:MOST]
 
     def trace(self, label: str, ids: Ids) -> Trace | None:
-        """Return a side's trace of a sequence; None if it cannot be read."""
+        """Return a side's trace of the sequence of these ids; None if it cannot be read."""
         if ids == self.ids:
             return self.traces[label]
         if (label, ids) not in self.opened:
@@ -61,7 +60,10 @@ class BatchSequences:
         return self.opened[label, ids]
 
     def points(self, ids: Ids) -> Sequence[PointDiff]:
-        """Return the comparison of both sides' sequence; () where one cannot be read."""
+        """Return the comparison of both sides' traces of a sequence, point by point.
+
+        () where one of them cannot be read.
+        """
         if ids not in self.compared:
             a, b = (self.trace(label, ids) for label in "AB")
             self.compared[ids] = (
@@ -70,22 +72,22 @@ class BatchSequences:
         return self.compared[ids]
 
     def is_beyond(self, ids: Ids) -> bool | None:
-        """Return whether a point of both sides' sequence is beyond its tolerance.
+        """Return whether any point of a sequence differs beyond its tolerance between the sides.
 
-        None where nothing of it can be compared.
+        None where nothing of the sequence can be compared.
         """
         judged = [pair.beyond for pair in self.points(ids) if pair.rel_l2 is not None]
         return any(judged) if judged else None
 
     def points_beyond(self, ids: Ids) -> list[str]:
-        """Return the points of both sides' sequence that are beyond their tolerance."""
+        """Return the keys of points where the sides differ beyond tolerance on a sequence."""
         return [pair.key for pair in self.points(ids) if pair.beyond]
 
     def not_compared(self, explained: Collection[Ids]) -> Iterator[NotCompared]:
         """Yield the other sequences that are unequal, on one side only, or were not read.
 
-        Those that agree within the tolerances were compared, and are not among them, nor are those
-        of which a finding says what they are.
+        Sequences that agree within the tolerances were compared and are left out, and so are
+        those in `explained`, of which a finding says what they are.
         """
         both = {label: set(self.others(label)) for label in "AB"}
         for ids in dict.fromkeys((*self.others("A"), *self.others("B"))):
@@ -110,10 +112,10 @@ class BatchSequences:
                 yield NotCompared("sequence", f"{more} more of {label}", "unread")
 
     def source_of(self, given: str, ids: Ids) -> tuple[Ids, list[str]] | None:
-        """Return (ids whose rows a side has for its sequence `ids`, the points); None for none.
+        """Return (ids of the sequence whose rows a side has as those of `ids`, points), or None.
 
-        At all points where the two sides' sequences differ, and there alone, the side's are those
-        that the other one has of the ids returned.
+        `given` is the side. At all points where the sides differ on `ids` it has what the other
+        side has for the returned ids.
         """
         owner = "A" if given == "B" else "B"
         mine, points = self.trace(given, ids), self.points_beyond(ids)
@@ -132,9 +134,9 @@ class BatchSequences:
 def first_differing_sequence(
     sides: Sequence[Side], models: Mapping[str, Model | None], stack: ExitStack
 ) -> Ids | None:
-    """Return the ids of the first sequence of two dumps that differs, or of their first one.
+    """Return the ids of the first sequence of two dumps that differs, else of the first in both.
 
-    None unless both are dumps of several sequences, some of which are in both.
+    None unless both sides are dumps of several sequences, some of which are in both.
     """
     lists = [sequences_of_dump(side.path) for side in sides]
     both = [ids for ids in lists[0] if ids in set(lists[1])]
@@ -154,10 +156,7 @@ def first_differing_sequence(
 
 @dataclass(frozen=True)
 class OtherRows:
-    """Rows of another sequence: the traces with the right rows, the finding, ids it speaks of.
-
-    `unfit`: the examined sequence still has another's rows, since its own are nowhere.
-    """
+    """The result that a dump has rows of another sequence: the finding, and traces put right."""
 
     traces: Mapping[str, Trace]
     finding: Finding
@@ -166,11 +165,10 @@ class OtherRows:
 
 
 def rows_of_another_sequence(batch: BatchSequences, dtype: str) -> OtherRows | None:
-    """Return that a side has, for one sequence, the rows of another one; None if it has not.
+    """Return the result that a side has one sequence's rows in the place of another's; None if not.
 
-    At all points that differ the rows are those of another sequence in the other dump. The side
-    that departs is the one that the model's own pass on these ids contradicts; without a model it
-    is not known.
+    At all points that differ, the rows are those of another sequence in the other dump. The
+    faulty side is the one that the model's own pass contradicts; without a model it is not known.
     """
     for given, owner in (("B", "A"), ("A", "B")):
         sources: dict[Ids, Ids] = {}
@@ -193,9 +191,10 @@ def _describe_rows(
     owner: str,
     dtype: str,
 ) -> OtherRows:
-    """Return what `given` has: for each sequence of `sources` the rows of another of `owner`.
+    """Return the result that a side has rows of other sequences, with the finding's sentence.
 
-    `points` are those at which the first of them has other rows.
+    `given` is that side, `owner` the other one, whose rows they are. `sources` is {ids of a
+    sequence: ids whose rows it has}; `points` are the keys at which the first of them differs.
     """
     ids, source = next(iter(sources.items()))
     back = next((one for one, of in sources.items() if of == ids), None)
@@ -236,7 +235,7 @@ def _describe_rows(
 
 
 def _with_values(trace: Trace, source: Trace, keys: Collection[str]) -> Trace:
-    """Return a trace with the values that another has at `keys`."""
+    """Return a trace with the values at the points `keys` taken from another trace, `source`."""
 
     def fetch(key: str) -> Any:
         """Return the values of a key, of the one trace or of the other."""
@@ -247,7 +246,7 @@ def _with_values(trace: Trace, source: Trace, keys: Collection[str]) -> Trace:
 
 
 def _departs(trace: Trace, model: Model, ids: Ids, dtype: str) -> bool | None:
-    """Return whether a trace departs from the model's own pass on these ids; None if not known."""
+    """Return whether a trace differs from the model's own pass on these ids; None if not known."""
     patched = PatchedModel.unpatched(model, ids, dtype)
     try:
         found = run_shadow_pass(patched, RecordedTrace(trace, ids, {}))
@@ -257,9 +256,9 @@ def _departs(trace: Trace, model: Model, ids: Ids, dtype: str) -> bool | None:
 
 
 def _departing_side(batch: BatchSequences, ids: Ids, dtype: str) -> str:
-    """Return the side whose rows of a sequence the model contradicts, and not the other's.
+    """Return the side ("A" or "B") whose rows of a sequence the model contradicts.
 
-    "" where that is not one side, or there is no model.
+    "" where it contradicts both or neither, or there is no model.
     """
     wrong = {}
     for label in batch.traces:
@@ -275,9 +274,10 @@ def _departing_side(batch: BatchSequences, ids: Ids, dtype: str) -> str:
 def rows_of_other_ids(
     label: str, trace: Trace, model: Model, ids: Ids, dtype: str
 ) -> Finding | None:
-    """Return that a dump has, for one sequence, what the model makes of another one's ids.
+    """Return the finding that a dump has, for one sequence, the model's rows for other ids.
 
-    None where it is what the model makes of its own ids, or of none of the dump's.
+    The other ids are those of another sequence in the same dump. None where the rows fit their
+    own ids, or no sequence of the dump.
     """
     others = [one for one in dump_sequences(trace)[1] if one is not None and len(one) == len(ids)]
     if not others or not _departs(trace, model, ids, dtype):

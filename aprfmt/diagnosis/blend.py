@@ -18,10 +18,13 @@ _EARLY = ("embedding_scale", "vocab_size", "hidden_size")
 
 
 class PairHolder(Holder):
-    """A Holder that stores two models' weights of the same key separately, under one budget."""
+    """A Holder of placed weights that stores two models' weights of one key separately.
+
+    Both share one memory budget.
+    """
 
     def __init__(self, base: Holder, label: Callable[[str], str]) -> None:
-        """Wrap `base`; `label` turns a weight's key into one that names the model it is of."""
+        """Wrap `base`; `label` turns a weight's key into one that also names its model."""
         super().__init__(base.budget)
         self._base, self._label = base, label
 
@@ -52,7 +55,10 @@ class PairHolder(Holder):
 
 
 class Blend:
-    """B with parts of A: `weights`, `hp`, and `own`, the stages in which it differs from A."""
+    """A model made of B with some weights and hyperparameters replaced by A's.
+
+    `weights` and `hp` are those of the blend; `own` are the stages in which it differs from A.
+    """
 
     def __init__(
         self,
@@ -62,9 +68,9 @@ class Blend:
         holder: Holder,
         parts: Sequence[Touched] | None,
     ) -> None:
-        """Build the blend. `parts` are those of B that A's replace; None means A itself.
+        """Build the blend from the `parts` of B that A's replace; None as `parts` means A itself.
 
-        `equal` are keys with equal weights on both sides, which are taken from A.
+        `equal` are keys with equal weights on both sides, which are read from A.
         """
         self.spec, self.hp = (a.spec, a.hyper) if parts is None else (b.spec, b.hyper)
         taken = set(a.roles) if parts is None else set(equal)
@@ -83,7 +89,7 @@ class Blend:
         self.own = [] if parts is None else _differing_stages(a, self)
 
     def _label(self, key: str) -> str:
-        """Return a weight's key with "A" or "B" before it, for the shared holder."""
+        """Return a weight's key with the letter of the model it is from, for the shared holder."""
         name = key.partition("[")[0].partition("@")[0]
         return f"{'A' if name in self.of_a else 'B'} {key}"
 
@@ -130,7 +136,7 @@ def _hyper_value(hp: HyperParams, name: str) -> Any:
 
 
 def _stages_reading(key: str, head: int, *, tied: bool) -> set[int]:
-    """Return the stages that read a weight; `head` is the number of the last stage.
+    """Return the numbers of the stages that read a weight; `head` is the last stage's number.
 
     `tied`: the head reads the embedding too.
     """
@@ -143,10 +149,10 @@ def _stages_reading(key: str, head: int, *, tied: bool) -> set[int]:
 
 
 def _stages_changed_by(name: str, mine: Any, other: Any, head: int) -> set[int]:
-    """Return the stages that a hyperparameter changes; `mine` and `other` are its two values.
+    """Return the numbers of the stages that a differing hyperparameter changes.
 
-    `head` is the number of the last stage. Two lists with a value per layer change the layers in
-    which they differ.
+    `mine` and `other` are its two values, `head` is the number of the last stage. Two lists with
+    a value per layer change the layers in which they differ.
     """
     if name in _LATE:
         return {head}

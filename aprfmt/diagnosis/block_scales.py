@@ -1,9 +1,4 @@
-"""Finds the wrong part of packed weights whose scales are separate tensors (bitsandbytes, NVFP4).
-
-No claim of config.json is needed to read one, so nothing can be wrong but a part: each is
-replaced by the reference's, and the one after which the weight decodes to the reference's
-values is the cause.
-"""
+"""Finds the faulty part of packed weights whose scales are separate tensors (as bitsandbytes)."""
 
 from collections.abc import Iterator, Mapping
 
@@ -22,11 +17,11 @@ Wrong = tuple[str, str, bool]  # the cause, what is wrong, whether it was seen
 def find_wrong_scales(
     good: Model, bad: Model, names: set[str] | None
 ) -> Iterator[tuple[str, str, str, bool]]:
-    """Yield (weight, cause, what is wrong, confirmed) for weights of `bad` with a wrong part.
+    """Yield (weight, cause, sentence, confirmed) for weights of `bad` with a wrong part.
 
-    Only weights whose scales are separate tensors are judged, by the same weight of `good` where
-    that is packed alike. `names` are the weights of `bad` that cannot be read; without any, all
-    that `bad` lacks or that have no parts are judged.
+    Only weights with separate tensors of scales are judged: against the same weight of `good`
+    where that is packed in the same way. `names` are the weights of `bad` that cannot be read;
+    None for all that `bad` lacks or has without parts.
     """
     for name in names or [name for name in good if name not in bad or not bad[name].parts]:
         right, broken = (
@@ -44,9 +39,10 @@ def find_wrong_scales(
 def _wrong_parts_by_reference(
     right: LazyTensor, stored: Mapping[str, LazyTensor]
 ) -> Iterator[Wrong]:
-    """Yield (cause, what is wrong, confirmed) for each part that differs from the reference's.
+    """Yield (cause, sentence, confirmed) for each part that differs from the reference's.
 
-    Yields nothing where the codes are missing or of another encoding.
+    `right` is the reference's weight, `stored` the other side's tensors. Yields nothing where the
+    codes are missing or of another encoding.
     """
     main = right.parts[""].info
     if main.name not in stored or stored[main.name].info.encoding != main.encoding:
@@ -66,9 +62,9 @@ def _wrong_parts_by_reference(
 
 
 def _wrong_parts_without_reference(broken: LazyTensor) -> Iterator[Wrong]:
-    """Yield (cause, what is wrong, False) if a packed weight does not decode, else nothing.
+    """Yield (cause, sentence, False) if a packed weight does not decode, else nothing.
 
-    It has no packed reference, so that nothing is confirmed.
+    False, since without a packed reference nothing is confirmed.
     """
     wrong = [bad_scale_text(suffix, stored_part(part)) for suffix, part in broken.parts.items()]
     invalid = next(filter(None, wrong), "")
@@ -82,9 +78,10 @@ def _wrong_parts_without_reference(broken: LazyTensor) -> Iterator[Wrong]:
 def _is_right_with_part(
     right: LazyTensor, own: Mapping[str, LazyTensor | None], suffix: str
 ) -> bool:
-    """Return whether a weight decodes as the reference does, once `suffix` is replaced.
+    """Return whether a weight decodes to the reference's values once one part is replaced.
 
-    `own` are the weight's parts by suffix, `right` the reference; that part is taken from it.
+    `own` is {suffix: part} of the weight, `right` the reference's weight; the part `suffix` is
+    replaced by the reference's.
     """
     theirs = raw_parts(right)
     parts = {key: part.raw() for key, part in own.items() if part is not None}

@@ -1,10 +1,4 @@
-"""Finds values that a run recorded at another place than their name says.
-
-A bias that is really missing shows in what follows. So before an operation is blamed, the pass
-is continued with the reference's own values at the differing points: if the next point through
-which all of them act then agrees with the trace, and did not with the trace's own values, the
-engine computed what the model says and recorded it at another place.
-"""
+"""Finds recorded values that were captured at another point than their name says."""
 
 import re
 from collections.abc import Collection, Sequence
@@ -36,9 +30,9 @@ SHOWN = 4  # points that one sentence names
 
 
 def find_other_capture_point(case: Mismatch) -> Change | None:
-    """Return a Change that drops points the run recorded at another place; None if it did not.
+    """Return a Change that ignores points the run recorded elsewhere; None if it did not.
 
-    The values were recorded elsewhere if a later point that is computed from them agrees.
+    They were recorded elsewhere if a later point that is computed from them agrees all the same.
     """
     key = case.view.key
     elsewhere = _equal_to_other_points(case) or find_other_column_order(case)
@@ -89,11 +83,12 @@ def find_other_capture_point(case: Mismatch) -> Change | None:
 
 
 def _equal_to_other_points(case: Mismatch) -> Change | None:
-    """Return a Change that drops points whose values the reference has at other points, or None.
+    """Return a Change that ignores points whose values the reference has at other points, or None.
 
-    The others are the same point in other layers and, of the residual stream, all of its points.
-    None where the first point equals no other, where the run went on with these values, and where
-    an earlier point's values are as well those of a run that left out what is between.
+    The other points are the same one in other layers and, for the residual stream, all its
+    points. None where the first point equals no other, where the run went on with these values,
+    or where an earlier point's values are equally those of a run that left out the operations
+    between.
     """
     key = case.view.key
     other = _equal_point(case, key)
@@ -120,7 +115,7 @@ def _equal_to_other_points(case: Mismatch) -> Change | None:
 
 
 def _next_agrees_without(case: Mismatch, moved: Collection[str]) -> bool:
-    """Return whether the next recorded point after the first agrees if the pass lacks `moved`."""
+    """Return whether the next recorded point agrees if the pass ignores the points `moved`."""
     keys = (key for key in keys_after(case) if key not in moved and case.recorded.has_record(key))
     cut = next(keys, "")
     found = run_shadow_point(case.patched, case.without(moved), cut) if cut else None
@@ -128,10 +123,10 @@ def _next_agrees_without(case: Mismatch, moved: Collection[str]) -> bool:
 
 
 def _equal_point(case: Mismatch, key: str) -> str:
-    """Return the other point at which the reference has the recorded values of `key`; "" if none.
+    """Return the key of the other point at which the reference has the values of `key`, or "".
 
-    They are further from what the reference has at `key` than whole runs are apart, and NEARER to
-    the other point's, which whole runs may be apart.
+    The recorded values are beyond the tolerance of whole runs from the reference at `key`, and
+    much nearer, within that tolerance, to the reference at the other point.
     """
     view = case.found.views[key]
     own = case.plain.get(key)
@@ -153,9 +148,9 @@ def _equal_point(case: Mismatch, key: str) -> str:
 
 
 def _stream_taken_elsewhere(case: Mismatch) -> Change | None:
-    """Return a Change that drops a point of the stream, in this layer or in all; None if none fits.
+    """Return a Change that ignores a point of the residual stream, in one layer or all, or None.
 
-    The next recorded point, which the recorded values do not give, then agrees.
+    With it the next recorded point, which the recorded values do not give, agrees.
     """
     key = case.view.key
     if recorded_values_are_used(case):
@@ -187,29 +182,29 @@ def _stream_taken_elsewhere(case: Mismatch) -> Change | None:
 
 
 def _keys_in_all_layers(case: Mismatch, names: Sequence[str]) -> set[str]:
-    """Return the keys of these points in every layer: most engines record one alike in each."""
+    """Return the keys of the named points in every layer, as engines record all layers alike."""
     return {key_name(name, layer) for name in names for layer in range(case.patched.n_layers)}
 
 
 def _differing_keys(case: Mismatch, names: Sequence[str]) -> set[str]:
-    """Return those of these points, in all layers, whose recorded values differ."""
+    """Return the keys of the named points, in all layers, whose recorded values disagree."""
     views = case.found.views
     return {key for key in _keys_in_all_layers(case, names) if key in views and views[key].flagged}
 
 
 def _of_any_layer(text: str, layer: int) -> str:
-    """Return a relation of a layer's point with layers counted from that one.
+    """Return a relation's text with layers counted from `layer`: "L+1." is the next one.
 
-    The final norm is to the last layer what the next one's first norm is to each other.
+    The final norm is treated as the next layer's first norm.
     """
     text = re.sub(r"\bL(\d+)\.", lambda found: f"L{int(found[1]) - layer:+d}.", text)
     return text.replace("final_norm", "L+1.attn_norm")
 
 
 def _recorded_values_show(case: Mismatch, cut: ShadowPoint) -> bool:
-    """Return whether a flagged point, up to `cut`, is computed from the mismatching point.
+    """Return whether the first wrong point's values make a point up to `cut` disagree.
 
-    It is flagged by the trace's own values.
+    That is a flagged point between the two that is computed from the first one.
     """
     order = {key: i for i, key in enumerate(case.found.views)}
     here = order[case.view.key]
@@ -221,14 +216,17 @@ def _recorded_values_show(case: Mismatch, cut: ShadowPoint) -> bool:
 
 
 def _first_clause(related: bool) -> str:
-    """Return the clause that begins a finding; `related`: the values are those of another point."""
+    """Return the clause that begins the finding of values recorded elsewhere.
+
+    `related`: it is known that the values are those of another point.
+    """
     if related:
         return "what is recorded was taken at another point"
     return "what is recorded is not what was computed there, and what it is instead is not known"
 
 
 def _rows_text(case: Mismatch) -> str:
-    """Return which rows of the first point differ, where some do not; else ""."""
+    """Return a clause on which rows of the first wrong point differ; "" where all do."""
     view = case.view
     if view.recorded is None or view.recorded.values.size != view.mine.size:
         return ""
@@ -246,9 +244,9 @@ def _rows_text(case: Mismatch) -> str:
 
 
 def _relation_text(case: Mismatch, key: str) -> str:
-    """Return how a point's recorded values follow from the reference's; "" if no relation fits.
+    """Return in words how a point's recorded values follow from the reference's, or "".
 
-    Where a trace has some of the rows these are compared: that it lacks others relates nothing.
+    Where the trace has only some rows these are compared.
     """
     view = case.found.views[key]
     if view.recorded is None or np.ptp(view.recorded.values) == 0:

@@ -20,15 +20,14 @@ def rounding_finding(
     supposed: str = "",
     short: Mapping[str, str] | None = None,
 ) -> Finding | None:
-    """Return the finding on differences that no cause explains: rounding, or not known to be that.
+    """Return the finding on differences that no cause explains; None if nothing differs.
 
-    None if nothing differs, or if points recorded at another place could hide what does. The
-    verdict is "bug" for NaN or infinity on one side only, and for a difference beyond the tolerance
-    of whole runs where no operation was judged on the run's own input; else "precision".
-    `supposed` is an arithmetic that only the size of the differences shows: never confirmed.
-    `short` are the points that are in a 16-bit type though the run is finer: the finding is there.
-    A point that only one side recorded is as far apart as its operation makes it on the run's own
-    input.
+    It is "precision" for rounding. It is "bug" for NaN or infinity on one side only, and for a
+    difference beyond the tolerance of whole runs where no operation was judged on the run's own
+    input. None too where points recorded elsewhere could hide a difference. `supposed` is an
+    arithmetic that only the size of the differences suggests: never confirmed. `short` is {point
+    key: 16-bit type} of points in a finer run, where the finding then is. A point that only one
+    side recorded counts with its distance on the run's own input.
     """
     # The points that count: with numbers, no choices, recorded where they say.
     elsewhere = {key for finding in found if finding.level == "capture" for key in finding.where}
@@ -99,7 +98,7 @@ def rounding_finding(
 
 
 def _short_text(short: Mapping[str, str]) -> str:
-    """Return in words which points are computed in which types, as {key: dtype} says."""
+    """Return in words which points are computed in which types, from {point key: dtype}."""
     first, types = next(iter(short)), " and ".join(dict.fromkeys(short.values()))
     if len(short) == 1:
         return f"{first} is computed in {types}"
@@ -108,15 +107,16 @@ def _short_text(short: Mapping[str, str]) -> str:
 
 
 def _relative_difference(row: PointRow) -> float | None:
-    """Return the relative L2 between both runs at a point, else that of the shadow pass.
+    """Return the relative L2 between both runs at a point, else that on the run's own input.
 
-    The shadow pass runs each operation on the run's own input. None without either.
+    The second is from the shadow pass, in which each operation reads the recorded input. None
+    without either.
     """
     return row.shadow if row.direct is None else row.direct
 
 
 def largest_gains(points: Sequence[PointRow]) -> Iterator[Evidence]:
-    """Yield evidence of at most three points that most amplify their layer's input difference."""
+    """Yield evidence of up to three points that most amplify their layer's input difference."""
     jumps = [row for row in points if row.gain is not None and row.gain > GAIN and row.direct]
     for row in sorted(jumps, key=lambda row: -(row.gain or 0.0))[:3]:
         yield Evidence(

@@ -17,10 +17,11 @@ _MOST = 24  # differing keys of which a part is sought
 
 
 def repair_arguments(a: Model, b: Model, names: Collection[str]) -> list[str]:
-    """Return the arguments of `aprfmt set` that give B A's values of hyperparameters.
+    """Return the fewest arguments of `aprfmt set` that give B A's values of hyperparameters.
 
-    They are KEY=VALUE and `--remove KEY`, quoted for a shell, as few as suffice. [] where no keys
-    of B do that: where the tensors determine the value, or B no longer fits its tensors.
+    They are KEY=VALUE and `--remove KEY`, quoted for a shell. `names` are the hyperparameters. []
+    where no keys of B do that: where the tensors determine the value, or B no longer fits its
+    tensors.
     """
     try:
         changes = dict(_keys_to_change(a, b))
@@ -89,7 +90,8 @@ def _keys_to_change(a: Model, b: Model) -> Iterator[tuple[Key, Any]]:
 def _repairs(a: Model, b: Model, changes: Changes, names: Collection[str]) -> bool:
     """Return whether B with these changes has A's values of `names` and stays consistent.
 
-    B must fit its tensors, and have no hyperparameter value that neither side has.
+    `changes` is {path of a key: value}. B must fit its tensors, and have no hyperparameter value
+    that neither side has.
     """
     made = read_with_changes(b, changes)
     if refusal_reason(made) or misfit_reason(made):

@@ -82,7 +82,7 @@ from aprfmt.model.ledger import (
 
 @dataclass
 class DiagnosisRun:
-    """One diagnosis in progress: the two sides, and what the levels have found so far."""
+    """One diagnosis in progress: the two sides, and all findings so far."""
 
     a: Side
     b: Side
@@ -104,7 +104,7 @@ class DiagnosisRun:
     embedded: tuple[str, ...] = ()  # sides whose recorded embedding says the ids
 
     def make_diagnosis(self, reason: str = "") -> Diagnosis:
-        """Return the diagnosis with all findings so far; `reason` is why it had to stop."""
+        """Return the diagnosis with all findings so far; `reason` is why it ended early, or ""."""
         levels = self.levels
         levels.close()
         lengths = {} if self.pair is None else self.pair.lengths_needed()
@@ -128,12 +128,12 @@ class DiagnosisRun:
         )  # fmt: skip
 
     def _command_after_end(self, reason: str, left: Sequence[NotCompared]) -> str:
-        """Return the command that leads on where the two cannot be compared, or not all of them.
+        """Return the next command where the two sides cannot be compared, or not completely.
 
         `reason` is what ended the comparison, `left` what was not compared. The command shows by
-        how much two models differ; has a trace recorded again, or mapped again from dumps, on the
-        ids of the other side; asks for what is missing; goes on without a budget; or lists what
-        cannot be read. What only the user knows stands in capitals.
+        how much two models differ, records or maps a trace on the other side's ids, asks for what
+        is missing, continues without a budget, or lists what cannot be read. What only the user
+        knows is in capitals.
         """
         a, b = (shlex.quote(str(side.path)) for side in (self.a, self.b))
         side = next((one for one in (self.b, self.a) if one.kind == "trace"), None)
@@ -163,7 +163,8 @@ class DiagnosisRun:
     def _uncompared_items(self) -> tuple[tuple[NotCompared, ...], tuple[Ledger, Ledger] | None]:
         """Return (items that were not compared, (A's ledger, B's ledger)).
 
-        The ledgers are None unless two models were compared.
+        A ledger lists all items of a model's files. The ledgers are None unless two models were
+        compared.
         """
         a, b = self.a.model, self.b.model
         report = self.levels.report
@@ -196,7 +197,11 @@ class DiagnosisRun:
         return left, (joined[0], joined[1]) if joined else None
 
     def facts(self) -> dict[str, Any]:
-        """Return {"a": ..., "b": ...}: kind, format, architecture, backend; and "first_token"."""
+        """Return facts on both sides under "a" and "b", and the first differing token.
+
+        Each side has kind, format, architecture and backend; "first_token" is there if one
+        differs.
+        """
         found: dict[str, Any] = {}
         for side in (self.a, self.b):
             row: dict[str, Any] = {"text": side.text, "kind": side.kind}
@@ -215,7 +220,7 @@ class DiagnosisRun:
         return found
 
     def add_evidence(self, level: Any, text: str, *where: str, number: float | None = None) -> None:
-        """Add a piece of evidence: its level, a sentence, places, and a number."""
+        """Add a piece of evidence to `levels`: level, sentence, places, and a number if any."""
         self.levels.evidence.append(Evidence(level, text, tuple(where), number))
 
     # --- the order of the levels -------------------------------------------------------------
@@ -290,28 +295,28 @@ class DiagnosisRun:
         return self.make_diagnosis(self._incomparable_reason())
 
     def _has_budget(self) -> bool:
-        """Return whether the budget has time for passes, and room for the weights they read."""
+        """Return whether the budget has time for passes, and memory for the weights they read."""
         models = {id(m): m for m in (self.a.model, self.b.model, self.reference) if m is not None}
         nbytes = sum(tensor.nbytes for model in models.values() for tensor in model.values())
         budget = self.reporter.budget
         return budget.has_time() and budget.has_room(nbytes)
 
     def _record_same_file(self) -> None:
-        """Record that no pass is needed, as there is one file, which runs in one way."""
+        """Record that no forward pass is needed, since both sides are one file."""
         self.levels.checked.append("forward pass: not needed, of the same file")
         self.levels.coverage.run.append("no pass: both sides are the same file")
         self.levels.complete, self.levels.remainder = True, 0.0
 
     def _record_omitted_pass(self) -> None:
-        """Record that the budget left no forward pass."""
+        """Record that the budget had no time or memory for a forward pass."""
         why = self.reporter.budget.reason
         self.levels.not_checked.append(f"forward pass: {why}")
         self.levels.left += (NotCompared("level", "forward pass", LATE, why),)
 
     def _has_tower_alone(self) -> bool:
-        """Return whether two models are compared of which one reads no tokens; if so, record it.
+        """Return whether one of two models reads no tokens, and record it if so.
 
-        A tower of pictures or sounds has no row that a token id could mean.
+        Such a model is a tower of pictures or sounds, on which token ids cannot be run.
         """
         if self.traces:
             return False
@@ -325,7 +330,7 @@ class DiagnosisRun:
         return False
 
     def _find_mixed_checkpoint(self) -> bool:
-        """Return whether a trace has one part of another checkpoint; if so, add the finding.
+        """Return whether a trace's run used one part of another checkpoint; if so, add the finding.
 
         Only for a trace compared with a model, where `reference` is another model.
         """
@@ -392,9 +397,9 @@ class DiagnosisRun:
             )
 
     def _settle_ids(self) -> str:
-        """Set `ids` to those recorded in traces, the given ones, or chosen ones.
+        """Set `ids` to the token ids to compare on; return why they cannot be used, or "".
 
-        Returns the reason why they cannot be used, "" if they can.
+        They are those recorded in traces, else the given ones, else chosen ones.
         """
         reason = self._take_ids_of_embeddings()
         if reason:
@@ -438,9 +443,9 @@ class DiagnosisRun:
         return ""
 
     def _take_ids_of_embeddings(self) -> str:
-        """Set `ids` to those that recorded embeddings show, where nothing else says any.
+        """Set `ids` to those that recorded embeddings show, where none are stated.
 
-        Returns the reason if two traces' embeddings are of other ids, else "".
+        Returns a sentence if two traces' embeddings belong to different ids, else "".
         """
         sides = [side for side in (self.a, self.b) if side.label in self.traces]
         if self.ids is not None or any(trace_ids(self.traces[side.label]) for side in sides):
@@ -464,7 +469,7 @@ class DiagnosisRun:
         return ""
 
     def _choose_sequence(self) -> None:
-        """Set `ids` to those of a sequence of two dumps: the first that differs."""
+        """Set `ids` to those of the first differing sequence, if both sides are dumps of many."""
         if self.ids is not None or not self.a.kind == self.b.kind == "trace":
             return
         models = {side.label: self.model_of(side) for side in (self.a, self.b)}
@@ -476,10 +481,10 @@ class DiagnosisRun:
             )
 
     def _judge_other_sequences(self) -> bool:
-        """Compare the other sequences of two dumps; return whether all that differs is explained.
+        """Compare the other sequences of two dumps; return whether all differences are explained.
 
-        Adds the finding of rows of another sequence. Of two dumps the departing side then has the
-        rows of its own, if they are there, and is compared further.
+        Adds the finding that one side has another sequence's rows. Where its own rows are there
+        too, they are put in place and the comparison continues.
         """
         assert self.ids is not None
         if len(self.traces) < 2:
@@ -520,8 +525,8 @@ class DiagnosisRun:
     def _judge_recorded_ids(self) -> None:
         """Add findings on wrong special tokens or padding around recorded ids.
 
-        Padding that no later row sees is removed from ids and traces, and rows of a trace that are
-        in another order than its tokens are put in order.
+        Padding that no later row sees is removed from ids and traces. Rows of a trace that are in
+        another order than its tokens are put in order.
         """
         for side in (self.a, self.b):
             trace = self.traces.get(side.label)
@@ -553,7 +558,7 @@ class DiagnosisRun:
                 self.levels.stated.append(wrong)
 
     def _find_seen_padding(self) -> bool:
-        """Return whether a trace's rows see the padding before them; if so, add the finding."""
+        """Return whether a trace's rows attend to the padding before them; add the finding then."""
         for side in (self.a, self.b):
             trace, model = self.traces.get(side.label), self.model_of(side)
             if trace is None or self.ids is None:
@@ -588,9 +593,10 @@ class DiagnosisRun:
 
     @np.errstate(all="ignore")  # NaN and infinities are reported with their place instead
     def _compare_passes(self) -> None:
-        """Compare the passes: two models by parts, then each recorded side, then both traces.
+        """Compare the forward passes and add findings and evidence to `levels`.
 
-        Adds findings and evidence to `levels`; stops where a side gives `levels.reason`.
+        Two models are compared by parts, then each recorded side with its model, then both runs.
+        Stops where a side sets `levels.reason`.
         """
         assert self.ids is not None
         dtype = self._pass_dtype()
@@ -625,7 +631,7 @@ class DiagnosisRun:
         return "float64" if wide else "float32"
 
     def _measure_findings(self, dtype: str) -> None:
-        """Measure the effect of each finding about the files on the forward pass.
+        """Measure by forward passes how much each finding about the files changes the logits.
 
         If a difference of the logits remains, B's own pass is examined with A as the reference.
         Raises ArchError where A has a tensor of another shape than its hyperparameters give.
@@ -645,10 +651,10 @@ class DiagnosisRun:
             self._examine_side(self.b, dtype, against=self.a.model)
 
     def _examine_side(self, side: Side, dtype: str, against: Model | None = None) -> None:
-        """Compare each recorded value of a side with what the model makes of the values before it.
+        """Compare each recorded value of a side with what the model makes of the recorded input.
 
-        That is stored in `judged`; evidence and what was checked or not is added to `levels`.
-        `against` is the reference model; None means the one that the side ran on.
+        The result is stored in `judged`; evidence and what was checked or not is added to
+        `levels`. `against` is the reference model; None means the one that the side ran on.
         """
         # The reference model, and the side's trace (run now if it is not saved).
         model = against or self.model_of(side)
@@ -767,7 +773,7 @@ class DiagnosisRun:
     # --- conclusion -------------------------------------------------------------------------
 
     def _conclude(self) -> None:
-        """Add the findings of both sides that they do not share; without any, judge rounding."""
+        """Add the findings that only one side has; where there are none, judge rounding."""
         levels = self.levels
         # What both sides do alike against the model is no difference between them.
         a, b = (self.judged[x].findings if x in self.judged else [] for x in ("A", "B"))
@@ -819,7 +825,7 @@ class DiagnosisRun:
             levels.findings.append(rounded)
 
     def _unread_side_reason(self) -> str:
-        """Return that no value of one side was compared with anything; "" if some of each was."""
+        """Return a sentence if no value of one side was compared with anything, else ""."""
         if any(pair.rel_l2 is not None for pair in self.pairs):
             return ""
         silent = [
@@ -845,10 +851,7 @@ class DiagnosisRun:
 
 
 def _unfitting_arrays(trace: TraceLike, views: Mapping[str, ShadowPoint]) -> Iterator[NotCompared]:
-    """Yield the recorded points whose rows have another size than the model's, as NotCompared.
-
-    Nothing was compared of them, so that they are neither right nor wrong.
-    """
+    """Yield a NotCompared for each recorded point whose rows have another size than the model's."""
     for key, view in views.items():
         record = trace.records.get(key)
         row = POINTS[view.point].rows
@@ -862,7 +865,7 @@ def _unfitting_arrays(trace: TraceLike, views: Mapping[str, ShadowPoint]) -> Ite
 
 
 def _unseen_end_clause(views: Mapping[str, ShadowPoint]) -> str:
-    """Return a clause on what follows a trace's last compared point; "" at the pass's end.
+    """Return a clause on the part of the pass after a trace's last compared point, or "".
 
     What lies between two compared points is judged with the second one.
     """
@@ -874,10 +877,10 @@ def _unseen_end_clause(views: Mapping[str, ShadowPoint]) -> str:
 
 
 def _unseen_layers(judged: JudgedTrace) -> Iterator[NotCompared]:
-    """Yield the last points of a series that holds the inputs of layers as NotCompared.
+    """Yield a NotCompared for the last point of a series that holds the inputs of layers.
 
-    What was taken for the output of a layer entered it, and no recorded value is computed later:
-    nothing of this layer was compared.
+    What was taken for a layer's output is its input, and no later value is recorded: nothing of
+    this last layer was compared.
     """
     after = judged.examined.after.views
     keys = [*after]
@@ -898,16 +901,16 @@ def _unseen_layers(judged: JudgedTrace) -> Iterator[NotCompared]:
 
 
 def _unread_clause(*traces: TraceLike) -> str:
-    """Return the end of a sentence on the arrays of traces that are no point; "" without any."""
+    """Return the end of a sentence that lists arrays of traces that are no capture point, or ""."""
     left = [f"{one.name}: {one.why}" for one in unread_arrays(*traces)]
     return f"; {'; '.join(left[:3])}" + ", ..." * (len(left) > 3) if left else ""
 
 
 def _unexplained_points(findings: Sequence[Finding]) -> tuple[NotCompared, ...]:
-    """Return the captured values that a finding calls harmless without a proof.
+    """Return a NotCompared for each captured value that a finding calls harmless without a proof.
 
-    That what is computed from them agrees places the difference, but nothing says what the values
-    are: a verdict of "same" does not cover them.
+    What is computed from such values agrees, but nothing says what they are: a verdict of "same"
+    does not cover them.
     """
     why = "nothing here gives these values"
     return tuple(

@@ -13,9 +13,10 @@ MOST = 24  # lines under a title; JSON has all
 
 
 def first_lines(result: Diagnosis, style: str = "", names: int = NAMED) -> list[Line]:
-    """Return at most 12 (line, style): verdict, cause, place, certainty, first token, next command.
+    """Return the short answer of a diagnosis, at most 12 of (line, style).
 
-    `names` is how many places are listed.
+    They are verdict, cause, place, certainty, first differing token and next command. `style` is
+    that of the verdict, `names` is how many places are listed.
     """
     shown = [row for row in result.findings if row.verdict not in ("same", "precision")]
     if _reason_says_cause(result):  # what follows the headline is about its cause
@@ -44,7 +45,7 @@ def first_lines(result: Diagnosis, style: str = "", names: int = NAMED) -> list[
 def _first_token_text(result: Diagnosis) -> str:
     """Return the sentence about the first token that differs; "" where none was found.
 
-    "" too where the answer is that both sides compute the same, but for rounding.
+    "" too where both sides compute the same up to rounding.
     """
     row = result.facts.get("first_token")
     if row is None or result.kind in ("same", "precision"):

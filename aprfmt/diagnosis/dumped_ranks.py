@@ -8,9 +8,9 @@ from aprfmt.measure.findings import Finding
 
 
 def differing_ranks(traces: Mapping[str, Trace]) -> Iterator[Finding]:
-    """Yield a finding for each trace whose ranks differ in what every rank should compute alike.
+    """Yield a finding for each trace whose ranks differ in values that every rank computes.
 
-    The first differing array is reported; later ones follow from it.
+    `traces` is by side. Only the first differing array is reported; later ones follow from it.
     """
     for label, trace in traces.items():
         dump: Any = trace.run.get("dump")

@@ -18,7 +18,7 @@ LEAST = 3  # parts that are taken away alone whatever a pass takes
 
 
 def make_run_pair(a: Model, b: Model) -> RunPair:
-    """Return the RunPair of two models that both run on numpy, for tolerances."""
+    """Return the RunPair, which gives the tolerances, for two models that both run on numpy."""
     kinds = [{"weights": weights_class_of(model)} for model in (a, b)]
     moe = any(bool(model.hyper["n_experts"]) for model in (a, b))
     return RunPair(("numpy", "numpy"), finer_weights_class(*(Trace(run, {}) for run in kinds)), moe)
@@ -46,11 +46,7 @@ class Share:
 
 @dataclass(frozen=True)
 class MixedResult:
-    """The effect of every part, and what all parts leave.
-
-    `shares` are in the order of the parts, `rest` is relative L2, `points` are those of the pass
-    with no part replaced.
-    """
+    """The effect of every finding on the logits, and the difference left with all replaced."""
 
     shares: tuple[Share, ...]
     rest: float
@@ -58,12 +54,12 @@ class MixedResult:
 
 
 class PartMeasurement:
-    """Passes of B with any parts replaced by A's, each combination computed once."""
+    """Passes of B with some findings' parts replaced by A's; each combination is run once."""
 
     def __init__(
         self, passes: PairedPass, parts: Sequence[Touched], probes: Sequence[Probe]
     ) -> None:
-        """Store the passes, the parts and the probes.
+        """Store the passes, the parts of B that findings are about, and the probes.
 
         `live` are the numbers of the parts that a pass reads, `known` the results by replaced
         parts.
@@ -73,7 +69,7 @@ class PartMeasurement:
         self.known: dict[frozenset[int], PassResult] = {}
 
     def without(self, chosen: Sequence[int]) -> PassResult:
-        """Return the worst result over the probes with the chosen parts of B replaced by A's.
+        """Return the worst result over the probes with the parts `chosen` of B replaced by A's.
 
         `chosen` are numbers of parts; parts that no pass reads are ignored. Each set is run once.
         """
@@ -87,8 +83,8 @@ class PartMeasurement:
     def with_only(self, neutral: Sequence[int]) -> PassResult:
         """Return the first probe's result, all points compared, with only `neutral` replaced.
 
-        `neutral` are numbers of parts of B that are replaced by A's. The worst result over all
-        probes is stored for that set.
+        `neutral` are numbers of parts of B that A's replace. The worst result over all probes is
+        stored in `known`.
         """
         which = frozenset(neutral) & frozenset(self.live)
         blend = self.passes.blend([self.parts[i] for i in sorted(which)])
@@ -104,9 +100,9 @@ class PartMeasurement:
     def measure_shares(self, neutral: Sequence[int]) -> MixedResult:
         """Return the effect of each part on the logits, with all other parts replaced by A's.
 
-        `neutral` are parts that do not change the function (a reordering inside a layer, say). They
-        are replaced in every pass. The result's points are those with only these replaced. A part
-        is not measured alone (`alone` is False) where passes take too long.
+        `neutral` are parts that do not change the function, such as a reordering inside a layer:
+        they are replaced in every pass. The result's points are those with only these replaced. A
+        part is not measured alone (`alone` is False) where passes take too long.
         """
         only_neutral = self.with_only(neutral)
         rest, found = self.without(self.live), []
@@ -130,10 +126,10 @@ class PartMeasurement:
     def remove_in_order(
         self, neutral: Sequence[int], order: Sequence[int]
     ) -> list[tuple[int, PassResult]]:
-        """Return (part, result) of passes with the parts in `order` replaced, one more each time.
+        """Return (part, result) of passes with the parts in `order` replaced one after the other.
 
-        The parts `neutral` are replaced in all of them. Steps between the first and the last are
-        left out where passes take too long.
+        Each pass replaces one part more; the parts `neutral` are replaced in all. Passes between
+        the first and the last are left out where they take too long.
         """
         steps: list[tuple[int, PassResult]] = []
         for at, i in enumerate(order):
@@ -145,6 +141,6 @@ class PartMeasurement:
 
 
 def _distance_order(found: PassResult) -> tuple[bool, float]:
-    """Return a sort key of a pass's distance; distances that are not finite come last."""
+    """Return a sort key by a pass's distance from A's logits; infinite and NaN come last."""
     endless = not math.isfinite(found.distance)
     return endless, 0.0 if endless else found.distance

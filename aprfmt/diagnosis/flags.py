@@ -1,4 +1,4 @@
-"""Contradicted flags of config.json: both readings are recomputed where they differ."""
+"""Config flags that the tensors contradict: the model is run by the flag and by the tensors."""
 
 from collections.abc import Mapping
 from dataclasses import replace
@@ -26,12 +26,12 @@ _OF = "logits as a reader of the flag has them; after: with the flag the tensors
 
 
 def add_flag_findings(a: Model, b: Model, found: Levels, *, measured: bool = True) -> None:
-    """Add to `found` the config flags of a model that its tensors contradict, the other's not.
+    """Add to `found` the config flags that a model's tensors contradict and the other model lacks.
 
-    Such a flag (as of tied heads or biases) is tried as stated and as the tensors imply. Where both
-    compute the same it is evidence only. With `measured` the logits of both are computed, which
-    makes it a confirmed finding or evidence; without, the finding has the level `located`. So has
-    one on a second file that states another packing.
+    Such a flag (as of tied heads or biases) is tried as stated and as the tensors imply. Where
+    both compute the same it is evidence only. With `measured` the logits of both are computed,
+    which makes it a confirmed finding or evidence; without, the finding has the level `located`.
+    So has the finding that two files state different packings.
     """
     for label, model, other in (("A", a, b), ("B", b, a)):
         found.stated += packing_file_findings(model, other, label)
@@ -49,10 +49,11 @@ def add_flag_findings(a: Model, b: Model, found: Levels, *, measured: bool = Tru
 
 
 def _measured(one: Finding, model: Model, other: Model) -> Finding | None:
-    """Return the finding on a flag with its measured effect; None if both readings' logits agree.
+    """Return the finding on a flag with its measured effect on the logits.
 
-    It is confirmed where the reading by the tensors agrees with the other model. A head that is
-    drawn at random cannot be recomputed: then only the reading by the tensors is.
+    None if following the flag or the tensors gives the same logits. It is confirmed where the
+    reading by the tensors agrees with the other model. A head that the flag has drawn at random
+    cannot be recomputed: then only the reading by the tensors is.
     """
     said = {name: bool(values[one.side.lower()]) for name, values in one.values.items()}
     ids = choose_ids([other.hyper, model.hyper], long=False)

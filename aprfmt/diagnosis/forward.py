@@ -1,4 +1,4 @@
-"""Findings and evidence about one side's trace, from its comparison with the reference."""
+"""Findings and evidence on one side's trace, from its comparison with the reference model."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, field, replace
@@ -28,10 +28,10 @@ class JudgedTrace:
 
 
 def judge_trace(label: str, examined: Examined, ids: Sequence[int], model: str) -> JudgedTrace:
-    """Return the findings and evidence of a trace's divergences, one finding per cause and value.
+    """Return the findings and evidence of a trace's divergences, one finding per cause.
 
-    A finding has all places of its cause. `label` is the side, `ids` and `model` go into the
-    commands that are proposed where no cause was found.
+    Divergences with the same cause and values are one finding with all places. `label` is the
+    side, `ids` and `model` go into the commands that are proposed where no cause was found.
     """
     found = JudgedTrace(label, examined)
     for divergence in examined.divergences:
@@ -52,7 +52,7 @@ def judge_trace(label: str, examined: Examined, ids: Sequence[int], model: str) 
 
 
 def _nonfinite_on_both_sides(label: str, examined: Examined) -> Iterable[Evidence]:
-    """Yield evidence that trace and reference have the same NaN or infinities at some points.
+    """Yield evidence that trace and reference have equal NaN or infinities at some points.
 
     That counts as no difference, but nothing could be measured at these points.
     """
@@ -72,7 +72,7 @@ def _nonfinite_on_both_sides(label: str, examined: Examined) -> Iterable[Evidenc
 
 
 def _where_of(divergence: Divergence) -> tuple[str, ...]:
-    """Return the points, operations and weights of a divergence, or those of its answer.
+    """Return the places of a divergence: its points, operations and weights, or its explanation's.
 
     A point or weight of a change that is per layer is named in each of the change's layers.
     """
@@ -93,7 +93,7 @@ def _where_of(divergence: Divergence) -> tuple[str, ...]:
 
 
 def _computing_operations(view: ShadowPoint) -> tuple[str, ...]:
-    """Return the operations up to a point that compute something, in order, each once."""
+    """Return the distinct operations before a point that compute something, in order."""
     return tuple(dict.fromkeys(call.op for call in view.calls if call.op not in MOVES))
 
 
@@ -122,7 +122,10 @@ def _divergence_finding(label: str, divergence: Divergence) -> Finding:
 
 
 def _few(names: Sequence[str], what: str) -> str:
-    """Return names in a sentence: of more than SHOWN the count, the first and the last."""
+    """Return names as text; of more than SHOWN their number, the first and the last.
+
+    `what` is what the names are of, such as "points".
+    """
     if len(names) <= SHOWN:
         return ", ".join(names)
     return f"{len(names)} {what} from {names[0]} to {names[-1]}"
@@ -165,7 +168,7 @@ def _unexplained_finding(label: str, divergence: Divergence) -> Finding:
 
 
 def _nonfinite_finding(label: str, view: ShadowPoint) -> Finding:
-    """Return the finding that an operation and the trace have different NaN or infinities.
+    """Return the finding that the trace has other NaN or infinities than the operation gives.
 
     It is confirmed if all other values of the point are within the tolerance of one operation.
     """
@@ -219,7 +222,7 @@ def _is_same_cause(a: Finding, b: Finding) -> bool:
 
 
 def _divergence_evidence(label: str, divergence: Divergence) -> Iterable[Evidence]:
-    """Yield the evidence of a divergence: how far off it is, and what explains it."""
+    """Yield evidence on a divergence: its distance, and the changes that explain it."""
     view, answer = divergence.view, divergence.answer
     # First that this operation, on its own input, gives another value.
     calls = ", ".join(dict.fromkeys(call.op for call in view.calls)) or f"what follows {view.base}"
@@ -280,7 +283,7 @@ def _divergence_evidence(label: str, divergence: Divergence) -> Iterable[Evidenc
 
 
 def _partial_rows_finding(label: str, examined: Examined) -> Finding | None:
-    """Return the finding that a trace holds only some of the pass's rows; None if it has all.
+    """Return the finding that a trace holds only some rows of the pass; None if it has all.
 
     It is confirmed where these rows agree, or a divergence says why they do not.
     """
@@ -312,9 +315,9 @@ def _partial_rows_finding(label: str, examined: Examined) -> Finding | None:
 
 
 def with_side(finding: Finding, other: JudgedTrace) -> Finding:
-    """Return a finding about one of two traces that says which, and what the other one does.
+    """Return a finding about one of two traces, its sentence with the side and what the other has.
 
-    `other` is the trace that has not this finding.
+    `other` is the trace that does not have this finding.
     """
     view = other.examined.before.views.get(finding.first)
     right = view is not None and view.residual is not None and not view.flagged

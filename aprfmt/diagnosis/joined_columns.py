@@ -1,8 +1,4 @@
-"""Finds q, k and v that were cut from one joined projection in another order of columns.
-
-A fused projection gives [q | k | v], or such columns group by group, as Megatron and GPT-NeoX store
-them and as ranks have them whose parts stand one behind the other.
-"""
+"""Finds recorded q, k and v that were cut from one joined projection in the wrong column order."""
 
 from collections.abc import Sequence
 from itertools import permutations
@@ -24,12 +20,12 @@ SHOWN = 4  # points that one sentence names
 
 
 def joined_columns_text(case: Mismatch, key: str) -> str:
-    """Return by which order of columns recorded q, k or v were cut out of a joined projection.
+    """Return in words the column orders by which q, k or v was joined and wrongly cut apart, or "".
 
-    `key` names the point. An order is [q | k | v], or these for each of some groups of heads. The
-    reference's q, k and v are joined by one order and cut by another; the text names the two with
-    which the cut gives the recorded values, within the tolerance of two whole runs. It is "" where
-    no two orders do, and where the recorded values are the reference's own.
+    `key` names the recorded point. An order is [q | k | v], or these for each of some groups of
+    heads. The reference's q, k and v are joined by one order and cut by another: the text names
+    the two that give the recorded values within the tolerance of two whole runs. "" where no two
+    orders do, and where the recorded values are the reference's own.
     """
     point, layer = parse_key(key)
     view = case.found.views[key]
@@ -52,9 +48,9 @@ def joined_columns_text(case: Mismatch, key: str) -> str:
 
 
 def find_other_column_order(case: Mismatch) -> Change | None:
-    """Return a Change that drops q, k and v that were cut in another order than they were joined.
+    """Return a Change that ignores q, k and v that were cut in another order than they were joined.
 
-    None where the first point is no such part, and where the run went on with these values.
+    None where the first wrong point is not q, k or v, or where the run went on with these values.
     """
     key = case.view.key
     said = joined_columns_text(case, key)
@@ -81,14 +77,17 @@ def find_other_column_order(case: Mismatch) -> Change | None:
 
 
 def _join_columns(parts: Sequence["Array"], groups: int) -> "Array":
-    """Return q, k and v, each [tokens, width], as [tokens, all widths], group by group."""
+    """Return q, k and v, each [tokens, width], joined to [tokens, all widths], group by group.
+
+    `groups` is the number of equal groups of columns; 1 is [q | k | v].
+    """
     by_group = [one.reshape(len(one), groups, -1) for one in parts]
     joined: Array = np.concatenate(by_group, axis=2).reshape(len(parts[0]), -1)
     return joined
 
 
 def _cut_columns(joined: "Array", parts: Sequence["Array"], groups: int) -> list["Array"]:
-    """Return q, k and v of joined columns that are held to be in so many groups.
+    """Return q, k and v, cut from joined columns as if these had so many groups.
 
     `parts` are arrays of the widths that q, k and v have.
     """
@@ -98,5 +97,5 @@ def _cut_columns(joined: "Array", parts: Sequence["Array"], groups: int) -> list
 
 
 def _order_text(groups: int) -> str:
-    """Return an order of joined columns in words."""
+    """Return the column order of so many groups in words, such as "[q | k | v]"."""
     return "[q | k | v]" if groups == 1 else f"{groups} groups of [q | k | v]"

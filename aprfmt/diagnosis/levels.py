@@ -11,12 +11,7 @@ from aprfmt.model.ledger import NotCompared
 
 @dataclass
 class Levels:
-    """What the levels without a pass found: configuration, tokenizer, tensors.
-
-    `parts` has one entry per finding. `stated` are findings that replacing a part of B in a pass
-    cannot show: those of tokenizers and of flags. `unmoved`: both models compute the same, and no
-    pass is needed.
-    """
+    """What was found before any pass was run: on configuration, tokenizer and tensors."""
 
     findings: list[Finding] = field(default_factory=list)
     parts: list[Touched] = field(default_factory=list)
@@ -42,7 +37,7 @@ class Levels:
         self.parts.append(part)
 
     def end_with_other_model(self, reason: str) -> None:
-        """End the comparison: `reason` says by what A and B are seen to be two models."""
+        """End the comparison; `reason` is a sentence on why A and B are two different models."""
         self.reason, self.other_model = reason, True
 
     def close(self) -> None:

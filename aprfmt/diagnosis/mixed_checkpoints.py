@@ -1,9 +1,4 @@
-"""Finds one part of a run's model that is from another checkpoint: head, embedding, layer.
-
-So it is where weights are synchronised in part: a rollout engine keeps its old head. One part
-of the other checkpoint is put into the model at a time, and the one that gives the recorded
-values is the cause. No number is fitted to them.
-"""
+"""Finds a run that used one part of another checkpoint: head, embedding or a layer."""
 
 from collections.abc import Iterator, Mapping, Sequence
 
@@ -28,9 +23,10 @@ _MOST_LAYERS = 48  # layers that are tried one by one
 def find_mixture(
     model: Model, other: Model, trace: Trace, ids: Sequence[int], dtype: str, label: str
 ) -> Finding | None:
-    """Return the finding that a run of `model` used one part of `other`; None if none fits.
+    """Return the finding that a run of `model` used one part of `other`, or None.
 
-    None too where the run agrees with `model` itself, or a pass fails. `label` is the run's side.
+    None if no part explains the run, the run agrees with `model` itself, or a pass fails. `label`
+    is the run's side.
     """
     recorded = RecordedTrace(trace, tuple(ids), {})
     patched = PatchedModel.unpatched(model, ids, dtype)
@@ -55,7 +51,7 @@ def find_mixture(
 def _differing_parts(model: Model, other: Model) -> Iterator[tuple[str, ...]]:
     """Yield the role keys of each part that differs: parts outside layers, then single layers.
 
-    A part that holds all differing weights is not yielded: then the run is the other model's own.
+    A part with all differing weights is not yielded: then the run would be of the other model.
     """
     apart = [
         key
@@ -76,7 +72,10 @@ def _differing_parts(model: Model, other: Model) -> Iterator[tuple[str, ...]]:
 
 
 def _worst_distance(found: ShadowPass) -> float:
-    """Return the largest distance of a point, as a multiple of its tolerance; 0.0 if none."""
+    """Return the largest distance of a point from the trace, in units of the point's tolerance.
+
+    0.0 if no point was compared.
+    """
     return max(
         (
             view.residual / max(view.tolerance, view.whole_tolerance)

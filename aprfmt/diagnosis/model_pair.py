@@ -46,10 +46,7 @@ CHEAP = 1e10  # multiplications and additions: a long probe costs nothing
 
 @dataclass
 class ModelPair:
-    """Two models, what the levels found, and the effective quantities of the findings.
-
-    `quantities` are by number of the finding, `differing` the rows in which the models differ.
-    """
+    """Two models, the findings on their files, and what the differing hyperparameters result in."""
 
     a: Model
     b: Model
@@ -61,7 +58,7 @@ class ModelPair:
     # --- without a pass -------------------------------------------------------------------------
 
     def compare_quantities(self) -> None:
-        """Compute what differing hyperparameters result in; store that in `quantities`.
+        """Compare what differing hyperparameters result in, and store that in `quantities`.
 
         Such as rope frequencies or masks. A config finding whose results are all equal becomes
         EQUIVALENT. Sentences are added to the coverage.
@@ -111,7 +108,7 @@ class ModelPair:
         ]
 
     def prove_equal(self) -> bool:
-        """Return whether equal stored values and quantities prove equal logits.
+        """Return whether equal stored values and quantities prove equal logits without a pass.
 
         If so, evidence and coverage are added, and the diagnosis is complete with remainder 0.
         """
@@ -177,10 +174,10 @@ class ModelPair:
     def measure_findings(
         self, chosen: ChosenProbes, dtype: str, memory: int | None, reporter: ProgressReporter
     ) -> float:
-        """Confirm or reject each finding by its effect on passes.
+        """Confirm or reject each finding by its effect on passes; return what no finding explains.
 
-        Returns the relative L2 of the logits that remains with all findings replaced, 0.0 if that
-        is within the tolerance.
+        That is the relative L2 of the logits with all findings' parts replaced, 0.0 if within the
+        tolerance.
         """
         # Weights that are equal on both sides need no second copy.
         report = self.levels.report
@@ -257,10 +254,11 @@ class ModelPair:
             )
 
     def _add_other_choices(self, measuring: PartMeasurement) -> None:
-        """Say of rounded routers for how many tokens of the first probe they choose other experts.
+        """Add to findings on rounded routers for how many tokens they choose other experts.
 
-        The size of the difference does not show it: rounding may make experts equal that are not.
-        It is no matter of precision where A's scores are further apart than a sound run moves them.
+        Counted on the first probe. The size of a router's difference does not show it, since
+        rounding may make experts equal that are not. Such a finding becomes more than precision
+        where A's scores are further apart than a sound run moves them.
         """
         levels = self.levels
         for i, part in enumerate(levels.parts):
@@ -299,8 +297,9 @@ class ModelPair:
     ) -> None:
         """Measure B with the parts of the confirmed causes replaced by A's, one after the other.
 
-        Sets `remainder` and `complete`, and adds the distances as evidence. `neutral` are findings
-        whose parts are replaced in every pass. `bound` is the tolerance of the logits.
+        Sets `remainder`, the distance left, and `complete`, and adds the distances as evidence.
+        `neutral` are findings whose parts are replaced in every pass. `bound` is the tolerance of
+        the logits.
         """
         levels = self.levels
         order = [i for i in measuring.live if levels.findings[i].confirmed and i not in neutral]
@@ -405,9 +404,8 @@ def _distance_text(distance: float, kl: float | None) -> str:
 def finalize_finding(finding: Finding, share: Share, bound: float) -> Finding:
     """Return a finding with its measured effect; `bound` is the tolerance of the logits.
 
-    It is confirmed if replacing the part removes a difference that was finite and beyond the
-    bound, or if the stored values prove it. NaN or infinite logits on one side only are always a
-    bug.
+    It is confirmed if replacing the part removes a finite difference beyond the bound, or if the
+    stored values prove it. NaN or infinite logits on one side only are always a bug.
     """
     before, after = share.before, share.after
     finite = math.isfinite(before)
@@ -446,7 +444,8 @@ def finalize_finding(finding: Finding, share: Share, bound: float) -> Finding:
 def exercised_level(share: Share, shows: bool) -> Exercised:
     """Return how far passes showed a difference: "shows", "below_rounding" or "not_exercised".
 
-    `shows` is whether it is beyond the bound; not exercised means that the logits have equal bits.
+    `shows` is whether it is beyond the bound; "not_exercised" means that the logits have equal
+    bits.
     """
     if shows:
         return "shows"

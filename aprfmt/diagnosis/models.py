@@ -54,9 +54,9 @@ _FOLLOW = ("value_head_dim", "attn_scale", "rope_dim")  # derived from head_dim 
 def compare_models(a: Model, b: Model, budget: Budget | None = None) -> Levels:
     """Return the findings on identity, hyperparameters, tensors and tokenizer of two open models.
 
-    `reason` is set where the comparison ended early: other checkpoints or sizes. Zeros on one side
-    are a finding; zeros on both sides are compared as any other values, and said.
-    Tensors that `budget` leaves are in the report as not compared.
+    `reason` is set where the comparison ended early: other checkpoints or sizes. Zeros on one
+    side are a finding; zeros on both sides are compared as any other values, and mentioned.
+    Tensors that `budget` has no time for are in the report as not compared.
     """
     found = Levels()
     # A side that cannot be read is read with one key of the other's.
@@ -116,7 +116,7 @@ def compare_models(a: Model, b: Model, budget: Budget | None = None) -> Levels:
 
 
 def relation_findings(report: DiffReport) -> Iterator[Finding]:
-    """Yield a finding for each Relation under which only one side is read.
+    """Yield a finding for each Relation, a renaming without which one side cannot be read.
 
     Confirmed where with the relation fewer than half of the tensors are on one side only.
     """
@@ -144,7 +144,7 @@ def relation_findings(report: DiffReport) -> Iterator[Finding]:
 
 
 def _architecture_findings(a: Model, b: Model) -> Iterator[Finding]:
-    """Yield a finding for each side whose own key names another architecture than it is read by."""
+    """Yield a finding for each side whose key states another architecture than its tensors have."""
     for label, model, other in (("A", a, b), ("B", b, a)):
         stated = stated_architecture(model)
         if stated == model.spec.name:
@@ -182,9 +182,10 @@ def _is_same_file(a: Model, b: Model) -> bool:
 def _compare_with_repaired(
     good: Model, repaired: tuple[Model, Finding, Evidence], label: str, budget: Budget | None
 ) -> Levels:
-    """Return the findings on a pair of which one model is read with a corrected key.
+    """Return the findings on a pair of models of which one is read with a corrected key.
 
-    `repaired` is (the model read with the key, the finding on the key, the error without it).
+    `repaired` is (that model, the finding on the key, evidence of the error without it), `label`
+    its side.
     """
     model, finding, error = repaired
     pair = (good, model) if label == "B" else (model, good)
@@ -213,7 +214,7 @@ def _missing_required(label: str, model: Model) -> Iterator[Evidence]:
 
 
 def _compare_identity(a: Model, b: Model, report: DiffReport, found: Levels) -> None:
-    """Add evidence on which checkpoint each side is; set `reason` if they are different ones."""
+    """Add evidence on which checkpoint each side is; set `reason` if these are different ones."""
     # What each file is, as evidence.
     for label, model in (("A", a), ("B", b)):
         size = sum(tensor.nbytes for tensor in model.values())
@@ -322,7 +323,10 @@ def _head_is_equal(tensors: Mapping[str, TensorDiff]) -> bool:
 
 
 def _side_with_default(rows: Sequence[FieldDiff]) -> str:
-    """Return the side ("A" or "B") that takes a default where the other has a key; "" if mixed."""
+    """Return the side ("A" or "B") that uses a default where the other states a value, or "".
+
+    "" where each side does so for some hyperparameter, or none does.
+    """
     sides = {
         "B" if row.origin_b.startswith("default") else "A"
         for row in rows
@@ -332,9 +336,9 @@ def _side_with_default(rows: Sequence[FieldDiff]) -> str:
 
 
 def _group_by_cause(rows: Mapping[str, FieldDiff]) -> dict[str, list[str]]:
-    """Return {cause: names of differing hyperparameters}; the cause "" has those of no known cause.
+    """Return {cause: names of differing hyperparameters}; "" has those of no known cause.
 
-    A default that is derived from the head counts goes with these where the counts differ too.
+    A default derived from the head counts is grouped with them where they differ too.
     """
     found: dict[str, list[str]] = {}
     heads = any(name in rows for name in _SIZES)
@@ -375,7 +379,8 @@ def read_with_restored_key(
 def _logit_distance(good: Model, made: Model) -> tuple[float, float]:
     """Return (relative L2 between the logits under both configurations, its tolerance).
 
-    Both passes use `good`'s weights; infinite if the sizes of `made` do not fit these.
+    Both passes use `good`'s weights; the distance is infinite if they do not fit the sizes of
+    `made`.
     """
     ids = choose_ids([good.hyper, made.hyper], long=False)
     bound = make_run_pair(good, made).threshold_of("logits", ("float32", "float32")).rel_l2
@@ -401,8 +406,8 @@ def read_with_claim_of(
 ) -> tuple[Model, Finding, Evidence] | None:
     """Return (`bad` read with the packing that `good` declares, finding, evidence), or None.
 
-    None where `bad` declares how its weights are packed, holds other tensors than `good`'s packed
-    weights, or does not decode by that declaration. `label` is the side of `bad`.
+    None where `bad` declares a packing itself, or not all of `good`'s packed weights decode in it
+    by that declaration. `label` is the side of `bad`.
     """
     # `bad` must declare no packing, and `good` must.
     config = None if bad.folder is None else bad.folder.config

@@ -1,7 +1,4 @@
-"""The next command for each finding, and what to record where a trace lacks points.
-
-A cause's row names the step; without a name it goes by the level of evidence.
-"""
+"""The next command for each finding, and what a trace should record where it lacks points."""
 
 import shlex
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -42,12 +39,7 @@ MOST_IDS = 64  # ids of a command that the reference has as well
 
 @dataclass(frozen=True)
 class StepParts:
-    """What a next command is made from.
-
-    `length` is the number of tokens that reaches the difference, or 0. `trained` says that B is
-    derived from A: its weights are not to be replaced by A's. `differing` are the hyperparameters
-    in which B differs from A. `recorded` are the labels of the sides whose trace holds the ids.
-    """
+    """The inputs from which the next command of a finding is made."""
 
     a: Side
     b: Side
@@ -69,8 +61,9 @@ StepText = Callable[[StepParts, Finding], str]
 def rewrite_b_command(parts: StepParts, finding: Finding) -> str:
     """Return the command that writes B again from A; "" if A is a trace.
 
-    Of a trace, which nothing writes anew, it is the one that records the layer. Where B was
-    trained further, or A's stored tensors are the wrong ones, it is the one that compares tensors.
+    If B is a trace, which cannot be written again, it is the `trace` command that records the
+    layer. Where B was trained further, or A's stored tensors are the wrong ones, it is the `diff`
+    of tensors.
     """
     if parts.a.kind == "trace":
         return ""
@@ -94,10 +87,10 @@ def rewrite_b_command(parts: StepParts, finding: Finding) -> str:
 
 
 def set_keys_command(parts: StepParts, finding: Finding) -> str:
-    """Return the `set` command that gives B A's values, else a command that rewrites B from A.
+    """Return the `set` command that gives B A's values, else the one that writes B again from A.
 
-    One command sets the keys of all findings where that works, else those of this one. For a trace
-    it is the command that records the layer.
+    One command sets the keys of all findings where that works, else those of this one. If B is a
+    trace it is the `trace` command that records the layer.
     """
     a, b = parts.a.model, parts.b.model
     if a is None or b is None or parts.b.kind == "trace":
@@ -113,7 +106,7 @@ def set_keys_command(parts: StepParts, finding: Finding) -> str:
 
 
 def diff_tensors_command(parts: StepParts, finding: Finding) -> str:
-    """Return the `diff` command for up to four tensors of the finding; for traces `trace`."""
+    """Return the `diff` command for up to four tensors of the finding; for a trace `trace`."""
     if "trace" in (parts.a.kind, parts.b.kind):
         return trace_layer_command(parts, finding)
     names = [name for name in finding.where if "." in name][:4]
@@ -122,7 +115,7 @@ def diff_tensors_command(parts: StepParts, finding: Finding) -> str:
 
 
 def repair_command(parts: StepParts, finding: Finding) -> str:
-    """Return the command that repairs B: a key to set, or B written again.
+    """Return the command that repairs B: it sets a key, or writes B again.
 
     B is only written again where the cause is proven or bytes are damaged; else the command
     compares the tensors.
@@ -182,12 +175,12 @@ def repair_tokenizer_command(parts: StepParts, finding: Finding) -> str:
 
 
 def keep_training_command(parts: StepParts, finding: Finding) -> str:
-    """Return the command for a tokenizer's choice of a B that was trained further than A.
+    """Return the command for a tokenizer setting that B, trained further than A, chose for itself.
 
-    A's value would undo what the training meant. Where B's chat template ends turns with a token
-    at which no generation stops, B contradicts itself: it is the `set` command that makes one stop
-    there. Else it is the diff that shows the choice. "" for what B lost, for any other finding, and
-    where A's end is that of B's template.
+    It is the `diff` that shows the setting, since A's value would undo the training. Where B's
+    chat template ends turns with a token at which no generation stops, it is the `set` command
+    that makes one stop there. "" for what B lost, for any other finding, and where A's end is
+    that of B's template.
     """
     b, ((name, values), *_) = parts.b.model, [*finding.values.items(), ("", {})]
     if b is None or not parts.trained or finding.cause not in CHOSEN_BY_TRAINING:
@@ -210,13 +203,16 @@ def keep_training_command(parts: StepParts, finding: Finding) -> str:
 def distances_command(parts: StepParts, finding: Finding) -> str:
     """Return the `diff` command that lists the 20 tensors with the largest distances.
 
-    `finding` is not used: all steps have the same parameters.
+    `finding` is not used: all functions of the table have the same parameters.
     """
     return f"aprfmt diff {parts.pair} --top 20"
 
 
 def reach_difference_command(parts: StepParts, finding: Finding) -> str:
-    """Return the command that runs what no probe reached; for a draft head `eval --draft`."""
+    """Return the command that runs enough tokens to reach a difference that no probe reached.
+
+    For a draft head it is `eval --draft`.
+    """
     if parts.b.model is not None and is_draft_head(parts.b.model, finding.where):
         return f"aprfmt eval {shlex.quote(parts.b.text)} --draft --text TEXT"
     if parts.length:
@@ -231,7 +227,7 @@ def reach_difference_command(parts: StepParts, finding: Finding) -> str:
 
 
 def no_command(parts: StepParts, finding: Finding) -> str:
-    """Return "", since nothing is to be done; the parameters are those of all commands."""
+    """Return "", since nothing is to be done; its parameters are those of all such functions."""
     return ""
 
 
@@ -294,11 +290,11 @@ def with_next_commands(
     lengths: Mapping[int, int],
     recorded: Collection[str] = (),
 ) -> list[Finding]:
-    """Return the findings with their next commands.
+    """Return the findings with their next commands filled in.
 
-    `lengths` are {finding number: tokens that reach it}, `recorded` the labels of the sides whose
-    trace holds the ids. A command that writes B again from A
-    replaces single `set` commands, and several `set` commands become one.
+    `lengths` are {finding number: tokens that reach its difference}, `recorded` the labels of the
+    sides whose trace holds the ids. A command that writes B again replaces single `set` commands,
+    and several `set` commands become one.
     """
     trained = any(finding.cause in TRAINED for finding in findings)
     apart = tuple(
@@ -347,7 +343,8 @@ def _makes_model_of(a: Side, command: str) -> bool:
 def missing_points(view: ShadowPoint, views: Mapping[str, ShadowPoint]) -> list[str]:
     """Return the keys that the trace lacks between the last agreeing points and a divergence.
 
-    If they span several layers, only the layers' outputs, which narrow it down to one layer.
+    If they span several layers these are only the layers' outputs, which narrow it down to one
+    layer.
     """
     keys = list(views)
     start = max((keys.index(key) for key in view.after if key in views), default=-1)
@@ -362,7 +359,7 @@ def missing_points(view: ShadowPoint, views: Mapping[str, ShadowPoint]) -> list[
 def recording_sentence(
     view: ShadowPoint, views: Mapping[str, ShadowPoint], ids: Sequence[int], model: str
 ) -> str:
-    """Return what to record of the missing points, with commands; "" if none is missing.
+    """Return a sentence on which missing points to record, with commands; "" if none is missing.
 
     `ids` and `model` go into the commands.
     """

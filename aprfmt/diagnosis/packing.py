@@ -1,9 +1,4 @@
-"""Finds which part or claim of a packed weight is wrong, by a good reference.
-
-Each possible repair is applied alone: a part as the reference has it, scales transposed back,
-another claim of config.json. What makes the weight decode to the reference's values is the
-cause. Where the reference is not packed, the errors must be those of a correct quantization.
-"""
+"""Finds which part, or which key of the configuration, makes a packed weight wrong."""
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -42,7 +37,7 @@ MOST = 8  # weights that are put right; what is wrong with one is wrong with all
 
 @dataclass
 class PackingFault:
-    """Findings on packed weights, evidence, and in `left` the weights that no repair fits."""
+    """Findings and evidence on faulty packed weights; `left` are those that no repair mends."""
 
     findings: list[Finding] = field(default_factory=list)
     evidence: list[Evidence] = field(default_factory=list)
@@ -52,9 +47,10 @@ class PackingFault:
 def examine_packed(
     good: Model, bad: Model, label: str, names: Iterable[str] | None = None
 ) -> PackingFault | None:
-    """Return what is wrong with packed weights of `bad`, the side `label`; None if nothing.
+    """Return what is wrong with the packed weights of `bad`, judged by `good`; None for nothing.
 
-    `names` are the weights that cannot be read; None for all packed weights that do not decode.
+    `label` is the side of `bad`. `names` are the weights that cannot be read; None for all packed
+    weights that do not decode.
     """
     wanted = None if names is None else set(names)
     broken = list(_undecodable_weights(good, bad, wanted))
@@ -101,7 +97,7 @@ def _has_other_parts(weight: StoredWeight) -> bool:
 
 
 def _packing_finding(cause: str, rows: Sequence[tuple[str, str, bool]], label: str) -> Finding:
-    """Return the finding of a cause; `rows` are (weight, what is wrong, confirmed)."""
+    """Return the finding of a cause; `rows` are (weight, sentence, confirmed) each."""
     sure = all(row[2] for row in rows)
     more = f", and so in {len(rows) - 1} more" if len(rows) > 1 else ""
     return Finding(
@@ -126,9 +122,8 @@ def _packing_finding(cause: str, rows: Sequence[tuple[str, str, bool]], label: s
 def _undecodable_weights(good: Model, bad: Model, names: set[str] | None) -> Iterator[StoredWeight]:
     """Yield a StoredWeight for each packed weight of `bad` that does not decode.
 
-    Weights are those that `good` has packed; `bad` must have the tensor of codes. With `names` it
-    is the weights of these names, which were seen not to decode. Those that `good` has not packed
-    alike are found by tensor names.
+    It must be packed in `good`, and `bad` must have its codes; others are found by tensor names.
+    With `names` it is those weights, which were seen not to decode.
     """
     section = quantization_section(packing_config(bad) or {})
     seen: set[str] = set()
@@ -158,10 +153,10 @@ def _undecodable_weights(good: Model, bad: Model, names: set[str] | None) -> Ite
 def _weights_by_name(
     bad: Model, section: Mapping[str, Value], names: set[str] | None
 ) -> Iterator[StoredWeight]:
-    """Yield weights of `bad` that only their tensors' names and encodings show to be packed.
+    """Yield a StoredWeight for each weight of `bad` that tensor names show to be packed.
 
-    Only weights that do not decode, or those of `names`, where the config.json's `section` has
-    their packing or a part of theirs is stored.
+    Only weights that do not decode, or those of `names`, where the quantization `section` of
+    config.json covers them or one of their companions is stored.
     """
     stored = bad.source.tensors
     for name, tensor in stored.items():
@@ -201,7 +196,7 @@ def _is_joined(model: Model, name: str) -> bool:
 
 
 def _stored_part(model: Model, name: str) -> StoredPart:
-    """Return a stored tensor as a StoredPart: bytes, encoding and shape."""
+    """Return the stored tensor of this name as a StoredPart: bytes, encoding and shape."""
     return stored_part(model.source.tensors[name])
 
 
@@ -222,7 +217,7 @@ def _section_of_weight(
 
 
 def _working_repairs(weight: StoredWeight, reference: Any) -> Iterator[tuple[str, str, bool]]:
-    """Yield (cause, what is wrong, whether the repair was seen to work) for one weight.
+    """Yield (cause, sentence, whether the repair was seen to work) for one weight.
 
     `reference` returns the reference's values. At most one unconfirmed cause is yielded, and only
     where no repair works.
@@ -256,10 +251,7 @@ def _working_repairs(weight: StoredWeight, reference: Any) -> Iterator[tuple[str
 def _with_fault_of_repair(
     repair: Repair, whole: PackedWeight, weight: StoredWeight
 ) -> PackedWeight:
-    """Return `whole`, a weight that is right in all parts, with one fault put back.
-
-    It is the fault that `repair` would remove.
-    """
+    """Return the sound weight `whole` with one fault put back, the one that `repair` removes."""
     if repair.part is None:
         return whole._replace(config=weight.config or {})
     kept = {suffix: part for suffix, part in whole.parts.items() if suffix != repair.part}
@@ -270,7 +262,7 @@ def _with_fault_of_repair(
 def _has_reference_values(packed: PackedWeight, weight: StoredWeight, reference: Any) -> bool:
     """Return whether a repaired weight decodes to the reference's values.
 
-    Exactly if the reference is packed too, else as a quantization of its values.
+    Exactly if the reference is packed too, else within the error of quantizing it.
     """
     try:
         values = packed.decode()
@@ -291,11 +283,11 @@ def _has_reference_values(packed: PackedWeight, weight: StoredWeight, reference:
 def _known_values(
     packed: PackedWeight, weight: StoredWeight, expected: "Array", values: "Array"
 ) -> tuple["Array", "Array"]:
-    """Return (expected, decoded) values that differ only where the file's own scales are usable.
+    """Return (expected, decoded) values, made equal wherever the file's own scale is unusable.
 
-    `packed` has a made-up scale wherever that of `weight` is not finite or negative. Elements under
-    such a scale are found by decoding again with it set to zero; their expected values are replaced
-    by the decoded ones, so that a comparison takes them for equal.
+    `packed` has a substitute scale wherever that of `weight` is negative or not finite. Elements
+    under such a scale are found by decoding again with it set to zero; their expected values are
+    replaced by the decoded ones, so that a comparison ignores them.
     """
     doubled = {}
     for suffix, part in packed.parts.items():
@@ -314,7 +306,7 @@ def _known_values(
 
 
 def _reference_values(good: Model, weight: StoredWeight) -> "Array | None":
-    """Return the reference's values of a weight by its name or role (float32); None without one."""
+    """Return the reference's values of a weight, float32, by its name or role; None without."""
     view = good.get(weight.name)
     if view is None:
         try:

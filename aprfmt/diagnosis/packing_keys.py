@@ -25,12 +25,11 @@ _DEFAULTS: Mapping[str, Value] = {"checkpoint_format": "gptq"}
 
 
 def repair_packing_command(good: Model, bad: Model, finding: Finding) -> str:
-    """Return the `set` command that brings the packed weights of `bad` back to those of `good`.
+    """Return the `set` command that makes the packed weights of `bad` decode to those of `good`.
 
-    It sets keys of the quantization section. "" where no change of them does.
-
-    Every weight that is tried must come nearer to A's, and no other may get worse. Of several
-    changes the one that brings them nearest is taken.
+    It sets keys of the quantization section; "" where no change of them does. Every weight that
+    is tried must come nearer to A's, and no other may get worse. Of several changes the one that
+    brings them nearest is used.
     """
     section = None if bad.config is None else quantization_section(bad.config)
     if section is None or bad.folder is None or bad.folder.config is None:
@@ -54,7 +53,7 @@ def repair_packing_command(good: Model, bad: Model, finding: Finding) -> str:
 def _section_changes(
     good: Model, section: Mapping[str, Value], finding: Finding
 ) -> Iterator[Changes]:
-    """Yield changes of B's quantization section to try, for a finding's weights.
+    """Yield changes {path: value} of B's quantization section to try, for a finding's weights.
 
     They are A's values one by one and together, other formats, and other bits and group sizes: of
     all modules, or of those that have their own and are the finding's.
@@ -77,17 +76,17 @@ def _section_changes(
 
 
 def _single_change(key: Key, value: Value) -> Changes:
-    """Return the change of one key."""
+    """Return the change of one key to a value, as {key: value}."""
     return {key: value}
 
 
 def _remaining_distance(
     good: Model, made: Model, finding: Finding, before: Mapping[str, float]
 ) -> float:
-    """Return the largest distance of the tried weights from A's; inf if the change is no repair.
+    """Return the largest relative L2 of the tried weights from A's; inf if the change is no repair.
 
-    It is no repair if a weight of the finding stays far off, or another one gets worse than
-    `before`.
+    It is no repair if a weight of the finding stays far off, or another one gets further off than
+    `before`, {weight: distance}.
     """
     packed = [key for key, view in made.roles.items() if any(one.packed for one in view.stored)]
     own = [

@@ -1,4 +1,4 @@
-"""The possible repairs of a packed weight that does not decode: other parts or claims."""
+"""The possible repairs of a packed weight that does not decode: other parts or other keys."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -89,7 +89,10 @@ def possible_repairs(weight: StoredWeight) -> Iterator[Repair]:
 def _repairs_by_part(
     weight: StoredWeight, now: PackedWeight, right: PackedWeight
 ) -> Iterator[Repair]:
-    """Yield one repair for each part that differs from the reference's in shape or validity."""
+    """Yield a Repair for each part that is wrong by the reference's, with that part replaced.
+
+    `now` is the weight as it is stored, `right` the reference's.
+    """
     for suffix, part in weight.parts.items():
         theirs = right.parts.get(suffix)
         if suffix == weight.dialect.main or theirs is None:
@@ -102,7 +105,7 @@ def _repairs_by_part(
 def wrong_part(
     suffix: str, part: StoredPart, theirs: StoredPart, *, signed: bool = False
 ) -> tuple[str, str] | None:
-    """Return (cause, what is wrong) of a part, judged by the reference's; None if nothing is.
+    """Return (cause, sentence) on what is wrong with a part of a weight; None if nothing is.
 
     `theirs` is the reference's part; `signed` scales may be negative.
     """
@@ -123,7 +126,7 @@ def _squeezed_shape(shape: Sequence[int]) -> list[int]:
 
 
 def _repairs_by_claim(weight: StoredWeight, now: PackedWeight) -> Iterator[Repair]:
-    """Yield a Repair for each other group size, algorithm or format in config.json.
+    """Yield a Repair for each other group size, algorithm or format than config.json states.
 
     `now` is the weight as the file and its config.json give it.
     """
@@ -161,13 +164,16 @@ class Sizes(NamedTuple):
 
 
 def _sizes_text(sizes: Sizes) -> str:
-    """Return the sizes in words."""
+    """Return bits and group size in words, such as "4 bits in groups of 128"."""
     bits = "" if sizes.bits is None else f"{sizes.bits} bits in "
     return f"{bits}groups of {sizes.group}"
 
 
 def _other_sizes(config: Mapping[str, Any]) -> Iterator[tuple[Sizes, Sizes, dict[str, Any]]]:
-    """Yield (the sizes a section states, others, the keys to change for them), one change first."""
+    """Yield (sizes that a section states, other sizes, keys to change for them).
+
+    Sizes that change only one number come first.
+    """
     groups = config.get("config_groups")
     rows = dict(groups) if isinstance(groups, Mapping) else {}
     weights = [row.get("weights") for row in rows.values() if isinstance(row, Mapping)]
@@ -192,7 +198,7 @@ def _other_sizes(config: Mapping[str, Any]) -> Iterator[tuple[Sizes, Sizes, dict
 
 
 def _differing_keys_text(right: Mapping[str, Any], said: Mapping[str, Any]) -> str:
-    """Return in words how a section differs from the reference's; "" if it does not."""
+    """Return in words how a quantization section differs from the reference's; "" if equal."""
     if not said:
         return "nothing of quantization, and the weights are packed"
     shown = [
@@ -274,7 +280,7 @@ def bad_scales(part: StoredPart, *, signed: bool) -> "Array":
 
 
 def _with_first_good(part: StoredPart, *, signed: bool) -> StoredPart:
-    """Return a part whose bad scales (`bad_scales`) are replaced by its first good one."""
+    """Return a part with its first usable scale in place of each unusable one (`bad_scales`)."""
     bad = bad_scales(part, signed=signed)
     width = len(memoryview(part.raw).cast("B")) // max(bad.size, 1)
     cells = np.frombuffer(part.raw, np.uint8).reshape(-1, width).copy()

@@ -51,13 +51,7 @@ class Probe:
 
 @dataclass(frozen=True)
 class PassResult:
-    """How far the logits of a pass are from A's.
-
-    `distance` is relative L2, a share of the norm of A's: 0 where both are all zeros,
-    infinite where only one side is not finite. `kl` is the mean divergence of the next token's
-    probabilities in nats, None where values are not finite. `first` is the first point beyond its
-    tolerance. `exact`: equal bits.
-    """
+    """How far a pass's logits are from A's, and the first point that differs."""
 
     distance: float
     kl: float | None = None
@@ -73,14 +67,14 @@ SAME = PassResult(0.0, 0.0, exact=True)
 
 @dataclass(frozen=True)
 class ProgressReporter:
-    """Reports to a user how far passes are, and beforehand if they take minutes."""
+    """Reports the progress of passes to a user, and announces passes that take minutes."""
 
     progress: Callable[[int, int], None] | None = None
     notice: Callable[[str], None] | None = None
     budget: Budget = field(default_factory=Budget)
 
     def announce_passes(self, flops: float) -> None:
-        """Notify how long passes of so many operations take, if over half a minute."""
+        """Notify the user how long passes of `flops` operations take, if over half a minute."""
         seconds = flops / PER_SECOND
         if self.notice is not None and seconds > 30:
             self.notice(
@@ -89,7 +83,7 @@ class ProgressReporter:
             )
 
     def announce_comparison(self, values: int) -> None:
-        """Notify how long comparing so many stored values takes, if over half a minute."""
+        """Notify the user how long comparing so many stored values takes, if over half a minute."""
         seconds = values / VALUES_PER_SECOND
         if self.notice is not None and seconds > 30:
             self.notice(
@@ -123,10 +117,7 @@ class _PointValues(PointRecorder):
 
 
 class PairedPass:
-    """Two models and their passes; `routed` are the experts that passes used, by layer.
-
-    `equal` are the keys of weights that are equal on both sides.
-    """
+    """Two models and their passes; `routed` are the experts that the passes chose, by layer."""
 
     def __init__(
         self,
@@ -167,10 +158,7 @@ class PairedPass:
             made.weights.close()
 
     def pass_flops(self, probe: Probe, start: int = 0) -> float:
-        """Return about how many multiplications and additions a pass from a stage on takes.
-
-        `start` is the number of that stage.
-        """
+        """Return about how many multiplications and additions a pass takes from stage `start`."""
         hp, layers = self.a.hyper, self.stages - 1 - max(start, 1)
         head = probe.count * float(hp["vocab_size"]) * float(hp["hidden_size"])
         return 2.0 * (len(probe.ids) * self._layer * max(layers, 0) + head)
@@ -195,7 +183,7 @@ class PairedPass:
         return x, recorder.values
 
     def stage_inputs(self, probe: Probe) -> list[Any]:
-        """Return what enters each stage of A's pass, followed by A's logits; computed once."""
+        """Return what enters each stage of A's pass, then A's logits; computed once per probe."""
         if probe not in self._streams:
             found: list[Any] = [None]
             for stage in range(self.stages):
@@ -207,7 +195,7 @@ class PairedPass:
     def run_and_compare_points(self, blend: Blend, probe: Probe) -> PassResult:
         """Run A and a blend stage by stage; return the result with every point compared.
 
-        The distance is infinite if the blend's parts do not fit together.
+        The distance is infinite if the shapes of the blend's parts do not fit together.
         """
         streams: list[Any] = [None]
         y: Any = None
@@ -230,11 +218,11 @@ class PairedPass:
         return self._make_result(streams[-1], y, first, points)
 
     def run_from_first_difference(self, blend: Blend, probe: Probe) -> PassResult:
-        """Return the result of a blend, run from its first differing stage on.
+        """Return the result of a blend, run only from the first stage that differs from A.
 
         It is SAME, for equal logits, as soon as a stage's input equals A's and no later stage
-        differs. The distance is infinite if the blend's parts do not fit together. `points` is
-        empty.
+        differs. The distance is infinite if the shapes of the blend's parts do not fit together.
+        `points` is empty.
         """
         if not blend.own:
             return SAME
@@ -259,12 +247,12 @@ class PairedPass:
     def count_rerouted_tokens(
         self, keys: Collection[str], rounded: Collection[str], probe: Probe
     ) -> dict[int, tuple[int, int]]:
-        """Return {layer: (tokens that B's weights `keys` send to other experts, of these surely)}.
+        """Return {layer: (tokens that B's weights `keys` reroute, those that they surely reroute)}.
 
-        All else is A's, and so is what enters each layer. Layers without such a token are left out.
-        Surely: the gap of A's router scores is wider than rounding moves such gaps, TIMES over. How
-        far it does is seen in a pass that stores the stream in bfloat16 and has B's weights
-        `rounded`.
+        Rerouted tokens go to other experts. All else is A's, also what enters each layer. Layers
+        without such a token are left out. A token is sure where the gap of A's router scores is
+        over TIMES what rounding moves such gaps: that is measured in a pass with a bfloat16
+        stream and B's weights `rounded`.
         """
         blend, sound = self._with_alone(keys), self._with_alone(rounded)
         streams, found = self.stage_inputs(probe), dict[int, tuple[int, int]]()
@@ -300,9 +288,9 @@ class PairedPass:
         return self.blend([Touched(tuple(self.a.hyper), kept)])
 
     def _stage_differs(self, x: Any, y: Any, any_at_all: bool) -> bool:
-        """Return whether outputs of a stage differ: at all if `any_at_all`, else by the bound.
+        """Return whether two outputs of a stage differ beyond the bound, or in shape.
 
-        True too if the shapes differ.
+        With `any_at_all` any difference counts.
         """
         if x.shape != y.shape:
             return True
@@ -357,9 +345,9 @@ def compare_passes(
 def measure_point(
     pair: RunPair, key: str, dtype: str, actual: Array, reference: Array
 ) -> PointDiff:
-    """Return how far B's value of a point (`actual`) is from A's, which is the reference.
+    """Return how far B's value of a point, `actual`, is from A's, which is the reference.
 
-    Distances are shares of A's norm, which stays the same while parts of B are replaced. In the
+    Distances are relative to A's norm, which stays the same while parts of B are replaced. In the
     counts of NaN and infinities `a` is the reference's.
     """
     found = pair.compare(key, (dtype, dtype), actual, reference)

@@ -1,4 +1,4 @@
-"""Chooses token ids that reach what differs: lengths, embedding rows, positions, experts."""
+"""Chooses token ids that reach what differs: long contexts, embedding rows, experts."""
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
@@ -29,16 +29,16 @@ TABLES = ("token_embd.weight", POSITIONS)
 
 @dataclass
 class DifferingRows:
-    """Row numbers or expert numbers in which the tables of two models differ, by role key."""
+    """The numbers of rows or experts that differ in tensors of two models, by role key."""
 
     rows: dict[str, list[int]] = field(default_factory=dict)
     experts: dict[str, list[int]] = field(default_factory=dict)
 
 
 def differing_rows(a: Model, b: Model, report: DiffReport | None) -> DifferingRows:
-    """Return the rows and experts whose stored bytes differ, in tensors of both models.
+    """Return the numbers of rows and experts whose stored bytes differ, for tensors of both models.
 
-    Where a table has two encodings, they are the rows much further apart than most.
+    Where the two sides have different encodings, they are rows much further apart than most.
     """
     found = DifferingRows()
     for row in report.tensors if report is not None else ():
@@ -58,9 +58,10 @@ def differing_rows(a: Model, b: Model, report: DiffReport | None) -> DifferingRo
 
 
 def _differing_units(sides: Sequence[Any], count: int) -> list[int]:
-    """Return the numbers of the rows or experts whose bytes differ, of `count` in a tensor.
+    """Return the numbers of the rows or experts whose stored bytes differ between two sides.
 
-    [] if the tensor has no plain bytes, or its rows cannot be split into `count` parts.
+    `count` is their number in the tensor. [] if the tensor has no plain bytes, or cannot be split
+    into `count` equal parts.
     """
     readers = [RowReader(side) for side in sides]
     try:
@@ -129,7 +130,7 @@ def choose_probes(
     least: int,
     added: Sequence[int],
 ) -> ChosenProbes:
-    """Return probes of about `least` tokens or more that reach what differs between the models.
+    """Return probes of `least` tokens or more that reach what differs between the models.
 
     They are cut to the length of a position table. `long`: longer than every attention window.
     `differing` are the differing rows, of which some are among the ids. `added` are special and
@@ -189,9 +190,9 @@ def _spread_evenly(values: Sequence[int], most: int) -> list[int]:
 
 
 def probe_other_ids(vocab: int, length: int, count: int) -> Iterator[tuple[int, ...]]:
-    """Yield `count` runs of ids that together go through the vocabulary.
+    """Yield `count` runs of `length` ids each that together go through the vocabulary.
 
-    The step has no factor in common with the vocabulary, so that all ids come.
+    The step from id to id has no factor in common with `vocab`, so that all ids come.
     """
     step = next(k for k in range(max(2, vocab * 5 // 13), 2 * vocab + 3) if math.gcd(k, vocab) == 1)
     for run in range(count):
@@ -201,9 +202,9 @@ def probe_other_ids(vocab: int, length: int, count: int) -> Iterator[tuple[int, 
 def unrouted_experts(
     differing: DifferingRows, routed: Mapping[int, set[int]]
 ) -> dict[str, list[int]]:
-    """Return {key: differing experts that no pass used}, without keys where all were used.
+    """Return {role key: numbers of differing experts that no pass chose}, without empty ones.
 
-    `differing` are the rows that differ, `routed` the experts used by layer.
+    `differing` are the rows that differ, `routed` the experts chosen, by layer.
     """
     found: dict[str, list[int]] = {}
     for key, experts in differing.experts.items():

@@ -1,10 +1,4 @@
-"""Compares what hyperparameters result in: frequencies, masks, activations, scales.
-
-Two files may spell one computation in two ways: a window no smaller than the context, a scaling
-by 1, a base that no layer uses. What a pass computes with is compared here up to the context
-length, without a pass: equal quantities are a proof, other ones say from which position on they
-differ.
-"""
+"""Compares what hyperparameters result in: rope frequencies, masks, activations, scales."""
 
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -26,11 +20,7 @@ REACH = 12.0  # how far from zero
 
 @dataclass(frozen=True)
 class Quantity:
-    """The comparison of one quantity that a pass computes with.
-
-    `says` is a sentence, `where` are layers. `position` is the first token position at which it
-    differs (0: already the first token), None where it is equal.
-    """
+    """The comparison of one quantity that two models' passes compute with, such as a mask."""
 
     name: str
     says: str
@@ -121,9 +111,9 @@ def _critical_lengths(a: ByName, b: ByName, longest: int) -> list[int]:
 
 
 def _frequency_distance(a: ByName, b: ByName, layer: int, length: int) -> float:
-    """Return the largest relative difference of a layer's frequencies.
+    """Return the largest relative difference of a layer's rope frequencies at a sequence length.
 
-    Infinite if only one layer rotates, or their factors or numbers of pairs differ.
+    Infinite if only one model rotates there, or their factors or numbers of pairs differ.
     """
     kinds = [rotation_of_layer(hp, layer) for hp in (a, b)]
     if kinds[0] is None or kinds[1] is None:
@@ -140,7 +130,7 @@ def _frequency_distance(a: ByName, b: ByName, layer: int, length: int) -> float:
 
 
 def compare_masks(a: ByName, b: ByName) -> Quantity:
-    """Return the comparison of how many tokens back each layer attends.
+    """Return the comparison of how many tokens back attention sees, layer by layer.
 
     Windows that are larger than the context are equal.
     """
@@ -173,7 +163,7 @@ def _window_of_layers(hp: ByName, longest: int) -> list[int]:
 
 
 def compare_activations(a: ByName, b: ByName) -> Quantity:
-    """Return the comparison of both activations as functions, at 8193 points, and their clamps."""
+    """Return the comparison of the two activation functions, at 8193 points, and their clamps."""
     x = np.linspace(-REACH, REACH, 2 * STEP + 1, dtype=np.float32)
     names = [str(hp["activation"]) for hp in (a, b)]
     first, second = (ACTIVATIONS[name](x.copy()) for name in names)
@@ -188,7 +178,7 @@ def compare_activations(a: ByName, b: ByName) -> Quantity:
 
 
 def compare_score_scales(a: ByName, b: ByName) -> Quantity:
-    """Return the comparison of each layer's factor of the attention scores."""
+    """Return the comparison, layer by layer, of the factor of the attention scores."""
     rows = [_score_scales(hp) for hp in (a, b)]
     apart = [
         i for i, pair in enumerate(zip(*rows, strict=True)) if not math.isclose(*pair, rel_tol=1e-7)
@@ -211,14 +201,17 @@ def _score_scales(hp: ByName) -> Sequence[float]:
 
 
 def compare_routing(a: ByName, b: ByName) -> Quantity | None:
-    """Return that routing is equal if neither model has experts; else None, as only passes tell."""
+    """Return the Quantity that routing is equal if no model has experts; else None.
+
+    Only passes tell whether two models with experts route alike.
+    """
     if not a["n_experts"] and not b["n_experts"]:
         return Quantity("routing", "no layer routes to experts", None)
     return None
 
 
 def _layer_count_text(layers: Iterable[str]) -> str:
-    """Return a number of layers with the first name, such as "2 layers (L0, ...)"."""
+    """Return how many layers there are and the first one's name, such as "2 layers (L0, ...)"."""
     names = list(layers)
     more = ", ..." if len(names) > 1 else ""
     return f"{len(names)} layer{'s' if more else ''} ({names[0]}{more})"

@@ -1,7 +1,4 @@
-"""Token ids of a diagnosis: whether both sides ran on the same, and what the ids show or hide.
-
-Findings on the ids that a trace recorded: their frame, and padding before the text.
-"""
+"""The token ids of a diagnosis: whether both sides ran on the same ids, and what these show."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -86,10 +83,10 @@ _OWN = 0.01  # a row's distance from its token's, of its length: bfloat16 rounds
 
 
 def ids_of_embedding(trace: Trace, model: Model | None) -> tuple[int, ...] | None:
-    """Return the token ids whose rows of the model's embedding a trace has as its embedding.
+    """Return the token ids whose rows of the model's embedding a trace recorded.
 
-    None where it has no embedding, a row of it is none of the model's, or more than one token has
-    that row.
+    None where the trace has no embedding, a row of it is none of the model's, or several tokens
+    have that row.
     """
     if model is None or "embd" not in trace.records:
         return None
@@ -108,7 +105,10 @@ def ids_of_embedding(trace: Trace, model: Model | None) -> tuple[int, ...] | Non
 
 
 def _nearest_rows(rows: NDArray[np.float64], table: Weight) -> tuple[int, ...] | None:
-    """Return the number of the table's row that each row is; None unless all are one alone."""
+    """Return, for each of `rows`, the number of the table's row that it is; None if one is unclear.
+
+    A row is clear if one row of the table is near it and no other.
+    """
     best = np.full((2, len(rows)), np.inf)  # squared distances of the nearest and the next
     nearest = np.zeros(len(rows), np.int64)
     square = (rows**2).sum(1)
@@ -141,8 +141,9 @@ def frame_finding(
 ) -> Finding | None:
     """Return the finding on wrong special tokens or padding around recorded ids; None if right.
 
-    `model` is the one that the run is of, `label` the side. Padding that the run attends to counts:
-    hidden padding has been taken away before. Of `chosen` ids nothing is missing.
+    `model` is the one that was run, `label` the side. Padding that the run attends to counts;
+    padding that no row sees has been removed before. If the ids were `chosen` by aprfmt, no token
+    is reported as missing.
     """
     tokenizer = tokenizer_of(model)
     if tokenizer is None or model is None:
@@ -213,11 +214,11 @@ def hidden_padding(
 def seen_padding(
     model: Model | None, trace: Trace, label: str, ids: Sequence[int], dtype: str
 ) -> Finding | None:
-    """Return the finding that rows see the padding before them, which a recorded mask hides.
+    """Return the finding that rows attend to the padding before them, which a recorded mask hides.
 
     All points differ from a pass without the padding, and agree with one whose rows see it: with
-    positions counted from the padding on, or from the text on. None where there is no such padding,
-    and where the rows do not show it. `label` is the side, `ids` are the text's.
+    positions counted from the padding on, or from the text on. None where there is no such
+    padding, and where the rows do not show it. `label` is the side, `ids` are the text's.
     """
     dump = trace.run.get("dump")
     before = dump.get("masked", ()) if isinstance(dump, Mapping) else ()
@@ -265,10 +266,10 @@ def seen_padding(
 def exchanged_rows(
     model: Model | None, trace: Trace, ids: Sequence[int], dtype: str
 ) -> tuple[Trace, Finding] | None:
-    """Return (the trace with its rows put in the order of `ids`, the finding), if they were not.
+    """Return (trace with its rows put in the order of `ids`, finding); None if they are in order.
 
-    The order is found on the first captured point and judged on all: the rows in their tokens'
-    places agree with a pass on `ids` everywhere. None where they do not, or where no point after an
+    The order is found on the first captured point and tested on all: reordered, the rows must
+    agree with a pass on `ids` everywhere. None too where they do not, or where no point after an
     attention was captured: before it, exchanged tokens would look like exchanged rows.
     """
     if model is None:
@@ -296,13 +297,13 @@ def exchanged_rows(
 
 
 def _rows_of(key: str) -> str:
-    """Return what the rows of a point are of, "" for a name that is no point."""
+    """Return what the rows of a point count, such as "tokens"; "" for a name that is no point."""
     row = POINTS.get(key.rpartition(".")[2])
     return "" if row is None else row.rows
 
 
 def _is_behind_attention(key: str) -> bool:
-    """Return whether a point is surely computed from the rows of several tokens.
+    """Return whether a point is computed from the rows of several tokens, for certain.
 
     No point of the first layer counts.
     """
@@ -311,7 +312,10 @@ def _is_behind_attention(key: str) -> bool:
 
 
 def _order_of_rows(view: ShadowPoint, tokens: int) -> NDArray[np.int64] | None:
-    """Return the recorded row of each token; None unless each row is that of exactly one token."""
+    """Return the number of the recorded row that belongs to each token, [tokens]; None if unclear.
+
+    None too where all rows are in their tokens' places.
+    """
     if (
         view.recorded is None
         or len(view.mine) != tokens
@@ -334,7 +338,10 @@ def _order_of_rows(view: ShadowPoint, tokens: int) -> NDArray[np.int64] | None:
 def _with_rows_in_order(
     trace: Trace, order: NDArray[np.int64], axes_of_scores: Sequence[int]
 ) -> Trace:
-    """Return a trace whose rows are `order` of the stored ones, at points with a row per token."""
+    """Return a trace whose rows are `order` of the recorded ones, at points with a row per token.
+
+    `axes_of_scores` are the axes of attention scores to reorder.
+    """
 
     def fetch(key: str) -> NDArray[Any] | None:
         """Return the values with their rows in order."""
@@ -390,7 +397,7 @@ def without_leading_rows(trace: Trace, tokens: int, count: int) -> Trace:
 
 
 def _cut_records(trace: Trace, tokens: int, count: int) -> Iterator[tuple[str, Record]]:
-    """Yield (key, record) of each point that has a row for every token, without the first rows."""
+    """Yield (key, record) of each point with a row per token, without its first `count` rows."""
     for key, record in trace.records.items():
         values = trace.fetch(key)
         cut = None if values is None else _cut(key, values, tokens, count)
@@ -399,7 +406,10 @@ def _cut_records(trace: Trace, tokens: int, count: int) -> Iterator[tuple[str, R
 
 
 def _cut(key: str, values: NDArray[Any], tokens: int, count: int) -> NDArray[Any] | None:
-    """Return values without the rows of the first tokens; None where they have other rows."""
+    """Return a point's values without the rows of the first `count` tokens.
+
+    None where they do not have a row for each of `tokens` tokens.
+    """
     row = POINTS.get(key.rpartition(".")[2])
     axes = () if row is None else _AXES.get(row.rows, ())
     if not axes or any(axis >= values.ndim or values.shape[axis] != tokens for axis in axes):

@@ -40,7 +40,10 @@ ALL_ZERO = "all values of A and B are zero: nothing was written there"  # of the
 
 @dataclass(frozen=True)
 class Touched:
-    """The hyperparameters and role keys that a finding is about; empty if a pass reads none."""
+    """The hyperparameters and role keys of weights that a finding is about.
+
+    Both are empty if a pass reads none of them.
+    """
 
     hyper: tuple[str, ...] = ()
     keys: tuple[str, ...] = ()
@@ -146,10 +149,10 @@ class Diagnosis(Tabular):
 
     @property
     def underived_faults(self) -> tuple[Finding, ...]:
-        """The confirmed faults of weights or keys that the derivation of B from A does not explain.
+        """The confirmed bugs in weights or keys that B's training or merging from A cannot explain.
 
-        () where neither is derived (trained, merged). Other tokens, templates and stops come with
-        many a training, and are not among them.
+        () where neither model is derived from the other. Other tokens, templates and stops are
+        left out, as many trainings change them.
         """
         others = [row for row in self.findings if row.verdict == "not_comparable"]
         if not others or any(row.cause not in TRAINED for row in others):
@@ -173,7 +176,7 @@ class Diagnosis(Tabular):
     def _findings_verdict(self) -> Verdict:
         """The worst verdict of the findings; "same" if there are none.
 
-        "bug" too where a derived model has confirmed faults besides.
+        "bug" where a derived model has confirmed faults that its derivation does not explain.
         """
         if self.underived_faults:
             return "bug"
@@ -181,7 +184,7 @@ class Diagnosis(Tabular):
 
     @property
     def pronounced(self) -> Pronounced:
-        """The verdict over the findings and all items of both models that were not compared."""
+        """The verdict over the findings and over all items that were not compared."""
         found = self._findings_verdict
         differs = found not in ("same", "precision") or self.other_model
         # That nothing at all was compared is `reason`: where it is "", something was.
@@ -194,9 +197,9 @@ class Diagnosis(Tabular):
     def lead(self) -> Finding | None:
         """The most important finding of the verdict's kind; None if there are no such findings.
 
-        A fault makes what comes after it differ too, so the first counts. Roundings are
-        independent: the one that moves the logits most, else the one of most tensors, counts.
-        Where only what was not compared makes the verdict, it is the finding that names that.
+        Of faults it is the first, which makes later ones differ too. Of roundings, which are
+        independent, it is the one that moves the logits most, else the one of most tensors. Where
+        only what was not compared makes the verdict, it is the finding that names that.
         """
         rows = [finding for finding in self.findings if finding.verdict == self.verdict]
         rows = list(self.underived_faults) or rows
@@ -232,7 +235,7 @@ class Diagnosis(Tabular):
     def first(self) -> str | None:
         """The point that shows the leading cause first, else the first beyond its tolerance.
 
-        None if there is none.
+        None if there is neither.
         """
         if self.lead is not None and self.lead.first:
             return self.lead.first
@@ -240,7 +243,7 @@ class Diagnosis(Tabular):
 
     @property
     def confidence(self) -> Confidence:
-        """The confidence of the leading cause, "confirmed", "ambiguous" or "unconfirmed".
+        """The confidence of the leading cause: "confirmed", "ambiguous" or "unconfirmed".
 
         Without findings "confirmed" if the sides are the same or not comparable.
         """
@@ -250,7 +253,11 @@ class Diagnosis(Tabular):
 
     @property
     def kind(self) -> DivergenceKind:
-        """The class of the answer: the verdict, or "derived" or "not_exercised"."""
+        """The class of the answer: the verdict, or "derived" or "not_exercised".
+
+        "derived": one model was trained or merged from the other. "not_exercised": the bugs found
+        change no logits of the probes.
+        """
         if self.verdict == "not_comparable":
             derived = self.lead is not None and self.lead.cause in TRAINED
             said = not self.reason or self.reason.startswith(KINDS["derived"])
@@ -274,7 +281,7 @@ class Diagnosis(Tabular):
 
     @property
     def next(self) -> tuple[str, ...]:
-        """The commands to run next, those of the first findings first, each once."""
+        """The commands to run next, without duplicates, in the order of the findings."""
         rows = [row.next for row in self.findings if row.next]
         if not rows and self.ledgers is not None and self.verdict == "bug":
             left = self.pronounced.not_compared
@@ -293,7 +300,7 @@ class Diagnosis(Tabular):
 
     @property
     def unrepaired_text(self) -> str:
-        """A sentence on the faults that no command repairs, or on another model; else "".
+        """A sentence on the faults that no command repairs, or that B is another model; else "".
 
         "" too where one of these faults is of an engine's run: what it computes is in no file.
         """
@@ -359,9 +366,9 @@ class Diagnosis(Tabular):
         return f"{words}: {name}{known} - {says}{at}{also}{others}{left}"
 
     def _also_clause(self, cause: str) -> str:
-        """Return the end of a sentence about another cause that explains the leading one's point.
+        """Return the end of a sentence: another `cause` would explain the leading finding as well.
 
-        What it would be stands in the evidence.
+        What it would be is read from the evidence.
         """
         begin = f"{cause} {ALSO_EXPLAINS} ("
         told = [row.says for row in self.evidence if row.says.startswith(begin)]
@@ -369,9 +376,9 @@ class Diagnosis(Tabular):
         return f"; {cause} would explain it as well" + (f" ({what})" if what else "")
 
     def _untrained_clause(self) -> str:
-        """Return the end of a sentence naming what a derived model's training does not explain.
+        """Return the end of a sentence on differences that B's training cannot explain.
 
-        "" for any other class of answer, or where nothing else differs.
+        "" for any other class of answer than "derived", or where nothing else differs.
         """
         if self.kind != "derived":
             return ""
@@ -392,7 +399,7 @@ class Diagnosis(Tabular):
         return items_clause(self.pronounced.not_compared) + self._accepted_clause()
 
     def _accepted_clause(self) -> str:
-        """Return the end of a sentence about accepted items; "" if none."""
+        """Return the end of a sentence on items accepted as not compared; "" if there are none."""
         left = self.pronounced.not_compared
         taken = [row for row in self.left if row not in left]
         return items_clause(taken, "; accepted, not compared")
@@ -403,7 +410,7 @@ class Diagnosis(Tabular):
         return next((row.says for row in self.evidence if row.says.startswith("proven")), "")
 
     def _remainder_clause(self) -> str:
-        """Return the end of a sentence on the difference that is left without the confirmed causes.
+        """Return the end of a sentence on the difference left without the confirmed causes.
 
         "" for other verdicts than a bug, or where that was not measured.
         """

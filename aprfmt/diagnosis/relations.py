@@ -16,7 +16,7 @@ Array = NDArray[Any]
 
 
 def _heads_first(x: Array) -> Array:
-    """Return [tokens, heads, d] in memory order [heads, tokens, d], in the same shape."""
+    """Return [tokens, heads, d] in the memory order of [heads, tokens, d], in its old shape."""
     return np.ascontiguousarray(np.swapaxes(x, 0, 1)).reshape(x.shape)
 
 
@@ -73,7 +73,7 @@ def relation_text(mine: Array, theirs: Array, bound: float) -> str:
 
 
 def _rank_order_text(x: Array, y: Array, bound: float) -> str:
-    """Return that ranks' blocks of columns are in another order, in words; "" if not."""
+    """Return in words that `y` is `x` with ranks' blocks of columns in another order; "" if not."""
     for count in COUNTS:
         order = block_order(x, y, count, bound)
         if order is not None:
@@ -92,9 +92,10 @@ LAYOUTS: tuple[tuple[str, Callable[[Array], Array]], ...] = (
 
 
 def certainty_of_relations(found: Sequence[str]) -> Certainty:
-    """Return the highest certainty that points were recorded elsewhere, by their relations.
+    """Return how certain it is that points were recorded elsewhere, by their relations' texts.
 
-    Located where no relation gives one of them, explained where one gives them in part.
+    "located" where a point has no relation (""), "explained" where one relation is partial, else
+    "confirmed".
     """
     if not all(found):
         return "located"

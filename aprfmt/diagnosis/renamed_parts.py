@@ -1,4 +1,4 @@
-"""Parts of packed weights that stand under names which no packing knows: found by A's values."""
+"""Finds parts of packed weights that are stored under names that no packing has, by A's values."""
 
 import math
 import shlex
@@ -40,11 +40,10 @@ Rules = tuple[Rename, ...]
 def read_with_renamed_parts(good: Model, bad: Model, label: str) -> tuple[Model, Finding] | None:
     """Return (`bad` read with parts of its packed weights renamed, the finding), or None.
 
-    None where every tensor next to its packed weights has a name that some packing knows, or no
-    renames of one to three parts bring the weights to `good`'s values: more of them than are read
-    without, each within READ. Parts that change no value must be `good`'s own, byte for byte, or
-    the groups of inputs in order. `label` is the side of `bad`. The model is open: who calls
-    closes it.
+    None where every tensor of its packed weights has a name that some packing has, or no renaming
+    of one to three parts brings more weights within READ of `good`'s values than are read
+    without. Parts that change no value must be `good`'s own, byte for byte, or the groups of
+    inputs in order. `label` is the side of `bad`. The caller closes the model.
     """
     if quantization_section(packing_config(bad) or {}) is None:
         return None
@@ -87,9 +86,10 @@ def read_with_renamed_parts(good: Model, bad: Model, label: str) -> tuple[Model,
 def _with_parts_of_no_effect(
     good: Model, bad: Model, best: tuple[float, Rules], before: Mapping[str, float]
 ) -> tuple[float, Rules]:
-    """Return (distance, renames) `best` with those of further parts, which change no value.
+    """Return (distance, renames) `best` with renames added for one part that changes no value.
 
-    They are held to what such parts have to be: `good`'s own bytes, or groups in order.
+    Such a part must be `good`'s own bytes, or the groups of inputs in order. `before` is {role
+    key: distance} without renames.
     """
     done = {rule.old for rule in best[1]}
     singles = [rules[0] for rules in _possible_rules(good, bad) if len(rules) == 1]
@@ -109,7 +109,7 @@ def _with_parts_of_no_effect(
 
 
 def weight_distances(good: Model, model: Model, keys: Sequence[str]) -> dict[str, float]:
-    """Return {role key: relative L2 from A's weight}; inf for those that are not read."""
+    """Return {role key: relative L2 of a weight from `good`'s}; inf where it is not read."""
     found = {}
     for key in keys:
         if key not in good.roles or len(good.roles[key].shape) < 2:
@@ -128,22 +128,22 @@ def weight_distances(good: Model, model: Model, keys: Sequence[str]) -> dict[str
 
 
 def _convert_command(bad: Model, rules: Rules) -> str:
-    """Return the `convert` that writes a model with its tensors renamed."""
+    """Return the `convert` command that writes a model with its tensors renamed by `rules`."""
     path = opening_path(bad.path)
     options = " ".join(f"--rename {shlex.quote(str(rule))}" for rule in rules)
     return f"{command_line('convert', path)} {fixed_name(path)} {options}"
 
 
 def _weight_keys(good: Model) -> list[str]:
-    """Return the keys of `good`'s matrices of layers that are tried, in the file's order."""
+    """Return the role keys of the first TRIED matrices in layers of `good`, which are tested."""
     keys = (key for key, view in good.roles.items() if len(view.shape) > 1 and key.startswith("L"))
     return list(islice(keys, TRIED))
 
 
 def _distance_with(good: Model, bad: Model, rules: Rules, before: Mapping[str, float]) -> float:
-    """Return the largest distance of the tried weights from A's under renames; inf for no repair.
+    """Return the largest relative L2 of the tested weights from A's under renames `rules`.
 
-    `before` are the distances without them.
+    Infinite where the renames are no repair. `before` are the distances without renames.
     """
     try:
         with open_model(bad.path, rename=rules, allow_missing=ANY) as made:
@@ -160,7 +160,10 @@ def _distance_with(good: Model, bad: Model, rules: Rules, before: Mapping[str, f
 
 
 def _holds_same_parts(good: Model, made: Model, rules: Rules) -> bool:
-    """Return whether both files hold the tensors that renames bring about, with equal bytes."""
+    """Return whether all tensors that `rules` rename are `good`'s of the new name, byte for byte.
+
+    `made` is the model read with the renames.
+    """
     ends = tuple(f".{rule.new}" for rule in rules)
     names = [name for name in made.source.tensors if name.endswith(ends)]
     mine, theirs = made.source.tensors, good.source.tensors
@@ -170,10 +173,10 @@ def _holds_same_parts(good: Model, made: Model, rules: Rules) -> bool:
 
 
 def _holds_groups_in_order(good: Model, made: Model, rules: Rules) -> bool:
-    """Return whether renames bring about groups of inputs that stand in order, and nothing else.
+    """Return whether the tensors that `rules` rename are groups of inputs in their usual order.
 
-    They say what is taken without them: input i is in group i / size, of two groups or more.
-    `good` has none of them.
+    Then input i is in group i / size, of two groups or more, which readers assume without such a
+    tensor. `good` has none of them.
     """
     if any(name.endswith(_GROUPS) for name in good.source.tensors):
         return False
@@ -201,11 +204,10 @@ def _raw(tensor: LazyTensor) -> bytes:
 
 
 def _possible_rules(good: Model, bad: Model) -> Iterator[Rules]:
-    """Yield renames to try: of one unknown part next to packed weights, of two, of three.
+    """Yield tuples of renames to try: of one unknown part of packed weights, of two, of three.
 
-    The likely ones of each come first.
-
-    A part is unknown that stands next to most packed weights under a name that no packing has.
+    The likely ones of each number come first. A part is unknown that most packed weights have
+    under a name of no packing.
     """
     modules = _unknown_tails(good, bad)
     counts = Counter(tail for tails in modules.values() for tail in tails)
@@ -226,9 +228,10 @@ def _possible_rules(good: Model, bad: Model) -> Iterator[Rules]:
 
 
 def _unknown_tails(good: Model, bad: Model) -> dict[str, list[str]]:
-    """Return {module of a packed weight: the names after it of its tensors that no packing knows}.
+    """Return {module of a packed weight: ends of tensor names in it that no packing has}.
 
-    A module of a weight that `good` has and `bad` has not is packed, whatever its parts are called.
+    A module counts as packed where `good` has its weight and `bad` has not, whatever its tensors
+    are called.
     """
     ends = {f".{one}": one not in _BESIDE for one in part_suffixes()}
     stems: dict[str, bool] = {}  # and whether a part of a packing stands there
@@ -255,7 +258,7 @@ def _unknown_tails(good: Model, bad: Model) -> dict[str, list[str]]:
 
 
 def _known_end(name: str, ends: Collection[str]) -> str:
-    """Return the longest end of a tensor's name, from a dot on, that is one of `ends`; or ""."""
+    """Return the longest end of a tensor's name that is in `ends` and begins with a dot; or ""."""
     dots = (i for i, letter in enumerate(name) if letter == ".")
     return next((name[i:] for i in dots if name[i:] in ends), "")
 

@@ -1,8 +1,4 @@
-"""Tokens that have other ids on the two sides, and the rows of their tables with them: one model.
-
-A tokenizer with other ids is a fault where the rows stayed, and rows in another order are one where
-the ids stayed. Both by the same numbering change no text's computation.
-"""
+"""Two models that are one under another numbering of tokens: other ids, rows moved with them."""
 
 from collections.abc import Mapping, Sequence
 from hashlib import blake2b
@@ -27,10 +23,10 @@ _ROWS = 4096  # read at once
 
 
 def settle_numbering(a: Model, b: Model, found: Levels) -> None:
-    """Replace the findings on ids and rows by one where B is A under another numbering of tokens.
+    """Replace findings on ids and table rows by one, where B is A with its tokens renumbered.
 
-    All tokens have to be the same by their texts, with their flags and roles, all rows of the
-    tables of tokens those of the same tokens, bit for bit, and every other tensor equal.
+    All tokens must be the same by their texts, flags and roles, the tables' rows must be those of
+    the same tokens, bit for bit, and every other tensor equal. Else `found` is left as it is.
     """
     causes = {one.cause for one in found.stated}
     if "tokenizer_pieces" not in causes or not causes <= _OF_IDS or found.report is None:
@@ -89,7 +85,10 @@ def _numbering(a: Model, b: Model) -> Sequence[int] | None:
 
 
 def _by_text(side: StatedTokenizer, order: Sequence[int]) -> tuple[Any, ...]:
-    """Return (flags by text, ids of roles, stop ids, template); each id i is given as order[i]."""
+    """Return (flags by token text, {role: id}, stop ids, chat template) of a tokenizer.
+
+    Each id i is given as order[i].
+    """
     flags = {
         token["content"]: {key: value for key, value in token.items() if key != "id"}
         for token in side.added_tokens
@@ -100,7 +99,7 @@ def _by_text(side: StatedTokenizer, order: Sequence[int]) -> tuple[Any, ...]:
 
 
 def _settings(model: Model, order: Sequence[int]) -> Mapping[str, Any]:
-    """Return the generation settings and config.json's ids; each id i is given as order[i]."""
+    """Return the generation settings and config.json's ids by name, each id i as order[i]."""
     found = dict(model.carried.parse_file("generation_config.json") or {})
     own = {key: value for key, value in (model.config or {}).items() if key.endswith(_ID)}
     for key, value in [*found.items(), *((f"config.json: {key}", own[key]) for key in own)]:
@@ -113,7 +112,10 @@ def _settings(model: Model, order: Sequence[int]) -> Mapping[str, Any]:
 
 
 def _same_rows(a: Model, b: Model, key: str, order: Sequence[int]) -> bool:
-    """Return whether each row of a table of A is B's row of the same token; others by their ids."""
+    """Return whether each row of A's table `key` is B's row of the same token, order[i] for row i.
+
+    Rows after the tokens are compared by number.
+    """
     mine, theirs = a.roles.get(key), b.roles.get(key)
     if mine is None or theirs is None or mine.shape != theirs.shape:
         return False
@@ -124,7 +126,7 @@ def _same_rows(a: Model, b: Model, key: str, order: Sequence[int]) -> bool:
 
 
 def _row_digests(table: View) -> list[bytes]:
-    """Return a digest of the values of each row."""
+    """Return, for each row of a table, a digest of its values."""
     found: list[bytes] = []
     for start in range(0, table.shape[0], _ROWS):
         rows = table.rows(start, min(start + _ROWS, table.shape[0]))

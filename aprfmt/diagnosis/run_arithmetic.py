@@ -14,10 +14,10 @@ from aprfmt.measure.trace_view import RecordLike, TraceLike, WrappedTrace
 
 
 def arithmetic_of_products(found: ShadowPass) -> str:
-    """Return the dtype that the errors of all matrix products point to; "" if to none.
+    """Return the dtype whose rounding explains the errors of all matrix products; "" if none does.
 
-    Only points whose operations are one product and perhaps its bias are judged. Where weights are
-    quantized, values that were never quantized make such errors too: then "".
+    Only points whose operations are one product and perhaps its bias are judged. "" where weights
+    are quantized, since a run with the unquantized values has such errors too.
     """
     products = [view for view in found.views.values() if _is_product(view)]
     if any(_product_weight(view).encoding in NMSE for view in products):
@@ -50,7 +50,7 @@ def _is_product(view: ShadowPoint) -> bool:
 
 
 class TraceInArithmetic(WrappedTrace):
-    """A trace that is judged as computed in another arithmetic than it is recorded in."""
+    """A trace that is judged as if it was computed in another dtype than the recorded one."""
 
     def __init__(self, trace: TraceLike, dtype: str) -> None:
         """Wrap a trace; `dtype` is the arithmetic of its values."""

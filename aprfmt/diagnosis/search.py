@@ -52,7 +52,7 @@ CLEAR = 0.3  # a residual that does not fall below this share of the first one p
 
 @dataclass(frozen=True)
 class SearchStep:
-    """A change in some layers; `everywhere`: in all layers that the change belongs to."""
+    """A change tried in some layers; `everywhere`: these are all layers that it can apply to."""
 
     change: Change
     layers: Layers
@@ -60,13 +60,13 @@ class SearchStep:
 
     @property
     def changed_thing(self) -> tuple[str, tuple[str, ...]]:
-        """(cause, places) that it changes: two steps that change the same thing are not joined."""
+        """The (cause, places) of the change; steps that have the same are not joined."""
         return (self.change.cause, self.change.where)
 
 
 @dataclass(frozen=True)
 class TriedSteps:
-    """Steps made together, the point's relative L2 then (`residual`), and its nearness."""
+    """Steps applied together, the point's relative L2 with them (`residual`), and its nearness."""
 
     steps: tuple[SearchStep, ...]
     residual: float
@@ -75,17 +75,14 @@ class TriedSteps:
 
 @dataclass
 class SearchBudget:
-    """The work that is left for all searches of one trace; 1.0 is the work at one divergence."""
+    """The work left for all searches of one trace; 1.0 is the work of one search."""
 
     left: float = ALL
 
 
 @dataclass
 class Search:
-    """The search at one divergence. `runs` of `allowed` passes are left, `tried` were made.
-
-    `singles` are the results of single changes.
-    """
+    """The search at one divergence: `runs` of `allowed` passes are left, `tried` were made."""
 
     case: Mismatch
     budget: SearchBudget = field(default_factory=SearchBudget)
@@ -117,10 +114,10 @@ class Search:
         return TriedSteps(steps, view.residual, self.nearness(view))
 
     def run_with_steps(self, steps: tuple[SearchStep, ...]) -> ShadowPoint | None:
-        """Return the point at which the runs part, computed anew with these changes made.
+        """Return the diverging point, computed anew with these changes applied.
 
-        Costs one of the passes that are left. None where none is left, or where the changes cannot
-        be made together; whether the point agrees now is for the caller to judge.
+        It costs one of the passes left. None where none is left, or where the changes cannot be
+        applied together. The caller judges whether the point agrees.
         """
         if self.runs <= 0:
             return None
@@ -130,7 +127,7 @@ class Search:
         return self.case.attempt_all([(step.change, step.layers) for step in steps])
 
     def nearness(self, view: ShadowPoint) -> float:
-        """Return how near a point is to the trace: the negative mean log10 of row distances.
+        """Return how near a point is to the trace: the negative mean log10 of its rows' distances.
 
         Higher is nearer. Only the rows that the trace has count.
         """
@@ -138,14 +135,14 @@ class Search:
         return -float(np.mean(np.log10(np.maximum(rows, self.case.view.tolerance / 10))))
 
     def solves(self, tried: TriedSteps) -> bool:
-        """Return whether steps remove the difference, and not only because it was small."""
+        """Return whether steps remove the difference: within tolerance, and by a clear factor."""
         assert self.case.view.residual is not None
         bound = min(self.case.view.tolerance, CLEAR * self.case.view.residual)
         return tried.residual <= bound
 
     @property
     def smallest_remaining_share(self) -> float:
-        """The share of the difference that the best single change leaves."""
+        """The fraction of the difference left by the best single change, 1.0 if none was tried."""
         assert self.case.view.residual is not None
         left = min((one.residual for one in self.singles), default=self.case.view.residual)
         return left / self.case.view.residual
@@ -153,9 +150,9 @@ class Search:
     # --- the search -------------------------------------------------------------------------
 
     def run(self, joined: bool = True) -> list[TriedSteps]:
-        """Return all single changes that remove the difference, else joined ones; or [].
+        """Return all single changes that remove the difference, else a joined change, else [].
 
-        Without `joined` only single ones are tried.
+        Without `joined` only single changes are tried.
         """
         self.singles = list(self._measure_each(self._usual_steps()))
         found = [one for one in self.singles if self.solves(one)]
@@ -180,7 +177,7 @@ class Search:
         return self._join_changes()
 
     def _measure_each(self, steps: Iterator[SearchStep], left: int = 0) -> Iterator[TriedSteps]:
-        """Yield the result of each step that can be made, until `left` passes are left."""
+        """Yield the result of each step that can be applied, until only `left` passes are left."""
         for step in steps:
             if self.runs <= left:
                 return
@@ -197,7 +194,7 @@ class Search:
                     yield SearchStep(usual.change, layers, layers == usual.layers)
 
     def _usual_changes(self) -> list[UsualMistake]:
-        """Return the usual mistakes of this model, and the window that the rows suggest."""
+        """Return the usual mistakes of this model, and a window that the rows suggest."""
         patched, found = self.case.patched, usual_mistakes(self.case.patched)
         late = np.flatnonzero(
             self.case.distances_by_row(self.case.view) > 2 * self.case.view.tolerance
@@ -207,10 +204,10 @@ class Search:
         return found
 
     def _single_layer_steps(self) -> Iterator[SearchStep]:
-        """Yield changes of single layers.
+        """Yield changes of single layers as steps.
 
-        First those of the table for one layer, then every usual change in each layer, if several
-        layers lie between the trace's last points and this one.
+        First those of the table for one layer; then, if several layers lie between the trace's
+        last points and this one, every usual change in each of them.
         """
         here = sorted(spanned_layers(self.case))
         for usual in single_layer_mistakes(self.case.patched):
@@ -259,9 +256,10 @@ class Search:
             yield SearchStep(change, None)
 
     def _one_pass_steps(self) -> Iterator[SearchStep]:
-        """Yield the usual mistakes made for the rows that differ alone, as one later pass has them.
+        """Yield the usual mistakes as steps that affect only the differing rows.
 
-        Nothing where other rows differ than one later pass has, or no operation reads others.
+        So it is where the run had these rows in one later pass. Yields nothing where the
+        differing rows are not those of one later pass, or no operation reads other rows.
         """
         case = self.case
         ops = {call.op for call in case.view.calls}
@@ -280,7 +278,7 @@ class Search:
         return None if tried is None else self.case.distances_by_row(tried)
 
     def _fitted_steps(self) -> Iterator[SearchStep]:
-        """Yield changes whose number is fitted: counts of shards, rope bases, scale, epsilon."""
+        """Yield steps whose number is fitted: counts of shards, rope bases, scale, epsilon."""
         case, patched = self.case, self.case.patched
         for change in find_shard_counts_beside_bias(case):
             yield SearchStep(change, None)
@@ -304,10 +302,10 @@ class Search:
     def _fit_number(
         self, near: Sequence[TriedSteps], make: object, layers: Layers
     ) -> Iterator[SearchStep]:
-        """Yield the change `make(number)` for the numbers that fit best, starting from `near`.
+        """Yield the step of `make(number)` for the numbers that fit best, starting from `near`.
 
-        `near` are tried changes of that kind. Nothing is yielded if none of them leaves at most 80
-        % of the difference.
+        `near` are tried changes of that kind. Nothing is yielded if each of them leaves over 80 %
+        of the difference.
         """
         case = self.case
         assert case.view.residual is not None and callable(make)
@@ -332,7 +330,7 @@ class Search:
     def _join_changes(self) -> list[TriedSteps]:
         """Return the first joined changes that remove the difference, as a list of one; or [].
 
-        Changes that bring the rows nearest are continued first, up to DEEPEST.
+        The combinations that bring the rows nearest are extended first, up to DEEPEST changes.
         """
         start = self.nearness(self.case.view)
         whole = [one for one in self.singles if one.steps[0].everywhere]
@@ -360,9 +358,9 @@ class Search:
         return []
 
     def _with_best_values(self, tried: TriedSteps, steps: Sequence[SearchStep]) -> TriedSteps:
-        """Return joined changes, each but the last with the value that brings it nearest.
+        """Return joined changes, each but the last with the number that brings the point nearest.
 
-        `steps` are the single changes to take the other values from.
+        `steps` are single changes with other numbers.
         """
         best = tried
         for at, step in enumerate(tried.steps[:-1]):
@@ -377,7 +375,7 @@ class Search:
     # --- proving each of several ------------------------------------------------------------
 
     def necessary_steps(self, answer: TriedSteps) -> list[tuple[SearchStep, float]]:
-        """Return (step, residual without it) of each step that the agreement needs.
+        """Return (step, residual without it) of each step without which the point disagrees.
 
         `answer` are joined steps that remove the difference.
         """
@@ -439,7 +437,7 @@ def spanned_layers(case: Mismatch) -> frozenset[int]:
 def is_wide(case: Mismatch) -> bool:
     """Return whether more than FEW operations lie between the trace's last points and this one.
 
-    Then single hypotheses cannot tell which of them is wrong.
+    Then testing each operation alone cannot tell which of them is wrong.
     """
     return sum(call.op not in MOVES for call in case.view.calls) > FEW
 

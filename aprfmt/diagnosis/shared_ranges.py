@@ -1,4 +1,4 @@
-"""Tensors whose ranges in a file overlap: each pair, and whether that is all that differs."""
+"""Tensors whose byte ranges in a file overlap, and whether only the shared bytes differ."""
 
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -32,9 +32,9 @@ class SharedRange(NamedTuple):
 
 
 def shared_ranges(tensors: Mapping[str, LazyTensor]) -> Iterator[SharedRange]:
-    """Yield each tensor's bytes that an earlier one of the same file has too, by their offsets.
+    """Yield each range of bytes that a tensor shares with an earlier one of its file, by offset.
 
-    The earlier one is that which reaches furthest. Tensors without bytes share none.
+    The earlier one is the one that reaches furthest. Tensors without bytes share none.
     """
     furthest: dict[object, LazyTensor] = {}
     for one in sorted(tensors.values(), key=lambda one: (one.info.offset, one.info.nbytes)):
@@ -96,7 +96,8 @@ def _proof(
 ) -> Proof | None:
     """Return the proof that nothing but shared bytes differs; None if none could be compared.
 
-    `path` is the file of `mine`.
+    `mine` are the tensors with shared ranges `found`, `theirs` the other side's. `path` is the
+    file of `mine`.
     """
     differing = inside = 0
     for name in dict.fromkeys(name for one in found for name in (one.first, one.second)):

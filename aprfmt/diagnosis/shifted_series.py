@@ -27,20 +27,17 @@ ENOUGH = 2  # entries that have to be NEARER
 
 @dataclass(frozen=True)
 class ShiftedSeries:
-    """A series one entry early or late: the finding, and the trace with each entry in its place."""
+    """A series of layer outputs recorded one entry off: the finding, and the trace put right."""
 
     change: Change
     recorded: RecordedTrace
 
 
 class RenamedTrace(WrappedTrace):
-    """A trace whose records have other keys.
-
-    A record that is not moved keeps its key, and a moved one that is to get it is left out.
-    """
+    """A trace whose records are given under other keys than they were recorded under."""
 
     def __init__(self, trace: TraceLike, moved: Mapping[str, str]) -> None:
-        """Wrap a trace; `moved` are {recorded key: key it belongs to}."""
+        """Wrap a trace; `moved` is {recorded key: key that its values belong to}."""
         super().__init__(trace)
         kept = {key: key for key in trace.records if key not in moved}
         self._keys = {moved[key]: key for key in moved if key in trace.records} | kept
@@ -72,7 +69,7 @@ class RenamedTrace(WrappedTrace):
         return None if old is None else self._trace.value_blocks(old)
 
     def _source(self, key: str) -> str | None:
-        """Return the recorded key of what belongs to a key; None where it was moved away."""
+        """Return the recorded key whose values belong to `key`; None if these were moved away."""
         if key in self._keys:
             return self._keys[key]
         record = self._trace.find_record(key)
@@ -87,10 +84,11 @@ class RenamedTrace(WrappedTrace):
 
 
 def find_shifted_series(case: Mismatch) -> ShiftedSeries | None:
-    """Return the series that was recorded one entry early or late; None if none was.
+    """Return the series of layer outputs recorded one entry early or late; None if none was.
 
-    The first differing point has to be the stream that enters layer 0, which a lookup gives, or the
-    output of layer 0. A stale embedding is no shift: what the layers make of it agrees as recorded.
+    The first differing point must be the stream that enters layer 0, which a lookup gives, or the
+    output of layer 0. A stale embedding is no shift: what the layers make of it agrees as
+    recorded.
     """
     for moved in _shifts(case):
         recorded = case.recorded.with_trace(RenamedTrace(case.recorded.trace, moved))
@@ -103,7 +101,7 @@ def find_shifted_series(case: Mismatch) -> ShiftedSeries | None:
 
 
 def _shifts(case: Mismatch) -> Iterator[Mapping[str, str]]:
-    """Yield {recorded key: key that it belongs to} of a series one entry early, or one late."""
+    """Yield {recorded key: key that it belongs to} for a series one entry early or late."""
     first, key = case.view.point in ENTERING and case.layer <= 0, case.view.key
     outputs = [key_name("out", layer) for layer in range(case.patched.n_layers)]
     entered = [k for k in case.plain if parse_key(k)[0] in ENTERING and parse_key(k)[1] <= 0]
@@ -122,9 +120,10 @@ def _shifts(case: Mismatch) -> Iterator[Mapping[str, str]]:
 def _entries(
     case: Mismatch, found: ShadowPass, moved: Mapping[str, str]
 ) -> Iterator[tuple[str, ShadowPoint, ShadowPoint]]:
-    """Yield (key, its view, that in its new place) of each record that is compared in both.
+    """Yield (key, the point where it was recorded, the point where it belongs) of each entry.
 
-    `found` is the pass that reads the moved series. A lookup tells nothing of a series.
+    Only entries that are compared in both passes; `found` is the pass that reads the moved
+    series. The stream that enters layer 0 is left out: a lookup shows no shift.
     """
     for key, view in case.found.views.items():
         after = found.views.get(moved.get(key, key))
@@ -151,7 +150,7 @@ def _agreeing_entries(
 def _all_nearer(case: Mismatch, found: ShadowPass, moved: Mapping[str, str]) -> bool:
     """Return whether all differing entries are much NEARER to what is computed in their new place.
 
-    The first one need only be nearer: it is computed from token ids, by all of a layer.
+    The first one need only be nearer, since a whole layer lies between it and the token ids.
     """
     near = {
         key: (after.residual or 0.0) <= (1.0 if key == case.view.key else NEARER) * view.residual
@@ -162,7 +161,7 @@ def _all_nearer(case: Mismatch, found: ShadowPass, moved: Mapping[str, str]) -> 
 
 
 def _shift_change(case: Mismatch, moved: Mapping[str, str], agree: int, judged: int) -> Change:
-    """Return the finding of a series under other names: `agree` of `judged` entries reproduce."""
+    """Return the Change for a series recorded under other keys; `agree` of `judged` entries fit."""
     names = [f"{name} is what belongs to {at}" for name, at in moved.items()]
     if len(names) > SHOWN:
         names[SHOWN - 1 : -1] = [f"{len(names) - SHOWN} more"]

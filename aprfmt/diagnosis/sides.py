@@ -19,7 +19,7 @@ SideKind = Literal["model", "run", "trace"]
 
 @dataclass
 class Side:
-    """Side A or B as the user gave it (`text`); `model` has the weights it ran on, if known."""
+    """Side A or B: `text` as the user gave it, `model` the weights it ran on, if known."""
 
     label: str
     text: str
@@ -30,7 +30,7 @@ class Side:
 
     @property
     def device_choice(self) -> DeviceChoice | None:
-        """The device it runs on; None for a saved trace."""
+        """The device that the side's model runs on; None for a saved trace."""
         return None if self.request is None else self.request.choice
 
 

@@ -1,4 +1,4 @@
-"""Evidence where a trace holds statistics without values: where they differ, without a cause."""
+"""Evidence from traces that hold statistics without values: where these differ."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -18,7 +18,7 @@ def has_no_values(trace: TraceLike) -> bool:
 
 
 def differing_statistics(a: TraceLike, b: TraceLike, model: str) -> Iterator[Evidence]:
-    """Yield evidence of each point whose statistics differ beyond rounding, and what to do next."""
+    """Yield evidence of each point whose statistics differ beyond rounding, with a next step."""
     if not (has_no_values(a) or has_no_values(b)):
         return
     apart = []
@@ -52,7 +52,7 @@ def _stats_of(trace: TraceLike, key: str) -> Any:
 
 
 def _stats_bound(a: TraceLike, b: TraceLike, key: str) -> float:
-    """Return the tolerance of a point's statistics, as a share of the values' size."""
+    """Return the tolerance of a point's statistics, relative to the values' size."""
     mine, other = a.find_record(key), b.find_record(key)
     assert mine is not None and other is not None
     return statistics_tolerance(mine.dtype, other.dtype)

@@ -1,4 +1,4 @@
-"""Stored tensor names: two models compared by them, and those of the places of a finding."""
+"""Compares two models by stored tensor names, and gives the stored names of a finding's places."""
 
 import shlex
 from collections import Counter
@@ -30,9 +30,9 @@ def compare_by_name(
 ) -> Diagnosis:
     """Return the diagnosis of two models by their stored tensors and tokenizers alone.
 
-    It says what could not be compared, and how to enable that. Where a file is damaged, or a part
+    It says what could not be compared, and how to enable that. Where a file is damaged or a part
     cannot be read, and nothing differs, `reason` says what was equal, and the verdict is
-    "not_comparable" (exit 2). Where all items are equal, what reads none of them included, it is
+    "not_comparable" (exit 2). Where all items are equal, also those that nothing reads, it is
     "same". `texts` are the sides as given, `only` the sections that are compared, None for all.
     """
     part = _part_sentence(a, b)
@@ -109,7 +109,7 @@ def compare_by_name(
 
 
 def _command_beside(report: DiffReport) -> str:
-    """Return the command that `diff` sends to, other than to this diagnosis."""
+    """Return the first next command of `diff` that is not `diagnose`, else a `validate` of B."""
     others = (one for one in report.next if not one.startswith("aprfmt diagnose "))
     return next(others, f"aprfmt validate {shlex.quote(report.b)}")
 
@@ -124,9 +124,9 @@ def _known_differences(report: DiffReport) -> Iterator[Finding]:
 
 
 def _part_sentence(a: Model, b: Model) -> str:
-    """Return which side is no whole model, such as an adapter, and what to do; else "".
+    """Return a sentence on a side that is not a whole model, such as an adapter; else "".
 
-    Two parts of one kind are compared with each other.
+    It says what to do. "" too for two parts of one kind, which are compared.
     """
     names = [None if side.kind is None or side.kind.foreign else side.kind.name for side in (a, b)]
     if names[0] == names[1]:
@@ -141,7 +141,7 @@ def _part_sentence(a: Model, b: Model) -> str:
 def damage_texts(model: Model) -> tuple[str, ...]:
     """Return sentences on a model's damaged files and missing shards; () if all are whole.
 
-    Bytes that belong to nothing cost nothing: they are an item of the ledger.
+    Surplus bytes are left out: they are an item of the ledger.
     """
     faults = (*(one for one in model.damage if one.kind != SURPLUS), *missing_shards(model))
     return tuple(f"{one.where}: {one.text}" for one in faults)
@@ -150,7 +150,7 @@ def damage_texts(model: Model) -> tuple[str, ...]:
 def _damage_sentence(
     report: DiffReport, broken: Mapping[str, tuple[str, ...]], unread: Sequence[str]
 ) -> str:
-    """Return what is wrong with the files, and what was equal all the same; "" if they are whole.
+    """Return what is wrong with the files and what was equal nevertheless; "" if they are whole.
 
     `broken` are the sentences of each side, `unread` the keys not compared because of them.
     """
@@ -171,7 +171,7 @@ def _damage_sentence(
 
 
 def _comparison_limits_text(report: DiffReport) -> str:
-    """Return the reason of a diagnosis that found equal tensors but could run no pass."""
+    """Return why a diagnosis that found equal tensors cannot say "same": no pass was run."""
     apart = [row.name for row in report.tokenizer if row.decisive]
     if apart:
         return (
@@ -186,9 +186,9 @@ def _comparison_limits_text(report: DiffReport) -> str:
 def stored_names_of_places(
     findings: Iterable[Finding], a: Model | None, b: Model | None
 ) -> Mapping[str, tuple[str, ...]]:
-    """Return {place of a finding: stored names}, for places that a file has a name for.
+    """Return {place of a finding: stored names} for places that a file has a name for.
 
-    B's names, and A's of what B lacks; for a finding about side A the other way round.
+    They are B's names, and A's of what B lacks; for a finding about side A the reverse.
     """
     found: dict[str, tuple[str, ...]] = {}
     for finding in findings:

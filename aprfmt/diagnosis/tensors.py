@@ -36,7 +36,7 @@ SHOWN = 4  # errors of tensors that cannot be read
 def compare_tensors(
     a: Model, b: Model, report: DiffReport, explained: set[str], found: Levels
 ) -> None:
-    """Add findings on differing tensors to `found`; set its `reason` where they end the comparison.
+    """Add findings on differing tensors to `found`; set `found.reason` if the comparison ends.
 
     `explained` are keys of tensors that differing hyperparameters explain.
     """
@@ -95,7 +95,7 @@ def compare_tensors(
 
 
 def _leave_undecoded(a: Model, b: Model, rows: Sequence[TensorDiff], found: Levels) -> set[str]:
-    """Record tensors that no codec decodes as not compared, and return their keys."""
+    """Record tensors that no codec decodes as not compared; return their keys."""
     reasons = {one.unread.why_not_compared for one in (a, b) if one.unread is not None}
     held = [row for row in rows if row.verdict == "UNREADABLE" and row.cause in reasons]
     if held:
@@ -106,9 +106,10 @@ def _leave_undecoded(a: Model, b: Model, rows: Sequence[TensorDiff], found: Leve
 
 
 def _add_packing_faults(a: Model, b: Model, rows: Sequence[TensorDiff], found: Levels) -> set[str]:
-    """Add findings on packed weights that do not decode, or to another shape.
+    """Add findings on packed weights that do not decode, or decode to another shape.
 
-    Returns the keys of the weights that they explain: of one side, as the other is the reference.
+    Returns the keys of the weights that they explain, all of one side: the other is the
+    reference.
     """
     for good, bad, label in ((a, b, "B"), (b, a, "A")):
         broken = [
@@ -131,7 +132,7 @@ def _add_packing_faults(a: Model, b: Model, rows: Sequence[TensorDiff], found: L
 
 
 def _is_packed_of_other_shape(model: Model, row: TensorDiff) -> bool:
-    """Return whether a weight has another shape in each model and is stored packed in this one.
+    """Return whether a weight has another shape in each model and is stored packed in `model`.
 
     A packed weight's shape is computed from its codes by the configuration, which may be wrong.
     """
@@ -151,10 +152,10 @@ def nonfinite_tensors(rows: Sequence[TensorDiff]) -> Iterator[Evidence]:
 
 
 def _check_stale(a: Model, b: Model, finding: Finding, part: Touched, found: Levels) -> Finding:
-    """Return the finding, confirmed only if each tensor looks trained and not damaged.
+    """Return the finding; one of stale tensors is confirmed if each looks trained, not damaged.
 
-    Findings of other causes and confirmed ones are returned as they are. The evidence is added to
-    `found`.
+    Findings of other causes and confirmed ones are returned as they are. Evidence on each tensor
+    is added to `found`.
     """
     if finding.cause != "stale_tensor" or finding.confirmed:
         return finding
@@ -181,9 +182,9 @@ def _check_stale(a: Model, b: Model, finding: Finding, part: Touched, found: Lev
 
 
 def _add_missing_tensors(a: Model, b: Model, rows: Sequence[TensorDiff], found: Levels) -> None:
-    """Add findings on roles missing on one side.
+    """Add findings on tensors that a forward pass reads and one side lacks.
 
-    Missing biases can be left out of a pass. Without other tensors none can be run.
+    A pass can be run without missing biases, not without other tensors.
     """
     for label in ("ONLY_IN_A", "ONLY_IN_B"):
         side = "B" if label == "ONLY_IN_A" else "A"
@@ -244,9 +245,9 @@ def _add_missing_tensors(a: Model, b: Model, rows: Sequence[TensorDiff], found: 
 def _tensors_large_enough(
     a: Model, b: Model, rows: Sequence[TensorDiff], side: str, missing: Sequence[str]
 ) -> list[str]:
-    """Return the tensors that only `side` has, of no role, each as large as one of the missing.
+    """Return the tensors that only `side` has and no pass reads, as large as a missing one.
 
-    The missing may be among them, under another name, joined, or in another layout.
+    The missing ones may be among them, under another name, joined, or in another layout.
     """
     model, other = (b, a) if side == "B" else (a, b)
     views = [view for key in missing if (view := other.find(key)) is not None]
@@ -261,7 +262,7 @@ def _tensors_large_enough(
 
 
 def lost_companions_finding(model: Model, side: str) -> Finding:
-    """Return the finding that a model's codes are stored without what they count for.
+    """Return the finding that a model stores codes without their scales or zero points.
 
     `model.unread` names them; `side` is "A" or "B".
     """
@@ -272,9 +273,9 @@ def lost_companions_finding(model: Model, side: str) -> Finding:
 
 
 def _add_lost_companions(a: Model, b: Model, rows: Sequence[TensorDiff], found: Levels) -> set[str]:
-    """Add findings that a side's codes are stored without what they count for: no pass can be run.
+    """Add findings that a side stores codes without their scales, so that no pass can run.
 
-    Returns the keys of the rows that they explain.
+    Returns the keys of the tensors that they explain.
     """
     for side, model in zip(SIDES, (a, b), strict=True):
         if model.unread is not None and model.unread.lacks:
@@ -290,7 +291,7 @@ def _add_lost_companions(a: Model, b: Model, rows: Sequence[TensorDiff], found: 
 
 
 def _is_role_of_pass(a: Model, b: Model, key: str) -> bool:
-    """Return whether a forward pass reads this role; roles of a draft head do not count."""
+    """Return whether a forward pass of either model reads this role; a draft head's are not."""
     return any(key in model.roles and not is_draft_head(model, [key]) for model in (a, b))
 
 
@@ -299,7 +300,8 @@ def _add_extra_tensors(
 ) -> None:
     """Add findings on tensors of one side that the architecture does not read.
 
-    Left out are codes of packed weights that do not decode. Of those in `named` a finding is there.
+    Left out are codes of packed weights that do not decode, and the keys in `named`, which have a
+    finding already.
     """
     name = a.spec.name
     for side in SIDES:
@@ -376,7 +378,7 @@ def explained_findings(
 ) -> Iterator[tuple[Finding, Touched]]:
     """Yield (finding, hyperparameters and keys it is about) of a report's explained tensors.
 
-    A finding whose tensors are all in `explained`, or whose cause is not in CAUSES, is left out.
+    Left out are findings whose tensors are all in `explained`, or whose cause is not in CAUSES.
     """
     by_key = {row.key: row for row in report.tensors}
     for finding in report.findings:
@@ -388,9 +390,9 @@ def explained_findings(
 
 
 def coarser_copies(rows: Sequence[TensorDiff]) -> Iterator[tuple[Finding, Touched]]:
-    """Yield (finding, keys it is about) for tensors within the rounding of a coarser encoding.
+    """Yield (finding, keys it is about) for tensors that one side has in a coarser encoding.
 
-    One finding per cause and encoding.
+    They agree within that encoding's rounding. One finding per cause and encoding.
     """
     # Group by cause and coarser encoding.
     groups: dict[tuple[str, str], list[TensorDiff]] = {}
@@ -435,7 +437,7 @@ def _has_blocks(name: str) -> bool:
 
 
 def _unexplained_finding(rows: Sequence[TensorDiff]) -> tuple[Finding, Touched]:
-    """Return (finding, keys it is about) of tensors that differ without an explanation."""
+    """Return (finding, keys it is about) of all tensors that differ without an explanation."""
     keys = tuple(row.key for row in rows)
     worst = max((row.stats.rel_l2 for row in rows if row.stats is not None), default=None)
     return (
@@ -455,9 +457,9 @@ def _unexplained_finding(rows: Sequence[TensorDiff]) -> tuple[Finding, Touched]:
 
 
 def _relation_words(rows: Sequence[TensorDiff]) -> str:
-    """Return how values that nothing explains relate to the other side's, in words.
+    """Return in words how far unexplained tensors correlate with the other side's.
 
-    Vectors say nothing, as those of norms are all near one.
+    Vectors are left out, as those of norms are all near one.
     """
     related = [
         row.stats.cosine

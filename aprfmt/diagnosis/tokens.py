@@ -72,7 +72,7 @@ def _token_finding(one: Difference, b: Model) -> Finding:
 
 
 def _difference_proof(one: Difference) -> Proof | None:
-    """Return the Proof of a difference; None where probes still disagree with A's part in B.
+    """Return the Proof of a difference; None where probes differ even with A's part in B.
 
     It is a weak proof where no probe showed the difference.
     """
@@ -82,7 +82,7 @@ def _difference_proof(one: Difference) -> Proof | None:
 
 
 def _set_command(b: Model, keys: tuple[str, ...]) -> str:
-    """Return the command that sets keys in a copy of B; "" without keys."""
+    """Return the `set` command for KEY=VALUE texts `keys` in a copy of B; "" without keys."""
     if not keys:
         return ""
     return set_command(b.path if b.folder is None else b.folder.path, [*map(shlex.quote, keys)])
@@ -110,7 +110,7 @@ def tokenizer_set_arguments(a: Model, b: Model, where: Sequence[str]) -> list[st
 def _set_arguments(
     a: Model, b: Model, written: dict[str, Value | TypedValue], where: Iterable[str]
 ) -> Iterator[str]:
-    """Yield an argument per key; raises LookupError for a value that does not fit a command.
+    """Yield a KEY=VALUE argument per key; LookupError for a value too large for a command.
 
     `written` are the keys that a conversion of A writes.
     """

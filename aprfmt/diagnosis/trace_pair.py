@@ -45,9 +45,9 @@ def shared_keys(a: TraceLike, b: TraceLike) -> list[str]:
 
 
 def joined_stage_sentences(a: TraceLike, b: TraceLike) -> list[str]:
-    """Return a sentence for each recorded key that is no single capture point, so is not compared.
+    """Return a sentence for each recorded key that is several capture points in one.
 
-    Such as qkv of an APRT folder, which joins three points.
+    Such keys are not compared, for example qkv of an APRT folder, which joins three points.
     """
     keys = [
         key for key in dict.fromkeys((*a.records, *b.records)) if execution_order(key) == NO_POINT
@@ -56,7 +56,7 @@ def joined_stage_sentences(a: TraceLike, b: TraceLike) -> list[str]:
 
 
 def execution_order(key: str) -> tuple[int, int]:
-    """Return a sort key (layer, place in the layer) of a point; NO_POINT for unknown keys."""
+    """Return the sort key (layer, place in the layer) of a point; NO_POINT for unknown keys."""
     order = {name: i for i, name in enumerate(POINTS)}
     try:
         point, layer = parse_key(key)
@@ -71,7 +71,7 @@ def compare_points(a: TraceLike, b: TraceLike, moe: bool, reference: str = "A") 
     """Return the comparison of every point that both traces have, in execution order.
 
     Distances are relative L2 by the norm of the `reference`, "A" or "B". NaN and infinities are
-    counted as A's and B's whichever it is. `moe`: the model has experts.
+    counted as A's and B's in either case. `moe`: the model has experts.
     """
     actual, right = (b, a) if reference == "A" else (a, b)
     between = RunPair.from_traces(actual, right, moe=moe)
@@ -82,7 +82,7 @@ def compare_points(a: TraceLike, b: TraceLike, moe: bool, reference: str = "A") 
 def point_tolerances(
     pairs: Sequence[PointDiff], a: TraceLike, b: TraceLike
 ) -> Iterator[tuple[float, str]]:
-    """Yield (tolerance, dtype of the coarser arithmetic) of every compared point."""
+    """Yield (tolerance in relative L2, dtype of the coarser arithmetic) of every compared point."""
     for pair in pairs:
         mine, other = a.find_record(pair.key), b.find_record(pair.key)
         if pair.rel_l2 is not None and mine is not None and other is not None:
@@ -116,7 +116,8 @@ def _on_shared_rows(
 ) -> tuple[Array, Array, Array | None, str] | str:
     """Return (a's values, b's values, mask of rows that count, words for the rows).
 
-    Where they cannot be brought to the same rows, the reason as a string.
+    `x` and `y` are all values of the point. Where they cannot be brought to the same rows, a
+    string says why.
     """
     mine, other = a.find_record(key), b.find_record(key)
     assert mine is not None and other is not None
@@ -143,9 +144,9 @@ def _on_shared_rows(
 def _fit_shapes(
     key: str, a: TraceLike, b: TraceLike, x: Array, y: Array, note: str
 ) -> tuple[Array, Array, Array | None, str] | str:
-    """Return (x, y, mask, words) with the smaller value arranged in the other's shape.
+    """Return (x, y, mask of rows that count, words) with the smaller array in the other's shape.
 
-    The reason as a string where that fails. `note` names the rows if they were already cut.
+    Where that fails a string says why. `note` names the rows if they were already cut.
     """
     axis, less = token_axis(key), x.size < y.size
     small, large = (x, y) if less else (y, x)
@@ -174,7 +175,7 @@ def _fit_shapes(
 def _rows_at_positions(
     values: Array, positions: Sequence[int] | None, wanted: Sequence[int], axis: int
 ) -> Array | None:
-    """Return the rows of the wanted token positions; None unless there is a row per position."""
+    """Return the rows of the `wanted` token positions; None unless there is a row per position."""
     if positions is None or axis >= values.ndim or values.shape[axis] != len(positions):
         return None
     row = {position: at for at, position in enumerate(positions)}
@@ -196,10 +197,10 @@ def no_common_row_sentence(pairs: Sequence[PointDiff], a: TraceLike, b: TraceLik
 
 
 def equal_neighbour(key: str, a: TraceLike, b: TraceLike, bound: float) -> str:
-    """Return the point of A whose value equals B's value of `key`; "" if there is none.
+    """Return the name of A's other point whose value equals B's value of `key`; "" if none does.
 
-    The value plus or minus the residual stream counts too. `bound` is relative L2; the values of
-    another layer are NEARER than those of the point itself, too.
+    That value plus or minus the residual stream counts too. `bound` is the largest relative L2;
+    values of another layer must also be NEARER than those of the point itself.
     """
     theirs = b.recorded_values(key)
     if theirs is None:
@@ -247,7 +248,7 @@ def _neighbour_values(key: str, a: TraceLike) -> Iterator[tuple[str, Array]]:
 
 
 def guess_by_signature(key: str, a: TraceLike, b: TraceLike) -> tuple[str, str]:
-    """Return (cause, reason) that a point's difference suggests by its form; ("", "") if none.
+    """Return (cause, reason) that the form of a point's difference suggests; ("", "") if none.
 
     Only for finite values of equal number. The cause is a guess, never a proof.
     """
@@ -334,7 +335,7 @@ def signature_finding(pairs: Sequence[PointDiff], a: TraceLike, b: TraceLike) ->
 
 
 def _first_row_clause(pair: PointDiff, a: TraceLike, b: TraceLike) -> str:
-    """Return the end of a sentence about the first row that differs; "" unless some rows agree."""
+    """Return the end of a sentence on the first row that differs; "" where all rows differ."""
     x, y = a.recorded_values(pair.key), b.recorded_values(pair.key)
     if x is None or y is None or pair.rows or np.size(x) != np.size(y):
         return ""
@@ -378,10 +379,11 @@ def _capture_point_finding(
     beyond: Sequence[PointDiff], moved: Mapping[str, str], dead: Mapping[str, str],
     a: TraceLike, b: TraceLike,
 ) -> Finding:  # fmt: skip
-    """Return the finding that both sides computed the same, and recorded it at other points.
+    """Return the finding that both sides computed the same and recorded it at different points.
 
-    `moved`: {point: the point of A it equals}, `dead`: {point: a later point that agrees}. It is
-    confirmed as far as a relation gives B's values; that a later point agrees only locates it.
+    `beyond` are the differing points. `moved` is {point: the point of A that it equals}, `dead`
+    {point: a later point that agrees}. It is confirmed as far as a relation gives B's values;
+    that a later point agrees only locates it.
     """
     known = {pair.key: moved.get(pair.key) or _relation_text(pair, a, b) for pair in beyond}
     says = {key: text or f"{parse_key(key)[0]}: other values" for key, text in known.items()}
@@ -403,7 +405,7 @@ def _capture_point_finding(
 
 
 def _relation_text(pair: PointDiff, a: TraceLike, b: TraceLike) -> str:
-    """Return how B's value of a point follows from A's; "" where no relation gives it."""
+    """Return in words how B's value of a point follows from A's; "" where no relation gives it."""
     x, y = a.recorded_values(pair.key), b.recorded_values(pair.key)
     if x is None or y is None or np.size(x) != np.size(y):
         return ""
@@ -434,7 +436,7 @@ def nonfinite_finding(pairs: Sequence[PointDiff]) -> Finding | None:
 
 
 def _is_discrete_point(pair: PointDiff) -> bool:
-    """Return whether a point is a choice, such as of experts, whose margin may be infinite."""
+    """Return whether a point is a choice, such as of experts, whose values are no measurements."""
     return pair.key.rpartition(".")[2] in DISCRETE
 
 
@@ -490,7 +492,7 @@ def _point_row(
 ) -> PointRow:
     """Return the PointRow of a key, from both runs (`pair`) and from the shadow pass (`view`).
 
-    `label` is the shadow pass's side. `entering` is the relative L2 of what enters each layer.
+    `label` is the shadow pass's side. `entering` is {layer: relative L2 of what enters it}.
     """
     point, layer = parse_key(key)
     away = None if pair is None else pair.rel_l2

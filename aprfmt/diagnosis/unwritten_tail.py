@@ -1,8 +1,4 @@
-"""A file whose end was never written: zero from some byte on, through one tensor after another.
-
-A download or a save that stopped leaves a file of the right size whose last part is zero. Tensor by
-tensor this is many faults: some hold zeros, one is damaged, one bias is not added. It is one.
-"""
+"""A file whose end was never written: all bytes after some offset are zero."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -21,8 +17,8 @@ _WINDOW = 1 << 20
 def unwritten_tails(a: Model, b: Model, rows: Sequence[TensorDiff]) -> Iterator[Finding]:
     """Yield a finding for each file of B that is zero from some byte to its end, where A's is not.
 
-    The finding has the differing tensors whose stored bytes are A's before that byte and zero after
-    it. There are two or more: a single one is explained by itself.
+    Its tensors have A's stored bytes before that offset and zeros after it. There are two or
+    more: a single one is explained by itself.
     """
     apart = {row.key for row in rows if row.verdict == "DIFFERENT"}
     if len(apart) < 2:
@@ -85,9 +81,9 @@ def _names(model: Model, key: str) -> set[str]:
 
 
 def _first_zero(held: Sequence[LazyTensor]) -> int | None:
-    """Return the file offset from which the bytes of all tensors are zero, or None.
+    """Return the file offset from which all bytes of the tensors are zero, or None.
 
-    `held` are the file's tensors in order. None if that is only a few bytes, or the whole file.
+    `held` are the file's tensors in order. None if these are only a few bytes, or the whole file.
     """
     start = None
     for tensor in reversed(held):
@@ -105,7 +101,7 @@ def _first_zero(held: Sequence[LazyTensor]) -> int | None:
 
 
 def _is_cut(tensor: LazyTensor, other: LazyTensor | None, start: int) -> bool:
-    """Return whether a tensor's bytes before byte `start` of its file are the other tensor's.
+    """Return whether a tensor's bytes before byte `start` of its file equal the other tensor's.
 
     Both must have the same encoding. A tensor that ends before that byte has to be equal as a
     whole.

@@ -54,10 +54,10 @@ FAINT = 0.8  # a mistake inside the rounding leaves this share of the difference
 
 
 def examine(patched: PatchedModel, recorded: RecordedTrace) -> Examined:
-    """Return the divergences of a trace, each point judged on the trace's own input.
+    """Return the divergences of a trace, each point judged on the trace's own recorded input.
 
-    In order of execution: the first wrong operation is explained by a change, the change is
-    applied, and the search continues with the next one.
+    In order of execution: the first wrong operation is explained by a change of the reference,
+    the change is applied, and the search continues with the next one.
     """
     values = record_points(patched)
     for key, value in values.items():
@@ -163,9 +163,9 @@ def examine(patched: PatchedModel, recorded: RecordedTrace) -> Examined:
 def _read_in_its_arithmetic(
     patched: PatchedModel, recorded: RecordedTrace
 ) -> tuple[RecordedTrace, ShadowPass]:
-    """Return (trace, its shadow pass), the trace read in the arithmetic that its values show.
+    """Return (trace, its shadow pass), with the trace judged in the arithmetic its values show.
 
-    The trace is the given one where its recorded dtype is right and no tolerance is measured.
+    The given trace is returned where its recorded dtype is right and no tolerance is measured.
     """
     found = run_shadow_pass(patched, recorded)
     coarser = arithmetic_of_products(found)
@@ -180,10 +180,10 @@ def _read_in_its_arithmetic(
 def _without_layer(
     divergences: Sequence[Divergence], change: Change, layer: int, n_layers: int
 ) -> list[Divergence] | None:
-    """Return the divergences with an earlier answer kept out of `layer`; None if there is none.
+    """Return the divergences with an earlier explanation removed from `layer`; None if none was.
 
-    An answer is kept out where `change` gives the quantity that it changed another value: it was
-    found in another layer, and does not hold in this one.
+    It is removed where `change` gives the same quantity another value: the explanation was found
+    in another layer and does not hold in this one.
     """
     for at, earlier in enumerate(divergences):
         answer = earlier.answer
@@ -207,9 +207,9 @@ def _quantity_key(change: Change) -> tuple[str, tuple[str, ...], str]:
 def _equally_good(
     answers: Sequence[Solution], best: Solution, view: ShadowPoint
 ) -> tuple[Solution, ...]:
-    """Return answers of other causes, or by other rules, that explain as well as the best one.
+    """Return the solutions of other causes, or by other rules, that explain as well as `best`.
 
-    Two answers of one cause are two rules if their values have other names.
+    Two solutions of one cause follow two rules if their values have other names.
     """
     return _one_of_each_cause(
         tuple(
@@ -227,7 +227,7 @@ def _equally_good(
 def _search_usual_mistakes(
     case: Mismatch, search: Search, answers: list[Solution], known: set[str]
 ) -> list[Divergence]:
-    """Search for usual mistakes; return a divergence for each of several needed together, or [].
+    """Return a divergence for each of several usual mistakes needed together, or [].
 
     Single mistakes that explain the point are appended to `answers` instead, and [] is returned.
     `known` are keys of divergences without an explanation.
@@ -319,18 +319,18 @@ def _furthest_in_scope(
 
 
 def _last_pass(divergences: Sequence[Divergence]) -> tuple[PatchedModel, RecordedTrace]:
-    """Return (patched model, trace) of the last of several divergences, which has an answer."""
+    """Return (patched model, trace) of the last of several divergences, which has a solution."""
     answer = divergences[-1].answer
     assert answer is not None
     return answer.patched, answer.recorded
 
 
 def _answer_rank(answer: Solution) -> tuple[float, bool, bool, int, float]:
-    """Return a sort key of an answer; the best answer has the largest.
+    """Return a sort key of a solution to a divergence; the best one has the largest.
 
-    First counts how far the pass agrees, then that the change is specific and not `general`, then
-    that the point was not merely recorded elsewhere, then that fewer points are left wrong, then
-    the smaller residual.
+    In order: how far the pass agrees, that the change is specific and not `general`, that the
+    point was not merely recorded elsewhere, that fewer points are left wrong, the smaller
+    residual.
     """
     change = answer.change
     elsewhere = change.cause == "capture_point"
@@ -338,10 +338,10 @@ def _answer_rank(answer: Solution) -> tuple[float, bool, bool, int, float]:
 
 
 def _best_answer(answers: Sequence[Solution], layer: int) -> Solution:
-    """Return the best answer to a divergence in `layer`.
+    """Return the best solution to a divergence in `layer`.
 
-    Of a quantity of the whole layer and a part of it the part is meant where the layer's next
-    points disagree: rows of the table that speak of a part stand behind those that speak of all.
+    Between a change of a whole layer and of a part of it, the part is chosen where the layer's
+    next points disagree: the table has changes of parts after those of the whole.
     """
     best = max(answers, key=_answer_rank)
     if best.then is None or best.then.layer != layer:
@@ -356,21 +356,21 @@ def _best_answer(answers: Sequence[Solution], layer: int) -> Solution:
 
 
 def _one_of_each_cause(answers: tuple[Solution, ...]) -> tuple[Solution, ...]:
-    """Return the first answer of each cause."""
+    """Return the first solution of each cause."""
     return tuple({answer.change.cause: answer for answer in reversed(answers)}.values())
 
 
 def _same_point_divergences(view: ShadowPoint, found: ShadowPass) -> set[str]:
-    """Return the diverging keys of the same point in all layers: one unexplained finding."""
+    """Return the keys of the same point in all layers that diverge, to report them as one."""
     return {other.key for other in found.flagged if other.point == view.point}
 
 
 def _likely_cause(case: Mismatch) -> str:
-    """Return the cause that the last operation suggests; "" if several things may be wrong.
+    """Return the cause that the last operation before a point suggests; "" if several may be wrong.
 
-    For a quantized weight, and a difference as small as quantizing it makes, it is "quantisation":
-    the run used values that were never quantized. It is "stale_tensor" for a product that has
-    nothing to do with that of the model's weight.
+    "quantisation" for a quantized weight and a difference as small as quantizing makes: the run
+    used values that were never quantized. "stale_tensor" for a product that is unrelated to that
+    of the model's weight.
     """
     last = next((call for call in reversed(case.view.calls) if call.op in WEIGHTED), None)
     if last is None:
@@ -387,10 +387,9 @@ def _likely_cause(case: Mismatch) -> str:
 
 
 def _is_unlike_the_model(case: Mismatch) -> bool:
-    """Return whether several rows of a point have nothing to do with the model's own.
+    """Return whether several rows of a point are unrelated to the model's own.
 
-    Of a dump of ranks and passes that says nothing of a weight: rows of other tokens, and what was
-    not summed, are as unlike.
+    False for dumps by rank or pass, where rows of other tokens, or partial sums, look the same.
     """
     ours, theirs = (np.asarray(x, np.float64) for x in case.recorded_rows)
     if len(case.rows) < FEW_ROWS or case.recorded.trace.run.get("dump"):
@@ -402,7 +401,8 @@ def _is_unlike_the_model(case: Mismatch) -> bool:
 def _same_cause_divergences(case: Mismatch, likely: str) -> set[str]:
     """Return the keys of flagged points that the suspected cause `likely` accounts for too.
 
-    These are the same point in other layers, and for "quantisation" each point with that suspicion.
+    These are the same point in other layers, and for "quantisation" each point with that
+    suspicion.
     """
     found = _same_point_divergences(case.view, case.found)
     if likely == "quantisation":
@@ -415,8 +415,8 @@ def _same_cause_divergences(case: Mismatch, likely: str) -> set[str]:
 def _answers_of_table(case: Mismatch, known: set[str]) -> Iterator[Solution]:
     """Yield, for each row of the hypothesis table, its best change that explains the divergence.
 
-    The best one lets the pass agree furthest. Rows without such a change yield nothing. `known` are
-    keys of divergences to ignore.
+    The best one lets the pass agree furthest. Rows without such a change yield nothing. `known`
+    are keys of divergences to ignore.
     """
     from aprfmt.causes.forward.table import TABLE
 
@@ -439,11 +439,11 @@ def _answers_of_table(case: Mismatch, known: set[str]) -> Iterator[Solution]:
 def _verify_change(
     case: Mismatch, change: Change, known: set[str], order: Mapping[str, int], here: int
 ) -> Solution | None:
-    """Return the change as a Solution if with it all points up to the divergence agree, else None.
+    """Return the change as a Solution if all points up to the divergence agree with it, else None.
 
-    Of the sets of layers the one is taken with which the pass agrees furthest, and of these the one
-    that leaves the fewest points wrong. `known` are keys of divergences to ignore, `order` the
-    place of each point, `here` that of the divergence.
+    It is tried in several sets of layers: the set is chosen with which the pass agrees furthest,
+    and then the one that leaves the fewest points wrong. `known` are keys of divergences to
+    ignore, `order` the place of each point, `here` that of the divergence.
     """
     if change.drop:
         residual = 0.0
@@ -489,11 +489,10 @@ def recheck_answers(
 ) -> list[Divergence]:
     """Return the divergences without the explanations that all changes together disprove.
 
-    While several faults are present, each hides what would tell the other's explanations apart.
-    With all of them repaired, another explanation in the place of the chosen one is dropped if
-    points disagree with it. A point that agrees as recorded was not recorded elsewhere: its
-    divergence is dropped. `patched` and `recorded` are those before any change, `final` the pass
-    with all changes.
+    Several faults hide what tells their explanations apart. With all of them repaired, another
+    explanation in place of the chosen one is dropped if points disagree with it. A point that
+    then agrees as recorded was not recorded elsewhere: its divergence is dropped. `patched` and
+    `recorded` are those before any change, `final` the pass with all changes.
     """
     divergences = [replace(d, doubtful=_is_doubtful(d, divergences)) for d in divergences]
     answered = [d for d in divergences if d.answer is not None]
@@ -528,7 +527,7 @@ def recheck_answers(
 
 
 def _is_doubtful(divergence: Divergence, divergences: Sequence[Divergence]) -> bool:
-    """Return whether a loosely fitting answer shares operations with a point that has no answer.
+    """Return whether a loosely fitted explanation shares operations with an unexplained point.
 
     Several changes together, or one with a free value for every column, fit one point by chance
     where a change that nobody tried is the cause.
@@ -566,7 +565,7 @@ def find_faint_mistakes(
 ) -> tuple[Divergence, PatchedModel, RecordedTrace, str] | None:
     """Return (divergence, patched model, trace, arithmetic) of one mistake plus rounding, or None.
 
-    The mistake has to explain nearly all of the difference. What it leaves has to be as large as
+    The mistake must explain nearly all of the difference. What it leaves must be as large as
     rounding to TF32 or 16 bits makes it, at every point and in every row.
     """
     assert case.view.residual is not None
@@ -594,11 +593,11 @@ def find_faint_mistakes(
 def find_directed_mistake(
     patched: PatchedModel, recorded: RecordedTrace, found: ShadowPass, plain: Mapping[str, Array]
 ) -> list[Divergence]:
-    """Return [a divergence] inside the run's own rounding that is not random, or [].
+    """Return [a divergence] inside the run's own rounding that has a direction, or [].
 
-    Its mistake is never confirmed: removing it removes a part of the difference only. The
-    divergence has no answer where no usual mistake removes enough of it: then it is not known
-    whether the run is only rounded. `plain` are the reference's values by point.
+    Its mistake is never confirmed: removing it removes only a part of the difference. The
+    divergence has no explanation where no usual mistake removes enough of it: then it is not
+    known whether the run is only rounded. `plain` are the reference's values by point.
     """
     view = first_directed_point(patched, recorded, found)
     if view is None or not view.residual:
