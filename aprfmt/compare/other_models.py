@@ -11,9 +11,10 @@ _FAR = 0.05  # relative L2 beyond which a tensor that nothing explains is anothe
 
 
 def other_model_sentence(a: Model, b: Model, rows: Sequence[TensorDiff]) -> str:
-    """Return why A and B are two different models: sizes, blocks, no equal tensor; "" if not.
+    """Return by what A and B are other models: sizes, blocks, or no equal tensor; else "".
 
-    `rows` are all their tensors, explained.
+    `rows` are all their tensors, explained. What holds of single tensors of two such models says
+    nothing of how one was made from the other.
     """
     if not a.hyper or not b.hyper:
         return ""

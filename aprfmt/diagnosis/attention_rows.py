@@ -1,4 +1,9 @@
-"""Finds, token by token, which rows attention read and which positions it used."""
+"""Finds, token by token, which rows attention read and which positions it used.
+
+Attention is causal: the row of token t depends on tokens up to t alone. So the first row that
+differs says what is wrong with its own key, value or position; with that put right the next row
+that differs says the same of its token, and so on. It works from outputs of layers and logits too.
+"""
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -35,7 +40,12 @@ Tries = Callable[[int, int], Iterator[int]]  # of a token, and the step of the o
 
 @dataclass(frozen=True)
 class Solver:
-    """How one quantity is solved for each token: candidates, and the change that values make."""
+    """How one quantity is solved for each token: candidates, and the change that values make.
+
+    `make` builds the change from all tokens' values, `tries` yields a token's values. `right` are
+    the right ones, `highest` is the largest there is (None: no bound). `single`: a token's value
+    says nothing of the next one's.
+    """
 
     right: Array
     make: Make

@@ -1,4 +1,8 @@
-"""Dumps of several sequences: which one is examined, and whether one has another's rows."""
+"""Dumps of several sequences: which one is examined, and whether one has another's rows.
+
+A server computes many requests in one batch. What it hands to one may be another's: then the rows
+stand in the same two dumps, and are found there before any operation is accused.
+"""
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import ExitStack
@@ -156,7 +160,10 @@ def first_differing_sequence(
 
 @dataclass(frozen=True)
 class OtherRows:
-    """The result that a dump has rows of another sequence: the finding, and traces put right."""
+    """The result that a dump has rows of another sequence: the finding, and traces put right.
+
+    `unfit`: the examined sequence still has another's rows, since its own are nowhere.
+    """
 
     traces: Mapping[str, Trace]
     finding: Finding

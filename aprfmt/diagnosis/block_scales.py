@@ -1,4 +1,9 @@
-"""Finds the faulty part of packed weights whose scales are separate tensors (as bitsandbytes)."""
+"""Finds the faulty part of packed weights whose scales are separate tensors (as bitsandbytes).
+
+No claim of config.json is needed to read one, so nothing can be wrong but a part: each is
+replaced by the reference's, and the one after which the weight decodes to the reference's
+values is the cause.
+"""
 
 from collections.abc import Iterator, Mapping
 

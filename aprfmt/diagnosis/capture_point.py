@@ -1,4 +1,10 @@
-"""Finds recorded values that were captured at another point than their name says."""
+"""Finds recorded values that were captured at another point than their name says.
+
+A bias that is really missing shows in what follows. So before an operation is blamed, the pass
+is continued with the reference's own values at the differing points: if the next point through
+which all of them act then agrees with the trace, and did not with the trace's own values, the
+engine computed what the model says and recorded it at another place.
+"""
 
 import re
 from collections.abc import Collection, Sequence

@@ -851,7 +851,10 @@ class DiagnosisRun:
 
 
 def _unfitting_arrays(trace: TraceLike, views: Mapping[str, ShadowPoint]) -> Iterator[NotCompared]:
-    """Yield a NotCompared for each recorded point whose rows have another size than the model's."""
+    """Yield a NotCompared for each recorded point whose rows have another size than the model's.
+
+    Nothing was compared of them, so that they are neither right nor wrong.
+    """
     for key, view in views.items():
         record = trace.records.get(key)
         row = POINTS[view.point].rows

@@ -46,7 +46,11 @@ class Share:
 
 @dataclass(frozen=True)
 class MixedResult:
-    """The effect of every finding on the logits, and the difference left with all replaced."""
+    """The effect of every finding on the logits, and the difference left with all replaced.
+
+    `shares` are in the order of the parts, `rest` is relative L2, `points` are those of the pass
+    with no part replaced.
+    """
 
     shares: tuple[Share, ...]
     rest: float

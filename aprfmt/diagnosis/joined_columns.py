@@ -1,4 +1,8 @@
-"""Finds recorded q, k and v that were cut from one joined projection in the wrong column order."""
+"""Finds recorded q, k and v that were cut from one joined projection in the wrong column order.
+
+A fused projection gives [q | k | v], or such columns group by group, as Megatron and GPT-NeoX store
+them and as ranks have them whose parts stand one behind the other.
+"""
 
 from collections.abc import Sequence
 from itertools import permutations

@@ -11,7 +11,12 @@ from aprfmt.model.ledger import NotCompared
 
 @dataclass
 class Levels:
-    """What was found before any pass was run: on configuration, tokenizer and tensors."""
+    """What was found before any pass was run: on configuration, tokenizer and tensors.
+
+    `parts` has one entry per finding. `stated` are findings that replacing a part of B in a pass
+    cannot show: those of tokenizers and of flags. `unmoved`: both models compute the same, and no
+    pass is needed.
+    """
 
     findings: list[Finding] = field(default_factory=list)
     parts: list[Touched] = field(default_factory=list)

@@ -1,4 +1,9 @@
-"""Finds a run that used one part of another checkpoint: head, embedding or a layer."""
+"""Finds a run that used one part of another checkpoint: head, embedding or a layer.
+
+So it is where weights are synchronised in part: a rollout engine keeps its old head. One part
+of the other checkpoint is put into the model at a time, and the one that gives the recorded
+values is the cause. No number is fitted to them.
+"""
 
 from collections.abc import Iterator, Mapping, Sequence
 

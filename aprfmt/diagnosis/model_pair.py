@@ -46,7 +46,10 @@ CHEAP = 1e10  # multiplications and additions: a long probe costs nothing
 
 @dataclass
 class ModelPair:
-    """Two models, the findings on their files, and what the differing hyperparameters result in."""
+    """Two models, the findings on their files, and what the differing hyperparameters result in.
+
+    `quantities` are by number of the finding, `differing` the rows in which the models differ.
+    """
 
     a: Model
     b: Model

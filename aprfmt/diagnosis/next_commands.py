@@ -1,4 +1,7 @@
-"""The next command for each finding, and what a trace should record where it lacks points."""
+"""The next command for each finding, and what a trace should record where it lacks points.
+
+A cause's row names the step; without a name it goes by the level of evidence.
+"""
 
 import shlex
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -39,7 +42,12 @@ MOST_IDS = 64  # ids of a command that the reference has as well
 
 @dataclass(frozen=True)
 class StepParts:
-    """The inputs from which the next command of a finding is made."""
+    """The inputs from which the next command of a finding is made.
+
+    `length` is the number of tokens that reaches the difference, or 0. `trained` says that B is
+    derived from A: its weights are not to be replaced by A's. `differing` are the hyperparameters
+    in which B differs from A. `recorded` are the labels of the sides whose trace holds the ids.
+    """
 
     a: Side
     b: Side

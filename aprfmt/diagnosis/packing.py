@@ -1,4 +1,9 @@
-"""Finds which part, or which key of the configuration, makes a packed weight wrong."""
+"""Finds which part, or which key of the configuration, makes a packed weight wrong.
+
+Each possible repair is applied alone: a part as the reference has it, scales transposed back,
+another claim of config.json. What makes the weight decode to the reference's values is the
+cause. Where the reference is not packed, the errors must be those of a correct quantization.
+"""
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -122,8 +127,9 @@ def _packing_finding(cause: str, rows: Sequence[tuple[str, str, bool]], label: s
 def _undecodable_weights(good: Model, bad: Model, names: set[str] | None) -> Iterator[StoredWeight]:
     """Yield a StoredWeight for each packed weight of `bad` that does not decode.
 
-    It must be packed in `good`, and `bad` must have its codes; others are found by tensor names.
-    With `names` it is those weights, which were seen not to decode.
+    Weights are those that `good` has packed; `bad` must have the tensor of codes. With `names` it
+    is the weights of these names, which were seen not to decode. Those that `good` has not packed
+    alike are found by tensor names.
     """
     section = quantization_section(packing_config(bad) or {})
     seen: set[str] = set()

@@ -1,4 +1,10 @@
-"""Compares what hyperparameters result in: rope frequencies, masks, activations, scales."""
+"""Compares what hyperparameters result in: rope frequencies, masks, activations, scales.
+
+Two files may spell one computation in two ways: a window no smaller than the context, a scaling
+by 1, a base that no layer uses. What a pass computes with is compared here up to the context
+length, without a pass: equal quantities are a proof, other ones say from which position on they
+differ.
+"""
 
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -20,7 +26,11 @@ REACH = 12.0  # how far from zero
 
 @dataclass(frozen=True)
 class Quantity:
-    """The comparison of one quantity that two models' passes compute with, such as a mask."""
+    """The comparison of one quantity that two models' passes compute with, such as a mask.
+
+    `says` is a sentence, `where` are layers. `position` is the first token position at which it
+    differs (0: already the first token), None where it is equal.
+    """
 
     name: str
     says: str

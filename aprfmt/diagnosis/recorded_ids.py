@@ -1,4 +1,7 @@
-"""The token ids of a diagnosis: whether both sides ran on the same ids, and what these show."""
+"""The token ids of a diagnosis: whether both sides ran on the same ids, and what these show.
+
+Findings on the ids that a trace recorded: their frame, and padding before the text.
+"""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace

@@ -1,4 +1,8 @@
-"""Two models that are one under another numbering of tokens: other ids, rows moved with them."""
+"""Two models that are one under another numbering of tokens: other ids, rows moved with them.
+
+A tokenizer with other ids is a fault where the rows stayed, and rows in another order are one where
+the ids stayed. Both by the same numbering change no text's computation.
+"""
 
 from collections.abc import Mapping, Sequence
 from hashlib import blake2b

@@ -1,4 +1,8 @@
-"""A file whose end was never written: all bytes after some offset are zero."""
+"""A file whose end was never written: all bytes after some offset are zero.
+
+A download or a save that stopped leaves a file of the right size whose last part is zero. Tensor by
+tensor this is many faults: some hold zeros, one is damaged, one bias is not added. It is one.
+"""
 
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path

@@ -1,4 +1,10 @@
-"""Hypotheses about gated delta nets: their decay, keys, beta, state, gate and norm."""
+"""Hypotheses about gated delta nets: their decay, keys, beta, state, gate and norm.
+
+The rule itself is in inference/recurrence.py. What is tried here is that rule with one part of it
+exchanged, in the forms that ports of it have had: transformers' modeling_qwen3_next, the kernels of
+flash-linear-attention and llama.cpp's graphs differ in who normalises the keys, who takes the
+exponential of A_log and where dt_bias is added.
+"""
 
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial

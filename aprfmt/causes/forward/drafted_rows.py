@@ -1,4 +1,9 @@
-"""Cached rows of tokens that are not in the sequence: of rejected drafts, or of padding."""
+"""Cached rows of tokens that are not in the sequence: of rejected drafts, or of padding.
+
+What layer 0 keeps of a token depends on its id and its position alone, so the rows of the whole
+vocabulary are computed and the one that gives attention's output is the token that stands there. In
+later layers its rows are those of a pass over the tokens before it.
+"""
 
 import contextlib
 import itertools
@@ -181,7 +186,11 @@ def drafted_row_changes(case: Mismatch) -> Iterator[Change]:
 
 @dataclass(frozen=True)
 class _VocabularySearch:
-    """A search for the tokens whose cached rows explain attention's recorded output in layer 0."""
+    """A search for the tokens whose cached rows explain attention's recorded output in layer 0.
+
+    `late` are the rows that differ, `bound` is the largest distance of rows that agree, `slots` how
+    many positions can be tried. Sums are those of the reference's softmax: all keys together are 1.
+    """
 
     case: Mismatch
     scores: OperationCall
@@ -332,9 +341,11 @@ class _VocabularySearch:
 
 @dataclass(frozen=True)
 class _Output:
-    """How attention's mixed values become the point: times `factor`, times a matrix, plus `added`.
+    """How mixed values become the point: times `factor`, through a matrix, plus `added`.
 
-    `views` are random directions, onto which rows of the point are projected to save time.
+    `factor` [tokens, width] is a gate's. Of a point with many values `views` [out, few] are random
+    sums, which tell candidates apart as well. `weight` [width, few] is the last product's with
+    these.
     """
 
     factor: Array

@@ -1,4 +1,9 @@
-"""Recorded logits that are the model's times a temperature, or minus one number for each row."""
+"""Recorded logits that are the model's times a temperature, or minus one number for each row.
+
+A sampler divides logits by its temperature, after all that the model does; a trainer may do so too
+before it takes log-probabilities. Log-probabilities show the factor all the same: what a softmax
+took from a row is one number.
+"""
 
 from collections.abc import Iterator
 from typing import Any

@@ -1,4 +1,8 @@
-"""Hypotheses about logits recorded for one token that are another token's."""
+"""Hypotheses about logits recorded for one token that are another token's.
+
+An engine keeps the last token's row of each request before it multiplies by the head. If it counts
+the rows of a batch wrongly, the head reads another token's row, and a wrong token is sampled.
+"""
 
 from collections.abc import Iterator
 from typing import Any

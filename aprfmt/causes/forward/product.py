@@ -17,7 +17,11 @@ MAX_VALUES = 1 << 26  # largest weight that is read for a hypothesis
 
 @dataclass(frozen=True)
 class Product:
-    """The matrix product that gives the trace's value, with its recorded input and output rows."""
+    """The matrix product that gives the trace's value, with its recorded input and output rows.
+
+    `ours` is the reference's output; `bias` was added to the product (None: no bias); `key` is the
+    weight, "" if the trace also holds the product itself, so that only the bias can be wrong.
+    """
 
     x: Array
     theirs: Array

@@ -1,4 +1,9 @@
-"""Hypotheses that a product reads another value: another stream, or another norm's result."""
+"""Hypotheses that a product reads another value: another stream, or another norm's result.
+
+A weight is no likelier than its input. So before a weight is accused, the products are made of the
+other values at hand: the stream before and after attention, each as it is, after a norm of the
+layer, and after a norm without a weight.
+"""
 
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial

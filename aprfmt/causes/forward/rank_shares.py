@@ -1,4 +1,9 @@
-"""Hypotheses about tensor-parallel ranks that hold another rank's part of a weight."""
+"""Hypotheses about tensor-parallel ranks that hold another rank's part of a weight.
+
+In tensor parallelism a rank has some rows of q, k, v, gate and up, and some columns of the last
+product of a sublayer. A rank that loaded another one's share gives its columns in another's place,
+or multiplies its input by columns that belong to another's.
+"""
 
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any

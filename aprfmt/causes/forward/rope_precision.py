@@ -1,4 +1,9 @@
-"""Hypotheses about rope's angles computed in a type of few bits."""
+"""Hypotheses about rope's angles computed in a type of few bits.
+
+A position above 256 is no number of bfloat16, and position times frequency is an angle of which
+only 8 bits are left: far from the start whole turns are wrong. Engines that cast the module, or the
+positions, to the model's type do that (transformers#25681).
+"""
 
 from collections.abc import Iterator
 from typing import Any

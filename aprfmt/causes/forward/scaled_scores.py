@@ -1,4 +1,9 @@
-"""YaRN's factors on attention's scores: its factor on cos and sin, and MLA's mscale_all_dim."""
+"""YaRN's factors on attention's scores: its factor on cos and sin, and MLA's mscale_all_dim.
+
+A factor on cos and sin is on queries and keys, so its square is on their scores where all elements
+of a head turn. MLA multiplies the scores by another one, `mscale_all_dim`. Where the trace has no
+rotated queries, rope's factor and a factor on the scores give the same values: both are proposed.
+"""
 
 from collections.abc import Iterator
 

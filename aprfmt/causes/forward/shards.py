@@ -1,4 +1,9 @@
-"""Hypotheses about sums over tensor-parallel devices: parts left out, or added twice."""
+"""Hypotheses about sums over tensor-parallel devices: parts left out, or added twice.
+
+In tensor parallelism a device holds some columns of attention's and the MLP's last product, and
+their results are summed (all-reduce). A device that is not summed, one that loaded another one's
+shard, or a sum that is taken twice gives the same products with other numbers before them.
+"""
 
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any

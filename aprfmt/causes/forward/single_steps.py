@@ -1,4 +1,7 @@
-"""Patches of one operation: a sum, a norm, rope of one side, the mask, cached keys."""
+"""Patches of one operation: a sum, a norm, rope of one side, the mask, cached keys.
+
+A patch is a function from a patched model and layers (None: all) to another patched model.
+"""
 
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import replace

@@ -1,4 +1,9 @@
-"""The table of usual mistakes of engines: changes with the values that occur in practice."""
+"""The table of usual mistakes of engines: changes with the values that occur in practice.
+
+Hypotheses solve values from a trace that shows an operation's own input and output. Where it shows
+neither (outputs of layers, or logits alone), each of these changes is tried on the whole pass
+(search.py). Likelier ones come first.
+"""
 
 from collections.abc import Callable, Iterator
 from itertools import zip_longest

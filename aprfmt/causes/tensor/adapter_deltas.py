@@ -67,10 +67,11 @@ _COARSEST = UNIT["BF16"]  # of the types that factors are stored in
 
 @dataclass(frozen=True)
 class DeltaRow:
-    """What one module's weight gets from each of two adapters, compared: a and b.
+    """The changes of one module on both sides: ||b - times * a|| and the norms, Frobenius.
 
-    a and b are scale * B @ A. `size_a` and `size_b` are their Frobenius norms, `dot` their inner
-    product, `apart` is ||b - a||.
+    `noise` is the relative error that rounding each factor to its type may leave, `floor` what
+    float64 may, absolute. `rescaled`: the scales of the two are others. `keys` are the stored names
+    of the factors and their alpha, without DoRA's lengths, `values` how many values a factor has.
     """
 
     module: str
@@ -117,7 +118,11 @@ class DeltaRow:
 
 @dataclass(frozen=True)
 class DeltaComparison:
-    """Two adapters compared by what they add to each module, and the findings on that."""
+    """Two adapters compared by what they add to each module, and the findings on that.
+
+    `other` says by what they are two adapters, where the changes of most modules have nothing in
+    common; "" else.
+    """
 
     rows: tuple[DeltaRow, ...]
     findings: tuple[Finding, ...]

@@ -1,4 +1,9 @@
-"""Blocks of quantized encodings whose parts are in another order, or that begin some bytes late."""
+"""Blocks of quantized encodings whose parts are in another order, or that begin some bytes late.
+
+The stored bytes are read in the other way and decoded; the result must be the other side's
+values within what the type rounds off, so that files of different encodings can be compared
+too.
+"""
 
 from collections.abc import Callable, Iterator
 from itertools import permutations

@@ -1,4 +1,9 @@
-"""Signs of packed values that are flipped, lost or reordered, while the magnitudes are right."""
+"""Signs of packed values that are flipped, lost or reordered, while the magnitudes are right.
+
+Types of three bits and fewer store signs apart from magnitudes (a grid of magnitudes and a byte of
+signs for eight values) or have no other levels (-1, 0, 1). So the signs can be wrong while all
+magnitudes are right: a block then is no damaged one, and points away from the right one.
+"""
 
 from collections.abc import Iterator
 from typing import TYPE_CHECKING

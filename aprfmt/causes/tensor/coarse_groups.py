@@ -1,4 +1,8 @@
-"""Groups of a quantized copy that were encoded with a scale many times too large."""
+"""Groups of a quantized copy that were encoded with a scale many times too large.
+
+Every error is within the copy's own step then, so that only the other side's values show it: they
+span far fewer steps than in all other groups.
+"""
 
 from collections.abc import Iterator
 from typing import TYPE_CHECKING

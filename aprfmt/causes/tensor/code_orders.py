@@ -1,4 +1,12 @@
-"""Codes of a packed weight that are in a wrong order in their words or blocks, found by values."""
+"""Codes of a packed weight that are in a wrong order in their words or blocks, found by values.
+
+The known orders of writers are tried elsewhere; here none has to be known. The weight is decoded
+with all its codes at one value after the other, which gives what each element could be; so the
+right code of each element is the one next to the other side's value, and the stored place of each
+code is found by decoding codes that count the places. Where every place of a word or block holds
+what belongs at another one, that is the order. A code may also be stored as another, such as
+complemented: signs that turned.
+"""
 
 import math
 from collections.abc import Callable, Iterator
@@ -43,10 +51,10 @@ MAPS: tuple[tuple[str, Callable[[int, int], int]], ...] = (
 
 
 class CodeUnits(NamedTuple):
-    """The codes of a weight in units, words or blocks: integers [units, places] of `bits` bits.
+    """Codes of a weight as stored: [units, places] of `bits` bits, and the values they stand for.
 
-    `decode` gives the values of other codes, `wanted` are the right values, both [units,
-    elements].
+    `decode` gives float64 values [units, places] of other codes of that shape, in the order of the
+    elements; `wanted` are the other side's values in that order.
     """
 
     codes: "Array"

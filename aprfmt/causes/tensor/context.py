@@ -54,9 +54,10 @@ class SchemeCache:
 
 
 class PairContext:
-    """Both models, an optional base model, and what is known of their tensors so far.
+    """Both models, and an optional third one (the base); gives tensors by key.
 
-    "a", "b" and "base" are the models' labels.
+    `results` are the known records of pairs by key: they save passes and tell whether other tensors
+    are equal. Everything is read on first use; the index reads SPOTS rows of every tensor, once.
     """
 
     def __init__(

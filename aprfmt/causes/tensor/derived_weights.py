@@ -1,4 +1,13 @@
-"""Weights derived from the other side's model: trained further, merged with an adapter, pruned."""
+"""Weights derived from the other side's model: trained further, merged with an adapter, pruned.
+
+A damaged copy differs in few tensors. If nearly all matrices differ a little or a lot, and are
+related to the other side's, the file is derived from it. So it is if these are a part that people
+train: all matrices of some kinds in some layers (the MLP, the experts, the last layers), or the
+head or the table of tokens alone. A pruned one has zeros for small values. An adapter adds a
+product of few columns: the difference has a low rank in all matrices it was made for, in all
+layers. If it was merged into one shard only, the ranks are low there and nothing differs elsewhere.
+A light training moves most values by a unit in the last place at most, which looks like rounding.
+"""
 
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
@@ -167,10 +176,10 @@ def _light_training(
 ) -> tuple[list[TensorDiff], set[str]]:
     """Return (matrices that a light training changed, keys of all tensors it changed).
 
-    Steps below a unit in the last place leave many values unchanged and move others by one unit,
-    as sums in another order do too. Where another tensor is beyond that, by a few times what the
-    others moved at most, the same training moved all of them. ([], set()) where there is none, or
-    where few tensors differ.
+    Steps below a unit in the last place leave many values as they are and move others by one, which
+    is the bound of sums in another order too: a bound, and no proof of them. Where another tensor
+    is further away than that bound allows, by no more than a few times of what the others moved,
+    the same training moved all of them. ([], ()) where none is, or where few tensors differ.
     """
     bounded = [
         row

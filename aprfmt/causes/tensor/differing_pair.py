@@ -33,10 +33,12 @@ BLOCKS = (256, 32)  # values in a block, of which the first is taken that divide
 
 @dataclass(frozen=True, slots=True)
 class Distance:
-    """The distance of two arrays l and r, row by row summed up.
+    """||l-r|| / max(||l||, ||r||), how many values differ and of how many, the largest |l-r|.
 
-    `relative` is ||l-r|| / max(||l||, ||r||), `changed` of `count` values differ, `largest` is
-    the largest |l-r|.
+    `stray` counts rows far beyond the slack, so that a few large rows do not hide them. `norms` are
+    ||l|| and ||r||. All numbers are over values finite on both sides; but if a value is not finite
+    on one side only, `relative` and `largest` are infinite, `rest` is the distance of the other
+    values, and `nonfinite` has the places.
     """
 
     relative: float

@@ -1,4 +1,8 @@
-"""The distributions that initialisations draw weights from, and whether values have one."""
+"""The distributions that initialisations draw weights from, and whether values have one.
+
+Drawn numbers have one distribution in all rows and columns, and trained ones have not: rows grow
+apart, and few values become large.
+"""
 
 import math
 from collections.abc import Mapping

@@ -1,4 +1,8 @@
-"""Tensors cut from one flat buffer in another order than the buffer was filled in."""
+"""Tensors cut from one flat buffer in another order than the buffer was filled in.
+
+ZeRO and FSDP keep parameters as one vector. Cut by the names in another order, or from another
+place, every tensor has its right shape and values of others, which run over the tensors' ends.
+"""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace

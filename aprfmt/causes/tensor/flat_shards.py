@@ -1,4 +1,9 @@
-"""Matrices replaced by one rank's flat part of them, as a partitioned optimizer stores them."""
+"""Matrices replaced by one rank's flat part of them, as a partitioned optimizer stores them.
+
+FSDP keeps the parameters of a module as one vector, padded and cut into equal parts, one a rank. A
+checkpoint saved without gathering has a run of values under a matrix's name: of the matrix alone,
+or of what lies before and after it in the vector, too.
+"""
 
 from collections.abc import Iterator
 from typing import TYPE_CHECKING

@@ -34,7 +34,10 @@ RELATED = 0.1  # two trainings have a lower correlation of values, and of magnit
 
 @dataclass(frozen=True, slots=True)
 class ForeignVerdict:
-    """Whether a tensor is a different one than the other side's, not a damaged copy; and why."""
+    """Whether a tensor is a different one than the other side's, not a damaged copy; and why.
+
+    `drawn` is the distribution of an initialisation that was never replaced, "" otherwise.
+    """
 
     sure: bool
     says: str

@@ -1,4 +1,10 @@
-"""Fused tensors whose rows are in another order, searched in all parts together, with biases."""
+"""Fused tensors whose rows are in another order, searched in all parts together, with biases.
+
+q, k and v (or gate and up) of a file that fuses them are split before they are compared. Rows
+that a writer ordered otherwise then end up in other parts, and each part alone looks like a
+tensor of another checkpoint. So the rows of all parts are matched together. One order for the
+weights and, where they moved too, the biases is one finding.
+"""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -62,7 +68,10 @@ WEAK = ("row_offset", "stale_tensor", "byte_offset", "bit_rot", "head_order", "w
 
 @dataclass(frozen=True)
 class RowOrder:
-    """An order of fused rows: its cause, its words, and A's row at each place of B."""
+    """An order of fused rows: its cause, its words, and A's row at each place of B.
+
+    `named` says that it is one of the known layouts, and not read off the rows.
+    """
 
     cause: str
     says: str

@@ -24,9 +24,16 @@ Take = Callable[["Array"], "Array"]
 
 @dataclass(frozen=True)
 class Guess:
-    """A hypothesis with its values filled in: `left` and `right` give both sides' rows, made equal.
+    """A hypothesis with its values filled in: both sides with the defect removed or applied.
 
-    The defect is removed from one side, or applied to the other.
+    `left` and `right` take row numbers (int array) of the tensor seen as [rows, last axis] and
+    return values [n, columns]; they are equal if the guess is right. `rows` are the rows the guess
+    concerns, None for all: of other rows that differ nothing is explained, unless those were
+    `sampled` and stand for all. `slack` is the relative L2 distance that counts as equal.
+    `constant` says that the statement itself is that one value stands everywhere: any other guess
+    that gives a single value explains nothing. `free` counts the numbers that were read from the
+    values: as many differing ones again have to judge them (`measure/proofs.py`). `most` is how
+    sure the cause can be: less where its name says more than was found.
     """
 
     cause: str
@@ -54,7 +61,14 @@ FACTS: Mapping[str, Callable[["DifferingPair"], bool]] = {
 
 @dataclass(frozen=True, slots=True)
 class PairHypothesis:
-    """One row of the table: the causes it can find, its function, and the pairs it applies to."""
+    """One row of the table: the causes it can find, its function, and the pairs it applies to.
+
+    Rows are tried by `rank`, the lowest first; `because` is the reason for it. Rows of other
+    packages come after ours. `shapes` rows are for tensors of different shapes. `part` rows are
+    also tried on only the rows that differ. `stored` rows compare bytes in pieces, and are all that
+    is tried on a vector of gigabytes. Only pairs are tried whose role begins with one of `roles`
+    (none: any) and that have all `facts` of FACTS.
+    """
 
     causes: tuple[str, ...]
     find: Callable[["DifferingPair"], "Iterator[Guess | Finding]"]
@@ -78,7 +92,15 @@ Group = Callable[[], "Mapping[str, Finding]"]
 
 @dataclass(frozen=True, slots=True)
 class JointHypothesis:
-    """One row about several tensors together: the causes it can find, and its function."""
+    """One row about several tensors together: the causes it can find, and its function.
+
+    The function takes the context, the pairs and the records by key, and yields groups. Records
+    change as groups are explained. Rows are tried by `rank` after those of single pairs, and only
+    where a tensor differs that has no confirmed explanation, or one by a cause of `weak`; a row for
+    `shapes` where two have different shapes, one for `tables` there as well, one for an `engine`
+    where B is what an engine saved, whatever explains a tensor, and a `one_sided` one where each
+    side has tensors that the other has not.
+    """
 
     causes: tuple[str, ...]
     find: Callable[

@@ -1,4 +1,14 @@
-"""Weights that were never trained: one side has the numbers that an initialisation drew."""
+"""Weights that were never trained: one side has the numbers that an initialisation drew.
+
+A layer, a head or a model whose weights were never loaded has matrices of drawn numbers, biases of
+0 and norms of 1. They are one cause: seen one by one, the biases look dropped and the matrices
+taken from elsewhere.
+
+Sources for what an initialisation gives: transformers' `_init_weights` (normal numbers of
+deviation `initializer_range`, biases 0, norms 1), `torch.nn.Linear.reset_parameters` (even numbers
+up to 1/sqrt(inputs), the bias too), `torch.nn.init` (Xavier, Kaiming), GPT-2's division by
+sqrt(2 * layers).
+"""
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
@@ -49,7 +59,10 @@ class Initialiser:
 
 @dataclass(frozen=True, slots=True)
 class InitialNumbers:
-    """What an initialisation gave one side of a tensor: drawn numbers, or one `constant`."""
+    """What an initialisation gave one side of a tensor: drawn numbers, or one `constant`.
+
+    `usual` is the known initialisation that gives these numbers, and None for none.
+    """
 
     key: str
     side: str

@@ -1,4 +1,9 @@
-"""Tensors that one file stores joined and the other apart, found by values, not by names."""
+"""Tensors that one file stores joined and the other apart, found by values, not by names.
+
+Original checkpoints of diffusion models have q, k and v as one matrix, and a projection joined with
+a MLP's; diffusers has each for itself. With an architecture, roles say which parts belong together.
+Without one, the values do.
+"""
 
 from collections.abc import Iterator, Mapping, Sequence
 from functools import partial

@@ -1,4 +1,11 @@
-"""The packing scheme of decoded values: few levels in each group, as scale times a code."""
+"""The packing scheme of decoded values: few levels in each group, as scale times a code.
+
+A packed weight decoded to floats keeps its lattice: in every group of neighbours all values are
+one number times an entry of the scheme's code. Each code of CODES is tried with each grouping: the
+group's largest value is held to be one entry after the other, and all others must then be entries,
+within the rounding of the type they are stored in. A value tests this the better the coarser the
+entries lie around it; `Found.bits` is how improbable all of it is by chance.
+"""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -30,7 +37,11 @@ NARROWEST = 16  # values that a group has at least
 
 
 class CodeBook(NamedTuple):
-    """The levels (`entries`, ascending) that a code can stand for, before the scale."""
+    """The levels (`entries`, ascending) that a code can stand for, before the scale.
+
+    `offset` says that a group's smallest value is the entry 0; `full` that groups usually hold the
+    largest entry, which is then tried first, and else last: multiples of a scheme fit it too.
+    """
 
     name: str
     entries: "Array"

@@ -60,7 +60,13 @@ COMPARED = (
 
 @dataclass(frozen=True)
 class TokensReport:
-    """The comparison of two tokenizers: findings that count, harmless notes, what was compared."""
+    """The comparison of two tokenizers: findings that count, harmless notes, what was compared.
+
+    `carried` are the labels of the sides that carry a tokenizer; `remarks` are sentences about a
+    template and the vocabulary next to it, and about ids that only one config.json states. `added`
+    are the ids of special and of added tokens. `unreadable` is the label of the side whose
+    tokenizer cannot be read.
+    """
 
     findings: tuple[Difference, ...] = ()
     notes: tuple[Difference, ...] = ()

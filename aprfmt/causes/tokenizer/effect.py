@@ -41,9 +41,10 @@ _Encoded = tuple[Engine | None, Readings, TokenizerParts]
 
 @dataclass
 class ProbeBench:
-    """Probe texts and conversations, and what a tokenizer makes of them.
+    """Probe texts and conversations; every combination of parts is read once.
 
-    Each combination of tokenizer parts is read once and remembered.
+    `also` are texts that are only encoded (the pieces' own texts), whose ids are one reading each.
+    `encodes` is False where the texts cannot be encoded at all.
     """
 
     texts: Sequence[str]
@@ -185,7 +186,11 @@ def differing_labels(mine: Readings, theirs: Readings) -> list[SideLabel]:
 
 @dataclass(frozen=True)
 class Effect:
-    """What exchanging a group of parts does to the results of a tokenizer."""
+    """What exchanging a group of parts does to the results of a tokenizer.
+
+    `labels` are those that are not A's where this part alone is B's, `before` their share of all.
+    `after` is the share that is not A's where every listed part is A's and the rest B's.
+    """
 
     labels: tuple[SideLabel, ...]
     before: float

@@ -1,4 +1,9 @@
-"""What is wrong with the recorded token ids of a run: padding, missing or repeated BOS."""
+"""What is wrong with the recorded token ids of a run: padding, missing or repeated BOS.
+
+A pass over wrong ids agrees with the model's pass over the same ids, so that no operation shows it.
+Ids that somebody chose are not judged: only where the rest is what the tokenizer makes of a text is
+anything missing from it.
+"""
 
 from collections.abc import Sequence
 from dataclasses import dataclass

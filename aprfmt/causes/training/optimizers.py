@@ -1,4 +1,12 @@
-"""The optimizers' rules: one step of a weight in float64, also with possible mistakes."""
+"""The optimizers' rules: one step of a weight in float64, also with possible mistakes.
+
+An update is two parts: `step`, what comes of the gradient, and `decay`, what comes of the weight
+itself where decay is decoupled. The weight after the step is the weight before it and both.
+
+Sources: Kingma and Ba 2015 (Adam), Loshchilov and Hutter 2019 (AdamW), Chen et al. 2023 (Lion),
+torch.optim's documentation of SGD (momentum, dampening, Nesterov) and of AdamW; Shazeer and Stern
+2018 (Adafactor).
+"""
 
 import math
 from collections.abc import Callable, Mapping

@@ -1,4 +1,8 @@
-"""Steps that follow another optimizer's rule than the stated one."""
+"""Steps that follow another optimizer's rule than the stated one.
+
+Sources: Jordan 2024 (Muon, and the coefficients of its iteration), torch.optim.Muon; Shazeer and
+Stern 2018 (Adafactor); Chen et al. 2023 (Lion).
+"""
 
 from collections.abc import Iterator
 from functools import partial

@@ -548,8 +548,9 @@ def _shares(
 def held_in(moved: int, due: float, other: int, far: int) -> str:
     """Return what weights were stepped in: "finer" than they are stored, "stored", or "" (open).
 
-    The arguments are sums of `Fit.held_counts`. Finer arithmetic rounds once, to the predicted
-    bits; in the stored type moments, root, quotient and sum are rounded each.
+    By sums of `Fit.held_counts`. A finer copy that had more bits before gives some elements another
+    spacing. Without them finer arithmetic rounds once, to the bits of the prediction; in the stored
+    type moments, root, quotient and sum are rounded each.
     """
     if far >= max(FEWEST, (1 - EXACT) * moved):
         return "finer"
