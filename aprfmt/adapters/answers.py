@@ -497,7 +497,7 @@ def _own_steps(b: View) -> "Steps | None":
 
 
 def _are_even(values: "F64") -> bool:
-    """Return whether the values of codes, in any order, are all one step apart."""
+    """Return whether the numbers of codes, once sorted, are all equally far apart."""
     return bool(np.ptp(np.diff(np.unique(np.asarray(values, np.float64)))) == 0)
 
 

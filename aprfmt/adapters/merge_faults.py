@@ -442,9 +442,10 @@ def find_added_change(
 def _judge_by_projection(merge: Merge, found: Judged) -> Judged:
     """Return `found` with how many times the adapter's change was merged, by projection.
 
-    `found.times` is the projection of B - A on the change, `found.rest` the size of what is left of
-    B - A without it. It is for weights for which no exact sum of A and the change gives B, such as
-    quantized ones. `found` comes back as it is where no number of times fits.
+    `found.times` is the projection of B - A on the change, `found.rest` the norm of B - A without
+    that projection, relative to the change. It is for weights for which no exact sum of A and the
+    change gives B, such as quantized ones. `found` is returned unchanged where no number of times
+    fits.
     """
     times, rest = found.times, found.rest
     allowed = _allowed_rest(merge)
