@@ -41,16 +41,16 @@ def validate(
 ) -> Validation:
     """Return the answers of all checks on a model file or folder, of any architecture.
 
-    `against` is what the model was made of: `accounted` compares the two. With `second_reader` the
-    format's official library reads the file too. Without a `budget` the bytes of a remote file are
-    held to the SHA-256 that its site publishes. `strict` makes warnings failures. `allow_missing`
-    are patterns of required roles whose absence is a warning only. `accept` are `unread:PATTERN`s
-    of items that no warning is given for. Checks that `budget` leaves are NOT_RUN, and the verdict
-    is open then; each that reads every stored byte counts with them. `progress` is called with
-    bytes done and bytes in all. A file of which nothing can be read fails `layout`, and no other
-    check runs. Raises FormatError for what is no model file, UnsupportedError for a version that is
-    not read, ArchError for an unknown `arch`, UsageError for a wrong pattern, RemoteError for bytes
-    that are not those published.
+    `against` is what the model was made of: the check `accounted` compares the two. With
+    `second_reader` the format's official library reads the file too. Without a `budget` the bytes
+    of a remote file are compared with the SHA-256 that its site publishes. `strict` makes warnings
+    failures. `allow_missing` are patterns of required roles whose absence is a warning only.
+    `accept` are `unread:PATTERN`s of items that no warning is given for. Checks that `budget` does
+    not allow are NOT_RUN, and the verdict is open then; all checks that read every stored byte are
+    allowed or left out together. `progress` is called with (bytes done, bytes in all). A file of
+    which nothing can be read fails `layout`, and no other check runs. Raises FormatError for what
+    is no model file, UnsupportedError for a version that is not read, ArchError for an unknown
+    `arch`, UsageError for a wrong pattern, RemoteError for bytes that are not those published.
     """
     check_arch(arch)
     try:

@@ -66,7 +66,7 @@ class CheckContext:
         return frozenset(one for one in lost if any(name in said for name in (one, *lost[one][0])))
 
     def is_told_role(self, key: str) -> bool:
-        """Return whether a role is that of a weight in `told_weights`."""
+        """Return whether a role key is that of one of `told_weights`."""
         found = self.resolution
         if not (self.told_weights and found.style):
             return False

@@ -253,9 +253,9 @@ class Validation(CheckReport):
     def pronounced(self) -> Pronounced:
         """The verdict over all checks, with the items that nothing reads.
 
-        Items that no table lists are named in it, and fail nothing. A tensor among them leaves it
-        open, unless the file states no architecture. So does one that could not be decoded, and a
-        row that was asked for and did not run.
+        Items that no table lists are named in it, and fail nothing. A tensor among them leaves the
+        verdict open, unless the file states no architecture. A tensor that could not be decoded,
+        and a row that was asked for and did not run, leave it open too.
         """
         scope = f"{outcome_counts(self.counts)}, {len(self.warnings)} warnings"
         every = () if self.ledger is None else self.ledger.not_compared
@@ -413,9 +413,9 @@ def pronounce_report(
 ) -> Pronounced:
     """Return the verdict of a report on what `model` computes, naming its items that nothing reads.
 
-    A tensor among them leaves it open, exit code 2.
-    `not_compared` are items of the input that were not compared; they are added to the model's.
-    `accept` are patterns (`unread:PATTERN`) of items that the user accepts.
+    A tensor among these leaves the verdict open, with exit code 2. `not_compared` are items of the
+    input that were not compared; they are added to the model's. `accept` are patterns
+    (`unread:PATTERN`) of items that the user accepts.
     """
     counts = count_outcomes(report.checks)
     rows = (*not_compared, *make_ledger(model, OF_A_PASS).not_compared)

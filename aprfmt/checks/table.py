@@ -373,7 +373,7 @@ def gates() -> tuple[CheckRow, ...]:
 def _all_rows() -> tuple[CheckRow, ...]:
     """Return aprfmt's rows and then those of other packages.
 
-    A row of another package that has the name of one of aprfmt's is left out.
+    A row of another package is left out if aprfmt has one of the same name.
     """
     own = {row.name for row in CHECKS}
     return (*CHECKS, *(row for row in _OTHERS.values() if row.name not in own))

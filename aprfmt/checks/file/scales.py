@@ -24,9 +24,9 @@ def first_bad_block(
 ) -> tuple[int, str, int] | None:
     """Return (index of the first bad block, what is wrong with it, how many are bad), or None.
 
-    None also for encodings without scales. Of encodings with a scale before every row of
-    `row_bytes`, the index is that of the row. Raises UnsupportedError for one without a codec.
-    `raw` are the bytes of whole blocks.
+    `raw` are the bytes of whole blocks. None also for encodings without scales. If an encoding has
+    a scale before every row of `row_bytes`, the index is that of the row. Raises UnsupportedError
+    for an encoding without a codec.
     """
     found = codec(encoding)
     layout = found.layout

@@ -224,10 +224,10 @@ class _Comparison:
             self._report_stopped(said, raised)
 
     def _report_stopped(self, reason: str, raised: bool) -> None:
-        """Record that the library did not read to the end; `raised` if by an error of its own.
+        """Record that the library did not read the file to its end, for `reason`.
 
-        A library that needs more memory or time than it may have has decided nothing about a file
-        that aprfmt finds sound.
+        `raised` says that it raised an error. A library that needed more memory or time than it is
+        given has decided nothing about a file that aprfmt finds sound.
         """
         self._reading.not_read.append(NotRead(self._file, f"{len(self._left)} tensors", reason))
         parsed = self._shard.parsed

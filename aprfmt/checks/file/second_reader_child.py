@@ -20,8 +20,8 @@ Row = dict[str, Any]
 def read_gguf(path: str) -> Iterator[Row]:
     """Yield {name, encoding, shape, nbytes, offset, sha256} of each tensor as `gguf` gives it.
 
-    `encoding` is the number of the ggml type, `shape` is outermost first. A tensor of a type that
-    the library has not is {name, encoding, lacks}.
+    `encoding` is the number of the ggml type, `shape` is outermost first. For a type that the
+    library does not know it is {name, encoding, lacks}.
     """
     import gguf
     import numpy as np
@@ -124,8 +124,8 @@ READERS = {"gguf": read_gguf, "safetensors": read_safetensors}
 def answer_request(kind: str, path: str, memory: int) -> Iterator[Row]:
     """Yield {"library": name and version}, a row for each tensor, then {"end": True}.
 
-    {"stopped": why, "raised": bool} comes in place of the end where the library did not read all;
-    `raised` is whether by an error of its own. `memory` is the process's limit in bytes, for the
+    If the library did not read everything, the last one is {"stopped": why, "raised": bool}, where
+    `raised` says that it raised an error. `memory` is the process's limit in bytes, for the
     message. `kind` is the format, which is also the library's name.
     """
     from importlib.metadata import version

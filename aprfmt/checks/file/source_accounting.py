@@ -18,10 +18,10 @@ TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "generation_config
 
 
 def check_accounted(ctx: "CheckContext") -> Result:
-    """Return a Result with a failure for each part of the source that the file lost.
+    """Return a Result with a failure for each part of the source that is lost in the file.
 
-    Lost is what is neither copied nor transformed, and not recorded in the file as left out. Raises
-    NotRun without a source.
+    A part is lost if it is neither copied nor transformed, and the file does not record it as left
+    out. Raises NotRun without a source.
     """
     from aprfmt.conversion.accounting import account_for_source, recorded_omissions
 

@@ -23,7 +23,7 @@ def check_baseline(subject: ModelUnderTest) -> Result:
 def compare_baseline(before: Mapping[str, Any], now: Iterable[Answer]) -> Iterable[Check]:
     """Yield a check for each gate of a baseline, and for each number of the gates that ran.
 
-    A gate that passed before and is missing, or passes no more, is a FAIL. A gate that was not
+    A gate that passed before and is missing, or no longer passes, is a FAIL. A gate that was not
     asked for this time is NOT_RUN. `before` is {gate: its outcome and measures}. `now` are the
     answers of this run.
     """

@@ -99,11 +99,11 @@ def _loss_tolerance(subject: ModelUnderTest) -> float:
 def measure_loss(
     session: Session, ids: Sequence[int], where: str, prefix: int
 ) -> tuple[MeanLoss, list[float]]:
-    """Return (the loss of a text, mean losses against the token itself, the next, the one after).
+    """Return (the loss of a text, [mean loss against the token itself, the next, the one after]).
 
-    A loss against the token itself or the one after that is lower than against the next shows
-    labels that are shifted. All three are over the same rows. The first `prefix` tokens are put
-    before every window. `where` names the text.
+    If the first or the last of the three is lower than that against the next token, labels are
+    shifted. All three are over the same rows. The first `prefix` tokens are put before every
+    window. `where` names the text.
     """
     sample = Sample(where, ids, prefix=prefix)
     planned, _ = plan_windows([sample], window_size(int(session.hp["context_length"])))
@@ -120,8 +120,9 @@ def judge_loss(
 ) -> list[Check]:
     """Return the checks of one text's loss; a golden loss replaces the bound on good losses.
 
-    `shifts` are the losses against the token itself, the next, and the one after. `allowed` is in
-    nats. `kind` says whether the model is trained or random. `found` is the loss that was measured.
+    `found` is the loss that was measured, `shifts` are the losses against the token itself, the
+    next, and the one after. `allowed` is the distance allowed from a golden loss, in nats. `kind`
+    says whether the model is trained or random.
     """
     checks = assess_loss(found, kind, text.name)
     if text.nats is not None and found.tokens:

@@ -269,7 +269,7 @@ def _check_content(prompt: GoldenPrompt, answer: Generated, tokenizer: Tokenizer
 def python_fault(text: str, functions: Sequence[str]) -> str:
     """Return why a text is not Python that defines these functions; "" if it is.
 
-    The last lines may be cut off: as few of them as it takes are left out.
+    The text may be cut off: as few of its last lines as necessary are left out.
     """
     lines = text.splitlines()
     for end in range(len(lines), 0, -1):

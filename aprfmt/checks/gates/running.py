@@ -47,9 +47,9 @@ def run(
 ) -> QaReport:
     """Return the answers of all gates on a model.
 
-    `only` and `skip` are names of gates; what is left out is in the report as NOT_RUN. In addition
-    to `only`, the gate whose own input is given (`also`, `against`, `baseline`) is run too. With
-    fewer than `min_run` answers the report fails. `options` are the fields of
+    `only` and `skip` are names of gates; the others are in the report as NOT_RUN. In addition to
+    `only`, the gate whose own input is given (`also`, `against`, `baseline`) is run too. With fewer
+    than `min_run` answers the report fails. `options` are the fields of
     aprfmt.checks.gates.model_under_test.QaRequest: arch, choice (where to run), also, against,
     golden, baseline, random_weights, threads, memory, deterministic, strict (warnings fail, too),
     accept (`unread:PATTERN`s of items that no gate fails for), budget (gates that do not begin in
