@@ -56,7 +56,7 @@ class TensorPair:
         )
 
     def drop(self) -> None:
-        """Release the mapped pages of both sides, which count as resident memory."""
+        """Release the mapped memory pages of both sides."""
         for side in (self.a, self.b):
             if side is not None:
                 side.drop()

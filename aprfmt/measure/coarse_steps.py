@@ -50,9 +50,9 @@ def block_spans(values: "Array", steps: "Array") -> BlockSpans:
 
 
 def _block_ends(values: "Array") -> "tuple[Array, Array]":
-    """Return the least and the largest value of each block [blocks] of `values`, NaN left out.
+    """Return (smallest, largest) value of each block [blocks] of `values` [blocks, elements].
 
-    A block of NaN alone has the end NaN. `values` are [blocks, elements].
+    NaN is left out; a block of nothing else has NaN for both.
     """
     starts = np.arange(0, values.size, values.shape[1])
     flat = np.ascontiguousarray(values).reshape(-1)

@@ -103,9 +103,10 @@ def _sum_cells(values: "Array", height: int, width: int, across: int) -> "Array"
 def difference_images(
     pairs: Sequence[TensorPair], tensors: Sequence[TensorDiff], count: int
 ) -> tuple[DifferenceImage, ...]:
-    """Return up to `count` images of tensors that differ, those furthest apart first.
+    """Return up to `count` images of tensors that differ, those with the largest distance first.
 
-    A second tensor with the same explanation comes after the first ones of all the others.
+    Tensors beyond their bounds come before those within. The first tensor of each explanation comes
+    before second ones.
     """
     order = sorted(
         (row for row in tensors if row.verdict in ("DIFFERENT", "WITHIN")),

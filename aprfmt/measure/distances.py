@@ -233,7 +233,7 @@ def _groups_of_runs(counts: Sequence[int]) -> Iterator[list[int]]:
 
 
 def _kernel_runs(count: int) -> Iterator[int]:
-    """Yield the sizes of pieces in which `native.apart` can be given `count` values, in order."""
+    """Yield the sizes of consecutive pieces of `count` values that `native.apart` takes alone."""
     if count <= _PIECE:
         yield count
         return
@@ -256,17 +256,17 @@ def _sum_of_runs(count: int, sums: Iterator[tuple[float, float]]) -> tuple[float
 
 
 def _half_of_run(count: int) -> int:
-    """Return how many of `count` values `native.apart` adds as the first half (apart.h)."""
+    """Return how many of `count` values are in the first half as `native.apart` adds (apart.h)."""
     return count // 2 - count // 2 % 8
 
 
 def rel_l2(actual: ArrayLike, reference: ArrayLike) -> float:
     """Return ||actual - reference|| / ||reference|| in float64, of values of any equal sizes.
 
-    Infinite where sizes differ, where one side alone is not finite, and where the reference is all
-    zero and the other side is not. NaN or infinities alike on both sides are no difference. Every
-    relative L2 of two arrays is computed here. Where changes of a model are tried until it gives a
-    recorded value, the recorded value is the reference, so that all have one norm.
+    Infinite where sizes differ, where one side alone is not finite, and where only the reference is
+    all zero. Places with the same NaN or infinity on both sides are no difference. Every relative
+    L2 of two arrays is computed here. Where changes of a model are tried until it gives a recorded
+    value, the recorded value is the reference, so that all have one norm.
     """
     x, y = (np.asarray(values, np.float64).reshape(-1) for values in (actual, reference))
     if x.size != y.size:

@@ -74,8 +74,10 @@ class Finding:
     def certainty(self) -> Certainty:
         """How certain it is: "located", "explained" or "confirmed".
 
-        A proof counts less where passes contradict it or another cause explains it as well, and
-        nothing where as much is left once the cause is removed as there was before.
+        It is the certainty of the proof, with three exceptions. It is "located" where removing the
+        cause leaves as large a difference, and where a proof would confirm the cause and passes
+        contradict it. It is "explained" where a proof would confirm it and another cause explains
+        it as well.
         """
         found = certainty_of(self.proof)
         if self._leaves_everything:

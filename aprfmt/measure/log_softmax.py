@@ -49,8 +49,8 @@ def shift_logits_onto(
 ) -> NDArray[np.float64]:
     """Return logits shifted, row by row, to the mean of the other side's log-probabilities.
 
-    Both are [..., vocabulary] of one shape; the means are over what is finite on both sides. Then
-    only differences besides the softmax's constant remain.
+    Both are [..., vocabulary] of one shape; the means are over what is finite on both sides. The
+    constant of the softmax is then no difference any more.
     """
     x, y = np.asarray(logits, np.float64), np.asarray(log_probabilities, np.float64)
     both = np.isfinite(x) & np.isfinite(y)

@@ -315,7 +315,7 @@ def _largest_float32_steps(x: "Array", y: "Array", *room: "Array") -> int:
 def _largest_float16_steps(x: "Array", y: "Array", *room: "Array") -> int:
     """Return the largest distance of two arrays of F16 values, counted in float16 representations.
 
-    `room` is not needed: it is there as in `_largest_float32_steps`.
+    `room` is not used; it makes the signature that of `_largest_float32_steps`.
     """
     if not x.size:
         return 0

@@ -38,7 +38,7 @@ class Proof:
 
     @property
     def judged(self) -> bool:
-        """Whether enough items are left, after those used for fitting, to exclude chance."""
+        """Whether enough items remain, besides those used for fitting, to exclude chance."""
         left = self.count - self.free
         return left > 0 and left >= (HALVES - 1) * self.free and left * self.bits >= BITS
 

@@ -162,7 +162,7 @@ def _judge_by_noise(diff: TensorDiff, rel_l2: float, share: float, imatrix: bool
 
 
 def coarser_encoding(a: str, b: str) -> str:
-    """Return the encoding with fewer bits per weight; unknown sizes count as fewest."""
+    """Return the encoding with fewer bits per weight; one of unknown size counts as the coarser."""
     return min((a, b), key=lambda name: encoding_row(name.split("+")[0]).bits_per_weight)
 
 

@@ -110,7 +110,8 @@ class SideVerdicts:
 def compare_texts(a: "Model", b: "Model", tokens: "TokensReport") -> SideVerdicts:
     """Return the verdicts on tokenizer, chat template and generation config of two models.
 
-    `tokens` is the comparison of the tokenizers. A verdict says so where only one side has a part.
+    `tokens` is the comparison of the tokenizers. Where only one side has a part, its verdict is
+    "only in A" or "only in B".
     """
     lines, keys = template_diff(a, b)[2:], differing_generation_keys(a, b)
     counts = {
@@ -231,7 +232,7 @@ def _is_acted_on(row: KeyPattern) -> bool:
 def _one_sided_generation(a: "Model", b: "Model") -> Iterator[NotCompared]:
     """Yield the generation config as NotCompared if only one side has it.
 
-    Only a folder has a place for it: writers of single files leave it out.
+    Only folders can have one: writers of single files leave it out.
     """
     mine, theirs = _has_generation_config(a), _has_generation_config(b)
     if (

@@ -223,9 +223,9 @@ COARSE = 0.1  # tolerance of logits from which two runs are no closer than two e
 def device_loss_bound(rel_l2: float, size: float) -> float:
     """Return how far the mean losses of one model on two devices may be apart, in nats.
 
-    The smaller of what rounding explains (`loss_bound`, same arguments) and of MAX_CE, or
+    It is the smaller of what rounding explains (`loss_bound`, same arguments) and MAX_CE, or
     MAX_CE_LOSSY where `rel_l2` is COARSE or more. Rounding alone would bound nothing in 16 bits:
-    logits hold an offset that no loss sees, so that those of GPT-2, near -100 each, are 16 nats
+    logits have an offset that no loss sees, so that those of GPT-2, near -100 each, are 16 nats
     wide in bfloat16.
     """
     return min(loss_bound(rel_l2, size), MAX_CE if rel_l2 < COARSE else MAX_CE_LOSSY)

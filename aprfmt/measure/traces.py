@@ -155,9 +155,9 @@ class TraceDiff:
 
     @property
     def exit_code(self) -> int:
-        """0 if all are within, 1 if one is beyond, 2 if nothing could be compared.
+        """0 if all points are within tolerance, 1 if one is beyond, 2 if nothing could be compared.
 
-        1 where `exact` was asked for and a value differs.
+        1 too where `exact` was asked for and a value differs.
         """
         return self.pronounced.exit
 
@@ -265,7 +265,7 @@ class RunPair:
         return cls(names, finer_weights_class(a, b), mixture, calibrated, coarse)
 
     def threshold_of(self, key: str, dtypes: tuple[str, str], point: str = "") -> Threshold:
-        """Return the bound of the distance at a key, computed in these dtypes.
+        """Return the bound of the distance at a key, whose values were computed in these dtypes.
 
         `dtypes` are those of a and b. `point` is the one that was recorded, where the key is an
         alias.
@@ -372,8 +372,8 @@ BEFORE_MASK = ("scores", "index_scores")  # of every key, those that a token doe
 def find_first_token(points: Sequence[PointDiff], a: TraceLike, b: TraceLike) -> FirstToken | None:
     """Return the earliest token at which a point is beyond its tolerance; None if none is.
 
-    Of several points that differ there, the first in the order of `points` counts. Of scores that
-    are taken before the mask, only those of keys that the token sees count.
+    If several points differ at that token, it is the first in the order of `points`. Scores
+    recorded before the mask only count at keys that the token sees.
     """
     found: FirstToken | None = None
     for point in points:
@@ -404,10 +404,10 @@ def find_first_token(points: Sequence[PointDiff], a: TraceLike, b: TraceLike) ->
 
 
 def _seen_keys(record: RecordLike, a: TraceLike, b: TraceLike) -> "Array | None":
-    """Return a bool array of a record's shape: the keys that each token sees; None for all.
+    """Return a bool array of a record's shape: True at the keys that each token sees; None for all.
 
-    Only for values of keys that are taken before the mask. A key whose probability is zero on both
-    sides is not seen; without probabilities, in a causal architecture, a later one.
+    It is for scores that are recorded before the mask. A key whose probability is zero on both
+    sides is not seen; without probabilities, in a causal architecture, a later one is not.
     """
     queries, keys = np.asarray(record.positions or ()), record.shape[-1]
     if record.point not in BEFORE_MASK or record.shape[-2:-1] != queries.shape:
