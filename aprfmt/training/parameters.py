@@ -72,10 +72,10 @@ class Parameters:
 def pair_parameters(before: Model, after: Model | None, base: Model | None = None) -> Parameters:
     """Return the parameters of a checkpoint, each with its weight before and after the step.
 
-    `after` None: the weights before alone. `base` is the model below an adapter, which names the
-    roles of its factors. What is in one checkpoint only is in the result's `left`. Raises
-    UsageError where `after` is of another model: another architecture or hyperparameter, no name in
-    common, other layers, or a shape that differs.
+    If `after` is None, they have the weights before alone. `base` is the model below an adapter,
+    which names the roles of its factors. What only one checkpoint has is in the result's `left`.
+    Raises UsageError where `after` is of another model: another architecture or hyperparameter, no
+    name in common, other layers, or a shape that differs.
     """
     if base is not None or _is_adapter(before):
         return _pair_adapter(before, after, base)
@@ -210,8 +210,8 @@ def _pair_adapter(before: Model, after: Model | None, base: Model | None) -> Par
 def adapter_keys(adapter: Model, base: Model | None) -> Mapping[str, str]:
     """Return {stored name: key} of an adapter's trained tensors, by the roles of its base.
 
-    A key is a role with the factor after it, `L0.attn_q.weight.lora_a`. Without a base, or where
-    it has no such module, the module's own name stands for the role.
+    A key is a role with the factor's name appended, `L0.attn_q.weight.lora_a`. Without a base, or
+    where it has no such module, the module's own name is used in place of the role.
     """
     parts = adapter_parts(adapter)
     style = "gguf" if "gguf" in parts.spellings else "hf"

@@ -179,10 +179,10 @@ def _after_padding_text(batch: Batch) -> str:
 
 
 def doubtful_loss(loss: float, vocabulary: int) -> str:
-    """Return why a loss in nats can hardly be that of the trained model; "" if it can.
+    """Return why a loss in nats is hardly that of a trained model, as a sentence; "" if it may be.
 
-    Above ln(vocabulary) it is worse than guessing, as random weights are, and above their bound too
-    it is another fault. Near zero there is nothing left to learn, and gradients show nothing.
+    A loss above ln(vocabulary) is worse than guessing, as of random weights; one above their bound
+    too is another fault. Near zero there is nothing left to learn, and gradients show nothing.
     """
     uniform = math.log(max(2, vocabulary))
     text = f"the batch's loss is {loss:.4g} nats"

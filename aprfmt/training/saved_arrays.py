@@ -320,9 +320,9 @@ def open_gradients(
 ) -> SavedArrays:
     """Return the gradients that a trainer saved; UsageError where none is of this model.
 
-    FormatError for whole numbers, and for two arrays of one parameter.
-    `model` is the one before the step, or the adapter, `base` the model whose capture points
-    gradients may be of, too. `rules` are the user's renames; files are closed with `stack`.
+    Raises FormatError for whole numbers, and for two arrays of one parameter. `model` is the one
+    before the step, or the adapter. Gradients may also be of capture points of `base`. `rules` are
+    the user's renames; files are closed with `stack`.
     """
     arrays = open_arrays(paths, stack)
     placed, left = place_names(tuple(arrays), parameters, model, rules)
@@ -443,9 +443,9 @@ def open_state(
 ) -> OptimizerState:
     """Return the state that a trainer saved of its optimizer, its arrays matched to parameters.
 
-    `model` is the one before the step, or the adapter, and `after` that after it, by which numbers
-    without names are recognized. `rules` are the user's renames. Raises FormatError for a file that
-    is no such state, UsageError for that of another model.
+    `model` is the one before the step, or the adapter. `after` is the one after it, whose changes
+    tell which parameters numbered entries are. `rules` are the user's renames. Raises FormatError
+    for a file that is no such state, UsageError for that of another model.
     """
     arrays = open_arrays([path], stack)
     values = dict(_single_values(path))

@@ -296,7 +296,7 @@ class _Step:
     base: Model | None = None  # below an adapter
 
     def __post_init__(self) -> None:
-        """Find LoRA pairs and the recipe, and put arrays that have no parameter in `left`."""
+        """Find LoRA pairs and the recipe, and add arrays that belong to no parameter to `left`."""
         self.notes: list[str] = []
         self.left: list[NotCompared] = []
         self.gradients: dict[str, ArrayFacts] = {}
@@ -453,13 +453,13 @@ class _Step:
     def _judge_as_first(
         self, rows: list[TensorStep], judged: dict[str, Judgement], norm: float | None
     ) -> list[TensorStep]:
-        """Return the rows, with "differs" where a later step is made as a first one.
+        """Return the rows, with "differs" for later steps that were made as a first step.
 
-        A new optimizer makes such a step. It needs no moments, so it is tried for the parameters
-        whose moments are not known; `judged` gets the mistake. It holds only if all of these made
-        such a step and no parameter agrees with what was stated: one that is trained from this step
-        on makes a first step too. `norm` is that of all given gradients. Moments that no verdict
-        needs then leave `left`.
+        A new optimizer, which lost the moments, makes such steps. They need no moments, so this is
+        tried for the parameters whose moments are not known; `judged` gets the mistake. It holds
+        only if all of these made such a step, and no parameter agrees with what was stated: one
+        that is trained from this step on makes a first step too. `norm` is that of all given
+        gradients. Moments that no verdict needs then leave `left`.
         """
         recipe = self.recipe
         known = self.state is not None and not (self.state.indexed and self.state.left)
@@ -634,9 +634,9 @@ class _Step:
     # --- what was said ---------------------------------------------------------------------
 
     def _recipe(self) -> Recipe | None:
-        """Return the step's recipe; None where neither --optimizer nor a state says one.
+        """Return the step's recipe; None where neither --optimizer nor a state gives one.
 
-        Settings that --optimizer leaves out are those of the state's groups. Raises UsageError
+        Settings that --optimizer leaves out are taken from the state's groups. Raises UsageError
         where no learning rate is known.
         """
         if self.state is None:
@@ -669,9 +669,9 @@ class _Step:
         return self._with_step_number(self._with_direction(changed(recipe, **stated)))
 
     def _with_direction(self, recipe: Recipe) -> Recipe:
-        """Return the recipe, going up the gradient if the state's groups say maximize.
+        """Return the recipe, with ascent in place of descent if the state's groups say maximize.
 
-        A note then says so.
+        A note is added then.
         """
         assert self.state is not None
         if not any(group.get("maximize") is True for group in self.state.groups):
@@ -1134,7 +1134,7 @@ class _Step:
                 self.compared[key] = replace(self.compared[key], found=replace(one, guesses=()))
 
     def _backward_case(self, computed: Computed) -> BackwardCase:
-        """Return all gradients as they compare now; those that a mistake gives are left out."""
+        """Return all gradients as they compare now, without those that a mistake explains."""
         found = {key: one.found for key, one in self.compared.items() if one.found is not None}
         given = {key for key, one in found.items() if any(map(_is_of_backward, one.guesses))}
         wrong = {key for key, one in found.items() if one.verdict == "differs"}
@@ -1179,8 +1179,8 @@ class _Step:
     ) -> frozenset[str]:
         """Return the keys of the gradients that a mistake explains; empty if it does not hold.
 
-        It holds if the gradients computed with it are the given ones, in every parameter, and
-        little is left of what they differ by. One that was not given has to be zero then.
+        It holds if the gradients computed with the mistake are the given ones, in every parameter,
+        and little of their differences remains. A gradient that was not given has to be zero then.
         """
         found = {key: one.found for key, one in self.compared.items() if one.found is not None}
         unlike = frozenset(
@@ -1234,8 +1234,8 @@ class _Step:
     def _accept_clipping(self, norm: float) -> None:
         """Set given gradients to "agrees" if they are the computed ones clipped to a usual bound.
 
-        `norm` is that of all given gradients. A note then says so. Clipped under a loss scale, they
-        are set to that mistake. Returns nothing.
+        `norm` is that of all given gradients. A note is added then. Gradients that were clipped
+        under a loss scale are set to that mistake instead.
         """
         held = [one.found for one in self.compared.values() if one.found is not None]
         before = self._size()
@@ -1392,7 +1392,7 @@ class _Step:
     def _compare_computed(self, parameter: Parameter, computed: ComputedGradients) -> "_Compared":
         """Return how a parameter's given gradient compares with the one computed of the batch.
 
-        Without a computed gradient, or a given one, its `why` says what is missing.
+        If either is missing, the result's `why` names it.
         """
         key = parameter.key
         if key not in computed.keys:
@@ -1674,7 +1674,7 @@ class _Step:
                 yield _cause(cause, says, keys, stored, proof)
 
     def _has_state_after(self) -> bool:
-        """Return whether the given state is the one after the step; True if it does not say."""
+        """Return whether the given state is the one after the step; True if it does not tell."""
         if self.state is None or self.recipe is None:
             return False
         return self.state.steps is None or self.state.steps == self.recipe.step

@@ -73,8 +73,8 @@ class Sums:
 def same_bytes(parameter: Parameter) -> bool:
     """Return whether a parameter's stored bytes are equal before and after the step.
 
-    False also where that cannot be told from bytes: another type, or weights that are made when
-    read. Then the elements have to be compared.
+    False also where bytes do not tell: the type is another one, or weights are made when read. The
+    elements have to be compared then.
     """
     before, after = parameter.before, parameter.after
     if after is None or before.encoding != after.encoding or before.encoding not in UNIT:
