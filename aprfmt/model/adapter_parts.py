@@ -170,7 +170,10 @@ def adapter_name(names: Iterable[str]) -> str:
 
 
 def without_adapter_name(name: str, adapter: str) -> str:
-    """Return a stored name without the name of its adapter ("" leaves it as it is)."""
+    """Return a stored name without the part that is the adapter's own name, `adapter`.
+
+    With "" for `adapter` it is returned unchanged.
+    """
     if not adapter:
         return name
     return _NAMED.sub(lambda match: match[1] if match[2] == adapter else match[0], name)

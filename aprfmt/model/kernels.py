@@ -81,9 +81,9 @@ def undo_steps(steps: KernelSteps, stored: "Array") -> "Array":
 
 
 def _kernel_shape(spec: "ArchSpec", group: "BoundGroup", hyper: "HyperParams") -> Shape:
-    """Return the shape that the config asks of the kernel of a group; () if it is no kernel.
+    """Return the shape that the config asks of a group's kernel; () if the group is no kernel.
 
-    One stored tensor of one role, without layout steps of its own, may be one.
+    A kernel is one stored tensor of one role, which has no layout steps yet.
     """
     from aprfmt.arch.required_roles import logical_shape
 

@@ -141,8 +141,8 @@ def astray_modules_text(model: "Model", base: "Model") -> str:
 def _pair_rank(config: dict[str, Any], module: str, shapes: Sequence[tuple[int, ...]]) -> int:
     """Return the rank of a factor pair; 0 if no factor has two axes.
 
-    `shapes` are the stored shapes of the pair. Factors of stacked experts have rank times experts
-    as the size of one axis, so that for them the configuration's `r` is taken.
+    `shapes` are the stored shapes of the pair. For factors of stacked experts, one of whose axes is
+    rank times experts, it is the configuration's `r`.
     """
     if target_parameters(config, unwrap_module(module)[0]) and isinstance(config.get("r"), int):
         return int(config["r"])

@@ -354,7 +354,7 @@ class _LedgerBuilder:
     def embedded_files(self) -> Iterator[Item]:
         """Yield an item per file that the metadata embed and the folder does not have.
 
-        A file is what it would be next to the weights.
+        It is used as it would be next to the weights.
         """
         known = {path.name for path in folder_files(self.model)}
         try:
@@ -979,10 +979,9 @@ def _adapter_reading(name: str, trained_whole: Sequence[str]) -> tuple[Reading, 
 
 
 def multimodal_towers(model: "Model") -> "Iterator[tuple[ArchSpec, tuple[str, ...]]]":
-    """Yield (spec, stored names) of each tower that a model has besides its text model.
+    """Yield (spec, stored names) of each tower, such as a vision tower, next to the text model.
 
-    Such as a vision tower. Names under the language model's prefix are not considered: no loader
-    reads a tower there.
+    Names under the language model's prefix are not considered: no loader reads a tower there.
     """
     # Only a configuration with a tower's section describes one.
     config = model.config or {}
@@ -1092,8 +1091,8 @@ def list_not_compared(
 ) -> tuple[NotCompared, ...]:
     """Return the items that no comparison by meaning covers, and what is known about each.
 
-    `kinds` restricts them. Tensors are left out: who compares tensors compares the unread ones too,
-    by name. A key that the other side embeds as its source's is compared with that.
+    `kinds` restricts them. Tensors are left out: commands that compare tensors also compare the
+    unread ones, by name. A key that the other side embeds from its source is compared with that.
     """
     found: list[NotCompared] = []
     for kind in KINDS:  # in the table's order: `kinds` may be a set
@@ -1302,8 +1301,8 @@ UNREAD = "unread:"  # what a pattern of --accept begins with
 def acceptance_predicate(patterns: Collection[str]) -> Callable[[NotCompared], bool]:
     """Return a function that says whether an item is accepted by one of the `unread:PATTERN`s.
 
-    PATTERN is a glob, `re:REGEX`, or a name as it stands: that of an item, of a module or key above
-    it (`model.layers.1` for `model.layers.1.mlp.bias`), or of a kind. It is matched with an item's
+    PATTERN is a glob, `re:REGEX`, or a plain name: that of an item, of a module or key above it
+    (`model.layers.1` for `model.layers.1.mlp.bias`), or of a kind. It is matched with an item's
     name, its kind, and both with a space between. Raises UsageError for an invalid one.
     """
     from aprfmt.model.patterns import exact_predicate
@@ -1356,11 +1355,11 @@ def one_sided_tensors(
 def pronounce(words: VerdictWords, compared: Compared, accept: Collection[str] = ()) -> Pronounced:
     """Return the verdict over what was compared. Every command's verdict is made here.
 
-    Exit code 1: a difference is established, or an item that can carry meaning is on one side
-    only, or is unread and unequal. 2: there is none, but something that had to be compared could
-    not be, or nothing was. 0: all that can carry meaning agrees; what is unread is byte for byte
-    equal, or accepted by `accept`, a list of `unread:PATTERN`. What a budget left is never
-    accepted: it is no unread item. Raises UsageError for a pattern that matches none of the items.
+    Exit code 1: a difference is established, or an item that can carry meaning is on one side only,
+    or is unread and unequal. 2: there is no difference, but something that had to be compared could
+    not be, or nothing was. 0: all that can carry meaning agrees; unread items are byte for byte
+    equal, or accepted by `accept`, a list of `unread:PATTERN`. Items that a budget left out are
+    never accepted. Raises UsageError for a pattern that matches none of the items.
     """
     _refuse_unmatched(accept, compared.left)
     # Sort what was not compared: accepted, differing, unreadable, equal, without effect.
@@ -1416,8 +1415,8 @@ def items_clause(rows: Sequence[NotCompared], begin: str = "; not compared") -> 
 def _list_items(begin: str, rows: Sequence[NotCompared]) -> str:
     """Return a clause that lists items after the words `begin`; "" if there are none.
 
-    Of a kind with more than two items it is the count and two names. At most three groups are
-    named, the rest is counted.
+    A kind with more than two items is given by its count and two names. At most three groups are
+    named, the others are counted.
     """
     if not rows:
         return ""

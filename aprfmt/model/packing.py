@@ -55,9 +55,9 @@ def unclaimed_part_text(config: Mapping[str, Value] | None, name: str) -> str:
 def packing_config(model: "Model") -> Mapping[str, Value] | None:
     """Return config.json's keys, its quantization section completed from the model's other files.
 
-    Where the section names no other method, the description of hf_quant_config.json is taken, or
-    the group size from it. Torchao's descriptions come from the metadata. None if there is no
-    config.json and no such file. Without a section the file of AutoGPTQ or AutoAWQ is taken. Raises
+    The section of hf_quant_config.json is used, or its group size, unless config.json's names
+    another method. Torchao's descriptions come from the metadata. Without a section the file of
+    AutoGPTQ or AutoAWQ is used. None if there is no config.json and no such file. Raises
     FormatError where such a file is read and is damaged.
     """
     config = model.config

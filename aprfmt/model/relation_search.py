@@ -69,8 +69,9 @@ def _resolve_renamed(
 ) -> "Resolution | None":
     """Return the resolution under renames that bring missing tensors back; None if none do.
 
-    `found` is the one without renames, None if that fails. Only tried if tensors are missing while
-    others have no role, or layers are there that the configuration does not count.
+    `found` is the resolution without renames, None if that fails. Renames are only tried if tensors
+    are missing while others have no role, or if there are layers that the configuration does not
+    count.
     """
     if found is not None and not (
         _missing_roles(found) and (found.unclaimed or _has_uncounted_layers(found))
@@ -248,7 +249,7 @@ def _missing_names(
 
 
 def _resolve_towers(model: "Model", read: Read, found: "Resolution") -> "Resolution":
-    """Return the resolution with its tower's tensors renamed to where loaders look for them.
+    """Return the resolution with a tower's tensors renamed to the names that loaders look for.
 
     Returns `found` unchanged if that is not needed or does not help.
     """

@@ -98,8 +98,8 @@ def file_relations(model: "Model") -> tuple[Relation, ...]:
 def wrong_modules(model: "Model", config: "Mapping[str, Value] | None") -> Relation | None:
     """Return the Relation whose prefix rule maps quantization keys to modules in the file.
 
-    Loaders find no module of such a key and use the defaults for it. None where each key has a
-    module, or no single prefix rule maps the others to modules.
+    Loaders find no module for such a key, and use the defaults. None where each key has a module,
+    or no single prefix rule maps the others to modules.
     """
     section = quantization_section(config or {})
     if section is None:

@@ -196,10 +196,10 @@ def _with_name(tensor: "LazyTensor", name: str) -> "LazyTensor":
 
 
 def rename_modules(config: "Mapping[str, Value]", rules: Sequence[Rename]) -> "dict[str, Value]":
-    """Return config.json with the modules that its quantization names renamed like tensors.
+    """Return config.json with the modules named in its quantization section renamed like tensors.
 
-    Those are keys with a dot whose value is an object or a flag, and the lists of modules to leave
-    unquantized. Patterns (`re:...`) stay.
+    Modules are keys with a dot whose value is an object or a flag, and entries of the lists of
+    unquantized modules. Patterns (`re:...`) are not changed.
     """
     apply = [rule.function for rule in rules]
 
@@ -373,7 +373,7 @@ def _choose_by_votes(
 
 
 def word_similarity(old: str, new: str) -> float:
-    """Return how alike two words are, from 0 to 1."""
+    """Return how similar two words are, from 0 to 1."""
     return SequenceMatcher(None, old, new).ratio()
 
 
@@ -383,7 +383,7 @@ def _numbers_in(parts: Iterable[str]) -> tuple[str, ...]:
 
 
 def differing_run(parts: Sequence[str], other: Sequence[str]) -> tuple[str, str] | None:
-    """Return (old, new), dotted, of the one place where two names differ; None if it is not one.
+    """Return (old, new), dotted, of the one run in which two names differ; None if there are more.
 
     `parts` and `other` are the names' components. Up to two neighbouring components may differ,
     none of them a number.

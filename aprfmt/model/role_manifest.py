@@ -35,11 +35,10 @@ def roles_path(model: Path) -> Path:
 def parameter_rows(
     model: Model, ranks: int, progress: Callable[[int, int], None] | None = None
 ) -> dict[str, dict[str, Any]]:
-    """Return {engine's parameter name: {sha256, rows, of}}, sha256 and rows with an entry per rank.
+    """Return {engine's parameter name: {sha256, rows, of}}.
 
-    `of` are the published tensors that it holds, a head that equals the embedding by the name of
-    the latter; [] for what an engine computes itself.
-
+    `sha256` and `rows` have an entry per rank. `of` are the published tensors that the parameter
+    holds, with the embedding in place of an equal head; [] for what an engine computes itself.
     Raises UsageError for a number of ranks that does not divide a tensor, or names that are not
     Hugging Face's.
     """

@@ -109,9 +109,9 @@ def file_row(name: str) -> FileRow:
 
 
 def folder_row(path: Path) -> FileRow:
-    """Return the table's row of a subfolder, which says whether loaders read what is in it.
+    """Return the table's row of a subfolder, which says whether loaders read its files.
 
-    A name that has no row is judged by its files at any depth: it is "unread" if a loader may take
+    A name without a row is judged by the files in it, at any depth: "unread" if a loader may read
     one of them, else "without effect". Links to folders are not followed.
     """
     row = matching_row(FOLDERS, path.name)

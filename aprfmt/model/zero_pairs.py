@@ -84,8 +84,8 @@ class ZeroPairs(NamedTuple):
 def find_zero_pairs(model: "Model") -> ZeroPairs:
     """Return the parts of an adapter that change nothing: pairs of zero product, vectors of ones.
 
-    Reads the beginning of every factor, and the whole of those that begin with zeros. A factor that
-    cannot be decoded counts as not zero. Nothing is found in a file that is no adapter.
+    The beginning of every factor is read, and the whole of those that begin with zeros. A factor
+    that cannot be decoded counts as not zero. Nothing is found in a file that is no adapter.
     """
     zero: dict[str, str] = {}
     lengths, emptied = [], []
