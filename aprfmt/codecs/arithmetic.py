@@ -160,7 +160,7 @@ def round_half_away(x: F32) -> F32:
 def truncate_to_int(x: F32) -> I32:
     """Return x truncated to int32, and 0 where it does not fit.
 
-    That is what x86's conversion gives in a byte. The C source leaves the case undefined; it is met
+    That is the byte that x86's conversion gives. The C source leaves the case undefined; it occurs
     where a scale is so small that its reciprocal overflows.
     """
     fits = np.abs(x) < 2.0**31

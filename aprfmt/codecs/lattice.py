@@ -202,7 +202,7 @@ class PackedWeight(NamedTuple):
         return lattice_of(self.dialect, self.parts, self.config, values)
 
     def codes(self) -> CodeTable | None:
-        """Return the number that each code stands for; None where the dialect does not say."""
+        """Return the table of the codes' numbers; None where the dialect does not define them."""
         return None if self.dialect.codes is None else self.dialect.codes(self.parts, self.config)
 
     def replace_parts(self, parts: Parts | None = None, **config: object) -> "PackedWeight":

@@ -55,7 +55,7 @@ def run_tasks(tasks: Sequence[Callable[[], None]], threads: int) -> None:
     turn = threading.Lock()
 
     def take_tasks() -> None:
-        """Run tasks from the common list until none is left."""
+        """Run tasks from the common list until it is empty."""
         _inside.busy = True
         try:
             while True:

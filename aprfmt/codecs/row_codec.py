@@ -110,9 +110,10 @@ class RowCodec(BlockCodec):
         return self.head.itemsize + columns // self.block_size * self.type_size
 
     def _guess_columns(self, size: int, count: int) -> int:
-        """Return the columns of a row, from `size` bytes for `count` elements and one header a row.
+        """Return the columns of a row, computed from `size` bytes for `count` elements.
 
-        Where these give no whole number of rows, all elements are taken for one row.
+        Every row has one header. If these give no whole number of rows, all elements are taken as
+        one row.
         """
         padded = max(1, -(-count // self.block_size)) * self.block_size
         rows, left = divmod(size - padded // self.block_size * self.type_size, self.head.itemsize)

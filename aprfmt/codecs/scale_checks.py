@@ -103,5 +103,5 @@ def _codes_differ(laid: WeightLayout) -> bool:
 
 
 def _is_zero(parts: Parts, suffix: str) -> bool:
-    """Return whether all bytes of a part are 0, the sign bit of each left out."""
+    """Return whether all bytes of a part are 0, not counting the sign bit of each."""
     return not (np.frombuffer(parts[suffix].raw, np.uint8) & 0x7F).any()

@@ -236,11 +236,11 @@ def recodes(encoding: str) -> bool:
 
 
 def decode_rows(encoding: str, raw: Any, columns: int, first: int, out: "Array") -> bool:
-    """Fill `out` [rows, n] with n elements from `first` on of each row of `columns` in `raw`.
+    """Fill `out` [rows, n] with n elements, from `first` on, of each row of `columns` in `raw`.
 
-    `out` is float32, its rows may lie apart. Returns False, and fills nothing, for an encoding that
-    does not store single elements or has no kernel, and in a build without this one. Raises
-    CodecError where lengths do not fit.
+    `out` is float32; its rows need not be contiguous with each other. Returns False, and fills
+    nothing, for an encoding that does not store single elements or has no kernel, and in a build
+    without this function. Raises CodecError where lengths do not fit.
     """
     kernel = getattr(_kernels, "decode_rows", None)
     if kernel is None or ENCODINGS[encoding].block_size != 1 or encoding not in KERNELS:
@@ -274,9 +274,10 @@ def stats_of(encoding: str, raw: Any, count: int, threads: int = 1) -> "Moments"
 
 
 def stats_of_parts(encoding: str, raw: Any, count: int, threads: int = 1) -> "list[Moments]":
-    """Return the moments of every PART of `count` elements of encoded bytes, in order.
+    """Return the moments of each run of PART elements, in order, among `count` encoded elements.
 
-    Joined one after another they are what `stats_of` returns; it raises the same errors.
+    `raw` are their bytes. All of them joined are what `stats_of` returns; it raises the same
+    errors.
     """
     from aprfmt.codecs.native.moments import PART, Moments
 
@@ -288,12 +289,13 @@ def stats_of_parts(encoding: str, raw: Any, count: int, threads: int = 1) -> "li
 def stats_of_rows(
     pieces: Sequence[tuple[str, Any, int, int, int]], width: int, skip: int, count: int
 ) -> "list[Moments] | None":
-    """Return the moments of every PART elements of rows whose columns are in several buffers.
+    """Return the moments of each run of PART elements of rows whose columns are in several buffers.
 
     `pieces` are (encoding, raw, columns, first, wide): of each row of `columns` elements in `raw`,
-    the `wide` from `first` on stand side by side with those of the next piece, `width` in all. Of
-    these rows one after another, `count` elements are read after the first `skip`. Nothing decoded
-    is kept. None where `number_pieces` returns None. Raises CodecError where lengths do not fit.
+    the `wide` elements from `first` on are put next to those of the next piece, `width` in all. Of
+    these rows one after another, `count` elements are read after the first `skip`. Decoded values
+    are not kept. None where `number_pieces` returns None. Raises CodecError where lengths do not
+    fit.
     """
     rows = number_pieces(pieces)
     return None if rows is None else moments_of_rows((rows, width, skip), count)
