@@ -156,10 +156,10 @@ def loads(
 ) -> Any:
     """Return the one JSON value of `data`; `where` begins every message.
 
-    A str with lone surrogates is refused as not UTF-8. `duplicates="last"` lets the last of equal
-    keys win; "mark" does the same, and such an object becomes a DuplicateKeys.
-    `nonfinite` allows NaN and the infinities, `surrogates` allows lone surrogate escapes. Byte
-    offsets in messages count from `data`'s start. Raises FormatError.
+    A str with lone surrogates is refused as not UTF-8. With `duplicates="last"` the last of equal
+    keys wins; with "mark" it does too, and such an object becomes a DuplicateKeys. `nonfinite`
+    allows NaN and the infinities, `surrogates` allows lone surrogate escapes. Byte offsets in
+    messages count from `data`'s start. Raises FormatError.
     """
     if isinstance(data, str):
         data = data.encode("utf-8", "surrogatepass")
@@ -322,8 +322,8 @@ def _constant_refuser(where: str) -> Callable[[str], NoReturn]:
 def _check_surrogates(raw: bytes, where: str) -> None:
     r"""Raise FormatError for lone surrogate escapes, which UTF-8 cannot express.
 
-    Valid escapes are blanked out, which keeps offsets. Escaped backslashes are blanked first, so
-    that every `\u` left is an escape.
+    Valid escapes are replaced by blanks, which keeps offsets. Escaped backslashes are replaced
+    first, so that every `\u` that remains is an escape.
     """
     blanked = _PAIR.sub(b" " * 12, raw.replace(b"\\\\", b"  "))
     lone = _ESCAPED_SURROGATE.search(blanked)

@@ -43,10 +43,11 @@ def discard_open() -> None:
 
 
 def install_signal_handlers() -> None:
-    """Let SIGTERM and SIGHUP (a closed terminal) raise SystemExit, so that outputs clean up.
+    """Let SIGTERM and SIGHUP (a closed terminal) raise SystemExit, so that outputs are cleaned up.
 
-    The exit codes are 143 and 129. Signals already ignored or handled are left alone. An exception
-    of a signal, of an interrupt too, that comes while Python runs a finalizer comes again.
+    The exit codes are 143 and 129. Signals that are ignored or handled already are not changed. An
+    exception of a signal or interrupt that is raised in a finalizer, where Python ignores it, is
+    raised again.
     """
     if threading.current_thread() is not threading.main_thread():
         return  # only the main thread may install handlers
@@ -86,6 +87,6 @@ class RepeatedSignals:
 
 
 def _send_again(number: int) -> None:
-    """Send a signal to this process, a moment later."""
+    """Send a signal to this process, after AGAIN seconds."""
     time.sleep(AGAIN)
     os.kill(os.getpid(), number)

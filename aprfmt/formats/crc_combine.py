@@ -106,7 +106,10 @@ def _append_zeros_operator(length: int) -> Sequence[int]:
 
 @cache
 def _append_power_operator(power: int) -> Sequence[int]:
-    """Return the operator that appends 2^`power` zero bytes: the one of half of them, twice."""
+    """Return the GF(2) operator on a CRC that appends 2^`power` zero bytes.
+
+    It is the operator for half as many zeros, applied twice.
+    """
     if power:
         operator = _append_power_operator(power - 1)
         return [_apply_operator(operator, row) for row in operator]

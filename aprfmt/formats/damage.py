@@ -33,9 +33,9 @@ class Faults:
         self._errors: list[FormatError] = []
 
     def add(self, error: FormatError, *tensors: str, kind: str = "") -> None:
-        """Raise `error`; or, if faults are collected, add it and let reading of `tensors` raise it.
+        """Raise `error`, or if faults are collected, add it and make reading of `tensors` raise it.
 
-        `kind` is that of the damage, where the error's own does not say it.
+        `kind` is that of the damage, if `error` does not have it.
         """
         if not self.collect:
             raise error

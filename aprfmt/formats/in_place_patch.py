@@ -179,7 +179,7 @@ def _foreign_patch_note(record: Path) -> Note:
 
 
 def _add_signature(head: dict[str, Any]) -> dict[str, Any]:
-    """Return a patch's JSON object with its signature, "" without a key."""
+    """Return a patch's JSON object with its signature added, which is "" if there is no key."""
     return head | {"signature": sign(SCHEMA, bounded_json.dumps(head).encode())}
 
 

@@ -174,7 +174,7 @@ class SequentialSink:
         return deferred
 
     def record_filled(self, slot: DeferredSlot, crc: int) -> None:
-        """Note that all bytes of a deferred slot are written, and that they have this CRC-32.
+        """Record that all bytes of a deferred slot are written, and that they have this CRC-32.
 
         Writes the checksums that waited for it.
         """

@@ -114,8 +114,8 @@ def join_tensors(
 ) -> dict[str, LazyTensor]:
     """Return {name: tensor} of all shards in order.
 
-    FormatError for names in two shards, which says whether the copies differ. With `repeated`, that
-    sentence and the names are added to it instead, and of each tensor the copy is taken that the
+    Raises FormatError for names in two shards, which says whether the copies differ. With
+    `repeated` that sentence and the names are added to it instead; then the copy is used that the
     index (`weight_map`, name to file) names, else the first.
     """
     assigned = weight_map or {}

@@ -104,9 +104,9 @@ def _read_key_file(path: Path) -> bytes | None:
 
 
 def _is_ours(folder: Path) -> bool:
-    """Return whether the first existing folder of a path is this user's.
+    """Return whether the first existing folder of a path belongs to this user.
 
-    `sudo` may leave HOME unchanged: a key of root's there would be of no use to its owner.
+    `sudo` may leave HOME unchanged: a key that root makes there could not be read by its owner.
     """
     while not os.path.lexists(folder) and folder != folder.parent:
         folder = folder.parent

@@ -142,8 +142,8 @@ def remove_leftovers(folder: Path, needed: Collection[str]) -> None:
 def remove(path: Path) -> None:
     """Remove a temporary file, or a temporary folder with its files; never raises OSError.
 
-    Only one folder deep, as outputs are; deeper folders belong to other programs. What an error
-    that passes leaves there is tried once more.
+    A folder is emptied one level deep, as outputs are; deeper folders belong to other programs. If
+    a transient error leaves something, removing is tried once more.
     """
     _remove_tree(path, depth=1)
     if os.path.lexists(path):
@@ -190,7 +190,7 @@ def open_inside(path: Path, flags: int, mode: int) -> int:
 
 
 def _open_for_emptying(path: Path) -> int | None:
-    """Return a descriptor of a folder to be emptied, so that a link put in its place is harmless.
+    """Return a descriptor of a folder to be emptied, so that swapping it for a link does no harm.
 
     None where the system cannot do that, or has no descriptor left. Raises OSError for a link.
     """

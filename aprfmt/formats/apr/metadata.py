@@ -257,10 +257,10 @@ def _shortest_digits(value: float) -> tuple[str, int]:
 
 
 def _decimal_text(digits: str, exponent: int, low: int, high: int) -> str:
-    """Return digits x 10^exponent as text, without an exponent where the number is of usual size.
+    """Return digits x 10^exponent as text, without an exponent for numbers of usual size.
 
-    The decimal point stands after `point` digits, or after that many zeros if it is negative:
-    plain for low < point <= high, else with one digit before the point and an exponent.
+    It is plain if the number of digits before the decimal point (negative for zeros after it) is
+    above `low` and at most `high`; else it has one digit before the point and an exponent.
     """
     point = len(digits) + exponent
     if exponent >= 0 and point <= high:

@@ -290,9 +290,9 @@ def _skip_strings(cursor: Cursor, count: int, what: str) -> "array[int]":
 
 
 def _skip_strings_singly(cursor: Cursor, steps: int, done: int, what: str) -> None:
-    """Move past strings one by one, so that the error names the one that is too long.
+    """Move past `steps` strings one by one, so that an error names the one that is too long.
 
-    `done` is the index of the first of the `steps` strings.
+    `done` is the index of the first of them.
     """
     for number in range(done, done + steps):
         cursor.skip(read_length(cursor, f"{what}[{number}]"), f"{what}[{number}]")

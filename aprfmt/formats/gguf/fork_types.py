@@ -177,7 +177,7 @@ def missing_row_header(entry: TableLine, nbytes: int, extents: TensorExtents) ->
     """Return what is wrong with a tensor whose row headers are missing, "" if they are there.
 
     `nbytes` is the size that its encoding asks for, `extents` are the bytes that are there. gguf-py
-    knew no row headers before September 2026: what it wrote again is short by them.
+    knew no row headers before September 2026: tensors that it rewrote lack them.
     """
     header = entry.row.row_header
     columns = entry.shape[-1] if entry.shape else 1

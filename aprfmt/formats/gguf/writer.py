@@ -77,7 +77,7 @@ class GGUFSink(SequentialSink):
         return found[0] if found else self._path.stem
 
     def _choose_alignment(self, metadata: dict[str, Value | TypedValue]) -> int:
-        """Return the alignment in bytes: as asked, else the metadata's, else 32.
+        """Return the alignment in bytes: the one asked for, else the metadata's, else 32.
 
         Sets the key in `metadata` unless it is the default and absent. UsageError if it is not a
         power of two.

@@ -252,7 +252,8 @@ def _describe_nested(buffer: Any, sizes: Any, strides: Any, offsets: Any) -> Spa
 def _describe_jagged(given: Any) -> SparseTensorValue:
     """Return the description of a nested tensor in the jagged layout: values, offsets, lengths.
 
-    What is cached beside them follows from the offsets. ValueError without values and offsets.
+    Cached values in `given` are not used, as they follow from the offsets. ValueError without
+    values and offsets.
     """
     held = dict(given.pairs) if isinstance(given, PickledDict) else {}
     parts = {name: held.get(name) for name in ("values", "offsets", "lengths")}
@@ -358,7 +359,7 @@ def _describe_numpy_scalar(dtype: Any, data: Any = b"") -> Any:
 
 
 def _describe_numpy_array(kind: Any, *more: Any) -> PickledObject:
-    """Return an object that stands for a numpy array; its values come as its state.
+    """Return an object that stands for a numpy array; its values are set later, as its state.
 
     `more` arguments are ignored. Raises ValueError where `kind` is no class.
     """

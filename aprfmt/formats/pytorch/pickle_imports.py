@@ -75,7 +75,7 @@ def is_model_output(kind: GlobalName) -> bool:
 
 
 def _is_standard(name: GlobalName) -> bool:
-    """Return whether a name is of a module of Python's standard library."""
+    """Return whether a name is from a module of Python's standard library."""
     return name.module.partition(".")[0] in sys.stdlib_module_names
 
 
@@ -161,8 +161,8 @@ def _inner_values(value: Any) -> Iterator[Any]:
 def hidden_imports(data: bytes) -> tuple[str, ...]:
     """Return the names that the pickles in some bytes import, each once; () for other bytes.
 
-    Every opcode of Python's pickles counts; nothing is made of it. Bytes are taken for a pickle if
-    they begin as one of protocol 2 and above, or can be read to its end.
+    All opcodes of Python's pickles are understood, and nothing is executed. Bytes are taken for a
+    pickle if they begin like one of protocol 2 and above, or can be read to its end.
     """
     from pickletools import genops
 

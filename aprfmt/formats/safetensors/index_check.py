@@ -167,7 +167,7 @@ def find_replacement_shards(
 
 
 def complete_set(path: Path) -> dict[str, Path]:
-    """Return {name: path} of the one complete numbered set of shards of an index, or {}."""
+    """Return {name: path} of the only complete numbered set of shards next to an index, or {}."""
     sets: dict[str, dict[str, Path]] = {}
     for one in sorted(path.parent.iterdir()):
         match = SHARD.fullmatch(one.name)
