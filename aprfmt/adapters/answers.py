@@ -445,7 +445,7 @@ def _try_rank_orders(
 
 
 def _changed_weight(key: str, b: View, judged: Judged) -> ChangedWeight:
-    """Return what was judged of a weight as a row of the answer, with the shard of B it is in."""
+    """Return the judgement of a weight as a row of the answer, with the file of B that holds it."""
     file = b.stored[0].path
     where = "" if file is None else file.name
     return ChangedWeight(

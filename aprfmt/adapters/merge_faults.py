@@ -91,7 +91,7 @@ class Merge:
     steps: "Steps | None" = None
 
     def expert_merge(self, number: int) -> "Merge":
-        """Return the Merge of expert `number` of a stack: its matrix alone."""
+        """Return the Merge of one expert of a stack, number `number`, with its matrices alone."""
         return replace(
             self,
             plain=self.plain[number],
@@ -311,7 +311,10 @@ def _misplaced_change(
 
 
 def _other_change(merge: Merge, found: Judged, other: OtherChange) -> Judged | None:
-    """Return the judgement that another weight's change was added; None if it was not."""
+    """Return the judgement that the change of another weight was added; None if it was not.
+
+    `found` is the judgement so far, which is copied with the answer.
+    """
     key, change = other
     if merge.encoding not in FRACTIONS or change.shape != merge.change.shape or not change.any():
         return None

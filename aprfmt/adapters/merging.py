@@ -80,7 +80,7 @@ class MergedTensor(LazyTensor):
         return base.packed_as if isinstance(base, DecodedTensor) else base.info.encoding
 
     def raw(self, start: int = 0, stop: int | None = None) -> memoryview:
-        """Return bytes [start, stop) of the merged weight, computed now."""
+        """Return bytes [start, stop) of the merged weight; its rows are merged at each call."""
         stop = self.info.nbytes if stop is None else min(stop, self.info.nbytes)
         row = self.info.row_bytes
         if not row or start >= stop:
@@ -137,7 +137,7 @@ class DecodedTensor(LazyTensor):
     info: TensorInfo
 
     def __init__(self, view: View) -> None:
-        """Describe the view as F32; nothing is decoded yet."""
+        """Describe the packed weight `view` as F32; it is decoded when it is read."""
         row = ENCODINGS["F32"]
         self._view, self.packed_as = view, view.encoding
         self._held: F32 | None = None

@@ -62,7 +62,10 @@ class LowRank:
         return product or self.magnitude is not None
 
     def product_rows(self, start: int, stop: int) -> Array:
-        """Return rows [start, stop) of b @ a (float64); rows of experts follow one another."""
+        """Return rows [start, stop) of b @ a, float64.
+
+        The rows of stacked experts are numbered one expert after the other.
+        """
         if self.a.ndim == 2:
             found: Array = self.b[start:stop] @ self.a
             return found
