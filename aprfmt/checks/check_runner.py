@@ -131,7 +131,7 @@ def error_finding(error: AprfmtError) -> Finding:
 
 
 def _failed_check(row: CheckRow, error: Exception) -> Check:
-    """Return the failed Check, `NAME-finishes`, of a row whose function raised `error`."""
+    """Return the failed Check `NAME-finishes` of a row whose function raised `error`."""
     known = isinstance(error, (AprfmtError, OSError))
     found = str(error) if known else f"{type(error).__name__}: {error}"
     todo = "see the message" if known else "run again with --debug, and report it as a bug"

@@ -249,7 +249,7 @@ def find_disagreements(model: Model, where: str) -> list[Disagreement]:
 
 
 def check_hyperparameters(ctx: CheckContext) -> Result:
-    """Return a Result with a warning for each hyperparameter that has contradicting sources."""
+    """Return a Result with a warning for each hyperparameter that two sources state differently."""
     resolution = ctx.resolution
     assumed = len(resolution.report.assumed)
     rule = f", {assumed} of them by a rule of the format's readers" if assumed else ""

@@ -74,7 +74,10 @@ def block_windows(tensor: LazyTensor) -> Iterator[tuple[int, MemoryTensor]]:
 
 
 def scan_values(model: Model, progress: Progress | None = None) -> dict[str, TensorScan]:
-    """Return {name: what one pass over the tensor's bytes found}; no tensor is held whole."""
+    """Return {stored name: TensorScan} of one pass over the bytes of every tensor.
+
+    Tensors are read in windows, none as a whole. `progress` is called with (bytes done, all bytes).
+    """
     tensors = model.source.tensors
     total = sum(tensor.info.nbytes for tensor in tensors.values())
     done = 0

@@ -386,7 +386,7 @@ def _configured_ids(ctx: CheckContext) -> list[tuple[str, int]]:
 
 
 def _find_invalid_ids(ctx: CheckContext) -> list[Finding]:
-    """Return a failure for each value of a special id's key that is no id at all."""
+    """Return a failure for each special id's key whose value is no token id."""
     return [
         Finding(
             where,

@@ -24,7 +24,7 @@ MAX_BYTES = 16 << 20
 
 
 def report_to_baseline(report: QaReport) -> dict[str, Any]:
-    """Return the JSON of a baseline file for a report; numbers that are not finite are None."""
+    """Return a report as the JSON of a baseline file; numbers that are not finite are None."""
     return {
         "format": FORMAT,
         "model": report.subject,

@@ -241,7 +241,7 @@ def _step_tolerance(session: Session) -> Tolerance:
 
 
 def _check_steps(session: Session, ids: Sequence[int]) -> Check:
-    """Return the check that steps through the key-value cache give what a whole pass gives."""
+    """Return the check that steps with the key-value cache agree with one pass over all tokens."""
     whole = session.prefill(ids)[-1]
     session.prefill(ids[:-STEPS] or ids[:1])
     for token in ids[max(len(ids) - STEPS, 1) :]:

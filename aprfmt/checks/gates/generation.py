@@ -175,7 +175,7 @@ def check_prompt(
 
 
 def judge_answer(prompt: GoldenPrompt, answer: Generated, tokenizer: Tokenizer) -> list[Check]:
-    """Return the checks of an answer: its prompt, readability, end, and expected content."""
+    """Return the checks of a model's answer: its prompt, readability, end, and expected content."""
     checks = []
     if prompt.messages and prompt.prompt is not None:
         checks.append(

@@ -211,7 +211,7 @@ class ModelUnderTest(CheckContext):
         return folder
 
     def open_other(self, path: Path) -> Model:
-        """Return another copy of the model, open until the subject is closed."""
+        """Return the open model of another copy; it is closed together with this object."""
         request = self.request
         model = self._stack.enter_context(
             open_model(path, arch=request.arch, allow_missing=request.allow_missing)

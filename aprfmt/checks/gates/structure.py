@@ -70,7 +70,7 @@ def _check_head(model: Model) -> Check:
 
 
 def _check_keys_fit(subject: ModelUnderTest) -> Check:
-    """Return the check that keys say what the tensors show of biases, head and vocabulary."""
+    """Return the check that keys agree with the tensors about biases, head and vocabulary."""
     found = [one.text for one in _disagreements(subject) if one.name]
     return check(
         "keys-fit-tensors",

@@ -117,7 +117,10 @@ def _role_to_json(rows: list[RoleStats]) -> dict[str, Any]:
 
 
 def _check_dead_rows(tensor: View) -> Check:
-    """Return the check that few rows of the embedding [vocab, hidden] are zeros, as padding is."""
+    """Return the check that few rows of the embedding [vocab, hidden] are all zeros.
+
+    Rows that pad the vocabulary are.
+    """
     dead = 0
     for *_, rows in tensor.chunks(ELEMENTS_AT_ONCE):
         dead += int(np.count_nonzero(np.linalg.norm(rows, axis=-1) < bounds.DEAD_ROW_L2))
