@@ -132,7 +132,10 @@ def _input_scales(view: View) -> dict[tuple[int, str], InputScale]:
 
 
 def _multipliers(name: str, encoding: str, raw: bytes, shape: tuple[int, ...]) -> "Array | None":
-    """Return the numbers that inputs are multiplied by (float64, flat); None if not usable."""
+    """Return the numbers that inputs are multiplied by (float64, flat), from a stored input scale.
+
+    None where the bytes `raw` are no such scale, or its numbers are not usable.
+    """
     if name not in INPUT_SCALES or encoding not in UNIT:
         return None
     values = np.asarray(decode(encoding, raw, shape), np.float64).reshape(-1)

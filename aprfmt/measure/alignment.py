@@ -106,7 +106,7 @@ class Alignment:
 
 
 def align_models(a: Model, b: Model) -> Alignment:
-    """Return the pairs of two models: by role where both are known, else by stored name."""
+    """Return the Alignment of two models: pairs by role where both are known, else by name."""
     try:
         roles_a, roles_b = a.roles, b.roles
     except ArchError as error:
@@ -283,7 +283,10 @@ def _is_stated_alike(relation: Relation, a: Model, b: Model) -> bool:
 
 
 def _pair_tied_head(pair: TensorPair, a: Model, b: Model) -> TensorPair:
-    """Return the pair; a head stored on one side only gets the other's embedding, if tied."""
+    """Return the pair, with an embedding in place of a head that is stored on one side only.
+
+    That is done if the side without a head ties it to its embedding.
+    """
     if pair.key != "output.weight" or (pair.a is None) == (pair.b is None):
         return pair
     embedding_a, embedding_b = a.roles.get("token_embd.weight"), b.roles.get("token_embd.weight")

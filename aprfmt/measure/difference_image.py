@@ -79,7 +79,10 @@ def _fitting_width(width: int, block: int) -> int:
 
 
 def _row_window(side: RowReader, start: int, stop: int, columns: int) -> "Array":
-    """Return rows [start, stop) of the image's [rows, columns]; a vector is padded with 0."""
+    """Return rows [start, stop) of a tensor as the image sees it, [rows, columns].
+
+    A vector is wrapped into rows, the last padded with 0.
+    """
     if side.columns > 1 or columns == 1:
         return side.take(np.arange(start, stop))
     low, high = start * columns, min(stop * columns, side.rows)

@@ -145,7 +145,7 @@ class Finding:
         return {**rest, "confidence": self.confidence, "certainty": self.certainty}
 
     def to_diff_json(self) -> dict[str, Any]:
-        """Return plain data for `diff`: the cause of some tensors, and how certain it is."""
+        """Return plain data of a finding of `diff`: a cause, the tensors, and how certain it is."""
         return {
             "cause": self.cause,
             "text": self.says,

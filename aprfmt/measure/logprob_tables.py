@@ -180,7 +180,10 @@ Side = Logprobs | LogprobMatrix
 
 
 def _row_as_dict(side: Side, position: int, tokens: Sequence[int] | None) -> dict[int, float]:
-    """Return {token: log-probability} at a position: of `tokens`, or of all that are listed."""
+    """Return {token: log-probability} of one position.
+
+    They are those of `tokens`, or of all that the side lists if it is None.
+    """
     if isinstance(side, Logprobs):
         held = side.rows[position]
         return dict(held) if tokens is None else {one: held[one] for one in tokens if one in held}

@@ -44,7 +44,7 @@ class NonFinite:
         return replace(self, a=self.b, b=self.a, values=self.values[::-1])
 
     def text(self, a: str = "A", b: str = "B") -> str:
-        """Return the counts in a sentence; `a` and `b` name the sides."""
+        """Return a sentence with the counts and first places; `a` and `b` name the sides."""
         said = []
         if self.alone:
             many = f"{self.alone} of {self.count} values"
@@ -76,7 +76,7 @@ class Census:
         self._values = ("", "")
 
     def add(self, x: "Array", y: "Array") -> None:
-        """Count two flat float arrays of one size, which follow those added before."""
+        """Count two flat float arrays of one size; they continue those of the call before."""
         import numpy as np
 
         base, self.count = self.count, self.count + x.size

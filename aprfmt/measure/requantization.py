@@ -51,7 +51,7 @@ class RequantizationOracle:
         self.base, self.imatrix = base, imatrix
 
     def base_tensor(self, key: str) -> View | None:
-        """Return the base's tensor of a role or name; for a tied head the embedding; or None."""
+        """Return the base's tensor of a role or name, or None; for a tied head, the embedding."""
         found = self.base.find(key)
         if found is not None or key != "output.weight":
             return found
@@ -122,7 +122,10 @@ class RequantizationOracle:
     def _derive_side(
         self, key: str, side: View, base: View | None, metadata: Mapping[str, object]
     ) -> DerivationResult:
-        """Return whether one quantized side derives from the base, or why that is unknown."""
+        """Return whether one quantized side derives from the base, or why that is unknown.
+
+        `metadata` is that of the side's file, which may say that an importance matrix was used.
+        """
         name = side.encoding
         if base is None or base.shape != side.shape:
             shape = "has no such tensor" if base is None else f"has shape {list(base.shape)}"

@@ -90,7 +90,10 @@ class SampleReport:
 
     @property
     def pronounced(self) -> Pronounced:
-        """The verdict: different, or undecided, as a sample cannot show that all is equal."""
+        """The verdict: different if a difference was found, else undecided.
+
+        A sample cannot show that all is equal.
+        """
         tensors = [*dict.fromkeys(one.tensor for one in self.differing)]
         said = [f"{len(self.differing)} ranges of {len(tensors)} tensors"] if tensors else []
         said += [f"{len(self.unlike)} tensors that are no bytes of each other"] * bool(self.unlike)
@@ -266,7 +269,7 @@ def _differing_ranges(
 
 
 def _read_ranges(wanted: Sequence[tuple[RunBytes, int, int]]) -> list[bytes]:
-    """Return the bytes of (data, start, stop) ranges; those of one file are read together."""
+    """Return the bytes of each range (data, start, stop); ranges of one file are read together."""
     files: dict[int, tuple[ByteSource, list[tuple[int, int]]]] = {}
     parts: list[list[bytes | tuple[int, int]]] = []
     for data, start, stop in wanted:

@@ -274,7 +274,10 @@ class ChunkSteps:
 
     @cached_property
     def _stored_blocks(self) -> "tuple[Mapping[str, Buffer] | None, ...]":
-        """The stored bytes of each side in these rows; None for plain arrays and lattices."""
+        """Return each side's stored bytes of the chunk's rows, as a mapping from part to buffer.
+
+        A side's member is None if its tensor is a plain array or its weights are packed.
+        """
         return tuple(
             None
             if encoding_row(side.encodings[0]).numpy or side.lattice is not None

@@ -283,7 +283,10 @@ def _config_gives(lacks: "Model", has: "Model") -> bool:
 
 
 def _stored_tokenizer(model: "Model") -> Mapping[str, object]:
-    """Return {file name or key: content} of a model's tokenizer; {} if not readable."""
+    """Return a tokenizer's stored content as {file name or metadata key: content}.
+
+    {} if it cannot be read.
+    """
     try:
         files = {
             name: model.carried.files[name]
@@ -317,7 +320,7 @@ def template_diff(a: "Model", b: "Model") -> tuple[str, ...]:
 
 
 def differing_generation_keys(a: "Model", b: "Model") -> tuple[KeyDiff, ...]:
-    """Return the differing keys of both generation configs; () where a side has none."""
+    """Return the keys in which both generation configs differ; () if a side has none."""
     if _has_keys_alone(a) or _has_keys_alone(b):
         rows = differing_settings(a.carried, b.carried)
         return tuple(KeyDiff(*row, EFFECTS.get(row[0], "")) for row in rows)

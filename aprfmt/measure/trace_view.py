@@ -176,7 +176,7 @@ def sequence_name(ids: Sequence[int] | None) -> str:
 
 
 def other_sequences(*traces: TraceLike) -> tuple[NotCompared, ...]:
-    """Return the sequences of traces' dumps that were not read, each once, as NotCompared."""
+    """Return the sequences of the traces' dumps that were not read, as NotCompared, each once."""
     found: dict[object, NotCompared] = {}
     why = "the ids are of another one"
     for number, trace in enumerate(traces):

@@ -547,7 +547,10 @@ def _distances_of_positions(
 
 
 def _distances_of_rows(x: Array, y: Array, kept: Array | None) -> list[float | None]:
-    """Return relative L2 of each row, None for one of which no value is `kept` (None: all are)."""
+    """Return the relative L2 of each row; None for a row without a value that is `kept`.
+
+    `kept` is a bool array of the values that count, None for all.
+    """
     count = len(x)
     a, b = np.float64(x.reshape(count, -1)), np.float64(y.reshape(count, -1))
     there = np.ones(a.shape, np.bool_) if kept is None else kept.reshape(count, -1).astype(np.bool_)
