@@ -168,7 +168,7 @@ def batch_numbers(batch: Batch, scale: float | None = None) -> BatchNumbers:
 
 
 def _after_padding_text(batch: Batch) -> str:
-    """Return the sentence on labels that are the first token after padding; "" for none."""
+    """Return a sentence on labels that are the first token after padding; "" if there are none."""
     count = batch.behind_padding
     if not count:
         return ""
@@ -276,7 +276,7 @@ def compute_gradients(
     def recompute(
         change: BackwardChange, trained: Collection[str] | None = None
     ) -> ComputedGradients:
-        """Return the gradients with a mistake in the backward, of some parameters or of all."""
+        """Return the batch's gradients with a mistake in the backward; `trained` None for all."""
         with ExitStack() as again:
             found = batch_gradients(
                 base,

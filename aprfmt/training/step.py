@@ -2094,7 +2094,7 @@ def _join_factor_causes(
 def _unknown_cause(
     rows: Sequence[TensorStep], judged: Mapping[str, Judgement], stored: Mapping[str, Sequence[str]]
 ) -> Iterator[NamedCause]:
-    """Yield one cause without a name for all updates that differ and that no guess explains."""
+    """Yield one cause without a name for all differing updates that no guess explains."""
     keys = [
         row.key
         for row in rows
