@@ -289,7 +289,7 @@ class Model(Mapping[str, View], Tabular):
 
     @cached_property
     def _resolution_or_error(self) -> "Resolution | AprfmtError":
-        """The Resolution, or the error that `resolution` raises; computed once."""
+        """The Resolution, or the error that `resolution` raises; computed at the first use."""
         from aprfmt.model.resolve import resolve
 
         try:
@@ -440,7 +440,7 @@ class Model(Mapping[str, View], Tabular):
 
     @cached_property
     def _conflicting_packings(self) -> Note | None:
-        """The note that two declarations of packed weights conflict; None if they do not."""
+        """The note that two files state different quantizations; None if they do not."""
         from aprfmt.model.packing import conflicting_packings
 
         try:

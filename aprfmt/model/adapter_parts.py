@@ -392,7 +392,7 @@ def pair_faults_text(config: Mapping[str, Any], parts: AdapterParts, model: "Mod
 
 
 def _parameter_obstacle(config: Mapping[str, Any], parts: AdapterParts) -> str:
-    """Return what is wrong with pairs for single parameters (target_parameters); "" if nothing."""
+    """Return why pairs for single parameters (target_parameters) cannot be merged, or ""."""
     depths: dict[str, set[int]] = {}
     for module in parts.factors:
         name, depth = unwrap_module(module)

@@ -25,7 +25,7 @@ def value_at_path(values: Any, path: Key) -> Any:
 
 
 def with_changes(values: Mapping[str, Any], changes: Changes) -> dict[str, Any]:
-    """Return a copy of nested values with the keys in `changes` set, or removed where GONE."""
+    """Return a copy of nested values in which the keys of `changes` are set, or removed if GONE."""
     made = dict(values)
     inner: dict[str, dict[Key, Any]] = {}
     for key, value in changes.items():
@@ -66,7 +66,7 @@ def key_path(model: "Model", key: str) -> Key:
 
 
 def read_with_changes(model: "Model", changes: Changes) -> "Model":
-    """Return a model that reads the same files with some keys of its configuration changed."""
+    """Return a model of the same files, with the configuration changed as `changes` says."""
     source, folder = model.source, model.folder
     if folder is not None and folder.config is not None:
         folder = replace(folder, config=with_changes(folder.config, changes))

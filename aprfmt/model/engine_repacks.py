@@ -196,7 +196,7 @@ def _is_published(
     published: Mapping[str, LazyTensor],
     hyper: Mapping[str, Value],
 ) -> bool:
-    """Return whether a state's tensor has the published bytes, read as one of the parameters."""
+    """Return whether a state's tensor, read as one of `parameters`, has the published bytes."""
     for parameter in parameters:
         local = in_published_axes(whole.shape, parameter.shape)
         layout = find_layout(parameter, local, len(whole.parts))

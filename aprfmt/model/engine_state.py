@@ -575,7 +575,7 @@ def _renumbered(name: str, more: int) -> str:
 
 
 def _stack_experts(tensors: Mapping[str, LazyTensor]) -> dict[str, LazyTensor]:
-    """Return a rank's tensors with those of Megatron's experts stacked, one for each product."""
+    """Return a rank's tensors, with Megatron's experts stacked: one tensor per projection."""
     made: dict[str, LazyTensor] = {}
     stacks: dict[str, dict[int, LazyTensor]] = {}
     for name, tensor in tensors.items():
@@ -764,7 +764,7 @@ class _StateReader:
         return self._published
 
     def parameters(self) -> list[tuple[list[EngineParameter], RankTensor]]:
-        """Return each of the state's tensors that were found, with the parameters it may be."""
+        """Return each tensor found in the state, as (parameters that it may be, the tensor)."""
         found: dict[str, tuple[list[EngineParameter], RankTensor]] = {}
         held = [
             *((one.parameter, one.tensor) for each in self._readings.values() for one, _ in each),
@@ -1042,7 +1042,7 @@ class _StateReader:
             self.notes.append(Note("warning", str(self._path), text, "remark"))
 
     def note_padding(self) -> None:
-        """Add a note that says whether the padding rows after a vocabulary are zeros."""
+        """Add a note on whether the rows that pad the vocabulary are zeros."""
         for name, readings in self._readings.items():
             layout, whole = readings[0][0].layout, readings[0][0].tensor
             if not layout.padding:
@@ -1080,7 +1080,7 @@ class _StateReader:
             self.notes.append(Note("warning", str(self._path), text, "remark"))
 
     def note_released(self) -> None:
-        """Add a warning that names the parameters without numbers, if there are any."""
+        """Add a warning that names the parameters whose bytes the engine released, if any."""
         if self._empty:
             names = list(self._empty)
             more = f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""

@@ -270,7 +270,7 @@ def _pipeline_text(folder: Path) -> str:
 
 
 def model_candidates(folder: Path) -> list[Path]:
-    """Return a folder's .apr, .gguf and .safetensors files, of a split the first shard only."""
+    """Return a folder's .apr, .gguf and .safetensors files; of a split only the first shard."""
     shard = re.compile(r"-(\d{5})-of-\d{5}\.(?:gguf|apr|safetensors)$")
     found = []
     for path in sorted(folder.iterdir()):

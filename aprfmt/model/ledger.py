@@ -232,7 +232,7 @@ def make_ledger(model: "Model", kinds: Collection[Kind] = KINDS) -> Ledger:
 
 
 def join_ledgers(first: Ledger, second: Ledger) -> Ledger:
-    """Return one ledger of two ledgers of the same model that list different kinds."""
+    """Return one ledger with the items of two ledgers of one model, which list different kinds."""
     unreadable = dict.fromkeys((*first.unreadable, *second.unreadable))
     return replace(
         first,
@@ -258,7 +258,7 @@ class _LedgerBuilder:
     """Collects the items of a model's ledger; each public method yields one section."""
 
     def __init__(self, model: "Model") -> None:
-        """Read the architecture and its key reports, if the model resolves; list its towers."""
+        """Read the architecture, its key reports and towers, as far as the model resolves."""
         self.model = model
         self.unreadable: list[NotCompared] = []
         self.spec: ArchSpec | None = None
@@ -383,7 +383,10 @@ class _LedgerBuilder:
             yield Item("file", text, "unread", NO_PART, held)
 
     def _file_item(self, path: Path) -> Item:
-        """Return the item of a file or subfolder of the model's folder, by the tables of names."""
+        """Return the item of a file or subfolder of the model's folder.
+
+        How it is read, and its source, come from tables of file names, and in cases from the model.
+        """
         row = folder_row(path) if path.is_dir() else file_row(path.name)
         reading, of = row.reading, row.source
         needed = row.needed
@@ -1312,9 +1315,9 @@ def acceptance_predicate(patterns: Collection[str]) -> Callable[[NotCompared], b
     ]
 
     def accept(row: NotCompared) -> bool:
-        """Return whether a pattern matches the item's name, its kind, or both joined.
+        """Return whether a pattern matches the item's name, its kind, or both with a space between.
 
-        What is before a point in a file's name is no part above it.
+        A plain pattern may also be the first dotted parts of a name, except of a file's name.
         """
         names = [row.name, f"{row.kind} {row.name}", row.kind]
         return any(matches(name, row.kind != "file") for matches in wanted for name in names)

@@ -15,7 +15,7 @@ _MOST = 3
 
 
 def missing_path_message(path: Path) -> str:
-    """Return why a path names no model, with near names or what else may be meant."""
+    """Return the error message for a path that names no model, with near names or other guesses."""
     text = str(path)
     sentence = f"{text}: no such file or folder"
     if path.is_symlink():

@@ -101,7 +101,7 @@ def _extra_listed_modules(section: Section) -> list[str]:
 
 
 def _with_parents(modules: Iterable[str]) -> list[str]:
-    """Return the modules and all modules that contain them, without duplicates."""
+    """Return module names together with those of all modules around them, each once."""
     found: dict[str, None] = {}
     for module in modules:
         while module and module not in found:

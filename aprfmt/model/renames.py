@@ -84,7 +84,7 @@ class Rename:
         return lambda name: self._apply(pattern, name)
 
     def _apply(self, pattern: re.Pattern[str], name: str) -> str:
-        """Return the name with the rule applied; unchanged where the pattern does not occur."""
+        """Return a name with the rule applied, or as it is where the pattern does not occur."""
         found = pattern.search(name)
         if found is None:
             return name

@@ -304,7 +304,7 @@ def sparsity_format(section: Mapping[str, Value]) -> str:
 
 
 def _undescribed_reason(section: Mapping[str, Value]) -> str:
-    """Return why a known method's section does not describe its weights; "" if it does."""
+    """Return why a known method's section is too incomplete to decode weights, or ""."""
     from aprfmt.codecs.scopes import all_sections
 
     try:

@@ -74,7 +74,10 @@ def value_at(model: "Model", key: str) -> Value:
 
 
 def _propose_values(found: "Resolution") -> Iterator[Keyed]:
-    """Yield (key, value) that would make a wrong dimension right, the most frequent first."""
+    """Yield (key, value) that would make a wrong dimension right, the most frequent first.
+
+    A value is more frequent if it mends more tensors' dimensions.
+    """
     rules = {rule.role: rule for rule in found.spec.tensors}
     votes: Counter[Keyed] = Counter()
     for key, shape, _ in found.coverage.misshapen:
@@ -123,7 +126,10 @@ def _absent_key(found: "Resolution", name: str) -> str:
 
 
 def _values_for_error(model: "Model", error: ArchError | None) -> Iterator[Keyed]:
-    """Yield (key, value) for the key that an error names: usual tensor sizes and their divisors."""
+    """Yield (key, value) to try for the key that an error names.
+
+    Values are the sizes that are usual among the tensors, and their divisors.
+    """
     named = _SAYS.search(str(error).removeprefix(f"{model.path}: "))
     if named is None:
         return

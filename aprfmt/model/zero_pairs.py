@@ -119,7 +119,7 @@ def find_zero_pairs(model: "Model") -> ZeroPairs:
 
 
 def _find_vectors_of_one(model: "Model") -> ZeroPairs:
-    """Return the vectors of an IA3 adapter that are one throughout, by module."""
+    """Return the vectors of an IA3 adapter whose values are all 1, by module."""
     vectors = [name for name in model if is_scaling_vector(name)]
     ones = {
         name.rpartition(".ia3_l")[0].removeprefix(PREFIX): "ia3_l is one"
