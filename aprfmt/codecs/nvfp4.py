@@ -85,7 +85,10 @@ class NVFP4(BlockCodec):
                 runs *= (d * whole[each, None])[..., None]
 
     def steps(self, raw: Mapping[str, Bytes], count: int) -> F32 | None:
-        """Return float32 [count]: scale times the table's widest gap, times any part "scale"."""
+        """Return float32 [count]: each element's scale times the widest gap of the table.
+
+        A part "scale", the scale of the whole tensor, is multiplied in.
+        """
         d = part_bytes(self.name, raw).view(self.layout)["d"]
         found: F32 = (HALF_SCALES[d] * GAP).reshape(-1).repeat(16)[:count]
         if SCALE in raw and count:

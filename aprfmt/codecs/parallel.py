@@ -122,7 +122,10 @@ def parallel_decode(
 
 
 def _thread_pool() -> "ThreadPoolExecutor":
-    """Return the process's thread pool, made on first use; no task of it waits for another."""
+    """Return the process's thread pool, which is made on first use.
+
+    None of its tasks may wait for another.
+    """
     global _pool
     from concurrent.futures import ThreadPoolExecutor
 

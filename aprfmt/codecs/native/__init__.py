@@ -87,7 +87,7 @@ def _decoders() -> Mapping[str, Callable[..., None]]:
 
 
 def _check_decoder(name: str, kernel: Callable[..., None]) -> str:
-    """Return "" if a kernel decodes golden blocks right, else what is wrong with it."""
+    """Return "" if a kernel decodes the golden blocks as expected, else what is wrong."""
     from aprfmt.codecs.native import golden
 
     row = ENCODINGS[name]
