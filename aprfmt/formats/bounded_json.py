@@ -101,7 +101,7 @@ def _count_marks(budget: Budget, text: bytes) -> int:
 
 
 def _structure(raw: "bytes | memoryview") -> Iterator[bytes]:
-    """Yield the brackets, commas and colons outside strings, in order, window by window."""
+    """Yield the brackets, commas and colons outside strings, in order, as bytes per window."""
     start = inside = 0
     while start < len(raw):
         piece = bytes(raw[start : start + _WINDOW])
@@ -335,7 +335,7 @@ def _check_surrogates(raw: bytes, where: str) -> None:
 
 
 def _find_nonfinite(value: Any) -> str | None:
-    """Return "PATH is NaN" for the first number that JSON cannot express; None without one."""
+    """Return "PATH is NaN" (or infinite) for the first number that JSON cannot hold, or None."""
     stack: list[tuple[str, Any]] = [("$", value)]
     while stack:
         path, item = stack.pop()

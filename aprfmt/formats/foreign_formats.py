@@ -211,7 +211,7 @@ def download_left(head: bytes) -> str:
 
 
 def text_kind(head: bytes) -> str:
-    """Return the kind of text and its beginning in words, "" where the first bytes are no text."""
+    """Return the kind of text with its first characters, in words; "" if `head` is no text."""
     try:
         text = head[:_TEXT].decode()
     except UnicodeDecodeError as error:
@@ -256,7 +256,7 @@ def foreign_folder(folder: Path) -> str:
 
 
 def _extension_meaning(path: Path) -> str:
-    """Return what a name's extension means, and what to do; "" for an unknown one."""
+    """Return what files with this extension are, and what to do with one; "" for unknown ones."""
     what = EXTENSIONS.get(path.suffix.lower(), "")
     if not what:
         return ""

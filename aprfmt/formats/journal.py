@@ -178,7 +178,7 @@ def clean_leftovers(folder: Path) -> None:
 
 
 def _distrust_reason(lock: LockedFolder, journal: Journal) -> str:
-    """Return why a journal is not to be trusted; "" if it is this user's and its files fit."""
+    """Return why a journal must not be executed; "" if this user signed it and its files fit."""
     facts = status_of(lock.path / journal.name)
     if facts is None or not is_owned_by_user(facts):
         return "it is another user's"
@@ -359,7 +359,7 @@ def _write_journal(lock: LockedFolder, journal: Journal) -> None:
 
 
 def _run_journal(lock: LockedFolder, journal: Journal, *, again: bool) -> None:
-    """Do the journal's renames and removals; `again`: some of them may be done already."""
+    """Do the journal's renames and removals; `again` says that some of them may be done already."""
     for source, final in journal.moves:
         try:
             os.replace(lock.path / source, lock.path / final)

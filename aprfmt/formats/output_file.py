@@ -200,7 +200,7 @@ class OutputFile:
             self._send(memoryview(buffer))
 
     def _send(self, view: memoryview, offset: int | None = None) -> None:
-        """Write bytes at the end, or at `offset`, which does not move the end."""
+        """Write bytes at the end, or at `offset`; the latter does not move the end."""
         assert self._fd is not None
         with self._errors("cannot be written"):
             while view:

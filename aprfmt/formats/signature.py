@@ -114,7 +114,7 @@ def _is_ours(folder: Path) -> bool:
 
 
 def _make_key_file(path: Path) -> None:
-    """Create the key file in one step; if another run made it meanwhile, that one stays."""
+    """Create the key file in one step; one that another run made meanwhile is kept."""
     os.makedirs(path.parent, mode=0o700, exist_ok=True)
     draft = path.parent / temporary_name(path.name)
     fd = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL | PLAIN_FILE, 0o600)

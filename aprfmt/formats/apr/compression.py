@@ -91,7 +91,10 @@ def _append_lz4_block(block: memoryview, out: bytearray, end: int) -> None:
 
 
 def _read_lz4_length(block: memoryview, at: int, nibble: int) -> tuple[int, int]:
-    """Return (length, offset after it) of a sequence, which begins in a token's four bits."""
+    """Return (length, offset after it) of a length whose first four bits are `nibble`.
+
+    Further bytes of it begin at offset `at`.
+    """
     length = nibble
     if nibble == 15:
         while True:

@@ -113,7 +113,7 @@ def _is_index(value: Any, at: int) -> bool:
 
 
 def _parse_member(manifest_path: Path, at: int, shard: Any) -> ManifestShard:
-    """Return shard number `at` of a manifest from its JSON object; FormatError if it is none."""
+    """Return shard number `at` of a manifest from its JSON object; FormatError for a wrong one."""
     where = f"{manifest_path}: shard {at}"
     if not isinstance(shard, dict):
         raise FormatError(f"{where} is {type(shard).__name__}; expected an object")

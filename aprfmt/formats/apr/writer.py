@@ -221,7 +221,7 @@ def _refuse_unstorable(info: TensorInfo, where: str) -> None:
 
 
 def _name_bytes(info: TensorInfo) -> bytes:
-    """Return a tensor's name as UTF-8; ConversionError for half of a surrogate pair."""
+    """Return a tensor's name as UTF-8; ConversionError for lone surrogates."""
     try:
         return info.name.encode("utf-8")
     except UnicodeEncodeError:
@@ -262,7 +262,7 @@ def _fresh_program(
 
 
 def _fresh_flags(metadata: Mapping[str, Value | TypedValue], infos: Sequence[TensorInfo]) -> int:
-    """Return the header flags that are true of a new file."""
+    """Return the header flags that apply to a new file of these tensors and metadata."""
     quantized = any(not find_encoding(info.encoding).numpy for info in infos)
     return (
         BITS["LAYOUT_ROW_MAJOR"]

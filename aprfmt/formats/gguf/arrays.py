@@ -353,7 +353,10 @@ def _skip_arrays(cursor: Cursor, count: int, what: str) -> tuple["array[int]", s
 
 
 def _shared_type_name(levels: Sequence[set[str]]) -> str:
-    """Return the type name of as many levels as have one element type: ":int32", or ""."""
+    """Return the type name ":T1:T2..." of the levels down to which all elements have one type.
+
+    `levels` has the types of each level, outermost first. "" where the first already differ.
+    """
     name = ""
     for found in levels:
         if len(found) > 1:

@@ -147,7 +147,7 @@ class Imports:
 
 
 def _inner_values(value: Any) -> Iterator[Any]:
-    """Yield the values of which a described value is made; none for a number or a text."""
+    """Yield the values inside a described value; none for a number or a text."""
     if isinstance(value, list | tuple):
         yield from value
     elif isinstance(value, PickledDict):

@@ -224,7 +224,7 @@ class Unpickler:
             raise self._refusal(f"names protocol {protocol}, which torch.save does not write")
 
     def _check_frame(self) -> None:
-        """Check that a frame's length fits the file; TruncatedError if not. Frames need no more."""
+        """Read a frame's length and check that it fits the file; TruncatedError if it does not."""
         size = self.stream.uint(8, "a frame's length")
         if size > self.stream.end - self.stream.at:
             raise TruncatedError(

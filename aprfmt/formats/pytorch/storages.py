@@ -419,7 +419,7 @@ class _TarReader:
 
 
 def _is_view(row: Any) -> bool:
-    """Return whether a value is (key, key of the storage, offset, elements)."""
+    """Return whether a value is the view of a storage: (key, storage's key, offset, elements)."""
     return (
         isinstance(row, tuple)
         and len(row) == 4

@@ -218,7 +218,7 @@ def find_renamed_shards(
 
 
 def unlisted_files(path: Path, stored: Mapping[str, set[str]]) -> Iterator[IndexFault]:
-    """Yield a fault for each file named like the shards whose tensors no shard has."""
+    """Yield a fault for each file named like the shards whose tensors are in no shard."""
     if is_remote(path):
         return
     held = {name for names in stored.values() for name in names}

@@ -455,7 +455,7 @@ def _is_placeholder(entry: Any) -> bool:
 
 
 def _read_any_entry(name: str, entry: Any, parsed: ParsedSafe) -> TensorInfo:
-    """Return the tensor of an entry, as far as it can be read; adds its fault if it has one."""
+    """Return the tensor of an entry as far as it can be read; its fault is added, if any."""
     row, shape, extent, wrong = _examine_entry(entry)
     if wrong:
         error = FormatError(f"{parsed.where}: {tensor_label(name)}{wrong}")
