@@ -81,7 +81,7 @@ def skipped_checks(report: "Validation") -> "list[Line]":
 
 
 def skipped_gates(report: "QaReport") -> "list[Line]":
-    """Return a (text, style) line for each gate that did not run, and each such check of others."""
+    """Return a (text, style) line for each gate, and each check of a gate, that did not run."""
     found: list[Line] = []
     for gate in report.gates:
         if gate.outcome == "NOT_RUN":

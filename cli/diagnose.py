@@ -29,7 +29,10 @@ def render_page(body: Mapping[str, Value]) -> str:
 
 
 def _finding_for_page(finding: Mapping[str, Value]) -> dict[str, Value]:
-    """Return a finding as the page takes it: `values` as words, evidence as a list `details`."""
+    """Return a finding for the HTML page: `values` as texts "NAME = VALUE", evidence in `details`.
+
+    `details` lists the sentences of evidence once each.
+    """
     values = dict(finding["values"])
     details = dict.fromkeys(text for tensor in values.pop("evidence", ()) for text in tensor)
     return {

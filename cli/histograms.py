@@ -26,7 +26,7 @@ class Histogram(TypedDict):
 
 
 def histogram(values: Array) -> Histogram | None:
-    """Return the histogram of the finite values of an array; None where it has none."""
+    """Return the histogram of an array's finite values, or None if it has none."""
     flat = np.asarray(values).reshape(-1)
     flat = flat[np.isfinite(flat)]
     if not flat.size:

@@ -215,7 +215,10 @@ MOST = 4  # commands that one error names
 
 
 def _usage_line(error: click.ClickException) -> str:
-    """Return a click error as one line, in plainer words and with the command's --help."""
+    """Return click's message on wrong usage as one line, with plainer words and hints.
+
+    It may name the command's --help, the commands that have the option, or a file called like one.
+    """
     ctx = error.ctx if isinstance(error, click.UsageError) else None
     hint = f" (see {ctx.command_path} --help)" if ctx is not None else ""
     text = error.format_message().rstrip(".")
@@ -255,7 +258,10 @@ def _commands_with_option(name: str, ctx: click.Context) -> list[str]:
 
 
 def _report_error(args: list[str], error: Exception) -> int:
-    """Print an exception as one line and return exit code 2; one of an unknown class is a bug."""
+    """Print an exception as one line and return exit code 2.
+
+    An exception that is no AprfmtError, MemoryError or OSError is reported as a bug.
+    """
     if isinstance(error, AprfmtError):
         return _print_error(args, error.kind, str(error), error)
     if isinstance(error, MemoryError):

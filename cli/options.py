@@ -198,7 +198,7 @@ def gather_options(**kinds: "type[DataclassInstance]") -> Callable[[F], F]:
     }
 
     def add(function: F) -> F:
-        """Return the command as a function of single options, from which dataclasses are built."""
+        """Return `function` as a command that takes single options and builds the dataclasses."""
 
         @wraps(function)
         def command(**given: object) -> object:

@@ -168,7 +168,10 @@ def print_cases(form: str, command: str, cases: "Sequence[ReportCase]", exit_cod
 
 
 def say_first_failure(cases: "Sequence[ReportCase]") -> None:
-    """Print on stderr how many cases failed and the first: a job's log has no report of stdout."""
+    """Print on stderr the first case that failed, and how many more did; nothing without one.
+
+    A CI job's log shows stderr, while the report on stdout often goes to a file.
+    """
     from aprfmt.cli.ci_reports import DAMAGED
 
     found = [case for case in cases if case.level in ("fail", "error")]
@@ -442,7 +445,10 @@ class StatusLine:
         self._wrote = 0.0  # when, in seconds of time.monotonic
 
     def begin(self, what: str, doing: str) -> None:
-        """Start to show, after DELAY, that command `what` is `doing` something, until `end`."""
+        """Show the line "WHAT: DOING" with the time taken, until `end` is called.
+
+        It appears after DELAY seconds. WHAT is the command, DOING what it does.
+        """
         if not progress_wanted():
             return
         self._what, self._text, self._counted = what, f"{what}: {doing}", ""

@@ -88,7 +88,10 @@ class WhereOptions(WithinOptions):
     dtype: str | None
 
     def request(self, text: str) -> "RunRequest":
-        """Return the run request of MODEL[@RUN]; UsageError where options name the run again."""
+        """Return the request to run MODEL[@RUN], made with these options.
+
+        Raises UsageError where an option and RUN name the same thing.
+        """
         from aprfmt.inference.running import make_request
 
         return make_request(
@@ -147,7 +150,7 @@ def open_session(
 
 
 def warn_of_model(model: "Model") -> None:
-    """Print warnings of what the file leaves out or contradicts."""
+    """Print the warnings of an open model: notes, contradicted flags, accepted missing tensors."""
     from aprfmt.causes.contradicted_flags import held_conflicts
     from aprfmt.model.completeness import accepted_absences_text
 

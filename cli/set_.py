@@ -113,7 +113,10 @@ def check_metadata_values(opened: "Model", template: bool) -> dict[str, list[str
 
 
 def conflicting_architectures(opened: "Model") -> Iterator[str]:
-    """Yield a sentence if a model's keys name different architectures; loaders use either key."""
+    """Yield one sentence if the keys that name a model's architecture name different ones.
+
+    These are the metadata key of its format, and `model_type` and `architectures` of config.json.
+    """
     from aprfmt.arch.aliases import CALLED
     from aprfmt.conversion.metadata import ARCH_KEY_OF
 

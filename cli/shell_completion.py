@@ -20,7 +20,10 @@ MOST = 400  # candidates, more than anybody reads
 
 
 def complete_tensors(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[str]:
-    """Return tensor names that begin with `incomplete`, in the file's spelling, then in others."""
+    """Return the tensor names that begin with `incomplete`, for the shell's completion.
+
+    The names stored in the model's file come first, then those that other formats give the tensors.
+    """
 
     def names(model: "Model") -> Iterable[str]:
         """Yield the stored names, then the names that each tensor has in other formats."""

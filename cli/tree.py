@@ -24,7 +24,10 @@ class TreeNode(TypedDict):
 
 
 def build_tree(tensors: "list[tuple[str, View]]") -> TreeNode:
-    """Return the tensors as nested nodes by name component; bytes and counts add up."""
+    """Return (name, tensor) pairs as a tree by the dotted parts of names.
+
+    Each node has the sum of its tensors' bytes and their number; a leaf also shape and encoding.
+    """
     root = TreeNode(name="", nbytes=0, tensors=0, children=[])
     known: dict[tuple[int, str, bool], TreeNode] = {}  # by parent, component, and if it is a leaf
     for name, tensor in tensors:

@@ -131,7 +131,7 @@ def score_batch_file(
 
 
 def shift_check(batch: "Batch") -> Check:
-    """Return the Check that labels are the token ids, or the ids shifted once by one."""
+    """Return the Check that the labels are the token ids, unshifted or shifted by one."""
     from aprfmt.inference.batch import PROPER, SHIFTS
 
     return check(
@@ -145,7 +145,10 @@ def shift_check(batch: "Batch") -> Check:
 
 
 def edge_checks(batch: "Batch") -> list[Check]:
-    """Return [the Check that no document's first token is a label]; [] for rows not packed."""
+    """Return a list of one Check: no document's first token is a label of the document before.
+
+    It is empty for a batch without packed documents.
+    """
     if batch.document is None:
         return []
     found = f"{batch.document_count} documents in {len(batch.mask)} rows; "
@@ -239,7 +242,10 @@ def reported_check(batch: "Batch", answer: "LossVerdict") -> Check:
 
 
 def mistake_sentence(answer: "LossVerdict") -> str:
-    """Return in words which mistakes of a training loop would give the reported loss."""
+    """Return a sentence on which mistakes of a training loop would give the reported loss.
+
+    It says so too where no known mistake gives it, or where no label is there to compute it from.
+    """
     from aprfmt.inference.reported_loss import MISTAKES
 
     if answer.says == "unmeasured":

@@ -191,7 +191,10 @@ def _print_encodings(body: "InspectBody") -> None:
 
 
 def _print_account(account: Mapping[str, Any]) -> None:
-    """Print how many items are read in which way, and each one contradicted or not read."""
+    """Print a table of the number of items by reading and kind, then items that are doubtful.
+
+    These are the items that are contradicted, not read, or cannot be read.
+    """
     render.line("account", style="head")
     rows = [(row["reading"], row["kind"], str(row["items"])) for row in account["kinds"]]
     render.table([*rows, ("all", "", str(account["items"]))], ("reading", "kind", "items"), "llr")
@@ -220,7 +223,11 @@ def _print_metadata(body: "InspectBody", full: bool) -> None:
 
 
 def _value_cell(value: object) -> str:
-    """Return a hyperparameter value for one cell; a list of equal values as "x in all n layers"."""
+    """Return a hyperparameter's value as the text of a table cell.
+
+    A list of more than 4 equal values becomes "VALUE in all N layers", other booleans a row of 0
+    and 1.
+    """
     if isinstance(value, (list, tuple)) and len(value) > 4:
         if len(set(map(str, value))) == 1:
             return f"{value[0]} in all {len(value)} layers"

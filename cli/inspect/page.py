@@ -111,7 +111,10 @@ def tensor_rows(
 
 
 def _statistics_row(tensor: "View") -> dict[str, object]:
-    """Return {"stats", "histogram"} of a tensor; if it does not decode, None and "unread"."""
+    """Return {"stats", "histogram"} of a tensor.
+
+    If it cannot be decoded, both are None and "unread" says why.
+    """
     from aprfmt.cli.histograms import tensor_histogram
     from aprfmt.tensors.stats import tensor_stats
 
@@ -128,7 +131,7 @@ def metadata_rows(opened: "Model") -> list[list[str]]:
 
 
 def _metadata_text(value: object) -> str:
-    """Return a metadata value as text: at most LONGEST characters, or the first 8 of an array."""
+    """Return a metadata value as text: at most LONGEST characters, or an array's first 8 items."""
     if isinstance(value, str):
         return value if len(value) <= LONGEST else f"{value[:LONGEST]}... ({len(value)} characters)"
     if isinstance(value, Sequence):

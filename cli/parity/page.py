@@ -42,7 +42,7 @@ def _reproduction_command(body: Mapping[str, Value]) -> str | None:
 
 
 def _heat_maps(pair: Mapping[str, Value]) -> dict[str, object]:
-    """Return {heats, positions}: distances by token position and layer, for every point."""
+    """Return {"heats", "positions"}: two runs' distances at each point, by position and layer."""
     rows = {row["key"]: row["by_position"] for row in pair["points"] if row.get("by_position")}
     bounds = {row["key"]: (row["tolerance"], row["beyond"]) for row in pair["points"]}
     maps, positions = heat_maps(

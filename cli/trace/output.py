@@ -190,7 +190,10 @@ def _print_table(trace: Trace, found: Mapping[str, Value]) -> None:
 
 
 def _scope_lines(trace: Trace) -> list[str]:
-    """Return lines that name the tokens, and each group of points' positions, dtype and device."""
+    """Return lines on a trace: its first tokens, then positions, dtype and device of its records.
+
+    Records that share these three are named in one line.
+    """
     said = []
     ids = trace.run.get("ids")
     if ids:

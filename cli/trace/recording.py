@@ -161,7 +161,7 @@ def record_trace(
 
 
 def check_room(run: Run, budget: Budget | None) -> None:
-    """Raise BudgetSpent where a budget has no time or no room for the weights of a pass."""
+    """Raise BudgetSpent if no time is left, or too few bytes for all weights of a pass."""
     if budget is None:
         return
     nbytes = sum(view.nbytes for view in run.model.roles.values())

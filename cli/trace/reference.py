@@ -89,7 +89,10 @@ def reference_answer(difference: TraceDiff, reference: str, model: str) -> "list
 
 
 def reference_verdict(difference: TraceDiff) -> tuple[str, str]:
-    """Return (the line that says the verdict, with arrays that nothing reads; its style)."""
+    """Return (sentence with the verdict on two traces, its style).
+
+    The sentence ends with the arrays that could not be compared and those that nothing reads.
+    """
     said, style = _points_verdict(difference)
     open_ones = [row for row in difference.left if row.state in OPEN]
     rest = [row for row in difference.left if row.state not in OPEN]
@@ -100,7 +103,12 @@ def reference_verdict(difference: TraceDiff) -> tuple[str, str]:
 
 
 def _points_verdict(difference: TraceDiff) -> tuple[str, str]:
-    """Return (words on the points compared, style): none, other rows, beyond, or within."""
+    """Return (sentence on the capture points of two traces, its style).
+
+    It says that points hold other rows, that none could be compared, which is the first beyond its
+    tolerance, that values differ where they must be equal, or that all compared are within
+    tolerance.
+    """
     points, every = difference.points, len(difference.points)
     if difference.other_rows:
         count, key = len(difference.other_rows), difference.other_rows[0]
