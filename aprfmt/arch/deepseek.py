@@ -178,7 +178,7 @@ def _write_gating(number: int) -> Write:
 
 
 def sigmoid_router_rule(kind: str = "sigmoid_bias", number: int = _SIGMOID) -> HyperRule:
-    """Return the rule that reads and writes deepseek v3's kind of routing.
+    """Return the rule for deepseek v3's kind of routing, which config.json cannot change.
 
     That is sigmoid scores and a bias for the choice. `kind` is the value of the hyperparameter
     `router`, `number` llama.cpp's of the score function.

@@ -182,7 +182,7 @@ def delta_layers_rule() -> HyperRule:
 
 
 def rotated_layers_rule() -> HyperRule:
-    """Return the rule that reads and writes the layers with rope: those with attention."""
+    """Return the rule for which layers have rope: those with attention, whatever the keys."""
     return HyperRule("rope_layers", default=lambda hp: tuple(not on for on in hp["delta_layers"]))
 
 

@@ -38,7 +38,7 @@ def gemma_norm_rows(
 
 
 def embedding_scale_rule() -> HyperRule:
-    """Return the rule that reads and writes the factor sqrt(hidden_size) on embeddings.
+    """Return the rule for the factor on embeddings: sqrt(hidden_size), which no key changes.
 
     It is rounded to the weights' dtype when used.
     """

@@ -191,7 +191,7 @@ def _rope_divisors(hp: Params) -> Sequence[float]:
 
 
 def _default_window_layers(facts: Facts | None, hp: Params) -> PerLayer:
-    """Return whether each layer has a window: all but every sixth, and never the last one."""
+    """Return one boolean a layer: True for a window, in all but every sixth and the last."""
     return (*window_period(6)(facts, hp)[:-1], False)
 
 
@@ -367,7 +367,7 @@ def _wide_layers_rule() -> HyperRule:
 
 
 def _moe_layers_rule() -> HyperRule:
-    """Return the rule that reads and writes the layers with experts: all or none."""
+    """Return the rule for which layers have experts: all of them or none."""
 
     def read(facts: Facts, hp: Params) -> Found:
         """Return (all layers True or all False, key) of config.json; None without the key."""

@@ -351,7 +351,7 @@ def mlp_bias(default: bool = False, hf: str = "mlp_bias") -> HyperRule:
 
 
 def qk_norm(default: bool = True, hf: str = "") -> HyperRule:
-    """Return the rule that reads and writes norms of queries and keys: either both exist or none.
+    """Return the rule for whether queries and keys have norms: either both have one, or neither.
 
     `hf` is config.json's key, `default` the value where it is absent.
     """

@@ -46,7 +46,7 @@ def _read_kinds(facts: Facts, hp: Params) -> tuple[Sequence[str], str]:
 
 
 def _layers_of_kind_rule(name: str, kind: str) -> HyperRule:
-    """Return the rule that reads and writes the layers of one kind."""
+    """Return the rule for which layers are of one kind."""
 
     def read(facts: Facts, hp: Params) -> Found:
         """Return (one boolean a layer, key): which layers are of this kind.

@@ -365,7 +365,7 @@ _MAMBA_HYPER = (
 
 
 def _inner_norms_rule(value: bool) -> HyperRule:
-    """Return the rule that reads and writes norms without weights on the time step, B and C.
+    """Return the rule for whether time step, B and C have norms without weights.
 
     `value` is the default; a GGUF has a key for it.
     """

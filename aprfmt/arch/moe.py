@@ -76,7 +76,7 @@ def sparse_layers_rule() -> HyperRule:
 
 
 def norm_topk_rule(default: bool, gguf: bool | None = None) -> HyperRule:
-    """Return the rule that reads and writes renormalising the chosen experts' weights.
+    """Return the rule for whether the chosen experts' weights are renormalised.
 
     `gguf`: llama.cpp's fixed choice; None: a GGUF has a key for it.
     """
@@ -88,7 +88,7 @@ def norm_topk_rule(default: bool, gguf: bool | None = None) -> HyperRule:
 
 
 def router_rule(kind: str) -> HyperRule:
-    """Return the rule that reads and writes a fixed kind of routing, which no key changes."""
+    """Return the rule for the kind of routing, which is always `kind`: no key changes it."""
     return fixed("router", kind)
 
 

@@ -17,7 +17,7 @@ MAX_WINDOW_LAYERS = 28  # transformers' default
 
 
 def upper_layers(usual: int) -> Callable[[Facts | None, Mapping[str, Value]], PerLayer]:
-    """Return a function: one boolean a layer, a window from max_window_layers on.
+    """Return a function that gives one boolean a layer: True from max_window_layers on.
 
     `usual` is the default of that key.
     """
