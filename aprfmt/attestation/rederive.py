@@ -114,10 +114,10 @@ def _attest_by_recipes(
     tries: "Sequence[tuple[Recipe, Mapping[str, list[Output]]]]",
     stored: Mapping[str, LazyTensor],
 ) -> TensorAttestation:
-    """Return whether the planned outputs of a weight have its bytes, by the best of the recipes.
+    """Return the TensorAttestation of a weight by the first recipe that gives its bytes.
 
-    That is the first recipe that gives its bytes, else the first of all. `tries` are recipes,
-    each with its planned outputs by weight; the first has the weight `key`.
+    If none does, it is that by the first of all. `tries` are recipes, each with its planned
+    outputs by weight; the first has the weight `key`.
     """
     (recipe, groups), *others = tries
     row = _attest_weight(key, groups[key], stored, recipe)
@@ -143,7 +143,7 @@ def _outputs_by_weight(recipe: Recipe) -> dict[str, list[Output]]:
 def _attest_weight(
     key: str, outputs: Sequence[Output], stored: Mapping[str, LazyTensor], recipe: Recipe
 ) -> TensorAttestation:
-    """Return the row of a weight, which has the worst state of its stored tensors.
+    """Return the TensorAttestation of a weight: that of its stored tensor with the worst state.
 
     `stored` is {name: tensor} of the file, `outputs` are the planned tensors of the weight. `key`
     is the role of the weight, or its name.
