@@ -119,7 +119,7 @@ class ReadAhead:
             return any(one.start <= start and stop <= one.stop for one in self._expected)
 
     def _join_expected(self, start: int, stop: int) -> bool:
-        """Return whether a short range was joined to an announced one just before it.
+        """Join a short range to the announced one just before it; return whether there is one.
 
         It needs no request of its own then. The range is [`start`, `stop`).
         """
