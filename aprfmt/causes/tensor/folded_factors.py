@@ -434,7 +434,7 @@ def _spread_factor(layer: LayerTensors, factor: "Array") -> "Array | None":
 def _equal_explanations(
     layer: LayerTensors, fold: Fold, roles: Sequence[str]
 ) -> dict[str, Finding]:
-    """Return {tensor key: finding} of a fold that is undone everywhere."""
+    """Return {tensor key: finding} of a fold that all its readers undo: nothing is wrong."""
     text = NORMS if fold.cause == "norm_folded" else SCALES
     source, readers = fold.sources[0], ", ".join(fold.readers)
     line = f"{source} is divided by factors, and the columns of {readers} multiplied by them"

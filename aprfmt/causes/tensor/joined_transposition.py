@@ -67,7 +67,7 @@ class _StoredStack:
         return self._number([turned[self.axes.index(axis)] for axis in range(3)])
 
     def _number(self, at: "Sequence[Array]") -> "Array":
-        """Return the flat number of the value at a stored index."""
+        """Return the flat index in the joined matrices of the values at three stored indices."""
         stack, first, second = at
         row, column = (second, first) if self.across else (first, second)
         found: Array = (stack * len(self.rows) + self.rows[row]) * self.columns + column

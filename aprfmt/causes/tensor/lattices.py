@@ -410,7 +410,7 @@ def spread_over_cells(cells: "Array", shape: tuple[int, ...], grouping: Grouping
 
 
 def _cell_grid(cells: "Array", shape: tuple[int, ...], grouping: Grouping) -> "Array":
-    """Return numbers of cells [cells] in the cells' places: [cells down, cells across].
+    """Return one number for each group, [groups], arranged as [groups down, groups across].
 
     `shape` is the matrix's.
     """
@@ -422,9 +422,9 @@ def _cell_grid(cells: "Array", shape: tuple[int, ...], grouping: Grouping) -> "A
 def _fit_lattice(
     values: "Array", cells: "Array", scales: "Array", code: CodeBook, grouping: Grouping
 ) -> Lattice:
-    """Return the lattice of a fit: each value's step, and its cell's lowest and highest value.
+    """Return the lattice of a fit: each value's step, and its group's lowest and highest value.
 
-    `cells` are the values by cell, `scales` each cell's scale.
+    `cells` are the values by group, `scales` each group's scale.
     """
     entries = code.entries
     low = np.nanmin(cells, axis=1, keepdims=True) if code.offset else 0.0

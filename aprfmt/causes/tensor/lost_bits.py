@@ -1,9 +1,4 @@
-"""Bits of the codes of a block encoding that were never written: a whole member is one byte.
-
-Block types keep the low and the high bits of a code in members of their own (`ql` and `qh`, `qs`
-and `hmask`). A writer that leaves one out, or a kernel that does not fill it, gives values that are
-on the right scale and too coarse, which looks like other scales or another quantizer's work.
-"""
+"""Bits of the codes of a block encoding that were never written, so that a field is constant."""
 
 import math
 from collections.abc import Iterator
@@ -33,8 +28,9 @@ UNIFORM = {1: (0x00, 0xFF), 2: (0x00, 0x55, 0xAA, 0xFF), 4: tuple(17 * v for v i
 def explain_lost_bits(case: DifferingPair) -> Iterator[Finding]:
     """Yield the finding that a field of a block's codes is the same byte in all blocks.
 
-    With these bits chosen for each value, and nothing else changed, every value is within a step of
-    the other side's. It is not confirmed if the field holds all bits of the codes.
+    If these bits are chosen freely for each value, and nothing else is changed, every value must
+    be within a step of the other side's. It is not confirmed if the field holds all bits of the
+    codes.
     """
     for label, side, other in (("B", case.b, case.a), ("A", case.a, case.b)):
         if side.encoding == other.encoding or side.row_bytes is None or case.numbers is not None:
@@ -76,24 +72,24 @@ def explain_lost_bits(case: DifferingPair) -> Iterator[Finding]:
 
 
 def _judging_digits(lost: int, left: int) -> float:
-    """Return how many bits of evidence a value gives that `lost` bits of its code were not written.
+    """Return how many bits of evidence a value gives that `lost` bits of its code are missing.
 
-    `left` is the number of the other bits. Where the lost ones are the code's highest, three codes
-    in 2**left are within a step by chance. Where they are its lowest, those of a run and its two
-    neighbours are.
+    `left` is the number of the other bits. Where the lost ones are the code's highest, three
+    codes in 2**left are within a step by chance; where they are its lowest, those of a run and
+    its two neighbours are.
     """
     return max(left - math.log2(3), lost + left - math.log2(2**lost + 2))
 
 
 def _member_bytes(layout: str) -> dict[str, tuple[int, int]]:
-    """Return {name: (start, stop)} of the bytes of a block that members of codes take."""
+    """Return {name: (start, stop)} of the bytes in a block that fields of codes take."""
     return {name: place for name, place in member_offsets(layout).items() if name in CODES}
 
 
 def _constant_byte(
     case: DifferingPair, side: RowReader, start: int, stop: int, size: int
 ) -> int | None:
-    """Return the byte that a field of the block has in all blocks; None if it has several values.
+    """Return the byte that a field of codes has in all blocks; None if it has several values.
 
     `start` and `stop` are its place in a block of `size` bytes.
     """
@@ -116,7 +112,8 @@ def _is_restored(
 ) -> bool:
     """Return whether some choice of the lost bits brings every value within a step of `other`.
 
-    `place` is the [start, stop) of the bytes in a block, `patterns` are the bytes to try there.
+    `place` is the [start, stop) of the bytes in a block, `patterns` are the byte values to try
+    there.
     """
     size = encoding_row(side.encoding).type_size
     for index in case.windows(None):

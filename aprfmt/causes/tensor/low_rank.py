@@ -1,8 +1,4 @@
-"""Matrices of which one side has the largest singular values alone: a truncated decomposition.
-
-What was left out is at right angles to what was kept, so that three norms, which the comparison
-knows, say whether a matrix is worth a decomposition.
-"""
+"""Matrices of which one side has only the largest singular values: a truncated decomposition."""
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
@@ -52,7 +48,7 @@ SAME = 1.01  # times the least singular value kept that what was left out has at
 
 @dataclass(frozen=True)
 class Truncation:
-    """How a matrix was cut: the rank left, of how many, how it is said, free numbers, distance."""
+    """How a matrix was truncated: `rank` left of `of`, a sentence, free numbers, distance after."""
 
     rank: int
     of: int
@@ -62,7 +58,7 @@ class Truncation:
 
 
 def explain_low_rank(case: DifferingPair) -> Iterator[Finding]:
-    """Yield the finding that one side is the other's part in a few directions."""
+    """Yield the finding that one side is the other truncated to a low rank."""
     if case.numbers is not None or case.a.columns < 2 or case.a.size > SMALL:
         return
     tall = case.shape[-2] if len(case.shape) > 1 else 0
@@ -98,9 +94,9 @@ def explain_low_rank(case: DifferingPair) -> Iterator[Finding]:
 
 
 def _truncations(mine: RowReader, other: RowReader, tall: int, unit: float) -> list[Truncation]:
-    """Return how each differing matrix of `mine` was cut from that of `other`; [] if one was not.
+    """Return how each differing matrix of `mine` was truncated from that of `other`.
 
-    `tall` is the number of rows of a matrix, `unit` the rounding of `mine`.
+    [] if one was not. `tall` is the number of rows of a matrix, `unit` the rounding of `mine`.
     """
     found = []
     for first in range(0, mine.rows, tall):
@@ -116,10 +112,7 @@ def _truncations(mine: RowReader, other: RowReader, tall: int, unit: float) -> l
 
 @dataclass(frozen=True)
 class MatrixPair:
-    """A matrix and what may be a part of it, read some rows at a time.
-
-    They are the rows from `first` on of `full` and `cut`, `rows` in number.
-    """
+    """A matrix (`full`) and its possible truncation (`cut`), read some rows at a time."""
 
     full: RowReader
     cut: RowReader
@@ -132,9 +125,9 @@ class MatrixPair:
         return self.cut.columns
 
     def pieces(self) -> "Iterator[tuple[slice, Array, Array]]":
-        """Yield (rows of the matrix, their values in `full`, in `cut`), float32, in order.
+        """Yield (row numbers as a slice, rows of `full`, rows of `cut`), float32, in order.
 
-        A piece has WINDOW values, or one row.
+        A piece has at most WINDOW values, or one row.
         """
         step = max(1, WINDOW // max(1, self.columns))
         for start in range(0, self.rows, step):
@@ -146,15 +139,15 @@ class MatrixPair:
             self.cut.side.drop()
 
     def cut_pieces(self) -> "Iterator[Array]":
-        """Yield the rows of the part alone, in the same pieces."""
+        """Yield the rows of `cut` alone, in the same pieces, float32."""
         for _, _, cut in self.pieces():
             yield cut
 
 
 def _truncation(pair: MatrixPair, unit: float) -> Truncation | None:
-    """Return how the smaller matrix was made of the full one; None if it is no such part.
+    """Return how `cut` was truncated from `full`; None if it is no such truncation.
 
-    Rows or columns of zeros are a part of a matrix in another way, which is not said here.
+    Rows or columns of zeros are another kind of part, which is not found here.
     """
     sizes = _sizes(pair)
     if sizes is None:
@@ -180,10 +173,10 @@ def _truncation(pair: MatrixPair, unit: float) -> Truncation | None:
 
 
 def _sizes(pair: MatrixPair) -> tuple[float, float] | None:
-    """Return the norms of the full matrix and of its part.
+    """Return the Frobenius norms of (`full`, `cut`).
 
-    None where one is not a finite number above zero, or where the part has rows or columns of zeros
-    that the full matrix has not.
+    None where one is not a finite number above zero, or where `cut` has rows or columns of zeros
+    that `full` does not have.
     """
     squares = [0.0, 0.0]
     held = np.zeros((2, pair.columns), bool)
@@ -200,15 +193,18 @@ def _sizes(pair: MatrixPair) -> tuple[float, float] | None:
 
 
 class RemainingDistance:
-    """The distance of a matrix from what it is said to be, added some rows at a time."""
+    """The distance of a matrix from its prediction, added up some rows at a time."""
 
     def __init__(self, columns: int) -> None:
-        """Start with no rows."""
+        """Start without rows, for a matrix of so many columns."""
         self.apart, self.whole = np.zeros(columns), np.zeros(columns)  # squares by column
         self.rows = 0.0  # the largest distance of a row, as a share of its norm in the full matrix
 
     def add(self, made: "Array", cut: "Array", full: "Array") -> None:
-        """Add rows [n, columns]: as they are made, as they are, and of the full matrix."""
+        """Add rows [n, columns]: `made` as predicted, `cut` as stored, `full` for the scale.
+
+        The scale of a row or column is its norm in the full matrix.
+        """
         apart = np.square(made - cut, dtype=np.float64)
         whole = np.square(full, dtype=np.float64)
         self.apart += apart.sum(0)
@@ -217,23 +213,24 @@ class RemainingDistance:
         self.rows = max(self.rows, float(by_row.max(initial=0.0)))
 
     def within(self, allowed: float) -> bool:
-        """Return whether every row and every column is equal within `allowed` of what it was.
+        """Return whether every row and every column is within 2 * `allowed` of its prediction.
 
-        A large row would hide what the others are.
+        The distance is relative to the row or column of the full matrix, since a large row would
+        hide the others.
         """
         columns = float(_shares(self.apart, self.whole).max(initial=0.0))
         return self.rows <= 2 * allowed and columns <= 2 * allowed
 
     @property
     def size(self) -> float:
-        """The Frobenius norm of the matrix less what it is said to be, of the rows added so far."""
+        """The Frobenius norm of stored minus predicted rows, of all rows added so far."""
         return float(np.sqrt(self.apart.sum()))
 
 
 def _shares(apart: "Array", whole: "Array") -> "Array":
-    """Return sqrt(apart / whole) of squares: 0 where nothing is apart, else infinite without any.
+    """Return sqrt(apart / whole) of two arrays of squares, element by element.
 
-    NaN counts as infinite.
+    0 where `apart` is 0, infinite where only `whole` is, and for NaN.
     """
     with np.errstate(divide="ignore", invalid="ignore"):
         found = np.where(apart == 0, 0.0, np.sqrt(apart / whole))
@@ -243,10 +240,10 @@ def _shares(apart: "Array", whole: "Array") -> "Array":
 def _project(
     pair: MatrixPair, values: "Array", right: "Array"
 ) -> tuple[RemainingDistance, RemainingDistance]:
-    """Return how far the part is from the full matrix in its directions: of outputs, of inputs.
+    """Return how far `cut` is from `full` projected onto the directions of outputs, and of inputs.
 
-    `values` are the part's singular values [rank], `right` their directions of inputs
-    [rank, columns].
+    `values` are the singular values of `cut` [rank], `right` their directions of inputs [rank,
+    columns].
     """
     along = (right.T / values).astype(np.float32)  # the part times this: its directions of outputs
     kept = np.zeros(right.shape)
@@ -261,10 +258,10 @@ def _project(
 
 
 def _spaces(pair: MatrixPair, size: float, allowed: float) -> "tuple[Array, Array] | None":
-    """Return (singular values [rank], right [rank, columns]) of the part, if its rank is low.
+    """Return (singular values [rank], directions of inputs [rank, columns]) of `cut`, if low-rank.
 
-    `size` is its norm, `allowed` the share of it that rounding may add. None if its rank is not
-    low.
+    `size` is its norm, `allowed` the fraction of it that rounding may add. None if its rank is
+    not low.
     """
     limit = int(LIMIT * min(pair.rows, pair.columns))
     for tried in dict.fromkeys(min(one, limit) for one in SKETCHES):
@@ -283,9 +280,9 @@ def _spaces(pair: MatrixPair, size: float, allowed: float) -> "tuple[Array, Arra
 
 
 def _largest_value(pair: MatrixPair) -> float:
-    """Return the largest singular value of the full matrix less its part, or a little less.
+    """Return the largest singular value of `full` minus `cut`, or slightly less.
 
-    It is found by power iteration, of POWERS steps, which never gives more than it is.
+    It is found by power iteration, of POWERS steps, which never gives more.
     """
     squares = np.zeros(pair.columns)
     for _, full, cut in pair.pieces():
@@ -309,7 +306,7 @@ def _largest_value(pair: MatrixPair) -> float:
 def low_rank_groups(
     context: PairContext, pairs: Mapping[str, TensorPair], rows: Mapping[str, TensorDiff]
 ) -> Iterator[Group]:
-    """Yield one function that returns {tensor key: finding} of a model that was cut as a whole."""
+    """Yield one function that returns {tensor key: finding} of a model truncated as a whole."""
     yield partial(_explain_compressed, rows)
 
 

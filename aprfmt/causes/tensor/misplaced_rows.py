@@ -1,4 +1,4 @@
-"""Rows that are other rows of A: the neighbour's, another layer's, an expert's, or repeated."""
+"""Rows that are other rows of A: shifted, of another layer or expert, or repeated."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -47,7 +47,7 @@ class RowRun:
 
 
 def explain_misplaced_rows(case: DifferingPair) -> Iterator[Guess | Finding]:
-    """Yield the guess that B's differing rows are other rows of A, of tensors as many columns wide.
+    """Yield the guess that B's differing rows are other rows of A, from tensors of the same width.
 
     If some of them are not found in A, a finding that is not confirmed.
     """
@@ -102,7 +102,8 @@ def explain_misplaced_rows(case: DifferingPair) -> Iterator[Guess | Finding]:
 def _source_runs(places: "Array", at: "Array") -> Iterator[tuple[int, int, int]]:
     """Yield (index of the first place, source row, length) of runs of consecutive rows.
 
-    In a run both the place in B and its source in A grow by one.
+    In a run both the place in B and its source in A grow by one. `at` has the source of each
+    place.
     """
     breaks = np.flatnonzero(np.diff(places) != 1) + 1
     edges = [0, *breaks.tolist(), len(places)]
@@ -111,9 +112,9 @@ def _source_runs(places: "Array", at: "Array") -> Iterator[tuple[int, int, int]]
 
 
 def _runs_sentence(case: DifferingPair, found: list[RowRun]) -> str:
-    """Return which rows of A the rows of B are, in words that do not name the tensor.
+    """Return a sentence on which rows of A the rows of B are, without the tensor's name.
 
-    The sentence is the same for every tensor with the same defect.
+    It is the same for every tensor with the same defect.
     """
     size = case.shape[1] if len(case.shape) == 3 else 0
     whole = size and all(
@@ -134,14 +135,14 @@ def _runs_sentence(case: DifferingPair, found: list[RowRun]) -> str:
 
 
 def _run_text(case: DifferingPair, run: RowRun) -> str:
-    """Return one run in words: rows of B, and the rows of A that they are."""
+    """Return one run in words: the rows of B, and the rows of A that they equal."""
     of = "" if run.key == case.key else f" of {run.key}"
     name = numbered_text("row", run.at, run.at + run.count)
     return f"{name}: A's {numbered_text('row', run.there, run.there + run.count)}{of}"
 
 
 def _all_rows(context: "PairContext", like: RowReader, key: str) -> JoinedRows | None:
-    """Return all rows of A's tensors with as many columns as `like`, or None.
+    """Return the rows of all of A's tensors with as many columns as `like`, joined; or None.
 
     They are joined once for each number of columns. None if they are too many, or if tensor `key`
     is not among them.

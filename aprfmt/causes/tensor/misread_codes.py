@@ -1,9 +1,4 @@
-"""Plain values that are codes of the other side, read as numbers of another kind.
-
-A value is (the code's number - zero) * scale + offset. A reader that takes the codes for integers,
-or for another small float, has another number for each code; it may have left out scales, zeros and
-offsets as well. Every such reading is executed on the packed side.
-"""
+"""Plain values that are the other side's codes, read as numbers of a wrong type."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
@@ -46,31 +41,28 @@ FEW = 16  # codes below which nothing is shown
 
 
 class Reading(NamedTuple):
-    """Numbers of codes (float64 [2**bits]) under another reading; `kind` is it in words."""
+    """A way to read codes: the number of each code, float64 [2**bits]; `kind` names it."""
 
     kind: str
     numbers: "Array"
 
 
 class CodedSide:
-    """A side that is stored in codes: the code of each value, and what makes a value of it.
-
-    Arrays are [rows, columns], numbers float32; those that the packing has not are None.
-    """
+    """A side stored in codes: the code of each value, and scale, zero point and offset of each."""
 
     def __init__(self, reader: RowReader) -> None:
-        """Hold the side; nothing is decoded yet."""
+        """Store the side's reader; nothing is decoded yet."""
         self.reader = reader
         self.name = reader.encoding
 
     @cached_property
     def _packed(self) -> "list[PackedWeight]":
-        """The stored tensors that a dialect packs."""
+        """The stored tensors of this side that are packed weights."""
         return [one.packed() for one in self.reader.side.stored if one.packed is not None]
 
     @cached_property
     def weights(self) -> "list[WeightLayout]":
-        """The layouts of the stored tensors; [] where they are not packed by a dialect.
+        """The layouts of the packed weights; [] where the side is not packed by a known dialect.
 
         Raises CodecError for parts that do not fit.
         """
@@ -83,7 +75,7 @@ class CodedSide:
 
     @cached_property
     def table(self) -> "Array | None":
-        """The number of each code, float64 [2**bits]; None where all weights have not one table."""
+        """The number of each code, float64 [2**bits]; None where the weights' tables differ."""
         plain = next((kind for kind in fp8.OF_TWO_SIGNS if kind.name == self.name), None)
         if plain is not None:
             return plain.values.astype(np.float64)
@@ -93,7 +85,10 @@ class CodedSide:
         return found[0] if all(_same_numbers(one, found[0]) for one in found) else None
 
     def _read(self, numbers: "Array", *parts: str) -> "Array":
-        """Return the weight with `numbers` for its codes, and of its other parts only `parts`."""
+        """Return the values, float32 [rows, columns], if the codes stood for `numbers`.
+
+        Of scale, zero and offset only those named in `parts` are applied.
+        """
         made = []
         for one in self.weights:
             wide = np.full(len(one.values), np.nan, np.float32)
@@ -124,18 +119,18 @@ class CodedSide:
         return self._read(count).astype(kind)
 
     def _has(self, part: str) -> bool:
-        """Return whether any of the weights has such numbers."""
+        """Return whether any of the weights has a scale, zero or offset (`part`)."""
         return any(getattr(one, part) is not None for one in self.weights)
 
     @cached_property
     def scale(self) -> "Array | None":
-        """The scale of every value."""
+        """The scale of every value, float32 [rows, columns]; None without scales."""
         assert self.table is not None
         ones = np.ones(len(self.table))
         return self._read(ones, "scale") if self._has("scale") else None
 
     def read_scale_bytes(self, tables: "Sequence[Array]") -> "Array | None":
-        """Return the number of every value's scale byte, float32; None where they are no bytes.
+        """Return the number of every value's scale byte, float32; None where scales are no bytes.
 
         `tables` are the numbers of the 256 bytes for each weight, [1 or matrices, 256].
         """
@@ -154,20 +149,20 @@ class CodedSide:
 
     @cached_property
     def zero(self) -> "Array | None":
-        """The zero point of every value, in numbers of codes."""
+        """The zero point of every value, in numbers of codes, [rows, columns]; None without any."""
         assert self.table is not None
         nothing = np.zeros(len(self.table))
         return -self._read(nothing, "zero") if self._has("zero") else None
 
     @cached_property
     def offset(self) -> "Array | None":
-        """What is added to every value."""
+        """The number added to every value, float32 [rows, columns]; None without offsets."""
         assert self.table is not None
         nothing = np.zeros(len(self.table))
         return self._read(nothing, "offset") if self._has("offset") else None
 
     def read_as(self, numbers: "Array", rows: "Array", *, scaled: bool, moved: bool) -> "Array":
-        """Return rows of values with `numbers` for their codes, with scales or without.
+        """Return rows of values if the codes stood for `numbers`, with scales if `scaled`.
 
         `moved`: with the zero points and offsets, too.
         """
@@ -182,7 +177,10 @@ class CodedSide:
 
 
 def _readings(table: "Array") -> Iterator[Reading]:
-    """Yield the other numbers that codes with these (float64 [2**bits]) may be taken for."""
+    """Yield the other numbers that codes may be read as.
+
+    `table` has the right number of each code, float64 [2**bits].
+    """
     count = len(table)
     plain = np.arange(count, dtype=np.float64)
     yield Reading("unsigned integers", plain)
@@ -196,12 +194,15 @@ def _readings(table: "Array") -> Iterator[Reading]:
 
 
 def _same_numbers(x: "Array", y: "Array") -> bool:
-    """Return whether two tables have the same numbers, NaN being equal to NaN."""
+    """Return whether two tables of code numbers are equal, NaN being equal to NaN."""
     return bool(np.array_equal(x, y, equal_nan=True))
 
 
 def nearly_equal(made: "Array", values: "Array", slack: float) -> bool:
-    """Return whether made values are the others, each to `slack` of its size; NaN is NaN."""
+    """Return whether all values of `made` equal `values` within `slack`, relative.
+
+    NaN equals NaN.
+    """
     with np.errstate(invalid="ignore"):
         near = np.abs(made - values) <= slack * np.abs(made)
     return bool((near | (made == values) | (np.isnan(made) & np.isnan(values))).all())
@@ -262,10 +263,10 @@ def _misread(
 
 
 def explain_whole_bytes(case: DifferingPair) -> Iterator[Finding]:
-    """Yield the finding that whole numbers are the bytes of 8-bit floats that the other side fits.
+    """Yield the finding that a side's integers are the bytes of 8-bit floats.
 
-    For a side that holds the weights before they were packed: the floats are then its values but
-    for scales.
+    For a pair whose other side has the weights before they were packed: it must be the floats
+    times scales.
     """
     from aprfmt.causes.tensor import packed_scales
     from aprfmt.causes.tensor.explanation import Transformed
@@ -308,7 +309,7 @@ def explain_whole_bytes(case: DifferingPair) -> Iterator[Finding]:
 
 
 def explain_words_as_values(case: DifferingPair) -> Iterator[Finding]:
-    """Yield the finding that values are the words or bytes that hold several codes each.
+    """Yield the finding that values are the words or bytes in which several codes are packed.
 
     The sides then have two shapes.
     """
@@ -348,9 +349,9 @@ def explain_words_as_values(case: DifferingPair) -> Iterator[Finding]:
 
 
 def _whole_numbers_from(values: "Array", *, few: bool = False) -> float | None:
-    """Return the least of values that are whole numbers of a byte; None if not all are.
+    """Return the smallest of values that are all integers of one byte; None if not all are.
 
-    They must be of many kinds, unless `few`.
+    They must have at least FEW different values, unless `few`.
     """
     if not np.isfinite(values).all() or (values != np.round(values)).any():
         return None
@@ -361,9 +362,9 @@ def _whole_numbers_from(values: "Array", *, few: bool = False) -> float | None:
 
 
 def _take_bytes_as(side: RowReader, numbers: "Array") -> Take:
-    """Return a function from row numbers to these rows, their whole numbers read as codes.
+    """Return a function from row numbers to these rows with each integer read as a code.
 
-    `numbers` [256] are those of the codes.
+    `numbers` [256] are the numbers of the codes.
     """
 
     def take(rows: "Array") -> "Array":
@@ -376,14 +377,20 @@ def _take_bytes_as(side: RowReader, numbers: "Array") -> Take:
 
 
 def _cause_of(reading: Reading, scaled: bool) -> str:
-    """Return the cause's name: of the codes' numbers first, then of what was left out."""
+    """Return the cause's name for a misreading: of the codes' numbers, else of what was ignored.
+
+    `scaled`: the scales were applied.
+    """
     if not reading.kind:
         return "zero_point" if scaled else "quant_scale"
     return "fp8_variant" if reading.kind.startswith("F8_") else "code_type"
 
 
 def _words(one: str, other: str, reading: Reading, scaled: bool, moved: bool) -> tuple[str, ...]:
-    """Return what happened, in sentences: how `one` read the codes of `other`, what it left out."""
+    """Return the sentences on how `one` read the codes of `other`, and what it ignored.
+
+    `scaled` and `moved`: scales, and zero points, were applied.
+    """
     lost = ["scales"] * (not scaled) + ["zero points"] * (not moved)
     more = f", and their {' and '.join(lost)} are ignored" if lost else ""
     if reading.kind:

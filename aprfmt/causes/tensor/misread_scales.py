@@ -1,10 +1,4 @@
-"""Plain values that are the other side's codes under scales that were read in another way.
-
-A scale that is stored as a byte is an exponent or a small float. A reader that takes the byte for
-a whole number, for another float or for an exponent of another bias, or that divides by the
-scales, has another factor for each group. Every such reading is executed on the packed side: its
-factors follow from the stored bytes, and no number is free.
-"""
+"""Plain values that are the other side's codes with wrongly read scales."""
 
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -53,7 +47,10 @@ Factors = Callable[["Array"], "Array"]
 
 
 class ScaleReading(NamedTuple):
-    """Another way to read scales: in words, the factors on values, whether either side may err."""
+    """A wrong way to read scales: in words, and the factor on each value by row numbers.
+
+    `either`: either side may be the one that reads them wrongly.
+    """
 
     says: str
     factors: Factors
@@ -61,7 +58,7 @@ class ScaleReading(NamedTuple):
 
 
 def explain_misread_scales(case: DifferingPair) -> Iterator[Finding]:
-    """Yield at most one finding: a side's values are the other's codes under misread scales."""
+    """Yield at most one finding: a side's values are the other's codes with misread scales."""
     if case.numbers is not None or case.a.shape != case.b.shape or case.a.columns < 2:
         return
     for plain, coded, one, other in ((case.b, case.a, "B", "A"), (case.a, case.b, "A", "B")):
@@ -85,10 +82,10 @@ def explain_misread_scales(case: DifferingPair) -> Iterator[Finding]:
 
 
 def explain_misread_exponents(case: DifferingPair) -> Iterator[Finding]:
-    """Yield the finding that a side's floats are the other's codes under misread exponents.
+    """Yield the finding that a side's floats are the other's codes with misread exponents.
 
-    Both sides are plain. The factor of a group tells the byte of its scale, for no other byte has
-    it; the values of the right side over that power of two must then be numbers of a code.
+    Both sides are plain floats. The factor between two groups of values identifies the byte of
+    their scale; the right side's values over that power of two must then be numbers of a code.
     """
     if case.numbers is not None or case.a.shape != case.b.shape or case.before.relative < FAR:
         return
@@ -123,10 +120,10 @@ def explain_misread_exponents(case: DifferingPair) -> Iterator[Finding]:
 
 
 def _exponents_of(x: "Array", y: "Array", numbers: "Array", slack: float) -> "Array | None":
-    """Return the exponent's byte of each group of which y is a misreading of x; else None.
+    """Return the exponent byte of each group if `y` is a misreading of `x`; else None.
 
     `x` and `y` are values [n, columns], `numbers` what bytes were read as [256]; values may be
-    off by `slack`, relative. Groups of zeros have none.
+    off by `slack`, relative. Groups of zeros are left out.
     """
     x, y = (v.reshape(-1, EXPONENT_OF) for v in (x, y))
     if not (np.isfinite(x).all() and np.isfinite(y).all()):
@@ -148,9 +145,9 @@ def _exponents_of(x: "Array", y: "Array", numbers: "Array", slack: float) -> "Ar
 def _gives_values(
     case: DifferingPair, plain: RowReader, coded: RowReader, factors: Factors
 ) -> bool:
-    """Return whether the decoded values times these factors are all values of the plain side.
+    """Return whether the decoded values times `factors` are the plain side's values.
 
-    Each within the rounding of the plain type, and all together without a factor that is left.
+    Each must be within the rounding of the plain type, and all together without a common factor.
     """
     slack = ROUNDED * UNIT[plain.encoding]
     product = square = 0.0
@@ -166,7 +163,7 @@ def _gives_values(
 
 
 def _readings(case: DifferingPair, coded: RowReader, side: CodedSide) -> Iterator[ScaleReading]:
-    """Yield the other ways to read the scales of a packed side, `side` being that of `coded`."""
+    """Yield the wrong ways to read the scales of a packed tensor, `coded`; `side` are its codes."""
     found = _scale_bytes(coded, side)
     if found is not None:
         held, kind = found
@@ -188,12 +185,15 @@ def _readings(case: DifferingPair, coded: RowReader, side: CodedSide) -> Iterato
 
 
 def _looked_up(table: "Array", held: "Callable[[Array], Array]") -> Factors:
-    """Return the factors that a table [256] has for the bytes of each value."""
+    """Return a function from row numbers to factors, looked up in `table` [256] by scale byte.
+
+    `held` gives each value's scale byte by row numbers.
+    """
     return lambda rows: np.asarray(table[held(rows)])
 
 
 def _misread_tensor_scales(case: DifferingPair, side: CodedSide) -> Iterator[ScaleReading]:
-    """Yield the ways to misread the one scale of a tensor that multiplies its FP8 group scales.
+    """Yield wrong ways to read the one scale of a tensor that multiplies its FP8 group scales.
 
     It is left out, inverted, or that of a weight which engines fuse with this one.
     """
@@ -209,7 +209,7 @@ def _misread_tensor_scales(case: DifferingPair, side: CodedSide) -> Iterator[Sca
 
 
 def _near_readings(case: DifferingPair, side: CodedSide) -> Iterator[ScaleReading]:
-    """Yield the readings that may be near the right one: the scales of a fused weight."""
+    """Yield the wrong readings that may be nearly right: the tensor scales of a fused weight."""
     wholes = _wholes_of(side)
     yield from _scales_of_fused(case, side, wholes, _whole_of_each_value(side, wholes))
 
@@ -217,10 +217,10 @@ def _near_readings(case: DifferingPair, side: CodedSide) -> Iterator[ScaleReadin
 def _scales_of_fused(
     case: DifferingPair, side: CodedSide, wholes: "list[Array]", every: "Array | None"
 ) -> Iterator[ScaleReading]:
-    """Yield the scales of whole tensors that a weight may be given which engines fuse with others.
+    """Yield readings with the tensor scale of another weight that engines fuse with this one.
 
-    Of several experts each has that of the same expert. `wholes` are the weight's own scales of
-    whole tensors, and `every` that of each value; nothing without them.
+    Each of several experts has that of the same expert. `wholes` are the weight's own tensor
+    scales, and `every` that of each value; nothing without them.
     """
     if every is None:
         return
@@ -240,9 +240,9 @@ def _scales_of_fused(
 
 
 def _whole_of_each_value(side: CodedSide, wholes: "list[Array]") -> "Array | None":
-    """Return the scale of the whole tensor of each value, by rows; None without `wholes`.
+    """Return the tensor scale of each value, by rows; None without `wholes`.
 
-    `wholes` are [matrices, 1], one for each weight of the side.
+    `wholes` are [matrices, 1], one array for each weight of the side.
     """
     return (
         side.read_scale_bytes([np.repeat(one, 256, axis=1) for one in wholes]) if wholes else None
@@ -250,7 +250,7 @@ def _whole_of_each_value(side: CodedSide, wholes: "list[Array]") -> "Array | Non
 
 
 def _wholes_of(side: CodedSide) -> "list[Array]":
-    """Return the scale of each whole tensor, [matrices, 1]; [] where not all weights have one."""
+    """Return the tensor scales of each weight, [matrices, 1]; [] where not all weights have one."""
     tables = [one.scale.table for one in side.weights if one.scale is not None]
     wholes = [one for table in tables if (one := _multiple_of(table, fp8.E4M3)) is not None]
     return wholes if len(wholes) == len(side.weights) else []
@@ -259,7 +259,10 @@ def _wholes_of(side: CodedSide) -> "list[Array]":
 def _scale_bytes(
     coded: RowReader, side: CodedSide
 ) -> "tuple[Callable[[Array], Array], MinifloatCodec] | None":
-    """Return (bytes of each value's scale by row numbers, what a byte is); None without bytes."""
+    """Return (function from row numbers to each value's scale byte, the bytes' type), or None.
+
+    None where scales are no bytes.
+    """
     if coded.encoding in FIELDS:
         field, kind = FIELDS[coded.encoding]
         size = find_encoding(coded.encoding).block_size
@@ -284,9 +287,10 @@ def _scale_bytes(
 
 
 def _multiple_of(table: "Array | None", kind: "MinifloatCodec") -> "Array | None":
-    """Return the factors [matrices, 1] by which a type's values are those of bytes; else None.
+    """Return the factors [matrices, 1] by which the scales in `table` are numbers of type `kind`.
 
-    `table` is float32 [matrices, 256]; a factor is the scale of a whole tensor, or 1.
+    `table` is float32 [matrices, 256]; a factor is the scale of a whole tensor, or 1. None where
+    there are no such factors.
     """
     if table is None:
         return None

@@ -1,9 +1,4 @@
-"""Plain values that are the other side's codes under scales spread over tiles of another size.
-
-A scale belongs to a tile of rows and columns. A reader that takes another size for the tile gives
-values the scales, and the zero points, of other tiles. Every such reading is executed on the packed
-side, whose own grid of scales says what the size is: no number is free.
-"""
+"""Plain values that are the other side's codes with scales applied to tiles of a wrong size."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
@@ -32,9 +27,9 @@ SIZES = (16, 32, 64, 128, 256)  # of tiles that formats have, along rows or colu
 
 
 class TileReading(NamedTuple):
-    """Another size of tiles along each axis, in elements, and which scales follow the last one.
+    """A wrong size of tiles, `tall` by `wide` elements.
 
-    `wraps`: the first ones again; else the last one goes on.
+    `wraps`: after the last scale the first ones are used again, else the last one.
     """
 
     tall: int
@@ -43,7 +38,7 @@ class TileReading(NamedTuple):
 
 
 def explain_misread_tiles(case: DifferingPair) -> Iterator[Finding]:
-    """Yield at most one finding: a side's floats are the other's codes under scales of other tiles.
+    """Yield at most one finding: a side's floats are the other's codes with scales on wrong tiles.
 
     Nothing where no weight has more than one scale, or for more than LARGEST elements.
     """
@@ -83,7 +78,7 @@ def explain_misread_tiles(case: DifferingPair) -> Iterator[Finding]:
 
 
 def _in_tiles(weight: WeightLayout) -> WeightLayout | None:
-    """Return a weight whose groups are tiles in order; None where columns are in another order."""
+    """Return the layout if its groups are tiles in order; None where columns are reordered."""
     if weight.group is None:
         return weight
     columns, count = weight.shape[-1], int(weight.group.max()) + 1
@@ -94,10 +89,10 @@ def _in_tiles(weight: WeightLayout) -> WeightLayout | None:
 
 
 def _readings(weight: WeightLayout) -> Iterator[TileReading]:
-    """Yield the other sizes of tiles that the scales of a weight may be spread over.
+    """Yield the wrong sizes of tiles that a weight's scales may be applied to.
 
-    Along an axis it is half, twice or four times as much, a size that formats have, or as much as
-    spreads the scales evenly.
+    Along an axis it is half, twice or four times the right size, a size that formats have, or the
+    one that spreads the scales evenly.
     """
     if weight.scale is None:
         return
@@ -118,7 +113,7 @@ def _readings(weight: WeightLayout) -> Iterator[TileReading]:
 def _fits_few_rows(
     plain: RowReader, weight: WeightLayout, reading: TileReading, slack: float
 ) -> bool:
-    """Return whether a few rows of a weight, its scales spread over other tiles, are the floats."""
+    """Return whether a few rows of a weight, its scales on wrong tiles, equal the plain floats."""
     changed = _over_tiles(weight, reading)
     last = max(0, plain.rows - ROWS)
     for start in sorted({0, last // 2, last}):
@@ -130,7 +125,7 @@ def _fits_few_rows(
 
 
 def _over_tiles(weight: WeightLayout, reading: TileReading) -> WeightLayout:
-    """Return a weight with the numbers of its groups spread over other tiles."""
+    """Return a weight's layout with scales, zero points and offsets applied to other tiles."""
     return replace(
         weight,
         tile=(reading.tall, reading.wide),
@@ -141,7 +136,7 @@ def _over_tiles(weight: WeightLayout, reading: TileReading) -> WeightLayout:
 
 
 def _decoded(side: CodedSide, weights: Sequence[WeightLayout], reading: TileReading) -> "Array":
-    """Return the values of a side, float64, with its groups' numbers spread over other tiles.
+    """Return the values of a side, float64, with scales and zero points applied to other tiles.
 
     `weights` are the layouts of its stored tensors.
     """
@@ -152,7 +147,7 @@ def _decoded(side: CodedSide, weights: Sequence[WeightLayout], reading: TileRead
 def _spread(
     numbers: GroupNumbers | None, weight: WeightLayout, reading: TileReading
 ) -> GroupNumbers | None:
-    """Return the numbers of groups for a grid of other tiles; None for none."""
+    """Return the numbers of groups rearranged for a grid of other tiles; None for None."""
     if numbers is None:
         return None
     array = numbers.array

@@ -1,4 +1,4 @@
-"""Hypotheses about other tensors: exchanged, of another layer, left from another checkpoint."""
+"""Hypotheses that a tensor is another one: exchanged, of another layer or checkpoint."""
 
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
@@ -92,8 +92,8 @@ TIED = ("output.weight", "token_embd.weight")  # a tied head equals the embeddin
 def guess_other_tensor(case: DifferingPair) -> Iterator[Guess]:
     """Yield guesses that B has another tensor's values under this name.
 
-    The tensors may be exchanged, renumbered or copied. Nothing for a tensor most rows of which are
-    right: then it is damaged, whatever else is equal to it.
+    The tensors may be exchanged, renumbered or copied. Nothing for a tensor most of whose rows
+    are right: then it is damaged, whatever else equals it.
     """
     context = case.context
     if case.a.columns > 1 and (
@@ -113,10 +113,10 @@ def guess_other_tensor(case: DifferingPair) -> Iterator[Guess]:
 
 
 def _exchange_changes_nothing(case: DifferingPair, label: str, mine: RowReader, key: str) -> bool:
-    """Return whether a side has equal values under both names, its own and `key`.
+    """Return whether a side has equal values under its own name and under `key`.
 
-    Exchanging them would then change nothing. False for a head that is a copy of the embedding, and
-    where only B has them equal: these are other causes. `mine` is the side's tensor.
+    Exchanging them would then change nothing. False for a head that is a copy of the embedding,
+    and where only B has them equal: these are other causes. `mine` is the side's tensor.
     """
     stored = case.context.reader(label.lower(), key)
     equal = stored is not None and stored.shape == mine.shape and _same_sample(stored, mine)
@@ -126,7 +126,7 @@ def _exchange_changes_nothing(case: DifferingPair, label: str, mine: RowReader, 
 def _is_copy_of_other(case: DifferingPair, label: str, key: str) -> bool:
     """Return whether B has equal tensors here and under `key` where A has different ones.
 
-    Only called where those of side `label` are equal; False for side A.
+    For a side `label` whose two tensors are equal; False for side A.
     """
     own = case.context.reader("a", key)
     if label != "B" or own is None or own.shape != case.a.shape:
@@ -138,11 +138,11 @@ def _is_copy_of_other(case: DifferingPair, label: str, key: str) -> bool:
 def _guess_renamed(
     case: DifferingPair, label: str, mine: RowReader, key: str, other: RowReader
 ) -> Guess | None:
-    """Return the guess that a side's tensor is the other file's tensor `key`.
+    """Return the guess that a side's tensor is the other file's tensor `key`; or None.
 
-    `label` ("A" or "B") is the side, `mine` its tensor, `other` the one under `key`. Names are
-    exchanged where each has the other's values; where B alone has those of another name, that is
-    what is said. None where A's values only stand elsewhere in B too: what B has here is not said.
+    `label` ("A" or "B") is the side, `mine` its tensor, `other` the one under `key`. The names
+    are exchanged if each has the other's values. None where A's values are only elsewhere in B
+    too: that does not say what B has here.
     """
     layer, role = split_key(case.key)
     layer_there, role_there = split_key(key)
@@ -187,9 +187,9 @@ def _guess_renamed(
 
 
 def _is_stale_head(case: DifferingPair, label: str) -> bool:
-    """Return whether a side is a state dict whose model ties the head that stands apart there.
+    """Return whether a side is an engine's state dict with a head that the model's config ties.
 
-    A model's own file may keep a head against its configuration, which then is what is wrong.
+    The head of a model's own file is not called stale: there the configuration is wrong.
     """
     model = case.context.models[label.lower()]
     said = model.resolution.report.overruled.get("tied_embeddings")
@@ -236,7 +236,7 @@ def explain_renamed(key: str, label: str, context: "PairContext") -> Finding | N
 
 
 def guess_zero_bias(case: DifferingPair) -> Iterator[Guess]:
-    """Yield the guess that a bias is all zeros on one side, so that adding it does nothing."""
+    """Yield the guess that a bias is all zeros on one side."""
     if not case.role.endswith(".bias") or case.numbers is not None:
         return
     zeros = lambda rows: np.zeros((len(rows), case.a.columns))  # noqa: E731
@@ -250,10 +250,9 @@ def guess_zero_bias(case: DifferingPair) -> Iterator[Guess]:
 
 
 def explain_constant_side(case: DifferingPair) -> Iterator[Finding]:
-    """Yield the finding that one of two differing sides holds a single value everywhere.
+    """Yield the finding that one of two differing sides has a single value everywhere.
 
-    The value is known; which operation made it is not, as any function of one number gives one
-    number.
+    Which operation made it is not known, as any function of one number gives one number.
     """
     for label, sample in (("B", case.sample_b), ("A", case.sample_a)):
         value = _constant_value(case, label, sample)
@@ -267,10 +266,10 @@ def explain_constant_side(case: DifferingPair) -> Iterator[Finding]:
 
 
 def explain_placeholder(key: str, a: RowReader, b: RowReader) -> Finding | None:
-    """Return the finding that one side has at most one value where the other has a tensor, or None.
+    """Return the finding that one side has at most one value in place of a whole tensor, or None.
 
-    Source: DeepSpeed's ZeRO stage 3 leaves parameters of shape [0] behind, and other partitioned
-    runs [1]; a checkpoint saved without gathering them has these.
+    Source: DeepSpeed's ZeRO stage 3 leaves parameters of shape [0], and other partitioned runs
+    [1]; a checkpoint saved without gathering them has these.
     """
     for label, mine, other in (("B", b, a), ("A", a, b)):
         if mine.size <= 1 < other.size and len(mine.shape) == 1:
@@ -296,7 +295,7 @@ def explain_empty_codes(key: str, a: RowReader, b: RowReader) -> Finding | None:
 
 
 def guess_stale_tensor(case: DifferingPair) -> Iterator[Guess | Finding]:
-    """Yield the guess that a side's tensor is the base's, then the finding of unrelated sides.
+    """Yield the guess that a side's tensor is the base's, then the finding of unrelated tensors.
 
     The latter only where most other tensors are equal; it is not confirmed.
     """
@@ -342,9 +341,9 @@ def guess_stale_tensor(case: DifferingPair) -> Iterator[Guess | Finding]:
 
 
 def explain_other_order(case: DifferingPair) -> Iterator[Finding]:
-    """Yield the finding that both sides hold the same values at other places.
+    """Yield the finding that both sides have the same values at different places.
 
-    Blocks with scales are left out: through them, other values cannot be told from these.
+    Block encodings are left out: their rounding does not tell values apart.
     """
     apart, sides = case.before, (case.a, case.b)
     if case.numbers is not None or any(side.encoding not in UNIT for side in sides):
@@ -362,7 +361,7 @@ def explain_other_order(case: DifferingPair) -> Iterator[Finding]:
 
 
 def _hold_same_values(a: RowReader, b: RowReader) -> bool:
-    """Return whether both have the same values, each as often; those of the finer type rounded."""
+    """Return whether both tensors have the same values equally often, in the coarser type."""
     if a.encoding == b.encoding:
         return fingerprint(a) == fingerprint(b)
     if a.size > MOST_SORTED:
@@ -378,7 +377,7 @@ def _are_near(x: float, y: float, slack: float) -> bool:
 
 
 def _constant_value(case: DifferingPair, label: str, sample: "Array") -> float | None:
-    """Return the one value that a side holds everywhere; None if it has others or is one value.
+    """Return the one value that a side has everywhere; None if it has others or is a scalar.
 
     `label` is "A" or "B", `sample` its sampled rows.
     """

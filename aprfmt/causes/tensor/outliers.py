@@ -1,4 +1,4 @@
-"""Damage seen through another encoding: a few values beyond the bound, all others within it."""
+"""Damage under quantization: a few values beyond the rounding bound, all others within it."""
 
 from collections.abc import Iterator
 
@@ -20,7 +20,7 @@ FINE = 0.02  # largest noise of the other encoding for which a restored value pr
 
 
 def explain_outliers(case: DifferingPair) -> Iterator[Finding]:
-    """Yield the finding of a few values beyond one step, and the flipped bit if one fits."""
+    """Yield the finding of a few values beyond one step, and a flipped bit that explains them."""
     a, b = case.a, case.b
     if a.encoding == b.encoding or case.numbers is not None:
         return

@@ -1,8 +1,4 @@
-"""Overwritten ranges of bytes: how far they reach, what they hold now, and where that came from.
-
-A page of zeros, a sector written twice, a block of another tensor: everything outside is equal to
-the byte. What stands inside is looked for in all stored tensors of both files.
-"""
+"""Overwritten ranges of bytes: their extent, what they contain now, and where that came from."""
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
@@ -35,7 +31,7 @@ WILD = 30.0  # values so much larger than the largest of A's are no weights
 
 @dataclass(frozen=True)
 class ByteSpan:
-    """Bytes [start, stop) of B's tensor that differ, and what they hold ("": not known)."""
+    """Differing bytes [start, stop) of B's tensor, and what they contain ("": not known)."""
 
     start: int
     stop: int
@@ -43,9 +39,10 @@ class ByteSpan:
 
 
 def explain_overwritten(case: DifferingPair) -> Iterator[Finding]:
-    """Yield the finding that all but a few ranges of bytes are equal, and what those hold.
+    """Yield the finding that all but a few ranges of bytes are equal, and what those contain.
 
-    Without such ranges: of columns, or of damaged values if the encodings differ.
+    Where there are no such ranges, it is of columns, or of damaged values if the encodings
+    differ.
     """
     best: tuple[list[ByteSpan], RunBytes, RunBytes | bytes] | None = None
     # Take the byte order in which the difference has fewer ranges.
@@ -125,12 +122,12 @@ def _explain_units(case: DifferingPair, spans: list[ByteSpan]) -> Iterator[Findi
 
 
 def _covers_whole_units(span: ByteSpan, one: int) -> bool:
-    """Return whether a range nearly covers whole units of `one` bytes."""
+    """Return whether a range covers nearly whole units, such as rows, of `one` bytes."""
     return span.start % one < GAP and -span.stop % one < GAP
 
 
 def _explain_columns(case: DifferingPair) -> Iterator[Finding]:
-    """Yield the finding that only some columns differ, and that they were never filled."""
+    """Yield the finding that only some columns differ, and contain no values that were written."""
     columns = case.a.columns
     if columns == 1 or case.a.rows != case.b.rows or case.a.encoding != case.b.encoding:
         return
@@ -165,14 +162,14 @@ def _explain_columns(case: DifferingPair) -> Iterator[Finding]:
 
 
 def _span_text(case: DifferingPair, span: ByteSpan, b: RunBytes) -> str:
-    """Return in words where a range is, in the tensor or in the file, and what it holds."""
+    """Return in words where a range is, in the tensor or in the file, and what it contains."""
     logical = b is case.b.bytes or len(case.b.side.layout) == 0
     where = range_text(case.b, span.start, span.stop) if logical else _file_place(b, span)
     return where + (f", {span.holds}" if span.holds else "")
 
 
 def _file_place(b: RunBytes, span: ByteSpan) -> str:
-    """Return where a range of B is in its file, in words."""
+    """Return in words where a range of B is in its file."""
     tensor, at = b.locate(span.start)
     begin = tensor.info.offset + at
     even = common_alignment(begin, begin + span.stop - span.start)
@@ -231,9 +228,9 @@ def join_places(apart: "Iterable[Array]", gap: int, most: int) -> list[list[int]
 
 
 def _fill_contents(case: DifferingPair, spans: list[ByteSpan], b: RunBytes) -> list[ByteSpan]:
-    """Return the ranges with a text of what B holds there: a pattern, or where else it is stored.
+    """Return the ranges, each with words on what B has there: a pattern, or a copy from elsewhere.
 
-    The text is "" where neither is found.
+    "" where neither is found.
     """
     made, unknown = [], []
     for span in spans:
@@ -251,7 +248,7 @@ def _fill_contents(case: DifferingPair, spans: list[ByteSpan], b: RunBytes) -> l
 
 
 def _simple_content(data: bytes) -> str:
-    """Return what bytes hold, in words: one byte everywhere, or a repeated pattern; else ""."""
+    """Return in words what bytes contain: one byte everywhere, or a repeated pattern; else ""."""
     if set(data) == {0, 0x80}:
         return "all zero, with signs"
     if len(set(data)) == 1:
@@ -265,7 +262,7 @@ def _simple_content(data: bytes) -> str:
 def _find_copies(
     case: DifferingPair, searched: dict[int, bytes], b: RunBytes, spans: list[ByteSpan]
 ) -> dict[int, str]:
-    """Return {number of the range: in words where either file has the same bytes elsewhere}.
+    """Return {number of a range: words on where either file has the same bytes elsewhere}.
 
     `searched` are the ranges' bytes by number, `spans` all ranges. Ranges not found are left out.
     """
@@ -309,9 +306,9 @@ def _match_text(
     data: bytes,
     own: tuple[LazyTensor | None, int],
 ) -> str:
-    """Return where a tensor contains all of `data`, in words; "" if it does not.
+    """Return in words where a tensor contains all of `data`; "" if it does not.
 
-    `window` are its bytes from `start`. `needle` is the part of `data` at place `at` that is
+    `window` are its bytes from `start`. `needle` is the part of `data` at offset `at` that is
     searched for. `own` is the place of the data itself, which does not count.
     """
     here = window.find(needle)
@@ -328,7 +325,7 @@ def _match_text(
 def _is_surely_damage(case: DifferingPair, span: ByteSpan, b: RunBytes) -> bool:
     """Return whether a range of unknown origin must be damage.
 
-    It is if it covers disk pages, or holds values that no weight has.
+    It must be if it covers whole disk pages, or contains values that no weight has.
     """
     if b is case.b.bytes:
         place = range_in_file(case.b, span.start, span.stop)

@@ -1,4 +1,4 @@
-"""Faults of a packed copy's codes: zero points, signs, another 8-bit float, another order."""
+"""Faults of a packed copy's codes: zero points, signs, a wrong 8-bit float, a wrong order."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
@@ -74,13 +74,13 @@ ALIKE = 0.6  # correlation from which an order is worth a fit
 
 
 def _errors_in_steps(copy: PackedCopy) -> "Array":
-    """Return (y - x) in steps of the copy, 0 where there is no step."""
+    """Return (y - x) in quantization steps of the copy, [rows, columns]; 0 without a step."""
     step = copy.lattice.step
     return np.where(step > 0, (copy.y - copy.x) / np.where(step > 0, step, 1.0), 0.0)
 
 
 def explain_zero_points(copy: PackedCopy) -> Iterator[Finding]:
-    """Yield the finding of zero points off by one whole number, in all or some groups."""
+    """Yield the finding that zero points are off by one integer, in all or some groups."""
     if not copy.bits:
         return
     # Find the whole number of steps by which the cells are off.
@@ -113,7 +113,7 @@ def explain_zero_points(copy: PackedCopy) -> Iterator[Finding]:
 
 
 def explain_group_zero_points(copy: PackedCopy) -> Iterator[Finding]:
-    """Yield the finding of zero points off by whole numbers, which differ between groups."""
+    """Yield the finding that zero points are off by integers that differ between groups."""
     if not copy.bits:
         return
     whole = np.round(np.nanmedian(copy_cells(copy, _errors_in_steps(copy)), axis=1))
@@ -160,7 +160,7 @@ def explain_signs(copy: PackedCopy) -> Iterator[Finding]:
 
 
 def explain_cut_codes(copy: PackedCopy) -> Iterator[Finding]:
-    """Yield the finding of codes that were cut at the ends of their type, all others equal."""
+    """Yield the finding that codes beyond their type's range were clipped, all others equal."""
     fit = copy.fit()
     if not fit.cut:
         return
@@ -175,16 +175,16 @@ def explain_cut_codes(copy: PackedCopy) -> Iterator[Finding]:
 
 
 def _cut_at_ends(copy: PackedCopy) -> "Array":
-    """Return the other side's values [rows, columns], none beyond the ends of the copy's groups."""
+    """Return the other side's values [rows, columns], clipped to the range of the copy's groups."""
     low, high = copy.lattice.low, copy.lattice.high
     return np.clip(copy.x, np.minimum(low, high), np.maximum(low, high))
 
 
 def explain_saturation(copy: PackedCopy) -> Iterator[Finding]:
-    """Yield the finding of scales too small for the values, which were cut at the ends.
+    """Yield the finding that scales are too small for the values, which were clipped.
 
-    The other side's values, cut at the same ends, have to be the copy's within half a step: where
-    they are codes themselves, of both sides' steps.
+    The other side's values, clipped to the same range, must be the copy's within half a step; if
+    the other side is quantized, too, within half a step of both.
     """
     fit = copy.fit()
     if not fit.saturates:
@@ -216,8 +216,8 @@ def explain_saturation(copy: PackedCopy) -> Iterator[Finding]:
 def explain_fp8_variant(copy: PackedCopy) -> Iterator[Finding]:
     """Yield the finding that bytes of one 8-bit float were decoded as another, then scaled.
 
-    Not where a factor a cell explains the values as they were read: two tables may differ by a
-    factor alone (E4M3FNUZ is half of E4M3 but for one code), which a free scale takes up.
+    Nothing where one factor for each group explains the values as they were read: two tables may
+    differ by a factor alone (E4M3FNUZ is half of E4M3 but for one code), which a scale absorbs.
     """
     kinds = {kind.name: kind.values.astype(np.float64) for kind in fp8.OF_TWO_SIGNS}
     read = next((name for name in kinds if name.removeprefix("F8_") in copy.scheme), "")
@@ -243,9 +243,9 @@ def explain_fp8_variant(copy: PackedCopy) -> Iterator[Finding]:
 def _reread_codes(copy: PackedCopy, read: "Array", table: "Array") -> tuple["Array", Lattice]:
     """Return (values, lattice) of a copy with its codes' bytes read by another table.
 
-    `read` is the table that they were read by, `table` the other one: the value of each byte. The
-    scale of a cell is known up to powers of two, and each gives other bytes: the one that comes
-    nearest to the source is taken, for each cell by itself. A cell without any is infinite.
+    `read` is the table that they were read by, `table` the other one: the value of each byte. A
+    group's scale is known up to a power of two, and each gives other bytes: for each group the
+    one nearest to the source is used. A group without any is infinite.
     """
     finite = np.flatnonzero(np.isfinite(read))
     order = finite[np.argsort(read[finite], kind="stable")]
@@ -281,7 +281,7 @@ def _reread_codes(copy: PackedCopy, read: "Array", table: "Array") -> tuple["Arr
 
 
 def _float_lattice(values: "Array", table: "Array", factor: "Array") -> Lattice:
-    """Return the Lattice of `values` of an 8-bit float, times `factor`: their gaps, without ends.
+    """Return the Lattice of 8-bit float `values` times `factor`: their gaps, without a range.
 
     `table` has all values of the type. A gap is the larger of those to both neighbours.
     """
@@ -298,7 +298,7 @@ def _float_lattice(values: "Array", table: "Array", factor: "Array") -> Lattice:
 
 @cache
 def _known_orders() -> tuple[tuple[str, tuple[int, ...]], ...]:
-    """Return (words, order) of wrong orders that writers give the codes of a word or block."""
+    """Return (words, order) of the wrong orders that writers give the codes of a word or block."""
     rows = [
         ("AWQ's order of eight codes in a word was not undone", AWQ_BACK),
         (
@@ -336,7 +336,7 @@ def explain_output_order(copy: PackedCopy) -> Iterator[Finding]:
 def _explain_orders(
     copy: PackedCopy, axis: int, patterns: Sequence[tuple[str, tuple[int, ...]]]
 ) -> Iterator[Finding]:
-    """Yield the finding of codes that are in one of these orders along an axis.
+    """Yield the finding that codes are in one of some wrong orders along an axis.
 
     `axis` is 0 for outputs and 1 for inputs; `patterns` are (words, order).
     """
@@ -380,6 +380,6 @@ def _confirm_order(copy: PackedCopy, moved: PackedCopy, says: str) -> Finding | 
 
 
 def _row_correlation(x: "Array", y: "Array") -> float:
-    """Return the correlation of x and y over a few rows."""
+    """Return the correlation of `x` and `y` over a few evenly spaced rows."""
     few = np.unique(np.linspace(0, len(x) - 1, 32).astype(np.int64))
     return float(np.corrcoef(x[few].reshape(-1), y[few].reshape(-1))[0, 1])

@@ -1,10 +1,4 @@
-"""Copies in a packed encoding: whether they are right, and what is wrong with those that are not.
-
-A side is a copy of the other if its values lie on a lattice: its dialect says which
-(`codecs.lattice`), or the values show it (`lattices`), be they of a GGUF block or decoded again.
-Errors are then judged in the copy's own steps (`measure.bounds`). For a wrong copy every fault is
-made good in turn; the one after which the errors are usual is the cause.
-"""
+"""Copies in a packed encoding: whether they are right, and the finding if they are not."""
 
 import math
 from collections.abc import Iterator
@@ -44,12 +38,9 @@ SAME_SCHEME = 0.9  # the source must not fit the copy's scheme in more of its gr
 
 @dataclass(frozen=True)
 class PackedCopy:
-    """A source `x` and its copy `y` (float64 [rows, columns]), the copy's lattice and cells.
+    """A source `x` and its quantized copy `y`, float64 [rows, columns], with the copy's lattice.
 
-    `scheme` says in words what it is, `whose` the side; `again` that it was decoded again. `rows`
-    are the numbers of those looked at, None for all. `bits` are those of its codes, 0 for codes
-    that are no integers, `scales` one number a cell. A copy that is not `finite` has no lattice
-    that means anything: only its parts may be read in another way.
+    `grouping` says which elements share a scale (a cell), `scales` has one number for each.
     """
 
     case: DifferingPair
@@ -69,18 +60,18 @@ class PackedCopy:
 
     @property
     def other(self) -> str:
-        """Genitive of the other side, "A's" or "B's"."""
+        """The other side's name in the genitive, "A's" or "B's"."""
         return "A's" if self.whose == "B's" else "B's"
 
     @property
     def tall(self) -> int:
-        """The rows of one matrix of a stack, if all rows are looked at; else all rows."""
+        """Number of rows of one matrix of a stack; of all rows where only some are looked at."""
         shape = self.reader.side.shape
         stacked = len(shape) > 2 and self.y.shape == (self.reader.rows, self.reader.columns)
         return int(shape[-2]) if stacked else self.y.shape[0]
 
     def fit(self) -> Fit:
-        """Return the errors of the values as they are; each matrix of a stack has a scale.
+        """Return the errors of the copy's values as they are, with one scale for each matrix.
 
         They are measured once, however many causes ask for them.
         """
@@ -88,7 +79,7 @@ class PackedCopy:
 
     @cached_property
     def _errors(self) -> Fit:
-        """The errors that `fit` returns."""
+        """The errors of the copy's values, which `fit` returns."""
 
         def split(part: "Array") -> "Array":
             return part.reshape(-1, self.tall, part.shape[-1])
@@ -98,10 +89,10 @@ class PackedCopy:
     def explain_repaired(
         self, cause: str, says: tuple[str, ...], y: "Array", lattice: Lattice, free: int = 0
     ) -> Finding | None:
-        """Return the finding of `cause` if repaired values are as near as right copies, else None.
+        """Return the finding of `cause` if the repaired values are a right copy's, else None.
 
-        `says` is the evidence, `y` and `lattice` are the repaired values and their lattice; `free`
-        counts numbers found on the values.
+        `says` is the evidence, `y` and `lattice` are the repaired values and their lattice;
+        `free` is how many numbers were fitted to the values.
         """
         after = fit_errors(self.x, y, lattice)
         if not self.is_repaired(after):
@@ -111,8 +102,8 @@ class PackedCopy:
     def is_repaired(self, after: Fit) -> bool:
         """Return whether a repair makes this a right copy; `after` are the errors that it leaves.
 
-        They must be those of a scheme's rounding (`after.how`), and at most GONE of the errors of
-        the values as they are; a copy with values that are not finite has no such errors.
+        They must be those of a scheme's rounding (`after.how`), and at most GONE of the errors
+        before; the errors before do not count for a copy with values that are not finite.
         """
         gone = after.relative <= GONE * fit_errors(self.x, self.y, self.lattice).relative
         return bool(after.how) and (gone or not self.finite)
@@ -126,13 +117,13 @@ def explain_copy(
     free: int = 0,
     moved: float = math.inf,
 ) -> Finding:
-    """Return the finding of a cause after which only the errors of a right copy remain.
+    """Return the finding of a cause without which only a right copy's errors remain.
 
-    Its distance after is 0; the measured one, `after`, is in the evidence. `free` counts the
-    numbers that were found on the values, `moved` the values that the repair moves. A value within
-    its step says about as much as its code. Where the source is no original but the same codes
-    decoded, or has scales of its own, numbers fitted to it do not say which side is wrong: both are
-    named.
+    Its distance after is 0; the measured one, `after`, is in the evidence. `free` is how many
+    numbers were fitted to the values, `moved` how many values the repair changes. A value within
+    its step gives about as much evidence as its code has bits. Where the source is the same codes
+    decoded, or has scales itself, fitted numbers do not say which side is wrong: the finding
+    names both.
     """
     before = copy.case.before.relative
     two = cause == "quant_scale" and copy.source.side.lattice is not None
@@ -161,17 +152,17 @@ def explain_copy(
 
 
 def _is_decoded_copy(copy: PackedCopy, after: Fit) -> bool:
-    """Return whether the source is the copy's codes, decoded to plain floats under other numbers.
+    """Return whether the source is the copy's own codes, decoded to floats with other numbers.
 
-    An original is rounded once, by up to half a step; what was decoded stands on the steps.
+    An original is rounded once, by up to half a step; decoded values are exactly on the steps.
     """
     return is_plain_float(copy.source) and after.rms <= ON_STEPS and after.relative <= DECODED
 
 
 def packed_copies(case: DifferingPair) -> Iterator[PackedCopy]:
-    """Yield the sides that are copies on a lattice, B first.
+    """Yield each side that is a quantized copy of the other, B first, as a PackedCopy.
 
-    Each side is searched once for a pair, and only when it is asked for.
+    A pair's side is searched once, and only when it is asked for.
     """
     for side in (0, 1):
         if len(case.copies) == side:
@@ -182,9 +173,9 @@ def packed_copies(case: DifferingPair) -> Iterator[PackedCopy]:
 
 
 def _find_copy(case: DifferingPair, *, swapped: bool) -> PackedCopy | None:
-    """Return B as a packed copy of A, or with `swapped` A of B; None if it is on no lattice.
+    """Return B as a quantized copy of A, or with `swapped` A of B; None if it is no such copy.
 
-    The values are packed, or were unpacked.
+    The values may be packed, or decoded to floats.
     """
     if case.a.columns < lattices.NARROWEST or case.numbers is not None:
         return None
@@ -246,9 +237,9 @@ def _find_copy(case: DifferingPair, *, swapped: bool) -> PackedCopy | None:
 
 
 def holds_scale(reader: RowReader, columns: int) -> bool:
-    """Return whether `columns` neighbours are at least as many values as one stored scale is of.
+    """Return whether `columns` consecutive values are at least as many as share one stored scale.
 
-    True for what is no block type: other packed weights and plain floats do not show it.
+    True for other than block types: other packed weights and plain floats do not show it.
     """
     row = encoding_row(reader.encoding.split("+")[0])
     blocks = row.block_size > 1 and row.layout and not row.row_header
@@ -257,11 +248,10 @@ def holds_scale(reader: RowReader, columns: int) -> bool:
 
 @cache
 def _block_values_of_scale(encoding: str) -> int:
-    """Return how many values of a block share one scale: the fewest, rounded up to a power of 2.
+    """Return how many values of a block share one scale, at least, rounded up to a power of 2.
 
-    It is 1 where no byte looks like a scale's.
-
-    A byte of a random block that changes more than CODES_OF_BYTE values is taken for a scale's.
+    1 where no byte looks like a scale's: a byte of a random block that changes more than
+    CODES_OF_BYTE values.
     """
     row = encoding_row(encoding)
     raw = np.random.default_rng(0).integers(0, 256, row.type_size, np.uint8)
@@ -281,7 +271,7 @@ def is_plain_float(reader: RowReader) -> bool:
 
 
 def _sampled_rows(reader: RowReader) -> "Array | None":
-    """Return row numbers of a large tensor in runs of TILE; None for all rows."""
+    """Return the row numbers of a sample of a large tensor, in runs of TILE; None for all rows."""
     if reader.size <= MOST or reader.rows <= TILE:
         return None
     runs = max(1, MOST // reader.columns // TILE)
@@ -293,7 +283,7 @@ def _sampled_rows(reader: RowReader) -> "Array | None":
 def _scheme_of_one_side(
     case: DifferingPair, x: "Array", y: "Array", source: RowReader, reader: RowReader
 ) -> lattices.FoundScheme | None:
-    """Return the packing scheme that y's values show and x's do not; None if there is none.
+    """Return the packing scheme that the values `y` show and `x` do not; None if there is none.
 
     `x` are the source's values, `y` those of the side that may be packed.
     """
@@ -319,10 +309,10 @@ def _scheme_of_one_side(
 def _own_grouping(
     x: "Array", y: "Array", made: lattices.FoundScheme, unit: lattices.StorageUnit
 ) -> lattices.FoundScheme:
-    """Return the scheme with the groups in which the errors against the source are usual.
+    """Return the scheme with the grouping whose errors against the source are those of rounding.
 
     Small floats times a power of two are small floats again: where scales are such powers, larger
-    groups fit as well, and what was clipped at the end of its own group is no end of these.
+    groups fit as well, but what was clipped in its own group is inside the range of these.
     """
     if not made.code.full or not lattices.are_powers_of_two(made.scales):
         return made
@@ -345,12 +335,12 @@ def _code_table(reader: RowReader) -> CodeTable:
 
 
 def _code_bits(codes: CodeTable) -> int:
-    """Return the bits of codes that are integers, else 0."""
+    """Return the number of bits of integer codes, else 0."""
     return codes.bits if np.isin(np.diff(np.sort(codes.values)), 1.0).all() else 0
 
 
 def _cell_scales(lattice: Lattice, grouping: Grouping, codes: CodeTable) -> "Array":
-    """Return the scale of every cell [cells]: the width of its range over that of its codes."""
+    """Return the scale of every group, [groups]: its range of values over that of its codes."""
     wide = lattices.split_cells(np.abs(lattice.high - lattice.low), grouping)
     with np.errstate(all="ignore"):
         found: Array = np.nan_to_num(np.nanmedian(wide, axis=1)) / np.ptp(
@@ -360,19 +350,19 @@ def _cell_scales(lattice: Lattice, grouping: Grouping, codes: CodeTable) -> "Arr
 
 
 def grouping_of(lattice: Lattice) -> Grouping:
-    """Return the size of the cells in which a lattice's lowest and highest value are constant."""
+    """Return the size of the groups in which a lattice's lowest and highest value are constant."""
     return Grouping(*cell_size(lattice))
 
 
 def copy_cells(copy: PackedCopy, values: "Array") -> "Array":
-    """Return values of the copy's shape as cells [cells, elements], NaN outside."""
+    """Return values of the copy's shape as [groups, elements], one row per scale, NaN outside."""
     return lattices.split_cells(values, copy.grouping)
 
 
 def spread_over_copy(copy: PackedCopy, numbers: "Array") -> "Array":
-    """Return an array of the copy's shape in which every element has the number of its cell.
+    """Return an array of the copy's shape in which every element has its group's number.
 
-    `numbers` are given by cell, the elements that share one scale.
+    `numbers` is [groups]; a group's elements share one scale.
     """
     return lattices.spread_over_cells(numbers, copy.y.shape, copy.grouping)
 
@@ -390,5 +380,5 @@ def scale_lattice(
 
 
 def reorder_lattice(lattice: Lattice, rows: "Array | slice", columns: "Array | slice") -> Lattice:
-    """Return a lattice with its rows and columns taken in this order."""
+    """Return a lattice with its rows and columns in this order."""
     return lattice.map_parts(lambda part: part[rows][:, columns])

@@ -1,8 +1,4 @@
-"""Damage in the parts of a packed weight: a few bytes of its codes, scales or zero points.
-
-Both sides are packed alike, and every part is equal to the byte but for short runs. What such a run
-does to the values can look like another quantizer's rounding, or other scales; it is neither.
-"""
+"""Damage in a packed weight's stored parts: a few bytes of its codes, scales or zero points."""
 
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, NamedTuple
@@ -27,9 +23,9 @@ STEP = 8 << 20
 
 
 class DamagedRun(NamedTuple):
-    """Bytes [start, stop) of a stored tensor that differ; `bits` of them, `zero` in B.
+    """Differing bytes [start, stop) of a stored tensor.
 
-    `before` and `after` are A's and B's values in it that differ, as stored.
+    `bits` is how many bits differ; `zero`: B's bytes are all zero.
     """
 
     part: LazyTensor
@@ -82,7 +78,7 @@ def explain_damaged_parts(case: DifferingPair) -> Iterator[Finding]:
 
 
 def _differing_runs(a: LazyTensor, b: LazyTensor) -> list[DamagedRun] | None:
-    """Return the runs of a part that differ; None if they are too many or too long."""
+    """Return the runs of bytes that differ in a part; None if they are too many or too long."""
     info = b.info
     size = info.nbytes
     if a.info.nbytes != size:
@@ -117,7 +113,7 @@ def _differing_runs(a: LazyTensor, b: LazyTensor) -> list[DamagedRun] | None:
 
 
 def _are_exchanged(runs: list[DamagedRun]) -> bool:
-    """Return whether each part holds A's values, only at other places."""
+    """Return whether each part has A's bytes, only at other places."""
     parts = {run.part.info.name for run in runs}
     return all(
         sorted(x for run in runs if run.part.info.name == name for x in run.before)

@@ -1,4 +1,4 @@
-"""Right and wrong packed copies: the rows of the table of hypotheses, and the order of faults."""
+"""The hypotheses on quantized copies, right and wrong, and the order in which they are tried."""
 
 from collections.abc import Iterator
 
@@ -10,7 +10,7 @@ from aprfmt.measure.findings import Finding
 
 
 def explain_quantization(case: DifferingPair) -> Iterator[Finding]:
-    """Yield a finding for each side that is the other quantized, and perhaps decoded again."""
+    """Yield the finding of each side that is the other quantized, and perhaps decoded again."""
     for copy in packed_copies(case):
         if not copy.finite:
             continue
@@ -22,7 +22,7 @@ def explain_quantization(case: DifferingPair) -> Iterator[Finding]:
 
 
 def explain_packed_faults(case: DifferingPair) -> Iterator[Finding]:
-    """Yield findings of what is wrong with each side that is a wrong packed copy of the other."""
+    """Yield the findings on each side that is a faulty quantized copy of the other."""
     both = None not in (case.a.side.lattice, case.b.side.lattice)
     if both:  # which side is wrong, if one shows
         from aprfmt.causes.tensor.packed_codes import explain_saturation

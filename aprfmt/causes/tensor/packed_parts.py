@@ -1,8 +1,4 @@
-"""Faults of a packed copy that are made good by reading its stored parts in another way.
-
-Every row of READINGS is a way; the parts are changed, decoded by the same codec and compared with
-the source. So what the values have lost, as the place of a code in its word, is still there.
-"""
+"""Faults of a packed copy that are repaired by reading its stored parts in another way."""
 
 import math
 from collections.abc import Callable, Iterator, Sequence
@@ -80,7 +76,7 @@ _ORDERS: tuple[tuple[str, tuple[int, ...], bool | None], ...] = (
 
 
 class PartReading(NamedTuple):
-    """Another way to read a packed weight; `change` returns None where it means nothing."""
+    """Another way to read a packed weight; `change` returns None where it does not apply."""
 
     cause: str
     says: str
@@ -91,7 +87,7 @@ class PartReading(NamedTuple):
 
 
 def _change_part(parts: Parts, suffix: str, change: "Callable[[Array], Array]") -> Parts:
-    """Return {suffix: the part with its bytes changed by `change`}, for one part of a weight."""
+    """Return {suffix: part} of one part of a weight, with its bytes replaced by change(bytes)."""
     part = parts[suffix]
     raw = np.frombuffer(part.raw, np.uint8)
     return {suffix: part._replace(raw=np.ascontiguousarray(change(raw)).tobytes())}
@@ -100,11 +96,11 @@ def _change_part(parts: Parts, suffix: str, change: "Callable[[Array], Array]") 
 def _reorder_nibbles(
     order: tuple[int, ...], *suffixes: str, codes: bool = True, awq: bool | None = None
 ) -> Callable[[PackedWeight], PackedWeight | None]:
-    """Return a change of a packed weight: nibbles of every word in another order.
+    """Return a function that gives a packed weight with the nibbles of every word reordered.
 
-    The change returns None for a weight without 4-bit codes or without these parts. `suffixes` are
-    the parts besides the codes. `codes`: those of the codes as well; without them a weight must
-    have one of the parts. `awq`: only for weights of AWQ, or (False) for all others.
+    It gives None for a weight without 4-bit codes or without these parts. `suffixes` are the
+    parts besides the codes. `codes`: reorder the codes as well; without it a weight must have one
+    of the parts. `awq`: only for weights of AWQ, or (False) for all others.
     """
 
     def reordered(raw: "Array") -> "Array":
@@ -133,7 +129,7 @@ def _reorder_nibbles(
 
 
 def _relabel_floats(name: str) -> Callable[[PackedWeight], PackedWeight | None]:
-    """Return a function that gives a weight with its 8-bit floats read as encoding `name`.
+    """Return a function that gives a packed weight with its 8-bit floats read as encoding `name`.
 
     It gives None for a weight without 8-bit floats, or with those already.
     """
@@ -149,7 +145,7 @@ def _relabel_floats(name: str) -> Callable[[PackedWeight], PackedWeight | None]:
 
 
 def _other_gptq_format(weight: PackedWeight) -> PackedWeight | None:
-    """Return a GPTQ weight read by the other rule of zero points; None for other weights."""
+    """Return a GPTQ weight read by the other format's zero points (v1, v2); None for others."""
     if weight.dialect.name != "gptq":
         return None
     now = weight.config.get("checkpoint_format", "gptq")
@@ -157,7 +153,7 @@ def _other_gptq_format(weight: PackedWeight) -> PackedWeight | None:
 
 
 def _ignore_activation_order(weight: PackedWeight) -> PackedWeight | None:
-    """Return a weight read as if it had no g_idx (activation order); None if it has none."""
+    """Return a weight without its g_idx (activation order); None if it has none."""
     for suffix in (".g_idx", ".weight_g_idx"):
         if suffix in weight.parts:
             return weight._replace(parts={k: v for k, v in weight.parts.items() if k != suffix})
@@ -165,7 +161,7 @@ def _ignore_activation_order(weight: PackedWeight) -> PackedWeight | None:
 
 
 def _tensor_scale(weight: PackedWeight) -> tuple[str, float] | None:
-    """Return (suffix, number) of the one scale for the whole tensor; None without a usable one.
+    """Return (suffix, value) of the one scale of a whole tensor; None without a usable one.
 
     Such as ModelOpt's `weight_scale_2`, which multiplies, and `weight_global_scale` of
     compressed-tensors, which divides.
@@ -181,7 +177,7 @@ def _tensor_scale(weight: PackedWeight) -> tuple[str, float] | None:
 
 
 def _invert_tensor_scale(weight: PackedWeight, suffix: str, value: float) -> PackedWeight:
-    """Return a weight whose part `suffix`, one number `value`, is the reciprocal (float32)."""
+    """Return a weight whose part `suffix`, the number `value`, is replaced by 1 / `value`."""
     part = weight.parts[suffix]
     raw = np.float32(1 / value).tobytes()
     return weight.replace_parts({suffix: part._replace(raw=raw, encoding="F32")})
@@ -222,10 +218,10 @@ READINGS: tuple[PartReading, ...] = (
 def explain_lost_parts(
     a: Model, b: Model, pairs: Sequence[TensorPair], rows: Sequence[TensorDiff]
 ) -> dict[str, Finding]:
-    """Return {key of a differing pair: the finding that a side lacks parts of its packed weight}.
+    """Return {key of a differing pair: the finding that a side lacks parts of a packed weight}.
 
-    What its codes count for is not known then, so that nothing says that the other side is wrong.
-    `rows` are the records of `pairs`, in their order.
+    Its codes then have no known values, so that nothing says that the other side is wrong. `rows`
+    are the comparisons of `pairs`, in their order.
     """
     found: dict[str, Finding] = {}
     for side, model in (("A", a), ("B", b)):
@@ -247,7 +243,7 @@ def explain_lost_parts(
 
 
 def _stored_names(model: Model, key: str) -> tuple[str, ...]:
-    """Return the names that a role's tensors have in the model's style; () where none is known."""
+    """Return the names that a role's tensors have in the model's naming; () where not known."""
     try:
         style = model.style
         groups = [] if style is None else groups_for(model.spec, style, [key], model.hyper)
@@ -284,10 +280,10 @@ def explain_part_reading(copy: PackedCopy) -> Iterator[Finding]:
 def _confirm_reading(
     copy: PackedCopy, cause: str, says: str, weights: list[PackedWeight], free: int = 0
 ) -> Finding | None:
-    """Return the finding of a reading that gives the source; None if it does not.
+    """Return the finding of a reading that gives the source's values; None if it does not.
 
-    `weights` are the weights read in the way that `says` names; `free` counts numbers found on the
-    values.
+    `weights` are the weights read in the way that `says` names; `free` is how many numbers were
+    fitted to the values.
     """
     view = copy.reader.side
     try:
@@ -315,10 +311,10 @@ def _confirm_reading(
 
 
 def _explain_inverted_scale(copy: PackedCopy, weights: list[PackedWeight]) -> Finding | None:
-    """Return the finding that 1/s stands for the one scale s of a tensor; None if it does not.
+    """Return the finding that the scale of a whole tensor is stored as 1/s; None if it is not.
 
     Of several tensors that make a weight (experts, parts of a fused one) it may be all, or those
-    whose scale is on one side of 1: right scales of a weight are of one size.
+    whose scale is on one side of 1: right scales of a weight have one magnitude.
     """
     known = [_tensor_scale(weight) for weight in weights]
     scales = [one for one in known if one is not None]
@@ -346,7 +342,7 @@ def _explain_inverted_scale(copy: PackedCopy, weights: list[PackedWeight]) -> Fi
 
 
 def _explain_groups(copy: PackedCopy, weights: list[PackedWeight]) -> Iterator[Finding]:
-    """Yield the finding of a GPTQ weight whose inputs belong to other groups than g_idx says."""
+    """Yield the finding that a GPTQ weight's inputs belong to other groups than g_idx says."""
     if len(weights) != 1 or weights[0].dialect.name != "gptq" or copy.rows is not None:
         return
     weight = weights[0]
@@ -380,9 +376,9 @@ def _explain_groups(copy: PackedCopy, weights: list[PackedWeight]) -> Iterator[F
 
 
 def _explain_word_order(copy: PackedCopy, weights: list[PackedWeight]) -> Iterator[Finding]:
-    """Yield the finding of codes that are stored in an order that no row of READINGS has.
+    """Yield the finding that codes are stored in an order that no row of READINGS has.
 
-    It is read from the values.
+    The order is solved from the values.
     """
     from aprfmt.causes.tensor.code_orders import FAILED, reorder_codes
 
@@ -402,7 +398,7 @@ def _explain_word_order(copy: PackedCopy, weights: list[PackedWeight]) -> Iterat
 
 
 def _explain_block_fields(copy: PackedCopy) -> Iterator[Finding]:
-    """Yield the finding of GGUF block fields that are exchanged or have the other sign."""
+    """Yield the finding that fields of GGUF blocks are exchanged or negated."""
     view = copy.reader.side
     codec = CODECS[view.encoding] if view.encoding in CODECS else None
     if codec is None or codec.layout is None or view.data is None or copy.rows is not None:
@@ -426,7 +422,7 @@ def _explain_block_fields(copy: PackedCopy) -> Iterator[Finding]:
 
 
 def _exchange_members(*pair: str) -> "Callable[[Array], Array | None]":
-    """Return a function that exchanges two fields of GGUF blocks; it gives None without them."""
+    """Return a function that exchanges two fields of GGUF blocks; None for blocks without them."""
 
     def change(blocks: "Array") -> "Array | None":
         """Return a copy of the blocks with the two fields exchanged; None if they lack one."""
@@ -443,7 +439,7 @@ def _exchange_members(*pair: str) -> "Callable[[Array], Array | None]":
 def _change_members(
     change: "Callable[[Array], Array]", *names: str
 ) -> "Callable[[Array], Array | None]":
-    """Return a function that applies `change` to fields of GGUF blocks, those of `names`.
+    """Return a function that applies `change` to the fields `names` of GGUF blocks.
 
     It gives None for blocks without any of them.
     """
@@ -467,9 +463,9 @@ def _swap_nibbles(values: "Array") -> "Array":
 
 
 def _unmix_nibbles(blocks: "Array") -> "Array | None":
-    """Return blocks with codes repacked: bytes of two neighbours become bytes of two halves.
+    """Return GGUF blocks whose bytes hold codes of the two halves, not of two neighbours.
 
-    None for blocks without `qs`.
+    The codes are repacked. None for blocks without `qs`.
     """
     if "qs" not in (blocks.dtype.names or ()) or blocks["qs"].ndim != 2:
         return None

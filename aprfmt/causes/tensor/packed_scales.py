@@ -73,9 +73,9 @@ FEW_COLUMNS = 1 << 24  # products tried to find the group of every input
 
 
 def cell_factors(copy: PackedCopy, y: "Array") -> "Array":
-    """Return the least-squares factor from `y` to the source in every cell [cells].
+    """Return the least-squares factor from `y` to the source for every group, [groups].
 
-    It is 1 for a cell of zeros.
+    A group's elements share one scale. It is 1 for a group of zeros.
     """
     mine, source = (np.nan_to_num(lattices.split_cells(v, copy.grouping)) for v in (y, copy.x))
     square, product = (mine * mine).sum(1), (mine * source).sum(1)
@@ -83,7 +83,7 @@ def cell_factors(copy: PackedCopy, y: "Array") -> "Array":
 
 
 def cell_factors_and_offsets(copy: PackedCopy) -> tuple["Array", "Array"]:
-    """Return (factor, offset), both [cells], of the least-squares line from copy to source."""
+    """Return (factor, offset) of the least-squares line from copy to source, both [groups]."""
     mine, source = (lattices.split_cells(v, copy.grouping) for v in (copy.y, copy.x))
     m, s = np.nanmean(mine, axis=1), np.nanmean(source, axis=1)
     away = np.nan_to_num(mine - m[:, None])
@@ -94,10 +94,11 @@ def cell_factors_and_offsets(copy: PackedCopy) -> tuple["Array", "Array"]:
 
 
 def explain_scales(copy: PackedCopy, *, related: bool = True) -> Iterator[Finding]:
-    """Yield the finding of wrong scales: with one factor for each cell the copy is a right one.
+    """Yield the finding of wrong scales: one factor for each group makes the copy right.
 
-    `related`: only scales whose relation to the right ones has a name; otherwise only those without
-    one. Cells may be smaller than those the stored scales show, which may be one number for all.
+    `related`: only scales whose relation to the right ones has a name; otherwise only those
+    without one. Groups may be smaller than the stored scales show, which may be one number for
+    all.
     """
     seen = []
     for grouping in (copy.grouping, *lattices.possible_groupings(*copy.y.shape)):
@@ -150,10 +151,10 @@ def explain_scales(copy: PackedCopy, *, related: bool = True) -> Iterator[Findin
 
 
 def _repair_cells(copy: PackedCopy) -> "tuple[Array, Fit] | None":
-    """Return (factor [cells], errors left) of cells put right one by one; None if that fails.
+    """Return (factor [groups], errors left) of groups scaled one by one; None if that fails.
 
-    What was clipped at the end of its group does not say what the group's scale is: a second fit
-    leaves it out.
+    Values clipped at the end of a group's range do not show its scale: a second fit leaves them
+    out.
     """
     factor, y = cell_factors(copy, copy.y), copy.y
     for _ in range(2):
@@ -173,9 +174,9 @@ def _repair_cells(copy: PackedCopy) -> "tuple[Array, Fit] | None":
 def _one_factor(copy: PackedCopy, factor: "Array") -> Finding | None:
     """Return the finding that every scale is the right one times the same number; else None.
 
-    `factor` [cells] puts the cells right one by one: it varies with their rounding. Where values
-    times one factor are the others within their rounding, that is said of the values (`scale`) and
-    is no fault of the scales by itself, but where these are powers of two, as exponents are.
+    `factor` [groups] repairs the groups one by one: it varies with their rounding. Where one
+    factor on all values repairs them within rounding, that is a finding on the values (`scale`)
+    and not on the scales, unless these are powers of two, as exponents are.
     """
     powers = lattices.are_powers_of_two(copy.scales)
     one = float(np.median(factor))
@@ -204,11 +205,10 @@ def _one_factor(copy: PackedCopy, factor: "Array") -> Finding | None:
 
 
 def _under_inverted_whole(scales: "Array") -> bool:
-    """Return whether scales [cells] times the root of one factor are all numbers of E4M3.
+    """Return whether scales [groups] are numbers of E4M3 up to one common factor.
 
-    They are then the stored bytes of groups, which one more scale multiplies: NVFP4. With 1/g for
-    g they lack the factor g^2, whose root leaves the bytes, up to powers of two: where the finest
-    codes do not occur.
+    They are then the stored bytes of NVFP4, which a tensor scale g multiplies. If 1/g was used
+    for g, the scales are off by g^2 and its root leaves the bytes, up to powers of two.
     """
     digits = np.frexp(np.unique(np.abs(scales)))[0] * E4M3_DIGITS
     whole = np.rint(digits)
@@ -217,7 +217,7 @@ def _under_inverted_whole(scales: "Array") -> bool:
 
 
 def _factor_of_matrices(copy: PackedCopy) -> Finding | None:
-    """Return the finding that the scales of each matrix of a stack lack a factor of their own.
+    """Return the finding that each matrix of a stack has scales off by a factor of its own.
 
     None where it is no stack, or one factor for each matrix leaves more than rounding.
     """
@@ -243,9 +243,9 @@ def _factor_of_matrices(copy: PackedCopy) -> Finding | None:
 
 
 def _order_of_scales(copy: PackedCopy) -> str:
-    """Return in words that the stored scales are the other side's in another order, else "".
+    """Return in words that the stored scales are the other side's in another order; else "".
 
-    The whole stored tensor is compared: of a fused one a part may have scales of the other parts.
+    The whole stored tensor is compared: a part of a fused one may have scales of other parts.
     """
     mine, theirs = (side.side.stored for side in (copy.reader, copy.source))
     if len(mine) != 1 or len(theirs) != 1:
@@ -264,9 +264,10 @@ def _order_of_scales(copy: PackedCopy) -> str:
 
 
 def _cells_fit_inside(grouping: Grouping, copy: PackedCopy) -> bool:
-    """Return whether cells of this grouping are no larger than the copy's own.
+    """Return whether groups of this size are no larger than the copy's own.
 
-    Nor smaller than what shares one stored scale: no fault of a scale reaches less.
+    They must not be smaller than what shares one stored scale either: no fault of a scale reaches
+    less.
     """
     own = copy.grouping
     tall, wide = own.rows or copy.y.shape[0], own.columns or copy.y.shape[1]
@@ -275,12 +276,12 @@ def _cells_fit_inside(grouping: Grouping, copy: PackedCopy) -> bool:
 
 
 def _values_in_cell(grouping: Grouping, copy: PackedCopy) -> int:
-    """Return how many of the copy's values a cell of this grouping has."""
+    """Return how many of the copy's values one group of this grouping has."""
     return (grouping.rows or copy.y.shape[0]) * (grouping.columns or copy.y.shape[1])
 
 
 def _scales_of_cells(copy: PackedCopy, grouping: Grouping) -> "Array":
-    """Return the copy's scale in every cell [cells] of a finer grouping."""
+    """Return the copy's scale for every group of a finer grouping, [groups]."""
     return np.asarray(
         np.nanmax(lattices.split_cells(spread_over_copy(copy, copy.scales), grouping), axis=1)
     )
@@ -294,19 +295,19 @@ INVERTED = "they are inverted: 1/s stands for s"
 
 
 def _factor_limit(copy: PackedCopy, relative: float) -> float:
-    """Return the relative distance to which a cell's factor is known.
+    """Return the relative accuracy to which a group's factor is known.
 
-    `relative` is the error of the repaired copy.
+    `relative` is the relative error of the repaired copy.
     """
     return float(max(LEAST, SURE * relative / (copy.y.size / copy.scales.size) ** 0.5))
 
 
 def _are_inverted_floats(copy: PackedCopy, right: "Array", limit: float) -> bool:
-    """Return whether decoded 8-bit floats stand under 1/s in nearly all cells.
+    """Return whether decoded 8-bit floats have the scale 1/s in place of s, in nearly all groups.
 
-    The scale that the values show is the stored one times a power of two, 2^n, where the finest
-    codes do not occur. So is the `right` one [cells], found from it: their product is then 4^n.
-    Scales that are powers of two themselves show no such thing.
+    The scale that values show is the stored one up to a power of two, 2^n. So is the `right` one
+    [groups], found from it: their product is then 4^n. False for scales that are powers of two
+    themselves, which do not show it.
     """
     table = _fp8_table(copy)
     if table is None or lattices.are_powers_of_two(copy.scales):
@@ -322,9 +323,8 @@ def _are_inverted_floats(copy: PackedCopy, right: "Array", limit: float) -> bool
 def _scale_relation(copy: PackedCopy, right: "Array", wrong: "Array", relative: float) -> str:
     """Return in words how stored scales relate to the right ones; "" if no known way fits.
 
-    `right` are the right scales [cells], `wrong` marks the cells whose factor is not 1, and
-    `relative` is the copy's relative error: a factor is known to about that over the root of a
-    cell's elements.
+    `right` are the right scales [groups], `wrong` marks the groups whose factor is not 1, and
+    `relative` is the copy's relative error, which limits how well a factor is known.
     """
     # Scales that have no effect.
     if _are_fp8_codes(copy):
@@ -392,7 +392,7 @@ def _scale_relation(copy: PackedCopy, right: "Array", wrong: "Array", relative: 
 
 
 def _scales_are_few_numbers(copy: PackedCopy) -> bool:
-    """Return whether a copy's scales are of a type with few numbers: 8 bits, or powers of two."""
+    """Return whether a copy's scales are of a type with few values: 8 bits, or powers of two."""
     parts = [part for one in copy.reader.side.stored for part in one.parts.items()]
     small = any(
         ("scale" in name or "absmax" in name) and part.info.encoding in SMALL_SCALES
@@ -402,9 +402,9 @@ def _scales_are_few_numbers(copy: PackedCopy) -> bool:
 
 
 def _most_numbers(copy: PackedCopy) -> int:
-    """Return how many different scales are stored for the cells of a copy; 0 where it is not known.
+    """Return how many distinct scales are stored for a copy's groups; 0 where it is not known.
 
-    Its values may be of a type that shows different scales as equal ones.
+    The copy's values may be of a type that shows distinct scales as equal ones.
     """
     cell = copy.y.size // max(copy.scales.size, 1)
     for part in (part for one in copy.reader.side.stored for part in one.parts.values()):
@@ -414,11 +414,11 @@ def _most_numbers(copy: PackedCopy) -> int:
 
 
 def _crowd_their_type(copy: PackedCopy, scales: "Array") -> bool:
-    """Return whether over half of the 16-bit floats in the range of `scales` are among these.
+    """Return whether `scales` use over half of the 16-bit floats in their range.
 
-    Such scales are equal because the values are of that type, and stand for different ones. Of
-    scales of both signs the range has every float twice; those of 0, of groups without a value,
-    are in no range. False if the values are not of a 16-bit type.
+    Then equal scales may be distinct ones that the values' 16-bit type made equal. For scales of
+    both signs the range counts twice; scales of 0, of groups without a value, are left out. False
+    if the values are not of a 16-bit type.
     """
     used = scales[scales != 0]
     if not used.size:
@@ -433,9 +433,9 @@ def _crowd_their_type(copy: PackedCopy, scales: "Array") -> bool:
 
 @cache
 def _scale_types() -> "tuple[tuple[str, Array], ...]":
-    """Return (name in words, positive values ascending) of types that scales are rounded to.
+    """Return (name in words, positive values ascending) of the types that scales are rounded to.
 
-    The coarsest is first: UE8M0 of the OCP microscaling formats, which holds powers of two only.
+    The coarsest is first: UE8M0 of the OCP microscaling formats, which has powers of two only.
     """
     powers = 2.0 ** np.arange(-127, 128)
     floats = ((kind.name, kind.values.astype(np.float64)) for kind in (fp8.E5M2, fp8.E4M3))
@@ -446,24 +446,24 @@ def _scale_types() -> "tuple[tuple[str, Array], ...]":
 
 
 def _neighbours(values: "Array", x: "Array") -> "tuple[Array, Array]":
-    """Return (the largest of ascending `values` below each x, the smallest that is not)."""
+    """Return (largest of the ascending `values` below each of `x`, smallest that is not below)."""
     above = np.clip(np.searchsorted(values, x), 1, len(values) - 1)
     return values[above - 1], values[above]
 
 
 def _round_up(values: "Array", x: "Array") -> "Array":
-    """Return x rounded up to `values`."""
+    """Return `x` rounded up to the next of the ascending `values`."""
     return _neighbours(values, x)[1]
 
 
 def _round_down(values: "Array", x: "Array") -> "Array":
-    """Return x rounded down to `values`."""
+    """Return `x` rounded down to the next of the ascending `values`."""
     low, high = _neighbours(values, x)
     return np.where(x == high, high, low)
 
 
 def _round_nearest(values: "Array", x: "Array") -> "Array":
-    """Return x rounded to the nearest of `values`."""
+    """Return `x` rounded to the nearest of the ascending `values`."""
     low, high = _neighbours(values, x)
     return np.where(x - low < high - x, low, high)
 
@@ -471,10 +471,10 @@ def _round_nearest(values: "Array", x: "Array") -> "Array":
 def _describe_scale_rounding(stored: "Array", right: "Array", limit: float) -> str:
     """Return a phrase such as "each was rounded to F8_E8M0 after the codes were made", or "".
 
-    It is returned where rounding the `right` scales [cells] to a coarser type, all up, all down or
-    all to the nearest, gives every `stored` one. Right scales that are of that type already prove
-    nothing. A right scale is known to the relative distance `limit`: closer than that to where the
-    rounding turns, either side counts.
+    Rounding the `right` scales [groups] to a coarser type, all up, all down or all to the
+    nearest, must give every `stored` one. Right scales that are of that type already prove
+    nothing. A right scale is known to the relative distance `limit`: within that of a rounding
+    boundary either result counts.
     """
     known = right > 0
     if not known.all() or not (stored > 0).all():
@@ -496,17 +496,17 @@ def _describe_scale_rounding(stored: "Array", right: "Array", limit: float) -> s
 
 
 def _are_fp8_codes(copy: PackedCopy) -> bool:
-    """Return whether all values are unscaled numbers of the 8-bit float type of the copy.
+    """Return whether all values are unscaled numbers of the copy's 8-bit float type.
 
-    The scale of float codes shows in the values up to a power of two: where the finest codes do not
-    occur it is found to be 2, or 4, though it is 1.
+    Values show the scale of float codes only up to a power of two, so that a scale of 1 may be
+    found as 2 or 4.
     """
     table = _fp8_table(copy)
     return table is not None and bool(np.isin(copy.y, table.values).all())
 
 
 def _fp8_table(copy: PackedCopy) -> "MinifloatCodec | None":
-    """Return the 8-bit float type of a decoded copy's codes; None for other copies."""
+    """Return the 8-bit float type of a decoded copy's codes; None for any other copy."""
     tables = (kind for kind in fp8.OF_TWO_SIGNS if kind.name.removeprefix("F8_") in copy.scheme)
     return next(tables, None) if copy.again else None
 
@@ -514,7 +514,7 @@ def _fp8_table(copy: PackedCopy) -> "MinifloatCodec | None":
 def _scale_move(grid: "Array", true: "Array", near: "Callable[[Array, Array], bool]") -> str:
     """Return in words how scales are misplaced: shifted, transposed or reversed; else "".
 
-    `grid` are the stored scales and `true` the right ones, [cells of rows, of columns]. `near`
+    `grid` are the stored scales and `true` the right ones, [group rows, group columns]. `near`
     compares two such grids.
     """
     for shift in (1, -1):
@@ -535,7 +535,7 @@ def _scale_move(grid: "Array", true: "Array", near: "Callable[[Array, Array], bo
 
 
 def explain_minima(copy: PackedCopy) -> Iterator[Finding]:
-    """Yield the finding of minima with another sign, lost or shifted, or with exchanged scales."""
+    """Yield the finding that minima are negated, lost or shifted, or exchanged with scales."""
     factor, offset = cell_factors_and_offsets(copy)
     if not (np.isfinite(factor).all() and np.isfinite(offset).all() and (factor > 0).all()):
         return
@@ -560,7 +560,7 @@ def explain_minima(copy: PackedCopy) -> Iterator[Finding]:
 
 
 def explain_scales_above_minima(copy: PackedCopy) -> Iterator[Finding]:
-    """Yield the finding of wrong scales over right minima: a factor on what is above each."""
+    """Yield the finding of wrong scales with right minima: a factor on value minus minimum."""
     low = np.nanmin(copy_cells(copy, copy.lattice.low), axis=1)
     if not low.any() or not np.isfinite(low).all():
         return
@@ -588,7 +588,7 @@ def explain_scales_above_minima(copy: PackedCopy) -> Iterator[Finding]:
 def _minima_relation(copy: PackedCopy, factor: "Array", offset: "Array") -> str:
     """Return in words what was done to the stored minima; "" if nothing known fits.
 
-    `factor` and `offset` [cells] are those that repair the copy.
+    `factor` and `offset` [groups] are those that repair the copy.
     """
     low = np.nanmin(copy_cells(copy, copy.lattice.low), axis=1)
     step = np.nanmedian(copy_cells(copy, copy.lattice.step), axis=1)

@@ -1,4 +1,4 @@
-"""Finds the row (or column) of B that equals each one of A, and the kind of rearrangement."""
+"""Finds the row (or column) of B that equals each one of A, and names the rearrangement."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -20,7 +20,10 @@ FOUND = 0.98  # share of rows that must be found
 
 @dataclass(frozen=True, slots=True)
 class FoundLines:
-    """Line `at[i]` of B equals line `index[i]` of A, along `axis`; `count` is the axis's length."""
+    """Rows or columns of A found in B: line `index`[i] of A is line `at`[i] of B.
+
+    `axis` is 0 for rows and 1 for columns; `count` is the number of all lines.
+    """
 
     index: "Array"
     at: "Array"
@@ -34,7 +37,7 @@ class FoundLines:
 
 
 def find_rows(case: DifferingPair) -> FoundLines | None:
-    """Return where A's rows are in B; for many rows, where the sample's rows are.
+    """Return where A's rows are in B; for many rows, only where the sample's rows are.
 
     None if fewer than half of the sample's rows are found.
     """
@@ -139,7 +142,7 @@ def _mostly_apart(values: "Array", slack: float) -> bool:
 
 
 def _project_rows(side: RowReader, case: DifferingPair, onto: "Array") -> "Array":
-    """Return a side's rows multiplied by the matrix `onto`: [rows, PROJECTIONS]."""
+    """Return a side's rows times the matrix `onto` [columns, PROJECTIONS]: [rows, PROJECTIONS]."""
     return np.concatenate(
         [np.nan_to_num(to_float64(side.take(rows))) @ onto for rows in case.windows(None)]
     )
@@ -149,7 +152,10 @@ def _project_rows(side: RowReader, case: DifferingPair, onto: "Array") -> "Array
 
 
 def adjacent_pair_order(count: int, heads: int) -> "Array":
-    """Return p [count]: split-half row i of each head is row p[i] in adjacent-pair order."""
+    """Return p [count] such that split-half row i is row p[i] in adjacent-pair order.
+
+    The rows are those of `heads` heads, each reordered by itself.
+    """
     size = count // heads
     inside = np.arange(size).reshape(size // 2, 2).T.reshape(-1)
     return (np.arange(heads)[:, None] * size + inside[None, :]).reshape(-1)
@@ -163,7 +169,7 @@ def invert_permutation(p: "Array") -> "Array":
 
 
 def head_counts(case: DifferingPair, count: int) -> list[int]:
-    """Return possible numbers of heads in `count` rows, those of the model's sizes first."""
+    """Return the possible numbers of heads in `count` rows, those of the model's sizes first."""
     told = case.sizes("n_heads", "n_kv_heads")
     sizes = [count // size for size in case.sizes("head_dim", "rope_dim") if count % size == 0]
     every = [h for h in range(1, count // 2 + 1) if count % (2 * h) == 0][:256]
@@ -171,7 +177,7 @@ def head_counts(case: DifferingPair, count: int) -> list[int]:
 
 
 def permutation_fits(found: FoundLines, p: "Array") -> bool:
-    """Return whether permutation `p` (A[i] = B[p[i]]) agrees with every row or column found."""
+    """Return whether permutation `p` (A[i] = B[p[i]]) agrees with every line that was found."""
     return bool((p[found.index] == found.at).all())
 
 
@@ -193,7 +199,7 @@ def rope_pair_permutations(
 def regrouped_orders(
     case: DifferingPair, found: FoundLines, right: int
 ) -> "Iterator[tuple[int, str, Array]]":
-    """Yield (heads, words, p) of rope pairs made for one head count and undone for another.
+    """Yield (heads, words, p) of rope pair orders applied for one head count, undone for another.
 
     `right` is the true number of heads, `heads` the other; A[i] = B[p[i]].
     """
@@ -215,7 +221,7 @@ def regrouped_orders(
 
 
 def block_permutation(found: FoundLines, size: int) -> "Array | None":
-    """Return q: block b of A is block q[b] of B; None if a block is not moved as a whole.
+    """Return q such that block b of A is block q[b] of B; None if a block is not moved as a whole.
 
     Blocks have `size` lines.
     """
@@ -236,9 +242,9 @@ def expand_blocks(q: "Array", size: int) -> "Array":
 
 
 def constant_shift(found: FoundLines) -> int | None:
-    """Return k if every line found is k further down, with wrap-around; else None.
+    """Return k if every line found is k places later in B, with wrap-around; else None.
 
-    A negative k is a shift up.
+    A negative k is a shift to earlier places.
     """
     away = np.unique((found.at - found.index) % found.count)
     if len(away) != 1 or away[0] == 0:

@@ -1,8 +1,4 @@
-"""Pieces of a matrix in another order, cut where no row ends.
-
-A partitioned run keeps a tensor's values as pieces of a flat vector, one a rank. Joined in the
-order of their files' names ("rank_10" before "rank_2") they are all there, at other places.
-"""
+"""Pieces of a matrix in another order, cut at places that are no ends of rows."""
 
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
@@ -39,7 +35,7 @@ Run = tuple[int, int, int]  # first byte in B, first byte in A, number of bytes
 
 
 def explain_piece_order(case: DifferingPair) -> Iterator[Finding]:
-    """Yield the finding that B's values are A's in runs that stand in another order."""
+    """Yield the finding that B's values are runs of A's values in another order."""
     if case.a.columns == 1 or case.a.shape != case.b.shape or case.numbers is not None:
         return
     for first, second, size in _comparable_bytes(case):
@@ -64,7 +60,7 @@ def explain_piece_order(case: DifferingPair) -> Iterator[Finding]:
 def _comparable_bytes(case: DifferingPair) -> Iterator[tuple[bytes, bytes, int]]:
     """Yield (A's bytes, B's bytes, bytes of a value) to be compared; nothing for large tensors.
 
-    Of two plain float types both sides as the coarser one has them.
+    For two plain float types both are converted to the coarser one.
     """
     a, b = case.a, case.b
     size = encoding_row(b.encoding).type_size
@@ -84,10 +80,10 @@ def _comparable_bytes(case: DifferingPair) -> Iterator[tuple[bytes, bytes, int]]
 
 
 def _runs_in_other_order(a: bytes, b: bytes, size: int) -> list[Run]:
-    """Return the runs of A's bytes that B is made of, in B's order; [] where it is not.
+    """Return the runs of A's bytes that B consists of, in B's order; [] where it does not.
 
-    Every byte of A has to be in one run, each run longer than ANCHOR, at most MOST of them and at
-    least two. `size` is the number of bytes of a value: runs begin at whole ones.
+    Every byte of A must be in one run, each run longer than ANCHOR, at most MOST of them and at
+    least two. `size` is the number of bytes of a value: runs begin at whole values.
     """
     x, y = (np.frombuffer(side, f"u{size}") for side in (a, b))
     found: list[Run] = []
@@ -128,7 +124,7 @@ def _aligned_place(data: bytes, anchor: bytes, size: int) -> int | None:
 
 
 def _equal_values(x: "Array", y: "Array") -> int:
-    """Return how many values two arrays begin with that are equal bit for bit."""
+    """Return how many leading values of two arrays are equal, bit for bit."""
     most, done, step = min(len(x), len(y)), 0, 64
     while done < most:
         stop = min(most, done + step)

@@ -1,9 +1,4 @@
-"""What was done to show a guess about a pair of tensors, and the finding that it makes.
-
-The numbers of a guess are found on one half of the values and judged on the other. Dozens of
-guesses are tried on a pair, and a value says only as much as it has digits: whole numbers, flags
-and single numbers are often a factor, an order or a function of each other by chance.
-"""
+"""The proof of a guess about a pair of tensors, and the finding that it makes."""
 
 import math
 from collections.abc import Sequence
@@ -70,7 +65,7 @@ def verdict_of(cause: str, after: Sequence[float]) -> Verdict:
 
 
 def prove_guess(case: "DifferingPair", guess: "Guess", count: int, share: float) -> Proof:
-    """Return the proof of a guess that explains `share` of the `count` values that differed."""
+    """Return the proof of a guess that explains the fraction `share` of `count` changed values."""
     if guess.constant:
         return Proof(count, share, 0, math.inf)
     rows = np.arange(case.a.rows) if guess.rows is None else guess.rows
@@ -82,8 +77,8 @@ def prove_guess(case: "DifferingPair", guess: "Guess", count: int, share: float)
 def prove_values(values: Any, count: int, free: int, slack: float) -> Proof:
     """Return the proof of a change that gives these values within relative distance `slack`.
 
-    `count` is the number of values that judge it, `free` how many of them gave its numbers. A slack
-    of 0 means to the bit.
+    `count` is the number of values that judge it, `free` how many numbers were fitted. A slack of
+    0 means to the bit.
     """
     return Proof(count, 1.0, free, _usual_bits(values, slack))
 
@@ -94,24 +89,27 @@ def prove_bytes(data: bytes, count: int, free: int) -> Proof:
 
 
 def fitted_proof(count: float) -> Proof:
-    """Return the proof of a change found on all the values it explains, so that none judge it."""
+    """Return the proof of a change fitted to all the values it explains, so that none judges it."""
     return Proof(count, 1.0, count, 0.0)
 
 
 def accused_proof(count: float) -> Proof:
-    """Return the proof of a change that holds within quantization steps of the accused side."""
+    """Return the proof of a change that holds within quantization steps of the side found wrong."""
     return Proof(count, 1.0, 0, math.inf, accused=True)
 
 
 def _usual_bits(values: Any, slack: float) -> float:
-    """Return how many binary digits values have on average, none finer than `slack`."""
+    """Return how many significant bits values have on average, not counting bits below `slack`.
+
+    `slack` is a relative distance.
+    """
     flat = to_float64(values).reshape(-1)
     most = -math.log2(slack) if 0 < slack < 1 else math.inf
     return float(np.minimum(significant_bits(flat), most).mean()) if flat.size else 0.0
 
 
 def significant_bits(values: np.ndarray) -> np.ndarray:
-    """Return how many binary digits each value has as a float32: 1 for 0 and powers of two."""
+    """Return how many significant bits each value has as float32; 1 for 0 and powers of two."""
     mantissa = np.ascontiguousarray(values, np.float32).view(np.uint32) & 0x7FFFFF | 0x800000
     lowest = mantissa & -mantissa.astype(np.int64)
     found: np.ndarray = 24 - np.log2(lowest.astype(np.float64))
@@ -119,9 +117,9 @@ def significant_bits(values: np.ndarray) -> np.ndarray:
 
 
 def either_side_text(whose: str, what: str) -> str:
-    """Return the clause that either side may be the wrong one; `whose` is "A's" or "B's".
+    """Return the clause that either side may be wrong; `whose` is the first, "A's" or "B's".
 
-    `what` is what the same codes on both sides do not settle, with its verb: "order is".
+    `what` is what equal codes on both sides do not decide, with its verb: "order is".
     """
     other = "A's" if whose == "B's" else "B's"
     told = f"both have the same codes, which do not say whose {what} right"

@@ -1,9 +1,4 @@
-"""Matrices that were pruned and then quantized: two things at once, of which the first is named.
-
-Every value of a pruned matrix that is not zero is the other side's, so that a matrix whose small
-values are zeros is known. A quantization after it changes the others too, and makes zeros of its
-own; but with B's zeros put into A, B is A within what its encoding rounds off.
-"""
+"""Matrices that were pruned and then quantized; the pruning is the cause that is named."""
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -35,7 +30,7 @@ GONE = 0.5  # of the distance at most is left with the zeros put into A
 
 @dataclass(frozen=True)
 class PrunedCopy:
-    """A pruned and quantized matrix: its share of zeros, B's encoding, the distances."""
+    """A pruned and quantized matrix: its fraction of zeros, B's encoding, the distances."""
 
     key: str
     zeros: float
@@ -49,7 +44,7 @@ def pruned_groups(
 ) -> Iterator[Group]:
     """Yield one function that explains all matrices that were pruned and then quantized.
 
-    It returns {tensor key: finding}, and is called later by what tries hypotheses in turn.
+    Called later, it returns {tensor key: finding}.
     """
     yield partial(_explain_pruned, context, pairs, rows)
 
@@ -116,7 +111,7 @@ def _pruned_copy(pair: TensorPair) -> PrunedCopy | None:
 
 
 def _are_small(x: "Array", gone: "Array") -> bool:
-    """Return whether the values of x that are gone are the small ones."""
+    """Return whether the values of `x` marked in `gone` are small next to the others."""
     left = np.abs(x[~gone])
     return bool(left.any() and np.abs(x[gone]).mean() <= SMALLER * left.mean())
 

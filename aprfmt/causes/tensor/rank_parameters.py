@@ -1,9 +1,4 @@
-"""Parameters of an engine's ranks that hold another rank's, expert's or matrix's share.
-
-A tensor that was put together of ranks shows only that some of its rows are wrong. Of the
-parameters that the ranks hold, each piece is looked for among all that the published model gives:
-whose it is says what went wrong while loading.
-"""
+"""Parameters of an engine's ranks that have another rank's, expert's or matrix's part."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -32,7 +27,7 @@ _WORDS = {"attn_q": "q", "attn_k": "k", "attn_v": "v"}
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """What one rank has of one matrix: the ranks' number, the matrix's, the expert's or None."""
+    """One rank's part of one matrix: number of the rank, of the matrix, of the expert or None."""
 
     rank: int
     matrix: int
@@ -67,7 +62,7 @@ def _explain_parameter(
     keys: Sequence[str],
     rows: Mapping[str, TensorDiff],
 ) -> dict[str, Finding]:
-    """Return {tensor key: finding} of a parameter whose pieces are all the published model's.
+    """Return {tensor key: finding} of a parameter whose pieces are all in the published model.
 
     {} where that does not explain every difference of the parameter.
     """
@@ -100,10 +95,7 @@ def _explain_parameter(
 
 
 class MovedPieces(NamedTuple):
-    """The cause of pieces that are not where they belong, a sentence, and what they prove.
-
-    `sample` are bytes of them, `nbytes` is the size of all, `free` how many places were found.
-    """
+    """The cause that pieces are misplaced, a sentence, and the data for its proof."""
 
     cause: str
     says: str
@@ -115,7 +107,7 @@ class MovedPieces(NamedTuple):
 def _pieces(
     reading: EngineReading, shares: Sequence[Array], rank: int
 ) -> Iterator[tuple[Piece, bytes]]:
-    """Yield (piece, its bytes) of a rank's shares; those of a stack expert by expert."""
+    """Yield (piece, its bytes) of a rank's parts of matrices; of a stack, expert by expert."""
     stack = reading.parameter.axis == 1
     for matrix, share in enumerate(shares):
         if not stack:
@@ -128,7 +120,10 @@ def _pieces(
 def _misplaced_pieces(
     reading: EngineReading, arrays: Sequence[Array], held: Sequence[Array]
 ) -> MovedPieces | None:
-    """Return the cause of pieces that stand in another's place; None unless all are found."""
+    """Return the cause that pieces are in other pieces' places; None unless all are found.
+
+    `arrays` are the published model's matrices, `held` each rank's array.
+    """
     layout = reading.layout
     right: dict[Piece, bytes] = {}
     for rank in range(layout.ranks):
@@ -164,7 +159,7 @@ def _nearness(piece: Piece, other: Piece) -> tuple[bool, bool, bool, int]:
 
 
 def _movement_text(reading: EngineReading, moved: Mapping[Piece, Piece]) -> tuple[str, str]:
-    """Return (cause, sentence) of pieces that are other ones: {piece: the one that it is}."""
+    """Return (cause, sentence) for misplaced pieces, {piece: the piece that is in its place}."""
     if any(piece.matrix != other.matrix for piece, other in moved.items()):
         names = _matrix_names(reading)
         pairs = dict.fromkeys((names[a.matrix], names[b.matrix]) for a, b in moved.items())
@@ -198,7 +193,7 @@ def _movement_text(reading: EngineReading, moved: Mapping[Piece, Piece]) -> tupl
 
 
 def _rank_text(moved: Mapping[Piece, Piece]) -> str:
-    """Return which rank has whose share, in words."""
+    """Return in words which rank has which rank's part."""
     ranks = dict.fromkeys((a.rank, b.rank) for a, b in moved.items())
     if len(ranks) == 2 and (pair := list(ranks))[0] == pair[1][::-1]:
         return "those of ranks {} and {} are exchanged".format(*sorted(pair[0]))
@@ -210,7 +205,7 @@ def _rank_text(moved: Mapping[Piece, Piece]) -> str:
 
 
 def _matrix_names(reading: EngineReading) -> list[str]:
-    """Return a word for each piece of a rank's array, such as q, k and v."""
+    """Return a name for each matrix that a rank's array joins, such as q, k and v."""
     made = []
     layout, parameter = reading.layout, reading.parameter
     for number, key in enumerate(parameter.keys):
@@ -225,9 +220,10 @@ def _matrix_names(reading: EngineReading) -> list[str]:
 def _exchanged_matrices(
     reading: EngineReading, arrays: Sequence[Array], held: Sequence[Array]
 ) -> MovedPieces | None:
-    """Return the cause of matrices that are joined in another order, by size too; or None.
+    """Return the cause that an engine's matrices are joined in another order; or None.
 
-    It is one order on all ranks, in which every rank's array is the published model's.
+    One order must make every rank's array that of the published model. `arrays` are the model's
+    matrices, `held` each rank's array.
     """
     layout, parameter = reading.layout, reading.parameter
     names = _matrix_names(reading)
@@ -253,10 +249,10 @@ def _exchanged_matrices(
 def _even_shares(
     reading: EngineReading, arrays: Sequence[Array], held: Sequence[Array]
 ) -> MovedPieces | None:
-    """Return the cause of ranks that divide what is joined as one matrix; or None.
+    """Return the cause that joined matrices were divided among ranks as one matrix; or None.
 
-    Then the ranks' arrays one after the other are the published model's joined matrices, where each
-    rank should hold a share of every one of them.
+    Then the ranks' arrays one after the other are the published model's joined matrices, where
+    each rank should have a part of every matrix.
     """
     axis = reading.layout.axis
     if axis is None or axis != reading.parameter.axis or len(reading.layout.shares(arrays, 0)) < 2:

@@ -1,11 +1,4 @@
-"""Tensors of which one side holds one rank's part, or what all ranks have, once for each rank.
-
-A tensor-parallel run keeps an equal part of a matrix on each rank: of its rows where the ranks
-divide what a layer computes (q, k, v, gate, up, the embedding), of its columns where they add it
-up (o, down). A checkpoint made of one rank's file, or saved without gathering, has such parts
-under the names and the configuration of the whole model. The other mistake is to join what every
-rank has a copy of, such as norms, as if these copies were parts.
-"""
+"""Tensors of which one side has one rank's part, or the joined copies of all ranks."""
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
@@ -52,11 +45,9 @@ OF_TABLES = ("vocab_size",)  # sizes that are read from the length of a table of
 
 @dataclass(frozen=True, slots=True)
 class Cut:
-    """A tensor as `count` equal parts along `axis`, next to the smaller tensor of the other side.
+    """A tensor cut into `count` equal parts along `axis`, of which the other side's tensor is some.
 
-    `small` is the side ("A" or "B") with the smaller tensor. `equal` are the numbers (from 0) of
-    the parts that equal it within relative distance `slack`. `values` are some of its values,
-    `size` is how many it has.
+    `equal` are the numbers of the parts that equal the smaller tensor.
     """
 
     small: str
@@ -71,7 +62,7 @@ class Cut:
 def rank_part_groups(
     context: PairContext, pairs: Mapping[str, TensorPair], rows: Mapping[str, TensorDiff]
 ) -> Iterator[Group]:
-    """Yield one function that returns {tensor key: finding} of tensors of one rank, or of all.
+    """Yield one function that returns {tensor key: finding} of one rank's parts, or ranks' copies.
 
     Nothing where the models state different sizes: a smaller model has smaller tensors.
     """
@@ -80,7 +71,7 @@ def rank_part_groups(
 
 
 def _state_equal_sizes(context: PairContext) -> bool:
-    """Return whether both models have the same hyperparameters, but for sizes of token tables."""
+    """Return whether both models have equal hyperparameters, apart from sizes of token tables."""
     if len(context.hyper) < 2:
         return False
     first, second = (
@@ -95,8 +86,8 @@ def _explain_cuts(
 ) -> dict[str, Finding]:
     """Return {tensor key: finding} of all tensors that are a rank's part, or ranks' copies joined.
 
-    Parts are those of one rank in two kinds of tensors or more: the rows of one kind may have been
-    cut for another reason.
+    Parts count only if one rank's are in two kinds of tensors or more: the rows of one kind may
+    have been cut for another reason.
     """
     cuts: dict[str, Cut] = {}
     for key, row in rows.items():
@@ -125,7 +116,7 @@ def _explain_cuts(
 
 
 def _part_finding(key: str, cut: Cut, pair: TensorPair) -> Finding:
-    """Return the finding of one tensor of a rank; its first sentence is that of all of them."""
+    """Return the finding that a tensor is one rank's part; its first sentence names no tensor."""
     says = (
         f"{cut.small} holds part {cut.equal[0] + 1} of {cut.count} of these tensors, as one rank "
         f"of {cut.count} holds them; the parts of the other ranks are not there"
@@ -134,7 +125,7 @@ def _part_finding(key: str, cut: Cut, pair: TensorPair) -> Finding:
 
 
 def _copies_finding(key: str, cut: Cut, pair: TensorPair) -> Finding:
-    """Return the finding of one tensor that the larger side holds once for each rank."""
+    """Return the finding that the larger side joined every rank's copy of a tensor."""
     large = "A" if cut.small == "B" else "B"
     says = (
         f"{large} holds these tensors {cut.count} times, one copy after the other, as where the "
@@ -146,7 +137,7 @@ def _copies_finding(key: str, cut: Cut, pair: TensorPair) -> Finding:
 def _make_cut_finding(
     cause: str, key: str, cut: Cut, pair: TensorPair, says: str, side: str
 ) -> Finding:
-    """Return the finding of a cause, with both shapes; `side` is the one that departs."""
+    """Return the finding of a cause, with both shapes; `side` is the one that is wrong."""
     assert pair.a is not None and pair.b is not None
     line = f"A has shape {list(pair.a.shape)}, B {list(pair.b.shape)}: cut along axis {cut.axis}"
     proof = prove_values(cut.values, cut.size, cut.count, cut.slack)
@@ -154,9 +145,9 @@ def _make_cut_finding(
 
 
 def _find_cut(pair: TensorPair) -> Cut | None:
-    """Return which equal parts of the larger tensor are the smaller one; None if none is.
+    """Return the Cut of the larger tensor in which equal parts are the smaller one, or None.
 
-    None too for a tensor of one value, which is every part of such a tensor.
+    None too for a tensor of one repeated value, which equals every part of such a tensor.
     """
     if pair.a is None or pair.b is None:
         return None

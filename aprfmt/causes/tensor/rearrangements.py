@@ -1,4 +1,4 @@
-"""Hypotheses that move elements: transposed, rows or columns rearranged, heads repeated."""
+"""Hypotheses that elements were moved: transposed, rows or columns reordered, heads repeated."""
 
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
@@ -109,7 +109,7 @@ def guess_transposed(case: DifferingPair) -> Iterator[Guess]:
 def guess_rearranged(case: DifferingPair) -> Iterator[Guess]:
     """Yield guesses of another order of rows, then of columns.
 
-    The order may be of rope pairs, heads or experts, an offset, or any.
+    The order may be of rope pairs, heads or experts, a shift, or any.
     """
     if case.a.rows != case.b.rows or case.a.columns != case.b.columns:
         return
@@ -124,7 +124,7 @@ def guess_rearranged(case: DifferingPair) -> Iterator[Guess]:
 
 
 def _name_rearrangement(case: DifferingPair, found: FoundLines) -> Iterator[Guess]:
-    """Yield guesses of the cause of a rearrangement that was found, likely ones first."""
+    """Yield guesses on the cause of a rearrangement that was found, likely ones first."""
     # Whole blocks, then a shift.
     enough = len(found.index) >= permutation.FOUND * found.count or found.count > len(found.index)
     what = "rows" if found.axis == 0 else "columns"
@@ -171,7 +171,7 @@ def _name_rearrangement(case: DifferingPair, found: FoundLines) -> Iterator[Gues
 
 
 def _guess_joined_heads(case: DifferingPair, found: FoundLines) -> Iterator[Guess]:
-    """Yield the guess that keys and values of latent attention are joined, not head by head."""
+    """Yield the guess that keys and values of latent attention are joined whole, not by head."""
     if not case.role.startswith("attn_kv_b"):
         return
     for heads in case.sizes("n_heads"):
@@ -194,7 +194,7 @@ def _guess_joined_heads(case: DifferingPair, found: FoundLines) -> Iterator[Gues
 def _permutation_guess(
     cause: str, says: tuple[str, ...], case: DifferingPair, axis: int, p: "Array"
 ) -> Guess:
-    """Return the guess that line i of A along `axis` is line p[i] of B."""
+    """Return the guess that row (or column, `axis` 1) i of A is p[i] of B."""
     b = case.b
     right = _take_in_order(b, p) if axis == 0 else (lambda rows: b.take(rows)[:, p])
     return case.guess(cause, says, "B", right, free=_order_numbers(case, p))
@@ -203,8 +203,7 @@ def _permutation_guess(
 def _order_numbers(case: DifferingPair, p: "Array") -> int:
     """Return how many free numbers an order of lines has; 0 if the values themselves prove it.
 
-    A line of several values proves its place, and so does a value that occurs only once. Any two
-    zeros may be exchanged.
+    A line is a row or column. Of a vector, values that mostly occur only once prove the order.
     """
     moved = np.flatnonzero(p != np.arange(len(p)))
     if case.a.size > len(p):
@@ -226,7 +225,7 @@ def take_rows_from(reader: RowReader, start: int) -> Take:
 def _guess_shift(case: DifferingPair, found: FoundLines, k: int, what: str) -> Iterator[Guess]:
     """Yield guesses that all lines are shifted by `k`, with and without wrap-around.
 
-    `what` says the lines in words, such as "rows".
+    `what` names the lines, such as "rows".
     """
     one = what.removesuffix("s")
     around = (np.arange(found.count) + k) % found.count
@@ -287,8 +286,8 @@ def _pairing_guess(
 ) -> Guess:
     """Return the guess that rope pairs of `heads` heads were reordered by `p`.
 
-    `way` says the two orders in words, `what` the lines, such as "rows". The cause is a wrong head
-    count if `heads` is not the model's.
+    `way` says the two orders in words, `what` names the lines, such as "rows". The cause is a
+    wrong head count if `heads` is not the model's.
     """
     right = expected_heads(case, found.count)
     text = f"{what} of each head: {way}"
@@ -306,7 +305,7 @@ def _pairing_guess(
 def _guess_blocks(case: DifferingPair, found: FoundLines, what: str) -> Iterator[Guess]:
     """Yield the guess that whole blocks of lines, such as heads, are in another order.
 
-    `what` says the lines in words, such as "rows".
+    `what` names the lines, such as "rows".
     """
     if case.role.startswith(("ffn_gate_inp", "exp_probs_b")) and found.axis == 0:
         yield _block_order_guess(case, found, found.at, 1, "expert_order", "the router's experts")
@@ -342,7 +341,7 @@ def _guess_blocks(case: DifferingPair, found: FoundLines, what: str) -> Iterator
 
 
 def _guess_expert_order(case: DifferingPair) -> Iterator[Guess]:
-    """Yield the guess of another order of the experts in a stack, known by their first rows."""
+    """Yield the guess that a stack's experts are in another order, found by their first rows."""
     if len(case.shape) != 3 or case.numbers is not None:
         return
     count, size = case.shape[0], case.shape[1]
@@ -358,7 +357,7 @@ def _guess_expert_order(case: DifferingPair) -> Iterator[Guess]:
 
 
 def _guess_inside_blocks(case: DifferingPair, found: FoundLines) -> Iterator[Guess]:
-    """Yield the guess that columns are reordered alike inside every block: misread nibbles."""
+    """Yield the guess that columns are reordered in every block alike, as by misread nibbles."""
     for size in (size for size in BLOCKS if found.count % size == 0 and found.count > size):
         inside = found.at.reshape(-1, size) - found.index.reshape(-1, size)
         if not bool((inside == inside[0]).all()):
@@ -379,7 +378,7 @@ def _block_order_guess(
 ) -> Guess:
     """Return the guess that block b of A is block q[b] of B, for blocks of `size` lines.
 
-    `what` says the blocks in words, such as "heads".
+    `what` names the blocks, such as "heads".
     """
     shown = ", ".join(str(i) for i in q[:16].tolist()) + (" ..." if len(q) > 16 else "")
     text = f"{what} stand in another order"
@@ -422,9 +421,9 @@ def guess_repeated_heads(case: DifferingPair) -> Iterator[Guess]:
 
 
 def guess_row_range(case: DifferingPair) -> Iterator[Guess]:
-    """Yield the guess that one side is a run of the other's rows (shapes differ).
+    """Yield the guess that one side is some consecutive rows of the other (shapes differ).
 
-    The first rows of a longer table of tokens are no such run: its other rows are for other ids.
+    The first rows of a longer token table are no such range: its other rows are for other ids.
     """
     a, b = case.a, case.b
     if a.columns != b.columns or a.columns == 1 or a.rows == b.rows:

@@ -1,9 +1,4 @@
-"""Zero points of a packed weight that a rule changed: every one of a value became another.
-
-Both sides are packed alike. A repacking that counts zero points from one where the bits have no
-room for it turns the lowest into the highest, or the reverse. That may touch few bytes, so it is
-asked before damage; but all places with the value must have changed, and nothing else.
-"""
+"""Zero points of a packed weight of which one value became another one everywhere."""
 
 import math
 from collections.abc import Iterator
@@ -63,7 +58,7 @@ def explain_recoded_zero_points(case: DifferingPair) -> Iterator[Finding]:
 
 
 def _parts_equal(a: "LazyTensor", b: "LazyTensor") -> bool:
-    """Return whether two parts hold the same bytes under the same label and shape."""
+    """Return whether two parts have the same bytes, encoding and shape."""
     same = a.info.encoding == b.info.encoding and a.info.shape == b.info.shape
     return same and bytes(a.raw()) == bytes(b.raw())
 

@@ -1,8 +1,4 @@
-"""Scales of a packed weight that were rewritten by one rule: inverted, squared, scaled, exchanged.
-
-Both sides are packed alike, and nothing but the numbers of some scales differs. Such numbers may be
-few bytes, as the one scale of a whole tensor is, so they are asked before damage.
-"""
+"""Scales of a packed weight that were rewritten by one rule: inverted, squared or exchanged."""
 
 from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, NamedTuple
@@ -29,7 +25,7 @@ EXACT = 0.0  # rounding of a type that holds powers of two only
 
 
 class ScaleRule(NamedTuple):
-    """What may have been done to every scale: in words, and the function of A's numbers."""
+    """A rule that may have changed every scale: its words, and a function of A's numbers."""
 
     says: str
     of: "Callable[[Array], Array]"
@@ -63,15 +59,15 @@ class ScalePart(NamedTuple):
 
     @property
     def near_bits(self) -> float:
-        """Bits of evidence that one number gives which agrees only to within `slack`.
+        """Bits of evidence from one number that agrees only within `slack`.
 
-        It is 1.0 where the values have no step of their own.
+        It is 1.0 for values without a rounding unit.
         """
         return self.bits - float(np.log2(self.slack / self.units[1])) if self.units[1] else 1.0
 
 
 def explain_recoded_scales(case: DifferingPair) -> Iterator[Finding]:
-    """Yield the finding that some scales are a function of A's and that all else is equal."""
+    """Yield the finding that some scales are a function of A's scales and all else is equal."""
     a, b = case.a.side, case.b.side
     if len(a.stored) != len(b.stored) or a.encoding != b.encoding:
         return
@@ -115,10 +111,10 @@ def explain_recoded_scales(case: DifferingPair) -> Iterator[Finding]:
 def _pair_parts(
     a: "Mapping[str, LazyTensor]", b: "Mapping[str, LazyTensor]"
 ) -> "list[tuple[LazyTensor, LazyTensor]] | None":
-    """Return the parts of two packed weights in pairs, those of inputs left out.
+    """Return (A's part, B's part) for the parts of two packed weights, without those of inputs.
 
-    A scale with two names is a pair, if it is the only part without its like. None where a part has
-    no counterpart.
+    A scale with two names is paired if it is the only part without a counterpart. None where a
+    part has no counterpart.
     """
     mine, theirs = ({k: v for k, v in parts.items() if not OF_INPUTS.search(k)} for parts in (a, b))
     pairs = [(mine.pop(suffix), theirs.pop(suffix)) for suffix in list(mine) if suffix in theirs]
@@ -131,7 +127,7 @@ def _pair_parts(
 
 
 def _holds_same(a: "LazyTensor", b: "LazyTensor") -> bool:
-    """Return whether two parts hold the same bytes under the same label."""
+    """Return whether two parts have the same bytes and encoding."""
     if a.info.encoding != b.info.encoding or a.info.nbytes != b.info.nbytes:
         return False
     return bytes(a.raw()) == bytes(b.raw())
@@ -167,7 +163,7 @@ def _numbers(part: "LazyTensor") -> "Array":
 
 
 def _told_rule(found: list[ScalePart]) -> tuple[str, Proof] | None:
-    """Return (in words, the proof) of the rule that gives every scale that differs, or None."""
+    """Return (words, proof) of the rule that explains every differing scale; or None."""
     for rule in RULES:
         bits, changed, total = float("inf"), 0, 0
         for part in found:
@@ -188,10 +184,10 @@ def _told_rule(found: list[ScalePart]) -> tuple[str, Proof] | None:
 
 
 def _told_move(found: list[ScalePart]) -> tuple[str, Proof] | None:
-    """Return (in words, the proof) of the exchange that gives every scale that differs, or None.
+    """Return (words, proof) of the exchange that explains every differing scale; or None.
 
-    A grid may be transposed, or two numbers, rows or columns of it exchanged. Any other order of
-    the numbers is left to what compares the values.
+    A grid may be transposed, or two numbers, rows or columns of it exchanged. Other orders of the
+    numbers are left to the comparison of values.
     """
     moves = {_move_of_grid(part) for part in found}
     if len(moves) != 1 or "" in moves:
@@ -201,7 +197,7 @@ def _told_move(found: list[ScalePart]) -> tuple[str, Proof] | None:
 
 
 def _move_of_grid(part: ScalePart) -> str:
-    """Return in words which exchange gives a part's numbers, "" if none does."""
+    """Return in words which exchange explains a part's numbers; "" if none does."""
     x, y = part.x, part.y
     columns = part.shape[-1] if len(part.shape) > 1 else 1
     if not np.array_equal(np.sort(x), np.sort(y)) or not columns:
@@ -224,10 +220,10 @@ def _move_of_grid(part: ScalePart) -> str:
 
 
 def _told_factor(found: list[ScalePart]) -> tuple[str, Proof | None] | None:
-    """Return (in words, the proof) of the one factor on all scales of the weight, or None.
+    """Return (words, proof) of one factor on all scales of the weight; or None.
 
-    One number proves no factor: then it is only said that another number stands there, where more
-    of its bits differ than damage turns.
+    A single number proves no factor: then the words say only that another number is there, where
+    more of its bits differ than damage flips.
     """
     x, y = (np.concatenate([getattr(part, side) for part in found]) for side in ("x", "y"))
     if not x.all() or not y.all() or (x == y).any():

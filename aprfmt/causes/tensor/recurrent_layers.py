@@ -1,4 +1,4 @@
-"""Hypotheses about recurrent layers: the order of value heads, the direction of kernels."""
+"""Hypotheses about recurrent layers: order of value heads, direction of kernels, A_log."""
 
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING
@@ -44,7 +44,7 @@ KERNELS = ("ssm_conv1d.weight", "shortconv.conv.weight")
 
 
 def explain_initial_rates(case: DifferingPair) -> Iterator[Finding]:
-    """Yield the finding that Mamba's A_log of one side is still log(1), log(2), ..."""
+    """Yield the finding that one side's A_log (Mamba) is still the initial log(1), log(2), ..."""
     if case.role != "ssm_a.weight" or case.numbers is not None or case.a.rows != case.b.rows:
         return
     import numpy as np
@@ -68,7 +68,7 @@ def explain_initial_rates(case: DifferingPair) -> Iterator[Finding]:
 def guess_value_head_order(case: DifferingPair) -> Iterator[Guess]:
     """Yield guesses that one side stores the value heads of a delta net in tiled order.
 
-    There the key heads run fastest; the other side has each key head's value heads together.
+    There the key heads vary fastest; the other side has each key head's value heads together.
     """
     step, a, b = TILED.get(case.role), case.a, case.b
     if step is None or not case.context.hyper or (a.rows, a.columns) != (b.rows, b.columns):
@@ -93,7 +93,8 @@ def _value_head_orders(
 ) -> Iterator[tuple[str, "Array"]]:
     """Yield (side that is tiled, order): line i of B is line order[i] of A.
 
-    `count` is the number of rows or columns that `step` reorders. Nothing if both orders agree.
+    `count` is the number of rows or columns that `step` reorders. Nothing if both orders are
+    equal.
     """
     import numpy as np
 

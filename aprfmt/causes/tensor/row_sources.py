@@ -1,9 +1,4 @@
-"""Where rows come from: the rows of several tensors as one list, and which of them each equals.
-
-Equal values are found by a hash of their bits, at the cost of reading them; rows that were rounded
-or quantized on the way by the nearest of some thousand rows. Rows that say nothing (all zeros) have
-no source.
-"""
+"""Finds which rows of several tensors, read as one list, each row of a tensor equals."""
 
 from collections.abc import Sequence
 from functools import cached_property
@@ -24,7 +19,7 @@ _ODD = 0x9E3779B97F4A7C15  # multipliers of a row's values are odd numbers of 64
 
 
 class JoinedRows(ComputedRows):
-    """The rows of several tensors of equal columns, one tensor after the other."""
+    """The rows of several tensors with equal columns as one list, one tensor after the other."""
 
     def __init__(self, keys: Sequence[str], readers: Sequence[RowReader]) -> None:
         """Join the rows of `readers`, the tensors `keys`, in this order."""
@@ -36,7 +31,7 @@ class JoinedRows(ComputedRows):
         self.encoding = "+".join(dict.fromkeys(reader.encoding for reader in readers))
 
     def take(self, index: "Array | list[int]") -> "Array":
-        """Return the rows of these numbers (int array, any order), decoded."""
+        """Return the decoded rows with these numbers (int array, any order)."""
         index = np.asarray(index, np.int64)
         found = np.zeros((len(index), self.columns), np.float32)
         place = np.searchsorted(self.starts, index, side="right") - 1
@@ -65,7 +60,7 @@ class JoinedRows(ComputedRows):
 
 
 def row_hashes(reader: RowReader) -> "Array":
-    """Return a hash of the values of every row (uint64 [rows]); 0 for a row of zeros."""
+    """Return a hash of every row's values, uint64 [rows]; 0 for a row of zeros."""
     rng = np.random.default_rng(_ODD)
     by = rng.integers(0, 1 << 63, reader.columns, np.uint64) * np.uint64(2) + np.uint64(1)
     step = max(1, WINDOW // max(1, reader.columns))
@@ -81,7 +76,7 @@ def row_hashes(reader: RowReader) -> "Array":
 
 
 def find_sources(pool: RowReader, rows: RowReader, own: int, slack: float) -> "Array | None":
-    """Return for every row of `rows` the row of `pool` it equals (int64), -1 if there is none.
+    """Return, for every row of `rows`, the equal row of `pool`, int64; -1 if there is none.
 
     Row i is expected at `own` + i, which is preferred. Among several equal rows the one that
     follows the row before is taken. `slack` is the relative distance that counts as equal. None
@@ -113,7 +108,7 @@ def find_sources(pool: RowReader, rows: RowReader, own: int, slack: float) -> "A
 def _nearest_values(x: "Array", y: "Array", expected: "Array", slack: float) -> "Array":
     """Return the place in `y` of the nearest value for each of `x`; -1 if none is near enough.
 
-    `slack` is relative. `expected` are preferred places. Zeros are found only there.
+    `slack` is relative. `expected` are preferred places, the only ones where zeros are found.
     """
     order = np.argsort(y, kind="stable")
     at = np.clip(np.searchsorted(y[order], x), 1, len(y) - 1)
@@ -129,8 +124,8 @@ def _nearest_values(x: "Array", y: "Array", expected: "Array", slack: float) -> 
 def _match_hashes(mine: "Array", theirs: "Array", expected: "Array") -> "Array":
     """Return the place in `theirs` of every hash of `mine`; -1 if it is not there.
 
-    `expected` are preferred places; else, of several, that after the one before. A hash of 0 (a row
-    of zeros) is found only at its expected place.
+    `expected` are preferred places; else, of several, the one after the place before is taken. A
+    hash of 0 (a row of zeros) is found only at its expected place.
     """
     # Look up every hash among the sorted ones.
     order = np.argsort(theirs, kind="stable")
@@ -153,9 +148,9 @@ def _match_hashes(mine: "Array", theirs: "Array", expected: "Array") -> "Array":
 
 
 def source_runs(at: "Array") -> list[tuple[int, int, int]]:
-    """Return (first row, its source, length) of every run of consecutive sources.
+    """Return (first row, its source row, length) for every run of consecutive sources.
 
-    `at` holds the source of each row. A run of unknown rows has the source -1. [] without rows.
+    `at` is the source of each row. A run of unknown rows has the source -1. [] without rows.
     """
     if not len(at):
         return []

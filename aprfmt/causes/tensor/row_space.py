@@ -1,8 +1,4 @@
-"""The few directions in which all rows of a matrix lie, found from pieces of its rows.
-
-Each function takes a function that yields the matrix's rows anew, in pieces [n, columns] of
-float32, so that no more than a piece is held.
-"""
+"""The few directions that span all rows of a low-rank matrix, found from pieces of its rows."""
 
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING
@@ -20,10 +16,10 @@ PROBES = 16  # columns more than the rank that a sketch has
 
 
 def row_basis(pieces: "Pieces", columns: int, rank: int) -> "Array":
-    """Return orthonormal columns [columns, rank + PROBES] that hold the rows of a matrix of `rank`.
+    """Return orthonormal columns [columns, rank + PROBES] that span the rows of a matrix.
 
-    Of a matrix of a higher rank they hold a part of every row. They are made of random sums of the
-    rows.
+    For a matrix of a higher rank than `rank` they span a part of every row. They are made of
+    random sums of the rows.
     """
     rng = np.random.default_rng(12)
     sums = np.zeros((rank + PROBES, columns))
@@ -36,10 +32,10 @@ def row_basis(pieces: "Pieces", columns: int, rank: int) -> "Array":
 def squares_inside(
     pieces: "Pieces", basis: "Array", allowed: float
 ) -> "tuple[Array, float] | None":
-    """Return (X^T X [count, count] of the rows X in a basis [columns, count], the norm outside it).
+    """Return (X^T X of the rows X in a basis [columns, count], norm of what is outside the basis).
 
-    The first has the squares of the matrix's singular values as its eigenvalues. None where the
-    norm of what is outside the basis, over all rows, is above `allowed`.
+    The first is [count, count]; its eigenvalues are the squares of the matrix's singular values.
+    None where the norm outside the basis, over all rows, is above `allowed`.
     """
     outside = 0.0
     found = np.zeros((basis.shape[1],) * 2)
@@ -54,6 +50,6 @@ def squares_inside(
 
 
 def tail_norms(squares: "Array") -> "Array":
-    """Return the norm of each singular value with all those after it, of squares in that order."""
+    """Return the norm of each singular value with all later ones, from their squares in order."""
     found: Array = np.sqrt(np.cumsum(squares[::-1])[::-1])
     return found

@@ -1,8 +1,4 @@
-"""How a byte that is the scale of a group may be misread, and which byte a factor tells.
-
-The byte is an exponent (OCP Microscaling: F8_E8M0) or a small float. A reader that takes it for
-another number multiplies each group by a factor that only the byte and the misreading decide.
-"""
+"""Ways to misread the byte that is a group's scale, and the byte that a factor identifies."""
 
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
@@ -23,9 +19,9 @@ NEARLY_ALL = 0.9  # share of the groups that a reading explains
 
 
 def byte_readings(kind: "MinifloatCodec") -> Iterator[tuple[str, "Array", bool]]:
-    """Yield (words, numbers of the 256 bytes float64, whether either side may err) of scale bytes.
+    """Yield (words, number of each of the 256 bytes, whether either side may be wrong).
 
-    `kind` is what the bytes are.
+    Each is a way to misread scale bytes; `kind` is their right type. Numbers are float64 [256].
     """
     plain = np.arange(256, dtype=np.float64)
     exponent = kind is fp8.E8M0
@@ -48,10 +44,11 @@ def byte_readings(kind: "MinifloatCodec") -> Iterator[tuple[str, "Array", bool]]
 
 
 def describe_misread_exponents(stored: "Array", factor: "Array") -> str:
-    """Return in words how exponents were misread where `stored` scales times `factor` are right.
+    """Return in words how exponents were misread, if `stored` scales times `factor` are right.
 
-    Both are [cells]. A stored scale may be the number that was read times a power of two, as the
-    values of a float code do not tell these apart. "" where no reading makes most of the scales.
+    Both are [groups]. A stored scale may be the misread number times a power of two, as the
+    values of a float code do not tell these apart. "" where no reading explains most of the
+    scales.
     """
     with np.errstate(all="ignore"):
         steps = np.log2(np.abs(factor))
@@ -70,12 +67,15 @@ def describe_misread_exponents(stored: "Array", factor: "Array") -> str:
 
 
 def misread_factors(numbers: "Array") -> "Array":
-    """Return what a reading of exponents makes of 1, by the byte, float64 [256]; NaN for 255."""
+    """Return, for each byte, the number it was misread as over the right one, float64 [256].
+
+    NaN for byte 255.
+    """
     return numbers / fp8.E8M0.values.astype(np.float64)
 
 
 def tells_bytes_apart(numbers: "Array") -> bool:
-    """Return whether a reading has another factor for each byte that scales have."""
+    """Return whether a misreading has different factors for most bytes that scales usually have."""
     usual = misread_factors(numbers)[USUAL]
     usual = usual[np.isfinite(usual) & (usual != 0)]
     return len(usual) > TWO and len(np.unique(usual)) > len(usual) // 2
@@ -84,7 +84,10 @@ def tells_bytes_apart(numbers: "Array") -> bool:
 def bytes_of_factors(
     x: "Array", y: "Array", numbers: "Array", slack: float
 ) -> "tuple[Array, Array]":
-    """Return (byte, whether it is one) whose misreading makes the number y of x, both [n]."""
+    """Return (byte, whether it fits) for each factor y / x of a misreading, both [n].
+
+    `numbers` [256] is what bytes were misread as; a byte fits within `slack`, relative.
+    """
     factors = misread_factors(numbers)
     usable = np.flatnonzero(np.isfinite(factors) & (factors != 0))
     usable = usable[np.argsort(factors[usable], kind="stable")]

@@ -1,8 +1,4 @@
-"""Parameters that one model stores twice, in two layouts, such as experts singly and in a stack.
-
-A weight that is stored packed and plain is another. Loaders differ in which of the two they take,
-so the two have to hold the same values.
-"""
+"""Parameters that one model stores twice, in two layouts, such as experts apart and stacked."""
 
 import re
 import shlex
@@ -50,10 +46,7 @@ _SHOWN = 2
 
 @dataclass(frozen=True, slots=True)
 class SecondLayout:
-    """A parameter that a model stores in two layouts: `first` is read, `second` is not.
-
-    `verdict` is that of comparing the two.
-    """
+    """A parameter that a model stores in two layouts: `first` is read, `second` is not."""
 
     first: View
     second: View
@@ -61,14 +54,14 @@ class SecondLayout:
 
     @property
     def is_copy(self) -> bool:
-        """Whether both layouts hold the same values, or one the rounded values of the other."""
+        """Whether both layouts have the same values, or one has the other's values rounded."""
         return self.verdict in COPIES
 
 
 def second_layouts(model: Model) -> Iterator[SecondLayout]:
     """Yield each parameter that a model stores in two layouts, with the verdict on their values.
 
-    Where the architecture is not known, only weights that are stored packed and plain.
+    Where the architecture is not known, only weights that are stored both packed and plain.
     """
     for name, plain in model.beside_packed.items():
         yield SecondLayout(model[name], plain, _verdict(model[name], plain))
@@ -84,7 +77,7 @@ def second_layouts(model: Model) -> Iterator[SecondLayout]:
 def _verdict(one: View, other: View) -> TensorVerdict:
     """Return the verdict on the values of two tensors: UNREADABLE where one cannot be read.
 
-    WITHIN too for blocks along two axes, of which each was rounded by itself.
+    WITHIN too for blocks along two different axes, each rounded by itself.
     """
     found = compare_pair(TensorPair(one.name, one, other))
     one.drop()
@@ -98,21 +91,21 @@ def _verdict(one: View, other: View) -> TensorVerdict:
 
 
 def stored_names(views: Sequence[View]) -> tuple[str, ...]:
-    """Return the stored names of tensors, each once, in order; of a packed one its codes' name."""
+    """Return the distinct stored names of tensors, in order; for a packed one its codes' name."""
     stored = (tensor for view in views for tensor in view.stored)
     return tuple(dict.fromkeys(tensor.parts.get("", tensor).info.name for tensor in stored))
 
 
 def names_text(views: Sequence[View]) -> str:
-    """Return the first two stored names of tensors, and dots for more."""
+    """Return the first two stored names of tensors as text, with dots for more."""
     return join_first(stored_names(views), _SHOWN)
 
 
 def second_layout_findings(a: Model, b: Model, keys: Collection[str]) -> Iterator[Finding]:
-    """Yield the finding of each side that stores parameters in two layouts, as the other does not.
+    """Yield the finding of each side that stores parameters in two layouts, unlike the other.
 
-    `keys` are the names of the tensors of no role that one side alone has: others are compared by
-    name. Of layouts with other values it is said which of them holds the other side's values.
+    `keys` are the names of the unlisted tensors that one side alone has: others are compared by
+    name. Where the layouts have different values it says which has the other side's values.
     """
     for side, model, other in (("A", a, b), ("B", b, a)):
         alone = {*keys, *model.beside_packed} - {*other.beside_packed}
@@ -124,9 +117,10 @@ def second_layout_findings(a: Model, b: Model, keys: Collection[str]) -> Iterato
 
 
 def _finding(rows: Sequence[SecondLayout], side: str, model: Model, other: Model) -> Finding:
-    """Return the finding of parameters that a model stores twice: all as copies, or none.
+    """Return the finding of parameters that a model stores twice.
 
-    `side` is "A" or "B", the model's; `other` is the model on the other side.
+    `rows` are all copies, or all not. `side` is "A" or "B", the model's; `other` is the model on
+    the other side.
     """
     seconds, firsts = [one.second for one in rows], [one.first for one in rows]
     where = stored_names(seconds)
@@ -170,10 +164,10 @@ def _holds_values_of(model: Model, view: View) -> bool:
 
 
 def drop_command(model: Model, names: Sequence[str]) -> str:
-    """Return the command that writes a model without tensors; "" where patterns match others too.
+    """Return the command that writes a model without some tensors; "" if it would drop others too.
 
-    Names that differ in their numbers alone are one pattern. The name of a plain tensor beside a
-    packed weight means that weight.
+    Names that differ only in their numbers are one pattern. A plain tensor's name that a packed
+    weight shares means that weight.
     """
     patterns = list(dict.fromkeys(re.sub(r"(?<=\.)\d+(?=\.)", "*", name) for name in names))
     taken = {name for name in model if any(fnmatchcase(name, one) for one in patterns)}
@@ -185,9 +179,9 @@ def drop_command(model: Model, names: Sequence[str]) -> str:
 
 
 def unpaired_plain_tensors(a: Model, b: Model) -> Iterator[NotCompared]:
-    """Yield the plain tensors that stand beside packed weights of their name and are not alike.
+    """Yield the plain tensors stored in addition to packed weights of the same name that differ.
 
-    They are no tensors of either model, whose tensors are compared in pairs.
+    They are not among either model's tensors, which are compared in pairs.
     """
     for name in dict.fromkeys((*a.beside_packed, *b.beside_packed)):
         mine, theirs = a.beside_packed.get(name), b.beside_packed.get(name)

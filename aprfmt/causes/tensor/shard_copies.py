@@ -1,10 +1,4 @@
-"""Shards of a tensor-parallel checkpoint that were joined with one of them twice, another never.
-
-Ranks hold equal parts of a matrix: of its rows where they divide what a layer computes (q, k, v,
-gate, up), of its columns where they add it up (o, down). A merge that read one rank's file twice
-leaves the same parts in all these tensors. Seen one by one, the rows look shifted, or repeated,
-and the columns damaged.
-"""
+"""Tensor-parallel checkpoints joined with one shard twice, another missing or misplaced."""
 
 import math
 from collections.abc import Callable, Iterator, Mapping
@@ -43,9 +37,9 @@ SHOWN_VALUES = 1 << 12  # values that a proof looks at
 
 @dataclass(frozen=True)
 class SharedParts:
-    """Part i of B, of `len(order)` along an axis (0 rows, 1 columns), is part order[i] of A.
+    """Equal parts of B along an axis (0 rows, 1 columns): part i is part `order`[i] of A.
 
-    `before` and `after` are the relative distances as stored and with A's parts put as B has them.
+    `before` and `after` are the relative distances as stored and in that order.
     """
 
     order: tuple[int, ...]
@@ -67,7 +61,7 @@ def shard_groups(
 def _explain_shards(
     context: PairContext, pairs: Mapping[str, TensorPair], rows: Mapping[str, TensorDiff]
 ) -> dict[str, Finding]:
-    """Return {tensor key: finding} of all tensors in which the same shards stand twice."""
+    """Return {tensor key: finding} of all tensors in which the same shard is there twice."""
     made: dict[str, Finding] = {}
     for order, tensors in _parts_by_order(context, pairs, rows).items():
         whole_rows = all(parts.axis == 0 for parts in tensors.values())
@@ -86,8 +80,8 @@ def _parts_by_order(
 ) -> dict[tuple[int, ...], dict[str, SharedParts]]:
     """Return {order of the shards: {tensor key: its parts}} of all tensors that have one.
 
-    The order says which rank's shard stands at each place. `exchanged`: each stands once, in
-    another place; else one stands twice.
+    The order says which rank's shard is at each place. `exchanged`: each is there once, in
+    another place; else one is there twice.
     """
     found: dict[tuple[int, ...], dict[str, SharedParts]] = {}
     for key, row in rows.items():
@@ -111,7 +105,7 @@ def matrix_of(key: str) -> str:
 
 
 def _shard_finding(key: str, order: tuple[int, ...], parts: SharedParts) -> Finding:
-    """Return the finding of one tensor; the first sentence is that of all with this order."""
+    """Return the finding of one tensor; its first sentence is the same for all with this order."""
     proof = prove_values(parts.values, parts.changed, len(order), parts.slack)
     line = f"{('rows', 'columns')[parts.axis]} in {len(order)} equal parts"
     return make_finding(
@@ -120,7 +114,7 @@ def _shard_finding(key: str, order: tuple[int, ...], parts: SharedParts) -> Find
 
 
 def _order_sentence(order: tuple[int, ...]) -> str:
-    """Return which rank's shard stands where, in words that do not name the tensor."""
+    """Return a sentence on which rank's shard is at which place, without the tensor's name."""
     moved = [(at, source) for at, source in enumerate(order) if at != source]
     shown = ", ".join(
         f"that of rank {source} where rank {at}'s belongs" for at, source in moved[:SHOWN]
@@ -137,11 +131,10 @@ def _order_sentence(order: tuple[int, ...]) -> str:
 
 
 def _find_parts(pair: TensorPair, *, exchanged: bool = False) -> SharedParts | None:
-    """Return which equal parts of A the parts of B are, where one is twice; None otherwise.
+    """Return which equal part of A each part of B is, where one is there twice; else None.
 
-    `exchanged`: where each is there once, in another order, and None where one is twice.
-
-    The matrices of a stack are cut alike, each by itself.
+    `exchanged`: where each is there once, in another order. Each matrix of a stack is cut by
+    itself.
     """
     if pair.a is None or pair.b is None or pair.a.shape != pair.b.shape or not pair.a.shape:
         return None
@@ -170,9 +163,9 @@ def _find_parts(pair: TensorPair, *, exchanged: bool = False) -> SharedParts | N
 
 @dataclass(frozen=True)
 class Shard:
-    """One of `ranks` equal parts of every matrix of a tensor, along an axis (0 rows, 1 columns).
+    """One rank's part of every matrix of a tensor, along an axis (0 rows, 1 columns).
 
-    `tall` is the number of rows of a matrix, `at` the part's place. It is read in pieces.
+    There are `ranks` equal parts; `at` is the number of this one.
     """
 
     reader: RowReader
@@ -182,7 +175,7 @@ class Shard:
     ranks: int
 
     def take(self, index: "Array") -> "Array":
-        """Return rows of the part by their numbers in it, counted over all matrices."""
+        """Return rows of the part by their numbers in it, counted through all matrices."""
         if self.axis:
             wide = self.reader.columns // self.ranks
             return self.reader.take(index)[:, self.at * wide : (self.at + 1) * wide]
@@ -195,14 +188,14 @@ class Shard:
         return self.reader.rows // (1 if self.axis else self.ranks)
 
     def pieces(self) -> "Iterator[Array]":
-        """Yield row numbers of the part, WINDOW elements of the tensor at a time."""
+        """Yield arrays of row numbers of the part, of at most WINDOW elements each."""
         for index in row_windows(self.reader, self.rows):
             yield index
             self.reader.side.drop()
 
 
 def row_windows(reader: RowReader, rows: int) -> "Iterator[Array]":
-    """Yield the numbers up to `rows` in order, so many that their rows have WINDOW values."""
+    """Yield the row numbers 0 to `rows` - 1 in order, in arrays of at most WINDOW values' rows."""
     step = max(1, WINDOW // max(1, reader.columns))
     for start in range(0, rows, step):
         yield np.arange(start, min(rows, start + step))
@@ -230,7 +223,7 @@ def are_equal_shards(x: Shard, y: Shard, slack: float) -> bool:
 def _shared_parts(
     x: RowReader, y: RowReader, tall: int, axis: int, order: tuple[int, ...], slack: float
 ) -> SharedParts:
-    """Return how far the tensor `y` is from `x`, as stored and with the parts of `x` in `order`.
+    """Return the distances of `y` from `x`, as stored and with the parts of `x` in `order`.
 
     `tall` is the number of rows of a matrix; the parts lie along `axis`.
     """
@@ -258,10 +251,10 @@ def _shared_parts(
 def _order_of_parts(
     sources: list[Part], parts: list[Part], slack: float, equal: Callable[[Part, Part, float], bool]
 ) -> tuple[int, ...] | None:
-    """Return the number of the source that each part is, its own first; None if one is none.
+    """Return the number of the source that each part equals, its own first; None if one has none.
 
-    None too where two sources are equal: then no part says whose it is. `equal` says of two whether
-    they are, within a relative distance.
+    None too where two sources are equal: then no part says whose it is. `equal` compares two of
+    them, within a relative distance.
     """
     order = []
     for at, part in enumerate(parts):
@@ -303,10 +296,10 @@ ALONE = (
 def joined_groups(
     context: PairContext, pairs: Mapping[str, TensorPair], rows: Mapping[str, TensorDiff]
 ) -> Iterator[Group]:
-    """Yield one function that returns {tensor key: finding} of shards of fused matrices.
+    """Yield one function that returns {tensor key: finding} of misplaced shards of fused matrices.
 
-    A rank holds its part of each of the parts of a fused matrix; joined one after the other, they
-    are not the parts' rows, and one may stand twice or in another rank's place.
+    A rank has its part of each part of a fused matrix; joined rank by rank they are not in the
+    parts' order, and a shard may be there twice or in another rank's place.
     """
     yield partial(_explain_joined, context, pairs, rows)
 
@@ -348,7 +341,7 @@ def _explain_joined(
 def _find_joined(parts: list[TensorPair]) -> SharedParts | None:
     """Return which rank's shard each equal part of B's fused matrix is; None for none.
 
-    None too where they stand in order: that is another order of the fused rows alone.
+    None too where the shards are in order: then only the fused rows have another order.
     """
     first, second = ([pair.a for pair in parts], [pair.b for pair in parts])
     if any(
@@ -388,8 +381,8 @@ def exchanged_groups(
 ) -> Iterator[Group]:
     """Yield one function that returns {tensor key: finding} of shards joined in another order.
 
-    Attention and MLP have to show the same order. In one of them alone it may be heads, or neurons,
-    that stand in another order.
+    Attention and MLP must show the same order. In one of them alone it may be heads, or neurons,
+    that are in another order.
     """
     yield partial(_explain_exchanged, context, pairs, rows)
 
@@ -397,7 +390,7 @@ def exchanged_groups(
 def _explain_exchanged(
     context: PairContext, pairs: Mapping[str, TensorPair], rows: Mapping[str, TensorDiff]
 ) -> dict[str, Finding]:
-    """Return {tensor key: finding} of all tensors whose shards stand in the same wrong order."""
+    """Return {tensor key: finding} of all tensors whose shards are in the same wrong order."""
     made: dict[str, Finding] = {}
     for order, tensors in _parts_by_order(context, pairs, rows, exchanged=True).items():
         kinds = {matrix_of(key).partition("_")[0] for key in tensors}

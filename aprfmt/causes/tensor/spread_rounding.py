@@ -1,9 +1,4 @@
-"""Few values in many tensors, each within the rounding of a sum: another arithmetic, no damage.
-
-A single tensor of which a few values differ looks damaged. Where several others of the same file
-differ by rounding alone, so does it: a merge in float64 and one in float32 part in a few values of
-each tensor.
-"""
+"""Few differing values in many tensors, all within a sum's rounding: another arithmetic."""
 
 from collections.abc import Iterator, Mapping
 from functools import partial
@@ -26,7 +21,7 @@ SEVERAL = 4  # tensors that differ by rounding at most, from which the arithmeti
 def rounded_groups(
     context: PairContext, pairs: Mapping[str, TensorPair], rows: Mapping[str, TensorDiff]
 ) -> Iterator[Group]:
-    """Yield a function that returns {tensor key: finding} of tensors that only look damaged."""
+    """Yield one function that returns {tensor key: finding} of tensors that only look damaged."""
     yield partial(_explain_rounded, context, pairs, rows)
 
 
@@ -64,7 +59,7 @@ def _explain_rounded(
 
 
 def _pair_of_floats(context: PairContext, pair: TensorPair) -> DifferingPair | None:
-    """Return a pair of float tensors of one shape, all values finite; None for any other."""
+    """Return a pair of float tensors of one shape and with finite values; None for any other."""
     assert pair.a is not None and pair.b is not None
     a, b = RowReader(pair.a), RowReader(pair.b)
     if a.encoding not in UNIT or b.encoding not in UNIT or a.shape != b.shape:

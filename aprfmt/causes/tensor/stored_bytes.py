@@ -1,4 +1,4 @@
-"""Hypotheses about stored bytes: another label, another byte order, a shift, damaged bits."""
+"""Hypotheses about stored bytes: a wrong type, another byte order, damaged bits."""
 
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
@@ -67,9 +67,9 @@ def _half_float_offsets(encoding: str) -> list[int]:
 
 
 def guess_dtype_mislabel(case: DifferingPair) -> Iterator[Guess]:
-    """Yield guesses that bytes of one type were read under the label of another.
+    """Yield guesses that bytes of one type were read as another type.
 
-    Either both files hold the same bytes, or one holds values that were made by such a reading.
+    Either both files have the same bytes, or one has values that such a reading gave.
     """
     a, b = case.a, case.b
     # The same bytes under two labels.
@@ -106,7 +106,7 @@ def guess_dtype_mislabel(case: DifferingPair) -> Iterator[Guess]:
 
 
 def _same_size_encodings(side: RowReader) -> Iterator[str]:
-    """Yield encodings whose rows take as many bytes as this side's, so that labels can mix up.
+    """Yield encodings whose rows take as many bytes as this side's, and may be mistaken for it.
 
     They are plain numbers of 16 bits, and blocks whose rows are decoded one by one.
     """
@@ -134,7 +134,7 @@ def _fits_16_bits(values: "Array", encoding: str) -> bool:
 
 
 def _read_bits_as(side: RowReader, first: str, second: str) -> Take:
-    """Return a function from row numbers to rows whose `first` bits are read as `second`."""
+    """Return a function from row numbers to rows: encoded as `first`, the bits read as `second`."""
 
     def take(rows: "Array") -> "Array":
         """Return the reread rows of these row numbers."""
@@ -147,7 +147,7 @@ def _read_bits_as(side: RowReader, first: str, second: str) -> Take:
 
 
 def guess_byte_order(case: DifferingPair) -> Iterator[Guess]:
-    """Yield guesses that every value, or every block's scales, is in the other byte order."""
+    """Yield guesses that every value, or every block's scales, has its bytes reversed."""
     for label, side, other in (("B", case.b, case.a), ("A", case.a, case.b)):
         row = encoding_row(side.encoding.split("+")[0])
         whole = bool(row.numpy) or side.encoding in SIXTEEN
@@ -169,9 +169,9 @@ def guess_byte_order(case: DifferingPair) -> Iterator[Guess]:
 
 
 def take_byte_swapped(side: RowReader, whole: bool) -> Take:
-    """Return a function from row numbers to rows in the other byte order.
+    """Return a function from row numbers to rows with bytes reversed.
 
-    `whole`: every value is swapped; otherwise only the 16-bit floats of blocks.
+    `whole`: in every value; otherwise only in the 16-bit floats of blocks.
     """
     row = encoding_row(side.encoding)
 
@@ -193,7 +193,7 @@ def take_byte_swapped(side: RowReader, whole: bool) -> Take:
 
 
 def explain_bit_rot(case: DifferingPair) -> Iterator[Finding]:
-    """Yield the finding of a few damaged bits, or one run of lost bytes, all else being equal."""
+    """Yield the finding of a few damaged bits, or one run of lost bytes; all else is equal."""
     a, b = case.a, case.b
     if a.encoding == b.encoding and a.row_bytes is not None and a.row_bytes == b.row_bytes:
         found = None
@@ -206,7 +206,7 @@ def explain_bit_rot(case: DifferingPair) -> Iterator[Finding]:
 
 
 def _may_be_rounding(case: DifferingPair) -> bool:
-    """Return whether no two values are further apart than one unit in the last place.
+    """Return whether all values differ by at most one unit in the last place.
 
     Where more than one bit differs (a carry, or several values), another arithmetic makes such
     values as well.
@@ -298,7 +298,7 @@ def _block_count(case: DifferingPair) -> int:
 def _are_whole_lines(case: DifferingPair, places: list[int]) -> bool:
     """Return whether the differing values are whole rows, or whole columns, of a matrix.
 
-    `places` are byte offsets.
+    `places` are the offsets of the differing bytes.
     """
     rows, columns = case.a.rows, case.a.columns
     at = np.array(places) // encoding_row(case.b.encoding).type_size
@@ -313,7 +313,7 @@ def _turned_signs_text(
 ) -> str:
     """Return a sentence if only the signs of some values differ, else "".
 
-    `places` are the byte offsets that differ.
+    `places` are the offsets of the differing bytes.
     """
     row = encoding_row(case.b.encoding)
     if case.b.encoding not in SIGNED or any(
@@ -330,9 +330,9 @@ def _turned_signs_text(
 
 
 def _exchanged_share(case: DifferingPair, places: list[int]) -> float:
-    """Return the share of a tensor's elements that are the same ones in another order, or 0.
+    """Return the fraction of a tensor's bytes whose elements are there in another order, or 0.
 
-    `places` are the offsets of the differing bytes; 0 where an element there is another one.
+    `places` are the offsets of the differing bytes; 0 where an element there is a new one.
     """
     row = encoding_row(case.b.encoding)
     starts = sorted({at // row.type_size * row.type_size for at in places})
@@ -348,7 +348,7 @@ def _exchanged_share(case: DifferingPair, places: list[int]) -> float:
 
 
 def _is_whole_experts(case: DifferingPair, start: int, stop: int) -> bool:
-    """Return whether bytes [start, stop) are nearly whole experts of a stacked tensor."""
+    """Return whether bytes [start, stop) cover nearly whole experts of a stacked tensor."""
     size = (case.b.row_bytes or 0) * case.shape[1] if len(case.shape) == 3 else 0
     return bool(size) and start % size < size // 8 and -stop % size < size // 8
 
@@ -386,9 +386,9 @@ def _element_of_byte(case: DifferingPair, at: int) -> tuple[int, ...]:
 
 
 def _block_of_byte(case: DifferingPair, at: int) -> tuple[int, int]:
-    """Return (block number, place in the block) of byte `at` of the logical tensor.
+    """Return (block number, offset in the block) of byte `at` of the logical tensor.
 
-    A place below 0 is in the header in front of the block's row.
+    An offset below 0 is in the header of the block's row.
     """
     row = encoding_row(case.b.encoding)
     if not row.row_header:
@@ -400,7 +400,7 @@ def _block_of_byte(case: DifferingPair, at: int) -> tuple[int, int]:
 
 
 def _elements_text(case: DifferingPair, places: list[int]) -> str:
-    """Return the elements (or blocks) at some byte offsets in words, at most three by index."""
+    """Return in words the elements (or blocks) at some byte offsets, at most three by index."""
     found = list(dict.fromkeys(_element_of_byte(case, at) for at in places))
     plain = encoding_row(case.b.encoding).block_size == 1
     what = "value" if plain else "block"
@@ -410,7 +410,7 @@ def _elements_text(case: DifferingPair, places: list[int]) -> str:
 
 
 def _element_text(case: DifferingPair, index: tuple[int, ...], plain: bool) -> str:
-    """Return an element's index, and for a plain type both sides' values."""
+    """Return an element's index as text, and for a `plain` type both sides' values."""
     if not plain:
         return str(list(index))
     flat = int(np.ravel_multi_index(index, case.shape or (1,)))
@@ -419,7 +419,7 @@ def _element_text(case: DifferingPair, index: tuple[int, ...], plain: bool) -> s
 
 
 def _flip_text(case: DifferingPair, at: int, bit: int) -> str:
-    """Return which bit of which value or block differs, with its offset in B's file.
+    """Return in words which bit of which value or block differs, with its offset in B's file.
 
     `at` is a byte offset in the logical tensor.
     """
@@ -455,7 +455,7 @@ def _file_offset(side: RowReader, at: int) -> tuple[str, int]:
 
 
 def _explain_float_bits(case: DifferingPair) -> Finding | None:
-    """Return the finding of a few float32 values that differ, bit by bit, or None.
+    """Return the finding of a few float32 values that differ, compared bit by bit, or None.
 
     For sides with two encodings. It is confirmed only if few bits of each value differ.
     """
@@ -491,7 +491,7 @@ def _explain_float_bits(case: DifferingPair) -> Finding | None:
 
 
 def byte_layouts(case: DifferingPair) -> Iterator[tuple[RunBytes | bytes, RunBytes, str]]:
-    """Yield (A's bytes, B's bytes, B's stored name) as pairs of bytes to compare.
+    """Yield (A's bytes, B's bytes, B's stored name) in each order in which to compare them.
 
     First in logical order, then in the order of B's file if that is another. Nothing if the
     encodings or row sizes differ.

@@ -1,4 +1,4 @@
-"""Tensors that hold the other side's values in another shape: axes joined, or channels last."""
+"""Tensors with the other side's values in another shape: axes joined, or channels last."""
 
 from collections.abc import Iterator, Mapping
 
@@ -38,9 +38,9 @@ _WORDS: Mapping[
 
 
 def explain_stored_shape(case: DifferingPair) -> Iterator[Guess | Finding]:
-    """Yield that one side is the other in another shape: axes joined, or a kernel's channels last.
+    """Yield that one side is the other reshaped: axes joined, or a kernel's channels last.
 
-    Nothing of two matrices. A vector is only compared in order, for it shows no kernel's layout.
+    Nothing for two matrices. A vector is only compared in order, for it shows no kernel's layout.
     """
     a, b = case.a, case.b
     fewer, more = sorted(len(side.shape) for side in (a, b))
@@ -56,7 +56,7 @@ def explain_stored_shape(case: DifferingPair) -> Iterator[Guess | Finding]:
 
 
 def _guess_kernel(case: DifferingPair, said: str) -> Iterator[Guess]:
-    """Yield the guess that a convolution's kernel is the other side's with its axes in other order.
+    """Yield the guess that a convolution's kernel has the other side's axes in another order.
 
     Nothing where only its axes were joined, and where no known order has these shapes. `said` is
     the beginning of the sentence.
@@ -82,7 +82,7 @@ def _guess_kernel(case: DifferingPair, said: str) -> Iterator[Guess]:
 
 
 def _is_of_mlx(case: DifferingPair, label: str) -> bool:
-    """Return whether side "A" or "B" says that MLX wrote it, whose kernels have channels last."""
+    """Return whether side "A" or "B" states that MLX wrote it, whose kernels have channels last."""
     return case.context.models[label.lower()].metadata.get("format") == "mlx"
 
 

@@ -1,4 +1,4 @@
-"""Joins the explanations of many tensors: a swapped layer is one finding, not nine."""
+"""Joins equal explanations of many tensors: a swapped layer is one finding, not nine."""
 
 from collections.abc import Sequence, Set
 from dataclasses import asdict, replace
@@ -14,8 +14,8 @@ from aprfmt.measure.records import EQUAL, TensorDiff
 def summarize_explanations(tensors: Sequence[TensorDiff]) -> tuple[Finding, ...]:
     """Return the findings about differing tensors: confirmed first, then most tensors first.
 
-    Those of what changes no pass come last. Explanations of many tensors that say the same become
-    one finding.
+    Findings that change no pass come last. Explanations of several tensors that say the same
+    become one finding.
     """
     groups: dict[tuple[str, str, bool], list[TensorDiff]] = {}
     for tensor in tensors:
@@ -30,14 +30,14 @@ def summarize_explanations(tensors: Sequence[TensorDiff]) -> tuple[Finding, ...]
 
 
 def _agrees(tensor: TensorDiff) -> bool:
-    """Return whether both sides have one tensor's values, as far as their types hold them."""
+    """Return whether both sides have the same values of a tensor, up to rounding of their types."""
     if tensor.verdict in EQUAL or tensor.explanation is None:
         return tensor.verdict in (*EQUAL, "WITHIN")
     return tensor.explanation.cause == "quantisation" and tensor.explanation.certainty != "located"
 
 
 def _finding_key(found: Finding) -> tuple[str, str, bool]:
-    """Return (cause, sentence, confirmed), the same for findings that are to be joined."""
+    """Return (cause, sentence, confirmed), which are equal for findings that are to be joined."""
     if found.cause == "layer_order":
         return found.cause, "", found.confirmed
     if found.cause == "swapped_tensors" and len(found.where) > 1:
@@ -67,7 +67,7 @@ def _make_finding(
 
 
 def add_measurements(finding: Finding, rows: Sequence[TensorDiff]) -> Finding:
-    """Return a finding with the keys, distances, verdict and evidence of these tensors set."""
+    """Return a finding with keys, distances, verdict and evidence of the tensors in `rows` set."""
     made = [row.explanation for row in rows if row.explanation is not None]
     before = [row.residual_before for row in made if row.residual_before is not None]
     after = [row.residual_after for row in made if row.residual_after is not None]
@@ -99,15 +99,15 @@ def _first_detail(rows: Sequence[TensorDiff]) -> str:
 
 
 def _joint_side(rows: Sequence[TensorDiff]) -> str:
-    """Return the side that departs from the model in all these tensors; "" if not known."""
+    """Return the side that is wrong in all these tensors, "A" or "B"; "" if not known."""
     sides = {row.explanation.side for row in rows if row.explanation is not None}
     return sides.pop() if len(sides) == 1 else ""
 
 
 def _joint_proof(rows: Sequence[TensorDiff]) -> Proof | None:
-    """Return the weakest of these tensors' proofs, with the share explained of all of them.
+    """Return the weakest of these tensors' proofs, with the fraction explained in all of them.
 
-    None where one of them is located only. What judges the least judged of them judges all.
+    None where one of them is only located.
     """
     found = [row.explanation for row in rows if row.explanation is not None]
     proofs = [one.proof for one in found if one.proof is not None and one.proof.share >= MOST]
@@ -123,8 +123,8 @@ def _joint_proof(rows: Sequence[TensorDiff]) -> Proof | None:
 def _layers_sentence(rows: Sequence[TensorDiff], equal: Set[str]) -> str:
     """Return a sentence about which layers are exchanged, moved or copied.
 
-    `equal` are keys of tensors that are equal in both files, or rounded to other types: a layer is
-    called a copy of another one that is.
+    `equal` are keys of tensors that are equal in both files up to rounding: only such a layer can
+    be the original of a copy.
     """
     copied: dict[tuple[str, int], int] = {}  # side and layer -> the layer it is a copy of
     moved: dict[int, dict[int, int]] = {}  # layer -> other layer -> tensors

@@ -1,10 +1,4 @@
-"""Rearrangements that do not change the function: neurons, heads or experts moved in all tensors.
-
-Each tensor alone looks misordered. Together they are the same model: an MLP's neurons reordered in
-gate, up and down; query heads together with the columns of the output product; experts together
-with the router's rows. It is tried only if a tensor was explained by a rearrangement, and confirmed
-only if one order makes every tensor of the group equal.
-"""
+"""Reorderings that do not change the function: neurons, heads or experts, in all tensors alike."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -59,12 +53,7 @@ _ALONE = ("row_offset", "head_order", "gqa_mapping", "expert_order", "rope_pairi
 
 @dataclass(frozen=True)
 class Symmetry:
-    """One way to reorder a layer: which tensors move together, by what unit, along which axis.
-
-    `rows` and `columns` map a unit to the roles whose rows (columns) it orders; roles that a layer
-    lacks are left out. `known` are prefixes of the roles that a unit can affect: if the layer has
-    such a role that is in neither, the symmetry is not assumed.
-    """
+    """A way to reorder a layer: which tensors move together, in which units, along which axis."""
 
     cause: str
     says: str
@@ -121,9 +110,9 @@ SYMMETRIES: tuple[Symmetry, ...] = (
 def moved_layers(
     context: PairContext, pairs: Mapping[str, TensorPair], rows: Mapping[str, TensorDiff]
 ) -> Iterator[Group]:
-    """Yield a function for each symmetry and layer with a misordered tensor.
+    """Yield a function for each symmetry and layer with a reordered tensor.
 
-    It returns {tensor key: finding} of units such as neurons or heads that were moved in all
+    It returns {tensor key: finding} of units, such as neurons or heads, that were moved in all
     tensors together.
     """
     suspects = {
@@ -192,7 +181,7 @@ def _explain_layer(
 def _tensors_of_layer(
     symmetry: Symmetry, here: Mapping[str, TensorPair]
 ) -> Iterator[tuple[str, str, int]]:
-    """Yield (unit, role, axis) of a layer's tensors whose rows (0) or columns (1) are units.
+    """Yield (unit, role, axis) of a layer's tensors whose rows (0) or columns (1) consist of units.
 
     `here` are the layer's tensors by role.
     """
@@ -204,9 +193,9 @@ def _tensors_of_layer(
 def _unit_counts(
     context: PairContext, symmetry: Symmetry, cases: Mapping[str, DifferingPair]
 ) -> dict[str, int]:
-    """Return {unit: how many} of a symmetry, such as heads; {} if not known or not exchangeable.
+    """Return {unit: number of them} of a symmetry, such as heads.
 
-    `cases` are the layer's pairs by role.
+    {} if not known or not exchangeable. `cases` are the layer's pairs by role.
     """
     if not context.hyper:
         return {}
@@ -230,10 +219,10 @@ def _find_unit_order(
     members: Sequence[tuple[str, str, int]],
     cases: Mapping[str, DifferingPair],
 ) -> "Array | None":
-    """Return the place in B of each unit of A (int64 [count]); None if it is not found.
+    """Return the place in B of each unit of A, int64 [count]; None if it is not found.
 
-    The places are unchanged if no tensor with units as rows differs. `members` are (unit, role,
-    axis) of tensors.
+    Units keep their places if no tensor with units as rows differs. `members` are (unit, role,
+    axis) of tensors, `cases` the layer's pairs by role.
     """
     still = True
     # The first changed tensor whose rows are units gives the order.
@@ -265,7 +254,7 @@ def _has_shared_head_norm(case: DifferingPair, context: PairContext) -> bool:
 
 
 def _orders_are_consistent(orders: "Mapping[str, Array]") -> bool:
-    """Return whether some unit moved, and every query head still reads its key head.
+    """Return whether some unit moved, and every query head still reads its own key head.
 
     `orders` are the places in B by unit.
     """
@@ -282,7 +271,7 @@ def _orders_are_consistent(orders: "Mapping[str, Array]") -> bool:
 def _order_explanation(
     case: DifferingPair, symmetry: Symmetry, unit: str, order: "Array", p: "Array", axis: int
 ) -> Finding | None:
-    """Return the finding if the order makes the whole tensor equal, else None.
+    """Return the finding if an order of units makes the whole tensor equal, else None.
 
     `order` is that of the units, `p` the same for single rows (axis 0) or columns (axis 1).
     """

@@ -1,4 +1,4 @@
-"""Tables of two lengths that have a row for each token: the rows that both sides have."""
+"""Token tables of two lengths, with a row for each token id, and the rows that both have."""
 
 from typing import TYPE_CHECKING
 
@@ -18,16 +18,16 @@ TABLES = ("token_embd.weight", "output.weight", "output.bias")
 
 
 def is_token_table(key: str, a: tuple[int, ...] | None, b: tuple[int, ...] | None) -> bool:
-    """Return whether a tensor of two shapes is a table of tokens that one side has longer."""
+    """Return whether a tensor of shapes `a` and `b` is a token table that is longer on one side."""
     if key not in TABLES or not a or not b or len(a) != len(b):
         return False
     return a[1:] == b[1:] and a[0] != b[0] and min(a[0], b[0]) > 0
 
 
 def common_rows(key: str, a: RowReader, b: RowReader) -> tuple[RowReader, RowReader] | None:
-    """Return the rows that both tables of tokens have, from the first on, as two readers.
+    """Return both sides' common rows of a token table, the first ones, as two readers.
 
-    None where the tensor `key` is no table of tokens, or the two have one length or two widths.
+    None where the tensor `key` is no token table, or the two have one length or two widths.
     """
     if not is_token_table(key, a.shape, b.shape):
         return None
@@ -38,10 +38,10 @@ def common_rows(key: str, a: RowReader, b: RowReader) -> tuple[RowReader, RowRea
 def rows_behind_text(
     context: "PairContext", first: RowReader, second: RowReader
 ) -> tuple[int, str] | None:
-    """Return (rows that both tables have, in words what the longer one has after them).
+    """Return (number of rows that both tables have, words on the longer one's further rows).
 
-    None for tables of one length or of two widths, and where the shorter one lacks rows that ids of
-    its own tokenizer reach: these were lost.
+    None for tables of one length or of two widths, and where the shorter one lacks rows for ids
+    of its own tokenizer: these were lost.
     """
     if first.columns != second.columns or first.rows == second.rows:
         return None
@@ -62,13 +62,13 @@ def rows_behind_text(
 
 
 def is_longer_table(context: "PairContext", key: str, first: RowReader, second: RowReader) -> bool:
-    """Return whether one table of tokens is longer, and the other lacks no row of its own ids."""
+    """Return whether one token table is longer, and the other lacks no row of its own ids."""
     table = is_token_table(key, first.shape, second.shape)
     return table and rows_behind_text(context, first, second) is not None
 
 
 def vocabulary_size(model: "Model") -> int | None:
-    """Return how many rows a model's tokenizer asks of a token table: its ids, counted.
+    """Return how many rows of a token table the ids of a model's tokenizer need.
 
     None if it has no tokenizer that can be read. Ids past the vocabulary that stand for images or
     sounds are not counted, since their rows come from an encoder.
@@ -81,7 +81,7 @@ def vocabulary_size(model: "Model") -> int | None:
 
 
 def _count_ids(model: "Model") -> int | None:
-    """Return what `vocabulary_size` does, of a tokenizer that is parsed for it."""
+    """Return the number for `vocabulary_size`; the tokenizer is parsed for it."""
     carried = model.carried
     try:
         size = tokenizer_facts(model).get("vocab_size")

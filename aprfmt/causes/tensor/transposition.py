@@ -1,4 +1,4 @@
-"""Matrices, or the blocks of their heads, that were written transposed under the same shape."""
+"""Matrices, or the blocks of their heads, that were written transposed with the same shape."""
 
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
@@ -19,9 +19,10 @@ UNRELATED = 1.0  # of the norm: zeros are no further from any values
 
 
 def samples_agree(x: "Array", y: "Array", slack: float) -> bool:
-    """Return whether two samples are equal: to the bit, or within the slack.
+    """Return whether two samples are equal: to the bit for a slack of 0, else within 2 * `slack`.
 
-    False for a slack that any other values are within too, as of ternary codes.
+    `slack` is a relative distance. False for one so wide that unrelated values are within it, as
+    for ternary codes.
     """
     if slack == 0:
         return bool(np.array_equal(x, y, equal_nan=True))
@@ -33,7 +34,7 @@ def samples_agree(x: "Array", y: "Array", slack: float) -> bool:
 
 
 def guess_transposed_inside(case: DifferingPair) -> Iterator[Guess]:
-    """Yield the guess that values were written transposed under the same shape.
+    """Yield the guess that values were written transposed with the same shape.
 
     That is the whole matrix, or the block of each head.
     """
@@ -64,10 +65,10 @@ def guess_transposed_inside(case: DifferingPair) -> Iterator[Guess]:
 
 
 def _take_transposed(side: RowReader, rows: int, columns: int, heads: int, across: bool) -> Take:
-    """Return a function from row numbers to the rows of matrices with their heads' blocks turned.
+    """Return a function from row numbers to rows of matrices whose heads' blocks are transposed.
 
-    The last four are those of `_transposed_places`. The places of the asked rows alone are held:
-    those of a whole matrix would take several times as much as its values.
+    The last four arguments are those of `_transposed_places`. Only the places of the requested
+    rows are in memory: those of a whole matrix would take several times as much as its values.
     """
     tall, wide = side.shape[-2:]
 
@@ -85,7 +86,7 @@ def _take_transposed(side: RowReader, rows: int, columns: int, heads: int, acros
 
 
 def _values_at_places(side: RowReader, at: "Array", columns: int) -> "Array":
-    """Return the values at flat (row-major) numbers of the first matrix."""
+    """Return the values at flat (row-major) indices `at` of the first matrix."""
     lines, places = np.unique(at // columns, return_inverse=True)
     found: Array = side.take(lines)[places, at % columns]
     side.side.drop()
@@ -93,9 +94,10 @@ def _values_at_places(side: RowReader, at: "Array", columns: int) -> "Array":
 
 
 def _transposed_places(p: "Array", rows: int, columns: int, heads: int, across: bool) -> "Array":
-    """Return the flat numbers of the values that are at `p` if heads' blocks are transposed.
+    """Return where the values at flat indices `p` come from, if heads' blocks are transposed.
 
-    A block is some rows of a head, or (`across`) its columns.
+    The matrix is [rows, columns]. A block is the rows of one of `heads` heads, or (`across`) its
+    columns. The result is flat indices.
     """
     if across:
         size = columns // heads

@@ -1,4 +1,4 @@
-"""Values that are a function of the other side's: reciprocals, logarithms, less a constant."""
+"""Values that are a function of the other side's: reciprocals, logarithms, a constant offset."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -37,7 +37,7 @@ LEAST = 4  # values below which a function proves nothing
 
 @dataclass(frozen=True, slots=True)
 class ValueFunction:
-    """One function: what its values are called, and the function (float64 to float64)."""
+    """One function: the name of its values, and the function (float64 to float64)."""
 
     says: str
     of: Take
@@ -66,7 +66,7 @@ def _value_functions() -> tuple[ValueFunction, ...]:
 
 
 def guess_value_function(case: DifferingPair) -> Iterator[Guess]:
-    """Yield guesses that one side's values are a function of the other's, one by one."""
+    """Yield guesses that each value of one side is a function of the other's value."""
     a, b = case.a, case.b
     x, y = to_float64(case.sample_a), to_float64(case.sample_b)
     if a.encoding not in UNIT or b.encoding not in UNIT or x.size < LEAST:
@@ -87,14 +87,15 @@ def guess_value_function(case: DifferingPair) -> Iterator[Guess]:
 
 
 def _take_applied(source: RowReader, function: Take) -> Take:
-    """Return a function from row numbers to function(rows), in float64."""
+    """Return a function from row numbers to function(rows of `source`), in float64."""
     return lambda rows: function(to_float64(source.take(rows)))
 
 
 def _samples_agree(made: "Array", wanted: "Array", slack: float) -> bool:
-    """Return whether every value is right to 4 * `slack` of its size, or of the root mean square.
+    """Return whether every value is within 4 * `slack` of the wanted one, relative.
 
-    The larger of the two counts. False if `made` has a value that is not finite.
+    Relative to the value or to the root mean square, whichever is larger. False if `made` has a
+    value that is not finite.
     """
     if not np.isfinite(made).all():
         return False
@@ -105,7 +106,7 @@ def _samples_agree(made: "Array", wanted: "Array", slack: float) -> bool:
 
 
 def _guess_constant_offset(case: DifferingPair, slack: float) -> Iterator[Guess]:
-    """Yield the guess that B is A plus one number, which is not 1 or -1 (another cause)."""
+    """Yield the guess that B is A plus one number, other than 1 or -1 (another cause)."""
     x, y = to_float64(case.sample_a), to_float64(case.sample_b)
     apart = y - x
     usual = float(np.sqrt(np.mean(np.maximum(x * x, y * y))))
@@ -120,7 +121,7 @@ def _guess_constant_offset(case: DifferingPair, slack: float) -> Iterator[Guess]
 
 
 def guess_clipped(case: DifferingPair) -> Iterator[Guess]:
-    """Yield the guess that one side's values are the other's, cut off at the ends of its range."""
+    """Yield the guess that one side's values are the other's, clipped at the ends of a range."""
     if case.numbers is not None or case.a.shape != case.b.shape or case.a.columns < 2:
         return
     if case.a.encoding not in UNIT or case.b.encoding not in UNIT:
@@ -154,7 +155,7 @@ def guess_clipped(case: DifferingPair) -> Iterator[Guess]:
 
 
 def guess_prefix(case: DifferingPair) -> Iterator[Guess]:
-    """Yield the guess that one vector is a run of the other's values (shapes differ)."""
+    """Yield the guess that one vector is some consecutive values of the other (shapes differ)."""
     a, b = case.a, case.b
     if a.columns != 1 or b.columns != 1 or a.rows == b.rows or len(a.shape) != len(b.shape):
         return

@@ -1,4 +1,4 @@
-"""Padding rows after the vocabulary: an embedding and a head that one side makes longer."""
+"""Padding rows after the vocabulary in an embedding or head, which one side has longer."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
@@ -40,7 +40,7 @@ def padded_tables(
 
 
 def _explain_tables(context: PairContext, chosen: Sequence[TensorPair]) -> dict[str, Finding]:
-    """Return {tensor key: finding} of those of these tables that are padded."""
+    """Return {tensor key: finding} of the tables among these that are padded on one side."""
     found: dict[str, Finding] = {}
     for pair in chosen:
         assert pair.a is not None and pair.b is not None
@@ -54,7 +54,7 @@ def _explain_tables(context: PairContext, chosen: Sequence[TensorPair]) -> dict[
 
 
 def _explain_padding(context: PairContext, key: str, a: View, b: View) -> Finding | None:
-    """Return the finding of padding rows; None if the common rows differ or ids reach the rest."""
+    """Return the finding of padding rows; None if common rows differ or ids reach the others."""
     first, second = RowReader(a), RowReader(b)
     if first.columns != second.columns or first.rows == second.rows:
         return None
@@ -88,7 +88,7 @@ def _explain_padding(context: PairContext, key: str, a: View, b: View) -> Findin
 
 
 def _padding_content(side: RowReader, start: int) -> str:
-    """Return in words what the rows from `start` on hold: zeros, one row, or other values."""
+    """Return in words what the rows from `start` on are: zeros, one repeated row, or others."""
     values = to_float64(side.take(np.arange(start, side.rows)))
     if not values.any():
         return "zeros"
