@@ -311,9 +311,9 @@ class DiffReport(Tabular):
     def differing_tensors(self, accept: Collection[str] = ()) -> Sequence[str]:
         """Return the keys of the tensors that count as different, in order.
 
-        `accept` says what to take for equal: "within" a tensor that differs within the encoding's
-        bound or by rounding again, `unread:PATTERN` a tensor on one side only that no table
-        lists.
+        `accept` says what to take for equal: "within" tensors that differ by the rounding of
+        their encodings or were rounded or quantized again, `unread:PATTERN` tensors on one side
+        only that no table lists.
         """
         fine = EQUAL | ({"WITHIN"} if "within" in accept else set()) | {"UNREADABLE"}
         taken = acceptance_predicate(accept)
@@ -355,8 +355,9 @@ class DiffReport(Tabular):
     def pronounced(self, accept: Collection[str] = ()) -> Pronounced:
         """Return the verdict over what was compared and what was not.
 
-        `accept` says what to take for equal: "within" a tensor that differs within the encoding's
-        bound or by rounding again, `unread:PATTERN` items that were not compared.
+        `accept` says what to take for equal: "within" tensors that differ by the rounding of
+        their encodings or were rounded or quantized again, `unread:PATTERN` items that were not
+        compared.
         """
         # What counts as different, after what the user accepted.
         apart = self.count_differing_fields(accept)

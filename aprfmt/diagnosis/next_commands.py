@@ -211,7 +211,7 @@ def keep_training_command(parts: StepParts, finding: Finding) -> str:
 def distances_command(parts: StepParts, finding: Finding) -> str:
     """Return the `diff` command that lists the 20 tensors with the largest distances.
 
-    `finding` is not used: all functions of the table have the same parameters.
+    `finding` is not used: the parameters are those of all functions that return a command.
     """
     return f"aprfmt diff {parts.pair} --top 20"
 
@@ -235,7 +235,10 @@ def reach_difference_command(parts: StepParts, finding: Finding) -> str:
 
 
 def no_command(parts: StepParts, finding: Finding) -> str:
-    """Return "", since nothing is to be done; its parameters are those of all such functions."""
+    """Return "", the command for findings that leave nothing to be done.
+
+    The parameters are those of all functions that return a command.
+    """
     return ""
 
 

@@ -16,7 +16,7 @@ WINDOW = 1 << 20  # elements read at a time
 
 
 def zero_points_of_trace(trace: TraceLike) -> int:
-    """Return the number of points of a trace whose values are all zero, else 0."""
+    """Return the number of a trace's points if every value in the trace is zero, else 0."""
     count = 0
     for key, record in trace.records.items():
         if record.point in DISCRETE or execution_order(key) == NO_POINT:
@@ -31,7 +31,7 @@ def zero_points_of_trace(trace: TraceLike) -> int:
 
 
 def zero_tensors_of_model(model: Model, budget: Budget | None = None) -> int:
-    """Return the number of tensors of a model whose values are all zero, else 0.
+    """Return the number of a model's tensors if every value in the model is zero, else 0.
 
     0 too if a tensor cannot be read, or `budget` ends before the last; none of it is used up.
     """

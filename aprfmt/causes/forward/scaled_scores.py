@@ -16,7 +16,7 @@ from aprfmt.inference.rope import rotation_of_layer
 
 
 def rope_factor_scales(patched: PatchedModel, layer: int) -> Iterator[Change]:
-    """Yield the factors on the scores that a wrong rope factor in `layer` would have the effect of.
+    """Yield changes of the factor on scores with the same effect as a wrong rope factor in a layer.
 
     Rope's factor on cos and sin is left out, or applied twice. Nothing without such a factor.
     """
@@ -71,7 +71,7 @@ def find_yarn_scores(case: Mismatch) -> Iterator[Change]:
 
 
 def find_scores_of_rope_factor(case: Mismatch) -> Iterator[Change]:
-    """Yield the factors on the scores that a wrong rope factor would have the effect of.
+    """Yield changes of the factor on scores that have the same effect as a wrong rope factor.
 
     Nothing for points before the scores.
     """

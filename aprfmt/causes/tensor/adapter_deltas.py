@@ -386,7 +386,7 @@ def _scale_finding(
 
 
 def _common_factor(rows: Sequence[DeltaRow]) -> float | None:
-    """Return the number by which most of B's products are A's times it; None where there is none.
+    """Return the number n with which B's products are n times A's in most rows; None for none.
 
     It is measured in every second module, and judged in all.
     """

@@ -311,7 +311,7 @@ def low_rank_groups(
 
 
 def _explain_compressed(rows: Mapping[str, TensorDiff]) -> dict[str, Finding]:
-    """Return {tensor key: finding} where most matrices were cut: a model made smaller; or {}."""
+    """Return {tensor key: finding} if most matrices were truncated, to shrink the model; or {}."""
     matrices = [row for row in rows.values() if row.shape_b is not None and len(row.shape_b) > 1]
     cut = {
         row.key: row.explanation

@@ -232,7 +232,10 @@ def explain_misread_codes(case: DifferingPair) -> Iterator[Finding]:
 def _misread(
     case: DifferingPair, plain: RowReader, side: CodedSide, one: str, other: str
 ) -> Finding | None:
-    """Return the finding of the first reading of `side` that gives all values of `plain`."""
+    """Return the finding of the first reading of the codes of `side` that gives all of `plain`.
+
+    `one` and `other` name the plain and the coded side in the sentences. None if no reading does.
+    """
     assert side.table is not None
     x = to_float64(plain.take(case.sample))
     if len(np.unique(side.codes[case.sample])) < min(FEW, len(side.table)) or np.ptp(x) == 0:

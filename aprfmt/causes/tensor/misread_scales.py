@@ -84,8 +84,8 @@ def explain_misread_scales(case: DifferingPair) -> Iterator[Finding]:
 def explain_misread_exponents(case: DifferingPair) -> Iterator[Finding]:
     """Yield the finding that a side's floats are the other's codes with misread exponents.
 
-    Both sides are plain floats. The factor between two groups of values identifies the byte of
-    their scale; the right side's values over that power of two must then be numbers of a code.
+    Both sides are plain floats. The ratio of the sides' values in a group identifies the byte of
+    its scale; the right side's values over that power of two must then be numbers of a code.
     """
     if case.numbers is not None or case.a.shape != case.b.shape or case.before.relative < FAR:
         return

@@ -135,7 +135,10 @@ def _match_by_sorting(case: DifferingPair) -> FoundLines | None:
 
 
 def _mostly_apart(values: "Array", slack: float) -> bool:
-    """Return whether half of some ascending values have no neighbour within relative `slack`."""
+    """Return whether at least half of ascending values have no neighbour within `slack`.
+
+    `slack` is a relative distance.
+    """
     near = np.diff(values) <= slack * np.maximum(np.abs(values[:-1]), np.abs(values[1:]))
     alone = ~(np.append(near, False) | np.append(False, near))
     return bool(2 * alone.sum() >= len(values))

@@ -149,7 +149,7 @@ def _misplaced_pieces(
 
 
 def _nearness(piece: Piece, other: Piece) -> tuple[bool, bool, bool, int]:
-    """Return the sort key of a piece's owners: first come those with one number unequal."""
+    """Return a sort key of a piece's possible origins: those that differ in one number first."""
     return (
         piece.matrix != other.matrix,
         piece.expert != other.expert,

@@ -442,7 +442,7 @@ def _flat(values: F64) -> F64:
 
 
 def _solve_factors(case: BackwardCase, key: str, alone: Sequence[F64 | None]) -> list[float] | None:
-    """Return a factor for each gradient in `alone`, such that their sum is the given gradient.
+    """Return a factor for each gradient in `alone`, with which they add up to the given gradient.
 
     An entry None is a zero gradient. The factors are solved by least squares on every second
     element and judged on the others; None if the fit leaves more than NEAR.

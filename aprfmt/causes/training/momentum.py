@@ -105,7 +105,7 @@ def guess_rounded_moment(case: StepCase, recipe: Recipe) -> Iterator[StepGuess]:
 
 
 def guess_lost_moments(case: StepCase, recipe: Recipe) -> Iterator[StepGuess]:
-    """Yield guesses that the step started with moments of zero, or with a step count of zero.
+    """Yield guesses that the step started with moments of zero, or with a new step count.
 
     Nothing unless the state was saved before the step and has two moments, and the gradient is
     known.
