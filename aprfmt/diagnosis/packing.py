@@ -74,7 +74,7 @@ def examine_packed(
     same = [weight for weight in broken[MOST:] if weight.missing in alike]
     for weight in same if "scales_missing" in causes else ():
         says = f"{weight.missing[0]} is not in the file"
-        causes["scales_missing"].append((weight.name, says, _has_other_parts(weight)))
+        causes["scales_missing"].append((weight.name, says, _has_reference_parts(weight)))
     fault.findings = [_packing_finding(cause, rows, label) for cause, rows in causes.items()]
     if fault.findings and len(broken) > MOST:
         fault.evidence.append(
@@ -87,7 +87,7 @@ def examine_packed(
     return fault if fault.findings else None
 
 
-def _has_other_parts(weight: StoredWeight) -> bool:
+def _has_reference_parts(weight: StoredWeight) -> bool:
     """Return whether all parts of a weight that are there are the reference's, byte for byte."""
     right = weight.right
     return (
