@@ -147,10 +147,10 @@ def guess_frozen_rows(case: StepCase, recipe: Recipe) -> Iterator[StepGuess]:
     if case.gradient is not None and not case.gradient[lost[order]].any():
         says = SPARSE
 
-    yield StepGuess("rows_frozen", says, holds=partial(_is_right_beside, recipe, numbers))
+    yield StepGuess("rows_frozen", says, holds=partial(_is_right_outside_rows, recipe, numbers))
 
 
-def _is_right_beside(recipe: Recipe, numbers: NDArray[np.int64], part: StepCase) -> bool:
+def _is_right_outside_rows(recipe: Recipe, numbers: NDArray[np.int64], part: StepCase) -> bool:
     """Return whether `part` moved as expected, rows `numbers` excepted, which may stand still."""
     inner = part.fit(recipe)
     stay = np.isin(part.rows, numbers)
@@ -186,7 +186,7 @@ def guess_cut_shard(case: StepCase, recipe: Recipe) -> Iterator[StepGuess]:
     if places:
         says = f"elements did not move {' '.join(places)}, as of a shard that is cut inside a row"
         numbers = np.unique(case.rows[first:stop])
-        yield StepGuess("rows_frozen", says, holds=partial(_is_right_beside, recipe, numbers))
+        yield StepGuess("rows_frozen", says, holds=partial(_is_right_outside_rows, recipe, numbers))
 
 
 def guess_sparse(case: StepCase, recipe: Recipe) -> Iterator[StepGuess]:
