@@ -32,7 +32,7 @@ from aprfmt.causes.training.clipping import (
 from aprfmt.causes.training.gradient_case import PART, GradientCase, GradientGuess
 from aprfmt.causes.training.gradient_scale import joined_factors
 from aprfmt.causes.training.lost_updates import DecayEvidence, lost_decay_guess
-from aprfmt.causes.training.momentum import of_new_optimizer
+from aprfmt.causes.training.momentum import new_optimizer_sentence
 from aprfmt.causes.training.optimizers import (
     CALLED,
     F64,
@@ -466,7 +466,7 @@ class _Step:
         first = recipe is None or recipe.step in (None, 1)
         if recipe is None or known or first or not recipe.keeps_moments:
             return rows
-        says = of_new_optimizer(recipe)
+        says = new_optimizer_sentence(recipe)
         if any(row.verdict == "agrees" for row in rows):
             return rows
         found: dict[str, Judgement] = {}

@@ -69,7 +69,7 @@ MICRO_BATCHES = 32  # of a step, that a trainer may count as steps
 _COUNTS = (1, 2, 3, 4, 5, 10, 100, 1000)
 
 
-def of_new_optimizer(recipe: Recipe) -> str:
+def new_optimizer_sentence(recipe: Recipe) -> str:
     """Return the sentence on a step of an optimizer that was created again, without its state."""
     was = "both moments were zero and the count began anew, as a new optimizer's are"
     if not recipe.row.second:
@@ -113,7 +113,9 @@ def guess_lost_moments(case: StepCase, recipe: Recipe) -> Iterator[StepGuess]:
     held = case.moments
     if held is None or held.after or case.gradient is None or not recipe.row.second:
         return
-    yield StepGuess("moments_lost", of_new_optimizer(recipe), holds=partial(is_first_step, recipe))
+    yield StepGuess(
+        "moments_lost", new_optimizer_sentence(recipe), holds=partial(is_first_step, recipe)
+    )
     ways = {
         "the first moment was zero, not the saved one": ("first",),
         "the second moment was zero, not the saved one": ("second",),
