@@ -59,7 +59,9 @@ def _right_names(rows: Sequence[TensorDiff], a: Model, b: Model) -> dict[str, st
             return {}
         here, there = found.where
         if row.verdict == "DIFFERENT":
-            moved, place, holder = (here, there, b) if _is_of_b(found) else (there, here, b)
+            moved, place, holder = (
+                (here, there, b) if _identifies_tensor_of_b(found) else (there, here, b)
+            )
         elif a.style == b.style:
             moved, place, holder = there, here, a
         else:
@@ -76,7 +78,7 @@ def _right_names(rows: Sequence[TensorDiff], a: Model, b: Model) -> dict[str, st
     return wanted
 
 
-def _is_of_b(found: Finding) -> bool:
+def _identifies_tensor_of_b(found: Finding) -> bool:
     """Return whether an explanation identifies B's tensor among A's tensors, not the reverse."""
     return found.evidence[0].startswith("B")
 
