@@ -510,7 +510,7 @@ def _derived_explanations(
     if turned and len(turned) < len(changes):
         rest = [change for change in changes if not change.related < -AKIN]
         found = _derived_explanations(pairs, matrices, rest, beside)
-        return found and found | {change.key: _turned_explanation(change) for change in turned}
+        return found and found | {change.key: _negated_explanation(change) for change in turned}
     # Differences of low rank are a merged adapter.
     low = [change for change in changes if change.rank]
     if low and len(low) == len(changes) and len(low) > 1:
@@ -613,7 +613,7 @@ def _derived_explanation(change: MatrixChange, text: str, cause: str = "derived"
     return make_finding(cause, (change.key,), (text, line), change.size, None, None)
 
 
-def _turned_explanation(change: MatrixChange) -> Finding:
+def _negated_explanation(change: MatrixChange) -> Finding:
     """Return the finding of one matrix that correlates with the negated one of the other side."""
     text = "the sign is turned, beside what was done to all the others"
     line = f"correlation {change.related:.3g}"
