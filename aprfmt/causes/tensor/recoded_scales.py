@@ -86,7 +86,7 @@ def explain_recoded_scales(case: DifferingPair) -> Iterator[Finding]:
                 found.append(part)
     if not found:
         return
-    told = _told_rule(found) or _told_move(found) or _told_factor(found)
+    told = _explaining_rule(found) or _explaining_move(found) or _explaining_factor(found)
     if told is None:
         return
     says, proof = told
@@ -162,7 +162,7 @@ def _numbers(part: "LazyTensor") -> "Array":
     return np.asarray(decode(info.encoding, part.raw(), info.shape), np.float64).reshape(-1)
 
 
-def _told_rule(found: list[ScalePart]) -> tuple[str, Proof] | None:
+def _explaining_rule(found: list[ScalePart]) -> tuple[str, Proof] | None:
     """Return (words, proof) of the rule that explains every differing scale; or None."""
     for rule in RULES:
         bits, changed, total = float("inf"), 0, 0
@@ -183,7 +183,7 @@ def _told_rule(found: list[ScalePart]) -> tuple[str, Proof] | None:
     return None
 
 
-def _told_move(found: list[ScalePart]) -> tuple[str, Proof] | None:
+def _explaining_move(found: list[ScalePart]) -> tuple[str, Proof] | None:
     """Return (words, proof) of the exchange that explains every differing scale; or None.
 
     A grid may be transposed, or two numbers, rows or columns of it exchanged. Other orders of the
@@ -219,7 +219,7 @@ def _move_of_grid(part: ScalePart) -> str:
     return ""
 
 
-def _told_factor(found: list[ScalePart]) -> tuple[str, Proof | None] | None:
+def _explaining_factor(found: list[ScalePart]) -> tuple[str, Proof | None] | None:
     """Return (words, proof) of one factor on all scales of the weight; or None.
 
     A single number proves no factor: then the words say only that another number is there, where
