@@ -73,8 +73,8 @@ def find_other_capture_point(case: Mismatch) -> Change | None:
     known = list(texts.values())
     for other in sorted(others):
         text = _relation_text(case, other)
-        first = _of_any_layer(texts[other.partition(".")[2]], case.layer)
-        known.append(text if _of_any_layer(text, parse_key(other)[1]) == first else "")
+        first = _with_relative_layers(texts[other.partition(".")[2]], case.layer)
+        known.append(text if _with_relative_layers(text, parse_key(other)[1]) == first else "")
     says = "; ".join(f"{name} is {text}" for name, text in zip(names, words, strict=True))
     return Change(
         "capture_point",
@@ -198,7 +198,7 @@ def _differing_keys(case: Mismatch, names: Sequence[str]) -> set[str]:
     return {key for key in _keys_in_all_layers(case, names) if key in views and views[key].flagged}
 
 
-def _of_any_layer(text: str, layer: int) -> str:
+def _with_relative_layers(text: str, layer: int) -> str:
     """Return a relation's text with layers counted from `layer`: "L+1." is the next one.
 
     The final norm is treated as the next layer's first norm.
