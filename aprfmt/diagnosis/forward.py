@@ -121,7 +121,7 @@ def _divergence_finding(label: str, divergence: Divergence) -> Finding:
     )
 
 
-def _few(names: Sequence[str], what: str) -> str:
+def _names_or_ends(names: Sequence[str], what: str) -> str:
     """Return names as text; of more than SHOWN their number, the first and the last.
 
     `what` is what the names are of, such as "points".
@@ -137,11 +137,11 @@ def _unexplained_finding(label: str, divergence: Divergence) -> Finding:
     if cause == "nonfinite":
         return _nonfinite_finding(label, view)
     # What was computed from what, and every weight that may be wrong.
-    ops = _few(_computing_operations(view), "operations") or "no operation"
+    ops = _names_or_ends(_computing_operations(view), "operations") or "no operation"
     after = ", ".join(view.after) or "token ids"
     says = f"{view.key} is not what {ops} makes of this run's own {after}"
     if len(divergence.inside) + len(_computing_operations(view)) > 1 and not cause:
-        weights = _few(divergence.inside, "weights") or "no weight"
+        weights = _names_or_ends(divergence.inside, "weights") or "no weight"
         several = len(_computing_operations(view)) > 1
         which = "any of these operations may be wrong, or what they read"
         says += f"; {which if several else 'it may be wrong, or what it reads'}: {weights}"
