@@ -253,10 +253,10 @@ def row_clipping(
         wanted = (rows * each.computed.reshape(len(rows), -1)).reshape(each.given.shape)
         if not each.near(each.given, wanted):
             return None
-    return _of_rows(share), off
+    return _row_clipping_sentence(share), off
 
 
-def _of_rows(share: float) -> str:
+def _row_clipping_sentence(share: float) -> str:
     """Return the sentence on adaptive clipping to `share` of each row's weight norm."""
     return (
         f"each row of a gradient was clipped by its own norm to {share:.4g} of that of its weights "
@@ -303,7 +303,7 @@ def guess_row_clipping(case: StepCase, recipe: Recipe) -> Iterator[StepGuess]:
         fit = replace(part, gradient=clipped).fit(plain)
         return fit is not None and fit.right
 
-    says = _of_rows(share)
+    says = _row_clipping_sentence(share)
     most: Certainty = "confirmed"
     if recipe.clip is None:
         says, most = says + ON_PURPOSE, "explained"
