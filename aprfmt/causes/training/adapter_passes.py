@@ -121,7 +121,7 @@ def guess_quantized_base(case: BackwardCase) -> Iterator[BackwardGuess]:
     unlike = sorted(case.wrong | case.open)
     there = _distance(case, unlike, None)
     left: dict[QuantizedBase, float] = {}
-    for base in _bases():
+    for base in _tried_quantizations():
         left[base] = _distance(case, unlike, base)
         if left[base] <= CLEAR * there and base.nested:
             break
@@ -135,7 +135,7 @@ def guess_quantized_base(case: BackwardCase) -> Iterator[BackwardGuess]:
     yield BackwardGuess("base_quantized", says, BackwardChange(base=best), most=most)
 
 
-def _bases() -> Iterator[QuantizedBase]:
+def _tried_quantizations() -> Iterator[QuantizedBase]:
     """Yield the quantizations that are tried, the usual ones first."""
     blocks = sorted(BLOCK_SIZES, key=lambda size: (size != FIRST, size))
     for block in blocks:
