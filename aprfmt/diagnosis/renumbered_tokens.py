@@ -84,11 +84,11 @@ def _numbering(a: Model, b: Model) -> Sequence[int] | None:
     if len(ours) != len(others) or len(place) != len(others) or {*ours} != {*place}:
         return None
     order = [place[text] for text in ours]
-    same = _by_text(mine, order) == _by_text(theirs, range(len(order)))
+    same = _facts_by_text(mine, order) == _facts_by_text(theirs, range(len(order)))
     return order if same and _settings(a, order) == _settings(b, range(len(order))) else None
 
 
-def _by_text(side: StatedTokenizer, order: Sequence[int]) -> tuple[Any, ...]:
+def _facts_by_text(side: StatedTokenizer, order: Sequence[int]) -> tuple[Any, ...]:
     """Return (flags by token text, {role: id}, stop ids, chat template) of a tokenizer.
 
     Each id i is given as order[i].
