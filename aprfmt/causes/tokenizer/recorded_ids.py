@@ -85,7 +85,7 @@ def wrong_frame(tokenizer: Tokenizer, ids: Sequence[int]) -> WrongIds | None:
         )  # fmt: skip
         return WrongIds(
             "add_bos",
-            f"the recorded ids begin with {_names(tokenizer, first)} {_times(many)}; "
+            f"the recorded ids begin with {_ids_text(tokenizer, first)} {_times(many)}; "
             + (
                 "the tokenizer puts it once"
                 if before
@@ -99,8 +99,8 @@ def wrong_frame(tokenizer: Tokenizer, ids: Sequence[int]) -> WrongIds | None:
     if _is_own_text(tokenizer, ids):
         return WrongIds(
             "add_bos",
-            f"the recorded ids are those of a text without {_names(tokenizer, before)}, which the "
-            "tokenizer puts before it",
+            f"the recorded ids are those of a text without {_ids_text(tokenizer, before)}, which "
+            "the tokenizer puts before it",
             (*before, *ids),
             missing=True,
         )
@@ -110,8 +110,8 @@ def wrong_frame(tokenizer: Tokenizer, ids: Sequence[int]) -> WrongIds | None:
     if own and not set(other) & {*_chat_begins(tokenizer)}:
         return WrongIds(
             "frame",
-            f"the recorded ids begin with {_names(tokenizer, other)} where the tokenizer puts "
-            f"{_names(tokenizer, before)}",
+            f"the recorded ids begin with {_ids_text(tokenizer, other)} where the tokenizer puts "
+            f"{_ids_text(tokenizer, before)}",
             (*before, *rest),
             missing=True,
         )
@@ -129,7 +129,7 @@ def _is_own_text(tokenizer: Tokenizer, ids: Sequence[int]) -> bool:
     return ends >= FEWEST and tuple(tokenizer.encode(text, add_special=False)) == tuple(ids[:ends])
 
 
-def _names(tokenizer: Tokenizer, ids: Sequence[int]) -> str:
+def _ids_text(tokenizer: Tokenizer, ids: Sequence[int]) -> str:
     """Return ids with their tokens as text: `1 (<s>), 2 (</s>)`."""
     return ", ".join(f"{i} ({tokenizer.token(i)})" for i in ids)
 
