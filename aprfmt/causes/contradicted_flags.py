@@ -147,9 +147,9 @@ def _config_key(model: Model, name: str) -> str:
 
 
 def has_own_head(model: Model) -> bool:
-    """Return whether a model stores a head with other values than its embedding.
+    """Return whether a model stores a head whose values are not those of its embedding.
 
-    A copy of the embedding is none: by either tensor every reader computes the same.
+    For a copy of the embedding False: by either tensor every reader computes the same.
     """
     return _stores_own_head(model.roles)
 

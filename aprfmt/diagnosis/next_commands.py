@@ -97,8 +97,8 @@ def rewrite_b_command(parts: StepParts, finding: Finding) -> str:
 def set_keys_command(parts: StepParts, finding: Finding) -> str:
     """Return the `set` command that gives B A's values, else the one that writes B again from A.
 
-    One command sets the keys of all findings where that works, else those of this one. If B is a
-    trace it is the `trace` command that records the layer.
+    One command sets the keys of all findings where that works, else the keys of this finding. If
+    B is a trace it is the `trace` command that records the layer.
     """
     a, b = parts.a.model, parts.b.model
     if a is None or b is None or parts.b.kind == "trace":
@@ -264,8 +264,8 @@ LEVELS: Mapping[str, StepText] = {
 def next_command(parts: StepParts, finding: Finding) -> str:
     """Return the command for a finding, "" where nothing is to be done.
 
-    For a difference that no probe reached: the command that repairs it, else the one that reaches
-    it.
+    For a difference that no probe reached it is the command that repairs it, else the one that
+    runs a pass which reaches it.
     """
     if finding.next or finding.verdict in ("same", "precision"):
         return finding.next

@@ -270,7 +270,7 @@ def find_norm_weight(case: Mismatch) -> Iterator[Change]:
 
 
 def _exchanged_norms(case: Mismatch, key: str) -> Iterator[Change]:
-    """Yield the exchange of the norm `key`, weight and bias, with each other one of its layer.
+    """Yield changes that exchange the norm `key`, weight and bias, with another one of its layer.
 
     Nothing for norms without a bias: their weight is solved.
     """

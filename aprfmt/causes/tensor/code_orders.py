@@ -204,7 +204,7 @@ def is_decoded_copy(made: "Array", values: "Array") -> bool:
 
 
 def guess_code_order(case: DifferingPair) -> Iterator[Guess]:
-    """Yield the first guess that fits: codes of every block stand in another order."""
+    """Yield the first guess that fits: codes inside every block are stored in another order."""
     schemes = case.context.schemes
     if case.numbers is not None or case.a.shape != case.b.shape or schemes.failed_orders >= FAILED:
         return

@@ -204,8 +204,8 @@ def _light_training(
 def _movement(row: TensorDiff) -> tuple[float, float]:
     """Return (root mean square of the change, relative L2 of the change) of a tensor.
 
-    Steps of Adam have one size in all tensors, those of other optimizers go with the values. Both
-    are infinite where a value is not finite.
+    Steps of Adam have one size in all tensors, those of other optimizers are proportional to the
+    values. Both are infinite where a value is not finite.
     """
     stats = row.stats
     if stats is None or stats.nonfinite is not None:

@@ -52,7 +52,7 @@ def joined_tensor_groups(
 def _explain_joined_tensors(
     context: PairContext, rows: Mapping[str, TensorDiff]
 ) -> dict[str, Finding]:
-    """Return {tensor key: finding} of joined tensors and of those that they are made of."""
+    """Return {tensor key: finding} of joined tensors, and of the other side's parts of them."""
     made: dict[str, Finding] = {}
     for whole, parts in (("a", "b"), ("b", "a")):
         wholes, others = (_one_sided(context, rows, label) for label in (whole, parts))

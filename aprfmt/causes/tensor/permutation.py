@@ -109,10 +109,10 @@ def find_columns(case: DifferingPair) -> FoundLines | None:
 
 
 def _match_by_sorting(case: DifferingPair) -> FoundLines | None:
-    """Return the places of a vector's values by sorting; None if the values differ.
+    """Return the places of a vector's values in B by sorting; None if the values differ.
 
-    Equal values keep their place if possible. None too where most values have another within the
-    rounding: sorted, any such vectors are alike.
+    Equal values keep their place if possible. None too where most values have a neighbour within
+    the rounding: sorted, any two such vectors are equal.
     """
     if case.a.size > MATCHED or case.a.size != case.b.size:
         return None

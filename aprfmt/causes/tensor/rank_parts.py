@@ -172,7 +172,10 @@ def _find_cut(pair: TensorPair) -> Cut | None:
 
 
 def _cut_axis(small: Sequence[int], large: Sequence[int]) -> int | None:
-    """Return the one axis along which `large` is a multiple of `small`; None for any others."""
+    """Return the only axis along which shape `large` is a multiple of shape `small`, or None.
+
+    None where another axis differs, or none does.
+    """
     if len(small) != len(large):
         return None
     apart = [axis for axis, (n, m) in enumerate(zip(small, large, strict=True)) if n != m]

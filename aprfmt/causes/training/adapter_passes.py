@@ -86,10 +86,10 @@ def guess_merged(case: BackwardCase) -> Iterator[BackwardGuess]:
 
 
 def guess_factor_order(case: BackwardCase) -> Iterator[BackwardGuess]:
-    """Yield guesses that A and B are taken for each other, or that B @ A is transposed.
+    """Yield guesses that the factors A and B are confused, or that B @ A is transposed.
 
-    Only ways that the shapes of all pairs allow: exchanged factors have to be square, a transposed
-    product belongs to a square weight.
+    Only ways that the shapes of all pairs allow: exchanged factors have to be square, a
+    transposed product belongs to a square weight.
     """
     pairs = pairs_of(case)
     if not pairs or case.missing or not all_differ(case):

@@ -186,9 +186,10 @@ def backward_order(key: str) -> tuple[int, int, int, str]:
 
 
 def first_wrong(wrong: Collection[str]) -> tuple[str, ...]:
-    """Return those of the wrong role keys that lie where a backward pass comes first.
+    """Return those of the wrong role keys that a backward pass reaches first.
 
-    They are of one layer, after the layers, or the tables. () for no wrong keys.
+    They are of one layer, of the tensors after the layers, or of the tables. () for no wrong
+    keys.
     """
     ordered = sorted(wrong, key=backward_order)
     return tuple(

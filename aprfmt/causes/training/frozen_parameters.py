@@ -190,7 +190,7 @@ def guess_cut_shard(case: StepCase, recipe: Recipe) -> Iterator[StepGuess]:
 
 
 def guess_sparse(case: StepCase, recipe: Recipe) -> Iterator[StepGuess]:
-    """Yield the guess that the optimizer is torch's SparseAdam, which leaves some rows as they are.
+    """Yield the guess that the optimizer is SparseAdam, which skips rows without a gradient.
 
     Nothing where all rows have a gradient, or one without a gradient moved.
     """

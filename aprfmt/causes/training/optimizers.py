@@ -26,13 +26,13 @@ Epsilon = Literal["outside", "inside", "uncorrected"]
 
 @dataclass(frozen=True)
 class Recipe:
-    """An optimizer with its settings, and where one departs from its rule, how.
+    """An optimizer with its settings, and the mistakes it is assumed to make.
 
-    `step` is the number of this step from 1, None where it is not known. `clip` is the largest norm
-    of all gradients and `clip_value` the largest element, None where they are not clipped.
+    `step` is the number of this step from 1, None where it is not known. `clip` is the largest
+    norm of all gradients and `clip_value` the largest element, None where they are not clipped.
     `decay_on` says what decays: all parameters, or matrices alone (no norm and no bias); "" where
-    that is not said. `sparse`: rows of a matrix without a gradient stay as they are. `b1` and `b2`
-    are the decay rates of the moments, `wd` the weight decay, `eps` the number added to the
+    that is not said. `sparse`: rows of a matrix without a gradient stay as they are. `b1` and
+    `b2` are the decay rates of the moments, `wd` the weight decay, `eps` the number added to the
     denominator. `sign` is -1 where the step goes up the gradient.
     """
 
@@ -360,7 +360,7 @@ def _parse_setting(text: str, field: str, value: str) -> Any:
 
 @dataclass(frozen=True)
 class Update:
-    """What a recipe makes of a weight: the step of its gradient, and its decay; both float64."""
+    """How a recipe changes a weight: `step` by its gradient, `decay` by weight decay; float64."""
 
     step: F64
     decay: F64 | float
