@@ -287,7 +287,7 @@ def equal_with_one_added(case: DifferingPair) -> bool:
     """Return whether both sides are equal once 1 is added, as where one file stores w + 1.
 
     A small value loses bits when 1 is added in float32, and does not come back exactly when 1 is
-    subtracted. False if both sides' elements were moved by a layout.
+    subtracted. False if neither file's layout says that 1 is added.
     """
     a, b = case.a, case.b
     if all(step.permutes for side in (a, b) for step in side.side.layout):

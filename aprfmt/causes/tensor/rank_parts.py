@@ -145,7 +145,7 @@ def _make_cut_finding(
 
 
 def _find_cut(pair: TensorPair) -> Cut | None:
-    """Return the Cut of the larger tensor in which equal parts are the smaller one, or None.
+    """Return a Cut of the larger tensor, some of whose parts equal the smaller, or None.
 
     None too for a tensor of one repeated value, which equals every part of such a tensor.
     """
