@@ -15,8 +15,8 @@ _PARAMETERS = (b'.weight"', b'.bias"')
 def refuse_captures(*texts: Path | str, arch: str | None = None) -> None:
     """Raise UsageError if a path is a file of captured activations, with the commands for it.
 
-    `texts` are the models that a command was given, in order: two are compared. Nothing is refused
-    where an architecture was named.
+    `texts` are the models that a command was given, in order. Nothing is refused where the user
+    named an architecture.
     """
     held = [str(text) for text in texts if arch is None and _may_hold_captures(Path(text))]
     if not held:
@@ -42,9 +42,10 @@ def _may_hold_captures(path: Path) -> bool:
 
 
 def _captures_text(text: str, texts: list[str], held: int) -> str:
-    """Return what a file of captures is, and the commands that show and compare it.
+    """Return the sentence that a file holds captures, and the commands that show and compare it.
 
-    `text` is the file, `texts` are all that the command was given; `held` of them may be captures.
+    `text` is the file, `texts` are all paths that the command was given; `held` is how many of them
+    may be captures.
     """
     pair = texts if len(texts) > 1 else [text, "OTHER"]
     model = " --model MODEL" if len(texts) == 1 or held > 1 else ""

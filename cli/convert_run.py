@@ -224,9 +224,9 @@ def _print_estimate(report: "ConversionReport") -> None:
 
 
 def _print_verification(report: "ConversionReport", dry_run: bool, accept: Sequence[str]) -> None:
-    """Print what comparing the written output with the source has shown.
+    """Print the result of comparing the written output with the source.
 
-    It says so where nothing was verified (--no-verify).
+    With --no-verify it prints that nothing was verified.
     """
     found = report.pronounced(accept)
     if found is None:

@@ -45,7 +45,7 @@ def _finding_for_page(finding: Mapping[str, Value]) -> dict[str, Value]:
 def _value_text(value: object) -> str:
     """Return a solved value as text; None is "-", and a float has four digits.
 
-    The page gets texts, since JSON would not tell 1.0 from 1.
+    The page gets texts, since JSON in a browser does not distinguish 1.0 from 1.
     """
     if isinstance(value, Mapping):
         return ", ".join(f"{name} {_value_text(one)}" for name, one in value.items())

@@ -228,7 +228,7 @@ def _whole_command(
 
 
 def show_samples(report: "SampleReport", command: str) -> None:
-    """Print what random ranges have shown, what they cannot show, and the next command."""
+    """Print the result of sampling random ranges, what it cannot show, and the next command."""
     if report.all_settled:
         render.say_verdict(report.pronounced.says, "warn")
         render.line(f"next: {render.escape(command)}", style="head")

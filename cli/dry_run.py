@@ -100,8 +100,8 @@ def report_parity(
 def _report_estimates(model: "Model", tokens: int, found: "Sequence[Estimate | str]") -> int:
     """Print the estimates, as text or JSON, and return exit code 0.
 
-    A text among `found` is the reason why a run was not estimated. What does not fit is marked, but
-    the dry run does not fail for it.
+    A text in `found` is the reason why a run was not estimated. Runs that do not fit in memory are
+    marked, but the dry run does not fail for them.
     """
     from aprfmt.inference.memory_estimate import add_devices
 

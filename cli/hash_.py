@@ -65,8 +65,8 @@ def answer(
 ) -> "list[tuple[str, str]]":
     """Return the short answer of a comparison with a manifest as (text, style) lines.
 
-    They are the verdict, the first failures, and the command that mends a file by a good copy of
-    it; for a folder, or where nothing failed, the one that checks it.
+    They are the verdict, the first failures, and a command: the one that repairs a file from a good
+    copy; for a folder, or where nothing failed, the one that checks it.
     """
     rows = body.get("failures", ())
     from aprfmt.measure.named_causes import fixed_name

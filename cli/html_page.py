@@ -58,7 +58,7 @@ def _read_part(name: str) -> str:
 
 
 def script_json(text: str) -> str:
-    """Return JSON text with `<`, `>` and `&` escaped, so that it can stand in a script element."""
+    """Return JSON text with `<`, `>` and `&` escaped, so that it is safe in a script element."""
     return text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
 
 

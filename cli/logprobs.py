@@ -193,9 +193,9 @@ def table_verdict(
 ) -> "Pronounced":
     """Return the verdict over the positions that both sides have, naming those left out.
 
-    It is open where positions of this side were not compared, and where the difference is within
-    the bound of bfloat16 and beyond that of float32, and the arithmetic of `answer` (a file's name)
-    is not known. `table` is the comparison of both sides, `accept` are patterns
+    It is open where positions of this side were not compared. It is open too where the arithmetic
+    of `answer` (a file's name) is not known, and the difference is within the bound of bfloat16 and
+    beyond that of float32. `table` is the comparison of both sides, `accept` are patterns
     (`unread:PATTERN`) of what was not compared and is taken for equal. With `exact` any bit that
     differs is a difference.
     """

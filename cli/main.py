@@ -39,7 +39,7 @@ class LazyGroup(click.Group):
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         """Return the arguments left to parse; without any, print the help and exit with 2.
 
-        `help [COMMAND]` and `version` are taken as the options of these names.
+        `help [COMMAND]` and `version` are read as the options --help and --version.
         """
         if not args and not ctx.resilient_parsing:
             click.echo(ctx.get_help())
@@ -305,7 +305,7 @@ def _place_in_message(message: str) -> str:
 def requested_format(args: list[str]) -> str:
     """Return the form asked for by --json or --format, "human" by default.
 
-    It reads the raw arguments, for errors in which click has parsed none.
+    The raw arguments are read: an error may come before click has parsed any.
     """
     if "--json" in args:
         return "json"
@@ -340,7 +340,7 @@ def _print_error(args: list[str], kind: str, message: str, error: Exception) -> 
 
 
 def _print_error_report(args: list[str], kind: str, message: str) -> None:
-    """Print an error on stdout, in the form that was asked for; nothing for people.
+    """Print an error on stdout as JSON or a CI report if asked for; nothing for people.
 
     `kind` is the key of the error in JSON.
     """

@@ -57,9 +57,9 @@ def set_json_format(context: click.Context, option: click.Parameter, value: bool
 def answer_format() -> str:
     """Return the form of the running command's answer, one of CI_FORMS.
 
-    What is asked for wins, --format before --json, but --json before `--format human`. Without
-    either it is "agent" where an agent reads stdout, else "human". Outside of a command it is
-    decided by the environment alone.
+    --format wins over --json, except that --json wins over `--format human`. Without either it is
+    "agent" where an agent reads stdout, else "human". Outside of a command only the environment
+    decides.
     """
     context = click.get_current_context(silent=True)
     meta = {} if context is None else context.meta

@@ -119,7 +119,7 @@ def command(
 def one_type(src: Path, dst: Path, named: str | None, option: str | None) -> str:
     """Return the type asked for, as TYPE or --type; UsageError for both or neither.
 
-    `named` is TYPE and `option` --type; `src` and `dst` show whether a type was given in their
+    `named` is TYPE and `option` --type; `src` and `dst` are looked at for a type given in the wrong
     place.
     """
     from aprfmt.quantizing.mixture import SCHEMES, type_name

@@ -146,7 +146,7 @@ def shorten_answer(
 ) -> "Sequence[Line]":
     """Return at most 12 lines: the first ones, a count of those left out, the last command.
 
-    `rest` are the options that print those left out. `kept` lines at the end stay in any case.
+    `rest` names the options that print the lines left out. `kept` lines at the end always stay.
     """
     if len(lines) <= output_format.LINES:
         return lines
@@ -338,10 +338,10 @@ def say_verdict(text: str, style: str) -> None:
 
 
 def first_rows(rows: Sequence[T], count: int, indent: str = "", what: str = "more") -> Iterator[T]:
-    """Yield the first `count` rows of a list, and then print a line that says how many are left.
+    """Yield the first `count` rows of a list, and then print a line with the number of the others.
 
-    All rows are yielded in the form for agents, which shows a list only where it was asked for. The
-    line is `indent`, the number left, and `what`.
+    In the form for agents all rows are yielded: there a list is only shown if it was asked for. The
+    line is `indent`, the number, and `what`.
     """
     if output_format.answer_format() == "agent":
         count = len(rows)
@@ -370,7 +370,7 @@ def size_text(count: int) -> str:
 
 
 def field_text(name: str, value: object) -> str:
-    """Return a field's value cut to one line, with the name that its number stands for."""
+    """Return a field's value cut to one line, with the name of its number (a file type, say)."""
     from aprfmt.base.metadata_values import number_name
 
     if value is None:
@@ -494,9 +494,9 @@ class StatusLine:
             self.clear()
 
     def _write_periodically(self, ended: threading.Event, began: float) -> None:
-        """Write the line with the time taken, again and again until `ended` is set.
+        """Write the line with the time taken, repeatedly, until `ended` is set.
 
-        `began` is in seconds of time.monotonic. While progress goes on nothing is written.
+        `began` is in seconds of time.monotonic. Nothing is written while progress is shown.
         """
         pause = self.DELAY
         while not ended.wait(pause):
@@ -561,7 +561,7 @@ class ProgressLine:
         self._began = self._last = time.monotonic()
 
     def __call__(self, done: int, total: int, doing: str = "") -> None:
-        """Show the part that is done, time left, and with the unit "bytes" sizes and rate.
+        """Show the share that is done, the time left, and with the unit "bytes" sizes and rate.
 
         `doing` names what is done now. It writes at most ten times a second.
         """

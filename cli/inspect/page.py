@@ -204,7 +204,7 @@ def _tokenizer_json(found: "StatedTokenizer", everything: bool) -> dict[str, obj
 def _split_lines(text: str | None) -> list[str]:
     """Return a text's lines, at most LINES and then how many more there are; [] for None.
 
-    The page escapes each line, which leaves the line breaks.
+    The page escapes each line; line breaks would be escaped as well.
     """
     lines = [] if text is None else text.split("\n")
     more = [f"... {len(lines) - LINES} more lines"] if len(lines) > LINES else []

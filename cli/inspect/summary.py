@@ -55,9 +55,9 @@ def summarize(opened: Model, body: "InspectBody") -> "InspectSummary":
 
 
 def _zero_clause(opened: Model) -> str:
-    """Return "; " and which pairs of an adapter change nothing; "" for anything else.
+    """Return "; " and the pairs of an adapter that change nothing; "" for other files.
 
-    "" for a remote adapter, too: its factors would be fetched for it.
+    "" for a remote adapter, too: its factors would have to be fetched.
     """
     says = "" if is_remote(opened.path) else find_zero_pairs(opened).text
     return f"; {says}" if says else ""
@@ -87,7 +87,8 @@ def _astray_clause(opened: Model) -> str:
 def summary_line(found: "InspectSummary") -> str:
     """Return the summary as one sentence: name, architecture, size, what is unusual.
 
-    Of a file that is no model, it says what it is and what to do with it. `found` are the parts.
+    For a file that is no model, it says what the file is and what to do with it. `found` are the
+    parts of the sentence.
     """
     if found["says"]:
         return f"{found['name']}: is {found['says']}; {found['next']}"

@@ -179,7 +179,7 @@ def worst_points(points: "Sequence[PointDiff]") -> "list[PointDiff]":
 
 
 def show_outcomes(pair: "RunPair") -> None:
-    """Print how far logits, losses and chosen experts of a pair of runs are apart."""
+    """Print the distances of logits, losses and chosen experts between a pair of runs."""
     logits = pair.logits
     if logits is not None:
         render.line(

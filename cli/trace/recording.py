@@ -233,10 +233,10 @@ def check_reference(
 def tokens_of_run(
     model: Model, tokens: run_options.TokenOptions, reference: str | None
 ) -> tuple[list[int], str | None]:
-    """Return (token ids, their text or None), by the options or else those a reference shows.
+    """Return (token ids, their text or None) by the options, or else from a saved reference.
 
-    A saved reference has token ids, or its embedding has the rows of some. Raises UsageError for no
-    source or several, and for a saved reference that shows no ids.
+    A saved reference has token ids, or a recorded embedding in which the rows of tokens are found.
+    Raises UsageError for no source or several, and for a saved reference that gives no ids.
     """
     path = None if reference is None else Path(reference)
     if tokens.given or path is None or not (path.exists() and is_trace(path)):
