@@ -1,4 +1,9 @@
-"""Bits of the codes of a block encoding that were never written, so that a field is constant."""
+"""Bits of the codes of a block encoding that were never written, so that a field is constant.
+
+Block types keep the low and the high bits of a code in members of their own (`ql` and `qh`, `qs`
+and `hmask`). A writer that leaves one out, or a kernel that does not fill it, gives values that are
+on the right scale and too coarse, which looks like other scales or another quantizer's work.
+"""
 
 import math
 from collections.abc import Iterator

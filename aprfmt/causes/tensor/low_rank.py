@@ -1,4 +1,8 @@
-"""Matrices of which one side has only the largest singular values: a truncated decomposition."""
+"""Matrices of which one side has only the largest singular values: a truncated decomposition.
+
+What was left out is at right angles to what was kept, so that three norms, which the comparison
+knows, say whether a matrix is worth a decomposition.
+"""
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace

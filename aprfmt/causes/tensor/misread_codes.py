@@ -1,4 +1,9 @@
-"""Plain values that are the other side's codes, read as numbers of a wrong type."""
+"""Plain values that are the other side's codes, read as numbers of a wrong type.
+
+A value is (the code's number - zero) * scale + offset. A reader that takes the codes for integers,
+or for another small float, has another number for each code; it may have left out scales, zeros and
+offsets as well. Every such reading is executed on the packed side.
+"""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
@@ -48,7 +53,10 @@ class Reading(NamedTuple):
 
 
 class CodedSide:
-    """A side stored in codes: the code of each value, and scale, zero point and offset of each."""
+    """A side stored in codes: the code of each value, and scale, zero point and offset of each.
+
+    Arrays are [rows, columns], numbers float32; those that the packing has not are None.
+    """
 
     def __init__(self, reader: RowReader) -> None:
         """Store the side's reader; nothing is decoded yet."""

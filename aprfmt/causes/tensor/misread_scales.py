@@ -1,4 +1,10 @@
-"""Plain values that are the other side's codes with wrongly read scales."""
+"""Plain values that are the other side's codes with wrongly read scales.
+
+A scale that is stored as a byte is an exponent or a small float. A reader that takes the byte for
+a whole number, for another float or for an exponent of another bias, or that divides by the
+scales, has another factor for each group. Every such reading is executed on the packed side: its
+factors follow from the stored bytes, and no number is free.
+"""
 
 from collections.abc import Callable, Iterator
 from dataclasses import replace

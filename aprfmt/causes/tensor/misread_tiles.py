@@ -1,4 +1,9 @@
-"""Plain values that are the other side's codes with scales applied to tiles of a wrong size."""
+"""Plain values that are the other side's codes with scales applied to tiles of a wrong size.
+
+A scale belongs to a tile of rows and columns. A reader that takes another size for the tile gives
+values the scales, and the zero points, of other tiles. Every such reading is executed on the packed
+side, whose own grid of scales says what the size is: no number is free.
+"""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace

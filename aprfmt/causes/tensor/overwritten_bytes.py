@@ -1,4 +1,8 @@
-"""Overwritten ranges of bytes: their extent, what they contain now, and where that came from."""
+"""Overwritten ranges of bytes: their extent, what they contain now, and where that came from.
+
+A page of zeros, a sector written twice, a block of another tensor: everything outside is equal to
+the byte. What stands inside is looked for in all stored tensors of both files.
+"""
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass

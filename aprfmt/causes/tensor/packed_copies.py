@@ -1,4 +1,10 @@
-"""Copies in a packed encoding: whether they are right, and the finding if they are not."""
+"""Copies in a packed encoding: whether they are right, and the finding if they are not.
+
+A side is a copy of the other if its values lie on a lattice: its dialect says which
+(`codecs.lattice`), or the values show it (`lattices`), be they of a GGUF block or decoded again.
+Errors are then judged in the copy's own steps (`measure.bounds`). For a wrong copy every fault is
+made good in turn; the one after which the errors are usual is the cause.
+"""
 
 import math
 from collections.abc import Iterator
@@ -38,9 +44,12 @@ SAME_SCHEME = 0.9  # the source must not fit the copy's scheme in more of its gr
 
 @dataclass(frozen=True)
 class PackedCopy:
-    """A source `x` and its quantized copy `y`, float64 [rows, columns], with the copy's lattice.
+    """A source `x` and its copy `y` (float64 [rows, columns]), the copy's lattice and cells.
 
-    `grouping` says which elements share a scale (a cell), `scales` has one number for each.
+    `scheme` says in words what it is, `whose` the side; `again` that it was decoded again. `rows`
+    are the numbers of those looked at, None for all. `bits` are those of its codes, 0 for codes
+    that are no integers, `scales` one number a cell. A copy that is not `finite` has no lattice
+    that means anything: only its parts may be read in another way.
     """
 
     case: DifferingPair

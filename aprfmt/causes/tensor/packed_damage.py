@@ -1,4 +1,8 @@
-"""Damage in a packed weight's stored parts: a few bytes of its codes, scales or zero points."""
+"""Damage in a packed weight's stored parts: a few bytes of its codes, scales or zero points.
+
+Both sides are packed alike, and every part is equal to the byte but for short runs. What such a run
+does to the values can look like another quantizer's rounding, or other scales; it is neither.
+"""
 
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, NamedTuple

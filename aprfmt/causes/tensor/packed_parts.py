@@ -1,4 +1,8 @@
-"""Faults of a packed copy that are repaired by reading its stored parts in another way."""
+"""Faults of a packed copy that are repaired by reading its stored parts in another way.
+
+Every row of READINGS is a way; the parts are changed, decoded by the same codec and compared with
+the source. So what the values have lost, as the place of a code in its word, is still there.
+"""
 
 import math
 from collections.abc import Callable, Iterator, Sequence

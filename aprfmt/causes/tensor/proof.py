@@ -1,4 +1,9 @@
-"""The proof of a guess about a pair of tensors, and the finding that it makes."""
+"""The proof of a guess about a pair of tensors, and the finding that it makes.
+
+The numbers of a guess are found on one half of the values and judged on the other. Dozens of
+guesses are tried on a pair, and a value says only as much as it has digits: whole numbers, flags
+and single numbers are often a factor, an order or a function of each other by chance.
+"""
 
 import math
 from collections.abc import Sequence

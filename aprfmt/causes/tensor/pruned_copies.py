@@ -1,4 +1,9 @@
-"""Matrices that were pruned and then quantized; the pruning is the cause that is named."""
+"""Matrices that were pruned and then quantized; the pruning is the cause that is named.
+
+Every value of a pruned matrix that is not zero is the other side's, so that a matrix whose small
+values are zeros is known. A quantization after it changes the others too, and makes zeros of its
+own; but with B's zeros put into A, B is A within what its encoding rounds off.
+"""
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass

@@ -1,4 +1,9 @@
-"""Parameters of an engine's ranks that have another rank's, expert's or matrix's part."""
+"""Parameters of an engine's ranks that have another rank's, expert's or matrix's part.
+
+A tensor that was put together of ranks shows only that some of its rows are wrong. Of the
+parameters that the ranks hold, each piece is looked for among all that the published model gives:
+whose it is says what went wrong while loading.
+"""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -95,7 +100,10 @@ def _explain_parameter(
 
 
 class MovedPieces(NamedTuple):
-    """The cause that pieces are misplaced, a sentence, and the data for its proof."""
+    """The cause that pieces are misplaced, a sentence, and the data for its proof.
+
+    `sample` are bytes of them, `nbytes` is the size of all, `free` how many places were found.
+    """
 
     cause: str
     says: str

@@ -1,4 +1,11 @@
-"""Tensors of which one side has one rank's part, or the joined copies of all ranks."""
+"""Tensors of which one side has one rank's part, or the joined copies of all ranks.
+
+A tensor-parallel run keeps an equal part of a matrix on each rank: of its rows where the ranks
+divide what a layer computes (q, k, v, gate, up, the embedding), of its columns where they add it
+up (o, down). A checkpoint made of one rank's file, or saved without gathering, has such parts
+under the names and the configuration of the whole model. The other mistake is to join what every
+rank has a copy of, such as norms, as if these copies were parts.
+"""
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
@@ -45,9 +52,11 @@ OF_TABLES = ("vocab_size",)  # sizes that are read from the length of a table of
 
 @dataclass(frozen=True, slots=True)
 class Cut:
-    """A tensor cut into `count` equal parts along `axis`, of which the other side's tensor is some.
+    """A tensor as `count` equal parts along `axis`, next to the smaller tensor of the other side.
 
-    `equal` are the numbers of the parts that equal the smaller tensor.
+    `small` is the side ("A" or "B") with the smaller tensor. `equal` are the numbers (from 0) of
+    the parts that equal it within relative distance `slack`. `values` are some of its values,
+    `size` is how many it has.
     """
 
     small: str

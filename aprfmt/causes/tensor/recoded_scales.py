@@ -1,4 +1,8 @@
-"""Scales of a packed weight that were rewritten by one rule: inverted, squared or exchanged."""
+"""Scales of a packed weight that were rewritten by one rule: inverted, squared or exchanged.
+
+Both sides are packed alike, and nothing but the numbers of some scales differs. Such numbers may be
+few bytes, as the one scale of a whole tensor is, so they are asked before damage.
+"""
 
 from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, NamedTuple

@@ -1,4 +1,9 @@
-"""Finds which rows of several tensors, read as one list, each row of a tensor equals."""
+"""Finds which rows of several tensors, read as one list, each row of a tensor equals.
+
+Equal values are found by a hash of their bits, at the cost of reading them; rows that were rounded
+or quantized on the way by the nearest of some thousand rows. Rows that say nothing (all zeros) have
+no source.
+"""
 
 from collections.abc import Sequence
 from functools import cached_property

@@ -1,4 +1,8 @@
-"""The few directions that span all rows of a low-rank matrix, found from pieces of its rows."""
+"""The few directions that span all rows of a low-rank matrix, found from pieces of its rows.
+
+Each function takes a function that yields the matrix's rows anew, in pieces [n, columns] of
+float32, so that no more than a piece is held.
+"""
 
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING

@@ -1,4 +1,8 @@
-"""Ways to misread the byte that is a group's scale, and the byte that a factor identifies."""
+"""Ways to misread the byte that is a group's scale, and the byte that a factor identifies.
+
+The byte is an exponent (OCP Microscaling: F8_E8M0) or a small float. A reader that takes it for
+another number multiplies each group by a factor that only the byte and the misreading decide.
+"""
 
 from collections.abc import Iterator
 from typing import TYPE_CHECKING

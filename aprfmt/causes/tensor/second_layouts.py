@@ -1,4 +1,8 @@
-"""Parameters that one model stores twice, in two layouts, such as experts apart and stacked."""
+"""Parameters that one model stores twice, in two layouts, such as experts apart and stacked.
+
+A weight that is stored packed and plain is another. Loaders differ in which of the two they take,
+so the two have to hold the same values.
+"""
 
 import re
 import shlex

@@ -1,4 +1,10 @@
-"""Tensor-parallel checkpoints joined with one shard twice, another missing or misplaced."""
+"""Tensor-parallel checkpoints joined with one shard twice, another missing or misplaced.
+
+Ranks hold equal parts of a matrix: of its rows where they divide what a layer computes (q, k, v,
+gate, up), of its columns where they add it up (o, down). A merge that read one rank's file twice
+leaves the same parts in all these tensors. Seen one by one, the rows look shifted, or repeated,
+and the columns damaged.
+"""
 
 import math
 from collections.abc import Callable, Iterator, Mapping

@@ -1,4 +1,9 @@
-"""Few differing values in many tensors, all within a sum's rounding: another arithmetic."""
+"""Few differing values in many tensors, all within a sum's rounding: another arithmetic.
+
+A single tensor of which a few values differ looks damaged. Where several others of the same file
+differ by rounding alone, so does it: a merge in float64 and one in float32 part in a few values of
+each tensor.
+"""
 
 from collections.abc import Iterator, Mapping
 from functools import partial

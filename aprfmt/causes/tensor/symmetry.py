@@ -1,4 +1,10 @@
-"""Reorderings that do not change the function: neurons, heads or experts, in all tensors alike."""
+"""Reorderings that do not change the function: neurons, heads or experts, in all tensors alike.
+
+Each tensor alone looks misordered. Together they are the same model: an MLP's neurons reordered in
+gate, up and down; query heads together with the columns of the output product; experts together
+with the router's rows. It is tried only if a tensor was explained by a rearrangement, and confirmed
+only if one order makes every tensor of the group equal.
+"""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -53,7 +59,12 @@ _ALONE = ("row_offset", "head_order", "gqa_mapping", "expert_order", "rope_pairi
 
 @dataclass(frozen=True)
 class Symmetry:
-    """A way to reorder a layer: which tensors move together, in which units, along which axis."""
+    """A way to reorder a layer: which tensors move together, in which units, along which axis.
+
+    `rows` and `columns` map a unit to the roles whose rows (columns) it orders; roles that a layer
+    lacks are left out. `known` are prefixes of the roles that a unit can affect: if the layer has
+    such a role that is in neither, the symmetry is not assumed.
+    """
 
     cause: str
     says: str
