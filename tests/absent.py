@@ -21,8 +21,8 @@ LIBRARIES = (
 
 # Tests of torch's backend, which they name and do not import.
 RUN = (
-    "tests/cli/test_parity.py::",
-    "tests/cli/test_trace.py::test_the_run_behind_the_model[torch",
+    "tests/cli/parity/test_parity.py::",
+    "tests/cli/trace/test_trace.py::test_the_run_behind_the_model[torch",
     "tests/diagnosis/test_faults.py::test_the_verdict_the_cause_and_the_place[torch",
     "tests/diagnosis/test_honesty.py::test_runs_are_told_it_too[torch",
     "tests/diagnosis/test_command.py::test_exit_codes_and_json[torch",

@@ -9,8 +9,9 @@ KINDS = ("FAULTS", "FILE_FAULTS")  # of one tensor, and of a pair of models for 
 
 
 def files_of(folder: str) -> list[str]:
-    """Return the names of the files of seeded faults for the causes of a folder."""
-    return sorted(path.stem for path in (HERE / folder).glob("*.py"))
+    """Return the names of a folder's files of seeded faults; files of tests are not among them."""
+    paths = (HERE / folder).glob("*.py")
+    return sorted(path.stem for path in paths if not path.stem.startswith("test_"))
 
 
 def seeded(folder: str, kind: str) -> tuple[Any, ...]:

@@ -228,7 +228,7 @@ def test_a_row_for_made_models_does_its_own_work(
 
 def test_every_row_of_the_table_is_taken_out_once() -> None:
     tried = {fault.find for fault in FAULTS} | {find for find, *_ in PAIRS.values()} | set(MADE)
-    tried.add(packed_damage.explain_damaged_parts)  # by tests/causes/test_packed_damage.py
+    tried.add(packed_damage.explain_damaged_parts)  # by tests/causes/tensor/test_packed_damage.py
     tried |= {
         byte_shifts.explain_overwritten_by_wrapped,
         byte_shifts.explain_wrapped_offset,
@@ -237,24 +237,28 @@ def test_every_row_of_the_table_is_taken_out_once() -> None:
     tried.add(arithmetic.explain_sum_rounding)  # by tests/compare/test_rounding.py
     tried.add(lost_bits.explain_lost_bits)  # by tests/compare/test_block_types.py
     tried.add(recurrent_layers.explain_initial_rates)  # by tests/diagnosis/test_faults.py
-    tried.add(recoded_parts.explain_recoded_zero_points)  # by tests/causes/test_recoded_parts.py
-    tried.add(recoded_scales.explain_recoded_scales)  # by tests/causes/test_recoded_scales.py
+    tried.add(
+        recoded_parts.explain_recoded_zero_points
+    )  # by tests/causes/tensor/test_recoded_parts.py
+    tried.add(
+        recoded_scales.explain_recoded_scales
+    )  # by tests/causes/tensor/test_recoded_scales.py
     tried.add(
         coarse_rounding.explain_coarse_rounding
     )  # by tests/compare/test_types_without_encoder.py
-    tried.add(code_orders.guess_code_order)  # by tests/causes/test_code_orders.py
-    # by tests/causes/test_block_signs.py
+    tried.add(code_orders.guess_code_order)  # by tests/causes/tensor/test_code_orders.py
+    # by tests/causes/tensor/test_block_signs.py
     tried |= {block_signs.guess_block_signs, block_signs.guess_lost_signs}
     tried.add(coarse_groups.explain_coarse_groups)  # by tests/measure/test_coarse_steps.py
-    tried.add(flat_shards.explain_flat_shard)  # by tests/causes/test_flat_shards.py
+    tried.add(flat_shards.explain_flat_shard)  # by tests/causes/tensor/test_flat_shards.py
     tried.add(stored_shapes.explain_stored_shape)  # by tests/model/relations/test_kernels.py
-    # by tests/causes/test_misread_codes.py
+    # by tests/causes/tensor/test_misread_codes.py
     tried |= {
         misread_codes.explain_misread_codes,
         misread_codes.explain_whole_bytes,
         misread_codes.explain_words_as_values,
     }
-    # by tests/causes/test_misread_scales.py
+    # by tests/causes/tensor/test_misread_scales.py
     tried |= {misread_scales.explain_misread_scales, misread_scales.explain_misread_exponents}
-    tried.add(misread_tiles.explain_misread_tiles)  # by tests/causes/test_misread_tiles.py
+    tried.add(misread_tiles.explain_misread_tiles)  # by tests/causes/tensor/test_misread_tiles.py
     assert tried == {load_function(row.find) for row in table.TABLE}

@@ -112,8 +112,9 @@ def test_tables_name_causes_of_the_one_table() -> None:
     assert len(computed) > 20 and computed <= proposed
 
 
-# Causes of training steps (tests/training), of the ranks of a dump (inference/test_rank_dumps)
-# and of recorded ids (test_recorded_ids) and of a numbering of tokens (test_renumbered_tokens);
+# Causes of training steps (tests/training), of the ranks of a dump
+# (inference/engines/test_rank_dumps), of recorded ids (test_recorded_ids) and of a numbering of
+# tokens (test_renumbered_tokens);
 # others have a file of tests of their name, or stand in test_batch_sequences,
 # test_shared_ranges, test_misread_codes, test_second_layouts, test_packed_copies,
 # test_adapter_deltas, model/relations/test_kernels and model/test_older_packing_files.

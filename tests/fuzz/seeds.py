@@ -18,8 +18,8 @@ def _short(cases: Iterable[Any]) -> list[bytes]:
 
 def gguf() -> list[bytes]:
     """Return the tables of legal, odd and malformed files, and files with one of everything."""
+    from tests.formats.gguf.test_gguf_fuzz import seed
     from tests.formats.gguf_cases import LEGAL, MALFORMED, WARNED
-    from tests.formats.test_gguf_fuzz import seed
 
     return [seed("<"), seed(">"), *_short((*LEGAL, *WARNED, *MALFORMED))]
 

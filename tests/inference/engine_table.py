@@ -19,9 +19,9 @@ from typing import Any
 from tests.cli.run import aprfmt
 from tests.diagnosis.engines import tiny_folder
 from tests.inference import test_logprobs as answers
-from tests.inference import test_rank_dumps as dumps
-from tests.inference import test_real_engine
-from tests.inference.test_captures import own
+from tests.inference.engines import test_rank_dumps as dumps
+from tests.inference.engines import test_real_engine
+from tests.inference.engines.test_captures import own
 from tests.models import IDS
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "notes" / "engine_dumps.md"

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from aprfmt.measure.log_softmax import is_log_softmax, shift_logits_onto
 from tests.cli.run import Done, aprfmt
 from tests.diagnosis.engines import tiny_folder, trace
-from tests.inference.test_captures import own
+from tests.inference.engines.test_captures import own
 from tests.models import IDS
 
 torch = pytest.importorskip("torch")

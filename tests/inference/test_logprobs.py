@@ -17,7 +17,7 @@ from aprfmt.measure.tolerances import MAX_FACTOR, Threshold
 from aprfmt.model import open_model
 from tests.cli.run import aprfmt
 from tests.diagnosis.engines import tiny_folder
-from tests.inference.test_captures import own
+from tests.inference.engines.test_captures import own
 from tests.models import IDS
 
 TOP = 4

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from aprfmt.model.hf_folder import holds_rank_files, rank_files
-from tests.causes.test_rank_parts import SIZES, Stored, cut
+from tests.causes.tensor.test_rank_parts import SIZES, Stored, cut
 from tests.cli.run import aprfmt
 from tests.conversion.folders import llama_folder, tensors_of, write_mixed
 

@@ -215,14 +215,14 @@ ROWS: tuple[Row, ...] = (
         "    return replace(least, share=given / max(1, sum(sizes)), accused=accused)\n",
         "    return replace(least, share=1.0, accused=accused)\n",
         "what holds for half of one tensor is confirmed of all tensors",
-        ("tests/causes/test_explained_parts.py::test_the_share_of_several_tensors_*",),
+        ("tests/causes/tensor/test_explained_parts.py::test_the_share_of_several_tensors_*",),
     ),
     Row(
         "bound-of-one-accused", "aprfmt/causes/tensor/summary.py",
         "    accused = any(one.accused for one in proofs)\n",
         "    accused = all(one.accused for one in proofs)\n",
         "a tensor held to the damaged side's own steps is confirmed with another that is not",
-        ("tests/causes/test_explained_parts.py::test_the_share_of_several_tensors_*",),
+        ("tests/causes/tensor/test_explained_parts.py::test_the_share_of_several_tensors_*",),
     ),
     Row(
         "confirmed-unjudged", "aprfmt/measure/proofs.py",

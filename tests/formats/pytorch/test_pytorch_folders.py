@@ -19,7 +19,7 @@ from aprfmt.formats.pytorch.reader import PickledFile
 from aprfmt.model import open_model
 from tests.cli.run import aprfmt as command
 
-DEMO = Path(__file__).resolve().parent.parent.parent / "fixtures" / "demo"
+DEMO = Path(__file__).resolve().parents[3] / "fixtures" / "demo"
 
 
 def old_folder(folder: Path, shards: int) -> Path:

@@ -91,7 +91,7 @@ def test_every_command_only_describes_a_pickle(marked: Path, words: tuple[str, .
     from tests.cli.run import aprfmt
 
     zipped(marked / "x.pt", call(PLANTED, RUN, "x"))
-    model = Path(__file__).resolve().parents[2] / "fixtures" / "demo"
+    model = Path(__file__).resolve().parents[3] / "fixtures" / "demo"
     done = aprfmt(*(str(model) if word == "MODEL" else word for word in words))
     assert done.code in ((0, 1, 2) if words[0] == "scan" else (1, 2)), done.out
     if words[0] not in ("scan", "validate"):

@@ -13,7 +13,7 @@ from aprfmt.measure.logprob_tables import Logprobs, compare_logprobs, rows_from_
 from aprfmt.measure.tolerances import Threshold
 from tests.cli.run import aprfmt
 from tests.diagnosis.engines import tiny_folder
-from tests.inference.test_captures import npy, own
+from tests.inference.engines.test_captures import npy, own
 from tests.models import IDS
 
 TEXT = ",".join(map(str, IDS))

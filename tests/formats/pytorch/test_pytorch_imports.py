@@ -21,7 +21,7 @@ from aprfmt.formats.pytorch.pickle_imports import hidden_imports
 from tests.cli.run import aprfmt
 from tests.formats import pytorch_files as files
 from tests.formats.hostile_pickles import name, tensor, text
-from tests.formats.test_pytorch_hostile import zipped
+from tests.formats.pytorch.test_pytorch_hostile import zipped
 
 DROP = b"0"  # POP
 WEIGHT = b"}" + text("w") + tensor() + b"s"

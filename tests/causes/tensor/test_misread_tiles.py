@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from tests.causes.packed_source import FFN, HIDDEN, UP, Array, copied, judged, plain, source, values
-from tests.causes.test_misread_scales import FP8, MODELOPT, nvfp4, small
+from tests.causes.tensor.test_misread_scales import FP8, MODELOPT, nvfp4, small
 from tests.causes.test_one_factor_of_scales import SECTION, decoded, exponents, float4, mxfp4
 from tests.diagnosis import packing
 

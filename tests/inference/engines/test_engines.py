@@ -401,7 +401,7 @@ def test_a_joined_stage_is_compared_with_its_parts(tmp_path: Path) -> None:
 
 
 def test_the_page_of_capture_points_is_current() -> None:
-    path = Path(__file__).resolve().parents[2] / "docs" / "reference" / "capture_points.md"
+    path = Path(__file__).resolve().parents[3] / "docs" / "reference" / "capture_points.md"
     assert path.read_text() == render_page(), "run python -m aprfmt.inference.points_page"
     for name in POINTS:
         assert f"| `{name}` |" in render_page()

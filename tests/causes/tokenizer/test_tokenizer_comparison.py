@@ -27,7 +27,7 @@ from aprfmt.tokenizer.stored_tokenizer import read_tokenizer_parts
 from tests.cli.run import aprfmt as command
 from tests.tokenizer.fake import fake, folder_model, without_json
 
-README = Path(__file__).resolve().parents[2] / "README.md"
+README = Path(__file__).resolve().parents[3] / "README.md"
 SPECIAL = ["<unk>", "<s>", "</s>"]
 TEMPLATE = (
     "{{ bos_token }}{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n"

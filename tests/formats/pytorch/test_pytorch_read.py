@@ -24,7 +24,7 @@ from aprfmt.formats import open_source
 from aprfmt.formats.pytorch import storages, tensor
 from aprfmt.formats.pytorch.reader import first_names
 from tests.formats import pytorch_files as files
-from tests.formats.test_pytorch_hostile import zipped
+from tests.formats.pytorch.test_pytorch_hostile import zipped
 
 LISTED = [
     *((f"{str(dtype)[6:]}-{form}", lambda dtype=dtype: {"x": files.values(dtype)}, form, 2)

@@ -20,8 +20,8 @@ from aprfmt.formats.safetensors.parse import parse
 from tests.cli.run import aprfmt as command
 from tests.formats.apr_writing import info, pattern
 from tests.formats.gguf_writing import write as write_gguf
+from tests.formats.safetensors.test_safetensors_write import patterns, write
 from tests.formats.safetensors_cases import entry, file
-from tests.formats.test_safetensors_write import patterns, write
 
 GGML = [row.name for row in ENCODINGS.values() if row.ggml is not None and row.known]
 BLOCKS = [name for name in GGML if not ENCODINGS[name].safetensors]

@@ -14,8 +14,8 @@ from aprfmt.formats import detect_format, open_source
 from aprfmt.formats.safetensors.reader import open_index
 from aprfmt.formats.shard_set import member_path
 from tests.formats.apr_writing import info, pattern
+from tests.formats.safetensors.test_safetensors_write import patterns, write
 from tests.formats.safetensors_cases import entry, file
-from tests.formats.test_safetensors_write import patterns, write
 
 INFOS = [info(f"layers.{at}.w", (4, 2), "BF16") for at in range(5)] + [info("norm", (4,))]
 

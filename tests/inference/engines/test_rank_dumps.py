@@ -42,7 +42,7 @@ from aprfmt.tensors.stats import Stats, compute_stats
 from tests.cli.run import aprfmt
 from tests.diagnosis.engines import broken, tiny_folder
 from tests.inference.engine_dumps import batch, columns, dumper, hook_passes, modules, rows, state
-from tests.inference.test_captures import npy, own
+from tests.inference.engines.test_captures import npy, own
 from tests.models import IDS
 
 torch = pytest.importorskip("torch")

@@ -20,7 +20,7 @@ from aprfmt.tensors.stats import tensor_stats
 from tests.cli.run import aprfmt
 from tests.formats.gguf_files import U32, File, plain
 
-ROOT = Path(__file__).resolve().parents[2]
+ROOT = Path(__file__).resolve().parents[3]
 JUDGED: Mapping[str, Any] = load_file(ROOT / "fixtures" / "forks" / "ik_llama.safetensors")
 
 

@@ -17,7 +17,7 @@ from tests.inference.gpu.on_gpu import clear_device_memory, need
 from tests.inference.gradient_judge import write_batch
 from tests.models import save_tiny
 
-DEMO = Path(__file__).resolve().parents[2] / "fixtures" / "demo"
+DEMO = Path(__file__).resolve().parents[3] / "fixtures" / "demo"
 
 
 class Counted:

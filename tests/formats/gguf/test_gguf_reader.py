@@ -16,7 +16,7 @@ from aprfmt.formats.gguf.layout import TYPE_BY_ID
 from aprfmt.formats.gguf.reader import GGUFSource, open_source
 from tests.formats.gguf_files import ARR, BOOL, DATA, F32, I8, I64, STR, U8, U32, U64, File
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 ORDERS = pytest.mark.parametrize("order", ["<", ">"], ids=["little", "big"])
 VALUES = {
     0: 255, 1: -128, 2: 65_535, 3: -32_768, 4: 2**32 - 1, 5: -(2**31), 6: 0.5, 7: True,

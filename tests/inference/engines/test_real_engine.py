@@ -12,7 +12,7 @@ from aprfmt.model import open_model
 from tests.cli.run import aprfmt
 from tests.inference.judge import backend
 
-FOLDER = Path(__file__).resolve().parents[2] / "fixtures" / "vllm"
+FOLDER = Path(__file__).resolve().parents[3] / "fixtures" / "vllm"
 MODEL = FOLDER / "model"
 
 
