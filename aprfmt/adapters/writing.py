@@ -59,8 +59,8 @@ def convert_adapter(
 
     `dst`'s extension decides which; with `force` it may exist, with `dry_run` nothing is written.
     The base gives names, and the order of rows. Factors keep their dtype and values. Raises
-    ConversionError for what the other spelling cannot say: DoRA in GGUF, embeddings in kohya's,
-    scales that are no one alpha in GGUF.
+    ConversionError for what the other spelling cannot express: in GGUF DoRA, and scales that differ
+    from one alpha; in kohya's names embeddings.
     """
     # The extension of `dst` selects the spelling.
     spelling = SPELLINGS.get(dst.suffix.lower())
