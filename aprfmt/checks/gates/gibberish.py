@@ -104,11 +104,11 @@ def _is_number_or_rule(fragment: str, times: int) -> bool:
 
 
 def _find_loops(row: Sequence[Any], low: int, high: int) -> Iterable[tuple[int, int, int]]:
-    """Yield (start, size, times) of fragments of `low` to `high` items that repeat in a row.
+    """Yield (start, size, times) of each fragment of `low` to `high` items that repeats in a row.
 
-    They are at least GIBBERISH.times copies; shortest fragments come first. Only places at
-    multiples of a fragment's size are compared first, which a run of three copies cannot miss. A
-    text of n items so takes about n log n steps.
+    `times` is at least GIBBERISH.times; the shortest fragments come first. Candidates are found by
+    comparing places at multiples of the fragment's size, which no run of three copies escapes. A
+    text of n items takes about n log n steps.
     """
     for size in range(low, min(high, len(row) // GIBBERISH.times) + 1):
         seen = 0  # the end of the last run that was measured
