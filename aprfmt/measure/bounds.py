@@ -150,9 +150,10 @@ class Fit:
 
     @property
     def how(self) -> str:
-        """How the copy was quantized, by its errors: "rounded to the nearest", or as GPTQ does.
+        """How the copy was quantized: to the nearest code, or with errors made up for, as by GPTQ.
 
-        "" for errors that no quantizer makes.
+        It is judged by the copy's errors, and given as a phrase; "" for errors that neither way
+        makes.
         """
         lost = self.ends > MOST_ENDS or self.far > MOST_FAR or self.saturates
         if lost or self.multiple or self.cut:
@@ -374,11 +375,12 @@ def _excess_of_errors(delta: "Array", step: "Array") -> float:
 
 
 def _worst_wide_runs(x: "Array", y: "Array") -> tuple[bool, float]:
-    """Return (whether any run's error is a multiple of the copy, smallest cosine of a run's sides).
+    """Return (whether a wrong scale explains some run's error, smallest cosine of any run).
 
-    Such an error is that of a wrong scale, and no rounding. `x` is the source and `y` the copy,
-    [rows, columns]; the cosine is that of the two. A run is WIDE_RUN values of a row, or all of a
-    shorter row of at least RUN. Runs that are zero on a side are left out.
+    A run is WIDE_RUN values of a row, or all of a shorter row of at least RUN. `x` is the source
+    and `y` the copy, [rows, columns]; the cosine is that between both. A scale is wrong where the
+    error is mostly a multiple of the copy, as rounding errors are not. Runs of zeros on a side are
+    left out.
     """
     columns = x.shape[1]
     wide = min(WIDE_RUN, columns)

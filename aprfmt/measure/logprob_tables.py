@@ -101,7 +101,7 @@ class LogprobTable:
 
     @property
     def first(self) -> LogprobRow | None:
-        """The first row with a larger difference than one row may have; None without one."""
+        """The first row whose differences exceed what is allowed for a single row, or None."""
         return self._first_beyond(self.tolerance)
 
     @property
@@ -112,7 +112,7 @@ class LogprobTable:
         return not self.scaled <= self.exact.rel_l2 or self._first_beyond(self.exact) is not None
 
     def _first_beyond(self, tolerance: Threshold) -> LogprobRow | None:
-        """Return the first row with a larger difference than `tolerance` allows one, or None."""
+        """Return the first row whose differences exceed `_ONE_ROW` times `tolerance`, or None."""
         if self.relation is not None and self.relation.harmless:
             return None
         bound = _ONE_ROW * tolerance.rel_l2
@@ -332,9 +332,10 @@ def _without_entry(side: Side) -> int:
 
 
 def _logit_spread(here: Side, reference: Side, positions: Sequence[int]) -> float:
-    """Return the standard deviation of the logits in a row, which sets how much they were rounded.
+    """Return the standard deviation of logits within a row, as the mean over the rows `positions`.
 
-    For two sides that list some tokens only, that of the listed values, at least 1 nat.
+    The size of roundings follows from it. For two sides that list only some tokens, it is that of
+    all listed values, at least 1 nat.
     """
     full = next((side for side in (reference, here) if isinstance(side, LogprobMatrix)), None)
     if full is not None:

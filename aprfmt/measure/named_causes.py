@@ -44,7 +44,7 @@ class Effect:
 
     @property
     def text(self) -> str:
-        """The effect in words; "" where it was not measured, or is infinite."""
+        """The distances as words, such as "0.012 apart, KL 0.3"; "" where neither is known."""
         known = self.rel_l2 is not None and math.isfinite(self.rel_l2)
         words = [f"{self.rel_l2:.3g} apart"] if known else []
         return ", ".join([*words, *([] if self.kl is None else [f"KL {self.kl:.3g}"])])

@@ -46,7 +46,7 @@ def difference(x: "Array", y: "Array") -> "Array":
 
 
 def _exceeds_float64(values: "Array") -> bool:
-    """Return whether values are 64-bit integers, some of which float64 cannot represent."""
+    """Return whether values are of a 64-bit integer type, whose large numbers float64 rounds."""
     return values.dtype.kind in "iu" and values.dtype.itemsize == 8
 
 

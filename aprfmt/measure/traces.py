@@ -372,8 +372,8 @@ BEFORE_MASK = ("scores", "index_scores")  # of every key, those that a token doe
 def find_first_token(points: Sequence[PointDiff], a: TraceLike, b: TraceLike) -> FirstToken | None:
     """Return the earliest token at which a point is beyond its tolerance; None if none is.
 
-    If several points differ at that token, it is the first in the order of `points`. Scores
-    recorded before the mask only count at keys that the token sees.
+    If several points differ at that token, it is the first in the order of `points`. Of attention
+    scores recorded before the causal mask, only those of visible keys are compared.
     """
     found: FirstToken | None = None
     for point in points:
