@@ -74,7 +74,7 @@ class Computed:
 
     @property
     def how(self) -> str:
-        """Where and in which arithmetic they were computed: `torch:cpu:float64`."""
+        """Where and in which arithmetic the gradients were computed: `torch:cpu:float64`."""
         return self.exact.how
 
     @property
@@ -198,7 +198,7 @@ def doubtful_loss(loss: float, vocabulary: int) -> str:
 
 @contextmanager
 def explaining_missing_torch() -> Iterator[None]:
-    """Turn an ImportError in this context into a BackendUnavailableError on installing torch."""
+    """Turn an ImportError in this context into BackendUnavailableError: install torch."""
     try:
         yield
     except ImportError as error:

@@ -261,7 +261,10 @@ def judge_moments(parameter: Parameter, recipe: Recipe, held: StepInputs) -> Jud
 
 
 def is_idle(parameter: Parameter, held: StepInputs) -> bool:
-    """Return whether a parameter did not move, and no given gradient says that it should."""
+    """Return whether a parameter was left out of a step: it did not move and has no given gradient.
+
+    False for one that is known to have no gradient in this step (`held.idle`).
+    """
     return held.gradient is None and not held.idle and _is_unmoved(parameter)
 
 
