@@ -180,7 +180,7 @@ def _adapter_next_step(model: "Model") -> str:
 
 
 def drop_stray_command(model: "Model", names: Sequence[str]) -> str:
-    """Return the command that writes an adapter without `names`, tensors that are none of it."""
+    """Return the command that writes an adapter without the stray tensors `names`."""
     drop = " ".join(f"--drop {name}" for name in names)
     return f"aprfmt convert {model.path} OUT --generic {drop}"
 

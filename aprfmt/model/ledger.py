@@ -385,7 +385,7 @@ class _LedgerBuilder:
     def _file_item(self, path: Path) -> Item:
         """Return the item of a file or subfolder of the model's folder.
 
-        How it is read, and its source, come from tables of file names, and in cases from the model.
+        Tables of file names say how it is read and by what; some files depend on the model as well.
         """
         row = folder_row(path) if path.is_dir() else file_row(path.name)
         reading, of = row.reading, row.source
