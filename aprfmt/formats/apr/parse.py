@@ -345,9 +345,9 @@ def _read_entry(
 
 
 def _decode_name(raw: bytes, at: int, what: str, parsed: ParsedApr) -> str:
-    """Return a tensor's name; one that is not UTF-8 is escaped and a fault.
+    """Return a tensor's name; one that is not UTF-8 is escaped and reported as a fault.
 
-    One that the reference writer cut inside a character is only a warning.
+    A name that the reference writer cut inside a character is only a warning.
     """
     try:
         return raw.decode("utf-8")
