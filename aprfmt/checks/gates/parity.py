@@ -29,6 +29,8 @@ from aprfmt.tensors import norms
 
 Numbers = NDArray[Any]
 TOP = 5  # tokens whose order two devices must share, near ties aside
+# Standard deviations that rounding may move one logit: of a million normal numbers one is beyond 5.
+LARGEST_DEVIATION = 6.0
 TODO = "aprfmt parity and aprfmt diagnose name the operation"
 _CLOSE = (*EQUAL, "WITHIN")
 FINITE = "aprfmt trace names the first point that is not finite"
@@ -299,7 +301,7 @@ def _check_logits_close(
     cosine = float(np.sum(a * b) / (norms.exact_norm(a) * norm)) if norm and a.any() else 0.0
     # What the allowed distance makes of it.
     straight = min(tolerances.MIN_COSINE, 1 - bound.rel_l2**2 / 2)
-    flipped = _flipped_rows(a, b)
+    flipped = _flipped_rows(a, b, bound.rel_l2)
     change = _mean_loss(a, labels) - _mean_loss(b, labels)
     size = norm / float(np.sqrt(b.size))
     most = tolerances.device_loss_bound(bound.rel_l2, size)
@@ -325,15 +327,16 @@ def _check_logits_close(
     ], distance
 
 
-def _flipped_rows(a: Numbers, b: Numbers) -> list[int]:
+def _flipped_rows(a: Numbers, b: Numbers, rel_l2: float) -> list[int]:
     """Return the indices of rows in which the likeliest tokens of `a` are not among those of `b`.
 
-    Logits that are closer than twice the row's largest difference count as equal. `a` and `b` are
-    logits [tokens, vocab].
+    `a` and `b` are logits [tokens, vocab], `rel_l2` is their tolerance. Logits of `b` count as
+    equal where rounding within the tolerance can exchange them: each may be off by
+    LARGEST_DEVIATION times `rel_l2` of the row's root mean square.
     """
     rows = []
     for at, (x, y) in enumerate(zip(a, b, strict=True)):
-        slack = 2 * float(np.max(np.abs(x - y)))
+        slack = 2 * LARGEST_DEVIATION * rel_l2 * float(np.sqrt(np.mean(np.square(y))))
         edge = np.sort(y)[-min(TOP, len(y))]
         best_x = np.argsort(-x, kind="stable")[:TOP]
         if float(np.min(y[best_x])) < edge - slack or float(y[best_x[0]]) < float(y.max()) - slack:

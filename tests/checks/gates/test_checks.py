@@ -392,6 +392,21 @@ def test_the_cosine_that_is_asked_follows_from_the_distance() -> None:
     assert cosine.outcome == "FAIL" and "0.96875" in cosine.expected, cosine
 
 
+@pytest.mark.parametrize(("gap", "outcome"), [(0.05, "PASS"), (0.5, "FAIL")])
+def test_another_likeliest_token_is_seen_in_a_row_of_many(gap: float, outcome: str) -> None:
+    """The other rows hide the distance of one row; rounding may exchange two near tokens."""
+    x = np.random.default_rng(4).standard_normal((400, 60))
+    y = x.copy()
+    first, second = 1.0 + np.abs(x[7]).max() + np.array([gap, 0.0])
+    x[7, :2], y[7, :2] = (first, second), (second, first)
+    checks, distance = parity._check_logits_close(
+        y, x, [1] * 399, Tolerance(0.01, "a test"), "copy"
+    )
+    assert distance < 0.01
+    top = next(each for each in checks if each.name == "copy-top")
+    assert top.outcome == outcome and (outcome == "PASS" or "position 7" in top.found), top
+
+
 # --- statistics of weights ----------------------------------------------------------------------
 
 
