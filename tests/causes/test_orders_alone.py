@@ -1,5 +1,6 @@
 """Sums, orders of shares and columns, removed directions, parts of tokenizers: each by itself."""
 
+import tracemalloc
 from types import SimpleNamespace
 from typing import Any
 
@@ -9,6 +10,7 @@ import pytest
 from aprfmt.causes.forward import kv_cache, rank_shares, residual_stream, usual_steps
 from aprfmt.causes.tensor import derived_weights
 from aprfmt.causes.tokenizer import part_exchange
+from aprfmt.tensors import norms
 
 # --- the sum of a stream and a sublayer -----------------------------------------------------------
 
@@ -125,7 +127,7 @@ def test_a_column_of_scores_is_a_keys_within_twice_the_tolerance(
 
 def tensor(values: Any) -> Any:
     held = np.asarray(values, np.float32)
-    return SimpleNamespace(shape=held.shape, encoding="F32", numpy=lambda: held)
+    return SimpleNamespace(shape=held.shape, encoding="F32", numpy=held.copy)
 
 
 def test_a_direction_is_removed_of_what_writes_the_stream() -> None:
@@ -186,6 +188,24 @@ def test_the_difference_of_a_matrix_is_looked_at_up_to_a_size(
     assert one is not None and one.experts == (1,) and one.rank == 1
     monkeypatch.setattr(derived_weights, "SMALL", x.size - 1)
     assert changed(x + low) is None
+
+
+def test_the_difference_of_a_matrix_takes_the_place_of_one_side(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Two matrices and a mask are in memory at most; three were, for matrices of 256 MB."""
+    x, y = np.random.default_rng(8).normal(size=(2, 1024, 1024)).astype(np.float32)
+    monkeypatch.setattr(derived_weights, "LOOKED_AT", 32)
+    monkeypatch.setattr(derived_weights, "WINDOW", 1 << 12)
+    pair: Any = SimpleNamespace(key="L0.attn_q.weight", a=tensor(x), b=tensor(y))
+    tracemalloc.start()
+    found = derived_weights._matrix_change(pair)
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert found is not None and found.rank == 0
+    assert found.size == pytest.approx(np.linalg.norm(y - x) / np.linalg.norm(x), rel=1e-5)
+    assert found.related == pytest.approx(norms.cosine(x, y), abs=1e-6)
+    assert peak < 2.6 * x.nbytes
 
 
 # --- parts of a tokenizer -------------------------------------------------------------------------

@@ -329,25 +329,28 @@ def _matrix_change(pair: TensorPair) -> MatrixChange | None:
         return None
     if np.ptp(x) == 0 or np.ptp(y) == 0:
         return None  # never filled: what the others are does not depend on it
-    delta = y - x
-    norm = norms.exact_norm(x) or 1.0
-    if min(np.any(delta, axis=axis).mean() for axis in (0, 1)) < EVERY_ROW:
+    differs = x != y
+    if min(np.any(differs, axis=axis).mean() for axis in (0, 1)) < EVERY_ROW:
         return None  # a few rows or columns have a low rank, too
+    del differs
     plain = pair.a.encoding in UNIT and pair.b.encoding in UNIT
     unit = pair_noise(pair.a.encoding, pair.b.encoding, moved=False)
     pruned, of_four = _pruned_share(x, y)
+    factored = 0.0 if pruned else _factored_share(x, y)
+    norm, cosine = norms.exact_norm(x) or 1.0, norms.cosine(x, y)
+    delta = np.subtract(y, x, out=y)  # no third matrix in memory
     rank = 0 if pruned else _difference_rank(delta, unit * norm)
     removed = None if pruned else _removed_direction(pair, x, delta, unit * norm)
     return MatrixChange(
         pair.key,
         rank,
         norms.exact_norm(delta) / norm,
-        norms.cosine(x, y),
+        cosine,
         plain,
         experts,
         pruned,
         of_four,
-        0.0 if pruned else _factored_share(x, y),
+        factored,
         removed,
     )
 
