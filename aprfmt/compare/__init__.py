@@ -351,7 +351,22 @@ def diff_models(
         other,
         item_arguments(left, *ledgers),
         input_scale_endings(a),
+        left_encodings=_left_encodings(alignment.pairs, done) if found else {},
     )
+
+
+def _left_encodings(
+    pairs: Sequence[TensorPair], done: Collection[str]
+) -> Mapping[str, tuple[str, str]]:
+    """Return {key: (A's encoding, B's)} of B's matrices that were not compared; "" if A has none.
+
+    `done` are the keys of those that were.
+    """
+    return {
+        pair.key: ("" if pair.a is None else pair.a.encoding, pair.b.encoding)
+        for pair in pairs
+        if pair.key not in done and pair.b is not None and len(pair.b.shape) > 1
+    }
 
 
 def _contradiction_findings(a: Model, b: Model) -> tuple[Finding, ...]:

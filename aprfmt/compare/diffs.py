@@ -99,6 +99,8 @@ class DiffReport(Tabular):
     input_scales: tuple[str, ...] = ()  # endings of A's scales of activations
     of_engine: bool = False  # B is the saved weights of an engine, which `diagnose` does not take
     is_state: bool = False  # B is a state dict without a configuration: no command changes it
+    # {key: (A's encoding, B's)} of B's matrices that were not compared; "" where A has none
+    left_encodings: Mapping[str, tuple[str, str]] = field(default_factory=dict)
 
     def table_rows(self) -> Sequence[Row]:
         """Return one dict per tensor, with its verdict and its distances."""
@@ -200,6 +202,8 @@ class DiffReport(Tabular):
         ]
         mine = {row.key: row.encoding_a for row in rows if row.encoding_a}
         theirs = {row.key: row.encoding_b for row in rows if row.encoding_b}
+        mine |= {key: of_a for key, (of_a, _) in self.left_encodings.items() if of_a}
+        theirs |= {key: of_b for key, (_, of_b) in self.left_encodings.items()}
         if any(overflows_encoding(one.values, theirs) for one in self.findings):
             theirs = {}
         return rewrite_command(self.a, self.b, mine, theirs, self.file_type, self.input_scales)

@@ -13,6 +13,7 @@ import pytest
 from aprfmt.codecs import CODECS
 from aprfmt.compare import diff
 from tests.compare import test_types_without_encoder as honest
+from tests.diagnosis.test_remedies import written
 
 Edit = Callable[[Any], None]  # of blocks in their layout, in place
 
@@ -158,11 +159,19 @@ def _ternary_codes(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_signs_are_named(case: str, tmp_path: Path) -> None:
+def test_signs_are_named_with_a_command_that_mends_them(
+    case: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Seen red: all of A in the encoding of the one tensor that was compared, which is refused."""
     name, edit, says = CASES[case]
-    (finding,) = diff(*pair(name, edit, tmp_path), tensors=[honest.KEY]).findings
+    a, b = pair(name, edit, tmp_path)
+    report = diff(a, b, tensors=[honest.KEY])
+    (finding,), (cause,) = report.findings, report.causes
     assert (finding.cause, finding.certainty) == ("quant_signs", "confirmed"), finding.says
     assert says in finding.says
+    assert cause.remedy is not None
+    mended = written(cause.remedy.command, b, tmp_path / "mended", monkeypatch)
+    assert diff(a, mended).exit_code(["within"]) == 0, cause.remedy
 
 
 OTHERS: dict[str, tuple[str, Edit]] = {
