@@ -5,7 +5,6 @@ No other code compares a format's name in an `if`.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
@@ -149,10 +148,9 @@ def detect_format(path: Path, wanted: str = "a model file") -> FormatSpec:
     `wanted` is what messages say was expected. Raises UnsupportedError for files recognised as
     something else, FormatError otherwise.
     """
-    from aprfmt.formats.mapped_file import open_bytes
+    from aprfmt.formats.mapped_file import read_head
 
-    with closing(open_bytes(path)) as file:
-        head, size = bytes(file.view[:4096]), file.size
+    head, size = read_head(path, 4096)
     name = FORMATS.first(lambda spec: spec.recognise(head, size))
     if name is not None:
         return FORMATS[name]

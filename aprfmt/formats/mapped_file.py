@@ -10,6 +10,7 @@ import stat
 import threading
 import weakref
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
@@ -55,6 +56,21 @@ def open_bytes(path: Path) -> ByteSource:
 
         return RemoteFile(path)
     return MappedFile(path)
+
+
+def read_head(path: Path, count: int) -> tuple[bytes, int]:
+    """Return (the first `count` bytes of a file, or all of a shorter one, and the file's size).
+
+    A file on this machine is not mapped for them. Raises as `open_bytes` does.
+    """
+    if isinstance(path, RemotePath):
+        with closing(open_bytes(path)) as file:
+            return bytes(file.view[:count]), file.size
+    fd = open_regular(path)
+    try:
+        return os.read(fd, count), os.fstat(fd).st_size
+    finally:
+        os.close(fd)
 
 
 class _Map(mmap.mmap):

@@ -138,7 +138,7 @@ def parse_location(location: Any) -> Path:
     if isinstance(location, RemotePath):
         return location
     if not _ADDRESS.match(text := os.fsdecode(location)) or os.path.exists(text):
-        return Path(text)
+        return location if isinstance(location, Path) else Path(text)
     from aprfmt.remote.sites import resolve_address
 
     parts = resolve_address(text)

@@ -267,9 +267,13 @@ class Unpickler:
             raise self._damage_error(f"reads memo {key}, which nothing was put in")
         self._push(self._memo[key])
 
-    def _set_memo(self, size: int) -> None:
-        """Store the top value as the memo whose number is in the next `size` bytes."""
-        self._memo[self.stream.uint(size, "a memo's number")] = self._top()
+    def _set_memo(self) -> None:
+        """Store the top value as the memo whose number is in the next four bytes."""
+        self._memo[self.stream.uint(4, "a memo's number")] = self._top()
+
+    def _set_short_memo(self) -> None:
+        """Store the top value as the memo whose number is the next byte."""
+        self._memo[self.stream.byte("a memo's number")] = self._top()
 
     def _memoize(self) -> None:
         """Store the top value as the next memo, numbered by how many there are."""
@@ -456,8 +460,8 @@ _OPCODES: Mapping[int, Callable[[Unpickler], Any]] = {
         "u": lambda self: self._set_items(self._pop_to_mark()),
         "h": lambda self: self._push_memo(1),
         "j": lambda self: self._push_memo(4),
-        "q": lambda self: self._set_memo(1),
-        "r": lambda self: self._set_memo(4),
+        "q": Unpickler._set_short_memo,
+        "r": Unpickler._set_memo,
         "\x94": Unpickler._memoize,
         "c": Unpickler._push_global_of_lines,
         "\x93": Unpickler._push_global_of_stack,

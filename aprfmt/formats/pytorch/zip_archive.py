@@ -7,8 +7,8 @@ APPNOTE.TXT, sections 4.3.7 (local header), 4.3.12 (directory), 4.3.14 to 4.3.16
 
 import struct
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from itertools import pairwise
+from typing import NamedTuple
 
 from aprfmt.base.protocols import ByteSource, Region
 from aprfmt.base.text_escape import shorten
@@ -28,8 +28,7 @@ _MAX_DIRECTORY = 256 << 20
 _DESCRIPTOR = 8  # the flag of a local header whose sizes follow the data
 
 
-@dataclass(frozen=True, slots=True)
-class ZipRecord:
+class ZipRecord(NamedTuple):
     """One file of the archive: its bytes are [start, start + size) of the archive.
 
     `header` is the offset of its local header.
