@@ -109,12 +109,12 @@ EXTENSIONS: Mapping[str, str] = {
 }
 # Files of trainers' shards -> what they are, what joins their weights, and their arrays. Sources:
 # torch.distributed's format_utils; DeepSpeed's `_get_zero_ckpt_name` and zero_to_fp32.py.
-_DCP = (
+DISTRIBUTED_SHARD = (
     "is a distributed checkpoint of torch, in shards; join them: "
     "python -m torch.distributed.checkpoint.format_utils dcp_to_torch FOLDER FILE.pt"
 )
 _TRAINER_SHARDS = (
-    (re.compile(r".*\.distcp"), _DCP, _DCP),
+    (re.compile(r".*\.distcp"), DISTRIBUTED_SHARD, DISTRIBUTED_SHARD),
     (
         re.compile(r"(bf16_)?zero_pp_rank_\d+_mp_rank_\d+_(optim|model)_states\.pt"),
         "is one rank's part of a DeepSpeed ZeRO checkpoint, flat; join its weights: "

@@ -7,6 +7,7 @@ from aprfmt.base.protocols import ByteSource, Damage, LazyTensor, Note, Source, 
 from aprfmt.base.text_escape import shorten
 from aprfmt.errors import FormatError, UnsupportedError
 from aprfmt.formats.damage import Faults, Structure
+from aprfmt.formats.foreign_formats import DISTRIBUTED_SHARD
 from aprfmt.formats.mapped_file import Buffer, BufferFile, open_bytes
 from aprfmt.formats.pytorch.layout import is_index
 from aprfmt.formats.pytorch.pickle_calls import DESCRIBED
@@ -209,9 +210,11 @@ def open_source(path: Path, *, partial: bool = False) -> PytorchSource:
     """Return the open model of one torch.save file, or of all files of an index.
 
     `partial` allows files of an index that are missing; a file itself has to be whole. Raises
-    FormatError.
+    FormatError, UnsupportedError for a shard of torch.distributed.checkpoint.
     """
     path = parse_location(path)
+    if path.suffix == ".distcp":  # an archive for each tensor, one after another, without names
+        raise UnsupportedError(f"{path}: {DISTRIBUTED_SHARD}")
     file = open_bytes(path)
     try:
         if not is_index(bytes(file.view[:4096])):

@@ -109,8 +109,11 @@ def _find_directory(view: Region, size: int, where: str) -> tuple[int, int, int,
         raise FormatError(f"{where}: its zip directory has no zip64 locator; it is damaged")
     if long_form:
         _, disk, stop, _ = _LONG_LOCATOR.unpack_from(tail, place)
-        if stop + _LONG_END.size > base + place:
-            raise FormatError(f"{where}: its zip64 locator names byte {stop}; it is damaged")
+        if stop + _LONG_END.size != base + place:
+            raise FormatError(
+                f"{where}: its zip64 locator names byte {stop}, and the directory's end is at "
+                f"{base + place - _LONG_END.size}; something was put before it, or it is damaged"
+            )
         long = bytes(view[stop : stop + _LONG_END.size])
         kind, _, _, _, disk, first, here, count, length, start = _LONG_END.unpack(long)
         if kind != _END64:

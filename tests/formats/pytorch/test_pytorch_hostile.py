@@ -400,3 +400,16 @@ def test_values_that_a_small_file_shares_are_bounded_by_its_size() -> None:
     assert most < state_dict.MAX_VISITS
     with pytest.raises(UnsupportedError, match=f"more than {most} values, counted each time"):
         state_dict.Flattened(value, "x.pt", 1000)
+
+
+def test_archives_after_each_other_are_no_file(marked: Path) -> None:
+    """Seen red: of two archives of equal size the first was read as the whole file."""
+    torch = pytest.importorskip("torch")
+    path = marked / "x.pt"
+    torch.save(torch.arange(6.0), path)
+    path.write_bytes(path.read_bytes() * 2)
+    with pytest.raises(FormatError, match="something was put before it"):
+        open_source(path)
+    shard = path.rename(marked / "__0_0.distcp")
+    with pytest.raises(UnsupportedError, match="dcp_to_torch FOLDER"):
+        open_source(shard)
