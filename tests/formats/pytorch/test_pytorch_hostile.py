@@ -404,7 +404,6 @@ def test_values_that_a_small_file_shares_are_bounded_by_its_size() -> None:
 
 def test_archives_after_each_other_are_no_file(marked: Path) -> None:
     """Seen red: of two archives of equal size the first was read as the whole file."""
-    torch = pytest.importorskip("torch")
     path = marked / "x.pt"
     torch.save(torch.arange(6.0), path)
     path.write_bytes(path.read_bytes() * 2)
