@@ -16,6 +16,7 @@ from aprfmt.base.shapes import matrix_shape
 from aprfmt.causes import CAUSES
 from aprfmt.causes.contradicted_flags import HEAD, TABLE
 from aprfmt.causes.training.backward_case import BackwardCase, BackwardGuess, first_place
+from aprfmt.causes.training.clipped_parts import clipping_by_part, part_norms
 from aprfmt.causes.training.clipping import (
     CLIPPED_BY,
     CLIPS,
@@ -308,6 +309,7 @@ class _Step:
         # What the rates that groups began with are multiplied by; None: the state's are taken.
         self.schedule: float | None = None
         self.unclipped = False  # whether no clipping but the stated one was made
+        self.clipped_before = False  # whether the given gradients were clipped before the step
         self.doubted = ""  # a cause that what was given does not tell from a right step
         self._leave_out_choices()
         self.pairs = lora_pairs(self.parameters)
@@ -755,6 +757,8 @@ class _Step:
         if self.given is None:
             gradient = self._computed_reader(parameter)
             norm = self._size()
+        if self.clipped_before:
+            norm = None
         others = {}
         facts = self.gradients.get(parameter.key)
         if facts is None and self.given is None and parameter.key in self.compared:
@@ -771,7 +775,8 @@ class _Step:
             if isinstance(group.get(name), float):
                 others[key] = group[name]
         ungiven = bool(self.gradients) and parameter.key not in self.gradients
-        bare = StepInputs(gradient, others=others, ungiven=ungiven)
+        parts = self._part_norms if norm is not None else {}
+        bare = StepInputs(gradient, others=others, part_norms=parts, ungiven=ungiven)
         if self.state is None or self.recipe is None:
             return replace(bare, idle=self._is_idle(parameter.key))
         first, second = (kept.reader(parameter) for kept in (self.state.first, self.state.second))
@@ -798,6 +803,33 @@ class _Step:
             return {}
         largest = max(each.largest for each in self.gradients.values())
         return {"largest": largest, "sum": sum(self.sums.values())}
+
+    @cached_property
+    def _part_norms(self) -> dict[str, float]:
+        """The norms of parts of the gradients that the step is made of, by the name of the part.
+
+        These are the given gradients, or without any those computed of the batch.
+        """
+        given = {key: one.norm for key, one in self.gradients.items()}
+        return part_norms(given or self._computed_norms, self._optimizer_groups)
+
+    @cached_property
+    def _computed_norms(self) -> dict[str, float]:
+        """{key: norm of the gradient that was computed of the batch}."""
+        facts = {key: one.facts for key, one in self.compared.items()}
+        return {key: one.norm for key, one in facts.items() if one is not None}
+
+    @cached_property
+    def _optimizer_groups(self) -> list[list[str]]:
+        """The keys of the parameters of each group in the optimizer's state; [] for no groups."""
+        groups = () if self.state is None else self.state.groups
+        keys: list[list[str]] = [[] for _ in groups]
+        for row in self.parameters if len(keys) > 1 else ():
+            own = self._group_of(row.names[0])
+            for number, group in enumerate(groups):
+                if own is group:
+                    keys[number].append(row.key)
+        return keys
 
     @cached_property
     def _kind_norms(self) -> dict[bool, float]:
@@ -1275,6 +1307,19 @@ class _Step:
         if other is not None:
             size = next(value for by, value in self._other_norms.items() if by == other.by)
             self._accept_clipped(other, size * before / norm)
+            return
+        stated = None if self.recipe is None else self.recipe.clip
+        parts = part_norms(self._computed_norms, self._optimizer_groups)
+        of_part = clipping_by_part(parts, norm / before, before, (stated,) if stated else CLIPS)
+        if of_part is not None:
+            says, one = of_part
+            says += "" if stated else ON_PURPOSE
+            keys = [key for key, each in self.compared.items() if each.found is not None]
+            sure = stated is not None and one
+            self._accept_mistake(
+                BackwardGuess("clip_by_part", says), keys, (), "confirmed" if sure else "explained"
+            )
+            self.clipped_before = True
             return
         # A factor that is a power of two by itself is a loss scale or ranks.
         scaled = scaled_bound(norm, bounds)

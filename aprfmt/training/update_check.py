@@ -6,6 +6,7 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 
 from aprfmt.base.shapes import matrix_shape
+from aprfmt.causes.training.clipped_parts import clipping_by_part
 from aprfmt.causes.training.clipping import CLIPS, OTHER_NORMS, VALUES, clip_factor, other_factors
 from aprfmt.causes.training.gradient_case import GradientCase, GradientGuess
 from aprfmt.causes.training.lost_updates import (
@@ -62,6 +63,7 @@ class StepInputs:
     step: int = 0
     after: bool = True
     others: Mapping[str, float] = field(default_factory=dict)
+    part_norms: Mapping[str, float] = field(default_factory=dict)  # of all gradients, by its name
     idle: bool = False  # it has no gradient in this step: A of a pair whose B is zero
     ungiven: bool = False  # gradients of other parameters were given, and none of this one
 
@@ -359,6 +361,13 @@ def _first_moment(parameter: Parameter, recipe: Recipe, held: StepInputs) -> Jud
         for bound in bounds:
             if size and abs(factor - clip_factor(bound, size)) <= SLACK * factor:
                 return Judgement("agrees", whole=True, clipped=(by, bound))
+    norm = held.others.get("norm")
+    if recipe.clip is not None and norm is not None:
+        part = clipping_by_part(held.part_norms, factor, norm, (recipe.clip,))
+        if part is not None:
+            says, alone = part
+            guess = StepGuess("clip_by_part", says, most="confirmed" if alone else "explained")
+            return Judgement("differs", says, (guess,), whole=True)
     times = simple_factor(factor, SLACK * abs(factor)) or f"{number_text_apart(factor, 1.0)} times"
     says = f"the optimizer had {times} the gradient that was given"
     return Judgement("differs", says, (StepGuess("gradient_scaled", says),), whole=True)
@@ -564,6 +573,7 @@ def _case_of_weights(
         signs,
         held.noise,
         others=held.others,
+        part_norms=held.part_norms,
         blur=0.0 if held.gradient is None else held.gradient.blur,
     )
 

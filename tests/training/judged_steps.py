@@ -1426,9 +1426,20 @@ one right step was an alarm.
 | --- | --- | --- | --- | --- | --- |
 | now, with relatives | {faults} | {right} | {wrong} | {innocent} | {alarms} |
 
-- A clipping by the norm of all but the experts is seen, and said to be no clipping at all.
 - Norms of few elements in bfloat16 that swallow their step are as those with float32 copies.
 - Weights that were made from others are placed: nothing has those others.
+
+"""
+
+
+PARTS = """
+## Steps of parts
+
+A seventh set: gradients that are clipped by the norm of a part of them.
+
+| when | faults | named and placed | a wrong cause confirmed | innocent steps | alarms |
+| --- | --- | --- | --- | --- | --- |
+| now | {faults} | {right} | {wrong} | {innocent} | {alarms} |
 
 """
 
@@ -1478,6 +1489,7 @@ def page(*sets: Sequence[Answer]) -> str:
         counted(TRAINERS, sets[3]),
         counted(ADAPTERS, sets[4]),
         counted(FRAMEWORKS, sets[5]),
+        counted(PARTS, sets[6]),
     )
     tables = (head + table(each) + "\n" for head, each in zip(heads, sets, strict=True))
     return "".join(tables) + BLIND
@@ -1498,6 +1510,7 @@ def main() -> None:
         FRAMEWORK_RELATIVES,
     )
     from tests.training.loop_steps import LOOP_FAULTS, LOOP_INNOCENTS, LOOP_RELATIVES
+    from tests.training.part_steps import PART_FAULTS, PART_INNOCENTS
     from tests.training.thread_steps import THREAD_FAULTS, THREAD_INNOCENTS
     from tests.training.trainer_steps import TRAINER_FAULTS, TRAINER_INNOCENTS, TRAINER_RELATIVES
 
@@ -1508,6 +1521,7 @@ def main() -> None:
         (*TRAINER_FAULTS, *TRAINER_RELATIVES, *TRAINER_INNOCENTS),
         (*ADAPTER_FAULTS, *ADAPTER_INNOCENTS),
         (*FRAMEWORK_FAULTS, *FRAMEWORK_RELATIVES, *FRAMEWORK_INNOCENTS),
+        (*PART_FAULTS, *PART_INNOCENTS),
     )
     answers: list[list[Answer]] = []
     for rows in sets:

@@ -49,7 +49,8 @@ class StepCase:
     are not of these elements: `norm` of all gradients, `own_norm` of this one, `kind_norm` of all
     matrices or all vectors, `rate` and `decay` of its group in the state, `unclipped` where no
     unstated clipping was made, `decoupled` 0.0 where the state has the decay in the gradient,
-    `factor` and `decay_factor` that were measured on another parameter.
+    `factor` and `decay_factor` that were measured on another parameter. `part_norms` are the norms
+    of parts of all gradients, by the name of the part.
     """
 
     key: str
@@ -64,6 +65,7 @@ class StepCase:
     noise: float = 0.0
     shape: tuple[int, int] | None = None
     others: Mapping[str, float] = field(default_factory=dict)
+    part_norms: Mapping[str, float] = field(default_factory=dict)
     blur: float = 0.0  # how far each number of the gradient may be off
 
     @cached_property

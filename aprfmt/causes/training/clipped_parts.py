@@ -1,0 +1,153 @@
+"""Gradients that were all clipped by the norm of some of them."""
+
+from collections.abc import Callable, Collection, Iterator, Mapping
+
+from aprfmt.arch.role_vocabulary import split_key
+from aprfmt.causes.contradicted_flags import HEAD, TABLE
+from aprfmt.causes.row import Cause
+from aprfmt.causes.training.clipping import SAME, clip_factor
+from aprfmt.causes.training.optimizers import Recipe, changed
+from aprfmt.causes.training.step_case import SIGMAS, StepCase, StepGuess, StepHypothesis
+from aprfmt.causes.training.step_size import SLACK, measured_factor
+from aprfmt.measure.verdicts import Certainty
+
+CAUSE_ROWS = (
+    Cause(
+        "clip_by_part",
+        "update",
+        "bug",
+        "All gradients were clipped by the norm of some of them, such as all but the experts, and "
+        "not by the norm of all.",
+        "The factor of all gradients is the bound over the norm of that part.",
+        "The step of the gradients clipped so gives every weight, or the computed gradients every "
+        "element.",
+    ),
+)
+
+
+def _is_norm(role: str) -> bool:
+    """Return whether a role is a weight or a bias of a norm."""
+    return "norm" in role
+
+
+def _is_bias(role: str) -> bool:
+    """Return whether a role is a bias of a projection."""
+    return role.endswith(".bias") and not _is_norm(role)
+
+
+# Kinds of parameters that trainers hold apart: their name in a sentence, and the roles of them.
+KINDS: Mapping[str, Callable[[str], bool]] = {
+    "the experts": lambda role: "_exps." in role,
+    "the routers": lambda role: role.startswith("ffn_gate_inp"),
+    "the embedding": lambda role: role == TABLE,
+    "the head": lambda role: role == HEAD,
+    "embedding and head": lambda role: role in (TABLE, HEAD),
+    "the norms": _is_norm,
+    "the biases": _is_bias,
+    "norms and biases": lambda role: _is_norm(role) or _is_bias(role),
+    "the factors A": lambda role: role.endswith(".lora_a"),
+    "the factors B": lambda role: role.endswith(".lora_b"),
+}
+BEHIND = ("output",)  # how whole-model roles behind the last layer begin
+ROUNDED = 0.02  # of a norm: two that are so near are one where steps are in BF16 or F16
+
+
+def part_norms(
+    norms: Mapping[str, float], groups: Collection[Collection[str]] = ()
+) -> dict[str, float]:
+    """Return {name of a part of the gradients, as words of a sentence: L2 norm of that part}.
+
+    `norms` are the norms of all gradients by key, `groups` the keys of each group of the optimizer.
+    Parts are one kind of parameters, all but that kind, the stages that a model is cut into between
+    two layers, and the groups. Of parts with the same gradients the first is there.
+    """
+    every = frozenset(norms)
+    parts: dict[frozenset[str], str] = {}
+    for kind, has in KINDS.items():
+        of_kind = frozenset(key for key in norms if has(split_key(key)[1]))
+        parts.setdefault(every - of_kind, f"all but {kind}")
+        parts.setdefault(of_kind, f"{kind} alone")
+    for first in range(1, 1 + max((split_key(key)[0] or 0 for key in norms), default=0)):
+        behind = frozenset(key for key in norms if _is_from_layer(key, first))
+        parts.setdefault(behind, f"layers from {first} on and what is behind them")
+        parts.setdefault(every - behind, f"layers below {first} and what is before them")
+    for number, keys in enumerate(groups):
+        parts.setdefault(every & frozenset(keys), f"group {number} of the optimizer")
+    return {
+        name: sum(norms[key] ** 2 for key in keys) ** 0.5
+        for keys, name in parts.items()
+        if keys and keys != every
+    }
+
+
+def _is_from_layer(key: str, first: int) -> bool:
+    """Return whether a parameter is in layer `first`, in one behind it, or behind all layers."""
+    layer, role = split_key(key)
+    return role.startswith(BEHIND) if layer is None else layer >= first
+
+
+def _alike(parts: Mapping[str, float], size: float, bound: float, room: float) -> list[str]:
+    """Return the names of parts by whose norm a bound clips as by a norm of `size`.
+
+    `room` is how far their factors may be apart, relative to the factor.
+    """
+    wanted = clip_factor(bound, size)
+    return [
+        name
+        for name, other in parts.items()
+        if abs(clip_factor(bound, other) - wanted) <= room * wanted
+    ]
+
+
+def _says(names: Collection[str], size: float, bound: float, norm: float) -> str:
+    """Return what is said of a clipping by the norm `size` of parts; `norm` is that of all."""
+    return (
+        f"all gradients were clipped by the norm of {', or of '.join(names)}, {size:.4g}, to "
+        f"{bound:g}, and not by that of all, {norm:.4g}"
+    )
+
+
+def guess_clipping_by_part(case: StepCase, recipe: Recipe) -> Iterator[StepGuess]:
+    """Yield the guesses that the stated bound clips all gradients by the norm of a part of them.
+
+    Explained at most where several parts have that norm. Nothing where the recipe does not clip, no
+    gradient is known, or the step does not depend on the gradient's size.
+    """
+    norm = case.others.get("norm")
+    sized = case.signs or recipe.row.sizes
+    if recipe.clip is None or norm is None or case.gradient is None or sized:
+        return
+    factor, off = measured_factor(case, changed(recipe, scale=1.0))
+    right = clip_factor(recipe.clip, norm)
+    for size in case.part_norms.values():
+        scale = clip_factor(recipe.clip, size)
+        near = abs(factor - scale) <= max(SLACK * scale, SIGMAS * off)
+        if not near or scale == 1 or abs(scale - right) <= SLACK * right:
+            continue
+        names = _alike(case.part_norms, size, recipe.clip, ROUNDED if case.coarse else SAME)
+        most: Certainty = "confirmed" if len(names) == 1 else "explained"
+        says = _says(names, size, recipe.clip, norm)
+        yield StepGuess("clip_by_part", says, changed(recipe, scale=scale), most=most)
+
+
+def clipping_by_part(
+    parts: Mapping[str, float], factor: float, norm: float, bounds: Collection[float]
+) -> tuple[str, bool] | None:
+    """Return (a sentence, whether one part alone fits) of gradients clipped by a part's norm.
+
+    `parts` and `norm` are norms of the computed gradients, `factor` is what the given ones are of
+    them. None where no bound over the norm of a part is the factor.
+    """
+    for bound in bounds:
+        for size in parts.values():
+            if size > bound and abs(clip_factor(bound, size) - factor) <= SAME * factor:
+                names = _alike(parts, size, bound, SAME)
+                return _says(names, size, bound, norm), len(names) == 1
+    return None
+
+
+HYPOTHESES = (
+    StepHypothesis(
+        ("clip_by_part",), guess_clipping_by_part, 42, "norms of parts, after that of all"
+    ),
+)

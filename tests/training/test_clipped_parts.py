@@ -1,0 +1,66 @@
+"""Norms of parts of the gradients, and which of them a clipping was made by.
+
+Seen red, each alone: parts with the same gradients named twice; a part that is all of them; one
+part named where two have the norm; a norm below the bound taken for one that clips.
+"""
+
+import pytest
+
+from aprfmt.causes.training.clipped_parts import clipping_by_part, part_norms
+from aprfmt.causes.training.clipping import clip_factor
+
+DENSE = {
+    "token_embd.weight": 3.0,
+    "L0.attn_q.weight": 4.0,
+    "L0.attn_norm.weight": 1.0,
+    "L1.ffn_up_exps.weight": 5.0,
+    "output_norm.weight": 2.0,
+}
+
+
+def test_parts_have_the_norm_of_their_gradients() -> None:
+    found = part_norms(DENSE)
+    assert found["all but the experts"] == pytest.approx(30**0.5)
+    assert found["the experts alone"] == 5.0
+    assert found["the norms alone"] == pytest.approx(5**0.5)
+    assert found["all but the norms"] == pytest.approx(50**0.5)
+    assert found["layers from 1 on and what is behind them"] == pytest.approx(29**0.5)
+    assert found["layers below 1 and what is before them"] == pytest.approx(26**0.5)
+
+
+def test_a_part_is_named_once_and_is_never_all_gradients() -> None:
+    """The norms are norms and biases too, and there is no head: all but the head is no part."""
+    found = part_norms(DENSE)
+    assert not {"all but norms and biases", "all but embedding and head"} & set(found)
+    assert not {"all but the head", "the head alone", "all but the routers"} & set(found)
+    assert not part_norms({"token_embd.weight": 1.0})
+
+
+def test_groups_of_the_optimizer_are_parts() -> None:
+    groups = [["token_embd.weight", "L0.attn_q.weight"], ["L1.ffn_up_exps.weight", "no such"]]
+    found = part_norms(DENSE, groups)
+    assert found["group 0 of the optimizer"] == 5.0
+    assert "group 1 of the optimizer" not in found  # the experts alone
+
+
+@pytest.mark.parametrize(
+    ("parts", "factor", "names"),
+    [
+        ({"a": 4.0, "b": 3.0}, clip_factor(1.0, 4.0), ["a"]),
+        ({"a": 4.0, "b": 4.0}, clip_factor(1.0, 4.0), ["a", "b"]),
+        ({"a": 4.0, "b": 3.0}, 1.001 * clip_factor(1.0, 4.0), []),
+        ({"a": 0.5, "b": 3.0}, 1.0, []),  # its norm is below the bound: nothing is clipped
+    ],
+)
+def test_a_factor_says_by_which_part_was_clipped(
+    parts: dict[str, float], factor: float, names: list[str]
+) -> None:
+    found = clipping_by_part(parts, factor, 5.0, [1.0])
+    if not names:
+        assert found is None
+        return
+    assert found is not None and found[1] == (len(names) == 1)
+    assert found[0] == (
+        f"all gradients were clipped by the norm of {', or of '.join(names)}, 4, to 1, and not by "
+        "that of all, 5"
+    )
