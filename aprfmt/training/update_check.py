@@ -94,8 +94,9 @@ class Judgement:
     usual element's step, `decay` the share of the weight that was taken away, `arrived` the share
     of the expected update that is there. `shows` says whether the step was compared: the stored
     type is fine enough for its size, or the weights are to the bit what rounding the expected step
-    gives (`exact`). `decays_all` says that a vector decays where that was not said, `clipped` what
-    the gradients were clipped to where that was not said: (by what, as of Clipping, the bound).
+    gives and some of them moved (`exact`). `decays_all` says that a vector decays where that was
+    not said, `clipped` what the gradients were clipped to where that was not said: (by what, as of
+    Clipping, the bound).
     `decay_shown` is what weights of few bits show of their decay. `held_counts`: see
     `Fit.held_counts`. `nonfinite` says that moments of the optimizer's state are NaN or infinite.
     """
@@ -628,7 +629,7 @@ def _judge_all(
         step=size,
         decay=rate,
         arrived=share,
-        shows=sample.shows or sample.exact,
+        shows=sample.shows or sample.told_by_bits,
         exact=sample.exact,
         decay_shown=decay_evidence(sample.case, recipe),
         held_counts=sample.held_counts,
@@ -708,7 +709,7 @@ def _explain_difference(
         rate,
         share,
         sample.signs,
-        exact=_is_exact(parameter, recipe, held, fit),
+        exact=fit.told_by_bits and _is_exact(parameter, recipe, held, fit),
         decay_shown=decay_evidence(sample, recipe),
         held_counts=fit.held_counts,
     )

@@ -112,23 +112,56 @@ def test_a_first_step_of_finer_copies_is_no_mistake(
     assert report.exit_code == bool(level)
     if level == "explained":
         assert "--trained-in float32 says so" in report.causes[0].says
-    if rate == SEEN and not level:  # a step too small for the type is compared where bits show it
-        assert not report.left and report.counts["agrees"] == len(report.tensors)
+    if rate == SEEN and not level:  # a step too small for the type moves no norm: nothing shows it
+        hidden = [one.name for one in report.left]
+        assert len(hidden) == NORMS and all("norm" in name for name in hidden)
+        assert report.counts["agrees"] == len(report.tensors)
 
 
-@pytest.mark.parametrize("off", [0, 1])
-def test_a_hidden_step_is_compared_to_the_bit(off: int, tmp_path: Path) -> None:
-    """Norms do not move, as rounding the step has it; those that did are another step's.
+@pytest.mark.parametrize("moved", [0, 1, 8])
+def test_a_step_that_moves_some_weights_is_compared_to_the_bit(moved: int, tmp_path: Path) -> None:
+    """Most elements of a norm are too large for the step; `moved` of them are small enough.
 
-    Seen red: no bits asked, all such steps listed as not compared.
+    Seen red: no bits asked, all such steps listed as not compared; a norm of which no element
+    moves, and which no step would leave as it is as well, compared.
     """
-    after = stepped(SEEN, "float32")
     name = "model.norm.weight"
-    after[name].flat[: 8 * off] *= np.float32(1 + 2.0**-7)
-    report = said(tmp_path, weights(), after, "BF16", f"adamw:lr={SEEN},wd=0,step=1")
-    hidden = [one.name for one in report.left if one.kind == "step"]
-    wrong = [row.key for row in report.tensors if row.verdict == "differs"]
-    assert hidden + wrong == ["output_norm.weight"] * off
+    start = weights()
+    start[name].flat[:moved] = 2.0**-6
+    after = finer(
+        {n: (w + right(w, gradients(1)[n], SEEN, 0.0)).astype(np.float32) for n, w in start.items()}
+    )
+    rule = f"adamw:lr={SEEN},wd=0,step=1"
+    report = said(tmp_path / "right", start, after, "BF16", rule)
+    hidden = {one.name for one in report.left if one.kind == "step"}
+    assert ("output_norm.weight" in hidden) == (moved == 0) and not report.exit_code
+    after[name].flat[moved : moved + 8] *= np.float32(1 + 2.0**-7)  # another step's
+    report = said(tmp_path / "wrong", start, after, "BF16", rule)
+    wrong = {row.key for row in report.tensors if row.verdict == "differs"}
+    left = {one.name for one in report.left if one.kind == "step"}
+    assert "output_norm.weight" in wrong | left
+
+
+@pytest.mark.parametrize("wrong", [False, True])
+def test_float32_copies_show_what_bfloat16_rounds_away(wrong: bool, tmp_path: Path) -> None:
+    """The same step of norms: with the other sign bfloat16 has the same weights, float32 not."""
+    sign, rate = -1 if wrong else 1, SEEN / 4
+    after = {
+        n: (w + (sign if w.ndim < 2 else 1) * right(w, gradients(1)[n], rate, 0.0)).astype("f4")
+        for n, w in weights().items()
+    }
+    rule = f"adamw:lr={rate},wd=0,step=1"
+    coarse = said(tmp_path / "coarse", weights(), finer(after), "BF16", rule)
+    assert not coarse.exit_code
+    assert len([one for one in coarse.left if one.kind == "step"]) == NORMS
+    exact = explain_step(
+        save(tmp_path / "before", weights(), "F32"),
+        after=save(tmp_path / "after", after, "F32"),
+        grads=[save_arrays(tmp_path / "grads.npz", gradients(1))],
+        optimizer=rule,
+    )
+    assert exact.exit_code == wrong and not exact.left
+    assert [one.cause for one in exact.causes] == ["step_sign"] * wrong
 
 
 @pytest.mark.parametrize("kind", ["BF16", "F16"])

@@ -314,6 +314,17 @@ class Fit:
             return False  # signs that are read from the change give it whatever the size is
         return bool((self.stored == case.after).mean() >= EXACT)
 
+    @property
+    def told_by_bits(self) -> bool:
+        """Whether bits show the step: the weights that it moves are to the bit those predicted.
+
+        False where it moves none in the stored type: no step, or another one, leaves the same.
+        """
+        moves = self.stored != self.case.before
+        if not self.exact or not moves.any():
+            return False
+        return bool((self.stored == self.case.after)[moves].mean() >= EXACT)
+
     @cached_property
     def stored(self) -> F64:
         """The predicted weights after the step, rounded once to the stored type, as float64 [n]."""
