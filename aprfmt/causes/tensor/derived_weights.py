@@ -5,7 +5,8 @@ related to the other side's, the file is derived from it. So it is if these are 
 train: all matrices of some kinds in some layers (the MLP, the experts, the last layers), or the
 head or the table of tokens alone. A pruned one has zeros for small values. An adapter adds a
 product of few columns: the difference has a low rank in all matrices it was made for, in all
-layers. If it was merged into one shard only, the ranks are low there and nothing differs elsewhere.
+layers or in one matrix alone. If it was merged into one shard only, the ranks are low there and
+nothing differs elsewhere.
 A light training moves most values by a unit in the last place at most, which looks like rounding.
 """
 
@@ -42,8 +43,8 @@ CAUSE_ROWS = (
         "lora_merge", "identity", "not_comparable",
         "An adapter of low rank was merged into one side, or once more than into the other: other "
         "weights, derived from the same ones.",
-        "The differences of an adapter's targets have a low rank, in all layers; nothing else "
-        "differs.",
+        "The differences of an adapter's targets have a low rank, in all layers or in few matrices "
+        "alone; nothing else differs.",
         "The rank of every difference. Which side is meant, or whether it was merged twice, the "
         "weights do not say.",
         next="distances",
@@ -73,7 +74,7 @@ FIRST = 24  # rank that is looked for first
 FULL = 0.9  # share of a difference outside such a sketch from which its rank is not low
 SHARE = 0.25  # of a matrix's smaller side that a low rank has at most
 FEW = 3  # differing matrices that are a fault rather than a training
-PAIR = 2  # differing matrices whose low rank says that a merge is the fault
+PAIR = 2  # matrices from which they can share a run of layers, a direction or a training
 NEARLY_ALL = 0.5  # share of all matrices from which it need not be asked which a training changed
 TABLES = frozenset({"token_embd.weight", "output.weight"})  # which may be trained alone
 RELATED = 0.2  # correlation of the values from which two tensors belong together
@@ -144,14 +145,11 @@ def _explain_model(
     open_ = [row for row in matrices if _is_unexplained_float(row) or (beside and _is_open(row))]
     light, moved = _light_training(rows, matrices)
     open_ = light or open_
-    few = len(open_) < min(PAIR, len(matrices))
     if not open_:
         found = _explain_vectors_alone(by_key, rows)
         if not found and any(row.is_unexplained() for row in rows):
             return found
         return found | _table_explanations(context, by_key, rows)
-    if few and open_[0].key not in TABLES:
-        return {}
     changes: list[MatrixChange] = []
     # Measure how each of them differs.
     for row in open_:
@@ -516,7 +514,7 @@ def _derived_explanations(
         return found and found | {change.key: _negated_explanation(change) for change in turned}
     # Differences of low rank are a merged adapter.
     low = [change for change in changes if change.rank]
-    if low and len(low) == len(changes) and len(low) > 1:
+    if low and len(low) == len(changes):
         found = _merge_explanations(pairs, matrices, low)
         if found:
             return found
@@ -684,14 +682,17 @@ def _merge_explanations(
                 "was merged into one side's shard only"
             )
             return {change.key: _partial_merge_explanation(change, text, True) for change in low}
-    # Some other part of the targets differs.
+    # Some other part of the targets differs. One matrix is no run of layers.
     left = sorted(targets - keys)
-    sure = _is_run_of_layers(targets, keys)
+    sure = len(keys) >= PAIR and _is_run_of_layers(targets, keys)
     text = (
         f"B - A has {rank}, {size}, in {short_keys(sorted(keys))}, and is zero in "
-        f"{short_keys(left)}: an "
-        "adapter merged into some of its targets, or made for these alone"
+        f"{short_keys(left)}: an adapter "
     )
+    if not sure and (len(keys) < PAIR or len(keys) < NEARLY_ALL * len(targets)):
+        text += "made for these alone was merged, or one was merged into few of its targets"
+        return {change.key: _derived_explanation(change, text, "lora_merge") for change in low}
+    text += "merged into some of its targets, or made for these alone"
     return {change.key: _partial_merge_explanation(change, text, sure) for change in low}
 
 
