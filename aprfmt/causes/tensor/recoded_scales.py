@@ -81,7 +81,7 @@ def explain_recoded_scales(case: DifferingPair) -> Iterator[Finding]:
         if pairs is None:
             return
         for before, after in sorted(pairs, key=lambda pair: pair[0].info.nbytes):  # codes last
-            if _holds_same(before, after):
+            if holds_same_bytes(before, after):
                 continue
             part = _scale_part(before, after)
             if part is None:
@@ -130,8 +130,8 @@ def _pair_parts(
     return None
 
 
-def _holds_same(a: "LazyTensor", b: "LazyTensor") -> bool:
-    """Return whether two parts have the same bytes and encoding."""
+def holds_same_bytes(a: "LazyTensor", b: "LazyTensor") -> bool:
+    """Return whether two stored tensors have the same encoding and bytes, in any shape."""
     if a.info.encoding != b.info.encoding or a.info.nbytes != b.info.nbytes:
         return False
     return bytes(a.raw()) == bytes(b.raw())
