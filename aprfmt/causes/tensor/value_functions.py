@@ -78,7 +78,7 @@ def guess_value_function(case: DifferingPair) -> Iterator[Guess]:
         return
     for fine, coarse, one, other in ((x, y, "B", "A"), (y, x, "A", "B")):
         for function in _value_functions():
-            if not _samples_agree(function.of(fine), coarse, slack):
+            if not _every_value_agrees(function.of(fine), coarse, slack):
                 continue
             made = _take_applied(a if other == "A" else b, function.of)
             says = f"{one}'s values are {function.says} {other}'s"
@@ -91,7 +91,7 @@ def _take_applied(source: RowReader, function: Take) -> Take:
     return lambda rows: function(to_float64(source.take(rows)))
 
 
-def _samples_agree(made: "Array", wanted: "Array", slack: float) -> bool:
+def _every_value_agrees(made: "Array", wanted: "Array", slack: float) -> bool:
     """Return whether every value is within 4 * `slack` of the wanted one, relative.
 
     Relative to the value or to the root mean square, whichever is larger. False if `made` has a
