@@ -59,7 +59,7 @@ def test_one_side_alone_holds_numbers_of_an_initialisation(
         )
 
     monkeypatch.setattr(initial_values, "RowReader", reader)
-    monkeypatch.setattr(initial_values, "_sample", lambda of: of.values)
+    monkeypatch.setattr(initial_values, "sample_values", lambda of, most, fewest: of.values)
     monkeypatch.setattr(initial_values, "_drawn_throughout", lambda values, of: of.drawn)
     common: list[Any] = [None]
     monkeypatch.setattr(initial_values, "common_rows", lambda key, mine, other: common[0])
@@ -502,8 +502,10 @@ def test_the_verdict_of_differences_names_what_all_directions_agree_on() -> None
 
 def test_a_tensor_of_one_value_was_never_filled(monkeypatch: pytest.MonkeyPatch) -> None:
     values: dict[str, Any] = {}
-    monkeypatch.setattr(foreign_values, "_constant_value", lambda side: values.get(side.name))
-    monkeypatch.setattr(foreign_values, "_sample_values", lambda side: side.values)
+    monkeypatch.setattr(
+        foreign_values, "constant_value", lambda side, windows: values.get(side.name)
+    )
+    monkeypatch.setattr(foreign_values, "sample_values", lambda side, most: side.values)
 
     def told(x: Any, y: Any, **constant: float) -> tuple[bool, str]:
         values.clear()

@@ -6,7 +6,7 @@ one, but no relation to it: neither the values nor their magnitudes correlate, a
 rearrangement. A damaged copy is related to the right one.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -54,12 +54,12 @@ def judge_foreign(first: RowReader, second: RowReader) -> ForeignVerdict:
         return ForeignVerdict(False, "the shapes differ")
     # A constant tensor was never filled.
     for label, side, other in (("B", second, first), ("A", first, second)):
-        value = _constant_value(side)
-        if value is not None and _constant_value(other) is None:
+        value = constant_value(side, _row_windows(side))
+        if value is not None and constant_value(other, _row_windows(other)) is None:
             return ForeignVerdict(
                 True, f"{label} holds {value + 0.0:g} everywhere: it was never filled"
             )
-    x, y = _sample_values(first), _sample_values(second)
+    x, y = sample_values(first, MOST), sample_values(second, MOST)
     if not (np.isfinite(x).all() and np.isfinite(y).all()):
         return ForeignVerdict(False, "values are not finite: damage")
     if x.size < LEAST:
@@ -114,23 +114,28 @@ def judge_foreign(first: RowReader, second: RowReader) -> ForeignVerdict:
     )
 
 
-def _row_windows(reader: RowReader, most: int | None = None) -> "Iterator[Array]":
+def _row_windows(reader: RowReader, most: int | None = None, fewest: int = 1) -> "Iterator[Array]":
     """Yield arrays of row numbers, each of about WINDOW values.
 
-    They cover all rows; with `most`, evenly spaced ones of about that many values in total.
+    They cover all rows; with `most`, evenly spaced ones of about that many values in total, but at
+    least `fewest` rows if there are so many.
     """
     rows = np.arange(reader.rows)
     if most is not None and reader.size > most:
-        rows = np.linspace(0, reader.rows - 1, max(1, most // reader.columns)).astype(np.int64)
+        count = min(reader.rows, max(fewest, most // reader.columns))
+        rows = np.linspace(0, reader.rows - 1, count).astype(np.int64)
     step = max(1, WINDOW // max(1, reader.columns))
     for start in range(0, len(rows), step):
         yield rows[start : start + step]
 
 
-def _constant_value(reader: RowReader) -> float | None:
-    """Return the one finite value that a tensor has everywhere; None if it has others."""
+def constant_value(reader: RowReader, windows: "Iterable[Array]") -> float | None:
+    """Return the one finite value that a tensor has everywhere; None if it has others.
+
+    `windows` are arrays of row numbers that cover all rows.
+    """
     value: float | None = None
-    for rows in _row_windows(reader):
+    for rows in windows:
         found = to_float64(reader.take(rows))
         value = float(found.flat[0]) if value is None else value
         if not bool((found == value).all()):
@@ -138,9 +143,13 @@ def _constant_value(reader: RowReader) -> float | None:
     return None if value is None or not np.isfinite(value) else value
 
 
-def _sample_values(reader: RowReader) -> "Array":
-    """Return the values of evenly spaced rows, float64 [rows, columns]."""
-    return np.concatenate([to_float64(reader.take(rows)) for rows in _row_windows(reader, MOST)])
+def sample_values(reader: RowReader, most: int, fewest: int = 1) -> "Array":
+    """Return the values of evenly spaced rows, float64 [rows, columns].
+
+    About `most` values, but at least `fewest` rows; all values of a tensor that has no more.
+    """
+    windows = _row_windows(reader, most, fewest)
+    return np.concatenate([to_float64(reader.take(rows)) for rows in windows])
 
 
 def _centred_magnitudes(values: "Array") -> "Array":

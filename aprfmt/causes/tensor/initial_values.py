@@ -21,7 +21,7 @@ import numpy as np
 from aprfmt.arch.role_vocabulary import split_key
 from aprfmt.causes.tensor.context import PairContext
 from aprfmt.causes.tensor.drawn_numbers import FAR, KURTOSIS, Drawn, drawn_from, is_even_throughout
-from aprfmt.causes.tensor.foreign_values import correlation, same_values_reordered
+from aprfmt.causes.tensor.foreign_values import correlation, same_values_reordered, sample_values
 from aprfmt.causes.tensor.guess import Group, JointHypothesis
 from aprfmt.causes.tensor.proof import make_finding
 from aprfmt.causes.tensor.token_tables import common_rows
@@ -29,7 +29,6 @@ from aprfmt.errors import AprfmtError
 from aprfmt.measure.alignment import TensorPair
 from aprfmt.measure.encoding_noise import storage_noise
 from aprfmt.measure.findings import Finding
-from aprfmt.measure.numbers import to_float64
 from aprfmt.measure.records import EQUAL, TensorDiff
 from aprfmt.measure.row_reader import RowReader
 
@@ -39,6 +38,7 @@ if TYPE_CHECKING:
 LEAST = 1024  # values from which a distribution speaks for itself
 FEWEST = 64  # values below which even a known deviation says nothing
 LOOKED_AT = 1 << 18  # values of a tensor that are looked at
+ROWS = 16  # rows that are looked at, at least
 RELATED = 0.1  # two trainings have a lower correlation
 FINE = 0.02  # rounding of an encoding up to which a distribution shows
 USUAL_RANGE = 0.02  # initializer_range of nearly every configuration
@@ -145,7 +145,7 @@ def _are_untrained(pairs: Mapping[str, TensorPair], rows: Mapping[str, TensorDif
         if reader.size < LEAST or storage_noise(reader.encoding) > FINE:
             continue
         try:
-            values = _sample(reader)
+            values = sample_values(reader, LOOKED_AT, ROWS)
             drawn.append(bool(np.isfinite(values).all()) and _drawn_throughout(values, reader))
         except AprfmtError:
             continue
@@ -183,7 +183,7 @@ def _find_initial_numbers(
         mine, other = common
     if mine.size < 2 or mine.side.stored[0].parts.keys() - {""}:
         return None
-    values, theirs = _sample(mine), _sample(other)
+    values, theirs = (sample_values(side, LOOKED_AT, ROWS) for side in (mine, other))
     if not (np.isfinite(values).all() and np.isfinite(theirs).all()):
         return None
     if np.ptp(values) == 0:
@@ -219,12 +219,6 @@ def _find_initial_numbers(
         f"{related:.2g}"
     )
     return InitialNumbers(key, label, drawn, None, usual, line)
-
-
-def _sample(reader: RowReader) -> "Array":
-    """Return the values of evenly spaced rows, float64 [rows, columns]."""
-    count = min(reader.rows, max(16, LOOKED_AT // reader.columns))
-    return to_float64(reader.take(np.linspace(0, reader.rows - 1, count).astype(np.int64)))
 
 
 def _drawn_throughout(values: "Array", reader: RowReader) -> Drawn | None:

@@ -10,7 +10,7 @@ from aprfmt.causes.row import Cause
 from aprfmt.causes.tensor.arithmetic import store_as
 from aprfmt.causes.tensor.context import sample_line
 from aprfmt.causes.tensor.differing_pair import DifferingPair, row_distances
-from aprfmt.causes.tensor.foreign_values import fingerprint, judge_foreign
+from aprfmt.causes.tensor.foreign_values import constant_value, fingerprint, judge_foreign
 from aprfmt.causes.tensor.guess import Guess, PairHypothesis
 from aprfmt.causes.tensor.proof import FEW, make_finding, prove_values
 from aprfmt.measure.encoding_noise import UNIT, pair_noise
@@ -23,7 +23,6 @@ from aprfmt.tensors.companions import constant_codes
 
 if TYPE_CHECKING:
     from aprfmt.causes.tensor.context import PairContext
-    from aprfmt.codecs.base import Array
 
 CAUSE_ROWS = (
     Cause(
@@ -254,8 +253,11 @@ def explain_constant_side(case: DifferingPair) -> Iterator[Finding]:
 
     Which operation made it is not known, as any function of one number gives one number.
     """
-    for label, sample in (("B", case.sample_b), ("A", case.sample_a)):
-        value = _constant_value(case, label, sample)
+    sides = (("B", case.b, case.sample_b), ("A", case.a, case.sample_a))
+    for label, side, sample in sides:
+        if sample.size < 2 or np.ptp(to_float64(sample)) != 0:
+            continue
+        value = constant_value(side, case.windows(None))
         if value is not None:
             text = f"{label} holds {value + 0.0:g} everywhere: it was never filled"
             before = case.before.relative
@@ -374,18 +376,6 @@ def _hold_same_values(a: RowReader, b: RowReader) -> bool:
 def _are_near(x: float, y: float, slack: float) -> bool:
     """Return whether two norms are equal within a relative distance, or sums in float64."""
     return abs(x - y) <= max(slack, SUMMED) * max(x, y)
-
-
-def _constant_value(case: DifferingPair, label: str, sample: "Array") -> float | None:
-    """Return the one value that a side has everywhere; None if it has others or is a scalar.
-
-    `label` is "A" or "B", `sample` its sampled rows.
-    """
-    if sample.size < 2 or np.ptp(to_float64(sample)) != 0:
-        return None
-    value = float(sample.flat[0])
-    side = case.b if label == "B" else case.a
-    return value if all(bool((side.take(r) == value).all()) for r in case.windows(None)) else None
 
 
 HYPOTHESES = (

@@ -25,13 +25,13 @@ def test_a_model_is_untrained_where_most_of_its_equal_matrices_are_drawn(
     def reader(side: Any) -> Any:
         return SimpleNamespace(**{"size": LEAST, "encoding": "F32"} | side.more)
 
-    def sample(reader: Any) -> Any:
+    def sample(reader: Any, most: int, fewest: int) -> Any:
         if getattr(reader, "broken", False):
             raise FormatError("gone")
         return np.array([np.nan if getattr(reader, "odd", False) else 1.0])
 
     monkeypatch.setattr(initial_values, "RowReader", reader)
-    monkeypatch.setattr(initial_values, "_sample", sample)
+    monkeypatch.setattr(initial_values, "sample_values", sample)
     monkeypatch.setattr(
         initial_values, "_drawn_throughout", lambda values, of: True if of.drawn else None
     )
