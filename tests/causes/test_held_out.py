@@ -120,14 +120,14 @@ def _logits(x: Any, y: Any) -> float | None:
 
 def _loss_terms(x: Any, y: Any) -> float | None:
     case: Any = SimpleNamespace(case=lambda key: SimpleNamespace(given=y[:, 0]))
-    found = batch_samples._solve_factors(case, "w", [x[:, 0], None])
+    found = batch_samples._solve_sample_factors(case, "w", [x[:, 0], None])
     return None if found is None else found[0]
 
 
 def _labels(x: Any, y: Any) -> float | None:
     case: Any = SimpleNamespace(case=lambda key: SimpleNamespace(given=y[:, 0]))
     parts: Any = SimpleNamespace(mean=lambda basis: x[:, 0])
-    found = batch_labels._solve_factors(case, parts, [np.ones(1)])
+    found = batch_labels._solve_label_factors(case, parts, [np.ones(1)])
     return None if found is None else float(found[1][0])
 
 

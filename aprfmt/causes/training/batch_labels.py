@@ -15,8 +15,7 @@ from aprfmt.causes.training.backward_case import (
     LabelParts,
     all_differ,
 )
-from aprfmt.causes.training.batch_samples import NEAR, distance_to_given
-from aprfmt.causes.training.gradient_case import distance
+from aprfmt.causes.training.batch_samples import NEAR, distance_to_given, fit_factors
 from aprfmt.causes.training.optimizers import F64
 from aprfmt.causes.training.step_case import Mask
 from aprfmt.inference.gradients.changes import BackwardChange
@@ -219,11 +218,13 @@ def _solve_weights(case: BackwardCase, parts: LabelParts) -> Iterator[tuple[floa
     for part, says in splits:
         if not 0 < int(part.sum()) < every:
             continue
-        solved = _solve_factors(case, parts, [part.astype(np.float64), (~part).astype(np.float64)])
+        solved = _solve_label_factors(
+            case, parts, [part.astype(np.float64), (~part).astype(np.float64)]
+        )
         if solved is not None and abs(solved[1][0] - solved[1][1]) > NEAR * abs(solved[1][1]):
             found.append((solved[0], _two_weights(part, solved[1], says)))
     column = parts.columns.astype(np.float64)
-    solved = _solve_factors(case, parts, [np.ones(every), column])
+    solved = _solve_label_factors(case, parts, [np.ones(every), column])
     if solved is not None and abs(solved[1][1]) * float(np.ptp(column)) > NEAR:
         first, more = solved[1]
         says = f"a label in column n counts {first:.3g} + {more:.3g} n times"
@@ -236,18 +237,16 @@ def _solve_weights(case: BackwardCase, parts: LabelParts) -> Iterator[tuple[floa
     yield from found
 
 
-def _solve_factors(
+def _solve_label_factors(
     case: BackwardCase, parts: LabelParts, basis: Sequence[F64]
 ) -> tuple[float, F64] | None:
     """Return (relative L2 distance, solved numbers) of label factors that are a sum of `basis`.
 
-    `basis` has arrays [labels]. The numbers are solved on every second element of the last norm's
-    gradient and judged on the others. None where no such sum gives it.
+    `basis` has arrays [labels]. None where no such sum gives the last norm's gradient.
     """
     given = case.case(NORM).given.reshape(-1).astype(np.float64)
     made = np.stack([parts.mean(each) for each in basis], axis=1)
-    solved: F64 = np.linalg.lstsq(made[::2], given[::2], rcond=1e-9)[0].astype(np.float64)
-    off = distance(given[1::2], made[1::2] @ solved)
+    solved, off = fit_factors(made, given)
     return (off, solved) if off <= NEAR else None
 
 

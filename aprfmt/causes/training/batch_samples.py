@@ -162,7 +162,7 @@ def guess_samples(case: BackwardCase) -> Iterator[BackwardGuess]:
         factors = tuple(float(other == row) for other in range(len(case.labels)))
         found = case.recompute(BackwardChange(rows=factors), case.names[key])
         alone.append(_flat(found.gradient(key)) if key in found.keys else None)
-    solved = _solve_factors(case, key, alone)
+    solved = _solve_sample_factors(case, key, alone)
     if solved is None:
         return
     counts = [case.labels[row] for row in scored]
@@ -341,7 +341,7 @@ def guess_norm_columns(case: BackwardCase) -> Iterator[BackwardGuess]:
     for start, stop in pairwise(ends):
         found = case.recompute(BackwardChange(norm_tokens=(start, stop)), case.names[key])
         alone.append(_flat(found.gradient(key)) if key in found.keys else None)
-    solved = _solve_factors(case, key, alone)
+    solved = _solve_sample_factors(case, key, alone)
     if solved is None:
         return
     none = [each is None or not each.any() for each in alone]  # columns of padding
@@ -441,18 +441,27 @@ def _flat(values: F64) -> F64:
     return values.astype(np.float64).reshape(-1)
 
 
-def _solve_factors(case: BackwardCase, key: str, alone: Sequence[F64 | None]) -> list[float] | None:
+def _solve_sample_factors(
+    case: BackwardCase, key: str, alone: Sequence[F64 | None]
+) -> list[float] | None:
     """Return a factor for each gradient in `alone`, with which they add up to the given gradient.
 
-    An entry None is a zero gradient. The factors are solved by least squares on every second
-    element and judged on the others; None if the fit leaves more than NEAR.
+    An entry None is a zero gradient. None if the fit leaves more than NEAR.
     """
     given = _flat(case.case(key).given)
     parts = np.stack([np.zeros_like(given) if each is None else each for each in alone], axis=1)
-    solved, *_ = np.linalg.lstsq(parts[::2], given[::2], rcond=1e-9)
-    rest = given[1::2] - parts[1::2] @ solved
-    size = float(np.linalg.norm(given[1::2]))
-    return [float(x) for x in solved] if float(np.linalg.norm(rest)) <= NEAR * size else None
+    solved, left = fit_factors(parts, given)
+    return [float(x) for x in solved] if left <= NEAR else None
+
+
+def fit_factors(parts: F64, given: F64) -> tuple[F64, float]:
+    """Return (factors of the columns that add up to `given`, relative L2 distance of their sum).
+
+    `parts` is [elements, columns], `given` [elements]. The factors are solved by least squares on
+    every second element, and the distance is taken on the others.
+    """
+    solved: F64 = np.linalg.lstsq(parts[::2], given[::2], rcond=1e-9)[0].astype(np.float64)
+    return solved, distance(given[1::2], parts[1::2] @ solved)
 
 
 HYPOTHESES = (
