@@ -15,7 +15,7 @@ from aprfmt.measure.records import EQUAL, TensorDiff
 from aprfmt.model import Model
 from aprfmt.model.relations import opening_path
 from aprfmt.model.renames import Rename, command_line, rename_names
-from aprfmt.tensors.view import View
+from aprfmt.tensors.view import stored_by_name
 
 MOST = 8  # runs of components that one command renames
 DEPTH = 8  # components before the part that differs, at most
@@ -69,7 +69,7 @@ def _right_names(rows: Sequence[TensorDiff], a: Model, b: Model) -> dict[str, st
         mine, held = b.find(moved), holder.find(place)
         if mine is None or held is None or mine.steps != held.steps:
             return {}  # stored in other layouts: another name alone makes it no other weight
-        old, new = _stored_names(mine), _stored_names(held)
+        old, new = stored_by_name([mine]), stored_by_name([held])
         if len(old) != len(new):
             return {}
         for name, right in zip(old, new, strict=True):
@@ -81,15 +81,6 @@ def _right_names(rows: Sequence[TensorDiff], a: Model, b: Model) -> dict[str, st
 def _identifies_tensor_of_b(found: Finding) -> bool:
     """Return whether an explanation identifies B's tensor among A's tensors, not the reverse."""
     return found.evidence[0].startswith("B")
-
-
-def _stored_names(view: View) -> list[str]:
-    """Return the names of the tensors that a weight is stored in, its parts in a fixed order."""
-    return [
-        one.info.name
-        for stored in view.stored
-        for one in ([stored.parts[s] for s in sorted(stored.parts)] if stored.parts else [stored])
-    ]
 
 
 def _find_rules(names: Sequence[str], wanted: Mapping[str, str]) -> tuple[Rename, ...]:

@@ -13,6 +13,7 @@ from aprfmt.measure.findings import Finding
 from aprfmt.measure.proofs import unfitted_proof
 from aprfmt.measure.records import TensorDiff
 from aprfmt.model import Model
+from aprfmt.tensors.view import stored_by_name
 
 _LEAST = 256  # bytes of zeros at the end from which it is looked at
 _WINDOW = 1 << 20
@@ -27,8 +28,8 @@ def unwritten_tails(a: Model, b: Model, rows: Sequence[TensorDiff]) -> Iterator[
     apart = {row.key for row in rows if row.verdict == "DIFFERENT"}
     if len(apart) < 2:
         return
-    theirs = _stored(a)
-    parts = {key: _names(b, key) for key in b.roles if key in apart}
+    theirs = stored_by_name(a.values())
+    parts = {key: {*stored_by_name([view])} for key, view in b.roles.items() if key in apart}
     asked = set[str]().union(*parts.values())
     for file, held in _by_file(b).items():
         start = _first_zero(held)
@@ -56,32 +57,13 @@ def unwritten_tails(a: Model, b: Model, rows: Sequence[TensorDiff]) -> Iterator[
         )
 
 
-def _stored(model: Model) -> dict[str, LazyTensor]:
-    """Return {stored name: tensor} of a model, the parts of packed weights one by one."""
-    found = {}
-    for view in model.values():
-        for tensor in view.stored:
-            for part in tensor.parts.values() or (tensor,):
-                found[part.info.name] = part
-    return found
-
-
 def _by_file(model: Model) -> Mapping[Path, list[LazyTensor]]:
     """Return a model's stored tensors by file, in the order of their bytes."""
     found: dict[Path, list[LazyTensor]] = {}
-    for tensor in _stored(model).values():
+    for tensor in stored_by_name(model.values()).values():
         if tensor.path is not None:  # None for values that are computed
             found.setdefault(tensor.path, []).append(tensor)
     return {file: sorted(held, key=lambda t: t.info.offset) for file, held in found.items()}
-
-
-def _names(model: Model, key: str) -> set[str]:
-    """Return the names of the stored tensors that hold a role."""
-    return {
-        part.info.name
-        for tensor in model.roles[key].stored
-        for part in (tensor.parts.values() or (tensor,))
-    }
 
 
 def _first_zero(held: Sequence[LazyTensor]) -> int | None:

@@ -1,7 +1,7 @@
 """A tensor as users see it: facts at once; bytes, rows and numbers when asked for."""
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
@@ -448,6 +448,19 @@ class View:
         first = low // block
         held = decode_rows(self.encoding, self.data, first, -(-high // block), block)
         return held.reshape(-1)[low - first * block : high - first * block]
+
+
+def stored_by_name(views: Iterable[View]) -> dict[str, LazyTensor]:
+    """Return {stored name: tensor} of all that some weights are stored in, each once.
+
+    The parts of a packed weight are there one by one, in the order of their suffixes.
+    """
+    found = {}
+    for view in views:
+        for tensor in view.stored:
+            for part in [tensor.parts[s] for s in sorted(tensor.parts)] or [tensor]:
+                found[part.info.name] = part
+    return found
 
 
 def is_zero(view: View) -> bool:

@@ -16,6 +16,7 @@ from aprfmt.measure.encoding_noise import storage_noise
 from aprfmt.measure.findings import Finding
 from aprfmt.model.ledger import NO_PART, Item, Ledger, NotCompared, Surplus
 from aprfmt.model.renames import rename_names
+from aprfmt.tensors.view import stored_by_name
 
 # --- keys that `set` writes -----------------------------------------------------------------------
 
@@ -181,7 +182,7 @@ def test_names_that_are_right_are_known_by_what_stands_where() -> None:
     packed.stored[0].parts = {
         s: SimpleNamespace(info=SimpleNamespace(name=s)) for s in ".z .a".split()
     }
-    assert exchanged_names._stored_names(packed) == [".a", ".z"]
+    assert [*stored_by_name([packed])] == [".a", ".z"]
 
 
 def test_b_is_renamed_where_nothing_else_is_wrong_with_it() -> None:

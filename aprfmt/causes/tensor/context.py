@@ -16,7 +16,7 @@ from aprfmt.measure.records import TensorDiff
 from aprfmt.measure.row_reader import KEPT, RowReader
 from aprfmt.model import Model
 from aprfmt.tensors import norms
-from aprfmt.tensors.view import View
+from aprfmt.tensors.view import View, stored_by_name
 
 if TYPE_CHECKING:
     from aprfmt.causes.tensor.row_sources import JoinedRows
@@ -119,12 +119,7 @@ class PairContext:
 
     def stored(self, label: str) -> list[LazyTensor]:
         """Return a model's stored tensors, the parts of packed ones too, each once."""
-        found: dict[str, LazyTensor] = {}
-        for view in self.models[label].values():
-            for tensor in view.stored:
-                for part in tensor.parts.values() or (tensor,):
-                    found[part.info.name] = part
-        return list(found.values())
+        return [*stored_by_name(self.models[label].values()).values()]
 
     def reader(self, label: str, key: str) -> RowReader | None:
         """Return the row reader of a model's tensor; None if it has no tensor of that key."""

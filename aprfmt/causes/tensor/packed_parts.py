@@ -235,7 +235,7 @@ def explain_lost_parts(
             if row.verdict in EQUAL or row.key in found:
                 continue
             held = {name for view in (pair.a, pair.b) if view is not None for name in view.names}
-            held.update(_stored_names(model, row.key))
+            held.update(_expected_names(model, row.key))
             hit = next((parts for name, parts in names.items() if name in held), ())
             if hit:
                 says = f"{side} has codes without {', '.join(hit)}: what they count for is lost"
@@ -246,7 +246,7 @@ def explain_lost_parts(
     return found
 
 
-def _stored_names(model: Model, key: str) -> tuple[str, ...]:
+def _expected_names(model: Model, key: str) -> tuple[str, ...]:
     """Return the names that a role's tensors have in the model's naming; () where not known."""
     try:
         style = model.style
