@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 
 from aprfmt.base.outcome import Check, Outcome
 from aprfmt.errors import UsageError
+from aprfmt.measure.softmax import log_softmax
 
 Numbers = NDArray[Any]
 # A loss in bits is the loss in nats times this; a reported loss within this tolerance is in bits.
@@ -152,10 +153,7 @@ def sample_window(prompt: int, response: int, capacity: int) -> LossWindow | Non
 
 def log_probabilities(logits: Numbers) -> Numbers:
     """Return float64 log-softmax of logits [..., vocab]."""
-    wide = logits.astype(np.float64)
-    wide = wide - np.max(wide, axis=-1, keepdims=True)
-    result: Numbers = wide - np.log(np.sum(np.exp(wide), axis=-1, keepdims=True))
-    return result
+    return log_softmax(logits.astype(np.float64))
 
 
 def cross_entropy(logits: Numbers, labels: Sequence[int] | Numbers) -> Numbers:

@@ -8,6 +8,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from aprfmt.measure.softmax import softmax
+
 Numbers = NDArray[Any]
 
 
@@ -37,8 +39,7 @@ def stream_weights(
         return pre
     post = 2 / (1 + np.exp(-raw[:, n : 2 * n]))
     comb = raw[:, 2 * n :].reshape(-1, n, n)
-    comb = np.exp(comb - comb.max(axis=-1, keepdims=True))
-    comb = comb / comb.sum(axis=-1, keepdims=True) + eps
+    comb = softmax(comb) + eps
     comb = comb / (comb.sum(axis=-2, keepdims=True) + eps)
     for _ in range(iterations - 1):
         comb = comb / (comb.sum(axis=-1, keepdims=True) + eps)
@@ -51,6 +52,5 @@ def compressed_windows(kv: Numbers, gate: Numbers) -> Numbers:
 
     Both are [windows, slots, width]; a gate of -inf leaves its slot out.
     """
-    weights = np.exp(gate - gate.max(axis=1, keepdims=True))
-    summed: Numbers = (kv * (weights / weights.sum(axis=1, keepdims=True))).sum(axis=1)
+    summed: Numbers = (kv * softmax(gate, axis=1)).sum(axis=1)
     return summed

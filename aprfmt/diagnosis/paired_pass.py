@@ -24,6 +24,7 @@ from aprfmt.inference.replay.patched_model import PassLocation, PatchedModel
 from aprfmt.inference.replay.shadow import PointRecorder
 from aprfmt.inference.weights import Holder, free_budget
 from aprfmt.measure.nonfinite import NonFinite
+from aprfmt.measure.softmax import log_softmax
 from aprfmt.measure.traces import PointDiff, RunPair
 from aprfmt.model import Model
 
@@ -373,14 +374,7 @@ def kl_divergence(mine: Array, theirs: Array) -> float:
     """
     total, rows = 0.0, len(mine)
     for start in range(0, rows, ROWS_AT_ONCE):
-        p, q = (_log_softmax(x[start : start + ROWS_AT_ONCE]) for x in (mine, theirs))
+        parts = (x[start : start + ROWS_AT_ONCE] for x in (mine, theirs))
+        p, q = (log_softmax(part.astype(np.float64)) for part in parts)
         total += float((np.exp(p) * (p - q)).sum())
     return max(0.0, total / max(rows, 1))
-
-
-def _log_softmax(x: Array) -> Array:
-    """Return the logarithm of softmax over the last axis, float64."""
-    wide = np.asarray(x, np.float64)
-    wide = wide - wide.max(-1, keepdims=True)
-    found: Array = wide - np.log(np.exp(wide).sum(-1, keepdims=True))
-    return found

@@ -6,21 +6,15 @@ log-probabilities, by whose size they were rounded. Normalising the other side t
 its sum moves with the rounding of its largest value, and all of the row with it.
 """
 
-import math
-
 import numpy as np
 from numpy.typing import NDArray
+
+from aprfmt.measure.softmax import log_sum_exp
 
 POINT = "logits"
 # What logsumexp of a row is off zero by at most: bfloat16 rounds a logarithm near -1 by 2^-9.
 _OFF = 0.02
 NOTE = "log-probabilities: compared up to a constant for each row"
-
-
-def log_sum_exp(values: NDArray[np.float64]) -> float:
-    """Return the logarithm of the sum of exponentials of finite values, without overflow."""
-    top = float(values.max())
-    return top + math.log(float(np.exp(values - top).sum()))
 
 
 def is_log_softmax(values: NDArray[np.generic]) -> bool:

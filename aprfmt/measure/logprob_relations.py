@@ -12,8 +12,8 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from aprfmt.measure.log_softmax import log_sum_exp
 from aprfmt.measure.short_numbers import short_number
+from aprfmt.measure.softmax import log_sum_exp
 
 Numbers = NDArray[np.float64]
 Kind = Literal["temperature", "listed", "offset", "fewer"]

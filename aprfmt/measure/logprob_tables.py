@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 
 from aprfmt.measure.log_softmax import is_log_softmax
 from aprfmt.measure.logprob_relations import LogprobRelation, SharedRow, find_relation
+from aprfmt.measure.softmax import log_softmax
 from aprfmt.measure.tolerances import Threshold
 
 Numbers = NDArray[Any]
@@ -161,9 +162,7 @@ def normalize_logits(logits: Numbers) -> Numbers:
     wide = np.asarray(logits, np.float64)
     if is_log_softmax(np.asarray(logits)):
         return wide
-    top = wide.max(axis=-1, keepdims=True)
-    found: Numbers = wide - top - np.log(np.exp(wide - top).sum(axis=-1, keepdims=True))
-    return found
+    return log_softmax(wide)
 
 
 @dataclass(frozen=True)

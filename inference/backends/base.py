@@ -33,6 +33,7 @@ from aprfmt.inference.masks import (
     ended_windows_mask,
     window_mask,
 )
+from aprfmt.measure.softmax import log_softmax
 from aprfmt.tensors.stats import Stats, compute_stats
 
 if TYPE_CHECKING:
@@ -566,7 +567,5 @@ class Backend(Recurrent, Hosted, ABC):
         Computed in the backend's arithmetic. Not what `eval` prints, which is one float64 function
         for all: `parity` asks whether a run's loss is that of its logits [tokens, vocab].
         """
-        x = self.to_numpy(logits)
-        wide = x - np.max(x, axis=-1, keepdims=True)
-        logs = wide - np.log(np.sum(np.exp(wide), axis=-1, keepdims=True))
+        logs = log_softmax(self.to_numpy(logits))
         return np.asarray(-np.take_along_axis(logs, labels[:, None], -1)[:, 0])

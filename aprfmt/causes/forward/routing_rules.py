@@ -14,6 +14,7 @@ import numpy as np
 from aprfmt.causes.forward.mismatch import Array, Change, Layers, Patch
 from aprfmt.inference.replay.patched_model import PatchedModel
 from aprfmt.inference.routing import Routing
+from aprfmt.measure.softmax import softmax
 
 Scores = Literal["softmax", "sigmoid"]
 Ranking = Literal["none", "best", "two", "mean"]
@@ -59,7 +60,7 @@ def route_by_rule(
     margin is the choice score of the last chosen expert less that of the first not chosen.
     """
     # Choose experts by their corrected scores, in the allowed groups.
-    scores = _softmax(logits) if rule.scores == "softmax" else 1 / (1 + np.exp(-logits))
+    scores = softmax(logits) if rule.scores == "softmax" else 1 / (1 + np.exp(-logits))
     ranked = scores + bias if bias is not None and rule.biased else scores
     choice = _scores_of_chosen_groups(ranked, rule.groups, hp)
     used = int(hp["n_experts_used"])
@@ -79,12 +80,6 @@ def route_by_rule(
     return Routing(
         np.take_along_axis(chosen, order, -1), np.take_along_axis(weights, order, -1), margin
     )
-
-
-def _softmax(x: Array) -> Array:
-    """Return the softmax over the last axis."""
-    e = np.exp(x - x.max(axis=-1, keepdims=True))
-    return np.asarray(e / e.sum(axis=-1, keepdims=True))
 
 
 def _scores_of_chosen_groups(ranked: Array, groups: Ranking, hp: Mapping[str, Any]) -> Array:
@@ -111,9 +106,9 @@ def _expert_weights(
 ) -> Array:
     """Return the weights [tokens, used] of the chosen experts by a rule."""
     if rule.weights == "softmax of the chosen":
-        return _softmax(np.take_along_axis(logits, chosen, -1))
+        return softmax(np.take_along_axis(logits, chosen, -1))
     if rule.weights == "softmax of the scores":
-        return _softmax(np.take_along_axis(scores, chosen, -1))
+        return softmax(np.take_along_axis(scores, chosen, -1))
     source = {"scores": scores, "logits": logits}.get(rule.weights, scores)
     if rule.weights == "biased" and bias is not None:
         source = scores + bias
