@@ -36,9 +36,13 @@ def convolve_causal(window: Array, kernel: Array) -> Array:
 
 def log_decay(a: Array, rate: Array, shift: Array) -> Array:
     """Return -exp(rate) * softplus(a + shift), the decay's logarithm [tokens, heads]."""
-    x = a + shift
+    return -np.exp(rate) * softplus(a + shift)
+
+
+def softplus(x: Array) -> Array:
+    """Return log(1 + exp(x)) of each element; x itself above LINEAR."""
     soft = np.maximum(x, 0) + np.log1p(np.exp(-np.abs(x)))
-    return -np.exp(rate) * np.where(x > LINEAR, x, soft)
+    return np.where(x > LINEAR, x, soft)
 
 
 def delta_rule(
@@ -52,7 +56,7 @@ def delta_rule(
     many value heads in a row. `steps`: token by token.
     """
     each = v.shape[1] // k.shape[1]
-    q, k = (np.repeat(_unit_length(x), each, axis=1) for x in (q, k))
+    q, k = (np.repeat(unit_length(x), each, axis=1) for x in (q, k))
     q = q * q.dtype.type(q.shape[-1] ** -0.5)
     if state is None:
         state = np.zeros((v.shape[1], k.shape[2], v.shape[2]), v.dtype)
@@ -61,7 +65,7 @@ def delta_rule(
     return delta_rule_by_chunk(q, k, v, g, beta, state)
 
 
-def _unit_length(x: Array) -> Array:
+def unit_length(x: Array) -> Array:
     """Return vectors over the last axis scaled to length one; zeros stay zeros."""
     return x / np.sqrt((x * x).sum(axis=-1, keepdims=True) + x.dtype.type(TINY))
 

@@ -12,6 +12,8 @@ from typing import Any
 
 import numpy as np
 
+from aprfmt.inference.recurrence import softplus
+
 Array = Any
 CHUNK = 64  # tokens that are worked out together
 
@@ -135,13 +137,9 @@ def _scan_chunk(
 def time_steps(raw: Array, bias: Array | None, low: float, high: float) -> Array:
     """Return softplus(raw + bias) [tokens, heads], clamped to [low, high].
 
-    Softplus is the identity from LINEAR on, as in recurrence.py.
+    Softplus is the identity above LINEAR (recurrence.py).
     """
-    from aprfmt.inference.recurrence import LINEAR
-
-    x = raw if bias is None else raw + bias
-    soft = np.maximum(x, 0) + np.log1p(np.exp(-np.abs(x)))
-    return np.where(x > LINEAR, x, soft).clip(low, high)
+    return softplus(raw if bias is None else raw + bias).clip(low, high)
 
 
 def gate_and_norm(

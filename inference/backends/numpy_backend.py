@@ -38,7 +38,7 @@ def _sigmoid(x: Array) -> Array:
     return np.divide(1, _one_plus_exp(x))
 
 
-def _silu(x: Array) -> Array:
+def silu(x: Array) -> Array:
     """Return x / (1 + exp(-x))."""
     y = _one_plus_exp(x)
     return np.divide(x, y, out=y)
@@ -67,7 +67,7 @@ def _mean(x: Array) -> Array:
 
 
 ACTIVATIONS: Mapping[str, Callable[[Array], Array]] = {
-    "silu": _silu,
+    "silu": silu,
     "gelu": _gelu,
     "gelu_tanh": _gelu_tanh,
     "relu": lambda x: np.maximum(x, 0),

@@ -24,8 +24,9 @@ from aprfmt.causes.forward.mismatch import (
 )
 from aprfmt.causes.forward.product import scale_weights_change, zero_weights_change
 from aprfmt.causes.row import Cause
+from aprfmt.inference.backends.numpy_backend import silu
 from aprfmt.inference.placing import mixer_of_layer
-from aprfmt.inference.recurrence import LINEAR, TINY, by_channel, delta_rule_by_token
+from aprfmt.inference.recurrence import by_channel, delta_rule_by_token, softplus, unit_length
 from aprfmt.inference.replay.patched_model import PatchedModel
 
 CAUSE_ROWS = (
@@ -43,42 +44,30 @@ CAUSE_ROWS = (
 POINTS = ("conv", "beta", "decay", "delta", "delta_norm", "attn_out", "mid", "out")
 
 
-def _softplus(x: Array) -> Array:
-    """Return log(1 + exp(x)); x itself above LINEAR."""
-    soft = np.maximum(x, 0) + np.log1p(np.exp(-np.abs(x)))
-    return np.where(x > LINEAR, x, soft)
-
-
 # What is said -> the decay's logarithm of the product, A_log and dt_bias.
 DECAYS: Mapping[str, Callable[[Array, Array, Array], Array]] = {
-    "dt_bias is subtracted": lambda a, rate, shift: -np.exp(rate) * _softplus(a - shift),
+    "dt_bias is subtracted": lambda a, rate, shift: -np.exp(rate) * softplus(a - shift),
     "dt_bias is added behind the softplus": lambda a, rate, shift: (
-        -np.exp(rate) * (_softplus(a) + shift)
+        -np.exp(rate) * (softplus(a) + shift)
     ),
     "A_log is taken as it is stored, without exp": lambda a, rate, shift: (
-        rate * _softplus(a + shift)
+        rate * softplus(a + shift)
     ),
-    "minus A_log is taken, without exp": lambda a, rate, shift: -rate * _softplus(a + shift),
+    "minus A_log is taken, without exp": lambda a, rate, shift: -rate * softplus(a + shift),
     "exp is taken twice of A_log": lambda a, rate, shift: (
-        -np.exp(np.exp(rate)) * _softplus(a + shift)
+        -np.exp(np.exp(rate)) * softplus(a + shift)
     ),
     "exp is taken of minus exp(A_log)": lambda a, rate, shift: (
-        -np.exp(-np.exp(rate)) * _softplus(a + shift)
+        -np.exp(-np.exp(rate)) * softplus(a + shift)
     ),
     "the softplus is left out": lambda a, rate, shift: -np.exp(rate) * (a + shift),
     "a sigmoid stands for the softplus": lambda a, rate, shift: (
         -np.exp(rate) / (1 + np.exp(-(a + shift)))
     ),
-    "A_log is left out": lambda a, rate, shift: -_softplus(a + shift),
+    "A_log is left out": lambda a, rate, shift: -softplus(a + shift),
     "nothing decays": lambda a, rate, shift: 0 * a,
-    "the decay is applied twice": lambda a, rate, shift: -2 * np.exp(rate) * _softplus(a + shift),
+    "the decay is applied twice": lambda a, rate, shift: -2 * np.exp(rate) * softplus(a + shift),
 }
-
-
-def _unit_length(x: Array) -> Array:
-    """Return the vectors of the last axis divided by their length."""
-    found: Array = x / np.sqrt((x * x).sum(axis=-1, keepdims=True) + x.dtype.type(TINY))
-    return found
 
 
 def _delta_rule(
@@ -97,7 +86,7 @@ def _delta_rule(
     by the root of their width.
     """
     each = v.shape[1] // k.shape[1]
-    q, k = _unit_length(q) if unit_q else q, _unit_length(k) if unit_k else k
+    q, k = unit_length(q) if unit_q else q, unit_length(k) if unit_k else k
     q, k = (np.tile(x, (1, each, 1)) if in_turn else np.repeat(x, each, axis=1) for x in (q, k))
     q = q * q.dtype.type(q.shape[-1] ** -0.5) if scaled else q
     state = np.zeros((v.shape[1], k.shape[2], v.shape[2]), v.dtype)
@@ -139,12 +128,6 @@ STRENGTHS: Mapping[str, Callable[[Any, Array], Array]] = {
 }
 
 
-def _silu(x: Array) -> Array:
-    """Return x * sigmoid(x)."""
-    found: Array = x / (1 + np.exp(-x))
-    return found
-
-
 def _rms_norm(x: Array, w: Array, eps: float) -> Array:
     """Return the RMS norm over the last axis, times the weight `w`."""
     square = np.mean(x * x, axis=-1, keepdims=True)
@@ -160,14 +143,14 @@ GATES: Mapping[str, Callable[[Array, Array, Array, float], Array]] = {
     ),
     "the output gate has no activation": lambda x, w, gate, eps: _rms_norm(x, w, eps) * gate,
     "the output gate multiplies before the norm": lambda x, w, gate, eps: _rms_norm(
-        x * _silu(gate), w, eps
+        x * silu(gate), w, eps
     ),
-    "the norm behind the state is left out": lambda x, w, gate, eps: x * _silu(gate),
+    "the norm behind the state is left out": lambda x, w, gate, eps: x * silu(gate),
     "the norm behind the state has no weight: it is taken as ones": lambda x, w, gate, eps: (
-        _rms_norm(x, np.ones_like(w), eps) * _silu(gate)
+        _rms_norm(x, np.ones_like(w), eps) * silu(gate)
     ),
     "the norm behind the state multiplies by its weight plus 1": lambda x, w, gate, eps: (
-        _rms_norm(x, w + 1, eps) * _silu(gate)
+        _rms_norm(x, w + 1, eps) * silu(gate)
     ),
 }
 
@@ -176,7 +159,7 @@ GATES: Mapping[str, Callable[[Array, Array, Array, float], Array]] = {
 SIGMOID_GATES: Mapping[str, Callable[[Array, Array, Array, float], Array]] = {
     "the output gate is left out": GATES["the output gate is left out"],
     "the output gate is silu, not a sigmoid": lambda x, w, gate, eps: (
-        _rms_norm(x, w, eps) * _silu(gate)
+        _rms_norm(x, w, eps) * silu(gate)
     ),
     "the output gate has no activation": GATES["the output gate has no activation"],
     "the output gate multiplies before the norm": lambda x, w, gate, eps: _rms_norm(
