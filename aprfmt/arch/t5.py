@@ -13,12 +13,15 @@ from aprfmt.arch import hyper_rules
 from aprfmt.arch.gpt2 import NO_ROPE
 from aprfmt.arch.spec import ArchSpec, Binding, Facts, Found, HyperRule, Params
 from aprfmt.arch.spec_builders import Made, names_only_spec
+from aprfmt.arch.stack_rules import longest_stack_reader, stack_layers_rule
 from aprfmt.arch.tensor_rows import KV, Q, RoleRow, Rows, make_tables
-from aprfmt.arch.value_checks import text, whole_number
+from aprfmt.arch.value_checks import text
 from aprfmt.base.protocols import Value
 
-_COUNTS = {"encoder": ("num_layers", "{arch}.block_count"),
-           "decoder": ("num_decoder_layers", "{arch}.decoder_block_count")}  # fmt: skip
+_COUNTS = {
+    "encoder": {"hf": "num_layers", "gguf": "{arch}.block_count"},
+    "decoder": {"hf": "num_decoder_layers", "gguf": "{arch}.decoder_block_count"},
+}
 _SHORT = {"encoder": "enc", "decoder": "dec"}
 
 
@@ -109,11 +112,6 @@ def _make_t5_tables(gated: bool, *stacks: str) -> Made:
     )
 
 
-def _read_layer_count(facts: Facts, stack: str) -> Found:
-    """Return (number of layers of a stack, key); None without the key."""
-    return facts.first(*_COUNTS[stack])
-
-
 def _write_nothing(value: Value, hp: Params) -> Params:
     """Return {}: the write function of a hyperparameter that other rules write."""
     return {}
@@ -121,14 +119,7 @@ def _write_nothing(value: Value, hp: Params) -> Params:
 
 def _longest_stack_rule(*stacks: str) -> HyperRule:
     """Return the rule that reads and writes `n_layers`: the layers of the longer stack."""
-
-    def read(facts: Facts, hp: Params) -> Found:
-        """Return (layers of the longer stack, key); None if neither stack has a key."""
-        found = [
-            count for stack in stacks if (count := _read_layer_count(facts, stack)) is not None
-        ]
-        return max(((whole_number(*one, 1), one[1]) for one in found), default=None)
-
+    read = longest_stack_reader(*(tuple(_COUNTS[stack].values()) for stack in stacks))
     usual = hyper_rules.n_layers()
     return HyperRule(
         "n_layers",
@@ -139,29 +130,6 @@ def _longest_stack_rule(*stacks: str) -> HyperRule:
         write={"hf": _write_nothing, "gguf": _write_nothing},
         high=usual.high,
         shape=usual.shape,
-    )
-
-
-def _stack_layers_rule(stack: str) -> HyperRule:
-    """Return the rule for which of the `n_layers` layers a stack has: the first so many."""
-
-    def read(facts: Facts, hp: Params) -> Found:
-        """Return (one boolean a layer, key); None without the stack's key."""
-        found = _read_layer_count(facts, stack)
-        if found is None:
-            return None
-        return tuple(i < whole_number(*found) for i in range(hp["n_layers"])), found[1]
-
-    hf, gguf = _COUNTS[stack]
-    return HyperRule(
-        f"{stack}_layers",
-        {"gguf": (gguf,)},
-        default=hyper_rules.per_layer(True),
-        read={"hf": read, "gguf": read},
-        write={
-            "hf": lambda value, hp: {hf: sum(value)},
-            "gguf": lambda value, hp: {gguf: sum(value)},
-        },
     )
 
 
@@ -234,7 +202,7 @@ def _t5_rules(gated: bool, bias_in_all: bool, *stacks: str) -> tuple[HyperRule, 
             default=32,
         ),
         *NO_ROPE,
-        *(_stack_layers_rule(stack) for stack in stacks),
+        *(stack_layers_rule(stack, _COUNTS[stack]) for stack in stacks),
         *(_bias_layers_rule(stack, bias_in_all) for stack in stacks),
     )
 

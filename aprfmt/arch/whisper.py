@@ -6,12 +6,12 @@ no form of the whole model. Source: transformers' modeling_whisper.
 
 from aprfmt.arch import hyper_rules
 from aprfmt.arch.gpt2 import NO_ROPE
-from aprfmt.arch.spec import Facts, Found, HyperRule, Params
+from aprfmt.arch.spec import HyperRule
 from aprfmt.arch.spec_builders import names_only_spec
+from aprfmt.arch.stack_rules import longest_stack_reader, stack_layers_rule
 from aprfmt.arch.tensor_rows import Q, RoleRow, Rows, linear, make_tables, norm, single_row
-from aprfmt.arch.value_checks import whole_number
 
-_STACKS = ("encoder", "decoder")
+_COUNTS = {"encoder": "encoder_layers", "decoder": "decoder_layers"}  # keys of config.json
 _TABLE = ("vocab_size", "hidden_size")
 
 
@@ -52,35 +52,6 @@ def _convolution_rows(number: int, into: str) -> Rows:
     )
 
 
-def _read_layer_count(facts: Facts, stack: str) -> Found:
-    """Return (number of layers of a stack, key) of config.json; None without the key."""
-    return facts.first(f"{stack}_layers")
-
-
-def _read_longest_stack(facts: Facts, hp: Params) -> Found:
-    """Return (layers of the longer stack, key) of config.json; None if neither has a key."""
-    found = [count for stack in _STACKS if (count := _read_layer_count(facts, stack)) is not None]
-    return max(((whole_number(*one, 1), one[1]) for one in found), default=None)
-
-
-def _stack_layers_rule(stack: str) -> HyperRule:
-    """Return the rule for which of the `n_layers` layers a stack has: the first so many."""
-
-    def read(facts: Facts, hp: Params) -> Found:
-        """Return (one boolean a layer, key) of config.json; None without the stack's key."""
-        found = _read_layer_count(facts, stack)
-        if found is None:
-            return None
-        return tuple(i < whole_number(*found) for i in range(hp["n_layers"])), found[1]
-
-    return HyperRule(
-        f"{stack}_layers",
-        read={"hf": read},
-        default=hyper_rules.per_layer(True),
-        write={"hf": lambda value, hp: {f"{stack}_layers": sum(value)}},
-    )
-
-
 WHISPER = names_only_spec(
     "whisper",
     make_tables(
@@ -112,7 +83,7 @@ WHISPER = names_only_spec(
             "n_layers",
             kind="size",
             default_in={"hf": 4},
-            read={"hf": _read_longest_stack},
+            read={"hf": longest_stack_reader(*((key,) for key in _COUNTS.values()))},
             write={"hf": lambda value, hp: {}},
             shape=hyper_rules.n_layers().shape,
         ),
@@ -126,7 +97,7 @@ WHISPER = names_only_spec(
         hyper_rules.activation("gelu", "activation_function"),
         hyper_rules.tied_embeddings(True),
         *NO_ROPE,
-        *map(_stack_layers_rule, _STACKS),
+        *(stack_layers_rule(stack, {"hf": key}) for stack, key in _COUNTS.items()),
         hyper_rules.size("decoder_ffn_size", "decoder_ffn_dim", hf_default=1536),
         hyper_rules.size("source_length", "max_source_positions", hf_default=1500),
         hyper_rules.size("mel_bins", "num_mel_bins", hf_default=80),
