@@ -322,9 +322,13 @@ def _holds_all(encoding: str, other: str) -> bool:
 
 
 def _is_plain(encoding: str) -> bool:
-    """Return whether tensors of an encoding can be written without other tensors or calibration."""
+    """Return whether tensors of an encoding are written here, without parts or calibration."""
+    from aprfmt.codecs import CODECS  # here: `inspect` loads this module and no numpy
+
     row = ENCODINGS.get(encoding)
-    return row is not None and (bool(row.numpy) or (row.ggml is not None and not row.removed))
+    if row is None or encoding not in CODECS or not CODECS[encoding].has_encoder:
+        return False
+    return bool(row.numpy) or (row.ggml is not None and not row.removed)
 
 
 def _scheme_options(encoding: str) -> list[str] | None:

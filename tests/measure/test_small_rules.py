@@ -166,6 +166,9 @@ def test_errors_of_one_arithmetic_are_alike_and_not_too_small() -> None:
         ("BF16", {"L0.ffn_gate_inp.weight": "F32"}, 32, "quantize {} --type BF16"),
         ("Q4_K", {"output.weight": "Q6_K"}, 15, "quantize {} --type Q4_K_M"),
         ("GPTQ", {"token_embd.weight": "BF16"}, 32, ""),
+        ("IQ2_S", {}, 28, ""),  # which is read, and not written
+        ("BF16", {"output.weight": "IQ3_S"}, 25, ""),
+        ("IQ4_NL", {}, 25, "convert {} --encoding IQ4_NL"),
         ("MXFP4", {f"L{layer}.ffn_down.weight": "Q6_K" for layer in range(9)}, 32, ""),
     ],
 )
