@@ -73,6 +73,8 @@ _EXPERT = re.compile(
 )
 _SUFFIXES = (".pt", ".pth", ".bin", ".ckpt", ".safetensors")
 _PICKLED = (".pt", ".pth", ".ckpt")
+# The number of a part and how many there are, at the end of a file's name.
+_PART = re.compile(r"-(\d{5})-of-(\d{5})$")
 _SHOWN = 3
 _SHARES = 3  # tensors of too small a shape, at least, that show a rank's state to be alone
 _MOST_RANKS = 64
@@ -87,13 +89,13 @@ _VARIED = 8  # different bytes that a share of trained or random numbers begins 
 def is_engine_state(path: Path) -> bool:
     """Return whether a path holds the weights that an engine saved from its memory.
 
-    Such are files of ranks in a folder, or one file with names of joined or stacked matrices, which
-    may be given by its own path or by its folder's.
+    These are files of ranks in a folder, or files with names of joined or stacked matrices: one by
+    its own path, or those of a folder.
     """
     try:
         files = _state_files(path)
         # No model's folder has files of ranks alone, be it of one.
-        return bool(files) and (path.is_dir() or _has_engine_names(files[0][0]))
+        return any(ranks or _has_engine_names(file) for file, ranks in files)
     except (AprfmtError, OSError):
         return False
 
@@ -105,27 +107,31 @@ def _has_engine_names(file: Path) -> bool:
 
 
 def is_saved_state(path: Path, published: Model) -> bool:
-    """Return whether a path is a file of torch.save that holds a state dict of `published`.
+    """Return whether a path is a state with the published names, and no model's.
 
-    Most of its tensors have names of `published`, which has a configuration; the file has none.
+    It is a file of torch.save, or a folder with a state in several files. Most of its tensors have
+    names of `published`, which has a configuration.
     """
-    if path.suffix not in _PICKLED or not path.is_file():
-        return False
     if published.folder is None or published.folder.config is None:
         return False
+    files = _parts_of_state(path) if path.is_dir() else [path]
+    if not files or (not path.is_dir() and path.suffix not in _PICKLED):
+        return False
+    names: set[str] = set()
     try:
-        with open_source(path) as source:
-            names = source.tensors.keys()
-            return 2 * len(names & published.source.tensors.keys()) > len(names)
+        for file in files:
+            with open_source(file) as source:
+                names |= source.tensors.keys()
     except (AprfmtError, OSError):
         return False
+    return 2 * len(names & published.source.tensors.keys()) > len(names)
 
 
 def _state_files(path: Path) -> list[tuple[Path, Mapping[str, int]]]:
     """Return (file, {parallel axis: rank}) of each file of a state; [] if there are none.
 
-    The ranks come from the paths, as in `tp_rank_01`. A single file has no ranks, and neither has
-    the only model of a folder, which is a state if its names are an engine's.
+    The ranks come from the paths, as in `tp_rank_01`. A single file has no ranks, and neither have
+    the only model of a folder and a state in several files, which may be no state by their names.
     """
     if path.is_file():
         return [(path, {})] if path.suffix in _SUFFIXES else []
@@ -137,7 +143,53 @@ def _state_files(path: Path) -> list[tuple[Path, Mapping[str, int]]]:
         ranks = parse_dump_path(below).ranks
         if ranks:
             found.append((one, ranks))
-    return found or [(one, {}) for one in _lone_model(path) if _has_engine_names(one)]
+    if found:
+        return found
+    parts = _parts_of_state(path)
+    if parts:
+        return [(one, {}) for one in parts]
+    return [(one, {}) for one in _lone_model(path) if _has_engine_names(one)]
+
+
+def _parts_of_state(folder: Path) -> list[Path]:
+    """Return the files of a folder that hold a state in several parts without an index, sorted.
+
+    They are all files of weights, of one kind, or the parts of one that are there as
+    `-00001-of-00002` says. [] where the folder has a config.json, an index, one whole file, or
+    files that name a rank or a pass.
+    """
+    if (folder / "config.json").is_file() or any(folder.glob("*.index.json")):
+        return []
+    stored = [one for one in sorted(folder.glob("[!.]*.safetensors")) if one.is_file()]
+    pickled = pickled_weights(folder)
+    found = stored or pickled
+    places = [parse_dump_path(one.stem) for one in found]
+    if (stored and pickled) or any(one.ranks or one.step is not None for one in places):
+        return []
+    return found if len(found) > 1 or any(_PART.search(one.stem) for one in found) else []
+
+
+def _refuse_missing_parts(folder: Path, files: Iterable[Path]) -> None:
+    """Raise FormatError where a part of a state is missing that the names of the others count.
+
+    Parts are numbered from 1, or from 0 where there is a part 0.
+    """
+    there: dict[tuple[str, int], set[int]] = {}
+    for file in files:
+        said = _PART.search(file.stem)
+        if said is not None:
+            whole = file.stem[: said.start()], int(said[2])
+            there.setdefault(whole, set()).add(int(said[1]))
+    for (name, count), numbers in there.items():
+        first = min(1, *numbers)
+        lost = [str(one) for one in range(first, first + count) if one not in numbers]
+        if lost:
+            more = f" and {len(lost) - _SHOWN} more" if len(lost) > _SHOWN else ""
+            raise FormatError(
+                f"{folder}: of the {count} parts of {shorten(name, 80)!r} "
+                f"{', '.join(lost[:_SHOWN])}{more} {'is' if len(lost) == 1 else 'are'} missing; "
+                "get all of them"
+            )
 
 
 def _lone_model(folder: Path) -> list[Path]:
@@ -194,14 +246,17 @@ def _open_shared_files(
     return found
 
 
-def _other_files(path: Path, read: Collection[Path]) -> list[Note]:
-    """Return a warning about the files of a state's folder that are not `read`; [] without any."""
+def _other_files(path: Path, read: Collection[Path], ranked: bool) -> list[Note]:
+    """Return a warning about the files of a state's folder that are not `read`; [] without any.
+
+    `ranked`: the names of the others say their ranks.
+    """
     others = [one for one in _saved_files(path) if one not in read] if path.is_dir() else []
     if not others:
         return []
     names = ", ".join(shorten(one.relative_to(path).as_posix(), 60) for one in others[:_SHOWN])
     more = f" and {len(others) - _SHOWN} more" if len(others) > _SHOWN else ""
-    text = f"{names}{more}: not read, no rank in the name"
+    text = f"{names}{more}: not read" + (", no rank in the name" if ranked else "")
     return [Note("warning", str(path), text, "remark")]
 
 
@@ -325,6 +380,8 @@ def open_engine_state(path: Path, published: Model) -> Model:
     with ExitStack() as stack:
         # All ranks' tensors by name, and the published tensors found among them.
         files = _state_files(path)
+        if path.is_dir():
+            _refuse_missing_parts(path, _parts_of_state(path))
         sources = [(stack.enter_context(open_source(file)), ranks) for file, ranks in files]
         by_name = _group_by_name(path, sources)
         own = [file for source, _ in sources for file in source.files]
@@ -341,7 +398,7 @@ def open_engine_state(path: Path, published: Model) -> Model:
         reader.refuse_missing_ranks()
         reader.note_released()
         read = [*own, *(source.path for source in shared)]
-        reader.notes += _other_files(path, read)
+        reader.notes += _other_files(path, read, any(ranks for _, ranks in files))
         reader.note_padding()
         reader.note_added_ones(tensors)
         # What the published model does not have is listed under its own name.
@@ -449,6 +506,8 @@ def _group_by_name(
     sources = _name_expert_ranks(sources)
     axes = [axis for axis in ("tp", "ep", RANK) if any(axis in ranks for _, ranks in sources)]
     axis = axes[0] if axes else ""
+    if not any(ranks for _, ranks in sources):
+        return _group_parts(path, [source for source, _ in sources])
     _refuse_ranks_given_twice(path, sources)
     numbers = sorted({ranks.get(axis, 0) for _, ranks in sources})
     if numbers and numbers != list(range(numbers[-1] + 1)):
@@ -481,6 +540,25 @@ def _group_by_name(
         order = sorted(parts)
         made[name] = RankTensor(name, tuple(parts[one] for one in order), tuple(order))
     return made
+
+
+def _group_parts(path: Path, sources: Sequence[Source]) -> dict[str, RankTensor]:
+    """Return {name: RankTensor} of the tensors of files that together are one state of one rank.
+
+    A name may be in two files with the same values. Raises FormatError where the values differ.
+    """
+    found: dict[str, tuple[Source, LazyTensor]] = {}
+    for source in sources:
+        for name, tensor in source.tensors.items():
+            first, held = found.setdefault(name, (source, tensor))
+            if first is not source and not _same_bytes(held, tensor):
+                raise FormatError(
+                    f"{path}: {shorten(name, 80)!r} is in {_below(first, path)} and in "
+                    f"{_below(source, path)}, with other values: keep the files of one state, or "
+                    "say in their names of which rank each is, as tp_rank_0"
+                )
+    tensors = _stack_experts({name: tensor for name, (_, tensor) in found.items()})
+    return {name: RankTensor(name, (tensor,), (0,)) for name, tensor in tensors.items()}
 
 
 def _refuse_ranks_given_twice(
@@ -591,8 +669,10 @@ def _stack_experts(tensors: Mapping[str, LazyTensor]) -> dict[str, LazyTensor]:
 
 
 def _same_bytes(a: LazyTensor | None, b: LazyTensor) -> bool:
-    """Return whether two tensors hold the same bytes, as two names of a tied table do."""
-    return a is not None and a.info.shape == b.info.shape and bytes(a.raw()) == bytes(b.raw())
+    """Return whether two tensors of one name hold the same bytes, as a tied table does."""
+    if a is None or (a.info.shape, a.info.encoding) != (b.info.shape, b.info.encoding):
+        return False
+    return bytes(a.raw()) == bytes(b.raw())
 
 
 def _is_unit_scale(one: RankTensor) -> bool:

@@ -25,7 +25,13 @@ from aprfmt.base.protocols import Source
 from aprfmt.errors import AprfmtError, FormatError, UnsupportedError
 from aprfmt.formats import open_source
 from aprfmt.formats.bounded_json import load_file
-from aprfmt.formats.mapped_file import changed_error, file_identity, in_mapped_file, open_regular
+from aprfmt.formats.mapped_file import (
+    changed_error,
+    file_identity,
+    in_mapped_file,
+    open_regular,
+    read_head,
+)
 from aprfmt.formats.pytorch.layout import is_zip
 from aprfmt.formats.pytorch.state_dict import ALONE
 from aprfmt.inference.engines.modules import points_named
@@ -271,8 +277,7 @@ def _without_leading_ones(shape: Sequence[int]) -> Sequence[int]:
 
 def _first_bytes(path: Path) -> bytes:
     """Return the first 512 bytes of a file."""
-    with os.fdopen(open_regular(path), "rb") as file:
-        return file.read(512)
+    return read_head(path, 512)[0]
 
 
 def _sorted_names(folder: Path) -> list[str]:

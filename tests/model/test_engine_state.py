@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from aprfmt.model import open_model
-from aprfmt.model.engine_state import is_engine_state
+from aprfmt.model.engine_state import is_engine_state, is_saved_state
 from tests.cli.run import aprfmt
 from tests.diagnosis.engines import tiny_folder
 from tests.docs.examples import DOCS, blocks
@@ -569,8 +569,11 @@ ALONE: dict[str, tuple[str, ...]] = {
 }  # fmt: skip
 
 
-def written_alone(folder: Path, files: tuple[str, ...], held: State) -> Path:
-    """Write a state without a rank in a name, each file with a share of the tensors."""
+def written_alone(folder: Path, files: tuple[str, ...], held: State, *, index: bool = True) -> Path:
+    """Write a state without a rank in a name, each file with a share of the tensors.
+
+    `index`: parts named `-00001-of-00002` get an index.
+    """
     from safetensors.torch import save_file
 
     folder.mkdir()
@@ -581,7 +584,7 @@ def written_alone(folder: Path, files: tuple[str, ...], held: State) -> Path:
     for name, share in shares.items():
         store = save_file if name.endswith(".safetensors") else torch.save
         store(share, folder / name)
-    if "-of-" in files[0]:
+    if index and "-of-" in files[0]:
         kind = "model.safetensors" if files[0].endswith(".safetensors") else "pytorch_model.bin"
         places = {key: name for name, share in shares.items() for key in share}
         (folder / f"{kind}.index.json").write_text(json.dumps({"weight_map": places}))
@@ -608,12 +611,86 @@ def test_a_folder_of_published_names_or_of_outputs_is_no_state(tmp_path: Path) -
     """Names that no engine joined are a model's; outputs of joined modules are a trace."""
     given = published(tiny_folder("llama"))
     assert not is_engine_state(written_alone(tmp_path / "p", ("model.safetensors",), given))
-    two = written_alone(tmp_path / "two", ("a.pt", "b.pt"), states("llama", 1)[0])
-    assert not is_engine_state(two)
     outputs = {name.removesuffix(".weight"): torch.rand(1, 3, 8) for name in states("llama", 1)[0]}
     dump = written_alone(tmp_path / "d", ("Pass0.pt",), outputs)
     told = aprfmt("diagnose", tiny_folder("llama"), dump, "--json").json
     assert told["exit"] == 2 and "17 arrays are one rank's share" in told["error"]["message"]
+
+
+PARTS: dict[str, tuple[str, ...]] = {
+    "numbered": ("state_0.pt", "state_1.pt", "state_2.pt"),
+    "by layer": tuple(f"layer_{number:02d}.ckpt" for number in range(4)),
+    "as Hugging Face names them": (
+        "pytorch_model-00001-of-00002.bin", "pytorch_model-00002-of-00002.bin",
+    ),
+    "in another format": ("model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("joined", [True, False], ids=["an engine's names", "published names"])
+@pytest.mark.parametrize("form", PARTS)
+def test_a_state_in_several_files_is_one(form: str, joined: bool, tmp_path: Path) -> None:
+    """Seen red: "holds several files of torch.save; name one", or half of the tensors missing."""
+    held = states("llama", 1)[0] if joined else published(tiny_folder("llama"))
+    path = written_alone(tmp_path / "s", PARTS[form], held, index=False)
+    torch.save({"lr": 0.1}, path / "optimizer.pt")
+    done = aprfmt("diff", tiny_folder("llama"), path, "--json")
+    assert (done.code, done.json["causes"]) == (0, []), done.out[:2000]
+    assert {one["verdict"] for one in done.json["tensors"]} == {"SAME_BYTES"}
+    assert any(one.endswith("optimizer.pt: not read") for one in done.json["notes"])
+    told = aprfmt("diagnose", tiny_folder("llama"), path, "--json").json
+    assert (told["verdict"], told["exit"]) == ("same", 0)
+    held[OUT] = held[OUT].roll(1, 0)
+    other = written_alone(tmp_path / "t", PARTS[form], held, index=False)
+    done = aprfmt("diff", tiny_folder("llama"), other, "--json")
+    assert done.code == 1
+    assert [one["name_a"] for one in done.json["tensors"] if one["verdict"] == "DIFFERENT"] == [OUT]
+
+
+@pytest.mark.parametrize("name", [OUT, NORM])
+def test_a_name_in_two_files_of_a_state_has_one_value(name: str, tmp_path: Path) -> None:
+    """The same values twice are one tensor; other values are two states, or two ranks."""
+    (held,) = states("llama", 1)
+    path = written_alone(tmp_path / "s", ("a.pt", "b.pt"), held, index=False)
+    again = {name: held[name].clone()}
+    torch.save(again, path / "c.pt")
+    assert aprfmt("diff", tiny_folder("llama"), path).code == 0
+    torch.save({name: held[name] + 1}, path / "c.pt")
+    for command in ("diff", "diagnose"):
+        done = aprfmt(command, tiny_folder("llama"), path)
+        assert done.code == 2, done.out
+    done = aprfmt("diff", tiny_folder("llama"), path)
+    assert f"'{name}' is in " in done.err and "c.pt, with other values" in done.err
+
+
+@pytest.mark.parametrize("first", [1, 0])
+def test_a_missing_part_of_a_state_is_refused(first: int, tmp_path: Path) -> None:
+    names = tuple(f"state-{number:05d}-of-00003.pt" for number in range(first, first + 3))
+    path = written_alone(tmp_path / "s", names, states("llama", 1)[0], index=False)
+    assert aprfmt("diff", tiny_folder("llama"), path).code == 0
+    (path / names[1]).unlink()
+    done = aprfmt("diff", tiny_folder("llama"), path)
+    said = f"of the 3 parts of 'state' {first + 1} is missing; get all of them"
+    assert done.code == 2 and said in done.err
+
+
+def test_passes_and_other_models_are_no_parts_of_a_state(tmp_path: Path) -> None:
+    """Files of passes are a dump; a folder with a configuration or an index is a model."""
+    outputs = {name.removesuffix(".weight"): torch.rand(1, 3, 8) for name in states("llama", 1)[0]}
+    for number in range(2):
+        (tmp_path / "d").mkdir(exist_ok=True)
+        torch.save(outputs, tmp_path / "d" / f"Pass{number:05d}.pt")
+    assert not is_engine_state(tmp_path / "d")
+    given = published(tiny_folder("llama"))
+    two = written_alone(tmp_path / "p", ("a.pt", "b.pt"), given)
+    assert not is_engine_state(two)
+    named = {f"other.{name}": tensor for name, tensor in given.items()}
+    other = written_alone(tmp_path / "o", ("a.pt", "b.pt"), named)
+    with open_model(tiny_folder("llama")) as model:
+        assert is_saved_state(two, model)
+        assert not is_saved_state(other, model)
+        (two / "config.json").write_text((tiny_folder("llama") / "config.json").read_text())
+        assert not is_saved_state(two, model)
 
 
 def _up_first(x: Any) -> Any:
