@@ -51,6 +51,22 @@ PICKLES: dict[str, tuple[bytes, str]] = {
     "eval": (call("builtins", "eval", "1"), r"calls builtins\.eval"),
     "python-2-exec": (call("__builtin__", "exec", "1"), r"calls builtins\.exec"),
     "getattr": (call("builtins", "getattr", "os", "system"), r"calls builtins\.getattr"),
+    "getattr-of-a-process": (
+        name("builtins", "getattr") + b"(" + name("subprocess", "Popen") + text("Run") + b"tR",
+        r"calls builtins\.getattr",
+    ),
+    "getattr-of-a-function": (
+        name("builtins", "getattr") + b"(" + name(PLANTED, RUN) + text("Kind") + b"tR",
+        r"calls builtins\.getattr",
+    ),
+    "getattr-to-a-function": (
+        name("builtins", "getattr") + b"(" + name(PLANTED, "Kind") + text(RUN) + b"tR",
+        r"calls builtins\.getattr",
+    ),
+    "class-with-a-command": (call(PLANTED, "Kind", "touch x"), rf"calls {PLANTED}\.Kind"),
+    "class-with-a-path": (call(PLANTED, "Kind", "/tmp/x"), rf"calls {PLANTED}\.Kind"),
+    "class-with-two-words": (call(PLANTED, "Kind", "a", "b"), rf"calls {PLANTED}\.Kind"),
+    "class-of-the-library": (call("code", "InteractiveConsole", "a"), r"calls code\.Interactive"),
     "import": (call("builtins", "__import__", PLANTED), r"calls builtins\.__import__"),
     "runpy": (call("runpy", "_run_code", "1"), r"calls runpy\._run_code"),
     "subprocess": (call("subprocess", "Popen", "x"), r"calls subprocess\.Popen"),

@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from aprfmt.formats.cursor import MAX_DIMS
+from aprfmt.formats.pytorch.distributed import SHARDED, SHARDS
 from aprfmt.formats.pytorch.pickle_imports import is_value_class
 from aprfmt.formats.pytorch.pickle_reader import describe_value
 from aprfmt.formats.pytorch.pickle_values import (
@@ -213,7 +214,13 @@ def _describe_subclass(function: Any, kind: Any, args: Any, state: Any) -> Any:
 
 
 def _add_attributes(tensor: TensorValue, state: Any) -> None:
-    """Add the attributes in a state (a dict, or a tuple of a dict and of slots) to a tensor."""
+    """Add the attributes in a state (a dict, or a tuple of a dict and of slots) to a tensor.
+
+    The state of a ShardedTensor is a tuple that begins with the list of its shards.
+    """
+    if tensor.kind == SHARDED and isinstance(state, tuple) and state:
+        tensor.parts[SHARDS] = state[0]
+        return
     for table in state if isinstance(state, tuple) else (state,):
         if isinstance(table, PickledDict):
             tensor.parts |= {key: value for key, value in table.pairs if isinstance(key, str)}
@@ -343,6 +350,19 @@ def _describe_reconstructed(kind: Any, base: Any, state: Any) -> PickledObject:
     return PickledObject(kind)
 
 
+def _describe_nested_class(outer: Any, name: Any) -> GlobalName | None:
+    """Return the name of a class in another class, which protocols 2 and 3 get by getattr.
+
+    None, by which the call is refused, where `outer` may be more than a class that holds values, or
+    `name` is not a class's by its capital letter.
+    """
+    if not isinstance(outer, GlobalName) or not isinstance(name, str):
+        return None
+    if not all(part.isidentifier() and part[:1].isupper() for part in (outer.name, name)):
+        return None
+    return GlobalName(outer.module, f"{outer.name}.{name}") if is_value_class(outer) else None
+
+
 def _describe_numpy_dtype(code: Any, *more: Any) -> PickledObject:
     """Return an object that stands for numpy.dtype(code); `more` arguments are ignored."""
     return PickledObject(GlobalName("numpy", "dtype"), (code,))
@@ -396,6 +416,7 @@ _CALLS: Mapping[str, Callable[..., Any]] = {
     "builtins.frozenset": _describe_list,
     "builtins.list": _describe_list,
     "builtins.complex": _describe_complex,
+    "builtins.getattr": _describe_nested_class,
     "builtins.bytes": _describe_bytes,
     "builtins.bytearray": _describe_bytes,
     "_codecs.encode": _encode_text,

@@ -41,6 +41,7 @@ _TYPES = frozenset(
 )  # fmt: skip
 
 _OUTPUT_MODULE = re.compile(r"transformers(\.[a-z_][a-z0-9_]*)+")
+_WORD = re.compile(r"[A-Za-z0-9_-]{1,64}")
 _OUTPUT_NAME = re.compile(r"[A-Za-z]\w*Outputs?((With|For)\w+)?")
 
 
@@ -72,6 +73,21 @@ def is_model_output(kind: GlobalName) -> bool:
     names are such as CausalLMOutputWithPast.
     """
     return bool(_OUTPUT_MODULE.fullmatch(kind.module) and _OUTPUT_NAME.fullmatch(kind.name))
+
+
+def is_enum_member(kind: Any, args: Any) -> bool:
+    """Return whether a call may be that of an Enum class, which gives the member of a value.
+
+    Pickle writes a member so. Enum classes outside the standard library are told from functions by
+    their names, which begin with a capital letter. The value is one number or one word, which
+    leaves out commands, addresses and paths.
+    """
+    if not isinstance(kind, GlobalName) or not isinstance(args, tuple) or len(args) != 1:
+        return False
+    word = isinstance(args[0], str) and _WORD.fullmatch(args[0])
+    if not word and type(args[0]) not in (int, float, bool):
+        return False
+    return is_value_class(kind) and kind.name.rpartition(".")[2].lstrip("_")[:1].isupper()
 
 
 def _is_standard(name: GlobalName) -> bool:

@@ -16,6 +16,7 @@ from aprfmt.errors import FormatError, TruncatedError, UnsupportedError
 from aprfmt.formats.pytorch.pickle_imports import (
     PLAIN_CLASSES,
     Imports,
+    is_enum_member,
     is_model_output,
     is_value_class,
     resolve_name,
@@ -366,7 +367,8 @@ class Unpickler:
             if isinstance(error, FormatError):
                 raise
             raise self._damage_error(f"calls {shorten(str(function), 200)}: {error}") from None
-        if found is None and (str(function) in PLAIN_CLASSES or is_model_output(function)):
+        plain = str(function) in PLAIN_CLASSES or is_model_output(function)
+        if found is None and (plain or is_enum_member(function, args)):
             found = PickledObject(function, args)
         if found is None:
             raise self._refusal(f"calls {shorten(str(function), 200)}")

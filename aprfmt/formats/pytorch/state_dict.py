@@ -5,7 +5,8 @@ from typing import Any
 from aprfmt.base.text_escape import shorten
 from aprfmt.errors import FormatError, UnsupportedError
 from aprfmt.formats.cursor import MAX_COUNT
-from aprfmt.formats.pytorch.pickle_imports import is_model_output
+from aprfmt.formats.pytorch.distributed import LOCAL, SHARDS, RankPart, rank_parts
+from aprfmt.formats.pytorch.pickle_imports import is_enum_member, is_model_output
 from aprfmt.formats.pytorch.pickle_values import (
     GlobalName,
     PickledDict,
@@ -21,8 +22,6 @@ MAX_VISITS = 2_000_000  # values visited; one that is shared counts each time
 FREE_VISITS, BYTE_VISITS = 50_000, 2
 MAX_PATH = 4096  # characters of a name
 ALONE = "tensor"  # the name of a tensor that is all the file holds
-_LOCAL = "_local_tensor"  # of torch.distributed.tensor.DTensor: what one rank holds
-_PLACED = ("Shard", "Replicate")  # placements by which that is a part of the tensor, or all of it
 _MODULE = ("_parameters", "_buffers", "_modules")  # of a pickled module, none of them in its names
 _SCALARS = (str, int, float, bool, type(None))
 
@@ -107,7 +106,7 @@ class Flattened:
         """Add the state and items of an object, and count its class.
 
         A module's parameters and submodules have no key of their own in the path, its settings are
-        left out.
+        left out. Of an Enum's member its value is added.
         """
         if is_model_output(value.kind) and value.items.pairs:
             # A dict of fields, which are attributes of the same names too.
@@ -117,6 +116,9 @@ class Flattened:
             return
         name = str(value.kind)
         self.classes[name] = self.classes.get(name, 0) + 1
+        if value.state is None and is_enum_member(value.kind, value.args):
+            self._add_value(path, value.args[0])
+            return
         rows = value.state if isinstance(value.state, tuple) else (value.state,)
         for state in rows:
             if not isinstance(state, PickledDict):
@@ -137,12 +139,11 @@ class Flattened:
     def _add_tensor(self, value: TensorValue, path: tuple[str, ...], depth: int) -> None:
         """Add a tensor, and the tensors among its attributes; FormatError for a name used twice."""
         inner = {suffix: part for suffix, part in value.parts.items() if _holds_tensors(part)}
-        local = _rank_part(value)
-        if local is not None and len(inner) == 1:
-            if local.shape != value.shape:
-                self._add_value((*path, "global_shape"), list(value.shape))
-            local.kind = local.kind or value.kind
-            self._walk(local, path, depth + 1)
+        parts = rank_parts(value)
+        if parts and not inner.keys() - {LOCAL, SHARDS}:
+            for number, part in enumerate(parts):
+                own = path if len(parts) == 1 else (*path, str(number))
+                self._add_rank_part(part, value, own, depth + 1)
             return
         if value.storage is not None or not inner:
             name = self._join_path(path) or ALONE
@@ -157,6 +158,17 @@ class Flattened:
         for suffix, part in inner.items():
             self._walk(part, (*path, suffix), depth + 1)
         self._add_facts(value.facts, path)
+
+    def _add_rank_part(
+        self, part: RankPart, whole: TensorValue, path: tuple[str, ...], depth: int
+    ) -> None:
+        """Add what a rank holds of a tensor, with the shape of the whole and where it begins."""
+        if part.tensor.shape != whole.shape:
+            self._add_value((*path, "global_shape"), list(whole.shape))
+            if part.offsets is not None:
+                self._add_value((*path, "shard_offsets"), list(part.offsets))
+        part.tensor.kind = part.tensor.kind or whole.kind
+        self._walk(part.tensor, path, depth)
 
     def _add_facts(self, facts: dict[str, Any], path: tuple[str, ...]) -> None:
         """Add the scalars and lists of integers among a tensor's facts as values."""
@@ -190,22 +202,9 @@ def _key_text(key: Any) -> str:
         return "(" + ", ".join(str(each) for each in key[:8]) + ")"
     if isinstance(key, int | float | None | bytes | GlobalName):
         return str(key)
+    if isinstance(key, PickledObject) and is_enum_member(key.kind, key.args):
+        return str(key.args[0])
     return type(key).__name__
-
-
-def _rank_part(value: TensorValue) -> TensorValue | None:
-    """Return the tensor that one rank holds of a distributed tensor; None for any other tensor.
-
-    None, too, for a rank's summand of it, whose numbers are not those of the tensor.
-    """
-    local, spec = value.parts.get(_LOCAL), value.parts.get("_spec")
-    state = spec.state if isinstance(spec, PickledObject) else None
-    placed = state.get("placements") if isinstance(state, PickledDict) else None
-    if value.storage is not None or not isinstance(local, TensorValue) or not placed:
-        return None
-    kinds = placed if isinstance(placed, list | tuple) else [placed]
-    known = (isinstance(one, PickledObject) and one.kind.name in _PLACED for one in kinds)
-    return local if all(known) else None
 
 
 def _holds_tensors(value: Any) -> bool:
