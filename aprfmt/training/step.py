@@ -50,6 +50,7 @@ from aprfmt.causes.training.weight_decay import no_decay_guess
 from aprfmt.errors import UsageError
 from aprfmt.formats.foreign_formats import refuse_trainer_shards
 from aprfmt.inference.gradients.given_points import ROLES_WITHOUT_GRADIENT, read_points
+from aprfmt.inference.gradients.misread_base import base_quantization
 from aprfmt.measure.encoding_noise import UNIT
 from aprfmt.measure.findings import Finding
 from aprfmt.measure.named_causes import NamedCause, short_keys
@@ -1195,6 +1196,7 @@ class _Step:
             self.facts.adapter,
             self.facts.padded_last,
             _norm_offset(self.base or self.model),
+            None if self.base is None else base_quantization(self.base),
         )
 
     def _has_untied_guess(self, key: str) -> bool:
@@ -1256,7 +1258,8 @@ class _Step:
         `right` are the keys of the gradients that agree, `most` the highest certainty it may get.
         """
         says = guess.says
-        if guess.change is not None and guess.change.operation is not None:
+        change = guess.change
+        if change is not None and (change.operation is not None or change.misread is not None):
             says += f"; backward from the loss it begins {first_place(keys, right)}"
         one = BackwardFound(guess.cause, says, lambda case: case.given, most=most)
         for key in keys:

@@ -26,12 +26,10 @@ from aprfmt.inference.gradients.documents import (
     join_documents,
     routers,
 )
-from aprfmt.inference.gradients.parameter_leaves import (
-    Leaves,
-    place_pairs,
-    quantized_matrices,
-    stored_gradients,
-)
+from aprfmt.inference.gradients.misread_base import misread_matrices
+from aprfmt.inference.gradients.parameter_leaves import Leaves, stored_gradients
+from aprfmt.inference.gradients.placed_pairs import place_pairs
+from aprfmt.inference.gradients.quantized_base import quantized_matrices
 from aprfmt.inference.gradients.router_loss import RouterCounts, RouterTerms
 from aprfmt.inference.session import load_forward
 from aprfmt.inference.weights import Weights, model_weights
@@ -370,7 +368,7 @@ def batch_gradients(
     parts = documents(batch, reduction, change)
     if backend is None:
         right = change.operation is None and change.norm_tokens is None
-        right = right and not change.hides_padding
+        right = right and not change.hides_padding and change.misread is None
         backend = GradientBackend(device, dtype) if right else ChangedBackend(device, dtype, change)
     made, leaves, factors = prepare(model, backend, trained, pairs, change)
     backend.padding_id, backend.padding = padding_id(model), None
@@ -464,6 +462,9 @@ def prepare(
     if change.base is not None:
         for key, values in quantized_matrices(model, change.base):
             weights.holder.replace(key, backend, backend.array(values))
+    if change.misread is not None and isinstance(backend, ChangedBackend):
+        for key, values in misread_matrices(model, change.misread):
+            backend.backward_weights[key] = backend.array(values)
     return Pass(model, backend, weights, None, rebuild), leaves, factors
 
 

@@ -27,6 +27,7 @@ class ChangedBackend(GradientBackend):
         """Set the device, the dtype and the mistake."""
         super().__init__(device, dtype)
         self.change = change
+        self.backward_weights: dict[str, torch.Tensor] = {}  # by role key, of frozen matrices
 
     @property
     def _operation(self) -> str:
@@ -139,10 +140,21 @@ class ChangedBackend(GradientBackend):
         return y.detach() if self._operation == "router_cut" else y
 
     def linear(self, x: Array, w: Weight, bias: Array | None) -> Array:
-        """Return the product with a weight; `head_cut` leaves a tied head's gradient out."""
+        """Return the product with the weight, with the mistake for tied heads or frozen bases."""
+        other = self.backward_weights.get(w.key)
+        if other is not None:
+            return with_gradient_of(super().linear(x, w, bias), self._with_pair(x, other, w, bias))
         if self._operation == "head_cut" and w.key in (TABLE, HEAD):
             return self.dense(x, w.array(self).detach(), bias)
         return super().linear(x, w, bias)
+
+    def _with_pair(
+        self, x: Array, other: torch.Tensor, w: Weight, bias: Array | None
+    ) -> torch.Tensor:
+        """Return the product with `other` in place of the weight, plus what its LoRA pair adds."""
+        pair = self.pairs.get(w.key)
+        product: torch.Tensor = self.dense(x, other, bias)
+        return product if pair is None else product + pair.added(x)
 
     def embed(self, table: Weight, ids: Numbers) -> Array:
         """Return rows of a table; the mistake `embedding_cut` detaches the embedding's rows."""

@@ -34,6 +34,16 @@ Padding = Literal["attended", "counted", "scored", "scored and seen"]
 # How the factors A and B of an adapter's pairs are taken: A for B and B for A, which square factors
 # allow; the same, and each has its gradient under its own name; the product transposed.
 FactorOrder = Literal["exchanged", "exchanged, gradients by name", "transposed"]
+# How a backward decodes the 4-bit weights of a frozen base, where its forward decodes them rightly:
+# double quantization takes the mean off the scales before they are quantized; one scale is the
+# largest.
+Misreading = Literal[
+    "scales without their offset",
+    "scales of the block before",
+    "scales of the block behind",
+    "one scale for all blocks",
+    "codes of the other encoding",
+]
 
 
 @dataclass(frozen=True)
@@ -87,7 +97,8 @@ class BackwardChange:
     `edges` says that the first token of each document of a packed row is a label of the one before.
     `adapter_scale` multiplies what an adapter adds. `merged` is how many times its product is in
     the frozen base besides, by the stated scale. `factors` says how its factors are taken, None for
-    right, and `base` how the frozen base was quantized, None for as it is.
+    right, and `base` how the frozen base was quantized, None for as it is. `misread` says how the
+    backward alone decodes a base of 4 bits, None for rightly.
     `padding` says what becomes of the padding at the beginning of a row: tokens attend to it, or
     their positions count it; or of that at the end: its tokens are labels, too, and see the text
     alone, or the padding before them as well.
@@ -110,6 +121,7 @@ class BackwardChange:
     merged: float = 0.0
     factors: FactorOrder | None = None
     base: QuantizedBase | None = None
+    misread: Misreading | None = None
 
     @property
     def scores_padding(self) -> bool:

@@ -1,16 +1,22 @@
 """Steps whose faults are in a part of the model or of the arithmetic, and right steps beside them.
 
-A seventh set: gradients that are clipped by the norm of a part of them. What is right stands in
-each row, written before the row was first run.
+A seventh set: gradients that are clipped by the norm of a part of them, and frozen bases of 4 bits
+that a backward decodes wrongly. What is right stands in each row, written before the row was first
+run.
 """
 
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
+from torch.nn import functional
 
+from aprfmt.codecs.fp4 import CODEC as FP4_CODEC
+from aprfmt.codecs.nf4 import CODEC as NF4_CODEC
 from tests.models import tiny
+from tests.training.adapter_steps import beside, quantized
 from tests.training.judged_steps import (
     JudgedStep,
     backward,
@@ -18,12 +24,15 @@ from tests.training.judged_steps import (
     clip,
     matrices_and_rest,
     taken,
+    with_gradient_of,
     with_gradients,
     written,
 )
 from tests.training.thread_steps import sgd
 
 ANY = "."
+NF4, FP4 = NF4_CODEC.code.tolist(), FP4_CODEC.code.tolist()
+VOCABULARY = 97
 BOUND = 0.5
 CLIPPED = f"sgd:lr=0.1,clip={BOUND}"
 Chosen = Callable[[str], bool]  # whether a parameter of a name counts in the norm
@@ -73,7 +82,100 @@ def with_momentum(model: Any) -> torch.optim.Optimizer:
     return torch.optim.SGD(matrices_and_rest(model), lr=0.1, momentum=0.9)
 
 
+Decoding = Callable[[torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
+BLOCK = 64
+
+
+def misread(decode: Decoding) -> Callable[[Path], dict[str, Any]]:
+    """Return what makes gradients of an adapter whose backward decodes an NF4 base by `decode`.
+
+    `decode(units, scales, codes)` gives the weights [blocks, elements]; units are right weights
+    over the scales [blocks, 1] of their blocks, codes the numbers of NF4.
+    """
+
+    def change(adapted: Any) -> Any:
+        for module in adapted.modules():
+            if isinstance(module, torch.nn.Linear) and not module.weight.requires_grad:
+                if module.weight.shape[0] == VOCABULARY:
+                    continue  # the head is not quantized
+                rows = module.weight.detach().reshape(-1, BLOCK)
+                scales = rows.abs().amax(1, keepdim=True)
+                units = rows / scales
+                codes = (units[..., None] - torch.tensor(NF4)).abs().argmin(-1)
+                other = decode(units, scales, codes).reshape(module.weight.shape)
+                module.forward = partial(product_with_gradient_of, module.weight, other)
+        return adapted
+
+    base = quantized("nf4", BLOCK, nested=True)
+    return beside(base, base, change)
+
+
+def product_with_gradient_of(
+    weight: torch.Tensor, other: torch.Tensor, x: torch.Tensor
+) -> torch.Tensor:
+    """Return x times `weight`, whose backward multiplies by `other`."""
+    return with_gradient_of(functional.linear(x, weight), functional.linear(x, other))
+
+
+def no_offset(units: torch.Tensor, scales: torch.Tensor, _: torch.Tensor) -> torch.Tensor:
+    """Decode scales of double quantization without the mean that was taken off them."""
+    return units * (scales - scales.mean())
+
+
+def scale_before(units: torch.Tensor, scales: torch.Tensor, _: torch.Tensor) -> torch.Tensor:
+    """Decode each block by the scale of the one before it."""
+    return units * scales.roll(1, 0)
+
+
+def one_scale(units: torch.Tensor, scales: torch.Tensor, _: torch.Tensor) -> torch.Tensor:
+    """Decode all blocks by the largest scale."""
+    return units * scales.max()
+
+
+def by_fp4(_: torch.Tensor, scales: torch.Tensor, codes: torch.Tensor) -> torch.Tensor:
+    """Decode the codes of NF4 by the values of FP4."""
+    return torch.tensor(FP4)[codes] * scales
+
+
+def rightly(units: torch.Tensor, scales: torch.Tensor, _: torch.Tensor) -> torch.Tensor:
+    """Decode as the forward does."""
+    return units * scales
+
+
+MISREAD = "backward_dequantization"
 PART_FAULTS = (
+    JudgedStep(
+        "base_without_offset",
+        "the backward decodes scales of double quantization without their offset",
+        misread(no_offset),
+        cause=MISREAD,
+        named=f"{MISREAD}.*without the offset",
+        at=ANY,
+    ),
+    JudgedStep(
+        "base_by_the_block_before",
+        "the backward decodes each block of the base by the scale of the one before it",
+        misread(scale_before),
+        cause=MISREAD,
+        named=f"{MISREAD}.*of the block before",
+        at=ANY,
+    ),
+    JudgedStep(
+        "base_of_one_scale",
+        "the backward decodes the base by one scale",
+        misread(one_scale),
+        cause=MISREAD,
+        named=f"{MISREAD}.*largest scale for all",
+        at=ANY,
+    ),
+    JudgedStep(
+        "base_by_fp4",
+        "the backward decodes the codes of NF4 by the values of FP4",
+        misread(by_fp4),
+        cause=MISREAD,
+        named=f"{MISREAD}.*by the values of FP4",
+        at=ANY,
+    ),
     JudgedStep(
         "clipped_without_experts",
         "all is clipped by the norm of all but the experts",
@@ -121,6 +223,7 @@ PART_FAULTS = (
     ),
 )
 PART_INNOCENTS = (
+    JudgedStep("base_read_rightly", "an NF4 base, decoded alike in both passes", misread(rightly)),
     JudgedStep("experts_clipped", "a model with experts, clipped by the norm of all",
                taken(sgd, CLIPPED, kind="qwen3_moe", before_step=clip(BOUND))),
     JudgedStep("two_groups_clipped", "two groups, clipped by the norm of both",

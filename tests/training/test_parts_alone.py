@@ -142,7 +142,8 @@ def test_gradients_of_a_usual_norm_are_clipped_ones_if_theirs_was_larger(
     differs = update_check.Judgement("differs", guesses=(SimpleNamespace(cause=cause),))  # type: ignore[arg-type]
     stage: Any = SimpleNamespace(
         compared={"w": step_module._Compared(found=differs)}, notes=[], recipe=None,
-        computed=None, _size=lambda: before, _other_norms={}, _computed_norms={}, _optimizer_groups=[],
+        computed=None, _size=lambda: before, _other_norms={}, _computed_norms={},
+        _optimizer_groups=[],
     )  # fmt: skip
     stage._accept_clipped = partial(step_module._Step._accept_clipped, stage)
     step_module._Step._accept_clipping(stage, bound)

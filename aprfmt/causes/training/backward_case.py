@@ -12,7 +12,12 @@ from aprfmt.base.sequences import join_first
 from aprfmt.causes.row import LAST
 from aprfmt.causes.training.gradient_case import GradientCase
 from aprfmt.causes.training.optimizers import F64
-from aprfmt.inference.gradients.changes import NO_ROUTER_LOSS, BackwardChange, RouterFactors
+from aprfmt.inference.gradients.changes import (
+    NO_ROUTER_LOSS,
+    BackwardChange,
+    QuantizedBase,
+    RouterFactors,
+)
 from aprfmt.measure.verdicts import Certainty
 
 Ints = NDArray[np.int64]
@@ -129,6 +134,7 @@ class BackwardCase:
     `padded_first`: a row of the batch begins with padding, `padded_last`: one ends with it.
     `adapter` is (scale, rank) of an adapter whose pairs all have these, else None. `norm_offset` is
     what an RMSNorm of the model adds to its weight, 0 or 1; None of a model with other norms.
+    `base` is the quantization that the numbers of an adapter's base show, None for none.
     """
 
     case: Callable[[str], GradientCase]
@@ -150,6 +156,7 @@ class BackwardCase:
     adapter: tuple[float, int] | None = None
     padded_last: bool = False
     norm_offset: int | None = None
+    base: QuantizedBase | None = None
 
     @property
     def first(self) -> tuple[str, ...]:

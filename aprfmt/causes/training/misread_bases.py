@@ -1,0 +1,85 @@
+"""A backward pass that decodes an adapter's base of 4 bits otherwise than the forward does."""
+
+from collections.abc import Iterator
+from typing import get_args
+
+import numpy as np
+
+from aprfmt.causes.row import Cause
+from aprfmt.causes.training.adapter_passes import pairs_of
+from aprfmt.causes.training.backward_case import (
+    BackwardCase,
+    BackwardGuess,
+    BackwardHypothesis,
+    first_place,
+)
+from aprfmt.inference.gradients.changes import BackwardChange, Misreading
+
+CAUSE_ROWS = (
+    Cause(
+        "backward_dequantization",
+        "gradient",
+        "bug",
+        "The backward through a frozen base of 4 bits decodes its weights otherwise than the "
+        "forward: with other scales, or by the other table of values.",
+        "Gradients of an adapter are right down to the first product with the base, and wrong from "
+        "there on.",
+        "The batch's gradients, computed with the base decoded so in the backward alone, give "
+        "every parameter's.",
+    ),
+)
+SAYS = {
+    "scales without their offset": "without the offset of its scales (double quantization)",
+    "scales of the block before": "with the scale of the block before each",
+    "scales of the block behind": "with the scale of the block behind each",
+    "one scale for all blocks": "with the largest scale for all blocks",
+    "codes of the other encoding": "by the values of {other}",
+}
+LEFT = 0.01  # of a difference: what an offset leaves that is known to 1e-4 of it
+
+
+def guess_misread_base(case: BackwardCase) -> Iterator[BackwardGuess]:
+    """Yield the guess of the wrong decoding of the base that gives an adapter's gradients.
+
+    Of all that are tried the one that leaves least. Where that leaves a part that rounding does
+    not, as the offset of scales is known from the scales alone, it is explained.
+    """
+    if case.base is None or not pairs_of(case) or case.missing or not case.wrong:
+        return
+    unlike = sorted(case.wrong | case.open)
+    there = _distance(case, unlike, None)
+    left = {way: _distance(case, unlike, way) for way in get_args(Misreading)}
+    best = min(left, key=lambda way: left[way])
+    if left[best] > LEFT * there:
+        return
+    other = "FP4" if case.base.encoding == "NF4" else "NF4"
+    says = (
+        f"the backward decodes the {case.base.encoding} base {SAYS[best].format(other=other)}; the "
+        "forward decodes it rightly"
+    )
+    yield BackwardGuess("backward_dequantization", says, BackwardChange(misread=best))
+    says += f"; backward from the loss it begins {first_place(unlike, case.right)}"
+    yield BackwardGuess("backward_dequantization", says, most="explained")
+
+
+def _distance(case: BackwardCase, keys: list[str], way: Misreading | None) -> float:
+    """Return the L2 distance of all given gradients of `keys` from those of a wrong decoding.
+
+    None: the right one.
+    """
+    made = None if way is None else case.recompute(BackwardChange(misread=way), None)
+    total = 0.0
+    for key in keys:
+        pair = case.case(key)
+        wanted = pair.computed
+        if made is not None:
+            wanted = made.gradient(key) if key in made.keys else np.zeros_like(wanted)
+        total += float(np.square(pair.given - wanted.reshape(pair.given.shape)).sum())
+    return float(np.sqrt(total))
+
+
+HYPOTHESES = (
+    BackwardHypothesis(
+        ("backward_dequantization",), guess_misread_base, 331, "the nearest of some is taken"
+    ),
+)
