@@ -34,9 +34,9 @@ def open_trained_pairs(adapter: Path | None, base: Model, stack: ExitStack) -> l
 def trained_pairs(adapter: Adapter, base: Model) -> list[AdapterPair]:
     """Return every pair of an adapter as an AdapterPair, which gradients can be computed for.
 
-    A pair of joined projections (qkv_proj) has the rows of `b` for each role. Raises
-    UnsupportedError for pairs that change no single matrix by a product (DoRA, embeddings, stacked
-    experts) and for whole trained tensors (modules_to_save).
+    Of joined projections (qkv_proj) several roles have a part each. Raises UnsupportedError for a
+    pair of an embedding or of stacked experts, for DoRA's lengths of another spelling than PEFT's,
+    and for whole trained tensors (modules_to_save).
     """
     found, _ = with_base_names(adapter, base)
     if found.replacements:
@@ -49,15 +49,17 @@ def trained_pairs(adapter: Adapter, base: Model) -> list[AdapterPair]:
 
 
 def _trained_pair(adapter: Adapter, module: str, pair: StoredPair, base: Model) -> AdapterPair:
-    """Return one pair as an AdapterPair; UnsupportedError unless plain LoRA of a linear layer."""
-    # Gradients are computed of plain pairs at linear layers only.
+    """Return one pair for gradients; UnsupportedError unless it is LoRA or DoRA at a linear layer.
+
+    Which axis lengths are of is PEFT's: those of kohya's may be of the other.
+    """
     what = (
         "a pair for an embedding"
         if pair.embedding
         else "a pair for a single parameter"
         if pair.parameters
-        else "a pair with DoRA's lengths"
-        if "magnitude" in pair.parts
+        else f"a pair with DoRA's lengths as {adapter.spelling} writes them"
+        if "magnitude" in pair.parts and adapter.spelling != "peft"
         else "a pair whose factors MLX stores transposed"
         if pair.turned
         else ""
@@ -78,9 +80,19 @@ def _trained_pair(adapter: Adapter, module: str, pair: StoredPair, base: Model) 
         role: _output_rows(adapter, name, part, shape)
         for role, part in zip(group.roles, parts, strict=True)
     }
+    if "magnitude" in pair.parts and any("ffn_gate_inp" in role for role in group.roles):
+        raise UnsupportedError(
+            f"{adapter.path}: {module} is a router with DoRA's lengths; gradients are computed of "
+            "those at other linear layers"
+        )
     key = group.roles[0] if len(group.roles) == 1 else name
     names = {f"{key}.lora_{which}": pair.parts[which].names[0] for which in ("a", "b")}
-    return AdapterPair(names, a, b, pair.scale, rows)
+    lengths = None
+    if "magnitude" in pair.parts:
+        held = pair.parts["magnitude"]
+        names[f"{key}.lora_magnitude"] = held.names[0]
+        lengths = held.numpy().reshape(-1)
+    return AdapterPair(names, a, b, pair.scale, rows, lengths)
 
 
 def _find_group(adapter: Adapter, name: str, base: Model) -> "BoundGroup":

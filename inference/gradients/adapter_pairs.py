@@ -15,8 +15,9 @@ class AdapterPair:
     """One LoRA pair: `a` [r, in] and `b` [out, r] under the adapter's own names.
 
     `rows` says by role key which rows of `b` are the role's, in the role's order; of joined
-    projections there are several roles. `names` are the two stored names by key: that of the
-    weight with `.lora_a` and `.lora_b` after it.
+    projections there are several roles. `lengths` [out] are DoRA's magnitudes, None of a plain
+    pair. `names` are the stored names by key: that of the weight with `.lora_a` and `.lora_b` after
+    it, and `.lora_magnitude` for lengths.
     """
 
     names: Mapping[str, str]
@@ -24,3 +25,4 @@ class AdapterPair:
     b: Array
     scale: float
     rows: Mapping[str, NDArray[np.int64]]
+    lengths: Array | None = None

@@ -24,12 +24,14 @@ class PlacedPair:
 
     `a` [r, in] and `b` [out, r] are leaves, or rows of leaves where projections are joined.
     `merged` is the scale by which the same product is in the frozen weight too, 0.0 for not at all.
+    With `lengths` [out] (DoRA) the rows of weight and product together have these lengths.
     """
 
     a: torch.Tensor
     b: torch.Tensor
     scale: float
     merged: float = 0.0
+    lengths: torch.Tensor | None = None
 
     def added(self, x: torch.Tensor) -> torch.Tensor:
         """Return what the pair adds to the product of x [tokens, in]: scale * (x @ a.T) @ b.T.
@@ -41,6 +43,18 @@ class PlacedPair:
             inner = functional.linear(x, self.a.detach())
             found = found + functional.linear(inner, self.b.detach()) * self.merged
         return found
+
+    def scaled(self, y: torch.Tensor, x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+        """Return y, the product of x with the frozen weight, with the pair's rows at `lengths`.
+
+        The lengths that they are divided by are constants in the backward, as in peft's
+        DoraLinearLayer.
+        """
+        assert self.lengths is not None
+        with torch.no_grad():
+            whole = weight + (self.scale + self.merged) * (self.b @ self.a).to(weight)
+            divisor = whole.norm(dim=1)
+        return (y + self.added(x)) * (self.lengths / divisor)
 
 
 class GradientBackend(TorchBackend):
@@ -102,9 +116,21 @@ class GradientBackend(TorchBackend):
 
     def linear(self, x: Array, w: Weight, bias: Array | None) -> Array:
         """Return the product with the weight, plus what its LoRA pair adds."""
-        y = super().linear(x, w, bias)
         pair = self.pairs.get(w.key)
-        return y if pair is None else y + pair.added(x)
+        if pair is None or pair.lengths is None:
+            return self.adapted(super().linear(x, w, bias), x, w)
+        y = self.adapted(super().linear(x, w, None), x, w)
+        return y if bias is None else y + bias
+
+    def adapted(self, y: torch.Tensor, x: torch.Tensor, w: Weight) -> torch.Tensor:
+        """Return y, the product of x with a frozen weight, with the weight's LoRA pair, if any.
+
+        Of a pair with lengths y is the product alone, without a bias.
+        """
+        pair = self.pairs.get(w.key)
+        if pair is None:
+            return y
+        return y + pair.added(x) if pair.lengths is None else pair.scaled(y, x, w.array(self))
 
     def router(self, x: Array, w: Weight, bias: Array | None, *, rounded: bool) -> Array:
         """Return the router's product as TorchBackend does, plus what its LoRA pair adds.

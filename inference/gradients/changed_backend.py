@@ -143,18 +143,11 @@ class ChangedBackend(GradientBackend):
         """Return the product with the weight, with the mistake for tied heads or frozen bases."""
         other = self.backward_weights.get(w.key)
         if other is not None:
-            return with_gradient_of(super().linear(x, w, bias), self._with_pair(x, other, w, bias))
+            product = self.adapted(self.dense(x, other, None), x, w)
+            return with_gradient_of(super().linear(x, w, bias), product)
         if self._operation == "head_cut" and w.key in (TABLE, HEAD):
             return self.dense(x, w.array(self).detach(), bias)
         return super().linear(x, w, bias)
-
-    def _with_pair(
-        self, x: Array, other: torch.Tensor, w: Weight, bias: Array | None
-    ) -> torch.Tensor:
-        """Return the product with `other` in place of the weight, plus what its LoRA pair adds."""
-        pair = self.pairs.get(w.key)
-        product: torch.Tensor = self.dense(x, other, bias)
-        return product if pair is None else product + pair.added(x)
 
     def embed(self, table: Weight, ids: Numbers) -> Array:
         """Return rows of a table; the mistake `embedding_cut` detaches the embedding's rows."""

@@ -187,21 +187,25 @@ def place_pairs(
         values = (pair.a, pair.b)
         if change.factors == "exchanged, gradients by name":
             values = (pair.b, pair.a)
+        if pair.lengths is not None:
+            values = (*values, pair.lengths)
         for name, each in zip(pair.names.values(), values, strict=True):
             factors[name] = backend.array(each).detach().clone().requires_grad_()
 
     def place() -> None:
-        """Set the backend's pairs by role, each with the rows of `b` that are the role's."""
+        """Set the backend's pairs by role, each with the rows of `b` and lengths that are its."""
         placed = {}
         for pair in pairs:
-            a, b = (factors[name] for name in pair.names.values())
+            a, b, *more = (factors[name] for name in pair.names.values())
             if change.factors == "exchanged":
                 a, b = b, a
             elif change.factors == "transposed":
                 a, b = b.T, a.T
             for role, rows in pair.rows.items():
-                own = b[torch.from_numpy(rows).to(b.device)]
-                placed[role] = PlacedPair(a, own, pair.scale, change.merged * pair.scale)
+                at = torch.from_numpy(rows).to(b.device)
+                lengths = more[0][at] if more else None
+                merged = change.merged * pair.scale
+                placed[role] = PlacedPair(a, b[at], pair.scale, merged, lengths)
         backend.pairs = placed
 
     return place

@@ -64,8 +64,13 @@ def apart(mine: np.ndarray, other: np.ndarray) -> float:
     return float(np.linalg.norm(mine - other) / np.linalg.norm(other))
 
 
+@pytest.mark.parametrize("dora", [False, True], ids=["lora", "dora"])
 @pytest.mark.parametrize("name", TARGETS)
-def test_factors_gradients_are_pefts(name: str, tmp_path: Path) -> None:
+def test_factors_gradients_are_pefts(name: str, dora: bool, tmp_path: Path) -> None:
+    """Those of DoRA's lengths too, which are divided by others that are constants.
+
+    Seen red: lengths left out; divided by those of the base alone, or by such with a gradient.
+    """
     import torch
     from peft import LoraConfig, get_peft_model
 
@@ -73,9 +78,14 @@ def test_factors_gradients_are_pefts(name: str, tmp_path: Path) -> None:
     ids, _, labels = write_batch(tmp_path / "batch.npz", False)
     options: dict[str, Any] = {"fan_in_fan_out": True} if name == "gpt2" else {}
     config = LoraConfig(
-        r=3, lora_alpha=7, target_modules=TARGETS[name], init_lora_weights=False, **options
-    )
+        r=3, lora_alpha=7, target_modules=TARGETS[name], init_lora_weights=False, use_dora=dora,
+        **options,
+    )  # fmt: skip
     tuned: Any = get_peft_model(model, config).double()
+    with torch.no_grad():
+        for key, p in tuned.named_parameters():
+            if "magnitude" in key:  # at first the lengths of the rows as they are
+                p.mul_(torch.linspace(0.5, 1.5, p.numel()))
     tuned.save_pretrained(tmp_path / "adapter")
     with torch.no_grad():
         for parameter in tuned.parameters():  # what is saved is float64 already
@@ -85,7 +95,7 @@ def test_factors_gradients_are_pefts(name: str, tmp_path: Path) -> None:
         loss: Any = torch.nn.functional.cross_entropy(logits, torch.tensor(labels)[:, 1:].flatten())
         loss.backward()
     theirs = {
-        key.replace(".default", ""): p.grad.numpy()
+        key.replace(".default.weight" if "magnitude" in key else ".default", ""): p.grad.numpy()
         for key, p in tuned.named_parameters()
         if p.requires_grad
     }
@@ -208,17 +218,31 @@ def test_the_gradients_of_a_base_in_nf4_are_those_of_bitsandbytes(
             assert apart(mine.adapter[key], expected) < most, key
 
 
-def test_pairs_that_are_no_products_are_refused(tmp_path: Path) -> None:
-    save_tiny("llama", tmp_path / "base")
-    write_batch(tmp_path / "batch.npz", False)
-    name = "model.layers.0.self_attn.q_proj"
-    with open_model(tmp_path / "base") as model:
-        shape = model[f"{name}.weight"].shape
-    adapter = written(tmp_path / "a", "llama", {name: (shape[0], shape[1])}, use_dora=True)
-    from safetensors.numpy import load_file, save_file
+def test_lengths_of_other_spellings_and_at_routers_are_refused(tmp_path: Path) -> None:
+    """Kohya's may be of the other axis; a router's product is made wider than others."""
+    from safetensors.numpy import save_file
 
-    tensors = load_file(adapter / FILE)
-    lengths = np.ones(shape[0], np.float32)
-    save_file(tensors | {f"base_model.model.{name}.lora_magnitude_vector": lengths}, adapter / FILE)
-    with pytest.raises(UnsupportedError, match="DoRA's lengths"):
-        computed(tmp_path / "base", adapter, tmp_path / "batch.npz")
+    save_tiny("qwen3_moe", tmp_path / "base")
+    write_batch(tmp_path / "batch.npz", False)
+    modules = {"self_attn.q_proj": "lora_unet", "mlp.gate": "base_model.model"}
+    for part, begin in modules.items():
+        name = f"model.layers.0.{part}"
+        with open_model(tmp_path / "base") as model:
+            rows, columns = model[f"{name}.weight"].shape
+        adapter = written(tmp_path / part, "llama", {name: (rows, columns)}, use_dora=True)
+        tensors = {
+            f"base_model.model.{name}.lora_A.weight": np.ones((3, columns), np.float32),
+            f"base_model.model.{name}.lora_B.weight": np.ones((rows, 3), np.float32),
+            f"base_model.model.{name}.lora_magnitude_vector": np.ones(rows, np.float32),
+        }
+        if begin != "base_model.model":
+            short = f"{begin}_{name.replace('.', '_')}"
+            tensors = {
+                f"{short}.lora_down.weight": np.ones((3, columns), np.float32),
+                f"{short}.lora_up.weight": np.ones((rows, 3), np.float32),
+                f"{short}.dora_scale": np.ones((rows, 1), np.float32),
+            }
+            (adapter / "adapter_config.json").unlink()
+        save_file(tensors, adapter / FILE)
+        with pytest.raises(UnsupportedError, match="DoRA's lengths"):
+            computed(tmp_path / "base", adapter, tmp_path / "batch.npz")

@@ -1384,7 +1384,7 @@ bits, shards of the vocabulary, schedules, compensated sums.
 
 Two rows were wrong themselves: tokens that attended to padding had positions that no trainer gives
 them, and keys' biases, which have no gradient, were said to differ. One innocent step was refused
-and is not in the table: gradients of DoRA's lengths are not computed. Confirmed wrongly was a
+and is not in the table: gradients of DoRA's lengths were not computed then. Confirmed wrongly was a
 factor where two ranks clipped by their own norms. Alarms were a state that was saved after its
 schedule set the next rate, which agrees now, and bfloat16 weights with Kahan summation, which are
 open.

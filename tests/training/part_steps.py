@@ -1,8 +1,8 @@
 """Steps whose faults are in a part of the model or of the arithmetic, and right steps beside them.
 
-A seventh set: gradients that are clipped by the norm of a part of them, and frozen bases of 4 bits
-that a backward decodes wrongly. What is right stands in each row, written before the row was first
-run.
+A seventh set: gradients that are clipped by the norm of a part of them, frozen bases of 4 bits that
+a backward decodes wrongly, and lengths of DoRA. What is right stands in each row, written before
+the row was first run.
 """
 
 from collections.abc import Callable
@@ -18,10 +18,14 @@ from aprfmt.codecs.nf4 import CODEC as NF4_CODEC
 from tests.models import tiny
 from tests.training.adapter_steps import beside, quantized
 from tests.training.judged_steps import (
+    LR,
+    RULE,
+    WD,
     JudgedStep,
     backward,
     batch_of,
     clip,
+    lora,
     matrices_and_rest,
     taken,
     with_gradient_of,
@@ -142,8 +146,54 @@ def rightly(units: torch.Tensor, scales: torch.Tensor, _: torch.Tensor) -> torch
     return units * scales
 
 
+def of_lengths(
+    change: Callable[[str, torch.Tensor], torch.Tensor] = lambda name, g: g,
+) -> Callable[[Path], dict[str, Any]]:
+    """Return what makes a first step of a DoRA adapter; `change` is made to lengths' gradients."""
+
+    def make(folder: Path) -> dict[str, Any]:
+        batch, base = batch_of(), tiny("llama", tied=False)
+        files = written(folder, base, batch)
+        model = lora(base, use_dora=True)
+        with torch.no_grad():
+            for name, p in model.named_parameters():
+                if "magnitude" in name:
+                    p.copy_(torch.linspace(0.5, 1.5, p.numel()))
+        model.save_pretrained(folder / "adapter")
+        grads = {
+            name: change(name, g) if "magnitude" in name else g
+            for name, g in backward(model, batch).items()
+            if "lora_" in name
+        }
+        files |= with_gradients(folder, grads) | {"adapter": folder / "adapter"}
+        trained = {n: p for n, p in model.named_parameters() if n in grads}
+        for name, p in trained.items():
+            p.grad = grads[name]
+        torch.optim.AdamW(list(trained.values()), lr=LR, weight_decay=WD).step()
+        model.save_pretrained(folder / "after")
+        return files | {"after": folder / "after", "optimizer": f"{RULE},step=1"}
+
+    return make
+
+
 MISREAD = "backward_dequantization"
 PART_FAULTS = (
+    JudgedStep(
+        "lengths_without_gradient",
+        "DoRA's lengths in layer 1 have no gradient",
+        of_lengths(lambda name, g: torch.zeros_like(g) if ".layers.1." in name else g),
+        cause="gradient_zero",
+        named="gradient_zero",
+        where=r"^L1\..*lora_magnitude",
+    ),
+    JudgedStep(
+        "lengths_of_half_a_gradient",
+        "DoRA's lengths have half of their gradient",
+        of_lengths(lambda name, g: g / 2),
+        cause="gradient_factor",
+        named="gradient_factor.*1/2",
+        where="lora_magnitude",
+    ),
     JudgedStep(
         "base_without_offset",
         "the backward decodes scales of double quantization without their offset",
@@ -223,6 +273,7 @@ PART_FAULTS = (
     ),
 )
 PART_INNOCENTS = (
+    JudgedStep("lengths", "a step of a DoRA adapter", of_lengths()),
     JudgedStep("base_read_rightly", "an NF4 base, decoded alike in both passes", misread(rightly)),
     JudgedStep("experts_clipped", "a model with experts, clipped by the norm of all",
                taken(sgd, CLIPPED, kind="qwen3_moe", before_step=clip(BOUND))),

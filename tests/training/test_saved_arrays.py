@@ -180,6 +180,16 @@ def test_what_an_adapters_module_reads_and_gives_are_two_arrays(model: Model) ->
     assert place_names(names, rows, model) == ({}, tuple(names))
 
 
+def test_what_a_module_gives_is_no_gradient_of_its_weight(model: Model) -> None:
+    """DoRA's lengths are a module of PEFT's. Seen red: "both of", where points are given too."""
+    rows = pair_parameters(model, None).rows
+    part = "model.layers.0.self_attn.q_proj.lora_magnitude_vector"
+    names = [f"{part}.default.weight", f"{part}.default", f"{part}.default#in"]
+    assert place_names(names, rows, model) == ({}, tuple(names))
+    with pytest.raises(UsageError, match="are both of"):
+        place_names([part, f"{part}.default.weight"], rows, model)
+
+
 # What is wrong with a state -> what is said.
 WRONG: Mapping[str, tuple[Any, type[Exception], str]] = {
     "half a step": (moments(step=1.5), FormatError, "step is 1.5; expected a whole number"),
