@@ -351,7 +351,11 @@ def diff_models(
         other,
         item_arguments(left, *ledgers),
         input_scale_endings(a),
-        left_encodings=_left_encodings(alignment.pairs, done) if found else {},
+        unwhole=tuple(
+            str(model.path)
+            for model, gone in zip((a, b), lost, strict=True)
+            if model.damage or gone
+        ),
     )
 
 

@@ -19,6 +19,7 @@ from aprfmt.measure.item_repairs import (
 )
 from aprfmt.measure.named_causes import (
     MISLABELLED,
+    REWRITES,
     TRAINED,
     NamedCause,
     completed_command,
@@ -99,8 +100,7 @@ class DiffReport(Tabular):
     input_scales: tuple[str, ...] = ()  # endings of A's scales of activations
     of_engine: bool = False  # B is the saved weights of an engine, which `diagnose` does not take
     is_state: bool = False  # B is a state dict without a configuration: no command changes it
-    # {key: (A's encoding, B's)} of B's matrices that were not compared; "" where A has none
-    left_encodings: Mapping[str, tuple[str, str]] = field(default_factory=dict)
+    unwhole: Collection[str] = ()  # paths of the sides whose files are damaged or incomplete
 
     def table_rows(self) -> Sequence[Row]:
         """Return one dict per tensor, with its verdict and its distances."""
@@ -171,15 +171,20 @@ class DiffReport(Tabular):
         return (finding.to_named_cause({}),)
 
     def _can_run(self, command: str) -> bool:
-        """Return whether a proposed command may be shown for B.
+        """Return whether a command runs on these files.
 
-        For an engine's state dict False where the command changes the saved weights, True where
-        it writes a model to another path. True for any other B.
+        A state dict is no model that a command changes, and a damaged side none that it writes
+        anew. A command that writes the model beside a state dict runs.
         """
-        if not self.is_state:
-            return True
-        changed = Path(shlex.split(command)[2])
-        return Path(self.b) not in (changed, *changed.parents)
+        words = shlex.split(command)
+        changed = Path(words[2])
+        if words[1] in REWRITES and not self._is_whole(words[2]):
+            return False
+        return not self.is_state or Path(self.b) not in (changed, *changed.parents)
+
+    def _is_whole(self, path: str) -> bool:
+        """Return whether the side at a path, or in a folder, has nothing damaged or missing."""
+        return all(Path(path) not in (Path(side), *Path(side).parents) for side in self.unwhole)
 
     def _own_key_command(self, cause: str) -> str:
         """Return the command that sets a key of B to what B's tensors show; "" if none is wrong."""
@@ -190,9 +195,14 @@ class DiffReport(Tabular):
     def rewriting_command(self) -> str:
         """The command that writes B again from A in B's encodings; "" where none does.
 
-        "" too where B was trained further, or is an engine's saved state.
+        "" too where A is damaged or incomplete, and where B was trained further, or is what an
+        engine holds: it loads A.
         """
-        if self.of_engine or any(one.cause in TRAINED for one in self.findings):
+        if (
+            not self._is_whole(self.a)
+            or self.of_engine
+            or any(one.cause in TRAINED for one in self.findings)
+        ):
             return ""
         wrong = {key for one in self.findings if one.cause in MISLABELLED for key in one.keys}
         rows = [

@@ -33,6 +33,7 @@ from aprfmt.measure.named_causes import (
     rewrite_command,
     set_command,
 )
+from aprfmt.model import missing_shards
 from aprfmt.model.draft import is_draft_head
 from aprfmt.tokenizer.turn_ends import find_turn_end, find_unstopped_turn
 
@@ -69,9 +70,9 @@ StepText = Callable[[StepParts, Finding], str]
 def rewrite_b_command(parts: StepParts, finding: Finding) -> str:
     """Return the command that writes B again from A; "" if A is a trace.
 
-    If B is a trace, which cannot be written again, it is the `trace` command that records the
-    layer. Where B was trained further, or A's stored tensors are the wrong ones, it is the `diff`
-    of tensors.
+    Of a trace, which nothing writes anew, it is the one that records the layer. Where B was
+    trained further, or A's files are damaged or its stored tensors the wrong ones, it is the one
+    that compares tensors.
     """
     if parts.a.kind == "trace":
         return ""
@@ -79,6 +80,7 @@ def rewrite_b_command(parts: StepParts, finding: Finding) -> str:
         return trace_layer_command(parts, finding)
     a, b = parts.a.model, parts.b.model
     wrong_in_a = finding.side == "A" and finding.level == "tensor"
+    wrong_in_a |= a is not None and bool(a.damage or missing_shards(a))
     # Of a training only B has what it was trained to.
     if wrong_in_a or parts.trained or has_trained_head(finding.cause, a, b):
         return diff_tensors_command(parts, finding)

@@ -54,7 +54,7 @@ def overlap_findings(report: DiffReport, a: Model, b: Model, command: str) -> It
     """Yield the finding of each side whose tensors share bytes of their file.
 
     It is confirmed where every byte that differs from the other side's lies in a shared range, as
-    far as tensors can be read. `command` is what writes B again, "" without one.
+    far as tensors can be read. `command` is the next command for B.
     """
     for label, model, other in (("A", a, b), ("B", b, a)):
         tensors = model.source.tensors

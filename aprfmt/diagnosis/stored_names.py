@@ -53,7 +53,8 @@ def compare_by_name(
     findings += [finding for finding, _ in coarser_copies(rows)]
     # Shared bytes of a file are what made their tensors differ.
     if a.damage or b.damage:
-        shared = list(overlap_findings(report, a, b, report.rewriting_command))
+        seen = f"aprfmt validate {shlex.quote(str(b.path))}"
+        shared = list(overlap_findings(report, a, b, report.rewriting_command or seen))
         overlapped = {key for one in shared for key in one.keys}
         findings = [*shared, *(one for one in findings if not overlapped.issuperset(one.where))]
     # Differing tensors that no cause covers.

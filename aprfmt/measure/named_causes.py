@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 
 # Commands that write a model.
 MENDS = ("aprfmt convert ", "aprfmt quantize ", "aprfmt set ", "aprfmt repair ", "mv ")
+REWRITES = ("convert", "quantize")  # verbs of those that read a whole model
 NAMED = 2  # places in a line; JSON has all
 _RELATED = 0.2  # correlation of the values from which two tables belong together
 _ROWS = 512  # rows of them that are read
