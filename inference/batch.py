@@ -26,6 +26,8 @@ NAMES: Mapping[str, tuple[str, ...]] = {
     "mask": ("mask", "attention_mask"),
     "logits": ("logits",),
 }
+# Arrays of 0 and 1 that say which labels are scored, as trainers name them.
+SCORED = ("loss_mask", "completion_mask", "assistant_masks", "assistant_mask", "response_mask")
 # Arrays that say which document of a packed row a token is of, as trainers name them.
 POSITIONS = ("position_ids",)  # transformers: they begin anew with each document
 LENGTHS = ("cu_seqlens", "cu_seqlens_q", "cu_seq_lens_q", "cu_seqlens_k", "cu_seq_lens_k")
@@ -56,6 +58,8 @@ class Batch:
     `labels_given` and `mask_given` say whether the file has these arrays. `router_balance` and
     `router_z` are what the auxiliary losses of routers are multiplied by in the trainer's loss,
     None where the file does not say it; `router_by_config`: the model's configuration says it.
+    `padding_label` [samples, tokens + 1] are the tokens of padding that the file has labels for;
+    the end of a text that is the first token of its padding is none. They are no labels here.
     """
 
     path: Path
@@ -73,6 +77,22 @@ class Batch:
     router_balance: float | None = None
     router_z: float | None = None
     router_by_config: bool = False
+    padding_label: NDArray[np.bool_] | None = None
+
+    @property
+    def padding_labels(self) -> int:
+        """The number of labels of the file whose tokens are padding."""
+        return 0 if self.padding_label is None else int(self.padding_label.sum())
+
+    @property
+    def scored_padding(self) -> NDArray[np.bool_]:
+        """Mask [samples, tokens + 1] of the padding behind a text that a trainer would score.
+
+        These are the tokens for which the file has labels, or all where it has none for padding.
+        """
+        behind = np.zeros(self.label.shape, bool)
+        behind[:, :-1] = np.logical_or.accumulate(self.mask, 1) & ~self.mask
+        return behind & self.padding_label if self.padding_labels else behind
 
     @property
     def document_count(self) -> int:
@@ -150,15 +170,18 @@ class ScoredSample:
 
     Entry k of row t is the loss of token t + k. `with_padding` are those of a pass that includes
     the padding, whose tokens attend to the padding before them; the same array where there is no
-    padding. For a packed row `joined` has {how positions count: losses} of passes in which its
-    documents see each other; None for a row that is one document. `continued` are those of its
-    documents alone whose positions count from the beginning of the row.
+    padding. `hidden_padding` are those of a pass in which nothing attends to the padding behind the
+    text; None where a row begins with padding or has none. For a packed row `joined` has {how
+    positions count: losses} of passes in which its documents see each other; None for a row that is
+    one document. `continued` are those of its documents alone whose positions count from the
+    beginning of the row.
     """
 
     nats: Numbers
     with_padding: Numbers
     joined: Mapping[str, Numbers] | None = None
     continued: Numbers | None = None
+    hidden_padding: Numbers | None = None
 
 
 def read_batch(path: Path, vocab: int, ends: Collection[int] = ()) -> Batch:
@@ -182,7 +205,9 @@ def read_batch(path: Path, vocab: int, ends: Collection[int] = ()) -> Batch:
             for name in (BALANCE, Z_LOSS)
             if (held := _read_array(file, name, (name,))) is not None
         }
+        kept = _read_array(file, "scored labels", SCORED)
         names = {name for known in NAMES.values() for name in known} | set(packed) | set(factors)
+        names |= set(SCORED)
         unread = tuple(sorted(name for name in file.shapes if _own_name(name) not in names))
     # The ids, and a mask whose padding is at the ends of rows only.
     ids = found["ids"]
@@ -210,6 +235,8 @@ def read_batch(path: Path, vocab: int, ends: Collection[int] = ()) -> Batch:
         if given is None
         else _check_integers(path, "labels", given, ids.shape)
     )
+    if kept is not None:
+        labels = _keep_scored(labels, _check_flags(path, kept, ids.shape), mask, given is not None)
     logits = found["logits"]
     if logits is not None:
         logits = logits[None] if logits.ndim == 2 else logits
@@ -233,10 +260,11 @@ def read_batch(path: Path, vocab: int, ends: Collection[int] = ()) -> Batch:
         0,
         unread,
         frozenset(ends),
-        given is not None,
+        given is not None or kept is not None,
         found["mask"] is not None,
         factors.get(BALANCE),
         factors.get(Z_LOSS),
+        padding_label=_padding_labels(ids, labels, mask, shift, ends),
     )
     # The first token of a document is no label: no row of its document predicts it.
     edges = int((label & batch.document_starts).sum()) if given is not None else 0
@@ -426,6 +454,63 @@ def _check_vocabulary(path: Path, ids: NDArray[np.int64], vocab: int) -> None:
         )
 
 
+def _check_flags(path: Path, values: Numbers, shape: tuple[int, ...]) -> NDArray[np.bool_]:
+    """Return an array that says which labels are scored as booleans [samples, tokens].
+
+    Raises FormatError with `path` for another shape than `shape`, and for numbers other than 0 and
+    1: they are weights of labels, which nothing here counts with.
+    """
+    rows = values[None] if values.ndim == 1 else values
+    if rows.shape != shape or not np.isin(rows, (0, 1)).all():
+        raise FormatError(
+            f"{path}: {' or '.join(SCORED[:2])} {list(values.shape)} of {values.dtype}; expected "
+            f"0 and 1 of {list(shape)}"
+        )
+    flags: NDArray[np.bool_] = rows.astype(bool)
+    return flags
+
+
+def _keep_scored(
+    labels: NDArray[np.int64], flags: NDArray[np.bool_], mask: NDArray[np.bool_], given: bool
+) -> NDArray[np.int64]:
+    """Return the labels [samples, tokens] with -100 where `flags` says that none is scored.
+
+    Flags stand where the labels stand. Where the file has no labels (`given`), the flags are of the
+    tokens themselves if the last token of a text has one, for no row predicts a token after it;
+    else row t has the flag of token t + 1.
+    """
+    if given:
+        return np.where(flags, labels, -100)
+    last = mask.copy()
+    last[:, :-1] &= ~mask[:, 1:]
+    if not (flags & last).any():
+        flags = np.pad(flags, ((0, 0), (1, 0)))[:, :-1]
+    return np.where(flags, labels, -100)
+
+
+def _padding_labels(
+    ids: NDArray[np.int64],
+    labels: NDArray[np.int64],
+    mask: NDArray[np.bool_],
+    shift: int,
+    ends: Collection[int],
+) -> NDArray[np.bool_]:
+    """Return a mask [samples, tokens + 1] of the tokens of padding that have labels.
+
+    The first token of the padding behind a text is left out where it is one of the `ends`, as it
+    ends the text.
+    """
+    everywhere = np.ones_like(mask)
+    _, label = _align_labels(ids, labels, everywhere, shift)
+    tokens = ids.shape[1]
+    found = np.zeros(label.shape, bool)
+    found[:, :tokens] = label[:, :tokens] & ~mask
+    first = np.zeros_like(mask)
+    first[:, 1:] = mask[:, :-1] & ~mask[:, 1:]
+    found[:, :tokens] &= ~(first & np.isin(ids, sorted(ends)))
+    return found
+
+
 def _label_shift(
     path: Path, ids: NDArray[np.int64], labels: NDArray[np.int64], mask: NDArray[np.bool_]
 ) -> int:
@@ -568,18 +653,30 @@ def score_batch(batch: Batch, session: Session | None) -> Iterator[ScoredSample]
                     session, ids, start, end, np.arange(start - first, end - first)
                 )
         padding = _losses_of_pass(session, ids, 0, batch.row_length) if padded else nats
-        yield ScoredSample(nats, padding, joined, continued)
+        hidden = None
+        if padded and not first and len(cuts) == 2:
+            hidden = _losses_of_pass(session, ids, 0, batch.row_length, hidden_from=stop)
+        yield ScoredSample(nats, padding, joined, continued, hidden)
 
 
 def _losses_of_pass(
-    session: Session, ids: NDArray[np.int64], first: int, stop: int, places: Numbers | None = None
+    session: Session,
+    ids: NDArray[np.int64],
+    first: int,
+    stop: int,
+    places: Numbers | None = None,
+    hidden_from: int | None = None,
 ) -> Numbers:
     """Return losses [AHEAD, stop - first] in nats of a pass over tokens [first, stop).
 
-    `places` are the positions of the tokens, None to count from 0.
+    `places` are the positions of the tokens, None to count from 0. No token attends to those from
+    `hidden_from` on, None for none hidden.
     """
     most = rows_at_once(int(session.hp["vocab_size"]))
     tokens = [int(i) for i in ids[first:stop]]
+    if hidden_from is not None:
+        parts = session.logits_of_hidden_end(tokens, hidden_from - first, most)
+        return losses_ahead(parts, ids, first)
     if places is not None:
         return losses_ahead(session.logits_at_positions(tokens, places, most), ids, first)
     return losses_ahead(session.logits_in_parts(tokens, range(len(tokens)), most), ids, first)

@@ -2,10 +2,12 @@
 
 import sys
 from collections.abc import Callable, Collection, Hashable, Iterator, Mapping, Sequence
+from copy import copy
 from functools import cached_property
 from itertools import pairwise
 from typing import Any, Self
 
+import numpy as np
 from numpy.typing import NDArray
 
 from aprfmt.arch.spec import ArchSpec
@@ -13,7 +15,7 @@ from aprfmt.base.protocols import Value
 from aprfmt.base.registry import load_attribute
 from aprfmt.base.version import __version__
 from aprfmt.errors import ArchError, UsageError
-from aprfmt.inference.backends.base import Backend
+from aprfmt.inference.backends.base import Backend, Heads
 from aprfmt.inference.capture import PointInstance, point_instances
 from aprfmt.inference.context import Recorder
 from aprfmt.inference.forward import LogitRows, check_tokens, forward
@@ -245,6 +247,31 @@ class Session:
                     logits_rows=rows,
                 )
             )
+
+    def logits_of_hidden_end(
+        self, ids: Sequence[int], hidden_from: int, limit: int
+    ) -> Iterator[Numbers]:
+        """Yield logits of all rows of a sequence of which no token attends to the end.
+
+        The end begins with token `hidden_from`: padding under an attention mask, whose own rows
+        attend to the text alone. A row whose window has no text attends as without the mask. At
+        most `limit` rows are held, and each part of them takes a pass over the whole sequence.
+        """
+        backend = copy(self.backend)
+        attend = self.backend.attention
+
+        def attend_to_text(q: Any, k: Any, v: Any, heads: Heads) -> Any:
+            """Return attention without the keys of the sequence's end."""
+            seen = np.zeros(heads.mask.shape, np.bool_)
+            seen[:, :hidden_from] = True
+            seen |= ~(heads.mask & seen).any(1, keepdims=True)
+            return attend(q, k, v, self.backend.limit_keys(heads, seen))
+
+        backend.attention = attend_to_text  # type: ignore[method-assign]
+        for start in range(0, len(ids), limit):
+            rows = range(start, min(start + limit, len(ids)))
+            logits = self._forward(backend, self.spec, self.hp, self.weights, ids, logits_rows=rows)
+            yield self.backend.to_numpy(logits)
 
     def step(self, token: int) -> Numbers:
         """Run one more token and return its logits [vocab]."""

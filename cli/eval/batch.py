@@ -111,7 +111,8 @@ def score_batch_file(
     }
     # Check the batch itself: shifted labels, edges of documents, ends of turns.
     spelled = {i: repr(tokenizer.token(i)) for i in ends} if tokenizer is not None else {}
-    checks = [shift_check(batch), *edge_checks(batch), *end_checks(batch, spelled)]
+    checks = [shift_check(batch), *edge_checks(batch), *padding_checks(batch)]
+    checks += end_checks(batch, spelled)
     # With the trainer's logits, tell a wrong loss from a wrong forward pass.
     theirs = None
     if batch.logits is not None:
@@ -164,6 +165,28 @@ def edge_checks(batch: "Batch") -> list[Check]:
             ),
             "no document scored by the one before",
             "set the label of each document's first token to -100",
+            str(batch.path),
+        )
+    ]
+
+
+def padding_checks(batch: "Batch") -> list[Check]:
+    """Return [the Check that no token of padding is a label]; [] where nothing says what is scored.
+
+    Labels that the mask leaves out here are scored by trainers that look at labels alone.
+    """
+    if not batch.labels_given or batch.mask.all():
+        return []
+    count = batch.padding_labels
+    return [
+        check(
+            "padding-unscored",
+            not count,
+            f"{count} label{'s' * (count != 1)} of tokens that the mask calls padding"
+            if count
+            else "no label is padding",
+            "no label behind the mask: a trainer that looks at labels alone scores it",
+            "set the labels of padding to -100",
             str(batch.path),
         )
     ]

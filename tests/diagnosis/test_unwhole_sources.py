@@ -8,6 +8,7 @@ import shlex
 import shutil
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -19,7 +20,7 @@ from tests.conversion.folders import llama_folder
 from tests.diagnosis.test_shared_ranges import moved
 
 QUERY = "model.layers.0.self_attn.q_proj.weight"
-SIZES = {"hidden": 96, "layers": 1, "ffn": 160, "heads": 3, "kv_heads": 1}
+SIZES: dict[str, Any] = {"hidden": 96, "layers": 1, "ffn": 160, "heads": 3, "kv_heads": 1}
 
 
 @pytest.fixture(scope="module")
