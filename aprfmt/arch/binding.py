@@ -24,12 +24,17 @@ FREQUENCIES = (".rotary_emb.inv_freq",)
 
 @dataclass(frozen=True, slots=True)
 class BoundGroup:
-    """One binding at one layer: the stored names in the binding's order, and the role keys."""
+    """One binding at one layer: the stored names in the binding's order, and the role keys.
+
+    `experts` are the numbers of the experts that are there, where a second layout lacks some of
+    them; () for a whole group.
+    """
 
     binding: Binding
     layer: int | None
     stored: tuple[str, ...]
     roles: tuple[str, ...]
+    experts: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,8 +44,8 @@ class BoundNames:
     `groups` come in execution order. `derived` are tensors of hyperparameters' values, `buffers`
     tensors that are computed or belong to training only; `unbound` are names that no table knows.
     `incomplete` has the roles of which only some stored tensors exist: role key -> the missing
-    names (the existing ones are in `unbound`). `again` are whole groups of names in `unbound` that
-    store roles of `groups` a second time, in another layout.
+    names (the existing ones are in `unbound`). `again` are groups of names in `unbound` that store
+    roles of `groups` a second time, in another layout, all or some of their experts.
     """
 
     groups: tuple[BoundGroup, ...]
@@ -106,6 +111,8 @@ def bind_names(spec: ArchSpec, style: str, names: Iterable[str]) -> BoundNames:
         stored, lacking = _stored_names(bindings[b], layer, found[b, layer])
         if lacking:
             incomplete.update(dict.fromkeys(roles, lacking))
+            part = _partial_group(bindings[b], layer, found[b, layer], roles)
+            again += [] if part is None else [part]
             continue
         group = BoundGroup(bindings[b], layer, stored, roles)
         if claimed.isdisjoint(roles):
@@ -132,8 +139,30 @@ def bind_names(spec: ArchSpec, style: str, names: Iterable[str]) -> BoundNames:
         tuple(name for name in every if name in derived),
         {role: names for role, names in incomplete.items() if role not in claimed},
         tuple(name for name in every if name in buffers),
-        tuple(group for group in again if claims.isdisjoint(group.stored)),
+        tuple(
+            group
+            for group in again
+            if claims.isdisjoint(group.stored) and claimed.issuperset(group.roles)
+        ),
     )
+
+
+def _partial_group(
+    binding: Binding,
+    layer: int | None,
+    found: Mapping[int, Mapping[int, str]],
+    roles: Sequence[str],
+) -> BoundGroup | None:
+    """Return the group of the experts that a binding's tensors are whole of; None for no expert.
+
+    `found` maps the number of a name template to {expert number: stored name}.
+    """
+    if not all("{E}" in template for template in binding.stored):
+        return None
+    each = [found.get(s, {}) for s in range(len(binding.stored))]
+    experts = tuple(sorted(set(each[0]).intersection(*each[1:])))
+    stored = tuple(names[expert] for names in each for expert in experts)
+    return BoundGroup(binding, layer, stored, tuple(roles), experts) if experts else None
 
 
 def _stored_names(
@@ -165,22 +194,40 @@ def without_partial(bound: BoundNames, hp: Mapping[str, Value]) -> BoundNames:
     """Return `bound` with bindings that lack stored tensors moved from bound to incomplete.
 
     How many tensors there must be follows from `hp`: names alone do not show that the last experts
-    of a stack are missing. A stack with too many tensors stays: its layout step raises.
+    of a stack are missing. A stack with too many tensors stays: its layout step raises. Where the
+    same roles are stored whole in another layout, they are read from that one.
     """
-    partial = {}
+    partial: dict[tuple[str, ...], tuple[BoundGroup, tuple[str, ...]]] = {}
     for group in bound.groups:
         names = _written_names(group.binding, group.layer, hp)
         if len(group.stored) < len(names):
-            partial[group.stored] = (group.roles, names[len(group.stored) :][:8])
+            partial[group.stored] = (group, names[len(group.stored) :][:8])
     if not partial:
         return bound
+    free = {role for group, _ in partial.values() for role in group.roles}
+    whole: list[BoundGroup] = []
+    for other in bound.again:
+        written = len(_written_names(other.binding, other.layer, hp))
+        if len(other.stored) == written and free.issuperset(other.roles):
+            whole.append(other)
+            free.difference_update(other.roles)
     left = {name for stored in partial for name in stored}
-    lacking = {role: names for roles, names in partial.values() for role in roles}
+    taken = {name for group in whole for name in group.stored}
+    lacking = {
+        role: names for group, names in partial.values() for role in group.roles if role in free
+    }
+    second = [
+        replace(group, experts=tuple(range(len(group.stored) // len(group.binding.stored))))
+        for group, _ in partial.values()
+        if free.isdisjoint(group.roles)
+    ]
+    groups = [group for group in bound.groups if group.stored not in partial]
     return replace(
         bound,
-        groups=tuple(group for group in bound.groups if group.stored not in partial),
-        unbound=(*bound.unbound, *sorted(left)),
+        groups=(*groups, *whole),
+        unbound=(*(name for name in bound.unbound if name not in taken), *sorted(left)),
         incomplete={**bound.incomplete, **lacking},
+        again=(*(group for group in bound.again if group not in whole), *second),
     )
 
 

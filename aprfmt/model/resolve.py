@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from aprfmt.arch import ARCHS, find_arch
+from aprfmt.arch.joining_steps import Stacked
 from aprfmt.arch.name_templates import detect_style
 from aprfmt.base.protocols import Note, Value, shape_is_known
 from aprfmt.errors import ArchError
@@ -282,7 +283,7 @@ def _separate_drafts(
 
 
 def _logical_tensors(
-    tensors: Mapping[str, View], model: "Model", bound: "BoundNames", hyper: "HyperParams"
+    tensors: Mapping[str, View], model: "Model", bound: "BoundNames", hyper: Mapping[str, Value]
 ) -> dict[str, View]:
     """Return {role key: View} of the bound groups of a model, or of a draft head.
 
@@ -310,18 +311,38 @@ def _second_views(
     """Return the Views of roles that are stored a second time, in another layout.
 
     `tensors` are the stored tensors under the names that are bound, `roles` are the roles as they
-    are read. A group that does not fit its layout, or has a tensor in use, is left out.
+    are read. A group that does not fit its layout, or has a tensor in use, is left out. Of one that
+    lacks experts the Views have those that are there (`group.experts`).
     """
     loose, found = set(bound.unbound), []
     for group in bound.again:
         if not loose.issuperset(group.stored) or not set(roles).issuperset(group.roles):
             continue
+        sizes: Mapping[str, Value] = hyper
+        if group.experts:
+            count = next(step.count for step in group.binding.steps if isinstance(step, Stacked))
+            sizes = {**hyper, count: len(group.experts)}
         try:
-            made = _logical_tensors(tensors, model, replace(bound, groups=(group,)), hyper)
+            made = _logical_tensors(tensors, model, replace(bound, groups=(group,)), sizes)
         except ArchError:
             continue
-        found += [view for key, view in made.items() if view.shape == roles[key].shape]
+        found += [view for key, one in made.items() if (view := _second_view(one, roles[key]))]
     return tuple(found)
+
+
+def _second_view(second: View, first: View) -> View | None:
+    """Return the View of a role in a second layout, with the experts that it has; None if unfit.
+
+    `first` is the role as it is read. A stack of fewer experts has the first ones.
+    """
+    group = second.group
+    if second.shape == first.shape or group is None:
+        return second if second.shape == first.shape else None
+    if second.shape[1:] != first.shape[1:] or second.shape[0] > first.shape[0]:
+        return None
+    if not group.experts:
+        group = replace(group, experts=tuple(range(second.shape[0])))
+    return second.in_group(group)
 
 
 def spellings_by_role(model: "Model") -> dict[str, tuple[str, ...]]:

@@ -103,6 +103,10 @@ class View:
                 raise ArchError(f"{stored[0].info.name}: {error}") from error
         self.shape = tuple(shapes[self._index])
 
+    def in_group(self, group: "BoundGroup") -> "View":
+        """Return the same role of the same stored tensors as one of another group."""
+        return View(*self.stored, role=self.role, group=group, hp=self._hp, record=self._record)
+
     # --- facts ------------------------------------------------------------------------------
 
     @property

@@ -167,3 +167,83 @@ def test_one_layout_alone_and_a_rounded_copy_are_no_fault(
     }
     levels = {row["check"]: row["level"] for row in answer("validate", both)["findings"]}
     assert levels["second_layouts"] == "warning"
+
+
+# --- a second layout that lacks experts ----------------------------------------------------------
+
+
+def experts_of(held: Tensors, numbers: tuple[int, ...]) -> Tensors:
+    """Return the tensors of single experts with these numbers, of all layers."""
+    ends = tuple(f".experts.{number}.{part}_proj.weight" for number in numbers
+                 for part in ("gate", "up", "down"))  # fmt: skip
+    return {name: x for name, x in held.items() if name.endswith(ends)}
+
+
+def first_of_stacks(held: Tensors) -> Tensors:
+    """Return the stacks of each layer with the first four of six experts."""
+    return {name: x[:4].copy() for name, x in stacked_experts(held).items()}
+
+
+Short = tuple[Callable[[Tensors], Tensors], bool]  # (second layout of a model's, stacks are read)
+SHORT: dict[str, Short] = {
+    "the last experts": (lambda held: experts_of(held, (0, 1, 2, 3)), True),
+    "the first": (lambda held: experts_of(held, (1, 2, 3, 4, 5)), True),
+    "one in the middle": (lambda held: experts_of(held, (0, 1, 3, 5)), True),
+    "in stacks": (first_of_stacks, False),
+}
+
+
+@pytest.fixture(params=SHORT)
+def short(request: Any, tmp_path: Path) -> tuple[Path, Tensors, Tensors]:
+    """Return (a model's folder, tensors that hold all of it, a second layout of some experts)."""
+    base = tmp_path / "base"
+    save_tiny("qwen3_moe", base)
+    held = load_file(base / WEIGHTS)
+    make, stacks = SHORT[request.param]
+    others = {name: x for name, x in held.items() if ".experts." not in name}
+    return base, others | stacked_experts(held) if stacks else held, make(held)
+
+
+@pytest.mark.parametrize("stale", [True, False])
+def test_a_second_layout_of_some_experts_is_compared(
+    stale: bool, short: tuple[Path, Tensors, Tensors], tmp_path: Path
+) -> None:
+    base, held, second = short
+    second = {name: noisy(x) if stale else x for name, x in second.items()}
+    folder = folder_with(base, tmp_path / "both", held | second)
+    found = answer("diagnose", base, folder)
+    (cause,) = found["causes"]
+    assert cause["cause"] == ("stale_layout" if stale else "stored_twice")
+    assert set(cause["where"]) == set(second)
+    assert "of a layer's experts)" in cause["says"]
+    checked = answer("validate", folder)
+    levels = {row["check"]: row["level"] for row in checked["findings"]}
+    assert levels["second_layouts"] == ("fail" if stale else "warning")
+    assert not {"completeness", "unexpected"} & set(levels)
+
+
+def test_one_stale_expert_of_some_is_seen(tmp_path: Path) -> None:
+    base = tmp_path / "base"
+    save_tiny("qwen3_moe", base)
+    held = load_file(base / WEIGHTS)
+    others = {name: x for name, x in held.items() if ".experts." not in name}
+    second = experts_of(held, (1, 3, 5))
+    name = "model.layers.1.mlp.experts.5.up_proj.weight"
+    folder = folder_with(
+        base, tmp_path / "both", others | stacked_experts(held) | second | {name: -second[name]}
+    )
+    stale, copies = sorted(answer("diagnose", base, folder)["causes"], key=lambda one: one["cause"])
+    assert (stale["cause"], copies["cause"]) == ("stale_layout", "stored_twice")
+    assert name in stale["where"] and len(stale["where"]) == 3  # one parameter, three experts of it
+
+
+def test_experts_that_no_layout_has_are_missing(tmp_path: Path) -> None:
+    base = tmp_path / "base"
+    save_tiny("qwen3_moe", base)
+    held = load_file(base / WEIGHTS)
+    kept = {name: x for name, x in held.items() if ".experts." not in name}
+    folder = folder_with(base, tmp_path / "some", kept | experts_of(held, (0, 1, 2, 3)))
+    checked = answer("validate", folder)
+    assert "completeness" in {row["check"] for row in checked["findings"]}
+    short = folder_with(base, tmp_path / "short", kept | first_of_stacks(held))
+    assert answer("validate", short)["outcome"] == "FAIL"

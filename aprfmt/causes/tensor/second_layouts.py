@@ -4,22 +4,27 @@ A weight that is stored packed and plain is another. Loaders differ in which of 
 so the two have to hold the same values.
 """
 
+import math
 import re
 import shlex
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 
+import numpy as np
+
 from aprfmt.base.sequences import join_first
 from aprfmt.causes.row import Cause
-from aprfmt.errors import ArchError
+from aprfmt.errors import AprfmtError, ArchError
 from aprfmt.measure.alignment import TensorPair
 from aprfmt.measure.encoding_noise import pair_noise
 from aprfmt.measure.findings import Finding
 from aprfmt.measure.named_causes import fixed_name
+from aprfmt.measure.numbers import to_float64
 from aprfmt.measure.pair_comparison import compare_pair
 from aprfmt.measure.proofs import unfitted_proof
 from aprfmt.measure.records import EQUAL, FLOATS, TensorVerdict
+from aprfmt.measure.row_reader import RowReader
 from aprfmt.model import Model
 from aprfmt.model.ledger import NotCompared, Side, State
 from aprfmt.model.relations import opening_path
@@ -50,7 +55,10 @@ _SHOWN = 2
 
 @dataclass(frozen=True, slots=True)
 class SecondLayout:
-    """A parameter that a model stores in two layouts: `first` is read, `second` is not."""
+    """A parameter that a model stores in two layouts: `first` is read, `second` is not.
+
+    `second` may lack some of the experts. `verdict` is that of comparing those that both have.
+    """
 
     first: View
     second: View
@@ -60,6 +68,11 @@ class SecondLayout:
     def is_copy(self) -> bool:
         """Whether both layouts have the same values, or one has the other's values rounded."""
         return self.verdict in COPIES
+
+    @property
+    def lacks(self) -> int:
+        """The number of experts that the second layout has not."""
+        return len(_missing_experts(self.first, self.second))
 
 
 def second_layouts(model: Model) -> Iterator[SecondLayout]:
@@ -78,11 +91,20 @@ def second_layouts(model: Model) -> Iterator[SecondLayout]:
         yield SecondLayout(first, second, _verdict(first, second))
 
 
+def _missing_experts(whole: View, part: View) -> tuple[int, ...]:
+    """Return the numbers of the experts of a tensor that its second layout lacks."""
+    there = () if part.group is None else part.group.experts
+    return tuple(sorted(set(range(whole.shape[0])) - set(there))) if there else ()
+
+
 def _verdict(one: View, other: View) -> TensorVerdict:
     """Return the verdict on the values of two tensors: UNREADABLE where one cannot be read.
 
-    WITHIN too for blocks along two different axes, each rounded by itself.
+    WITHIN too for blocks along two axes, of which each was rounded by itself. Where `other` lacks
+    experts of `one`, those that both have are compared.
     """
+    if _missing_experts(one, other):
+        return _verdict_on_experts(one, other)
     found = compare_pair(TensorPair(one.name, one, other))
     one.drop()
     other.drop()
@@ -92,6 +114,32 @@ def _verdict(one: View, other: View) -> TensorVerdict:
         coded = not {*one.encodings, *other.encodings} <= FLOATS
         return "WITHIN" if coded and stats.rel_l2 <= noise else found.verdict
     return found.verdict
+
+
+def _verdict_on_experts(whole: View, part: View) -> TensorVerdict:
+    """Return the verdict on the values of the experts that a second layout `part` has."""
+    assert part.group is not None
+    left = right = 0.0
+    same = True
+    rows = math.prod(whole.shape[1:-1])
+    try:
+        first, second = RowReader(whole), RowReader(part)
+        for at, expert in enumerate(part.group.experts):
+            x, y = (
+                to_float64(side.take(np.arange(number * rows, (number + 1) * rows)))
+                for side, number in ((first, expert), (second, at))
+            )
+            same = same and np.array_equal(x, y)
+            left, right = left + float(np.square(x - y).sum()), right + float(np.square(x).sum())
+    except AprfmtError:
+        return "UNREADABLE"
+    finally:
+        whole.drop()
+        part.drop()
+    if same:
+        return "SAME_VALUES"
+    noise = pair_noise(whole.encoding, part.encoding, moved=False)
+    return "WITHIN" if left <= noise**2 * right else "DIFFERENT"
 
 
 def stored_names(views: Sequence[View]) -> tuple[str, ...]:
@@ -131,7 +179,9 @@ def _finding(rows: Sequence[SecondLayout], side: str, model: Model, other: Model
     many = (
         f"{side} stores {len(rows)} parameter{'s' if len(rows) > 1 else ''} twice, in two layouts"
     )
-    beside = f"{names_text(seconds)} beside {names_text(firsts)}"
+    lost = sorted({one.lacks for one in rows if one.lacks})
+    without = f" (without {' or '.join(map(str, lost))} of a layer's experts)" if lost else ""
+    beside = f"{names_text(seconds)}{without} beside {names_text(firsts)}"
     if rows[0].is_copy:
         says, cause, proof, command = f"{many}: {beside}", "stored_twice", True, ""
     else:
@@ -164,7 +214,8 @@ def _finding(rows: Sequence[SecondLayout], side: str, model: Model, other: Model
 def _holds_values_of(model: Model, view: View) -> bool:
     """Return whether a model has a tensor's role with the same values, rounded or not."""
     mine = model.find(view.name)
-    return mine is not None and _verdict(mine, view) in COPIES
+    fits = mine is not None and (mine.shape == view.shape or view.shape[1:] == mine.shape[1:])
+    return mine is not None and fits and _verdict(mine, view) in COPIES
 
 
 def drop_command(model: Model, names: Sequence[str]) -> str:

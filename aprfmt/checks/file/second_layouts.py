@@ -26,6 +26,8 @@ def check_second_layouts(ctx: CheckContext) -> Result:
     stale = [one for one in found if not one.is_copy and one.verdict != "UNREADABLE"]
     for one in stale:
         what = f"{names_text([one.second])} and {names_text([one.first])} are the same parameter"
+        if one.lacks:
+            what += f" (without {one.lacks} of its experts)"
         findings.append(
             Finding(
                 one.second.name,
