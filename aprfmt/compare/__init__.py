@@ -351,6 +351,7 @@ def diff_models(
         other,
         item_arguments(left, *ledgers),
         input_scale_endings(a),
+        left_encodings=_left_encodings(alignment.pairs, done) if found else {},
         unwhole=tuple(
             str(model.path)
             for model, gone in zip((a, b), lost, strict=True)

@@ -100,6 +100,8 @@ class DiffReport(Tabular):
     input_scales: tuple[str, ...] = ()  # endings of A's scales of activations
     of_engine: bool = False  # B is the saved weights of an engine, which `diagnose` does not take
     is_state: bool = False  # B is a state dict without a configuration: no command changes it
+    # {key: (A's encoding, B's)} of B's matrices that were not compared; "" where A has none
+    left_encodings: Mapping[str, tuple[str, str]] = field(default_factory=dict)
     unwhole: Collection[str] = ()  # paths of the sides whose files are damaged or incomplete
 
     def table_rows(self) -> Sequence[Row]:

@@ -54,7 +54,8 @@ class PlacedPair:
         with torch.no_grad():
             whole = weight + (self.scale + self.merged) * (self.b @ self.a).to(weight)
             divisor = whole.norm(dim=1)
-        return (y + self.added(x)) * (self.lengths / divisor)
+        ratio: torch.Tensor = self.lengths / divisor
+        return (y + self.added(x)) * ratio
 
 
 class GradientBackend(TorchBackend):

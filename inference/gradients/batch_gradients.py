@@ -27,8 +27,7 @@ from aprfmt.inference.gradients.documents import (
     routers,
 )
 from aprfmt.inference.gradients.misread_base import misread_matrices
-from aprfmt.inference.gradients.parameter_leaves import Leaves, stored_gradients
-from aprfmt.inference.gradients.placed_pairs import place_pairs
+from aprfmt.inference.gradients.parameter_leaves import Leaves, place_pairs, stored_gradients
 from aprfmt.inference.gradients.quantized_base import quantized_matrices
 from aprfmt.inference.gradients.router_loss import RouterCounts, RouterTerms
 from aprfmt.inference.session import load_forward

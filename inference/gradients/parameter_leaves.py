@@ -10,16 +10,11 @@ from numpy.typing import NDArray
 
 from aprfmt.arch.layout_steps import Added
 from aprfmt.arch.recurrent_steps import NegativeExp
-from aprfmt.arch.role_vocabulary import split_key
 from aprfmt.arch.spec import LayoutStep
-from aprfmt.base.encodings import ENCODINGS
-from aprfmt.base.protocols import LazyTensor, TensorInfo
-from aprfmt.codecs import decode, encode
 from aprfmt.errors import UnsupportedError
-from aprfmt.formats.mapped_file import MemoryTensor
 from aprfmt.inference.gradients.adapter_pairs import AdapterPair
 from aprfmt.inference.gradients.backend import GradientBackend, PlacedPair
-from aprfmt.inference.gradients.changes import RIGHT, BackwardChange, QuantizedBase
+from aprfmt.inference.gradients.changes import RIGHT, BackwardChange
 from aprfmt.inference.weights import Weights
 from aprfmt.model import Model
 from aprfmt.tensors.view import View, decode_tensor
@@ -184,7 +179,7 @@ def place_pairs(
     it says how the factors are taken, and how often their product is in the frozen weight too.
     """
     for pair in pairs:
-        values = (pair.a, pair.b)
+        values: tuple[Array, ...] = (pair.a, pair.b)
         if change.factors == "exchanged, gradients by name":
             values = (pair.b, pair.a)
         if pair.lengths is not None:
@@ -209,88 +204,3 @@ def place_pairs(
         backend.pairs = placed
 
     return place
-
-
-DTYPES = {"BF16": "bfloat16", "F16": "float16"}  # of a weight; else float32
-
-
-@dataclass(frozen=True)
-class CodedBlocks:
-    """Numbers of a flat weight as codes [blocks, elements], scales [blocks] and values by code.
-
-    `table` [16] has the value of each code.
-    """
-
-    codes: NDArray[np.int64]
-    scales: NDArray[np.float32]
-    table: NDArray[np.float32]
-
-    @classmethod
-    def of(
-        cls, values: NDArray[np.float32], table: NDArray[np.float32], block: int
-    ) -> "CodedBlocks":
-        """Return the nearest codes of flat values [n], whose largest in each block is its scale."""
-        rows = values.reshape(-1, block)
-        scales = np.abs(rows).max(axis=1)
-        units = rows / np.where(scales == 0, 1, scales)[:, None]
-        order = np.argsort(table, kind="stable")
-        edges = (table[order][1:] + table[order][:-1]) / 2
-        return cls(order[np.searchsorted(edges, units)], scales, table)
-
-    def numbers(self) -> NDArray[np.float32]:
-        """Return the values of the codes times the scales, flat."""
-        found: NDArray[np.float32] = (self.table[self.codes] * self.scales[:, None]).reshape(-1)
-        return found
-
-
-def matrices(model: Model) -> Iterator[tuple[str, View]]:
-    """Yield (role key, view) of every matrix that QLoRA quantizes.
-
-    These are the linear layers of attention and MLP, as transformers quantizes them: not the
-    tables, the head, norms, routers and stacked experts.
-    """
-    for key, view in model.roles.items():
-        layer, role = split_key(key)
-        linear = role.startswith(("attn_", "ffn_")) and role.endswith(".weight")
-        apart = "norm" in role or role.startswith("ffn_gate_inp")
-        if layer is not None and linear and not apart and len(view.shape) == 2:
-            yield key, view
-
-
-def with_values(view: View, change: Callable[[LazyTensor], NDArray[np.float32]]) -> View:
-    """Return a view whose stored tensors hold the numbers that `change` makes of each, as F32."""
-    row = ENCODINGS["F32"]
-    made = []
-    for tensor in view.stored:
-        name, shape = tensor.info.name, tensor.info.shape
-        info = TensorInfo(name, shape, "F32", 0, row.nbytes(shape), row.row_bytes(shape))
-        made.append(MemoryTensor(info, np.ascontiguousarray(change(tensor), np.float32).tobytes()))
-    return View(*made, role=view.role, group=view.group, hp=view.sizes)
-
-
-def quantized_matrices(
-    model: Model, base: QuantizedBase
-) -> Iterator[tuple[str, NDArray[np.float32]]]:
-    """Yield (role key, values in the role's layout) of every matrix that is quantized.
-
-    Each stored tensor is quantized as a whole in the type that it has, and decoded again.
-    """
-    done: dict[tuple[str, ...], tuple[LazyTensor, ...]] = {}
-    for key, view in matrices(model):
-        if view.names not in done:
-            done = {view.names: with_values(view, lambda tensor: _quantized(tensor, base)).stored}
-        again = View(*done[view.names], role=view.role, group=view.group, hp=view.sizes)
-        yield key, again.numpy().astype(np.float32)
-
-
-def _quantized(tensor: LazyTensor, base: QuantizedBase) -> NDArray[np.float32]:
-    """Return a stored tensor's numbers quantized as `base` says and decoded, in its shape."""
-    info = tensor.info
-    options = {
-        "blocksize": base.block,
-        "double_quantization": base.nested,
-        "dtype": DTYPES.get(info.encoding, "float32"),
-    }
-    values = np.ascontiguousarray(decode_tensor(tensor), np.float32)
-    coded = encode(base.encoding, values, options=options)
-    return np.ascontiguousarray(decode(base.encoding, coded, info.shape), np.float32)

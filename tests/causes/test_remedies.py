@@ -9,13 +9,15 @@ Seen red: `convert` of B instead of A.
 import shutil
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
 import aprfmt
 from aprfmt.causes import CAUSES
-from tests.causes import faults, test_flat_order, test_flat_shards, test_rank_parts
+from tests.causes import faults, test_flat_order
+from tests.causes.tensor import test_flat_shards, test_rank_parts
 from tests.causes.tensor_faults import FAULTS
 from tests.cli.run import aprfmt as command
 from tests.compare.test_verdicts import edited
@@ -24,7 +26,7 @@ from tests.diagnosis import test_shared_ranges
 from tests.diagnosis.test_remedies import written
 
 Pair = tuple[Path, Path]
-SIZES = {"hidden": 96, "layers": 1, "ffn": 160, "heads": 4, "kv_heads": 2}
+SIZES: dict[str, Any] = {"hidden": 96, "layers": 1, "ffn": 160, "heads": 4, "kv_heads": 2}
 # One fault of each cause that one tensor shows, and that a command undoes.
 ALONE = {
     fault.cause: fault

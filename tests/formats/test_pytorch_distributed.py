@@ -102,7 +102,7 @@ def test_a_rank_part_is_placed_in_its_tensor(
 def test_a_sharded_tensor_is_its_local_shards(tmp_path: Path) -> None:
     """One shard has the tensor's name, several are numbered; each says where it begins."""
     from torch.distributed._shard import sharded_tensor
-    from torch.distributed._shard.sharded_tensor import Shard
+    from torch.distributed._shard.sharded_tensor.shard import Shard
     from torch.testing._internal.distributed.fake_pg import FakeStore
 
     torch.distributed.init_process_group("fake", store=FakeStore(), rank=0, world_size=1)
@@ -112,7 +112,7 @@ def test_a_sharded_tensor_is_its_local_shards(tmp_path: Path) -> None:
             begins = [sum(cuts[:at]) for at in range(len(cuts))]
             shards = [
                 Shard.from_tensor_and_offsets(part.contiguous(), [at, 0], 0)
-                for part, at in zip(WHOLE.split(cuts), begins, strict=True)
+                for part, at in zip(torch.split(WHOLE, list(cuts)), begins, strict=True)
             ]
             state[name] = sharded_tensor.init_from_local_shards(shards, 7, 6)
         path = files.save(state, tmp_path / "x.pt", "zip", 2)
