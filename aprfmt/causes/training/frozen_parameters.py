@@ -23,6 +23,15 @@ CAUSE_ROWS = (
         "The weight is the one of before the step, in every element.",
     ),
     Cause(
+        "step_skipped",
+        "update",
+        "bug",
+        "A parameter decayed and made no step, though it has a gradient: the optimizer skipped it, "
+        "as after an overflow of the loss scale, and the decay is made apart.",
+        "Every element has shrunk by the decay, where the gradient or the moments give a step.",
+        "The decay alone gives every weight.",
+    ),
+    Cause(
         "rows_frozen",
         "update",
         "bug",
@@ -122,6 +131,19 @@ def guess_frozen(case: StepCase, recipe: Recipe) -> Iterator[StepGuess]:
         yield StepGuess("frozen", says, holds=lambda part: not part.change.any())
 
 
+def guess_skipped_step(case: StepCase, recipe: Recipe) -> Iterator[StepGuess]:
+    """Yield the guess that a parameter moved by its weight decay alone.
+
+    Nothing where the rule does not decay it apart from the gradient, only the signs of the gradient
+    are known, or the stored type is too coarse to show the step of any element.
+    """
+    if recipe.adds_decay_to_gradient or not recipe.decays(case.vector) or not case.change.any():
+        return
+    if _must_move(case, recipe) is not None:
+        says = "it moved by its weight decay alone, and made no step"
+        yield StepGuess("step_skipped", says, changed(recipe, factor=0.0))
+
+
 def guess_frozen_rows(case: StepCase, recipe: Recipe) -> Iterator[StepGuess]:
     """Yield the guess that some rows of a parameter that moved are frozen (`rows_frozen`).
 
@@ -217,6 +239,7 @@ HYPOTHESES = (
     StepHypothesis(("rows_moved",), guess_dense, 0, "the same rule over other rows"),
     StepHypothesis(("rows_frozen",), guess_sparse, 3, "another rule for rows without a gradient"),
     StepHypothesis(("frozen",), guess_frozen, 1, "nothing moved: before any rule", whole=True),
+    StepHypothesis(("step_skipped",), guess_skipped_step, 9, "the decay alone"),
     StepHypothesis(("rows_frozen",), guess_frozen_rows, 2, "the same rule without some rows"),
     StepHypothesis(
         ("rows_frozen",), guess_cut_shard, 5, "one run of elements, after whole rows", whole=True
