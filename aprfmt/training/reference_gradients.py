@@ -18,7 +18,7 @@ from aprfmt.errors import BackendUnavailableError, UsageError
 from aprfmt.inference.batch import Batch
 from aprfmt.inference.capture import point_instances
 from aprfmt.inference.gradients.changes import NO_ROUTER_LOSS, BackwardChange, RouterFactors
-from aprfmt.inference.gradients.documents import routers
+from aprfmt.inference.gradients.documents import routers, unlabelled
 from aprfmt.inference.loss import BITS, IMPLAUSIBLY_GOOD, RANDOM_BOUNDS
 from aprfmt.inference.weights import free_memory
 from aprfmt.model import Model
@@ -107,13 +107,13 @@ class Computed:
 class BatchNumbers:
     """Numbers of a batch that a wrong factor may equal, and how the batch is laid out.
 
-    `counts` are the numbers by name, `tokens` all token ids, `repeated` those that occur more than
-    once. `labels` are the counts of scored labels of each row, `row_length` the columns, padding
-    among them. `packed` says that a row holds several documents. `routers` are the factors of
-    routers' auxiliary losses in the batch's gradients. `notes` say who states them, and which
-    labels are left out. `experts`: the model, or the base, has experts. `unread` are arrays of the
-    file that nothing reads. `padded_first`: a row begins with padding, `padded_last`: one ends with
-    it. `adapter` is (scale, rank) of an adapter whose pairs all have these, else None.
+    `labels` are the counts of scored labels of each row, `row_length` the columns, padding among
+    them. `packed` says that a row holds several documents. `routers` are the factors of routers'
+    auxiliary losses in the batch's gradients. `notes` say who states them, and which labels are
+    left out. `repeated` are the tokens that occur more than once. `experts`: the model, or the
+    base, has experts. `unread` are arrays of the file that nothing reads. `padded_first`: a row
+    begins with padding, `padded_last`: one ends with it. `adapter` is (scale, rank) of an adapter
+    whose pairs all have these, else None. `partly_labelled`: some tokens of the text are no labels.
     """
 
     counts: Mapping[str, float] = field(default_factory=dict)
@@ -129,6 +129,7 @@ class BatchNumbers:
     padded_first: bool = False
     adapter: tuple[float, int] | None = None
     padded_last: bool = False
+    partly_labelled: bool = False
 
 
 def batch_numbers(batch: Batch, scale: float | None = None) -> BatchNumbers:
@@ -164,6 +165,7 @@ def batch_numbers(batch: Batch, scale: float | None = None) -> BatchNumbers:
         unread=batch.unread,
         padded_first=bool((~batch.mask[:, 0]).any()),
         padded_last=bool((~batch.mask[:, -1]).any()),
+        partly_labelled=bool(unlabelled(batch)[:, 1:].any()),
     )
 
 

@@ -1197,6 +1197,7 @@ class _Step:
             self.facts.padded_last,
             _norm_offset(self.base or self.model),
             None if self.base is None else base_quantization(self.base),
+            self.facts.partly_labelled,
         )
 
     def _has_untied_guess(self, key: str) -> bool:

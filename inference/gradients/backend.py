@@ -53,9 +53,9 @@ class PlacedPair:
         assert self.lengths is not None
         with torch.no_grad():
             whole = weight + (self.scale + self.merged) * (self.b @ self.a).to(weight)
-            divisor = whole.norm(dim=1)
-        ratio: torch.Tensor = self.lengths / divisor
-        return (y + self.added(x)) * ratio
+            divisor = torch.linalg.vector_norm(whole, dim=1)
+        found: torch.Tensor = (y + self.added(x)) * (self.lengths / divisor)
+        return found
 
 
 class GradientBackend(TorchBackend):

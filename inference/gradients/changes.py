@@ -88,8 +88,9 @@ class BackwardChange:
     rows in the loss, 1.0 for right. `joined`: documents of a packed row see each other.
     `norm_tokens` are the columns [start, stop) of the batch that reach the gradients of norms.
     `shift` is how far ahead of a row its label is, 1 for right, -1 for one before it, and
-    `unmasked` says that every token of the mask is one. `labels` are factors of the scored labels
-    in the loss, in the order of rows and columns, 1.0 for right. `smoothing` is the share of a
+    `unmasked` says that every token of the mask is one, `inverted` that those are that are none in
+    the batch. `labels` are factors of the scored labels in the loss, in the order of rows and
+    columns, 1.0 for right. `smoothing` is the share of a
     label that is spread over the vocabulary, `z_loss` the factor of the squared logarithm of the
     softmax's denominator in the loss. `router` are factors of auxiliary losses in place of those
     that the batch states. `rolled` is by how many (rows, columns) the labels are rolled before the
@@ -111,6 +112,7 @@ class BackwardChange:
     shift: int = 1
     rolled: tuple[int, int] = (0, 0)
     unmasked: bool = False
+    inverted: bool = False
     edges: bool = False
     labels: tuple[float, ...] | None = None
     smoothing: float = 0.0

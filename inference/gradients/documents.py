@@ -67,9 +67,9 @@ def documents(
     """
     label, ahead = batch.label, change.shift
     if change.unmasked:
-        label = np.zeros_like(label)
-        label[:, : batch.row_length] = batch.mask
-        label &= ~batch.document_starts
+        label = label | unlabelled(batch)
+    if change.inverted:
+        label = unlabelled(batch)
     if change.edges:
         label = label | batch.document_starts
     width = batch.row_length
@@ -127,6 +127,13 @@ def documents(
                     Document(row, start, tokens, labels, factor / many, restart, padding, factors)
                 )
     return found
+
+
+def unlabelled(batch: Batch) -> NDArray[np.bool_]:
+    """Return the mask of the text's tokens that may be labels and are none, as `batch.label`."""
+    found = np.zeros_like(batch.label)
+    found[:, : batch.row_length] = batch.mask
+    return found & ~batch.document_starts & ~batch.label
 
 
 def routers(batch: Batch, change: BackwardChange = RIGHT) -> RouterFactors:

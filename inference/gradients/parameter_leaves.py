@@ -12,7 +12,7 @@ from aprfmt.arch.layout_steps import Added
 from aprfmt.arch.recurrent_steps import NegativeExp
 from aprfmt.arch.spec import LayoutStep
 from aprfmt.errors import UnsupportedError
-from aprfmt.inference.gradients.adapter_pairs import AdapterPair
+from aprfmt.inference.gradients.adapter_pairs import AdapterPair, Array
 from aprfmt.inference.gradients.backend import GradientBackend, PlacedPair
 from aprfmt.inference.gradients.changes import RIGHT, BackwardChange
 from aprfmt.inference.weights import Weights

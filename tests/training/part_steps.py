@@ -1,8 +1,8 @@
 """Steps whose faults are in a part of the model or of the arithmetic, and right steps beside them.
 
 A seventh set: gradients that are clipped by the norm of a part of them, frozen bases of 4 bits that
-a backward decodes wrongly, and lengths of DoRA. What is right stands in each row, written before
-the row was first run.
+a backward decodes wrongly, lengths of DoRA, steps that are skipped but for their decay, and masks
+of labels that are inverted. What is right stands in each row, written before the row was first run.
 """
 
 from collections.abc import Callable
@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors.torch import load_file, save_file
 from torch.nn import functional
 
 from aprfmt.codecs.fp4 import CODEC as FP4_CODEC
@@ -22,6 +23,7 @@ from tests.training.judged_steps import (
     RULE,
     WD,
     JudgedStep,
+    adamw,
     backward,
     batch_of,
     clip,
@@ -107,8 +109,8 @@ def misread(decode: Decoding) -> Callable[[Path], dict[str, Any]]:
                 units = rows / scales
                 codes = (units[..., None] - torch.tensor(NF4)).abs().argmin(-1)
                 other = decode(units, scales, codes).reshape(module.weight.shape)
-                product = partial(product_with_gradient_of, module.weight, other)
-                setattr(module, "forward", product)  # noqa: B010 - a method is replaced
+                forward = partial(product_with_gradient_of, module.weight, other)
+                module.__dict__["forward"] = forward
         return adapted
 
     base = quantized("nf4", BLOCK, nested=True)
@@ -177,8 +179,96 @@ def of_lengths(
     return make
 
 
+def decayed_alone(layer: str = "") -> Callable[[Path], dict[str, Any]]:
+    """Return what makes a step in which parameters of a layer, or all, decay and make no step."""
+
+    def change(folder: Path) -> dict[str, Any]:
+        given = taken(adamw(), f"{RULE},step=1")(folder)
+        old = load_file(folder / "before" / "model.safetensors")
+        path = folder / "after" / "model.safetensors"
+        new = load_file(path)
+        for name, w in old.items():
+            if layer in name:
+                new[name] = w * (1 - LR * WD)
+        save_file(new, path, {"format": "pt"})
+        return given
+
+    return change
+
+
+def without_gradient(folder: Path) -> dict[str, Any]:
+    """Write a step in which the gradients of layer 1 are zero, which decays all the same."""
+    model, rows = tiny("llama", tied=False), batch_of()
+    made = adamw()(model)
+    grads = backward(model, rows)
+    for name, p in model.named_parameters():
+        if ".layers.1." in name and p.grad is not None:
+            p.grad.zero_()
+            grads[name] = p.grad.clone()
+    given = written(folder, model, rows) | with_gradients(folder, grads)
+    made.step()
+    model.save_pretrained(folder / "after")
+    del given["batch"]
+    return given | {"after": folder / "after", "optimizer": f"{RULE},step=1"}
+
+
+def with_prompts(inverted: bool, padded: bool = False) -> Callable[[Path], dict[str, Any]]:
+    """Return what makes gradients of rows whose first five tokens are no labels.
+
+    `inverted`: these alone are the trainer's labels. `padded`: the last row ends with padding.
+    """
+
+    def make(folder: Path) -> dict[str, Any]:
+        model, batch = tiny("llama", tied=False), batch_of()
+        if padded:
+            mask = torch.ones_like(batch["input_ids"])
+            mask[-1, -4:] = 0
+            batch = batch | {"attention_mask": mask}
+        text = batch.get("attention_mask", torch.ones_like(batch["input_ids"])).bool()
+        prompt = torch.arange(text.shape[1]).expand_as(text) < 5
+        ids = batch["input_ids"]
+        stated = batch | {"labels": ids.masked_fill(prompt | ~text, -100)}
+        scored = batch | {"labels": ids.masked_fill(~prompt | ~text, -100)}
+        grads = backward(model, scored if inverted else stated)
+        return written(folder, model, stated) | with_gradients(folder, grads)
+
+    return make
+
+
 MISREAD = "backward_dequantization"
 PART_FAULTS = (
+    JudgedStep(
+        "decayed_without_step",
+        "the optimizer's step was skipped, and the decay made all the same",
+        decayed_alone(),
+        cause="step_skipped",
+        named="step_skipped",
+        where=ANY,
+    ),
+    JudgedStep(
+        "layer_decayed_without_step",
+        "layer 1 decays and makes no step",
+        decayed_alone(".layers.1."),
+        cause="step_skipped",
+        named="step_skipped",
+        where=r"^L1\.",
+    ),
+    JudgedStep(
+        "label_mask_inverted",
+        "prompts are scored, and answers are not",
+        with_prompts(inverted=True),
+        cause="other_labels",
+        named="other_labels.*inverted",
+        where=ANY,
+    ),
+    JudgedStep(
+        "label_mask_inverted_beside_padding",
+        "the same, and a row ends with padding, which is scored in neither",
+        with_prompts(inverted=True, padded=True),
+        cause="other_labels",
+        named="other_labels.*inverted",
+        where=ANY,
+    ),
     JudgedStep(
         "lengths_without_gradient",
         "DoRA's lengths in layer 1 have no gradient",
@@ -274,6 +364,10 @@ PART_FAULTS = (
     ),
 )
 PART_INNOCENTS = (
+    JudgedStep("layer_of_zero_gradient", "layer 1 has gradients of zero, and decays",
+               without_gradient),
+    JudgedStep("prompts_unscored", "prompts are no labels, and a row ends with padding",
+               with_prompts(inverted=False, padded=True)),
     JudgedStep("lengths", "a step of a DoRA adapter", of_lengths()),
     JudgedStep("base_read_rightly", "an NF4 base, decoded alike in both passes", misread(rightly)),
     JudgedStep("experts_clipped", "a model with experts, clipped by the norm of all",

@@ -214,7 +214,13 @@ def guess_other_labels(case: BackwardCase) -> Iterator[BackwardGuess]:
         (joined, BackwardChange(edges=True, joined="positions count on")),
         (joined, BackwardChange(edges=True, joined="positions restart")),
     )
+    inverted = (
+        "the mask of labels is inverted: prompts, or all that -100 leaves out, are scored, and the "
+        "labels are not",
+        BackwardChange(inverted=True),
+    )
     for says, change in (
+        *((inverted,) if case.partly_labelled else ()),
         *(packed if case.packed else ()),
         *(padded if case.padded_last else ()),
         ("the labels are shifted twice: each row is scored against the token after the next",
