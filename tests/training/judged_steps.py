@@ -1426,7 +1426,7 @@ one right step was an alarm.
 | --- | --- | --- | --- | --- | --- |
 | now, with relatives | {faults} | {right} | {wrong} | {innocent} | {alarms} |
 
-- Norms of few elements in bfloat16 that swallow their step are as those with float32 copies.
+- Norms in bfloat16 of which no element moves are not compared: they are as those of any small step.
 - Weights that were made from others are placed: nothing has those others.
 
 """
@@ -1435,11 +1435,18 @@ one right step was an alarm.
 PARTS = """
 ## Steps of parts
 
-A seventh set: gradients that are clipped by the norm of a part of them.
+A seventh set: gradients that are clipped by the norm of a part of them, frozen bases of 4 bits that
+a backward decodes wrongly, lengths of DoRA, steps that are skipped but for their decay, and masks
+of labels that are inverted. They are what a third set by another hand got wrong: 22 faults and 16
+right steps on 14 architectures, that are not in the repository. Of the first look 17 faults were
+named and placed, five were seen and not named, none was missed, and no wrong cause was confirmed;
+one right step was refused (DoRA), and none was an alarm. Of the same set 21 are named now.
 
 | when | faults | named and placed | a wrong cause confirmed | innocent steps | alarms |
 | --- | --- | --- | --- | --- | --- |
 | now | {faults} | {right} | {wrong} | {innocent} | {alarms} |
+
+- A router whose normalizing sum is a constant in the backward is placed, and not named.
 
 """
 
