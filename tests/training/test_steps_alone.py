@@ -672,12 +672,13 @@ def test_mistakes_of_a_whole_pass_are_looked_for_while_a_gradient_is_not_explain
     assert looked == []
 
 
-@pytest.mark.parametrize("change", ["none", "of numbers", "of an operation"])
+@pytest.mark.parametrize("change", ["none", "of numbers", "of an operation", "of a base"])
 def test_a_mistake_of_an_operation_says_where_it_begins(change: str) -> None:
     changes: dict[str, Any] = {
         "none": None,
-        "of numbers": SimpleNamespace(operation=None),
-        "of an operation": SimpleNamespace(operation="softmax"),
+        "of numbers": SimpleNamespace(operation=None, misread=None),
+        "of an operation": SimpleNamespace(operation="softmax", misread=None),
+        "of a base": SimpleNamespace(operation=None, misread="one scale for all blocks"),
     }
     cause = "backward_operation"
     guess_of_all: Any = SimpleNamespace(cause=cause, says="it is", change=changes[change])
@@ -686,7 +687,7 @@ def test_a_mistake_of_an_operation_says_where_it_begins(change: str) -> None:
     wrong, right = ["L1.attn_q.weight", "L0.attn_q.weight"], ["output.weight"]
     Step._accept_mistake(own, guess_of_all, wrong, right, "explained")
     where = "; backward from the loss it begins after output, at L1.attn_q"
-    says = "it is" + where * (change == "of an operation")
+    says = "it is" + where * (change in ("of an operation", "of a base"))
     for key in wrong:
         found = own.compared[key]
         assert found.why == "" and found.found is not None
