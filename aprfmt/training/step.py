@@ -52,10 +52,9 @@ from aprfmt.formats.foreign_formats import refuse_trainer_shards
 from aprfmt.inference.gradients.given_points import ROLES_WITHOUT_GRADIENT, read_points
 from aprfmt.inference.gradients.misread_base import base_quantization
 from aprfmt.measure.encoding_noise import UNIT
-from aprfmt.measure.findings import Finding
 from aprfmt.measure.named_causes import NamedCause, short_keys
 from aprfmt.measure.proofs import Proof, cap_proof
-from aprfmt.measure.verdicts import Certainty, Level
+from aprfmt.measure.verdicts import Certainty
 from aprfmt.model import Model, open_model
 from aprfmt.model.kinds import peft_config
 from aprfmt.model.ledger import NotCompared, array_items
@@ -79,6 +78,16 @@ from aprfmt.training.saved_arrays import (
     unread_files,
 )
 from aprfmt.training.step_batch import read_step_batch
+from aprfmt.training.step_causes import (
+    Mistake,
+    fewest_mistakes,
+    joined_factor_causes,
+    largest_update,
+    nonfinite_causes,
+    rivals_text,
+    step_cause,
+    unknown_cause,
+)
 from aprfmt.training.update import Sums, pieces, same_bytes
 from aprfmt.training.update_check import (
     AVERAGED,
@@ -236,7 +245,7 @@ def _with_points(report: StepReport, found: ComparedPoints) -> StepReport:
         )
     if found.first:
         stored = {row.key: (row.name,) for row in found.points}
-        one = _cause("backward_operation", found.says, found.first, stored, None)
+        one = step_cause("backward_operation", found.says, found.first, stored, None)
         causes.append(one)
     return replace(
         report, points=found.points, left=found.left, causes=tuple(causes), notes=tuple(notes)
@@ -253,7 +262,6 @@ UNNUMBERED = (
     "it is no first step, and nothing says its number: a later one needs --optimizer-state; step=1 "
     "says that it is the first"
 )
-OTHER = 0.5  # of a matrix' norm: no step of a model that learns is this long
 MOST_COPIES = 64  # of the gradients, in the norm over ranks that hold the same
 MOST_SHARED = 4  # mistakes of several parameters that are tried on all that differ
 BLUR = 32.0  # of the root mean square of a trainer's rounding: no element of it is further off
@@ -389,10 +397,10 @@ class _Step:
         rows = self._open_unnumbered(rows, judged) if updates else rows
         stored = {row.key: row.names for row in self.parameters}
         causes = [
-            *_nonfinite_causes(rows, judged, stored),
+            *nonfinite_causes(rows, judged, stored),
             *self._frozen_factors(rows, judged, stored),
             *self._causes(rows, judged, stored, norm),
-            *_unknown_cause(rows, judged, stored),
+            *unknown_cause(rows, judged, stored),
         ]
         self._add_notes(rows, judged)
         return StepReport(
@@ -1573,9 +1581,9 @@ class _Step:
         """
         known = {row.key: row for row in self.parameters}
         at = {row.key: number for number, row in enumerate(rows)}
-        mistakes = _fewest_mistakes(judged)
+        mistakes = fewest_mistakes(judged)
         told = {one for one, _ in mistakes if self._clipped_group(one, judged) is not None}
-        for one, also in _join_factor_causes(mistakes, told):
+        for one, also in joined_factor_causes(mistakes, told):
             given = every = 0.0
             for key in one.keys:
                 guess = next(
@@ -1601,12 +1609,12 @@ class _Step:
             if (said := self._clipped_group(one, judged)) is not None:
                 cause, one = said[0], replace(one, says=said[1])
                 proof = None if proof is None else cap_proof(proof, "explained")
-            text = one.says + _rivals(cause, also, self._given_options())
+            text = one.says + rivals_text(cause, also, self._given_options())
             if cause == self.doubted:
                 proof = None if proof is None else cap_proof(proof, "explained")
                 text += FINER_COPY
-            largest = _largest_update(rows, one.keys)
-            yield _cause(cause, text, one.keys, stored, proof, size=largest, also=also)
+            largest = largest_update(rows, one.keys)
+            yield step_cause(cause, text, one.keys, stored, proof, size=largest, also=also)
 
     def _share_guesses(self, judged: dict[str, Judgement], norm: float | None) -> None:
         """Add to each differing parameter of `judged` guesses made for others that explain it too.
@@ -1642,7 +1650,7 @@ class _Step:
             parameter.drop()
 
     def _clipped_group(
-        self, one: "_Statement", judged: Mapping[str, Judgement]
+        self, one: Mistake, judged: Mapping[str, Judgement]
     ) -> tuple[str, str] | None:
         """Return (cause, sentence) if some steps' factor comes from clipping their group alone.
 
@@ -1720,7 +1728,7 @@ class _Step:
                 at = {row.key: number for number, row in enumerate(rows)}
                 for key in keys:
                     rows[at[key]] = replace(rows[at[key]], verdict="differs", why=says)
-                yield _cause(cause, says, keys, stored, proof)
+                yield step_cause(cause, says, keys, stored, proof)
 
     def _has_state_after(self) -> bool:
         """Return whether the given state is the one after the step; True if it does not tell."""
@@ -1980,46 +1988,6 @@ def array_facts(values: "np.ndarray[tuple[int, ...], np.dtype[np.floating]]") ->
     return ArrayFacts(found.l2 or 0.0, found.absmax or 0.0, found.zeros, found.nan + found.inf)
 
 
-# --- causes -------------------------------------------------------------------------------------
-
-
-def _cause(
-    cause: str,
-    says: str,
-    keys: Sequence[str],
-    stored: Mapping[str, Sequence[str]],
-    proof: Proof | None,
-    *,
-    size: float | None = None,
-    also: tuple[str, ...] = (),
-) -> NamedCause:
-    """Return a cause of the parameters `keys` for the report.
-
-    `cause` is its name, "" if none is known, `says` its text, `stored` {key: names in the file},
-    `size` the largest update relative to the weight, `also` other causes that explain as much.
-    """
-    level: Level = CAUSES[cause].level if cause else "update"
-    text = f"{short_keys(keys)} - {says}"
-    places = tuple(keys)
-    found = Finding(
-        cause, text, level, "bug", places, True, residual_before=size, also=also, proof=proof
-    )
-    return found.to_named_cause({key: tuple(names) for key, names in stored.items()})
-
-
-def _nonfinite_causes(
-    rows: Sequence[TensorStep], judged: Mapping[str, Judgement], stored: Mapping[str, Sequence[str]]
-) -> Iterator[NamedCause]:
-    """Yield a cause each for weights, gradients and moments that have NaN or infinity."""
-    for what, keys in (
-        ("the weight after the step", [r.key for r in rows if r.update and r.update.nonfinite]),
-        ("the gradient", [r.key for r in rows if r.gradient and r.gradient.nonfinite]),
-        ("a moment in the optimizer's state", [k for k, one in judged.items() if one.nonfinite]),
-    ):
-        if keys:
-            yield _cause("nonfinite", f"{what} holds NaN or infinite numbers", keys, stored, None)
-
-
 def decay_interval_text(shown: DecayEvidence) -> str:
     """Return the range of decays that the weights' bits allow, to end a sentence; "" for any."""
     least, largest = shown.interval
@@ -2054,130 +2022,3 @@ def _limit_missing_decays(judged: dict[str, Judgement]) -> None:
         kept = shown.none or not shown.coarse
         left = [g for g in judged[key].guesses if kept or g.cause not in NO_DECAY]
         judged[key] = replace(judged[key], guesses=tuple(map(limited, left)))
-
-
-def _rivals(cause: str, also: Sequence[str], given: Collection[str]) -> str:
-    """Return a clause with other causes that explain the same, and the option that would decide.
-
-    "" without other causes. `given` are options that the command has already: they did not decide.
-    """
-    if not also:
-        return ""
-    every = (CAUSES[one].told_by for one in (cause, *also))
-    tells = next((one for one in every if one and one.partition(",")[0] not in given), "")
-    comma = "," if "," in tells else ""
-    return f" (as well given by {', '.join(also)}" + (
-        f"; {tells}{comma} tells which)" if tells else ")"
-    )
-
-
-@dataclass(frozen=True)
-class _Statement:
-    """One mistake and the parameters whose step or gradient it explains."""
-
-    cause: str
-    says: str
-    free: int
-    keys: tuple[str, ...]
-    parts: tuple[str, ...] = ()  # the sentences of the factors that it joins
-
-
-FACTORS = ("gradient_factor", "step_factor")
-MOST_FACTORS = 3  # that are causes of their own
-
-
-def _fewest_mistakes(judged: Mapping[str, Judgement]) -> list[tuple[_Statement, tuple[str, ...]]]:
-    """Return [(mistake with its parameters, other causes that explain the same)].
-
-    Mistakes are chosen greedily until all parameters are explained: first the one that explains
-    most parameters, and of equal ones the one with fewer fitted numbers.
-    """
-    left = {key: one for key, one in judged.items() if one.guesses}
-    found = []
-    while left:
-        groups: dict[tuple[str, str], _Statement] = {}
-        for key, one in left.items():
-            for guess in one.guesses:
-                held = groups.get((guess.cause, guess.says))
-                keys = (*held.keys, key) if held else (key,)
-                made = _Statement(guess.cause, guess.says, guess.free, keys)
-                groups[guess.cause, guess.says] = made
-        best = max(groups.values(), key=lambda row: (len(row.keys), -row.free))
-        also = [
-            row.cause
-            for row in groups.values()
-            if row.keys == best.keys and row.cause != best.cause and row.free <= best.free
-        ]
-        found.append((best, tuple(dict.fromkeys(also))))
-        left = {key: one for key, one in left.items() if key not in best.keys}
-    return found
-
-
-def _join_factor_causes(
-    found: Sequence[tuple[_Statement, tuple[str, ...]]], told: Collection[_Statement]
-) -> list[tuple[_Statement, tuple[str, ...]]]:
-    """Return the mistakes, with many factors of one kind joined as one of unknown origin.
-
-    So many factors come from one rule that is not known, such as clipping by units. Those in `told`
-    are known to come from clipping, and stay as they are.
-    """
-    made = list(found)
-    for cause in FACTORS:
-        many = [one for one, _ in made if one.cause == cause and one not in told]
-        if len(many) <= MOST_FACTORS:
-            continue
-        first, second = (f"{short_keys(one.keys)}: {one.says}" for one in many[:2])
-        joined = _Statement(
-            cause,
-            f"{len(many)} factors, and what gives them is not known; {first}; {second}; ...",
-            sum(one.free for one in many),
-            tuple(key for one in many for key in one.keys),
-            tuple(one.says for one in many),
-        )
-        at = next(i for i, (one, _) in enumerate(made) if one == many[0])
-        left = [each for each in made[at:] if each[0] not in many]
-        made = [*made[:at], (joined, ()), *left]
-    return made
-
-
-def _unknown_cause(
-    rows: Sequence[TensorStep], judged: Mapping[str, Judgement], stored: Mapping[str, Sequence[str]]
-) -> Iterator[NamedCause]:
-    """Yield one cause without a name for all differing updates that no guess explains."""
-    keys = [
-        row.key
-        for row in rows
-        if (one := judged.get(row.key)) is not None
-        and one.verdict == "differs"
-        and not one.guesses
-        and not (one.nonfinite or (row.update and row.update.nonfinite))
-    ]
-    moves = [
-        row.update.norm / row.norm
-        for row in rows
-        if row.update is not None and row.norm and len(row.shape) > 1
-    ]
-    if keys and moves and min(moves) > OTHER:
-        says = (
-            f"the weights after the step are other ones, {min(moves):.2g} to {max(moves):.2g} of "
-            "their norm away: of another checkpoint, or of a run that diverged"
-        )
-        yield _cause("", says, keys, stored, None, size=max(moves))
-    elif keys:
-        says = f"what happened is not known: {judged[keys[0]].why}"
-        compared = [row for row in rows if row.distance is not None]
-        right = [row.key for row in compared if row.verdict == "agrees"]
-        if right and len(keys) > 1 and {row.key for row in compared}.issuperset(keys):
-            says += f"; backward from the loss it begins {first_place(keys, right)}"
-        yield _cause("", says, keys, stored, None, size=_largest_update(rows, keys))
-
-
-def _largest_update(rows: Sequence[TensorStep], keys: Collection[str]) -> float | None:
-    """Return the largest update of the parameters `keys`, relative to the weight, or None.
-
-    None where no row of them has an update.
-    """
-    sizes = [
-        row.update.norm / row.norm for row in rows if row.key in keys and row.update and row.norm
-    ]
-    return max(sizes, default=None)

@@ -7,7 +7,8 @@ import numpy as np
 import pytest
 
 from aprfmt.training.report import StepReport
-from aprfmt.training.step import _rivals, explain_step
+from aprfmt.training.step import explain_step
+from aprfmt.training.step_causes import rivals_text
 from tests.training.steps import (
     EMBED,
     EPS,
@@ -126,7 +127,7 @@ def test_two_steps_or_twice_the_rate_is_not_confirmed(tmp_path: Path) -> None:
     ],
 )
 def test_an_option_that_was_given_is_not_asked_for(given: tuple[str, ...], wanted: str) -> None:
-    assert _rivals("decay_coupled", ("gradient_scaled",), given).endswith(wanted)
+    assert rivals_text("decay_coupled", ("gradient_scaled",), given).endswith(wanted)
 
 
 @pytest.mark.parametrize(("rate", "cause"), [(LR, "step_twice"), (2 * LR, "step_factor")])

@@ -702,7 +702,7 @@ def test_a_mistake_of_an_operation_says_where_it_begins(change: str) -> None:
 def test_points_add_their_rows_and_a_cause_where_one_is_wrong(
     first: tuple[str, ...], scale: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(step_module, "_cause", lambda *given: given)
+    monkeypatch.setattr(step_module, "step_cause", lambda *given: given)
     monkeypatch.setattr(step_module, "replace", lambda report, **changed: changed)
     points: Any = (SimpleNamespace(key="L0.q", name="n"),)
     left: Any = ("left",)
