@@ -25,6 +25,7 @@ from aprfmt.inference.engines.engine_modules import (
     under_module_names,
 )
 from aprfmt.inference.engines.modules import ModuleMap, hidden_state_points
+from aprfmt.inference.engines.parts import one_rank_text
 from aprfmt.inference.engines.point_shapes import point_shapes
 from aprfmt.inference.engines.rank_joining import JoinedArray, PointWidths, lone_shares
 from aprfmt.inference.engines.sequences import AlignedArrays, align, list_sequences
@@ -88,7 +89,7 @@ def _without_shares(captures: Captures, widths_of: WidthsOf) -> Captures:
     widths = widths_of(list(captures.shapes))
     known = captures.ids if captures.listed is not None or IDS in captures.shapes else None
     found = {
-        name: _share_text(row)
+        name: _lone_share_text(row)
         for name, row in lone_shares(
             captures.shapes, widths, None if known is None else len(known)
         ).items()
@@ -101,13 +102,13 @@ def _without_shares(captures: Captures, widths_of: WidthsOf) -> Captures:
     return replace(captures, shapes=rest, left=left, lost=lost)
 
 
-def _share_text(row: tuple[int, int, int]) -> str:
+def _lone_share_text(row: tuple[int, int, int]) -> str:
     """Return a sentence saying that an array has only one rank's columns.
 
     `row` is (columns of the array, columns of all ranks, number of ranks).
     """
     own, whole, ranks = row
-    return f"{own} of {whole} columns, as one rank of {ranks} has them: put the ranks together"
+    return f"{own} of {whole} columns{one_rank_text(ranks)}"
 
 
 def _refuse_lone_rank(path: Path, found: AlignedArrays, widths: PointWidths) -> None:

@@ -41,9 +41,12 @@ def cut_to_vocabulary(values: Numbers, vocab: int) -> tuple[Numbers, str]:
 
 def _rank_text(part: int, whole: int) -> str:
     """Return ", as one rank of N has them ..." if `part` columns divide `whole`; else ""."""
-    if not part or whole % part:
-        return ""
-    return f", as one rank of {whole // part} has them: put the ranks' columns together"
+    return "" if not part or whole % part else one_rank_text(whole // part)
+
+
+def one_rank_text(ranks: int) -> str:
+    """Return the rest of a sentence about columns that only one of `ranks` ranks has."""
+    return f", as one rank of {ranks} has them: put the ranks' columns together"
 
 
 def part_text(
@@ -66,7 +69,7 @@ def part_text(
     # Compare with the shares of each named point, or of the logits.
     for key in keys:
         mine = own[key].reshape(len(own[key]), -1)
-        found = _share_text(rows, mine, key, 1) or _share_text(rows, mine, key, 0)
+        found = _matched_share_text(rows, mine, key, 1) or _matched_share_text(rows, mine, key, 0)
         if found:
             return found
         width = mine.shape[1]
@@ -77,7 +80,7 @@ def part_text(
     return ""
 
 
-def _share_text(rows: Numbers, mine: Numbers, key: str, axis: int) -> str:
+def _matched_share_text(rows: Numbers, mine: Numbers, key: str, axis: int) -> str:
     """Return in words which rank's part of the point `key` an array is; "" if it is none.
 
     `rows` is the array, `mine` the model's whole value, both [tokens, width]. Ranks divide axis

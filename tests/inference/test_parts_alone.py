@@ -1277,7 +1277,7 @@ def test_the_arithmetic_of_arrays_is_that_of_their_types_or_of_few_norms() -> No
 
 def test_a_ranks_share_of_a_point_is_told_by_its_place() -> None:
     """From two rows on, since one is the last token's; of columns one is enough."""
-    from aprfmt.inference.engines.parts import _share_text
+    from aprfmt.inference.engines.parts import _matched_share_text
 
     whole = np.random.default_rng(2).normal(size=(8, 6))
     for axis, part, word in ((0, 2, "rows"), (0, 4, "rows"), (1, 1, "columns"), (1, 3, "columns")):
@@ -1285,14 +1285,18 @@ def test_a_ranks_share_of_a_point_is_told_by_its_place() -> None:
         for rank in range(size // part):
             share = np.split(whole, size // part, axis)[rank]
             first = rank * part
-            assert _share_text(share, whole, "L0.q", axis) == (
+            assert _matched_share_text(share, whole, "L0.q", axis) == (
                 f"{word} {first} to {first + part - 1} of the {size} of L0.q: rank {rank} of "
                 f"{size // part}; put the ranks' {word} together"
             )
-            assert _share_text(share + 9, whole, "L0.q", axis) == ""
-            assert _share_text(share, whole, "L0.q", 1 - axis) == ""
-    assert _share_text(whole[:1], whole, "L0.q", 0) == _share_text(whole, whole, "L0.q", 0) == ""
-    assert _share_text(whole[:3], whole, "L0.q", 0) == ""  # no share of eight
+            assert _matched_share_text(share + 9, whole, "L0.q", axis) == ""
+            assert _matched_share_text(share, whole, "L0.q", 1 - axis) == ""
+    assert (
+        _matched_share_text(whole[:1], whole, "L0.q", 0)
+        == _matched_share_text(whole, whole, "L0.q", 0)
+        == ""
+    )
+    assert _matched_share_text(whole[:3], whole, "L0.q", 0) == ""  # no share of eight
 
 
 @pytest.mark.parametrize("off", [1e-6, 1e-3])
