@@ -25,6 +25,7 @@ from aprfmt.formats.damage import Structure
 from aprfmt.remote.paths import RemotePath
 
 Buffer = bytes | bytearray | memoryview
+HEAD = 512  # bytes at the beginning of a file that show what it is
 
 
 def open_regular(path: Path) -> int:
@@ -44,6 +45,12 @@ def open_regular(path: Path) -> int:
             f"{path}: is not a regular file (pipe, device or folder); give a file on disk"
         )
     return fd
+
+
+def first_bytes(path: Path) -> bytes:
+    """Return the first HEAD bytes of a regular file on this machine; FormatError for others."""
+    with os.fdopen(open_regular(path), "rb") as file:
+        return file.read(HEAD)
 
 
 def open_bytes(path: Path) -> ByteSource:

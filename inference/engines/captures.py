@@ -28,9 +28,9 @@ from aprfmt.formats.bounded_json import load_file
 from aprfmt.formats.mapped_file import (
     changed_error,
     file_identity,
+    first_bytes,
     in_mapped_file,
     open_regular,
-    read_head,
 )
 from aprfmt.formats.pytorch.layout import is_zip
 from aprfmt.formats.pytorch.state_dict import ALONE
@@ -137,7 +137,7 @@ def open_captures(path: Path) -> Iterator[Captures]:
     with ExitStack() as stack:
         if path.is_dir():
             yield _open_folder(path, stack)
-        elif _first_bytes(path)[:2] == b"PK" and not is_zip(_first_bytes(path)):
+        elif first_bytes(path)[:2] == b"PK" and not is_zip(first_bytes(path)):
             yield _captures_of_npz(NpzFile(path, stack))
         else:
             yield _open_tensors(path, stack)
@@ -275,11 +275,6 @@ def _without_leading_ones(shape: Sequence[int]) -> Sequence[int]:
     return shape
 
 
-def _first_bytes(path: Path) -> bytes:
-    """Return the first 512 bytes of a file."""
-    return read_head(path, 512)[0]
-
-
 def _sorted_names(folder: Path) -> list[str]:
     """Return the names in a folder, sorted; FormatError if it cannot be listed."""
     try:
@@ -304,7 +299,7 @@ def read_array_file(path: Path, stack: ExitStack) -> Captures:
             region=lambda _: row.region,
             opens=True,
         )
-    head = _first_bytes(path)
+    head = first_bytes(path)
     if head[:2] == b"PK" and not is_zip(head):
         file = NpzFile(path, stack)
         for name, why in file.left.items():

@@ -11,6 +11,7 @@ from pathlib import Path
 from aprfmt.base.dump_names import MAPPING_FILE, SHAPES_FILE
 from aprfmt.base.registry import LazyFunction
 from aprfmt.errors import FormatError
+from aprfmt.formats.mapped_file import first_bytes
 from aprfmt.formats.pytorch.layout import is_zip, recognise
 from aprfmt.inference.trace import Trace
 from aprfmt.inference.trace_file import is_trace_file, load_trace
@@ -18,7 +19,6 @@ from aprfmt.model import Model
 from aprfmt.model.hf_folder import INDEX, WEIGHTS, captured_files
 
 Opener = Callable[[Path, "Sequence[int] | None", "Model | None"], AbstractContextManager[Trace]]
-_HEAD = 512  # bytes of a file that show what it is
 # Suffixes of what is no text: nobody has to look for lines in it.
 _BINARY = (".gguf", ".safetensors", ".apr", ".npz")
 
@@ -27,7 +27,7 @@ def _is_npz(path: Path) -> bool:
     """Return whether a path is an .npz file, by suffix or content; no torch.save archive is."""
     if not path.is_file():
         return False
-    head = _first_bytes(path)
+    head = first_bytes(path)
     if path.suffix == ".npz":
         return True
     return head[:4] in (b"PK\x03\x04", b"PK\x05\x06") and not is_zip(head)
@@ -63,7 +63,7 @@ def _load_npz(
 
 def _is_pickled(path: Path) -> bool:
     """Return whether a path is a file of torch.save with a pass's token ids or outputs."""
-    if not path.is_file() or not recognise(_first_bytes(path), path.stat().st_size):
+    if not path.is_file() or not recognise(first_bytes(path), path.stat().st_size):
         return False
     from aprfmt.inference.engines.captures import is_pickled_captures
 
@@ -86,12 +86,6 @@ def _load_aprt(
     from aprfmt.inference.aprt import load_aprt
 
     return nullcontext(load_aprt(path))
-
-
-def _first_bytes(path: Path) -> bytes:
-    """Return the first bytes of a file."""
-    with open(path, "rb") as file:
-        return file.read(_HEAD)
 
 
 def _is_model_folder(path: Path) -> bool:
