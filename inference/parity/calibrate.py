@@ -76,7 +76,7 @@ def calibrate_tolerances(
             for choice in choices[1:]:
                 with run_once(model, choice, turned) as second:
                     b = second.trace
-                    diff, _ = compare_runs(b, a, compare_experts(a, b), (), moe)
+                    diff, _ = compare_runs(a, b, compare_experts(a, b), (), moe)
                     pair = tolerances.ordered_backends(backend_name(a), backend_name(b))
                     for point in diff.points:
                         record, other = a.find_record(point.key), b.find_record(point.key)

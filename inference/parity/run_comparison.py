@@ -196,7 +196,7 @@ def _compare_pair(
     a, b = ran[0].trace, ran[index].trace
     flips = compare_experts(a, b)
     moe = bool(model.hyper["n_experts"])
-    diff, before = compare_runs(b, a, flips, request.calibrated, moe, request.by_position)
+    diff, before = compare_runs(a, b, flips, request.calibrated, moe, request.by_position)
     x, y = a.recorded_values("logits"), b.recorded_values("logits")
     point = next((p for p in diff.points if p.key == "logits"), None)
     amplified = _judge_amplified(model, choices[0], a, b, diff, request)
@@ -281,7 +281,7 @@ def compare_runs(
     moe: bool,
     positions: bool = False,
 ) -> tuple[TraceDiff, dict[str, int]]:
-    """Return (comparison of `a` with the reference `b`, {key: position its rows end before}).
+    """Return (comparison of `b` with the reference `a`, {key: position its rows end before}).
 
     Rows after an explained expert flip are left out. A token that rounding sent to other experts is
     another computation from there on, and so is every token that attends to it: only earlier
@@ -294,9 +294,9 @@ def compare_runs(
         layer = parse_key(flip.key)[1]
         if flip.explained:
             limits[layer] = min(limits.get(layer, flip.position), flip.position)
-    limited = {key: _comparable_rows(key, limits) for key in common_keys(a, b)}
+    limited = {key: _comparable_rows(key, limits) for key in common_keys(b, a)}
     before = {key: limit for key, limit in limited.items() if limit is not None}
-    found = compare_traces(a, b, moe=moe, calibrated=calibrated, before=before, positions=positions)
+    found = compare_traces(b, a, moe=moe, calibrated=calibrated, before=before, positions=positions)
     return found, before
 
 

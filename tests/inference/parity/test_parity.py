@@ -252,20 +252,20 @@ def test_an_expert_flip_by_margin_is_precision_and_hides_nothing() -> None:
     b = _routed(ours, {"L1.experts": other, "L1.router": near, "L1.moe_out": moved})
     [flip] = compare_experts(a, b)
     assert (flip.key, flip.position, flip.came) == ("L1.experts", row, (spare,)) and flip.explained
-    diff, before = compare_runs(b, a, [flip], (), True)
+    diff, before = compare_runs(a, b, [flip], (), True)
     assert diff.first is None
     assert before["L1.experts"] == before["L1.moe_out"] == before["logits"] == row
     assert "L1.router" not in before and "L0.moe_out" not in before
     wrong = moved.copy()
     wrong[3] += 1.0  # an earlier token is still compared
     b = _routed(ours, {"L1.experts": other, "L1.router": near, "L1.moe_out": wrong})
-    assert compare_runs(b, a, [flip], (), True)[0].first == "L1.moe_out"
+    assert compare_runs(a, b, [flip], (), True)[0].first == "L1.moe_out"
     # With the margin as it was no rounding turns this choice: nothing is left out.
     b = _routed(ours, {"L1.experts": other, "L1.moe_out": moved})
     [flip] = compare_experts(ours, b)
     if flip.gap is not None and flip.gap > 1e-3:
         assert not flip.explained
-        assert compare_runs(b, ours, [flip], (), True)[0].first == "L1.moe_out"
+        assert compare_runs(ours, b, [flip], (), True)[0].first == "L1.moe_out"
 
 
 # --- tolerances ---------------------------------------------------------------------------------
