@@ -72,6 +72,11 @@ class RowSource(Protocol):
         ...
 
 
+def as_floats(values: Array) -> Array:
+    """Return values unchanged if they are floats, integers as float32."""
+    return values if values.dtype.kind == "f" else values.astype(np.float32)
+
+
 class ArrayRows:
     """An array in memory; encoding F32 or F64."""
 
@@ -79,7 +84,7 @@ class ArrayRows:
 
     def __init__(self, values: Array) -> None:
         """Take an array; integers are converted to float32."""
-        self.values = values if values.dtype.kind == "f" else values.astype(np.float32)
+        self.values = as_floats(values)
         self.shape = tuple(self.values.shape)
         self.encoding = f"F{8 * self.values.dtype.itemsize}"
         self.nbytes = int(self.values.nbytes)

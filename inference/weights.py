@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from aprfmt.arch.role_vocabulary import role_key, split_key
 from aprfmt.codecs.bnb4 import CodedParts
 from aprfmt.errors import ArchError, TensorNotFoundError
-from aprfmt.inference.rows import ArrayRows, ChangedRows, RowSource, StoredRows
+from aprfmt.inference.rows import ArrayRows, ChangedRows, RowSource, StoredRows, as_floats
 from aprfmt.model import Model
 from aprfmt.model.patterns import similar_names
 
@@ -229,7 +229,7 @@ class Weight:
             self._rows.drop()
             return direct
         values = self.numpy()
-        placed = backend.array(values if values.dtype.kind == "f" else values.astype(np.float32))
+        placed = backend.array(as_floats(values))
         if placed is not values or values.flags.writeable:  # not a view of the mapped file
             self._rows.drop()
         return placed

@@ -14,7 +14,8 @@ from aprfmt.arch.spec import LayoutStep
 from aprfmt.errors import UnsupportedError
 from aprfmt.inference.gradients.adapter_pairs import AdapterPair, Array
 from aprfmt.inference.gradients.backend import GradientBackend, PlacedPair
-from aprfmt.inference.gradients.changes import RIGHT, BackwardChange
+from aprfmt.inference.gradients.changes import RIGHT, BackwardChange, QuantizedBase
+from aprfmt.inference.rows import as_floats
 from aprfmt.inference.weights import Weights
 from aprfmt.model import Model
 from aprfmt.tensors.view import View, decode_tensor
@@ -46,7 +47,7 @@ class Leaves:
             elif frozen:
                 continue  # the pass places it itself
             else:
-                leaf = backend.array(_floats(view.numpy()))
+                leaf = backend.array(as_floats(view.numpy()))
             if not frozen:
                 leaf = leaf.detach().clone().requires_grad_()
                 self.leaves[role] = leaf
@@ -154,11 +155,6 @@ def moved_back(
         flat[start:stop].reshape(shape)
         for start, stop, shape in zip(ends, ends[1:], shapes, strict=False)
     ]
-
-
-def _floats(values: Array) -> Array:
-    """Return the values if they are floats, else as float32."""
-    return values if values.dtype.kind == "f" else values.astype(np.float32)
 
 
 def _is_stack(role: str, view: View) -> bool:

@@ -16,6 +16,7 @@ from aprfmt.inference.fast.cuda import memory
 from aprfmt.inference.fast.cuda.arrays import Flat
 from aprfmt.inference.fast.cuda.decode import DECODED, decode, decode_coded
 from aprfmt.inference.fast.cuda.host_uploads import HostUploads
+from aprfmt.inference.rows import as_floats
 
 if TYPE_CHECKING:
     from aprfmt.codecs.bnb4 import CodedParts
@@ -198,7 +199,7 @@ class Placer:
 
         def place_once() -> Placed:
             """Return the weight decoded on the CPU and placed for one use."""
-            return Dense(self.backend.array(_as_floats(w.numpy())).reshape(shape))
+            return Dense(self.backend.array(as_floats(w.numpy())).reshape(shape))
 
         return (None if held is None else Dense(held.reshape(shape))), place_once
 
@@ -286,8 +287,3 @@ class Placer:
 def _is_aligned(data: Any, dtype: str) -> bool:
     """Return whether bytes begin at a multiple of the item size of `dtype`."""
     return int(data.ctypes.data) % np.dtype(memory.STORED[dtype]).itemsize == 0
-
-
-def _as_floats(values: Any) -> Any:
-    """Return values unchanged if they are floats, else as float32."""
-    return values if values.dtype.kind == "f" else values.astype(np.float32)
