@@ -266,7 +266,7 @@ def _read_full_layer_size(key: str, layer_key: str) -> Read:
     return read
 
 
-def _without_values(shapes: Mapping[str, tuple[int, ...]]) -> bool:
+def _lacks_value_projections(shapes: Mapping[str, tuple[int, ...]]) -> bool:
     """Return whether any layer stores a key projection but no value projection.
 
     `shapes` is {role key: shape} of the stored tensors.
@@ -465,7 +465,11 @@ def _shared_rules(window: int, context: int, per_layer: int) -> tuple[HyperRule,
         own_kv_rule(0),
         _wide_layers_rule(),
         HyperRule(
-            "value_is_key", {"hf": ("attention_k_eq_v",)}, "bool", False, shape=_without_values
+            "value_is_key",
+            {"hf": ("attention_k_eq_v",)},
+            "bool",
+            False,
+            shape=_lacks_value_projections,
         ),
         *per_layer_sizes(262144, per_layer),
         _count_rule("n_experts", "num_experts", "expert_count"),
