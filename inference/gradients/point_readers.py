@@ -5,8 +5,13 @@ from dataclasses import dataclass
 from typing import Any
 
 from aprfmt.inference.capture import key_name
-from aprfmt.inference.replay.patched_model import MOVES, CallRecorder, PatchedModel, arrays
-from aprfmt.inference.replay.patched_model import same_memory as shares_memory
+from aprfmt.inference.replay.patched_model import (
+    MOVES,
+    CallRecorder,
+    PatchedModel,
+    arrays,
+    may_share_memory,
+)
 from aprfmt.model import Model
 
 # What the operations of a backend are called where they are said to be wrong.
@@ -60,8 +65,8 @@ class _Readers(CallRecorder):
             reads = [
                 call
                 for call in calls
-                if any(shares_memory(arg, value) for arg in arrays(call.args))
-                and not any(shares_memory(value, one) for one in inside)
+                if any(may_share_memory(arg, value) for arg in arrays(call.args))
+                and not any(may_share_memory(value, one) for one in inside)
             ]
             if reads:
                 first = next(i for i, call in enumerate(calls) if call is reads[0])

@@ -370,12 +370,12 @@ class CallRecorder:
         while front:
             value = front.pop()
             for i, call in enumerate(self.calls):
-                if i not in wanted and same_memory(call.result, value):
+                if i not in wanted and may_share_memory(call.result, value):
                     wanted.add(i)
                     front += arrays(call.args)
                     if call.op == "add_weighted":  # experts chosen by the router
                         front += [c.result for c in self.calls if c.op == "router"]
-        if not wanted and any(same_memory(result, x) for result in self.taken):
+        if not wanted and any(may_share_memory(result, x) for result in self.taken):
             return ()
         if not wanted:
             wanted = set(range(len(self.calls)))
@@ -404,7 +404,7 @@ def arrays(args: Sequence[Any]) -> list[Any]:
     return found
 
 
-def same_memory(a: Any, b: Any) -> bool:
+def may_share_memory(a: Any, b: Any) -> bool:
     """Return whether two arrays may share memory."""
     return isinstance(a, np.ndarray) and isinstance(b, np.ndarray) and np.may_share_memory(a, b)
 

@@ -25,7 +25,7 @@ from aprfmt.inference.replay.patched_model import (
     PatchedModel,
     StopPass,
     arrays,
-    same_memory,
+    may_share_memory,
 )
 from aprfmt.inference.replay.recorded_trace import (
     NO_VALUES,
@@ -434,7 +434,7 @@ class _ShadowRecorder(CallRecorder):
         return tuple(
             key
             for key, held in self._held.items()
-            if any(same_memory(held, array) for array in read)
+            if any(may_share_memory(held, array) for array in read)
         )
 
     def _compare_equal_point(self, key: str, base: str, mine: Array, x: Any) -> tuple[Any, Array]:
