@@ -223,7 +223,7 @@ def compare_runs(
                 g.key,
                 g.parameter,
                 g.size,
-                g.apart,
+                g.distances,
                 g.allowed,
                 g.wrong,
                 tuple(x / g.step if g.step else 0.0 for x in g.update),

@@ -60,16 +60,16 @@ class GradientRun:
 class GradientGap:
     """One gradient in all runs: `key` of a point or of a parameter.
 
-    `apart` are the runs' relative distances from float64, `allowed` what each may be off by, and
-    `wrong` the runs that are further off. `size` is the norm of the float64 gradient. `update` are
-    the L2 distances of the runs' optimizer steps from float64's, and `step` is the norm of that;
-    () and None for points, and where no optimizer was given.
+    `distances` are the runs' relative distances from float64, `allowed` what each may be off by,
+    and `wrong` the runs that are further off. `size` is the norm of the float64 gradient. `update`
+    are the L2 distances of the runs' optimizer steps from float64's, and `step` is the norm of
+    that; () and None for points, and where no optimizer was given.
     """
 
     key: str
     parameter: bool
     size: float
-    apart: tuple[float, ...]
+    distances: tuple[float, ...]
     allowed: tuple[float, ...]
     update: tuple[float, ...] = ()
     step: float | None = None
@@ -77,8 +77,8 @@ class GradientGap:
     @property
     def wrong(self) -> tuple[int, ...]:
         """The numbers of runs that are further from float64 than rounding explains, or NaN."""
-        pairs = zip(self.apart, self.allowed, strict=True)
-        return tuple(i for i, (apart, allowed) in enumerate(pairs) if not apart <= allowed)
+        pairs = zip(self.distances, self.allowed, strict=True)
+        return tuple(i for i, (off, allowed) in enumerate(pairs) if not off <= allowed)
 
 
 @dataclass(frozen=True)
@@ -181,7 +181,7 @@ def gradients_between(
             left.append(key)
             continue
         # Each run may be as far from float64 as rounding in its dtype explains.
-        apart = tuple(_relative_distance(x, truth, size) for x in found)
+        distances = tuple(_relative_distance(x, truth, size) for x in found)
         allowed = []
         for run in runs:
             value = _value(references[run.dtype], key, parameter)
@@ -191,7 +191,7 @@ def gradients_between(
             most = MOST * min(usual, one * len(order) ** 0.5)
             own = run == GradientRun("cpu", run.dtype)
             allowed.append(max(one, min(most, HALF) if own else most))
-        gap = GradientGap(key, parameter, size, apart, tuple(allowed))
+        gap = GradientGap(key, parameter, size, distances, tuple(allowed))
         if step_of is not None and parameter:
             wanted = step_of(truth, exact.norm)
             of_runs = zip(found, every, strict=True)

@@ -80,14 +80,14 @@ def compared(
             with opened:
                 pairs = trained_pairs(read, model)
         found = gradients_between(model, loaded, [GradientRun(*run) for run in runs], pairs=pairs)
-    worst = [max(found.gaps, key=lambda gap: gap.apart[run]) for run in range(len(runs))]
+    worst = [max(found.gaps, key=lambda gap: gap.distances[run]) for run in range(len(runs))]
     return {
         "runs": [str(run) for run in found.runs],
         "compared": len(found.gaps),
         "open": len(found.open),
         "loss": found.loss,
         "losses": found.losses,
-        "worst": [(gap.key, gap.apart[run], gap.allowed[run]) for run, gap in enumerate(worst)],
+        "worst": [(gap.key, gap.distances[run], gap.allowed[run]) for run, gap in enumerate(worst)],
         "first_wrong": [found.first(run) for run in range(len(runs))],
         "agrees": found.agrees,
         "seconds": time.perf_counter() - began,

@@ -96,7 +96,7 @@ def test_a_run_is_judged_alike_beside_any_other(name: str) -> None:
     judged = []
     for other in beside:
         found = gradients_between(*made(name), [GradientRun("cpu", "float32"), other])
-        judged.append({gap.key: (gap.apart[0], gap.allowed[0]) for gap in found.gaps})
+        judged.append({gap.key: (gap.distances[0], gap.allowed[0]) for gap in found.gaps})
         assert found.first(0) is None
     assert judged[0] and all(each == judged[0] for each in judged)
 
