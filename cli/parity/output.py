@@ -255,7 +255,7 @@ def show_replay(found: "ReplayResult") -> None:
     """
     render.say(f"{found.key}: {found.runs[1]} against {found.runs[0]}", style="head")
     render.line(
-        f"  apart now {found.apart:.3g}, recorded {found.recorded:.3g}, rounding "
+        f"  apart now {found.distance:.3g}, recorded {found.recorded:.3g}, rounding "
         f"{found.bound:.3g}; largest {found.largest:.3g} at {list(found.at)}"
     )
     moved = [("reference", found.reference), ("other run", found.other)]

@@ -76,7 +76,7 @@ class ReplayResult:
     """What a replay found: residuals are relative L2 distances.
 
     `reference` is the reference's result now against the recorded one, `other` the other run's now
-    against the recorded one, None for an engine; `apart` is the distance of the two results now.
+    against the recorded one, None for an engine; `distance` is the distance of the two results now.
     `recorded` is the distance of the two recorded results, `bound` the largest one that rounding
     explains. `largest` is the largest difference of one element, `at` its index.
     """
@@ -85,7 +85,7 @@ class ReplayResult:
     runs: tuple[str, str]
     reference: float
     other: float | None
-    apart: float
+    distance: float
     recorded: float
     bound: float
     largest: float
@@ -96,7 +96,7 @@ class ReplayResult:
     @property
     def reproduced(self) -> bool:
         """Whether the recorded difference shows again: the two results differ beyond rounding."""
-        return not self.apart <= self.bound
+        return not self.distance <= self.bound
 
     def to_json(self) -> dict[str, Any]:
         """Return the result as plain data for JSON."""
@@ -104,7 +104,7 @@ class ReplayResult:
             "key": self.key,
             "runs": list(self.runs),
             "reproduced": self.reproduced,
-            "apart": self.apart,
+            "apart": self.distance,
             "bound": self.bound,
             "recorded": self.recorded,
             "reference_moved": self.reference,

@@ -79,7 +79,7 @@ def test_a_replay_names_its_runs_and_measures_each_against_its_own(
     assert found.other is not None
     assert (found.reference < 1e-6) is (ran[0] == "numpy")
     assert (found.other < 1e-6) is (ran[1] == "wrong-eps")
-    assert (found.apart < 1e-6) is (ran[0] == ran[1]) is not found.reproduced
+    assert (found.distance < 1e-6) is (ran[0] == ran[1]) is not found.reproduced
     inside = zip(found.at, bundle.expected.shape, strict=True)
     assert all(0 <= index < size for index, size in inside)
     if ran == [name.partition(":")[0] for name in bundle.runs]:

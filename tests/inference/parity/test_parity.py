@@ -85,11 +85,11 @@ def test_a_wrong_operation_is_found_cut_out_and_replayed(fault: str, tmp_path: P
         save_bundle(path, bundle, [])
     again = replay_bundle(path)
     assert again.reproduced and (again.reference, again.other) == (0.0, 0.0)
-    assert again.apart == operation.residual and again.key == key
+    assert again.distance == operation.residual and again.key == key
     assert again.facts["command"] == ["aprfmt", "parity"]
     assert {"aprfmt", "numpy", "python"} <= set(again.facts["versions"])
     right = replay_bundle(path, ["numpy", "torch"])
-    assert not right.reproduced and right.apart < 1e-6 and right.other is not None
+    assert not right.reproduced and right.distance < 1e-6 and right.other is not None
     assert path.stat().st_size < 60_000
 
 
