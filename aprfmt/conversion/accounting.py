@@ -27,7 +27,7 @@ from aprfmt.model import Model
 from aprfmt.model.carried_files import FILES_KEY, foreign_gguf_keys, json_object
 from aprfmt.model.hf_folder import TEXT_FILES
 from aprfmt.model.ledger import (
-    APART,
+    DIFFERING,
     OF_WEIGHTS,
     OPEN,
     Item,
@@ -104,7 +104,7 @@ class Account:
                 "the source" if entry.state == "only in A" else "",
             )
             for entry in self.entries
-            if entry.state is not None and entry.state in APART | OPEN
+            if entry.state is not None and entry.state in DIFFERING | OPEN
         )  # fmt: skip
 
     @property

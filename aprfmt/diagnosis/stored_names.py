@@ -20,7 +20,7 @@ from aprfmt.errors import AprfmtError
 from aprfmt.measure.findings import Finding
 from aprfmt.measure.records import EQUAL
 from aprfmt.model import Model, missing_shards
-from aprfmt.model.ledger import APART
+from aprfmt.model.ledger import DIFFERING
 
 _SHOWN = 12
 
@@ -90,7 +90,11 @@ def compare_by_name(
     if any(broken.values()):
         lets = "they need every file of both whole"
     reason = report.other_model
-    if not reason and not findings and not any(row.state in APART for row in report.not_compared):
+    if (
+        not reason
+        and not findings
+        and not any(row.state in DIFFERING for row in report.not_compared)
+    ):
         reason = _damage_sentence(report, broken, unread)
         if not reason and report.exit_code():
             reason = _comparison_limits_text(report)

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from aprfmt.measure.named_causes import fixed_name, set_command, surplus_command
 from aprfmt.model.ledger import (
-    APART,
+    DIFFERING,
     NO_PART,
     WRONG_CHECKSUM,
     Item,
@@ -45,7 +45,7 @@ def item_arguments(rows: Iterable[NotCompared], a: Ledger, b: Ledger) -> Argumen
             row, mine.get((row.kind, row.name)), theirs.get((row.kind, row.name)), a
         )
         for row in rows
-        if row.state in APART and row.kind in _PLACES
+        if row.state in DIFFERING and row.kind in _PLACES
     }
 
 
@@ -57,7 +57,7 @@ def repair_items_command(
     `rows` are the items that were not compared. Each unequal or one-sided one has to be a key that
     `set` writes by `arguments` in a command of usual length, a tensor of B alone, or B's checksum.
     """
-    apart = [row for row in rows if row.state in APART]
+    apart = [row for row in rows if row.state in DIFFERING]
     if apart and all(row.name == WRONG_CHECKSUM and row.state == "only in B" for row in apart):
         return _checksum_command(a, path)
     if apart and all(row.kind == "tensor" and row.state == "only in B" for row in apart):
@@ -77,7 +77,7 @@ def surplus_commands(rows: Sequence[NotCompared], ledger: Ledger, path: str) -> 
     `rows` are the items that were not compared, `ledger` is that of B, under `path`. () if anything
     else is unequal or on one side only, or if there are no such bytes.
     """
-    apart = [row for row in rows if row.state in APART]
+    apart = [row for row in rows if row.state in DIFFERING]
     if not all(row.state == "only in B" and row.why == NO_PART for row in apart):
         return ()
     files = ledger.items_of_kind("file")

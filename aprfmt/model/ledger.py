@@ -102,7 +102,7 @@ Side = Literal["A", "B"]
 SIDES: tuple[Side, ...] = get_args(Side)
 LATE: State = "not reached"  # a budget ended before it
 OPEN: frozenset[State] = frozenset({"unreadable", LATE})  # nothing is known
-APART: frozenset[State] = frozenset({"unequal", "only in A", "only in B"})
+DIFFERING: frozenset[State] = frozenset({"unequal", "only in A", "only in B"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,7 +141,7 @@ class NotCompared:
         """The end of a phrase: " only in A", " unequal", " of B"; "" if no side is known."""
         if self.state in ("only in A", "only in B") and self.side:
             return f" only in {self.side}"
-        if self.state in APART:
+        if self.state in DIFFERING:
             return f" {self.state}"
         return f" of {self.side}" if self.side else ""
 
@@ -1369,7 +1369,7 @@ def pronounce(words: VerdictWords, compared: Compared, accept: Collection[str] =
     matches = acceptance_predicate(accept)
     passed = [row for row in compared.left if row.state != LATE and matches(row)]
     left = tuple(row for row in compared.left if row.state == LATE or not matches(row))
-    apart = [row for row in left if row.state in APART]
+    apart = [row for row in left if row.state in DIFFERING]
     unreadable = [row for row in left if row.state in OPEN or (compared.of_a_model and row.is_open)]
     equal = [row for row in left if row.state in ("equal", "unread") and row not in unreadable]
     outside = _list_items("; not compared", [row for row in left if row.state == "no counterpart"])

@@ -25,7 +25,7 @@ from aprfmt.measure.traces import TraceDiff
 from aprfmt.model import open_model
 from aprfmt.model.carried_files import SAFETENSORS
 from aprfmt.model.ledger import (
-    APART,
+    DIFFERING,
     KINDS,
     Compared,
     Item,
@@ -71,7 +71,7 @@ def test_every_combination_has_the_exit_of_the_table(differs: bool, counted: int
             agrees = found.exit == 0 or (found.exit == 1 and counted and not differs)
             assert found.says.startswith("equal") == bool(agrees), (states, found.says)
             for row in left:  # whatever decided the exit is named
-                if row.state in APART or (
+                if row.state in DIFFERING or (
                     row.state in ("unreadable", "not reached") and found.exit == 2
                 ):
                     assert row.text in found.says

@@ -19,8 +19,8 @@ ROWS: tuple[Row, ...] = (
     ),
     Row(
         "ledger-one-side", _LEDGER,
-        'APART: frozenset[State] = frozenset({"unequal", "only in A", "only in B"})',
-        'APART: frozenset[State] = frozenset({"unequal", "only in A"})',
+        'DIFFERING: frozenset[State] = frozenset({"unequal", "only in A", "only in B"})',
+        'DIFFERING: frozenset[State] = frozenset({"unequal", "only in A"})',
         "what B alone has is equal",
     ),
     Row(
@@ -104,7 +104,7 @@ ROWS: tuple[Row, ...] = (
     ),
     Row(
         "conversion-left", "aprfmt/conversion/accounting.py",
-        "            if entry.state is not None and entry.state in APART | OPEN\n",
+        "            if entry.state is not None and entry.state in DIFFERING | OPEN\n",
         "            if entry.state is not None and entry.state in OPEN\n",
         "a conversion says verified, and a file of the source is in no copy",
         ("tests/model/ledger/test_commands.py::test_a_conversion*",),
