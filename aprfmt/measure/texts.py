@@ -43,7 +43,7 @@ EFFECTS: Mapping[str, str] = {
     "pad_token_id": "what fills shorter rows of a batch",
 }
 ALIKE = ("equal", "none")  # verdicts that no line has to be said about
-APART = ("different", "only in A", "only in B")
+DIFFERING = ("different", "only in A", "only in B")
 _OTHERS = ("chat_template", "generation_config")  # rows of the tokenizers' report, judged apart
 _OF_THE_WRITER = ("transformers_version", "_from_model_config")
 
@@ -81,7 +81,7 @@ class SideVerdicts:
             "part chat template": self.template,
             GENERATION_ITEM: self.generation,
         }
-        return tuple(item for item, verdict in verdicts.items() if verdict in APART)
+        return tuple(item for item, verdict in verdicts.items() if verdict in DIFFERING)
 
     @property
     def text(self) -> str:
