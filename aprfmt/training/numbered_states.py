@@ -21,7 +21,7 @@ from aprfmt.arch.role_vocabulary import split_key
 
 Array = NDArray[Any]
 LEAST = 0.3  # cosine of a parameter's change and the step of its own moments, at least
-APART = 0.5  # a second parameter may be so much like a number, as a share of the first
+SECOND_SHARE = 0.5  # a second parameter may be so much like a number, as a share of the first
 SAMPLE = 1 << 15  # elements that are looked at
 BLOCKS = 16  # runs of rows that they are spread over
 
@@ -122,7 +122,7 @@ def _match_changes(mine: Sequence[Numbered], theirs: Sequence[Candidate]) -> dic
 
     `mine` are the numbered entries, `theirs` the parameters, all of one shape. They resemble each
     other if the absolute cosine is at least LEAST, and all other cosines of either are at most the
-    share APART of it.
+    share SECOND_SHARE of it.
     """
     steps = np.stack([_normalize(row.step()) for row in mine])
     changes = np.stack([_normalize(row.change()) for row in theirs])
@@ -135,7 +135,7 @@ def _match_changes(mine: Sequence[Numbered], theirs: Sequence[Candidate]) -> dic
             float(np.delete(scores[at], to).max(initial=0.0)),
             float(np.delete(scores[:, to], at).max(initial=0.0)),
         )
-        if best >= LEAST and others <= APART * best:
+        if best >= LEAST and others <= SECOND_SHARE * best:
             found[row.number] = theirs[to]
     return found
 

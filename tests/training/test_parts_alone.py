@@ -226,7 +226,7 @@ def test_a_number_is_like_one_parameter_and_no_other(
     least: float, apart: float, second: Any, recognized: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(numbered_states, "LEAST", least)
-    monkeypatch.setattr(numbered_states, "APART", apart)
+    monkeypatch.setattr(numbered_states, "SECOND_SHARE", apart)
     theirs = [candidate("L0.attn_q.weight", (4, 0)), candidate("L1.attn_q.weight", second)]
     found = numbered_states._match_changes(
         [number("0", (-2, 0))], theirs
