@@ -138,8 +138,8 @@ def _repairs_by_claim(weight: StoredWeight, now: PackedWeight) -> Iterator[Repai
         yield Repair("packing_claim", says, now.replace_parts(**altered))
     for changes in mode_changes(config, [("bits",)]):
         made = {key: value for (key,), value in changes.items()}
-        told_now = ", ".join(f"{key} {_value_text(config.get(key))}" for key in made)
-        stored = ", ".join(f"{key} {_value_text(value)}" for key, value in made.items())
+        told_now = ", ".join(f"{key} {_literal_or_nothing(config.get(key))}" for key in made)
+        stored = ", ".join(f"{key} {_literal_or_nothing(value)}" for key, value in made.items())
         says = f"config.json says {told_now}; the bytes have {stored}"
         yield Repair("packing_claim", says, now.replace_parts(**made))
     for key, values in CLAIMS.items():
@@ -202,7 +202,7 @@ def _differing_keys_text(right: Mapping[str, Any], said: Mapping[str, Any]) -> s
     if not said:
         return "nothing of quantization, and the weights are packed"
     shown = [
-        f"{key} {_value_text(mine)}, expected {_value_text(theirs)}"
+        f"{key} {_literal_or_nothing(mine)}, expected {_literal_or_nothing(theirs)}"
         for key, mine, theirs in _differing_keys(right, said)
     ]
     return "; ".join(shown[:3])
@@ -220,7 +220,7 @@ def _differing_keys(
             yield f"{above}{key}", mine, theirs
 
 
-def _value_text(value: Any) -> str:
+def _literal_or_nothing(value: Any) -> str:
     """Return a value as text for a message; "nothing" for None."""
     return "nothing" if value is None else shorten(repr(value), 80)
 
