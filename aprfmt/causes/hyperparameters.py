@@ -167,7 +167,7 @@ def difference_sentence(row: FieldDiff, a: Model | None = None, b: Model | None 
     """
     if isinstance(row.a, Mapping) and isinstance(row.b, Mapping):
         parts = [
-            f"{key}: A has {_value_text(row.a.get(name))}, B {_value_text(row.b.get(name))}"
+            f"{key}: A has {_hyper_text(row.a.get(name))}, B {_hyper_text(row.b.get(name))}"
             + f" ({_stored_key(b, row.name, key)} is missing from B; a default stands in)"
             * (
                 _lacks_scaling_key(b, row.origin_b, name)
@@ -178,8 +178,8 @@ def difference_sentence(row: FieldDiff, a: Model | None = None, b: Model | None 
         return f"{row.name}: {', '.join(parts)}"
     lost = lost_tensors(row.name, a, b)
     return (
-        f"{row.name}: A has {_value_text(row.a)} ({_origin_text(row.name, row.origin_a, a)}), "
-        f"B {_value_text(row.b)} ({_origin_text(row.name, row.origin_b, b)})"
+        f"{row.name}: A has {_hyper_text(row.a)} ({_origin_text(row.name, row.origin_a, a)}), "
+        f"B {_hyper_text(row.b)} ({_origin_text(row.name, row.origin_b, b)})"
         + f"; B lacks {' and '.join(lost)}, which would have it"
         * bool(lost)
     )
@@ -193,7 +193,7 @@ def _origin_text(name: str, origin: str, model: Model | None) -> str:
     said = None if model is None else model.resolution.report.overruled.get(name)
     if said is None or not origin.startswith("shape"):
         return origin or "not there"
-    return f"by its tensors, though {said.key} says {_value_text(said.value)}"
+    return f"by its tensors, though {said.key} says {_hyper_text(said.value)}"
 
 
 def lost_tensors(name: str, a: Model | None, b: Model | None) -> tuple[str, ...]:
@@ -279,7 +279,7 @@ def _lacks_scaling_key(model: Model | None, origin: str, name: str) -> bool:
     return not {name, _SPELLED.get(name, name)} & {*found, *(model.config or {})}
 
 
-def _value_text(value: object) -> str:
+def _hyper_text(value: object) -> str:
     """Return a hyperparameter's value as text of at most 80 characters."""
     text = f"{value:g}" if isinstance(value, float) else str(value)
     return text if len(text) <= 80 else text[:77] + "..."
