@@ -457,10 +457,10 @@ class _Reader:
         for loss in self.spec.lost:
             row = self.rows.get(loss.name)
             if loss.assumed and loss.style == self.facts.style and row and row.origin == "default":
-                yield f"no key says {loss.name}, {_value_text(row.value)} taken: {loss.consequence}"
+                yield f"no key says {loss.name}, {_with_verb(row.value)} taken: {loss.consequence}"
 
 
-def _value_text(value: Value) -> str:
+def _with_verb(value: Value) -> str:
     """Return a value and its verb for a sentence, such as `4096 is` or `8 of 32 layers are`."""
     if isinstance(value, tuple) and all(isinstance(item, bool) for item in value):
         return f"{sum(value)} of {len(value)} layers are"
