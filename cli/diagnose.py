@@ -37,18 +37,18 @@ def _finding_for_page(finding: Mapping[str, Value]) -> dict[str, Value]:
     details = dict.fromkeys(text for tensor in values.pop("evidence", ()) for text in tensor)
     return {
         **finding,
-        "values": [f"{name} = {_value_text(value)}" for name, value in values.items()],
+        "values": [f"{name} = {_solved_text(value)}" for name, value in values.items()],
         "details": list(details),
     }
 
 
-def _value_text(value: object) -> str:
+def _solved_text(value: object) -> str:
     """Return a solved value as text; None is "-", and a float has four digits.
 
     The page gets texts, since JSON in a browser does not distinguish 1.0 from 1.
     """
     if isinstance(value, Mapping):
-        return ", ".join(f"{name} {_value_text(one)}" for name, one in value.items())
+        return ", ".join(f"{name} {_solved_text(one)}" for name, one in value.items())
     if value is None:
         return "-"
     return f"{value:.4g}" if isinstance(value, float) else str(value)

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from aprfmt.cli import diagnose, render
 from aprfmt.cli.ci_reports import ReportCase, junit_xml, sarif_log
-from aprfmt.cli.diagnose import _value_text
+from aprfmt.cli.diagnose import _solved_text
 from aprfmt.cli.histograms import BINS, tensor_histogram
 from aprfmt.cli.parity.output import distance_text, distance_texts, run_label
 from aprfmt.cli.trace.output import SPIKE, find_spikes
@@ -92,7 +92,7 @@ def test_a_slot_stands_out_beside_those_of_its_kind_alone(
      ({"a": None, "b": {"c": 2.5}}, "a -, b c 2.5")],
 )  # fmt: skip
 def test_a_solved_value_is_shown_with_four_digits(value: object, text: str) -> None:
-    assert _value_text(value) == text
+    assert _solved_text(value) == text
 
 
 @pytest.mark.parametrize("first", [*range(8), None])
