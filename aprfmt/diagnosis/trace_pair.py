@@ -385,7 +385,7 @@ def _capture_point_finding(
     {point: a later point that agrees}. It is confirmed as far as a relation gives B's values;
     that a later point agrees only locates it.
     """
-    known = {pair.key: moved.get(pair.key) or _relation_text(pair, a, b) for pair in beyond}
+    known = {pair.key: moved.get(pair.key) or _point_relation(pair, a, b) for pair in beyond}
     says = {key: text or f"{parse_key(key)[0]}: other values" for key, text in known.items()}
     by_point = {parse_key(key)[0]: text for key, text in reversed(known.items())}
     first = beyond[0]
@@ -404,7 +404,7 @@ def _capture_point_finding(
     )  # fmt: skip
 
 
-def _relation_text(pair: PointDiff, a: TraceLike, b: TraceLike) -> str:
+def _point_relation(pair: PointDiff, a: TraceLike, b: TraceLike) -> str:
     """Return in words how B's value of a point follows from A's; "" where no relation gives it."""
     x, y = a.recorded_values(pair.key), b.recorded_values(pair.key)
     if x is None or y is None or np.size(x) != np.size(y):
