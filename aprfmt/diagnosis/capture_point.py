@@ -66,13 +66,13 @@ def find_other_capture_point(case: Mismatch) -> Change | None:
         return None
     # What the recorded values are, where a relation to the reference's says it.
     here = [key_name(name, case.layer) for name in names]
-    texts = {name: _relation_text(case, key) for name, key in zip(names, here, strict=True)}
+    texts = {name: _mismatch_relation(case, key) for name, key in zip(names, here, strict=True)}
     words = [text or UNKNOWN for text in texts.values()]
     # Other layers in which the same points differ, and what their values are.
     others = _differing_keys(case, names) - {*here}
     known = list(texts.values())
     for other in sorted(others):
-        text = _relation_text(case, other)
+        text = _mismatch_relation(case, other)
         first = _with_relative_layers(texts[other.partition(".")[2]], case.layer)
         known.append(text if _with_relative_layers(text, parse_key(other)[1]) == first else "")
     says = "; ".join(f"{name} is {text}" for name, text in zip(names, words, strict=True))
@@ -172,7 +172,7 @@ def _stream_taken_elsewhere(case: Mismatch) -> Change | None:
         if after is None or after.flagged or after.residual is None:
             continue
         elsewhere = {key} | keys_taken_elsewhere(case, drop)
-        relation = _relation_text(case, key)
+        relation = _mismatch_relation(case, key)
         known = relation or UNKNOWN
         return Change(
             "capture_point",
@@ -249,7 +249,7 @@ def _rows_text(case: Mismatch) -> str:
 # --- what the values are -------------------------------------------------------------------------
 
 
-def _relation_text(case: Mismatch, key: str) -> str:
+def _mismatch_relation(case: Mismatch, key: str) -> str:
     """Return in words how a point's recorded values follow from the reference's, or "".
 
     Where the trace has only some rows these are compared.
