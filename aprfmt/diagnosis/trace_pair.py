@@ -275,7 +275,8 @@ def guess_by_signature(key: str, a: TraceLike, b: TraceLike) -> tuple[str, str]:
         if np.abs(sums - 1).max() > 1e-3:
             return "softmax_reduction", "rows of the probabilities do not sum to 1"
     # Rotated vectors keep their lengths; factors and norms scale all or each row.
-    if point.endswith("_rope") and rel_l2(_row_norms(y), _row_norms(x)) < 1e-4:
+    lengths = (np.linalg.norm(value, axis=-1) for value in (y, x))
+    if point.endswith("_rope") and rel_l2(*lengths) < 1e-4:
         return "rope_theta", "the rotated vectors have equal lengths and other angles"
     factor = float(np.sum(x * y) / max(float(np.sum(x * x)), 1e-300))
     if rel_l2(x * factor, y) < 1e-4:
@@ -452,11 +453,6 @@ def nonfinite_on_both_sides(pairs: Sequence[PointDiff]) -> Iterator[Evidence]:
         more = f" (and {len(alike) - SHOWN} more points)" if len(alike) > SHOWN else ""
         yield Evidence("forward", f"{pair.key}: {pair.nonfinite.text()}{more}", (pair.key,),
                        float(pair.nonfinite.both))  # fmt: skip
-
-
-def _row_norms(x: Array) -> Array:
-    """Return the L2 norm of every row (over the last axis)."""
-    return np.asarray(np.linalg.norm(x, axis=-1))
 
 
 def point_rows(pairs: Sequence[PointDiff], passes: Mapping[str, ShadowPass]) -> list[PointRow]:
