@@ -226,6 +226,10 @@ def architecture_facts(resolution: "Resolution", *, is_local: bool) -> "ArchFact
             "required": resolution.coverage.expected,
             "missing": list(resolution.missing),
             "packed": [key for key in resolution.missing if key in resolution.unread_roles],
+            "misshapen": [
+                {"role": key, "shape": list(has), "expected": list(due)}
+                for key, has, due in resolution.coverage.misshapen
+            ],
             "accepted": list(resolution.coverage.accepted),
         },
         "unclaimed": [name for name in resolution.unclaimed if name not in codes],

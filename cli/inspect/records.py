@@ -31,16 +31,26 @@ class KeysRead(TypedDict):
     unknown: list[str]
 
 
-class RolesFound(TypedDict):
-    """How many roles there are, and which required ones are missing.
+class MisshapenRole(TypedDict):
+    """A role whose stored tensor has another shape than the configuration gives it."""
 
-    Roles in `packed` are there, in packed weights that are not decoded.
+    role: str
+    shape: list[int]
+    expected: list[int]
+
+
+class RolesFound(TypedDict):
+    """How many roles there are, which required ones are missing, and which are misshapen.
+
+    Roles in `packed` are there, in packed weights that are not decoded. `misshapen` has those whose
+    shape is not the configuration's, each with the shape found and the one that is due.
     """
 
     found: int
     required: int
     missing: list[str]
     packed: list[str]
+    misshapen: list[MisshapenRole]
     accepted: list[str]
 
 

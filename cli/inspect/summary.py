@@ -231,6 +231,11 @@ def _list_oddities(opened: Model, body: "InspectBody") -> list[str]:
         for names, said in ((missing_roles(roles), ""), (roles["accepted"], ", accepted")):
             if names:
                 found.append(f"{len(names)} of {roles['required']} tensors missing{said}")
+        for first in roles["misshapen"][:1]:
+            found.append(
+                f"{len(roles['misshapen'])} of {roles['found']} tensors have impossible shapes "
+                f"({first['role']} is {first['shape']}, expected {first['expected']})"
+            )
         for rows, one, many in (
             (body["conflicts"], "contradiction", "contradictions"),
             (again, "tensor that stores a role again", "tensors that store roles again"),
