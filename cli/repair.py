@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import click
 
 from aprfmt.cli import options, render
-from aprfmt.errors import UsageError
+from aprfmt.errors import AprfmtError, ArchError, UsageError
 
 if TYPE_CHECKING:
     from aprfmt.recovery import Repair
@@ -52,6 +52,7 @@ def rewrite_by_index(folder: Path, output: Path | None, force: bool) -> int:
     if output is None:
         raise UsageError("name the folder to write with -o OUTPUT")
     found = write_by_index(folder, output, force=force)
+    warn_of_shapes(output)
     body = {
         "broken": str(folder), "output": str(found.folder),
         "index": {"tensors": found.tensors, "shards": list(found.shards)},
@@ -70,6 +71,25 @@ def rewrite_by_index(folder: Path, output: Path | None, force: bool) -> int:
         render.say(f"wrote {found.folder}: {shards}, each as the index says", style="good")
 
     return render.emit(body, 0, show, written=True)
+
+
+def warn_of_shapes(output: Path) -> None:
+    """Print a warning where a written file has tensors in shapes that its model cannot have.
+
+    A file that is no model by itself is not judged.
+    """
+    from aprfmt.model import open_model
+    from aprfmt.model.completeness import require_shapes
+
+    try:
+        with open_model(output) as model:
+            resolution = model.resolution
+    except AprfmtError:
+        return
+    try:
+        require_shapes(resolution, output)
+    except ArchError as error:
+        render.warn(str(error), "misshapen")
 
 
 def complete_file(
@@ -92,6 +112,7 @@ def complete_file(
             "nothing proves them; give --manifest, or --compare to fetch and compare all bytes",
             "unproven",
         )
+    warn_of_shapes(output)
     body = {
         "broken": str(broken), "output": str(output), "source": str(copy),
         "size": found.size, "taken_bytes": found.taken,
@@ -129,6 +150,7 @@ def salvage_file(broken: Path, output: Path, force: bool) -> int:
             "missing, which the key aprfmt.repair.missing lists",
             "salvaged",
         )
+    warn_of_shapes(output)
     body = {
         "broken": str(broken),
         "output": str(output),

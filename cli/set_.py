@@ -337,6 +337,8 @@ def command(
             found += asked.files.changes(written.folder.path)
         why = read_problem(written) if resolved else None
         new = check_metadata_values(written, asked.template) if resolved and why is None else {}
+    if output is not None:
+        doubtful.pop("shapes", None)  # a copy of impossible shapes is warned of, old as they are
     warn_of_changes(output or model, form, asked.unknown, why, new_doubts(doubtful, new))
 
     def show() -> None:

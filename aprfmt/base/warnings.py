@@ -54,6 +54,8 @@ WARNINGS: Mapping[str, str] = {
     "`aprfmt hash --write` made of the good file.",
     "salvaged": "the file has only those tensors of a damaged one that were sound; the metadata "
     "key aprfmt.repair.missing lists the others. `aprfmt repair --from` a good copy gives all.",
+    "misshapen": "tensors have shapes that the hyperparameters exclude, such as [0] for a matrix. "
+    "`aprfmt validate` lists them; convert, quantize, import, merge and split refuse them.",
     # --- models ----------------------------------------------------------------------------------
     "contradiction": "two places state one value of the forward pass differently (a key and the "
     "tensors, or a key and the carried config.json). The line says which is used; "

@@ -1,4 +1,7 @@
-"""Check for required tensors that a conversion's source or output lacks: an error, or recorded."""
+"""Check for tensors that a conversion's source lacks or holds in impossible shapes.
+
+Absences that were accepted are recorded in the output.
+"""
 
 from dataclasses import replace
 from typing import TYPE_CHECKING
@@ -14,6 +17,7 @@ from aprfmt.model.completeness import (
     accepted_absences_text,
     missing_record,
     require_complete,
+    require_shapes,
 )
 
 if TYPE_CHECKING:
@@ -27,9 +31,10 @@ def check_complete(
 ) -> None:
     """Raise ConversionError if required tensors are missing that neither file nor user accepts.
 
-    `drops` say which roles --drop leaves out. With `known` an unknown architecture is an error,
-    without it such a model is not checked. With `copied`, packed weights are copied, so that it
-    does not matter whether they can be decoded.
+    Also if tensors have shapes that the configuration excludes. `drops` say which roles --drop
+    leaves out. With `known` an unknown architecture is an error, without it such a model is not
+    checked. With `copied`, packed weights are copied, so that it does not matter whether they can
+    be decoded.
     """
     resolution = _resolution(model, options, known=known)
     if resolution is None:
@@ -43,8 +48,33 @@ def check_complete(
         if not any(match(key) for match in drops)
         and not (copied and key in resolution.unread_roles)
     )
-    left = replace(resolution, coverage=replace(found, missing=missing))
+    misshapen = tuple(
+        row
+        for row in found.misshapen
+        if not any(match(name) for match in drops for name in _names(resolution, row[0]))
+        and not (copied and row[0] in resolution.unread_roles)
+    )
+    left = replace(resolution, coverage=replace(found, missing=missing, misshapen=misshapen))
     require_complete(left, model.path, ConversionError)
+    require_shapes(left, model.path, ConversionError)
+
+
+def check_stored_shapes(model: Model) -> None:
+    """Raise ConversionError if a plain copy would hold tensors in shapes that are not due.
+
+    A model of an unknown architecture is not judged, as nothing says which shapes are due there.
+    """
+    try:
+        resolution = model.resolution
+    except ArchError:
+        return
+    require_shapes(resolution, model.path, ConversionError)
+
+
+def _names(resolution: "Resolution", key: str) -> tuple[str, ...]:
+    """Return the role key and the names of the stored tensors of that role."""
+    view = resolution.roles.get(key)
+    return (key,) if view is None else (key, *view.names)
 
 
 def missing_output_roles(

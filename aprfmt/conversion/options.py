@@ -125,6 +125,12 @@ class Options:
             object.__setattr__(self, "quantize", type_name(self.quantize))
 
     @property
+    def plain_copy(self) -> bool:
+        """Whether the stored tensors are copied as they are, and nothing beside them is changed."""
+        edited = self.metadata or self.remove or self.texts or self.drop or self.rename
+        return not self.complete and self.arch != "none" and not edited
+
+    @property
     def writer(self) -> str | None:
         """The name of the row of codecs/writers.py that writes weights; None for most schemes."""
         return self.packing.get("writer")

@@ -30,7 +30,11 @@ from aprfmt.base.protocols import LazyTensor, Note, TensorInfo, Value
 from aprfmt.conversion.accounting import edited_keys, omissions_by_flag
 from aprfmt.conversion.dialects import choose_kept_codes
 from aprfmt.conversion.encoding_choice import check_importance, choose_encodings, split_into_parts
-from aprfmt.conversion.missing_roles import check_complete, missing_output_roles
+from aprfmt.conversion.missing_roles import (
+    check_complete,
+    check_stored_shapes,
+    missing_output_roles,
+)
 from aprfmt.conversion.options import Drops, Options
 from aprfmt.conversion.outputs import PLAIN_FLOATS as PLAIN_FLOATS
 from aprfmt.conversion.outputs import Output as Output
@@ -88,6 +92,8 @@ def build_plan(model: Model, target: FormatSpec, options: Options) -> Plan:
     drops = _drop_predicates(model, options)
     copied = passthrough and not _wants_encoding(options)
     check_complete(model, options, drops, known=model.format != target.name, copied=copied)
+    if options.plain_copy:
+        check_stored_shapes(model)
     repacking = find_repacks(model, target, options, copied=passthrough)
     # Make the outputs, in the source's encodings.
     if passthrough:

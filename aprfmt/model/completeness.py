@@ -1,10 +1,11 @@
-"""Missing required tensors: how the user or the file accepts them, and the error messages.
+"""Missing and misshapen tensors: how absences are accepted, and the error messages.
 
-`Resolution.coverage` lists them. This module holds the error that every command raises, and the
+`Resolution.coverage` lists them. This module holds the errors that every command raises, and the
 metadata record with which a file says that tensors are missing on purpose.
 """
 
 import json
+import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
@@ -138,6 +139,46 @@ def require_complete(
         f"configuration "
         f"demands; {todo}"
     )
+
+
+def require_shapes(
+    resolution: "Resolution", where: object, error: type[AprfmtError] = ArchError
+) -> None:
+    """Raise `error` if stored tensors have other shapes than the configuration gives them.
+
+    `where` begins the message, which names the first such tensor, its shape and the due one.
+    """
+    found = resolution.coverage.misshapen
+    if not found:
+        return
+    key, has, wanted = found[0]
+    kind, todo = "", "correct the configuration, or get the file again"
+    if len(has) == 1 < len(wanted):
+        kind, todo = f" ({vector_text(has[0], wanted)})", vector_todo(has[0], wanted)
+    raise error(
+        f"{where}: {len(found)} of {len(resolution.roles)} tensors have shapes that "
+        f"{resolution.spec.name} with these hyperparameters cannot have: {key} is {list(has)}{kind}"
+        f"; expected {list(wanted)}; {todo}; `convert --arch none` copies tensors as they are"
+    )
+
+
+def vector_text(count: int, wanted: Sequence[int]) -> str:
+    """Return what a vector of `count` values may be where the shape `wanted` is due, in words.
+
+    It is a joined weight, a placeholder of ZeRO, or one rank's part of flat parameters.
+    """
+    if count == math.prod(wanted):
+        return "a vector of as many values as are due: the axes were joined"
+    if count <= 1:
+        return "a placeholder without values, as ZeRO stage 3 leaves where nothing is gathered"
+    return "a run of values, one rank's part of flat parameters (FSDP)"
+
+
+def vector_todo(count: int, wanted: Sequence[int]) -> str:
+    """Return what to do with a vector of `count` values where the shape `wanted` is due."""
+    if count == math.prod(wanted):
+        return f"store it in the shape {list(wanted)}"
+    return "save it again with the parts of all ranks gathered"
 
 
 def check_runnable(resolution: "Resolution", where: object) -> None:

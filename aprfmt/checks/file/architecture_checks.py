@@ -26,6 +26,7 @@ from aprfmt.measure.encoding_noise import UNIT
 from aprfmt.measure.named_causes import set_command
 from aprfmt.model import Model
 from aprfmt.model.adapter_parts import adapter_parts, pair_faults_text
+from aprfmt.model.completeness import vector_text, vector_todo
 from aprfmt.model.config_paths import path_of_name, value_at_path
 from aprfmt.model.draft import contradicted_draft, draft_head
 from aprfmt.model.kinds import drop_stray_command, peft_config
@@ -122,7 +123,16 @@ def check_completeness(ctx: CheckContext) -> Result:
 
 
 def check_shapes(ctx: CheckContext) -> Result:
-    """Return a Result with a failure for each tensor whose shape is not the configuration's."""
+    """Return a Result with a failure for each tensor whose shape is not the configuration's.
+
+    Where the architecture is not known, or does not fit, weights without a value fail all the same.
+    """
+    try:
+        ctx.resolution  # noqa: B018
+    except NotRun:
+        if found := list(_empty_weights(ctx.model)):
+            return Result("", found)
+        raise
     todo = "weights and configuration disagree: aprfmt diff SOURCE FILE says which changed"
     roles = ctx.resolution.roles
     if ctx.resolution.coverage.misshapen:
@@ -137,28 +147,22 @@ def check_shapes(ctx: CheckContext) -> Result:
     return Result(f"{len(roles)} roles", findings)
 
 
+def _empty_weights(model: Model) -> Iterator[Finding]:
+    """Yield a failure for each stored tensor that is called a weight and holds no value."""
+    for info in model.infos:
+        if info.name.endswith(".weight") and 0 in info.shape:
+            kind = f": {vector_text(0, (1, 1))}" * (len(info.shape) == 1)
+            found = f"shape {list(info.shape)}{kind}"
+            yield Finding(info.name, found, "a shape with values", vector_todo(0, (1, 1)))
+
+
 def _vector_finding(key: str, count: int, wanted: Sequence[int]) -> Finding:
     """Return the failure of a tensor that is stored as a vector where the shape `wanted` is due.
 
     `count` is the number of its values, `wanted` the shape by the configuration.
     """
-    todo = "save it again with the parts of all ranks gathered"
-    if count == math.prod(wanted):
-        todo = f"store it in the shape {list(wanted)}"
-    found = f"shape [{count}]: {_vector_text(count, wanted)}"
-    return Finding(key, found, f"{list(wanted)}", todo)
-
-
-def _vector_text(count: int, wanted: Sequence[int]) -> str:
-    """Return what a vector of `count` values may be where the shape `wanted` is due, in words.
-
-    It is a joined weight, a placeholder of ZeRO, or one rank's part of flat parameters.
-    """
-    if count == math.prod(wanted):
-        return "a vector of as many values as are due: the axes were joined"
-    if count <= 1:
-        return "a placeholder without values, as ZeRO stage 3 leaves where nothing is gathered"
-    return "a run of values, one rank's part of flat parameters (FSDP)"
+    found = f"shape [{count}]: {vector_text(count, wanted)}"
+    return Finding(key, found, f"{list(wanted)}", vector_todo(count, wanted))
 
 
 def check_unexpected(ctx: CheckContext) -> Result:
