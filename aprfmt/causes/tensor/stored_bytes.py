@@ -414,7 +414,7 @@ def _element_text(case: DifferingPair, index: tuple[int, ...], plain: bool) -> s
     if not plain:
         return str(list(index))
     flat = int(np.ravel_multi_index(index, case.shape or (1,)))
-    x, y = (_element_text(side, flat) for side in (case.a, case.b))
+    x, y = (_value_text(side, flat) for side in (case.a, case.b))
     return f"{list(index)} ({x} | {y})"
 
 
@@ -428,7 +428,7 @@ def _flip_text(case: DifferingPair, at: int, bit: int) -> str:
     place = list(_element_of_byte(case, at))
     if row.block_size == 1:
         flat = at // row.type_size
-        x, y = (_element_text(side, int(flat)) for side in (case.a, case.b))
+        x, y = (_value_text(side, int(flat)) for side in (case.a, case.b))
         where = f"bit {8 * inside + bit} of the {row.name} value at {place}: {x} | {y}"
     else:
         of = f"byte {inside} of the {row.name} block at {place}"
@@ -439,7 +439,7 @@ def _flip_text(case: DifferingPair, at: int, bit: int) -> str:
     return f"{where} (byte {offset} of the file, in {tensor})"
 
 
-def _element_text(reader: RowReader, flat: int) -> str:
+def _value_text(reader: RowReader, flat: int) -> str:
     """Return element `flat` (row-major) as text; integers with all digits."""
     if encoding_row(reader.encoding).numpy == "complex64":
         return str(reader.side[np.unravel_index(flat, reader.shape)])
