@@ -12,9 +12,9 @@ from aprfmt.arch.layout_steps import Added
 from aprfmt.arch.recurrent_steps import NegativeExp
 from aprfmt.arch.spec import LayoutStep
 from aprfmt.errors import UnsupportedError
-from aprfmt.inference.gradients.adapter_pairs import AdapterPair, Array
+from aprfmt.inference.gradients.adapter_pairs import AdapterPair
 from aprfmt.inference.gradients.backend import GradientBackend, PlacedPair
-from aprfmt.inference.gradients.changes import RIGHT, BackwardChange, QuantizedBase
+from aprfmt.inference.gradients.changes import RIGHT, BackwardChange
 from aprfmt.inference.rows import as_floats
 from aprfmt.inference.weights import Weights
 from aprfmt.model import Model

@@ -8,6 +8,7 @@ import json
 import shutil
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -40,7 +41,8 @@ def changed(folder: Path, change: Callable[[Row], Row], name: str = DOWN) -> Pat
 def test_a_conversion_of_impossible_shapes_is_refused(kind: str, tmp_path: Path) -> None:
     change, says = KINDS[kind]
     source = changed(tmp_path / "s", change)
-    for target, wishes in (("m.gguf", {}), ("q.gguf", {"quantize": "Q8_0"}), ("m.apr", {})):
+    wished: dict[str, Any] = {"m.gguf": {}, "q.gguf": {"quantize": "Q8_0"}, "m.apr": {}}
+    for target, wishes in wished.items():
         with pytest.raises(ConversionError, match=says) as caught:
             aprfmt.convert(source, tmp_path / target, **wishes)
         assert "L0.ffn_down.weight is [" in str(caught.value)
