@@ -346,15 +346,6 @@ def _estimate(
     return Estimate(str(request.choice), tokens, steps, read, tuple(devices))
 
 
-def used_weights(model: Model, request: RunRequest, tokens: int) -> list[UsedWeight]:
-    """Return the weights of a run over a prompt of `tokens` tokens, in the order of first use.
-
-    Raises UsageError for an engine or a backend whose memory is not known here.
-    """
-    on = _open_placement(request.choice, request.deterministic)
-    return list(_used_weights(model, on, request, tokens, 0, 1))
-
-
 def _used_weights(
     model: Model, on: Placement, request: RunRequest, tokens: int, steps: int, logits: int
 ) -> Iterator[UsedWeight]:

@@ -278,10 +278,6 @@ class Weights(Mapping[str, Weight]):
         """Share another model's handle of a weight as `key`'s, so that it is placed only once."""
         self._handles[key] = weight
 
-    def stored_bytes_used(self) -> int:
-        """Return the stored bytes of all weights whose handles were used."""
-        return sum(self._rows[key].nbytes for key in self._handles)
-
     def unused_keys(self) -> list[str]:
         """Return the keys of weights whose handles were never used."""
         return [key for key in self._rows if key not in self._handles]

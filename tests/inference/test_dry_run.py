@@ -23,10 +23,11 @@ from aprfmt.inference.fast import encoded, pages, placement
 from aprfmt.inference.memory_estimate import (
     Estimate,
     _captured_shapes,
+    _open_placement,
+    _used_weights,
     add_devices,
     estimate_run,
     estimate_trace,
-    used_weights,
 )
 from aprfmt.inference.running import RunRequest, open_run
 from aprfmt.inference.session import Session
@@ -79,7 +80,9 @@ def test_weights_and_cache_are_those_of_the_run(name: str, run: str) -> None:
         assert found.devices[0].cache_bytes == session.cache.nbytes > 0
         placed = weights_of(session)
         assert abs(found.devices[0].weights_bytes - placed) <= 0.02 * placed
-        assert found.read_bytes == session.weights.stored_bytes_used()
+        weights = session.weights
+        used = weights.keys() - set(weights.unused_keys())
+        assert found.read_bytes == sum(weights._rows[key].nbytes for key in used)
 
 
 @pytest.mark.parametrize("deterministic", [False, True])
@@ -112,7 +115,8 @@ def test_a_weight_is_counted_as_the_run_takes_it(
         with Session.open(model, b) as session:
             session.extend(list(IDS[:8]))
             session.extend(list(IDS[8:10]))
-        counted = {one.key: one for one in used_weights(model, asked, 10)}
+        on = _open_placement(asked.choice, asked.deterministic)
+        counted = {one.key: one for one in _used_weights(model, on, asked, 10, 0, 1)}
     on_host = {key for key, one in counted.items() if not one.rows}
     assert numbers.isdisjoint(multiplied) and on_host == counted.keys() - multiplied - numbers
     assert {key for key, one in counted.items() if one.is_matrix} - on_host == multiplied
