@@ -414,12 +414,6 @@ def keep_fetched(files: Iterable[Path]) -> ExitStack:
     return stack
 
 
-def forget_files() -> None:
-    """Forget the facts and cached bytes of all remote files that this process has opened."""
-    with _opening:
-        _objects.clear()
-
-
 def coalesce_ranges(ranges: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
     """Return ranges that cover all of `ranges`, joined where at most GAP lies between them."""
     joined: list[tuple[int, int]] = []

@@ -85,9 +85,3 @@ def site_at(parts: Sequence[str]) -> tuple[Site, str]:
         if key not in _open:
             _open[key] = spec.open(root)
         return _open[key], inner
-
-
-def forget_sites() -> None:
-    """Forget all open sites, and what they know of their files."""
-    with _lock:
-        _open.clear()

@@ -65,9 +65,7 @@ def fresh(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[None]:
 def forget() -> None:
     """Make the process as a new one is."""
     client.CLIENT.close()
-    remote_file.forget_files()
-    sites.forget_sites()
-    for kept in (http._FOLDERS, http._QUERIES, http._PASSWORDS):
+    for kept in (remote_file._objects, sites._open, http._FOLDERS, http._QUERIES, http._PASSWORDS):
         kept.clear()
     TRAFFIC.reset()
     POLICY.plain_http = False
