@@ -9,7 +9,6 @@ The weight used by an encoder is sum / count, and 1 for an expert that was never
 Source: llama.cpp, tools/imatrix/imatrix.cpp and tools/quantize/quantize.cpp.
 """
 
-import hashlib
 from collections.abc import Iterable, Mapping
 from contextlib import closing
 from dataclasses import dataclass
@@ -25,8 +24,7 @@ from aprfmt.errors import FormatError
 from aprfmt.formats import open_sink, open_source
 from aprfmt.formats.cursor import Cursor
 from aprfmt.formats.foreign_formats import text_kind
-from aprfmt.formats.gguf.reader import open_buffer
-from aprfmt.formats.mapped_file import Buffer, open_bytes
+from aprfmt.formats.mapped_file import open_bytes
 from aprfmt.quantizing.mixture import base_name
 from aprfmt.tensors.digest import file_sha256
 
@@ -137,20 +135,6 @@ def read_imatrix(path: Path) -> ImportanceMatrix:
         with open_source(path) as source:  # all files of a split
             read = _read_gguf(source)
     return _make_matrix(path, file_sha256(path), read)
-
-
-def parse_imatrix(buffer: Buffer, path: Path) -> ImportanceMatrix:
-    """Return the importance matrix in `buffer`: a GGUF, or llama.cpp's older binary format.
-
-    `path` begins the messages. Raises FormatError as `read_imatrix`.
-    """
-    view = memoryview(buffer)
-    if bytes(view[:4]) == _MAGIC:
-        with open_buffer(view, path) as source:
-            read = _read_gguf(source)
-    else:
-        read = _read_legacy(Cursor(view, str(path)))
-    return _make_matrix(path, hashlib.sha256(view).hexdigest(), read)
 
 
 def _make_matrix(path: Path, digest: str, read: "_Read") -> ImportanceMatrix:

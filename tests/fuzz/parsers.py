@@ -1,5 +1,6 @@
 """Targets for files beside or inside the containers: config, tokenizer, imatrix, traces."""
 
+import hashlib
 import json
 import math
 import struct
@@ -17,6 +18,7 @@ from aprfmt.arch.spec import Facts
 from aprfmt.base.protocols import Value
 from aprfmt.errors import ArchError, FormatError
 from aprfmt.formats.bounded_json import loads
+from aprfmt.formats.cursor import Cursor
 from aprfmt.formats.gguf.reader import open_buffer as open_gguf
 from aprfmt.formats.safetensors.reader import open_buffer as open_safetensors
 from aprfmt.inference.aprt import parse_aprt
@@ -25,7 +27,13 @@ from aprfmt.inference.record import record_from_json, record_to_json
 from aprfmt.inference.trace_file import read_trace
 from aprfmt.model import Model
 from aprfmt.model.hf_folder import parse_config
-from aprfmt.quantizing.imatrix import parse_imatrix
+from aprfmt.quantizing.imatrix import (
+    _MAGIC,
+    ImportanceMatrix,
+    _make_matrix,
+    _read_gguf,
+    _read_legacy,
+)
 from aprfmt.tokenizer.carriers import to_apr, to_gguf, to_hf
 from aprfmt.tokenizer.identity import tokenizer_facts
 from aprfmt.tokenizer.keys import HF_JSON
@@ -86,6 +94,16 @@ def _tokenize(form: str, metadata: Mapping[str, Any]) -> None:
     tokenizer_facts(model)
     for carry in (to_gguf, to_apr, to_hf):
         carry(model)
+
+
+def parse_imatrix(data: bytes, path: Path) -> ImportanceMatrix:
+    """Return the importance matrix in `data`, which `read_imatrix` reads from a file."""
+    if data[:4] == _MAGIC:
+        with open_gguf(data, path) as source:
+            read = _read_gguf(source)
+    else:
+        read = _read_legacy(Cursor(memoryview(data), str(path)))
+    return _make_matrix(path, hashlib.sha256(data).hexdigest(), read)
 
 
 def imatrix(data: bytes) -> None:

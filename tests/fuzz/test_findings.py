@@ -27,6 +27,7 @@ from tests.cli.run import aprfmt, process
 from tests.formats.apr_files import AprFile, Tensor
 from tests.formats.gguf_files import ARR, F32, I32, STR, File
 from tests.fuzz.contract import judge
+from tests.fuzz.parsers import parse_imatrix
 from tests.fuzz.targets import TARGETS
 from tests.tokenizer.fake import fake
 from tests.tokenizer.test_hostile import JSON, SPM
@@ -243,8 +244,6 @@ def test_a_base_of_windowed_layers_is_written_where_no_old_key_says_it() -> None
 
 
 def test_imatrix_messages_quote_little_of_a_name() -> None:
-    from aprfmt.quantizing.imatrix import parse_imatrix
-
     name = b"n" * 4000
     for values, says in ((b"", "positive"), (b"\0\0\x80\x7f", "finite")):
         head = (len(values) // 4).to_bytes(4, "little")
@@ -287,7 +286,6 @@ def test_a_message_of_apr_quotes_little_of_a_name(wrong: dict[str, Any]) -> None
 
 
 def test_an_importance_matrix_may_say_anything_of_its_datasets() -> None:
-    from aprfmt.quantizing.imatrix import parse_imatrix
     from tests.formats.gguf_files import DATA, U32
 
     file = File(data=DATA[4:36]).key("general.type", STR, "imatrix").key("imatrix.datasets", U32, 7)
