@@ -1273,8 +1273,7 @@ def test_a_factor_of_a_weight_is_solved_from_its_output(
     bias = rng.standard_normal(6) if biased else None
     added = 0.0 if bias is None else bias
     product = Product(x, x @ w.T * np.array(factor) + added, x @ w.T + added, bias, "w", "w")
-    monkeypatch.setattr(weights, "product_of", lambda case: product)
-    monkeypatch.setattr(weights, "weight_values", lambda patched, key: w)
+    monkeypatch.setattr(weights, "product_with_weight", lambda case: (product, w))
     case: Any = SimpleNamespace(
         view=SimpleNamespace(tolerance=1e-6, point=point),
         patched=SimpleNamespace(weights={"w": SimpleNamespace(shape=w.shape)}, stated=None),
@@ -1287,7 +1286,7 @@ def test_a_factor_of_a_weight_is_solved_from_its_output(
     assert change.cause == "scale" and change.says.startswith(says) and change.where == ("w",)
     assert change.general is isinstance(factor, list)
     other = replace(product, theirs=rng.standard_normal((many, 6)))
-    monkeypatch.setattr(weights, "product_of", lambda case: other)
+    monkeypatch.setattr(weights, "product_with_weight", lambda case: (other, w))
     assert not list(weights.find_output_factor(case))
 
 

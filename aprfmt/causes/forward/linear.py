@@ -9,6 +9,7 @@ from aprfmt.causes.forward.mismatch import Array, Change, Hypothesis, Mismatch
 from aprfmt.causes.forward.product import (
     other_weight_changes,
     product_of,
+    product_with_weight,
     replace_weights,
     scale_weights_change,
     weight_values,
@@ -134,10 +135,10 @@ def try_other_weights(case: Mismatch) -> Iterator[Change]:
 
 def try_transposed_weight(case: Mismatch) -> Iterator[Change]:
     """Yield the change that reads the weight's numbers column by column, if that fits the trace."""
-    found = product_of(case)
-    w = None if found is None or not found.key else weight_values(case.patched, found.key)
-    if found is None or w is None:
+    product = product_with_weight(case)
+    if product is None:
         return
+    found, w = product
     flat = np.ascontiguousarray(w.T).reshape(w.shape)  # the same numbers, columns first
     if found.explains_output(case, flat):
         says = f"{found.key} is read with rows and columns exchanged"
@@ -146,9 +147,11 @@ def try_transposed_weight(case: Mismatch) -> Iterator[Change]:
 
 def match_weight_rows(case: Mismatch) -> Iterator[Change]:
     """Yield the change to another order of the weight's rows that gives the trace's output."""
-    found = product_of(case)
-    w = None if found is None or not found.key else weight_values(case.patched, found.key)
-    if found is None or w is None or len(found.x) < 2 or w.shape[0] > 20000:
+    product = product_with_weight(case)
+    if product is None:
+        return
+    found, w = product
+    if len(found.x) < 2 or w.shape[0] > 20000:
         return
     order = _match_columns(found.x @ w.T, found.output_without_bias, case.view.tolerance)
     if order is None or np.array_equal(order, np.arange(len(order))):

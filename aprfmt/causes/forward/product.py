@@ -105,6 +105,17 @@ def weight_values(patched: PatchedModel, key: str) -> Array | None:
     return np.asarray(weight.numpy(), np.float32).reshape(weight.n_rows, weight.n_columns)
 
 
+def product_with_weight(case: Mismatch) -> tuple[Product, Array] | None:
+    """Return (the matrix product that gives the differing point, the values of its weight).
+
+    The values are [rows, columns], float32. None if no product gives the point, or if its weight is
+    not known or has more than MAX_VALUES.
+    """
+    found = product_of(case)
+    w = None if found is None or not found.key else weight_values(case.patched, found.key)
+    return None if found is None or w is None else (found, w)
+
+
 def weights_of_same_shape(patched: PatchedModel, key: str) -> list[str]:
     """Return the keys of other weights of the same shape.
 

@@ -15,6 +15,7 @@ from aprfmt.causes.forward.norm import norm_key
 from aprfmt.causes.forward.product import (
     Product,
     product_of,
+    product_with_weight,
     replace_head,
     replace_weights,
     weight_values,
@@ -46,10 +47,10 @@ SCALES = ("float32", "bfloat16", "float16")  # types of these scales
 
 def find_output_factor(case: Mismatch) -> Iterator[Change]:
     """Yield the change of a weight by one factor, or by one per row, solved from the trace."""
-    found = product_of(case)
-    w = None if found is None or not found.key else weight_values(case.patched, found.key)
-    if found is None or w is None:
+    product = product_with_weight(case)
+    if product is None:
         return
+    found, w = product
     ours = (found.x @ w.T).astype(np.float64)
     theirs = found.output_without_bias
     power = float(np.sum(ours * ours))
@@ -157,10 +158,10 @@ def try_quantization(case: Mismatch) -> Iterator[Change]:
     """Yield the change to a quantized copy of the weight, by the finest encoding that fits."""
     if case.view.residual is None or case.view.residual > 0.5:
         return
-    found = product_of(case)
-    values = None if found is None or not found.key else weight_values(case.patched, found.key)
-    if found is None or values is None:
+    product = product_with_weight(case)
+    if product is None:
         return
+    found, values = product
     for name in ENCODINGS:
         if name not in CODECS or name == case.patched.stored[found.key].encoding:
             continue
@@ -183,10 +184,10 @@ def try_quantized_on_load(case: Mismatch) -> Iterator[Change]:
     """
     if case.view.residual is None or case.view.residual > COARSEST:
         return
-    found = product_of(case)
-    values = None if found is None or not found.key else weight_values(case.patched, found.key)
-    if found is None or values is None:
+    product = product_with_weight(case)
+    if product is None:
         return
+    found, values = product
     # The row of the largest value has the scale of all.
     largest = int(np.argmax(np.abs(values).max(1)))
     bound = 10 * case.view.tolerance  # of a part
@@ -267,9 +268,11 @@ def find_wrong_value(case: Mismatch) -> Iterator[Change]:
 
     Such a value shows as one output column that differs by a multiple of one input column.
     """
-    found = product_of(case)
-    values = None if found is None or not found.key else weight_values(case.patched, found.key)
-    if found is None or values is None or len(found.x) < 3:
+    product = product_with_weight(case)
+    if product is None:
+        return
+    found, values = product
+    if len(found.x) < 3:
         return
     away = found.theirs.astype(np.float64) - found.ours
     # Only one output column may be off.
