@@ -73,12 +73,12 @@ def layers_with_role(role: str) -> Callable[[Mapping[str, tuple[int, ...]]], Per
     return read
 
 
-def _read_kv_heads(facts: Facts) -> tuple[list[int], str] | None:
-    """Return ([key heads of each layer], key) of a GGUF; None without the key.
+def read_counts(facts: Facts, name: str) -> tuple[list[int], str] | None:
+    """Return ([whole number of each layer], key) under a GGUF's key `name`; None without the key.
 
-    The list has one number if that stands for all layers.
+    The list has one number if that stands for all layers. Raises ArchError for other values.
     """
-    found = facts.first(KV_HEADS)
+    found = facts.first(name)
     if found is None:
         return None
     listed = found[0] if isinstance(found[0], Sequence) else [found[0]]
@@ -103,7 +103,7 @@ def kv_heads_rule(hf_default: int | None = None) -> HyperRule:
 
     def read(facts: Facts, hp: Params) -> Found:
         """Return (the largest number of key heads of a layer, key) of a GGUF; None without key."""
-        found = _read_kv_heads(facts)
+        found = read_counts(facts, KV_HEADS)
         return None if found is None else (max(found[0]), found[1])
 
     def write(value: Value, hp: Params) -> Params:
@@ -148,7 +148,7 @@ def _layers_by_heads_rule(
 
     def read(facts: Facts, hp: Params) -> Found:
         """Return (one boolean a layer, key) of a GGUF's key head counts; None without the key."""
-        found = _read_kv_heads(facts)
+        found = read_counts(facts, KV_HEADS)
         if found is None:
             return None
         return tuple((count > 0) is attends for count in each_layer(*found, hp)), found[1]

@@ -5,7 +5,7 @@ attention is missing and widths of zero where the MLP or the experts are. Source
 modeling_nemotron_h; the gguf package's name map; the converter's nemotron.py.
 """
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping
 from dataclasses import replace
 
 from aprfmt.arch import hyper_rules, moe
@@ -19,6 +19,7 @@ from aprfmt.arch.layer_kinds import (
     attention_rows,
     each_layer,
     kv_heads_rule,
+    read_counts,
 )
 from aprfmt.arch.mamba import (
     IGNORED,
@@ -110,18 +111,9 @@ def _kind_words(hp: Params) -> list[str]:
     ]
 
 
-def _read_widths(facts: Facts) -> tuple[list[int], str] | None:
-    """Return (a GGUF's list of MLP widths, key); None without the key."""
-    found = facts.first(_WIDTHS)
-    if found is None:
-        return None
-    listed = found[0] if isinstance(found[0], Sequence) else [found[0]]
-    return [whole_number(width, found[1]) for width in sequence(listed, found[1], 1)], found[1]
-
-
 def _read_wide_layers(facts: Facts, hp: Params) -> Found:
     """Return (which layers' width in a GGUF is not zero, key); None without the key."""
-    found = _read_widths(facts)
+    found = read_counts(facts, _WIDTHS)
     if found is None:
         return None
     return tuple(width > 0 for width in each_layer(*found, hp)), found[1]
@@ -160,7 +152,7 @@ def _width_rule(rule: HyperRule, layers: str) -> HyperRule:
 
         None without the first key if the list is missing or all zeros.
         """
-        stated, found = facts.first(*own), _read_widths(facts)
+        stated, found = facts.first(*own), read_counts(facts, _WIDTHS)
         if stated is not None or found is None or not any(found[0]):
             return stated
         return max(found[0]), found[1]
