@@ -10,7 +10,7 @@ from aprfmt.arch import hyper_rules, rope_sections
 from aprfmt.arch.gemma import PLUS_ONE, gemma_norm_rows
 from aprfmt.arch.grouped_rows import ByGroup
 from aprfmt.arch.joining_steps import Split
-from aprfmt.arch.layer_kinds import listed_kinds
+from aprfmt.arch.layer_kinds import listed_kinds, write_kinds
 from aprfmt.arch.nope_layers import all_but_every
 from aprfmt.arch.recurrent_steps import Depthwise, NegativeExp
 from aprfmt.arch.spec import Binding, BlockSpec, Facts, HyperRule, Loss, Params
@@ -163,11 +163,6 @@ def delta_layers_rule() -> HyperRule:
         listed = listed_kinds(*found, hp["n_layers"], KINDS)
         return tuple(KINDS[kind] for kind in listed), found[1]
 
-    def write_hf(value: Value, hp: Params) -> Params:
-        """Return config.json's {"layer_types": kinds}."""
-        names = {on: name for name, on in KINDS.items()}
-        return {"layer_types": [names[on] for on in value]}
-
     def write_gguf(value: Value, hp: Params) -> Params:
         """Return GGUF's {key: interval}, the distance of the layers with attention."""
         return {key: (*value, False).index(False) + 1}
@@ -176,7 +171,7 @@ def delta_layers_rule() -> HyperRule:
         "delta_layers",
         {"gguf": (key,)},
         read={"hf": read_hf, "gguf": lambda facts, hp: read_interval(facts, key, hp)},
-        write={"hf": write_hf, "gguf": write_gguf},
+        write={"hf": write_kinds(KINDS), "gguf": write_gguf},
         default=lambda hp: all_but_every(hp, INTERVAL),
     )
 

@@ -235,6 +235,15 @@ def read_layer_period(period: str, offset: str, usual: tuple[int, int]) -> Read:
     return read
 
 
+def write_kinds(kinds: Mapping[str, bool]) -> Write:
+    """Return a write function for config.json's `layer_types`: the kind of each layer.
+
+    `kinds` is {kind: the boolean of a layer of that kind}.
+    """
+    names = {on: name for name, on in kinds.items()}
+    return lambda value, hp: {"layer_types": [names[on] for on in value]}
+
+
 def write_period(period: str, offset: str) -> Write:
     """Return a write function for layers at equal distances, as a period and an offset."""
 

@@ -10,7 +10,7 @@ from dataclasses import replace
 from aprfmt.arch import hyper_rules
 from aprfmt.arch.encoders import BLOCK, embedding_rows, encoder_rules, encoder_spec
 from aprfmt.arch.fused_projection import GGUF_FUSED, IN_ORDER, fused_bindings, fused_rows
-from aprfmt.arch.layer_kinds import listed_kinds
+from aprfmt.arch.layer_kinds import listed_kinds, write_kinds
 from aprfmt.arch.phi3 import GATE_UP, IN_GATE_UP
 from aprfmt.arch.rope import rope_rules
 from aprfmt.arch.rope_hf import RopeDefaults
@@ -53,12 +53,6 @@ def _read_window_layers_gguf(facts: Facts, hp: Params) -> Found:
     return tuple(bool(each) for each in sequence(*found, hp["n_layers"])), found[1]
 
 
-def _write_window_layers(value: Value, hp: Params) -> Params:
-    """Return config.json's {key: kind of each layer}."""
-    names = {on: name for name, on in KINDS.items()}
-    return {"layer_types": [names[on] for on in value]}
-
-
 def _write_window_layers_gguf(value: Value, hp: Params) -> Params:
     """Return GGUF's {key: step}, or the list where no step expresses it."""
     steps = [n for n in range(1, hp["n_layers"] + 1) if value == _layers_of_step(n, hp)]
@@ -84,7 +78,7 @@ _WINDOWS = (
     HyperRule(
         "window_layers",
         read={"hf": _read_window_layers, "gguf": _read_window_layers_gguf},
-        write={"hf": _write_window_layers, "gguf": _write_window_layers_gguf},
+        write={"hf": write_kinds(KINDS), "gguf": _write_window_layers_gguf},
         default=lambda hp: _layers_of_step(3, hp),
     ),
 )
