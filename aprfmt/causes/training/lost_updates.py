@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
+from functools import partial
 
 import numpy as np
 
@@ -68,13 +69,13 @@ def guess_rounded_away(case: StepCase, recipe: Recipe) -> Iterator[StepGuess]:
     if not is_swallowed(case, update.whole):
         return
     says = f"{encoding} rounds most of the step away"
+    yield StepGuess("update_rounded_away", says, holds=partial(_adds_step, recipe))
 
-    def holds(part: StepCase) -> bool:
-        """Return whether the change of `part` is its step added in the stored type."""
-        inner = part.predict(recipe)
-        return inner is not None and is_rounded_once(part, inner.step)
 
-    yield StepGuess("update_rounded_away", says, holds=holds)
+def _adds_step(recipe: Recipe, case: StepCase) -> bool:
+    """Return whether the change of weights is a recipe's step alone, added in the stored type."""
+    update = case.predict(recipe)
+    return update is not None and is_rounded_once(case, update.step)
 
 
 def is_rounded_once(case: StepCase, step: F64) -> bool:
@@ -172,16 +173,11 @@ def guess_lost_decay(case: StepCase, recipe: Recipe) -> Iterator[StepGuess]:
     due = float((np.abs(np.broadcast_to(update.decay, width.shape)) / width).sum())
     if due < CHANCE:
         return
-
-    def holds(part: StepCase) -> bool:
-        """Return whether the change of `part` is its step alone, added in the stored type."""
-        inner = part.predict(recipe)
-        return inner is not None and is_rounded_once(part, inner.step)
-
     decay = case.others.get("decay")
     if decay == 0:
         return  # none was made
     stated = decay == recipe.wd
+    holds = partial(_adds_step, recipe)
     yield lost_decay_guess(recipe, case.encodings[1], holds, stated=stated)
 
 
