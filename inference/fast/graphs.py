@@ -79,12 +79,17 @@ class PassInputs:
     after: list[Callable[[], None]] | None = None
     _fixed: dict[Hashable, Array] = field(default_factory=dict)
 
-    def find(self, x: Numbers) -> Array | None:
-        """Return the device copy of the pass's ids or positions; None for any other array."""
+    def find_rows(self, x: Numbers) -> Array:
+        """Return the device copy of row numbers: the pass's ids or positions.
+
+        Raises NotRecordable for any other array.
+        """
         n = len(self.ids)
         if x is self.ids:
             return self.on_device[:n]
-        return self.on_device[n : 2 * n] if x is self.positions else None
+        if x is self.positions:
+            return self.on_device[n : 2 * n]
+        raise NotRecordable("rows are chosen on the host")
 
     def constant_array(self, x: Numbers, make: Callable[[], Array]) -> Array:
         """Return the device array `make` gives for host numbers `x` that every replay shares.

@@ -18,7 +18,7 @@ from aprfmt.inference.cuda_driver import cupy_problem, driver_version
 from aprfmt.inference.fast.cuda import layers
 from aprfmt.inference.fast.device_row import DeviceRow
 from aprfmt.inference.fast.gpu_encodings import MEMORY_SHARE
-from aprfmt.inference.fast.graphs import NotRecordable, PassGraphs, PassInputs
+from aprfmt.inference.fast.graphs import PassGraphs, PassInputs
 from aprfmt.inference.fast.torch_graphs import TorchGraphMaker
 from aprfmt.inference.fast.torch_pass_statistics import TorchPending
 from aprfmt.inference.fast.torch_products import TorchProducts
@@ -186,10 +186,7 @@ class CudaBackend(TorchProducts):
         In a pass being recorded they must be one of its inputs; NotRecordable is raised otherwise.
         """
         if self.recording is not None and isinstance(x, np.ndarray):
-            found = self.recording.find(x)
-            if found is None:
-                raise NotRecordable("rows are chosen on the host")
-            return found
+            return self.recording.find_rows(x)
         return super()._index(x)
 
     def ids_with_rows(self, ids: Numbers, count: int) -> Numbers | Array:

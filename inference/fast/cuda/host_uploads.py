@@ -39,10 +39,7 @@ class HostUploads:
             return x
         if self.recording is None:
             return memory.copy_to_gpu(np.ascontiguousarray(x, np.int64))
-        found = self.recording.find(x)
-        if found is None:
-            raise NotRecordable("rows are chosen on the host")
-        return found
+        return self.recording.find_rows(x)
 
     def constant(self, x: Numbers, dtype: Any) -> Array:
         """Return a small array on the device in `dtype`; arrays with equal bytes share one copy.
