@@ -10,7 +10,6 @@ from safetensors.numpy import save_file
 
 from aprfmt.errors import FormatError, OutputError
 from aprfmt.formats import bounded_json, shard_index
-from aprfmt.formats.apr.source import AprShard
 from aprfmt.formats.foreign_formats import foreign_file
 from aprfmt.formats.resumable_output import FinishedTensor, ResumableFileSet
 from aprfmt.formats.safetensors.reader import open_index
@@ -77,36 +76,6 @@ def test_copies_in_two_shards_are_chosen_by_an_index_that_names_them_all(tmp_pat
     assert fault("ab", "a", a=1, b=0) == (("a",), True)
     assert fault("ab", "ab", a=0, b=1) == (("a", "b"), True)
     assert fault("ab", "ab", a=1) == (("a", "b"), False)
-
-
-# --- gaps -----------------------------------------------------------------------------------------
-
-
-def test_every_byte_between_the_parts_of_a_file_is_looked_at() -> None:
-    """The first and the last of each gap, and none of the parts; up to the end of the data."""
-    header = SimpleNamespace(metadata_offset=70, metadata_size=10, index_offset=80)
-    parts = [(100, 8), (112, 4)]
-    entries = [SimpleNamespace(info=SimpleNamespace(offset=at, nbytes=n)) for at, n in parts]
-
-    def stray(at: int, size: int = 128, end: int = 120) -> list[str]:
-        data = bytearray(size)
-        data[at] = 1
-        parsed: Any = SimpleNamespace(
-            header=header, index_end=96, entries=entries, end=end, size=size, buffer=data
-        )
-        file: Any = None
-        return list(AprShard(file, parsed).stray_padding())
-
-    gaps = [(64, 70), (96, 100), (108, 112), (116, 120)]
-    for at in range(64, 128):
-        inside = [(a, b) for a, b in gaps if a <= at < b]
-        assert stray(at) == [
-            f"bytes {a}..{b} between the parts of the file are not all zero" for a, b in inside
-        ]
-    assert stray(63) == []
-    assert stray(117, size=118) == [
-        "bytes 116..120 between the parts of the file are not all zero"
-    ]  # a file that was cut in its last gap
 
 
 # --- files of others ------------------------------------------------------------------------------

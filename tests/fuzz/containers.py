@@ -192,8 +192,6 @@ def apr(data: bytes) -> None:
     with _opened(apr_reader.open_buffer, data, path) as source:
         before = content(source)
         source.footer_matches()
-        for _ in source.stray_padding():
-            pass
         if not worth_copying(data):
             return
         for _ in apr_fields(memoryview(data), str(path)):

@@ -1,6 +1,6 @@
 """The sources of APR v2 models: one open file, or the open shards of a set."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from aprfmt.base.crc import crc32
@@ -49,22 +49,6 @@ class AprShard(mapped_file.Shard[ParsedApr]):
         for window in self.data.windows(start, stop):  # a compressed file's bytes are in memory
             crc = crc32(window, crc)
         return crc
-
-    def stray_padding(self) -> Iterator[str]:
-        """Yield a sentence for every gap between the file's parts that is not all zeros."""
-        parsed, header = self.parsed, self.parsed.header
-        regions = [
-            (header.metadata_offset, header.metadata_offset + header.metadata_size),
-            (header.index_offset, parsed.index_end),
-            *((e.info.offset, e.info.offset + e.info.nbytes) for e in parsed.entries),
-            (parsed.end, parsed.end),
-        ]
-        at = 64
-        for start, stop in sorted(regions):
-            gap = parsed.buffer[at : min(start, parsed.size)]
-            if any(gap):
-                yield f"bytes {at}..{start} between the parts of the file are not all zero"
-            at = max(at, stop)
 
 
 class AprSource(mapped_file.MappedSource[AprShard]):
@@ -116,12 +100,6 @@ class AprSource(mapped_file.MappedSource[AprShard]):
         """
         found = [shard.footer_matches((known or {}).get(shard.file.path)) for shard in self.shards]
         return False if False in found else None if None in found else True
-
-    def stray_padding(self) -> Iterator[Note]:
-        """Yield a note for every gap between a file's parts that is not all zeros."""
-        for shard in self.shards:
-            for text in shard.stray_padding():
-                yield Note("note", str(shard.file.path), text)
 
 
 def footer_matches(source: Source, known: Mapping[Path, int] | None = None) -> bool | None:

@@ -81,20 +81,6 @@ def test_missing_footer_is_no_match_and_no_mismatch(tmp_path: Path) -> None:
             assert (source.footer_state(), source.footer_matches()) == (state, matches)
 
 
-def test_padding_that_is_not_zero_is_found(tmp_path: Path) -> None:
-    path = tmp_path / "x.apr"
-    data = bytearray(AprFile().build())
-    at = header_field(bytes(data), "data_offset") + 20
-    path.write_bytes(data)
-    with open_apr(path) as source:
-        assert not list(source.stray_padding())
-    data[at] = 1
-    path.write_bytes(data)
-    with open_apr(path) as source:
-        (note,) = source.stray_padding()
-        assert f"bytes {at - 4}.." in note.text
-
-
 @pytest.mark.parametrize("code", layout.CODES)
 def test_every_code_reads_as_each_of_its_meanings(code: int) -> None:
     from aprfmt.base.encodings import ENCODINGS
