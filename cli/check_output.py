@@ -163,6 +163,7 @@ def validation_answer(report: "Validation", against: str | None) -> "list[Line]"
     command: one that mends all that failed, where there is one. `against` is another copy of the
     file to compare with, or None.
     """
+    from aprfmt.checks.file.layout import TWO_WEIGHTS
     from aprfmt.compare.short_answer import merge_similar_lines
     from aprfmt.measure.named_causes import MENDS
 
@@ -187,7 +188,9 @@ def validation_answer(report: "Validation", against: str | None) -> "list[Line]"
         lost = {
             one.finding.todo
             for one in report.findings
-            if one.check == "shards" and one.finding.level == "fail"
+            if one.check == "shards"
+            and one.finding.level == "fail"
+            and one.finding.expected != TWO_WEIGHTS
         }
         if not command and against is None and any(not todo.startswith(MENDS) for todo in lost):
             end.append(("no command reads a set of which files are missing", "head"))

@@ -100,7 +100,10 @@ CHECKS: tuple[CheckRow, ...] = (
         "alignment", "tensors begin at multiples of 64", ".file.layout:check_alignment", ("apr",)
     ),
     CheckRow(
-        "shards", "index, file names, counts and files of a set agree", ".file.layout:check_shards"
+        "shards",
+        "index, file names and counts of a set agree, and no other weights lie beside it under the "
+        "name that loaders take",
+        ".file.layout:check_shards",
     ),
     CheckRow("names", "names of tensors and keys show as they are", ".file.layout:check_names"),
     CheckRow(

@@ -5,7 +5,7 @@ nothing outside the folder is opened.
 """
 
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,7 +14,7 @@ from typing import Any
 from aprfmt.base.dump_names import parse_dump_path
 from aprfmt.base.protocols import Value
 from aprfmt.base.sequences import join_first
-from aprfmt.errors import FormatError, UsageError
+from aprfmt.errors import AprfmtError, FormatError, UsageError
 from aprfmt.formats.foreign_formats import foreign_folder, refuse_trainer_shards
 from aprfmt.formats.mapped_file import Buffer, open_bytes
 from aprfmt.formats.pytorch.layout import recognise
@@ -216,6 +216,43 @@ def find_weights(folder: Path) -> Path:
             f"aprfmt diff MODEL {folder}"
         )
     raise UsageError(f"{folder}: holds several models ({names}); name one of them")
+
+
+SINGLE_FILES = {INDEX: WEIGHTS, PICKLED_INDEX: PICKLED}
+
+
+def rival_weights(path: Path, members: Collection[Path]) -> Path | None:
+    """Return the single weight file beside a model's shard index that is none of its files.
+
+    `path` is the index or the single file by which the model is opened, `members` are the model's
+    files. The index is returned where the single file is opened and the index names others. None
+    where no such file is there. transformers' from_pretrained takes the single file where both are
+    there (measured with 5.23); vLLM reads the files that the index names.
+    """
+    for index, single in SINGLE_FILES.items():
+        names = {member.name for member in members}
+        if path.name == index and single not in names:
+            rival = path.with_name(single)
+        elif (
+            path.name == single and single in names and not _is_named(path.with_name(index), single)
+        ):
+            rival = path.with_name(index)
+        else:
+            continue
+        if rival.is_file():
+            return rival
+    return None
+
+
+def _is_named(index: Path, name: str) -> bool:
+    """Return whether a shard index names a file; also True for an index that cannot be read."""
+    from aprfmt.formats.shard_index import parse_index
+
+    try:
+        with closing(open_bytes(index)) as file:
+            return name in parse_index(file.view[:], index)[0].values()
+    except (AprfmtError, OSError):
+        return True
 
 
 def rank_files(paths: Iterable[Path]) -> list[Path]:

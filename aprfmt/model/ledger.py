@@ -21,7 +21,7 @@ from aprfmt.base.protocols import SURPLUS, Damage, Note, Value
 from aprfmt.base.sequences import join_first
 from aprfmt.errors import AprfmtError, ArchError, FormatError, UsageError
 from aprfmt.model.carried_files import foreign_keys
-from aprfmt.model.hf_folder import INDEX, MAX_TEXT, MLX_ADAPTER, WEIGHTS, read_text
+from aprfmt.model.hf_folder import INDEX, MAX_TEXT, MLX_ADAPTER, WEIGHTS, read_text, rival_weights
 from aprfmt.model.packing import OLDER_FILES, settings_of_older_file
 from aprfmt.model.readings import FILES, METADATA, TENSORS, KeyPattern, Reading, matching_row
 from aprfmt.model.sidecar_files import (
@@ -56,6 +56,7 @@ NO_PART = "of no tensor and of no key"  # bytes of a file that its format has no
 # Kinds of which an item that nothing reads may change what a pass computes.
 OF_A_PASS: tuple[Kind, ...] = ("tensor", "config key", "metadata key")
 _SHOWN = 3
+LOADED_FIRST = "transformers loads it and no shard of the index"
 _ALIKE = 2  # items of a kind that are named; more are their count, and as many of them
 _NUMBER = re.compile(r"\d+(\.\d+)?(e[-+]?\d+)?")
 _BLOCK = 1 << 20
@@ -403,7 +404,10 @@ class _LedgerBuilder:
                 reading, of = "without effect", "transformers' fast tokenizers take tokenizer.json"
             else:
                 reading, of = "unread", "there is no tokenizer.json, which is read here"
-        if reading == "unread" and not of:
+        if path == self._rival:
+            reading = "unread"
+            of = f"{_file_contents_text(path)}; {LOADED_FIRST}".removeprefix("; ")
+        elif reading == "unread" and not of:
             of = _file_contents_text(path)
         there = path.is_file() or path.is_dir()
         lost = reading not in ("unread", "text", "without effect") and not there
@@ -415,6 +419,12 @@ class _LedgerBuilder:
         if means is not None and path.name in OLDER_FILES:
             means = partial(settings_of_older_file, self.model, path.name)
         return Item("file", path.name, reading, of, path, stored, means, stored and needed)  # type: ignore[arg-type]
+
+    @cached_property
+    def _rival(self) -> Path | None:
+        """The single weight file beside the index by which the model is opened; else None."""
+        found = rival_weights(self.model.path, self.model.source.files)
+        return None if found is None or found.suffix == ".json" else found
 
     @cached_property
     def _named_code(self) -> Mapping[str, str]:

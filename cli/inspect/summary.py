@@ -245,16 +245,18 @@ def _list_oddities(opened: Model, body: "InspectBody") -> list[str]:
             if rows:
                 found.append(f"{len(rows)} {one if len(rows) == 1 else many}")
     # Files that cannot be read, or that nothing reads, and doubts about the tokenizer.
-    from aprfmt.model.ledger import NO_TENSOR
+    from aprfmt.model.ledger import LOADED_FIRST, NO_TENSOR
 
     found += [
         NO_TENSOR if NO_TENSOR in one else f"{one.partition(' (')[0]} cannot be read"
         for one in body["unreadable"]
     ]
     files = [one for one in body["unread"] if one.startswith("file ")]
+    found += [one for one in files if LOADED_FIRST in one]
+    files = [one for one in files if LOADED_FIRST not in one]
     if files:
         more = f" and {len(files) - 1} more" if len(files) > 1 else ""
-        found.append(f"{files[0]}{more}, which nothing reads")
+        found.append(f"{files[0]}{more}, in no table of files that loaders read")
     language = body["tokenizer"].get("chat_template_language")
     if language is not None:
         found.append(f"the chat template is {language}, not jinja2")

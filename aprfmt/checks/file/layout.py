@@ -2,22 +2,26 @@
 
 import re
 import shlex
-from collections.abc import Collection
+from collections.abc import Collection, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from aprfmt.base.protocols import Damage, Note
+from aprfmt.base.protocols import Damage, Note, Source
 from aprfmt.base.sequences import join_first
 from aprfmt.base.text_escape import escape, shorten
 from aprfmt.checks.context import CheckContext
 from aprfmt.checks.records import Finding, NotRun, Result
+from aprfmt.errors import AprfmtError
+from aprfmt.formats import open_source
 from aprfmt.formats.apr.layout import ALIGNMENT
 from aprfmt.formats.mapped_file import Shard
 from aprfmt.formats.safetensors.index_check import index_repair_text
 from aprfmt.model import manifest
+from aprfmt.model.hf_folder import rival_weights
 from aprfmt.model.manifest import bytes_between
 from aprfmt.model.relations import file_relations
+from aprfmt.tensors.runs import all_runs, first_difference
 
 
 def _parsed_files(source: Any) -> list[Any]:
@@ -187,15 +191,19 @@ _SHARD = re.compile(r"(?P<stem>.+)-(?P<number>\d{5})-of-(?P<count>\d{5})(?P<suff
 def check_shards(ctx: CheckContext) -> Result:
     """Return a Result with a failure for each disagreement of a set's index, names and files.
 
-    A file that is named like the set and does not belong to it is a warning, and so is an index
-    whose sum of bytes is wrong: loaders read it. Raises NotRun for a model in one file.
+    Weights in one file beside an index of other files fail too, unless they are the same. A file
+    that is named like the set and does not belong to it is a warning, and so is an index whose sum
+    of bytes is wrong: loaders read it. Raises NotRun for a model in one file.
     """
     source: Any = ctx.model.source
     own = {id(note) for parsed in _parsed_files(source) for note in parsed.notes}
     of_set: list[Note] = [note for note in source.notes if id(note) not in own]
     members = {path.name for path in source.files}
     alone = len(members) == 1 and _SHARD.fullmatch(next(iter(members))) is None
+    rivals = list(_rival_findings(ctx))
     if alone and not of_set and source.path.name in members:
+        if rivals:
+            return Result("", rivals)
         raise NotRun("the model is one file")
     todo, anew = "get all files of one set", index_repair_text(ctx.model.path)
     total = next((note for note in of_set if note.key == "index_size"), None)
@@ -210,6 +218,7 @@ def check_shards(ctx: CheckContext) -> Result:
         for note in of_set
         if note.level == "warning"
     ]
+    findings += rivals
     findings += [
         Finding(
             str(ctx.model.path.with_name(name)),
@@ -234,6 +243,52 @@ def check_shards(ctx: CheckContext) -> Result:
         for relation in of_index
     ]
     return Result(f"{len(members)} files", findings)
+
+
+TWO_WEIGHTS = "the weights of one model"  # what is expected where a folder has those of two
+
+
+def _rival_findings(ctx: CheckContext) -> Iterator[Finding]:
+    """Yield a failure where a folder has weights in one file and an index of other files.
+
+    Which of them is loaded depends on the program. It is a warning where both hold the same bytes.
+    """
+    path, source = ctx.model.path, ctx.model.source
+    rival = rival_weights(path, source.files)
+    if rival is None:
+        return
+    single, index = sorted((rival, path), key=lambda one: one.suffix == ".json")
+    same = _holds_same_bytes(source, rival)
+    held = "the same tensors a second time" if same else "other weights than this model's"
+    yield Finding(
+        str(rival),
+        f"holds {held}: transformers loads {single.name} and no shard, vLLM what {index.name} "
+        f"names, llama.cpp's converter every {single.stem}*{single.suffix}",
+        TWO_WEIGHTS,
+        f"compare them (aprfmt diff {shlex.quote(str(path))} {shlex.quote(str(rival))}), then "
+        "remove the file or the index with its shards",
+        "warning" if same else "fail",
+    )
+
+
+def _holds_same_bytes(source: Source, rival: Path) -> bool:
+    """Return whether a file, or an index with its files, holds exactly the tensors of a source.
+
+    Names, types, shapes and bytes have to be equal. False too for one that cannot be read.
+    """
+    try:
+        with open_source(rival) as other:
+            mine, theirs = source.tensors, other.tensors
+            kinds = [
+                {name: (one.info.encoding, one.info.shape) for name, one in each.items()}
+                for each in (mine, theirs)
+            ]
+            return kinds[0] == kinds[1] and all(
+                first_difference(all_runs(one), all_runs(theirs[name])) is None
+                for name, one in mine.items()
+            )
+    except (AprfmtError, OSError):
+        return False
 
 
 def _unlisted_shards(members: set[str], folder: Path) -> list[str]:
