@@ -200,7 +200,8 @@ CHECKS: tuple[CheckRow, ...] = (
     ),
     CheckRow(
         "special_ids",
-        "special ids are stated, those of tokens, and one of them ends a turn",
+        "special ids are stated, those of tokens that are not named as another role's, and none "
+        "contradicts the end of a turn that the chat template writes",
         ".file.vocabulary:check_ids",
     ),
     CheckRow(

@@ -9,7 +9,8 @@ from aprfmt.errors import FormatError
 from aprfmt.tokenizer.absent_keys import absent_ids
 from aprfmt.tokenizer.engine_defaults import GGUF_MODELS, KIND_NAMES, kind_of_pieces
 from aprfmt.tokenizer.hf_json import post_processor_tokens
-from aprfmt.tokenizer.keys import CONTROL, MODEL, NORMAL, TOKENS, TYPES, USER_DEFINED
+from aprfmt.tokenizer.keys import CONTROL, IDS, MODEL, NORMAL, TOKENS, TYPES, USER_DEFINED
+from aprfmt.tokenizer.named_roles import find_misnamed
 from aprfmt.tokenizer.stored_parts import Carried
 from aprfmt.tokenizer.turn_ends import added_ids
 
@@ -20,8 +21,9 @@ _MARK = re.compile(r"<\|[^|<>\s]{1,40}\|>")
 def quick_warnings(carried: Carried) -> Iterator[str]:
     """Yield a sentence per problem of a tokenizer that can be seen without reading all of it.
 
-    Of a GGUF: absent ids, wrong token types, a wrong kind. Of a tokenizer.json: wrong ids in its
-    post-processor, and added tokens beyond the rows of the embedding.
+    Of a GGUF: absent ids, ids of tokens with the names of other roles, wrong token types, a wrong
+    kind. Of a tokenizer.json: wrong ids in its post-processor, and added tokens beyond the rows of
+    the embedding.
     """
     try:
         if carried.list_length(TOKENS) and carried.model.key_style == "gguf":
@@ -47,6 +49,9 @@ def _list_warnings(carried: Carried) -> Iterator[str]:
         carried.text_value(MODEL) or ""
     )
     sample = list(tokens[:_SEEN])
+    if kinds is not None:
+        ids = ((IDS[role].gguf, role, i) for role, i in carried.token_ids().items())
+        yield from (one.says for one in find_misnamed(ids, sample, list(kinds[:_SEEN])))
     spelled = kind_of_pieces(sample, [NORMAL] * len(sample) if kinds is None else kinds[:_SEEN])
     if stated and spelled and spelled != stated:
         yield (

@@ -25,6 +25,7 @@ from aprfmt.tokenizer.engine_defaults import DEFAULTS, GGUF_MODELS, KIND_NAMES, 
 from aprfmt.tokenizer.hf_json import token_statements
 from aprfmt.tokenizer.keys import BYTE, MODEL, NORMAL, PRE, TOKENS
 from aprfmt.tokenizer.loading import engine_of_lists, load_tokenizer
+from aprfmt.tokenizer.named_roles import contradicted_ids, misnamed_roles
 from aprfmt.tokenizer.pieces import byte_level_alphabet
 from aprfmt.tokenizer.pre_tokenizers import PRE_TOKENIZERS, flatten_steps
 from aprfmt.tokenizer.quick_checks import PLACEHOLDER
@@ -238,6 +239,7 @@ def check_ids(ctx: CheckContext) -> Result:
     findings += _find_empty_tokens(ctx)
     findings += _find_repeated_frame(ctx)
     findings += _find_wrong_ends(ctx)
+    findings += _find_misnamed_roles(ctx, {one.where for one in findings})
     if not stated and not findings:
         raise NotRun("neither metadata nor configuration state a special id")
     if not any(one.level == "fail" for one in findings):
@@ -356,6 +358,45 @@ def _find_wrong_ends(ctx: CheckContext) -> list[Finding]:
         return []
     expected = "the token that ends an answer"
     return [Finding(one.place, one.says, expected, one.command) for one in found]
+
+
+def _find_misnamed_roles(ctx: CheckContext, told: set[str]) -> list[Finding]:
+    """Return a finding for each special id whose token is named as that of another role.
+
+    Ids that config.json and the tokenizer's files state differently are warnings. `told` are places
+    that have a finding already. [] where the tokenizer cannot be read or is absent.
+    """
+    try:
+        side = ctx.stated
+        misnamed = [] if side is None else misnamed_roles(side)
+        others = [] if side is None else list(contradicted_ids(side))
+    except AprfmtError:
+        return []
+    commands = [shlex.quote(one.assignment) for one in misnamed]
+    todo = named_causes.set_command(ctx.model.path, commands) if commands else ""
+    findings = [
+        Finding(
+            one.place,
+            one.says,
+            "the id of the token with the role's own name",
+            todo,
+            "fail" if one.fails else "warning",
+        )
+        for one in misnamed
+        if one.place not in told
+    ]
+    told = told | {one.place for one in misnamed}
+    return findings + [
+        Finding(
+            place,
+            says,
+            "the same ids in all files of a model",
+            "which is right shows in the source: programs read the one or the other",
+            "warning",
+        )
+        for place, says in others
+        if place not in told
+    ]
 
 
 def _find_unstopped_turn(ctx: CheckContext) -> list[Finding]:
