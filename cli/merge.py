@@ -23,5 +23,5 @@ if TYPE_CHECKING:
 @options.common
 def command(src: Path, dst: Path, **wishes: "Unpack[ConvertArguments]") -> int:
     """Write a sharded SRC (any shard, or the index) as the one file DST."""
-    wishes["complete"] = False  # a plain copy of the stored tensors
+    wishes["complete"], wishes["plain_copy"] = False, True
     return run_conversion(src, dst, None, **wishes)

@@ -30,5 +30,5 @@ if TYPE_CHECKING:
 @options.common
 def command(src: Path, dst: Path, **wishes: "Unpack[ConvertArguments]") -> int:
     """Write SRC as shards named after DST (x.gguf gives x-00001-of-0000N.gguf)."""
-    wishes["complete"] = False  # a plain copy of the stored tensors
+    wishes["complete"], wishes["plain_copy"] = False, True
     return run_conversion(src, dst, None, **wishes)

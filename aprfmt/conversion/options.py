@@ -39,6 +39,7 @@ class ConvertOptions(TypedDict, total=False):
     rename: "Sequence[Rename]"
     allow_missing: Sequence[str]
     complete: bool
+    plain_copy: bool
     metadata: Mapping[str, Value | TypedValue]
     remove: Sequence[str]
     texts: Mapping[str, str]
@@ -71,11 +72,12 @@ class Options:
     give the source's tensors other names before anything else is done. `metadata` overrides single
     keys of the output, `remove` leaves keys out; `texts` are the new content of text files next to
     the weights. `allow_missing` are patterns of required roles that may be missing in the source,
-    which the output records; `complete=False` requires no roles at all (a plain copy of the stored
-    tensors). `carry=False` leaves the verbatim tokenizer.json out of a GGUF or APR, which has the
-    tokenizer in its own keys as well. `resume` keeps what is written when the run is stopped, and
-    continues what an earlier run left. `jobs` workers make and write pieces of tensors, each on one
-    thread; 1 writes in order, and encodes on `threads`.
+    which the output records; `complete=False` requires no roles at all. A `plain_copy` of the
+    stored tensors requires none either, and the shapes of the architecture. `carry=False` leaves
+    the verbatim tokenizer.json out of a GGUF or APR, which has the tokenizer in its own keys as
+    well. `resume` keeps what is written when the run is stopped, and continues what an earlier run
+    left. `jobs` workers make and write pieces of tensors, each on one thread; 1 writes in order,
+    and encodes on `threads`.
     """
 
     arch: str | None = None
@@ -98,6 +100,7 @@ class Options:
     rename: "Sequence[Rename]" = ()
     allow_missing: Sequence[str] = ()
     complete: bool = True
+    plain_copy: bool = False
     metadata: Mapping[str, Value | TypedValue] = field(default_factory=dict)
     remove: Sequence[str] = ()
     texts: Mapping[str, str] = field(default_factory=dict)
@@ -123,12 +126,6 @@ class Options:
             from aprfmt.quantizing.mixture import type_name
 
             object.__setattr__(self, "quantize", type_name(self.quantize))
-
-    @property
-    def plain_copy(self) -> bool:
-        """Whether the stored tensors are copied as they are, and nothing beside them is changed."""
-        edited = self.metadata or self.remove or self.texts or self.drop or self.rename
-        return not self.complete and self.arch != "none" and not edited
 
     @property
     def writer(self) -> str | None:
