@@ -59,6 +59,7 @@ CAUSE_ROWS = (
 )  # fmt: skip
 
 LOOSE = 0.25  # rounding beyond which a factor proves nothing
+LEEWAY = 1.05  # roundings that a value may be off, for two that fall on each other
 SURE = 4.0  # standard errors that a measured factor may be off
 NARROW = 16  # columns below which a factor a row explains too little
 EQUAL_CODES = 2.0**-7  # relative: codes under one scale each, rounded to 16 bits
@@ -109,9 +110,10 @@ def guess_scale(case: DifferingPair) -> Iterator[Guess]:
         turned = abs(factor + 1.0) <= 4 * slack
         told = "-1: the sign is turned" if turned else _factor_text(case, factor, half_x, half_y)
         says = f"B's values are A's times {told}"
-        yield case.guess(
+        made = case.guess(
             "scale", (says,), "A", lambda rows: to_float64(a.take(rows)) * factor, slack, free=1
         )
+        yield replace(made, within=_margin(half_x.size))
     if a.columns < NARROW:
         return
     # One factor for each row, found on every second column.
@@ -134,7 +136,8 @@ def guess_scale(case: DifferingPair) -> Iterator[Guess]:
             rows_turned = int((factors < 0).sum())
             text = "the sign of whole rows is turned, and nothing else differs"
             said = f"{rows_turned} of {len(factors)} rows looked at"
-        yield case.guess("scale", (text, said), "A", scale_rows, slack, free=a.rows)
+        made = case.guess("scale", (text, said), "A", scale_rows, slack, free=a.rows)
+        yield replace(made, within=_margin(a.columns // 2))
     # One factor for each column, found on every second row.
     across = _least_squares_factors(x[::2], y[::2], 0)
     if (
@@ -152,7 +155,16 @@ def guess_scale(case: DifferingPair) -> Iterator[Guess]:
             text = "the sign of whole columns is turned, and nothing else differs"
             said = f"{len(columns)} of {len(across)} columns: {shown}"
         scaled = _apply_after(a.take, lambda values: values * across[None, :])
-        yield case.guess("scale", (text, said), "A", scaled, slack, free=a.columns)
+        made = case.guess("scale", (text, said), "A", scaled, slack, free=a.columns)
+        yield replace(made, within=_margin(len(x) // 2))
+
+
+def _margin(count: int) -> float:
+    """Return how many roundings a value may be off under a factor that `count` values gave.
+
+    The factor's own error is up to SURE standard errors of the mean of as many roundings.
+    """
+    return LEEWAY + SURE / max(1, count) ** 0.5
 
 
 def _leave_usual_errors(case: DifferingPair, axis: int) -> bool:

@@ -11,7 +11,7 @@ import numpy as np
 from aprfmt.arch.role_vocabulary import split_key
 from aprfmt.base.budget import end_where_time_is_over
 from aprfmt.causes.tensor.guess import Guess, Take
-from aprfmt.measure.encoding_noise import pair_noise
+from aprfmt.measure.encoding_noise import UNIT, float_spacing, pair_noise
 from aprfmt.measure.nonfinite import Census, NonFinite
 from aprfmt.measure.numbers import to_float64
 from aprfmt.measure.row_reader import RowReader
@@ -284,6 +284,22 @@ class DifferingPair:
         if not guess.slack:
             return not found.changed
         return found.relative <= 1.5 * guess.slack and not found.leaves_factor(guess.slack)
+
+    def count_beyond_rounding(self, guess: Guess) -> int:
+        """Return how many values that a guess makes of both sides are further apart than roundings.
+
+        A value may be off by `guess.within` times half a unit in the last place of B's encoding and
+        as much of A's. 0 where a side is no plain float, or the guess does not limit single values.
+        """
+        one, other = self.a.encoding, self.b.encoding
+        if not guess.within or one not in UNIT or other not in UNIT:
+            return 0
+        beyond = 0
+        for rows in self.windows(guess.rows if guess.rows is not None else None):
+            left, right = to_float64(guess.left(rows)), to_float64(guess.right(rows))
+            limit = float_spacing(right, other) / 2 + UNIT[one] * np.abs(left)
+            beyond += int((np.abs(left - right) > guess.within * limit).sum())
+        return beyond
 
     def row_name(self, row: int) -> str:
         """Return, as text, the number in the whole tensor of a row of this pair."""

@@ -226,7 +226,14 @@ def _confirm_guess(case: DifferingPair, guess: Guess, shapes: bool) -> Finding |
     if equal and after.leaves_factor(guess.slack):
         return None
     says = guess.says
-    if not equal:
+    beyond = case.count_beyond_rounding(guess) if equal else 0
+    if beyond:
+        equal = False
+        says = (
+            *says,
+            f"then {beyond} of {after.count} values are further apart than rounding makes them",
+        )
+    elif not equal:
         says = (
             *says,
             f"then {after.changed} of {after.count} values still differ, by {after.relative:.3g} "
@@ -237,7 +244,7 @@ def _confirm_guess(case: DifferingPair, guess: Guess, shapes: bool) -> Finding |
     where = guess.where or (case.key,)
     # Of values that were equal as stored nothing is shown.
     spoken = after.count if before is None else min(after.count, case.before.changed)
-    came = spoken if equal else max(0, spoken - after.changed)
+    came = spoken if equal else max(0, spoken - (beyond or after.changed))
     outside = 0
     if not shapes and guess.rows is not None and not guess.sampled:
         outside = len(np.setdiff1d(case.changed_rows, guess.rows)) * case.a.columns

@@ -33,7 +33,9 @@ class Guess:
     `constant` says that the statement itself is that one value stands everywhere: any other guess
     that gives a single value explains nothing. `free` counts the numbers that were read from the
     values: as many differing ones again have to judge them (`measure/proofs.py`). `most` is how
-    sure the cause can be: less where its name says more than was found.
+    sure the cause can be: less where its name says more than was found. `within` is how many of
+    their roundings the values of two plain floats may be apart, each for itself; 0 where they are
+    judged by `slack` alone.
     """
 
     cause: str
@@ -47,6 +49,7 @@ class Guess:
     free: int = 0
     sampled: bool = False
     most: Certainty = "confirmed"
+    within: float = 0.0
 
 
 # Cheap facts about a pair that a row may ask for, so that its module is imported for no other.

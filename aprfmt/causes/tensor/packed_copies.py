@@ -37,6 +37,7 @@ TILE = 128
 FLAT = 64  # elements of a block of bitsandbytes, which rows do not end
 FAILED = 4  # searches for a scheme without result, after which no more are made
 CODES_OF_BYTE = 8  # most values that a byte of codes has
+BYTE_UNIT = 2.0**-4  # relative rounding of the finest 8-bit float
 DECODED = 2.0**-6  # relative L2 within which values are decoded codes, both rounded to 16 bits
 GONE = 0.8  # of the distance at most is left when the cause is put right
 SAME_SCHEME = 0.9  # the source must not fit the copy's scheme in more of its groups
@@ -301,6 +302,8 @@ def _scheme_of_one_side(
     row = encoding_row(reader.encoding.split("+")[0])
     # What bitsandbytes decodes was rounded to its quant state's dtype: to BF16 at worst.
     stored = reader.encoding if is_plain_float(reader) else "BF16" if row.claim else "F32"
+    if UNIT.get(stored, 0.0) >= BYTE_UNIT:
+        stored = "F32"  # the values are codes themselves: nothing was rounded after a scale
     search = bool(known) or seen.failed_searches < FAILED or row.block_size > 1
     made = lattices.find_scheme(y, stored, known, search)
     if made is None:
