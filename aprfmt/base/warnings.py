@@ -95,6 +95,9 @@ WARNINGS: Mapping[str, str] = {
     "others of the same kind have none. Engines then take 1.0, which clips or flattens what the "
     "layer gets. Calibrate again with texts that reach those layers (experts that were never "
     "chosen have none), or leave those layers unquantized.",
+    "promised_parts": "config.json promises a part of packed weights that the file does not have: "
+    "the group of each input (g_idx), or a scale of inputs. The weights "
+    "decode to other values than were packed, or layers run with a scale that nobody measured.",
     "partly_packed": "the groups of a layout do not fit some matrices, which stay as they are: the "
     "file is larger than its type says. A type with smaller groups packs more.",
     "index": "a file beside a sharded model holds tensors that its index does not name, so no "

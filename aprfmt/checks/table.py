@@ -136,7 +136,8 @@ CHECKS: tuple[CheckRow, ...] = (
     ),
     CheckRow(
         "packed",
-        "weights stored as several tensors are whole and decode",
+        "weights stored as several tensors decode, and have the parts that the configuration "
+        "promises",
         ".file.values:check_packed",
         reads_all_bytes=True,
     ),

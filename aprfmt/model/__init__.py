@@ -412,7 +412,7 @@ class Model(Mapping[str, View], Tabular):
         said, other = self.unread, self._conflicting_packings
         found = () if said is None else (said.as_note(str(self.path)),)
         more = (note for note in (other, self._partial_input_scales) if note is not None)
-        return (*self.source.notes, *found, *more)
+        return (*self.source.notes, *found, *more, *self._missing_parts)
 
     @cached_property
     def beside_packed(self) -> Mapping[str, View]:
@@ -437,6 +437,15 @@ class Model(Mapping[str, View], Tabular):
         from aprfmt.model.packing import partial_input_scales
 
         return partial_input_scales(self)
+
+    @cached_property
+    def _missing_parts(self) -> Sequence[Note]:
+        """The notes on parts of packed weights that the configuration promises; () without any."""
+        if not has_parts(self._lazy):
+            return ()
+        from aprfmt.model.promised_parts import missing_part_notes
+
+        return missing_part_notes(self)
 
     @cached_property
     def _conflicting_packings(self) -> Note | None:

@@ -186,7 +186,12 @@ def missing_roles(roles: "RolesFound") -> list[str]:
     return [key for key in roles["missing"] if key not in roles["packed"]]
 
 
-_SAID = ("relation", "partial_input_scales", "nested_names")  # notes that the line says in words
+_SAID = (
+    "relation",
+    "partial_input_scales",
+    "nested_names",
+    "promised_parts",
+)  # notes that the line says in words
 
 
 def _list_oddities(opened: Model, body: "InspectBody") -> list[str]:
@@ -205,7 +210,7 @@ def _list_oddities(opened: Model, body: "InspectBody") -> list[str]:
     found += [
         note["text"].partition(":")[0]
         for note in body["notes"]
-        if note["key"] in ("partial_input_scales", "nested_names")
+        if note["key"] in ("partial_input_scales", "nested_names", "promised_parts")
     ]
     # An architecture that is not known or does not fit.
     if body["architecture"] is None:

@@ -13,6 +13,7 @@ from aprfmt.checks.file.rounded_scales import rounded_scales_text
 from aprfmt.checks.records import Finding, NotRun, Result
 from aprfmt.codecs.fp8 import OF_TWO_SIGNS
 from aprfmt.errors import AprfmtError, UnsupportedError
+from aprfmt.model.promised_parts import missing_parts
 from aprfmt.model.zero_pairs import ZERO_TODO, find_zero_pairs
 from aprfmt.tensors.companions import quantization_section
 from aprfmt.tensors.stats import tensor_stats
@@ -158,7 +159,8 @@ def _has_scales(encoding: str) -> bool:
 def check_packed(ctx: CheckContext) -> Result:
     """Return a Result with a failure for each packed weight without finite decoded values.
 
-    Raises NotRun where no weight is stored as several tensors, or one's format is not supported.
+    Parts that the configuration promises and weights do not have are failures too. Raises NotRun
+    where no weight is stored as several tensors, or one's format is not supported.
     """
     findings: list[Finding] = []
     seen = 0
@@ -193,6 +195,10 @@ def check_packed(ctx: CheckContext) -> Result:
             )
     if not seen:
         raise NotRun("no weight is stored as several tensors")
+    findings += [
+        Finding(ctx.where, one.says, "the parts that the configuration promises", "quantize again")
+        for one in missing_parts(ctx.model)
+    ]
     return Result(f"{seen} weights", findings)
 
 
