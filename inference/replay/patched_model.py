@@ -205,11 +205,20 @@ class PatchedModel:
             replaced=(*self.replaced, *arrays),
         )
 
-    def with_op(self, op: str, override: Override, layers: frozenset[int] | None) -> "PatchedModel":
+    def with_op(
+        self,
+        op: str,
+        override: Override,
+        layers: frozenset[int] | None,
+        *,
+        of_operands: bool = False,
+    ) -> "PatchedModel":
         """Return a copy of the model with one operation wrapped, in these layers (None: all).
 
         `override` is called with the operation, the place in the pass, and the arguments, and
-        returns the operation's new result.
+        returns the operation's new result. With `of_operands` it gets the arguments as the
+        overrides that the model already has changed them; otherwise it wraps those overrides, and
+        gets the arguments of the unpatched pass.
         """
 
         def scoped(beneath: Callable[..., Any], at: PassLocation, *args: Any, **kwargs: Any) -> Any:
@@ -218,9 +227,9 @@ class PatchedModel:
                 return beneath(*args, **kwargs)
             return override(beneath, at, *args, **kwargs)
 
-        return replace(
-            self, overrides={**self.overrides, op: (*self.overrides.get(op, ()), scoped)}
-        )
+        before = self.overrides.get(op, ())
+        after = (scoped, *before) if of_operands else (*before, scoped)
+        return replace(self, overrides={**self.overrides, op: after})
 
     def with_ops(
         self, ops: Collection[str], override: Override, layers: frozenset[int] | None

@@ -27,7 +27,9 @@ class Patched(SimpleNamespace):
         self.taps: dict[str, Any] = {}
         self.backend = SimpleNamespace(array=np.asarray, to_numpy=np.asarray)
 
-    def with_op(self, op: str, override: Any, layers: Any) -> "Patched":
+    def with_op(
+        self, op: str, override: Any, layers: Any, *, of_operands: bool = False
+    ) -> "Patched":
         assert layers == "some"
         self.ops[op] = override
         return self

@@ -11,6 +11,7 @@ from aprfmt.causes.forward.mismatch import (
     Array,
     Change,
     Hypothesis,
+    Layers,
     Mismatch,
     Patch,
     change_head_fields,
@@ -110,11 +111,17 @@ def layer_scale_change(patched: PatchedModel, layer: int) -> Change:
         scale = heads.scale * number if divides else heads.scale / number
         return op(*first, replace(heads, scale=scale))
 
+    def make(patched: PatchedModel, layers: Layers) -> PatchedModel:
+        """Return the model whose scores have the other factor in `layers`."""
+        for op in ("scores", "probs"):
+            patched = patched.with_op(op, override, layers, of_operands=True)
+        return patched
+
     return Change(
         "attention_scale",
         f"scores are {how}; the model multiplies them by {says:.9g} in layer {layer}",
         ("attn_scale_by_layer",),
-        lambda patched, layers: patched.with_ops(("scores", "probs"), override, layers),
+        make,
         {"attn_scale_by_layer": not divides},
         scoped=divides,
     )

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from aprfmt.causes.row import LAST
 from aprfmt.errors import AprfmtError
-from aprfmt.inference.replay.patched_model import OperationCall, PatchedModel
+from aprfmt.inference.replay.patched_model import MOVES, OperationCall, PatchedModel
 from aprfmt.inference.replay.recorded_trace import NO_VALUES, RecordedTrace
 from aprfmt.inference.replay.shadow import (
     ShadowPass,
@@ -200,11 +200,11 @@ class Mismatch:
         for change, layers in changes:
             patched = change.make(patched, layers)
         recorded = self.without([key for change, _ in changes for key in change.drop])
-        before = f"L{self.layer - 1}.out"
-        entering = recorded.value_of(before) if self.layer > 0 else None
+        here = computed_layer(self)
+        entering = recorded.value_of(f"L{here - 1}.out") if here > 0 else None
         skips = not any(change.earlier for change, _ in changes)
         if skips and entering is not None and entering.rows is None:
-            patched = _skip_earlier_products(patched, self.layer)
+            patched = _skip_earlier_products(patched, here)
         instance = patched.points.get(key)
         # If its operation is left out, a point equals the point before it.
         before_it = "" if instance is None else instance.alias_of
@@ -306,6 +306,25 @@ class Mismatch:
         yield make(value)
 
 
+def spanned_layers(case: Mismatch) -> frozenset[int]:
+    """Return the layers whose operations lie between the trace's last points and this one."""
+    layers = {call.location.layer for call in case.view.calls if call.op not in MOVES}
+    return frozenset(layer for layer in layers if 0 <= layer < case.patched.n_layers)
+
+
+def computed_layer(case: Mismatch) -> int:
+    """Return the one layer that the diverging point follows from; -1 for none or several.
+
+    It is the point's own layer. For a point behind the layers (the final norm, the logits) it is
+    the last layer, where the trace has what entered that layer and not what left it.
+    """
+    if case.layer >= 0:
+        return case.layer
+    behind = any(call.location.layer >= case.patched.n_layers for call in case.view.calls)
+    spanned = spanned_layers(case) if behind else frozenset()
+    return next(iter(spanned)) if len(spanned) == 1 else -1
+
+
 def _skip_earlier_products(patched: PatchedModel, layer: int) -> PatchedModel:
     """Return the model that skips the matrix products of the layers before `layer`.
 
@@ -323,7 +342,8 @@ def _skip_earlier_products(patched: PatchedModel, layer: int) -> PatchedModel:
 def change_head_fields(patched: PatchedModel, layers: Layers, **values: Any) -> PatchedModel:
     """Return the model whose attention in `layers` uses Heads with the fields `values` replaced.
 
-    A value may be a function from the layer's own Heads to the new value.
+    A value may be a function from the layer's Heads, as earlier changes left them, to the new
+    value.
     """
 
     def override(op: Any, at: Any, *args: Any) -> Any:
@@ -336,7 +356,9 @@ def change_head_fields(patched: PatchedModel, layers: Layers, **values: Any) -> 
             settled["causal"] = None  # the mask says the same
         return op(*first, replace(heads, **settled))
 
-    return patched.with_op("scores", override, layers).with_op("probs", override, layers)
+    for op in ("scores", "probs"):
+        patched = patched.with_op(op, override, layers, of_operands=True)
+    return patched
 
 
 @dataclass(frozen=True)

@@ -52,8 +52,9 @@ def _limited_change(change: Change, first: int, last: int, tokens: int) -> Chang
         overrides = dict(made.overrides)
         for op, wraps in made.overrides.items():
             known = patched.overrides.get(op, ())
-            added = (_for_tokens(op, wrap, first, last) for wrap in wraps[len(known) :])
-            overrides[op] = (*known, *added)
+            overrides[op] = tuple(
+                wrap if wrap in known else _for_tokens(op, wrap, first, last) for wrap in wraps
+            )
         return replace(made, overrides=overrides)
 
     values = {**change.values, "tokens": [first, last]}

@@ -227,7 +227,7 @@ def cap_after_mask(cap: float) -> Patch:
         shown = np.where(heads.mask, scores, scores.dtype.type(-cap))
         return op(shown, replace(heads, mask=np.ones_like(heads.mask), causal=None))
 
-    return lambda patched, layers: patched.with_op("probs", override, layers)
+    return lambda patched, layers: patched.with_op("probs", override, layers, of_operands=True)
 
 
 def mask_with_zero(patched: PatchedModel, layers: Layers) -> PatchedModel:

@@ -42,7 +42,7 @@ def sum_over_keys(name: str, tile: int) -> Patch:
             masked = np.where(heads.mask, patched.backend.to_numpy(scores), -np.inf)
             return patched.backend.array(SUMS[name](masked, tile))
 
-        return patched.with_op("probs", override, layers)
+        return patched.with_op("probs", override, layers, of_operands=True)
 
     return make
 
