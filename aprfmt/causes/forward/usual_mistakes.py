@@ -190,7 +190,7 @@ def _window_mistakes(patched: PatchedModel) -> Iterator[UsualMistake]:
     if configured is None or not any(own):
         return
     # No window, or one of another size.
-    says = f"; the model says {configured} tokens"
+    says = f"; the model says {configured}"
     yield hyper_mistake(
         "sliding_window", f"attention reaches all earlier tokens{says}", sliding_window=None
     )
