@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from aprfmt.arch.role_vocabulary import split_key
-from aprfmt.causes.forward.mismatch import Change, Layers, Mismatch
+from aprfmt.causes.forward.mismatch import Change, Layers, Mismatch, computed_layer
 from aprfmt.inference.replay.patched_model import MOVES, PatchedModel
 from aprfmt.inference.replay.recorded_trace import RecordedTrace
 from aprfmt.inference.replay.shadow import ShadowPass, ShadowPoint
@@ -175,15 +175,16 @@ def sentence_without_places(text: str) -> str:
 def layer_scopes(case: Mismatch, change: Change) -> list[Layers]:
     """Return the sets of layers to try a change in, the largest first; None means all layers.
 
-    They are all layers, the layers like this one, and this one. Layers are alike if they agree in
-    attention window, rope and experts. [None] for a change that is not per layer or a point
-    outside the layers.
+    They are all layers, the layers like the one that the point follows from, and that one. Layers
+    are alike if they agree in attention window, rope and experts. [None] for a change that is not
+    per layer, or a point that follows from none or several layers.
     """
-    if not change.scoped or case.layer < 0:
+    here = computed_layer(case)
+    if not change.scoped or here < 0:
         return [None]
     hp = case.patched.hp
     lists = ("window_layers", "rope_layers", "moe_layers")
-    own = [hp[name][case.layer] for name in lists]
+    own = [hp[name][here] for name in lists]
     alike = frozenset(
         layer
         for layer in range(case.patched.n_layers)
@@ -192,4 +193,4 @@ def layer_scopes(case: Mismatch, change: Change) -> list[Layers]:
     found: list[Layers] = [None]
     if 1 < len(alike) < case.patched.n_layers:
         found.append(alike)
-    return [*found, frozenset({case.layer})]
+    return [*found, frozenset({here})]

@@ -18,7 +18,7 @@ from aprfmt.causes.forward.attention import score_scale_change
 from aprfmt.causes.forward.drafted_rows import drafted_row_changes
 from aprfmt.causes.forward.experts import find_capacity
 from aprfmt.causes.forward.kv_cache import later_pass_changes
-from aprfmt.causes.forward.mismatch import Change, Layers, Mismatch
+from aprfmt.causes.forward.mismatch import Change, Layers, Mismatch, spanned_layers
 from aprfmt.causes.forward.norm import eps_change
 from aprfmt.causes.forward.rope import position_divisor_change, theta_change
 from aprfmt.causes.forward.shards import find_shard_counts_beside_bias
@@ -426,12 +426,6 @@ class Search:
             if tried is not None and self.solves(tried):
                 found[other.change.cause] = other
         return list(found.values())
-
-
-def spanned_layers(case: Mismatch) -> frozenset[int]:
-    """Return the layers whose operations lie between the trace's last points and this one."""
-    layers = {call.location.layer for call in case.view.calls if call.op not in MOVES}
-    return frozenset(layer for layer in layers if 0 <= layer < case.patched.n_layers)
 
 
 def is_wide(case: Mismatch) -> bool:

@@ -1,7 +1,7 @@
 """Compares a trace with the reference: finds each wrong operation in order, and its cause."""
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from aprfmt.base.registry import offered_items
 from aprfmt.causes.forward.kv_cache import find_unwritten_rows
-from aprfmt.causes.forward.mismatch import Change, Layers, Mismatch
+from aprfmt.causes.forward.mismatch import Change, Layers, Mismatch, computed_layer, spanned_layers
 from aprfmt.diagnosis.accumulated_rounding import (
     explain_by_arithmetic,
     first_directed_point,
@@ -30,7 +30,7 @@ from aprfmt.diagnosis.answers import (
 )
 from aprfmt.diagnosis.capture_point import find_other_capture_point
 from aprfmt.diagnosis.run_arithmetic import TraceInArithmetic, arithmetic_of_products
-from aprfmt.diagnosis.search import Search, SearchBudget, SearchStep, is_wide, spanned_layers
+from aprfmt.diagnosis.search import Search, SearchBudget, SearchStep, is_wide
 from aprfmt.diagnosis.shifted_series import find_shifted_series
 from aprfmt.inference.replay.patched_model import MOVES, PatchedModel
 from aprfmt.inference.replay.recorded_trace import RecordedTrace
@@ -46,6 +46,7 @@ UNLIKE = 0.3  # cosine below which two products have nothing to do with one anot
 FEW_ROWS = 4  # below so many rows that is chance
 WEIGHTED = ("linear", "router", "embed")  # operations that read a weight
 RECHECKS = 16  # passes that judge earlier answers again
+FEW_LAYERS = 8  # layers before one point, in each of which an earlier explanation is undone
 _COMMON = {"add", "linear", *MOVES}  # operations of nearly every point
 LayerChanges = list[tuple[Change, Layers]]
 NEAR = 4  # usual mistakes that are tried together with rounding
@@ -80,6 +81,11 @@ def examine(patched: PatchedModel, recorded: RecordedTrace) -> Examined:
             divergences.append(Divergence(view, None, (), "nonfinite"))
             continue
         case = Mismatch(patched, recorded, view, found, values)
+        undone = _undone_in_layers(case, divergences, start, known) if divergences else None
+        if undone is not None:
+            divergences, patched, recorded, found = undone
+            values = record_points(patched)
+            continue
         shifted = None if divergences else find_shifted_series(case)
         if shifted is not None:
             recorded = shifted.recorded
@@ -142,8 +148,9 @@ def examine(patched: PatchedModel, recorded: RecordedTrace) -> Examined:
             inside = weights_inside(case)
             divergences.append(Divergence(view, None, (), likely, inside, tried.get(view.key, 0)))
             continue
-        best = _best_answer(answers, view.layer)
-        narrower = _without_layer(divergences, best.change, view.layer, patched.n_layers)
+        here = computed_layer(case)
+        best = _best_answer(answers, here)
+        narrower = _without_layer(divergences, best.change, here, patched.n_layers)
         if narrower is not None:
             divergences = narrower
             patched, recorded = _apply_changes(*start, _chosen_changes(divergences))
@@ -177,6 +184,68 @@ def _read_in_its_arithmetic(
     return (recorded, found) if grown is recorded else (grown, run_shadow_pass(patched, grown))
 
 
+def _undone_in_layers(
+    case: Mismatch,
+    divergences: Sequence[Divergence],
+    start: tuple[PatchedModel, RecordedTrace],
+    known: Collection[str],
+) -> tuple[list[Divergence], PatchedModel, RecordedTrace, ShadowPass] | None:
+    """Return (divergences, patched model, trace, its pass) with an earlier explanation narrowed.
+
+    An explanation is found in one layer and applied to others, which need not have it. So it is
+    asked, before any new cause, whether the point agrees without it in the layers that the point
+    follows from. None where that is not so, or a point before it then disagrees. `start` is the
+    model and trace before any explanation, `known` are keys of divergences without one.
+    """
+    spanned, key = spanned_layers(case), case.view.key
+    for kept in _narrower_explanations(divergences, spanned, case.patched.n_layers):
+        patched, recorded = _apply_changes(*start, _chosen_changes(kept))
+        found = run_shadow_pass(patched, recorded)
+        view = found.views.get(key)
+        if view is None or view.residual is None or view.flagged:
+            continue
+        before = list(found.views)[: list(found.views).index(key)]
+        if not any(found.views[other].flagged for other in before if other not in known):
+            return kept, patched, recorded, found
+    return None
+
+
+def _narrower_explanations(
+    divergences: Sequence[Divergence], spanned: Layers, n_layers: int
+) -> Iterator[list[Divergence]]:
+    """Yield the divergences with explanations removed from layers, each time in another way.
+
+    One explanation, then all, is removed from all `spanned` layers; then from each of them where
+    they are few.
+    """
+    layers = sorted(spanned or ())
+    single = layers if len(layers) <= FEW_LAYERS else ()
+    every = tuple(range(len(divergences)))
+    for place in dict.fromkeys((frozenset(layers), *(frozenset({layer}) for layer in single))):
+        for chosen in dict.fromkeys((*((at,) for at in every), every)):
+            kept = [
+                _outside_layers(divergence, place, n_layers) if at in chosen else divergence
+                for at, divergence in enumerate(divergences)
+            ]
+            if any(new is not old for new, old in zip(kept, divergences, strict=True)):
+                yield kept
+
+
+def _outside_layers(divergence: Divergence, layers: frozenset[int], n_layers: int) -> Divergence:
+    """Return the divergence with its explanation removed from `layers`.
+
+    The divergence itself where the explanation is not one of single layers, is in none of these,
+    or would be left in none of the model's `n_layers`.
+    """
+    answer = divergence.answer
+    if answer is None or not answer.change.scoped:
+        return divergence
+    own = frozenset(range(n_layers)) if answer.layers is None else answer.layers
+    if not own & layers or own <= layers:
+        return divergence
+    return replace(divergence, answer=replace(answer, layers=own - layers))
+
+
 def _without_layer(
     divergences: Sequence[Divergence], change: Change, layer: int, n_layers: int
 ) -> list[Divergence] | None:
@@ -187,11 +256,10 @@ def _without_layer(
     """
     for at, earlier in enumerate(divergences):
         answer = earlier.answer
-        if answer is None or not answer.change.scoped or earlier.view.layer == layer:
+        if answer is None or _quantity_key(answer.change) != _quantity_key(change):
             continue
-        layers = frozenset(range(n_layers)) if answer.layers is None else answer.layers
-        if layer in layers and _quantity_key(answer.change) == _quantity_key(change):
-            kept = replace(earlier, answer=replace(answer, layers=layers - {layer}))
+        kept = _outside_layers(earlier, frozenset({layer}), n_layers)
+        if kept is not earlier:
             return [*divergences[:at], kept, *divergences[at + 1 :]]
     return None
 
@@ -288,7 +356,7 @@ def _furthest_in_scope(
     """
     # Within one layer each set of layers may be right; else the steps' own count.
     scopes: list[Layers | None] = [None]
-    if len(spanned_layers(case)) <= 1 and case.layer >= 0:
+    if len(spanned_layers(case)) <= 1 and computed_layer(case) >= 0:
         scopes = list(layer_scopes(case, replace(steps[0].change, scoped=True)))
     best: Solution | None = None
     # Apply all steps, and see up to which point the pass agrees.

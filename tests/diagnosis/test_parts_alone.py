@@ -178,7 +178,10 @@ def test_an_answer_is_tried_in_fewer_layers_only_where_it_lies_in_one(
     passed = SimpleNamespace(flagged=[])
     monkeypatch.setattr(wrong_operations, "run_shadow_pass", lambda patched, recorded: passed)
     monkeypatch.setattr(wrong_operations, "measure_agreement", lambda case, found, change: None)
-    case: Any = SimpleNamespace(layer=layer, patched=None, recorded=None)
+    view = SimpleNamespace(calls=())
+    case: Any = SimpleNamespace(
+        layer=layer, view=view, patched=SimpleNamespace(n_layers=2), recorded=None
+    )
     found = wrong_operations._furthest_in_scope(case, [SearchStep(change, None)], 0.0, set(), {}, 0)
     assert bool(asked) == (spanned == 1 and layer >= 0)
     assert found is not None and found.reach == math.inf
@@ -424,7 +427,8 @@ def test_a_change_is_tried_everywhere_in_its_kind_and_in_its_layer(
 ) -> None:
     same = (0,) * len(windows)
     hp = {"window_layers": windows, "rope_layers": same, "moe_layers": same}
-    case: Any = SimpleNamespace(layer=layer, patched=SimpleNamespace(hp=hp, n_layers=len(windows)))
+    patched = SimpleNamespace(hp=hp, n_layers=len(windows))
+    case: Any = SimpleNamespace(layer=layer, patched=patched, view=SimpleNamespace(calls=()))
     change = Change("rope", "", (), scoped=True)
     kind = [] if alike is None else [frozenset(alike)]
     assert layer_scopes(case, change) == [None, *kind, frozenset({layer})]
