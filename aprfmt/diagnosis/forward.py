@@ -1,13 +1,14 @@
 """Findings and evidence on one side's trace, from its comparison with the reference model."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 
 from aprfmt.arch.role_vocabulary import split_key
 from aprfmt.causes import CAUSES
-from aprfmt.diagnosis.answers import Divergence, Examined, sentence_without_places
+from aprfmt.causes.forward.cut_points import deciding_key
+from aprfmt.diagnosis.answers import Divergence, Examined, Solution, sentence_without_places
 from aprfmt.diagnosis.next_commands import recording_sentence
-from aprfmt.diagnosis.records import ALSO_EXPLAINS, Evidence
+from aprfmt.diagnosis.records import ALSO_EXPLAINS, CANNOT_TELL, Evidence
 from aprfmt.inference.points import POINTS
 from aprfmt.inference.replay.patched_model import MOVES
 from aprfmt.inference.replay.shadow import ShadowPoint
@@ -36,7 +37,7 @@ def judge_trace(label: str, examined: Examined, ids: Sequence[int], model: str) 
     found = JudgedTrace(label, examined)
     for divergence in examined.divergences:
         _add_finding(found.findings, _divergence_finding(label, divergence))
-        found.evidence += _divergence_evidence(label, divergence)
+        found.evidence += _divergence_evidence(label, divergence, examined.before.views)
         if divergence.answer is None and divergence.likely != "nonfinite":
             step = recording_sentence(divergence.view, examined.before.views, ids, model)
             if step:
@@ -221,8 +222,27 @@ def _is_same_cause(a: Finding, b: Finding) -> bool:
     )
 
 
-def _divergence_evidence(label: str, divergence: Divergence) -> Iterable[Evidence]:
-    """Yield evidence on a divergence: its distance, and the changes that explain it."""
+def _is_elsewhere(answer: Solution, other: Solution) -> bool:
+    """Return whether one of two solutions says that the values were taken at another point."""
+    return "capture_point" in (answer.change.cause, other.change.cause)
+
+
+def _deciding_clause(key: str, keys: Sequence[str]) -> str:
+    """Return the end of a sentence on what more to capture, where two causes explain a point alike.
+
+    `key` is the point that they explain, `keys` are the points of a pass in execution order.
+    """
+    later = deciding_key(key, keys) if key in keys else ""
+    return f"{later or 'the probabilities that it samples from'} of the same run would"
+
+
+def _divergence_evidence(
+    label: str, divergence: Divergence, views: Mapping[str, ShadowPoint]
+) -> Iterable[Evidence]:
+    """Yield evidence on a divergence: its distance, and the changes that explain it.
+
+    `views` are the points of the pass before any change, in execution order.
+    """
     view, answer = divergence.view, divergence.answer
     # First that this operation, on its own input, gives another value.
     calls = ", ".join(dict.fromkeys(call.op for call in view.calls)) or f"what follows {view.base}"
@@ -244,11 +264,11 @@ def _divergence_evidence(label: str, divergence: Divergence) -> Iterable[Evidenc
             "forward", f"nothing in the table makes {view.key} agree{tried}", (view.key,)
         )
         return
-    then = (
-        "every later point agrees"
-        if answer.then is None
-        else (f"the next divergence is {answer.then.key}")
-    )
+    keys = list(views)
+    later = keys[keys.index(view.key) + 1 :] if view.key in views else keys
+    compared = any(views[key].residual is not None for key in later)
+    then = "every later point agrees" if compared else "no later point was recorded"
+    then = then if answer.then is None else f"the next divergence is {answer.then.key}"
     layers = ", ".join(map(str, sorted(answer.layers or ())))
     scope = f" in layer {layers} alone" if layers else ""
     if divergence.faint:
@@ -275,8 +295,8 @@ def _divergence_evidence(label: str, divergence: Divergence) -> Iterable[Evidenc
     for other in divergence.others:
         yield Evidence(
             "forward",
-            f"{other.change.cause} {ALSO_EXPLAINS} ({other.change.says}): these tokens and "
-            "points cannot tell the two apart",
+            f"{other.change.cause} {ALSO_EXPLAINS} ({other.change.says}): {CANNOT_TELL}"
+            + (f"; {_deciding_clause(view.key, keys)}" if _is_elsewhere(other, answer) else ""),
             (view.key,),
             other.residual,
         )

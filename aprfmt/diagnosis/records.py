@@ -35,6 +35,7 @@ EXIT: Mapping[DivergenceKind, Literal[0, 1, 2]] = {
 }  # fmt: skip
 ABSENT_POINTS = "points are not in the trace"  # of what was not checked
 ALSO_EXPLAINS = "explains it as well"  # of the evidence on a cause that is as good
+CANNOT_TELL = "these tokens and points cannot tell the two apart"
 ALL_ZERO = "all values of A and B are zero: nothing was written there"  # of the evidence
 
 
@@ -368,12 +369,14 @@ class Diagnosis(Tabular):
     def _also_clause(self, cause: str) -> str:
         """Return the end of a sentence: another `cause` would explain the leading finding as well.
 
-        What it would be is read from the evidence.
+        What it would be, and what more of the run would tell, is read from the evidence.
         """
         begin = f"{cause} {ALSO_EXPLAINS} ("
         told = [row.says for row in self.evidence if row.says.startswith(begin)]
-        what = told[0].removeprefix(begin).rpartition("): ")[0] if told else ""
-        return f"; {cause} would explain it as well" + (f" ({what})" if what else "")
+        what, _, end = told[0].removeprefix(begin).rpartition("): ") if told else ("", "", "")
+        more = end.removeprefix(CANNOT_TELL)
+        tell = f"{more} tell which" if end.startswith(CANNOT_TELL) and more else ""
+        return f"; {cause} would explain it as well" + (f" ({what}){tell}" if what else "")
 
     def _untrained_clause(self) -> str:
         """Return the end of a sentence on differences that B's training cannot explain.

@@ -112,7 +112,8 @@ def examine(patched: PatchedModel, recorded: RecordedTrace) -> Examined:
             _answers_of_table(case, known)
         )
         several = is_wide(case) and len(spanned_layers(case)) > 1
-        if several or all(answer.change.general for answer in answers):
+        undecided = _is_judged_by_no_later_point(case, answers)
+        if several or undecided or all(answer.change.general for answer in answers):
             search = Search(case, budget)
             together = _search_usual_mistakes(case, search, answers, known)
             if together:
@@ -182,6 +183,19 @@ def _read_in_its_arithmetic(
     grown = with_recorded_arithmetic(patched, recorded, found)
     grown = with_16_bit_points(grown, found)
     return (recorded, found) if grown is recorded else (grown, run_shadow_pass(patched, grown))
+
+
+def _is_judged_by_no_later_point(case: Mismatch, answers: Sequence[Solution]) -> bool:
+    """Return whether the values may have been taken elsewhere, and no later point would show it.
+
+    An engine that leaves out an operation and a recorder that reads the value before it then give
+    the same dump. So the usual mistakes are tried as well.
+    """
+    if not any(answer.change.cause == "capture_point" for answer in answers):
+        return False
+    keys = list(case.found.views)
+    later = keys[keys.index(case.view.key) + 1 :]
+    return all(case.found.views[key].residual is None for key in later)
 
 
 def _undone_in_layers(

@@ -113,9 +113,9 @@ def neighbour_values(case: Mismatch) -> Iterator[tuple[str, Array]]:
     # Other points of this layer, and those before and after it.
     keys = layer_keys(case.layer)
     keys += ["embd", "embd_scaled"] if case.layer == 0 else []
-    last = case.layer == case.patched.n_layers - 1
-    before, after = f"L{case.layer - 1}.out", f"L{case.layer + 1}.attn_norm"
-    after = "final_norm" if last else after
+    layers = case.patched.n_layers
+    before = key_name("out", (case.layer if case.layer >= 0 else layers) - 1)
+    after = "final_norm" if case.layer == layers - 1 else f"L{case.layer + 1}.attn_norm"
     for other in (*keys, before, after):
         if other == key:
             continue

@@ -61,6 +61,17 @@ def stream_keys_after(key: str, keys: Sequence[str]) -> Iterator[str]:
         yield from (other for other in later if parse_key(other)[0] in STREAM)
 
 
+def deciding_key(key: str, keys: Sequence[str]) -> str:
+    """Return the next point through which all effects of a point pass; "" for the last one.
+
+    Its recorded value tells whether a run went on with what is recorded at `key`. `keys` are the
+    points of a pass in execution order, `key` among them.
+    """
+    return next((cut for cut in cut_keys(key) if cut in keys), "") or next(
+        stream_keys_after(key, keys), ""
+    )
+
+
 def agrees_without(case: Mismatch, cut: str) -> bool:
     """Return whether point `cut` agrees if the trace's values up to it are ignored.
 
