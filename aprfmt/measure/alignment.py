@@ -8,6 +8,7 @@ from aprfmt.measure.numbers import to_float64
 from aprfmt.measure.records import SideRelation
 from aprfmt.measure.row_reader import RowReader
 from aprfmt.model import Model
+from aprfmt.model.adapter_parts import diffusion_names
 from aprfmt.model.relations import Relation, relation_between_names, side_of_other_names
 from aprfmt.model.renames import Rename, prefix_rules_between
 from aprfmt.model.towers import has_towers, tower_name
@@ -243,14 +244,16 @@ def _apart(pairs: Sequence[tuple[View, View]]) -> tuple[float, float]:
 def _names_for_pairing(model: Model, names: Sequence[str]) -> dict[str, str]:
     """Return {name used for pairing: stored name} of tensors without a role.
 
-    If two tensors would get one name, the tensor stored under it gets it, else the first one. The
-    others keep their stored names.
+    Where several would have one name, the one that is stored under it has it, else the first. The
+    others keep their stored names. Adapters of diffusion pipelines are paired by module and factor.
     """
     own = frozenset(names)
     rules = [rule.function for relation in model.relations for rule in relation.rules]
+    adapter = model.kind is not None and model.kind.name == "adapter"
+    modules = diffusion_names(model) if adapter else {}
     found: dict[str, str] = {}
     for stored in names:
-        name = stored
+        name = modules.get(stored, stored)
         for apply in rules:
             name = apply(name)
         if has_towers(model.config):

@@ -9,6 +9,7 @@ networks/lora.py; mlx-lm, tuner/lora.py, tuner/dora.py and tuner/utils.py.
 import math
 import re
 import struct
+from collections import Counter
 from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -17,6 +18,7 @@ from aprfmt.base.bounded_regex import matches_start
 if TYPE_CHECKING:
     from aprfmt.model import Model
 
+DEFAULT_ALPHA = 8  # of PEFT's LoraConfig, where adapter_config.json has no lora_alpha
 PREFIX = "base_model.model."  # before every name of PEFT's
 ENDS: Mapping[str, tuple[str, str]] = {  # ending -> (spelling, which part of a pair)
     ".lora_A.weight": ("peft", "a"),
@@ -61,6 +63,17 @@ _NAMED = re.compile(
     r"(\.lora_(?:A|B|embedding_A|embedding_B|magnitude_vector)|\.modules_to_save)"
     r"\.(?!weight$|bias$)([^.]+)(?=\.weight$|\.bias$|$)"
 )
+
+
+# Begins a module of a diffusion pipeline's adapter: diffusers' names, sd-scripts' and ComfyUI's.
+# Language models have `transformer.h.`, `transformer.wte` and `transformer.encoder.` (ChatGLM).
+_COMPONENT = re.compile(
+    r"lora_(unet|transformer|prior|te[12]?)_|"
+    r"(unet|diffusion_model|prior|text_encoder(?:_[23])?|transformer(?!\.(?:h|wte|encoder)\.))\."
+)
+_DENOISERS = frozenset({"unet", "transformer", "diffusion_model", "prior"})
+_TEXT_ENCODERS = {"te": "text_encoder", "te1": "text_encoder", "te2": "text_encoder_2"}
+DENOISER = "denoiser"
 
 
 _SCALING = re.compile(r"\.ia3_l(\.[^.]+)?$")
@@ -114,6 +127,45 @@ def adapter_parts(model: "Model") -> AdapterParts:
                 factors[name.removesuffix(MLX_LENGTHS)]["magnitude"] = whole.pop(name)
     copies = _take_saved_modules(whole)
     return AdapterParts(frozenset(spellings), factors, whole, tuple(stray), copies, named)
+
+
+def diffusion_component(module: str) -> tuple[str, str]:
+    """Return (component of a diffusion pipeline, rest of an adapter's module); ("", module) else.
+
+    The component is "denoiser" (a U-Net or transformer), or that of a text encoder. The rest has
+    underscores for dots, so that it is the same in all spellings.
+    """
+    found = _COMPONENT.match(module)
+    if found is None:
+        return "", module
+    name = found[1] or found[2]
+    component = DENOISER if name in _DENOISERS else _TEXT_ENCODERS.get(name, name)
+    return component, module[found.end() :].replace(".", "_")
+
+
+def diffusion_components(model: "Model", parts: AdapterParts) -> dict[str, int]:
+    """Return {component: number of modules} of a diffusion pipeline's adapter; {} for another one.
+
+    All its modules are of a pipeline's components, one of them not a text encoder under the prefix
+    that adapters of language models have too. PEFT's own names are no pipeline's.
+    """
+    if parts.spellings - {"peft", "kohya"} or any(name.startswith(PREFIX) for name in model):
+        return {}
+    found = Counter(diffusion_component(module)[0] for module in parts.factors)
+    kohya = parts.spellings == {"kohya"}
+    return {} if "" in found or (kohya and DENOISER not in found) else dict(found)
+
+
+def diffusion_names(model: "Model") -> dict[str, str]:
+    """Return {stored name: name without a spelling} of a diffusion pipeline's adapter; else {}."""
+    parts = adapter_parts(model)
+    if not diffusion_components(model, parts):
+        return {}
+    return {
+        stored: ".".join((*diffusion_component(module), part))
+        for module, own in parts.factors.items()
+        for part, stored in own.items()
+    }
 
 
 def _is_mlx_module(spelling: str, module: str) -> bool:
@@ -322,9 +374,18 @@ def merge_obstacle(
         return f"{odd[0]} is no part of a LoRA that is read here"
     if len(parts.spellings) > 1:
         return f"it has names of {', '.join(sorted(parts.spellings))}"
+    if not compare and diffusion_components(model, parts):
+        return "it is of a diffusion pipeline, and bases here are language models"
+    if not compare and lacks_scale(config, parts):
+        return "no adapter_config.json that can be read lies beside it, and alpha is only there"
     if parts.spellings == {"mlx"}:
         return _mlx_obstacle(config, parts, model)
     return "" if compare else alpha_contradiction(config, parts, model)
+
+
+def lacks_scale(config: Mapping[str, Any], parts: AdapterParts) -> bool:
+    """Return whether nothing says the scale of an adapter: PEFT's names without a configuration."""
+    return parts.spellings == {"peft"} and not config
 
 
 def odd_tensors(parts: AdapterParts) -> Mapping[str, str]:

@@ -28,6 +28,7 @@ import numpy as np
 from aprfmt.errors import FormatError, UnsupportedError
 from aprfmt.model import Model, open_model
 from aprfmt.model.adapter_parts import (
+    DEFAULT_ALPHA,
     GGUF_EMBEDDING,
     adapter_parts,
     adapter_scale,
@@ -122,8 +123,9 @@ def adapter_of_model(model: Model, compare: bool) -> Adapter:
         fault = pair_fault(config, parts, model, module)
         if fault:
             raise FormatError(f"{model.path}: {fault}")
+    default = DEFAULT_ALPHA if spelling == "peft" else 0
     alpha = _checked_alpha(
-        model, config.get("lora_alpha", model.metadata.get("adapter.lora.alpha", 0))
+        model, config.get("lora_alpha", model.metadata.get("adapter.lora.alpha", default))
     )
     pairs = {
         module: _make_pair(
@@ -159,6 +161,8 @@ def _make_pair(
 ) -> StoredPair:
     """Return one pair with its rank and scale; FormatError for a scale that is no number.
 
+    The scale is 1 where nothing says it, which is good for a comparison alone.
+
     `parts` are its tensors by kind ("a", "b", "alpha", ...), which fit each other (`pair_fault`);
     `alpha` is the adapter's.
     """
@@ -178,7 +182,9 @@ def _make_pair(
         if parts.keys() != {"a", "b"}:
             raise FormatError(f"{model.path}: {module}: {', '.join(parts)}; expected a and b")
         return StoredPair(module, parts, rank, math.nan, parameters=parameters)
-    # PEFT and GGUF: alpha by the configuration.
+    # PEFT and GGUF: alpha by the configuration. Without one nothing says PEFT's scale.
+    if spelling == "peft" and not config:
+        return StoredPair(module, parts, rank, 1.0, embedding)
     own = _checked_alpha(model, value_by_pattern(config.get("alpha_pattern"), module, alpha))
     if spelling == "gguf" and not own:
         own = float(rank)  # llama.cpp's rule: no alpha, no scale

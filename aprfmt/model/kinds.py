@@ -20,7 +20,9 @@ from aprfmt.model.adapter_parts import (
     adapter_name,
     adapter_parts,
     alpha_contradiction,
+    diffusion_components,
     is_scaling_vector,
+    lacks_scale,
     merge_obstacle,
     mlx_parameter,
     pair_faults_text,
@@ -93,6 +95,10 @@ def _adapter_text(model: "Model") -> str:
         alpha, base = mlx_parameter(config, "scale"), config.get("model")
         scale = f", scale {alpha:g}" if isinstance(alpha, (int, float)) else ""
     what = "a LoRA adapter of MLX" if parts.spellings == {"mlx"} else "a LoRA adapter"
+    components = diffusion_components(model, parts)
+    if components:
+        each = ", ".join(f"{name} {count}" for name, count in components.items())
+        what += f" of a diffusion pipeline (modules: {each})"
     found = f"{what}{rank}{scale}{_for_base(base)}, {len(model)} tensors"
     bases = [name for name in parts.replacements if f"{WRAPPED}." in name]
     whole = [name for name in parts.replacements if name not in bases]
@@ -163,6 +169,10 @@ def _adapter_next_step(model: "Model") -> str:
     fault = pair_faults_text(config, parts, model)
     if fault:
         return f"it can be merged by no program: {fault}"
+    if diffusion_components(model, parts):
+        return f"it is not merged here ({obstacle}); diffusers loads it (load_lora_weights)"
+    if lacks_scale(config, parts):
+        return f"it is not merged here: {obstacle}; put the one there that was saved with it"
     if obstacle:
         tool = "mlx_lm.fuse" if parts.spellings == {"mlx"} else "PEFT's merge_and_unload"
         return f"it is not merged here ({obstacle}); merge it with {tool}"

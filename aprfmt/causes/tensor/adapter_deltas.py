@@ -23,7 +23,12 @@ from aprfmt.measure.named_causes import set_command
 from aprfmt.measure.proofs import Proof, unfitted_proof
 from aprfmt.measure.records import EQUAL, FieldDiff, TensorDiff
 from aprfmt.measure.verdicts import Verdict
-from aprfmt.model.adapter_parts import adapter_scale, value_by_pattern
+from aprfmt.model.adapter_parts import (
+    adapter_scale,
+    diffusion_component,
+    diffusion_names,
+    value_by_pattern,
+)
 from aprfmt.model.adapter_reading import Adapter, StoredPair, adapter_of_model, read_factors
 from aprfmt.model.sidecar_files import ADAPTER_CONFIG
 
@@ -175,8 +180,9 @@ class DeltaComparison:
 
     @property
     def settles_keys(self) -> bool:
-        """Whether differing keys of the scale do not matter, since all products are equal."""
-        return self.complete and all(row.verdict != "DIFFERENT" for row in self.rows)
+        """Whether the keys of the scale change nothing, as all changes are equal with them."""
+        known = self.complete and bool(self.rows)
+        return known and all(row.verdict != "DIFFERENT" for row in self.rows)
 
 
 def compare_deltas(a: "Model", b: "Model") -> DeltaComparison | None:
@@ -191,8 +197,12 @@ def compare_deltas(a: "Model", b: "Model") -> DeltaComparison | None:
         return None
     try:
         first, second = adapter_of_model(a, compare=True), adapter_of_model(b, compare=True)
-        if first.spelling != second.spelling:
+        if diffusion_names(a) and diffusion_names(b):
+            first, second = _with_modules_alike(first), _with_modules_alike(second)
+        elif first.spelling != second.spelling:
             return None
+        elif _is_scale_of_one(first, second):  # the changes of the other are not known
+            return DeltaComparison((), (), True, tuple(_differing_keys(first, second)))
         rows = tuple(_delta_rows(first, second))
     except AprfmtError:
         return None
@@ -200,6 +210,17 @@ def compare_deltas(a: "Model", b: "Model") -> DeltaComparison | None:
     other = _other_adapter_text(rows)
     found = () if other else tuple(_findings(first, second, rows, (a.path, b.path)))
     return DeltaComparison(rows, found, complete, tuple(_differing_keys(first, second)), other)
+
+
+def _with_modules_alike(adapter: Adapter) -> Adapter:
+    """Return an adapter of a diffusion pipeline with its pairs by the modules of no spelling."""
+    pairs = {".".join(diffusion_component(module)): pair for module, pair in adapter.pairs.items()}
+    return replace(adapter, pairs=pairs)
+
+
+def _is_scale_of_one(a: Adapter, b: Adapter) -> bool:
+    """Return whether one of two adapters of PEFT's names has the configuration with its scale."""
+    return a.spelling == "peft" and bool(a.config) != bool(b.config)
 
 
 def _other_adapter_text(rows: Sequence[DeltaRow]) -> str:
