@@ -112,8 +112,9 @@ class DiffReport(Tabular):
     def causes(self) -> tuple[NamedCause, ...]:
         """All causes that were found, as NamedCause, those of B before relations of A's names.
 
-        The order: tensors that B lacks, relations of B's names, contradicted flags, what tensors
-        show, relations of A's names.
+        They are lost tensors that a relation leaves, relations of B, contradicted flags, what
+        tensors show, and relations of A. Other names of which neither side need be wrong come
+        behind the faults of values.
         """
         related = [
             Finding(
@@ -131,8 +132,15 @@ class DiffReport(Tabular):
         of_a = [
             cause for cause, one in zip(related, self.relations, strict=True) if one.side == "a"
         ]
-        rows = [*self._lost_beside_relations, *(one for one in related if one not in of_a)]
+        no_fault = [
+            cause
+            for cause, one in zip(related, self.relations, strict=True)
+            if one.between and one.side == "b"
+        ]
+        rows = [one.to_named_cause({}) for one in self.lost_beside_relations]
+        rows += [one for one in related if one not in of_a and one not in no_fault]
         rows += [one.to_named_cause(self.stored) for one in self.contradicted]
+        before = len(rows)
         for one in self.findings:
             mends = is_repaired_by_rewriting(one.cause, one.confirmed, one.values)
             mends = mends and CAUSES[one.cause].verdict == "bug"
@@ -143,6 +151,9 @@ class DiffReport(Tabular):
                 or (self.rewriting_command if mends else "")
             )
             rows.append(replace(one, next=command).to_named_cause(self.stored))
+            if CAUSES[one.cause].verdict == "bug":
+                before = len(rows)
+        rows[before:before] = no_fault
         return tuple(
             one
             if one.remedy is None or self._can_run(one.remedy.command)
@@ -151,8 +162,8 @@ class DiffReport(Tabular):
         )
 
     @property
-    def _lost_beside_relations(self) -> tuple[NamedCause, ...]:
-        """The cause that B lacks tensors, where renaming explains the others; () without one.
+    def lost_beside_relations(self) -> tuple[Finding, ...]:
+        """The tensors that B lacks with all relations applied, as a finding; () without a relation.
 
         A relation that maps all other names would hide them.
         """
@@ -170,7 +181,7 @@ class DiffReport(Tabular):
             side="B",
             proof=unfitted_proof(len(lost)),
         )
-        return (finding.to_named_cause({}),)
+        return (finding,)
 
     def _can_run(self, command: str) -> bool:
         """Return whether a command runs on these files.

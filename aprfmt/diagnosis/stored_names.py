@@ -42,12 +42,17 @@ def compare_by_name(
         )
     # The causes that `diff` names, each with its remedy.
     report = diff_models(a, b, only=only)
-    findings = list(relation_findings(report))
+    findings = list(report.lost_beside_relations)
+    names = list(relation_findings(report))
+    findings += [one for one, of in zip(names, report.relations, strict=True) if not of.between]
     mends = {one.cause: one.remedy.command for one in report.causes if one.remedy is not None}
     findings += [
         replace(finding, next=finding.next or mends.get(finding.cause, ""))
         for finding, _ in explained_findings(report, set())
     ]
+    # Other names of which neither side need be wrong come behind the faults of values.
+    at = max((i + 1 for i, one in enumerate(findings) if one.verdict == "bug"), default=0)
+    findings[at:at] = [one for one, of in zip(names, report.relations, strict=True) if of.between]
     told = {key for finding in findings for key in finding.where}
     rows = [row for row in report.tensors if row.key not in told]
     findings += [finding for finding, _ in coarser_copies(rows)]

@@ -205,7 +205,9 @@ def _pair_by_name(
     more = [one.new for one in beside if one.new not in {rule.new for rule in found}]
     related = [
         SideRelation(
-            side_of_other_names(a, b), relation_between_names(a, b, rule, names, left, more)
+            side_of_other_names(a, b),
+            relation_between_names(a, b, rule, names, left, more),
+            between=True,
         )
         for rule, names in found.items()
     ]

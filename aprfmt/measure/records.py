@@ -179,12 +179,14 @@ class FieldDiff:
 class SideRelation:
     """A Relation under which one side ("a" or "b") is read and the other is not.
 
-    `cause` is the name of the cause that it is.
+    `cause` is the name of the cause that it is. `between`: it was found by holding the names of
+    both sides to each other, so that neither need be wrong.
     """
 
     side: str
     relation: Relation
     cause: str = "tensor_names"
+    between: bool = False
 
     def to_json(self) -> dict[str, object]:
         """Return plain data."""
