@@ -161,10 +161,14 @@ def _weights_by_name(
 ) -> Iterator[StoredWeight]:
     """Yield a StoredWeight for each weight of `bad` that tensor names show to be packed.
 
-    Only weights that do not decode, or those of `names`, where the quantization `section` of
-    config.json covers them or one of their companions is stored.
+    Only weights that do not decode, or those of `names`, where the config.json's `section` has
+    their packing or a part of theirs is stored. Weights of a method that is not decoded here are
+    left out: nothing shows what its own tool makes of them.
     """
-    stored = bad.source.tensors
+    stored, unread = bad.source.tensors, bad.unread
+    foreign: frozenset[str] = frozenset()
+    if unread is not None and unread.method and not (unread.why or unread.lacks):
+        foreign = unread.weights
     for name, tensor in stored.items():
         for key in DIALECTS:
             dialect = DIALECTS[key]
@@ -180,6 +184,8 @@ def _weights_by_name(
             parts = {s: _stored_part(bad, n) for s, n in beside.items() if n is not None}
             said = _section_of_weight(section, weight, dialect)
             if said is None and not any(s in parts for s in dialect.parts):
+                continue
+            if said is None and weight in foreign:
                 continue
             lost = bad.lost_parts.get(weight)
             if said is None and lost is not None:

@@ -71,10 +71,13 @@ LARGE = 1.0  # root mean square: of weights it is far below, of codes scaled to 
 def _codes_without_scale(ctx: CheckContext) -> Iterator[Finding]:
     """Yield a failure for each matrix in an 8-bit float whose scale is not in the file.
 
-    It is recognised by its values: codes that had a scale reach the largest number of their type,
-    and their mean square is far above that of weights cast without one.
+    Values cast without a scale keep the size of weights. Codes that were scaled reach the largest
+    number of their type, and are as large as that makes them. Codes of a packing that is not
+    decoded here are left out: its scales may be other tensors of the file.
     """
     scaled = {part.info.name for view in ctx.model.values() for part in view.parts.values()}
+    unread = ctx.model.unread
+    scaled |= {one.name for one in unread.tensors} if unread is not None else set()
     for name, row in ctx.census.items():
         kind, stats = row.info.encoding, row.stats
         if kind not in _FLOAT8 or len(row.info.shape) < 2 or name in scaled | ctx.told_parts:
