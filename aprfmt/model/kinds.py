@@ -97,8 +97,8 @@ def _adapter_text(model: "Model") -> str:
     what = "a LoRA adapter of MLX" if parts.spellings == {"mlx"} else "a LoRA adapter"
     components = diffusion_components(model, parts)
     if components:
-        each = ", ".join(f"{name} {count}" for name, count in components.items())
-        what += f" of a diffusion pipeline (modules: {each})"
+        counts = ", ".join(f"{name} {count}" for name, count in components.items())
+        what += f" of a diffusion pipeline (modules: {counts})"
     found = f"{what}{rank}{scale}{_for_base(base)}, {len(model)} tensors"
     bases = [name for name in parts.replacements if f"{WRAPPED}." in name]
     whole = [name for name in parts.replacements if name not in bases]

@@ -28,6 +28,7 @@ CAUSE_ROWS = (
     ),
 )  # fmt: skip
 
+STACKS = ("expert", "_exps", "switch_mlp", "switch_glu")  # in names of stacked experts
 LARGEST = 1 << 26  # elements of a kernel that is laid out anew in memory
 _WORDS: Mapping[
     str, str
@@ -58,14 +59,19 @@ def explain_stored_shape(case: DifferingPair) -> Iterator[Guess | Finding]:
 def _guess_kernel(case: DifferingPair, said: str) -> Iterator[Guess]:
     """Yield the guess that a convolution's kernel has the other side's axes in another order.
 
-    Nothing where only its axes were joined, and where no known order has these shapes. `said` is
-    the beginning of the sentence.
+    Nothing where only its axes were joined, where no known order has these shapes, and for three
+    axes of which the files do not say whose order is MLX's. `said` is the beginning of the
+    sentence.
     """
-    values = case.b.take(np.arange(case.b.rows)).reshape(case.b.shape)
     away, back = (
         kernel_steps(case.b.shape, case.a.shape),
         kernel_steps(case.a.shape, case.b.shape),
     )
+    if away and back:  # one axis beside the channels: either side may have them last
+        if not may_be_mlx_kernel(case):
+            return
+        away, back = ((), back) if _is_of_mlx(case, "A") else (away, ())
+    values = case.b.take(np.arange(case.b.rows)).reshape(case.b.shape)
     for step in away:
         values = step.undo([values], {})[0]
     for step in reversed(back):
@@ -79,6 +85,18 @@ def _guess_kernel(case: DifferingPair, said: str) -> Iterator[Guess]:
     cause = "mlx_layout" if mlx else "stored_shape"
     says = (f"{said}: {side} {how}",)
     yield case.guess(cause, says, "B", lambda numbers: rows[numbers])
+
+
+def may_be_mlx_kernel(case: DifferingPair) -> bool:
+    """Return whether a tensor of three axes may be a kernel of which one file has MLX's order.
+
+    One file alone says that MLX wrote it. Stacks of experts have three axes as well, and the same
+    order in both.
+    """
+    names = (case.key, *case.a.side.names, *case.b.side.names)
+    stacked = any(word in name for name in names for word in STACKS)
+    alone = _is_of_mlx(case, "A") != _is_of_mlx(case, "B")
+    return len(case.a.shape) == 3 and alone and not stacked
 
 
 def _is_of_mlx(case: DifferingPair, label: str) -> bool:
