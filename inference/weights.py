@@ -17,6 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from aprfmt.arch.role_vocabulary import role_key, split_key
+from aprfmt.base.budget import end_where_time_is_over
 from aprfmt.codecs.bnb4 import CodedParts
 from aprfmt.errors import ArchError, TensorNotFoundError
 from aprfmt.inference.rows import ArrayRows, ChangedRows, RowSource, StoredRows, as_floats
@@ -223,7 +224,11 @@ class Weight:
         self._rows.drop()
 
     def _place(self, backend: "Backend") -> Any:
-        """Return the tensor placed by the backend: uploaded as stored, else decoded."""
+        """Return the tensor placed by the backend: uploaded as stored, else decoded.
+
+        Raises TimeOver where the time of a budget in force is over.
+        """
+        end_where_time_is_over()
         direct = backend.place(self)
         if direct is not None:
             self._rows.drop()

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from aprfmt.base.budget import Budget, BudgetSpent
+from aprfmt.base.budget import Budget, BudgetSpent, end_where_time_is_over
 from aprfmt.base.outcome import Report
 from aprfmt.errors import UsageError
 from aprfmt.inference.capture import POINTS, parse_key
@@ -75,9 +75,10 @@ def compare_choices(
                         "compared"
                     )
                 break
-            if ran and not budget.has_time():
+            one = _run_in_time(stack, budget, model, choice, request)
+            if one is None:
                 break
-            ran.append(stack.enter_context(run_once(model, choice, request)))
+            ran.append(one)
         choices = every[: len(ran)]
         late = [NotCompared("run", str(each), LATE, budget.reason) for each in every[len(ran) :]]
         traces = [each.trace for each in ran]
@@ -90,22 +91,24 @@ def compare_choices(
         ]
         # How far quantization alone moves the reference.
         noise = None
+        finer, whose = base, "" if base is None else f"{base.path}, before quantization"
         if request.through is not None:
-            plain = stack.enter_context(run_once(model, choices[0], replace(request, through=None)))
-            noise = measure_run_distance(
-                0, f"the weights before {request.through}", traces[0], plain.trace, request
-            )
-        elif base is not None:
-            plain = stack.enter_context(run_once(base, choices[0], request))
-            noise = measure_run_distance(
-                0, f"{base.path}, before quantization", traces[0], plain.trace, request
-            )
+            finer, whose = model, f"the weights before {request.through}"
+        if finer is not None:
+            plain = replace(request, through=None)
+            before = _run_in_time(stack, budget, finer, every[0], plain)
+            if before is None or not ran:
+                late.append(NotCompared("run", whose, LATE, budget.reason))
+            else:
+                noise = measure_run_distance(0, whose, traces[0], before.trace, request)
         # How far each run is from a float64 run.
         arbiter: list[RunDistance] = []
-        if request.arbiter and not budget.has_time():
-            late.append(NotCompared("run", str(ARBITER), LATE, budget.reason))
-        elif request.arbiter:
-            exact = stack.enter_context(run_once(model, ARBITER, request))
+        exact = None
+        if request.arbiter:
+            exact = _run_in_time(stack, budget, model, ARBITER, request)
+            if exact is None:
+                late.append(NotCompared("run", str(ARBITER), LATE, budget.reason))
+        if exact is not None:
             arbiter = [
                 measure_run_distance(i, "numpy:cpu:float64", trace, exact.trace, request)
                 for i, trace in enumerate(traces)
@@ -128,6 +131,16 @@ def compare_choices(
             int(model.hyper["vocab_size"]),
             (*late, *make_ledger(model, OF_A_PASS).not_compared),
         )
+
+
+def _run_in_time(
+    stack: ExitStack, budget: Budget, model: Model, choice: DeviceChoice, request: ParityRequest
+) -> "RunResult | None":
+    """Return a run that `stack` closes; None where the budget's time is over before its end."""
+    with budget.in_force():
+        end_where_time_is_over()
+        return stack.enter_context(run_once(model, choice, request))
+    return None
 
 
 @dataclass(frozen=True)

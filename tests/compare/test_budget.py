@@ -16,6 +16,7 @@ from aprfmt.checks import validate
 from aprfmt.checks.gates import running
 from aprfmt.compare import diff
 from aprfmt.diagnosis import diagnose
+from aprfmt.diagnosis.diagnosis_order import DiagnosisRun
 from aprfmt.formats.mapped_file import StoredTensor
 from aprfmt.inference.device import parse_run
 from aprfmt.inference.parity.request import ParityRequest
@@ -321,9 +322,10 @@ READERS: dict[str, Callable[[Path, Path, Budget], int]] = {
     "attest": lambda a, b, budget: attest(a, a, budget=budget).exit_code,
     "qa": lambda a, b, budget: running.run(a, only=["init-statistics"], budget=budget).exit_code,
     "hash": lambda a, b, budget: hashed(a, budget),
+    "parity": lambda a, b, budget: run_twice(a, budget),
 }
 
-AT_ONCE = ("diff and causes", "attest", "qa")
+AT_ONCE = ("diff and causes", "attest", "qa", "parity")
 
 
 def hashed(model: Path, budget: Budget) -> int:
@@ -331,6 +333,14 @@ def hashed(model: Path, budget: Budget) -> int:
     with open_model(model) as opened:
         rows = manifest.tensor_rows(opened, budget=budget)
     return 2 if any("not_reached" in row for row in rows) else 0
+
+
+def run_twice(model: Path, budget: Budget) -> int:
+    """Return the exit code of `parity` of two runs, of which each reads all weights."""
+    runs = [parse_run(text) for text in ("cpu", "numpy:cpu:float64")]
+    with open_model(model) as opened:
+        found = compare_choices(opened, runs, ParityRequest((1, 2, 3), budget=budget))
+        return found.conclusion.exit
 
 
 @pytest.mark.parametrize("name", READERS)
@@ -352,6 +362,23 @@ def test_a_command_ends_one_piece_behind_its_budget(
 def _after(pieces: list[int], most: int) -> float:
     """Return a time that is beyond a second once so many pieces are read."""
     return 2.0 * (len(pieces) >= most)
+
+
+def test_a_budget_ends_the_passes_of_a_diagnosis(
+    model: Path, other: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Seen red: a pass over 20 GB that went on for minutes behind a budget of 20 s."""
+    now = [0.0]
+
+    def late_pass(run: DiagnosisRun) -> None:
+        now[0] = 2.0
+        end_where_time_is_over()
+        raise AssertionError("the time is over")
+
+    monkeypatch.setattr(DiagnosisRun, "_compare_passes", late_pass)
+    found = diagnose(str(model), str(other), budget=Budget(1.0, clock=lambda: now[0]))
+    late = [row.name for row in found.pronounced.not_compared if row.state == "not reached"]
+    assert late == ["forward pass"]
 
 
 def test_only_the_budget_in_force_ends_a_reader() -> None:
