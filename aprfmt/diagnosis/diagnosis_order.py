@@ -279,9 +279,12 @@ class DiagnosisRun:
         if self._find_seen_padding():
             return self.make_diagnosis()
         try:
-            if self._has_budget():
-                self._compare_passes()
-            else:
+            with self.reporter.budget.in_force() as reading:
+                if self._has_budget():
+                    self._compare_passes()
+                else:
+                    self._record_omitted_pass()
+            if reading.over:
                 self._record_omitted_pass()
         except BudgetSpent:
             self._record_omitted_pass()
