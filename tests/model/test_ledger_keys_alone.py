@@ -98,3 +98,10 @@ def test_attention_that_is_not_causal_is_read_where_a_model_attends_both_ways(ke
         assert keys({key: False}, spec=spec)[key] == unread
         assert keys({key: True}, spec=spec)[key] == ("unread", "")
     assert keys({key: False}, attends="both")[key] == ("unread", "")
+
+
+def test_a_nested_key_is_not_known_by_its_last_part(keys: Any) -> None:
+    """Seen red: `other.known` was what `known` is; below `known` a row speaks for all."""
+    said = keys({"other": {"known": 1}, "known": {"part": 2}})
+    assert said["other.known"] == ("unread", "")
+    assert said["known.part"] == ("known", "another program")
