@@ -36,6 +36,7 @@ from aprfmt.base.protocols import Damage, LazyTensor, Note, Source, TensorInfo, 
 from aprfmt.base.text_escape import shorten
 from aprfmt.errors import AprfmtError, FormatError, UnsupportedError, UsageError
 from aprfmt.formats import open_source
+from aprfmt.formats.pytorch.state_dict import ALONE
 from aprfmt.formats.pytorch.tensor import AbsentTensor
 from aprfmt.model import Model
 from aprfmt.model.engine_repacks import undo_repacks
@@ -75,6 +76,9 @@ _SUFFIXES = (".pt", ".pth", ".bin", ".ckpt", ".safetensors")
 _PICKLED = (".pt", ".pth", ".ckpt")
 # The number of a part and how many there are, at the end of a file's name.
 _PART = re.compile(r"-(\d{5})-of-(\d{5})$")
+_PART_OF_RANK = re.compile(r"(?:^|[-_.])part[-_]?\d+$")
+_ENDS = (".weight", ".bias")  # of the names of parameters
+_WRAPPERS = 4  # parts of a name that wrappers put before it, at most
 _SHOWN = 3
 _SHARES = 3  # tensors of too small a shape, at least, that show a rank's state to be alone
 _MOST_RANKS = 64
@@ -103,14 +107,22 @@ def is_engine_state(path: Path) -> bool:
 def _has_engine_names(file: Path) -> bool:
     """Return whether a file has a tensor of a module that only an engine has, as qkv_proj."""
     with open_source(file) as source:
-        return any(not ENGINE_MODULES.isdisjoint(name.split(".")) for name in source.tensors)
+        names = _own_names(source)
+        return any(not ENGINE_MODULES.isdisjoint(name.split(".")) for name in names)
+
+
+def _own_names(source: Source) -> Mapping[str, LazyTensor]:
+    """Return the tensors of a file by name: of a tensor that was saved alone the file's name."""
+    alone = source.tensors.get(ALONE) if len(source.tensors) == 1 else None
+    stem = source.path.stem
+    return source.tensors if alone is None or not stem.endswith(_ENDS) else {stem: alone}
 
 
 def is_saved_state(path: Path, published: Model) -> bool:
     """Return whether a path is a state with the published names, and no model's.
 
     It is a file of torch.save, or a folder with a state in several files. Most of its tensors have
-    names of `published`, which has a configuration.
+    names of `published`, which has a configuration, or these behind the name of a wrapper.
     """
     if published.folder is None or published.folder.config is None:
         return False
@@ -121,10 +133,20 @@ def is_saved_state(path: Path, published: Model) -> bool:
     try:
         for file in files:
             with open_source(file) as source:
-                names |= source.tensors.keys()
+                names |= _own_names(source).keys()
     except (AprfmtError, OSError):
         return False
-    return 2 * len(names & published.source.tensors.keys()) > len(names)
+    known = published.source.tensors.keys()
+    return 2 * sum(not known.isdisjoint(_unwrapped(name)) for name in names) > len(names)
+
+
+def _unwrapped(name: str) -> list[str]:
+    """Return a name, and what is left of it without its first one to four parts.
+
+    A wrapper around a model, such as `_orig_mod.` or `actor.module.`, puts these before its names.
+    """
+    parts = name.split(".")
+    return [".".join(parts[at:]) for at in range(min(_WRAPPERS + 1, len(parts)))]
 
 
 def _state_files(path: Path) -> list[tuple[Path, Mapping[str, int]]]:
@@ -509,6 +531,7 @@ def _group_by_name(
     if not any(ranks for _, ranks in sources):
         return _group_parts(path, [source for source, _ in sources])
     _refuse_ranks_given_twice(path, sources)
+    _refuse_lost_rank_parts(path, sources)
     numbers = sorted({ranks.get(axis, 0) for _, ranks in sources})
     if numbers and numbers != list(range(numbers[-1] + 1)):
         lost = sorted(set(range(numbers[-1] + 1)) - set(numbers))
@@ -549,7 +572,7 @@ def _group_parts(path: Path, sources: Sequence[Source]) -> dict[str, RankTensor]
     """
     found: dict[str, tuple[Source, LazyTensor]] = {}
     for source in sources:
-        for name, tensor in source.tensors.items():
+        for name, tensor in _own_names(source).items():
             first, held = found.setdefault(name, (source, tensor))
             if first is not source and not _same_bytes(held, tensor):
                 raise FormatError(
@@ -559,6 +582,32 @@ def _group_parts(path: Path, sources: Sequence[Source]) -> dict[str, RankTensor]
                 )
     tensors = _stack_experts({name: tensor for name, (_, tensor) in found.items()})
     return {name: RankTensor(name, (tensor,), (0,)) for name, tensor in tensors.items()}
+
+
+def _refuse_lost_rank_parts(
+    path: Path, sources: Sequence[tuple[Source, Mapping[str, int]]]
+) -> None:
+    """Raise FormatError where a rank's files are numbered parts, and one of them is missing.
+
+    vLLM writes `model-rank-1-part-0.safetensors`. Ranks of one stage hold parts of the same
+    tensors: a rank that lacks some of them lacks a file.
+    """
+    parts = [_PART_OF_RANK.search(source.path.stem) for source, _ in sources]
+    if not all(parts) or any("pp" in ranks for _, ranks in sources):
+        return
+    held: dict[frozenset[tuple[str, int]], list[Source]] = {}
+    for source, ranks in sources:
+        held.setdefault(frozenset(ranks.items()), []).append(source)
+    every = {name for source, _ in sources for name in source.tensors}
+    for ranks, files in held.items():
+        lost = sorted(every - {name for source in files for name in source.tensors})
+        if lost:
+            there = ", ".join(_below(source, path) for source in files[:_SHOWN])
+            raise FormatError(
+                f"{path}: {_ranks_text(dict(ranks))} lacks {len(lost)} tensors that another rank "
+                f"has, such as {shorten(lost[0], 80)!r}: is one of its files missing? There are "
+                f"{there}" + (", ..." if len(files) > _SHOWN else "")
+            )
 
 
 def _refuse_ranks_given_twice(

@@ -663,6 +663,59 @@ def test_a_name_in_two_files_of_a_state_has_one_value(name: str, tmp_path: Path)
     assert f"'{name}' is in " in done.err and "c.pt, with other values" in done.err
 
 
+@pytest.mark.parametrize("lost", [0, 1, 2])
+@pytest.mark.parametrize("rank", [0, 1])
+def test_a_missing_part_of_a_rank_is_refused(rank: int, lost: int, tmp_path: Path) -> None:
+    """Seen red: rows were said to be other tensors' rows, confirmed, where a file was missing."""
+    for number, held in enumerate(states("llama", 2)):
+        names = tuple(f"model-rank-{number}-part-{part}.safetensors" for part in range(3))
+        for file in written_alone(tmp_path / f"r{number}", names, held, index=False).iterdir():
+            (tmp_path / "s").mkdir(exist_ok=True)
+            file.rename(tmp_path / "s" / file.name)
+    done = aprfmt("diff", tiny_folder("llama"), tmp_path / "s")
+    assert (done.code, "equal, 30 tensors" in done.out) == (0, True), done.out
+    (tmp_path / "s" / f"model-rank-{rank}-part-{lost}.safetensors").unlink()
+    done = aprfmt("diff", tiny_folder("llama"), tmp_path / "s")
+    assert done.code == 2, done.out
+    assert f"rank {rank} lacks 7 tensors that another rank has" in done.err
+
+
+WRAPPERS: dict[str, Callable[[State], Any]] = {
+    "compiled": lambda held: {"state_dict": {f"_orig_mod.{key}": held[key] for key in held}},
+    "sharded": lambda held: {f"_fsdp_wrapped_module.{key}": held[key] for key in held},
+    "of an actor": lambda held: {f"actor.module.{key}": held[key] for key in held},
+    "as pairs": lambda held: list(held.items()),
+}
+
+
+@pytest.mark.parametrize("form", WRAPPERS)
+def test_published_names_behind_a_wrapper_are_a_state(form: str, tmp_path: Path) -> None:
+    """Seen red: "equal values, but not where readers look for them", exit 1."""
+    held = published(tiny_folder("llama"))
+    torch.save(WRAPPERS[form](held), tmp_path / "s.pt")
+    done = aprfmt("diff", tiny_folder("llama"), tmp_path / "s.pt", "--json")
+    assert (done.code, done.json["causes"]) == (0, []), done.out[:2000]
+    held[OUT] = held[OUT] + 1
+    torch.save(WRAPPERS[form](held), tmp_path / "s.pt")
+    done = aprfmt("diff", tiny_folder("llama"), tmp_path / "s.pt", "--json")
+    assert [one["name_a"] for one in done.json["tensors"] if one["verdict"] == "DIFFERENT"] == [OUT]
+
+
+@pytest.mark.parametrize("joined", [True, False])
+def test_a_file_for_each_parameter_is_a_state(joined: bool, tmp_path: Path) -> None:
+    """A tensor that is saved alone has the name of its file; outputs saved so are no state."""
+    held = states("llama", 1)[0] if joined else published(tiny_folder("llama"))
+    (tmp_path / "s").mkdir()
+    (tmp_path / "d").mkdir()
+    for name, tensor in held.items():
+        torch.save(tensor.clone(), tmp_path / "s" / f"{name}.pt")
+        output = torch.rand(1, 3, 8)
+        torch.save(output, tmp_path / "d" / f"{name.removesuffix('.weight')}.pt")
+    done = aprfmt("diff", tiny_folder("llama"), tmp_path / "s", "--json")
+    assert (done.code, done.json["causes"]) == (0, []), done.out[:2000]
+    assert not is_engine_state(tmp_path / "d")
+
+
 @pytest.mark.parametrize("first", [1, 0])
 def test_a_missing_part_of_a_state_is_refused(first: int, tmp_path: Path) -> None:
     names = tuple(f"state-{number:05d}-of-00003.pt" for number in range(first, first + 3))
@@ -684,7 +737,7 @@ def test_passes_and_other_models_are_no_parts_of_a_state(tmp_path: Path) -> None
     given = published(tiny_folder("llama"))
     two = written_alone(tmp_path / "p", ("a.pt", "b.pt"), given)
     assert not is_engine_state(two)
-    named = {f"other.{name}": tensor for name, tensor in given.items()}
+    named = {name.replace("weight", "grad"): tensor for name, tensor in given.items()}
     other = written_alone(tmp_path / "o", ("a.pt", "b.pt"), named)
     with open_model(tiny_folder("llama")) as model:
         assert is_saved_state(two, model)

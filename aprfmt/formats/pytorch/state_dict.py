@@ -94,10 +94,16 @@ class Flattened:
     def _add_list(
         self, values: list[Any] | tuple[Any, ...], path: tuple[str, ...], depth: int
     ) -> None:
-        """Add a list of scalars as one value, any other list element by element."""
+        """Add a list of scalars as one value, any other list element by element.
+
+        A list of (name, tensor), as of `list(model.named_parameters())`, is added as a dict.
+        """
         if all(isinstance(each, _SCALARS) for each in values):
             self._visits += len(values)
             self._add_value(path, list(values))
+            return
+        if all(_is_named_tensor(each) for each in values):
+            self._add_dict(PickledDict([(each[0], each[1]) for each in values]), path, depth)
             return
         for number, value in enumerate(values):
             self._walk(value, (*path, str(number)), depth + 1)
@@ -192,6 +198,13 @@ class Flattened:
                 f"{MAX_PATH} are read"
             )
         return name
+
+
+def _is_named_tensor(value: Any) -> bool:
+    """Return whether a value is a pair of a text and a tensor."""
+    if not isinstance(value, list | tuple) or len(value) != 2 or not isinstance(value[0], str):
+        return False
+    return isinstance(value[1], TensorValue | SparseTensorValue)
 
 
 def _key_text(key: Any) -> str:
