@@ -24,8 +24,10 @@ from aprfmt.causes.forward.cut_points import (
     recorded_values_are_used,
 )
 from aprfmt.causes.forward.mismatch import Change, Mismatch
+from aprfmt.causes.forward.rank_shares import order_text
 from aprfmt.diagnosis.joined_columns import find_other_column_order
-from aprfmt.diagnosis.relations import certainty_of_relations, relation_text
+from aprfmt.diagnosis.relations import certainty_of_relations, rank_order, relation_text
+from aprfmt.errors import FormatError
 from aprfmt.inference.capture import key_name, parse_key
 from aprfmt.inference.points import POINTS
 from aprfmt.inference.replay.shadow import ShadowPoint, run_shadow_pass, run_shadow_point
@@ -52,6 +54,7 @@ def find_other_capture_point(case: Mismatch) -> Change | None:
         return None
     # Other points of the layer may have been recorded elsewhere too.
     names = [case.view.point]
+    flagged = {case.view.point: case.view}  # each by the pass that lacks those before it
     order = {key: i for i, key in enumerate(case.patched.points)}
     while True:
         found = run_shadow_pass(case.patched, case.without(_keys_in_all_layers(case, names)), cut)
@@ -59,22 +62,27 @@ def find_other_capture_point(case: Mismatch) -> Change | None:
         if view is None or order.get(view.key, 0) <= order.get(key, 0) or view.one_sided_nonfinite:
             break
         names.append(view.point)
+        flagged[view.point] = view
     # The cut must agree now, and have shown the trace's own values before.
     before = case.found.views.get(cut)
     after = found.views.get(cut)
     if after is None or after.flagged or before is None or not _recorded_values_show(case, before):
         return None
     # What the recorded values are, where a relation to the reference's says it.
-    here = [key_name(name, case.layer) for name in names]
-    texts = {name: _mismatch_relation(case, key) for name, key in zip(names, here, strict=True)}
+    here, views = [key_name(name, case.layer) for name in names], case.found.views
+    texts = {
+        name: _relation_text(case, views[key]) or _relation_text(case, flagged[name])
+        for name, key in zip(names, here, strict=True)
+    }
     words = [text or UNKNOWN for text in texts.values()]
     # Other layers in which the same points differ, and what their values are.
     others = _differing_keys(case, names) - {*here}
+    _refuse_rank_twice(case, [*here, *sorted(others)])
     known = list(texts.values())
     for other in sorted(others):
-        text = _mismatch_relation(case, other)
-        first = _with_relative_layers(texts[other.partition(".")[2]], case.layer)
-        known.append(text if _with_relative_layers(text, parse_key(other)[1]) == first else "")
+        text = _relation_text(case, views[other])
+        first = _of_any_layer(texts[other.partition(".")[2]], case.layer)
+        known.append(text if _of_any_layer(text, parse_key(other)[1]) == first else "")
     says = "; ".join(f"{name} is {text}" for name, text in zip(names, words, strict=True))
     return Change(
         "capture_point",
@@ -172,7 +180,7 @@ def _stream_taken_elsewhere(case: Mismatch) -> Change | None:
         if after is None or after.flagged or after.residual is None:
             continue
         elsewhere = {key} | keys_taken_elsewhere(case, drop)
-        relation = _mismatch_relation(case, key)
+        relation = _relation_text(case, case.view)
         known = relation or UNKNOWN
         return Change(
             "capture_point",
@@ -190,6 +198,35 @@ def _stream_taken_elsewhere(case: Mismatch) -> Change | None:
 def _keys_in_all_layers(case: Mismatch, names: Sequence[str]) -> set[str]:
     """Return the keys of the named points in every layer, as engines record all layers alike."""
     return {key_name(name, layer) for name in names for layer in range(case.patched.n_layers)}
+
+
+def _refuse_rank_twice(case: Mismatch, keys: Sequence[str]) -> None:
+    """Raise FormatError where a dump has a rank's shares twice, at most of `keys`, at least two.
+
+    What follows from these points agrees: the engine had the other rank's shares, the dump has not.
+    """
+    if not case.recorded.trace.run.get("dump"):
+        return
+    orders = {key: order for key in keys if (order := _rank_order(case, key)) is not None}
+    twice = {key: tuple(order) for key, order in orders.items() if len({*order}) < len(order)}
+    if len(twice) < 2 or 2 * len(twice) <= len(keys) or len({*twice.values()}) > 1:
+        return
+    (order,) = {*twice.values()}
+    lost = [str(rank) for rank in range(len(order)) if rank not in order]
+    raise FormatError(
+        f"the dump has {order_text(order)}, at {join_first([*twice], SHOWN)}; what follows agrees, "
+        f"so that the values of rank {', '.join(lost)} were computed and are not in the dump: was "
+        "one rank's file written twice?"
+    )
+
+
+def _rank_order(case: Mismatch, key: str) -> list[int] | None:
+    """Return whose share each rank has of a point's recorded values; None if they are no shares."""
+    view = case.found.views[key]
+    if view.recorded is None or np.ptp(view.recorded.values) == 0:
+        return None
+    mine, theirs = view.recorded.comparable_values(view.mine, view.axis)
+    return rank_order(mine, theirs, 10 * view.tolerance)
 
 
 def _differing_keys(case: Mismatch, names: Sequence[str]) -> set[str]:
@@ -249,12 +286,11 @@ def _rows_text(case: Mismatch) -> str:
 # --- what the values are -------------------------------------------------------------------------
 
 
-def _mismatch_relation(case: Mismatch, key: str) -> str:
-    """Return in words how a point's recorded values follow from the reference's, or "".
+def _relation_text(case: Mismatch, view: ShadowPoint) -> str:
+    """Return how a point's recorded values follow from the reference's; "" if no relation fits.
 
     Where the trace has only some rows these are compared.
     """
-    view = case.found.views[key]
     if view.recorded is None or np.ptp(view.recorded.values) == 0:
         return ""
     for name, value in neighbour_values(replace(case, view=view)):

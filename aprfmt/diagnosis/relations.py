@@ -41,7 +41,7 @@ def relation_text(mine: Array, theirs: Array, bound: float) -> str:
     for name, value in rows:
         if rel_l2(value, y) <= bound:
             return name
-    shares = _rank_order_text(x.reshape(len(x), -1), y.reshape(len(x), -1), bound)
+    shares = _rank_order_text(x, y, bound)
     if shares:
         return shares
     # A constant difference, or a constant factor.
@@ -73,12 +73,20 @@ def relation_text(mine: Array, theirs: Array, bound: float) -> str:
 
 
 def _rank_order_text(x: Array, y: Array, bound: float) -> str:
-    """Return in words that `y` is `x` with ranks' blocks of columns in another order; "" if not."""
-    for count in COUNTS:
-        order = block_order(x, y, count, bound)
-        if order is not None:
-            return f"its value with {order_text(order)}"
-    return ""
+    """Return that ranks' blocks of columns are in another order, in words; "" if not."""
+    order = rank_order(x, y, bound)
+    return "" if order is None else f"its value with {order_text(order)}"
+
+
+def rank_order(mine: Array, theirs: Array, bound: float) -> list[int] | None:
+    """Return which rank's block of columns of `mine` each block of `theirs` is; None if unclear.
+
+    Both have a row per token. The first usual number of ranks counts by which the blocks of
+    `theirs` are those of `mine`, within `bound`, in another order or one of them twice.
+    """
+    x, y = mine.reshape(len(mine), -1), theirs.reshape(len(mine), -1)
+    orders = (block_order(x, y, count, bound) for count in COUNTS)
+    return next((order for order in orders if order is not None), None)
 
 
 LAYOUTS: tuple[tuple[str, Callable[[Array], Array]], ...] = (

@@ -187,7 +187,7 @@ def test_a_stream_was_taken_elsewhere_where_what_follows_then_agrees(
     )
     monkeypatch.setattr(capture_point, "run_shadow_pass", run)
     monkeypatch.setattr(capture_point, "keys_taken_elsewhere", lambda case, drop: set(drop))
-    monkeypatch.setattr(capture_point, "_mismatch_relation", lambda case, key: relation)
+    monkeypatch.setattr(capture_point, "_relation_text", lambda case, view: relation)
     monkeypatch.setattr(capture_point, "_rows_text", lambda case: " (rows)")
     case: Any = SimpleNamespace(
         view=SimpleNamespace(key="L0.out", point="out"),

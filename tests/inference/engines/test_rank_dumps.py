@@ -1021,6 +1021,52 @@ def test_what_is_missing_is_named(break_it: Callable[[Path], None], tmp_path: Pa
         raise AssertionError(trace.run)
 
 
+def _second_is_first(folder: Path) -> None:
+    """Two ranks, of which the second one's pass is the first one's file."""
+    tensor_parallel(folder)
+    shutil.copy(rank_of(folder, 0) / "Pass00001.pt", rank_of(folder, 1) / "Pass00001.pt")
+
+
+def _last_is_third(folder: Path) -> None:
+    """Four ranks, of which the last one's file is the third one's."""
+    shared_key_heads(folder)
+    shutil.copy(folder / "rank2" / "Pass0.pt", folder / "rank3" / "Pass0.pt")
+
+
+def _exchanged(folder: Path) -> None:
+    """Two ranks whose files have each other's names."""
+    tensor_parallel(folder)
+    paths = [rank_of(folder, rank) / "Pass00001.pt" for rank in range(2)]
+    held = [torch.load(path) for path in paths]
+    for path, other in zip(paths, reversed(held), strict=True):
+        torch.save(other, path)
+
+
+@pytest.mark.parametrize(
+    "write, says",
+    [
+        (_second_is_first, "rank 1 has that of rank 0), at L0.q"),
+        (_last_is_third, "rank 3 has that of rank 2), at L0.q"),
+    ],
+)
+def test_a_file_of_another_rank_is_no_pass_that_was_seen(
+    write: Writer, says: str, tmp_path: Path
+) -> None:
+    """Seen red: "same", exit 0, where no value of the second rank was there."""
+    write(tmp_path / "d")
+    done = aprfmt("diagnose", tiny_folder("llama"), tmp_path / "d")
+    assert done.code == 2 and says in done.err, (done.out, done.err)
+    assert "were computed and are not in the dump" in done.err
+
+
+def test_ranks_whose_files_are_exchanged_are_seen_whole(tmp_path: Path) -> None:
+    """All values are there, under other ranks' names: they are those of the model."""
+    _exchanged(tmp_path / "d")
+    done = aprfmt("diagnose", tiny_folder("llama"), tmp_path / "d", "--json")
+    (found,) = done.json["causes"]
+    assert (done.code, found["cause"]) == (0, "capture_point")
+
+
 def _first_rank_alone(write: Writer) -> Writer:
     """Return a writer whose dump has the files of rank 0 alone, of all axes."""
 
