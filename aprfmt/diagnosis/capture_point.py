@@ -201,14 +201,15 @@ def _keys_in_all_layers(case: Mismatch, names: Sequence[str]) -> set[str]:
 
 
 def _refuse_rank_twice(case: Mismatch, keys: Sequence[str]) -> None:
-    """Raise FormatError where a dump has a rank's shares twice, at most of `keys`, at least two.
+    """Raise FormatError where a dump has one rank's shares in another's place at most of `keys`.
 
-    What follows from these points agrees: the engine had the other rank's shares, the dump has not.
+    Two points at least have to show it. What follows from them agrees: the engine had the other
+    rank's shares, the dump has not.
     """
     if not case.recorded.trace.run.get("dump"):
         return
-    orders = {key: order for key in keys if (order := _rank_order(case, key)) is not None}
-    twice = {key: tuple(order) for key, order in orders.items() if len({*order}) < len(order)}
+    orders = {key: tuple(_rank_order(case, key) or ()) for key in keys}
+    twice = {key: order for key, order in orders.items() if len({*order}) < len(order)}
     if len(twice) < 2 or 2 * len(twice) <= len(keys) or len({*twice.values()}) > 1:
         return
     (order,) = {*twice.values()}

@@ -599,12 +599,12 @@ def _refuse_lost_rank_parts(
     for source, ranks in sources:
         held.setdefault(frozenset(ranks.items()), []).append(source)
     every = {name for source, _ in sources for name in source.tensors}
-    for ranks, files in held.items():
+    for rank, files in held.items():
         lost = sorted(every - {name for source in files for name in source.tensors})
         if lost:
             there = ", ".join(_below(source, path) for source in files[:_SHOWN])
             raise FormatError(
-                f"{path}: {_ranks_text(dict(ranks))} lacks {len(lost)} tensors that another rank "
+                f"{path}: {_ranks_text(dict(rank))} lacks {len(lost)} tensors that another rank "
                 f"has, such as {shorten(lost[0], 80)!r}: is one of its files missing? There are "
                 f"{there}" + (", ..." if len(files) > _SHOWN else "")
             )
