@@ -57,6 +57,9 @@ class Maths(Protocol):
     def total(self, x: Array) -> Array:
         """Return the sum of each row [..., 1]."""
 
+    def divisor(self, weights: Array) -> Array:
+        """Return the sum of each row of chosen weights, by which they are divided, axis kept."""
+
     def ranked(self, x: Array) -> Array:
         """Return the indices that sort each row, largest first; equal elements keep their order."""
 
@@ -92,6 +95,10 @@ class NumpyMaths:
     def total(self, x: Array) -> Array:
         """Return the sum of each row, last axis kept."""
         return np.sum(x, axis=-1, keepdims=True)
+
+    def divisor(self, weights: Array) -> Array:
+        """Return the sum of each row of chosen weights, by which they are divided, axis kept."""
+        return self.total(weights)
 
     def ranked(self, x: Array) -> Array:
         """Return the indices that sort each row, largest first; equal elements keep their order."""
@@ -174,7 +181,7 @@ def _finish_weights(m: Maths, weights: Array, hp: Hyper, tiny: float) -> Array:
     `tiny` is added to the sum, so that it is not zero.
     """
     if hp["norm_topk"]:
-        weights = weights / (m.total(weights) + tiny)
+        weights = weights / (m.divisor(weights) + tiny)
     return weights * float(hp["routed_scale"])
 
 

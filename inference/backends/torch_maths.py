@@ -27,6 +27,10 @@ class TorchMaths:
         """Return the sum of each row, last axis kept."""
         return x.sum(-1, keepdim=True)
 
+    def divisor(self, weights: torch.Tensor) -> torch.Tensor:
+        """Return the sum of each row of chosen weights, by which they are divided, axis kept."""
+        return self.total(weights)
+
     def ranked(self, x: torch.Tensor) -> torch.Tensor:
         """Return the indices that sort each row, largest first; equal elements keep their order."""
         return torch.sort(-x, dim=-1, stable=True).indices

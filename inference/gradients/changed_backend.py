@@ -7,6 +7,7 @@ import numpy as np
 import torch
 
 from aprfmt.inference.backends.base import Array, Heads, NormCast, Numbers, RopeCast, Style
+from aprfmt.inference.backends.torch_maths import TorchMaths
 from aprfmt.inference.gradients.backend import HEAD, TABLE, GradientBackend
 from aprfmt.inference.gradients.changes import BackwardChange
 from aprfmt.inference.weights import Weight
@@ -20,6 +21,14 @@ def with_gradient_of(value: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
     return other + (value - other).detach()
 
 
+class ConstantDivisor(TorchMaths):
+    """TorchMaths for which the sum that experts' weights are divided by is a constant."""
+
+    def divisor(self, weights: torch.Tensor) -> torch.Tensor:
+        """Return the sum of each row of chosen weights, cut from the graph."""
+        return super().divisor(weights).detach()
+
+
 class ChangedBackend(GradientBackend):
     """GradientBackend with the mistake of a `BackwardChange` in its backward."""
 
@@ -27,6 +36,8 @@ class ChangedBackend(GradientBackend):
         """Set the device, the dtype and the mistake."""
         super().__init__(device, dtype)
         self.change = change
+        if change.operation == "router_sum_constant":
+            self.maths = ConstantDivisor()
         self.backward_weights: dict[str, torch.Tensor] = {}  # by role key, of frozen matrices
 
     @property

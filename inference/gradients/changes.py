@@ -9,7 +9,8 @@ from typing import Literal
 # attention whose probabilities are computed again without the mask;
 # norms whose scale, mean, or both are constants; norms that multiply by their weight where the
 # value has 1 + the weight, by 1 + the weight where it has the weight, or by nothing;
-# routers whose weights are constants; a tied table's use as the head, or as the embedding.
+# routers whose weights are constants, or the sum by which these are divided; a tied table's use as
+# the head, or as the embedding.
 Operation = Literal[
     "kv_first_head",
     "kv_last_head",
@@ -25,6 +26,7 @@ Operation = Literal[
     "norm_offset_added",
     "norm_weight_left_out",
     "router_cut",
+    "router_sum_constant",
     "head_cut",
     "embedding_cut",
 ]

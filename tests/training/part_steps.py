@@ -1,8 +1,9 @@
 """Steps whose faults are in a part of the model or of the arithmetic, and right steps beside them.
 
 A seventh set: gradients that are clipped by the norm of a part of them, frozen bases of 4 bits that
-a backward decodes wrongly, lengths of DoRA, steps that are skipped but for their decay, and masks
-of labels that are inverted. What is right stands in each row, written before the row was first run.
+a backward decodes wrongly, lengths of DoRA, steps that are skipped but for their decay, masks of
+labels that are inverted, and routers. What is right stands in each row, written before the row was
+first run.
 """
 
 from collections.abc import Callable
@@ -13,6 +14,7 @@ from typing import Any
 import torch
 from safetensors.torch import load_file, save_file
 from torch.nn import functional
+from transformers.models.qwen3_moe import modeling_qwen3_moe
 
 from aprfmt.codecs.fp4 import CODEC as FP4_CODEC
 from aprfmt.codecs.nf4 import CODEC as NF4_CODEC
@@ -27,8 +29,10 @@ from tests.training.judged_steps import (
     backward,
     batch_of,
     clip,
+    gradient_step,
     lora,
     matrices_and_rest,
+    patched,
     taken,
     with_gradient_of,
     with_gradients,
@@ -235,8 +239,29 @@ def with_prompts(inverted: bool, padded: bool = False) -> Callable[[Path], dict[
     return make
 
 
+def constant_sum() -> Any:
+    """The sum by which the weights of the chosen experts are divided is a constant."""
+
+    def route(self: Any, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        logits = functional.linear(x.reshape(-1, self.hidden_dim), self.weight)
+        scores = functional.softmax(logits, dtype=torch.float, dim=-1)
+        weights, experts = torch.topk(scores, self.top_k, dim=-1)
+        weights = weights / weights.sum(-1, keepdim=True).detach()
+        return logits, weights.to(x.dtype), experts
+
+    return patched(modeling_qwen3_moe.Qwen3MoeTopKRouter, "forward", route)
+
+
 MISREAD = "backward_dequantization"
 PART_FAULTS = (
+    JudgedStep(
+        "router_sum_constant",
+        "the sum that the weights of the experts are divided by is a constant; first in layer 2",
+        gradient_step("qwen3_moe", constant_sum),
+        cause="backward_router",
+        named="backward_router.*sum",
+        at=r"at L2\.ffn_gate_inp",
+    ),
     JudgedStep(
         "decayed_without_step",
         "the optimizer's step was skipped, and the decay made all the same",

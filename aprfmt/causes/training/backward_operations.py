@@ -46,8 +46,9 @@ CAUSE_ROWS = (
         "backward_router",
         "gradient",
         "bug",
-        "The weights of the experts are constants in the backward: routers learn nothing.",
-        "In the last wrong layer the router has no gradient, and the experts are right.",
+        "The weights of the experts are constants in the backward, and routers learn nothing; or "
+        "the sum is, by which these weights are divided.",
+        "In the last wrong layer the router has no gradient or another, and the experts are right.",
         _MADE,
     ),
     Cause(
@@ -146,12 +147,20 @@ def guess_norms(case: BackwardCase) -> Iterator[BackwardGuess]:
 
 
 def guess_router_cut(case: BackwardCase) -> Iterator[BackwardGuess]:
-    """Yield the guess that the router is cut off from the loss."""
+    """Yield guesses that the router is cut off from the loss, or the sum of its weights."""
     experts = ("ffn_down_exps", "ffn_up_exps", "ffn_gate_exps")
     if case.right_at("ffn_gate_inp") or not case.right_at(*experts):
         return
-    says = "the weights of the experts are constants: the router has no gradient"
-    yield from _guesses("backward_router", (("router_cut", says),))
+    yield from _guesses(
+        "backward_router",
+        (
+            ("router_cut", "the weights of the experts are constants: the router has no gradient"),
+            (
+                "router_sum_constant",
+                "the sum that the weights of the experts are divided by is a constant",
+            ),
+        ),
+    )
 
 
 def guess_tied_part(case: BackwardCase) -> Iterator[BackwardGuess]:
