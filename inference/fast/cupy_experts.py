@@ -57,6 +57,10 @@ class CupyMaths:
         """Return the sum of each row, last axis kept."""
         return x.sum(axis=-1, keepdims=True)
 
+    def divisor(self, weights: Array) -> Array:
+        """Return the sum of each row of chosen weights, by which they are divided, axis kept."""
+        return self.total(weights)
+
     def ranked(self, x: Array) -> Array:
         """Return the indices that sort each row, largest first; equal elements keep their order.
 
