@@ -27,6 +27,7 @@ from tests.training import (
     framework_steps,
     judged_steps,
     loop_steps,
+    part_steps,
     thread_steps,
     trainer_steps,
 )
@@ -166,7 +167,7 @@ def test_every_cause_of_a_step_has_its_fault() -> None:
     )  # fmt: skip
     loops = (*loop_steps.LOOP_FAULTS, *loop_steps.LOOP_RELATIVES)
     trainers = (*trainer_steps.TRAINER_FAULTS, *trainer_steps.TRAINER_RELATIVES)
-    others = framework_steps.FRAMEWORK_FAULTS
+    others = (*framework_steps.FRAMEWORK_FAULTS, *part_steps.PART_FAULTS)
     every: tuple[Any, ...] = (*FAULTS, *GRADIENT_FAULTS, *judged, *loops, *trainers, *others)
     seeded = {fault.cause for fault in every} - {"", "nonfinite"}
     rows = {row.name for module in modules_of("training") for row in causes_of(module)}
@@ -638,7 +639,12 @@ def test_a_number_read_from_some_elements_is_judged_by_the_others(
     before = np.arange(200.0)
     case = StepCase("k", False, before, before + 1, ("F32", "F32"), np.arange(200), signs=True)
     nothing: Any = SimpleNamespace(
-        right=False, share=0.0, held_counts=(0, 0.0, 0, 0), exact=False, case=case
+        right=False,
+        share=0.0,
+        held_counts=(0, 0.0, 0, 0),
+        exact=False,
+        told_by_bits=False,
+        case=case,
     )
     monkeypatch.setattr(update_check, "_measure_step_and_decay", lambda fit, recipe: (None, None))
     monkeypatch.setattr(update_check, "measured_factor", lambda case, recipe: (math.nan, 1.0))
