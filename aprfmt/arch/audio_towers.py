@@ -63,7 +63,11 @@ def _tower_spec(name: str, shown: str, *projector: RoleRow, joins: bool = False)
     kind = PROJECTORS[name]
 
     def write_projector(value: Value, hp: Params) -> Params:
-        """Return GGUF's {key: value} of the projector: file type, kind, width, joined frames."""
+        """Return GGUF's {key: value} that describe the audio projector: its type and width.
+
+        `value` is the output width, the text model's. Where the projector joins frames, their
+        number is added.
+        """
         return {
             "general.type": "mmproj",
             "{arch}.has_audio_encoder": True,
@@ -73,7 +77,10 @@ def _tower_spec(name: str, shown: str, *projector: RoleRow, joins: bool = False)
         }
 
     def joined_frames(hp: Params) -> int:
-        """Return how many frames the projector reads at once."""
+        """Return how many of the encoder's frames the projector reads as one row.
+
+        That is MLP width / hidden size.
+        """
         return int(hp["ffn_size"]) // int(hp["hidden_size"])
 
     return names_only_spec(

@@ -140,7 +140,10 @@ def _read_v2_groups(rule: HyperRule) -> HyperRule:
     """
 
     def read(facts: Facts, hp: Params) -> Found:
-        """Return (number of groups, key) of config.json; None without the key."""
+        """Return (number of expert groups, key) of deepseek v2's config.json; None without the key.
+
+        The number is 1 unless `topk_method` limits the choice of experts to some groups.
+        """
         found, router = facts.first(*rule.keys["hf"]), _read_v2_router(facts, hp)
         limited = router is not None and router[0] == "group_limited_greedy"
         return found if found is None or limited else (1, found[1])

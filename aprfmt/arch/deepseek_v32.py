@@ -48,9 +48,11 @@ def _index_layers_rule(names: str) -> HyperRule:
     listed = read_layer_kinds(("full",), ("shared",), "indexer_types")
 
     def read(facts: Facts, hp: Params) -> Found:
-        """Return (which layers have an indexer, key) of config.json; None without a key.
+        """Return (one boolean per layer: it has an indexer, key) of config.json.
 
-        Raises ArchError for a pattern that is not one letter F or S for every layer.
+        None without a key. Of three keys the first that is there counts: a list of kinds, a
+        pattern of letters, a period. Raises ArchError for a pattern that is not one letter F or S
+        for every layer.
         """
         found, pattern = listed(facts, hp), facts.first("index_topk_pattern")
         if found is not None:
@@ -69,7 +71,7 @@ def _index_layers_rule(names: str) -> HyperRule:
         return tuple(max(i - start + 1, 0) % step == 0 for i in range(hp["n_layers"])), every[1]
 
     def read_gguf(facts: Facts, hp: Params) -> Found:
-        """Return (which layers have an indexer, key) of a GGUF; None without the key.
+        """Return (one boolean per layer: it has an indexer, key) of a GGUF; None without the key.
 
         Raises ArchError for a list of other values than true and false.
         """

@@ -313,17 +313,27 @@ def _layers_rule(name: str) -> HyperRule:
     """
 
     def read(facts: Facts, hp: Params) -> Found:
-        """Return (True for each layer of the kind, key) of config.json."""
+        """Return (one boolean per layer: its attention is of `name`'s kind, key) of config.json.
+
+        `name` is the hyperparameter that the rule is for.
+        """
         kinds, key = _read_kinds(facts, hp)
         return tuple(kind == _KINDS[name] for kind in kinds), key
 
     def read_gguf(facts: Facts, hp: Params) -> Found:
-        """Return (True for each layer of the kind, key) of a GGUF; None without its ratios."""
+        """Return (one boolean per layer: its attention is of `name`'s kind, key) of a GGUF.
+
+        `name` is the hyperparameter that the rule is for. None without the key of compression
+        ratios.
+        """
         found = _gguf_attention_kinds(facts, hp)
         return found and (tuple(kind == _KINDS[name] for kind in found[0]), found[2])
 
     def write_gguf(value: Value, hp: Params) -> Params:
-        """Return a GGUF's {key: ratio of each layer}, 0 for a window; empty for other rules."""
+        """Return {GGUF key: the attention's compression ratio in each layer, 0 for a window only}.
+
+        Only the rule of the indexer's layers writes the key; the other rule returns {}.
+        """
         if name != _SPARSE:
             return {}
         pairs = zip(value, hp[_HEAVY], strict=True)
@@ -334,7 +344,10 @@ def _layers_rule(name: str) -> HyperRule:
         }
 
     def write(value: Value, hp: Params) -> Params:
-        """Return config.json's {key: kinds of all layers}, empty for the other rules."""
+        """Return config.json's {"layer_types": the kind of attention of each layer}.
+
+        Only the rule of the indexer's layers writes the key; the other rule returns {}.
+        """
         if name != _SPARSE:
             return {}
         kinds = [_WINDOWED] * len(value)
@@ -356,11 +369,11 @@ def _rate_rule(name: str) -> HyperRule:
     kind, short, default = _RATES[name]
 
     def read(facts: Facts, hp: Params) -> Found:
-        """Return (tokens that one compressed key stands for, the key of config.json).
+        """Return (tokens that a compressed key stands for in layers of one kind, its config key).
 
-        The kind's own key counts before the object of both rates, in which a missing kind has the
-        default. None without either, and without a layer of the kind, which then has no rate in
-        other formats either. Raises ArchError where `compress_rates` is not an object.
+        The kind's own key in config.json counts before the object with the rates of both kinds,
+        in which a missing kind has the default. None without either key, and for a model without
+        a layer of the kind. Raises ArchError where `compress_rates` is not an object.
         """
         rates, found = facts.first("compress_rates"), facts.first(f"compress_rate_{short}")
         if found is None and rates is not None:
@@ -372,15 +385,18 @@ def _rate_rule(name: str) -> HyperRule:
         return whole_number(found[0], found[1], 1), found[1]
 
     def write(value: Value, hp: Params) -> Params:
-        """Return config.json's {key: object of both rates}, empty for the second rule."""
+        """Return config.json's object with the tokens per compressed key in both kinds of layer.
+
+        The rule of `sparse_rate` writes the object; the other kind's rule returns {}.
+        """
         if name != "sparse_rate":
             return {}
         return {"compress_rates": {each: hp[rule] for rule, (each, *_) in _RATES.items()}}
 
     def read_gguf(facts: Facts, hp: Params) -> Found:
-        """Return (ratio of the first layer of the kind, key) of a GGUF; None without such a layer.
+        """Return (tokens that a compressed key stands for in layers of one kind, key) of a GGUF.
 
-        Raises ArchError where layers of the kind have several ratios.
+        None without a layer of the kind. Raises ArchError where layers of the kind differ.
         """
         kinds, ratios, key = _gguf_attention_kinds(facts, hp) or ((), [], "")
         known = {ratio for layer, ratio in zip(kinds, ratios, strict=True) if layer == kind}
@@ -409,17 +425,24 @@ def _hash_layers_rule() -> HyperRule:
     kinds = {"hash_moe": True, "moe": False}
 
     def first_layers(count: int, hp: Params) -> PerLayer:
-        """Return one boolean a layer: True for the first `count`."""
+        """Return one boolean per layer: token ids choose its experts.
+
+        True for the first `count`.
+        """
         return tuple(i < count for i in range(hp["n_layers"]))
 
     def counted(count: Found, hp: Params) -> Found:
-        """Return (one boolean a layer, key) for a (count, key); None without one."""
+        """Return (one boolean per layer: True for the first ones, key) from (number of them, key).
+
+        The True layers choose experts by a table of token ids. None for None.
+        """
         return None if count is None else (first_layers(whole_number(*count), hp), count[1])
 
     def read(facts: Facts, hp: Params) -> Found:
-        """Return (one boolean a layer, key) of config.json: a list of kinds, or a count.
+        """Return (one boolean per layer: token ids choose its experts, key) of config.json.
 
-        None without either key. Raises ArchError for a kind of layer that is not known.
+        A list of layer kinds counts, else the number of such first layers. None without either
+        key. Raises ArchError for an unknown kind.
         """
         listed, count = facts.first("mlp_layer_types"), facts.first("num_hash_layers")
         if listed is None:
@@ -428,7 +451,10 @@ def _hash_layers_rule() -> HyperRule:
         return tuple(kinds[kind] for kind in found), listed[1]
 
     def read_gguf(facts: Facts, hp: Params) -> Found:
-        """Return (one boolean a layer, key) of a GGUF's count; None without it."""
+        """Return (one boolean per layer: token ids choose its experts, key) of a GGUF.
+
+        A GGUF has the number of such first layers. None without that key.
+        """
         return counted(facts.first(_HASH_COUNT), hp)
 
     names = {on: kind for kind, on in kinds.items()}
@@ -517,9 +543,10 @@ def _rope_rules() -> tuple[HyperRule, ...]:
     rules = dict(usual)
 
     def renamed(facts: Facts) -> Facts:
-        """Return the facts, rope objects named as other architectures' config.json has them.
+        """Return config.json's values with its two rope objects named as other architectures do.
 
-        `compress` and `main` become `full_attention` and `sliding_attention`.
+        `compress` becomes `full_attention`, `main` becomes `sliding_attention`. `facts` itself is
+        returned where there are no such objects.
         """
         nested = _rope_objects(facts)
         if nested is None:
@@ -529,13 +556,20 @@ def _rope_rules() -> tuple[HyperRule, ...]:
         return replace(facts, values=ChainMap({"rope_parameters": named}, stored))
 
     def read_base(number: int, key: str, facts: Facts) -> Found:
-        """Return (base, key) of rope object `number`, else of the key; None without both."""
+        """Return (rope base, its key) of config.json's rope object `number`, else of the key `key`.
+
+        Object 0 is that of layers with compressed attention, 1 that of the others. None without
+        both.
+        """
         nested, top = _rope_objects(facts), facts.first(key)
         inner = None if nested is None else nested[number].get("rope_theta")
         return top if inner is None else (inner, f"rope_parameters.{('compress', 'main')[number]}")
 
     def read_scaling(facts: Facts, hp: Params) -> Found:
-        """Return (scaling of compressed layers or None, key) of config.json; None without one."""
+        """Return (rope scaling of layers with compressed attention, key) of config.json.
+
+        The scaling is in normal form, None for unscaled frequencies. Returns None without a key.
+        """
         for name in ("rope_parameters", "rope_scaling"):
             flat = facts.first(name)
             if flat is not None and isinstance(flat[0], Mapping):
@@ -547,7 +581,11 @@ def _rope_rules() -> tuple[HyperRule, ...]:
         return found if "attention_factor" in outer else _with_plain_factor(found)
 
     def base_rule(name: str, number: int, key: str, gguf: str) -> HyperRule:
-        """Return the rule of one base."""
+        """Return the rule for one of the two rope bases, the hyperparameter `name`.
+
+        `number` is that of the config's rope object, `key` the older key of config.json, `gguf`
+        the key of a GGUF without its prefix.
+        """
         return replace(
             usual[name],
             keys={**usual[name].keys, "hf": (key,), "gguf": (f"{{arch}}.{gguf}",)},
@@ -622,9 +660,10 @@ def _limit_rule() -> HyperRule:
     key = "{arch}.swiglu_clamp_exp"
 
     def read_gguf(facts: Facts, hp: Params) -> Found:
-        """Return (clamp of all layers, key) of a GGUF; None without the key.
+        """Return (clamp of the expert MLPs' gate and up values, key) of a GGUF.
 
-        Raises ArchError where layers have different clamps.
+        None without the key. A GGUF lists a clamp for each layer. Raises ArchError where layers
+        have different ones.
         """
         found = facts.first(key)
         if found is None:

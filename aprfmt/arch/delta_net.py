@@ -109,10 +109,10 @@ def delta_net_rows(
     named = {role: (hf, steps) for hf, role, steps in projections}
 
     def input_row(role: str, rows: str) -> RoleRow:
-        """Return the tensor-table row of a projection of the stream to `rows` rows.
+        """Return the tensor-table row for the weight `role` that projects the residual stream.
 
-        Only a projection of `projections` has a name of its own; others are parts of a stored
-        tensor.
+        `rows` is the size expression of its output. Where the architecture's `projections` do not
+        name the role, it is part of a fused tensor and the row has no stored name.
         """
         hf, steps = named.get(role, ("", ()))
         name = f"linear_attn.{hf}.weight" if hf else ""
@@ -145,15 +145,18 @@ def delta_layers_rule() -> HyperRule:
     key = "{arch}.full_attention_interval"
 
     def read_interval(facts: Facts, name: str, hp: Params) -> tuple[Value, str] | None:
-        """Return (one boolean a layer, key) from the interval under a key; None without it."""
+        """Return (one boolean per layer: it has a delta net, key) from the key `name`.
+
+        None without it. The key has the distance of the layers with attention.
+        """
         found = facts.first(name)
         return None if found is None else (all_but_every(hp, whole_number(*found, 1)), found[1])
 
     # config.json may list the kinds, or give the period as a GGUF does.
     def read_hf(facts: Facts, hp: Params) -> tuple[Value, str] | None:
-        """Return (for each layer whether a delta net mixes it, the key of config.json for it).
+        """Return (one boolean per layer: it has a delta net, key) of config.json.
 
-        The key is `layer_types`, else the interval of the layers with attention. None without
+        The key is `layer_types`, else the distance of the layers with attention. None without
         either. Raises ArchError for an unknown kind of layer.
         """
         by_interval = read_interval(facts, "full_attention_interval", hp)
@@ -163,8 +166,19 @@ def delta_layers_rule() -> HyperRule:
         listed = listed_kinds(*found, hp["n_layers"], KINDS)
         return tuple(KINDS[kind] for kind in listed), found[1]
 
+    def write_hf(value: Value, hp: Params) -> Params:
+        """Return config.json's {"layer_types": kind of each layer}.
+
+        `value`: True for a delta net.
+        """
+        names = {on: name for name, on in KINDS.items()}
+        return {"layer_types": [names[on] for on in value]}
+
     def write_gguf(value: Value, hp: Params) -> Params:
-        """Return GGUF's {key: interval}, the distance of the layers with attention."""
+        """Return {GGUF key: n}, where every n-th layer has attention.
+
+        `value`: True for a delta net.
+        """
         return {key: (*value, False).index(False) + 1}
 
     return HyperRule(
@@ -188,9 +202,9 @@ def size_rules() -> tuple[HyperRule, ...]:
     """
 
     def read_value_dim(facts: Facts, hp: Params) -> tuple[Value, str] | None:
-        """Return (elements of a value head, key) of a GGUF's inner size; None without the key.
+        """Return (elements of a delta net's value head, key) of a GGUF: inner size / value heads.
 
-        Raises ArchError for a size that the heads do not divide.
+        None without the key. Raises ArchError for a size that is no multiple of the heads.
         """
         found = facts.first("{arch}.ssm.inner_size")
         if found is None:
@@ -201,11 +215,18 @@ def size_rules() -> tuple[HyperRule, ...]:
         return inner // heads, found[1]
 
     def write_inner(value: Value, hp: Params) -> Params:
-        """Return GGUF's {key: inner size}, value heads times their elements."""
+        """Return {GGUF key: a delta net's inner size}.
+
+        `value` is the elements of one value head.
+        """
         return {"{arch}.ssm.inner_size": value * hp["delta_value_heads"]}
 
     def size_rule(name: str, hf: str, gguf: str, default: int) -> HyperRule:
-        """Return the rule of a size; its keys come without the prefixes of both styles."""
+        """Return the rule of one size of a delta net, hyperparameter `name`.
+
+        `default` is transformers'. `hf` is config.json's key without the prefix "linear_", `gguf`
+        the GGUF's without "ssm.".
+        """
         return hyper_rules.size(name, f"linear_{hf}", f"ssm.{gguf}", hf_default=default)
 
     values = HyperRule(

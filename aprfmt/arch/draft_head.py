@@ -115,7 +115,10 @@ def main_layers_rule() -> HyperRule:
     """
 
     def read_gguf(facts: Facts, hp: Mapping[str, Value]) -> tuple[Value, str] | None:
-        """Return (block_count minus the draft layers, key) of a GGUF; None without the key."""
+        """Return (number of layers without those of draft heads, key) of a GGUF.
+
+        None without the key.
+        """
         found, draft = facts.first("{arch}.block_count"), facts.first("{arch}.nextn_predict_layers")
         if found is None:
             return None

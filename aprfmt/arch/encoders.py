@@ -149,7 +149,10 @@ def _position_offset_rule(default: int) -> HyperRule:
     """
 
     def read(facts: Facts, hp: Params) -> tuple[Value, str] | None:
-        """Return (padding id + 1, key) of config.json; None without the key."""
+        """Return (row of the position table for position 0, key) of config.json.
+
+        None without the key. The row is the padding id plus one.
+        """
         found = facts.first("pad_token_id")
         return None if found is None else (whole_number(*found) + 1, found[1])
 
@@ -169,7 +172,10 @@ def _attention_bias_rule(causal: bool = False, **usual: Value) -> HyperRule:
     wanted = {"position_embedding_type": "absolute", "is_decoder": causal, **usual}
 
     def check(value: Value, facts: Facts, hp: Params) -> str:
-        """Return ""; ArchError if config.json asks for another kind of attention."""
+        """Return "" (no warning).
+
+        Raise ArchError if config.json asks for attention that is not computed.
+        """
         require_values(facts, {**wanted, **({"add_cross_attention": False} if causal else {})})
         return ""
 

@@ -66,9 +66,10 @@ def _moe_layers_rule() -> HyperRule:
     """Return the rule for moe_layers: every step-th layer from a first to a last one."""
 
     def read_hf(facts: Facts, hp: Params) -> tuple[Value, str] | None:
-        """Return (one boolean a layer, key) of config.json's first, last and step.
+        """Return (one boolean per layer: it has experts, key) of config.json's range of layers.
 
-        The key is that of the first of the three that is there, "" without any.
+        First, last and step have defaults. The key is the first of the three that is there, ""
+        without any.
         """
         first, last, step = (facts.first(key) for key in (_FIRST, _LAST, _STEP))
         end = hp["n_layers"] - 1 if last is None or last[0] == -1 else whole_number(*last)
@@ -77,7 +78,10 @@ def _moe_layers_rule() -> HyperRule:
         return _layers_of_range(start, end, every, hp), (first or last or step or (0, ""))[1]
 
     def read_gguf(facts: Facts, hp: Params) -> tuple[Value, str] | None:
-        """Return (one boolean a layer, key) of a GGUF's two keys; None without both."""
+        """Return (one boolean per layer: it has experts, key) of a GGUF's first layer and step.
+
+        None where a GGUF has neither key.
+        """
         first = facts.first("{arch}.leading_dense_block_count")
         step = facts.first("{arch}.interleave_moe_layer_step")
         if first is None and step is None:
@@ -87,7 +91,10 @@ def _moe_layers_rule() -> HyperRule:
         return _layers_of_range(start, hp["n_layers"] - 1, every, hp), (first or step or (0, ""))[1]
 
     def layers_to_range(value: Value) -> tuple[int, int, int]:
-        """Return (first layer, last layer, step) of one boolean a layer."""
+        """Return (first, last, step) of the layers with experts; `value` has one boolean per layer.
+
+        Without such layers the first is one past the last.
+        """
         on = [i for i, sparse in enumerate(value) if sparse]
         if not on:
             return len(value), len(value) - 1, 1
@@ -95,11 +102,11 @@ def _moe_layers_rule() -> HyperRule:
         return on[0], on[-1], step if (on[0] + 1) % step == 0 else 1
 
     def write_hf(value: Value, hp: Params) -> Params:
-        """Return config.json's {key: number} of first, last and step."""
+        """Return config.json's {key: number}: the first and last layer with experts, their step."""
         return dict(zip((_FIRST, _LAST, _STEP), layers_to_range(value), strict=True))
 
     def write_gguf(value: Value, hp: Params) -> Params:
-        """Return GGUF's {key: number} of first and step."""
+        """Return GGUF's {key: number} for the first layer with experts and their step."""
         first, _, step = layers_to_range(value)
         return {"{arch}.leading_dense_block_count": first, "{arch}.interleave_moe_layer_step": step}
 
@@ -120,7 +127,7 @@ def _shared_experts_rule() -> HyperRule:
     read = {name: read for name, read in rule.read.items() if name != "gguf"}
 
     def write(value: Value, hp: Params) -> Params:
-        """Return GGUF's {key: number} of the shared experts' width and number."""
+        """Return GGUF's {key: number} for the number of shared experts and their joint width."""
         return {**rule.write["gguf"](value, hp), width: value}
 
     return replace(

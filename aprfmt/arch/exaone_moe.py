@@ -59,7 +59,7 @@ def shared_width_rule() -> HyperRule:
     counted = rule.write["gguf"]
 
     def write(value: Value, hp: Mapping[str, Value]) -> Mapping[str, Value]:
-        """Return GGUF's {key: number of shared experts, key: their joint width}."""
+        """Return GGUF's {key: number} for the number of shared experts and their joint width."""
         return {**counted(value, hp), _SHARED_WIDTH: value}
 
     return replace(rule, write={**rule.write, "gguf": write})

@@ -91,7 +91,12 @@ def _read_key_heads(two: bool) -> Callable[[Facts, Params], Found]:
     """
 
     def read(facts: Facts, hp: Params) -> Found:
-        """Return (number of key heads, key) of config.json; None where the new form gives none."""
+        """Return (number of key heads, key) of config.json, by either form of falcon's keys.
+
+        The old form (`multi_query`) has one key head or as many as query heads. None where the
+        new form does not give the number. `two`: the architecture has two norms a layer, which
+        implies the new form.
+        """
         stated, one = (
             facts.first("num_kv_heads", "n_head_kv"),
             _boolean_or_default(facts, "multi_query", True),
@@ -107,7 +112,11 @@ def _write_key_heads(two: bool) -> Callable[[Value, Params], Params]:
     """Return a write function for the key heads; `two`: the architecture has two norms a layer."""
 
     def write(value: Value, hp: Params) -> Params:
-        """Return config.json's {key: value}: which form the model has, and its key heads."""
+        """Return config.json's {key: value} for falcon's form and its number of key heads, `value`.
+
+        The new form is written for two norms a layer, and for a number that the old form cannot
+        say.
+        """
         if two or value not in (1, hp["n_heads"]):
             return {_NEW: True, "num_kv_heads": value, "num_ln_in_parallel_attn": 1 + two}
         return {_NEW: False, "multi_query": value == 1, "num_kv_heads": value}
@@ -123,7 +132,11 @@ def _parallel_residual_rule(two: bool, alibi: bool) -> HyperRule:
     """
 
     def check(value: Value, facts: Facts, hp: Params) -> str:
-        """Return ""; ArchError for a config.json that contradicts this form of falcon."""
+        """Return "" (no warning).
+
+        Raise ArchError for a config.json that contradicts this form of falcon. The form is `two`
+        (two norms a layer) and `alibi` (distances added to the scores).
+        """
         new = _boolean_or_default(facts, _NEW, two)
         require_values(facts, {"alibi": alibi, **({"parallel_attn": True} if new else {})})
         facts.first("num_ln_in_parallel_attn")  # counts as read: it follows from the form
@@ -187,7 +200,10 @@ def _falcon_spec(name: str, *, two: bool, alibi: bool) -> ArchSpec:
     """
 
     def evidence(names: Collection[str], values: Mapping[str, Value]) -> bool:
-        """Return whether tensor names and config.json show exactly this form."""
+        """Return whether tensor names and config.json show exactly this form of falcon.
+
+        The form is `two` (two norms a layer) and `alibi` (distances added to the scores).
+        """
         has_two = any(".ln_attn." in name or ".attn_norm_2." in name for name in names)
         return has_two is two and (values.get("alibi") is True) is alibi
 

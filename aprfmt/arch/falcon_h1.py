@@ -65,12 +65,18 @@ def _mlp_factor_rule(name: str) -> HyperRule:
     at = _LISTED.index(name)
 
     def read(facts: Facts, hp: Params) -> Found:
-        """Return (factor, key) of config.json's list; None without it."""
+        """Return (number `at` in config.json's list of the MLP's multipliers, key).
+
+        None without the list.
+        """
         found = _read_factors(facts, _MLP, len(_LISTED))
         return None if found is None else (found[0][at], found[1])
 
     def write(value: Value, hp: Params) -> Params:
-        """Return config.json's {key: both factors}, empty for the second one."""
+        """Return config.json's {key: list of both MLP multipliers}.
+
+        {} for the second one's rule.
+        """
         return {} if at else {_MLP: [hp[each] for each in _LISTED]}
 
     return HyperRule(name, kind="float", default=1.0, read={"hf": read}, write={"hf": write})

@@ -35,7 +35,11 @@ def derived_scale(largest: int) -> Callable[[Params], float]:
     """
 
     def scale(hp: Params) -> float:
-        """Return the factor on attention scores that llama.cpp derives."""
+        """Return the factor on attention scores that llama.cpp derives from hyperparameters.
+
+        It is one over the root of head_dim, or of hidden_size/n_heads with `largest` layers
+        (27B).
+        """
         size = hp["head_dim"]
         if hp["n_layers"] == largest:
             size = hp["hidden_size"] // hp["n_heads"]
@@ -53,14 +57,17 @@ def query_scale_rule(largest: int) -> HyperRule:
     """
 
     def read(facts: Facts, hp: Params) -> tuple[Value, str] | None:
-        """Return (attention scale, key) of config.json; None without the key."""
+        """Return (factor on attention scores, key) of config.json; None without the key."""
         found = facts.first("query_pre_attn_scalar")
         if found is None:
             return None
         return hyper_rules.check_scale_factor(positive_number(*found) ** -0.5, found[1]), found[1]
 
     def write(value: Value, hp: Params) -> Params:
-        """Return config.json's {key: scalar}, a whole number where that is exact."""
+        """Return config.json's {"query_pre_attn_scalar": number}; `value` is the scores' factor.
+
+        The number is whole where that gives the factor exactly.
+        """
         scalar = value**-2.0
         near = round(scalar)
         return {"query_pre_attn_scalar": near if near and near**-0.5 == value else scalar}
@@ -97,7 +104,10 @@ def softcap_rule(
     key = f"{{arch}}.{gguf}"
 
     def check(value: Value, facts: Facts, hp: Mapping[str, Value]) -> str:
-        """Return a sentence on a GGUF that lacks the key, "" for any other file."""
+        """Return a warning for a GGUF without the softcap's key, whose default was taken.
+
+        "" otherwise.
+        """
         if facts.style != "gguf" or value is None or facts.first(key) is not None:
             return ""
         absent = key.replace("{arch}", facts.arch_key)

@@ -106,11 +106,17 @@ def own_kv_rule(default: int) -> HyperRule:
     """
 
     def own_layers(shared: int, hp: Params) -> tuple[bool, ...]:
-        """Return one boolean a layer: False for the last `shared` ones."""
+        """Return one boolean per layer: it computes its own keys and values.
+
+        The last `shared` do not.
+        """
         return tuple(i < hp["n_layers"] - shared for i in range(hp["n_layers"]))
 
     def read(key: str, facts: Facts, hp: Params) -> Found:
-        """Return (one boolean a layer, key) from the count that `key` has; None without it."""
+        """Return (one boolean per layer: it computes its own keys and values, key).
+
+        None without `key`. The key has how many last layers use those of an earlier layer.
+        """
         found = facts.first(key)
         return None if found is None else (own_layers(whole_number(*found), hp), found[1])
 
@@ -182,7 +188,7 @@ def fixed_rule(name: str, value: Value, *keys: str) -> HyperRule:
     """
 
     def check(found: Value, facts: Facts, hp: Params) -> str:
-        """Return ""; ArchError if a key of the file has another value."""
+        """Return "" (no warning); raise ArchError if one of `keys` in the file is not `value`."""
         for key in keys:
             stated = facts.first(key)
             if stated is not None and stated[0] != value:
@@ -247,9 +253,9 @@ def same_ffn_size(default: int) -> HyperRule:
     """Return the rule for the MLP width, which a list may give for every layer, all equal."""
 
     def read(key: str, facts: Facts, hp: Params) -> Found:
-        """Return (MLP width, key) of a number or a list; None without the key.
+        """Return (MLP width, key) from a number or a list of the layers' widths.
 
-        Raises ArchError if layers differ.
+        None without the key. Raises ArchError if layers have different widths.
         """
         found = facts.first(key)
         if found is None or isinstance(found[0], (int, float)):
@@ -304,18 +310,19 @@ def _sparsity_rule() -> HyperRule:
     key = "{arch}.activation_sparsity_scale"
 
     def usual(hp: Params) -> tuple[float, ...]:
-        """Return the default shares by layer: 0.95 in the first ten, 0 in the others.
+        """Return the default fraction of gate values that each layer's MLP zeroes, one per layer.
 
-        0 in all layers of a model with ten or fewer.
+        It is 0.95 in the first ten layers and 0 in the others; 0 in a model of ten or fewer.
         """
         layers = int(hp["n_layers"])
         cut = 10 if layers > 10 else 0
         return (0.95,) * cut + (0.0,) * (layers - cut)
 
     def read_hf(facts: Facts, hp: Params) -> Found:
-        """Return (share of zeros by layer, key) of config.json; None without the key.
+        """Return (fraction of gate values zeroed in each layer's MLP, key) of config.json.
 
-        Raises ArchError for a share outside 0 to 1, or a list that has not one a layer.
+        None without the key. Raises ArchError for a fraction outside 0 to 1, or a list that has
+        not one for each layer.
         """
         found = facts.first("activation_sparsity_pattern")
         if found is None:
@@ -330,10 +337,11 @@ def _sparsity_rule() -> HyperRule:
         return tuple(map(float, shares)), found[1]
 
     def read_gguf(facts: Facts, hp: Params) -> Found:
-        """Return (share of zeros by layer, key) of a GGUF; None without the key.
+        """Return (fraction of gate values zeroed in each layer's MLP, key) of a GGUF.
 
-        A GGUF has multipliers of the standard deviation in place of shares; minus infinity is a
-        share of 0. Raises ArchError for what is no number, NaN or infinity.
+        None without the key. A GGUF has thresholds in standard deviations in place of fractions;
+        minus infinity is a fraction of 0. Raises ArchError for what is no number, NaN or
+        infinity.
         """
         found = facts.first(key)
         if found is None:
@@ -362,18 +370,21 @@ def _stream_copies_rule() -> HyperRule:
     first = fixed_rule("", 0, "altup_active_idx", "{arch}.altup.active_idx")
 
     def check(value: Value, facts: Facts, hp: Params) -> str:
-        """Return ""; ArchError below two copies, or if another copy than the first is active."""
+        """Return "" (no warning) for a usable number of copies of the residual stream, `value`.
+
+        Raises ArchError below two copies, or if the layers run on another copy than the first.
+        """
         assert first.check is not None
         if value < 2:
             raise ArchError(f"altup_num_inputs: is {value}; expected two copies of the stream")
         return first.check(value, facts, hp)
 
     def write_hf(value: Value, hp: Params) -> Params:
-        """Return config.json's {key: value}: the count and the active copy."""
+        """Return config.json's {key: number}: copies of the residual stream, and the active one."""
         return {"altup_active_idx": 0, "altup_num_inputs": value}
 
     def write_gguf(value: Value, hp: Params) -> Params:
-        """Return GGUF's {key: value}: the count and the active copy."""
+        """Return GGUF's {key: number} for the copies of the residual stream and the active one."""
         return {"{arch}.altup.active_idx": 0, "{arch}.altup.num_inputs": value}
 
     usual = hyper_rules.size(_N, "altup_num_inputs", "altup.num_inputs", default=4)

@@ -161,7 +161,10 @@ def _rope_rules() -> tuple[HyperRule, ...]:
     """Return the rules for rope; by default a quarter of each head without a window is rotated."""
 
     def usual(hp: Params) -> Params:
-        """Return the default scaling: the first quarter of the pairs of a full head is rotated."""
+        """Return the default rope scaling of layers without a window, in normal form.
+
+        It rotates the first quarter of a head's pairs; `rotated` is their number of elements.
+        """
         return {
             "type": "proportional",
             "factor": 1.0,
@@ -169,7 +172,7 @@ def _rope_rules() -> tuple[HyperRule, ...]:
         }
 
     def change_rule(rule: HyperRule) -> HyperRule:
-        """Return a shared rule with gemma 4's defaults for `rope_dim` and `rope_scaling`."""
+        """Return a shared rope rule, with gemma 4's default for `rope_dim` and `rope_scaling`."""
         if rule.name == "rope_dim":
             return HyperRule("rope_dim", default=lambda hp: hp["head_dim"])
         return replace(rule, default_in={"hf": usual}) if rule.name == "rope_scaling" else rule
@@ -203,15 +206,19 @@ def _window_rules(size: int) -> tuple[HyperRule, HyperRule]:
     positions, layers = listed_windows(size, _default_window_layers)
 
     def read(facts: Facts, hp: Params) -> Found:
-        """Return (one boolean a layer, key) of config.json; None without the key.
+        """Return (one boolean per layer: it has a window, key) of config.json.
 
-        The last layer never has a window.
+        None without the key. The last layer never has a window.
         """
         found = layers.read["hf"](facts, hp)
         return None if found is None else ((*found[0][:-1], False), found[1])
 
     def check(value: Value, facts: Facts, hp: Params) -> str:
-        """Return a remark if config.json gives the last layer a window, else the usual check's."""
+        """Return a warning if config.json lists a window for the last layer.
+
+        Else what the shared rule's check returns. `value` has one boolean per layer. "" says that
+        there is no warning.
+        """
         assert layers.check is not None
         said, listed = layers.check(value, facts, hp), facts.first("layer_types")
         if listed is None or sequence(*listed)[-1] == "full_attention":
@@ -255,7 +262,11 @@ def _read_full_layer_size(key: str, layer_key: str) -> Read:
     """
 
     def read(facts: Facts, hp: Params) -> Found:
-        """Return (size, key), None if config.json has neither key."""
+        """Return (size of layers without a window, key) of config.json.
+
+        None without `key` and `layer_key`. `key` counts, else `layer_key` of the first layer in
+        `per_layer_config` that has it.
+        """
         stated, each = facts.first(key), facts.first("per_layer_config")
         if stated is not None or each is None or not isinstance(each[0], Mapping):
             return stated
@@ -341,9 +352,10 @@ def _wide_layers_rule() -> HyperRule:
     """Return the rule for the layers with MLPs of twice the width: those that reuse keys."""
 
     def read(facts: Facts, hp: Params) -> Found:
-        """Return (which layers are wide, key) of config.json's switch; None without it.
+        """Return (one boolean per layer: its MLP is twice as wide, key) of config.json's switch.
 
-        With the switch on, the layers without keys of their own are wide.
+        With the switch on, the layers without keys of their own are wide. None without the
+        switch.
         """
         found = facts.first("use_double_wide_mlp")
         if found is None:
@@ -351,7 +363,10 @@ def _wide_layers_rule() -> HyperRule:
         return tuple(boolean(*found) and not own for own in hp[OWN]), found[1]
 
     def read_gguf(facts: Facts, hp: Params) -> Found:
-        """Return (which layers are wide, key) of a GGUF's list of widths; None without a list."""
+        """Return (one boolean per layer: its MLP is wider than the narrowest, key) of a GGUF.
+
+        None where the GGUF has no list of MLP widths.
+        """
         found = facts.first(_WIDTH)
         if found is None or isinstance(found[0], (int, float)):
             return None
@@ -370,12 +385,15 @@ def _moe_layers_rule() -> HyperRule:
     """Return the rule for which layers have experts: all of them or none."""
 
     def read(facts: Facts, hp: Params) -> Found:
-        """Return (all layers True or all False, key) of config.json; None without the key."""
+        """Return (one boolean per layer: it has experts, key) of config.json; None without the key.
+
+        All layers have experts, or none.
+        """
         found = facts.first("enable_moe_block")
         return None if found is None else ((boolean(*found),) * hp["n_layers"], found[1])
 
     def read_gguf(facts: Facts, hp: Params) -> Found:
-        """Return (one boolean a layer, key): all True if the GGUF has experts, else all False."""
+        """Return (one boolean per layer: it has experts, key) of a GGUF: all True or all False."""
         return (hp["n_experts"] > 0,) * hp["n_layers"], "{arch}.expert_count"
 
     return HyperRule(

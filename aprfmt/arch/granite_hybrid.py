@@ -65,21 +65,31 @@ def _rope_layers_rule(usual: bool) -> HyperRule:
     """Return the rule for the layers with rope: all or none; `usual` without a key."""
 
     def all_layers(value: bool, hp: Params) -> tuple[bool, ...]:
-        """Return the same boolean for every layer."""
+        """Return `value`, whether positions are rotated, once for every layer."""
         return (value,) * int(hp["n_layers"])
 
     def read_hf(facts: Facts, hp: Params) -> Found:
-        """Return (one boolean a layer, key) of config.json; None without the key."""
+        """Return (one boolean per layer: it has rope, key) of config.json; None without the key.
+
+        All layers have rope, or none.
+        """
         found = facts.first("position_embedding_type")
         return None if found is None else (all_layers(found[0] == "rope", hp), found[1])
 
     def read_gguf(facts: Facts, hp: Params) -> Found:
-        """Return (one boolean a layer, key) of a GGUF; None without the key."""
+        """Return (one boolean per layer: it has rope, key) of a GGUF; None without the key.
+
+        All layers have rope, or none.
+        """
         found = facts.first(ROTATED)
         return None if found is None else (all_layers(found[0] is True, hp), found[1])
 
     def write_hf(value: Value, hp: Params) -> Params:
-        """Return config.json's {key: kind of positions}, empty for models that always have rope."""
+        """Return config.json's {"position_embedding_type": "rope" or "nope"}.
+
+        `value` has one boolean per layer. {} for an architecture that has rope without a key
+        (`usual`).
+        """
         return {} if usual else {"position_embedding_type": "rope" if any(value) else "nope"}
 
     return HyperRule(

@@ -121,9 +121,9 @@ def _read_same_number(key: str) -> Any:
     """
 
     def read(facts: Facts, hp: Params) -> Found:
-        """Return (the number of all layers, key) of config.json; None without the key.
+        """Return (the number under `key`, key) of config.json; None without the key.
 
-        Raises ArchError if layers differ.
+        The key may have a list with a number for each layer. Raises ArchError if these differ.
         """
         found = facts.first(key)
         if found is None or isinstance(found[0], int):

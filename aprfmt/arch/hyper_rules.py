@@ -40,7 +40,11 @@ def as_published(only: Mapping[str, Value]) -> Callable[[Value, Facts, Params], 
     """
 
     def check(value: Value, facts: Facts, hp: Params) -> str:
-        """Return "" if config.json has no other value for any of the keys."""
+        """Return "" (no warning).
+
+        Raise ArchError if config.json has another value than published models. `only` has the one
+        value of each key that is computed.
+        """
         for key, expected in only.items():
             found = facts.first(key) if facts.style == "hf" else None
             if found is not None and found[0] != expected:
@@ -66,7 +70,10 @@ def axis(role: str, number: int) -> Callable[[ShapesByName], int | None]:
     """
 
     def read(shapes: ShapesByName) -> int | None:
-        """Return the size of the axis, None if the tensor or the axis is missing."""
+        """Return the size of axis `number` of the tensor `role`, or of layer 0's.
+
+        None without that axis. `shapes` has the logical shape of each tensor by its role.
+        """
         for key in (role, f"L0.{role}"):
             shape = shapes.get(key, ())
             if len(shape) > max(number, 1):
@@ -273,7 +280,7 @@ def activation(
     spelling = {ours: name for name, ours in reversed(known.items())} | {"gelu_tanh": tanh}
 
     def read(facts: Facts, hp: Params) -> tuple[Value, str] | None:
-        """Return (activation, key) of config.json; None without the key.
+        """Return (activation by its name here, key) of config.json; None without the key.
 
         Raises ArchError for an unknown name.
         """
@@ -288,7 +295,7 @@ def activation(
         return known[name], key
 
     def write(value: Value, hp: Params) -> Params:
-        """Return config.json's {key: name of the activation}."""
+        """Return {config.json's `key`: name of the activation as transformers spells it}."""
         return {key: spelling[value]}
 
     return HyperRule("activation", read={"hf": read}, write={"hf": write}, default=default)
@@ -387,9 +394,10 @@ def attn_scale(
     assumed = gguf_default or default
 
     def read_gguf(facts: Facts, hp: Params) -> tuple[Value, str] | None:
-        """Return (factor, key) of a GGUF, its float32 rounding undone; None if absent or 0.
+        """Return (factor on attention scores, key) of a GGUF, its float32 rounding undone.
 
-        Most factors are one over the root of a whole number: that number is looked for.
+        Most factors are one over the root of a whole number: that number is looked for. None if
+        the key is absent or 0.
         """
         found = facts.first("{arch}.attention.scale")
         if found is None or found[0] == 0:  # llama.cpp: not set
@@ -399,7 +407,10 @@ def attn_scale(
         return (exact if nearest_float32(exact) == value else value), found[1]
 
     def write_gguf(value: Value, hp: Params) -> Params:
-        """Return GGUF's {key: factor}, empty where its readers compute the same."""
+        """Return {GGUF key: factor on attention scores}.
+
+        {} where GGUF readers derive the same factor.
+        """
         return {} if value == assumed(hp) else {"{arch}.attention.scale": value}
 
     return HyperRule(
@@ -422,7 +433,10 @@ def rope_style(style: str, permuted: bool = False) -> HyperRule:
     """
 
     def check(value: Value, facts: Facts, hp: Params) -> str:
-        """Return a remark if an APR file's rope_type contradicts its tensor names, else ""."""
+        """Return a warning if an APR file's rope_type contradicts its tensor names, else "".
+
+        `value` is "half" or "interleaved": the elements of a head that rope rotates together.
+        """
         found = facts.first("rope_type", "model.rope_type")
         if found is None or not facts.names:
             return ""
@@ -436,7 +450,10 @@ def rope_style(style: str, permuted: bool = False) -> HyperRule:
         )
 
     def write(value: Value, hp: Params) -> Params:
-        """Return APR's {"rope_type": 2 for split halves, 0 for adjacent pairs}."""
+        """Return APR's {"rope_type": 2}; 0 in place of 2 if rope pairs adjacent elements of a head.
+
+        `value` is "half" or "interleaved".
+        """
         return {"rope_type": 2 if value == "half" else 0}
 
     return HyperRule("rope_style", default=style, write={"apr": write}, check=check)

@@ -185,7 +185,10 @@ def _size(name: str, key: str, nested: str, default: int, gguf: str = "") -> Hyp
     """
 
     def read(facts: Facts, hp: Params) -> Found:
-        """Return (size, its key) from config.json, the nested key first; None with neither."""
+        """Return (size of the delta attention, its key) of config.json; None with neither key.
+
+        The key `nested` in published files' object counts before transformers' `key`.
+        """
         inside = object_under(facts, _NESTED).get(nested)
         if inside is not None:
             return whole_number(inside, f"{_NESTED}.{nested}", 1), f"{_NESTED}.{nested}"
@@ -201,10 +204,10 @@ def _delta_layers() -> HyperRule:
     listed = read_layer_kinds((_KINDS[True],), (_KINDS[False],), "layer_types")
 
     def read(facts: Facts, hp: Params) -> Found:
-        """Return (True for each layer with KDA, key) from config.json; None if it says nothing.
+        """Return (one boolean per layer: it has Kimi delta attention, key) of config.json.
 
-        Its list of layer kinds comes first, then the lists of layer numbers of published files.
-        Raises ArchError where a layer is in both of these or in none.
+        Its list of layer kinds comes first, then the lists of layer numbers of published files;
+        None without both. Raises ArchError where a layer is in both of these lists or in none.
         """
         found, inside = listed(facts, hp), object_under(facts, _NESTED)
         if found is not None or not all(key in inside for key in _LISTS.values()):
@@ -226,7 +229,10 @@ def _delta_layers() -> HyperRule:
         return tuple(kinds[layer + 1] for layer in range(hp["n_layers"])), _NESTED
 
     def read_gguf(facts: Facts, hp: Params) -> Found:
-        """Return (True for each layer with KDA, key) from a GGUF's key-value heads, or None."""
+        """Return (one boolean per layer: it has Kimi delta attention, key) of a GGUF.
+
+        Those are the layers with 0 key-value heads. None without the list of head counts.
+        """
         found = facts.first(KV_HEADS)
         if found is None:
             return None
@@ -234,7 +240,11 @@ def _delta_layers() -> HyperRule:
         return tuple(whole_number(count, found[1]) == 0 for count in counts), found[1]
 
     def write(value: Value, hp: Params) -> Params:
-        """Return {linear_attn_config: {...}}, with the layers' numbers and the sizes."""
+        """Return config.json's {"linear_attn_config": {...}} of published files.
+
+        The object has the numbers (from 1) of the layers with and without Kimi delta attention,
+        and the sizes of that attention. `value` has one boolean per layer.
+        """
         numbers = {
             key: [layer + 1 for layer, on in enumerate(value) if on is kind]
             for kind, key in _LISTS.items()

@@ -66,7 +66,11 @@ def layers_with_role(role: str) -> Callable[[Mapping[str, tuple[int, ...]]], Per
     """Return a function (shapes -> one boolean a layer): which layers store a role."""
 
     def read(shapes: Mapping[str, tuple[int, ...]]) -> PerLayer | None:
-        """Return one boolean a layer; None if no tensor is in a layer."""
+        """Return one boolean per layer: it stores the tensor `role`.
+
+        None if no tensor is in a layer. `shapes` has the logical shape of each tensor by its
+        role.
+        """
         layers = [layer for layer, _ in map(split_key, shapes) if layer is not None]
         return tuple(f"L{i}.{role}" in shapes for i in range(max(layers) + 1)) if layers else None
 
@@ -102,12 +106,15 @@ def kv_heads_rule(hf_default: int | None = None) -> HyperRule:
     """
 
     def read(facts: Facts, hp: Params) -> Found:
-        """Return (the largest number of key heads of a layer, key) of a GGUF; None without key."""
-        found = read_counts(facts, KV_HEADS)
+        """Return (number of key heads of layers with attention, key) of a GGUF.
+
+        None without the key. A GGUF lists them by layer; the largest is returned.
+        """
+        found = _read_kv_heads(facts)
         return None if found is None else (max(found[0]), found[1])
 
     def write(value: Value, hp: Params) -> Params:
-        """Return GGUF's {key: key heads by layer}, 0 for layers without attention."""
+        """Return {GGUF key: number of key heads of each layer}, 0 for layers without attention."""
         return {KV_HEADS: [value if on else 0 for on in hp["attention_layers"]]}
 
     usual = hyper_rules.n_kv_heads(hf_default)
@@ -147,8 +154,12 @@ def _layers_by_heads_rule(
     """
 
     def read(facts: Facts, hp: Params) -> Found:
-        """Return (one boolean a layer, key) of a GGUF's key head counts; None without the key."""
-        found = read_counts(facts, KV_HEADS)
+        """Return (one boolean per layer, key) of a GGUF's list of key heads; None without the key.
+
+        True for the layers with key heads if the rule is for those (`attends`), else for the
+        others.
+        """
+        found = _read_kv_heads(facts)
         if found is None:
             return None
         return tuple((count > 0) is attends for count in each_layer(*found, hp)), found[1]
@@ -174,9 +185,9 @@ def read_layer_kinds(names: Sequence[str], rest: Sequence[str], *keys: str) -> R
     """
 
     def read(facts: Facts, hp: Params) -> Found:
-        """Return (one boolean a layer, key) of config.json; None without the list.
+        """Return (one boolean per layer: its kind is among `names`, key) of config.json's list.
 
-        Raises ArchError for a kind of layer that the architecture does not have.
+        None without the list. Raises ArchError for a kind that the architecture does not have.
         """
         found = facts.first(*keys)
         if found is None:
@@ -207,7 +218,10 @@ def read_layer_numbers(key: str) -> Read:
     """Return a read function for a list of layer numbers: which layers are in it."""
 
     def read(facts: Facts, hp: Params) -> Found:
-        """Return (one boolean a layer, key) of config.json; None without the list."""
+        """Return (one boolean per layer: its number is listed under `key`, key).
+
+        None without the key.
+        """
         found = facts.first(key)
         if found is None:
             return None
@@ -225,7 +239,10 @@ def read_layer_period(period: str, offset: str, usual: tuple[int, int]) -> Read:
     """
 
     def read(facts: Facts, hp: Params) -> Found:
-        """Return (one boolean a layer: True for every so many of them, key of config.json)."""
+        """Return (one boolean per layer: it is at config.json's period, key): i % period == offset.
+
+        `usual` has both numbers where the keys are absent, so None is never returned.
+        """
         every, first = facts.first(period), facts.first(offset)
         step = usual[0] if every is None else whole_number(*every, 1)
         start = usual[1] if first is None else whole_number(*first)
@@ -248,7 +265,10 @@ def write_period(period: str, offset: str) -> Write:
     """Return a write function for layers at equal distances, as a period and an offset."""
 
     def write(value: Value, hp: Params) -> Params:
-        """Return {key: number} of period and offset, from the first two layers that are True."""
+        """Return config.json's {key: number} for the period and offset of the True layers.
+
+        Both follow from the first two True layers of `value`, one boolean per layer.
+        """
         on = [i for i, here in enumerate(value) if here]
         step = on[1] - on[0] if len(on) > 1 else max(len(value), 1)
         return {period: step, offset: on[0] if on else step}

@@ -100,14 +100,21 @@ def _conv_layers_rule() -> HyperRule:
     numbers = read_layer_numbers("full_attn_idxs")
 
     def read(facts: Facts, hp: Params) -> Found:
-        """Return (which layers have a convolution, key) of config.json; None without a list."""
+        """Return (one boolean per layer: it has a convolution, key) of config.json.
+
+        None without a list. A list of kinds counts, else old files' numbers of the layers with
+        attention.
+        """
         listed, attending = kinds(facts, hp), numbers(facts, hp)
         if listed is not None or attending is None:
             return listed
         return tuple(not on for on in attending[0]), attending[1]
 
     def write(value: Value, hp: Params) -> Params:
-        """Return config.json's {key: kind of each layer}."""
+        """Return config.json's {"layer_types": kind of each layer}.
+
+        `value`: True for a convolution.
+        """
         return {"layer_types": ["conv" if on else "full_attention" for on in value]}
 
     return conv_layers_rule(read, write)
@@ -117,9 +124,9 @@ def _tied_rule() -> HyperRule:
     """Return the rule for a tied head; an older key wins in transformers where both exist."""
 
     def read(facts: Facts, hp: Params) -> Found:
-        """Return (whether the head is tied, key) of `tie_embedding`, else of `tie_word_embeddings`.
+        """Return (whether the head uses the embedding's weight, key) of config.json.
 
-        None without both.
+        None without a key. The older `tie_embedding` counts before `tie_word_embeddings`.
         """
         older, usual = facts.first("tie_embedding"), facts.first("tie_word_embeddings")
         return older or usual

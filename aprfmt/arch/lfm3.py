@@ -49,9 +49,9 @@ def _layers_of_kind_rule(name: str, kind: str) -> HyperRule:
     """Return the rule for which layers are of one kind."""
 
     def read(facts: Facts, hp: Params) -> Found:
-        """Return (one boolean a layer, key): which layers are of this kind.
+        """Return (one boolean per layer: it is of the kind `kind`, key) of config.json.
 
-        config.json lists the kinds, or the default does.
+        Without its list of kinds the default list counts.
         """
         kinds, key = _read_kinds(facts, hp)
         return tuple(each == kind for each in kinds), key
@@ -88,7 +88,10 @@ def _rope_rules() -> tuple[HyperRule, ...]:
     """Return the rules for rope; by default half of each head without a window is rotated."""
 
     def default_scaling(hp: Params) -> Params:
-        """Return the scaling that rotates the first half of a full head's pairs."""
+        """Return the default rope scaling of layers without a window, in normal form.
+
+        It rotates the first half of a head's pairs; `rotated` is their number of elements.
+        """
         rotated = 2 * int(0.5 * full_head_dim(hp) // 2)
         return {"type": "proportional", "factor": 1.0, "rotated": rotated}
 

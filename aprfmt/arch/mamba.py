@@ -107,14 +107,21 @@ def inner_width_rule(expand: str = "expand", key: str = "") -> HyperRule:
     """
 
     def read(facts: Facts, hp: Params) -> Found:
-        """Return (inner width, key) of config.json; None without both keys."""
+        """Return (inner width of the mixers, key) of config.json; None without `key` and `expand`.
+
+        `key` has the width and counts first; `expand` has it as a multiple of the hidden size.
+        """
         stated, found = facts.first(key) if key else None, facts.first(expand)
         if stated is not None:
             return stated
         return None if found is None else (whole_number(*found, 1) * hp["hidden_size"], found[1])
 
     def write(value: Value, hp: Params) -> Params:
-        """Return config.json's {key: value}: the factor if it is whole, and `key` if given."""
+        """Return config.json's {key: number} for the mixers' inner width, `value`.
+
+        `expand` gets it as a multiple of the hidden size if it is one; `key`, if any, gets the
+        width.
+        """
         times, rest = divmod(value, hp["hidden_size"])
         return ({} if rest else {expand: times}) | ({key: value} if key else {})
 
@@ -135,11 +142,14 @@ def time_step_rank_rule(hf: str) -> HyperRule:
     """
 
     def sixteenth(hp: Params) -> int:
-        """Return a sixteenth of the hidden size, rounded up."""
+        """Return the default rank of the compressed time step: hidden size / 16, rounded up."""
         return -(-int(hp["hidden_size"]) // 16)
 
     def read(facts: Facts, hp: Params) -> Found:
-        """Return (rank, key) of config.json; None for "auto" or without the key."""
+        """Return (rank of the compressed time step, key) of config.json.
+
+        None for "auto" or no key.
+        """
         found = facts.first(hf)
         return None if found is None or found[0] == "auto" else found
 
@@ -216,7 +226,11 @@ def limit_rules(least: str = "") -> tuple[HyperRule, ...]:
         return (None if math.isinf(found[0][1]) else found[0][1]), found[1]
 
     def write(value: Value, hp: Params) -> Params:
-        """Return config.json's {key: [least, greatest]}, empty if there are no limits."""
+        """Return config.json's {"time_step_limit": [least, greatest]}; {} where neither is limited.
+
+        `value` is the least time step of the scan. No greatest is written as transformers'
+        infinity.
+        """
         greatest = hp["ssm_step_high"]
         if not value and greatest is None:
             return {}

@@ -78,9 +78,10 @@ def _lightning_layers_rule() -> HyperRule:
     usual = read_layer_kinds(kinds[1:], kinds[:1], "layer_types")
 
     def read(facts: Facts, hp: Params) -> Found:
-        """Return (one boolean a layer, key) of config.json; None without a list.
+        """Return (one boolean per layer: it has lightning attention, key) of config.json.
 
-        The usual list counts, else that of older files, where 0 is lightning attention.
+        The list of kinds counts, else that of older files, where 0 is lightning attention. None
+        without a list.
         """
         found, older = usual(facts, hp), facts.first("attn_type_list")
         if found is not None or older is None:
@@ -89,7 +90,10 @@ def _lightning_layers_rule() -> HyperRule:
         return tuple(whole_number(kind, older[1]) == 0 for kind in listed), older[1]
 
     def read_gguf(facts: Facts, hp: Params) -> Found:
-        """Return (one boolean a layer, key) of a GGUF; None without a list."""
+        """Return (one boolean per layer: it has lightning attention, key) of a GGUF.
+
+        None without a list.
+        """
         found = facts.first(_LISTED)
         if found is None:
             return None
@@ -97,7 +101,10 @@ def _lightning_layers_rule() -> HyperRule:
         return tuple(boolean(mark, found[1]) for mark in listed), found[1]
 
     def write(value: Value, hp: Params) -> Params:
-        """Return GGUF's {key: one boolean a layer}, empty where llama.cpp assumes the same."""
+        """Return {GGUF key: one boolean per layer: lightning attention}.
+
+        {} where llama.cpp assumes the same.
+        """
         return {} if tuple(value) == _usual_layers(hp) else {_LISTED: list(value)}
 
     return HyperRule(
@@ -114,7 +121,11 @@ def _residual_scales_rule() -> HyperRule:
     """Return the rule that reads and writes the six factors on residual streams and outputs."""
 
     def read(facts: Facts, hp: Params) -> Found:
-        """Return (factors in the order of _FACTORS, the first key) of config.json; else None."""
+        """Return (factors on residual streams and sublayer outputs, first key) of config.json.
+
+        The factors are in the order of _FACTORS, 1 for an absent key. None without any of the
+        keys.
+        """
         found = [facts.first(*keys) for keys in _FACTORS]
         if not any(found):
             return None
@@ -122,7 +133,11 @@ def _residual_scales_rule() -> HyperRule:
         return values, next(each[1] for each in found if each is not None)
 
     def read_gguf(facts: Facts, hp: Params) -> Found:
-        """Return (factors, key) of a GGUF, whose one factor is that of each stream; else None."""
+        """Return (factors on residual streams and sublayer outputs, key) of a GGUF.
+
+        None without the key. A GGUF has one number, the factor of every residual stream; outputs
+        have the factor 1.
+        """
         found = facts.first(_ONE_FACTOR)
         if found is None:
             return None

@@ -61,9 +61,9 @@ def rotary_dim_rules(rope: RopeDefaults) -> tuple[HyperRule, ...]:
     usual: Any = rows["rope_dim"].read["hf"]
 
     def read(facts: Facts, hp: Mapping[str, Value]) -> tuple[Value, str] | None:
-        """Return (rotated elements of a head, key) of config.json, or None.
+        """Return (rotated elements of a head, key) of config.json; None without a key.
 
-        The usual key counts, else `rotary_dim`.
+        The key of other architectures counts, else `rotary_dim`.
         """
         stated = facts.first("rotary_dim")
         found: tuple[Value, str] | None = usual(facts, hp)

@@ -122,7 +122,10 @@ def _size(name: str, key: str, nested: str, gguf: str, default: int) -> HyperRul
     """
 
     def read(facts: Facts, hp: Params) -> Found:
-        """Return (size, its key) of config.json; None with neither key."""
+        """Return (size of the attention's indexer, its key) of config.json; None with neither key.
+
+        The key `nested` in published files' object counts before `key`.
+        """
         inside, found = object_under(facts, _NESTED).get(nested), facts.first(key)
         if inside is not None:
             return whole_number(inside, f"{_NESTED}.{nested}"), f"{_NESTED}.{nested}"
@@ -140,7 +143,11 @@ def _read_layers(listed: Read, key: str, nested: bool) -> Read:
     """
 
     def read(facts: Facts, hp: Params) -> Found:
-        """Return (one boolean a layer, key) of config.json; None without a list."""
+        """Return (one boolean per layer, key) of config.json; None without a list.
+
+        The list of layer kinds (`listed`) counts, else the numbers under `key`, where 0 is False.
+        With `nested` that key is in published files' object.
+        """
         found = listed(facts, hp)
         if found is not None:
             return found

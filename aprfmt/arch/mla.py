@@ -33,7 +33,7 @@ def mla_length_rules(nope: int = NOPE, value: int = 128) -> tuple[HyperRule, Hyp
     """
 
     def read_head_dim(facts: Facts, hp: Params) -> Found:
-        """Return (elements of a key head, key): those without rope plus those with it.
+        """Return (elements of a key head, key) of config.json: those without rope, plus those with.
 
         An absent key has its default, so None is never returned.
         """
@@ -100,10 +100,16 @@ def shared_experts_rule(key: str, hf_default: int = 0) -> HyperRule:
     keys = key.split()
 
     def read_with(*keys: str) -> Read:
-        """Return a read function for the number of shared experts under one of `keys`."""
+        """Return a read function for the shared experts' joint width.
+
+        The file has their number under one of `keys`.
+        """
 
         def read_shared_width(facts: Facts, hp: Params) -> Found:
-            """Return (shared experts times an expert's width, key); None without the key."""
+            """Return (joint width of the shared experts, key): their number times one's width.
+
+            The number is under one of `keys`; None without it.
+            """
             found = facts.first(*keys)
             return None if found is None else (whole_number(*found) * hp["moe_ffn_size"], found[1])
 
@@ -129,10 +135,16 @@ def dense_first_rule(hf_default: int, hf: str = "first_k_dense_replace") -> Hype
     """
 
     def read_with(*keys: str) -> Read:
-        """Return a read function for the number of dense layers under one of `keys`."""
+        """Return a read function for which layers have experts, all after the dense first ones.
+
+        The file has the number of dense layers under one of `keys`.
+        """
 
         def read_moe_layers(facts: Facts, hp: Params) -> Found:
-            """Return (one boolean a layer, key): False for the dense ones; None without the key."""
+            """Return (one boolean per layer: it has experts, key); None without one of `keys`.
+
+            The key has how many first layers are dense.
+            """
             found = facts.first(*keys)
             if found is None:
                 return None
@@ -165,17 +177,26 @@ def listed_experts_rule(dense: int, *, counted: bool) -> HyperRule:
 
     # The list wins over the count, which not all models of the family read.
     def read(facts: Facts, hp: Params) -> Found:
-        """Return (one boolean a layer, key) of config.json's list, or of its count; else None."""
+        """Return (one boolean per layer: it has experts, key) of config.json; None without a key.
+
+        The list of kinds counts, else, with `counted`, the number of dense first layers.
+        """
         found = listed(facts, hp)
         return first.read["hf"](facts, hp) if found is None and counted else found
 
     def write(value: Value, hp: Params) -> Params:
-        """Return config.json's {key: value}: the count of dense layers and the list of kinds."""
+        """Return config.json's {key: value}: the number of dense first layers, the list of kinds.
+
+        `value` has one boolean per layer: it has experts.
+        """
         kinds = ["sparse" if on else "dense" for on in value]
         return {**first.write["hf"](value, hp), key: kinds}
 
     def check(value: Value, facts: Facts, hp: Params) -> str:
-        """Return a remark if config.json's count of dense layers is another, else ""."""
+        """Return a warning if config.json counts other dense first layers than `value`, else "".
+
+        `value` has one boolean per layer: it has experts.
+        """
         found = facts.first("first_k_dense_replace")
         there = (*value, True).index(True)
         if facts.style != "hf" or found is None or whole_number(*found) == there:

@@ -57,9 +57,10 @@ def sparse_layers_rule() -> HyperRule:
     """Return qwen's rule for moe_layers: every decoder_sparse_step-th, none of mlp_only_layers."""
 
     def read(facts: Facts, hp: Params) -> Found:
-        """Return (one boolean a layer, key): which layers have experts, by config.json's two keys.
+        """Return (one boolean per layer: it has experts, key) by config.json's step and list.
 
-        These are `decoder_sparse_step` and `mlp_only_layers`; all layers have experts without them.
+        Every `decoder_sparse_step`-th layer has experts, except those of `mlp_only_layers`. All
+        layers have experts without these keys.
         """
         step, dense = facts.first("decoder_sparse_step"), facts.first("mlp_only_layers")
         every = 1 if step is None else whole_number(*step, 1)
@@ -68,7 +69,7 @@ def sparse_layers_rule() -> HyperRule:
         return layers, (step or dense or ("", "num_experts"))[1]
 
     def write(value: Value, hp: Params) -> Params:
-        """Return config.json's {key: value}: step 1 and the list of dense layers."""
+        """Return config.json's {key: value} for layers with experts: step 1, and the dense ones."""
         dense = [i for i, sparse in enumerate(value) if not sparse]
         return {"decoder_sparse_step": 1, "mlp_only_layers": dense}
 

@@ -53,9 +53,9 @@ def _layer_count_rule() -> HyperRule:
     usual = hyper_rules.n_layers()
 
     def read(facts: Facts, hp: Params) -> Found:
-        """Return (number of layers, key) of config.json, or None if it says neither.
+        """Return (number of layers, key) of config.json; None without a key.
 
-        The length of the list of layer kinds counts, else the stated number of layers.
+        The length of the list of layer kinds counts, else the stated number.
         """
         found, stated = facts.first(*_KINDS), facts.first(*usual.keys["hf"])
         if found is None:
@@ -96,7 +96,10 @@ def _read_layers_of_kind(*names: str) -> Read:
     """Return a read function: which layers are of one of the kinds `names`."""
 
     def read(facts: Facts, hp: Params) -> Found:
-        """Return (one boolean a layer, key) of config.json; None without a list of kinds."""
+        """Return (one boolean per layer: its kind is among `names`, key) of config.json's list.
+
+        None without the list.
+        """
         found = _read_kinds(facts, hp)
         return None if found is None else (tuple(kind in names for kind in found[0]), found[1])
 
@@ -148,9 +151,10 @@ def _width_rule(rule: HyperRule, layers: str) -> HyperRule:
     own = tuple(key for key in rule.keys["gguf"] if key != _WIDTHS)
 
     def read(facts: Facts, hp: Params) -> Found:
-        """Return (width, key) of a GGUF: its own key, or the largest of the list.
+        """Return (the rule's width, key) of a GGUF: by its own key, else the largest in the list.
 
-        None without the first key if the list is missing or all zeros.
+        The list has a width for each layer. None if it is missing or all zeros, without the own
+        key.
         """
         stated, found = facts.first(*own), read_counts(facts, _WIDTHS)
         if stated is not None or found is None or not any(found[0]):
@@ -158,7 +162,11 @@ def _width_rule(rule: HyperRule, layers: str) -> HyperRule:
         return max(found[0]), found[1]
 
     def write(value: Value, hp: Params) -> Params:
-        """Return GGUF's {key: value}: the list by layer, and the width's own key if any."""
+        """Return GGUF's {key: value} for a width: the list by layer, and the width's own key.
+
+        The list has 0 in layers that the hyperparameter `layers` does not mark. Not every width
+        has a key of its own.
+        """
         return {_WIDTHS: [value if on else 0 for on in hp[layers]], **dict.fromkeys(own, value)}
 
     return replace(rule, read={"gguf": read}, write={"gguf": write})
@@ -168,9 +176,9 @@ def _inner_width_rule() -> HyperRule:
     """Return the rule that reads and writes the mixers' inner width: heads times head dim."""
 
     def read(facts: Facts, hp: Params) -> Found:
-        """Return (inner width, key): the product of config.json's head count and head dim.
+        """Return (inner width of the mamba2 mixers, key) of config.json: heads times head dim.
 
-        The defaults of absent keys are 128 and 64.
+        Absent keys have the defaults 128 and 64, so None is never returned.
         """
         heads, size = facts.first("mamba_num_heads"), facts.first("mamba_head_dim")
         count = 128 if heads is None else whole_number(*heads, 1)
@@ -178,7 +186,10 @@ def _inner_width_rule() -> HyperRule:
         return count * each, (size or heads or ("", "mamba_head_dim"))[1]
 
     def write(value: Value, hp: Params) -> Params:
-        """Return config.json's {key: head dim}."""
+        """Return config.json's {"mamba_head_dim": elements of a head of the mixers}.
+
+        `value` is the mixers' inner width, over all heads.
+        """
         return {"mamba_head_dim": value // hp["ssm_heads"]}
 
     return HyperRule(

@@ -85,9 +85,10 @@ def _rope_layers_rule() -> HyperRule:
     """Return the rule for the layers with rope: those with attention, or none."""
 
     def read(facts: Facts, hp: Params) -> Found:
-        """Return (one boolean a layer, key): which layers have rope; None without `rope_theta`.
+        """Return (one boolean per layer: it has rope, key) of config.json.
 
-        A base of null means that no layer has rope. Otherwise those with attention have it.
+        None without `rope_theta`. A base of null means that no layer has rope. Otherwise those
+        with attention have it.
         """
         rope = facts.first("rope_parameters", "rope_scaling")
         inside = rope[0] if rope is not None and isinstance(rope[0], Mapping) else {}
@@ -103,7 +104,10 @@ def _rope_layers_rule() -> HyperRule:
         return tuple(on and not delta for delta in hp["delta_layers"]), "rope_theta"
 
     def write(value: Value, hp: Params) -> Params:
-        """Return config.json's {key: None} for a model without rope, else empty."""
+        """Return config.json's {"rope_theta": None} for a model without rope in any layer.
+
+        {} for other models. `value` has one boolean per layer.
+        """
         return {} if any(value) else {"rope_theta": None}
 
     usual = delta_net.rotated_layers_rule()
@@ -118,7 +122,10 @@ def _strength_rule() -> HyperRule:
     key = "linear_allow_neg_eigval"
 
     def read(facts: Facts, hp: Params) -> Found:
-        """Return (2.0 or 1.0, key) of config.json; None without the key."""
+        """Return (factor on a delta net's beta, key) of config.json: 2 with the switch on, else 1.
+
+        None without the key.
+        """
         found = facts.first(key)
         return None if found is None else (2.0 if found[0] else 1.0, key)
 

@@ -74,9 +74,10 @@ def pooling_rule(default: str | None = None, *, causal: bool = True) -> HyperRul
     """
 
     def check(value: Value, facts: Facts, hp: Params) -> str:
-        """Return a remark on a pooling that is not computed here, "" for none.
+        """Return a warning on a pooling that is not computed here, "" for none.
 
-        Raises ArchError if a GGUF says that attention is causal where it is not, or the reverse.
+        `value` is the pooling. Raises ArchError if a GGUF contradicts `causal`: whether attention
+        of this architecture sees earlier tokens only.
         """
         stated = facts.first(_CAUSAL)
         if stated is not None and boolean(*stated) is not causal:

@@ -23,7 +23,10 @@ def upper_layers(usual: int) -> Callable[[Facts | None, Mapping[str, Value]], Pe
     """
 
     def read_layers(facts: Facts | None, hp: Mapping[str, Value]) -> PerLayer:
-        """Return one boolean a layer: True from config.json's max_window_layers on."""
+        """Return one boolean per layer: its number is at least config.json's max_window_layers.
+
+        These layers may have a window. `usual` is the first of them without that key.
+        """
         found = None if facts is None else facts.first("max_window_layers")
         first = usual if found is None else whole_number(*found)
         return tuple(i >= first for i in range(hp["n_layers"]))

@@ -40,7 +40,10 @@ def _deepstack_rule() -> HyperRule:
     tower = "vision_config"
 
     def read(facts: Facts, hp: Params) -> tuple[Value, str] | None:
-        """Return (number of layers, key) of config.json's tower; None without a tower."""
+        """Return (number of first layers that image features are added to, key) of config.json.
+
+        The key is in the vision tower's object `tower`; None without that object.
+        """
         sees = facts.values.get(tower)
         if not isinstance(sees, Mapping):
             return None

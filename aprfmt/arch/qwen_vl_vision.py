@@ -47,7 +47,10 @@ def _read_tower_key(key: str) -> Read:
     """Return a read function for a key of `vision_config`, if there is one, never outside it."""
 
     def read(facts: Facts, hp: Params) -> tuple[Value, str] | None:
-        """Return (value, key) of `vision_config`, or of the config of a tower alone, or None."""
+        """Return (value under `key`, key) of config.json's `vision_config`; None without the key.
+
+        The config of a tower alone has no such object: the key is then read at its top.
+        """
         inner = facts.values.get(_SECTION)
         values = inner if isinstance(inner, Mapping) else facts.values
         found = values.get(key)
@@ -77,7 +80,10 @@ def _activation_rule(default: str) -> HyperRule:
     rule, own = activation_rule(default), _read_tower_key("hidden_act")
 
     def read(facts: Facts, hp: Params) -> tuple[Value, str] | None:
-        """Return (activation, key) or None, as the shared rule reads the tower's own object."""
+        """Return (activation of the tower's MLPs, key) of `vision_config` alone.
+
+        None without the key.
+        """
         found = own(facts, hp)
         values = {} if found is None else {"hidden_act": found[0]}
         return rule.read["hf"](replace(facts, values=values), hp)
@@ -93,11 +99,14 @@ def _layer_list_rule(name: str, key: str, usual: tuple[int, ...], inside: bool) 
     own = _read_tower_key(key)
 
     def layers_to_flags(layers: tuple[int, ...], hp: Params) -> tuple[bool, ...]:
-        """Return one boolean for each layer of the model from a list of layer numbers."""
+        """Return one boolean per layer: `inside` if `layers` has its number, else the opposite."""
         return tuple((layer in layers) is inside for layer in range(hp["n_layers"]))
 
     def read(facts: Facts, hp: Params) -> tuple[Value, str] | None:
-        """Return (one boolean a layer, key) of config.json's list; None without the key."""
+        """Return (one boolean per layer, key) of the tower's list of layer numbers.
+
+        None without the key. Listed layers are `inside`, the others its opposite.
+        """
         found = own(facts, hp)
         if found is None:
             return None
@@ -106,7 +115,10 @@ def _layer_list_rule(name: str, key: str, usual: tuple[int, ...], inside: bool) 
         ), key
 
     def write(value: Value, hp: Params) -> Params:
-        """Return config.json's {key: list of layer numbers}."""
+        """Return {config.json's `key`: numbers of the layers whose boolean is `inside`}.
+
+        `value` has one boolean per layer.
+        """
         return {key: [layer for layer, on in enumerate(value) if on is inside]}
 
     return HyperRule(
@@ -119,7 +131,10 @@ def _patch_frames_rule() -> HyperRule:
     rule = _size_rule("patch_frames", "temporal_patch_size", 2)
 
     def check(value: Value, facts: Facts, hp: Params) -> str:
-        """Return "" for two frames; ArchError for any other number."""
+        """Return "" (no warning) if a patch is of two frames.
+
+        Raise ArchError for any other number.
+        """
         if value != 2:
             raise ArchError(f"temporal_patch_size: is {value}; expected 2: no other is known")
         return ""
@@ -135,7 +150,11 @@ def _projection_rule(kind: str, key: str) -> HyperRule:
     """
 
     def write(value: Value, hp: Params) -> Params:
-        """Return a GGUF's {key: value} of the projector's type, width and image statistics."""
+        """Return GGUF's {key: value} for the merger's output width (`value`) and a projector.
+
+        The others are the file's type, the projector's type and the mean and deviation of image
+        channels.
+        """
         return {
             "general.type": "mmproj",
             "{arch}.projector_type": kind,
@@ -285,7 +304,10 @@ def _ffn_size_rule() -> HyperRule:
     own = _read_tower_key("mlp_ratio")
 
     def read(facts: Facts, hp: Params) -> tuple[Value, str] | None:
-        """Return (ratio times the width, key) of config.json; None without the key."""
+        """Return (MLP width of the tower, key) of config.json: `mlp_ratio` times the hidden size.
+
+        None without the key.
+        """
         found = own(facts, hp)
         return None if found is None else (hp["hidden_size"] * whole_number(*found, 1), found[1])
 
@@ -325,7 +347,10 @@ def _window_rule() -> HyperRule:
     rule = _layer_list_rule("window_layers", "fullatt_block_indexes", (7, 15, 23, 31), inside=False)
 
     def read(facts: Facts, hp: Params) -> tuple[Value, str] | None:
-        """Return (which layers have windows, key) of a GGUF's period; None without the key."""
+        """Return (one boolean per layer: its attention has windows, key) of a GGUF.
+
+        None without the key. The key has the distance of the layers without windows.
+        """
         found = facts.first(_EVERY)
         if found is None:
             return None
@@ -333,7 +358,11 @@ def _window_rule() -> HyperRule:
         return tuple((layer + 1) % every != 0 for layer in range(hp["n_layers"])), found[1]
 
     def write(value: Value, hp: Params) -> Params:
-        """Return GGUF's {key: period}, empty if the layers follow no period."""
+        """Return {GGUF key: distance of the layers without windows}.
+
+        {} if they are at no equal distance. `value` has one boolean per layer: its attention has
+        windows.
+        """
         every = _full_layer_period(value)
         return {_EVERY: every} if every else {}
 
@@ -375,9 +404,9 @@ def _position_rules() -> tuple[HyperRule, ...]:
     own, patches = _read_tower_key("num_position_embeddings"), _read_tower_key("patch_size")
 
     def read_image_size(facts: Facts, hp: Params) -> tuple[Value, str] | None:
-        """Return (image side in pixels, key): the root of the positions times a patch's side.
+        """Return (image side in pixels, key) of config.json: root of positions times patch side.
 
-        The defaults of absent keys are 2304 positions and 16 pixels.
+        Absent keys have the defaults of 2304 positions and 16 pixels, so None is never returned.
         """
         rows, size = own(facts, hp), patches(facts, hp)
         count = 2304 if rows is None else whole_number(*rows, 1)
@@ -404,7 +433,10 @@ def _merger_rules() -> tuple[HyperRule, ...]:
     rule = _layer_list_rule("merger_layers", "deepstack_visual_indexes", (8, 16, 24), inside=True)
 
     def read(facts: Facts, hp: Params) -> tuple[Value, str] | None:
-        """Return (which layers have mergers, key) of a GGUF's booleans; None without the key."""
+        """Return (one boolean per layer: a merger reads its output, key) of a GGUF.
+
+        None without the key.
+        """
         found = facts.first(key)
         if found is None:
             return None

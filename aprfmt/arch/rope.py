@@ -34,13 +34,16 @@ def rope_rules(rope: RopeDefaults) -> tuple[HyperRule, ...]:
     """
 
     def rope_of_config(facts: Facts) -> HFRope:
-        """Return the rope objects of a config.json."""
+        """Return the reader of a config.json's rope keys.
+
+        `rope` has what the architecture differs in.
+        """
         return HFRope(rope, facts)
 
     def check_bases(value: Value, facts: Facts, hp: Params) -> str:
-        """Return a remark if the key `rope_theta` and the rope object differ, else "".
+        """Return a warning if config.json's `rope_theta` and rope object give two bases, else "".
 
-        transformers uses the rope object.
+        The warning says that transformers uses the rope object's.
         """
         top, inner = facts.first("rope_theta"), None
         if facts.style == "hf" and top is not None:
@@ -53,21 +56,20 @@ def rope_rules(rope: RopeDefaults) -> tuple[HyperRule, ...]:
         )
 
     def local_base(found: Found, hp: Params) -> Found:
-        """Return (rope base of windowed layers, key), where None stands for the others' base.
+        """Return (rope base of windowed layers, key), None for a base equal to other layers'.
 
-        `found` is the base as read. An equal one becomes None, except in architectures that
-        always write it.
+        `found` is (base, key) as read, or None. Architectures that always write the base keep an
+        equal one.
         """
         if found is None or rope.theta_local is not None or found[0] != hp["rope_theta"]:
             return found
         return None, found[1]
 
     def check_partial(value: Value, facts: Facts, hp: Params) -> str:
-        """Return a remark if config.json asks to rotate a part of each head, else "".
+        """Return a warning if config.json asks for an ignored rotation of a part of each head.
 
-        transformers ignores the key for these architectures. Together with a rope scaling, and in
-        some without, it is an ArchError: transformers then computes frequencies for the part only,
-        but rotates whole heads, and its forward pass fails.
+        Else "". `value` is the rope scaling. Raises ArchError where transformers' forward pass
+        fails: with a rope scaling, and for some architectures without one.
         """
         if facts.style != "hf" or rope.partial is not None:
             return ""
@@ -92,7 +94,11 @@ def rope_rules(rope: RopeDefaults) -> tuple[HyperRule, ...]:
         )
 
     def check_scaling(value: Value, facts: Facts, hp: Params) -> str:
-        """Return `check_partial`'s remark, else that of `lost_divisors_text`; "" for none."""
+        """Return the warning on rope keys of a config.json that are not used; "" for none.
+
+        These ask to rotate a part of a head (`check_partial`) or are divisors that a file has
+        lost.
+        """
         return check_partial(value, facts, hp) or lost_divisors_text(facts)
 
     def read_rope_dim(facts: Facts, hp: Params) -> Found:
@@ -104,7 +110,10 @@ def rope_rules(rope: RopeDefaults) -> tuple[HyperRule, ...]:
         return int(rotated), found[1]
 
     def write_rope_dim(value: Value, hp: Params) -> Params:
-        """Return config.json's {key: rotated part of a head}, empty for whole heads."""
+        """Return config.json's {"partial_rotary_factor": rotated part of a head}.
+
+        {} for whole heads. `value` is the number of rotated elements of a head.
+        """
         if rope.partial is None or (value == hp["head_dim"] and rope.partial == 1.0):
             return {}
         part = value / hp["head_dim"]
@@ -113,9 +122,9 @@ def rope_rules(rope: RopeDefaults) -> tuple[HyperRule, ...]:
         return {"partial_rotary_factor": part}
 
     def read_scaling(facts: Facts, hp: Params) -> Found:
-        """Return (scaling in normal form or None, key) of config.json; None without a type.
+        """Return (rope scaling in normal form, key) of config.json; None without a scaling's type.
 
-        One that rotates whole heads by unchanged frequencies is None.
+        A scaling that rotates whole heads by unchanged frequencies is returned as (None, key).
         """
         found = HFRope(rope, facts, lambda: full_head_dim(hp)).read_scaling(hp["context_length"])
         made = None if found is None else found[0]
@@ -126,11 +135,14 @@ def rope_rules(rope: RopeDefaults) -> tuple[HyperRule, ...]:
         return None, found[1]  # whole heads turn by unchanged frequencies
 
     def write_theta(value: Value, hp: Params) -> Params:
-        """Return config.json's {key: base}, empty where the rope object has it."""
+        """Return config.json's {"rope_theta": base}; {} where the rope object has the base."""
         return {} if rope.new else {"rope_theta": value}
 
     def write_local_base(value: Value, hp: Params) -> Params:
-        """Return config.json's {key: base of windowed layers}, empty without an old key for it."""
+        """Return config.json's {key: rope base of windowed layers}.
+
+        {} without an old key for that base.
+        """
         return {rope.local_key: value} if rope.local_key and value is not None else {}
 
     return (

@@ -221,7 +221,10 @@ def _read_yarn(facts: Facts, hp: Params, factor: float, log_mul: float) -> Scali
     """
 
     def read_key(name: str, default: float | None) -> float | None:
-        """Return the number under a key of rope scaling, its rounding undone; else `default`."""
+        """Return the number under a GGUF's rope scaling key `name`, float32 rounding undone.
+
+        Else `default`.
+        """
         found = facts.first(_KEY + name)
         return default if found is None else shortest_decimal(finite_number(*found))
 

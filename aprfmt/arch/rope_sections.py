@@ -52,7 +52,11 @@ def sections_rule(rope: RopeDefaults, usual: Sections) -> HyperRule:
     """
 
     def write_config(value: Value, hp: Params) -> Params:
-        """Return config.json's {key: rope object}, empty for the usual sections."""
+        """Return config.json's {"rope_parameters": object with the sections}.
+
+        {} for the usual sections. `value` has three numbers of pairs of a head: those rotated by
+        time, height and width.
+        """
         if value == usual:
             return {}
         return {
@@ -82,7 +86,10 @@ def old_sections_rule(
     """
 
     def write_config(value: Value, hp: Params) -> Params:
-        """Return config.json's {"rope_scaling": object with the sections}."""
+        """Return config.json's {"rope_scaling": object with the sections}.
+
+        `value` has three numbers of pairs of a head: those rotated by time, height and width.
+        """
         turns = {INTERLEAVED: True} if interleaved else {}
         return {"rope_scaling": {**_plain_rope_object(rope, hp), **turns, "mrope_section": value}}
 

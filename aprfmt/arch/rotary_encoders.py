@@ -110,10 +110,10 @@ def _activation_rule() -> HyperRule:
     gates = {"swiglu": "silu", "geglu": "gelu"}
 
     def read(facts: Facts, hp: Params) -> tuple[Value, str] | None:
-        """Return (activation, key of config.json), or None if neither key is there.
+        """Return (activation of the MLPs, key) of config.json; None if it has neither key.
 
-        The usual key comes first. Else `activation_function` names a whole MLP, such as "swiglu",
-        which has its activation. Raises ArchError for one that is unknown.
+        `hidden_act` comes first. Else `activation_function` names a whole gated MLP, such as
+        "swiglu", which has its activation. Raises ArchError for an unknown one.
         """
         whole, plain = facts.first("activation_function"), usual.read["hf"](facts, hp)
         if plain is not None or whole is None:

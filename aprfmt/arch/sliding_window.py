@@ -28,7 +28,10 @@ def window_period(length: int) -> Callable[[Facts | None, Params], PerLayer]:
     """
 
     def layers(facts: Facts | None, hp: Params) -> PerLayer:
-        """Return one boolean a layer: False for every length-th."""
+        """Return one boolean per layer: its attention has a window.
+
+        Every length-th layer has none.
+        """
         return tuple(i % length < length - 1 for i in range(hp["n_layers"]))
 
     return layers
@@ -67,7 +70,10 @@ def window_rules(window: Window) -> tuple[HyperRule, HyperRule]:
     names = {window.kind: True, "full_attention": False}
 
     def read_hf_size(facts: Facts, hp: Params) -> Found:
-        """Return (window size or None for no window, key) of config.json; None without the key."""
+        """Return (window in positions, key) of config.json, (None, key) for no window.
+
+        None without the key.
+        """
         on = facts.first("use_sliding_window") if window.switch else None
         listed = facts.first("layer_types") if window.listed_wins else None
         if window.switch and not (listed and window.kind in sequence(*listed)):
@@ -77,26 +83,33 @@ def window_rules(window: Window) -> tuple[HyperRule, HyperRule]:
         return _window_size(facts.first(window.hf, null=True))
 
     def read_gguf_size(facts: Facts, hp: Params) -> Found:
-        """Return (window size or None for no window, key) of a GGUF; None without the key."""
+        """Return (window in positions, key) of a GGUF, (None, key) for no window.
+
+        None without the key. Families whose window llama.cpp fixes get that one.
+        """
         found = _window_size(facts.first(_KEY))
         fixed = window.gguf_fixed and found is not None and found[0] is not None
         return (window.gguf_default, found[1]) if fixed and found is not None else found
 
     def write_hf_size(value: Value, hp: Params) -> Params:
-        """Return config.json's {key: window size}, with the switch if the family has one."""
+        """Return config.json's {key: window in positions}, and the switch if there is one."""
         switch = {"use_sliding_window": value is not None} if window.switch else {}
         return {window.hf: value, **switch}
 
     def write_gguf_size(value: Value, hp: Params) -> Params:
-        """Return GGUF's {key: window size}, empty where llama.cpp assumes the same."""
+        """Return {GGUF key: window in positions, 0 for none}.
+
+        {} where llama.cpp assumes the same.
+        """
         if window.gguf_fixed:
             return {} if any(hp["window_layers"]) else {_KEY: 0}
         return {} if value is None and not window.stated else {_KEY: value or 0}
 
     def read_hf_layers(facts: Facts, hp: Params) -> Found:
-        """Return (whether each layer has a window, key) of config.json; None without windows.
+        """Return (one boolean per layer: it has a window, key) of config.json.
 
-        Raises ArchError for a kind of layer that is not known, with or without windows.
+        None without windows. Raises ArchError for an unknown kind of layer, with or without
+        windows.
         """
         kinds = facts.first("layer_types") if window.listed else None
         default = window.layers(facts, hp)
@@ -108,9 +121,10 @@ def window_rules(window: Window) -> tuple[HyperRule, HyperRule]:
         return tuple(names[kind] for kind in listed), kinds[1]
 
     def read_gguf_layers(facts: Facts, hp: Params) -> Found:
-        """Return (one boolean a layer, key) of a GGUF's period or list; None without either.
+        """Return (one boolean per layer: it has a window, key) of a GGUF's period or list.
 
-        Raises ArchError for a list of other values than true and false.
+        Else None. None also for a model without windows. Raises ArchError for other values than
+        true and false.
         """
         found = facts.first(_KEY + "_pattern")
         if hp["sliding_window"] is None or found is None:
@@ -124,17 +138,27 @@ def window_rules(window: Window) -> tuple[HyperRule, HyperRule]:
         return tuple(bool(item) for item in listed), key
 
     def default_layers(hp: Params) -> PerLayer:
-        """Return one boolean a layer where no key lists them; all False without windows."""
+        """Return one boolean per layer: it has a window where no key says so.
+
+        All False without windows.
+        """
         on = hp["sliding_window"] is not None
         return window.layers(None, hp) if on else (False,) * hp["n_layers"]
 
     def assumed_layers(hp: Params) -> PerLayer:
-        """Return one boolean a layer as llama.cpp assumes them; all False without windows."""
+        """Return one boolean per layer: llama.cpp assumes a window without a key.
+
+        All False without windows.
+        """
         on = hp["sliding_window"] is not None
         return assumed(None, hp) if on else (False,) * hp["n_layers"]
 
     def write_hf_layers(value: Value, hp: Params) -> Params:
-        """Return config.json's {key: value} of the layers: their types, and the old count."""
+        """Return config.json's {key: value} for the layers with windows, where it has such keys.
+
+        These are the layers' types, and the older number of first layers without windows. `value`
+        has one boolean per layer.
+        """
         spelled = {on: name for name, on in names.items()}
         listed = {"layer_types": [spelled[on] for on in value]} if window.listed else {}
         if not (window.switch and window.listed):
@@ -142,7 +166,10 @@ def window_rules(window: Window) -> tuple[HyperRule, HyperRule]:
         return {"max_window_layers": (*value, True).index(True), **listed}
 
     def write_gguf_layers(value: Value, hp: Params) -> Params:
-        """Return GGUF's {key: period or list}, empty where llama.cpp assumes the same."""
+        """Return {GGUF key: period, or one boolean per layer: a window}.
+
+        {} where llama.cpp assumes the same.
+        """
         if value == assumed_layers(hp):
             return {}
         length = (*value, False).index(False) + 1
@@ -197,7 +224,10 @@ def rotated_windows(without: bool) -> HyperRule:
     """
 
     def default(hp: Params) -> PerLayer:
-        """Return one boolean a layer: those with a window, or `without` for all."""
+        """Return one boolean per layer: it has rope, which are the layers with a window.
+
+        In a model without windows every layer is `without`.
+        """
         on = hp["sliding_window"] is not None
         layers: PerLayer = hp["window_layers"] if on else (without,) * hp["n_layers"]
         return layers

@@ -18,7 +18,10 @@ def longest_stack_reader(*counts: Sequence[str]) -> Read:
     """
 
     def read(facts: Facts, hp: Params) -> Found:
-        """Return (layers of the longest stack, key); None if no stack has a key."""
+        """Return (layers of the longest stack: encoder or decoder, key).
+
+        None if no stack has a key.
+        """
         found = [count for keys in counts if (count := facts.first(*keys)) is not None]
         return max(((whole_number(*one, 1), one[1]) for one in found), default=None)
 
@@ -32,7 +35,10 @@ def stack_layers_rule(stack: str, counts: Mapping[str, str]) -> HyperRule:
     """
 
     def read(facts: Facts, hp: Params) -> Found:
-        """Return (one boolean a layer, key); None without the stack's key."""
+        """Return (one boolean per layer: the stack has it, key); None without the stack's key.
+
+        A stack, the encoder or the decoder, has the first so many of the model's layers.
+        """
         found = facts.first(*counts.values())
         if found is None:
             return None
@@ -51,7 +57,10 @@ def _count_writer(key: str) -> Write:
     """Return the write function that stores under `key` how many layers a stack has."""
 
     def write(value: Value, hp: Params) -> Params:
-        """Return {key: number of layers} of a stack's booleans, one a layer."""
+        """Return {`key`: number of layers of a stack}.
+
+        `value` has one boolean per layer: it is in the stack.
+        """
         return {key: sum(value)}
 
     return write

@@ -137,7 +137,10 @@ def _bias_layers_rule(stack: str, in_all: bool) -> HyperRule:
     """Return the rule for which layers of a stack have a table of distances: all, or the first."""
 
     def default_layers(hp: Params) -> tuple[bool, ...]:
-        """Return one boolean a layer: every layer of the stack, or its first alone."""
+        """Return one boolean per layer: it has a table of position biases.
+
+        All of the stack or the first.
+        """
         layers: tuple[bool, ...] = hp[f"{stack}_layers"]
         return layers if in_all else tuple(on and i == 0 for i, on in enumerate(layers))
 
@@ -151,9 +154,9 @@ def _activation_rule(default: str) -> HyperRule:
              "silu": "silu"}  # fmt: skip
 
     def read(facts: Facts, hp: Params) -> Found:
-        """Return (activation, key) of config.json; None without the key.
+        """Return (activation of the MLPs, key) of config.json's `feed_forward_proj`.
 
-        A word that is not in `names` gives `default`.
+        None without the key. A word that is not in `names` gives `default`.
         """
         found = facts.first("feed_forward_proj")
         return None if found is None else (names.get(text(*found), default), found[1])
@@ -231,9 +234,10 @@ def _evidence_of_form(gated: bool, bias_in_all: bool, decoder: bool) -> Any:
     )
 
     def evidence(names: Collection[str], values: Mapping[str, Value]) -> bool:
-        """Return whether the tensor names show exactly this form.
+        """Return whether the tensor names are those of one form of t5.
 
-        `values` (the metadata) is not used: every evidence function is given both.
+        The form is `gated` (its MLP), `bias_in_all` (layers have a table of distances) and
+        `decoder`. `values` (the metadata) is not used: every evidence function is given both.
         """
         form = (
             _has_name_part(names, ".wi_0.", ".ffn_gate."),

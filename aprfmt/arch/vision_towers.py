@@ -96,7 +96,10 @@ def activation_rule(activation: str) -> HyperRule:
     names = {"quick_gelu": "gelu_quick"}
 
     def write(value: Value, hp: Mapping[str, Value]) -> Mapping[str, Value]:
-        """Return GGUF's {key: True} for the vision encoder and for the activation."""
+        """Return GGUF's {key: True}: it has a vision encoder, and which activation its MLPs use.
+
+        An activation that llama.cpp has no key for gets none.
+        """
         word = {"gelu": "gelu", "gelu_tanh": "gelu", "silu": "silu"}.get(value)
         flag = {} if word is None else {f"{{arch}}.use_{word}": True}
         return {"{arch}.has_vision_encoder": True, **flag}
