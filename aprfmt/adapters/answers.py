@@ -471,9 +471,9 @@ def _merge_values(merged: View, b: View, close: bool) -> Merge:
         dtype = _dtype_of_values(theirs) if parts else "F32"
 
         def store_again(values: "F64") -> "F64 | None":
-            """Return values (float64) encoded in B's packed type and decoded again.
+            """Return a weight's values (float64) encoded in B's packed type and decoded again.
 
-            None where the type cannot be encoded from values alone.
+            None where that type cannot be encoded from the values alone.
             """
             return _store_through(b.encoding, values, dtype)
 

@@ -338,7 +338,7 @@ def _summed_changes(
     step = max(1, merge.plain.size // SAMPLE)
 
     def sample(values: "F64") -> "F64":
-        """Return every `step`-th value, flat."""
+        """Return every `step`-th of a weight's values, flat: the sample for fitting multiples."""
         return values.reshape(-1)[::step]
 
     held = {
@@ -612,7 +612,10 @@ def _code_values(encoding: str, table: str) -> "Callable[[], F64]":
     """
 
     def load_code_values() -> "F64":
-        """Return the sorted finite values of the codec's table."""
+        """Return the finite values that codes of the packed type `encoding` stand for, sorted.
+
+        They are float64. `table` is the name of the codec's attribute that lists the values.
+        """
         values = np.asarray(getattr(codec(encoding), table), np.float64)
         return np.unique(values[np.isfinite(values)])
 

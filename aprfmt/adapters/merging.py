@@ -468,9 +468,9 @@ def scaled_otherwise(merged: View) -> "Iterator[tuple[str, F64]]":
         return
 
     def lengths(one: MergedTensor, times: int) -> "F64":
-        """Return the norms of the rows after adding the pair `times` times (1 or 0).
+        """Return the norm of each row of a weight with its adapter pair added `times` times (0, 1).
 
-        A norm of 0 is returned as 1, to be divided by.
+        A norm of 0 is returned as 1, because rows are divided by the result.
         """
         found = one.row_lengths(times)
         return np.where(found > 0, found, 1.0)

@@ -88,10 +88,11 @@ def place_pairs(
     whole = whole_tensors(adapter, base, untie=untie)
 
     def add_change(module: str, name: str, change: LowRank) -> None:
-        """Add the change of the weight `name` to the result, once its name and shape are checked.
+        """Put the low-rank change of the base's weight `name` into the dict `found`, after checks.
 
-        `module` names the pair in messages. Raises ConversionError where the base has no such
-        weight or one of another shape, and for a second change of the same weight.
+        `module` is the name of the adapter's pair, for messages. Raises ConversionError where the
+        base has no such weight or one of another shape, and for a second change of the same
+        weight.
         """
         if name not in whole and name not in base:
             tied = name.endswith(HEADS) and base.hyper["tied_embeddings"]
@@ -273,7 +274,11 @@ def _component_renames(adapter: Adapter, astray: Sequence[str], base: Model) -> 
     every = component_rules("hf", left, {name: tuple(base[name].shape) for name in base})
 
     def fits(tried: Sequence[Rename]) -> bool:
-        """Return whether these rules give each module another weight, of the right shape."""
+        """Return whether the rename rules `tried` lead each module in `astray` to a weight.
+
+        `astray` are the modules that the base does not have. Each has to get a weight of the base
+        of its pair's shape, and no two the same one.
+        """
         made = [f"{_renamed(name, tried)}.weight" for name in astray]
         taken = {f"{name}.weight" for name in adapter.pairs if name not in shapes}
         return len({*made} - taken) == len(astray) and all(
@@ -431,7 +436,10 @@ def reorder_rows(
         )
 
     def permute_rows(rows: Array) -> Array:
-        """Return rows that are in the order of the pair's style in the order of the other one."""
+        """Return the rows of a LoRA pair's B matrix, or its magnitudes, in the other style's order.
+
+        `rows` are in the order of the style (Hugging Face or GGUF) that the adapter is stored in.
+        """
         logical = to_logical(group.binding.steps, [rows], base.hyper)
         return np.ascontiguousarray(to_stored(target_group.binding.steps, logical, base.hyper)[0])
 
