@@ -57,7 +57,7 @@ def _compile_matcher(pattern: str) -> Callable[[str], bool]:
         raise CodecError(f"pattern {pattern!r} is no regular expression: {error}") from None
 
     def matches(name: str) -> bool:
-        """Return whether the pattern matches at the name's start; CodecError after SECONDS."""
+        """Return whether `pattern` matches at the name's start; raise CodecError after SECONDS."""
         try:
             return compiled.match(name, timeout=SECONDS) is not None
         except TimeoutError:
