@@ -159,7 +159,10 @@ def run(
         drawn: list[int] = []
 
         def draw_token(logits: Any) -> int:
-            """Return the next token id drawn from logits [vocab], after recording it."""
+            """Return the token id that the sampler draws from logits [vocab].
+
+            Append it to `drawn`.
+            """
             drawn.append(sampler(logits))
             return drawn[-1]
 
