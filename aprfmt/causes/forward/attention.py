@@ -105,7 +105,11 @@ def layer_scale_change(patched: PatchedModel, layer: int) -> Change:
     says = own / (layer + 1) if divides else own
 
     def override(op: Any, at: Any, *args: Any) -> Any:
-        """Return the operation on the same operands with the layer's other factor."""
+        """Return attention's operation with the scores' factor changed by the layer's number.
+
+        The number counts from 1. The factor is multiplied by it if the model divides by it, else
+        divided.
+        """
         *first, heads = args
         number = at.layer + 1
         scale = heads.scale * number if divides else heads.scale / number
@@ -251,7 +255,11 @@ def map_query_heads(mapping: Array, keys: bool = True, values: bool = True) -> P
     """
 
     def read(what: str, layer: int, own: Any) -> Any:
-        """Return the mapped heads of keys ("k") or values; `own` if not chosen, or too few."""
+        """Return a layer's keys ("k") or values ("v") as query heads read them: those at `mapping`.
+
+        `own` [tokens, heads, d] is returned unchanged for the kind that is not chosen, and where
+        it has too few heads.
+        """
         chosen = keys if what == "k" else values
         return own[:, mapping] if chosen and mapping.max() < own.shape[1] else own
 
@@ -470,9 +478,9 @@ def _try_chunks(case: Mismatch) -> Iterator[Change]:
     says = f"; the model says chunks of {configured}"
 
     def resize_chunks(size: int | None, reach: str) -> Change:
-        """Return the change to chunks of `size` tokens; None for no chunks.
+        """Return the change of chunked attention to chunks of `size` tokens; None for no chunks.
 
-        `reach` says the size in words.
+        `reach` says in words how far attention reaches.
         """
         return Change(
             "sliding_window",

@@ -142,14 +142,20 @@ def exchange_keys_and_values(patched: PatchedModel, layers: Layers) -> PatchedMo
     role = "attn_v.weight"
 
     def add(op: Any, at: Any, a: Any, b: Any) -> Any:
-        """Return a + b; remember values with their bias."""
+        """Return the sum a + b.
+
+        Where it adds the bias to the values' product, keep it in `held`.
+        """
         y = op(a, b)
         if held.get(role) is a:
             held[role] = y
         return y
 
     def scores(op: Any, at: Any, q: Any, k: Any, *rest: Any) -> Any:
-        """Return the scores of `q` with the values; remember the keys."""
+        """Return the scores of `q` with the values in place of the keys `k`, which `held` keeps.
+
+        The usual scores where `held` has no values of the keys' size.
+        """
         values = held.pop(role, None)
         if values is None or values.size != k.size:
             return op(q, k, *rest)
@@ -157,7 +163,10 @@ def exchange_keys_and_values(patched: PatchedModel, layers: Layers) -> PatchedMo
         return op(q, values.reshape(k.shape), *rest)
 
     def mix(op: Any, at: Any, probs: Any, v: Any) -> Any:
-        """Return the mixed keys, where the scores were of the values; else the mixed values."""
+        """Return the sum of the keys weighted by `probs`, where the scores were of the values.
+
+        Elsewhere the usual weighted sum of the values `v`.
+        """
         return op(probs, held.pop("k", v))
 
     patched = patched.with_op("linear", remember_product(role, held), layers)

@@ -69,7 +69,10 @@ def _patch_sum(summed: Callable[[Any, Array, Array], Array], point: str) -> Patc
     """
 
     def override(op: Any, at: Any, kv: Any, gate: Any) -> Any:
-        """Return a compressor's sum of `kv` over `gate`: by `summed` at `point`, else by the op."""
+        """Return a compressor's sum of the values `kv` weighted by gates: by `summed` at `point`.
+
+        At other capture points it is the model's own operation `op`.
+        """
         return summed(op, kv, gate) if at.point == point else op(kv, gate)
 
     return lambda patched, layers: patched.with_op("compress", override, layers)
@@ -79,7 +82,11 @@ def _keep_rotation(patched: PatchedModel, layers: Layers) -> PatchedModel:
     """Return the model that does not undo rope in attention's result, in `layers`."""
 
     def kept(patched: PatchedModel, layer: int, x: Any, held: Mapping[str, Any]) -> Any:
-        """Return what attention reads, still rotated, with its pairs made adjacent as in `x`."""
+        """Return attention's result with rope left on it, in place of the unrotated `x`.
+
+        `held` has the result by its point's name. The halves of the rotated part are made
+        adjacent pairs, the order of `x`.
+        """
         read = np.array(held["attn_mixed"]).reshape(len(x), int(patched.hp["n_heads"]), -1)
         turned = int(patched.hp["rope_dim"])
         halves = read[..., -turned:].reshape(*read.shape[:2], 2, -1)
@@ -144,10 +151,10 @@ def _patch_weights(part: str, changed: Weights) -> Patch:
     """
 
     def make(patched: PatchedModel, layers: Layers) -> PatchedModel:
-        """Return the model with these weights in `layers`."""
+        """Return the model whose hyper-connections in `layers` have changed weights."""
 
         def tap(patched: PatchedModel, layer: int, x: Any, held: Mapping[str, Any]) -> Any:
-            """Return the changed weights."""
+            """Return the hyper-connection's weights `x` of one layer as `changed` makes them."""
             return np.ascontiguousarray(changed(np.array(x), int(patched.hp["hc_streams"])))
 
         for branch in ("attn", "ffn"):
@@ -161,7 +168,7 @@ def _mean_at_head(patched: PatchedModel, layers: Layers) -> PatchedModel:
     """Return the model whose last norm reads the mean of all streams; `layers` is not used."""
 
     def tap(patched: PatchedModel, layer: int, x: Any, held: Mapping[str, Any]) -> Any:
-        """Return equal weights of all streams."""
+        """Return equal weights for all streams, in place of the weights `x` of the head's sum."""
         return np.array(x) * 0 + x.dtype.type(1 / x.shape[-1])
 
     return patched.with_tap("hc_head_pre", tap, None)

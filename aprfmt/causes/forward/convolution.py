@@ -157,7 +157,7 @@ def _patch_kernel(taken: Callable[[Array, Array], tuple[Array, Array]]) -> Patch
     """Return a patch: a convolution gets taken(window, kernel) in place of (window, kernel)."""
 
     def override(op: Any, at: Any, window: Any, kernel: Any, *bias: Any) -> Any:
-        """Return the convolution of the changed window and kernel."""
+        """Return the convolution of the window and kernel that `taken` makes of the given ones."""
         return op(*taken(window, kernel), *bias)
 
     return lambda patched, layers: patched.with_op("convolve", override, layers)
@@ -167,7 +167,7 @@ def _without_gate(point: str) -> Patch:
     """Return a patch that leaves out the convolution's gate at capture point `point`."""
 
     def override(op: Any, at: Any, a: Any, b: Any) -> Any:
-        """Return `b` without its gate at this point, and the product a * b anywhere else."""
+        """Return `b` without its gate `a` at capture point `point`, the product a * b elsewhere."""
         return b if at.point == point else op(a, b)
 
     return lambda patched, layers: patched.with_op("mul", override, layers)
@@ -181,16 +181,25 @@ def _gate_last_with(part: int) -> Patch:
     """
 
     def thirds(held: Mapping[str, Any]) -> list[Any]:
-        """Return the three parts of what enters the convolution's layer."""
+        """Return the three parts of the input projection's result, split along the channels.
+
+        `held` has that result by its point's name.
+        """
         return list(np.split(np.asarray(held["conv_in"]), 3, axis=-1))
 
     def before(patched: PatchedModel, layer: int, x: Any, held: Mapping[str, Any]) -> Any:
-        """Return the product of the two parts that are not `part`."""
+        """Return what is convolved in the exchanged order: the product of two input parts.
+
+        These are the parts other than `part`. `held` has the layer's earlier points by name.
+        """
         first, second = (each for i, each in enumerate(thirds(held)) if i != part)
         return first * second
 
     def after(patched: PatchedModel, layer: int, x: Any, held: Mapping[str, Any]) -> Any:
-        """Return what was convolved times `part`."""
+        """Return the convolution's result times input part number `part`, in the exchanged order.
+
+        `held` has the layer's earlier points by name.
+        """
         return thirds(held)[part] * np.asarray(held["conv"])
 
     return lambda patched, layers: patched.with_tap("conv_x", before, layers).with_tap(
@@ -205,7 +214,10 @@ def _restart_convolution_at(first: int) -> Patch:
     """
 
     def override(op: Any, at: Any, window: Any, kernel: Any, *bias: Any) -> Any:
-        """Return the convolution, restarted with zeros at token `first`."""
+        """Return the convolution [tokens, channels], restarted with zeros at token `first`.
+
+        Tokens from `first` on see zeros in place of the tokens before it.
+        """
         later = window[first:].copy()
         later[: kernel.shape[1] - 1] = 0
         return np.concatenate([op(window, kernel, *bias)[:first], op(later, kernel, *bias)])
@@ -220,7 +232,7 @@ def _begin_with_rows(before: Array) -> Patch:
     """
 
     def override(op: Any, at: Any, window: Any, kernel: Any, *bias: Any) -> Any:
-        """Return the convolution of the window with its first rows replaced."""
+        """Return the convolution whose window begins with the rows `before` in place of zeros."""
         return op(np.concatenate([before, window[len(before) :]]), kernel, *bias)
 
     return lambda patched, layers: patched.with_op("convolve", override, layers)

@@ -243,7 +243,10 @@ def _patch_decay(how: Callable[[Array, Array, Array], Array]) -> Patch:
     """Return a patch: the log of the decay is how(product, A_log, dt_bias)."""
 
     def override(op: Any, at: Any, a: Any, rate: Any, shift: Any) -> Any:
-        """Return the log of the decay as `how` computes it, in the dtype of `a`."""
+        """Return the log of a delta net's decay as `how` computes it, in the dtype of `a`.
+
+        `a` is the decay's product, `rate` is A_log and `shift` is dt_bias.
+        """
         return np.asarray(how(a, rate, shift), a.dtype)
 
     return lambda patched, layers: patched.with_op("decay", override, layers)
@@ -253,7 +256,7 @@ def _patch_channels(how: Callable[[Array], Array]) -> Patch:
     """Return a patch that replaces the log of the decay, given by channel, by how(it)."""
 
     def override(op: Any, at: Any, q: Any, k: Any, v: Any, decay: Any, *rest: Any) -> Any:
-        """Return the delta rule with the changed decay."""
+        """Return the delta rule's result with how(decay) in place of the log of the decay."""
         return op(q, k, v, np.ascontiguousarray(how(decay)), *rest)
 
     return lambda patched, layers: patched.with_op("delta", override, layers)
@@ -266,7 +269,10 @@ def _patch_rule(parts: Mapping[str, bool]) -> Patch:
     def override(
         op: Any, at: Any, q: Any, k: Any, v: Any, decay: Any, beta: Any, state: Any
     ) -> Any:
-        """Return (reads, None) of the changed rule; with a given state, the rule itself."""
+        """Return (values read, None) of the delta rule with the patch's options.
+
+        The model's own rule where it continues from a `state`.
+        """
         return (ruled(q, k, v, decay, beta), None) if state is None else op(
             q, k, v, decay, beta, state
         )  # fmt: skip
@@ -278,7 +284,7 @@ def _restart_rule_at(first: int) -> Patch:
     """Return a patch that empties the delta rule's state before token `first`."""
 
     def override(op: Any, at: Any, *given: Any) -> Any:
-        """Return (reads, last state) of the rule, restarted at token `first`."""
+        """Return (values read, last state) of a delta rule with an empty state at token `first`."""
         *rows, state = given
         before, _ = op(*(x[:first] for x in rows), state)
         after, state = op(*(x[first:] for x in rows), None)
@@ -291,7 +297,7 @@ def _exchange_queries_and_keys(patched: PatchedModel, layers: Layers) -> Patched
     """Return the model whose delta nets use queries as keys and keys as queries in `layers`."""
 
     def override(op: Any, at: Any, q: Any, k: Any, *rest: Any) -> Any:
-        """Return the delta rule with `q` and `k` exchanged."""
+        """Return the delta rule's result with queries `q` and keys `k` exchanged."""
         return op(k, q, *rest)
 
     return patched.with_op("delta", override, layers)
@@ -301,7 +307,10 @@ def _patch_strength(how: Callable[[Any, Array], Array]) -> Patch:
     """Return a patch that computes beta, the strength of each write, as how(sigmoid, product)."""
 
     def override(op: Any, at: Any, x: Any) -> Any:
-        """Return the changed strength for a delta net's gate, else the sigmoid of `x`."""
+        """Return how(sigmoid, x) for a delta net's beta, the strength of a write.
+
+        Else sigmoid of x.
+        """
         return how(op, x) if at.point == "beta_mm" else op(x)
 
     return lambda patched, layers: patched.with_op("sigmoid", override, layers)
@@ -311,7 +320,10 @@ def _patch_output_gate(how: Callable[[Array, Array, Array, float], Array]) -> Pa
     """Return a patch: the gated norm's result is how(values, weight, gate, epsilon)."""
 
     def override(op: Any, at: Any, x: Any, w: Any, gate: Any, kind: str, *, eps: float) -> Any:
-        """Return the gated norm as `how` computes it; `kind`, the gate's function, is not used."""
+        """Return a delta net's gated norm of `x` as `how` computes it, in the dtype of `x`.
+
+        `kind`, the gate's function, is not used.
+        """
         return np.asarray(how(x, w, gate, eps), x.dtype)
 
     return lambda patched, layers: patched.with_op("gated_norm", override, layers)
@@ -321,7 +333,7 @@ def _without_activation(patched: PatchedModel, layers: Layers) -> PatchedModel:
     """Return the model without the activation after a delta net's convolution."""
 
     def override(op: Any, at: Any, x: Any, kind: str, **kwargs: Any) -> Any:
-        """Return `x` unchanged after the convolution, else the activation of `x`."""
+        """Return `x` unchanged after a delta net's convolution, the activation of `x` elsewhere."""
         return x if at.point in ("delta_qkv", "delta_v") else op(x, kind, **kwargs)
 
     return patched.with_op("activate", override, layers)

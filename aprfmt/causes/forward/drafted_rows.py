@@ -61,12 +61,15 @@ def _written_rows(patched: PatchedModel, last: int) -> CachedRows:
     rows = CachedRows()
 
     def scores(op: Any, at: PassLocation, q: Any, k: Any, heads: Any) -> Any:
-        """Keep the keys; return the scores."""
+        """Return the attention scores of `q` and `k`; keep the keys of the layer in `rows`."""
         rows.keys[at.layer] = k
         return op(q, k, heads)
 
     def mix(op: Any, at: PassLocation, probs: Any, v: Any) -> Any:
-        """Keep the values; return the mixed ones, or end the pass behind the last layer."""
+        """Return the sum of values weighted by `probs`; keep the values of the layer in `rows`.
+
+        Raises StopPass in layer `last`, since nothing later is needed.
+        """
         rows.values[at.layer] = v
         if at.layer >= last:
             raise StopPass
@@ -98,14 +101,21 @@ def drafted_rows_change(
         says += f"; the rows up to {since - 1} saw it"
 
     def make(patched: PatchedModel, layers: Layers) -> PatchedModel:
-        """Return the model whose attention reads the other tokens' rows at these positions."""
+        """Return the model whose attention reads cached rows of the other tokens in `layers`.
+
+        These are the keys and values of a pass over the ids with `slots` put in.
+        """
         ids = np.array(patched.ids)
         ids[list(slots)] = list(slots.values())
         held: list[CachedRows] = []
         rows = list(range(min(slots), since) if rest else slots)
 
         def read(what: str, layer: int, own: Any) -> Any:
-            """Return keys ("k") or values with the other tokens' rows."""
+            """Return the layer's keys ("k") or values ("v") with the other tokens' rows.
+
+            They replace rows of `own`, or are appended to it with `beside`. The first call runs
+            the pass over the other tokens.
+            """
             if not held:
                 held.append(_written_rows(replace(patched, ids=tuple(ids)), patched.n_layers))
             theirs = (held[0].keys if what == "k" else held[0].values)[layer][rows]
@@ -134,17 +144,20 @@ def _with_more_keys(
     """
 
     def scores(op: Any, at: PassLocation, q: Any, k: Any, heads: Any) -> Any:
-        """Return the scores of all keys."""
+        """Return the scores of `q` with the layer's keys and the additional ones."""
         return op(q, read("k", at.layer, k), heads)
 
     def probs(op: Any, at: PassLocation, scores: Any, heads: Any) -> Any:
-        """Return the softmax over all keys that a query sees."""
+        """Return the softmax over all keys.
+
+        Queries before token `since` do not see additional ones.
+        """
         seen = np.repeat(np.arange(len(heads.mask))[:, None] >= since, more, 1)
         mask = np.concatenate([heads.mask, seen], 1)
         return op(scores, replace(heads, mask=mask, causal=None))
 
     def mix(op: Any, at: PassLocation, probs: Any, v: Any) -> Any:
-        """Return the values of all keys weighted by probs."""
+        """Return the sum of the layer's values and the additional ones, weighted by `probs`."""
         return op(probs, read("v", at.layer, v))
 
     made = patched.with_op("scores", scores, layers).with_op("probs", probs, layers)

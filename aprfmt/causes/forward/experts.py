@@ -76,7 +76,7 @@ def _scale_shared_expert(factor: float) -> Patch:
     """Return a patch function: the shared expert's result is multiplied by `factor`."""
 
     def override(op: Any, at: Any, a: Any, b: Any) -> Any:
-        """Return a + factor * b for the sum with the shared expert, else a + b."""
+        """Return a + factor * b where `b` is the shared expert's result, and a + b elsewhere."""
         inside = at.point in ROUTED and b.ndim > 1
         return op(a, b * b.dtype.type(factor)) if inside else op(a, b)
 
@@ -87,7 +87,10 @@ def _gate_shared_expert(how: Callable[[Any, Array], Array]) -> Patch:
     """Return a patch that replaces sigmoids in the experts by how(operation, input)."""
 
     def override(op: Any, at: Any, x: Any) -> Any:
-        """Return how(op, x) inside the experts, else the sigmoid of `x`."""
+        """Return how(op, x) for the sigmoid of the shared expert's gate.
+
+        Sigmoid of `x` elsewhere.
+        """
         return np.asarray(how(op, x), x.dtype) if at.point in ROUTED else op(x)
 
     return lambda patched, layers: patched.with_op("sigmoid", override, layers)
@@ -104,7 +107,11 @@ def exchanged_weights_change(turns: int) -> Change:
     """
 
     def tap(patched: PatchedModel, layer: int, x: Any, held: Mapping[str, Any]) -> Any:
-        """Return the weights `x` [tokens, used] in another order."""
+        """Return the chosen experts' weights `x` [tokens, used] in another order among the experts.
+
+        Sorted by size, each expert gets the weight `turns` places before it; with 0 they are
+        reversed.
+        """
         order = np.argsort(-np.asarray(x), axis=-1, kind="stable")
         other = np.roll(order, turns, axis=-1) if turns else order[..., ::-1]
         moved = np.array(x)
@@ -142,7 +149,10 @@ def usual_bias_mistakes(patched: PatchedModel) -> Iterator[Change]:
         return
 
     def tap(patched: PatchedModel, layer: int, x: Any, held: Mapping[str, Any]) -> Any:
-        """Return the sum `x` [tokens, hidden] plus what the weights take from the biases."""
+        """Return the experts' sum `x` [tokens, hidden] with their output biases added unweighted.
+
+        `x` unchanged in a layer without such biases or without recorded experts in `held`.
+        """
         biases = patched.weights.get_role(layer, role)
         if biases is None or "experts" not in held or "expert_w" not in held:
             return x
@@ -204,7 +214,7 @@ def _limit_capacity(capacity: int, by_weight: bool) -> Patch:
     """Return a patch function: every expert takes `capacity` tokens, the first or the heaviest."""
 
     def tap(patched: PatchedModel, layer: int, x: Any, held: Mapping[str, Any]) -> Any:
-        """Return the weights `x` with zeros for dropped tokens."""
+        """Return the experts' weights `x` [tokens, used], 0 for tokens over their capacity."""
         return drop_over_capacity(np.asarray(held["experts"]), x, capacity, by_weight=by_weight)
 
     return lambda patched, layers: patched.with_tap("expert_w", tap, layers)
@@ -252,7 +262,7 @@ def lost_experts_change(rank: int, ranks: int, n_experts: int) -> Change:
     lost = np.arange(n_experts).reshape(ranks, -1)[rank]
 
     def tap(patched: PatchedModel, layer: int, x: Any, held: Mapping[str, Any]) -> Any:
-        """Return the weights `x` [tokens, used] with zeros for the lost experts."""
+        """Return the experts' weights `x` [tokens, used], 0 for the lost rank's experts."""
         return np.where(np.isin(np.asarray(held["experts"]), lost), x.dtype.type(0), x)
 
     which = f"experts {lost[0]} to {lost[-1]}" if len(lost) > 1 else f"expert {lost[0]}"
@@ -287,7 +297,10 @@ def _recorded_routing(case: Mismatch) -> list[tuple[Array, Array]]:
     found: dict[int, tuple[Array, Array]] = {}
 
     def record_routing(patched: PatchedModel, layer: int, x: Any, held: Mapping[str, Any]) -> Any:
-        """Return `x` unchanged; remember the layer's experts and weights."""
+        """Return `x` unchanged, and put the layer's (experts, weights) into `found`.
+
+        Both are [tokens, used]; `x` are the weights.
+        """
         found[layer] = np.array(held["experts"], np.int64), np.array(x)
         return x
 

@@ -29,7 +29,7 @@ def _operation_change(says: str, where: str, op: str, override: Override) -> Cha
     """
 
     def make(patched: PatchedModel, layers: Layers) -> PatchedModel:
-        """Return the model with this operation overridden in `layers`."""
+        """Return the model whose operation `op` is `override` in `layers`."""
         return patched.with_op(op, override, layers)
 
     return Change(CAUSE, says, (where,), make, {CAUSE: says})
@@ -47,7 +47,10 @@ def _shift_choice(by: int) -> Override:
     """Return an override that chooses the keys `by` places after those that the indexer chose."""
 
     def choose(op: Any, at: Any, scores: Any, mask: Any, count: int) -> Any:
-        """Return the bool mask of the shifted choice, within `mask`."""
+        """Return the bool mask of the keys that lie `by` places after those the indexer chose.
+
+        It stays within `mask`; a query without any key left reads all that it may see.
+        """
         kept = np.roll(op(scores, mask, count), by, axis=-1) & mask
         kept[~kept.any(axis=-1)] = mask[~kept.any(axis=-1)]  # attention reads something
         return kept
@@ -80,7 +83,7 @@ def _without_index_rope(patched: PatchedModel, layers: Layers) -> PatchedModel:
         def before(
             patched: PatchedModel, layer: int, x: Any, held: Any, name: str = f"index_{part}"
         ) -> Any:
-            """Return the unrotated values in place of the rotated `x`."""
+            """Return an indexer's queries or keys before rope, in place of the rotated `x`."""
             return np.array(held[name]).reshape(x.shape)
 
         patched = patched.with_tap(f"index_{part}_rope", before, layers)
@@ -174,7 +177,10 @@ def _share_first_blocks(patched: PatchedModel, layers: Layers) -> PatchedModel:
     """Return the model whose groups of heads all read the first group's blocks."""
 
     def shared(patched: PatchedModel, layer: int, x: Any, held: Any) -> Any:
-        """Return the first group's choice for each group."""
+        """Return the blocks of keys chosen by the first group of heads, for every group.
+
+        `x` is [groups, ...]: the choice of each group.
+        """
         return np.broadcast_to(x[:1], x.shape).copy()
 
     return patched.with_tap("index_blocks", shared, layers)

@@ -38,11 +38,17 @@ def _attend_to_rows(keys: Array | None, values: Array | None, since: int) -> Pat
     """
 
     def pick(x: Any, rows: Array) -> Any:
-        """Return x [tokens, heads, d] at these rows, zeros for row -1."""
+        """Return the keys or values x [tokens, heads, d] of the token numbers `rows`.
+
+        Zeros for -1.
+        """
         return np.where((rows >= 0)[:, None, None], x[np.maximum(rows, 0)], 0).astype(x.dtype)
 
     def read(what: str, layer: int, own: Any) -> Any:
-        """Return the picked keys (`what` is "k") or values."""
+        """Return the keys ("k") or values ("v") that attention reads: those of the tokens chosen.
+
+        `own` [tokens, heads, d] are the layer's, returned where no rows are chosen.
+        """
         rows = keys if what == "k" else values
         return own if rows is None else pick(own, rows)
 

@@ -41,10 +41,10 @@ def _patch_rates(rates: Callable[[Array, int, int, int], Array]) -> Patch:
     """Return a patch that replaces the decay rates by rates(own rates, heads, layer, layers)."""
 
     def make(patched: PatchedModel, layers: Layers) -> PatchedModel:
-        """Return the model with these rates in `layers`."""
+        """Return the model whose lightning attention in `layers` decays by other rates."""
 
         def override(op: Any, at: Any, x: Any, step: Any, rate: Any, *rest: Any) -> Any:
-            """Return the scan with the changed decay rates."""
+            """Return the result of lightning attention's scan with the decay rates of `rates`."""
             made = rates(np.asarray(rate), x.shape[1], at.layer, patched.n_layers)
             return op(x, step, np.asarray(made, rate.dtype), *rest)
 
@@ -57,7 +57,10 @@ def _patch_operands(taken: Callable[[Any, Any, Any], tuple[Any, Any, Any]]) -> P
     """Return a patch: the scan gets taken(queries, keys, values) as its operands."""
 
     def override(op: Any, at: Any, v: Any, step: Any, rate: Any, k: Any, q: Any, *rest: Any) -> Any:
-        """Return the scan of the exchanged operands."""
+        """Return the result of lightning attention's scan with the operands that `taken` gives.
+
+        `taken` maps (queries, keys, values) to the three that are used.
+        """
         q, k, v = taken(q, k, v)
         return op(v, step, rate, k, q, *rest)
 
@@ -68,7 +71,10 @@ def _without_state(patched: PatchedModel, layers: Layers) -> PatchedModel:
     """Return the model whose lightning attention carries no state between tokens."""
 
     def override(op: Any, at: Any, v: Any, *rest: Any) -> Any:
-        """Return (q.k times v of each token alone, the state of the real scan)."""
+        """Return (values read by each token from itself alone, last state of the real scan).
+
+        What is read is the product of query and key times the token's value.
+        """
         _, _, k, q, _, _ = rest
         read, after = op(v, *rest)
         alone = np.einsum("thd,thd->th", np.asarray(q), np.asarray(k))
@@ -81,7 +87,10 @@ def _without_gate(patched: PatchedModel, layers: Layers) -> PatchedModel:
     """Return the model without the gate on lightning attention's norm."""
 
     def plain(patched: PatchedModel, layer: int, x: Any, held: Mapping[str, Any]) -> Any:
-        """Return the norm's result, in place of the gated one `x`."""
+        """Return the result of lightning attention's norm, in place of the gated `x`.
+
+        `held` has the layer's earlier points by name.
+        """
         return np.array(held["lightning_norm"])
 
     return patched.with_tap("lightning_gated", plain, layers)
@@ -91,7 +100,10 @@ def _without_norm(patched: PatchedModel, layers: Layers) -> PatchedModel:
     """Return the model without the norm of lightning attention."""
 
     def plain(patched: PatchedModel, layer: int, x: Any, held: Mapping[str, Any]) -> Any:
-        """Return the values read from the state, in place of their norm `x`."""
+        """Return the values that lightning attention reads from its state, in place of their norm.
+
+        `held` has the layer's earlier points by name.
+        """
         return np.array(held["lightning"])
 
     return patched.with_tap("lightning_norm", plain, layers)

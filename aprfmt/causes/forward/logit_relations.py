@@ -101,10 +101,10 @@ def _factor_behind_cap(value: float, place: PassLocation) -> Change:
     """
 
     def make(patched: PatchedModel, layers: Layers) -> PatchedModel:
-        """Return the model whose last softcap's result is multiplied."""
+        """Return the model whose logits are multiplied by `value` after their softcap."""
 
         def override(op: Any, at: Any, *args: Any) -> Any:
-            """Return the capped logits, multiplied."""
+            """Return the softcap's result, times `value` where it caps the logits."""
             y = op(*args)
             return patched.backend.scale(y, value) if at == place else y
 

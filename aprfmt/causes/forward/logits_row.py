@@ -73,11 +73,14 @@ def _patch_head_rows(place: PassLocation, tokens: Array) -> Patch:
     """Return a patch: the head, called at `place`, gets the row of tokens[i] for token i."""
 
     def override(op: Any, at: Any, x: Any, w: Any, *rest: Any, **kwargs: Any) -> Any:
-        """Return the product of `x` and `w`; at the head, of the rows `tokens` of `x`."""
+        """Return the product of `x` [tokens, hidden] and the weight `w`.
+
+        At the head, x[tokens[i]] is the input of row i.
+        """
         return op(x[tokens] if at == place else x, w, *rest, **kwargs)
 
     def make(patched: PatchedModel, layers: Layers) -> PatchedModel:
-        """Return the model whose head is given these rows."""
+        """Return the model whose head reads the last hidden state of tokens[i] for token i."""
         return patched.with_op("linear", override, None)
 
     return make

@@ -332,7 +332,7 @@ def _skip_earlier_products(patched: PatchedModel, layer: int) -> PatchedModel:
     """
 
     def zeros(op: Any, at: Any, x: Any, w: Any, bias: Any, **kwargs: Any) -> Any:
-        """Return zeros of the product's shape [tokens, rows of `w`], without its `bias`."""
+        """Return zeros [tokens, rows of `w`] in place of a product whose result is not needed."""
         return patched.backend.zeros((len(x), w.n_rows))
 
     before = frozenset(range(layer))
@@ -347,7 +347,7 @@ def change_head_fields(patched: PatchedModel, layers: Layers, **values: Any) -> 
     """
 
     def override(op: Any, at: Any, *args: Any) -> Any:
-        """Return the operation on the same operands with the changed Heads."""
+        """Return attention's operation with the changed fields of its last operand, a Heads."""
         *first, heads = args
         settled = {
             name: value(heads) if callable(value) else value for name, value in values.items()

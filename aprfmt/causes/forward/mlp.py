@@ -48,7 +48,11 @@ def exchange_gate_and_up(patched: PatchedModel, layers: Layers) -> PatchedModel:
     role = "ffn_up.weight"
 
     def activate(op: Any, at: Any, x: Any, *rest: Any, **kwargs: Any) -> Any:
-        """Return the activation of up, and remember the gate `x`; of `x` where there is no up."""
+        """Return the activation of the MLP's up product in place of its gate `x`, which is kept.
+
+        `held` has the up product before and the gate after; without an up product it is that of
+        `x`.
+        """
         up = held.pop(role, None)
         if up is None or up.shape != x.shape:
             return op(x, *rest, **kwargs)
@@ -56,7 +60,10 @@ def exchange_gate_and_up(patched: PatchedModel, layers: Layers) -> PatchedModel:
         return op(up, *rest, **kwargs)
 
     def mul(op: Any, at: Any, a: Any, b: Any) -> Any:
-        """Return the activation times the gate where it was of up, else a * b."""
+        """Return the activation times the gate, where it was taken of up.
+
+        The product a * b elsewhere.
+        """
         return op(a, held.pop("gate", b))
 
     patched = patched.with_op("linear", remember_product(role, held), layers)
@@ -78,7 +85,10 @@ def use_activation(kind: str) -> Patch:
     """Return a patch that makes the MLP's activation the function `kind`."""
 
     def override(op: Any, at: Any, x: Any, configured: str, **kwargs: Any) -> Any:
-        """Return function `kind` of `x`; the `configured` one is not used."""
+        """Return the activation function `kind` of `x`.
+
+        The model's `configured` one is not used.
+        """
         return op(x, kind, **kwargs)
 
     return lambda patched, layers: patched.with_op("activate", override, layers)
@@ -133,7 +143,7 @@ def _change_xielu(change: Callable[[float, float, float, float], tuple[float, ..
     """Return a patch that gives xIELU change(its four numbers) in place of its numbers."""
 
     def override(op: Any, at: Any, x: Any, *configured: float) -> Any:
-        """Return xIELU of `x` with the changed numbers."""
+        """Return the activation xIELU of `x`, with change(*configured) as its four numbers."""
         return op(x, *change(*configured))
 
     return lambda patched, layers: patched.with_op("xielu", override, layers)
@@ -143,7 +153,10 @@ def _clamp_activation(limit: float, alpha: float) -> Patch:
     """Return a patch that gives the activation swiglu_oai this clamp and gain."""
 
     def override(op: Any, at: Any, gate: Any, up: Any, *configured: float) -> Any:
-        """Return gpt-oss's activation with this clamp and gain, not the `configured` ones."""
+        """Return gpt-oss's activation of gate and up with clamp `limit` and gain `alpha`.
+
+        The model's `configured` numbers are not used.
+        """
         return op(gate, up, limit, alpha)
 
     return lambda patched, layers: patched.with_op("swiglu_oai", override, layers)
@@ -196,7 +209,10 @@ def _shape_activation(how: Callable[[Any, Any, float], Any], value: float) -> Pa
     """Return a patch that makes the activation how(own function, its input, value)."""
 
     def override(op: Any, at: Any, x: Any, kind: str, **kwargs: Any) -> Any:
-        """Return the changed activation of `x`; after a convolution the model's own."""
+        """Return how(own activation, x, value) for an MLP.
+
+        The own activation after a convolution.
+        """
         if at.point in ("delta_qkv", "ssm_conv_in"):
             return op(x, kind, **kwargs)
         return np.asarray(how(lambda y: op(y, kind, **kwargs), x, value), x.dtype)
@@ -208,17 +224,17 @@ def _patch_gated_product(how: Callable[[Any, Any, Any], Any]) -> Patch:
     """Return a patch that replaces act * up by how(product, act, up)."""
 
     def make(patched: PatchedModel, layers: Layers) -> PatchedModel:
-        """Return the model with this gated product in `layers`."""
+        """Return the model whose MLPs in `layers` compute how(product, act, up) for act * up."""
         held: list[Any] = []
 
         def activate(op: Any, at: Any, x: Any, *args: Any, **kwargs: Any) -> Any:
-            """Return the activation of `x`; remember it, to recognise the product with it."""
+            """Return the activation of `x`, and keep it in `held` to recognise its product."""
             y = op(x, *args, **kwargs)
             held[:] = [y]
             return y
 
         def mul(op: Any, at: Any, a: Any, b: Any) -> Any:
-            """Return how(op, a, b) for the product with the activation, and a * b for any other."""
+            """Return how(op, a, b) where `a` is the MLP's activation, and a * b elsewhere."""
             inside = at.point == "ffn_act" or (held and a is held[0])
             return how(op, a, b) if inside else op(a, b)
 
@@ -265,7 +281,7 @@ def _oss_activation_mistakes(patched: PatchedModel) -> Iterator[Change]:
         return
 
     def act(x: Any, alpha: float) -> Any:
-        """Return x * sigmoid(alpha * x)."""
+        """Return x * sigmoid(alpha * x), the gate's function in gpt-oss's activation."""
         return x / (1 + np.exp(-alpha * x))
 
     rows: Mapping[str, Callable[[Any, Any, float, float], Any]] = {
@@ -300,7 +316,7 @@ def _oss_activation(how: Callable[[Any, Any, float, float], Any]) -> Patch:
     """Return a patch that replaces gpt-oss's activation by how(gate, up, limit, alpha)."""
 
     def override(op: Any, at: Any, gate: Any, up: Any, limit: float, alpha: float) -> Any:
-        """Return how(gate, up, limit, alpha) in the gate's dtype."""
+        """Return how(gate, up, limit, alpha) for gpt-oss's activation, in the gate's dtype."""
         return np.asarray(how(gate, up, limit, alpha), gate.dtype)
 
     return lambda patched, layers: patched.with_op("swiglu_oai", override, layers)

@@ -101,7 +101,7 @@ def _find_routed_scale(case: Mismatch) -> Iterator[Change]:
     configured = float(case.patched.hp["routed_scale"])
 
     def scale_routed(value: float) -> Change:
-        """Return the change of the common factor to `value`."""
+        """Return the change of the factor on all experts' weights to `value`."""
         return routed_scale_change(case.patched, value)
 
     if case.view.point == "expert_w":
@@ -281,7 +281,7 @@ def _all_expert_outputs(case: Mismatch, count: int) -> list[Array] | None:
     )
 
     def product(role: str, expert: int, inputs: Any) -> Any:
-        """Return the product of an expert's weight of this role with inputs, bias added."""
+        """Return the product of one expert's weight `role` with `inputs`, its bias added."""
         y = patched.backend.linear(
             inputs, patched.weights.role(layer, f"{role}.weight").expert(expert), None
         )

@@ -360,7 +360,10 @@ def _use_head_weights(
     """Return the model whose norms after `points`, in `layers`, use used(weights [heads, d])."""
 
     def override(op: Any, at: Any, x: Any, w: Any, *args: Any, **kwargs: Any) -> Any:
-        """Return the norm of `x`, by other weights where they are by head."""
+        """Return the norm of `x`, with used(w) as weights where they are [heads, d].
+
+        Only norms that follow one of `points` are changed.
+        """
         own = getattr(w, "ndim", 1) > 1 and point_before_norm(patched, at) in points
         return op(x, used(np.asarray(w)) if own else w, *args, **kwargs)
 

@@ -32,10 +32,16 @@ def use_eps(eps: float, point: str = "") -> Patch:
     """Return a patch: norms use epsilon `eps`; with `point`, only the norm that follows it."""
 
     def make(patched: PatchedModel, layers: Layers) -> PatchedModel:
-        """Return the model whose norms in `layers` use the other epsilon."""
+        """Return the model whose norms in `layers` use epsilon `eps`.
+
+        Only those after `point` if given.
+        """
 
         def override(op: Any, at: Any, *args: Any, **kwargs: Any) -> Any:
-            """Return the norm of its arguments, with the other epsilon where the patch applies."""
+            """Return the result of a norm, with epsilon `eps` where it follows `point`.
+
+            Every norm is changed without a `point`.
+            """
             own = not point or point_before_norm(patched, at) == point
             return op(*args, **kwargs | ({"eps": eps} if own else {}))
 
@@ -48,10 +54,16 @@ def offset_norm_weights(plus: int, points: Collection[str] = ()) -> Patch:
     """Return a patch: `plus` is added to norm weights; with `points`, only after these points."""
 
     def make(patched: PatchedModel, layers: Layers) -> PatchedModel:
-        """Return the model whose norms in `layers` use the shifted weights."""
+        """Return the model whose norms in `layers` add `plus` to their weights.
+
+        Only the norms that follow one of `points`, if there are any.
+        """
 
         def override(op: Any, at: Any, x: Any, w: Any, *args: Any, **kwargs: Any) -> Any:
-            """Return the norm of `x`, by `w + plus` where the patch applies, else by `w`."""
+            """Return the norm of `x` with weight w + plus, or `w` for a norm that stays.
+
+            Norms stay that do not follow one of `points`.
+            """
             own = not points or point_before_norm(patched, at) in points
             return op(x, w + plus if own else w, *args, **kwargs)
 
@@ -78,10 +90,10 @@ def skip_norms(points: Collection[str]) -> Patch:
     """Return a patch: norms that directly follow these capture points return their input."""
 
     def make(patched: PatchedModel, layers: Layers) -> PatchedModel:
-        """Return the model without these norms in `layers`."""
+        """Return the model without the norms that follow one of `points` in `layers`."""
 
         def override(op: Any, at: Any, x: Any, *args: Any, **kwargs: Any) -> Any:
-            """Return `x` unchanged for a norm that is skipped, else the norm of `x`."""
+            """Return `x` unchanged for a norm that follows one of `points`, else its norm."""
             return x if point_before_norm(patched, at) in points else op(x, *args, **kwargs)
 
         return patched.with_ops(NORMS, override, layers)
@@ -93,10 +105,10 @@ def repeat_norms(points: Collection[str]) -> Patch:
     """Return a patch: norms that directly follow these capture points are applied twice."""
 
     def make(patched: PatchedModel, layers: Layers) -> PatchedModel:
-        """Return the model with these norms applied twice in `layers`."""
+        """Return the model that applies the norms after one of `points` twice in `layers`."""
 
         def override(op: Any, at: Any, x: Any, *args: Any, **kwargs: Any) -> Any:
-            """Return the norm of the norm of `x` where the patch applies, else the norm of `x`."""
+            """Return the norm of the norm of `x` after one of `points`, else the norm of `x`."""
             y = op(x, *args, **kwargs)
             return op(y, *args, **kwargs) if point_before_norm(patched, at) in points else y
 
@@ -109,7 +121,10 @@ def round_before_weight(dtype: str) -> Patch:
     """Return a patch that rounds a norm's result to `dtype` before the weight multiplies it."""
 
     def override(op: Any, at: Any, x: Any, w: Any, *args: Any, **kwargs: Any) -> Any:
-        """Return the weight, its offset added, times the rounded result without a weight."""
+        """Return the norm of `x`, rounded to `dtype` before the weight multiplies it.
+
+        The weight includes its offset; a bias in `args` is added last.
+        """
         factor = w + w.dtype.type(kwargs.get("offset", 0))
         none = [None for _ in args]  # no bias yet
         plain = op(x, np.ones_like(w), *none, **kwargs | ({"offset": 0.0} if not args else {}))
@@ -125,7 +140,10 @@ def round_norm_steps(dtype: str) -> Patch:
     def override(
         op: Any, at: Any, x: Any, w: Any, *, eps: float, offset: float = 0.0, **kwargs: Any
     ) -> Any:
-        """Return the norm of `x` in these steps; how the operation casts is not used."""
+        """Return the RMS norm of `x` with each step rounded to `dtype`, in the dtype of `x`.
+
+        What the operation itself rounds (`kwargs`) is not used.
+        """
 
         def short(values: Any) -> Any:
             return round_to_type(values, dtype).astype(x.dtype)
@@ -144,18 +162,24 @@ def exchange_norm_kind(points: Collection[str] = ()) -> Patch:
     """
 
     def make(patched: PatchedModel, layers: Layers) -> PatchedModel:
-        """Return the model with the chosen norms of `layers` of the other kind."""
+        """Return the model whose RMS norms subtract the mean, and whose layer norms do not.
+
+        Only the norms of `layers` that follow one of `points`, if there are any.
+        """
 
         def is_chosen(at: Any) -> bool:
-            """Return whether the norm at this location is one that the patch changes."""
+            """Return whether the norm at the location `at` follows one of `points`.
+
+            True without any.
+            """
             return not points or point_before_norm(patched, at) in points
 
         def centred(op: Any, at: Any, x: Any, w: Any, **kwargs: Any) -> Any:
-            """Return the RMS norm of `x` less its mean; of `x` for a norm that is not chosen."""
+            """Return the RMS norm of `x` less its mean; of `x` for a norm that stays."""
             return op(x - x.mean(-1, keepdims=True) if is_chosen(at) else x, w, **kwargs)
 
         def without_mean(op: Any, at: Any, x: Any, w: Any, bias: Any, *, eps: float) -> Any:
-            """Return a layer norm that subtracts no mean; the usual one if not chosen."""
+            """Return the layer norm of `x` without subtracting the mean; as usual if it stays."""
             if not is_chosen(at):
                 return op(x, w, bias, eps=eps)
             size = np.sqrt(np.mean(np.square(x), axis=-1, keepdims=True) + x.dtype.type(eps))
@@ -177,7 +201,11 @@ def divide_layer_norm_by(whole: bool) -> Patch:
     """
 
     def override(op: Any, at: Any, x: Any, w: Any, bias: Any, *, eps: float) -> Any:
-        """Return the layer norm of `x` with the other divisor."""
+        """Return the layer norm of `x`, its numerator centred as usual, by another divisor.
+
+        The divisor is the root mean square of `x` itself (`whole`), else the deviation with n -
+        1.
+        """
         centred = x - x.mean(-1, keepdims=True)
         count = x.shape[-1]
         square = np.mean(np.square(x if whole else centred), axis=-1, keepdims=True)
@@ -198,7 +226,10 @@ def norm_after_rope(patched: PatchedModel, layers: Layers) -> PatchedModel:
     waiting: list[Callable[[Any], Any]] = []
 
     def norm(op: Any, at: Any, x: Any, *args: Any, **kwargs: Any) -> Any:
-        """Return `x` unnormalised for q and k, and queue its norm for the next call of rope."""
+        """Return `x` itself for a norm of q or k, which is put into `waiting` for the next rope.
+
+        Other norms are computed at once.
+        """
         if not _is_query_key_norm(at):
             return op(x, *args, **kwargs)
         if at.point == "v":
@@ -207,7 +238,7 @@ def norm_after_rope(patched: PatchedModel, layers: Layers) -> PatchedModel:
         return x
 
     def rope(op: Any, at: Any, x: Any, table: Any, **kwargs: Any) -> Any:
-        """Return the rotated `x`, normalised by the next queued norm if there is one."""
+        """Return the rotated `x`, normalised by the next norm in `waiting` if there is one."""
         y = op(x, table, **kwargs)
         return waiting.pop(0)(y) if waiting else y
 
@@ -221,11 +252,14 @@ def norm_heads_jointly(whole: bool) -> Patch:
     """
 
     def make(patched: PatchedModel, layers: Layers) -> PatchedModel:
-        """Return the model with this norm of q and k in `layers`."""
+        """Return the model that normalises q and k in `layers` over all heads, or head by head."""
         d = int(patched.hp["head_dim"])
 
         def override(op: Any, at: Any, x: Any, w: Any, *args: Any, **kwargs: Any) -> Any:
-            """Return the norm of q or k over all heads or by head; other norms unchanged."""
+            """Return the norm of q or k over all heads together (`whole`), or over each head.
+
+            Other norms are computed as usual.
+            """
             if not _is_query_key_norm(at):
                 return op(x, w, *args, **kwargs)
             if whole:
@@ -254,7 +288,7 @@ def add_to_normed(sublayers: Collection[str]) -> Patch:
         held: dict[str, Any] = {}
 
         def norm(op: Any, at: Any, x: Any, *args: Any, **kwargs: Any) -> Any:
-            """Return the norm of `x`; remember it if a chosen sublayer reads it."""
+            """Return the norm of `x`, and keep it in `held` if one of `sublayers` reads it."""
             y = op(x, *args, **kwargs)
             for sublayer in sublayers:
                 if at.point in before[sublayer]:
@@ -262,7 +296,10 @@ def add_to_normed(sublayers: Collection[str]) -> Patch:
             return y
 
         def add(op: Any, at: Any, a: Any, b: Any) -> Any:
-            """Return a + b; after a chosen sublayer, the remembered norm plus b."""
+            """Return a + b.
+
+            For the residual sum after one of `sublayers`, its norm's output plus b.
+            """
             for sublayer in sublayers:
                 if at.point in behind[sublayer] and b.ndim > 1 and sublayer in held:
                     return op(held.pop(sublayer), b)

@@ -115,7 +115,10 @@ def _alter_point(point: str, altered: Altered) -> Patch:
     """Return a patch that replaces values of `point` by altered(values, earlier points, model)."""
 
     def tap(patched: PatchedModel, layer: int, x: Any, held: Mapping[str, Any]) -> Any:
-        """Return the altered values of the point."""
+        """Return altered(x, earlier points, model) in place of the value `x` of the patched point.
+
+        `held` has the layer's earlier points by name.
+        """
         return altered(x, held, patched)
 
     return lambda patched, layers: patched.with_tap(
@@ -127,7 +130,7 @@ def _transpose_coefficients(patched: PatchedModel, layers: Layers) -> PatchedMod
     """Return the model that mixes the copies by the transposed coefficients."""
 
     def mixed(op: Any, at: Any, x: Any, coefs: Any) -> Any:
-        """Return the mixed copies, by `coefs` as transposed n x n matrices."""
+        """Return the stream's copies `x` mixed by the transposed n x n coefficients."""
         n = round(coefs.shape[-1] ** 0.5)
         return op(x, coefs.reshape(-1, n, n).swapaxes(1, 2).reshape(coefs.shape))
 
@@ -148,7 +151,7 @@ def _sample_variance(patched: PatchedModel, layers: Layers) -> PatchedModel:
     """Return the model whose gaussian top-k divides the variance by n - 1, not n."""
 
     def cut(op: Any, at: Any, x: Any, factor: float) -> Any:
-        """Return the top-k cut with its factor scaled from n to n - 1 values."""
+        """Return the gaussian top-k of `x`, its threshold `factor` for a variance with n - 1."""
         count = x.shape[-1]
         return op(x, factor * (count / (count - 1)) ** 0.5)
 
@@ -231,11 +234,18 @@ def _read_keys_of(reader: int, owner: int) -> Patch:
     """Return a patch function: layer `reader` uses the keys and values of layer `owner`."""
 
     def make(patched: PatchedModel, layers: Layers) -> PatchedModel:
-        """Return the model with these keys and values; `layers` is not used."""
+        """Return the model in which layer `reader` reads the keys and values of layer `owner`.
+
+        `layers` is not used.
+        """
         held: dict[str, Any] = {}
 
         def read(what: str, layer: int, own: Any) -> Any:
-            """Return the owner's keys or values for the reader, `own` for other layers."""
+            """Return the keys ("k") or values ("v") that a layer reads, in place of its `own`.
+
+            Layer `reader` gets those of layer `owner`, which `held` keeps; other layers their
+            own.
+            """
             if layer == owner:
                 held[what] = own
             return held.get(what, own) if layer == reader else own

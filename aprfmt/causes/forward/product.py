@@ -134,7 +134,10 @@ def remember_product(role: str, held: dict[str, Any]) -> Callable[..., Any]:
     """
 
     def linear(op: Any, at: Any, x: Any, w: Any, *rest: Any, **kwargs: Any) -> Any:
-        """Return the product; remember that of the role."""
+        """Return the product of `x` and the weight `w`.
+
+        Put it into `held` if `w` has the role `role`.
+        """
         y = op(x, w, *rest, **kwargs)
         if w.key.partition("[")[0].endswith(f".{role}"):
             held[role] = y
@@ -150,7 +153,7 @@ def replace_weights(arrays: Mapping[str, Array]) -> Patch:
     """
 
     def make(patched: PatchedModel, layers: Layers) -> PatchedModel:
-        """Return the model with the replaced weights of `layers`."""
+        """Return the model with `arrays` in place of its weights, those of `layers` if given."""
         if layers is None:
             return patched.with_weights(arrays)
         return patched.with_weights(
@@ -164,7 +167,10 @@ def replace_head(w: Array) -> Patch:
     """Return a patch that makes a tied head `w` [rows, columns]; the embedding stays as it is."""
 
     def override(op: Any, at: Any, x: Any, own: Any, *rest: Any, **kwargs: Any) -> Any:
-        """Return the product with `w` in place of the embedding; others as they are."""
+        """Return the logits `x` @ the other head's transpose where a tied head reads the embedding.
+
+        Other products are computed as usual.
+        """
         if own.key.partition("[")[0] != "token_embd.weight":
             return op(x, own, *rest, **kwargs)
         bias = rest[0] if rest else None

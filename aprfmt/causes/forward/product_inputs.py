@@ -60,7 +60,10 @@ def _products_of(roles: Mapping[str, str], read: Read) -> Any:
     """
 
     def tap(role: str, patched: PatchedModel, layer: int, x: Any, held: Mapping[str, Any]) -> Array:
-        """Return the product with the weight of a role; x where nothing is read."""
+        """Return the product of the weight `role` with the value that `read` gives for it.
+
+        `x`, the product as computed, where nothing is read, or where the sizes differ.
+        """
         at = np.arange(len(patched.ids))
         facts = PassFacts(np.asarray(patched.ids), at, 0, (0,))
         c = Context(
@@ -73,7 +76,7 @@ def _products_of(roles: Mapping[str, str], read: Read) -> Any:
         return made.reshape(x.shape) if made.size == np.size(x) else np.asarray(x)
 
     def make(patched: PatchedModel, layers: Layers) -> PatchedModel:
-        """Return the model whose products in `layers` read the other value."""
+        """Return the model whose products of `roles` in `layers` take what `read` gives."""
         for point, role in roles.items():
             patched = patched.with_tap(point, partial(tap, role), layers)
         return patched

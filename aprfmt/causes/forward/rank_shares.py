@@ -162,7 +162,10 @@ def _patch_output_order(roles: Sequence[str], order: Sequence[int]) -> Patch:
     """Return a patch that puts the ranks' blocks of these products' outputs in another order."""
 
     def override(op: Any, at: Any, x: Any, w: Any, *rest: Any) -> Any:
-        """Return the product with its output blocks in the order."""
+        """Return the product of `x` and `w` with the ranks' blocks of outputs in another `order`.
+
+        Products of other roles are computed as usual.
+        """
         y = op(x, w, *rest)
         if role_of(w.key) not in roles or y.shape[-1] % len(order):
             return y
@@ -179,7 +182,10 @@ def _patch_input_order(role: str, order: Sequence[int]) -> Patch:
     """
 
     def override(op: Any, at: Any, x: Any, w: Any, *rest: Any) -> Any:
-        """Return the product of the input with its blocks reordered."""
+        """Return the product of `w` with `x`, block i of whose columns is moved to order[i].
+
+        Blocks that are moved to the same place are added. Products of other roles are as usual.
+        """
         if role_of(w.key) != role or x.shape[-1] % len(order):
             return op(x, w, *rest)
         # A share of columns that several ranks have multiplies the sum of their inputs.

@@ -149,10 +149,13 @@ def token_ids_change(own: Array, read: Array) -> Change:
     more = f", and {len(at) - 4} more" if len(at) > 4 else ""
 
     def make(patched: PatchedModel, layers: Layers) -> PatchedModel:
-        """Return the model that embeds the ids `read`; `layers` is not used."""
+        """Return the model whose embedding looks up the ids `read`; `layers` is not used."""
 
         def override(op: Any, at_: Any, table: Any, ids: Any) -> Any:
-            """Return the embedding of the ids `read`; other tables are read as they were."""
+            """Return the rows of the ids `read` for the token embedding.
+
+            Of `ids` in other tables.
+            """
             same = table.key == "token_embd.weight" and len(ids) == len(read)
             return op(table, read if same else ids)
 
@@ -233,10 +236,10 @@ def find_dropout(case: Mismatch) -> Iterator[Change]:
     made = rest + np.where(drops, 0.0, factor * ours)
 
     def make(patched: PatchedModel, layers: Layers) -> PatchedModel:
-        """Return the model in which the call that gives this point gives the dropped-out values."""
+        """Return the model in which one operation gives the values `made`, with dropout applied."""
 
         def override(op: Any, at: Any, *args: Any, **kwargs: Any) -> Any:
-            """Return the dropped-out values for this one call, else the operation's result."""
+            """Return `made` for the operation call that gives the point, else the call's result."""
             y = op(*args, **kwargs)
             here = at == call.location and y.shape == made.shape
             return np.asarray(made, y.dtype) if here else y
@@ -346,7 +349,11 @@ def find_stream_size(case: Mismatch) -> Iterator[Change]:
     recorded = behind is not None and behind.recorded is not None
 
     def make(value: float) -> Change:
-        """Return the change of the factor to `value`, behind a recorded scaled embedding."""
+        """Return the change of the embedding's factor to `value`.
+
+        Where the trace recorded the embedding with another factor, the sentence says so and that
+        point is dropped.
+        """
         change = factor_change("embedding_scale", value, configured)
         if not recorded:
             return change
@@ -368,10 +375,13 @@ def _find_entering_size(case: Mismatch) -> Iterator[Change]:
         return
 
     def make(value: float) -> Change:
-        """Return the change to a layer that reads the stream times `value`."""
+        """Return the change that this mismatch's layer reads the stream times `value`."""
 
         def tap(patched: PatchedModel, layer: int, x: Any, held: Mapping[str, Any]) -> Any:
-            """Return the stream times `value`, as it was recorded where it was."""
+            """Return the residual stream that enters the layer, times `value`.
+
+            The stream is the trace's (`entering`) where it was recorded, else the model's `x`.
+            """
             stream = x if entering is None else entering.values.reshape(x.shape)
             return np.asarray(value * stream, x.dtype)
 
@@ -582,7 +592,10 @@ def _scale_sublayer(sublayer: str, factor: float) -> Patch:
     """Return a patch: what one `sublayer` (attn or ffn) adds to the stream is times `factor`."""
 
     def override(op: Any, at: Any, a: Any, b: Any) -> Any:
-        """Return a + factor * b for this sublayer's residual sum, else a + b."""
+        """Return a + factor * b where `sublayer`'s result `b` is added to the stream.
+
+        A + b elsewhere.
+        """
         inside = at.point in BEHIND[sublayer] and b.ndim > 1
         return op(a, b * b.dtype.type(factor)) if inside else op(a, b)
 
@@ -602,7 +615,7 @@ def find_sublayer_factor(case: Mismatch) -> Iterator[Change]:
     for sublayer, call in sums.items():
 
         def make(value: float, sublayer: str = sublayer) -> Change:
-            """Return the change of the sublayer's factor to `value`."""
+            """Return the change of the factor on what `sublayer` adds to the stream to `value`."""
             return sublayer_factor_change(case.patched, sublayer, value)
 
         if not sublayer:
@@ -654,11 +667,11 @@ def keep_one_summand(point: str, keep: int, turn: int) -> Patch:
     """
 
     def make(patched: PatchedModel, layers: Layers) -> PatchedModel:
-        """Return the model that keeps one summand there in `layers`."""
+        """Return the model that keeps one summand of the sum after `point` in `layers`."""
         count: dict[Any, int] = {}
 
         def override(op: Any, at: Any, a: Any, b: Any) -> Any:
-            """Return one summand for the chosen sum, else a + b."""
+            """Return summand `keep` for sum number `turn` after `point`, and a + b elsewhere."""
             if at.point != point or b.ndim < 2:
                 return op(a, b)
             if count.get("at") != at:
@@ -680,7 +693,7 @@ def try_logit_caps(case: Mismatch) -> Iterator[Change]:
     configured = case.patched.hp["final_softcap"]
 
     def cap_logits(value: float | None) -> Change:
-        """Return the change of final_softcap to `value`; None for no cap."""
+        """Return the change of the softcap on the logits to `value`; None for no cap."""
         capped = "not capped" if value is None else f"capped at {value:g}"
         model = "caps none" if configured is None else f"says {configured:g}"
         says = f"the logits are {capped}; the model {model}"

@@ -141,7 +141,7 @@ def reversed_rotation_change() -> Change:
     """Return the change that negates rope's sine, which rotates backwards."""
 
     def override(op: Any, at: Any, x: Any, table: Any, **kwargs: Any) -> Any:
-        """Return `x` rotated by the negative angles."""
+        """Return `x` rotated by the negative angles of `table`, (cos, sin)."""
         cos, sin = table
         return op(x, (cos, -sin), **kwargs)
 
@@ -167,10 +167,13 @@ def use_rope_style(style: str, interleave: int) -> Patch:
     """
 
     def make(patched: PatchedModel, layers: Layers) -> PatchedModel:
-        """Return the model with this rope pairing in `layers`."""
+        """Return the model whose rope in `layers` pairs the elements of a head by `style`."""
 
         def override(op: Any, at: Any, x: Any, table: Any, **kwargs: Any) -> Any:
-            """Return `x` rotated by the style, in adjacent order if asked for."""
+            """Return `x` rotated with pairs of `style`.
+
+            With `interleave` (pairs) the first elements are put from halves into adjacent pairs.
+            """
             y = op(x, table, **kwargs | {"style": style})
             if not interleave:
                 return y
@@ -381,11 +384,14 @@ def _on_side(side: str, patch: Patch) -> Patch:
     """
 
     def on_one(override: Any) -> Any:
-        """Return an override of rope that acts at every second rotation of a layer."""
+        """Return an override of rope that applies `override` to queries or to keys alone."""
         calls: list[int] = []  # the layer of each rotation so far in the layer at work
 
         def turn(op: Any, at: Any, *args: Any, **kwargs: Any) -> Any:
-            """Return what the override gives on this side, else what the operation gives."""
+            """Return what `override` gives for a rotation of the side `side`, else the usual one.
+
+            `calls` counts a layer's rotations, which are of queries and keys in turn.
+            """
             calls[:] = [*calls, at.layer] if calls[-1:] == [at.layer] else [at.layer]
             if len(calls) % 2 == (side == "queries"):
                 return override(op, at, *args, **kwargs)
@@ -394,7 +400,7 @@ def _on_side(side: str, patch: Patch) -> Patch:
         return turn
 
     def make(patched: PatchedModel, layers: Layers) -> PatchedModel:
-        """Return the model with the patch on one side in `layers`."""
+        """Return the model whose rope is changed for `side` (queries or keys) alone in `layers`."""
         made, before = patch(patched, layers), patched.overrides.get("rope", ())
         added = tuple(on_one(one) for one in made.overrides["rope"][len(before) :])
         return replace(made, overrides={**made.overrides, "rope": (*before, *added)})
@@ -406,10 +412,10 @@ def _rotate_at(where: Array) -> Patch:
     """Return a patch function: rope rotates each token by the position in `where` [tokens]."""
 
     def make(patched: PatchedModel, layers: Layers) -> PatchedModel:
-        """Return the model with these positions in `layers`."""
+        """Return the model whose rope in `layers` rotates tokens by the positions `where`."""
 
         def override(op: Any, at: Any, x: Any, table: Any, *, style: Any, cast: Any) -> Any:
-            """Return `x` rotated by these positions; as it was in a layer without rope."""
+            """Return `x` rotated by the positions `where`, by `table` in a layer without rope."""
             kind = rotation_of_layer(patched.hp, at.layer)
             if kind is not None:
                 rope = rope_frequencies(patched, kind)
@@ -598,7 +604,10 @@ def _rotate_elements(at: Array) -> Patch:
     """
 
     def override(op: Any, at_: Any, x: Any, table: Any, **kwargs: Any) -> Any:
-        """Return `x` with only these elements rotated."""
+        """Return `x` with only the elements `at` of each head rotated.
+
+        Heads too narrow for these are rotated as usual.
+        """
         if x.shape[-1] <= int(at.max()):
             return op(x, table, **kwargs)
         y = np.array(x)
@@ -801,7 +810,7 @@ def find_rope_scaling(case: Mismatch) -> Iterator[Change]:
     found = explaining_rotation(case)
 
     def divide_positions(factor: float) -> Change:
-        """Return the change that divides positions by this factor."""
+        """Return the change that divides the positions in rope's angles by `factor`."""
         return position_divisor_change(case.patched, kind, factor)
 
     if found is None:

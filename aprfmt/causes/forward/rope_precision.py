@@ -55,7 +55,7 @@ def rounded_table(
     """
 
     def cast(values: Array, rounds: bool) -> Array:
-        """Return values in float32, rounded to the type before where `rounds`."""
+        """Return values as float32, rounded to the short type `kind` before if `rounds`."""
         held = np.asarray(values, np.float32)
         return held.astype(kind).astype(np.float32) if rounds else held
 
@@ -87,10 +87,10 @@ def _table_change(name: str, words: str, table: tuple[Array, Array]) -> Change:
     """
 
     def make(patched: PatchedModel, layers: Layers) -> PatchedModel:
-        """Return the model with this table in `layers`."""
+        """Return the model whose rope in `layers` uses the cos and sin of `table`."""
 
         def override(op: Any, at: Any, x: Any, own: Any, **kwargs: Any) -> Any:
-            """Return `x` rotated by the other table, where it is of the own one's shape."""
+            """Return `x` rotated by `table`, or by the model's own if the shapes differ."""
             if tuple(own[0].shape) != table[0].shape:
                 return op(x, own, **kwargs)
             dtype = patched.backend.to_numpy(own[0]).dtype

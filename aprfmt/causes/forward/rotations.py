@@ -60,11 +60,14 @@ def rotate_with(inv_freq: Array, factor: float) -> Patch:
     """
 
     def make(patched: PatchedModel, layers: Layers) -> PatchedModel:
-        """Return the model with this rotation in `layers`."""
+        """Return the model whose rope in `layers` has the frequencies `inv_freq` [pairs].
+
+        Cos and sin are multiplied by `factor`.
+        """
         where = token_positions(patched)
 
         def override(op: Any, at: Any, x: Any, table: Any, *, style: Any, cast: Any) -> Any:
-            """Return `x` rotated by the other frequencies; the model's `table` is not used."""
+            """Return `x` rotated by the frequencies `inv_freq`; the model's `table` is not used."""
             other = patched.backend.rope_table(
                 where, np.asarray(inv_freq, np.float32), factor=factor, cast=cast
             )
@@ -79,7 +82,7 @@ def without_rope(patched: PatchedModel, layers: Layers) -> PatchedModel:
     """Return the patched model without rope in `layers`."""
 
     def override(op: Any, at: Any, x: Any, table: Any, **kwargs: Any) -> Any:
-        """Return rope of `x` by angles of zero."""
+        """Return `x` as rope gives it with angles of zero: unrotated."""
         cos, sin = table
         still = (
             patched.backend.array(np.ones_like(patched.backend.to_numpy(cos))),

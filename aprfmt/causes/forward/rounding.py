@@ -79,7 +79,7 @@ def round_operations(ops: Collection[str], dtype: str) -> Patch:
     """Return a patch: the results of operations `ops` are rounded to a shorter float type."""
 
     def override(op: Any, at: Any, *args: Any, **kwargs: Any) -> Any:
-        """Return the operation's result rounded to `dtype`, in its old dtype."""
+        """Return an operation's result rounded to the float type `dtype`, kept in its own dtype."""
         y = op(*args, **kwargs)
         return round_to_type(y, dtype).astype(y.dtype)
 
@@ -90,7 +90,7 @@ def round_rope_table(dtype: str) -> Patch:
     """Return a patch: rope's cos and sin are rounded to a shorter float type."""
 
     def override(op: Any, at: Any, x: Any, table: Any, **kwargs: Any) -> Any:
-        """Return rope of `x` by the rounded cos and sin."""
+        """Return `x` rotated by cos and sin that are rounded to the float type `dtype`."""
         short = tuple(round_to_type(part, dtype).astype(part.dtype) for part in table)
         return op(x, short, **kwargs)
 
@@ -104,15 +104,15 @@ def round_keys_and_values(rounded: Callable[[Any], Any], ops: Collection[str]) -
     """
 
     def scores(op: Any, at: Any, q: Any, k: Any, *rest: Any) -> Any:
-        """Return the scores of `q` with rounded keys."""
+        """Return the attention scores of `q` with rounded keys."""
         return op(q, rounded(k).astype(k.dtype), *rest)
 
     def mix(op: Any, at: Any, probs: Any, v: Any) -> Any:
-        """Return the sum of rounded values, weighted by `probs`."""
+        """Return the sum of rounded values `v`, weighted by `probs`."""
         return op(probs, rounded(v).astype(v.dtype))
 
     def make(patched: PatchedModel, layers: Layers) -> PatchedModel:
-        """Return the model with these operations in `layers`."""
+        """Return the model whose attention in `layers` reads rounded keys, values, or both."""
         for name, override in (("scores", scores), ("mix", mix)):
             patched = patched.with_op(name, override, layers) if name in ops else patched
         return patched

@@ -205,12 +205,13 @@ def use_routing_rule(rule: RoutingRule) -> Patch:
     """Return a patch function: experts are chosen and weighted by another rule."""
 
     def make(patched: PatchedModel, layers: Layers) -> PatchedModel:
-        """Return the model whose experts in `layers` are chosen and weighted by the rule."""
+        """Return the model whose experts in `layers` are chosen and weighted by `rule`."""
 
         def routed(patched: PatchedModel, layer: int, held: Mapping[str, Any]) -> Routing:
-            """Return a layer's experts, weights and margin by the rule, from its router's logits.
+            """Return a layer's experts, their weights and the choice's margin by `rule`.
 
-            `held` are the layer's earlier points by name.
+            They are computed from the router's logits; `held` has the layer's earlier points by
+            name.
             """
             stored = patched.weights.get_role(layer, "exp_probs_b.bias")
             logits = np.asarray(patched.backend.to_numpy(held["router"]))
@@ -218,15 +219,15 @@ def use_routing_rule(rule: RoutingRule) -> Patch:
             return route_by_rule(rule, logits, bias, patched.hp)
 
         def experts(patched: PatchedModel, layer: int, x: Any, held: Mapping[str, Any]) -> Any:
-            """Return the experts [tokens, used] that the rule chooses."""
+            """Return the expert numbers [tokens, used] that `rule` chooses, in place of `x`."""
             return routed(patched, layer, held).experts
 
         def weights(patched: PatchedModel, layer: int, x: Any, held: Mapping[str, Any]) -> Any:
-            """Return the weights [tokens, used] that the rule gives."""
+            """Return the experts' weights [tokens, used] by `rule`, in place of `x`."""
             return routed(patched, layer, held).weights
 
         def margin(patched: PatchedModel, layer: int, x: Any, held: Mapping[str, Any]) -> Any:
-            """Return the choice margin [tokens] of the rule."""
+            """Return how far `rule`'s choice is from the next expert [tokens], in place of `x`."""
             return routed(patched, layer, held).margin
 
         for point, tap in (("experts", experts), ("expert_w", weights), ("router_margin", margin)):

@@ -22,7 +22,10 @@ def change_score_bias(how: Callable[[Any, Array], Any]) -> Patch:
     """Return a patch function: scores with their bias become how(scores, bias)."""
 
     def override(op: Any, at: Any, a: Any, b: Any) -> Any:
-        """Return how(scores, bias) for a bias on scores, else a + b."""
+        """Return how(scores, bias) where a bias of 3 axes is added to attention scores.
+
+        Else a + b.
+        """
         return np.asarray(how(a, b), a.dtype) if b.ndim == 3 else op(a, b)
 
     return lambda patched, layers: patched.with_op("add", override, layers)

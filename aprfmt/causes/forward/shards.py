@@ -58,7 +58,10 @@ def weight_column_blocks(roles: Sequence[str], factors: Sequence[float]) -> Patc
     """
 
     def override(op: Any, at: Any, x: Any, w: Any, *rest: Any) -> Any:
-        """Return the product in which each block of columns counts its factor."""
+        """Return the product of `x` and `w` with each block of w's columns times its factor.
+
+        Products of other roles are computed as usual.
+        """
         width = x.shape[-1]
         if role_of(w.key) not in roles or width % len(factors):
             return op(x, w, *rest)
@@ -141,17 +144,23 @@ def _zero_half_table(key: str, alone: int) -> Patch:
     """
 
     def make(patched: PatchedModel, layers: Layers) -> PatchedModel:
-        """Return the model with only one half of the table's rows in `layers`."""
+        """Return the model whose table `key` has zeros in one half of the vocabulary's rows."""
         half = patched.weights[key].n_rows // 2
 
         def embed(op: Any, at: Any, table: Any, ids: Any) -> Any:
-            """Return the embedding, with zeros for ids of the other half of the vocabulary."""
+            """Return the rows of `ids` in `table`, zeros for ids outside the half `alone`.
+
+            Other tables than `key` are read as usual.
+            """
             y = op(table, ids)
             own = (np.asarray(ids) >= half) == bool(alone)
             return y * own[:, None].astype(y.dtype) if table.key == key else y
 
         def linear(op: Any, at: Any, x: Any, w: Any, *rest: Any) -> Any:
-            """Return the logits, zeros for ids of the other half."""
+            """Return the logits, zeros for ids outside the half `alone`.
+
+            Other products as usual.
+            """
             y = op(x, w, *rest)
             if w.key != key:
                 return y

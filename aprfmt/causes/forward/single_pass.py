@@ -47,7 +47,10 @@ def _limited_change(change: Change, first: int, last: int, tokens: int) -> Chang
         says = f"in the pass of {which} alone"
 
     def make(patched: PatchedModel, layers: Layers) -> PatchedModel:
-        """Return the model with each operation that the change wraps wrapped for these tokens."""
+        """Return the model with the change, its operations changed for some tokens only.
+
+        These are the tokens from `first` to `last`.
+        """
         made = change.make(patched, layers)
         overrides = dict(made.overrides)
         for op, wraps in made.overrides.items():
@@ -66,7 +69,10 @@ def _for_tokens(op: str, wrap: Override, first: int, last: int) -> Override:
     axis = int(op in BY_HEADS)
 
     def override(beneath: Any, at: PassLocation, *args: Any, **kwargs: Any) -> Any:
-        """Return the operation's result, that of the override for these tokens."""
+        """Return the operation's result, with the change's rows for tokens `first` to `last`.
+
+        A result of several arrays is taken from the change as a whole.
+        """
         own, theirs = beneath(*args, **kwargs), wrap(beneath, at, *args, **kwargs)
         if own is theirs or isinstance(own, tuple):
             return theirs

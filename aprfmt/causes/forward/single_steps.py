@@ -31,7 +31,10 @@ def change_sublayer_sum(sublayer: str, how: Sum) -> Patch:
     """
 
     def override(op: Any, at: Any, a: Any, b: Any) -> Any:
-        """Return how(stream, result) for this sublayer's residual sum, else a + b."""
+        """Return how(stream, result) where `sublayer`'s result `b` is added to the stream `a`.
+
+        Other sums are a + b.
+        """
         if at.point not in BEHIND[sublayer] or b.ndim < 2:
             return op(a, b)
         return np.asarray(how(a, b), a.dtype)
@@ -44,13 +47,16 @@ def share_norm_input(patched: PatchedModel, layers: Layers) -> PatchedModel:
     held: list[Any] = []
 
     def add(op: Any, at: Any, a: Any, b: Any) -> Any:
-        """Return the sum; remember the stream before attention was added."""
+        """Return a + b; where attention's result is added, keep the stream `a` in `held`."""
         if at.point in BEHIND["attn"] and b.ndim > 1:
             held[:] = [a]
         return op(a, b)
 
     def norm(op: Any, at: Any, x: Any, *args: Any, **kwargs: Any) -> Any:
-        """Return the norm of `x`; of the remembered stream for the norm before the MLP."""
+        """Return the norm of `x`.
+
+        Before the MLP, of the stream that `held` has from before attention.
+        """
         return op(held[-1] if at.point == "mid" and held else x, *args, **kwargs)
 
     return patched.with_ops(NORMS, norm, layers).with_op("add", add, layers)
@@ -70,25 +76,31 @@ def norm_sum(sublayers: Collection[str]) -> Patch:
     """
 
     def make(patched: PatchedModel, layers: Layers) -> PatchedModel:
-        """Return the model with the norm after the residual sum in `layers`."""
+        """Return the model that normalises stream plus result after `sublayers` in `layers`."""
         last: dict[str, Callable[[Any], Any]] = {}
 
         def norm(op: Any, at: Any, x: Any, *args: Any, **kwargs: Any) -> Any:
-            """Return the norm of `x`; remember the norm after a chosen sublayer for its tap."""
+            """Return the norm of `x`.
+
+            Keep the norm after one of `sublayers` in `last`, for its tap.
+            """
             for sublayer in sublayers:
                 if at.point in SUMMED[sublayer][1]:
                     last[sublayer] = lambda y: op(y, *args, **kwargs)
             return op(x, *args, **kwargs)
 
         def tap(sublayer: str) -> Tap:
-            """Return the tap at the norm after `sublayer`, which normalises stream plus result."""
+            """Return the function that replaces the norm's result after `sublayer` in a pass.
+
+            It gives the norm of stream plus result.
+            """
             stream, made, _ = SUMMED[sublayer]
 
             def normed(patched: PatchedModel, layer: int, x: Any, held: Mapping[str, Any]) -> Any:
-                """Return the norm of stream plus the sublayer's result; `x` without one of them.
+                """Return the norm of the stream plus the sublayer's result, in place of `x`.
 
-                `held` are the layer's earlier points by name. Beside another change no norm may be
-                left there.
+                `held` has the layer's earlier points by name. `x` itself where the result was not
+                recorded, or where another change has left no norm there.
                 """
                 result = next((held[name] for name in made if name in held), None)
                 norm = last.get(sublayer)
@@ -97,7 +109,10 @@ def norm_sum(sublayers: Collection[str]) -> Patch:
             return normed
 
         def add(op: Any, at: Any, a: Any, b: Any) -> Any:
-            """Return `b` alone where the norm's result already holds the stream, else a + b."""
+            """Return `b` alone where it already has the stream in it, after a norm of the sum.
+
+            Else a + b.
+            """
             return b if any(at.point == SUMMED[sublayer][2] for sublayer in sublayers) else op(a, b)
 
         # The norm's result becomes the whole stream, so the later sum adds nothing.
@@ -113,12 +128,18 @@ def scale_sum_or_stream(scale: float, whole: bool) -> Patch:
     """Return a patch: the residual factor multiplies the sum (`whole`), or the stream alone."""
 
     def scaled(op: Any, at: Any, x: Any, value: Any) -> Any:
-        """Return `x` without the factor for a sublayer's result, and op(x, value) elsewhere."""
+        """Return `x` without the residual factor where it multiplies a sublayer's result.
+
+        Elsewhere op(x, value).
+        """
         inside = any(at.point in points for points in BEHIND.values())
         return x if inside else op(x, value)
 
     def add(op: Any, at: Any, a: Any, b: Any) -> Any:
-        """Return the residual sum with `scale` on the sum or on the stream, else a + b."""
+        """Return the residual sum with the factor `scale` on the sum (`whole`) or on the stream.
+
+        Other sums are a + b.
+        """
         if b.ndim < 2 or not any(at.point in points for points in BEHIND.values()):
             return op(a, b)
         factor = a.dtype.type(scale)
@@ -136,7 +157,10 @@ def add_eps_outside_root(patched: PatchedModel, layers: Layers) -> PatchedModel:
     """Return the model whose norms divide by root + eps, not by the root of mean square + eps."""
 
     def override(op: Any, at: Any, x: Any, w: Any, *rest: Any, eps: float, **kwargs: Any) -> Any:
-        """Return the norm of `x` with eps added after the root; the bias is not rescaled."""
+        """Return the norm of `x` divided by root + eps, not by the root of mean square + eps.
+
+        A bias is added unchanged.
+        """
         y = op(x, w, *rest, eps=0.0, **kwargs)
         bias = rest[0] if rest and isinstance(rest[0], np.ndarray) else None
         centred = x if op_name == "rms_norm" else x - x.mean(-1, keepdims=True)
@@ -152,7 +176,7 @@ def divide_by_length(patched: PatchedModel, layers: Layers) -> PatchedModel:
     """Return the model whose RMS norms divide by a row's length, not by its root mean square."""
 
     def override(op: Any, at: Any, x: Any, w: Any, *, eps: float, **kwargs: Any) -> Any:
-        """Return `x` over its Euclidean length, times the weight."""
+        """Return the RMS norm of `x` divided by its Euclidean length, times the weight."""
         width = x.shape[-1]
         return op(x, w, eps=eps / width, **kwargs) * x.dtype.type(width**-0.5)
 
@@ -166,7 +190,10 @@ def norm_over_rotated_keys(patched: PatchedModel, layers: Layers) -> PatchedMode
     """
 
     def tap(patched: PatchedModel, layer: int, x: Any, held: Mapping[str, Any]) -> Any:
-        """Return the normed latent `x`, divided by the root mean square of the whole row."""
+        """Return the normed latent `x` with the mean square taken over latent and `k_pe` together.
+
+        `held` has the layer's earlier points by name.
+        """
         row = np.square(np.asarray(held["kv_a"], np.float64))
         eps = float(patched.hp["norm_eps"])
         own, whole = (part.mean(-1, keepdims=True) + eps for part in (row[:, : x.shape[-1]], row))
@@ -182,11 +209,17 @@ def rotate_times(keys: int, queries: int) -> Patch:
     """Return a patch: rope is applied to keys `keys` times and to queries `queries` times."""
 
     def make(patched: PatchedModel, layers: Layers) -> PatchedModel:
-        """Return the model that rotates its queries `queries` and keys `keys` times in `layers`."""
+        """Return the model whose rope in `layers` is applied several times, or not at all.
+
+        It is applied `queries` times to queries and `keys` times to keys.
+        """
         seen: dict[str, int] = {"layer": -1, "calls": 0}
 
         def override(op: Any, at: Any, x: Any, table: Any, **kwargs: Any) -> Any:
-            """Return `x` rotated so many times; calls in a layer alternate q, k."""
+            """Return `x` rotated as often as queries, or keys, are to be rotated.
+
+            `seen` counts the layer's calls, which are for queries and keys in turn.
+            """
             if seen["layer"] != at.layer:
                 seen["layer"], seen["calls"] = at.layer, 0
             times = keys if seen["calls"] % 2 else queries  # a layer rotates q, then k
@@ -205,12 +238,12 @@ def rotate_values(patched: PatchedModel, layers: Layers) -> PatchedModel:
     held: list[Callable[[Any], Any]] = []
 
     def rope(op: Any, at: Any, x: Any, table: Any, **kwargs: Any) -> Any:
-        """Return the rotated `x`; remember the rotation for the values."""
+        """Return the rotated `x`, and keep its rotation in `held` for the values."""
         held[:] = [lambda v: op(v, table, **kwargs)]
         return op(x, table, **kwargs)
 
     def mix(op: Any, at: Any, probs: Any, v: Any) -> Any:
-        """Return the sum of rotated values, weighted by `probs`."""
+        """Return the sum of the values `v`, rotated as the keys were, weighted by `probs`."""
         return op(probs, held[-1](v) if held else v)
 
     return patched.with_op("rope", rope, layers).with_op("mix", mix, layers)
@@ -223,7 +256,7 @@ def cap_after_mask(cap: float) -> Patch:
     """Return a patch that applies the softcap after the mask: masked keys have score -cap."""
 
     def override(op: Any, at: Any, scores: Any, heads: Any) -> Any:
-        """Return the softmax over all keys, masked ones with score -cap."""
+        """Return the softmax over all keys, in which masked keys have the score -cap."""
         shown = np.where(heads.mask, scores, scores.dtype.type(-cap))
         return op(shown, replace(heads, mask=np.ones_like(heads.mask), causal=None))
 
@@ -239,7 +272,7 @@ def limit_window(size: int) -> Patch:
     """Return a patch: a query sees the last `size` tokens, its own included."""
 
     def make(patched: PatchedModel, layers: Layers) -> PatchedModel:
-        """Return the model with this causal window in `layers`."""
+        """Return the model whose attention in `layers` sees the last `size` tokens."""
         at = np.arange(len(patched.ids))
         seen = (at[None, :] <= at[:, None]) & (at[None, :] > at[:, None] - size)
         return change_head_fields(patched, layers, mask=seen)
@@ -251,13 +284,14 @@ def use_earlier_layer_cache(back: int) -> Patch:
     """Return a patch: attention reads the cache of the layer `back` before it (0: of layer 0)."""
 
     def make(patched: PatchedModel, layers: Layers) -> PatchedModel:
-        """Return the model that reads the other layer's keys and values in `layers`."""
+        """Return the model whose attention in `layers` reads an earlier layer's keys and values."""
         held: dict[tuple[str, int], Any] = {}
 
         def read(what: str, layer: int, own: Any) -> Any:
-            """Return the other layer's keys or values; `own` if shapes differ.
+            """Return the keys ("k") or values ("v") of the layer `back` before; 0: of layer 0.
 
-            `what` is "k" or "v". Every layer's own ones are remembered for later layers.
+            `own` where the shapes differ or the layer is not patched. `held` keeps each layer's
+            own.
             """
             held[what, layer] = own
             there = layer - back if back else 0
@@ -283,7 +317,7 @@ def use_activation_function(name: str) -> Patch:
     """Return a patch: the MLP's activation is the function of this name in FUNCTIONS."""
 
     def override(op: Any, at: Any, x: Any, configured: str, **kwargs: Any) -> Any:
-        """Return the named function of `x`; the `configured` one is not used."""
+        """Return the function `name` of FUNCTIONS of `x`; the `configured` one is not used."""
         return FUNCTIONS[name](lambda y, kind: op(y, kind, **kwargs), x)
 
     return lambda patched, layers: patched.with_op("activate", override, layers)

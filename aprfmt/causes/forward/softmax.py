@@ -35,10 +35,10 @@ def sum_over_keys(name: str, tile: int) -> Patch:
     """Return a patch: the softmax is row `name` of SUMS, with tiles of `tile` keys."""
 
     def make(patched: PatchedModel, layers: Layers) -> PatchedModel:
-        """Return the model with this softmax in `layers`."""
+        """Return the model whose softmax in `layers` divides by the sum `name` of SUMS."""
 
         def override(op: Any, at: Any, scores: Any, heads: Any) -> Any:
-            """Return the probabilities, divided by the other sum."""
+            """Return attention's probabilities, divided by the sum `name` over tiles of keys."""
             masked = np.where(heads.mask, patched.backend.to_numpy(scores), -np.inf)
             return patched.backend.array(SUMS[name](masked, tile))
 

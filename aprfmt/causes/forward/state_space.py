@@ -244,7 +244,7 @@ def _without_activation(patched: PatchedModel, layers: Layers) -> PatchedModel:
     """Return the model without the activation after its convolution."""
 
     def override(op: Any, at: Any, x: Any, kind: str, **kwargs: Any) -> Any:
-        """Return `x` unchanged after the convolution, and the activation of `x` anywhere else."""
+        """Return `x` unchanged after the mixer's convolution, the activation of `x` elsewhere."""
         return x if at.point == "ssm_conv_in" else op(x, kind, **kwargs)
 
     return patched.with_op("activate", override, layers)
@@ -317,7 +317,7 @@ def _patch_operands(taken: Callable[[Operands], Operands]) -> Patch:
     """Return a patch: the scan gets taken(operands) in place of its operands."""
 
     def override(op: Any, at: Any, *given: Any) -> Any:
-        """Return the scan of the changed operands."""
+        """Return the state space scan's result with the operands that `taken` gives."""
         return op(*taken(given))
 
     return lambda patched, layers: patched.with_op("scan", override, layers)
@@ -327,7 +327,7 @@ def _patch_time_step(step: Steps) -> Patch:
     """Return a patch that computes the scan's time steps by `step`."""
 
     def override(op: Any, at: Any, raw: Any, bias: Any, low: float, high: float) -> Any:
-        """Return the time steps that `step` computes from raw steps, bias and limits."""
+        """Return the scan's time steps as `step` computes them from raw steps, bias and limits."""
         return step(op, raw, bias, low, high)
 
     return lambda patched, layers: patched.with_op("time_step", override, layers)
@@ -337,7 +337,7 @@ def _patch_gate(change: Gate) -> Patch:
     """Return a patch: the scan's gate and norm are computed by `change`."""
 
     def override(op: Any, at: Any, x: Any, gate: Any, weight: Any, **how: Any) -> Any:
-        """Return the gated and normalised `x` as `change` computes it."""
+        """Return the scan's result `x`, gated and normalised as `change` computes it."""
         return change(op, x, gate, weight, how)
 
     return lambda patched, layers: patched.with_op("gated_scan", override, layers)
@@ -347,7 +347,7 @@ def _restart_every_tokens(count: int) -> Patch:
     """Return a patch function: the scan's state is set to zero before every `count`-th token."""
 
     def override(op: Any, at: Any, *given: Any) -> Any:
-        """Return (reads, last state) of a scan that is restarted every `count` tokens."""
+        """Return (values read, last state) of a scan emptied every `count` tokens."""
         return _scan_pieces(op, given, list(range(0, len(given[0]), count)))
 
     return lambda patched, layers: patched.with_op("scan", override, layers)
@@ -357,7 +357,7 @@ def _restart_scan_at(first: int) -> Patch:
     """Return a patch function: the scan's state is set to zero before token `first`."""
 
     def override(op: Any, at: Any, *given: Any) -> Any:
-        """Return (reads, last state) of a scan that is restarted at token `first`."""
+        """Return (values read, last state) of a scan with an empty state at token `first`."""
         return _scan_pieces(op, given, [0, first])
 
     return lambda patched, layers: patched.with_op("scan", override, layers)
@@ -381,7 +381,7 @@ def _begin_with_state(before: Array) -> Patch:
     """Return a patch: the scan begins with state `before` in place of zeros."""
 
     def override(op: Any, at: Any, *given: Any) -> Any:
-        """Return the scan of the operands with the other first state."""
+        """Return the scan's result with `before` as its first state, in place of the given one."""
         return op(*given[:-1], before.astype(given[0].dtype))
 
     return lambda patched, layers: patched.with_op("scan", override, layers)

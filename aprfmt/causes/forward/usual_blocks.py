@@ -316,7 +316,7 @@ def _exchange_weights(pairs: list[tuple[str, str]]) -> Patch:
     """Return a patch: the weights of each pair of tensor keys, both of one layer, are exchanged."""
 
     def make(patched: PatchedModel, layers: Layers) -> PatchedModel:
-        """Return the model with the exchanged weights of `layers`."""
+        """Return the model in which the weights of each of `pairs` are exchanged, in `layers`."""
         arrays: dict[str, Any] = {}
         for a, b in pairs:
             if layers is None or split_key(a)[0] in layers:

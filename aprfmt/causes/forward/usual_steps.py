@@ -149,7 +149,7 @@ def _rotated_keys_first(patched: PatchedModel, layers: Layers) -> PatchedModel:
     nope = int(patched.hp["qk_nope_head_dim"])
 
     def override(op: Any, at: Any, q: Any, k: Any, heads: Any) -> Any:
-        """Return the scores of `q` with the two parts of `k` exchanged."""
+        """Return the scores of `q` with keys `k` whose rotated part comes first."""
         return op(q, np.concatenate([k[..., nope:], k[..., :nope]], axis=-1), heads)
 
     return patched.with_op("scores", override, layers)
@@ -271,7 +271,7 @@ def _split_joined(first: str, second: str, mix: Callable[[Any, Any], tuple[Any, 
     """
 
     def make(patched: PatchedModel, layers: Layers) -> PatchedModel:
-        """Return the model with the mixed weights in `layers`."""
+        """Return the model whose products `first` and `second` have mixed weights in `layers`."""
         arrays: dict[str, Any] = {}
         for key in patched.stored:
             layer, role = split_key(key)

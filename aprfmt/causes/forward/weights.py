@@ -243,7 +243,7 @@ def _loaded_change(
         return change
 
     def linear(op: Any, at: Any, x: Any, w: Any, *rest: Any) -> Any:
-        """Return the product; the input of this matrix is rounded."""
+        """Return the product of `x` and `w`; for the quantized matrix, of `x` rounded to codes."""
         own = w.key.partition("[")[0] == found.key
         return op(_in_blocks(x, codes, taken) if own else x, w, *rest)
 

@@ -125,7 +125,10 @@ def guess_scale(case: DifferingPair) -> Iterator[Guess]:
     ):
 
         def scale_rows(rows: "Array") -> "Array":
-            """Return these rows of A, each times its least-squares factor towards B."""
+            """Return rows of A, each times its least-squares factor towards B.
+
+            `rows` are numbers.
+            """
             mine, other = to_float64(a.take(rows)), to_float64(b.take(rows))
             return mine * _least_squares_factors(mine[:, ::2], other[:, ::2], 1)[:, None]
 
@@ -234,7 +237,7 @@ def store_as(name: str) -> Take:
     """Return a function that encodes float values in encoding `name` and decodes them again."""
 
     def through(values: "Array") -> "Array":
-        """Return values encoded and decoded."""
+        """Return float32 values encoded in the encoding `name` and decoded again."""
         values = np.asarray(values, np.float32)
         return decode(name, encode(name, values), values.shape)
 
@@ -358,7 +361,7 @@ def _guess_saturated_type(case: DifferingPair) -> Iterator[Guess]:
         for name, most in LARGEST.items() if fine.encoding != "F64" else ():
 
             def through(x: "Array", name: str = name, most: float = most) -> "Array":
-                """Return values limited to the type's range and rounded to it."""
+                """Return values limited to `most`, the float type's largest, and rounded to it."""
                 return _STORED[name](np.clip(to_float64(x), -most, most))
 
             other = "B" if label == "A" else "A"
@@ -544,7 +547,7 @@ def _encode_again(take: Take, name: str) -> Take:
     """Return a function from row numbers to rows encoded as `name` and decoded again."""
 
     def through(rows: "Array") -> "Array":
-        """Return these rows, encoded and decoded."""
+        """Return a tensor's rows (numbers `rows`) encoded in `name` and decoded again."""
         values = np.asarray(take(rows), np.float32)
         return decode(name, {"": encode_rows(name, values)}, values.shape)
 

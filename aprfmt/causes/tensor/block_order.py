@@ -32,7 +32,10 @@ def guess_block_layout(case: DifferingPair) -> Iterator[Guess]:
         for says, cause, order in _part_orders(reader):
 
             def read(rows: "Array", reader: RowReader = reader, order: "Array" = order) -> "Array":
-                """Return these rows, decoded with the parts in the order."""
+                """Return rows of one side, decoded with the bytes of each block in another `order`.
+
+                `rows` are row numbers; `reader` reads that side's stored bytes.
+                """
                 raw = reader.raw(rows)
                 size = len(order)
                 return reader.decode_rows(raw.reshape(-1, size)[:, order].reshape(raw.shape))
@@ -55,7 +58,10 @@ def guess_late_blocks(case: DifferingPair) -> Iterator[Guess]:
                 continue
 
             def read(rows: "Array", reader: RowReader = reader, shift: int = shift) -> "Array":
-                """Return these rows, decoded from bytes that begin `shift` later."""
+                """Return rows of one side, decoded from bytes that begin `shift` later.
+
+                `rows` are row numbers; `reader` reads that side's stored bytes.
+                """
                 return reader.decode_rows(_shifted_rows(reader, rows, shift))
 
             way = "late" if shift > 0 else "early"

@@ -167,7 +167,10 @@ def _reordered(
     blocks = wrong.reshape(reader.rows, -1)
 
     def take(rows: "Array") -> "Array":
-        """Return these rows with the signs of those blocks in order."""
+        """Return rows of one side with the signs in the wrong blocks put in order.
+
+        `rows` are row numbers. Signs are reordered among every eight values.
+        """
         values = to_float64(reader.take(rows)).reshape(len(rows), blocks.shape[1], -1, GROUP)
         signs = np.where(np.signbit(values), -1.0, 1.0)[..., order]
         put = np.abs(values) * signs
@@ -196,7 +199,7 @@ def guess_lost_signs(case: DifferingPair) -> Iterator[Guess]:
         away = "A" if label == "B" else "B"
 
         def take(rows: "Array", other: RowReader = other) -> "Array":
-            """Return the magnitudes of these rows of the other side."""
+            """Return the magnitudes of the other side's rows; `rows` are row numbers."""
             return np.abs(to_float64(other.take(rows)))
 
         yield case.guess("quant_signs", (says, reader.encoding), away, take)

@@ -333,7 +333,10 @@ def guess_flat_offset(case: DifferingPair) -> Iterator[Guess]:
         return
 
     def shifted_rows(index: "Array") -> "Array":
-        """Return the rows of A, shifted across row ends."""
+        """Return rows of A with the values shifted across the ends of rows.
+
+        `index` are row numbers; values come from `down` rows and `rest` places further.
+        """
         first, second = case.a.take(index + down), case.a.take(index + down + 1)
         return np.concatenate([first[:, rest:], second[:, :rest]], axis=1)
 

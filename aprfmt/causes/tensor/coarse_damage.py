@@ -103,7 +103,10 @@ def _others_are_equal(case: DifferingPair, runs: list[list[int]]) -> bool:
     width = case.a.columns
 
     def outside(values: "Array", rows: "Array") -> "Array":
-        """Return the values of these rows, consecutive ones, with 0 in the runs."""
+        """Return the values of consecutive rows [rows, width] with 0 inside the damaged runs.
+
+        `rows` are their numbers in the tensor.
+        """
         flat = to_float64(values).reshape(-1).copy()
         first = int(rows[0]) * width
         for start, stop in runs:

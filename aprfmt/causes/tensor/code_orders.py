@@ -221,7 +221,10 @@ def guess_code_order(case: DifferingPair) -> Iterator[Guess]:
                 bits: int = bits,
                 found: FoundOrder = found,
             ) -> "Array":
-                """Return these rows, decoded with the codes of the field put right."""
+                """Return rows of one side, decoded with a field's codes put right in each block.
+
+                `rows` are row numbers; `field` is the blocks' field, with codes of `bits` bits.
+                """
                 raw = reader.raw(rows)
                 blocks = _blocks_of(reader, raw)
                 stored = unpack_whole(_field_bytes(blocks, field), bits)
@@ -289,7 +292,7 @@ def _order_of_field(
     wanted = np.asarray(other.take(rows), np.float64).reshape(-1, size)[: len(blocks)]
 
     def decode(codes: "Array") -> "Array":
-        """Return the values of the blocks with other codes, each block a row of its own."""
+        """Return the values [blocks, size] of the sampled blocks with other codes in a field."""
         raw = _with_field(blocks, field, codes, bits).tobytes()
         return np.asarray(
             decode_values(reader.encoding, {"": raw}, (len(blocks), size)), np.float64
@@ -347,7 +350,7 @@ class WordCodes:
         chosen = np.unique(np.linspace(0, count - 1, min(count, UNITS)).astype(np.int64))
 
         def decode_chosen(codes: "Array") -> "Array":
-            """Return the values [words, places] of the chosen words with other codes."""
+            """Return the values [words, places] of the words `chosen`, decoded with other codes."""
             every = self.stored.copy()
             every[chosen] = codes
             values: Array = self.decode(every)[by_word[chosen]]

@@ -466,7 +466,7 @@ def _difference_rank(delta: "Array", rounding: float) -> int:
     shorter = delta if delta.shape[1] <= len(delta) else delta.T
 
     def pieces() -> "Iterator[Array]":
-        """Yield rows of `delta`, or of its transpose, divided by its norm, some at a time.
+        """Yield pieces of `delta` (or of its transpose), of some rows each, divided by its norm.
 
         So scaled, products of the largest values are finite.
         """

@@ -114,11 +114,11 @@ def code_books() -> tuple[CodeBook, ...]:
     """
 
     def symmetric_codes(bits: int) -> "Array":
-        """Return the integer entries from -(2**bits) + 1 to 2**bits - 1."""
+        """Return the integers from -(2**bits) + 1 to 2**bits - 1: a code's values, float64."""
         return np.arange(-(2**bits) + 1, 2**bits, dtype=np.float64)
 
     def finite_entries(values: "Array") -> "Array":
-        """Return the finite values of a code, each once, ascending."""
+        """Return a code's finite values, each once, ascending, float64."""
         values = np.asarray(values, np.float64)
         return np.unique(values[np.isfinite(values)])
 

@@ -379,7 +379,10 @@ def _take_bytes_as(side: RowReader, numbers: "Array") -> Take:
     """
 
     def take(rows: "Array") -> "Array":
-        """Return the rows of these numbers, each value the number of its byte."""
+        """Return rows of `side` in which each integer is replaced by the number of its low byte.
+
+        `rows` are row numbers; numbers[code] is a code's value.
+        """
         held = to_float64(side.take(rows)).astype(np.int64) & 255
         found: Array = numbers[held]
         return found
