@@ -284,7 +284,7 @@ def add_to_normed(sublayers: Collection[str]) -> Patch:
     behind = {"attn": ("attn", "attn_out"), "ffn": ("ffn_mul", "ffn_act", "ffn_out", "moe_out")}
 
     def make(patched: PatchedModel, layers: Layers) -> PatchedModel:
-        """Return the model with this residual sum in `layers`."""
+        """Return the model whose `sublayers` in `layers` add their result to the norm's output."""
         held: dict[str, Any] = {}
 
         def norm(op: Any, at: Any, x: Any, *args: Any, **kwargs: Any) -> Any:

@@ -182,7 +182,11 @@ def _readings(case: DifferingPair, coded: RowReader, side: CodedSide) -> Iterato
     if scale is not None:
 
         def inverse(rows: "Array") -> "Array":
-            """Return the factors that make a product with the scales a quotient by them."""
+            """Return each value's factor that turns its product with a scale into a quotient by it.
+
+            `rows` are row numbers; the factors, one over the scale's square, are 1 for a scale of
+            0.
+            """
             wide = np.asarray(scale[rows], np.float64)
             made: Array = 1 / np.where(wide > 0, wide, 1.0) ** 2
             return made
@@ -274,7 +278,10 @@ def _scale_bytes(
         size = find_encoding(coded.encoding).block_size
 
         def held(rows: "Array") -> "Array":
-            """Return the scale bytes of rows of blocks, uint8 [n, columns]."""
+            """Return the scale byte of the block that each value is in, uint8 [n, columns].
+
+            `rows` are the numbers of the n rows.
+            """
             layout = CODECS[coded.encoding].layout
             assert layout is not None
             blocks = np.ascontiguousarray(coded.raw(rows)).reshape(-1).view(layout)

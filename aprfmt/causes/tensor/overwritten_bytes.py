@@ -188,7 +188,7 @@ def _differing_spans(a: RunBytes | bytes, b: RunBytes) -> list[ByteSpan]:
     """Return the ranges of differing bytes; [] if none, too many, or over SHARE of all bytes."""
 
     def differing_places() -> "Iterator[Array]":
-        """Yield the places of differing bytes, ascending, window by window."""
+        """Yield the offsets of bytes in which `a` and `b` differ, ascending, by windows."""
         for start in range(0, len(b), STEP):
             stop = min(len(b), start + STEP)
             x = np.frombuffer(copy_bytes(a, start, stop), np.uint8)

@@ -91,7 +91,7 @@ def _differing_runs(a: LazyTensor, b: LazyTensor) -> list[DamagedRun] | None:
     longest = max(SHORT, line)
 
     def differing_places() -> "Iterator[Array]":
-        """Yield the places of differing bytes, ascending, window by window."""
+        """Yield the offsets of bytes in which `a` and `b` differ, ascending, by windows."""
         for start in range(0, size, STEP):
             stop = min(size, start + STEP)
             x, y = (np.frombuffer(side.raw(start, stop), np.uint8) for side in (a, b))

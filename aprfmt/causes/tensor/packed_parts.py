@@ -108,14 +108,17 @@ def _reorder_nibbles(
     """
 
     def reordered(raw: "Array") -> "Array":
-        """Return the bytes of one part with the nibbles of every word reordered."""
+        """Return the bytes of one stored part with the 4-bit codes of every word in `order`."""
         both = np.stack([raw & 15, raw >> 4], -1).reshape(-1, len(order))[:, list(order)]
         pairs = both.reshape(-1, 2)
         joined: Array = pairs[:, 0] | pairs[:, 1] << 4
         return joined
 
     def change(weight: PackedWeight) -> PackedWeight | None:
-        """Return the weight with reordered nibbles; None if it has no such parts or 4-bit codes."""
+        """Return the packed weight with the 4-bit codes of every word in `order`, in each part.
+
+        None for a weight without such parts or without 4-bit codes.
+        """
         table = weight.codes()
         if table is None or table.bits != 4 or awq not in (None, weight.dialect.name == "awq"):
             return None
@@ -139,7 +142,10 @@ def _relabel_floats(name: str) -> Callable[[PackedWeight], PackedWeight | None]:
     """
 
     def change(weight: PackedWeight) -> PackedWeight | None:
-        """Return the weight with its codes read as `name`; None if they are not of another FP8."""
+        """Return the packed weight with its 8-bit floats read as encoding `name`.
+
+        None if its codes are no 8-bit floats, or already of that encoding.
+        """
         main = weight.parts[weight.dialect.main]
         if not main.encoding.startswith("F8_E") or main.encoding == name:
             return None
@@ -355,7 +361,7 @@ def _explain_groups(copy: PackedCopy, weights: list[PackedWeight]) -> Iterator[F
         return
 
     def read(index: "Array") -> PackedWeight:
-        """Return the weight with `index`, the group of each input, as its g_idx."""
+        """Return the GPTQ weight with `index`, the group of each input, in place of its g_idx."""
         raw = np.ascontiguousarray(index, np.int32).tobytes()
         return weight.replace_parts({".g_idx": StoredPart(raw, "I32", (inputs,))})
 
@@ -429,7 +435,7 @@ def _exchange_members(*pair: str) -> "Callable[[Array], Array | None]":
     """Return a function that exchanges two fields of GGUF blocks; None for blocks without them."""
 
     def change(blocks: "Array") -> "Array | None":
-        """Return a copy of the blocks with the two fields exchanged; None if they lack one."""
+        """Return a copy of GGUF blocks with two fields exchanged; None if they lack one of them."""
         if not set(pair) <= set(blocks.dtype.names or ()):
             return None
         made = blocks.copy()
@@ -449,7 +455,10 @@ def _change_members(
     """
 
     def made(blocks: "Array") -> "Array | None":
-        """Return a copy of the blocks with these fields changed; None if they have none of them."""
+        """Return a copy of GGUF blocks with `change` applied to the fields `names`.
+
+        None if the blocks have none of these fields.
+        """
         chosen = [name for name in names if name in (blocks.dtype.names or ())]
         if not chosen:
             return None

@@ -334,7 +334,11 @@ def _scale_relation(copy: PackedCopy, right: "Array", wrong: "Array", relative: 
     apart = float(np.median(np.abs(right / stored - 1)))
 
     def near(x: "Array", y: "Array") -> bool:
-        """Return whether x is y in most cells, and clearly nearer than stored scales are."""
+        """Return whether stored scales x are y up to `limit` in their median relative error.
+
+        They must also be clearly nearer to y than the stored scales are to the right ones
+        (`apart`).
+        """
         off = float(np.median(np.abs(x / y - 1)))
         return off < limit and off < 0.5 * apart
 
@@ -597,7 +601,7 @@ def _minima_relation(copy: PackedCopy, factor: "Array", offset: "Array") -> str:
         return ""  # damage of some blocks: nothing that was done to all
 
     def near(x: "Array", y: "Array") -> bool:
-        """Return whether x and y are less than 0.3 steps apart in most cells."""
+        """Return whether minima x and y are within 0.3 quantization steps in the median."""
         return bool(np.median(np.abs(x - y)) < 0.3 * np.median(step) * np.median(factor))
 
     # Only offsets are wrong: the minima themselves.

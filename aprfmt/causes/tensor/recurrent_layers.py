@@ -82,7 +82,10 @@ def guess_value_head_order(case: DifferingPair) -> Iterator[Guess]:
         text = f"{side} has the value heads tiled, the key heads running fastest"
 
         def moved(rows: "Array", order: "Array" = order) -> "Array":
-            """Return these rows of A with the value heads in the order."""
+            """Return rows of A with the delta net's value heads in `order`.
+
+            `rows` are row numbers.
+            """
             return a.take(rows)[:, order] if step.axis else a.take(order[rows])
 
         yield case.guess("value_heads", (text,), "A", moved)

@@ -32,7 +32,7 @@ def byte_readings(kind: "MinifloatCodec") -> Iterator[tuple[str, "Array", bool]]
     meant = "each is the exponent of a power of two" if exponent else f"each is of {kind.name}"
 
     def read_as(how: str) -> str:
-        """Return the sentence on scale bytes that are read as `how`."""
+        """Return the sentence that scale bytes were read as `how`, with their right type."""
         return f"their scale bytes read as {how}, where {meant}"
 
     yield read_as("whole numbers"), plain, False

@@ -137,7 +137,10 @@ def _read_bits_as(side: RowReader, first: str, second: str) -> Take:
     """Return a function from row numbers to rows: encoded as `first`, the bits read as `second`."""
 
     def take(rows: "Array") -> "Array":
-        """Return the reread rows of these row numbers."""
+        """Return rows of `side` whose bits, encoded as `first`, are read as `second`.
+
+        `rows` are row numbers.
+        """
         if side.encoding == first and side.row_bytes is not None:
             return side.decode_rows(side.raw(rows), second)
         values = side.take(rows)
@@ -176,7 +179,10 @@ def take_byte_swapped(side: RowReader, whole: bool) -> Take:
     row = encoding_row(side.encoding)
 
     def take(rows: "Array") -> "Array":
-        """Return the byte-swapped and decoded rows of these row numbers."""
+        """Return rows of `side` decoded with bytes reversed: in each value, or in blocks' floats.
+
+        `rows` are row numbers.
+        """
         raw = side.raw(rows).copy()
         blocks = raw.reshape(-1, row.type_size)
         if whole:

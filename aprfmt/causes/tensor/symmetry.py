@@ -289,7 +289,10 @@ def _order_explanation(
     b = case.b
 
     def reordered_rows(rows: "Array") -> "Array":
-        """Return the rows of B in the order of A."""
+        """Return rows of B with its neurons, heads or experts put in A's order.
+
+        `rows` are row numbers in that order.
+        """
         return b.take(p[rows]) if axis == 0 else b.take(rows)[:, p]
 
     slack = case.slack()

@@ -73,7 +73,7 @@ def _take_transposed(side: RowReader, rows: int, columns: int, heads: int, acros
     tall, wide = side.shape[-2:]
 
     def take(numbers: "Array") -> "Array":
-        """Return rows [n, wide] of the tensor with its matrices, or heads, transposed back.
+        """Return rows [n, wide] of a tensor whose matrices, or heads' blocks, are transposed back.
 
         `numbers` count the rows through all of the tensor's matrices.
         """

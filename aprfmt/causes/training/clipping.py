@@ -280,7 +280,10 @@ def guess_row_clipping(case: StepCase, recipe: Recipe) -> Iterator[StepGuess]:
         return
 
     def norms(part: StepCase) -> tuple[NDArray[np.int64], F64, F64]:
-        """Return (the row of each element from 0 on, norms of rows of gradients, of weights)."""
+        """Return (each element's row from 0 on, gradient norm by row, weight norm by row).
+
+        A vector counts as one row. `part` has some elements of one parameter around the step.
+        """
         rows = np.zeros(part.before.size, np.int64)
         if not part.vector:
             rows = np.unique(part.rows, return_inverse=True)[1].reshape(-1)
@@ -296,7 +299,10 @@ def guess_row_clipping(case: StepCase, recipe: Recipe) -> Iterator[StepGuess]:
         return
 
     def holds(part: StepCase) -> bool:
-        """Return whether the recipe gives `part` with rows clipped so."""
+        """Return whether the recipe predicts `part` with each gradient row clipped by its own norm.
+
+        `part` has some elements of one parameter around the step.
+        """
         rows, gradients, weights = norms(part)
         assert part.gradient is not None
         clipped = part.gradient * row_factors(share, gradients, weights)[rows]

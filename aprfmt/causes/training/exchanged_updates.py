@@ -31,14 +31,17 @@ def guess_transposed(case: StepCase, recipe: Recipe) -> Iterator[StepGuess]:
     rows, columns = case.shape
 
     def turned(values: F64 | None) -> F64 | None:
-        """Return the elements of the transposed matrix, flat; None for None."""
+        """Return a matrix's elements, given flat by rows, flat by columns; None for None."""
         if values is None:
             return None
         # Of a matrix that is not square the elements were written in the other order.
         return np.ascontiguousarray(values.reshape(rows, columns).T).reshape(-1)
 
     def holds(part: StepCase) -> bool:
-        """Return whether the recipe gives `part` with gradient and moments transposed."""
+        """Return whether the recipe predicts `part` with its gradient and moments transposed.
+
+        `part` has the elements of one parameter around the step.
+        """
         moments = part.moments
         if moments is not None:
             moments = replace(moments, first=turned(moments.first), second=turned(moments.second))

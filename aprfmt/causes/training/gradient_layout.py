@@ -80,7 +80,7 @@ def guess_transposed(case: GradientCase) -> Iterator[GradientGuess]:
         return
 
     def made(part: GradientCase) -> np.ndarray[tuple[int, ...], np.dtype[np.float64]]:
-        """Return the computed gradient transposed, under the shape of the weight."""
+        """Return the gradient computed here transposed, under the shape that it had."""
         return np.ascontiguousarray(part.computed.T).reshape(part.computed.shape)
 
     yield GradientGuess("gradient_transposed", "the gradient is transposed", made)
@@ -125,7 +125,7 @@ def _take_in_order(order: Ints, across: bool) -> Callable[[GradientCase], F64]:
     """
 
     def made(part: GradientCase) -> F64:
-        """Return the computed gradient in that order."""
+        """Return the gradient computed here with its rows, or columns, in `order`."""
         return part.computed[:, order] if across else part.computed[order]
 
     return made
@@ -189,7 +189,10 @@ def _guess_blocks(
     )
 
     def made(part: GradientCase) -> np.ndarray[tuple[int, ...], np.dtype[np.float64]]:
-        """Return the computed gradient with each block multiplied by its factor."""
+        """Return the gradient computed here with each head's or expert's block times its factor.
+
+        `values` has the factors.
+        """
         side = part.computed.T if across else part.computed
         blocks = (side.reshape(count, -1) * values[:, None]).reshape(side.shape)
         return np.ascontiguousarray(blocks.T if across else blocks)
@@ -212,7 +215,7 @@ def guess_missing_rows(case: GradientCase) -> Iterator[GradientGuess]:
         return  # whole heads are said as heads
 
     def made(part: GradientCase) -> np.ndarray[tuple[int, ...], np.dtype[np.float64]]:
-        """Return the computed gradient with the missing rows set to zero."""
+        """Return the gradient computed here with the rows set to zero that the given one lacks."""
         return np.where(lost[:, None], 0.0, part.computed)
 
     numbers = np.flatnonzero(lost).tolist()

@@ -94,7 +94,7 @@ def factor_guess(factor: float, room: float, counts: Mapping[str, float]) -> Gra
         says += ": " + ", or ".join(text for _, text in found)
 
     def made(part: GradientCase) -> F64:
-        """Return the computed gradient times the factor."""
+        """Return the gradient computed here times the guessed factor, `value`."""
         return value * part.computed
 
     most: Certainty = "explained" if len(found) > 1 else "confirmed"

@@ -71,6 +71,13 @@ def guess_rounded_away(case: StepCase, recipe: Recipe) -> Iterator[StepGuess]:
     says = f"{encoding} rounds most of the step away"
     yield StepGuess("update_rounded_away", says, holds=partial(_adds_step, recipe))
 
+    def holds(part: StepCase) -> bool:
+        """Return whether the weights of `part` changed by the step added once in the stored type.
+
+        `part` has some elements of one parameter around the step.
+        """
+        inner = part.predict(recipe)
+        return inner is not None and is_rounded_once(part, inner.step)
 
 def _adds_step(recipe: Recipe, case: StepCase) -> bool:
     """Return whether the change of weights is a recipe's step alone, added in the stored type."""
@@ -123,7 +130,11 @@ def _guess_by_sizes(case: StepCase, recipe: Recipe, encoding: str) -> Iterator[S
     width = float_spacing(case.before, encoding)
 
     def holds(part: StepCase) -> bool:
-        """Return whether too small steps moved nothing, and large ones nearly all weights."""
+        """Return whether steps too small for the type moved no weight of `part`, large ones most.
+
+        The step's size is the learning rate; it is compared with the spacing of the type's
+        numbers.
+        """
         width = float_spacing(part.before, encoding)
         small, large = width > 4.2 * recipe.lr, width < 1.8 * recipe.lr
         inside = np.isin(part.rows, part.rows[part.change != 0])
@@ -147,7 +158,10 @@ def guess_cut_off(case: StepCase, recipe: Recipe) -> Iterator[StepGuess]:
     encoding = case.encodings[1]
 
     def holds(part: StepCase) -> bool:
-        """Return whether the weights of `part` are to the bit the expected ones, cut."""
+        """Return whether the weights of `part` are the expected ones truncated, bit by bit.
+
+        `part` has some elements of one parameter around the step.
+        """
         inner = part.predict(recipe)
         if inner is None:
             return False
@@ -173,6 +187,15 @@ def guess_lost_decay(case: StepCase, recipe: Recipe) -> Iterator[StepGuess]:
     due = float((np.abs(np.broadcast_to(update.decay, width.shape)) / width).sum())
     if due < CHANCE:
         return
+
+    def holds(part: StepCase) -> bool:
+        """Return whether the weights of `part` changed by the step alone, without weight decay.
+
+        The step is added once in the stored type.
+        """
+        inner = part.predict(recipe)
+        return inner is not None and is_rounded_once(part, inner.step)
+
     decay = case.others.get("decay")
     if decay == 0:
         return  # none was made

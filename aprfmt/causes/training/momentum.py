@@ -126,7 +126,10 @@ def guess_lost_moments(case: StepCase, recipe: Recipe) -> Iterator[StepGuess]:
             continue
 
         def holds(part: StepCase, names: tuple[str, ...] = names) -> bool:
-            """Return whether the recipe gives `part` with these moments at zero."""
+            """Return whether the recipe predicts `part` with the moments `names` at zero.
+
+            `part` has some elements of one parameter around the step.
+            """
             assert part.moments is not None
             zero: dict[str, Any] = dict.fromkeys(names, np.zeros_like(part.before))
             fit = replace(part, moments=replace(part.moments, **zero)).fit(recipe)
@@ -158,7 +161,10 @@ def guess_step_count(case: StepCase, recipe: Recipe) -> Iterator[StepGuess]:
         says = f"the correction is that of step {step}; the moments are of step {held.step}"
 
         def holds(part: StepCase, step: int = step) -> bool:
-            """Return whether the recipe gives `part` with the bias correction of `step`."""
+            """Return whether the recipe predicts `part` with Adam's bias correction of step `step`.
+
+            `part` has some elements of one parameter around the step.
+            """
             assert part.moments is not None
             other = replace(part, moments=replace(part.moments, step=step))
             fit = other.fit(recipe)

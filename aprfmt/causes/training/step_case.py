@@ -133,7 +133,11 @@ class StepCase:
         end = 2 * float(np.abs(change).max()) / largest if largest else 0.0
 
         def line(share: float) -> tuple[float, float]:
-            """Return (slope, value) at `share` of the element that steps furthest."""
+            """Return (slope, length) of the longest step, had the weights decayed by `share`.
+
+            `share` is a fraction of the weight. The slope is the change of the length per unit of
+            it; rounding is subtracted.
+            """
             rest = change + share * weight
             length = np.abs(rest) - rounding
             at = int(np.argmax(length))
