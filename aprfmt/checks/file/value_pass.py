@@ -85,9 +85,9 @@ def scan_values(model: Model, progress: Progress | None = None) -> dict[str, Ten
     for name, tensor in tensors.items():
 
         def report(count: int, before: int = done) -> None:
-            """Call `progress` with (bytes done of all tensors, bytes of all tensors).
+            """Call `progress` with (bytes scanned, bytes of all tensors).
 
-            `count` are the bytes done of this tensor, `before` those of earlier tensors.
+            `count` are the bytes scanned of this tensor, `before` those of earlier tensors.
             """
             if progress is not None:
                 progress(before + count, total)
