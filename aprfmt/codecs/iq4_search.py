@@ -39,9 +39,10 @@ def search_scales(x: F32, size: int, values: F32, importance: F32 | None, fused:
     largest = largest_magnitude(turned.T)
 
     def fit_sums(inverse: F32) -> tuple[F32, F32]:
-        """Return (sum of w*q*x, sum of w*q*q) of each group, codes chosen by 1/scale `inverse`.
+        """Return (sum of w*q*x, sum of w*q*q) of each group under the inverse scales `inverse`.
 
-        Their quotient is the best scale for these codes.
+        q are the table's values nearest to x times `inverse`, w weights; the sums' quotient is
+        the best scale for these q.
         """
         q = values[nearest_index(values, inverse * turned)]
         wq = w * q

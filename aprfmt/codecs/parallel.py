@@ -55,7 +55,7 @@ def run_tasks(tasks: Sequence[Callable[[], None]], threads: int) -> None:
     turn = threading.Lock()
 
     def take_tasks() -> None:
-        """Run tasks from the common list until it is empty."""
+        """Run tasks from the list that all threads share until it is empty."""
         _inside.busy = True
         try:
             while True:
@@ -113,7 +113,10 @@ def parallel_decode(
         return kernel(view, out, store)
 
     def decode_part(start: int, stop: int) -> Callable[[], None]:
-        """Return a function that decodes elements [start, stop), which begin a block."""
+        """Return a function that decodes elements [start, stop) into `out`.
+
+        `start` begins a block.
+        """
         first, last = start // block_size, -(-stop // block_size)
         piece = view[first * type_size : last * type_size]
         return lambda: kernel(piece, out[start:stop], store)

@@ -91,11 +91,11 @@ def grid_of_blocks(
     step = max(1, _CHUNK // max(inputs, 1))
 
     def read_blocks(start: int, stop: int) -> Blocks:
-        """Return the blocks of rows [start, stop), [rows, blocks] records."""
+        """Return the GGUF blocks of rows [start, stop) as records [rows, blocks]."""
         return np.frombuffer(rows(start, stop), kind.layout).reshape(stop - start, -1)
 
     def read_codes(start: int, stop: int) -> U8:
-        """Return the codes of rows [start, stop), uint8 [rows, in/2], the low nibble first."""
+        """Return the 4-bit codes of rows [start, stop), uint8 [rows, in/2], low nibble first."""
         made, native = np.empty((stop - start, inputs // 2), np.uint8), native_kernels()
         if native is not None:
             qs = read_blocks(start, stop)["qs"]

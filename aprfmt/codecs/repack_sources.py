@@ -267,7 +267,7 @@ def read_gptq(packed: PackedWeight, target: str) -> GridWeight:
     every = PackedCodes(4, "columns", words[None])
 
     def read_codes(start: int, stop: int) -> U8:
-        """Return the codes of rows [start, stop), uint8 [rows, in/2], the low nibble first."""
+        """Return the 4-bit codes of rows [start, stop), uint8 [rows, in/2], low nibble first."""
         return np.ascontiguousarray(every.streams(0, start, stop))
 
     groups = _zero_point_groups(size, transpose_numbers(scale), zeros.T)
@@ -283,7 +283,7 @@ def read_awq(packed: PackedWeight, target: str) -> GridWeight:
     words = awq.wrap_words(part_words(awq.NAME, parts, ".qweight", ("I32",)))
 
     def read_codes(start: int, stop: int) -> U8:
-        """Return the codes of rows [start, stop), uint8 [rows, in/2], the low nibble first."""
+        """Return the 4-bit codes of rows [start, stop), uint8 [rows, in/2], low nibble first."""
         return np.ascontiguousarray(words.streams(0, start, stop))
 
     groups = _zero_point_groups(size, transpose_numbers(scale), zeros)

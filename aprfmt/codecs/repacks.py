@@ -154,7 +154,10 @@ class Repacked:
         native = native_kernels()
 
         def count_band(start: int, stop: int) -> None:
-            """Append (groups that change, largest change) of rows [start, stop) to `found`."""
+            """Append (groups in which a value changes, largest change) of some rows to `found`.
+
+            These are rows [start, stop).
+            """
             changed = (
                 self._count_by_decoding
                 if native is None

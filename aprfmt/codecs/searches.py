@@ -47,7 +47,10 @@ def signed_scale(x: F32, nmax: int, weights: F32 | None, fused: bool) -> tuple[F
     wx = w * x
 
     def fit_sums(iscale: F32) -> tuple[I32, F32, F32]:
-        """Return (codes [size, n], sum of w*x*q, sum of w*q*q) under the inverse scale."""
+        """Return (codes [size, n], sum of w*x*q, sum of w*q*q) under inverse scales `iscale` [n].
+
+        q are the signed codes of x, w the elements' weights; the sums are over each group.
+        """
         code = nearest_product(iscale, x, fused)
         np.clip(code, -nmax, nmax - 1, out=code)
         q = code.astype(np.float32)
@@ -140,12 +143,12 @@ def positive_scale(x: F32, nmax: int, w: F32, fused: bool) -> tuple[F32, I32]:
     zero = largest < SMALLEST
 
     def weighted_error(iscale: F32, q: F32) -> F32:
-        """Return the weighted square error [n] of codes `q` under the inverse scale."""
+        """Return the weighted square error [n] of codes `q` of x under inverse scales `iscale`."""
         diff = multiply_add(-(np.float32(1) / iscale), q, x, fused)
         return sum_of_products(w * diff, diff, fused)
 
     def round_codes(iscale: F32) -> I32:
-        """Return the codes [size, n] of x under the inverse scale, at most nmax."""
+        """Return the codes [size, n] of x under the inverse scales `iscale` [n], at most nmax."""
         return np.minimum(nearest_product(iscale, x, fused), nmax)
 
     # Try inverse scales near the obvious one.
@@ -198,12 +201,12 @@ def scale_and_min(
     scale = np.float32(1) / (np.float32(nmax) / (high - low))
 
     def round_codes(iscale: F32) -> I32:
-        """Return the codes [size, n] of x above the best minimum, under the inverse scale."""
+        """Return the codes [size, n] of x less its minimum, under inverse scales `iscale`."""
         code = nearest_product(iscale, x - bottom, fused)
         return np.clip(code, 0, nmax, out=code)
 
     def weighted_error(scale: F32, q: F32, minimum: F32) -> F32:
-        """Return the weighted error [n] of scale * q + minimum, absolute or squared by `steps`."""
+        """Return the weighted error [n] of x by scale * q + minimum; `steps` says if squared."""
         diff = multiply_add(scale, q, minimum, fused) - x
         return sum_of_products(w, np.abs(diff) if steps.absolute else diff * diff, fused)
 

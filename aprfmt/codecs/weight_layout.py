@@ -255,9 +255,10 @@ class WeightLayout:
         found: list[tuple[int, int, int]] = []
 
         def recode_piece(matrix: int, first: int, last: int, out_row: int) -> None:
-            """Encode rows [first, last) of a matrix into `out` from row `out_row` on.
+            """Encode rows [first, last) of a matrix into `out`, from its row `out_row` on.
 
-            Appends their counts to `found`.
+            Appends to `found` how many values the encoding changed, could not hold, and made
+            zero.
             """
             streams = self.codes.streams(matrix, first, last)
             row, numbers, tables = self._numbers(matrix, first, last)
@@ -373,7 +374,10 @@ class WeightLayout:
         across = np.arange(columns) // self.tile[1] if self.group is None else self.group
 
         def spread(numbers: GroupNumbers) -> F32:
-            """Return the numbers of each element, float32 [rows, columns]."""
+            """Return one number per group, repeated for every element of the group.
+
+            The numbers are scales or zero points; the result is float32 [rows, columns].
+            """
             found: F32 = numbers.of(matrix)[down][:, across]
             return found
 

@@ -112,7 +112,7 @@ class Writer:
             groups = self.choose(values, settings)
 
         def round_rows(start: int, stop: int) -> U8:
-            """Return the codes of rows [start, stop), made some rows at a time."""
+            """Return the nearest codes of rows [start, stop), made some rows at a time."""
             step, made = max(1, _ROWS // max(inputs, 1)), []
             with np.errstate(all="ignore"):
                 for at in range(start, stop, step):
