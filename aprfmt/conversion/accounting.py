@@ -519,7 +519,10 @@ def check_files(source: Model, left_out: Mapping[str, str]) -> None:
     """
 
     def make_item(name: str, kind: str) -> SourceItem:
-        """Return the item "copied" if the file goes along or a flag leaves it out, else "lost"."""
+        """Return how a companion file fares: an item "copied", or "lost" without a flag for that.
+
+        "copied" includes files that a flag leaves out; `kind` is what the file is.
+        """
         carried = name in TEXT_FILES or (kind == "tokenizer" and has_tokenizer(source.carried))
         return SourceItem(name, kind, "copied" if carried or name in left_out else "lost")
 

@@ -63,7 +63,10 @@ class ChangeCounts:
         found: list[tuple[int, int, int]] = []
 
         def count_part(start: int, stop: int) -> None:
-            """Append the counts of elements [start, stop), which begin a block, to `found`."""
+            """Append the counts of values that encoding changed in a range of elements to `found`.
+
+            The range is [start, stop); `start` begins a block.
+            """
             blocks = view[start // block_size * width : -(-stop // block_size) * width]
             found.append(native.changes_of(encoding, values[start:stop], blocks))
 

@@ -276,7 +276,7 @@ def _bnb_weight(
     wishes = {**options.packing, "dtype": dtype}
 
     def pack(values: "Array") -> Mapping[str, bytes]:
-        """Return {suffix: bytes} of the weight's values."""
+        """Return {suffix of a stored tensor: bytes} of values in bitsandbytes' 4-bit encoding."""
         return encode(name, values, fma=options.fma, options=wishes)
 
     return BnbWeight(output.info.name, name, output.info.shape, output.make, pack, latest)

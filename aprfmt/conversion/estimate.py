@@ -166,7 +166,7 @@ def write_rate(folder: Path) -> float | None:
             piece = os.urandom(1 << 20)
 
             def write() -> None:
-                """Write and sync WRITTEN bytes to the unnamed file."""
+                """Write WRITTEN bytes to the temporary file and sync them: what is timed."""
                 for _ in range(WRITTEN >> 20):
                     file.write(piece)
                 file.flush()

@@ -410,7 +410,10 @@ def _make_array(
     """
 
     def make() -> "Array":
-        """Return the array, with its earlier bits where they mean the same values."""
+        """Return the stored array number `index` of the group, made from its logical tensors.
+
+        Where an earlier file's bits (`patch`) mean the same values, it has these bits.
+        """
         arrays = to_stored(group.binding.steps, [tensor.numpy() for tensor in logical], hp)
         if patch is None or arrays[index].dtype.name != "float32":
             return arrays[index]

@@ -192,7 +192,7 @@ def find_repacks(model: Model, target: FormatSpec, options: Options, *, copied: 
     threads = options.threads or cpu_count()
 
     def try_repack(view: View, allowed: Container[str]) -> None:
-        """Store the repacked tensor of a weight, why there is none, or the error, in `made`."""
+        """Put a weight's repacked tensor, why there is none, or the error into `made`, by name."""
         try:
             made[view.name] = _repack_weight(view, allowed, threads)
         except AprfmtError as error:

@@ -391,7 +391,7 @@ class WorkerPool:
         assert part is not None
 
         def write_part() -> PlacedPiece:
-            """Make and write the stored tensor."""
+            """Make and write one stored tensor of a packed weight; return its size and CRC-32."""
             with self._making:
                 data = part.data()
             slot.place.put(0, data)
@@ -408,7 +408,7 @@ class WorkerPool:
         data, summed = RunBytes(output.runs), self._needs_checksum(output, slot)
 
         def write_band(start: int, stop: int) -> PlacedPiece:
-            """Repack bytes [start, stop) of the output tensor and write them at its place.
+            """Repack bytes [start, stop) of the output tensor and write them at their place.
 
             Returns their count and CRC-32, 0 if no checksum is asked for.
             """
@@ -428,7 +428,10 @@ class WorkerPool:
         step = WINDOW // 4 if isinstance(output.runs, Columns) else WINDOW
 
         def copy_window(start: int, stop: int) -> PlacedPiece:
-            """Copy bytes [start, stop)."""
+            """Copy bytes [start, stop) of the source tensor to the output.
+
+            Return count and CRC-32.
+            """
             crc, at = 0, start
             for window in copied_bytes(data, start, stop):
                 slot.place.put(at, window)
@@ -468,7 +471,10 @@ class WorkerPool:
         summed = self._needs_checksum(output, slot)
 
         def write_piece() -> PlacedPiece:
-            """Encode and write the piece."""
+            """Encode a piece of the output tensor and write it.
+
+            Return its size, CRC-32 and changes.
+            """
             data, counts = encode_piece(output, options, column_importances(output, options), piece)
             slot.place.put(piece.first * width, data)
             return PlacedPiece(len(data), crc32(data) if summed else 0, counts)
@@ -518,7 +524,7 @@ def write_tensors(
     done = 0
 
     def report_progress(output: "Output") -> None:
-        """Report that an output is done."""
+        """Add an output's bytes to those done, and call the progress function with both totals."""
         nonlocal done
         done += output.info.nbytes
         if options.progress is not None:
@@ -535,7 +541,7 @@ def write_tensors(
         report_progress(output)
 
     def is_written(info: "TensorInfo") -> bool:
-        """Return whether an earlier run wrote a tensor; if so, report its progress."""
+        """Return whether an earlier run wrote a tensor; if so, report its bytes as done."""
         output, record = by_name[info.name]
         found = begun is not None and skip_if_written(sink, info, begun, record)
         if found:
