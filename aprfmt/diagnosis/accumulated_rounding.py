@@ -78,7 +78,7 @@ def _round_results(patched: PatchedModel, dtype: str) -> PatchedModel:
     """Return the model with weights, rope tables and all computed results rounded to `dtype`."""
 
     def override(op: Any, at: Any, *args: Any, **kwargs: Any) -> Any:
-        """Return the operation's result, rounded; of a tuple only the first item is."""
+        """Return an operation's result rounded to `dtype`; of a tuple only the first item is."""
         y = op(*args, **kwargs)
         if isinstance(y, tuple):  # a delta net's state is not rounded
             return round_to_type(y[0], dtype).astype(y[0].dtype), *y[1:]
@@ -98,7 +98,7 @@ def _round_factors(patched: PatchedModel, dtype: str) -> PatchedModel:
     """Return the model with weights and both factors of every product rounded to `dtype`."""
 
     def override(op: Any, at: Any, *args: Any, **kwargs: Any) -> Any:
-        """Return the operation's result on arguments rounded if they have 2 axes or more."""
+        """Return an operation's result on arrays rounded to `dtype`, those with 2 axes or more."""
         short = [
             round_to_type(x, dtype).astype(x.dtype)
             if isinstance(x, np.ndarray) and x.ndim > 1
@@ -122,7 +122,7 @@ def _round_sums(patched: PatchedModel, dtype: str) -> PatchedModel:
     draws = np.random.default_rng(1)
 
     def override(op: Any, at: Any, x: Any, w: Any, *rest: Any, **kwargs: Any) -> Any:
-        """Return the product plus normal noise of the size that rounding its sum makes."""
+        """Return a product plus normal noise of the size that rounding its running sum makes."""
         y = op(x, w, *rest, **kwargs)
         size = np.sqrt(np.mean(np.square(y), axis=-1, keepdims=True))
         off = 0.4 * ROUNDOFF[dtype] * (w.n_columns / 2) ** 0.5
@@ -256,7 +256,10 @@ def _with_short_operands(patched: PatchedModel, ops: set[str], dtype: str) -> Pa
     """Return the model whose operations `ops` have inputs and results rounded to `dtype`."""
 
     def override(op: Any, at: Any, *args: Any, **kwargs: Any) -> Any:
-        """Return the rounded result of the operation on rounded arrays; a tuple as it is."""
+        """Return the result of an operation on operands rounded to `dtype`, itself rounded so.
+
+        A result that is a tuple is not rounded.
+        """
         short = [
             round_to_type(x, dtype).astype(x.dtype)
             if isinstance(x, np.ndarray) and x.dtype.kind == "f"
@@ -369,7 +372,7 @@ def _nudged_models(patched: PatchedModel) -> Iterator[PatchedModel]:
     """Yield patched models in which one kind of operation, or a rope base, gives 0.1 % more."""
 
     def larger(op: Any, at: Any, *args: Any, **kwargs: Any) -> Any:
-        """Return the operation's result times 1 + NUDGE."""
+        """Return an operation's result times 1 + NUDGE, to see how far a small error is carried."""
         y = op(*args, **kwargs)
         return (y * (1 + NUDGE)).astype(y.dtype)
 

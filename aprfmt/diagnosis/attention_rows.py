@@ -106,7 +106,10 @@ def _rows_to_try(n: int) -> Tries:
     """
 
     def tries(token: int, shift: int) -> Iterator[int]:
-        """Yield the rows to try, each once; `shift` is the offset of the token before."""
+        """Yield the cached rows that attention may have read for a token, each once.
+
+        `shift` is the offset of the row that the token before read; ZERO is a row never written.
+        """
         found = [ZERO, token - 1, token + 1, *range(token - 2, max(-1, token - NEAR), -1), 0, n - 1]
         found = [token + shift, *found] if shift else found
         yield from (row for row in dict.fromkeys(found) if ZERO <= row < n and row != token)
@@ -126,7 +129,10 @@ def _positions_to_try(where: Array) -> Tries:
     """
 
     def tries(token: int, shift: int) -> Iterator[int]:
-        """Yield the positions to try, each once; `shift` is the offset of the token before."""
+        """Yield the positions that rope may have used for a token, each once.
+
+        `shift` is the offset of the position that the token before had.
+        """
         own = int(where[token])
         found = [own + shift] if shift else []
         found += [0, own - 1]

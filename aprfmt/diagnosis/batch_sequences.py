@@ -245,7 +245,7 @@ def _with_values(trace: Trace, source: Trace, keys: Collection[str]) -> Trace:
     """Return a trace with the values at the points `keys` taken from another trace, `source`."""
 
     def fetch(key: str) -> Any:
-        """Return the values of a key, of the one trace or of the other."""
+        """Return the values at a point, of `source` for the points `keys`, else of `trace`."""
         return (source if key in keys else trace).fetch(key)
 
     held: Any = Deferred(lambda: trace.nonfinite)  # else `replace` would compute it

@@ -347,7 +347,10 @@ def _with_rows_in_order(
     """
 
     def fetch(key: str) -> NDArray[Any] | None:
-        """Return the values with their rows in order."""
+        """Return a point's recorded values with the tokens' rows in `order`; None if not recorded.
+
+        Unchanged where the values do not have a row for each token.
+        """
         values = trace.fetch(key)
         rows = _rows_of(key)
         axes = axes_of_scores if rows == "scores" else _AXES.get(rows, ())
@@ -391,7 +394,10 @@ def without_leading_rows(trace: Trace, tokens: int, count: int) -> Trace:
     kept = dict(_cut_records(trace, tokens, count))
 
     def fetch(key: str) -> NDArray[Any] | None:
-        """Return the values of the rows that are left."""
+        """Return a point's recorded values without the first `count` tokens.
+
+        None if not recorded.
+        """
         values = trace.fetch(key)
         return None if values is None else _cut(key, values, tokens, count)
 

@@ -318,7 +318,7 @@ class Search:
             return
 
         def make_in_layers(value: float) -> Change:
-            """Return the change for a number, restricted to the given layers."""
+            """Return the change that `make` gives for a number, restricted to `layers`."""
             change: Change = make(value)
             return replace(change, make=lambda patched, _: change.make(patched, layers))
 

@@ -584,9 +584,10 @@ def recheck_answers(
     left = RECHECKS
 
     def agrees(steps: LayerChanges) -> bool:
-        """Return whether, with these changes, only points disagree that disagree in `final`.
+        """Return whether a pass with the changes `steps` disagrees with the trace nowhere new.
 
-        Takes one pass from the budget `left`.
+        Points that disagree with all changes together (`final`) may. One pass is taken from
+        `left`.
         """
         nonlocal left
         left -= 1
