@@ -187,7 +187,7 @@ def _check_question(row: Any) -> Question:
     """Return the Question that runs one row of the table of checks on a model."""
 
     def ask_check(context: CheckContext) -> QuestionAnswer:
-        """Return the check's outcome, its first line, and its first findings as dicts."""
+        """Return the check's outcome, what it found in a line, its first findings as dicts."""
         answer = run_check(row, context)
         lines = [check.found for check in answer.checks if check.outcome == answer.outcome]
         found = answer.why or next(filter(None, lines), "")
