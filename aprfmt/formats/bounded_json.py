@@ -225,7 +225,7 @@ def _refuse_duplicates(where: str) -> Callable[[list[tuple[str, Any]]], dict[str
     """Return an object hook that raises FormatError if a key occurs twice."""
 
     def build(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-        """Return the dict of the pairs; FormatError naming the key that occurs twice."""
+        """Return the dict of a JSON object's (key, value) pairs; FormatError for a repeated key."""
         result = dict(pairs)
         if len(result) != len(pairs):
             seen: set[str] = set()
@@ -252,7 +252,7 @@ def _mark_duplicates(where: str) -> Callable[[list[tuple[str, Any]]], dict[str, 
     """
 
     def build(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-        """Return the dict of the pairs, a DuplicateKeys if a key occurs twice."""
+        """Return the dict of a JSON object's (key, value) pairs; a DuplicateKeys if keys repeat."""
         result = dict(pairs)
         if len(result) == len(pairs):
             return result
@@ -286,7 +286,7 @@ def _integer_parser(where: str) -> Callable[[str], int]:
     """Return a function that parses a JSON integer; FormatError beyond MAX_DIGITS digits."""
 
     def parse(text: str) -> int:
-        """Return the int of a JSON number; FormatError for too many digits."""
+        """Return the int of a JSON number's text; FormatError for too many digits."""
         if len(text) > MAX_DIGITS:
             raise FormatError(
                 f"{where}: an integer of {len(text)} digits, the limit is {MAX_DIGITS}"
@@ -300,7 +300,7 @@ def _finite_float_parser(where: str) -> Callable[[str], float]:
     """Return a function that parses a JSON number; FormatError for one beyond float64."""
 
     def parse(text: str) -> float:
-        """Return the float of a JSON number; FormatError where it would be infinite."""
+        """Return the float of a JSON number's text; FormatError where it would be infinite."""
         value = float(text)
         if value in _NAMES:
             raise FormatError(f"{where}: the number {shorten(text, 40)} is beyond float64")
@@ -313,7 +313,7 @@ def _constant_refuser(where: str) -> Callable[[str], NoReturn]:
     """Return a function that raises FormatError for NaN or Infinity."""
 
     def refuse(name: str) -> NoReturn:
-        """Raise FormatError: JSON has no NaN and no Infinity."""
+        """Raise FormatError for NaN or Infinity (`name`) in a text: JSON has neither."""
         raise FormatError(f"{where}: {name} stands for a number; JSON has no such number")
 
     return refuse

@@ -42,7 +42,10 @@ class RunningChecksum:
         else:
 
             def compute_crc() -> None:
-                """Set the piece's CRC-32; runs in another thread during the write."""
+                """Store the CRC-32 of all bytes up to the end of `data` in the piece's record.
+
+                It runs in another thread during the write.
+                """
                 piece.crc = crc32(data, before)
 
             worker = threading.Thread(target=compute_crc)

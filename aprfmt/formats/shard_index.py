@@ -119,7 +119,10 @@ def open_files(
     with ExitStack() as stack:
 
         def open_one(home: Path) -> Opened:
-            """Return the result of `parse` for one file, which is closed if anything raises."""
+            """Return what `parse` makes of one opened file.
+
+            `stack` closes it if anything raises later.
+            """
             file = open_bytes(home)
             stack.callback(file.close)
             return parse(file)

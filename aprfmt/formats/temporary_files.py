@@ -330,7 +330,7 @@ def delay_signals() -> Iterator[None]:
     held: list[int] = []
 
     def remember(number: int, frame: FrameType | None) -> None:
-        """Remember a signal that came during the block."""
+        """Append the number of a signal that came during the block to `held`."""
         held.append(number)
 
     # Signals that are ignored, or handled outside Python, stay so.

@@ -29,7 +29,7 @@ def exit_on_truncation(say: Callable[[str], int]) -> None:
     import ctypes
 
     def handle_sigbus(_: int) -> None:
-        """Discard unfinished outputs, print the message and exit at once."""
+        """Discard unfinished outputs, print that a file was cut, and end the process."""
         code = 2
         try:
             discard_open()

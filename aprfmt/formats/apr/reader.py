@@ -156,7 +156,7 @@ def open_source(path: Path, *, partial: bool = False, damaged: bool = False) -> 
     with ExitStack() as stack:
 
         def open_shard(file_path: Path) -> AprShard:
-            """Return the open shard at a path; it is closed if anything raises later."""
+            """Return the open APR shard at a path; `stack` closes it if anything raises later."""
             file = open_bytes(file_path)
             stack.callback(file.close)
             parsed = parse(file.view, str(file_path), partial=partial, damaged=damaged)

@@ -327,7 +327,11 @@ def _copy_program(
     if parsed.footer == "present":
 
         def choose_footer(computed: bytes) -> bytes:
-            """Return the computed checksum, or the source's if its bytes do not match that."""
+            """Return the footer that a copy gets: the checksum `computed` from the bytes written.
+
+            It is the source's own where that does not match its bytes: a damaged file's copy
+            stays so.
+            """
             damaged = computed != after and like.footer_matches() is False
             return after if damaged else computed
 

@@ -36,7 +36,7 @@ def byte_swapper(encoding: str) -> Callable[[memoryview], bytes]:
     moved = [(at, source) for at, source in enumerate(order) if at != source]
 
     def swap(blocks: memoryview) -> bytes:
-        """Return a copy of the blocks with every number's bytes reversed."""
+        """Return a copy of an encoding's blocks with the bytes of every number reversed."""
         given = bytes(blocks)
         result = bytearray(given)
         for at, source in moved:

@@ -50,7 +50,7 @@ def open_source(path: Path, *, partial: bool = False, damaged: bool = False) -> 
     with ExitStack() as stack:
 
         def open_shard(shard_path: Path) -> GgufShard:
-            """Return the open shard at a path; it is closed if anything raises later."""
+            """Return the open GGUF shard at a path; `stack` closes it if anything raises later."""
             file = open_bytes(shard_path)
             stack.callback(file.close)
             where = str(shard_path)

@@ -208,7 +208,7 @@ def _read_legacy(file: ByteSource, where: str) -> PickleContents:
     stream = Stream(file.view, 0, file.size, where)
 
     def load() -> Any:
-        """Return the next pickle of the file."""
+        """Return what the next pickle of the file describes; nothing in it is executed."""
         return Unpickler(stream, describe_call, resolver, imports).load()
 
     # Five pickles follow each other: three of the header, the value, the storages' keys.

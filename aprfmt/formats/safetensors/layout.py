@@ -45,7 +45,7 @@ def storage_order(infos: Iterable[TensorInfo]) -> list[TensorInfo]:
     """
 
     def sort_key(info: TensorInfo) -> tuple[int, bytes]:
-        """Return (rank of the stored dtype, negated; the stored name's bytes)."""
+        """Return the key that sorts a tensor as the reference does: widest dtype, then name."""
         stored = stored_info(info, can_store)
         return -_RANKS[stored.encoding], stored.name.encode("utf-8", "surrogatepass")
 

@@ -134,7 +134,10 @@ def open_index(path: Path, *, partial: bool = False, damaged: bool = False) -> S
     unreadable: dict[Path, FormatError] = {}
 
     def open_shard(file: ByteSource) -> SafeShard | None:
-        """Return an open file as a shard with its structure, None for one that may be skipped."""
+        """Return an open file as a shard with its parsed header.
+
+        With `partial`, one that cannot be parsed is put into `unreadable`, and None is returned.
+        """
         try:
             parsed = parse(file.view, str(file.path), partial=partial, damaged=damaged)
         except FormatError as error:
