@@ -219,7 +219,7 @@ def wide_steps_of_cells(source: "Array", steps: "Array", tall: int, wide: int) -
         return None
 
     def cells(values: "Array") -> "Array":
-        """Return values [rows, columns] as [blocks, elements], a row for each block."""
+        """Return values [rows, columns] as [blocks, elements]: blocks of `tall` rows by `wide`."""
         grid = values.reshape(rows // tall, tall, columns // wide, wide)
         return grid.swapaxes(1, 2).reshape(-1, tall * wide)
 

@@ -74,7 +74,10 @@ class BytePrefetch:
         """
 
         def first(a: Sequence[ByteRun], b: Sequence[ByteRun]) -> int | None:
-            """Return the first differing byte of the pair's runs; None if they are equal."""
+            """Return the offset of the first byte in which the pair's runs differ; None if equal.
+
+            It waits for the threads' result, or compares the runs `a` and `b` now.
+            """
             while not self._settled(number) and self._compare_next_span():
                 end_where_time_is_over()
             with self._done:
