@@ -40,7 +40,7 @@ def absence_predicate(model: "Model", spec: "ArchSpec") -> Callable[[str], bool]
     ]
 
     def accept(key: str) -> bool:
-        """Return whether the file's record or a pattern of --allow-missing covers this role key."""
+        """Return whether a missing role is accepted: by the file's record or by --allow-missing."""
         if key in recorded or split_key(key)[1] in recorded:
             return True
         return bool(matchers) and any(match(s) for s in _spellings(spec, key) for match in matchers)

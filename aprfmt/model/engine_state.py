@@ -944,7 +944,11 @@ class _StateReader:
         logarithm = reading.parameter.negated_exp and whole.name.endswith(".A")
 
         def make() -> Cells:
-            """Return the tensor's elements, put together from all ranks."""
+            """Return the published tensor's elements, put together from the state of all ranks.
+
+            With `logarithm`, the logarithms of what the engine stores, which is the negated
+            exponential.
+            """
             made = self._published_tensors(reading, part, copy)[at]
             return _logarithms(made, whole, published) if logarithm else made
 
@@ -1282,7 +1286,7 @@ def _decoded(packed: LazyTensor, whole: RankTensor) -> LazyTensor:
     encoding = whole.parts[0].info.encoding
 
     def make() -> Cells:
-        """Return the weight's elements as the engine would hold them."""
+        """Return a packed weight's elements, decoded and stored in the state's encoding."""
         made = encode(encoding, decode_tensor(packed))[""]
         return np.frombuffer(made, f"V{len(made) // math.prod(packed.info.shape)}")
 

@@ -164,7 +164,7 @@ def _digest_outside_tensors(path: Path, shard: Shard[Any]) -> str:
     """Return SHA-256 in hex of the bytes of a file that belong to no tensor."""
 
     def gaps(file: ByteSource) -> Iterator[memoryview]:
-        """Yield the bytes before, between and after the tensors."""
+        """Yield the bytes of an opened file before, between and after its tensors."""
         plain = shard.data is shard.file  # tensors of a compressed file lie nowhere
         infos = shard.parsed.infos.values() if plain else ()
         tensors = sorted((info.offset, info.offset + info.nbytes) for info in infos)

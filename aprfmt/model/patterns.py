@@ -36,11 +36,11 @@ def spelling_predicate(pattern: str, names: Iterable[str]) -> Callable[[str], bo
     size = len(wanted)
 
     def starts_with_components(name: str) -> bool:
-        """Return whether a name's first components are those of the pattern."""
+        """Return whether a tensor name's first components between dots are those of the pattern."""
         return name.split(".")[:size] == wanted
 
     def contains_components(name: str) -> bool:
-        """Return whether the pattern's components occur in a row anywhere in a name."""
+        """Return whether the pattern's components follow one another anywhere in a tensor name."""
         parts = name.split(".")
         return any(parts[at : at + size] == wanted for at in range(len(parts) - size + 1))
 

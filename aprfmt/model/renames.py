@@ -91,7 +91,10 @@ class Rename:
         groups = iter(found.groups())
 
         def number(mark: re.Match[str]) -> str:
-            """Return the next matched number as text, plus the offset of the mark ({N+1})."""
+            """Return the number that a mark {N} or {N+1} of the rule stands for, as text.
+
+            It is the next number matched in the old name, plus the mark's offset.
+            """
             step = int(f"{mark[1]}{mark[2]}") if mark[1] else 0
             return str(int(next(groups, "0")) + step)
 
@@ -204,14 +207,14 @@ def rename_modules(config: "Mapping[str, Value]", rules: Sequence[Rename]) -> "d
     apply = [rule.function for rule in rules]
 
     def module(name: str) -> str:
-        """Return a module's name after the rules, which are applied to the name of its weight."""
+        """Return a module's new name: the rules are applied to the name of its weight."""
         made = f"{name}.weight"
         for each in apply:
             made = each(made)
         return made.removesuffix(".weight")
 
     def section(value: "Value") -> "Value":
-        """Return a quantization section with its module names changed."""
+        """Return a quantization section of config.json with its module names changed."""
         if not isinstance(value, Mapping):
             return value
         made: dict[str, Value] = {}
