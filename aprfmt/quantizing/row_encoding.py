@@ -52,11 +52,11 @@ def encode_rows(
     pieces: list[bytes] = [b""] * max(1, len(cuts))
 
     def make_task(index: int) -> Callable[[], None]:
-        """Return a function that encodes piece number `index`."""
+        """Return the function that encodes piece number `index` of the rows into `pieces`."""
         low, high, weights = cuts[index] if cuts else (0, 0, importance)
 
         def encode_piece() -> None:
-            """Encode the piece's rows and store the bytes in `pieces`.
+            """Encode one piece of the rows and put the bytes into `pieces`.
 
             Raises CodecError for an encoding that needs more than one stored tensor.
             """
