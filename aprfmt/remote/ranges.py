@@ -54,7 +54,11 @@ class RangeReader:
         size = 0
 
         def check_first(status: int, found: Headers) -> int:
-            """Return how many bytes to read; RemoteError if they are not the file's beginning."""
+            """Return how many bytes of the answer to read, from its status and headers.
+
+            Sets `size` to the file's. Raises RemoteError if the bytes are not the file's
+            beginning.
+            """
             nonlocal size
             if status == 416 and _content_range(found)[-1:] == (
                 0,
@@ -116,7 +120,10 @@ class RangeReader:
         """
 
         def check_range(status: int, found: Headers) -> int:
-            """Return how many bytes to read; RemoteError if they are not the range asked for."""
+            """Return how many bytes of the answer to read, from its status and headers.
+
+            Raises RemoteError if they are not bytes [start, stop), or the file has changed.
+            """
             begin, end, size = _check_range_answer(status, found, where)
             if size != facts.size:
                 raise changed_error(where, "its size", size, facts.size)
