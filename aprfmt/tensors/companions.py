@@ -345,7 +345,7 @@ def _join_dialect(
     from aprfmt.codecs.lattice import PackedWeight
 
     def read() -> "dict[str, StoredPart]":
-        """Return the parts with their bytes, by suffix."""
+        """Return {suffix: stored part with its bytes} of one packed weight."""
         return {suffix or dialect.main: stored_part(part) for suffix, part in parts.items()}
 
     try:

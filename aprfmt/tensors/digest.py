@@ -41,7 +41,7 @@ def file_sha256(path: Path, stop: Sequence[bool] = ()) -> str:
     """Return the hex SHA-256 of a file; AprfmtError once `stop` is not empty."""
 
     def read_pieces(file: ByteSource) -> Iterator[memoryview]:
-        """Yield the file's bytes; AprfmtError once `stop` is not empty."""
+        """Yield the file's bytes, a piece at a time; AprfmtError once `stop` is not empty."""
         for window in _file_pieces(file):
             if stop:
                 raise AprfmtError(f"{path}: hashing was stopped")
@@ -108,7 +108,7 @@ def view_sha256(view: "View") -> str:
     """
 
     def value_pieces() -> Iterator[Buffer]:
-        """Yield the shape line, then the values' bytes a band of rows at a time."""
+        """Yield what the digest is of: a line with the shape, then the values' bytes by bands."""
         yield _shape_line(view.shape)
         for _, _, values in view.chunks(BAND):
             yield _widened_bytes(values)
