@@ -31,7 +31,10 @@ def _rope_operation(style: Any) -> Op:
     """Return a function that rotates queries by rope, with the pairing `style`."""
 
     def rotate(b: Backend, x: Mapping[str, Any], w: Weight) -> Array:
-        """Return the rotated queries."""
+        """Return the queries x["q"] rotated by the backend's rope, with the pairing `style`.
+
+        The weight `w` is not used.
+        """
         table = b.rope_table(
             np.arange(_TOKENS), x["inv_freq"].astype(np.float32), factor=1.1, cast="table"
         )
