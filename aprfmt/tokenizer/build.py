@@ -202,7 +202,10 @@ def bos_eos_post_processor(vocabulary: Vocabulary) -> dict[str, Any] | None:
     texts = {role: vocabulary.tokens[i] for role, i in used.items()}
 
     def template_rows(sequence: str, type_id: int) -> list[dict[str, Any]]:
-        """Return the template of one sequence ("A" or "B") with bos and eos around it."""
+        """Return tokenizer.json's template of sequence "A" or "B": bos, the text, eos.
+
+        Only those of bos and eos that the vocabulary adds.
+        """
         pieces: dict[str, dict[str, Any]] = {
             role: {"SpecialToken": {"id": text, "type_id": type_id}} for role, text in texts.items()
         }

@@ -184,7 +184,7 @@ def _run_child(payload: bytes) -> dict[str, Any]:
 
     # The server that the child starts must end too: kill the whole group.
     def kill_group() -> None:
-        """Kill the child's process group."""
+        """Kill the child process with all processes that it started."""
         with suppress(ProcessLookupError, PermissionError):
             if hasattr(os, "killpg"):
                 os.killpg(child.pid, signal.SIGKILL)

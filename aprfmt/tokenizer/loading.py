@@ -218,7 +218,7 @@ def _make_tokenizer(
     """
 
     def control_id(text: str) -> int | None:
-        """Return the id of a control token by its text; None if it is none."""
+        """Return the id of the control token with this text; None if there is none."""
         i = engine.id_of(text)
         return i if i is not None and engine.is_control(i) else None
 

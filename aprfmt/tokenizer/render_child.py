@@ -55,7 +55,7 @@ def make_environment() -> Any:
             Namespace.__setitem__(self, name, value)
 
     def refuse_private_name(name: Any) -> None:
-        """Raise SecurityError for a name with a leading underscore."""
+        """Raise SecurityError for a template's attribute name with a leading underscore."""
         if isinstance(name, str) and name.startswith("_"):
             raise SecurityError(f"a namespace cannot hold {name!r}")
 
@@ -73,7 +73,7 @@ def make_environment() -> Any:
 
     # The functions and the filter that transformers gives to chat templates.
     def raise_exception(message: object) -> None:
-        """Raise RefusedError: the template rejects the messages."""
+        """Raise RefusedError with the message by which a template rejects the conversation."""
         raise RefusedError(str(message))
 
     def tojson(
@@ -83,7 +83,7 @@ def make_environment() -> Any:
         separators: Any = None,
         sort_keys: bool = False,
     ) -> str:
-        """Return the value as JSON, without HTML escapes, as transformers' filter does."""
+        """Return a template's value as JSON without HTML escapes, as transformers' filter does."""
         return json.dumps(
             value,
             ensure_ascii=ensure_ascii,
@@ -93,7 +93,7 @@ def make_environment() -> Any:
         )
 
     def strftime_now(form: str) -> str:
-        """Return the current local time in a strftime format."""
+        """Return the current local time as text in a strftime format, for templates."""
         from datetime import datetime
 
         return datetime.now().strftime(form)
@@ -149,7 +149,7 @@ def template_trees(request: Mapping[str, Any]) -> str:
     from jinja2 import nodes
 
     def node_as_list(node: Any) -> Any:
-        """Return a syntax node as nested lists of type names and constants."""
+        """Return a template's syntax node as nested lists of type names and constants."""
         if isinstance(node, nodes.Node):
             return [type(node).__name__, *(node_as_list(value) for _, value in node.iter_fields())]
         if isinstance(node, list | tuple):
@@ -157,7 +157,7 @@ def template_trees(request: Mapping[str, Any]) -> str:
         return [type(node).__name__, repr(node)]
 
     def join_texts(rows: list[Any]) -> list[Any]:
-        """Return rows with neighbouring output and text nodes joined."""
+        """Return nodes as lists, neighbouring outputs joined into one, and neighbouring texts."""
         made: list[Any] = []
         for row in rows:
             if made and row[:1] == made[-1][:1] == ["Output"]:
