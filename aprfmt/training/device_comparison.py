@@ -160,7 +160,10 @@ def first_step_function(recipe: Recipe) -> Callable[[NDArray[Any], float], NDArr
         )
 
     def step_of(gradient: NDArray[Any], norm: float) -> NDArray[Any]:
-        """Return the optimizer's first step for a gradient, in its shape; `norm` is that of all."""
+        """Return the change that the optimizer's first step makes with a gradient, in its shape.
+
+        `norm` is the norm of all parameters' gradients, by which they are clipped.
+        """
         scale = 1.0 if recipe.clip is None else clip_factor(recipe.clip, norm)
         flat = gradient.reshape(-1).astype(np.float64)
         found = update_of(

@@ -276,7 +276,11 @@ def _module_rank(
     own = {row.name: number for number, row in enumerate(candidates)}
 
     def rank(row: Candidate) -> tuple[int, ...]:
-        """Return a parameter's sort key: before, in or after the layers, layer, part, place."""
+        """Return the key that sorts a parameter in the order of modules.
+
+        It says whether the parameter is before, in or after the layers, then its layer, part and
+        place.
+        """
         number, role = split_key(row.key)
         module, _, kind = role.partition(".")
         bias = int(kind == "bias")

@@ -278,7 +278,10 @@ def compute_gradients(
     def recompute(
         change: BackwardChange, trained: Collection[str] | None = None
     ) -> ComputedGradients:
-        """Return the batch's gradients with a mistake in the backward; `trained` None for all."""
+        """Return the batch's gradients computed with a mistake, `change`, in the backward pass.
+
+        `trained` are the parameters that get a gradient, None for all.
+        """
         with ExitStack() as again:
             found = batch_gradients(
                 base,
@@ -296,7 +299,7 @@ def compute_gradients(
             return Computed(_with_one_table(found, head_twice), None, recompute)
 
     def by_label() -> "LabelGradients | None":
-        """Return what each label adds to the last norm's gradient.
+        """Return what each label of the batch adds to the gradient at the last norm.
 
         None for an adapter, and where an output head is stored next to a tied embedding.
         """

@@ -589,7 +589,7 @@ def _unused(
     """
 
     def size(name: str) -> int:
-        """Return the number of elements of an array."""
+        """Return the number of elements of the saved array `name`."""
         held, own = arrays[name]
         return int(np.prod(held.shapes[own], dtype=np.int64))
 
@@ -616,7 +616,7 @@ def _factored_moment(
     sizes = [int(np.prod(held.shapes[own], dtype=np.int64)) for held, own in (rows, columns)]
 
     def read(_: str) -> NDArray[Any]:
-        """Return the moment, float64 [n, m]."""
+        """Return the second moment, float64 [n, m], from its means over rows and columns."""
         one, other = (
             held.read(own).reshape(-1).astype(np.float64) for held, own in (rows, columns)
         )
@@ -647,7 +647,7 @@ def _coded_state(name: str, arrays: Mapping[str, tuple[Captures, str]]) -> Captu
         return None
 
     def read(_: str) -> NDArray[Any]:
-        """Return the decoded numbers, float32 in the shape of the parameter."""
+        """Return the optimizer's 8-bit state decoded, float32 in the shape of the parameter."""
         places, values, sizes = (
             captures.read(each) for captures, each in ((codes, own), table, largest)
         )
@@ -762,7 +762,10 @@ def _order_of_indices(
         return named, False
 
     def step_of(owner: str) -> NDArray[Any]:
-        """Return a sample of the step that a number's moments make, up to a factor."""
+        """Return a sample of the step that the moments of one numbered parameter make.
+
+        The sample is the step up to a factor.
+        """
         first, second = (parts[kind].get(owner) for kind in ("first", "second"))
         values = arrays[first or second or ""][0].read(first or second or "").astype(np.float64)
         if first is not None and second is not None:
@@ -770,7 +773,7 @@ def _order_of_indices(
         return sample_of(values)
 
     def change_of(name: str) -> NDArray[Any]:
-        """Return a sample of what the step changed in a parameter."""
+        """Return a sample of the change of the parameter `name` between `before` and `after`."""
         assert after is not None
         return sample_of(after[name].numpy().astype(np.float64) - before[name].numpy())
 

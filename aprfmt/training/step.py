@@ -2011,7 +2011,10 @@ def _limit_missing_decays(judged: dict[str, Judgement]) -> None:
     shown = sum(held.values(), DecayEvidence())
 
     def limited(guess: StepGuess | GradientGuess) -> StepGuess | GradientGuess:
-        """Return a guess, at most "explained" where the bits do not decide it."""
+        """Return a guess about a step, at most "explained" where bits do not decide it.
+
+        That is for guesses that the tensor did not decay; other guesses are returned unchanged.
+        """
         open_ = shown.lost and guess.cause == "decay_missing"
         sure = shown.told if shown.coarse else shown.none
         if isinstance(guess, StepGuess) and guess.cause in NO_DECAY and (open_ or not sure):

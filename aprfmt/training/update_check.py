@@ -329,7 +329,10 @@ def _first_moment(parameter: Parameter, recipe: Recipe, held: StepInputs) -> Jud
     whole = 1 - recipe.b1 if recipe.row.second else 1.0
 
     def pairs() -> Iterator[tuple[F64, F64, F64]]:
-        """Yield (given gradient, gradient in the moment, rounding between them) by pieces."""
+        """Yield (given gradient, gradient that the first moment contains, its rounding) by pieces.
+
+        Each is flat, float64.
+        """
         for case in _all_cases(parameter, held, False):
             assert case.gradient is not None and case.moments is not None
             assert case.moments.first is not None
@@ -586,7 +589,7 @@ def _join_cases(parts: list[StepCase]) -> StepCase:
     """
 
     def joined(values: list[F64 | None]) -> F64 | None:
-        """Return the arrays joined, without those that are None; None if all are."""
+        """Return the arrays joined in order, without those that are None; None if all are."""
         known = [each for each in values if each is not None]
         return np.concatenate(known) if known else None
 
