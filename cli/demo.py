@@ -143,14 +143,14 @@ def command(into: Path | None, out: Path | None, force: bool) -> int:
     code = 0 if all(step["exit"] == step["expected"] for step in steps) else 1
 
     def show() -> None:
-        """Print that the files were in a temporary folder, unless --out kept them."""
+        """Print that the demo's files were in a temporary folder, unless --out kept them."""
         if out is None:
             render.line(
                 "(the files were in a temporary folder; keep them with --out DIR)", style="dim"
             )
 
     def answer() -> "list[Line]":
-        """Return the short answer as (text, style) lines: the verdict, each unexpected exit."""
+        """Return the demo's short answer as (text, style) lines: verdict, unexpected exit codes."""
         count = sum(step["exit"] == step["expected"] for step in steps)
         word = "PASS" if code == 0 else "FAIL"
         first = f"{word}: {count} of {len(steps)} steps gave the exit code that they should"
@@ -173,7 +173,7 @@ def write_demo_model(folder: Path, force: bool) -> int:
     sizes = write_model(folder, force)
 
     def show() -> None:
-        """Print the folder, the number of files and their total size."""
+        """Print the folder of the demo model, its number of files and their total size."""
         total = render.size_text(sum(sizes.values()))
         render.line(f"wrote {render.escape(str(folder))}: {len(sizes)} files, {total}")
 

@@ -225,7 +225,7 @@ def command(name: str | None, schema: str | None) -> int:
         listed = {section: list(rows) for section, rows in all_topics().items()}
 
         def show_all() -> None:
-            """Print the names of every section."""
+            """Print each section of topics with the names of its topics."""
             for section, keys in listed.items():
                 render.line(section, style="head")
                 render.line("  " + ", ".join(keys))
@@ -234,7 +234,7 @@ def command(name: str | None, schema: str | None) -> int:
     found = find_topics(name)
 
     def show() -> None:
-        """Print the topics that the name means."""
+        """Print the paragraphs on the topics that the given name means."""
         for section, key, text in found:
             render.line(f"{key} ({section})", style="head")
             render.line(f"  {text}")

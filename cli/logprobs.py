@@ -117,7 +117,10 @@ def logit_bounds(
     layers, width = int(model.hyper["n_layers"]), int(model.hyper["hidden_size"])
 
     def bound(dtypes: Sequence[str], why: str) -> Threshold:
-        """Return the bound of the coarsest of several arithmetics; `why` is added to its reason."""
+        """Return the bound on the logits' difference for the coarsest of several dtypes.
+
+        `why` is added to the reason that the bound gives.
+        """
         coarser = max(dtypes, key=lambda dtype: ROUNDOFF[dtype])
         found = logit_bound(coarser, layers, width, size, moe=bool(model.hyper["n_experts"]))
         reason = f"{coarser}{why}: roundings of {layers} layers"
@@ -172,7 +175,7 @@ def piece_to_ids(model: "Model") -> Any:
 
     @cache
     def texts() -> dict[str, list[int]]:
-        """Return {decoded text: token ids} of the whole vocabulary."""
+        """Return {decoded text: ids of the tokens that decode to it} of the whole vocabulary."""
         found: dict[str, list[int]] = {}
         tokenizer = model.tokenizer
         for one in range(int(model.hyper["vocab_size"])):

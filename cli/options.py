@@ -58,7 +58,7 @@ def refuse_unused_options(function: F) -> F:
 
     @wraps(function)
     def command(*args: Any, **kwargs: Any) -> Any:
-        """Call the function, or raise UsageError for the first option without an effect."""
+        """Run the command's function; raise UsageError for the first option without effect."""
         context = click.get_current_context()
         names = {each.name: _label(each) for each in context.command.params if each.name}
         given = [
@@ -198,11 +198,11 @@ def gather_options(**kinds: "type[DataclassInstance]") -> Callable[[F], F]:
     }
 
     def add(function: F) -> F:
-        """Return `function` as a command that takes single options and builds the dataclasses."""
+        """Return `function` as a command that takes single options and passes on dataclasses."""
 
         @wraps(function)
         def command(**given: object) -> object:
-            """Call the function with the dataclasses built from the options given."""
+            """Run the command's function with the dataclasses built from the options given."""
             parts = {
                 name: kind(**{each: given[each] for each in names[name]})
                 for name, kind in kinds.items()
@@ -219,7 +219,7 @@ def option_group(*added: Callable[[F], F]) -> Callable[[F], F]:
     """Return one decorator that adds several options, in the order in which --help lists them."""
 
     def add(function: F) -> F:
-        """Return the function with all options added."""
+        """Return a command's function with all options of the group added."""
         for option in reversed(added):
             function = option(function)
         return function
@@ -498,7 +498,7 @@ def _accept_checker(words: tuple[str, ...]) -> Callable[..., tuple[str, ...]]:
     def check(
         ctx: click.Context, param: click.Parameter, values: tuple[str, ...]
     ) -> tuple[str, ...]:
-        """Return the values; BadParameter for one that is neither known nor unread:PATTERN."""
+        """Return the values of --accept; BadParameter for one not in `words` nor unread:PATTERN."""
         for value in values:
             if value not in words and not value.startswith("unread:"):
                 known = " or ".join((*words, "unread:PATTERN"))

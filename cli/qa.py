@@ -141,7 +141,7 @@ def command(
     add_page(body, html, force, lambda: check_page.gates_page(body, code, sentence))
 
     def lines() -> "list[Line]":
-        """Return the short answer as (text, style) lines."""
+        """Return the gates' short answer as (text, style) lines."""
         other = None if asked["against"] is None else str(asked["against"])
         chosen = [
             word
@@ -152,7 +152,7 @@ def command(
         return check_output.gates_answer(report, saved, other, chosen)
 
     def show() -> None:
-        """Print every gate with `verbose`, else the short answer."""
+        """Print every gate's outcome with `verbose`, else the short answer."""
         if verbose:
             check_output.show_gates(report, saved)
         else:

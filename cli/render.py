@@ -314,7 +314,7 @@ def table(
     ]
 
     def row_text(row: Sequence[str]) -> str:
-        """Return a row as a line of padded cells."""
+        """Return a table row as one line of cells padded to the columns' widths."""
         parts = [
             cell.rjust(width) if side == "r" else cell.ljust(width)
             for cell, width, side in zip(row, widths, alignment, strict=True)
@@ -531,7 +531,7 @@ def with_status_line(function: F) -> F:
 
     @wraps(function)
     def command(*args: Any, **kwargs: Any) -> Any:
-        """Run the command between the begin and the end of the status line."""
+        """Run the command's function with the status line shown until it ends."""
         context = click.get_current_context()
         given = [
             context.params.get(parameter.name or "")

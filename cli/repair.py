@@ -36,7 +36,7 @@ def remake_index(folder: Path, output: Path | None, force: bool) -> int:
     }  # fmt: skip
 
     def show() -> None:
-        """Print the path, the number of tensors and of shards."""
+        """Print the path of the index written, and its number of tensors and shards."""
         render.line(f"wrote {found.path}: {found.tensors} tensors in {len(found.shards)} shards")
 
     return render.emit(body, 0, show, written=True)
@@ -159,7 +159,7 @@ def salvage_file(broken: Path, output: Path, force: bool) -> int:
     }
 
     def show_missing() -> None:
-        """Print the tensors that are missing and why, then the number written."""
+        """Print the tensors that could not be salvaged and why, then the number written."""
         for name, why in found.missing.items():
             render.say(f"missing {name}: {why}")
         whole = "" if found.missing else ", every one that it held"

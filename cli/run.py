@@ -230,7 +230,7 @@ def command(
         }  # fmt: skip
 
     def show() -> None:
-        """Print the rest of the text, and the speed unless --quiet."""
+        """Print the rest of the generated text, and the speed unless --quiet."""
         writer.finish(made)
         if not render.is_flag_set("quiet"):
             end = f"stop token {found[-1]}" if stopped else full

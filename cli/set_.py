@@ -342,7 +342,7 @@ def command(
     warn_of_changes(output or model, form, asked.unknown, why, new_doubts(doubtful, new))
 
     def show() -> None:
-        """Print the report of a copy, then every changed key."""
+        """Print the report of the copy if there is one, then every changed metadata key."""
         if output is not None:
             convert_run.show_report(report, accept=accept)
         show_changes(found, model, patched)

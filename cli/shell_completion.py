@@ -26,7 +26,7 @@ def complete_tensors(ctx: click.Context, param: click.Parameter, incomplete: str
     """
 
     def names(model: "Model") -> Iterable[str]:
-        """Yield the stored names, then the names that each tensor has in other formats."""
+        """Yield the tensor names stored in the file, then each tensor's names in other formats."""
         from aprfmt.model.resolve import spellings_by_name
 
         yield from model

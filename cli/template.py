@@ -116,7 +116,7 @@ def command(
         render.warn(f"no token ids: {body['no_ids']}", "no_tokenizer")
 
     def show() -> None:
-        """Print the rendered text, and the token ids below."""
+        """Print the text that the chat template gives, and its token ids if there are any."""
         for line in body["text"].split("\n"):
             render.say(line)
         if ids is not None:
@@ -150,13 +150,13 @@ def report_engines(model: Path) -> int:
         }
 
     def show() -> None:
-        """Print the verdict, and each conversation that differs."""
+        """Print whether the two template engines agree, and each conversation that differs."""
         render.say(found.text, style="bad" if found.differing else "good")
         for row in found.differing:
             render.say(f"  {row.conversation}: {row.text}", style="bad")
 
     def answer() -> "list[Line]":
-        """Return the short answer as (text, style) lines."""
+        """Return the short answer on two template engines as (text, style) lines."""
         from aprfmt.compare.short_answer import merge_similar_lines
 
         lines: list[Line] = [

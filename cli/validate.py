@@ -74,11 +74,11 @@ def command(
     code = report.exit_code
 
     def lines() -> "list[Line]":
-        """Return the short answer as (text, style) lines."""
+        """Return the validation's short answer as (text, style) lines."""
         return check_output.validation_answer(report, None if against is None else str(against))
 
     def show() -> None:
-        """Print every check with `verbose`, else the short answer."""
+        """Print every check of the file with `verbose`, else the short answer."""
         if verbose:
             check_output.show_validation(report)
         else:

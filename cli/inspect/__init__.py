@@ -71,7 +71,7 @@ def command(
             code = code or exit_code(body["checksum"])
 
     def show() -> None:
-        """Print all facts as tables."""
+        """Print the facts about the file as tables."""
         output.show(body, verbose=verbose, metadata=all_metadata, full=full)
 
     whole = verbose or all_metadata

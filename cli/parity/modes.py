@@ -190,7 +190,7 @@ def finish_parity(found: "Parity", body: dict[str, object], wanted: ParityOutput
         bundle = f"wrote {wanted.bundle}" if body["bundle"] else none
 
     def show() -> None:
-        """Print the short answer, or with -v or --all the tables."""
+        """Print the comparison's short answer, or its tables with -v or --all."""
         if not (wanted.verbose or wanted.every):
             output.show_answer(found, chosen, bundle)
             return

@@ -199,7 +199,7 @@ def show_run(
             body["trace"] = dict(trace.run)
 
         def against() -> "TraceDiff":
-            """Return the comparison with the reference, which is run or read now."""
+            """Return the trace's comparison with the reference, which is run or read now."""
             found = recording.compare_with_reference(
                 trace, other, wanted, run_request, run, where, request.budget
             )
@@ -356,7 +356,7 @@ def finish_trace(
     )
 
     def show() -> None:
-        """Print the trace, and how it differs from the reference."""
+        """Print the trace's table, and how the trace differs from the reference if there is one."""
         output.show_trace(trace, body, table=wanted.verbose or wanted.reference is None)
         if difference is not None:
             reference.show_difference(difference, wanted.reference or "", wanted.verbose)
