@@ -391,7 +391,7 @@ def _open_arrays(path: Path, stack: ExitStack) -> Captures:
             raise FormatError(f"{path}: {listed[0]} is no tensor; save it as torch.tensor(...)")
 
     def read(name: str) -> Numbers:
-        """Return an array of the file, or one of its numbers."""
+        """Return an array of the batch's file, or one of its single numbers, by its name."""
         return numbers[name] if name in numbers else file.read(name)
 
     shapes = dict(file.shapes) | {name: () for name in numbers}

@@ -31,7 +31,7 @@ def check_logits(logits: NDArray[Any], where: str = "") -> list[Check]:
     size = int(logits.size)
 
     def check(name: str, passed: bool, found: str, expected: str) -> Check:
-        """Return one check with the common advice and place."""
+        """Return the check `name` of the logits, with the advice that all these checks give."""
         return outcome.check(name, passed, found, expected, TODO, where)
 
     checks = [

@@ -115,7 +115,7 @@ def generate(
     times = [time.perf_counter()]
 
     def sample_and_record(logits: Numbers | DeviceLogits) -> int:
-        """Return the sampled token, after it and the time were added to the lists."""
+        """Return the token drawn from the logits; append it and the time to the lists."""
         drawn.append(sampler(logits))
         times.append(time.perf_counter())
         return drawn[-1]

@@ -225,7 +225,10 @@ def assess_loss(
     finite = math.isfinite(loss.nats)
 
     def check(name: str, passed: bool, expected: str, todo: str) -> Check:
-        """Return one check of the loss, with `todo` as its advice if it failed."""
+        """Return the check `name` of the loss, with `todo` as its advice if it failed.
+
+        NOT_RUN for a bound on a loss that is not finite.
+        """
         outcome: Outcome = "PASS" if passed else "FAIL"
         if not finite and name != "loss-finite":  # the other bounds cannot judge it
             return Check(name, "NOT_RUN", where, f"{loss.nats} nats", expected)
@@ -329,7 +332,7 @@ def mean_divergence(parts: Sequence[KlDivergence]) -> KlDivergence:
         raise UsageError("no token was compared; give a longer text")
 
     def mean(values: Iterable[float]) -> float:
-        """Return the mean of one value per part, weighted by tokens."""
+        """Return the mean of `values`, one for each run, weighted by the runs' tokens."""
         return math.fsum(v * part.tokens for v, part in zip(values, parts, strict=True)) / tokens
 
     return KlDivergence(

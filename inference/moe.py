@@ -146,7 +146,7 @@ def _run_expert(c: Context, layer: int, expert: int, inputs: Array) -> Array:
     b = c.backend
 
     def multiply(role: str, inputs: Array) -> Array:
-        """Return inputs times the expert's weight of a role, plus its bias."""
+        """Return `inputs` [n, in] times the expert's weight `role`, plus its bias if it has one."""
         w = c.weights.role(layer, f"{role}.weight").expert(expert)
         bias = c.weights.get_role(layer, f"{role}.bias")
         y = b.linear(inputs, w, None)  # the bias is added in a separate step, with its own rounding

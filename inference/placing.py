@@ -236,7 +236,7 @@ def place_product(part: str) -> PlaceOf:
     """
 
     def where(place: LayerFacts) -> str:
-        """Return HERE, ABSENT, or the part's name where there is no bias."""
+        """Return HERE, ABSENT, or the part (q, k, v) that it equals without a bias."""
         if not place.has_role(f"attn_{part}.weight"):
             return ABSENT
         return HERE if place.has_role(f"attn_{part}.bias") else part
@@ -259,7 +259,7 @@ def place_rotated(part: str) -> PlaceOf:
     """
 
     def where(place: LayerFacts) -> str:
-        """Return HERE, or the name of the norm or product that is not rotated."""
+        """Return HERE, or the name of the point that it equals where rope does not rotate."""
         if place.rotates or place.mla:
             return HERE
         return f"{part}_norm" if has_norms_before_rope(place) else part

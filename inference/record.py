@@ -91,14 +91,14 @@ def record_from_json(row: Any, where: str) -> Record:
         raise FormatError(f"{where}: is not an object")
 
     def read_field(name: str, *kinds: type) -> Any:
-        """Return the value of a field; FormatError if it is of none of the types `kinds`."""
+        """Return the value of the row's field `name`; FormatError if it is none of `kinds`."""
         value = row.get(name)
         if not isinstance(value, kinds) or (isinstance(value, bool) and bool not in kinds):
             raise FormatError(f"{where}: {name} is {value!r}")
         return value
 
     def read_sizes(name: str) -> tuple[int, ...]:
-        """Return a field's list of non-negative integers; FormatError for anything else."""
+        """Return the row's field `name` as sizes; FormatError if it is no list of integers >= 0."""
         values = read_field(name, list)
         if not all(isinstance(v, int) and not isinstance(v, bool) and v >= 0 for v in values):
             raise FormatError(f"{where}: {name} is {values!r}; expected numbers not negative")

@@ -213,13 +213,13 @@ def explain_loss(
     right = _mean_loss(right_ones)
 
     def fits(guess: LossGuess, bound: float) -> bool:
-        """Return whether a guess gives the reported number, within a relative bound."""
+        """Return whether a guessed mistake gives the reported loss, within a relative bound."""
         if not math.isfinite(guess.value):
             return guess.value == reported
         return abs(guess.value - reported) <= bound * abs(guess.value) + digit
 
     def answer(says: Says, guesses: Sequence[LossGuess]) -> LossVerdict:
-        """Return the verdict with these guesses."""
+        """Return the verdict `says` on the reported loss, with the mistakes that give it."""
         return LossVerdict(says, reported, right, within, tuple(guesses))
 
     if math.isfinite(right) and fits(LossGuess((), right), within):

@@ -158,7 +158,7 @@ class Session:
         """Return the logits of `rows` from the forward pass, replayed where it was recorded."""
 
         def run(ids: Sequence[int] | Numbers, positions: Numbers | None = None) -> Any:
-            """Return the logits of one forward pass."""
+            """Return the logits of one forward pass over `ids`, for the rows asked for."""
             return self._forward(
                 self.backend,
                 self.spec,
@@ -193,7 +193,7 @@ class Session:
         assert self._graphs is not None
 
         def run_and_trace(ids: Numbers, positions: Numbers) -> Any:
-            """Return the logits of a pass recorded by the tracer from its beginning."""
+            """Return the logits of a pass, recorded by the tracer from its beginning."""
             tracer.restart()
             logits = run(ids, positions)
             tracer.join_statistics()
@@ -261,7 +261,10 @@ class Session:
         attend = self.backend.attention
 
         def attend_to_text(q: Any, k: Any, v: Any, heads: Heads) -> Any:
-            """Return attention without the keys of the sequence's end."""
+            """Return attention's result without the keys of the sequence's end, which is padding.
+
+            A query whose window has no other key attends to all that it usually sees.
+            """
             seen = np.zeros(heads.mask.shape, np.bool_)
             seen[:, :hidden_from] = True
             seen |= ~(heads.mask & seen).any(1, keepdims=True)

@@ -198,7 +198,7 @@ def _from_json(header: Any, source: Source, where: str) -> Trace:
         run = {**run, "unknown": {**told, **dict.fromkeys(beside, "no record names it")}}
 
     def fetch(key: str) -> Numbers | None:
-        """Return the values of a key; None if the file has no tensor of it.
+        """Return the trace's values under `key`; None if the file has no tensor of that name.
 
         Raises FormatError for a tensor of another dtype than a trace has.
         """

@@ -362,7 +362,7 @@ class Weights(Mapping[str, Weight]):
             self._pool = ThreadPoolExecutor(1, "aprfmt-read-ahead")
 
         def touch() -> None:
-            """Read the layer's stored bytes into memory."""
+            """Read the stored bytes of the layer's weights in `waiting` into memory."""
             for rows in waiting:
                 rows.touch()
 

@@ -209,7 +209,7 @@ class NumpyBackend(Tiles):
         """
 
         def finish(product: Array) -> Array:
-            """Return a product scaled in place and soft-capped."""
+            """Return a product q.k multiplied in place by the heads' scale, then soft-capped."""
             product *= self._type(heads.scale)
             return product if heads.softcap is None else self.softcap(product, heads.softcap)
 

@@ -199,7 +199,7 @@ class TorchBackend(TorchRecurrent):
         """
 
         def norm(x: Array) -> Array:
-            """Return the norm of some rows."""
+            """Return the RMS norm of some rows of x, float32 inside, in the dtype of x."""
             wide = self.wide(x)
             y = wide * torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + eps)
             if cast == "before_weight":
@@ -220,7 +220,7 @@ class TorchBackend(TorchRecurrent):
             )
 
         def norm(x: Array) -> Array:
-            """Return the norm of some rows, step by step in float32."""
+            """Return the layer norm of some rows of x, step by step in float32, rounded last."""
             wide = self.wide(x)
             wide = wide - wide.mean(-1, keepdim=True)
             y = wide * torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + eps) * self.wide(weight)
@@ -269,7 +269,7 @@ class TorchBackend(TorchRecurrent):
         """
 
         def finish(product: Array) -> Array:
-            """Return a product multiplied by the scale and soft-capped."""
+            """Return a product q.k multiplied by the heads' scale, then soft-capped."""
             scaled = product * heads.scale
             return scaled if heads.softcap is None else _softcap(scaled, heads.softcap)
 

@@ -79,14 +79,20 @@ class ArrayFiles:
             }
 
         def tiles(name: str) -> Tiles | None:
-            """Return an array's blocks by its name; None where it has to be read as a whole."""
+            """Return an array of the file by its name, as blocks of rows and columns.
+
+            None where it has to be read as a whole.
+            """
             return placed[name].tiles() if name in placed else None
 
         if held.opens:
             return ArrayFile(path, names, held.values, held.read, held.stored, tiles)
 
         def read(name: str) -> Numbers:
-            """Return the array of this name."""
+            """Return the values of the file's array of this name.
+
+            The file is opened again if need be.
+            """
             if name in placed:
                 return placed[name].read()
             with ExitStack() as again:
@@ -101,7 +107,10 @@ class ArrayFiles:
                 return placed[name].stored()
 
             def windows() -> Generator[memoryview, None, None]:
-                """Yield the array's bytes, file opened again; FormatError if their form changed."""
+                """Yield the array's stored bytes from the file, opened again.
+
+                Raises FormatError if their form has changed since the first time.
+                """
                 with ExitStack() as again:
                     now = read_array_file(path, again).stored(name)
                     if now is None or now.form != forms[name]:

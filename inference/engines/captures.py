@@ -363,7 +363,10 @@ def _open_folder(folder: Path, stack: ExitStack) -> Captures:
     counts = Counter(name for inside in opened.values() for name in inside.shapes)
 
     def is_point(stem: str, name: str) -> bool:
-        """Return whether a name is in one file only, and is a point's without FILE. before it."""
+        """Return whether an array of the file `stem` may be called `name` alone, not FILE.NAME.
+
+        It may where no other file has the name, and the name alone is that of a capture point.
+        """
         return counts[name] == 1 and bool(points_named(name)) > bool(points_named(f"{stem}.{name}"))
 
     for file in files:
@@ -405,7 +408,7 @@ def _open_folder(folder: Path, stack: ExitStack) -> Captures:
         shapes[name], dtypes[name] = inside.shapes[own], inside.dtypes[own]
 
     def read(name: str) -> Numbers:
-        """Return the array of this name: the content of a file, or one of the arrays in a file."""
+        """Return the values of a name in the folder: a file's, or an array's inside a file."""
         if name not in held:
             return found[name].read()
         inside, own = held[name]
@@ -414,7 +417,10 @@ def _open_folder(folder: Path, stack: ExitStack) -> Captures:
     pool = FilePool(stack)
 
     def tiles(name: str) -> Tiles | None:
-        """Return the blocks of the array of this name; None where it has to be read whole."""
+        """Return a folder's array by its name, as blocks of rows and columns.
+
+        None where it has to be read as a whole.
+        """
         if name in held:
             inside, own = held[name]
             return inside.tiles(own)
@@ -634,7 +640,7 @@ def _open_tensors(path: Path, stack: ExitStack) -> Captures:
         names = _names_without_stem(list(source.tensors), path.stem)
 
     def array(name: str) -> StoredArray:
-        """Return the array of this name as the file stores it."""
+        """Return the array of this name as the file stores it, unread."""
         tensor = source.tensors[names[name]]
         info = tensor.info
         return StoredArray(

@@ -304,7 +304,11 @@ def _widths_by_name(model: Model | None) -> WidthsOf:
     }
 
     def of_names(names: Sequence[str]) -> PointWidths:
-        """Return what the model says of these arrays: widths, parts of joined ones, and points."""
+        """Return what the model says of dumped arrays, by their names.
+
+        That is each whole array's width, the parts of a joined result such as qkv, and the
+        capture point.
+        """
         # Read names as transformers' modules or as our own keys.
         gated = has_engine_modules(names)
         base = {name: module_name(module_of_size(name), gated, {}) for name in names}

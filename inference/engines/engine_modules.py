@@ -60,9 +60,10 @@ def under_module_names(
     overwritten = 0
 
     def put(name: str, array: JoinedArray, stored: str) -> None:
-        """Put an array into `made` under a name, unless that is taken, with the rows of `stored`.
+        """Put an array into `made` under transformers' name for it, unless that is taken.
 
-        `stored` is the name under which the engine dumped the array.
+        `stored` is the name under which the engine dumped the array, and by which its rows are
+        known.
         """
         if name not in made:
             made[name] = replace(array, name=name)
@@ -186,7 +187,10 @@ class _LastRead:
         """Return a function that reads part `number` of an array whose parts have these widths."""
 
         def read() -> Numbers:
-            """Return the part; the array's parts are held until another's are asked for."""
+            """Return part `number` of the array's values.
+
+            All parts are kept until the last is read.
+            """
             if self._array is not array:
                 self._array, self._parts = None, []  # one array is in memory, not two
                 self._array, self._parts = array, _read_parts(array, widths)
@@ -248,7 +252,7 @@ def add_residual(hidden: JoinedArray, residual: JoinedArray) -> JoinedArray:
     """Return the residual stream after a layer: hidden plus residual."""
 
     def read() -> Numbers:
-        """Return the sum in float32, or float64 if the hidden values are."""
+        """Return hidden plus residual in float32, or in float64 if the hidden values are."""
         x, y = hidden.read(), residual.read()
         return x.astype(np.float64 if x.dtype == np.float64 else np.float32) + y
 

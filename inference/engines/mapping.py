@@ -335,7 +335,10 @@ def _add_by_name(
     add_node = node_adder(model, None if tokens is None else len(tokens))
 
     def add(name: str, into: Collector) -> None:
-        """Add an array's values to a collector; if it is no point, note why in `into.unknown`."""
+        """Add a dumped array to the collector `into` under the capture point of its name.
+
+        Where it is no point, or does not fit it, why is put into `into.unknown`.
+        """
         rows = captures.rows.get(name)
         key = find_key(name)
         if key is not None and into.record_key(key_name(*key)) is None:
@@ -378,7 +381,11 @@ def _add_by_mapping(
         shapes = point_shapes(collector.hp, collector.known, len(tokens))
 
     def add(name: str, into: Collector) -> None:
-        """Add an array in the point's layout, with its rows."""
+        """Add a dumped array to the collector `into` as the mapping says, in the point's layout.
+
+        An array without a point is put into `into.unknown`. Raises FormatError if it is missing
+        or its shape does not fit.
+        """
         row, where = mapping.names[name], f"{captures.path}: {name[:200]!r}"
         if name not in captures.shapes:
             why = captures.left.get(name, "there is no such array")

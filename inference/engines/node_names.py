@@ -89,7 +89,10 @@ def node_of_name(
         sizes = sizes[1:]
 
     def of_weight(role: str) -> GraphNode | str:
-        """Return the node that adds the role's bias, or multiplies by its weight without one."""
+        """Return the graph node that applies a role: it adds its bias, or multiplies by its weight.
+
+        Why that is not known (str) without the model, which says whether the role has a bias.
+        """
         if model is None:
             return f"whether a bias follows is not known without the model ({role})"
         has = (f"{role}.bias" if layer == WHOLE else f"L{layer}.{role}.bias") in model.roles
@@ -136,7 +139,10 @@ def node_adder(
     def add(
         name: str, shape: Sequence[int], read: Callable[[], NDArray[Any]], into: Collector
     ) -> None:
-        """Add an array's values under the node of its name; they are read only if it has one."""
+        """Add an array to the collector `into` at the capture points of its llama.cpp node name.
+
+        Its values are read only if there are such points; else why is put into `into.unknown`.
+        """
         node = parse_node_name(name)
         assert node is not None
         known = into.known.get("embd_scaled")

@@ -72,9 +72,9 @@ def propose_mapping(
     best = sorted(_best_pairs(fits, captures.names, list(own)), key=lambda row: row[0].distance)
 
     def take(fit: PointFit, name: str) -> None:
-        """Map the array `name` to the point of `fit`.
+        """Map the dumped array `name` to the capture point of `fit`.
 
-        Does nothing if either is mapped already, or if the array has the values of a mapped
+        Does nothing if either is mapped already, or if the array repeats the values of a mapped
         point.
         """
         if names[name] is None and not _repeats_taken(fits[name], taken) and fit.key not in taken:

@@ -377,7 +377,7 @@ def sum_ranks(name: str, rows: Sequence[JoinedArray]) -> JoinedArray:
     """Return the sum of what ranks hold: a product before its all-reduce."""
 
     def read() -> Numbers:
-        """Return the sum in float32, or float64 if the parts are."""
+        """Return the sum of all ranks' arrays in float32, or in float64 if the parts are."""
         total: Numbers = np.array(
             rows[0].read(), np.float64 if rows[0].dtype == "float64" else np.float32
         )
@@ -422,7 +422,10 @@ def _join_zigzag(name: str, rows: Sequence[JoinedArray], at: int) -> JoinedArray
         raise FormatError(f"{name}: {rows[0].shape[at]} rows of a rank are no two equal chunks")
 
     def read() -> Numbers:
-        """Return the chunks in order."""
+        """Return the ranks' chunks joined in order along dimension `at`.
+
+        The first halves come in the order of ranks, then the second halves from the last rank on.
+        """
         halves = [np.split(row.read(), 2, axis=at) for row in rows]
         both = [half[0] for half in halves] + [half[1] for half in reversed(halves)]
         return np.concatenate(both, axis=at)
@@ -448,7 +451,10 @@ def _concatenate_ranks(name: str, rows: Sequence[JoinedArray], at: int, how: Lay
     shape[at] = sum(row.shape[at] for row in rows)
 
     def read() -> Numbers:
-        """Return the joined array; only one rank's part is in memory with it at a time."""
+        """Return the ranks' parts joined along dimension `at`.
+
+        Only one rank's part is in memory with the result at a time.
+        """
         made: Numbers | None = None
         edge = 0
         for row in rows:
@@ -496,7 +502,10 @@ def _join_columns(
     copies = [max(1, size * count // width) for size, (width, _) in zip(sizes, parts, strict=True)]
 
     def read_parts() -> list[Numbers]:
-        """Return each part's columns in order; FormatError if shared key heads differ."""
+        """Return each part of a joined result with all ranks' columns in order.
+
+        Raises FormatError where ranks that share a key head have different values of it.
+        """
         made: list[Numbers] = []
         for number, row in enumerate(rows):
             flat = row.read().reshape(*row.shape[:at], -1)
@@ -514,7 +523,10 @@ def _join_columns(
         return made
 
     def read() -> Numbers:
-        """Return the columns in order; FormatError if shared key heads differ."""
+        """Return all ranks' columns in order, the parts of a joined result side by side.
+
+        Raises FormatError where ranks that share a key head have different values of it.
+        """
         found = read_parts()
         return found[0] if len(found) == 1 else np.concatenate(found, axis=-1)
 

@@ -621,12 +621,12 @@ def _rows_of(
     places[order] = np.arange(order.size)
 
     def take_rows(values: Numbers) -> Numbers:
-        """Return the rows of the only pass in order, of values [..., tokens, width]."""
+        """Return the sequence's rows in order of position, of one pass's values [tokens, ...]."""
         rows = taken[0].rows[order]
         return values if np.array_equal(rows, np.arange(len(values))) else values[rows]
 
     def read() -> Numbers:
-        """Return the rows of all passes in order; each array is read once."""
+        """Return the sequence's rows of all passes in order of position; arrays are read once."""
         if len(taken) == 1:
             return take_rows(taken[0].array.read().reshape(-1, *inner))
         made: Numbers | None = None
@@ -647,7 +647,7 @@ def _rows_of(
     apart = first.read_parts if len(taken) == 1 and len(inner) == 1 else None
 
     def read_parts() -> list[Numbers]:
-        """Return the rows of each part of a joined result."""
+        """Return the sequence's rows of each part of a joined result, such as qkv."""
         assert apart is not None
         return [take_rows(part.reshape(-1, part.shape[-1])) for part in apart()]
 
@@ -681,7 +681,7 @@ def _with_tokens_first(array: JoinedArray) -> JoinedArray:
     one, heads, tokens, width = array.shape
 
     def read() -> Numbers:
-        """Return the values with both axes exchanged."""
+        """Return the values as [1, tokens, heads, width], from [1, heads, tokens, width]."""
         return array.read().swapaxes(1, 2)
 
     return JoinedArray(array.name, (one, tokens, heads, width), array.dtype, read, array.how)

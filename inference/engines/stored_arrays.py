@@ -185,7 +185,11 @@ class StoredArray:
         width, size = shape[-1], self.nbytes // math.prod(shape)
 
         def fill(row: int, column: int, out: Numbers) -> None:
-            """Fill `out` from the stored rows at `row` and `column`, then release their pages."""
+            """Fill `out` with the array's block at `row` and `column`.
+
+            Then release the file's pages. Raises FormatError where the stored bytes cannot be
+            decoded.
+            """
             first, last = row * width * size, (row + len(out)) * width * size
             held, native = self.raw(first, last), native_kernels()
             try:

@@ -231,7 +231,7 @@ class Tiles:
         pieces = self.stored(row, rows)
 
         def drop() -> None:
-            """Release the pages of all pieces."""
+            """Release the mapped pages of all pieces of the range."""
             for piece in pieces:
                 piece.drop()
 
@@ -430,7 +430,7 @@ def join_columns(parts: Sequence[Tiles]) -> Tiles:
     starts = list(accumulate((part.width for part in parts), initial=0))
 
     def fill(row: int, column: int, out: Numbers) -> None:
-        """Fill `out` from each part that has some of its columns."""
+        """Fill `out` with the joined array's block at `row` and `column`, part by part."""
         for part, start in zip(parts, starts, strict=False):
             first, last = max(column, start), min(column + out.shape[1], start + part.width)
             if first < last:
@@ -439,7 +439,7 @@ def join_columns(parts: Sequence[Tiles]) -> Tiles:
     held = [part.stored for part in parts if part.stored is not None]
 
     def stored(row: int, rows: int) -> list[StoredRows]:
-        """Return what each part's file has of these rows."""
+        """Return the stored bytes of rows [row, row + rows), a piece for each part's file."""
         return [piece for one in held for piece in one(row, rows)]
 
     there = len(held) == len(parts) <= _BESIDE
@@ -451,7 +451,7 @@ def join_rows(parts: Sequence[Tiles]) -> Tiles:
     starts = list(accumulate((part.rows for part in parts), initial=0))
 
     def fill(row: int, column: int, out: Numbers) -> None:
-        """Fill `out` from each part that has some of its rows."""
+        """Fill `out` with the joined array's block at `row` and `column`, part by part."""
         for part, start in zip(parts, starts, strict=False):
             first, last = max(row, start), min(row + len(out), start + part.rows)
             if first < last:
@@ -464,7 +464,7 @@ def add_up(parts: Sequence[Tiles]) -> Tiles:
     """Return the sum of arrays of one size, added in their order in float32."""
 
     def fill(row: int, column: int, out: Numbers) -> None:
-        """Fill `out` with the first part, then add each other one."""
+        """Fill `out` with the sum of the parts' blocks at `row` and `column`, float32."""
         parts[0].fill(row, column, out)
         more = np.empty(out.shape, np.float32)
         for part in parts[1:]:

@@ -91,7 +91,10 @@ def run_transformers(
         known = reader.modules
 
         def take(key: str, values: Any) -> None:
-            """Record the value of a module's key in the collector; ignore it if it is no point."""
+            """Record the value of a module's input or result, `key`.
+
+            Ignore it if it is no capture point.
+            """
             if reader.expects(key):
                 reader.add(key, _to_numpy(values))
 
@@ -243,7 +246,7 @@ def _make_hook(name: str, known: ModuleMap, take: TakeValue) -> Callable[..., No
     """
 
     def hook(module: Any, args: Any, kwargs: Any, result: Any) -> None:
-        """Give the module's input and result to `take`, where these are points."""
+        """Give the module's input and result to `take`, those that are capture points."""
         before = args[0] if args else kwargs.get("hidden_states")
         if before is not None and known.read(f"{name}#in"):
             take(f"{name}#in", before)
@@ -300,7 +303,10 @@ def _wrap_attention(
     """
 
     def attend(module: Any, query: Any, key: Any, value: Any, mask: Any, **options: Any) -> Any:
-        """Return the original result; record its inputs and probabilities."""
+        """Return what the wrapped attention returns.
+
+        Give q, k, scores and probabilities to `take`.
+        """
         result, weights = original(module, query, key, value, mask, **options)
         layer = _INSIDE.sub("", paths[id(module)])
         take(f"{layer}#q_attn", query)

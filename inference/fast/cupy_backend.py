@@ -189,7 +189,10 @@ class CupyBackend(CupyExperts):
         found = self.best(x) if best is None else best
 
         def wait_for_best() -> Sequence[int]:
-            """Return [argmax, whether a logit is NaN] on the host; waits for the device."""
+            """Return [argmax of the logits, whether a logit is NaN] on the host.
+
+            It waits until the device has computed them.
+            """
             if best is not None:  # a replay copies it to the host
                 memory.wait()
             numbers: list[int] = (

@@ -55,7 +55,10 @@ def _place_on_cpu(dtype: str, deterministic: bool, *, torch: bool) -> Placement:
     kernels = native_kernels() if kernels_apply(dtype, deterministic) else None
 
     def multiplies_stored(encoding: str) -> bool:
-        """Return whether a kernel multiplies with stored bytes, and decoding them is not free."""
+        """Return whether a C kernel multiplies with an encoding's stored bytes.
+
+        False for encodings that are decoded for free.
+        """
         known = kernels is not None and encoding in kernels.KERNELS
         return known and find_encoding(encoding).numpy not in FREE
 

@@ -172,7 +172,10 @@ class CudaBackend(TorchProducts):
         found = self.best(x) if best is None else best
 
         def wait_for_best() -> Sequence[int]:
-            """Return [argmax, whether that logit is NaN] on the host; waits for the device."""
+            """Return [argmax of the logits, whether a logit is NaN] on the host.
+
+            It waits until the device has computed them.
+            """
             if best is not None:  # a replay copies it to the host
                 torch.cuda.current_stream().synchronize()
             numbers: list[int] = found.tolist()

@@ -389,7 +389,7 @@ def lay_out_blocks(experts: torch.Tensor, weights: torch.Tensor, n_experts: int)
     device, flat = experts.device, experts.reshape(-1)
 
     def count_up(length: int) -> torch.Tensor:
-        """Return 0 to length - 1 on the device."""
+        """Return the integers 0 to length - 1 on the experts' device."""
         return torch.arange(length, device=device)
 
     of_pair, order = torch.sort(flat, stable=True)

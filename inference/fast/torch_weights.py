@@ -156,7 +156,7 @@ def plan_upload(
         raw, size = stored, memoryview(stored).nbytes
 
         def upload_blocks() -> BlocksOnTorch:
-            """Return the weight's stored bytes on the device."""
+            """Return the weight's blocks as stored, on the device, for kernels to decode."""
             placed = upload(raw).view(w.n_rows, -1)
             w.release_pages()
             return BlocksOnTorch(w.encoding, placed, w.n_columns)
@@ -167,7 +167,7 @@ def plan_upload(
         return None
 
     def upload_parts() -> Bnb4OnTorch:
-        """Return the parts of a 4-bit weight on the device."""
+        """Return a bitsandbytes 4-bit weight's codes, scales and table on the device."""
         absmax, code = (
             upload(np.ascontiguousarray(x).view(np.uint8)).view(torch.float32)
             for x in (parts.absmax, parts.code)

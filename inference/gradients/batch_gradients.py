@@ -314,7 +314,7 @@ def as_new_leaves(entering: Any) -> Any:
     """Return the tensors that enter a stage as new leaves, cut from the graph; None for None."""
 
     def leaf(x: torch.Tensor) -> torch.Tensor:
-        """Return the tensor as a new leaf."""
+        """Return a tensor cut from its graph, as a leaf that gets a gradient."""
         return x.detach().requires_grad_()
 
     if isinstance(entering, StageOutput):

@@ -144,7 +144,7 @@ def gradients_between(
         raise UsageError(f"{len(runs)} run to compare; give at least two: --between cpu cuda")
 
     def computed(run: GradientRun) -> BatchGradients:
-        """Return the gradients of the batch as one run computes them."""
+        """Return the batch's gradients computed on one run's device, in its dtype."""
         return batch_gradients(
             model,
             batch,
@@ -233,7 +233,7 @@ def _in_backward_order(keys: Collection[str]) -> list[str]:
     """
 
     def place(key: str) -> tuple[bool, int]:
-        """Return the sort key of a parameter: the token table last, higher layers first."""
+        """Return a parameter's sort key: higher layers first, the token table last."""
         head = key.partition(".")[0]
         layer = int(head[1:]) if head[:1] == "L" and head[1:].isdecimal() else 1 << 30
         return (key.startswith("token_embd"), -layer)

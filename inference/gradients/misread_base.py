@@ -60,7 +60,7 @@ def misread_matrices(model: Model, misreading: Misreading) -> Iterator[tuple[str
     other = "FP4" if base.encoding == "NF4" else "NF4"
 
     def misread(tensor: LazyTensor) -> Floats:
-        """Return a stored tensor's numbers, float32 in its shape, as they are read wrongly."""
+        """Return a quantized matrix as the mistake `misreading` reads it, float32 in its shape."""
         values = decode_tensor(tensor).astype(np.float32)
         blocks = CodedBlocks.of(values.reshape(-1), _values_of(base.encoding), base.block)
         scales = blocks.scales

@@ -184,7 +184,10 @@ def place_pairs(
             factors[name] = backend.array(each).detach().clone().requires_grad_()
 
     def place() -> None:
-        """Set the backend's pairs by role, each with the rows of `b` and lengths that are its."""
+        """Set `backend.pairs` to the LoRA pairs by role, taken from the leaves.
+
+        A role of a fused weight gets its rows of `b` and its magnitudes.
+        """
         placed = {}
         for pair in pairs:
             a, b, *more = (factors[name] for name in pair.names.values())

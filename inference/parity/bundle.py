@@ -298,7 +298,7 @@ def _make_bundle(header: Any, source: Source, path: Path) -> ReproductionBundle:
         raise FormatError(f"{path}: {HEADER}: schema {found!r}; expected {SCHEMA}")
 
     def read_array(name: str) -> Numbers:
-        """Return a tensor of the file in the machine's byte order."""
+        """Return the bundle's array `name`, in the machine's byte order."""
         tensor = source.tensors[name]
         dtype = np.dtype(_DTYPES[tensor.info.encoding]).newbyteorder("<")
         values = np.frombuffer(bytes(tensor.raw()), dtype).reshape(tensor.info.shape)

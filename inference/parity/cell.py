@@ -275,7 +275,7 @@ def _remove_unused(cell: OperationCell, backend: Backend) -> OperationCell:
     expected = cell.run(backend)
 
     def gives_same_bits(other: OperationCell) -> bool:
-        """Return whether a cell's result equals the whole cell's to the bit."""
+        """Return whether the cell `other` gives the same result as the whole cell, bit by bit."""
         found = other.run(backend)
         return found.shape == expected.shape and found.tobytes() == expected.tobytes()
 

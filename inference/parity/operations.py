@@ -89,7 +89,10 @@ def cut_point_cell(
             columns = [int(c) for c in np.argsort(-apart, kind="stable")]
 
     def values(key: str) -> Numbers | None:
-        """Return the value of a key that the cell reads, None where it was not recorded."""
+        """Return the recorded values at a point that the operation reads; None if not recorded.
+
+        They are those of run `a`, or with `shadow` those of run `b` where it has them.
+        """
         theirs = b.recorded_values(key) if shadow else None
         return a.recorded_values(key) if theirs is None else theirs
 
@@ -195,7 +198,7 @@ def judge_operations(
     kinds = (finer_weights_class(a, b), "activate")
 
     def bound(key: str) -> float:
-        """Return the relative L2 tolerance of the operation that makes a point."""
+        """Return the relative L2 that the operation which gives the point `key` may be off."""
         return operation_tolerance(*operation_dtypes(key, a, b), backend_name(b), kinds).rel_l2
 
     ids = tuple(request.ids)

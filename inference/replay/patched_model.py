@@ -222,7 +222,7 @@ class PatchedModel:
         """
 
         def scoped(beneath: Callable[..., Any], at: PassLocation, *args: Any, **kwargs: Any) -> Any:
-            """Return the wrapped result in the chosen layers, else the operation's."""
+            """Return the result of `override` in the chosen `layers`, else the operation's own."""
             if layers is not None and at.layer not in layers:
                 return beneath(*args, **kwargs)
             return override(beneath, at, *args, **kwargs)
@@ -253,7 +253,7 @@ class PatchedModel:
         """
 
         def late(changed: Any, own: Callable[[], Any], axis: int) -> Any:
-            """Return `own()` for queries before `since`, `changed` for later ones.
+            """Return results [.., queries, ..]: `own()` before query `since`, then `changed`.
 
             `axis` counts queries in both. `own` is not called where `since` is 0.
             """
@@ -263,11 +263,11 @@ class PatchedModel:
             return np.concatenate([before, np.split(changed, [since], axis)[1]], axis)
 
         def scores(op: Any, at: PassLocation, q: Any, k: Any, heads: Any) -> Any:
-            """Return the scores of q with the replaced keys."""
+            """Return the scores of q with the replaced keys, those of `k` before `since`."""
             return late(op(q, read("k", at.layer, k), heads), lambda: op(q, k, heads), 1)
 
         def mix(op: Any, at: PassLocation, probs: Any, v: Any) -> Any:
-            """Return the replaced values weighted by probs."""
+            """Return the sum of the replaced values weighted by `probs`; of `v` before `since`."""
             return late(op(probs, read("v", at.layer, v)), lambda: op(probs, v), 0)
 
         return self.with_op("scores", scores, layers).with_op("mix", mix, layers)
@@ -279,7 +279,7 @@ class PatchedModel:
         """
 
         def scoped(patched: "PatchedModel", layer: int, x: Any, held: Mapping[str, Any]) -> Any:
-            """Return the changed value in the chosen layers, else x."""
+            """Return what `tap` makes of the point's value x in the chosen `layers`, else x."""
             return x if layers is not None and layer not in layers else tap(patched, layer, x, held)
 
         return replace(self, taps={**self.taps, point: (*self.taps.get(point, ()), scoped)})

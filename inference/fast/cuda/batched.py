@@ -31,7 +31,7 @@ def multiply_addressed(x: torch.Tensor, weights: torch.Tensor, columns: int) -> 
     item = x.element_size()
 
     def matrix_addresses(a: torch.Tensor, step: int) -> torch.Tensor:
-        """Return int64 [n] on the device: the addresses of a's n matrices, `step` bytes apart."""
+        """Return the addresses of a's n matrices, `step` bytes apart: int64 [n] on the device."""
         return torch.arange(n, device=x.device) * step + a.data_ptr()
 
     given, out = (

@@ -69,7 +69,7 @@ class CupyGraphMaker:
                 graph = side.end_capture()
 
         def replay() -> None:
-            """Launch the recorded graph on the current stream."""
+            """Launch the recorded CUDA graph on the current stream."""
             assert pool is not None  # held as long as this can be called
             graph.launch(module.cuda.get_current_stream())
 

@@ -198,7 +198,7 @@ class Placer:
         shape = (w.n_rows, w.n_columns)
 
         def place_once() -> Placed:
-            """Return the weight decoded on the CPU and placed for one use."""
+            """Return the weight decoded on the CPU and copied to the device, for one use."""
             return Dense(self.backend.array(as_floats(w.numpy())).reshape(shape))
 
         return (None if held is None else Dense(held.reshape(shape))), place_once
@@ -220,7 +220,7 @@ class Placer:
         """
 
         def make_and_count() -> Placed:
-            """Return the weight placed by `make`, after adding its size to `resident_bytes`."""
+            """Return the weight placed by `make`; add its bytes to `resident_bytes`."""
             self.resident_bytes += size
             return make()
 
