@@ -85,9 +85,9 @@ _FINAL_CAP = replace(
 
 
 def _other_kind_row(role: str, shape: tuple[str, ...], needs: str) -> RoleRow:
-    """Return the table row of a role's second shape, for the layers of the condition `needs`.
+    """Return the tensor-table row with a role's shape in the layers where `needs` holds.
 
-    It has no names: those of the role's first row are used.
+    The row names no stored tensor: the names in the role's first row are used.
     """
     return RoleRow(role, "", shape, needs, gguf="")
 

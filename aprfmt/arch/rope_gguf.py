@@ -263,7 +263,7 @@ def write_gguf(scaling: Params | None, log_mul: float) -> dict[str, Value]:
 
 
 def _write_linear(scaling: Params) -> Scaling:
-    """Return the keys of a linear scaling, without their prefix."""
+    """Return a linear rope scaling as GGUF's {key without its prefix: value}: type and factor."""
     return {"type": "linear", "factor": scaling["factor"]}
 
 
