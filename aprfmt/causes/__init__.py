@@ -33,7 +33,7 @@ class Ranked(Protocol):
 
     @property
     def rank(self) -> int:
-        """Place of the row in the order in which a folder's rows are tried; the lowest is first."""
+        """Place of the table row in the order in which a folder's rows are tried; low is first."""
 
 
 R = TypeVar("R", bound=Ranked)

@@ -44,7 +44,10 @@ class Contradiction:
 
     @property
     def says(self) -> str:
-        """A sentence on the flag, the tensors and the loaders; its `{side}` is to be filled in."""
+        """A sentence on the flag of config.json, the tensors that contradict it and the loaders.
+
+        Its `{side}` is to be filled in.
+        """
         stated = f"{self.key} of {{side}}'s configuration is {self.said}"
         return f"{stated}, its tensors say {not self.said}: {FLAG_LOADERS[self.name, self.said]}"
 

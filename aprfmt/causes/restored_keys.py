@@ -44,7 +44,7 @@ class RestoredKey:
 
     @property
     def same(self) -> bool:
-        """Whether the restored key makes all hyperparameters equal."""
+        """Whether all hyperparameters become equal to the other model's by restoring the key."""
         read = self.model.hyper
         return all(
             name in read and same_value(self.good.hyper[name], read[name])

@@ -50,7 +50,10 @@ class _Passing(CallRecorder):
     """A recorder that follows the place in the pass and stores no calls."""
 
     def capture(self, point: str, layer: int, x: Any) -> Any:
-        """Return the value unchanged; forget the operations called so far."""
+        """Return the value `x` of a capture point unchanged.
+
+        Forget the operations called so far.
+        """
         self.calls = []
         self.set_location(point, layer)
         return x
@@ -279,10 +282,11 @@ class _VocabularySearch:
         total: Array,
         held: Array,
     ) -> float:
-        """Improve `chosen`, {position: token}, one position at a time, until no token changes.
+        """Improve `chosen`, {position: token id}, until no exchange of one token is better.
 
-        `parts` has the vocabulary's weights and values at each position; `total` and `held` are
-        the sums over the other keys. Returns the distance to the recorded output.
+        Better is nearer to attention's recorded output; the distance reached is returned. `parts`
+        has the vocabulary's weights and values at each position; `total` and `held` are the sums
+        over the other keys.
         """
         best = math.inf
         for _ in range(SWEEPS if len(parts) > 1 else 1):
@@ -368,7 +372,7 @@ class _Output:
 
     @classmethod
     def of(cls, case: Mismatch, mix: OperationCall) -> "_Output | None":
-        """Return how the result of call `mix` becomes the point; None where that is not linear."""
+        """Return how the result of operation call `mix` becomes the point; None if not linearly."""
         mixed = case.array(mix.result)
         mixed = mixed.reshape(len(mixed), -1).astype(np.float64)
         mine = case.view.mine.reshape(len(case.view.mine), -1).astype(np.float64)

@@ -95,18 +95,24 @@ class Mismatch:
     # --- what the reference did -------------------------------------------------------------
 
     def call(self, *ops: str) -> OperationCall | None:
-        """Return the last call of one of these operations since the trace's last point, or None."""
+        """Return the last call of an operation in `ops` since the trace's last recorded point.
+
+        None without such a call.
+        """
         for call in reversed(self.view.calls):
             if call.op in ops:
                 return call
         return None
 
     def calls(self, *ops: str) -> list[OperationCall]:
-        """Return all calls of these operations since the last point in the trace, in order."""
+        """Return the calls of operations in `ops` since the trace's last recorded point.
+
+        They are in the order of execution.
+        """
         return [call for call in self.view.calls if call.op in ops]
 
     def gives_point_value(self, call: OperationCall | None) -> bool:
-        """Return whether the result of a call is itself the diverging value."""
+        """Return whether an operation call's result is itself the value of the differing point."""
         return call is not None and self.recorded_result(call) is not None
 
     def recorded_result(self, call: OperationCall) -> Array | None:
@@ -155,7 +161,7 @@ class Mismatch:
         return self.view.layer
 
     def distance_from_trace(self, other: Array) -> float:
-        """Return the relative L2 distance of a candidate value from the trace's value."""
+        """Return the relative L2 distance of `other`, a value for the point, from the trace's."""
         return self.view.distance(other.reshape(self.view.mine.shape))
 
     def agree(self, mine: Array, theirs: Array) -> bool:
@@ -163,7 +169,7 @@ class Mismatch:
         return rel_l2(mine, theirs) <= self.view.tolerance
 
     def distances_by_row(self, view: ShadowPoint) -> Array:
-        """Return the relative L2 distance of every row of a view from the trace, [tokens]."""
+        """Return each row's relative L2 distance of a computed point from the trace, [tokens]."""
         axis, own, other = view.axis, view.mine, view.theirs
         if view.recorded is not None and view.recorded.normalized:
             own = shift_logits_onto(own, other)
@@ -183,14 +189,14 @@ class Mismatch:
         return self.recorded.ignoring(chosen)
 
     def attempt(self, change: Change, layers: Layers = None) -> ShadowPoint | None:
-        """Return the point, computed with one change; None if the change cannot be applied.
+        """Return the differing point computed with a change; None if it cannot be applied.
 
-        `layers` are those that it is applied in; None for all.
+        `layers` are those that the change is applied in; None for all.
         """
         return self.attempt_all([(change, layers)])
 
     def attempt_all(self, changes: Sequence[tuple[Change, Layers]]) -> ShadowPoint | None:
-        """Return the point, computed with several changes in order; None if they cannot be applied.
+        """Return the differing point computed with several changes; None if they cannot be applied.
 
         Each item is (change, layers it is applied in; None: all). Products of earlier layers are
         skipped where the trace has the stream that enters this layer and no change affects
@@ -218,7 +224,7 @@ class Mismatch:
         return found.get(key) or found.get(before_it)
 
     def trial(self, change: Change) -> float:
-        """Return the point's relative L2 distance from the trace under a change.
+        """Return the differing point's relative L2 distance from the trace under a change.
 
         Infinite if the change cannot be applied.
         """
@@ -232,11 +238,11 @@ class Mismatch:
     def best_number(
         self, make: Callable[[float], Change], values: Iterable[float]
     ) -> Iterator[Change]:
-        """Yield the changes for the number that fits best, numbers with few digits first.
+        """Yield changes with the number that brings the point nearest to the trace.
 
-        `make` gives the change for a number; each of `values` is tried. Where numbers are fitted,
-        the best is improved between its neighbours by golden section, in logarithms. Nothing is
-        yielded unless the residual falls to half.
+        `make` gives the change for a number; each of `values` is tried. Numbers with few digits
+        come first. Where numbers are fitted, the best is improved between its neighbours by
+        golden section, in logarithms. Nothing is yielded unless the residual falls to half.
         """
         # Try the given numbers.
         tried = sorted({float(value) for value in values})

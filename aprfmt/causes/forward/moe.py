@@ -97,7 +97,10 @@ def routed_scale_change(patched: PatchedModel, value: float) -> Change:
 
 
 def _find_routed_scale(case: Mismatch) -> Iterator[Change]:
-    """Yield the change of the common factor on experts' weights to the one that fits the trace."""
+    """Yield the change of the factor on all experts' weights to the one that the trace shows.
+
+    Where the differing point is not the weights themselves, only a factor of 1 is tried.
+    """
     configured = float(case.patched.hp["routed_scale"])
 
     def scale_routed(value: float) -> Change:

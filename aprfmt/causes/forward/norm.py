@@ -320,7 +320,11 @@ _ROLES = {
 
 
 def norm_key(case: Mismatch) -> str | None:
-    """Return the key of the norm's weight at the differing point; None if it is no norm's point."""
+    """Return the key of the weight of the norm that gives the differing capture point.
+
+    The key is "L3.attn_norm.weight" or the like. None if no norm gives the point, or it has no
+    weight.
+    """
     role = _ROLES.get(case.view.point)
     if role is None:
         return None

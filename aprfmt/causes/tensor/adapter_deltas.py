@@ -92,25 +92,31 @@ class DeltaRow:
 
     @property
     def rel_l2(self) -> float:
-        """||b - a|| / max(||a||, ||b||); 0 where both are zero."""
+        """||b - a|| / max(||a||, ||b||) of what A and B add to a module; 0 if both are zero."""
         top = max(self.size_a, self.size_b)
         return self.apart / top if top else 0.0
 
     @property
     def verdict(self) -> "TensorVerdict":
-        """SAME_VALUES, WITHIN (the rounding of the factors' types) or DIFFERENT."""
+        """The verdict on what both adapters add to a module: SAME_VALUES, WITHIN or DIFFERENT.
+
+        WITHIN is within the rounding of the factors' types.
+        """
         if self.apart <= self.floor:
             return "SAME_VALUES"
         return "WITHIN" if self.rel_l2 <= self.noise else "DIFFERENT"
 
     @property
     def times(self) -> float:
-        """The number by which b is nearest to a; NaN where a is zero."""
+        """The factor by which a, what adapter A adds to a module, is nearest to b.
+
+        NaN for a of 0.
+        """
         return self.dot / self.size_a**2 if self.size_a else math.nan
 
     @property
     def related(self) -> float:
-        """The absolute cosine between a and b; 0 where one of them is zero."""
+        """The absolute cosine between what adapters A and B add to a module; 0 if one adds zero."""
         sizes = self.size_a * self.size_b
         return abs(self.dot) / sizes if sizes else 0.0
 
@@ -170,7 +176,10 @@ class DeltaComparison:
         return {key for one in self.findings for key in one.keys}
 
     def covers(self, item: str) -> bool:
-        """Return whether an item of the ledger is a key of the scale, part of the products."""
+        """Return whether an item of the ledger is a key of an adapter's scale.
+
+        The scale is compared as part of the products.
+        """
         name = item.removeprefix(f"{ADAPTER_CONFIG}: ")
         return self.complete and (name in SCALE_KEYS or item == ALPHA)
 

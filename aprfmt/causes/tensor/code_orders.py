@@ -338,7 +338,10 @@ class WordCodes:
         return self.weight.replace_parts({self.weight.dialect.main: self.main._replace(raw=packed)})
 
     def decode(self, codes: "Array") -> "Array":
-        """Return the values that `codes` stand for, float64 1-d, in the layout of `wanted`."""
+        """Return the values that `codes` would stand for in this weight, float64 1-d.
+
+        They are in the layout of `wanted`.
+        """
         return np.asarray(self._restored(self.with_codes(codes).decode()), np.float64).reshape(-1)
 
     def order_in_words(self, by_word: "Array") -> ReorderedWeight | None:

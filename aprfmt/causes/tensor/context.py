@@ -79,12 +79,15 @@ class PairContext:
         self.pools: dict[int, JoinedRows | None] = {}  # all rows of A by their number of columns
 
     def record_not_tried(self, causes: tuple[str, ...], key: str, error: AprfmtError | str) -> None:
-        """Record that a hypothesis of `causes` raised `error`; `key` is "" for several tensors."""
+        """Record that the search for some causes raised `error`.
+
+        `key` is "" for several tensors.
+        """
         self.not_tried.append(NotTried(causes, key, str(error)))
 
     @cached_property
     def pairs(self) -> Mapping[str, TensorPair]:
-        """Every pair of tensors of both files by key."""
+        """Every pair of tensors that files A and B both have, by key."""
         return {pair.key: pair for pair in align_models(self.models["a"], self.models["b"]).pairs}
 
     @cached_property

@@ -65,7 +65,10 @@ class Distance:
         return not 1 / (1 + FACTOR) <= factor <= 1 + FACTOR
 
     def equal(self, slack: float) -> bool:
-        """Return whether l equals r, or every row of it within the relative distance `slack`."""
+        """Return whether the two arrays are equal up to the relative distance `slack`.
+
+        They are, too, if every row of them is within `slack`.
+        """
         return not self.changed or (slack > 0 and self.relative <= slack and not self.stray)
 
 
@@ -165,7 +168,7 @@ class DifferingPair:
 
     @cached_property
     def changed_rows(self) -> "Array":
-        """Numbers of the rows that differ by more than rounding (int64), in order."""
+        """Numbers of the rows in which A and B differ by more than rounding, int64, ascending."""
         found = []
         for index in self.windows(None):
             x, y = self.a.take(index), self.b.take(index)
@@ -173,10 +176,10 @@ class DifferingPair:
         return np.concatenate(found) if found else np.zeros(0, np.int64)
 
     def slack(self, *, moved: bool = True) -> float:
-        """Return the relative distance up to which values of this pair count as equal.
+        """Return the relative L2 distance up to which A's and B's values count as equal.
 
-        It follows from both encodings. `moved`: elements may also have been moved, which changes
-        the blocks they are in.
+        It follows from the rounding of both encodings. `moved`: elements may also have been
+        moved, which changes the blocks they are in.
         """
         return pair_noise(self.a.encoding, self.b.encoding, moved=moved)
 
@@ -275,7 +278,7 @@ class DifferingPair:
         return Guess(cause, says, left, right, where, rows, near, constant, free, most=most)
 
     def holds_on_sample(self, guess: Guess) -> bool:
-        """Return whether a guess makes the sample's rows equal."""
+        """Return whether the sampled rows of A and B are equal once the guess is applied."""
         rows = self.differing_sample
         if guess.rows is not None:
             both = np.intersect1d(rows, guess.rows)

@@ -407,13 +407,13 @@ class FailedAttempts:
         self.vain: Counter[str] = Counter()
 
     def tried_enough(self, row: TensorDiff) -> bool:
-        """Return whether enough pairs of this role were examined alone without success."""
+        """Return whether enough tensors of this row's role were examined alone without success."""
         role = split_key(row.key)[1]
         vain = self.vain[role] >= ALONE and self.many[role] >= MANY
         return vain and row.verdict == "DIFFERENT"
 
     def add(self, row: TensorDiff) -> None:
-        """Count a pair that differs if its finding is missing, unconfirmed or only a factor."""
+        """Count a tensor whose difference has no finding, an unconfirmed one, or only a factor."""
         found = row.explanation
         if row.verdict == "DIFFERENT" and (
             found is None or not found.confirmed or found.cause == "scale"

@@ -84,7 +84,7 @@ class PairHypothesis:
     facts: tuple[str, ...] = ()
 
     def is_for(self, case: "DifferingPair") -> bool:
-        """Return whether a pair has the role and the properties that this row requires."""
+        """Return whether a differing tensor has the role and properties that this row requires."""
         named = not self.roles or case.role.startswith(self.roles)
         return named and all(FACTS[name](case) for name in self.facts)
 

@@ -58,7 +58,7 @@ class _StoredStack:
         return (self.count, *sides)
 
     def number(self, places: "Array") -> "Array":
-        """Return the flat index in the joined matrices of the values at flat stored `places`."""
+        """Return the index in the joined matrices of each value at a flat place in the file."""
         return self._number(np.unravel_index(places, self.shape))
 
     def source(self, places: "Array") -> "Array":

@@ -63,7 +63,7 @@ class StorageUnit(NamedTuple):
 
     @classmethod
     def of_encoding(cls, encoding: str) -> "StorageUnit":
-        """Return the rounding of a plain float type; that of float32 for any other encoding."""
+        """Return how a plain float type rounds values; as float32 for any other encoding."""
         unit = max(UNIT.get(encoding, 0.0), UNIT["F32"])
         return cls(ROUNDINGS * unit, 2.0**-24 if encoding == "F16" else 0.0)
 

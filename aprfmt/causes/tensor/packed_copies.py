@@ -70,7 +70,7 @@ class PackedCopy:
 
     @property
     def other(self) -> str:
-        """The other side's name in the genitive, "A's" or "B's"."""
+        """The source side's name in the genitive, "A's" or "B's", for evidence on the copy."""
         return "A's" if self.whose == "B's" else "B's"
 
     @property
@@ -89,7 +89,7 @@ class PackedCopy:
 
     @cached_property
     def _errors(self) -> Fit:
-        """The errors of the copy's values, which `fit` returns."""
+        """The errors of the copy's values against its source; `fit` returns them."""
 
         def split(part: "Array") -> "Array":
             return part.reshape(-1, self.tall, part.shape[-1])

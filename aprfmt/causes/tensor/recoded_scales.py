@@ -58,7 +58,7 @@ class ScalePart(NamedTuple):
 
     @property
     def slack(self) -> float:
-        """Relative distance within which a number of B is what a rule makes of A's."""
+        """Relative distance within which a scale of B counts as what a rule makes of A's."""
         return ROUNDINGS * sum(self.units)
 
     @property

@@ -71,7 +71,7 @@ class ProbeBench:
         return found
 
     def engine(self, parts: TokenizerParts) -> Engine | None:
-        """Return the encoding engine made of these parts; None if none can be made."""
+        """Return the engine that encodes text by these parts of a tokenizer; None if impossible."""
         return self._encode_probes(parts)[0]
 
     def chats(self, parts: TokenizerParts) -> Mapping[str, tuple[str, str]]:
@@ -198,7 +198,7 @@ class Effect:
 
     @property
     def shown(self) -> bool:
-        """Whether exchanging the parts changes a result, and exchanging all makes sides equal."""
+        """Whether exchanging some tokenizer parts changes a result, and all make A and B equal."""
         return bool(self.labels) and self.after == 0.0
 
 

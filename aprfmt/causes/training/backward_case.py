@@ -68,7 +68,7 @@ class HeadParts(Protocol):
 
     @property
     def key(self) -> str:
-        """The role key of the head, or of a tied table."""
+        """The role key of the output head, or of the table that is tied to it."""
         ...
 
     def solve(self, given: F64) -> tuple[float, F64]:
@@ -87,7 +87,7 @@ class LabelParts(Protocol):
 
     @property
     def key(self) -> str:
-        """The role key of the parameter."""
+        """The role key of the parameter whose gradient is split by labels."""
         ...
 
     @property

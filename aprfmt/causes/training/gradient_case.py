@@ -95,7 +95,7 @@ class GradientCase:
         return self if rounding is None or not size else replace(self, rounding=rounding / size)
 
     def is_made(self, wanted: F64) -> bool:
-        """Return whether `wanted`, a gradient with a fitted number in it, explains the given one.
+        """Return whether `wanted`, a gradient made by a mistake with a fitted number, is the given.
 
         Only rounding may be left, and little of the difference of given and computed: a fitted
         number explains some part of any difference.
@@ -135,7 +135,10 @@ class GradientCase:
         return replace(self, coarse=True).right
 
     def half(self, odd: int) -> "GradientCase":
-        """Return the case of every second element, from number `odd` (0 or 1) on, as [1, n]."""
+        """Return the case with every second element of both gradients, as [1, n].
+
+        `odd` (0 or 1) is the number of the first element.
+        """
         flat = np.arange(self.given.size) % 2 == odd
         return replace(
             self,
@@ -168,7 +171,7 @@ class GradientGuess:
     most: Certainty = "confirmed"
 
     def right(self, case: GradientCase) -> bool:
-        """Return whether the guess turns the case's computed gradient into the given one."""
+        """Return whether the guessed mistake turns the computed gradient into the given one."""
         made = self.made(case)
         return case.is_made(made) if self.free else case.near(case.given, made)
 

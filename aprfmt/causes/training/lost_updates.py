@@ -314,7 +314,7 @@ class DecayEvidence:
 
     @property
     def telling(self) -> bool:
-        """Whether enough elements differ between the stated decay and none to tell them apart."""
+        """Whether the stated decay would change enough weights to be told from none."""
         return any(has >= CHANCE for has, _ in self.counts[-2:])
 
     @property

@@ -367,7 +367,7 @@ class Update:
 
     @property
     def whole(self) -> F64:
-        """Step and decay together, float64 [elements]: the change of the weight."""
+        """The change of each weight, float64 [elements]: the optimizer's step plus its decay."""
         found: F64 = self.step + self.decay
         return found
 

@@ -121,7 +121,7 @@ class StepCase:
 
     @cached_property
     def edge(self) -> tuple[float, float]:
-        """(length of the longest step, fraction of the weight that decayed) that fit the change.
+        """(Length of the longest step, fraction of the weights that decayed), read from the change.
 
         The fraction is the one with which the longest step is shortest, within rounding. It holds
         for rules whose steps are all of one size: none is longer than the learning rate.
@@ -163,11 +163,14 @@ class StepCase:
 
     @cached_property
     def idle_shares(self) -> tuple[float, float] | None:
-        """(least, largest) fraction of decay of the rows that only shrink; None without any."""
+        """(Least, largest) fraction of the weight that decay removed in rows without a step.
+
+        These are rows that only shrink. None without such rows.
+        """
         return _shares(self, np.zeros_like(self.change), None if self.vector else self.rows)
 
     def part(self, index: Any) -> "StepCase":
-        """Return the elements at `index` (a mask or indices) as a case without `shape`."""
+        """Return the elements at `index` (a mask or indices) as a case; it has no `shape`."""
         moments = self.moments
         if moments is not None:
             moments = replace(
@@ -186,9 +189,10 @@ class StepCase:
         )
 
     def predict(self, recipe: Recipe) -> Update | None:
-        """Return the update that a recipe gives these elements; None if an input is unknown.
+        """Return the step and decay that a recipe gives these elements.
 
-        With `signs` the gradient has only signs, which are read from the change.
+        None if an input is unknown. A recipe is an optimizer with its settings. Where only the
+        gradient's signs matter, they may be read from the change.
         """
         gradient = self.gradient
         if self.signs:
@@ -227,7 +231,10 @@ class StepCase:
         return recipe.sign * (-1.0 if recipe.scale < 0 else 1.0) * found
 
     def fit(self, recipe: Recipe) -> "Fit | None":
-        """Return the Fit of a recipe to the change; None where its update cannot be computed."""
+        """Return how a recipe's step compares with the change; None if it cannot be computed.
+
+        A recipe is an optimizer with its settings.
+        """
         update = self.predict(recipe)
         return None if update is None else Fit(self, update, recipe)
 
@@ -287,7 +294,7 @@ class Fit:
 
     @property
     def faint(self) -> bool:
-        """Whether steps of known size are shorter than stated, each by a different factor.
+        """Whether steps of known size are shorter than stated, each by a factor of its own.
 
         A lower rate makes all of them shorter by one factor, gradients as small as epsilon each
         by another: then the longest steps do not show the rate. False where the gradient is
@@ -360,7 +367,7 @@ class Fit:
 
     @cached_property
     def _size(self) -> float:
-        """The length of the longest predicted step."""
+        """The length of the longest predicted step, over all elements."""
         return float(np.abs(self.update.step).max(initial=0.0))
 
     @cached_property
@@ -414,9 +421,9 @@ class Fit:
 
     @cached_property
     def _decay(self) -> tuple[float, float]:
-        """(factor of the stated decay, its deviation), where signs are not known.
+        """(Factor of the stated weight decay in the change, its deviation), with unknown signs.
 
-        (1.0, infinity) if no decay is stated.
+        The signs are the gradient's. (1.0, infinity) if no decay is stated.
         """
         wanted = self.share_stated
         found, off = self.shrunk
@@ -424,7 +431,10 @@ class Fit:
 
     @cached_property
     def share_stated(self) -> float:
-        """The fraction of a weight that the predicted decay removes; 0.0 without decay."""
+        """The fraction of a weight that the stated decay removes in this step.
+
+        0.0 without decay.
+        """
         decay = np.broadcast_to(self.update.decay, self.case.before.shape)
         at = int(np.argmax(np.abs(self.case.before))) if decay.size else 0
         found = float(decay[at]) if decay.size else 0.0
@@ -528,7 +538,7 @@ class Fit:
 
     @property
     def shows(self) -> bool:
-        """Whether the size of the step can be measured in the stored type, to a quarter of it."""
+        """Whether the stored type shows the size of the step to a quarter of it."""
         return self.factors[1] < 0.25
 
 
