@@ -204,10 +204,11 @@ def pronounce_checks(
     *,
     of_a_model: bool = True,
 ) -> Pronounced:
-    """Return the verdict of checks with these outcomes; `scope` says in words what they are.
+    """Return the verdict over all checks that were made; `scope` says in words what they checked.
 
-    `counts` is {outcome: number}. `not_compared` are items that nothing reads, `accept` patterns of
-    those that the user accepts. `of_a_model` says that the checks were made on a model.
+    `outcome` is that of all checks together, `counts` is {outcome: number of checks}.
+    `not_compared` are items that nothing reads, `accept` patterns of those that the user accepts.
+    `of_a_model` says that the checks were made on a model.
     """
     ran = {"checks": (counts["PASS"], counts["PASS"] + counts["FAIL"])}
     compared = Compared(
