@@ -46,12 +46,15 @@ class BatchSequences:
     compared: dict[Ids, Sequence[PointDiff]] = field(default_factory=dict)
 
     def others(self, label: str) -> list[Ids]:
-        """Return the ids of a side's other sequences, at most MOST; some dumps do not say them."""
+        """Return the token ids of the other sequences in a side's dump, at most MOST.
+
+        `label` is the side, "A" or "B". Some dumps do not say the ids.
+        """
         found = dump_sequences(self.traces[label])[1]
         return [ids for ids in found if ids is not None and ids != self.ids][:MOST]
 
     def trace(self, label: str, ids: Ids) -> Trace | None:
-        """Return a side's trace of the sequence of these ids; None if it cannot be read."""
+        """Return a side's trace of the sequence with these token ids; None if it cannot be read."""
         if ids == self.ids:
             return self.traces[label]
         if (label, ids) not in self.opened:
@@ -64,9 +67,9 @@ class BatchSequences:
         return self.opened[label, ids]
 
     def points(self, ids: Ids) -> Sequence[PointDiff]:
-        """Return the comparison of both sides' traces of a sequence, point by point.
+        """Return both sides' values of a sequence compared, one entry for each capture point.
 
-        () where one of them cannot be read.
+        () where the sequence cannot be read on one of the sides.
         """
         if ids not in self.compared:
             a, b = (self.trace(label, ids) for label in "AB")
@@ -76,7 +79,7 @@ class BatchSequences:
         return self.compared[ids]
 
     def is_beyond(self, ids: Ids) -> bool | None:
-        """Return whether any point of a sequence differs beyond its tolerance between the sides.
+        """Return whether A and B differ beyond tolerance at any capture point of a sequence.
 
         None where nothing of the sequence can be compared.
         """
@@ -84,7 +87,7 @@ class BatchSequences:
         return any(judged) if judged else None
 
     def points_beyond(self, ids: Ids) -> list[str]:
-        """Return the keys of points where the sides differ beyond tolerance on a sequence."""
+        """Return the keys of capture points where A and B differ beyond tolerance on a sequence."""
         return [pair.key for pair in self.points(ids) if pair.beyond]
 
     def not_compared(self, explained: Collection[Ids]) -> Iterator[NotCompared]:
@@ -116,10 +119,10 @@ class BatchSequences:
                 yield NotCompared("sequence", f"{more} more of {label}", "unread")
 
     def source_of(self, given: str, ids: Ids) -> tuple[Ids, list[str]] | None:
-        """Return (ids of the sequence whose rows a side has as those of `ids`, points), or None.
+        """Return (ids of the sequence whose rows a side has in place of `ids`' own, points).
 
         `given` is the side. At all points where the sides differ on `ids` it has what the other
-        side has for the returned ids.
+        side has for the returned sequence. None if there is none.
         """
         owner = "A" if given == "B" else "B"
         mine, points = self.trace(given, ids), self.points_beyond(ids)

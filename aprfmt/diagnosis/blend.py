@@ -31,26 +31,26 @@ class PairHolder(Holder):
     def get_or_place(
         self, key: str, owner: Hashable, size: int, place: Callable[[], Any]
     ) -> Any | None:
-        """Return the placed tensor, calling `place` now if `size` bytes fit the common budget.
+        """Return a backend's placed weight, calling `place` if `size` bytes fit the common budget.
 
         None if it is not placed and does not fit. `owner` is the backend that asks.
         """
         return self._base.get_or_place(self._label(key), owner, size, place)
 
     def find(self, key: str, owner: Hashable) -> Any | None:
-        """Return the tensor that `owner`, a backend, has placed; None if it has not."""
+        """Return the weight of this key that the backend `owner` has placed; None if it has not."""
         return self._base.find(self._label(key), owner)
 
     def replace(self, key: str, owner: Hashable, placed: Any) -> None:
-        """Replace a placed tensor by one of equal values at another address."""
+        """Replace a weight that the backend `owner` placed by an equal one at another address."""
         self._base.replace(self._label(key), owner, placed)
 
     def is_placed_by(self, key: str, owner: Hashable) -> bool:
-        """Return whether this owner has placed this tensor."""
+        """Return whether the backend `owner` has placed the weight of this key."""
         return self._base.is_placed_by(self._label(key), owner)
 
     def is_placed(self, key: str) -> bool:
-        """Return whether any backend has placed a tensor of this key."""
+        """Return whether any backend has placed a weight of this key."""
         return self._base.is_placed(self._label(key))
 
 

@@ -128,7 +128,7 @@ class DiagnosisRun:
         )  # fmt: skip
 
     def _command_after_end(self, reason: str, left: Sequence[NotCompared]) -> str:
-        """Return the next command where the two sides cannot be compared, or not completely.
+        """Return the next command to advise where two sides cannot be compared completely.
 
         `reason` is what ended the comparison, `left` what was not compared. The command shows by
         how much two models differ, records or maps a trace on the other side's ids, asks for what
@@ -305,21 +305,21 @@ class DiagnosisRun:
         return budget.has_time() and budget.has_room(nbytes)
 
     def _record_same_file(self) -> None:
-        """Record that no forward pass is needed, since both sides are one file."""
+        """Add evidence that no forward pass is needed, since both sides are one file."""
         self.levels.checked.append("forward pass: not needed, of the same file")
         self.levels.coverage.run.append("no pass: both sides are the same file")
         self.levels.complete, self.levels.remainder = True, 0.0
 
     def _record_omitted_pass(self) -> None:
-        """Record that the budget had no time or memory for a forward pass."""
+        """Add evidence that the budget had no time or memory for a forward pass."""
         why = self.reporter.budget.reason
         self.levels.not_checked.append(f"forward pass: {why}")
         self.levels.left += (NotCompared("level", "forward pass", LATE, why),)
 
     def _has_tower_alone(self) -> bool:
-        """Return whether one of two models reads no tokens, and record it if so.
+        """Return whether one of two models is a tower of pictures or sounds, which reads no tokens.
 
-        Such a model is a tower of pictures or sounds, on which token ids cannot be run.
+        Token ids cannot be run on it; that is added as evidence.
         """
         if self.traces:
             return False
@@ -484,10 +484,10 @@ class DiagnosisRun:
             )
 
     def _judge_other_sequences(self) -> bool:
-        """Compare the other sequences of two dumps; return whether all differences are explained.
+        """Compare the other sequences of two dumps; return whether they explain all differences.
 
-        Adds the finding that one side has another sequence's rows. Where its own rows are there
-        too, they are put in place and the comparison continues.
+        Adds the finding that one side has another sequence's rows. Where the side's dump has its
+        own rows too, they are put in place and the comparison continues.
         """
         assert self.ids is not None
         if len(self.traces) < 2:
@@ -768,7 +768,10 @@ class DiagnosisRun:
                     )
 
     def _store_points(self, pairs: Sequence[PointDiff]) -> None:
-        """Store the compared points; add evidence for NaN and infinities on both sides."""
+        """Store how each capture point compares.
+
+        Add evidence for NaN and infinities on both sides.
+        """
         self.pairs = pairs
         self.levels.evidence += trace_pair.nonfinite_on_both_sides(pairs)
         self.points = point_rows(pairs, {k: v.examined.before for k, v in self.judged.items()})
@@ -776,7 +779,7 @@ class DiagnosisRun:
     # --- conclusion -------------------------------------------------------------------------
 
     def _conclude(self) -> None:
-        """Add the findings that only one side has; where there are none, judge rounding."""
+        """Add the findings that only one side has; without any, judge what rounding explains."""
         levels = self.levels
         # What both sides do alike against the model is no difference between them.
         a, b = (self.judged[x].findings if x in self.judged else [] for x in ("A", "B"))

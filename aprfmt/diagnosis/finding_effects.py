@@ -73,9 +73,10 @@ class PartMeasurement:
         self.known: dict[frozenset[int], PassResult] = {}
 
     def without(self, chosen: Sequence[int]) -> PassResult:
-        """Return the worst result over the probes with the parts `chosen` of B replaced by A's.
+        """Return the worst pass result over all probes with B's parts `chosen` replaced by A's.
 
-        `chosen` are numbers of parts; parts that no pass reads are ignored. Each set is run once.
+        A part is what one finding is about; `chosen` are numbers of findings. Parts that no pass
+        reads are ignored. Each set is run once.
         """
         which = frozenset(chosen) & frozenset(self.live)
         if which not in self.known:
@@ -85,7 +86,7 @@ class PartMeasurement:
         return self.known[which]
 
     def with_only(self, neutral: Sequence[int]) -> PassResult:
-        """Return the first probe's result, all points compared, with only `neutral` replaced.
+        """Return the first probe's result, at all points, with only the parts `neutral` replaced.
 
         `neutral` are numbers of parts of B that A's replace. The worst result over all probes is
         stored in `known`.
@@ -102,7 +103,7 @@ class PartMeasurement:
         return self.passes.flops + sum(map(self.passes.pass_flops, self.probes)) <= BUDGET
 
     def measure_shares(self, neutral: Sequence[int]) -> MixedResult:
-        """Return the effect of each part on the logits, with all other parts replaced by A's.
+        """Return how much each finding's part of B changes the logits, the other parts being A's.
 
         `neutral` are parts that do not change the function, such as a reordering inside a layer:
         they are replaced in every pass. The result's points are those with only these replaced. A
@@ -130,7 +131,7 @@ class PartMeasurement:
     def remove_in_order(
         self, neutral: Sequence[int], order: Sequence[int]
     ) -> list[tuple[int, PassResult]]:
-        """Return (part, result) of passes with the parts in `order` replaced one after the other.
+        """Return (part, pass result) with the parts in `order` replaced by A's one after the other.
 
         Each pass replaces one part more; the parts `neutral` are replaced in all. Passes between
         the first and the last are left out where they take too long.

@@ -37,7 +37,7 @@ class Levels:
     remainder: float | None = None
 
     def add(self, finding: Finding, part: Touched) -> None:
-        """Append a finding, and the hyperparameters and weights (`part`) that it is about."""
+        """Append a finding, and `part`: the hyperparameters and weights that it is about."""
         self.findings.append(finding)
         self.parts.append(part)
 
@@ -46,5 +46,5 @@ class Levels:
         self.reason, self.other_model = reason, True
 
     def close(self) -> None:
-        """Move the findings in `stated` to the end of `findings`, once all levels are done."""
+        """Move the findings in `stated` to the end of `findings`, once everything is compared."""
         self.findings, self.stated = [*self.findings, *self.stated], []

@@ -61,9 +61,9 @@ class ModelPair:
     # --- without a pass -------------------------------------------------------------------------
 
     def compare_quantities(self) -> None:
-        """Compare what differing hyperparameters result in, and store that in `quantities`.
+        """Compare what differing hyperparameters result in, such as rope frequencies or masks.
 
-        Such as rope frequencies or masks. A config finding whose results are all equal becomes
+        The comparisons are put into `quantities`. A finding whose results are all equal becomes
         EQUIVALENT. Sentences are added to the coverage.
         """
         levels, coverage = self.levels, self.levels.coverage
@@ -91,7 +91,7 @@ class ModelPair:
                 )
 
     def lengths_needed(self) -> dict[int, int]:
-        """Return {finding number: tokens a probe needs to reach its difference}."""
+        """Return {finding's number: tokens that a pass needs to show it}; 0 for no least length."""
         found = {
             i: max((row.length for row in rows), default=0) for i, rows in self.quantities.items()
         }
@@ -111,9 +111,10 @@ class ModelPair:
         ]
 
     def prove_equal(self) -> bool:
-        """Return whether equal stored values and quantities prove equal logits without a pass.
+        """Return whether A and B give equal logits because all that passes read of them is equal.
 
-        If so, evidence and coverage are added, and the diagnosis is complete with remainder 0.
+        Without a pass: stored values, and what hyperparameters result in, are compared. If so,
+        evidence and coverage are added, and the diagnosis is complete with remainder 0.
         """
         report, a, b = self.levels.report, self.a, self.b
         if (
@@ -212,7 +213,11 @@ class ModelPair:
     def _reach_experts(
         self, measuring: PartMeasurement, found: MixedResult, neutral: Sequence[int]
     ) -> MixedResult:
-        """Return `found`, or a new measurement with probes that use more differing experts."""
+        """Return `found`, the measured effects, or new ones with probes that use more experts.
+
+        The new probes are chosen to reach experts that differ between the models. `neutral` are
+        the findings whose parts A's replace in every pass.
+        """
         passes, hp = measuring.passes, self.a.hyper
         left = unrouted_experts(self.differing, passes.routed)
         if not left:
@@ -368,7 +373,11 @@ class ModelPair:
         self._add_unreached_quantities(len(chosen.ids))
 
     def _add_unreached_quantities(self, tokens: int) -> None:
-        """Add to the coverage the quantities that differ only beyond the longest probe."""
+        """Add to the coverage what two models compute differently beyond the longest probe only.
+
+        A quantity is what a hyperparameter results in, such as rope's angles or a mask. `tokens`
+        is the length of the longest probe; the sentences go to the coverage's `not_reached`.
+        """
         for i, rows in self.quantities.items():
             for row in rows:
                 if not row.equal and row.length > tokens:

@@ -46,7 +46,7 @@ class Probe:
 
     @property
     def count(self) -> int:
-        """The number of rows whose logits are compared."""
+        """The number of the probe's rows whose logits are compared."""
         return len(self.ids) if self.rows is None else len(self.rows)
 
 
@@ -150,11 +150,14 @@ class PairedPass:
         self.mine = self._make_blend(None)
 
     def blend(self, parts: Sequence[Touched]) -> Blend:
-        """Return B with these parts replaced by A's."""
+        """Return B with the weights and hyperparameters of these parts replaced by A's."""
         return self._make_blend(parts)
 
     def _make_blend(self, parts: Sequence[Touched] | None) -> Blend:
-        """Return B with these parts replaced by A's; None as `parts` means A itself."""
+        """Return B with the weights and hyperparameters of `parts` replaced by A's.
+
+        None: A itself.
+        """
         made = Blend(self.a, self.b, self.equal, self.holder, parts)
         self._blends.append(made)
         return made
@@ -165,7 +168,10 @@ class PairedPass:
             made.weights.close()
 
     def pass_flops(self, probe: Probe, start: int = 0) -> float:
-        """Return about how many multiplications and additions a pass takes from stage `start`."""
+        """Return about how many multiplications and additions a pass takes from `start` on.
+
+        `start` is the number of a stage of the pass.
+        """
         hp, layers = self.a.hyper, self.stages - 1 - max(start, 1)
         head = probe.count * float(hp["vocab_size"]) * float(hp["hidden_size"])
         return 2.0 * (len(probe.ids) * self._layer * max(layers, 0) + head)
@@ -190,7 +196,10 @@ class PairedPass:
         return x, recorder.values
 
     def stage_inputs(self, probe: Probe) -> list[Any]:
-        """Return what enters each stage of A's pass, then A's logits; computed once per probe."""
+        """Return what enters each stage (some layers) of A's pass on a probe, then A's logits.
+
+        It is computed once for each probe.
+        """
         if probe not in self._streams:
             found: list[Any] = [None]
             for stage in range(self.stages):
@@ -307,9 +316,10 @@ class PairedPass:
     def _make_result(
         self, mine: Array, theirs: Array, first: str, points: Mapping[str, PointDiff]
     ) -> PassResult:
-        """Return the PassResult of A's and a blend's logits (`mine`, `theirs`).
+        """Return the comparison of A's logits (`mine`) with those of a blend of A and B (`theirs`).
 
-        `first` is the first point beyond its tolerance. Infinitely far apart if shapes differ.
+        `first` is the first point beyond its tolerance. The distance is infinite if shapes
+        differ.
         """
         mine, theirs = shared_columns(mine, theirs)
         if mine.shape != theirs.shape:

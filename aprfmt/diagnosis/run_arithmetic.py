@@ -59,15 +59,18 @@ class TraceInArithmetic(WrappedTrace):
 
     @cached_property
     def records(self) -> Mapping[str, RecordLike]:
-        """The trace's records with the dtype replaced."""
+        """The trace's records by key, with the dtype that the trace is judged by."""
         return {key: self._with_dtype(record) for key, record in self._trace.records.items()}
 
     def find_record(self, key: str) -> RecordLike | None:
-        """Return the record of a key with the dtype replaced; None without one."""
+        """Return the record of a key, with the dtype that the trace is judged by.
+
+        None if absent.
+        """
         found = self._trace.find_record(key)
         return None if found is None else self._with_dtype(found)
 
     def _with_dtype(self, record: RecordLike) -> RecordLike:
-        """Return a record with the dtype replaced."""
+        """Return a record with the dtype that the trace is judged by, not the recorded one."""
         made: RecordLike = replace(record, dtype=self.dtype)  # type: ignore[type-var]
         return made

@@ -60,7 +60,7 @@ class SearchStep:
 
     @property
     def changed_thing(self) -> tuple[str, tuple[str, ...]]:
-        """The (cause, places) of the change; steps that have the same are not joined."""
+        """The (cause, places) that the tried change is about; two changes of one are not joined."""
         return (self.change.cause, self.change.where)
 
 
@@ -104,9 +104,9 @@ class Search:
     # --- one pass ---------------------------------------------------------------------------
 
     def measure(self, steps: tuple[SearchStep, ...]) -> TriedSteps | None:
-        """Return the result of a pass with these steps; None if it has no finite distance.
+        """Return how near these changes together bring the point to the trace, by one pass.
 
-        None too if the pass fails or none is left.
+        None if the pass fails, none is left, or the distance is not finite.
         """
         view = self.run_with_steps(steps)
         if view is None or view.residual is None or not math.isfinite(view.residual):
@@ -135,7 +135,10 @@ class Search:
         return -float(np.mean(np.log10(np.maximum(rows, self.case.view.tolerance / 10))))
 
     def solves(self, tried: TriedSteps) -> bool:
-        """Return whether steps remove the difference: within tolerance, and by a clear factor."""
+        """Return whether tried changes remove the point's difference from the trace.
+
+        It has to be within tolerance after them, and smaller by a clear factor.
+        """
         assert self.case.view.residual is not None
         bound = min(self.case.view.tolerance, CLEAR * self.case.view.residual)
         return tried.residual <= bound
@@ -177,7 +180,7 @@ class Search:
         return self._join_changes()
 
     def _measure_each(self, steps: Iterator[SearchStep], left: int = 0) -> Iterator[TriedSteps]:
-        """Yield the result of each step that can be applied, until only `left` passes are left."""
+        """Yield the result of each change that can be applied, until `left` passes are left."""
         for step in steps:
             if self.runs <= left:
                 return
@@ -186,7 +189,10 @@ class Search:
                 yield tried
 
     def _usual_steps(self) -> Iterator[SearchStep]:
-        """Yield the usual mistakes, in each group of layers in which they act on this point."""
+        """Yield the usual mistakes as changes, each in the groups of layers where it acts.
+
+        A mistake acts in layers whose operations lie before the point.
+        """
         here, patched = spanned_layers(self.case), self.case.patched
         for usual in self._usual_changes():
             for layers in layer_groups_of(patched, usual):
@@ -223,7 +229,7 @@ class Search:
                         yield SearchStep(usual.change, frozenset({layer}))
 
     def _row_steps(self) -> Iterator[SearchStep]:
-        """Yield masks, cached rows and positions that are solved from the rows that differ."""
+        """Yield changes of masks, cached rows and positions, solved from the rows that differ."""
         case = self.case
         ops = {call.op for call in case.view.calls}
         if "add_weighted" in ops and len(case.rows) == case.tokens:
@@ -278,7 +284,10 @@ class Search:
         return None if tried is None else self.case.distances_by_row(tried)
 
     def _fitted_steps(self) -> Iterator[SearchStep]:
-        """Yield steps whose number is fitted: counts of shards, rope bases, scale, epsilon."""
+        """Yield changes whose number is fitted to the trace.
+
+        The numbers are counts of shards, rope bases, attention's scale and norms' epsilon.
+        """
         case, patched = self.case, self.case.patched
         for change in find_shard_counts_beside_bias(case):
             yield SearchStep(change, None)
@@ -358,9 +367,10 @@ class Search:
         return []
 
     def _with_best_values(self, tried: TriedSteps, steps: Sequence[SearchStep]) -> TriedSteps:
-        """Return joined changes, each but the last with the number that brings the point nearest.
+        """Return joined changes, in which each but the last has the number that fits best.
 
-        `steps` are single changes with other numbers.
+        That is the number among `steps`, single changes with other numbers, that brings the point
+        nearest to the trace.
         """
         best = tried
         for at, step in enumerate(tried.steps[:-1]):
@@ -375,9 +385,9 @@ class Search:
     # --- proving each of several ------------------------------------------------------------
 
     def necessary_steps(self, answer: TriedSteps) -> list[tuple[SearchStep, float]]:
-        """Return (step, residual without it) of each step without which the point disagrees.
+        """Return (change, residual without it) of each change that the answer cannot do without.
 
-        `answer` are joined steps that remove the difference.
+        `answer` are joined changes that remove the difference of the point.
         """
         steps, left = list(answer.steps), list(answer.steps)
         found: list[tuple[SearchStep, float]] = []
@@ -393,9 +403,9 @@ class Search:
         return found
 
     def same_cause_steps(self, steps: Sequence[SearchStep], step: SearchStep) -> list[SearchStep]:
-        """Return other steps of the same cause that remove the difference in place of `step`.
+        """Return changes of the same cause that remove the difference in place of `step`.
 
-        `steps` are the joined steps, `step` among them.
+        `steps` are the joined changes, `step` among them.
         """
         rest = tuple(other for other in steps if other is not step)
         self.runs = max(self.runs, OTHERS // 10)
@@ -407,9 +417,9 @@ class Search:
         return [one.steps[-1] for one in tried if one is not None and self.solves(one)]
 
     def other_cause_steps(self, steps: Sequence[SearchStep], step: SearchStep) -> list[SearchStep]:
-        """Return a step of each other cause that removes the difference in place of `step`.
+        """Return a change of each other cause that removes the difference in place of `step`.
 
-        `steps` are the joined steps, `step` among them.
+        `steps` are the joined changes, `step` among them.
         """
         rest = tuple(other for other in steps if other is not step)
         found: dict[str, SearchStep] = {}

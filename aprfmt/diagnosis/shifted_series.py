@@ -45,26 +45,26 @@ class RenamedTrace(WrappedTrace):
 
     @cached_property
     def records(self) -> Mapping[str, RecordLike]:
-        """The records by the keys that they belong to."""
+        """The trace's records by the keys that they really belong to."""
         return {key: self._renamed(key, old) for key, old in self._keys.items()}
 
     def find_record(self, key: str) -> RecordLike | None:
-        """Return the record that belongs to a key; None without one."""
+        """Return the trace's record that really belongs to a key; None without one."""
         old = self._source(key)
         return None if old is None else self.records.get(key) or self._trace.find_record(old)
 
     def recorded_values(self, key: str) -> Array | None:
-        """Return the values that belong to a key; None without any."""
+        """Return the recorded values that really belong to a key; None without any."""
         old = self._source(key)
         return None if old is None else self._trace.recorded_values(old)
 
     def values_mask(self, key: str) -> Array | None:
-        """Return which of the values are present (bool array), None for all."""
+        """Return which of the values that belong to a key are there (bool array), None for all."""
         old = self._source(key)
         return None if old is None else self._trace.values_mask(old)
 
     def value_blocks(self, key: str) -> ValueBlocks | None:
-        """Return the values to be read piece by piece, None where that is not possible."""
+        """Return the values that belong to a key, to be read piece by piece; None if impossible."""
         old = self._source(key)
         return None if old is None else self._trace.value_blocks(old)
 
@@ -76,7 +76,7 @@ class RenamedTrace(WrappedTrace):
         return None if record is None or record.key in self._moved else key
 
     def _renamed(self, key: str, old: str) -> RecordLike:
-        """Return the record of an old key under its new one."""
+        """Return the record that was recorded under the key `old`, under the key it belongs to."""
         point, layer = parse_key(key)
         record = self._trace.records[old]
         made: RecordLike = replace(record, point=point, layer=layer)  # type: ignore[type-var]
