@@ -156,9 +156,10 @@ def unread_arrays(*traces: TraceLike) -> tuple[NotCompared, ...]:
 
 
 def dump_sequences(trace: TraceLike) -> tuple[int, tuple[tuple[int, ...] | None, ...]]:
-    """Return (number of sequences in a trace's dump, token ids of the other listed sequences).
+    """Return (number of sequences in the dump that a trace is of, token ids of the others).
 
-    (1, ()) for a trace that is of no dump. None stands for ids that the dump does not say.
+    The trace itself is of one sequence. (1, ()) for a trace that is of no dump. None in place of
+    ids that the dump does not give.
     """
     dump = trace.run.get("dump")
     if not isinstance(dump, Mapping) or "sequences" not in dump:
