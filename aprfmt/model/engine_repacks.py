@@ -167,10 +167,10 @@ def _all_stand_so(
     published: Mapping[str, LazyTensor],
     hyper: Mapping[str, Value],
 ) -> bool:
-    """Return whether all tensors of a kind have the layout `repack`.
+    """Return whether all of an engine's tensors of one kind are stored in the layout `repack`.
 
-    None of them may equal the published tensor as it is, and most have to equal it once the layout
-    is undone. The others have other values in either layout, and are compared later.
+    None of them may equal the published tensor as it is, and most have to equal it once the
+    layout is undone. The others have other values in either layout, and are compared later.
     """
     equal, left = 0, len(held)
     for parameters, whole in held:
