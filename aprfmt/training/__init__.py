@@ -43,7 +43,10 @@ class ComputedGradients(Protocol):
         ...
 
     def gradient_near(self, key: str, given: "NDArray[Any]") -> "NDArray[Any]":
-        """Return `gradient`; a padding token's row is as the trainer of `given` computes it."""
+        """Return the gradient of a parameter, a token table's row for padding as the trainer's.
+
+        Trainers differ in whether that row gets a gradient; `given` is the trainer's gradient.
+        """
         ...
 
     def rounding(self, key: str) -> float | None:

@@ -51,7 +51,7 @@ class Parameter:
 
     @property
     def vector(self) -> bool:
-        """Whether it is a norm, a bias or another vector, which trainers usually do not decay."""
+        """Whether the parameter is a norm, a bias or another vector, which seldom decay."""
         return len(self.before.shape) < 2
 
     def drop(self) -> None:

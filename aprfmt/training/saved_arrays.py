@@ -110,10 +110,10 @@ class SavedArrays:
         }
 
     def second_table(self, parameters: Sequence[Parameter]) -> tuple[str, float] | None:
-        """Return (name of the head's array, its distance) where a tied table was saved twice.
+        """Return (name of the head's array, its distance) for a tied table that was saved twice.
 
-        The distance is that from the table's own, relative L2, 0.0 where both are equal within the
-        precision that they are stored in. None where it was not saved twice.
+        The distance is that from the table's own, relative L2, 0.0 where both are equal within
+        the precision that they are stored in. None where it was not saved twice.
         """
         table = next((row for row in parameters if row.key == TABLE), None)
         if table is None or any(row.key == HEAD for row in parameters) or HEAD not in self.placed:
@@ -411,7 +411,10 @@ class OptimizerState:
         return any("initial_lr" in group for group in self.groups)
 
     def group_of(self, name: str) -> Mapping[str, Any]:
-        """Return the settings of a parameter's group; {} where the file does not say."""
+        """Return the settings of the parameter group that has the parameter `name`.
+
+        {} where the file does not say.
+        """
         if len(self.groups) == 1:
             return self.groups[0]
         numbers = {number for number, own in self.names.items() if own == name}

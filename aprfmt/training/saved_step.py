@@ -83,7 +83,7 @@ class SavedStep:
         self.points[key] = gradient.detach().to("cpu", copy=True)
 
     def _save(self, name: str, tensors: dict[str, Any]) -> None:
-        """Write tensors as safetensors."""
+        """Write tensors to the file `name` in the step's folder, as safetensors."""
         from safetensors.torch import save_file
 
         held = {key: x.detach().cpu().contiguous() for key, x in tensors.items()}

@@ -341,7 +341,7 @@ class _Step:
             self.notes.append(f"names of the gradients are read without {' and '.join(around)}")
 
     def _left_out_of_names(self) -> list[str]:
-        """Return, quoted, the prefixes and endings that only the gradients' names have."""
+        """Return, quoted, prefixes and endings that gradients' names have and weights' have not."""
         found: dict[str, None] = {}
         for row in self.parameters if self.given is not None else ():
             assert self.given is not None
@@ -577,7 +577,7 @@ class _Step:
     def _judge_parameters(
         self, updates: bool, norm: float | None, progress: Callable[[int, int], None] | None = None
     ) -> tuple[list[TensorStep], dict[str, Judgement]]:
-        """Return (the report's row of every parameter, {key: verdict by which causes are found}).
+        """Return (the report's row of every parameter, {key: verdict to look for causes by}).
 
         `updates` says that there is a checkpoint after the step. `norm` is that of all given
         gradients.
@@ -645,7 +645,7 @@ class _Step:
     # --- what was said ---------------------------------------------------------------------
 
     def _recipe(self) -> Recipe | None:
-        """Return the step's recipe; None where neither --optimizer nor a state gives one.
+        """Return the optimizer of the step with its settings and number; None if nothing gives it.
 
         Settings that --optimizer leaves out are taken from the state's groups. Raises UsageError
         where no learning rate is known.
@@ -680,7 +680,7 @@ class _Step:
         return self._with_step_number(self._with_direction(changed(recipe, **stated)))
 
     def _with_direction(self, recipe: Recipe) -> Recipe:
-        """Return the recipe, with ascent in place of descent if the state's groups say maximize.
+        """Return the recipe (an optimizer's settings), with ascent if the state says maximize.
 
         A note is added then.
         """
@@ -715,11 +715,12 @@ class _Step:
         return recipe
 
     def _recipe_of(self, parameter: Parameter) -> Recipe:
-        """Return the recipe of one parameter, with the settings of its group in the state.
+        """Return the optimizer and settings for one parameter: the step's, with its group's own.
 
-        It is the common recipe where the state names no group, or --optimizer states a learning
-        rate that is none of several groups'. Else lr and wd are the group's, and so is what
-        --optimizer does not state. `sparse` is of tables of tokens alone.
+        The learning rate and weight decay are those of the parameter's group in the optimizer's
+        state, and so are settings that --optimizer does not state. Without a group, or where
+        --optimizer states a rate that no group has, the step's common settings are returned.
+        Sparse updates are for token tables alone.
         """
         assert self.recipe is not None
         recipe = self.recipe
@@ -747,7 +748,7 @@ class _Step:
         return changed(recipe, **values)
 
     def _group_of(self, name: str) -> Mapping[str, Any]:
-        """Return the settings of a parameter's group in the state; {} where there is none."""
+        """Return the settings of the optimizer's group that has the parameter; {} without one."""
         return {} if self.state is None else self.state.group_of(name)
 
     def _has_rates(self, stated: float) -> bool:
@@ -880,9 +881,10 @@ class _Step:
         return parameter.names[0] in self._names_in_8_bits()
 
     def _judge_update(self, parameter: Parameter, recipe: Recipe, held: StepInputs) -> Judgement:
-        """Return the verdict on the update of one parameter.
+        """Return the verdict on one parameter's change: whether the recipe gives it.
 
-        Where it differs and the state may be that of before the step, that is tried too.
+        A recipe is an optimizer with its settings, `held` what the optimizer had. Where the
+        change differs and the state may be that of before the step, that is tried too.
         """
         if recipe.name == "adafactor":
             recipe = self._adafactor_recipe(parameter, recipe, held)
@@ -1262,7 +1264,7 @@ class _Step:
         right: Collection[str],
         most: Certainty = "confirmed",
     ) -> None:
-        """Set, in `compared`, a mistake as the one explanation of the gradients of `keys`.
+        """Set, in `compared`, a guessed mistake as the one explanation of the gradients of `keys`.
 
         `right` are the keys of the gradients that agree, `most` the highest certainty it may get.
         """
@@ -1545,7 +1547,7 @@ class _Step:
         return _Compared(None, apart, found)
 
     def _size(self) -> float | None:
-        """Return the norm over all computed gradients of the batch, None without any."""
+        """Return the L2 norm over all gradients computed of the batch, None without any."""
         known = [one.facts.norm for one in self.compared.values() if one.facts is not None]
         return float(np.sqrt(sum(each**2 for each in known))) if known else None
 
@@ -1841,7 +1843,10 @@ class _Step:
                 self.left.append(NotCompared("decay", key, "no counterpart", why))
 
     def _must_decay(self, parameter: Parameter) -> bool:
-        """Return whether a parameter surely decays by the recipe; vectors often do not."""
+        """Return whether the recipe surely applies weight decay to a parameter.
+
+        Vectors are unsure.
+        """
         recipe = self._recipe_of(parameter)
         if recipe.adds_decay_to_gradient or (parameter.vector and recipe.decay_on != "all"):
             return False
@@ -1874,7 +1879,7 @@ class _Step:
             )
 
     def _is_copy(self, parameter: Parameter, computed: ComputedGradients) -> bool:
-        """Return whether a given gradient is the computed one, rounded to its stored type."""
+        """Return whether a given gradient is just the computed one, rounded to its stored type."""
         assert self.given is not None
         given = self.given.values(parameter, self.given.placed[parameter.key])
         values = computed.gradient_near(parameter.key, given).reshape(given.shape)

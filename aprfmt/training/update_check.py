@@ -69,7 +69,7 @@ class StepInputs:
 
     @property
     def noise(self) -> float:
-        """The relative error of the least exact of gradient and moments."""
+        """The relative error of the gradient or the moments, that of the least exact of them."""
         moments = (self.first, self.second)
         found = [row.noise for row in (self.gradient, *moments) if row is not None]
         return max(found, default=0.0)
