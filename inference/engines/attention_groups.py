@@ -34,15 +34,15 @@ class AttentionGroups:
         return {DP: max(groups) + 1, TP: max(ranks) + 1}
 
     def own(self, one: DumpedArray) -> DumpedArray:
-        """Return an array of one group's tokens, with its ranks renamed.
+        """Return the array of one group's tokens, its ranks renamed by the group.
 
-        Its data-parallel rank is the group, its tensor-parallel rank the place in the group.
+        Its data-parallel rank becomes the group, its tensor-parallel rank the place in the group.
         """
         group, rank = self.places[one.ranks[TP]]
         return replace(one, ranks={**_other_ranks(one), TP: rank, DP: group})
 
     def shared(self, one: DumpedArray) -> DumpedArray:
-        """Return an array of all groups' tokens, with its ranks renamed.
+        """Return an array of all groups' tokens, its ranks renamed.
 
         It keeps its tensor-parallel rank and has no data-parallel rank.
         """

@@ -38,15 +38,21 @@ class ArrayFile:
         return {name: value for name, value in self.values.items() if isinstance(value, list)}
 
     def reader(self, name: str) -> Callable[[], Numbers]:
-        """Return a function without arguments that reads the array of this name."""
+        """Return a function without arguments that reads the file's array `name`."""
         return lambda: self._read(name)
 
     def stored(self, name: str) -> Callable[[], StoredBytes | None]:
-        """Return a function without arguments that gives the array's stored bytes, or None."""
+        """Return a function that gives the stored bytes of the array `name`.
+
+        It gives None where they cannot be had undecoded.
+        """
         return lambda: self._stored(name)
 
     def tiles(self, name: str) -> Tiles | None:
-        """Return the array's blocks, or None where it has to be read as a whole."""
+        """Return the array `name` as blocks of rows and columns.
+
+        None if it has to be read whole.
+        """
         return self._tiles(name)
 
 

@@ -479,7 +479,7 @@ class _FileArray:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of the numbers."""
+        """The size in bytes of the array's numbers in the file."""
         return math.prod(self.shape) * _item_size(self.dtype)
 
     @property
@@ -504,7 +504,7 @@ class _FileArray:
         return fd
 
     def read(self) -> Numbers:
-        """Return the numbers in their shape; FormatError if the file was cut off."""
+        """Return the array's numbers in their shape; FormatError if the file was cut off."""
         raw = np.empty(self.nbytes, np.uint8)
         with os.fdopen(self._open(), "rb", buffering=0) as file:
             file.seek(self.start)
@@ -514,11 +514,11 @@ class _FileArray:
         return decode_numbers(raw, self.dtype, str(self.path)).reshape(self.shape, order=order)
 
     def stored(self) -> StoredBytes:
-        """Return the bytes of the numbers, in their order in the file."""
+        """Return the bytes of the array's numbers, in their order in the file."""
         return StoredBytes(f"{self.dtype} {self.fortran}", self._windows)
 
     def _windows(self) -> Generator[memoryview, None, None]:
-        """Yield the bytes of the numbers; FormatError if the file was cut off."""
+        """Yield the bytes of the array's numbers by pieces; FormatError if the file was cut off."""
         left = self.nbytes
         buffer = memoryview(bytearray(min(_READ, left)))
         with os.fdopen(self._open(), "rb", buffering=0) as file:

@@ -55,7 +55,7 @@ class Masks(Mapping[str, NDArray[np.bool_]]):
         self._bits: dict[str, tuple[NDArray[np.uint8], tuple[int, ...]]] = {}
 
     def store(self, key: str, mask: NDArray[np.bool_]) -> None:
-        """Store a mask; it replaces an earlier one of the same key."""
+        """Store the mask of a key's existing values; it replaces an earlier one of the same key."""
         self._bits[key] = (np.packbits(mask), mask.shape)
 
     def __getitem__(self, key: str) -> NDArray[np.bool_]:
@@ -119,7 +119,10 @@ class Collector:
         self.lost: set[str] = set()  # arrays of `unknown` that are points, by their names
 
     def record_key(self, key: str) -> str | None:
-        """Return the key a point is recorded under; None if the model has no such point."""
+        """Return the key that a capture point is recorded under.
+
+        None if the model has no such point.
+        """
         if not self.known:
             return key
         if key not in self.known:
@@ -128,7 +131,7 @@ class Collector:
         return None if instance is None else instance.key
 
     def set_tokens(self, tokens: int) -> None:
-        """Set the length of the pass."""
+        """Set the number of tokens of the pass whose values are collected."""
         self._tokens = tokens
 
     def heads(self, point: str, layer: int) -> int | None:
@@ -155,10 +158,10 @@ class Collector:
         return values
 
     def refuse_unlike(self, point: str, values: Numbers, rows: Sequence[int] | None = None) -> None:
-        """Raise ValueError for an array that cannot be a point's value: integers, or transposed.
+        """Raise ValueError for an array that cannot be a capture point's value.
 
-        `rows` are the token positions of its rows; None: all tokens. Points whose values are ids
-        may be integers.
+        Such are integers, but for points whose values are ids, and a transposed array. `rows` are
+        the token positions of its rows; None: all tokens.
         """
         if values.dtype.kind in "iub" and point not in DISCRETE:
             raise ValueError(
@@ -222,7 +225,7 @@ class Collector:
 
     @property
     def takes_unread(self) -> bool:
-        """Whether `add_unread` can be used: all rows are recorded, and nothing but statistics."""
+        """Whether `add_unread` can be used: all rows are wanted, and statistics alone."""
         everything = self._positions == "all" and self._logits_rows == "all"
         return everything and self._again is None and not self._hashes
 
@@ -391,7 +394,7 @@ class Collector:
         return again
 
     def add_joined(self, slot: str, layer: int, values: Numbers) -> None:
-        """Record a joined result such as qkv, [tokens, ...], under a slot's name (`L3.qkv`)."""
+        """Record a joined result's values [tokens, ...], such as qkv, under its name (`L3.qkv`)."""
         key = key_name(slot, layer)
         if self._again is not None and self._again != (key, 0):
             return

@@ -154,9 +154,9 @@ class RankSpec:
             self._dims[pattern] = dims
 
     def dims(self, name: str) -> str | None:
-        """Return the dims of an array, its axes and the ranks that divide them: 't h[tp]'.
+        """Return how ranks divide an array, as text: axes and the ranks that cut them, 't h[tp]'.
 
-        None if ranks.json has none for the array's name.
+        None if ranks.json has nothing for the array's name.
         """
         from fnmatch import fnmatchcase
 
@@ -311,10 +311,10 @@ class _Axes:
         return tuple(ranks.get(axis, values[0]) for axis, values in self.values.items())
 
     def rename_divisions(self, dims: Sequence[Division] | None) -> tuple[Division, ...] | None:
-        """Return divisions with each axis under the name that the ranks use; None for None.
+        """Return an array's divisions with each axis under the name that the ranks use.
 
-        Where files state only which process a rank is, the process number is the rank along the
-        one axis that divides the array. FormatError where several axes divide it.
+        None for None. Where files state only which process a rank is, the process number is the
+        rank along the one axis that divides the array. FormatError where several axes divide it.
         """
         if dims is None:
             return None

@@ -65,9 +65,9 @@ def open_dump(
 
 
 def dump_sequences(path: Path) -> list[tuple[int, ...]]:
-    """Return the token ids of each sequence in a dump; [] for a file of one sequence alone.
+    """Return the token ids of each sequence that a dump at `path` contains.
 
-    Raises FormatError for damaged files.
+    [] for a file or folder of one sequence alone. Raises FormatError for damaged files.
     """
     with ExitStack() as stack:
         if is_dump(path):

@@ -114,10 +114,11 @@ class GraphReader:
     def _points_by_weight(
         self, point: str, name: Name, rank: int, weights: list[tuple[str, int, CellColumns]]
     ) -> list[NodePoint]:
-        """Return [the node as `point`] for each weight it reads that has the role of `name`.
+        """Return the capture points that a node is by the weights it reads; [] if by none.
 
-        `name` is a row of the table of points, `rank` its place there. `weights` are the (role,
-        layer, columns) that the node reads. [] if none has the role.
+        `point` is the point, `name` a row of the table of points, `rank` its place there.
+        `weights` are the (role, layer, columns) that the node reads; those with the role of
+        `name` count.
         """
         return [
             NodePoint(point, layer, rank, cut) for role, layer, cut in weights if role == name.role
@@ -198,7 +199,10 @@ class GraphReader:
             self.collector.add(point, place.layer, sorted_, rank=rank)
 
     def _record(self, place: NodePoint, values: Numbers, seen: Mask | None) -> None:
-        """Record values at a point; note in `unknown` if their shape does not fit."""
+        """Record a node's values at its capture point.
+
+        Note in `unknown` if the shape does not fit.
+        """
         point, layer = place.point, place.layer
         shaped = self._to_point_shape(point, layer, values)
         if shaped is None:
@@ -213,16 +217,19 @@ class GraphReader:
         self.collector.add(point, layer, shaped, rows=rows, rank=place.rank, seen=mask)
 
     def _to_point_shape(self, point: str, layer: int, values: Any) -> Any | None:
-        """Return [tokens, ...] from a node's four axes, in our layout; None if impossible."""
+        """Return a capture point's value [tokens, ...] from a node's four axes.
+
+        None if impossible.
+        """
         try:
             return self._tokens_first(point, layer, values)
         except ValueError:  # from numpy: sizes that are zero, or not divisible into heads
             return None
 
     def _tokens_first(self, point: str, layer: int, values: Any) -> Any | None:
-        """Return [tokens, ...] in our layout; None for a shape or point that is not read.
+        """Return a node's values as [tokens, ...] in our layout.
 
-        ValueError if sizes do not divide into heads.
+        None for a shape or point that is not read. ValueError if sizes do not divide into heads.
         """
         while values.ndim > 2 and values.shape[0] == 1:
             values = values[0]
@@ -248,7 +255,7 @@ class GraphReader:
 
     @property
     def _rotates_adjacent_pairs(self) -> bool:
-        """True if the model is known and rotates adjacent pairs."""
+        """Whether the model is known and its rope rotates adjacent elements together."""
         return self.model is not None and self.model.hyper["rope_style"] == "interleaved"
 
     def _pairs_to_halves(self, point: str, layer: int, values: Any) -> Any:

@@ -189,7 +189,7 @@ class Library:
 
     @classmethod
     def open(cls, folder: Path | None = None) -> "Library":
-        """Return the library of a folder, or the one installed on this machine.
+        """Return llama.cpp's library in a folder, or the one installed on this machine.
 
         Raises BackendUnavailableError if there is none, or if it does not load or is not known.
         """
@@ -218,7 +218,10 @@ class Library:
         return ctypes.CDLL(str(found[0]), mode=ctypes.RTLD_GLOBAL)
 
     def _checked_fields(self) -> Fields:
-        """Return the fields' offsets in this version; BackendUnavailableError if not recognised."""
+        """Return the offsets of struct fields in this llama.cpp.
+
+        BackendUnavailableError if unknown.
+        """
         words = self.llama.llama_context_default_params().words
         fields = context_fields(words)
         if fields is None:
@@ -230,7 +233,7 @@ class Library:
         return fields
 
     def _store_error(self, level: int, text: bytes | None, data: Any) -> None:
-        """Append a message of level error to `errors`, which holds the last five; ignore others."""
+        """Append a logged error to `errors`, which holds the last five; ignore other messages."""
         if level == _ERROR and text:
             self.errors = [*self.errors[-4:], text.decode(errors="replace").strip()]
 
@@ -311,9 +314,9 @@ class Library:
             self.llama.llama_free(made)
 
     def decode(self, context: int, ids: Sequence[int]) -> int:
-        """Run a sequence from its start, with logits of every row; return the library's code.
+        """Run a sequence from its start, with logits of every row.
 
-        0 means success.
+        Return llama.cpp's code, 0 if well.
         """
         batch = self.llama.llama_batch_init(len(ids), 0, 1)
         try:
@@ -326,7 +329,7 @@ class Library:
             self.llama.llama_batch_free(batch)
 
     def clear(self, context: int) -> None:
-        """Remove all tokens from a context."""
+        """Remove all tokens from a llama.cpp context."""
         self.llama.llama_memory_clear(self.llama.llama_get_memory(context), True)
 
     def logits(self, context: int, row: int, vocab: int) -> Numbers:

@@ -212,10 +212,10 @@ class _Lines:
         return line
 
     def _values(self, node: GraphNode) -> tuple[str | None, Numbers | None, Mask | None]:
-        """Return (the line after a node, its values, the mask of printed ones).
+        """Return (line after a node's values, the values, mask of the printed ones).
 
-        Values and mask are None if nothing was printed or the node is too large. FormatError if the
-        printed rows do not fit the node's shape.
+        Values and mask are None if nothing was printed or the node is too large. FormatError if
+        the printed rows do not fit the node's shape.
         """
         rows: list[list[float]] = []
         line = self._next_line()

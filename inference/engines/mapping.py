@@ -66,7 +66,7 @@ class MappedArray:
     why: str = ""
 
     def to_json(self) -> dict[str, Any]:
-        """Return the entry of a mapping file."""
+        """Return the array's entry in a mapping file, as an object for JSON."""
         rows = self.rows if isinstance(self.rows, str) else list(self.rows)
         return {
             "key": self.key,
@@ -279,11 +279,11 @@ class _DumpValues:
         self._names: dict[str, str] = {}
 
     def keep(self, record: Record, values: Numbers) -> None:
-        """Note which array has the values of a record."""
+        """Note which of the dump's arrays has the values of a record, to read them again later."""
         self._names[record.key] = self.name
 
     def fetch(self, key: str) -> Numbers | None:
-        """Return the values of a key, read anew; None if it was not recorded."""
+        """Return the values of a record's key, read from the dump anew; None if not recorded."""
         if key not in self._names:
             return None
         held = _LastValues()
@@ -297,11 +297,11 @@ class _LastValues:
     values: Numbers | None = None
 
     def keep(self, record: Record, values: Numbers) -> None:
-        """Hold the values of a record."""
+        """Keep the values of a record, in place of those kept before."""
         self.values = values
 
     def fetch(self, key: str) -> Numbers | None:
-        """Return the values that were put last, whatever the key."""
+        """Return the values that were kept last, whatever the key."""
         return self.values
 
 

@@ -179,7 +179,7 @@ class ModuleMap:
         self._placement = placement
 
     def read(self, key: str) -> list[ModuleReading]:
-        """Return all points in a key's value; [] for a key that is not a point."""
+        """Return all capture points in the value of a module's key; [] if it has none."""
         if key not in self._parsed:
             return []
         layer, below = self._parsed[key]
@@ -288,9 +288,11 @@ class ModuleReader:
         return other
 
     def add(self, key: str, values: Numbers, rows: Sequence[int] | None = None) -> None:
-        """Record one key's values; note in the collector's `unknown` why if that fails.
+        """Record the capture points in one module's values.
 
-        `rows` are the token positions of its rows; None if their number tells which they are.
+        `key` is the module's, `rows` are the token positions of its rows; None if their number
+        tells which they are. Why a value cannot be recorded is noted in the collector's
+        `unknown`.
         """
         readings = self.modules.read(key)
         if key in self._hidden_states:
@@ -355,7 +357,7 @@ class ModuleReader:
         return True
 
     def _plain_shape(self, reading: ModuleReading, tiles: Tiles) -> tuple[int, ...] | None:
-        """Return a point's shape if its values are exactly the array's, in the array's order.
+        """Return the shape of a capture point whose values are just the array's, in its order.
 
         None if the point is only a part of the array, or in another order.
         """
@@ -384,10 +386,10 @@ class ModuleReader:
         return values[:, 0].swapaxes(0, 1).reshape(values.shape[2], -1)
 
     def expects(self, key: str) -> bool:
-        """Return whether a key names a point.
+        """Return whether the model has a capture point in the value of a module's key.
 
-        A key with #, or of a module that does nothing in some models, must name one that this model
-        has.
+        That is looked up only for a key with #, or of a module that does nothing in some models;
+        for any other the key has to name a point.
         """
         readings = self.modules.read(key)
         always = "#" not in key and not key.endswith(PASSING)
@@ -415,7 +417,7 @@ class ModuleReader:
         return not collector.known or collector.record_key(key_name(point, layer)) is not None
 
     def _add(self, reading: ModuleReading, values: Numbers, rows: Sequence[int] | None) -> bool:
-        """Record the part of a value that is one point; return whether the model has the point.
+        """Record the part of a module's values that is one point; return whether the model has it.
 
         Raises ValueError for the value of more than one sequence.
         """

@@ -141,9 +141,9 @@ class NpzFile:
             raise FormatError(f"{where}: {_short_text(error)}") from error
 
     def read(self, key: str) -> Numbers:
-        """Return one array; FormatError if the stream does not fit its header.
+        """Return one array of the .npz by its key; FormatError if its data does not fit its header.
 
-        TruncatedError if it ends before.
+        TruncatedError if the data ends before.
         """
         shape, dtype = self.arrays[key]
         size = math.prod(shape) * dtype.itemsize

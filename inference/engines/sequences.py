@@ -59,12 +59,15 @@ class TokenRun:
 
     @property
     def positions(self) -> list[int]:
-        """Token positions, ascending."""
+        """Positions of the request's tokens, ascending."""
         return sorted(at for one in self.segments for at in one.positions)
 
     @property
     def ids(self) -> list[int] | None:
-        """Token ids in the order of positions; None if a pass does not say them."""
+        """Ids of the request's tokens in the order of positions.
+
+        None if a pass does not say them.
+        """
         if any(one.ids is None for one in self.segments):
             return None
         pairs = [
@@ -74,13 +77,13 @@ class TokenRun:
 
     @property
     def steps(self) -> list[int]:
-        """Step of the pass that computed each token, in the order of positions."""
+        """Step of the pass that computed each token of the request, in the order of positions."""
         pairs = sorted((at, one.step) for one in self.segments for at in one.positions)
         return [step for _, step in pairs]
 
     @property
     def next_position(self) -> int:
-        """Position of the token that would follow."""
+        """Position of the token that would follow the request's last one."""
         return max(self.segments[-1].positions) + 1
 
     @property

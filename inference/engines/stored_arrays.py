@@ -112,7 +112,7 @@ class FilePool:
                 file.drop(region.start + start, region.start + stop)
 
     def array(self, region: Region, place: str) -> "StoredArray":
-        """Return the array of a region; `place` names it in messages."""
+        """Return the array that a region of a file contains; `place` names it in messages."""
         return StoredArray(
             place,
             region.encoding,
@@ -123,7 +123,7 @@ class FilePool:
         )
 
     def _close(self) -> None:
-        """Close all files."""
+        """Close all files of the pool."""
         with self._lock:
             self._closed = True
             for file in self._files.values():
@@ -146,7 +146,7 @@ class StoredArray:
     drop: Callable[[int, int], None]
 
     def read(self) -> Numbers:
-        """Return the numbers in their shape, floats as float32 or float64.
+        """Return the array's numbers in their shape, floats as float32 or float64.
 
         Raises FormatError for an array that cannot be decoded.
         """
@@ -166,18 +166,21 @@ class StoredArray:
             self.drop(0, self.nbytes)
 
     def stored(self) -> StoredBytes:
-        """Return the stored bytes; pages are released after each window."""
+        """Return the array's stored bytes; mapped pages are released after each window."""
         return StoredBytes(self.encoding, self._windows)
 
     def _windows(self) -> Generator[memoryview, None, None]:
-        """Yield the bytes, whose pages are released after each window."""
+        """Yield the array's stored bytes by pieces, whose mapped pages are released after each."""
         for start in range(0, self.nbytes, WINDOW):
             stop = min(start + WINDOW, self.nbytes)
             yield self.raw(start, stop)
             self.drop(start, stop)
 
     def tiles(self) -> Tiles | None:
-        """Return the array's blocks; None where its rows are not rows of floats in the file."""
+        """Return the array as blocks of rows and columns, read from the file when asked for.
+
+        None where its rows are not rows of floats in the file.
+        """
         encoding, shape = self.encoding, self.shape
         one = len(shape) == 2 or (len(shape) == 3 and shape[0] == 1)
         if encoding not in _SINGLE or not one or not math.prod(shape):

@@ -113,7 +113,7 @@ class Tiles:
 
     @property
     def size(self) -> int:
-        """The number of elements."""
+        """The number of the array's elements."""
         return self.rows * self.width
 
     def pieces(self, counts: Sequence[int], parts: "PartStats | None" = None) -> Iterator[Numbers]:
@@ -157,7 +157,7 @@ class Tiles:
         return lambda: self.read().reshape(shape)
 
     def some_rows(self, step: int) -> Numbers:
-        """Return every `step`-th row, from the first on."""
+        """Return every `step`-th row of the array, from the first on."""
         wanted = range(0, self.rows, step)
         made = np.empty((len(wanted), self.width), np.float32)
         for place, row in enumerate(wanted):
@@ -165,7 +165,7 @@ class Tiles:
         return made
 
     def columns(self, first: int, width: int) -> "Tiles":
-        """Return the `width` columns from `first` on."""
+        """Return `width` columns of the array from column `first` on, as an array of their own."""
         stored = self.stored
         return Tiles(
             self.rows,
@@ -177,7 +177,7 @@ class Tiles:
         )
 
     def row_range(self, first: int, rows: int) -> "Tiles":
-        """Return the `rows` rows from `first` on."""
+        """Return `rows` rows of the array from row `first` on, as an array of their own."""
         stored = self.stored
         return Tiles(
             rows,
@@ -251,7 +251,7 @@ class Tiles:
         return StoredReader(self)
 
     def _parts(self) -> Iterator[Numbers]:
-        """Yield the elements in order, PART at a time, each valid until the next."""
+        """Yield the array's elements in order, PART at a time, each valid until the next."""
         ahead = max(1, min(_COUNTED // max(self.width, 1), self.rows))
         buffer = np.empty(PART + ahead * self.width, np.float32)
         held = 0
@@ -268,7 +268,7 @@ class Tiles:
             yield buffer[:held]
 
     def _row_ranges(self, elements: int) -> Iterator[tuple[int, int]]:
-        """Yield (first, last) of ranges of rows that hold about `elements` elements each."""
+        """Yield (first, last) of consecutive ranges of rows with about `elements` elements each."""
         step = max(1, elements // max(self.width, 1))
         for first in range(0, self.rows, step):
             yield first, min(first + step, self.rows)
@@ -349,11 +349,11 @@ class MeasuredTiles:
         return self._stats
 
     def close(self) -> None:
-        """Note that the files are closed."""
+        """Note that the files are closed, so that later reads are refused."""
         self._closed = True
 
     def _refuse_closed(self) -> None:
-        """Raise UsageError if the files are closed."""
+        """Raise UsageError if the files from which the array is read are closed."""
         if self._closed:
             raise UsageError(
                 "the dump is closed: read values and statistics inside of the `with` that opens it"
@@ -398,7 +398,7 @@ class MeasuredTiles:
         return PartStats(self.size) if wanted else None
 
     def _take(self, parts: PartStats | None) -> None:
-        """Store the statistics that `parts` accumulated over all values."""
+        """Store the array's statistics that `parts` accumulated over all values."""
         if parts is not None:
             self._stats = parts.result()
 
