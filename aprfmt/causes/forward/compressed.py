@@ -69,9 +69,9 @@ def _patch_sum(summed: Callable[[Any, Array, Array], Array], point: str) -> Patc
     """
 
     def override(op: Any, at: Any, kv: Any, gate: Any) -> Any:
-        """Return a compressor's sum of the values `kv` weighted by gates: by `summed` at `point`.
+        """Return a compressor's sum of the values `kv` weighted by gates.
 
-        At other capture points it is the model's own operation `op`.
+        At capture point `point` it is that of the mistake `summed`, elsewhere the model's own.
         """
         return summed(op, kv, gate) if at.point == point else op(kv, gate)
 
@@ -151,7 +151,10 @@ def _patch_weights(part: str, changed: Weights) -> Patch:
     """
 
     def make(patched: PatchedModel, layers: Layers) -> PatchedModel:
-        """Return the model whose hyper-connections in `layers` have changed weights."""
+        """Return the model whose hyper-connections in `layers` have weights changed by a mistake.
+
+        The mistake is `changed`, a function of (weights, number of streams).
+        """
 
         def tap(patched: PatchedModel, layer: int, x: Any, held: Mapping[str, Any]) -> Any:
             """Return the hyper-connection's weights `x` of one layer as `changed` makes them."""

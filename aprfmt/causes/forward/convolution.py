@@ -157,7 +157,7 @@ def _patch_kernel(taken: Callable[[Array, Array], tuple[Array, Array]]) -> Patch
     """Return a patch: a convolution gets taken(window, kernel) in place of (window, kernel)."""
 
     def override(op: Any, at: Any, window: Any, kernel: Any, *bias: Any) -> Any:
-        """Return the convolution of the window and kernel that `taken` makes of the given ones."""
+        """Return the convolution of the window and kernel that the mistake `taken` gives."""
         return op(*taken(window, kernel), *bias)
 
     return lambda patched, layers: patched.with_op("convolve", override, layers)

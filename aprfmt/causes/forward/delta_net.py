@@ -243,7 +243,7 @@ def _patch_decay(how: Callable[[Array, Array, Array], Array]) -> Patch:
     """Return a patch: the log of the decay is how(product, A_log, dt_bias)."""
 
     def override(op: Any, at: Any, a: Any, rate: Any, shift: Any) -> Any:
-        """Return the log of a delta net's decay as `how` computes it, in the dtype of `a`.
+        """Return the log of a delta net's decay by the mistaken formula `how`, in the dtype of `a`.
 
         `a` is the decay's product, `rate` is A_log and `shift` is dt_bias.
         """
@@ -256,7 +256,7 @@ def _patch_channels(how: Callable[[Array], Array]) -> Patch:
     """Return a patch that replaces the log of the decay, given by channel, by how(it)."""
 
     def override(op: Any, at: Any, q: Any, k: Any, v: Any, decay: Any, *rest: Any) -> Any:
-        """Return the delta rule's result with how(decay) in place of the log of the decay."""
+        """Return the delta rule's result with the mistaken how(decay) for the log of the decay."""
         return op(q, k, v, np.ascontiguousarray(how(decay)), *rest)
 
     return lambda patched, layers: patched.with_op("delta", override, layers)
@@ -307,9 +307,9 @@ def _patch_strength(how: Callable[[Any, Array], Array]) -> Patch:
     """Return a patch that computes beta, the strength of each write, as how(sigmoid, product)."""
 
     def override(op: Any, at: Any, x: Any) -> Any:
-        """Return how(sigmoid, x) for a delta net's beta, the strength of a write.
+        """Return a delta net's beta, the strength of a write, by the mistaken how(sigmoid, x).
 
-        Else sigmoid of x.
+        At other capture points it is the sigmoid of x.
         """
         return how(op, x) if at.point == "beta_mm" else op(x)
 
@@ -320,9 +320,9 @@ def _patch_output_gate(how: Callable[[Array, Array, Array, float], Array]) -> Pa
     """Return a patch: the gated norm's result is how(values, weight, gate, epsilon)."""
 
     def override(op: Any, at: Any, x: Any, w: Any, gate: Any, kind: str, *, eps: float) -> Any:
-        """Return a delta net's gated norm of `x` as `how` computes it, in the dtype of `x`.
+        """Return a delta net's gated norm of `x` by the mistaken formula `how`.
 
-        `kind`, the gate's function, is not used.
+        It is in the dtype of `x`; `kind`, the gate's function, is not used.
         """
         return np.asarray(how(x, w, gate, eps), x.dtype)
 

@@ -87,9 +87,9 @@ def _gate_shared_expert(how: Callable[[Any, Array], Array]) -> Patch:
     """Return a patch that replaces sigmoids in the experts by how(operation, input)."""
 
     def override(op: Any, at: Any, x: Any) -> Any:
-        """Return how(op, x) for the sigmoid of the shared expert's gate.
+        """Return the shared expert's gate of `x` by the mistaken formula how(op, x).
 
-        Sigmoid of `x` elsewhere.
+        Elsewhere the operation's own sigmoid.
         """
         return np.asarray(how(op, x), x.dtype) if at.point in ROUTED else op(x)
 

@@ -41,10 +41,10 @@ def _patch_rates(rates: Callable[[Array, int, int, int], Array]) -> Patch:
     """Return a patch that replaces the decay rates by rates(own rates, heads, layer, layers)."""
 
     def make(patched: PatchedModel, layers: Layers) -> PatchedModel:
-        """Return the model whose lightning attention in `layers` decays by other rates."""
+        """Return the model whose lightning attention in `layers` has mistaken decays, `rates`."""
 
         def override(op: Any, at: Any, x: Any, step: Any, rate: Any, *rest: Any) -> Any:
-            """Return the result of lightning attention's scan with the decay rates of `rates`."""
+            """Return the result of lightning attention's scan with mistaken decays, `rates`."""
             made = rates(np.asarray(rate), x.shape[1], at.layer, patched.n_layers)
             return op(x, step, np.asarray(made, rate.dtype), *rest)
 
@@ -57,9 +57,9 @@ def _patch_operands(taken: Callable[[Any, Any, Any], tuple[Any, Any, Any]]) -> P
     """Return a patch: the scan gets taken(queries, keys, values) as its operands."""
 
     def override(op: Any, at: Any, v: Any, step: Any, rate: Any, k: Any, q: Any, *rest: Any) -> Any:
-        """Return the result of lightning attention's scan with the operands that `taken` gives.
+        """Return the result of lightning attention's scan with the operands of the mistake `taken`.
 
-        `taken` maps (queries, keys, values) to the three that are used.
+        It maps (queries, keys, values) to the three that are used.
         """
         q, k, v = taken(q, k, v)
         return op(v, step, rate, k, q, *rest)

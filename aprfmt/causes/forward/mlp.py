@@ -209,9 +209,9 @@ def _shape_activation(how: Callable[[Any, Any, float], Any], value: float) -> Pa
     """Return a patch that makes the activation how(own function, its input, value)."""
 
     def override(op: Any, at: Any, x: Any, kind: str, **kwargs: Any) -> Any:
-        """Return how(own activation, x, value) for an MLP.
+        """Return an MLP's activation by the mistaken formula how(own function, x, value).
 
-        The own activation after a convolution.
+        After a convolution it is the model's own.
         """
         if at.point in ("delta_qkv", "ssm_conv_in"):
             return op(x, kind, **kwargs)
@@ -224,7 +224,7 @@ def _patch_gated_product(how: Callable[[Any, Any, Any], Any]) -> Patch:
     """Return a patch that replaces act * up by how(product, act, up)."""
 
     def make(patched: PatchedModel, layers: Layers) -> PatchedModel:
-        """Return the model whose MLPs in `layers` compute how(product, act, up) for act * up."""
+        """Return the model whose MLPs in `layers` compute act * up by the mistake `how`."""
         held: list[Any] = []
 
         def activate(op: Any, at: Any, x: Any, *args: Any, **kwargs: Any) -> Any:
@@ -234,7 +234,10 @@ def _patch_gated_product(how: Callable[[Any, Any, Any], Any]) -> Patch:
             return y
 
         def mul(op: Any, at: Any, a: Any, b: Any) -> Any:
-            """Return how(op, a, b) where `a` is the MLP's activation, and a * b elsewhere."""
+            """Return the mistaken how(op, a, b) where `a` is the MLP's activation.
+
+            A * b elsewhere.
+            """
             inside = at.point == "ffn_act" or (held and a is held[0])
             return how(op, a, b) if inside else op(a, b)
 
@@ -281,7 +284,7 @@ def _oss_activation_mistakes(patched: PatchedModel) -> Iterator[Change]:
         return
 
     def act(x: Any, alpha: float) -> Any:
-        """Return x * sigmoid(alpha * x), the gate's function in gpt-oss's activation."""
+        """Return x * sigmoid(alpha * x), the function of the gate in gpt-oss's activation."""
         return x / (1 + np.exp(-alpha * x))
 
     rows: Mapping[str, Callable[[Any, Any, float, float], Any]] = {
@@ -316,7 +319,7 @@ def _oss_activation(how: Callable[[Any, Any, float, float], Any]) -> Patch:
     """Return a patch that replaces gpt-oss's activation by how(gate, up, limit, alpha)."""
 
     def override(op: Any, at: Any, gate: Any, up: Any, limit: float, alpha: float) -> Any:
-        """Return how(gate, up, limit, alpha) for gpt-oss's activation, in the gate's dtype."""
+        """Return gpt-oss's activation by the mistaken formula `how`, in the gate's dtype."""
         return np.asarray(how(gate, up, limit, alpha), gate.dtype)
 
     return lambda patched, layers: patched.with_op("swiglu_oai", override, layers)

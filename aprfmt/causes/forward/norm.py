@@ -366,7 +366,7 @@ def _use_head_weights(
     def override(op: Any, at: Any, x: Any, w: Any, *args: Any, **kwargs: Any) -> Any:
         """Return the norm of `x`, with used(w) as weights where they are [heads, d].
 
-        Only norms that follow one of `points` are changed.
+        Only norms that follow one of the capture points `points` are changed.
         """
         own = getattr(w, "ndim", 1) > 1 and point_before_norm(patched, at) in points
         return op(x, used(np.asarray(w)) if own else w, *args, **kwargs)

@@ -34,11 +34,11 @@ def use_eps(eps: float, point: str = "") -> Patch:
     def make(patched: PatchedModel, layers: Layers) -> PatchedModel:
         """Return the model whose norms in `layers` use epsilon `eps`.
 
-        Only those after `point` if given.
+        With a capture point `point`, only the norms that directly follow it.
         """
 
         def override(op: Any, at: Any, *args: Any, **kwargs: Any) -> Any:
-            """Return the result of a norm, with epsilon `eps` where it follows `point`.
+            """Return a norm's result with epsilon `eps` where it follows `point`, a capture point.
 
             Every norm is changed without a `point`.
             """
@@ -56,13 +56,13 @@ def offset_norm_weights(plus: int, points: Collection[str] = ()) -> Patch:
     def make(patched: PatchedModel, layers: Layers) -> PatchedModel:
         """Return the model whose norms in `layers` add `plus` to their weights.
 
-        Only the norms that follow one of `points`, if there are any.
+        Only the norms that follow one of the capture points `points`, if there are any.
         """
 
         def override(op: Any, at: Any, x: Any, w: Any, *args: Any, **kwargs: Any) -> Any:
             """Return the norm of `x` with weight w + plus, or `w` for a norm that stays.
 
-            Norms stay that do not follow one of `points`.
+            Norms stay that do not follow one of the capture points `points`.
             """
             own = not points or point_before_norm(patched, at) in points
             return op(x, w + plus if own else w, *args, **kwargs)
@@ -90,10 +90,10 @@ def skip_norms(points: Collection[str]) -> Patch:
     """Return a patch: norms that directly follow these capture points return their input."""
 
     def make(patched: PatchedModel, layers: Layers) -> PatchedModel:
-        """Return the model without the norms that follow one of `points` in `layers`."""
+        """Return the model without the norms in `layers` after a capture point of `points`."""
 
         def override(op: Any, at: Any, x: Any, *args: Any, **kwargs: Any) -> Any:
-            """Return `x` unchanged for a norm that follows one of `points`, else its norm."""
+            """Return `x` unchanged for a norm after a capture point of `points`, else its norm."""
             return x if point_before_norm(patched, at) in points else op(x, *args, **kwargs)
 
         return patched.with_ops(NORMS, override, layers)
@@ -105,10 +105,10 @@ def repeat_norms(points: Collection[str]) -> Patch:
     """Return a patch: norms that directly follow these capture points are applied twice."""
 
     def make(patched: PatchedModel, layers: Layers) -> PatchedModel:
-        """Return the model that applies the norms after one of `points` twice in `layers`."""
+        """Return the model whose norms after a capture point of `points` act twice, in `layers`."""
 
         def override(op: Any, at: Any, x: Any, *args: Any, **kwargs: Any) -> Any:
-            """Return the norm of the norm of `x` after one of `points`, else the norm of `x`."""
+            """Return the norm of `x`, taken twice after a capture point of `points`."""
             y = op(x, *args, **kwargs)
             return op(y, *args, **kwargs) if point_before_norm(patched, at) in points else y
 
@@ -146,6 +146,7 @@ def round_norm_steps(dtype: str) -> Patch:
         """
 
         def short(values: Any) -> Any:
+            """Return values rounded to the float type `dtype`, in the dtype of `x`."""
             return round_to_type(values, dtype).astype(x.dtype)
 
         square = short(np.mean(short(np.square(x)), axis=-1, keepdims=True))
@@ -164,13 +165,14 @@ def exchange_norm_kind(points: Collection[str] = ()) -> Patch:
     def make(patched: PatchedModel, layers: Layers) -> PatchedModel:
         """Return the model whose RMS norms subtract the mean, and whose layer norms do not.
 
-        Only the norms of `layers` that follow one of `points`, if there are any.
+        Only the norms of `layers` that follow one of the capture points `points`, if there are
+        any.
         """
 
         def is_chosen(at: Any) -> bool:
-            """Return whether the norm at the location `at` follows one of `points`.
+            """Return whether the norm at the location `at` follows a capture point of `points`.
 
-            True without any.
+            True without any points.
             """
             return not points or point_before_norm(patched, at) in points
 

@@ -115,7 +115,7 @@ def _alter_point(point: str, altered: Altered) -> Patch:
     """Return a patch that replaces values of `point` by altered(values, earlier points, model)."""
 
     def tap(patched: PatchedModel, layer: int, x: Any, held: Mapping[str, Any]) -> Any:
-        """Return altered(x, earlier points, model) in place of the value `x` of the patched point.
+        """Return what the mistake `altered` makes of the value `x` of the patched capture point.
 
         `held` has the layer's earlier points by name.
         """
@@ -151,7 +151,7 @@ def _sample_variance(patched: PatchedModel, layers: Layers) -> PatchedModel:
     """Return the model whose gaussian top-k divides the variance by n - 1, not n."""
 
     def cut(op: Any, at: Any, x: Any, factor: float) -> Any:
-        """Return the gaussian top-k of `x`, its threshold `factor` for a variance with n - 1."""
+        """Return the gaussian top-k of `x`, its threshold from a variance over n - 1, not n."""
         count = x.shape[-1]
         return op(x, factor * (count / (count - 1)) ** 0.5)
 

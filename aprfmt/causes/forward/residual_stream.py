@@ -236,10 +236,16 @@ def find_dropout(case: Mismatch) -> Iterator[Change]:
     made = rest + np.where(drops, 0.0, factor * ours)
 
     def make(patched: PatchedModel, layers: Layers) -> PatchedModel:
-        """Return the model in which one operation gives the values `made`, with dropout applied."""
+        """Return the model in which one operation gives the values `made`, with dropout applied.
+
+        It is the call that gives the differing capture point.
+        """
 
         def override(op: Any, at: Any, *args: Any, **kwargs: Any) -> Any:
-            """Return `made` for the operation call that gives the point, else the call's result."""
+            """Return `made`, the values with dropout, for the call that gives the differing point.
+
+            Other calls give their own result.
+            """
             y = op(*args, **kwargs)
             here = at == call.location and y.shape == made.shape
             return np.asarray(made, y.dtype) if here else y
@@ -667,11 +673,15 @@ def keep_one_summand(point: str, keep: int, turn: int) -> Patch:
     """
 
     def make(patched: PatchedModel, layers: Layers) -> PatchedModel:
-        """Return the model that keeps one summand of the sum after `point` in `layers`."""
+        """Return the model that keeps one summand of a residual sum after `point` in `layers`."""
         count: dict[Any, int] = {}
 
         def override(op: Any, at: Any, a: Any, b: Any) -> Any:
-            """Return summand `keep` for sum number `turn` after `point`, and a + b elsewhere."""
+            """Return summand `keep` (0: a, the stream.
+
+            1: b) of the chosen sum, and a + b elsewhere. Chosen is sum number `turn`, from 0,
+            after the capture point `point`.
+            """
             if at.point != point or b.ndim < 2:
                 return op(a, b)
             if count.get("at") != at:

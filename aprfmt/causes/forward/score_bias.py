@@ -22,9 +22,9 @@ def change_score_bias(how: Callable[[Any, Array], Any]) -> Patch:
     """Return a patch function: scores with their bias become how(scores, bias)."""
 
     def override(op: Any, at: Any, a: Any, b: Any) -> Any:
-        """Return how(scores, bias) where a bias of 3 axes is added to attention scores.
+        """Return the mistaken how(scores, bias) where a bias of 3 axes is added.
 
-        Else a + b.
+        A + b elsewhere.
         """
         return np.asarray(how(a, b), a.dtype) if b.ndim == 3 else op(a, b)
 

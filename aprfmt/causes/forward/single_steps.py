@@ -31,7 +31,7 @@ def change_sublayer_sum(sublayer: str, how: Sum) -> Patch:
     """
 
     def override(op: Any, at: Any, a: Any, b: Any) -> Any:
-        """Return how(stream, result) where `sublayer`'s result `b` is added to the stream `a`.
+        """Return the mistaken how(a, b) where `sublayer`'s result `b` is added to the stream `a`.
 
         Other sums are a + b.
         """

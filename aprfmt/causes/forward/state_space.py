@@ -317,7 +317,7 @@ def _patch_operands(taken: Callable[[Operands], Operands]) -> Patch:
     """Return a patch: the scan gets taken(operands) in place of its operands."""
 
     def override(op: Any, at: Any, *given: Any) -> Any:
-        """Return the state space scan's result with the operands that `taken` gives."""
+        """Return the state space scan's result with the operands that the mistake `taken` gives."""
         return op(*taken(given))
 
     return lambda patched, layers: patched.with_op("scan", override, layers)
@@ -327,7 +327,10 @@ def _patch_time_step(step: Steps) -> Patch:
     """Return a patch that computes the scan's time steps by `step`."""
 
     def override(op: Any, at: Any, raw: Any, bias: Any, low: float, high: float) -> Any:
-        """Return the scan's time steps as `step` computes them from raw steps, bias and limits."""
+        """Return the scan's time steps by the mistaken formula `step`, from raw steps and bias.
+
+        `low` and `high` are the limits of a time step.
+        """
         return step(op, raw, bias, low, high)
 
     return lambda patched, layers: patched.with_op("time_step", override, layers)
@@ -337,7 +340,7 @@ def _patch_gate(change: Gate) -> Patch:
     """Return a patch: the scan's gate and norm are computed by `change`."""
 
     def override(op: Any, at: Any, x: Any, gate: Any, weight: Any, **how: Any) -> Any:
-        """Return the scan's result `x`, gated and normalised as `change` computes it."""
+        """Return the scan's result `x`, gated and normalised by the mistaken formula `change`."""
         return change(op, x, gate, weight, how)
 
     return lambda patched, layers: patched.with_op("gated_scan", override, layers)

@@ -92,6 +92,7 @@ class PackedCopy:
         """The errors of the copy's values against its source; `fit` returns them."""
 
         def split(part: "Array") -> "Array":
+            """Return rows [rows, columns] as a stack [matrices, rows, columns]."""
             return part.reshape(-1, self.tall, part.shape[-1])
 
         return fit_errors(split(self.x), split(self.y), self.lattice.map_parts(split))
