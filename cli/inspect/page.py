@@ -171,7 +171,7 @@ def _tokenizer_json(found: "StatedTokenizer", everything: bool) -> dict[str, obj
     }  # fmt: skip
 
     def row(i: int) -> list[object]:
-        """Return [id, readable text, token type] of a token."""
+        """Return [id, readable text, name of the token's type] of the token with id `i`."""
         return [i, readable_piece(words.tokens[i], words.kind), named.get(words.types[i], "")]
 
     roles: dict[int, list[str]] = {}
