@@ -356,9 +356,9 @@ class DiagnosisRun:
         return True
 
     def model_of(self, side: Side) -> Model | None:
-        """Return the model a side ran on: its own, else the given, else the other side's.
+        """Return the model that a side's trace ran on: its own, the given or the other side's.
 
-        None if there is none of these.
+        They are tried in this order. None if there is none of these.
         """
         other = self.b if side is self.a else self.a
         return side.model or self.reference or other.model
@@ -711,7 +711,7 @@ class DiagnosisRun:
             self.levels.not_checked.append(f"{side.label}: divergences beyond the first ones")
 
     def _compare_runs(self) -> None:
-        """Compare the two runs with each other at every point, running models where needed."""
+        """Compare both sides' recorded values at every point; run models where needed."""
         # A side that is a model is run to record the points that the other has.
         model = self.model_of(self.a)
         moe = model is not None and bool(model.hyper["n_experts"])

@@ -222,7 +222,7 @@ class Diagnosis(Tabular):
         return tuple(row.to_named_cause(self.stored) for row in rows)
 
     def table_rows(self) -> Sequence[Row]:
-        """Return one dict per cause, the leading one first."""
+        """Return the causes as rows of a table, one dict per cause, the leading one first."""
         return [cause.to_json() for cause in self.causes]
 
     @property
@@ -234,7 +234,7 @@ class Diagnosis(Tabular):
 
     @property
     def first(self) -> str | None:
-        """The point that shows the leading cause first, else the first beyond its tolerance.
+        """The capture point that shows the leading cause first, else the first beyond tolerance.
 
         None if there is neither.
         """
@@ -303,7 +303,8 @@ class Diagnosis(Tabular):
     def unrepaired_text(self) -> str:
         """A sentence on the faults that no command repairs, or that B is another model; else "".
 
-        "" too where one of these faults is of an engine's run: what it computes is in no file.
+        "" too where one of these faults is of an engine's run: what an engine computes is in no
+        file.
         """
         if self.other_model and self.verdict == "not_comparable":
             return "no command mends B: it is another model than A"

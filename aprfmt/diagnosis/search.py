@@ -127,7 +127,7 @@ class Search:
         return self.case.attempt_all([(step.change, step.layers) for step in steps])
 
     def nearness(self, view: ShadowPoint) -> float:
-        """Return how near a point is to the trace: the negative mean log10 of its rows' distances.
+        """Return how near a computed point is to the trace: minus the mean log10 of row distances.
 
         Higher is nearer. Only the rows that the trace has count.
         """
@@ -145,7 +145,10 @@ class Search:
 
     @property
     def smallest_remaining_share(self) -> float:
-        """The fraction of the difference left by the best single change, 1.0 if none was tried."""
+        """The fraction of the point's difference that the best single change leaves.
+
+        1.0 if untried.
+        """
         assert self.case.view.residual is not None
         left = min((one.residual for one in self.singles), default=self.case.view.residual)
         return left / self.case.view.residual
@@ -200,7 +203,7 @@ class Search:
                     yield SearchStep(usual.change, layers, layers == usual.layers)
 
     def _usual_changes(self) -> list[UsualMistake]:
-        """Return the usual mistakes of this model, and a window that the rows suggest."""
+        """Return the usual mistakes that this model allows, and a window that the rows suggest."""
         patched, found = self.case.patched, usual_mistakes(self.case.patched)
         late = np.flatnonzero(
             self.case.distances_by_row(self.case.view) > 2 * self.case.view.tolerance
