@@ -30,7 +30,7 @@ class ComputedGradients(Protocol):
 
     @property
     def how(self) -> str:
-        """Where and in which arithmetic they were computed: `torch:cpu:float64`."""
+        """Where and in which arithmetic the gradients were computed: `torch:cpu:float64`."""
         ...
 
     @property

@@ -62,7 +62,7 @@ class SavedStep:
             self.model.save_pretrained(self.folder / "after")
 
     def _keep_batch(self, model: Any, args: Any, given: dict[str, Any]) -> None:
-        """Write the inputs of a forward pass to the file, over those of the pass before it."""
+        """Write the inputs of a forward pass to the batch's file, over those of the pass before."""
         arrays = {name: x for name, x in given.items() if hasattr(x, "detach") and x.ndim}
         if args and "input_ids" not in arrays:
             arrays["input_ids"] = args[0]
@@ -79,7 +79,7 @@ class SavedStep:
                 x.register_hook(partial(self._keep_gradient, key))
 
     def _keep_gradient(self, key: str, gradient: Any) -> None:
-        """Keep a copy of the gradient of a point under `key`."""
+        """Keep a copy of the gradient of a capture point under `key`."""
         self.points[key] = gradient.detach().to("cpu", copy=True)
 
     def _save(self, name: str, tensors: dict[str, Any]) -> None:

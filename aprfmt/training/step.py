@@ -635,7 +635,10 @@ class _Step:
         return self._judge_parameters(True, norm)
 
     def _loss(self) -> tuple[float | None, str | None]:
-        """Return (loss of the batch, where it was computed); (None, None) without a batch."""
+        """Return (mean loss of the batch, device and arithmetic by which it was computed).
+
+        (None, None) without a batch.
+        """
         if self.computed is not None:
             return self.computed.loss, self.computed.how
         if self.checker is not None:
@@ -877,7 +880,7 @@ class _Step:
         return {self.state.names.get(owner, plain_name(owner)) for owner in self.state.coded}
 
     def _has_codes(self, parameter: Parameter) -> bool:
-        """Return whether the moments of a parameter are kept in 8 bits."""
+        """Return whether the optimizer keeps the moments of a parameter in 8 bits."""
         return parameter.names[0] in self._names_in_8_bits()
 
     def _judge_update(self, parameter: Parameter, recipe: Recipe, held: StepInputs) -> Judgement:
@@ -917,10 +920,10 @@ class _Step:
     def _by_unseen(
         self, parameter: Parameter, recipe: Recipe, held: StepInputs, found: Judgement
     ) -> Judgement:
-        """Return "differs" for a parameter with a gradient that the optimizer never saw.
+        """Return "differs" for a parameter whose gradient the optimizer never saw, else `found`.
 
         It did not move, and the state has moments of others and none of it. It would have made a
-        first step, which has to be large enough to be seen. Else `found`.
+        first step, which has to be large enough to be seen.
         """
         state = self.state
         if found.verdict != "not compared" or state is None or self.given is None:
@@ -941,7 +944,7 @@ class _Step:
         return replace(first, why=says, guesses=(replace(frozen, says=says),))
 
     def _by_other_rule(self, parameter: Parameter, found: Judgement) -> Judgement:
-        """Return "not compared" for a differing step whose state has an array of no known rule.
+        """Return "not compared" for a differing step if the state has an array of no known rule.
 
         Such is the remainder that Kahan summation carries: another rule than the stated one may
         have made the step. Else `found`.
@@ -1485,7 +1488,7 @@ class _Step:
         return max((float(np.linalg.norm(values)) for values in each), default=0.0)
 
     def _gradient_case(self, parameter: Parameter, computed: ComputedGradients) -> GradientCase:
-        """Return the pair of a parameter's given gradient and the computed one, as matrices."""
+        """Return a parameter's given gradient with the computed one, both as matrices."""
         assert self.given is not None
         rows = matrix_shape(parameter.before.shape)
         given = self.given.values(parameter, self.given.placed[parameter.key])
@@ -1576,10 +1579,10 @@ class _Step:
         stored: Mapping[str, Sequence[str]],
         norm: float | None,
     ) -> Iterator[NamedCause]:
-        """Yield a cause for each mistake that was guessed, with its proof over all elements.
+        """Yield a cause for each mistake that was guessed for parameters, with its proof.
 
-        Sets the `why` of the rows that it explains. `stored` is {key: names in the file}, `norm`
-        that of all given gradients.
+        The proof is over all their elements. Sets the `why` of the rows that it explains.
+        `stored` is {key: names in the file}, `norm` that of all given gradients.
         """
         known = {row.key: row for row in self.parameters}
         at = {row.key: number for number, row in enumerate(rows)}
