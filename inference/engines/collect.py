@@ -348,10 +348,11 @@ class Collector:
                 )
 
     def _made_of(self, values: Numbers, kept: Numbers, key: str) -> str:
-        """Return in words how a layer gets `values` from `kept`, the recorded values of `key`.
+        """Return in words how a model's layer makes `values` from `kept`, the recorded values.
 
-        Some modules return such a value instead of the point's: another point's value, `kept`
-        times a factor of the model, or `kept` plus a stream. "" if none of these gives `values`.
+        `kept` are those of `key`. Some modules return such a value instead of the point's:
+        another point's value, `kept` times a factor of the model, or `kept` plus a stream. "" if
+        none of these gives `values`.
         """
         point, layer = parse_key(key)
         dtypes = (self._dtype, exact_16_bit_type(values))
@@ -423,10 +424,10 @@ class Collector:
         return (self._tokens - 1,) if count == 1 else None
 
     def trace(self, run: Mapping[str, Value], *, resolution: float = 0.0) -> Trace:
-        """Return what was recorded, in execution order; every alias of the model is known.
+        """Return what was recorded as a Trace, in execution order.
 
-        `run` are facts of the run. `resolution` is half a unit of the last printed decimal, 0 for
-        exact values.
+        Every alias of the model is known. `run` are facts of the run. `resolution` is half a unit
+        of the last printed decimal, 0 for exact values.
         """
         # Bring the records into execution order.
         order = list(self.known) or sorted(self.records, key=_key_order)
@@ -458,7 +459,7 @@ class Collector:
             tiles.close()
 
     def _fetch(self, key: str) -> Numbers | None:
-        """Return the values of a recorded array, read from where they are stored if need be.
+        """Return the values recorded under a key, read from where they are stored if need be.
 
         None if they are nowhere.
         """

@@ -73,7 +73,7 @@ class GraphReader:
             self._roles = stored_roles(self.model)
 
     def points_of_node(self, node: GraphNode) -> list[NodePoint]:
-        """Return the capture points whose value a node holds; [] if it holds none.
+        """Return the capture points whose value a llama.cpp graph node has; [] if it has none's.
 
         They are found by the llama.cpp names in the table of points.
         """
@@ -136,7 +136,7 @@ class GraphReader:
         return layer if text == "Qcur" else None
 
     def add(self, node: GraphNode, values: Numbers, seen: Mask | None = None) -> None:
-        """Record a node's values, given in its own shape (outermost first).
+        """Record a graph node's values, given in its own shape (outermost first).
 
         `seen` is a mask of the values that exist; None for all.
         """

@@ -204,7 +204,10 @@ class Library:
         return cls._loaded[folder]
 
     def _load(self, name: str) -> Any:
-        """Return the loaded shared library of this name; BackendUnavailableError if missing."""
+        """Return llama.cpp's shared library of this name, loaded by ctypes.
+
+        Raises BackendUnavailableError if it is missing.
+        """
         found = sorted(
             path
             for path in self.folder.iterdir()
@@ -238,7 +241,7 @@ class Library:
             self.errors = [*self.errors[-4:], text.decode(errors="replace").strip()]
 
     def last_errors(self) -> str:
-        """Return the last errors the library has logged, oldest first, and forget them.
+        """Return the last errors that llama.cpp has logged, oldest first, and forget them.
 
         Without any, words that say that it gives no reason.
         """
@@ -246,7 +249,7 @@ class Library:
         return said or "it does not say why"
 
     def version(self) -> str:
-        """Return a text that identifies this build: file, version, and processor features."""
+        """Return a text that identifies this llama.cpp build: file, version, processor features."""
         name = Path(self.llama._name).resolve().name
         build = []
         for call in ("ggml_version", "ggml_commit"):  # newer builds only

@@ -319,7 +319,10 @@ class ModuleReader:
             self._collector.unknown[key] = "the model has no such point"
 
     def _add_hidden_state(self, key: str, values: Numbers, rows: Sequence[int] | None) -> None:
-        """Record an entry of `hidden_states` as its point; a module's own output comes first."""
+        """Record an entry of `hidden_states` as its capture point.
+
+        If a module's own output is recorded for that point, it counts before this one.
+        """
         try:
             values = drop_batch_axis(values, key)
             self._collector.refuse_unlike(self._hidden_states[key][0], values, rows)
@@ -480,9 +483,10 @@ class ModuleReader:
             self._collector.add(point, layer, found, rows=rows, rank=BESIDE_MODULES)
 
     def _point_columns(self, point: str, layer: int, part: str, values: Numbers) -> Numbers | None:
-        """Return a point's part of a joined result; None if its size is not known.
+        """Return a capture point's part of a joined result such as qkv.
 
-        `part` is the kind of joining, as the table of points names it.
+        None if its size is unknown. `part` is the kind of joining, as the table of points names
+        it.
         """
         width = values.shape[-1]
         # Each kind of joined result has its own order of columns.
@@ -584,7 +588,7 @@ class ModuleReader:
         return values
 
     def _rotated_range(self, layer: int, width: int) -> tuple[int, int]:
-        """Return (start, count) of the rotated elements of a layer's heads."""
+        """Return (start, count) of the elements of a head that rope rotates in a layer."""
         hp = self._collector.hp
         if hp is None:
             return 0, width

@@ -95,9 +95,9 @@ class NpzFile:
             raise UnsupportedError(f"{path}: {_short_text(key)!r}: {why}")
 
     def _member_key(self, member: zipfile.ZipInfo) -> str:
-        """Return the array's name of a member; FormatError if it is no array or too large.
+        """Return the name of the array that a file in the .npz contains.
 
-        UnsupportedError if it is encrypted.
+        FormatError if it is no array or too large, UnsupportedError if it is encrypted.
         """
         name = member.filename
         if not name.endswith(".npy"):
@@ -122,7 +122,10 @@ class NpzFile:
 
     @contextmanager
     def _open_member(self, member: zipfile.ZipInfo) -> Iterator[Any]:
-        """Open a member for reading; errors of zipfile become FormatError or UnsupportedError."""
+        """Yield an array's file in the .npz, open for reading.
+
+        Errors of zipfile become FormatError or UnsupportedError.
+        """
         where = f"{self.path}: {_short_text(member.filename)!r}"
         try:
             with self._zip.open(member) as file:

@@ -118,7 +118,7 @@ class TraceKind:
     folder: bool = False
 
     def may_be(self, path: Path) -> bool:
-        """Return whether a path may be of this kind, by its suffix, or as a folder."""
+        """Return whether a path may be a saved trace of this kind, by its suffix or as a folder."""
         if path.is_dir():
             return self.folder
         return self.suffixes is None or path.suffix in self.suffixes

@@ -88,7 +88,7 @@ class TokenRun:
 
     @property
     def padding(self) -> int:
-        """Positions that the engine gave padding before the first token."""
+        """How many positions before the request's first token the engine filled with padding."""
         return self.segments[0].padding
 
 

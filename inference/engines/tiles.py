@@ -314,7 +314,7 @@ class PartStats:
 
     @property
     def count(self) -> int:
-        """The number of elements that were added."""
+        """The number of elements that were added to the statistics."""
         return self._count
 
     def result(self) -> Stats | None:
