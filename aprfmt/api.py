@@ -159,10 +159,7 @@ def run(
         drawn: list[int] = []
 
         def draw_token(logits: Any) -> int:
-            """Return the token id that the sampler draws from logits [vocab].
-
-            Append it to `drawn`.
-            """
+            """Return the token id drawn by the sampler from logits [vocab], appended to `drawn`."""
             drawn.append(sampler(logits))
             return drawn[-1]
 
