@@ -172,9 +172,9 @@ def _attention_bias_rule(causal: bool = False, **usual: Value) -> HyperRule:
     wanted = {"position_embedding_type": "absolute", "is_decoder": causal, **usual}
 
     def check(value: Value, facts: Facts, hp: Params) -> str:
-        """Return "" (no warning).
+        """Raise ArchError if config.json asks for attention that is not computed here.
 
-        Raise ArchError if config.json asks for attention that is not computed.
+        Else return "", which says that there is no warning.
         """
         require_values(facts, {**wanted, **({"add_cross_attention": False} if causal else {})})
         return ""

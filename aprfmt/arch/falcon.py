@@ -132,10 +132,10 @@ def _parallel_residual_rule(two: bool, alibi: bool) -> HyperRule:
     """
 
     def check(value: Value, facts: Facts, hp: Params) -> str:
-        """Return "" (no warning).
+        """Raise ArchError for a config.json that contradicts this form of falcon.
 
-        Raise ArchError for a config.json that contradicts this form of falcon. The form is `two`
-        (two norms a layer) and `alibi` (distances added to the scores).
+        Else return "", which says that there is no warning. The form is `two` (two norms a layer)
+        and `alibi` (distances added to the scores).
         """
         new = _boolean_or_default(facts, _NEW, two)
         require_values(facts, {"alibi": alibi, **({"parallel_attn": True} if new else {})})

@@ -40,10 +40,10 @@ def as_published(only: Mapping[str, Value]) -> Callable[[Value, Facts, Params], 
     """
 
     def check(value: Value, facts: Facts, hp: Params) -> str:
-        """Return "" (no warning).
+        """Raise ArchError if config.json has other values than published models have.
 
-        Raise ArchError if config.json has another value than published models. `only` has the one
-        value of each key that is computed.
+        Else return "", which says that there is no warning. `only` has the one value of each key
+        that is computed.
         """
         for key, expected in only.items():
             found = facts.first(key) if facts.style == "hf" else None

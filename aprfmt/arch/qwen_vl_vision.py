@@ -131,9 +131,9 @@ def _patch_frames_rule() -> HyperRule:
     rule = _size_rule("patch_frames", "temporal_patch_size", 2)
 
     def check(value: Value, facts: Facts, hp: Params) -> str:
-        """Return "" (no warning) if a patch is of two frames.
+        """Raise ArchError for a number of frames in a patch, `value`, other than two.
 
-        Raise ArchError for any other number.
+        Else return "", which says that there is no warning.
         """
         if value != 2:
             raise ArchError(f"temporal_patch_size: is {value}; expected 2: no other is known")

@@ -221,9 +221,9 @@ def _read_yarn(facts: Facts, hp: Params, factor: float, log_mul: float) -> Scali
     """
 
     def read_key(name: str, default: float | None) -> float | None:
-        """Return the number under a GGUF's rope scaling key `name`, float32 rounding undone.
+        """Return the number under a GGUF's rope scaling key `name`, else `default`.
 
-        Else `default`.
+        The rounding to float32 is undone.
         """
         found = facts.first(_KEY + name)
         return default if found is None else shortest_decimal(finite_number(*found))

@@ -123,8 +123,8 @@ def window_rules(window: Window) -> tuple[HyperRule, HyperRule]:
     def read_gguf_layers(facts: Facts, hp: Params) -> Found:
         """Return (one boolean per layer: it has a window, key) of a GGUF's period or list.
 
-        Else None. None also for a model without windows. Raises ArchError for other values than
-        true and false.
+        None without the key, and for a model without windows. Raises ArchError for other values
+        than true and false.
         """
         found = facts.first(_KEY + "_pattern")
         if hp["sliding_window"] is None or found is None:
