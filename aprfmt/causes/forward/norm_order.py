@@ -298,9 +298,9 @@ def add_to_normed(sublayers: Collection[str]) -> Patch:
             return y
 
         def add(op: Any, at: Any, a: Any, b: Any) -> Any:
-            """Return a + b.
+            """Return the residual sum after one of `sublayers` as its norm's output plus b.
 
-            For the residual sum after one of `sublayers`, its norm's output plus b.
+            Other sums are a + b.
             """
             for sublayer in sublayers:
                 if at.point in behind[sublayer] and b.ndim > 1 and sublayer in held:

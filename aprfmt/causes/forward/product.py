@@ -134,10 +134,7 @@ def remember_product(role: str, held: dict[str, Any]) -> Callable[..., Any]:
     """
 
     def linear(op: Any, at: Any, x: Any, w: Any, *rest: Any, **kwargs: Any) -> Any:
-        """Return the product of `x` and the weight `w`.
-
-        Put it into `held` if `w` has the role `role`.
-        """
+        """Return the product of `x` and `w`, which is kept in `held` if `w` has the role `role`."""
         y = op(x, w, *rest, **kwargs)
         if w.key.partition("[")[0].endswith(f".{role}"):
             held[role] = y

@@ -677,10 +677,10 @@ def keep_one_summand(point: str, keep: int, turn: int) -> Patch:
         count: dict[Any, int] = {}
 
         def override(op: Any, at: Any, a: Any, b: Any) -> Any:
-            """Return summand `keep` (0: a, the stream.
+            """Return one summand of the chosen sum: a, the stream, where `keep` is 0, else b.
 
-            1: b) of the chosen sum, and a + b elsewhere. Chosen is sum number `turn`, from 0,
-            after the capture point `point`.
+            Chosen is sum number `turn`, from 0, after the capture point `point`; other sums are a
+            + b.
             """
             if at.point != point or b.ndim < 2:
                 return op(a, b)

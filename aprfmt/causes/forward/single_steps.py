@@ -53,9 +53,9 @@ def share_norm_input(patched: PatchedModel, layers: Layers) -> PatchedModel:
         return op(a, b)
 
     def norm(op: Any, at: Any, x: Any, *args: Any, **kwargs: Any) -> Any:
-        """Return the norm of `x`.
+        """Return the norm of `x`, or before the MLP that of the stream from before attention.
 
-        Before the MLP, of the stream that `held` has from before attention.
+        `held` keeps that stream.
         """
         return op(held[-1] if at.point == "mid" and held else x, *args, **kwargs)
 
@@ -82,7 +82,7 @@ def norm_sum(sublayers: Collection[str]) -> Patch:
         def norm(op: Any, at: Any, x: Any, *args: Any, **kwargs: Any) -> Any:
             """Return the norm of `x`.
 
-            Keep the norm after one of `sublayers` in `last`, for its tap.
+            Norms after one of `sublayers` are kept in `last` for a tap.
             """
             for sublayer in sublayers:
                 if at.point in SUMMED[sublayer][1]:
@@ -109,10 +109,7 @@ def norm_sum(sublayers: Collection[str]) -> Patch:
             return normed
 
         def add(op: Any, at: Any, a: Any, b: Any) -> Any:
-            """Return `b` alone where it already has the stream in it, after a norm of the sum.
-
-            Else a + b.
-            """
+            """Return a + b, or `b` alone where it is a norm of the sum and has the stream in it."""
             return b if any(at.point == SUMMED[sublayer][2] for sublayer in sublayers) else op(a, b)
 
         # The norm's result becomes the whole stream, so the later sum adds nothing.
