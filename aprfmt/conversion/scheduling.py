@@ -430,7 +430,7 @@ class WorkerPool:
         def copy_window(start: int, stop: int) -> PlacedPiece:
             """Copy bytes [start, stop) of the source tensor to the output.
 
-            Return count and CRC-32.
+            Returns their count and CRC-32, 0 if no checksum is asked for.
             """
             crc, at = 0, start
             for window in copied_bytes(data, start, stop):
@@ -473,7 +473,8 @@ class WorkerPool:
         def write_piece() -> PlacedPiece:
             """Encode a piece of the output tensor and write it.
 
-            Return its size, CRC-32 and changes.
+            Returns its size, its CRC-32 (0 if not asked for) and the counts of values that
+            changed.
             """
             data, counts = encode_piece(output, options, column_importances(output, options), piece)
             slot.place.put(piece.first * width, data)
