@@ -624,7 +624,7 @@ class DiagnosisRun:
         return a is not None and b is not None and a.path.resolve() == b.path.resolve()
 
     def _pass_dtype(self) -> str:
-        """Return "float64" if a side ran or recorded in float64, else "float32"."""
+        """Return the dtype of passes to run: "float64" if a side's run had it, else "float32"."""
         wide = any(
             side.device_choice is not None and side.device_choice.dtype == "float64"
             for side in (self.a, self.b)
