@@ -238,10 +238,7 @@ def _route_sigmoid_bias(
     choice = scores if bias is None else scores + bias
 
     def sum_best_two(split: Array) -> Array:
-        """Return the sum of the two highest scores of each group of experts.
-
-        Last axis of size 1.
-        """
+        """Return the sum of the two highest scores of each group of experts, [..., groups, 1]."""
         return m.total(m.pick(split, m.ranked(split)[..., :2]))
 
     kept, group_margin = _best_groups_mask(m, choice, sum_best_two, hp)

@@ -89,9 +89,10 @@ def node_of_name(
         sizes = sizes[1:]
 
     def of_weight(role: str) -> GraphNode | str:
-        """Return the graph node that applies a role: it adds its bias, or multiplies by its weight.
+        """Return the graph node that applies a role: its bias added, or else its weight.
 
-        Why that is not known (str) without the model, which says whether the role has a bias.
+        Without the model, which says whether the role has a bias, a sentence says that the node
+        is not known.
         """
         if model is None:
             return f"whether a bias follows is not known without the model ({role})"

@@ -91,10 +91,7 @@ def run_transformers(
         known = reader.modules
 
         def take(key: str, values: Any) -> None:
-            """Record the value of a module's input or result, `key`.
-
-            Ignore it if it is no capture point.
-            """
+            """Record the value of a module's input or result, `key`, if it is a capture point."""
             if reader.expects(key):
                 reader.add(key, _to_numpy(values))
 
@@ -305,7 +302,7 @@ def _wrap_attention(
     def attend(module: Any, query: Any, key: Any, value: Any, mask: Any, **options: Any) -> Any:
         """Return what the wrapped attention returns.
 
-        Give q, k, scores and probabilities to `take`.
+        Its q, k, scores and probabilities are given to `take` under keys of the layer.
         """
         result, weights = original(module, query, key, value, mask, **options)
         layer = _INSIDE.sub("", paths[id(module)])
