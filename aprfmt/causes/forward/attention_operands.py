@@ -142,10 +142,7 @@ def exchange_keys_and_values(patched: PatchedModel, layers: Layers) -> PatchedMo
     role = "attn_v.weight"
 
     def add(op: Any, at: Any, a: Any, b: Any) -> Any:
-        """Return the sum a + b.
-
-        Where it adds the bias to the values' product, keep it in `held`.
-        """
+        """Return the sum a + b, kept in `held` where it is the values' product plus its bias."""
         y = op(a, b)
         if held.get(role) is a:
             held[role] = y

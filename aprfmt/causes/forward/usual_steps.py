@@ -271,7 +271,10 @@ def _split_joined(first: str, second: str, mix: Callable[[Any, Any], tuple[Any, 
     """
 
     def make(patched: PatchedModel, layers: Layers) -> PatchedModel:
-        """Return the model whose products `first` and `second` have mixed weights in `layers`."""
+        """Return the model whose products `first` and `second` in `layers` have exchanged parts.
+
+        Their weights and biases become what the mistake `mix` makes of both.
+        """
         arrays: dict[str, Any] = {}
         for key in patched.stored:
             layer, role = split_key(key)
