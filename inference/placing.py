@@ -236,7 +236,10 @@ def place_product(part: str) -> PlaceOf:
     """
 
     def where(place: LayerFacts) -> str:
-        """Return HERE, ABSENT, or the part (q, k, v) that it equals without a bias."""
+        """Return HERE where the layer has the point, ABSENT, or q, k or v, which it equals.
+
+        It equals that point (`part`) where no bias follows the product.
+        """
         if not place.has_role(f"attn_{part}.weight"):
             return ABSENT
         return HERE if place.has_role(f"attn_{part}.bias") else part

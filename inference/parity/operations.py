@@ -198,7 +198,7 @@ def judge_operations(
     kinds = (finer_weights_class(a, b), "activate")
 
     def bound(key: str) -> float:
-        """Return the relative L2 that the operation which gives the point `key` may be off."""
+        """Return the tolerance (relative L2) of the operation that gives the point `key`."""
         return operation_tolerance(*operation_dtypes(key, a, b), backend_name(b), kinds).rel_l2
 
     ids = tuple(request.ids)
