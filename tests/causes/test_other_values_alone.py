@@ -525,3 +525,18 @@ def test_a_tensor_of_one_value_was_never_filled(monkeypatch: pytest.MonkeyPatch)
     few = (False, "16 values are too few to tell another tensor from damage")
     assert told(x, x, a=1.0, b=2.0) == told(x, x) == few
     assert told(x, x * np.inf) == (False, "values are not finite: damage")
+
+
+@pytest.mark.parametrize(
+    ("rows", "fewest", "looked_at"),
+    [(40, 1, [0, 39]), (40, 3, [0, 19, 39]), (3, 5, [0, 1, 2]), (2, 5, [0, 1])],
+)
+def test_a_sample_of_rows_is_even_and_has_the_fewest_that_are_asked_for(
+    rows: int, fewest: int, looked_at: list[int]
+) -> None:
+    values = np.arange(rows * 8, dtype=np.float32).reshape(rows, 8)
+    reader: Any = SimpleNamespace(
+        rows=rows, columns=8, size=values.size, take=lambda index: values[index]
+    )
+    found = foreign_values.sample_values(reader, 16, fewest)
+    assert found.dtype == np.float64 and np.array_equal(found, values[looked_at])
