@@ -19,7 +19,7 @@ The normal form of the hyperparameter `rope_scaling` is None (no scaling) or a m
 import math
 from reprlib import repr as short_repr
 
-from aprfmt.arch.rope_gguf import lost_divisors_text, read_gguf, write_gguf
+from aprfmt.arch.rope_gguf import ignored_factor_text, lost_divisors_text, read_gguf, write_gguf
 from aprfmt.arch.rope_hf import HFRope, RopeDefaults, full_head_dim, write_hf
 from aprfmt.arch.spec import Facts, Found, HyperRule, Params
 from aprfmt.arch.value_checks import MAX_ROTATED, finite_number, positive_number
@@ -94,12 +94,12 @@ def rope_rules(rope: RopeDefaults) -> tuple[HyperRule, ...]:
         )
 
     def check_scaling(value: Value, facts: Facts, hp: Params) -> str:
-        """Return the warning on rope keys of a config.json that are not used; "" for none.
-
-        These ask to rotate a part of a head (`check_partial`) or are divisors that a file has
-        lost.
-        """
-        return check_partial(value, facts, hp) or lost_divisors_text(facts)
+        """Return the first remark on what a scaling's file states without effect; "" for none."""
+        return (
+            check_partial(value, facts, hp)
+            or lost_divisors_text(facts)
+            or ignored_factor_text(value, facts)
+        )
 
     def read_rope_dim(facts: Facts, hp: Params) -> Found:
         """Return (rotated elements of a head, key) of config.json; None without the key."""

@@ -37,7 +37,7 @@ _KEY = "{arch}.rope.scaling."
 _CALLED: Mapping[str, Mapping[str, str]] = {
     "longrope": {"attention_factor": "attn_factor"},
     "yarn": {
-        "attention_factor": "yarn_attn_factor", "beta_fast": "yarn_beta_fast",
+        "attention_factor": "attn_factor", "beta_fast": "yarn_beta_fast",
         "beta_slow": "yarn_beta_slow", "mscale": "yarn_log_multiplier",
         "mscale_all_dim": "yarn_log_multiplier", "truncate": "",
     },
@@ -127,7 +127,8 @@ def lost_divisors_text(facts: Facts) -> str:
     missing = [name for name in (LONG, SHORT) if name not in facts.tensors]
     stated = facts.first(_KEY + "type")
     said = stated if stated is not None and stated[0] == "longrope" else None
-    said = said or facts.first(_KEY + "attn_factor")
+    if stated is None or stated[0] != "yarn":  # a yarn scaling has the key and no divisors
+        said = said or facts.first(_KEY + "attn_factor")
     if not missing or (said is None and len(missing) == 2):
         return ""
     what = f"{said[1]} is {said[0]}" if said is not None else f"there is a {LONG}"
@@ -136,6 +137,24 @@ def lost_divisors_text(facts: Facts) -> str:
     return (
         f"{what}, and there is no {' and no '.join(missing)}, which longrope needs: nothing is "
         "scaled without"
+    )
+
+
+def ignored_factor_text(value: Value, facts: Facts) -> str:
+    """Return a remark on a GGUF's yarn_attn_factor, which llama.cpp overwrites, "" for any other.
+
+    `value` is the scaling in normal form. A key that states what is computed, or 1 (that none is
+    stated), gets no remark.
+    """
+    if facts.style != "gguf" or value is None or value["type"] != "yarn":
+        return ""
+    found = facts.first(_KEY + "yarn_attn_factor")
+    computed = value["attention_factor"]
+    if found is None or any(same_value(shortest_decimal(found[0]), x) for x in (1.0, computed)):
+        return ""
+    return (
+        f"{found[1]} is {found[0]:.6g}: llama.cpp overwrites it and multiplies by {computed:.6g}; "
+        f"it reads {found[1].replace('yarn_', '')}"
     )
 
 
@@ -217,7 +236,9 @@ def _read_longrope(
 def _read_yarn(facts: Facts, hp: Params, factor: float, log_mul: float) -> Scaling:
     """Return the yarn scaling of a GGUF's keys, in normal form.
 
-    `log_mul`: the key yarn_log_multiplier is this times mscale_all_dim.
+    `log_mul`: the key yarn_log_multiplier is this times mscale_all_dim. llama.cpp computes yarn's
+    factor on queries and keys from `factor`, and multiplies it by the key attn_factor, which
+    every architecture loads. What yarn_attn_factor states it overwrites.
     """
 
     def read_key(name: str, default: float | None) -> float | None:
@@ -232,7 +253,7 @@ def _read_yarn(facts: Facts, hp: Params, factor: float, log_mul: float) -> Scali
     logarithmic = read_key("yarn_log_multiplier", None)
     every = float(f"{logarithmic / log_mul:.7g}") if logarithmic else None
     implied = yarn_attention_factor(factor, every, every)
-    attention = read_key("yarn_attn_factor", implied)
+    attention = implied * positive_number(read_key("attn_factor", 1.0), _KEY + "attn_factor")
     return {
         "type": "yarn",
         "factor": shortest_decimal(factor),
@@ -289,7 +310,7 @@ def _write_yarn(scaling: Params) -> Scaling:
     if every:
         out["yarn_log_multiplier"] = every
     if not same_value(attention, yarn_attention_factor(scaling["factor"], every, every)):
-        out["yarn_attn_factor"] = attention
+        out["attn_factor"] = attention / yarn_attention_factor(scaling["factor"], every, every)
     return out
 
 

@@ -78,7 +78,7 @@ def test_of_many_modules_the_first_are_named(more: int) -> None:
 KEYS = {
     ("llama3", "factor"): FREQS, ("proportional", "factor"): FREQS,
     ("yarn", "factor"): "a.rope.scaling.factor", ("yarn", "truncate"): "",
-    ("yarn", "attention_factor"): "a.rope.scaling.yarn_attn_factor",
+    ("yarn", "attention_factor"): "a.rope.scaling.attn_factor",
     ("yarn", "mscale"): "a.rope.scaling.yarn_log_multiplier",
     ("longrope", "attention_factor"): "a.rope.scaling.attn_factor",
     ("longrope", "long_factor"): LONG, ("longrope", "short_factor"): SHORT,
@@ -101,7 +101,9 @@ LOST: list[tuple[dict[str, Any], tuple[str, ...], str]] = [
     ({TYPE: "longrope"}, (), f"{TYPE} is longrope, and there is no {LONG} and no {SHORT}{ENDS}"),
     ({TYPE: "longrope"}, (LONG,), f"{TYPE} is longrope, and there is no {SHORT}{ENDS}"),
     ({FACTOR: 1.2}, (), f"{FACTOR} is 1.2, and there is no {LONG} and no {SHORT}{ENDS}"),
-    ({TYPE: "yarn", FACTOR: 1.2}, (SHORT,), f"{FACTOR} is 1.2, and there is no {LONG}{ENDS}"),
+    ({TYPE: "yarn", FACTOR: 1.2}, (), ""),
+    ({TYPE: "yarn", FACTOR: 1.2}, (SHORT,), f"there is a {SHORT}, and there is no {LONG}{ENDS}"),
+    ({TYPE: "linear", FACTOR: 1.2}, (SHORT,), f"{FACTOR} is 1.2, and there is no {LONG}{ENDS}"),
     ({}, (LONG,), f"there is a {LONG}, and there is no {SHORT}{ENDS}"),
     ({}, (SHORT,), f"there is a {SHORT}, and there is no {LONG}{ENDS}"),
 ]
