@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
+from aprfmt.arch.rope_sections import ROPE_OBJECTS
 from aprfmt.base.protocols import Value
 
 if TYPE_CHECKING:
@@ -161,9 +162,28 @@ ROWS: Mapping[str, tuple[KeyRow, ...]] = {
             "without effect", "llama.cpp reads them of other architectures, or not at all",
             "attention.causal rope.scaling.finetuned tensor_data_layout",
         ),
+        KeyRow(
+            "without effect", "llama.cpp's llama_context computes it from the factor of yarn",
+            "rope.scaling.yarn_attn_factor",
+        ),
     ),
     "apr": (),
 }  # fmt: skip
+
+
+# Keys of config.json that other programs read and transformers does not -> what is known of them.
+_READ_ELSEWHERE: Mapping[str, str] = dict.fromkeys(
+    (f"{name}.attn_factor" for name in ROPE_OBJECTS),
+    "transformers reads attention_factor alone; vLLM and llama.cpp's converter read this key too",
+)
+
+
+def other_readers_text(key: str) -> str:
+    """Return which programs read a key of config.json that transformers ignores; "" for others.
+
+    `key` is the dotted path, without the section of a text model.
+    """
+    return _READ_ELSEWHERE.get(key, "")
 
 
 def known_rows(style: str) -> Mapping[str, KeyRow]:

@@ -5,6 +5,7 @@ import shlex
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
+from aprfmt.arch.other_keys import other_readers_text
 from aprfmt.measure.named_causes import fixed_name, set_command, surplus_command
 from aprfmt.model.ledger import (
     DIFFERING,
@@ -117,6 +118,8 @@ def _argument(row: NotCompared, mine: Item | None, theirs: Item | None, a: Ledge
     """
     if row.name.startswith(f"{ADAPTER_CONFIG}: "):
         return ""  # `set` changes it in place alone
+    if row.kind == "config key" and other_readers_text(row.name):
+        return ""  # to remove it changes what those compute, to keep it what this one says
     place = _PLACES[row.kind]
     key = row.name if mine is not None else _outermost_of(row, a)
     name = f"{place}{key}".replace(": ", ":", 1)

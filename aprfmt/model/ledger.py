@@ -585,7 +585,7 @@ class _LedgerBuilder:
         config = self.model.config
         if config is None:
             return
-        from aprfmt.arch.other_keys import CAUSAL_KEY, known_rows
+        from aprfmt.arch.other_keys import CAUSAL_KEY, known_rows, other_readers_text
 
         known = known_rows("hf")
         causal = self.spec is None or self.spec.block.attends == "causal"
@@ -618,6 +618,8 @@ class _LedgerBuilder:
                 known_row = known.get(bare) or known.get(bare.partition(".")[0])
                 unknown: tuple[Reading, str] = ("unread", "")
                 said = unknown if known_row is None else (known_row.reading, known_row.source)
+            if said == ("unread", ""):
+                said = "unread", other_readers_text(path.removeprefix(f"{inner}."))
             if said[0] == "unread" and cut_out and not path.startswith(f"{inner}."):
                 said = "without effect", "of the whole model, of which this is a tower"
             if parts[-1] == CAUSAL_KEY and causal and not value:

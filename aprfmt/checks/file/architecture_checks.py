@@ -214,7 +214,7 @@ def check_unread(ctx: CheckContext) -> Result:
             f"{item.kind} {item.name}",
             item.of or "is in no table",
             "something that is read",
-            "is it of another model, or of a newer writer?",
+            "" if item.of else "is it of another model, or of a newer writer?",
             "warning",
         )
         for item in others
