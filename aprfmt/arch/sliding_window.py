@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from reprlib import repr as short_repr
 from typing import Any
 
 from aprfmt.arch.layer_kinds import listed_kinds
@@ -81,6 +82,22 @@ def window_rules(window: Window) -> tuple[HyperRule, HyperRule]:
                 facts.first(window.hf)  # a known key, but the window is switched off
                 return None if on is None else (None, on[1])
         return _window_size(facts.first(window.hf, null=True))
+
+    def unused_size_text(value: Value, facts: Facts, hp: Params) -> str:
+        """Return a remark on a config.json that states a window and no switch for it, else "".
+
+        transformers takes the switch for off where it is not there. A switch that is stated says
+        that somebody decided it.
+        """
+        if facts.style != "hf" or not window.switch or value is not None:
+            return ""
+        found = facts.first(window.hf)
+        if found is None or not found[0] or facts.first("use_sliding_window") is not None:
+            return ""
+        return (
+            f"{found[1]} is {short_repr(found[0])} and use_sliding_window is not there: "
+            "transformers attends to all earlier tokens"
+        )
 
     def read_gguf_size(facts: Facts, hp: Params) -> Found:
         """Return (window in positions, key) of a GGUF, (None, key) for no window.
@@ -186,6 +203,7 @@ def window_rules(window: Window) -> tuple[HyperRule, HyperRule]:
             write={"hf": write_hf_size, "gguf": write_gguf_size},
             default=window.hf_default,
             default_in=dict.fromkeys(("gguf", "apr"), window.gguf_default),
+            check=unused_size_text,
         ),
         HyperRule(
             "window_layers",

@@ -4,6 +4,8 @@ from typing import Any
 
 import pytest
 
+from aprfmt.arch import ARCHS
+from aprfmt.arch.hyperparameters import read_hyper
 from aprfmt.arch.sliding_window import (
     Window,
     require_causal,
@@ -184,3 +186,24 @@ def test_a_window_that_looks_both_ways_is_refused() -> None:
     for value in (True, "all"):
         with pytest.raises(ArchError, match="attention is bidirectional; expected a causal model"):
             require_causal((), facts("hf", use_bidirectional_attention=value), {})
+
+
+@pytest.mark.parametrize(
+    ("keys", "said"),
+    [
+        ({"sliding_window": 8}, True), ({"sliding_window": 8, "use_sliding_window": False}, False),
+        ({"sliding_window": 8, "use_sliding_window": True}, False),
+        ({"sliding_window": None}, False), ({}, False), ({"sliding_window": 0}, False),
+    ],
+)  # fmt: skip
+@pytest.mark.parametrize("arch", ["qwen3", "qwen2"])
+def test_a_window_without_its_switch_is_remarked(
+    arch: str, keys: dict[str, Any], said: bool
+) -> None:
+    """A switch that says false was decided by somebody: published models have a size beside it."""
+    config = {"hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4,
+              "num_key_value_heads": 2, "head_dim": 16, "intermediate_size": 128,
+              "vocab_size": 100, "max_position_embeddings": 64, "rms_norm_eps": 1e-6}  # fmt: skip
+    report = read_hyper(ARCHS[arch], Facts("hf", config | keys, {}), "x", complete=False)[1]
+    says = [str(one) for one in report.conflicts if "use_sliding_window is not there" in str(one)]
+    assert bool(says) == said, report.conflicts
