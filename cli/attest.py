@@ -142,7 +142,7 @@ def _difference_lines(found: "Attestation", show_all: bool) -> "Iterator[Line]":
         text = f"  {row.state}: {name}{role}, {row.encoding}: {row.why or row.how}"
         yield text, _TENSOR_STYLES.get(row.state, "")
     for one in found.fields:
-        sides = " | ".join(render.field_text(one.name, value) for value in (one.a, one.b))
+        sides = render.sides_text(one.name, one.a, one.b)
         yield f"  differs: {one.name}: {sides}", "bad"
     for text in found.faults:
         yield f"  {found.checked}: {text}", "bad"

@@ -337,7 +337,7 @@ def _other_difference_lines(report: DiffReport) -> Iterator[Line]:
         if counted:
             one = counted[0]
             more = f"; {len(counted) - 1} more (-v)" if len(counted) > 1 else ""
-            sides = f"{render.field_text(one.name, one.a)} | {render.field_text(one.name, one.b)}"
+            sides = render.sides_text(one.name, one.a, one.b)
             yield f"  {title} that differ: {one.name}: {sides}{more}", "bad"
     if report.beside is not None and report.beside.text:
         yield f"  {report.beside.text}", "bad"
@@ -443,7 +443,7 @@ def _print_fields(title: str, rows: Sequence[FieldDiff]) -> None:
     render.line(f"{title} that differ", style="head")
     for row in rows:
         origins = f"  ({row.origin_a or '-'} | {row.origin_b or '-'})" if row.origin_a else ""
-        sides = f"{render.field_text(row.name, row.a)} | {render.field_text(row.name, row.b)}"
+        sides = render.sides_text(row.name, row.a, row.b)
         render.say(f"  {row.name}: {sides}{origins}", style="bad" if row.decisive else "")
 
 
@@ -460,7 +460,7 @@ def _print_text_differences(report: DiffReport) -> None:
         render.line("generation config that differs", style="head")
     for row in report.generation:
         effect = f" ({row.effect})" if row.effect else ""
-        sides = f"{render.field_text(row.name, row.a)} | {render.field_text(row.name, row.b)}"
+        sides = render.sides_text(row.name, row.a, row.b)
         render.say(f"  {row.name}: {sides}{effect}")
 
 

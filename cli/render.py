@@ -381,6 +381,14 @@ def field_text(name: str, value: object) -> str:
     return text + (f" = {called}" if called else "")
 
 
+def sides_text(name: str, a: object, b: object) -> str:
+    """Return both sides' values of a field in one line; of two objects the parts that differ."""
+    if isinstance(a, Mapping) and isinstance(b, Mapping) and a != b:
+        parts = [key for key in dict.fromkeys((*a, *b)) if a.get(key) != b.get(key)]
+        a, b = ({key: side[key] for key in parts if key in side} for side in (a, b))
+    return f"{field_text(name, a)} | {field_text(name, b)}"
+
+
 def quote_token(piece: str) -> str:
     """Return a token's text escaped and in quotes, so that its spaces are seen."""
     return escape(f'"{piece}"')

@@ -725,6 +725,20 @@ def test_a_value_is_cut_at_the_width_and_says_that_it_was(
     assert render.field_text("name", text) == text
 
 
+@pytest.mark.parametrize(
+    ("a", "b", "says"),
+    [
+        ({"long": "x" * 99, "n": 1}, {"long": "x" * 99, "n": 2}, "{'n': 1} | {'n': 2}"),
+        ({"n": 1, "m": 3}, {"n": 1}, "{'m': 3} | {}"),
+        ({"n": 1}, None, "{'n': 1} | -"), (1, 2, "1 | 2"), ({"n": 1}, {"n": 1.0}, None),
+    ],
+)  # fmt: skip
+def test_of_two_objects_the_parts_that_differ_are_shown(a: Any, b: Any, says: str | None) -> None:
+    """Seen red: both sides were cut before the part that differs, and looked the same."""
+    whole = f"{render.field_text('name', a)} | {render.field_text('name', b)}"
+    assert render.sides_text("name", a, b) == (says or whole)
+
+
 @pytest.mark.parametrize("returned", [0, 1, 2, None])
 @pytest.mark.parametrize("silent", [False, True])
 def test_a_step_of_the_demo_ends_as_its_command_does(returned: int | None, silent: bool) -> None:
