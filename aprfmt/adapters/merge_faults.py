@@ -118,6 +118,9 @@ class Judged(NamedTuple):
     source: str = ""
 
 
+_NO_PATTERNS = "alpha_pattern and rank_pattern are ignored: what all others have is taken"
+
+
 def scale_factors(
     scale: float,
     rank: int,
@@ -147,11 +150,11 @@ def scale_factors(
         ),
         (own, "alpha is taken as the scale, and not divided by the rank"),
         (1.0, "the scale is left out: alpha and the rank are ignored"),
-        (alpha / power(r), "alpha_pattern or rank_pattern is ignored") if r else (0.0, ""),
         (own / power(r), "rank_pattern is ignored: the rank of all others divides")
         if r
         else (0.0, ""),
         (alpha / power(rank), "alpha_pattern is ignored: the alpha of all others is taken"),
+        (alpha / power(r), _NO_PATTERNS) if r else (0.0, ""),
         (power(rank) / own if own else 0.0, "the scale is turned over: r / alpha"),
     ]
     usual += [(each, "the scale is that of the .alpha tensors") for each in stored]
@@ -162,6 +165,10 @@ def scale_factors(
         if not math.isfinite(times) or not times or math.isclose(times, 1, rel_tol=1e-6):
             continue
         same = next((each for each in found if math.isclose(each, times, rel_tol=1e-6)), times)
+        if says == _NO_PATTERNS and any(
+            "_pattern is ignored" in one for one in found.get(same, ())
+        ):
+            continue  # one pattern alone explains it
         found.setdefault(same, []).append(says)
     return tuple(
         Factor(times, f"{' or '.join(says)} ({times:.4g} times)") for times, says in found.items()

@@ -150,6 +150,22 @@ def test_a_wrong_factor_is_named(encoding: str, case: str) -> None:
     assert found.times == pytest.approx(times, rel=0.05) and found.rest < 0.02
 
 
+@pytest.mark.parametrize(
+    ("alpha", "r", "says"),
+    [
+        (8.0, RANK, "alpha_pattern is ignored: the alpha of all others is taken"),
+        (ALPHA, 16, "rank_pattern is ignored: the rank of all others divides"),
+        (8.0, 16, "alpha_pattern and rank_pattern are ignored: what all others have is taken"),
+    ],
+)
+def test_the_patterns_that_are_ignored_are_said_once(alpha: float, r: int, says: str) -> None:
+    """Seen red: "alpha_pattern or rank_pattern is ignored or alpha_pattern is ignored"."""
+    factors = scale_factors(SCALE, RANK, rank_stabilised=False, alpha=alpha, r=r)
+    wanted = alpha / r / SCALE
+    (found,) = [each for each in factors if each.times == pytest.approx(wanted)]
+    assert found.says == f"{says} ({wanted:.4g} times)"
+
+
 @pytest.mark.parametrize("encoding", TYPES)
 def test_a_change_in_the_wrong_place_is_named(encoding: str) -> None:
     base, product = parts(0.3, encoding)
