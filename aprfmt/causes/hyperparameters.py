@@ -56,6 +56,8 @@ SIZES = (
 )  # fmt: skip
 
 
+# Widths of a head: tensors of another width than a key gives are sizes, and map no heads.
+_WIDTHS = ("head_dim", "value_head_dim", "global_head_dim")
 # A relation's kind -> the cause that it is; all others are tensor_names.
 _CAUSE_OF_RELATION = {
     "axes": "transpose",
@@ -81,7 +83,8 @@ def relation_cause(relation: Relation, model: Model) -> str:
     named = (
         hyper_causes().get(rule.name)
         for rule in model.spec.hyper
-        if any(not spelled.isdisjoint(keys) for keys in rule.keys.values())
+        if rule.name not in _WIDTHS
+        and any(not spelled.isdisjoint(keys) for keys in rule.keys.values())
     )
     return next(filter(None, named), cause)
 

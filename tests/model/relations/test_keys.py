@@ -9,12 +9,15 @@ import re
 import shlex
 import shutil
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from safetensors.torch import load_file, save_file
 
 import aprfmt
+from aprfmt.arch import ARCHS
+from aprfmt.causes.hyperparameters import relation_cause
 from aprfmt.checks import validate
 from aprfmt.model import open_model
 from tests.cli.run import aprfmt as command
@@ -116,6 +119,21 @@ def test_a_key_that_both_sides_state_alike_is_not_accused(demo_model: Path, tmp_
     words[words.index("-o") + 1] = str(tmp_path / "mended")
     assert command(*words[1:]).code == 0
     assert command("diagnose", good, tmp_path / "mended").code == 0
+
+
+@pytest.mark.parametrize(
+    ("key", "cause"),
+    [
+        ("head_dim", "config_sizes"), ("num_attention_heads", "gqa_mapping"),
+        ("num_key_value_heads", "gqa_mapping"), ("num_hidden_layers", "config_sizes"),
+        ("rope_theta", "rope_theta"),
+    ],
+)  # fmt: skip
+def test_the_cause_of_a_key_is_what_it_changes(key: str, cause: str) -> None:
+    """Seen red: a lost width of the heads was a wrong mapping of heads."""
+    relation: Any = SimpleNamespace(kind="keys", where=(key,))
+    model: Any = SimpleNamespace(spec=ARCHS["mistral"])
+    assert relation_cause(relation, model) == cause
 
 
 def test_missing_layers_are_no_wrong_key(demo_model: Path, tmp_path: Path) -> None:
