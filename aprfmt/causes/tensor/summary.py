@@ -91,11 +91,12 @@ def add_measurements(finding: Finding, rows: Sequence[TensorDiff]) -> Finding:
 def _first_detail(rows: Sequence[TensorDiff]) -> str:
     """Return the second line of evidence of the first tensor; "" if there is none.
 
-    It begins with the tensor's key if there are several.
+    It begins with the tensor's key unless it is the same of all.
     """
+    lines = {() if (made := row.explanation) is None else made.evidence[1:2] for row in rows}
     found = rows[0].explanation
     more = () if found is None else found.evidence[1:2]
-    return "".join(more if len(rows) == 1 else (f"{rows[0].key}: {text}" for text in more))
+    return "".join(more if len(lines) == 1 else (f"{rows[0].key}: {text}" for text in more))
 
 
 def _joint_side(rows: Sequence[TensorDiff]) -> str:

@@ -15,7 +15,7 @@ from aprfmt.causes.tensor.arithmetic import _has_encoder
 from aprfmt.causes.tensor.differing_pair import WINDOW, DifferingPair
 from aprfmt.causes.tensor.proof import make_finding
 from aprfmt.causes.tensor.row_sources import _nearest_values
-from aprfmt.causes.tensor.summary import _joint_proof, _layers_sentence
+from aprfmt.causes.tensor.summary import _first_detail, _joint_proof, _layers_sentence
 from aprfmt.causes.tensor.transposition import samples_agree
 from aprfmt.causes.tokenizer.probe_texts import _differing_piece_texts
 from aprfmt.measure.alignment import TensorPair, _pair_tied_head
@@ -224,3 +224,23 @@ def test_layers_that_stand_elsewhere_are_named_up_to_twelve(count: int) -> None:
         "layers stand elsewhere: layer 0 of one file is layer 1 of the other"
         f"{rest}{' ...' * (count > 12)}"
     )
+
+
+@pytest.mark.parametrize(
+    ("lines", "says"),
+    [
+        ([("a", "equal within the rounding")] * 3, "equal within the rounding"),
+        ([("a", "row 1"), ("a", "row 2")], "L0.q.weight: row 1"),
+        ([("a", "row 1"), ("a",)], "L0.q.weight: row 1"),
+        ([("a", "row 1")], "row 1"), ([("a",)], ""), ([("a",), ("a", "row 1")], ""),
+    ],
+)  # fmt: skip
+def test_a_second_line_names_a_tensor_only_where_it_is_its_own(
+    lines: list[tuple[str, ...]], says: str
+) -> None:
+    """Seen red: what holds for all tensors read like an exception of the first one."""
+    rows: Any = [
+        SimpleNamespace(key=f"L{at}.q.weight", explanation=SimpleNamespace(evidence=evidence))
+        for at, evidence in enumerate(lines)
+    ]
+    assert _first_detail(rows) == says
