@@ -202,13 +202,15 @@ def architecture_facts(resolution: "Resolution", *, is_local: bool) -> "ArchFact
 
         conflicts = held_conflicts(resolution)
     codes = set() if unread is None else {tensor.name for tensor in unread.tensors}
+    # Keys that are not there, or say another size than the tensors have.
+    solved = {key for relation in resolution.relations for key, _ in relation.values}
     return {
         "architecture": resolution.spec.name,
         "level": resolution.spec.level,
         "hyperparameters": {
             name: {
                 "value": hyper.of(name).value,
-                "origin": hyper.of(name).origin,
+                "origin": "shape" if hyper.of(name).key in solved else hyper.of(name).origin,
                 "key": hyper.of(name).key,
             }
             for name in hyper

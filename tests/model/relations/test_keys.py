@@ -121,6 +121,17 @@ def test_a_key_that_both_sides_state_alike_is_not_accused(demo_model: Path, tmp_
     assert command("diagnose", good, tmp_path / "mended").code == 0
 
 
+@pytest.mark.parametrize("value", [64, GONE])
+def test_a_size_that_the_tensors_show_is_not_of_the_config(
+    value: Any, demo_model: Path, tmp_path: Path
+) -> None:
+    """Seen red: `inspect` gave "config" as the origin of a key that is not there."""
+    bad = with_keys(demo_model, tmp_path / "bad", {"intermediate_size": value})
+    for folder, origin in ((bad, "shape"), (demo_model, "config")):
+        rows = command("inspect", folder, "--json").json["hyperparameters"]
+        assert (rows["ffn_size"]["origin"], rows["hidden_size"]["origin"]) == (origin, "config")
+
+
 @pytest.mark.parametrize(
     ("key", "cause"),
     [
