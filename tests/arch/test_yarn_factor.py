@@ -25,7 +25,7 @@ def factor_of(**keys: Any) -> float:
     """The factor on queries and keys that is read."""
     found = read_gguf(facts(**keys), HP, 0.1)
     assert found is not None and found[0] is not None
-    return float(found[0]["attention_factor"])  # type: ignore[arg-type]
+    return float(found[0]["attention_factor"])
 
 
 @pytest.mark.parametrize("stated", [0.8782488703727722, 1.0, 1.5, COMPUTED])
