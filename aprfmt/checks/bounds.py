@@ -144,6 +144,14 @@ DEAD_ROWS = UsualRange(
 )
 DEAD_ROW_L2 = 1e-6
 MEAN_ROW = UsualRange(0, 0.02, "of the mean's length", "BF16 rounds a row to 0.004 of itself")
+SMALL_ROW = UsualRange(
+    0.01,
+    float("inf"),
+    "of a usual row's length",
+    "trained rows are 0.3 of it and more; new rows of a grown vocabulary are noise of any size",
+)
+LOST_ROW = 2.0**-24  # of a usual row's length: float32 rounds more away beside such a row
+SPREAD = 0.01  # of a usual row's distance from the mean: nearer rows are the mean
 MEAN_OF_ROWS_FROM = 64  # rows: of few the mean says nothing
 PIECES_FROM = 64  # pieces: a share of fewer says nothing
 PIECES_MADE = UsualRange(

@@ -99,7 +99,8 @@ def check_token_rows(ctx: CheckContext) -> Result:
 
     In the embedding the tokens that the chat template writes are checked; in the head only the
     token that ends a turn, the one that the model itself has to write. Rows of zeros, equal rows,
-    and rows that are the mean of all rows were made when the vocabulary grew, and never trained.
+    rows of noise that is far smaller than other rows, and rows that are the mean of all rows were
+    made when the vocabulary grew, and never trained.
     Raises NotRun where there is nothing to check.
     """
     _ = ctx.carried
@@ -122,15 +123,16 @@ def check_token_rows(ctx: CheckContext) -> Result:
 
 
 def _find_untrained_rows(tensor: View, wanted: dict[int, str]) -> Iterator[Finding]:
-    """Yield a finding for rows of zeros, for equal rows, and for rows that are the mean of all.
+    """Yield a finding for rows of zeros, equal rows, tiny rows, and rows that are the mean of all.
 
     `tensor` is [vocab, hidden], `wanted` is {token id: its text} of the rows to look at.
     """
     size, width = tensor.shape[0], tensor.shape[1]
-    # One pass over the rows: their sum, and the rows that are asked for.
-    total, rows = np.zeros(width), {}
+    # One pass over the rows: their sum, their lengths, and the rows that are asked for.
+    total, rows, lengths = np.zeros(width), {}, np.zeros(size)
     for start, stop, values in tensor.chunks(ELEMENTS_AT_ONCE):
         total += values.sum(axis=0, dtype=np.float64)
+        lengths[start:stop] = np.linalg.norm(values, axis=1)
         rows.update({i: np.array(values[i - start]) for i in wanted if start <= i < stop})
     name = tensor.stored[0].info.name
     todo = "train them, or take the rows of the model that knows these tokens"
@@ -152,15 +154,30 @@ def _find_untrained_rows(tensor: View, wanted: dict[int, str]) -> Iterator[Findi
                 "a row of its own for each, trained",
                 todo,
             )
-    # Some tools give new tokens the mean of all rows; few rows have no meaningful mean.
-    mean = total / max(size, 1)
+    # Few rows have no meaningful mean, and no usual length.
+    others = lengths[(lengths > 0) & ~np.isin(np.arange(size), list(wanted))]
+    if len(others) <= bounds.MEAN_OF_ROWS_FROM:
+        return
+    usual = float(np.median(others))
+    tiny = [i for i in rows if i not in zero and lengths[i] < bounds.SMALL_ROW.low * usual]
+    if tiny:
+        share = max(lengths[i] for i in tiny) / usual
+        yield Finding(
+            name,
+            f"rows of {share:.2g} of a usual row's length: {_list_tokens(tiny, wanted)}",
+            f"at least {bounds.SMALL_ROW.low} of it: {bounds.SMALL_ROW.reason}",
+            todo,
+            "fail" if share < bounds.LOST_ROW else "warning",
+        )
+    # Some tools give new tokens the mean of all rows, with a little noise.
+    mean = (total - sum(row.astype(np.float64) for row in rows.values())) / (size - len(rows))
     length = float(np.linalg.norm(mean))
+    spread = max(usual**2 - length**2, 0.0) ** 0.5
+    limit = max(bounds.MEAN_ROW.high * length, bounds.SPREAD * spread)
     near = [
         i
         for i, row in rows.items()
-        if i not in zero
-        and size > bounds.MEAN_OF_ROWS_FROM
-        and np.linalg.norm(row - mean) <= bounds.MEAN_ROW.high * length
+        if i not in (*zero, *tiny) and np.linalg.norm(row - mean) <= limit
     ]
     if near:
         yield Finding(

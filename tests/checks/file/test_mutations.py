@@ -166,6 +166,14 @@ def _equal_rows(bits: Any) -> None:
     bits[START] = bits[END]
 
 
+def _tiny_rows(bits: Any) -> None:
+    """Make the rows of two tokens a ten-thousandth of what they are: noise beside the others."""
+    import numpy as np
+
+    values = (bits[[START, END]].astype(np.uint32) << 16).view(np.float32) * np.float32(1e-4)
+    bits[[START, END]] = (values.view(np.uint32) >> 16).astype("<u2")
+
+
 def _mean_row(bits: Any) -> None:
     import numpy as np
 
@@ -367,6 +375,7 @@ MUTATIONS: tuple[Mutation, ...] = (
     Mutation("token_rows", "hf", _rows(_zero_rows), "rows of zeros: 2: '<|im_start|>' (1534)"),
     Mutation("token_rows", "hf", _rows(_equal_rows), "one row for several tokens: 2"),
     Mutation("token_rows", "hf", _rows(_mean_row), "the mean of all rows", True),
+    Mutation("token_rows", "hf", _rows(_tiny_rows), "of a usual row's length: 2", True),
     Mutation("round_trip", "hf", lambda p: text(p, _TOKENIZER, _no_decoder), "comes back as"),
     Mutation("special_ids", "hf", lambda p: text(p, _TOKENIZER, _processor(101)), "puts 101"),
     Mutation("special_ids", "hf", _no_ends, "transformers stops nowhere"),
