@@ -217,7 +217,7 @@ CHECKS: tuple[CheckRow, ...] = (
     ),
     CheckRow(
         "token_rows",
-        "the marks that the chat template writes have rows of their own: not zeros, not tiny beside "
+        "the marks that the chat template writes have rows of their own: no zeros, not tiny beside "
         "other rows, not the mean of all",
         ".file.marks:check_token_rows",
         reads_all_bytes=True,
