@@ -229,19 +229,24 @@ def rival_weights(path: Path, members: Collection[Path]) -> Path | None:
     where no such file is there. transformers' from_pretrained takes the single file where both are
     there (measured with 5.23); vLLM reads the files that the index names.
     """
+    names = {member.name for member in members}
     for index, single in SINGLE_FILES.items():
-        names = {member.name for member in members}
         if path.name == index and single not in names:
             rival = path.with_name(single)
-        elif (
-            path.name == single and single in names and not _is_named(path.with_name(index), single)
-        ):
+        elif path.name == single and single in names:
             rival = path.with_name(index)
         else:
             continue
-        if rival.is_file():
+        if _is_there(rival) and not (rival.name == index and _is_named(rival, single)):
             return rival
     return None
+
+
+def _is_there(path: Path) -> bool:
+    """Return whether there is a file at a path; of an address, whether its site lists it."""
+    if is_remote(path):
+        return any(one.name == path.name for one in path.parent.iterdir())
+    return path.is_file()
 
 
 def _is_named(index: Path, name: str) -> bool:
