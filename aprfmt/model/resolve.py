@@ -11,7 +11,6 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from aprfmt.arch import ARCHS, find_arch
-from aprfmt.arch.joining_steps import Stacked
 from aprfmt.arch.name_templates import detect_style
 from aprfmt.base.protocols import Note, Value, shape_is_known
 from aprfmt.errors import ArchError
@@ -314,6 +313,8 @@ def _second_views(
     are read. A group that does not fit its layout, or has a tensor in use, is left out. Of one that
     lacks experts the Views have those that are there (`group.experts`).
     """
+    from aprfmt.arch.joining_steps import Stacked
+
     loose, found = set(bound.unbound), []
     for group in bound.again:
         if not loose.issuperset(group.stored) or not set(roles).issuperset(group.roles):
