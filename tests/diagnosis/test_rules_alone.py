@@ -7,7 +7,7 @@ from typing import Any, cast
 import numpy as np
 import pytest
 
-from aprfmt.base.budget import BudgetSpent
+from aprfmt.base.budget import Budget, BudgetSpent
 from aprfmt.base.protocols import TypedValue
 from aprfmt.diagnosis import (
     accumulated_rounding,
@@ -205,7 +205,7 @@ def test_a_walk_without_anything_in_common_says_so() -> None:
             not_checked=[],
             left=(),
         )
-        budget = SimpleNamespace(reason="time is up")
+        budget = Budget(9.0, clock=lambda: 0.0)
         made = SimpleNamespace(
             a=side,
             b=side,
@@ -231,7 +231,7 @@ def test_a_walk_without_anything_in_common_says_so() -> None:
     for how in ({"budget": False}, {"passes": BudgetSpent("time")}):
         late = walk(checked=1)
         assert end_of(late, **how) == "not comparable"
-        assert late.levels.not_checked == ["forward pass: time is up"]
+        assert late.levels.not_checked == ["forward pass: left by the budget of 9 s"]
         assert [(row.kind, row.state) for row in late.levels.left] == [("level", LATE)]
     with pytest.raises(FormatError, match="odd"):
         end_of(walk(), passes=FormatError("odd"))
