@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from aprfmt.compare import diff
 from aprfmt.diagnosis import diagnose
 from aprfmt.errors import FormatError
 from aprfmt.model import open_model
@@ -86,6 +87,29 @@ def test_a_difference_in_the_whole_files_is_found_all_the_same(whole: Path, tmp_
     answer = diagnose(str(whole), str(bad))
     assert answer.verdict == "bug"
     assert [finding.cause for finding in answer.findings] == ["scale"], answer.sentence
+
+
+def homes_of(folder: Path, file: str = "") -> list[str]:
+    """Return the names of all tensors in the index of a folder, or of one file's."""
+    homes = json.loads((folder / "model.safetensors.index.json").read_text())["weight_map"]
+    return [name for name, home in homes.items() if home == file or not file]
+
+
+@pytest.mark.parametrize("side", ["A", "B"])
+def test_tensors_of_a_shard_that_is_missing_are_not_called_one_sided(
+    side: str, whole: Path, tmp_path: Path
+) -> None:
+    """What was in it is not known: no difference, and not equal."""
+    part = tmp_path / "part"
+    shutil.copytree(whole, part)
+    lost = set(homes_of(part, "model-00002-of-00003.safetensors"))
+    (part / "model-00002-of-00003.safetensors").unlink()
+    report = diff(*((whole, part) if side == "B" else (part, whole)))
+    counts = {verdict: count for verdict, count in report.counts.items() if count}
+    every = len(homes_of(whole))
+    assert counts == {"SAME_BYTES": every - len(lost), "UNREADABLE": len(lost)}
+    assert report.exit_code() == 2
+    assert report.pronounced().says.startswith(f"not decided, {every - len(lost)} of {every} ")
 
 
 def test_zeros_at_the_beginning_are_said_as_such(tmp_path: Path) -> None:
