@@ -110,7 +110,7 @@ def kv_heads_rule(hf_default: int | None = None) -> HyperRule:
 
         None without the key. A GGUF lists them by layer; the largest is returned.
         """
-        found = _read_kv_heads(facts)
+        found = read_counts(facts, KV_HEADS)
         return None if found is None else (max(found[0]), found[1])
 
     def write(value: Value, hp: Params) -> Params:
@@ -159,7 +159,7 @@ def _layers_by_heads_rule(
         True for the layers with key heads if the rule is for those (`attends`), else for the
         others.
         """
-        found = _read_kv_heads(facts)
+        found = read_counts(facts, KV_HEADS)
         if found is None:
             return None
         return tuple((count > 0) is attends for count in each_layer(*found, hp)), found[1]

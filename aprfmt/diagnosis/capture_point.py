@@ -81,8 +81,8 @@ def find_other_capture_point(case: Mismatch) -> Change | None:
     known = list(texts.values())
     for other in sorted(others):
         text = _relation_text(case, views[other])
-        first = _of_any_layer(texts[other.partition(".")[2]], case.layer)
-        known.append(text if _of_any_layer(text, parse_key(other)[1]) == first else "")
+        first = _with_relative_layers(texts[other.partition(".")[2]], case.layer)
+        known.append(text if _with_relative_layers(text, parse_key(other)[1]) == first else "")
     says = "; ".join(f"{name} is {text}" for name, text in zip(names, words, strict=True))
     return Change(
         "capture_point",

@@ -815,7 +815,7 @@ def test_a_replay_says_what_is_not_as_it_was_recorded(told: Told) -> None:
             found: Any = SimpleNamespace(
                 key="L0.q",
                 runs=("numpy", "torch"),
-                apart=0.1,
+                distance=0.1,
                 recorded=0.2,
                 bound=0.01,
                 largest=0.3,

@@ -723,7 +723,8 @@ def test_b_is_written_again_or_its_tensors_are_compared(
     monkeypatch.setattr(next_commands, "input_scale_endings", lambda model: ())
     monkeypatch.setattr(next_commands, "overflows_encoding", lambda values, theirs: False)
     monkeypatch.setattr(next_commands, "has_trained_head", lambda *given: False)
-    side = SimpleNamespace(kind=kind, model=SimpleNamespace(metadata={}), path="A")
+    model = SimpleNamespace(metadata={}, damage={})
+    side = SimpleNamespace(kind=kind, model=model, path="A")
     asked: Any = SimpleNamespace(a=side, b=side, trained=trained)
     finding: Any = SimpleNamespace(cause="x", values={}, side="B")
     found = next_commands.rewrite_b_command(asked, finding)
@@ -771,7 +772,7 @@ def test_a_divergence_is_told_with_what_explains_it_and_what_else_would(
         view=view, answer=answer if explained else None, likely="", faint=faint, tried=7,
         doubtful=doubtful, others=[answer] * others,
     )  # fmt: skip
-    found = [row.says for row in forward_words._divergence_evidence("B", divergence)]
+    found = [row.says for row in forward_words._divergence_evidence("B", divergence, {})]
     wanted = [] if faint else ["B's own input through the model's rope is 0.5 from B's L1.q_rope"]
     if not explained:
         wanted.append("nothing in the table makes L1.q_rope agree, nor do 7 passes")

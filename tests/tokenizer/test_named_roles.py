@@ -33,7 +33,13 @@ def folder(path: Path, first: Sequence[str], config: dict[str, Any], **roles: st
          "rstrip": False, "normalized": False}
         for i, text in enumerate(first)
     ]  # fmt: skip
-    model = {"type": "BPE", "vocab": vocab, "merges": [], "unk_token": None, "dropout": None}
+    model: dict[str, Any] = {
+        "type": "BPE",
+        "vocab": vocab,
+        "merges": [],
+        "unk_token": None,
+        "dropout": None,
+    }
     (path / "tokenizer.json").write_text(json.dumps({
         "version": "1.0", "truncation": None, "padding": None, "added_tokens": added,
         "normalizer": None, "pre_tokenizer": {"type": "ByteLevel", "add_prefix_space": False},

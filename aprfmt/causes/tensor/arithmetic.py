@@ -1,5 +1,6 @@
 """Hypotheses with arithmetic: 1 added, a factor, rounding, quantization."""
 
+import math
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from functools import partial
@@ -167,7 +168,7 @@ def _margin(count: int) -> float:
 
     The factor's own error is up to SURE standard errors of the mean of as many roundings.
     """
-    return LEEWAY + SURE / max(1, count) ** 0.5
+    return LEEWAY + SURE / math.sqrt(max(1, count))
 
 
 def _leave_usual_errors(case: DifferingPair, axis: int) -> bool:

@@ -71,13 +71,6 @@ def guess_rounded_away(case: StepCase, recipe: Recipe) -> Iterator[StepGuess]:
     says = f"{encoding} rounds most of the step away"
     yield StepGuess("update_rounded_away", says, holds=partial(_adds_step, recipe))
 
-    def holds(part: StepCase) -> bool:
-        """Return whether the weights of `part` changed by the step added once in the stored type.
-
-        `part` has some elements of one parameter around the step.
-        """
-        inner = part.predict(recipe)
-        return inner is not None and is_rounded_once(part, inner.step)
 
 def _adds_step(recipe: Recipe, case: StepCase) -> bool:
     """Return whether the change of weights is a recipe's step alone, added in the stored type."""
@@ -187,14 +180,6 @@ def guess_lost_decay(case: StepCase, recipe: Recipe) -> Iterator[StepGuess]:
     due = float((np.abs(np.broadcast_to(update.decay, width.shape)) / width).sum())
     if due < CHANCE:
         return
-
-    def holds(part: StepCase) -> bool:
-        """Return whether the weights of `part` changed by the step alone, without weight decay.
-
-        The step is added once in the stored type.
-        """
-        inner = part.predict(recipe)
-        return inner is not None and is_rounded_once(part, inner.step)
 
     decay = case.others.get("decay")
     if decay == 0:

@@ -80,7 +80,7 @@ def test_a_prefix_is_that_of_most_names(
     found = _nested(names)
     monkeypatch.setattr(relation_search, "replace", lambda old, **fields: fields["relations"])
     monkeypatch.setattr(relation_search, "rename_relation", lambda path, rules, *_: rules)
-    said = relation_search._note_nested_names(_Names(names), found)  # type: ignore[arg-type]
+    said: Any = relation_search._note_nested_names(_Names(names), found)  # type: ignore[arg-type]
     assert (said is not found) is told
     if told:
         assert said == ([Rename("model.language_model.", "model.")],)
@@ -103,5 +103,5 @@ def test_a_towers_names_are_changed_where_that_finds_more(
     monkeypatch.setattr(relation_search, "rename_relation", lambda path, rules, *_: rules)
     found: Any = SimpleNamespace(unclaimed=["x", "y"], style="hf", relations=())
     made: Any = SimpleNamespace(unclaimed=["x"] * left, relations=())
-    said = relation_search._resolve_towers(names, lambda *_: made, found)  # type: ignore[arg-type]
+    said: Any = relation_search._resolve_towers(names, lambda *_: made, found)  # type: ignore[arg-type]
     assert (said is not found) is helps
