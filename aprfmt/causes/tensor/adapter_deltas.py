@@ -121,7 +121,10 @@ class DeltaRow:
         return abs(self.dot) / sizes if sizes else 0.0
 
     def is_multiple(self, times: float) -> bool:
-        """Return whether b equals `times` * a within the rounding of the factors."""
+        """Return whether what adapter B adds to a module is `times` what A adds, within rounding.
+
+        The rounding is that of the adapters' factors.
+        """
         left = self.size_b**2 - 2 * times * self.dot + (times * self.size_a) ** 2
         bound = max(self.noise, 2.0**-20) * max(self.size_b, abs(times) * self.size_a)
         return bool(self.size_a and left <= bound**2)
@@ -142,7 +145,7 @@ class DeltaComparison:
     other: str = ""
 
     def judge(self, rows: Sequence[TensorDiff]) -> list[TensorDiff]:
-        """Return the rows of stored tensors, with the verdict of the product they are factors of.
+        """Return the comparisons `rows` of stored tensors, LoRA factors judged by their products.
 
         Factors of equal products count as equal in values, whatever their shapes; those of
         products within their types' rounding are WITHIN. Factors of differing products keep their

@@ -83,7 +83,10 @@ class CodedSide:
 
     @cached_property
     def table(self) -> "Array | None":
-        """The number of each code, float64 [2**bits]; None where the weights' tables differ."""
+        """The number that each code of the packed weights stands for, float64 [2**bits].
+
+        None where the weights' tables differ.
+        """
         plain = next((kind for kind in fp8.OF_TWO_SIGNS if kind.name == self.name), None)
         if plain is not None:
             return plain.values.astype(np.float64)
@@ -116,7 +119,7 @@ class CodedSide:
 
     @cached_property
     def codes(self) -> "Array":
-        """The code of every value, uint8 or uint16 [rows, columns]."""
+        """The code that stores each value of this side, uint8 or uint16 [rows, columns]."""
         assert self.table is not None
         if not self.weights:
             data = self.reader.side.raw()

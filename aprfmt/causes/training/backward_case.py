@@ -162,21 +162,24 @@ class BackwardCase:
 
     @property
     def first(self) -> tuple[str, ...]:
-        """The role keys that are wrong or missing at the place that a backward pass reaches first.
+        """The role keys of wrong or missing gradients where a backward pass comes by first.
 
-        A place is one layer, the tensors after the layers, or the tables.
+        They are of one place: one layer, the tensors after the layers, or the tables.
         """
         return first_wrong(self.wrong | self.missing)
 
     @property
     def first_layer(self) -> int | None:
-        """The number of the layer of `first`; None for a place outside the layers."""
+        """The number of the first layer with wrong gradients, in backward order.
+
+        None where the first wrong place is outside the layers.
+        """
         return split_key(self.first[0])[0] if self.first else None
 
     def right_at(self, *roles: str) -> bool:
-        """Return whether the first wrong layer has no wrong or missing key of these roles.
+        """Return whether the first wrong layer has right gradients for all keys of these roles.
 
-        `roles` are beginnings of roles, such as "attn_q".
+        `roles` are beginnings of roles, such as "attn_q". A missing gradient is not right.
         """
         return not any(split_key(key)[1].startswith(roles) for key in self.first)
 

@@ -258,10 +258,10 @@ class DecayEvidence:
 
     @property
     def allowed(self) -> tuple[bool, ...]:
-        """For each of MULTIPLES of the stated decay, whether the weights' stored bits allow it.
+        """Whether the weights' stored bits allow a decay, for each of MULTIPLES of the stated one.
 
-        One is excluded where it gives fewer weights than the best one does, by more than chance.
-        () where no multiple gives the bits.
+        A multiple is excluded where it gives fewer weights' bits than the best one does, by more
+        than chance. () where no multiple gives the bits.
         """
         size = len(MULTIPLES)
         ways = self.matches[:size], self.matches[size:]
@@ -272,9 +272,10 @@ class DecayEvidence:
 
     @property
     def interval(self) -> tuple[float, float]:
-        """(Largest multiple below the allowed ones, smallest above them): bounds on the decay.
+        """(Lower, upper) bound on the weight decay, as multiples of the stated one.
 
-        (0.0, infinity) where the bits allow no multiple.
+        They are the multiple below the smallest that the weights' bits allow, and the one above
+        the largest. (0.0, infinity) where the bits allow no multiple.
         """
         found = [at for at, one in enumerate(self.allowed) if one]
         if not found:

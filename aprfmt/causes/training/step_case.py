@@ -385,7 +385,7 @@ class Fit:
 
     @cached_property
     def _longest(self) -> tuple[float, float]:
-        """(factor of the step, its deviation), measured on the elements that moved furthest.
+        """(Factor of the step in the change, its deviation), from the elements that moved furthest.
 
         Epsilon makes a step shorter, but hardly the longest ones. (1.0, infinity) where too few
         elements are as long.
@@ -442,7 +442,7 @@ class Fit:
 
     @cached_property
     def _counted(self) -> tuple[float, float]:
-        """(factor of the step, its deviation) for steps below the stored type's spacing.
+        """(Factor of the step in the change, its deviation), for steps below the type's spacing.
 
         An element whose trainer holds it finer moves by one whole spacing, with a probability of
         step over spacing: the mean change says how large the step is, and its sign does not
