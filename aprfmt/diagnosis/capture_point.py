@@ -115,7 +115,7 @@ def _equal_to_other_points(case: Mismatch) -> Change | None:
     order = list(case.plain)
     if order.index(other) < order.index(key) and not _next_agrees_without(case, moved):
         return None
-    names = [f"{name} is what belongs to {at}" for name, at in moved.items()]
+    names = [f"what is named {name} is the model's {at}" for name, at in moved.items()]
     if len(names) > SHOWN:
         names[SHOWN - 1 : -1] = [f"{len(names) - SHOWN} more"]
     return Change(

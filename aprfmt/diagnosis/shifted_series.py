@@ -162,7 +162,7 @@ def _all_nearer(case: Mismatch, found: ShadowPass, moved: Mapping[str, str]) -> 
 
 def _shift_change(case: Mismatch, moved: Mapping[str, str], agree: int, judged: int) -> Change:
     """Return the Change for a series recorded under other keys; `agree` of `judged` entries fit."""
-    names = [f"{name} is what belongs to {at}" for name, at in moved.items()]
+    names = [f"what is named {name} is the model's {at}" for name, at in moved.items()]
     if len(names) > SHOWN:
         names[SHOWN - 1 : -1] = [f"{len(names) - SHOWN} more"]
     rest = "" if agree == judged else f"; {agree} of {judged} entries agree there"

@@ -105,6 +105,7 @@ def test_the_point_that_was_asked_for_decides_for_the_recorder() -> None:
     lead = found.findings[0]
     assert (lead.cause, lead.certainty, lead.also) == ("capture_point", "confirmed", ())
     assert found.exit_code == 0 and "would tell which" not in found.sentence
+    assert "what is named final_norm is the model's L2.out" in found.sentence
 
 
 def test_a_sound_dump_without_later_points_is_the_same() -> None:
