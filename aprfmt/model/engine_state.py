@@ -122,7 +122,8 @@ def is_saved_state(path: Path, published: Model) -> bool:
     """Return whether a path is a state with the published names, and no model's.
 
     It is a file of torch.save, or a folder with a state in several files. Most of its tensors have
-    names of `published`, which has a configuration, or these behind the name of a wrapper.
+    names of `published`, which has a configuration. In several files these may be behind the name
+    of a wrapper; one file opens as a model, and its prefix is found and said there.
     """
     if published.folder is None or published.folder.config is None:
         return False
@@ -137,7 +138,8 @@ def is_saved_state(path: Path, published: Model) -> bool:
     except (AprfmtError, OSError):
         return False
     known = published.source.tensors.keys()
-    return 2 * sum(not known.isdisjoint(_unwrapped(name)) for name in names) > len(names)
+    found = (_unwrapped(name) if path.is_dir() else [name] for name in names)
+    return 2 * sum(not known.isdisjoint(each) for each in found) > len(names)
 
 
 def _unwrapped(name: str) -> list[str]:

@@ -224,7 +224,7 @@ def test_lengths_of_other_spellings_and_at_routers_are_refused(tmp_path: Path) -
 
     save_tiny("qwen3_moe", tmp_path / "base")
     write_batch(tmp_path / "batch.npz", False)
-    modules = {"self_attn.q_proj": "lora_unet", "mlp.gate": "base_model.model"}
+    modules = {"self_attn.q_proj": "lora_te", "mlp.gate": "base_model.model"}
     for part, begin in modules.items():
         name = f"model.layers.0.{part}"
         with open_model(tmp_path / "base") as model:

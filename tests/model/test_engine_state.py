@@ -690,11 +690,13 @@ WRAPPERS: dict[str, Callable[[State], Any]] = {
 
 @pytest.mark.parametrize("form", WRAPPERS)
 def test_published_names_behind_a_wrapper_are_a_state(form: str, tmp_path: Path) -> None:
-    """Seen red: "equal values, but not where readers look for them", exit 1."""
+    """In one file the prefix is said, as no loader takes it off; in several it is taken off."""
     held = published(tiny_folder("llama"))
     torch.save(WRAPPERS[form](held), tmp_path / "s.pt")
     done = aprfmt("diff", tiny_folder("llama"), tmp_path / "s.pt", "--json")
-    assert (done.code, done.json["causes"]) == (0, []), done.out[:2000]
+    said = [] if form == "as pairs" else ["tensor_names"]
+    assert [one["cause"] for one in done.json["causes"]] == said, done.out[:2000]
+    assert done.code == len(said)
     held[OUT] = held[OUT] + 1
     torch.save(WRAPPERS[form](held), tmp_path / "s.pt")
     done = aprfmt("diff", tiny_folder("llama"), tmp_path / "s.pt", "--json")
