@@ -97,9 +97,10 @@ def test_every_rule_of_special_ids_is_asked(monkeypatch: pytest.MonkeyPatch) -> 
             "_find_empty_tokens",
             "_find_repeated_frame",
             "_find_wrong_ends",
+            "_find_misnamed_roles",
             "_find_unstopped_turn",
         ):
-            monkeypatch.setattr(vocabulary, name, lambda ctx, name=name: rule(name))
+            monkeypatch.setattr(vocabulary, name, lambda *_, name=name: rule(name))
         monkeypatch.setattr(vocabulary, "absent_ids", lambda of: rule("absent_ids"))
         monkeypatch.setattr(vocabulary, "_ids_are_numbers", lambda of: found.get("numbers", True))
         context: Any = SimpleNamespace(
@@ -126,6 +127,7 @@ def test_every_rule_of_special_ids_is_asked(monkeypatch: pytest.MonkeyPatch) -> 
         "_find_empty_tokens",
         "_find_repeated_frame",
         "_find_wrong_ends",
+        "_find_misnamed_roles",
     ):
         for one, more in ((warned, [turn]), (failed, [])):
             found = asked({"eos": 0}, _find_unstopped_turn=[turn], **{name: [one]})[1]
