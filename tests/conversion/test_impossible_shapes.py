@@ -41,10 +41,9 @@ def changed(folder: Path, change: Callable[[Row], Row], name: str = DOWN) -> Pat
 def test_a_conversion_of_impossible_shapes_is_refused(kind: str, tmp_path: Path) -> None:
     change, says = KINDS[kind]
     source = changed(tmp_path / "s", change)
-    wished: dict[str, Any] = {"m.gguf": {}, "q.gguf": {"quantize": "Q8_0"}, "m.apr": {}}
-    for target, wishes in wished.items():
+    for target, scheme in (("m.gguf", None), ("q.gguf", "Q8_0"), ("m.apr", None)):
         with pytest.raises(ConversionError, match=says) as caught:
-            aprfmt.convert(source, tmp_path / target, **wishes)
+            aprfmt.convert(source, tmp_path / target, quantize=scheme)
         assert "L0.ffn_down.weight is [" in str(caught.value)
         assert "expected [64, 64]" in str(caught.value)
         assert not (tmp_path / target).exists()
