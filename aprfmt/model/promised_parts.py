@@ -20,7 +20,6 @@ from aprfmt.errors import AprfmtError
 if TYPE_CHECKING:
     from aprfmt.model import Model
 
-KEY = "promised_parts"  # of the notes
 REORDERED = ("group", "dynamic", True)  # values of `actorder` by which inputs have any group
 _SHOWN = 2
 _ORDER = "which inputs share a scale is lost: weights decode as if they were in order"
@@ -87,7 +86,8 @@ def missing_parts(model: "Model") -> list[MissingParts]:
 
 def missing_part_notes(model: "Model") -> list[Note]:
     """Return a warning for each kind of promised part that packed weights do not have."""
-    return [Note("warning", str(model.path), one.says, KEY) for one in missing_parts(model)]
+    where = str(model.path)
+    return [Note("warning", where, one.says, "promised_parts") for one in missing_parts(model)]
 
 
 def _promised(stored: LazyTensor) -> Iterator[PromisedPart]:
