@@ -82,6 +82,7 @@ def test_a_promised_part_that_is_not_there_fails(kind: str, tmp_path: Path) -> N
     ("compressed_packed", lambda s: weights(s).update(actorder="weight")),
     ("compressed_packed", lambda s: weights(s).update(actorder=None)),
     ("compressed_plain", nothing),
+    ("compressed_plain", lambda s: weights(s).update(actorder="group")),  # one group a row
     ("compressed_plain", of_inputs(True)),
     ("compressed_packed_float", nothing),
     ("gptq", nothing),

@@ -36,7 +36,7 @@ def noise(size: float) -> Any:
 
 def near_mean(values: Any, rng: Any) -> Any:
     """Return the mean of the trained rows, with a little noise."""
-    return values[:-2].mean(0) + rng.standard_normal((2, WIDTH)) * 1e-5
+    return values[:-2].mean(0) + rng.standard_normal((2, WIDTH)) * 2e-4
 
 
 @pytest.mark.parametrize(("rows", "says", "level"), [
