@@ -25,6 +25,7 @@ def case(after: Distance, changed: int = ROWS) -> Any:
         key="L0.ffn_up.weight", a=SimpleNamespace(rows=ROWS, columns=COLUMNS),
         before=Distance(1.0, changed * COLUMNS, EVERY, 1.0),
         changed_rows=np.arange(changed), distance=lambda *_: after,
+        count_beyond_rounding=lambda guess: 0,
     )  # fmt: skip
 
 

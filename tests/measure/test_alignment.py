@@ -46,7 +46,7 @@ def test_every_pair_is_told_before_its_turn_and_again_when_it_is_next() -> None:
 
 def test_no_stored_name_is_lost_where_two_become_one() -> None:
     rule = SimpleNamespace(function=lambda name: name.removeprefix("base."))
-    model: Any = SimpleNamespace(relations=[SimpleNamespace(rules=[rule])], config={})
+    model: Any = SimpleNamespace(relations=[SimpleNamespace(rules=[rule])], config={}, kind=None)
     for names in (["base.x", "x", "base.y"], ["x", "base.x", "base.y"]):
         found = alignment._names_for_pairing(model, names)
         assert found == {"x": "x", "base.x": "base.x", "y": "base.y"}

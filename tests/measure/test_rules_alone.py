@@ -320,6 +320,7 @@ def test_names_are_paired_by_their_rules_and_towers_by_their_module(towers: bool
     model: Any = SimpleNamespace(
         relations=[SimpleNamespace(rules=[rule])],
         config={"vision_config": {"layers": 1}} if towers else {},
+        kind=None,
     )
     names = ["base.x", "model.vision_tower.vision_model.y", "vision_tower.y", "other"]
     found = alignment._names_for_pairing(model, names)
@@ -338,6 +339,7 @@ class Sets(dict[str, Any]):
     relations: tuple[Any, ...] = ()
     roles: tuple[str, ...] = ()
     config: Any = None
+    kind: Any = None
 
 
 def test_tensors_under_one_prefix_are_pairs_though_no_shape_fits() -> None:

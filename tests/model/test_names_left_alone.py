@@ -94,6 +94,7 @@ def test_adapters_of_two_spellings_have_no_changes_to_compare(
 ) -> None:
     monkeypatch.setattr(adapter_deltas, "adapter_of_model", lambda model, compare: model.adapter)
     monkeypatch.setattr(adapter_deltas, "_delta_rows", lambda a, b: ())
+    monkeypatch.setattr(adapter_deltas, "diffusion_names", lambda model: {})
 
     def compared(first: str, second: str, *kinds: Any) -> Any:
         a, b = (

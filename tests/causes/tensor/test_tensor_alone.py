@@ -163,7 +163,7 @@ def test_a_copy_is_looked_for_in_rows_of_sixteen_values(monkeypatch: pytest.Monk
     assert lattices.NARROWEST == 16
 
 
-def test_a_difference_of_low_rank_in_one_matrix_is_no_merge(
+def test_differences_of_low_rank_in_all_matrices_are_a_merge(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     merged: list[int] = []
@@ -175,7 +175,7 @@ def test_a_difference_of_low_rank_in_one_matrix_is_no_merge(
     monkeypatch.setattr(derived_weights, "_merge_explanations", merge)
     monkeypatch.setattr(derived_weights, "_removal_explanations", lambda changes: {})
     change = derived_weights.MatrixChange
-    for ranks, expected in (((4,), []), ((4, 4), [2]), ((4, 0), []), ((4, 2, 8), [3])):
+    for ranks, expected in (((4,), [1]), ((4, 4), [2]), ((4, 0), []), ((4, 2, 8), [3])):
         merged.clear()
         changes = [change(f"L{i}.q", rank, 0.1, 0.9, False) for i, rank in enumerate(ranks)]
         found: Mapping[str, Any] = derived_weights._derived_explanations({}, [], changes)

@@ -85,6 +85,12 @@ def test_a_half_in_the_top_bits_of_four_words_may_not_be_infinite(sign: int) -> 
 # --- codes of eight bits ------------------------------------------------------------------------
 
 
+class Views(dict[str, Any]):
+    """The tensors of a model of which all is decoded."""
+
+    unread: Any = None
+
+
 def test_codes_without_their_scale_reach_their_types_largest_number() -> None:
     """Weights that were cast are smaller; a matrix behind others is looked at as well."""
 
@@ -113,7 +119,7 @@ def test_codes_without_their_scale_reach_their_types_largest_number() -> None:
     }
     part = SimpleNamespace(info=SimpleNamespace(name="scaled"))
     ctx: Any = SimpleNamespace(
-        model={"m": SimpleNamespace(parts={"": part})}, census=rows, told_parts={"told"}
+        model=Views(m=SimpleNamespace(parts={"": part})), census=rows, told_parts={"told"}
     )
     assert [one.where for one in values._codes_without_scale(ctx)] == ["codes", "other"]
 

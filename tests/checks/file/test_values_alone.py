@@ -13,6 +13,12 @@ from aprfmt.checks.records import NotRun
 from aprfmt.tensors.stats import Stats
 
 
+class Views(dict[str, Any]):
+    """The tensors of a model of which all is decoded."""
+
+    unread: Any = None
+
+
 def scan(
     *,
     nan: int = 0,
@@ -32,7 +38,7 @@ def checked(monkeypatch: pytest.MonkeyPatch, **census: TensorScan) -> Any:
     monkeypatch.setattr(values, "_buffer_names", lambda ctx: frozenset({"mask"}))
     zeros = SimpleNamespace(text="", expected="")
     monkeypatch.setattr(values, "find_zero_pairs", lambda model: zeros)
-    ctx: Any = SimpleNamespace(census=census, model={}, where="m", told_parts=frozenset())
+    ctx: Any = SimpleNamespace(census=census, model=Views(), where="m", told_parts=frozenset())
     return values.check_values(ctx)
 
 
