@@ -225,8 +225,11 @@ class DiffReport(Tabular):
         ]
         mine = {row.key: row.encoding_a for row in rows if row.encoding_a}
         theirs = {row.key: row.encoding_b for row in rows if row.encoding_b}
-        mine |= {key: of_a for key, (of_a, _) in self.left_encodings.items() if of_a}
-        theirs |= {key: of_b for key, (_, of_b) in self.left_encodings.items()}
+        # What was not compared is as mislabelled as what was, in the same two encodings.
+        mislabelled = {(row.encoding_a, row.encoding_b) for row in self.tensors if row.key in wrong}
+        left = {key: pair for key, pair in self.left_encodings.items() if pair not in mislabelled}
+        mine |= {key: of_a for key, (of_a, _) in left.items() if of_a}
+        theirs |= {key: of_b for key, (_, of_b) in left.items()}
         if any(overflows_encoding(one.values, theirs) for one in self.findings):
             theirs = {}
         return rewrite_command(self.a, self.b, mine, theirs, self.file_type, self.input_scales)

@@ -247,7 +247,7 @@ TOLD: Mapping[str, Mapping[str, str | tuple[str, str]]] = {
     },
     "gemma3": {
         "the activation is silu; the model says gelu_tanh": OWN,
-        "attention reaches all earlier tokens; the model": "attention reaches all earlier",
+        "attention reaches all earlier tokens; the model": OWN,
         "q and k are not normalised": (ALONE, ""),
         "embedding_scale is 6.9375; the model says 6.92820323": (OWN, ""),
         "every layer has the window; the model says only": ("layer 5 rotates with base 300,", ""),
