@@ -203,7 +203,11 @@ def _kohya_names(name: str, pair: LowRank, stored: StoredPair) -> Iterator[tuple
 
 
 def _pairs_in_style(adapter: Adapter, model: Model, style: str) -> Mapping[str, LowRank]:
-    """Return {the base's name: change}, rows in the order in which a naming style stores them."""
+    """Return {name of the base model's tensor: its low-rank change} of an adapter.
+
+    The rows of each change are in the order in which files of the naming style `style` ("hf" or
+    "gguf") store the tensor's rows.
+    """
     from aprfmt.arch.draft_head import stored_groups
 
     found = place_pairs(adapter, model)

@@ -101,8 +101,9 @@ class CheckContext:
         )
 
     def reported_by(self, error: AprfmtError) -> str:
-        """Return the name of the check that reported an error first; the running one if none did.
+        """Return the name of the check that reported an error first.
 
+        If none did, it is the running check, which is recorded as the first.
         Two errors are the same if their texts are, or if both name the same unreadable part of the
         model.
         """

@@ -319,9 +319,10 @@ def _as_input(values: "Array", output: Output) -> "Array":
 
 
 def decoded_pieces(output: Output, chunk: int) -> Iterator[RowPiece]:
-    """Yield an output's values, decoded, in pieces of about `chunk` elements.
+    """Yield pieces of an output: the first row, and a function that decodes the piece when called.
 
-    A piece is [rows, last axis]. There is only one for a tensor whose rows cannot be decoded alone.
+    It returns about `chunk` elements as [rows, last axis]. A tensor whose rows cannot be decoded
+    alone is one piece of its full shape.
     """
     name, shape = output.source_encoding, output.info.shape
     rows, columns = matrix_shape(shape)

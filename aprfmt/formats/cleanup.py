@@ -87,6 +87,10 @@ class RepeatedSignals:
 
 
 def _send_again(number: int) -> None:
-    """Send a signal to this process, after AGAIN seconds."""
+    """Send a signal to this process once more, after AGAIN seconds.
+
+    Its first exception may have been raised where Python ignores it, as in a weak reference's
+    callback.
+    """
     time.sleep(AGAIN)
     os.kill(os.getpid(), number)

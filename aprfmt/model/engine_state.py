@@ -891,7 +891,10 @@ class _StateReader:
 
     @property
     def published(self) -> Mapping[str, LazyTensor]:
-        """The published tensors by name; of packed weights the values, if the state has those."""
+        """The published model's tensors by name.
+
+        A packed weight is its decoded values if the engine saved these, else its stored parts.
+        """
         return self._published
 
     def parameters(self) -> list[tuple[list[EngineParameter], RankTensor]]:

@@ -79,7 +79,10 @@ PLACEHOLDER = re.compile("image|audio|video|vision|img|soft_token", re.IGNORECAS
 
 
 def _post_processor(carried: Carried) -> Any:
-    """Return the post_processor of tokenizer.json without parsing the rest; None if it is none."""
+    """Return the object post_processor of tokenizer.json, without parsing the rest.
+
+    None if it is missing, null, not an object or cannot be parsed.
+    """
     text = carried.tokenizer_json() or ""
     found_at = text.find('"post_processor"')
     start = text.find("{", found_at) if found_at >= 0 else -1

@@ -1082,9 +1082,10 @@ class _Step:
         return norm
 
     def _judge_second_table(self, given: SavedArrays) -> None:
-        """Set a tied embedding to "differs" where it was given two different gradients.
+        """Judge a tied embedding of which the head's gradient is given too, and is another one.
 
-        A trainer that holds the embedding and the head apart has a part of the gradient in each.
+        It "differs" then. If the sum of both gradients is the computed one, the cause is
+        "gradient_tied": the trainer holds the embedding and the head as two weights.
         """
         found = given.second_table(self.parameters)
         if found is None or not found[1]:

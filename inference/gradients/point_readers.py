@@ -91,10 +91,10 @@ def point_readers(model: Model, ids: Sequence[int]) -> Mapping[str, Sequence[Poi
 def suspects(
     readers: Mapping[str, Sequence[PointReader]], key: str, compared: Collection[str]
 ) -> list[PointReader]:
-    """Return the points computed from a point on the way to the compared ones.
+    """Return the points computed from the point `key`, in which its wrong gradient may begin.
 
-    Each comes with the operations that compute it. The way ends at the points of `compared`,
-    which are returned too.
+    Each comes with the operations that compute it. Points are followed up to the first one of
+    `compared` on each branch, which is returned too.
     """
     found: dict[str, PointReader] = {}
     front = [key]

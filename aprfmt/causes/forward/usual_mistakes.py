@@ -67,7 +67,7 @@ def _theta_mistakes(patched: PatchedModel) -> Iterator[UsualMistake]:
 
 
 def _scaling_mistakes(patched: PatchedModel) -> Iterator[UsualMistake]:
-    """Yield the mistakes of rope without its scaling, or with positions divided by a factor."""
+    """Yield mistakes of rope's scaling: none, other values of it, positions divided by a factor."""
     for kind, layers in layers_of_rope_kinds(patched).items():
         yield from with_layers(without_scaling_changes(patched, kind), layers)
         yield from with_layers(scaling_value_changes(patched, kind), layers)

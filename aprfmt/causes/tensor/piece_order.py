@@ -86,6 +86,7 @@ def _comparable_bytes(case: DifferingPair) -> Iterator[tuple[bytes, bytes, int]]
 def _runs_in_other_order(a: bytes, b: bytes, size: int) -> list[Run]:
     """Return the runs of A's bytes that B consists of, in B's order; [] where it does not.
 
+    A run is (offset in B, offset in A, length), all in bytes.
     Every byte of A must be in one run, each run longer than ANCHOR, at most MOST of them and at
     least two. `size` is the number of bytes of a value: runs begin at whole values.
     """

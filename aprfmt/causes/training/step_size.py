@@ -41,7 +41,10 @@ CAUSE_ROWS = (
 
 
 def guess_step_sign(case: StepCase, recipe: Recipe) -> Iterator[StepGuess]:
-    """Yield the guess that the step goes up the gradient; nothing where its signs are not known."""
+    """Yield the guess that the step goes up the gradient instead of down.
+
+    Nothing if `case.signs`: without a gradient its signs are read from the step itself.
+    """
     if not case.signs:
         yield StepGuess(
             "step_sign", "the step goes up the gradient", changed(recipe, sign=-recipe.sign)
