@@ -43,9 +43,17 @@ def shapes() -> dict[str, tuple[int, ...]]:
     return found | {"model.norm.weight": (HIDDEN,), HEAD: (VOCAB, HIDDEN)}
 
 
-@cache
 def weights() -> Values:
-    """Return the weights before the step: matrices of 0.02, norms near 1; exact in bfloat16."""
+    """Return the weights before the step: matrices of 0.02, norms near 1; exact in bfloat16.
+
+    Each call returns arrays of its own: what one test writes into them, no other test sees.
+    """
+    return {name: w.copy() for name, w in _drawn_weights().items()}
+
+
+@cache
+def _drawn_weights() -> Values:
+    """Return the weights that every call of `weights` copies."""
     rng = np.random.default_rng(1)
     made = {}
     for name, shape in shapes().items():
@@ -54,9 +62,17 @@ def weights() -> Values:
     return made
 
 
-@cache
 def gradients(step: int = 1) -> Values:
-    """Return the gradients of a step, float32; some are as small as epsilon."""
+    """Return the gradients of a step, float32; some are as small as epsilon.
+
+    Each call returns arrays of its own, as `weights` does.
+    """
+    return {name: g.copy() for name, g in _drawn_gradients(step).items()}
+
+
+@cache
+def _drawn_gradients(step: int) -> Values:
+    """Return the gradients of a step that every call of `gradients` copies."""
     rng = np.random.default_rng(100 + step)
     made = {}
     for name, shape in shapes().items():

@@ -142,6 +142,40 @@ def test_a_step_that_moves_some_weights_is_compared_to_the_bit(moved: int, tmp_p
     assert "output_norm.weight" in wrong | left
 
 
+@pytest.mark.parametrize("moved", [0, 1, 2])
+def test_one_element_that_moves_shows_the_sign_of_a_step(moved: int, tmp_path: Path) -> None:
+    """A norm stepped up the gradient, of which bfloat16 shows the step of `moved` elements.
+
+    Where no element moves, both signs leave the same weights, and the step is not compared.
+    """
+    name, rate = "model.norm.weight", SEEN / 4
+    start = weights()
+    start[name].flat[:moved] = 2.0**-6
+    for sign in (1, -1):
+        after = {
+            n: w + (sign if n == name else 1) * right(w, gradients(1)[n], rate, 0.0)
+            for n, w in start.items()
+        }
+        rule = f"adamw:lr={rate},wd=0,step=1"
+        report = said(tmp_path / str(sign), start, finer(after), "BF16", rule)
+        hidden = {one.name for one in report.left if one.kind == "step"}
+        wrong = sign == -1 and moved > 0
+        assert ("output_norm.weight" in hidden) == (moved == 0)
+        assert report.exit_code == wrong
+        named = [(one.cause, one.roles) for one in report.causes]
+        assert named == [("step_sign", ("output_norm.weight",))] * wrong
+
+
+@pytest.mark.parametrize("make", [weights, gradients])
+def test_values_that_a_test_changes_are_its_own(make: Callable[[], Values]) -> None:
+    """Seen red: small elements of one test's norm showed the steps of the tests after it."""
+    name = "model.norm.weight"
+    values, kept = make(), make()[name].copy()
+    values[name].flat[:8] = 2.0**-6
+    del values["lm_head.weight"]
+    assert np.array_equal(make()[name], kept) and "lm_head.weight" in make()
+
+
 @pytest.mark.parametrize("wrong", [False, True])
 def test_float32_copies_show_what_bfloat16_rounds_away(wrong: bool, tmp_path: Path) -> None:
     """The same step of norms: with the other sign bfloat16 has the same weights, float32 not."""
