@@ -142,15 +142,22 @@ def test_a_step_that_moves_some_weights_is_compared_to_the_bit(moved: int, tmp_p
     assert "output_norm.weight" in wrong | left
 
 
-@pytest.mark.parametrize("moved", [0, 1, 2])
-def test_one_element_that_moves_shows_the_sign_of_a_step(moved: int, tmp_path: Path) -> None:
-    """A norm stepped up the gradient, of which bfloat16 shows the step of `moved` elements.
-
-    Where no element moves, both signs leave the same weights, and the step is not compared.
-    """
+@pytest.mark.parametrize(
+    ("moved", "near", "cause"),
+    [
+        (0, 1.0, None),  # both signs leave the same weights: the step is not compared
+        (1, 2.0**-6, "step_sign"),  # moves by three spacings
+        (2, 2.0**-6, "step_sign"),
+        (1, 1.5 * 2.0**-4, ""),  # by one spacing: another step, and not enough to say which
+    ],
+)
+def test_one_element_that_moves_shows_the_sign_of_a_step(
+    moved: int, near: float, cause: str | None, tmp_path: Path
+) -> None:
+    """A norm stepped up the gradient, of which `moved` elements near `near` move in bfloat16."""
     name, rate = "model.norm.weight", SEEN / 4
     start = weights()
-    start[name].flat[:moved] = 2.0**-6
+    start[name].flat[:moved] = near
     for sign in (1, -1):
         after = {
             n: w + (sign if n == name else 1) * right(w, gradients(1)[n], rate, 0.0)
@@ -163,7 +170,7 @@ def test_one_element_that_moves_shows_the_sign_of_a_step(moved: int, tmp_path: P
         assert ("output_norm.weight" in hidden) == (moved == 0)
         assert report.exit_code == wrong
         named = [(one.cause, one.roles) for one in report.causes]
-        assert named == [("step_sign", ("output_norm.weight",))] * wrong
+        assert named == [(cause, ("output_norm.weight",))] * wrong
 
 
 @pytest.mark.parametrize("make", [weights, gradients])
