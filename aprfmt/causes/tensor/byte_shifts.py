@@ -15,7 +15,7 @@ from aprfmt.causes.tensor.proof import make_finding, prove_bytes
 from aprfmt.causes.tensor.stored_bytes import ANCHOR, STORED, byte_layouts, copy_bytes
 from aprfmt.measure.findings import Finding
 from aprfmt.tensors import norms
-from aprfmt.tensors.runs import RunBytes
+from aprfmt.tensors.runs import RunBytes, difference_offset
 
 if TYPE_CHECKING:
     from aprfmt.codecs.base import Array
@@ -165,23 +165,29 @@ def _shift_inside(a: RunBytes | bytes, b: RunBytes) -> tuple[int, int] | None:
     size = len(b)
     if len(a) != size or size < 4 * ANCHOR or size > STORED:
         return None
-    # Everything before the first difference is equal.
-    x, y = (np.frombuffer(copy_bytes(side, 0, size), np.uint8) for side in (a, b))
-    apart = np.flatnonzero(x != y)
-    if not apart.size or not 0 < apart[0] < size - 4 * ANCHOR:
+    first = _find_difference(a, b)
+    if not first or first >= size - 4 * ANCHOR:
         return None
-    first = int(apart[0])
     # Find a piece of the rest in A.
     at = (first + size) // 2
-    anchor = y[at : at + ANCHOR].tobytes()
-    low = max(0, at - REACH)
-    found = x[low : at + ANCHOR + REACH].tobytes().find(anchor)
+    anchor = copy_bytes(b, at, at + ANCHOR)
+    low, high = max(0, at - REACH), min(size, at + ANCHOR + REACH)
+    found = copy_bytes(a, low, high).find(anchor)
     shift = low + found - at
     if found < 0 or shift == 0 or len(set(anchor)) < 8 or abs(shift) > (size - first) // 2:
         return None
     start, stop = first + max(0, -shift), min(size, size - shift)
-    same = np.array_equal(y[start:stop], x[start + shift : stop + shift])
-    return (first, shift) if same else None
+    return (first, shift) if _range_is_equal(a, b, shift, start, stop) else None
+
+
+def _find_difference(a: RunBytes | bytes, b: RunBytes) -> int | None:
+    """Return the first index at which the bytes of A and B, equally many, differ; None if equal."""
+    for at in range(0, len(b), READ):
+        end = min(len(b), at + READ)
+        offset = difference_offset(copy_bytes(a, at, end), copy_bytes(b, at, end))
+        if offset is not None:
+            return at + offset
+    return None
 
 
 def _is_cyclic_head_move(
@@ -302,6 +308,11 @@ def _find_shift(a: RunBytes | bytes, b: RunBytes) -> int | None:
 def _overlap_is_equal(a: RunBytes | bytes, b: RunBytes, shift: int, offset: int) -> bool:
     """Return whether B[i] == A[i + offset] for all bytes that a shift of B keeps in the tensor."""
     start, stop = max(0, -shift), min(len(b), len(b) - shift)
+    return _range_is_equal(a, b, offset, start, stop)
+
+
+def _range_is_equal(a: RunBytes | bytes, b: RunBytes, offset: int, start: int, stop: int) -> bool:
+    """Return whether B[i] == A[i + offset] for all bytes i of [start, stop)."""
     for at in range(start, stop, READ):
         end = min(stop, at + READ)
         if copy_bytes(a, at + offset, end + offset) != copy_bytes(b, at, end):
