@@ -193,13 +193,23 @@ def _sample_cells(cells: "Array", count: int = CELLS) -> "Array":
 
     `cells` is [cells, elements], one cell for each scale, NaN for elements that are missing.
     """
-    chosen = cells[np.unique(np.linspace(0, len(cells) - 1, count).astype(np.int64))]
-    if chosen.shape[1] <= OF_CELL:
-        return chosen
-    size = np.nan_to_num(np.abs(chosen))
-    places = size.argmax(1), np.nanargmin(chosen, 1), np.nanargmax(chosen, 1)
-    ends = [np.take_along_axis(chosen, at[:, None], 1) for at in places]
-    return np.concatenate([*ends, chosen[:, :: chosen.shape[1] // OF_CELL]], axis=1)
+    if len(cells) > count:
+        cells = cells[np.unique(np.linspace(0, len(cells) - 1, count).astype(np.int64))]
+    if cells.shape[1] <= OF_CELL:
+        return cells
+    return np.concatenate([_cell_ends(cells), cells[:, :: cells.shape[1] // OF_CELL]], axis=1)
+
+
+def _cell_ends(cells: "Array") -> "Array":
+    """Return the value of largest magnitude, the smallest and the largest of each cell, [cells, 3].
+
+    `cells` is [cells, elements], NaN for elements that are missing. Of two values of largest
+    magnitude the first counts. No copy of the cells is made: one may be a whole matrix.
+    """
+    low, high = np.fmin.reduce(cells, axis=1), np.fmax.reduce(cells, axis=1)
+    places = [(cells == end[:, None]).argmax(axis=1) for end in (low, high)]
+    negative = (-low > high) | ((-low == high) & (places[0] < places[1]))
+    return np.stack([np.where(negative, low, high), low, high], axis=1)
 
 
 def _cell_may_fit(cell: "Array", code: CodeBook, unit: StorageUnit) -> bool:
