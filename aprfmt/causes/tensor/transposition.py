@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 
 
 UNRELATED = 1.0  # of the norm: zeros are no further from any values
+PLACES = 1 << 17  # elements whose places are computed at a time
 
 
 def samples_agree(x: "Array", y: "Array", slack: float) -> bool:
@@ -67,8 +68,8 @@ def guess_transposed_inside(case: DifferingPair) -> Iterator[Guess]:
 def _take_transposed(side: RowReader, rows: int, columns: int, heads: int, across: bool) -> Take:
     """Return a function from row numbers to rows of matrices whose heads' blocks are transposed.
 
-    The last four arguments are those of `_transposed_places`. Only the places of the requested
-    rows are in memory: those of a whole matrix would take several times as much as its values.
+    The last four arguments are those of `_transposed_places`. Only the places of about PLACES
+    elements are in memory: those of all requested rows take several times as much as their values.
     """
     tall, wide = side.shape[-2:]
 
@@ -78,8 +79,13 @@ def _take_transposed(side: RowReader, rows: int, columns: int, heads: int, acros
         `numbers` count the rows through all of the tensor's matrices.
         """
         matrix, row = np.divmod(np.asarray(numbers, np.int64)[:, None], tall)
-        places = _transposed_places(row * wide + np.arange(wide), rows, columns, heads, across)
-        found: Array = side.whole[matrix * tall + places // wide, places % wide]
+        found: Array = np.empty((len(row), wide), side.whole.dtype)
+        step = max(1, PLACES // wide)
+        for start in range(0, len(row), step):
+            part = slice(start, start + step)
+            places = row[part] * wide + np.arange(wide)
+            places = _transposed_places(places, rows, columns, heads, across)
+            found[part] = side.whole[matrix[part] * tall + places // wide, places % wide]
         return found
 
     return take
