@@ -12,6 +12,7 @@ from tests.diagnosis.engines import LONG, tiny_folder, trace
 Values = Mapping[str, Any]
 BEFORE = frozenset({"attn_norm", "q", "k", "v", "scores", "out"})  # without rotated queries
 COARSE = frozenset({"attn_norm", "attn_out", "out"})
+STREAM = frozenset({"embd", "out"})  # outputs of layers alone
 ROTATED = BEFORE | {"q_rope", "k_rope"}
 
 
@@ -45,7 +46,7 @@ FAULTS = {
 }
 
 
-@pytest.mark.parametrize("points", [BEFORE, COARSE], ids=["before", "coarse"])
+@pytest.mark.parametrize("points", [BEFORE, COARSE, STREAM], ids=["before", "coarse", "stream"])
 @pytest.mark.parametrize("fault", FAULTS)
 def test_a_factor_of_yarn_and_one_of_the_scores_are_both_named(
     fault: str, points: frozenset[str]

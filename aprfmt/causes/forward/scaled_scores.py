@@ -36,18 +36,34 @@ def yarn_score_changes(patched: PatchedModel) -> Iterator[Change]:
 
     Nothing for other attention, and for a rope scaling that is not YaRN's.
     """
+    for square, how, scale in _yarn_scales(patched):
+        yield _yarn_change(square, how, scale)
+
+
+def yarn_factor_scales(patched: PatchedModel) -> Iterator[Change]:
+    """Yield changes of the factor on scores with the same effect as a wrong mscale_all_dim.
+
+    Each has the factor of one of `yarn_score_changes`: no values tell the two causes apart.
+    """
+    for _, _, scale in _yarn_scales(patched):
+        yield score_scale_change(patched, scale)
+
+
+def _yarn_scales(patched: PatchedModel) -> list[tuple[float, str, float]]:
+    """Return (YaRN's part of MLA's score factor, how it was applied, that factor) by mistake.
+
+    [] for other attention, and for a rope scaling that is not YaRN's.
+    """
     scaling = patched.hp["rope_scaling"]
     if patched.spec.block.attention != "mla" or not scaling or scaling["type"] != "yarn":
-        return
+        return []
     own, every = float(patched.hp["attn_scale"]), scaling["mscale_all_dim"]
     square = yarn_mscale(scaling["factor"], every or 1.0) ** 2
     if square == 1.0:
-        return
-    mistakes = [("applied, which the model does not say", own * square)]
-    if every:
-        mistakes = [("left out", own / square), ("applied twice", own * square)]
-    for how, scale in mistakes:
-        yield _yarn_change(square, how, scale)
+        return []
+    if not every:
+        return [(square, "applied, which the model does not say", own * square)]
+    return [(square, "left out", own / square), (square, "applied twice", own * square)]
 
 
 def _yarn_change(square: float, how: str, scale: float) -> Change:
@@ -70,16 +86,17 @@ def find_yarn_scores(case: Mismatch) -> Iterator[Change]:
         yield from yarn_score_changes(case.patched)
 
 
-def find_scores_of_rope_factor(case: Mismatch) -> Iterator[Change]:
-    """Yield changes of the factor on scores that have the same effect as a wrong rope factor.
+def find_scores_of_yarn_factors(case: Mismatch) -> Iterator[Change]:
+    """Yield changes of the factor on scores that have the same effect as a wrong factor of YaRN.
 
-    Nothing for points before the scores.
+    These factors are rope's on cos and sin, and MLA's. Nothing for points before the scores.
     """
     if case.call("scores") is not None:
         yield from rope_factor_scales(case.patched, case.layer)
+        yield from yarn_factor_scales(case.patched)
 
 
 HYPOTHESES = (
     Hypothesis("rope_scaling", find_yarn_scores, 291, "named factors of the scores, after any"),
-    Hypothesis("attention_scale", find_scores_of_rope_factor, 292, "factors as rope's, after rope"),
+    Hypothesis("attention_scale", find_scores_of_yarn_factors, 292, "factors as YaRN's, after it"),
 )

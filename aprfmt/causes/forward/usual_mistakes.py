@@ -32,7 +32,11 @@ from aprfmt.causes.forward.rope import (
     without_scaling_changes,
 )
 from aprfmt.causes.forward.rotations import token_positions, without_rope
-from aprfmt.causes.forward.scaled_scores import rope_factor_scales, yarn_score_changes
+from aprfmt.causes.forward.scaled_scores import (
+    rope_factor_scales,
+    yarn_factor_scales,
+    yarn_score_changes,
+)
 from aprfmt.causes.forward.usual_blocks import (
     BLOCKS,
     UsualMistake,
@@ -155,6 +159,7 @@ def _score_scale_mistakes(patched: PatchedModel) -> Iterator[UsualMistake]:
         first = 0 if layers is None else min(layers)
         yield from with_layers(rope_factor_scales(patched, first), layers)
     yield from with_layers(yarn_score_changes(patched), None)
+    yield from with_layers(yarn_factor_scales(patched), None)
     if patched.hp["attn_scale_by_layer"]:
         yield hyper_mistake(
             "attention_scale",
