@@ -19,7 +19,8 @@ class Answer:
     """One row's answer; `wrong` are causes that were confirmed and not seeded.
 
     Of a fault `right` is the verdict and every cause, `placed` every cause's place, `confirmed`
-    that every cause in its place is confirmed. Of a control only `right` is asked.
+    that every cause in its place is confirmed, or named with all that no dump like this one tells
+    from it. Of a control only `right` is asked.
     """
 
     name: str
@@ -114,7 +115,7 @@ def judged(row: Row, found: Diagnosis) -> Answer:
             there = [finding for finding in ours if cause.placed(finding.where)]
             right = right and bool(ours)
             placed = placed and bool(there)
-            confirmed = confirmed and any(f.confidence == "confirmed" for f in there)
+            confirmed = confirmed and any(cause.settled(finding) for finding in there)
     lead = found.lead
     return Answer(
         row.name,

@@ -12,7 +12,7 @@ from tests.field.foreign import (
     slots_only,
     weights,
 )
-from tests.field.row import Row, fault
+from tests.field.row import Row, cause, fault
 
 ROWS: tuple[Row, ...] = (
     fault("base-not-passed", "engine", "llama", "the default base 10000 for 5000",
@@ -35,7 +35,7 @@ ROWS: tuple[Row, ...] = (
           "https://github.com/turboderp-org/exllamav3/issues/259",
           dump("llama-yarn", "yarn-factor-is-one", setting("RotaryEmbedding",
                attention_scaling=1.0)),
-          ("rope_scaling", "attention_scale")),
+          cause(("rope_scaling", "attention_scale"), alike=True)),
     fault("only-key-bias-lost", "engine", "qwen2", "q and v have their bias, k has not",
           "https://github.com/ServiceNow/Fast-LLM/pull/398",
           dump("qwen2", "only-key-bias-lost", weights("k_proj.bias", lambda x: 0 * x),

@@ -6,6 +6,8 @@ from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from typing import Any, Literal
 
+from aprfmt.measure.findings import Finding
+
 Pair = tuple[object, object]
 Names = str | Sequence[str]
 # engine: another computation, seen through a trace. file: weights or metadata as other tools write
@@ -19,11 +21,13 @@ NO_THREAD = "none found"
 class Cause:
     """One seeded cause: any of `names` is right, at any place of the patterns `where`.
 
-    The first name is what the matrix counts it as. Without patterns every place is right.
+    The first name is what the matrix counts it as. Without patterns every place is right. `alike`:
+    the names give the same values at all points of the dump, so all are named and none confirmed.
     """
 
     names: tuple[str, ...]
     where: tuple[str, ...] = ()
+    alike: bool = False
 
     def named(self, name: str) -> bool:
         """Say whether a finding's cause is one of ours."""
@@ -34,6 +38,13 @@ class Cause:
         if not self.where:
             return True
         return any(fnmatchcase(place, pattern) for place in places for pattern in self.where)
+
+    def settled(self, finding: Finding) -> bool:
+        """Say whether a finding of this cause leaves nothing open that the dump could decide."""
+        if not self.alike:
+            return finding.confidence == "confirmed"
+        named = {finding.cause, *finding.also}
+        return finding.confidence == "ambiguous" and named == set(self.names)
 
 
 @dataclass(frozen=True)
@@ -76,9 +87,9 @@ def is_frozen(name: str) -> bool:
     return int(hashlib.sha256(name.encode()).hexdigest(), 16) % 3 == 0
 
 
-def cause(names: Names, where: Names = ()) -> Cause:
-    """Return a seeded cause; names and places are one or several."""
-    return Cause(_all(names), _all(where))
+def cause(names: Names, where: Names = (), *, alike: bool = False) -> Cause:
+    """Return a seeded cause; names and places are one or several, `alike` as in Cause."""
+    return Cause(_all(names), _all(where), alike)
 
 
 def fault(

@@ -12,12 +12,13 @@ from pathlib import Path
 
 import pytest
 
+from aprfmt.diagnosis import Diagnosis, Finding
 from aprfmt.measure.verdicts import VERDICTS
 from tests.diagnosis.table import PAGE, between
 from tests.field import __main__ as command
 from tests.field.judge import Answer, counts, judged, matrix
 from tests.field.reference import distance
-from tests.field.row import KINDS, NO_THREAD, Row, fault, is_frozen
+from tests.field.row import KINDS, NO_THREAD, Row, cause, fault, is_frozen
 from tests.field.rows import BY_NAME, FROZEN, OPEN, ROWS
 
 HERE = Path(__file__).parent
@@ -166,8 +167,6 @@ def test_counts_tell_what_was_named_placed_confirmed_and_invented() -> None:
 
 
 def diagnosed(causes: str, where: tuple[str, ...], confirmed: bool) -> Answer:
-    from aprfmt.diagnosis import Diagnosis, Finding
-
     row: Row = fault(
         "x",
         "file",
@@ -192,6 +191,17 @@ def test_a_cause_is_right_under_any_of_its_names_at_any_of_its_places() -> None:
     assert other.wrong == ("mask",) and other.confirmed and not other.whole
     assert diagnosed("mask", ("L1.ffn_up.weight",), False).wrong == ()
     assert not diagnosed("", (), True).right
+
+
+@pytest.mark.parametrize(
+    ("also", "whole"),
+    [((), False), (("factor",), True), (("mask",), False), (("factor", "mask"), False)],
+)
+def test_causes_that_give_the_same_values_are_all_named(also: tuple[str, ...], whole: bool) -> None:
+    row = fault("x", "file", "llama", "y", NO_THREAD, lambda: ("", ""),
+                cause(("scale", "factor"), alike=True))  # fmt: skip
+    found = (Finding("scale", "", "tensor", "bug", ("ffn",), True, also=also),)
+    assert judged(row, Diagnosis("a", "b", found, (), (), ())).whole == whole
 
 
 def test_the_page_has_the_frozen_rows_counts() -> None:
