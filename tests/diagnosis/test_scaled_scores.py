@@ -60,6 +60,19 @@ def test_a_factor_of_yarn_and_one_of_the_scores_are_both_named(
     assert found.lead.certainty == "explained"  # what two causes differ by is not decided
 
 
+@pytest.mark.parametrize("more", [{"norm_eps": 1e-5}, {"rope_theta": 10000.0}], ids="|".join)
+def test_both_are_named_beside_another_mistake_of_the_layer(more: dict[str, float]) -> None:
+    """Seen red: rope_scaling alone was confirmed beside the other mistake."""
+    folder = tiny_folder("deepseek_v3-yarn")
+    run = trace(folder, f"scores-beside-{'-'.join(more)}", ids=LONG, points=STREAM,
+                hp=lambda hp: {**corrected_twice(hp), **more})  # fmt: skip
+    found = diagnose(str(folder), str(run))
+    of_scores, other = sorted(found.findings, key=lambda finding: finding.cause in more)
+    assert {of_scores.cause, *of_scores.also} == {"rope_scaling", "attention_scale"}
+    assert of_scores.certainty == "explained", found.sentence
+    assert (other.cause, other.also, other.certainty) == (*more, (), "confirmed")
+
+
 def test_rotated_queries_tell_ropes_factor_from_one_of_the_scores() -> None:
     folder = tiny_folder("llama-yarn")
     run = trace(folder, "scores-rotated", ids=LONG, points=ROTATED, hp=with_factor(0.0))
