@@ -57,8 +57,10 @@ def relation_text(mine: Array, theirs: Array, bound: float) -> str:
     ends = [np.linalg.norm(v, axis=-1) for v in (x, y)]
     if rel_l2(*ends) <= bound:
         return ROTATED
-    # A factor for each row, or for each column.
+    # A factor for each row, or for each column: values that became zeros have none.
     other = y.reshape(len(x), -1)
+    if any((flat.any(axis) & ~other.any(axis)).any() for axis in (0, 1)):
+        return ""
     scale = np.sum(other * flat, 1) / np.maximum(np.sum(flat * flat, 1), 1e-300)
     if rel_l2(flat * scale[:, None], other) <= bound:
         return "its value with every row multiplied by a number of its own, as by a norm"

@@ -150,6 +150,17 @@ def test_factors_of_columns_are_said_only_of_rows_enough_to_show_them(tokens: in
     assert relation_text(mine, mine, 1e-3) == ""
 
 
+@pytest.mark.parametrize("lost", [np.s_[:, 4:], np.s_[:, :4], np.s_[:, 3], np.s_[2], np.s_[3:]])
+def test_zeros_in_place_of_values_are_no_relation(lost: Any) -> None:
+    """A factor of 0 gives them; a column that is zero on both sides has any factor."""
+    mine = np.random.default_rng(8).normal(size=(6, 8))
+    theirs = mine.copy()
+    theirs[lost] = 0
+    assert relation_text(mine, theirs, 1e-3) == ""
+    mine[lost] = 0
+    assert "every column" in relation_text(mine, theirs * np.arange(1, 9), 1e-3)
+
+
 @pytest.mark.parametrize("rows", [0, 1, 5])
 def test_an_experts_capacity_is_tried_where_all_rows_are_compared(
     rows: int, monkeypatch: pytest.MonkeyPatch
