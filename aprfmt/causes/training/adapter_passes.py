@@ -1,6 +1,6 @@
 """Gradients of an adapter computed with another base, or with its factors A and B exchanged."""
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 
 import numpy as np
 
@@ -119,10 +119,10 @@ def guess_quantized_base(case: BackwardCase) -> Iterator[BackwardGuess]:
     if not pairs_of(case) or case.missing or not all_differ(case):
         return
     unlike = sorted(case.wrong | case.open)
-    there = _distance(case, unlike, None)
+    there = distance_of_pass(case, unlike, None)
     left: dict[QuantizedBase, float] = {}
     for base in _tried_quantizations():
-        left[base] = _distance(case, unlike, base)
+        left[base] = distance_of_pass(case, unlike, BackwardChange(base=base))
         if left[base] <= CLEAR * there and base.nested:
             break
     best = min(left, key=lambda base: left[base])
@@ -150,12 +150,14 @@ def _base_text(base: QuantizedBase) -> str:
     return f"{base.encoding} in blocks of {base.block}, {scales}"
 
 
-def _distance(case: BackwardCase, keys: list[str], base: QuantizedBase | None) -> float:
-    """Return the L2 distance of the given gradients of `keys` from those computed with a base.
+def distance_of_pass(
+    case: BackwardCase, keys: Collection[str], change: BackwardChange | None
+) -> float:
+    """Return the L2 distance of the given gradients of `keys` from those of another backward pass.
 
-    `base` is a quantization of the base; None for the base as it was given.
+    The pass has `change`; None is the right one. A gradient that the pass does not give is zero.
     """
-    made = None if base is None else case.recompute(BackwardChange(base=base), None)
+    made = None if change is None else case.recompute(change, None)
     total = 0.0
     for key in keys:
         pair = case.case(key)

@@ -3,10 +3,8 @@
 from collections.abc import Iterator
 from typing import get_args
 
-import numpy as np
-
 from aprfmt.causes.row import Cause
-from aprfmt.causes.training.adapter_passes import pairs_of
+from aprfmt.causes.training.adapter_passes import distance_of_pass, pairs_of
 from aprfmt.causes.training.backward_case import (
     BackwardCase,
     BackwardGuess,
@@ -47,8 +45,11 @@ def guess_misread_base(case: BackwardCase) -> Iterator[BackwardGuess]:
     if case.base is None or not pairs_of(case) or case.missing or not case.wrong:
         return
     unlike = sorted(case.wrong | case.open)
-    there = _distance(case, unlike, None)
-    left = {way: _distance(case, unlike, way) for way in get_args(Misreading)}
+    there = distance_of_pass(case, unlike, None)
+    left = {
+        way: distance_of_pass(case, unlike, BackwardChange(misread=way))
+        for way in get_args(Misreading)
+    }
     best = min(left, key=lambda way: left[way])
     if left[best] > LEFT * there:
         return
@@ -60,22 +61,6 @@ def guess_misread_base(case: BackwardCase) -> Iterator[BackwardGuess]:
     yield BackwardGuess("backward_dequantization", says, BackwardChange(misread=best))
     says += f"; backward from the loss it begins {first_place(unlike, case.right)}"
     yield BackwardGuess("backward_dequantization", says, most="explained")
-
-
-def _distance(case: BackwardCase, keys: list[str], way: Misreading | None) -> float:
-    """Return the L2 distance of all given gradients of `keys` from those of a wrong decoding.
-
-    None: the right one.
-    """
-    made = None if way is None else case.recompute(BackwardChange(misread=way), None)
-    total = 0.0
-    for key in keys:
-        pair = case.case(key)
-        wanted = pair.computed
-        if made is not None:
-            wanted = made.gradient(key) if key in made.keys else np.zeros_like(wanted)
-        total += float(np.square(pair.given - wanted.reshape(pair.given.shape)).sum())
-    return float(np.sqrt(total))
 
 
 HYPOTHESES = (
