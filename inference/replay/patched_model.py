@@ -232,12 +232,17 @@ class PatchedModel:
         return replace(self, overrides={**self.overrides, op: after})
 
     def with_ops(
-        self, ops: Collection[str], override: Override, layers: frozenset[int] | None
+        self,
+        ops: Collection[str],
+        override: Override,
+        layers: frozenset[int] | None,
+        *,
+        of_operands: bool = False,
     ) -> "PatchedModel":
-        """Return a copy of the model with several operations wrapped by the same override."""
+        """Return a copy of the model with several operations wrapped as by `with_op`."""
         patched = self
         for op in ops:
-            patched = patched.with_op(op, override, layers)
+            patched = patched.with_op(op, override, layers, of_operands=of_operands)
         return patched
 
     def with_keys_and_values(

@@ -117,9 +117,7 @@ def layer_scale_change(patched: PatchedModel, layer: int) -> Change:
 
     def make(patched: PatchedModel, layers: Layers) -> PatchedModel:
         """Return the model whose scores have the other factor in `layers`."""
-        for op in ("scores", "probs"):
-            patched = patched.with_op(op, override, layers, of_operands=True)
-        return patched
+        return patched.with_ops(("scores", "probs"), override, layers, of_operands=True)
 
     return Change(
         "attention_scale",

@@ -362,9 +362,7 @@ def change_head_fields(patched: PatchedModel, layers: Layers, **values: Any) -> 
             settled["causal"] = None  # the mask says the same
         return op(*first, replace(heads, **settled))
 
-    for op in ("scores", "probs"):
-        patched = patched.with_op(op, override, layers, of_operands=True)
-    return patched
+    return patched.with_ops(("scores", "probs"), override, layers, of_operands=True)
 
 
 @dataclass(frozen=True)
