@@ -48,6 +48,7 @@ from aprfmt.model.rank_tensors import (
     element_array,
     in_published_axes,
 )
+from aprfmt.tensors.runs import hold_same_bytes
 from aprfmt.tensors.view import decode_tensor
 
 # Ends of names that an engine computes and nobody publishes.
@@ -721,9 +722,7 @@ def _stack_experts(tensors: Mapping[str, LazyTensor]) -> dict[str, LazyTensor]:
 
 def _same_bytes(a: LazyTensor | None, b: LazyTensor) -> bool:
     """Return whether two tensors of one name hold the same bytes, as a tied table does."""
-    if a is None or (a.info.shape, a.info.encoding) != (b.info.shape, b.info.encoding):
-        return False
-    return bytes(a.raw()) == bytes(b.raw())
+    return a is not None and a.info.shape == b.info.shape and hold_same_bytes(a, b)
 
 
 def _is_unit_scale(one: RankTensor) -> bool:

@@ -264,6 +264,16 @@ def first_difference(a: Sequence[ByteRun], b: Sequence[ByteRun], size: int = WIN
     return None if total_a == total_b else min(total_a, total_b)
 
 
+def hold_same_bytes(a: LazyTensor, b: LazyTensor) -> bool:
+    """Return whether two stored tensors have the same encoding and bytes, in any shape.
+
+    The bytes are read in windows, those of companions too.
+    """
+    if (a.info.encoding, a.info.nbytes) != (b.info.encoding, b.info.nbytes):
+        return False
+    return first_difference(all_runs(a), all_runs(b)) is None
+
+
 def difference_offset(a: bytes | memoryview, b: bytes | memoryview) -> int | None:
     """Return the offset of the first byte that differs, or at which one ends; None where equal."""
     import numpy as np

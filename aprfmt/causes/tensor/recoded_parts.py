@@ -14,9 +14,9 @@ import numpy as np
 from aprfmt.causes.tensor.differing_pair import DifferingPair
 from aprfmt.causes.tensor.guess import PairHypothesis
 from aprfmt.causes.tensor.proof import make_finding
-from aprfmt.causes.tensor.recoded_scales import holds_same_bytes
 from aprfmt.measure.findings import Finding
 from aprfmt.measure.proofs import Proof
+from aprfmt.tensors.runs import hold_same_bytes
 
 if TYPE_CHECKING:
     from aprfmt.base.protocols import LazyTensor
@@ -65,7 +65,7 @@ def explain_recoded_zero_points(case: DifferingPair) -> Iterator[Finding]:
 
 def _parts_equal(a: "LazyTensor", b: "LazyTensor") -> bool:
     """Return whether two parts have the same bytes, encoding and shape."""
-    return a.info.shape == b.info.shape and holds_same_bytes(a, b)
+    return a.info.shape == b.info.shape and hold_same_bytes(a, b)
 
 
 def _unpack_codes(part: "LazyTensor", bits: int) -> "Array":

@@ -17,6 +17,7 @@ from aprfmt.codecs.dialect import OF_INPUTS, SMALL
 from aprfmt.measure.encoding_noise import UNIT
 from aprfmt.measure.findings import Finding
 from aprfmt.measure.proofs import Proof
+from aprfmt.tensors.runs import hold_same_bytes
 
 if TYPE_CHECKING:
     from aprfmt.base.protocols import LazyTensor
@@ -81,7 +82,7 @@ def explain_recoded_scales(case: DifferingPair) -> Iterator[Finding]:
         if pairs is None:
             return
         for before, after in sorted(pairs, key=lambda pair: pair[0].info.nbytes):  # codes last
-            if holds_same_bytes(before, after):
+            if hold_same_bytes(before, after):
                 continue
             part = _scale_part(before, after)
             if part is None:
@@ -128,13 +129,6 @@ def _pair_parts(
     if len(mine) == len(theirs) == 1 and all("scale" in suffix for suffix in left):
         return [*pairs, (mine.popitem()[1], theirs.popitem()[1])]
     return None
-
-
-def holds_same_bytes(a: "LazyTensor", b: "LazyTensor") -> bool:
-    """Return whether two stored tensors have the same encoding and bytes, in any shape."""
-    if a.info.encoding != b.info.encoding or a.info.nbytes != b.info.nbytes:
-        return False
-    return bytes(a.raw()) == bytes(b.raw())
 
 
 def _scale_part(a: "LazyTensor", b: "LazyTensor") -> ScalePart | None:

@@ -21,7 +21,7 @@ from aprfmt.model import manifest
 from aprfmt.model.hf_folder import rival_weights
 from aprfmt.model.manifest import bytes_between
 from aprfmt.model.relations import file_relations
-from aprfmt.tensors.runs import all_runs, first_difference
+from aprfmt.tensors.runs import hold_same_bytes
 
 
 def _parsed_files(source: Any) -> list[Any]:
@@ -279,13 +279,11 @@ def _holds_same_bytes(source: Source, rival: Path) -> bool:
     try:
         with open_source(rival) as other:
             mine, theirs = source.tensors, other.tensors
-            kinds = [
-                {name: (one.info.encoding, one.info.shape) for name, one in each.items()}
-                for each in (mine, theirs)
+            shapes = [
+                {name: one.info.shape for name, one in each.items()} for each in (mine, theirs)
             ]
-            return kinds[0] == kinds[1] and all(
-                first_difference(all_runs(one), all_runs(theirs[name])) is None
-                for name, one in mine.items()
+            return shapes[0] == shapes[1] and all(
+                hold_same_bytes(one, theirs[name]) for name, one in mine.items()
             )
     except (AprfmtError, OSError):
         return False
