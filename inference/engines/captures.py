@@ -137,10 +137,16 @@ def open_captures(path: Path) -> Iterator[Captures]:
     with ExitStack() as stack:
         if path.is_dir():
             yield _open_folder(path, stack)
-        elif first_bytes(path)[:2] == b"PK" and not is_zip(first_bytes(path)):
+        elif _is_npz(path):
             yield _captures_of_npz(NpzFile(path, stack))
         else:
             yield _open_tensors(path, stack)
+
+
+def _is_npz(path: Path) -> bool:
+    """Return whether a file is a zip archive, and none of torch.save: the `.npz` of numpy."""
+    head = first_bytes(path)
+    return head[:2] == b"PK" and not is_zip(head)
 
 
 def _captures_of_npz(file: NpzFile) -> Captures:
@@ -299,8 +305,7 @@ def read_array_file(path: Path, stack: ExitStack) -> Captures:
             region=lambda _: row.region,
             opens=True,
         )
-    head = first_bytes(path)
-    if head[:2] == b"PK" and not is_zip(head):
+    if _is_npz(path):
         file = NpzFile(path, stack)
         for name, why in file.left.items():
             raise UnsupportedError(f"{path}: {name!r}: {why}")
