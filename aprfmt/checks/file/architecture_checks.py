@@ -128,20 +128,20 @@ def check_shapes(ctx: CheckContext) -> Result:
     Where the architecture is not known, or does not fit, weights without a value fail all the same.
     """
     try:
-        ctx.resolution  # noqa: B018
+        resolution = ctx.resolution
     except NotRun:
         if found := list(_empty_weights(ctx.model)):
             return Result("", found)
         raise
     todo = "weights and configuration disagree: aprfmt diff SOURCE FILE says which changed"
-    roles = ctx.resolution.roles
-    if ctx.resolution.coverage.misshapen:
+    roles = resolution.roles
+    if resolution.coverage.misshapen:
         todo = ctx.sizes_command or todo
     findings = [
         _vector_finding(key, has[0], wanted)
         if len(has) == 1 < len(wanted)
         else Finding(key, f"shape {list(has)}", f"{list(wanted)}", todo)
-        for key, has, wanted in ctx.resolution.coverage.misshapen
+        for key, has, wanted in resolution.coverage.misshapen
         if key not in roles or not ctx.told_parts.intersection(roles[key].names)
     ]
     return Result(f"{len(roles)} roles", findings)
