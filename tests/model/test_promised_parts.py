@@ -105,8 +105,10 @@ def test_a_scale_that_only_some_weights_lack_is_another_note(tmp_path: Path) -> 
 
 
 def test_a_conversion_says_that_an_order_is_lost(tmp_path: Path) -> None:
-    change: Change = lambda s: weights(s).update(actorder="group")  # noqa: E731
-    made = folder(tmp_path / "m", "compressed_packed", change)
+    def in_another_order(section: Any) -> None:
+        weights(section).update(actorder="group")
+
+    made = folder(tmp_path / "m", "compressed_packed", in_another_order)
     done = command("convert", made, tmp_path / "m.gguf", "--allow-inexact")
     assert done.code == 0 and "have no weight_g_idx" in done.err
 
