@@ -298,7 +298,7 @@ class DifferingPair:
         if not guess.within or one not in UNIT or other not in UNIT:
             return 0
         beyond = 0
-        for rows in self.windows(guess.rows if guess.rows is not None else None):
+        for rows in self.windows(guess.rows):
             left, right = to_float64(guess.left(rows)), to_float64(guess.right(rows))
             limit = float_spacing(right, other) / 2 + UNIT[one] * np.abs(left)
             beyond += int((np.abs(left - right) > guess.within * limit).sum())

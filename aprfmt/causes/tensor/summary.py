@@ -93,10 +93,10 @@ def _first_detail(rows: Sequence[TensorDiff]) -> str:
 
     It begins with the tensor's key unless it is the same of all.
     """
-    lines = {() if (made := row.explanation) is None else made.evidence[1:2] for row in rows}
-    found = rows[0].explanation
-    more = () if found is None else found.evidence[1:2]
-    return "".join(more if len(lines) == 1 else (f"{rows[0].key}: {text}" for text in more))
+    lines = [() if (made := row.explanation) is None else made.evidence[1:2] for row in rows]
+    more, *others = lines
+    alike = all(other == more for other in others)
+    return "".join(more if alike else (f"{rows[0].key}: {text}" for text in more))
 
 
 def _joint_side(rows: Sequence[TensorDiff]) -> str:
