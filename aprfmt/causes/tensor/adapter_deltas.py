@@ -213,7 +213,7 @@ def compare_deltas(a: "Model", b: "Model") -> DeltaComparison | None:
             first, second = _with_modules_alike(first), _with_modules_alike(second)
         elif first.spelling != second.spelling:
             return None
-        elif _is_scale_of_one(first, second):  # the changes of the other are not known
+        elif _one_lacks_its_scale(first, second):  # the changes of the other are not known
             return DeltaComparison((), (), True, tuple(_differing_keys(first, second)))
         rows = tuple(_delta_rows(first, second))
     except AprfmtError:
@@ -230,7 +230,7 @@ def _with_modules_alike(adapter: Adapter) -> Adapter:
     return replace(adapter, pairs=pairs)
 
 
-def _is_scale_of_one(a: Adapter, b: Adapter) -> bool:
+def _one_lacks_its_scale(a: Adapter, b: Adapter) -> bool:
     """Return whether one of two adapters of PEFT's names has the configuration with its scale."""
     return a.spelling == "peft" and bool(a.config) != bool(b.config)
 
