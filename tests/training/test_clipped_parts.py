@@ -4,10 +4,19 @@ Seen red, each alone: parts with the same gradients named twice; a part that is 
 part named where two have the norm; a norm below the bound taken for one that clips.
 """
 
+from types import SimpleNamespace
+from typing import Any
+
 import pytest
 
-from aprfmt.causes.training.clipped_parts import clipping_by_part, part_norms
+from aprfmt.causes.training import clipped_parts
+from aprfmt.causes.training.clipped_parts import (
+    clipping_by_part,
+    guess_clipping_by_part,
+    part_norms,
+)
 from aprfmt.causes.training.clipping import clip_factor
+from aprfmt.causes.training.optimizers import parse_recipe
 
 DENSE = {
     "token_embd.weight": 3.0,
@@ -64,3 +73,28 @@ def test_a_factor_says_by_which_part_was_clipped(
         f"all gradients were clipped by the norm of {', or of '.join(names)}, 4, to 1, and not by "
         "that of all, 5"
     )
+
+
+@pytest.mark.parametrize(
+    ("parts", "norm", "level"),
+    [
+        ({"a": 4.0, "b": 3.0}, 4.0, ["confirmed"]),
+        ({"a": 4.0, "b": 4.0}, 4.0, ["explained", "explained"]),
+        ({"a": 5.0, "b": 3.0}, 5.0, []),  # as by the norm of all
+        ({"a": 4.0, "b": 3.0}, 4.5, []),  # by no norm that is known
+        ({"a": 0.5, "b": 3.0}, 0.5, []),  # below the bound
+    ],
+)
+def test_a_step_is_clipped_by_a_part_only_where_its_norm_alone_says_so(
+    parts: dict[str, float], norm: float, level: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    factor = clip_factor(1.0, norm)
+    monkeypatch.setattr(clipped_parts, "measured_factor", lambda case, recipe: (factor, 0.0))
+    case: Any = SimpleNamespace(
+        others={"norm": 5.0}, signs=False, gradient=object(), coarse=False, part_norms=parts
+    )
+    recipe = parse_recipe("sgd:lr=0.1,clip=1")
+    assert [one.most for one in guess_clipping_by_part(case, recipe)] == level
+    for without in ({"others": {}}, {"gradient": None}, {"signs": True}):
+        less: Any = SimpleNamespace(**{**vars(case), **without})
+        assert not list(guess_clipping_by_part(less, recipe))
