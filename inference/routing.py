@@ -58,7 +58,7 @@ class Maths(Protocol):
         """Return the sum of each row [..., 1]."""
 
     def divisor(self, weights: Array) -> Array:
-        """Return the sum of each row of chosen weights, by which they are divided, axis kept."""
+        """Return what each row of chosen weights is divided by: its sum, last axis of size 1."""
 
     def ranked(self, x: Array) -> Array:
         """Return the indices that sort each row, largest first; equal elements keep their order."""
@@ -97,7 +97,7 @@ class NumpyMaths:
         return np.sum(x, axis=-1, keepdims=True)
 
     def divisor(self, weights: Array) -> Array:
-        """Return the sum of each row of chosen weights, by which they are divided, axis kept."""
+        """Return what each row of chosen weights is divided by: its sum, last axis of size 1."""
         return self.total(weights)
 
     def ranked(self, x: Array) -> Array:

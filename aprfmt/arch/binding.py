@@ -153,9 +153,10 @@ def _partial_group(
     found: Mapping[int, Mapping[int, str]],
     roles: Sequence[str],
 ) -> BoundGroup | None:
-    """Return the group of the experts that a binding's tensors are whole of; None for no expert.
+    """Return the group of the experts of which all tensors of a binding are stored.
 
-    `found` maps the number of a name template to {expert number: stored name}.
+    None if there is no such expert, or if not every name of the binding has an expert's number.
+    `found` is {index of a name template in `binding.stored`: {expert number: stored name}}.
     """
     if not all("{E}" in template for template in binding.stored):
         return None

@@ -146,7 +146,7 @@ def require_shapes(
 ) -> None:
     """Raise `error` if stored tensors have other shapes than the configuration gives them.
 
-    `where` begins the message, which names the first such tensor, its shape and the due one.
+    `where` begins the message, which names the first such tensor, its shape and the expected one.
     """
     found = resolution.coverage.misshapen
     if not found:

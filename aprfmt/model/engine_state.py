@@ -177,11 +177,11 @@ def _state_files(path: Path) -> list[tuple[Path, Mapping[str, int]]]:
 
 
 def _parts_of_state(folder: Path) -> list[Path]:
-    """Return the files of a folder that hold a state in several parts without an index, sorted.
+    """Return the sorted files of weights that together hold one state without an index.
 
-    They are all files of weights, of one kind, or the parts of one that are there as
-    `-00001-of-00002` says. [] where the folder has a config.json, an index, one whole file, or
-    files that name a rank or a pass.
+    All are safetensors or all are pickles. A single file counts if its name is numbered, as
+    `-00001-of-00002`. [] for any other folder: with a config.json, with an index, or with a file
+    whose name has a rank (`tp_rank_01`) or the number of a pass.
     """
     if (folder / "config.json").is_file() or any(folder.glob("*.index.json")):
         return []

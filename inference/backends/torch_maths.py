@@ -28,7 +28,7 @@ class TorchMaths:
         return x.sum(-1, keepdim=True)
 
     def divisor(self, weights: torch.Tensor) -> torch.Tensor:
-        """Return the sum of each row of chosen weights, by which they are divided, axis kept."""
+        """Return what each row of chosen weights is divided by: its sum, last axis of size 1."""
         return self.total(weights)
 
     def ranked(self, x: torch.Tensor) -> torch.Tensor:

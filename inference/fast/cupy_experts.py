@@ -58,7 +58,7 @@ class CupyMaths:
         return x.sum(axis=-1, keepdims=True)
 
     def divisor(self, weights: Array) -> Array:
-        """Return the sum of each row of chosen weights, by which they are divided, axis kept."""
+        """Return what each row of chosen weights is divided by: its sum, last axis of size 1."""
         return self.total(weights)
 
     def ranked(self, x: Array) -> Array:

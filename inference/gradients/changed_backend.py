@@ -25,7 +25,7 @@ class ConstantDivisor(TorchMaths):
     """TorchMaths for which the sum that experts' weights are divided by is a constant."""
 
     def divisor(self, weights: torch.Tensor) -> torch.Tensor:
-        """Return the sum of each row of chosen weights, cut from the graph."""
+        """Return what each row of chosen weights is divided by, as a constant of the graph."""
         return super().divisor(weights).detach()
 
 

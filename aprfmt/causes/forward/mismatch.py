@@ -319,10 +319,10 @@ def spanned_layers(case: Mismatch) -> frozenset[int]:
 
 
 def computed_layer(case: Mismatch) -> int:
-    """Return the one layer that the diverging point follows from; -1 for none or several.
+    """Return the one layer whose computation may be wrong at a diverging point; -1 for others.
 
-    It is the point's own layer. For a point behind the layers (the final norm, the logits) it is
-    the last layer, where the trace has what entered that layer and not what left it.
+    It is the point's own layer. The final norm and the logits have none: theirs is the last layer
+    if the operations since the last recorded value are in no other, and -1 if they are in several.
     """
     if case.layer >= 0:
         return case.layer

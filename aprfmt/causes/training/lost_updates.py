@@ -73,7 +73,10 @@ def guess_rounded_away(case: StepCase, recipe: Recipe) -> Iterator[StepGuess]:
 
 
 def _adds_step(recipe: Recipe, case: StepCase) -> bool:
-    """Return whether the change of weights is a recipe's step alone, added in the stored type."""
+    """Return whether the new weights are the old ones plus the recipe's step, rounded once.
+
+    The step has no weight decay. False where the recipe predicts none.
+    """
     update = case.predict(recipe)
     return update is not None and is_rounded_once(case, update.step)
 

@@ -168,7 +168,11 @@ class Flattened:
     def _add_rank_part(
         self, part: RankPart, whole: TensorValue, path: tuple[str, ...], depth: int
     ) -> None:
-        """Add what a rank holds of a tensor, with the shape of the whole and where it begins."""
+        """Add one rank's part of the tensor `whole` under the tensor's path.
+
+        If the part is smaller, the shape of the whole and, if known, the part's offsets in it are
+        added as values.
+        """
         if part.tensor.shape != whole.shape:
             self._add_value((*path, "global_shape"), list(whole.shape))
             if part.offsets is not None:
