@@ -95,6 +95,7 @@ def test_a_step_is_clipped_by_a_part_only_where_its_norm_alone_says_so(
     )
     recipe = parse_recipe("sgd:lr=0.1,clip=1")
     assert [one.most for one in guess_clipping_by_part(case, recipe)] == level
-    for without in ({"others": {}}, {"gradient": None}, {"signs": True}):
+    absences: list[dict[str, object]] = [{"others": {}}, {"gradient": None}, {"signs": True}]
+    for without in absences:
         less: Any = SimpleNamespace(**{**vars(case), **without})
         assert not list(guess_clipping_by_part(less, recipe))

@@ -50,5 +50,10 @@ def test_a_decoding_that_leaves_a_part_is_none() -> None:
 
 def test_nothing_is_guessed_without_a_base_of_4_bits_or_a_wrong_gradient() -> None:
     near: dict[Misreading, float] = {WAYS[0]: 0.0}
-    for without in ({"base": None}, {"missing": frozenset(KEYS[:1])}, {"wrong": frozenset()}):
+    absences: list[dict[str, object]] = [
+        {"base": None},
+        {"missing": frozenset(KEYS[:1])},
+        {"wrong": frozenset()},
+    ]
+    for without in absences:
         assert not list(guess_misread_base(case_of(near, **without)))
