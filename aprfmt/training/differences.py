@@ -19,9 +19,10 @@ from aprfmt.inference.gradients.differences import (
 from aprfmt.inference.gradients.documents import routers
 from aprfmt.measure.encoding_noise import UNIT
 from aprfmt.model import Model
+from aprfmt.training.gradient_verdict import judge_rounding
+from aprfmt.training.judgement import Judgement
 from aprfmt.training.reference_gradients import batch_numbers
 from aprfmt.training.step_batch import read_step_batch, router_text
-from aprfmt.training.update_check import Judgement, judge_rounding
 
 # Causes by the mistake that all directions agree on.
 CAUSES_OF: dict[Wrong, str] = {

@@ -19,9 +19,9 @@ from aprfmt.inference.gradients.given_points import GivenPoints
 from aprfmt.inference.gradients.point_readers import PointReader, point_readers, suspects
 from aprfmt.model import Model
 from aprfmt.model.ledger import NotCompared
+from aprfmt.training.gradient_verdict import judge_gradient
 from aprfmt.training.reference_gradients import Computed
 from aprfmt.training.report import PointStep
-from aprfmt.training.update_check import judge_gradient
 
 Array = NDArray[Any]
 ZERO = 1e-13  # of the largest gradient's norm: what rounding in float64 leaves of zero

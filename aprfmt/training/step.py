@@ -63,6 +63,8 @@ from aprfmt.tensors.stats import compute_stats
 from aprfmt.tensors.view import is_zero
 from aprfmt.training import ComputedGradients
 from aprfmt.training.differences import DifferenceChecker, open_differences
+from aprfmt.training.gradient_verdict import judge_gradient
+from aprfmt.training.judgement import Judgement
 from aprfmt.training.parameters import Parameter, pair_parameters
 from aprfmt.training.points import ZERO, ComparedPoints, compare_points
 from aprfmt.training.reference_gradients import BatchNumbers as BatchNumbers
@@ -91,12 +93,10 @@ from aprfmt.training.step_causes import (
 from aprfmt.training.update import Sums, pieces, same_bytes
 from aprfmt.training.update_check import (
     AVERAGED,
-    Judgement,
     RowReader,
     StepInputs,
     is_idle,
     judge_count,
-    judge_gradient,
     judge_moments,
     judge_update,
     moved_without_gradient,

@@ -9,8 +9,8 @@ from aprfmt.measure.findings import Finding
 from aprfmt.measure.named_causes import NamedCause, short_keys
 from aprfmt.measure.proofs import Proof
 from aprfmt.measure.verdicts import Level
+from aprfmt.training.judgement import Judgement
 from aprfmt.training.report import TensorStep
-from aprfmt.training.update_check import Judgement
 
 OTHER = 0.5  # of a matrix' norm: no step of a model that learns is this long
 

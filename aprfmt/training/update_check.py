@@ -8,14 +8,7 @@ import numpy as np
 from aprfmt.base.shapes import matrix_shape
 from aprfmt.causes.training.clipped_parts import clipping_by_part
 from aprfmt.causes.training.clipping import CLIPS, OTHER_NORMS, VALUES, clip_factor, other_factors
-from aprfmt.causes.training.gradient_case import GradientCase, GradientGuess
-from aprfmt.causes.training.lost_updates import (
-    CHANCE,
-    DecayEvidence,
-    decay_evidence,
-    is_swallowed,
-    share_arrived,
-)
+from aprfmt.causes.training.lost_updates import CHANCE, decay_evidence, is_swallowed, share_arrived
 from aprfmt.causes.training.optimizers import F64, Moments, Recipe, changed
 from aprfmt.causes.training.step_case import (
     FEWEST,
@@ -29,14 +22,13 @@ from aprfmt.causes.training.step_case import (
     number_text_apart,
 )
 from aprfmt.causes.training.step_size import SLACK, measured_factor, simple_factor
-from aprfmt.causes.training.table import GRADIENTS, UPDATES
+from aprfmt.causes.training.table import UPDATES
 from aprfmt.measure.encoding_noise import UNIT, float_spacing
+from aprfmt.training.judgement import ENOUGH, Judgement
 from aprfmt.training.parameters import Parameter
-from aprfmt.training.report import Judged
 from aprfmt.training.update import pieces
 
 SAMPLE = 1 << 16  # elements on which rules are tried; the one that fits is held to all
-ENOUGH = 8  # elements of a half that judges a fitted number
 
 
 @dataclass(frozen=True)
@@ -83,39 +75,6 @@ class StepInputs:
             for row in (self.first, self.second)
         )
         return Moments(first, second, self.step, self.after)
-
-
-@dataclass(frozen=True)
-class Judgement:
-    """The verdict on one update.
-
-    `guesses` are the mistakes that give it, the likeliest first; `whole` says that they were held
-    to all elements, `signs` that the signs of the step were not known. `step` is the size of the
-    usual element's step, `decay` the share of the weight that was taken away, `arrived` the share
-    of the expected update that is there. `shows` says whether the step was compared: the stored
-    type is fine enough for its size, or the weights are to the bit what rounding the expected step
-    gives and some of them moved (`exact`). `decays_all` says that a vector decays where that was
-    not said, `clipped` what the gradients were clipped to where that was not said: (by what, as of
-    Clipping, the bound).
-    `decay_shown` is what weights of few bits show of their decay. `held_counts`: see
-    `Fit.held_counts`. `nonfinite` says that moments of the optimizer's state are NaN or infinite.
-    """
-
-    verdict: Judged
-    why: str = ""
-    guesses: tuple[StepGuess | GradientGuess, ...] = ()
-    whole: bool = False
-    step: float | None = None
-    decay: float | None = None
-    arrived: float | None = None
-    signs: bool = False
-    shows: bool = True
-    decays_all: bool = False
-    clipped: tuple[str, float | None] | None = None
-    decay_shown: DecayEvidence | None = None
-    held_counts: tuple[int, float, int, int] = (0, 0.0, 0, 0)
-    nonfinite: bool = False
-    exact: bool = False
 
 
 def judge_update(parameter: Parameter, recipe: Recipe, held: StepInputs) -> Judgement:
@@ -727,76 +686,6 @@ def _is_exact(parameter: Parameter, recipe: Recipe, held: StepInputs, fit: Fit) 
         return fit.exact
     fits = (case.fit(recipe) for case in _all_cases(parameter, held, False))
     return all(each is not None and each.exact for each in fits)
-
-
-# A gradient is what rounding leaves of zero where it is this small against a trainer's rounding.
-NOTHING = 1e-6
-# Such a one may be this many times what one pass shows: another order of adding leaves another.
-LEFT = 32.0
-# Where rounding chooses other experts, two passes of a trainer differ by up to this many times what
-# the one computed here does: of few tokens, those that change in the one may all stay in the other.
-CHOSEN = 8.0
-
-
-def judge_gradient(
-    case: GradientCase,
-    rounding: float | None = None,
-    *,
-    stated: bool = False,
-    floor: float = 0.0,
-    flips: Sequence[str] = (),
-) -> Judgement:
-    """Return the verdict on a trainer's gradient against the computed one, with its mistakes.
-
-    `guesses` are the mistakes that explain it. A number that is fitted is found on one half of the
-    elements and judged on the other. `rounding` is the L2 distance that the trainer's arithmetic
-    alone makes of this gradient. "not compared" where that may explain the difference, or
-    arithmetic in few bits, unless it is `stated` what the trainer computes in. Two gradients with
-    norms of at most `floor` are zero up to rounding. `flips` are routers that chose other experts
-    in the trainer's arithmetic: its own passes may differ by as much, and by more.
-    """
-    if case.right:
-        return Judgement("agrees", whole=True)
-    if floor and max(np.linalg.norm(case.given), np.linalg.norm(case.computed)) <= floor:
-        return Judgement("agrees", whole=True)
-    if rounding is not None:
-        apart = float(np.linalg.norm(case.given - case.computed))
-        size = float(np.linalg.norm(case.computed))
-        if size <= NOTHING * rounding and apart <= LEFT * rounding:
-            return Judgement("agrees", whole=True)
-        if (found_rounded := judge_rounding(apart, size, rounding)) is not None:
-            return found_rounded
-    case = case.with_rounding(rounding)
-    first, second = case.half(0), case.half(1)
-    found: list[StepGuess | GradientGuess] = []
-    for row in GRADIENTS:
-        for guess in row.find(case if row.whole else first):
-            if guess.free and second.given.size < ENOUGH * guess.free:
-                continue
-            if guess.right(case) and (row.whole or guess.right(second)):
-                found.append(guess)
-    why = f"the gradient is {case.distance:.3g} from the one computed here"
-    if not found and flips and case.rounding and case.distance <= CHOSEN * case.rounding:
-        why += f", as other experts may leave it: the trainer's rounding chooses some at {flips[0]}"
-        return Judgement("not compared", why, whole=True)
-    if not found and case.rounded and not stated:
-        why += ", as few bits may leave it: --trained-in bfloat16, or float32, says which it was"
-        return Judgement("not compared", why, whole=True)
-    return Judgement("differs", why, tuple(found), True)
-
-
-def judge_rounding(apart: float, size: float, rounding: float) -> Judgement | None:
-    """Return the verdict on a gradient whose error rounding explains; None where it does not.
-
-    `apart` is its distance from the right one, `size` the norm of that, `rounding` what the
-    trainer's arithmetic leaves; all L2. "not compared" where rounding may be all of the gradient.
-    """
-    if apart > 2 * rounding:
-        return None
-    if rounding <= size / 4:
-        return Judgement("agrees", whole=True)
-    share = f"{rounding / size:.2g} of the gradient itself" if size else "larger than the gradient"
-    return Judgement("not compared", f"the trainer's rounding is {share}", whole=True)
 
 
 def share_reproduced(

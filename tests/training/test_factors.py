@@ -24,9 +24,9 @@ from aprfmt.causes.training.batch_samples import guess_adapter_scale
 from aprfmt.causes.training.gradient_case import GradientCase
 from aprfmt.causes.training.gradient_scale import factor_guess, joined_factors
 from aprfmt.inference.gradients.changes import BackwardChange
+from aprfmt.training.judgement import Judgement
 from aprfmt.training.report import StepReport
 from aprfmt.training.step import _Step, explain_step
-from aprfmt.training.update_check import Judgement
 from tests.inference.gradient_judge import write_batch
 from tests.models import save_tiny
 

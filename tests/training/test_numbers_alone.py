@@ -8,9 +8,9 @@ import pytest
 
 from aprfmt.causes.training.optimizers import Recipe
 from aprfmt.training import numbered_states, step
+from aprfmt.training.judgement import Judgement
 from aprfmt.training.numbered_states import Candidate, Numbered
 from aprfmt.training.saved_arrays import SavedArrays
-from aprfmt.training.update_check import Judgement
 
 
 def matched(steps: Any, changes: Any) -> dict[str, str]:

@@ -22,6 +22,7 @@ from aprfmt.inference.gradients.changes import BackwardChange
 from aprfmt.model import open_model
 from aprfmt.training import numbered_states, reference_gradients, update_check
 from aprfmt.training import step as step_module
+from aprfmt.training.judgement import Judgement
 from aprfmt.training.numbered_states import Candidate, Numbered
 from aprfmt.training.reference_gradients import BatchNumbers
 from aprfmt.training.saved_arrays import open_arrays
@@ -139,7 +140,7 @@ def test_gradients_of_a_usual_norm_are_clipped_ones_if_theirs_was_larger(
     cause: str, before: float | None, bound: float
 ) -> None:
     """A norm that no trainer clips to, or that is not below the gradients' own, says nothing."""
-    differs = update_check.Judgement("differs", guesses=(SimpleNamespace(cause=cause),))  # type: ignore[arg-type]
+    differs = Judgement("differs", guesses=(SimpleNamespace(cause=cause),))  # type: ignore[arg-type]
     stage: Any = SimpleNamespace(
         compared={"w": step_module._Compared(found=differs)}, notes=[], recipe=None,
         computed=None, _size=lambda: before, _other_norms={}, _computed_norms={},

@@ -15,9 +15,10 @@ from aprfmt.causes.training.step_size import SLACK
 from aprfmt.errors import UsageError
 from aprfmt.training import saved_arrays
 from aprfmt.training import step as step_module
+from aprfmt.training.judgement import Judgement
 from aprfmt.training.points import ComparedPoints
 from aprfmt.training.report import TensorStep, UpdateFacts
-from aprfmt.training.update_check import Judgement, StepInputs
+from aprfmt.training.update_check import StepInputs
 
 Step = step_module._Step
 AGREES, DIFFERS, OPEN = (Judgement(each) for each in ("agrees", "differs", "not compared"))

@@ -9,8 +9,8 @@ import pytest
 from aprfmt.causes.training.gradient_case import GradientCase
 from aprfmt.measure.named_causes import NamedCause
 from aprfmt.model.ledger import NotCompared
+from aprfmt.training.gradient_verdict import judge_gradient
 from aprfmt.training.report import StepReport, TensorStep
-from aprfmt.training.update_check import judge_gradient
 
 ROW = TensorStep("L0.attn_q.weight", ("q",), (2, 2), "F32", None, verdict="agrees")
 DIFFERS = replace(ROW, key="L1.attn_q.weight", verdict="differs", why="x")

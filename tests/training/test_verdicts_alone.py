@@ -12,7 +12,8 @@ from aprfmt.causes.training.step_case import StepGuess
 from aprfmt.measure.encoding_noise import UNIT
 from aprfmt.training import step as step_module
 from aprfmt.training import update_check
-from aprfmt.training.update_check import Judgement, StepInputs
+from aprfmt.training.judgement import Judgement
+from aprfmt.training.update_check import StepInputs
 
 Step = step_module._Step
 AGREES, DIFFERS, OPEN = (Judgement(each) for each in ("agrees", "differs", "not compared"))
