@@ -1,16 +1,27 @@
 """The causes that an answer about a step names, from the mistakes of its parameters."""
 
+from collections import Counter
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+
+import numpy as np
 
 from aprfmt.causes import CAUSES
 from aprfmt.causes.training.backward_case import first_place
+from aprfmt.causes.training.clipping import CLIPS, clip_factor
+from aprfmt.causes.training.step_case import StepGuess
+from aprfmt.causes.training.step_size import SLACK
 from aprfmt.measure.findings import Finding
 from aprfmt.measure.named_causes import NamedCause, short_keys
-from aprfmt.measure.proofs import Proof
+from aprfmt.measure.proofs import Proof, cap_proof
 from aprfmt.measure.verdicts import Level
+from aprfmt.training.explained_step import ExplainedStep
 from aprfmt.training.judgement import Judgement
+from aprfmt.training.optimizer_inputs import inputs_of
+from aprfmt.training.parameter_verdicts import judge_change
 from aprfmt.training.report import TensorStep
+from aprfmt.training.step_recipe import recipe_of
+from aprfmt.training.update_check import share_reproduced
 
 OTHER = 0.5  # of a matrix' norm: no step of a model that learns is this long
 
@@ -176,3 +187,178 @@ def largest_update(rows: Sequence[TensorStep], keys: Collection[str]) -> float |
         row.update.norm / row.norm for row in rows if row.key in keys and row.update and row.norm
     ]
     return max(sizes, default=None)
+
+
+FINER_COPY = (
+    " (or the trainer keeps a finer copy of the weights, which this checkpoint does not show: "
+    "--trained-in float32 says so)"
+)
+MOST_COPIES = 64  # of the gradients, in the norm over ranks that hold the same
+MOST_SHARED = 4  # mistakes of several parameters that are tried on all that differ
+
+
+def mistake_causes(
+    step: ExplainedStep,
+    rows: list[TensorStep],
+    judged: Mapping[str, Judgement],
+    stored: Mapping[str, Sequence[str]],
+    norm: float | None,
+) -> Iterator[NamedCause]:
+    """Yield a cause for each mistake that was guessed for parameters, with its proof.
+
+    The proof is over all their elements. Sets the `why` of the rows that it explains.
+    `stored` is {key: names in the file}, `norm` that of all given gradients.
+    """
+    known = {row.key: row for row in step.parameters}
+    at = {row.key: number for number, row in enumerate(rows)}
+    mistakes = fewest_mistakes(judged)
+    told = {one for one, _ in mistakes if _clipped_group(step, one, judged) is not None}
+    for one, also in joined_factor_causes(mistakes, told):
+        given = every = 0.0
+        for key in one.keys:
+            guess = next(
+                each
+                for each in judged[key].guesses
+                if each.cause == one.cause and each.says in (one.parts or (one.says,))
+            )
+            share, size = 1.0, float(np.prod(known[key].before.shape))
+            if isinstance(guess, StepGuess) and not judged[key].whole:
+                held = inputs_of(step, known[key], norm)
+                share = share_reproduced(known[key], guess, held, judged[key].signs)
+                known[key].drop()
+            given, every = given + share * size, every + size
+            rows[at[key]] = replace(rows[at[key]], why=guess.says)
+        share = given / max(1.0, every)
+        # An element says one digit at least: whether it moved as the mistake would move it.
+        proof = cap_proof(Proof(every, share, one.free, 1.0), CAUSES[one.cause].most)
+        if proof is not None:
+            proof = cap_proof(proof, guess.most)
+        if one.parts and proof is not None:
+            proof = cap_proof(proof, "explained")  # what gives the factors is not known
+        cause = one.cause
+        if (said := _clipped_group(step, one, judged)) is not None:
+            cause, one = said[0], replace(one, says=said[1])
+            proof = None if proof is None else cap_proof(proof, "explained")
+        text = one.says + rivals_text(cause, also, step.given_options())
+        if cause == step.doubted:
+            proof = None if proof is None else cap_proof(proof, "explained")
+            text += FINER_COPY
+        largest = largest_update(rows, one.keys)
+        yield step_cause(cause, text, one.keys, stored, proof, size=largest, also=also)
+
+
+def share_guesses(step: ExplainedStep, judged: dict[str, Judgement], norm: float | None) -> None:
+    """Add to each differing parameter of `judged` guesses made for others that explain it too.
+
+    A number fitted to a small parameter is inexact, so the numbers fitted to others are tried.
+    Only the MOST_SHARED commonest guesses are. `norm` is that of all given gradients.
+    """
+    wrong = {key: one for key, one in judged.items() if one.verdict == "differs"}
+    fitted = [
+        guess
+        for one in wrong.values()
+        for guess in one.guesses
+        if isinstance(guess, StepGuess) and guess.number is not None
+    ]
+    counts = Counter((guess.cause, guess.says) for guess in fitted)
+    numbers = {(guess.cause, guess.says): guess.number for guess in reversed(fitted)}
+    often = [said for said, count in counts.most_common(MOST_SHARED) if count > 1]
+    for parameter in step.parameters:
+        if parameter.key not in wrong:
+            continue
+        known = {(guess.cause, guess.says) for guess in wrong[parameter.key].guesses}
+        new = [said for said in often if said not in known]
+        if not new:
+            continue
+        inputs, recipe = inputs_of(step, parameter, norm), recipe_of(step, parameter)
+        for cause, says in new:
+            one, number = judged[parameter.key], numbers[cause, says]
+            assert number is not None
+            held = replace(inputs, others={**inputs.others, number[0]: number[1]})
+            found = judge_change(step, parameter, recipe, held)
+            same = [each for each in found.guesses if (each.cause, each.says) == (cause, says)]
+            judged[parameter.key] = replace(one, guesses=(*one.guesses, *same))
+        parameter.drop()
+
+
+def _clipped_group(
+    step: ExplainedStep, one: Mistake, judged: Mapping[str, Judgement]
+) -> tuple[str, str] | None:
+    """Return (cause, sentence) if some steps' factor comes from clipping their group alone.
+
+    The group was clipped a second time to a usual bound, or clipped to the stated bound by its
+    own norm, as by a rank that knows its own shard only. None where it is neither, or where the
+    step does not depend on the gradients' size.
+    """
+    recipe = step.recipe
+    if one.cause != "step_factor" or recipe is None or recipe.row.sizes:
+        return None
+    guesses = [each for each in judged[one.keys[0]].guesses if isinstance(each, StepGuess)]
+    guess = next((each for each in guesses if each.says == one.says), None)
+    norms = [step.gradients[key].norm for key in one.keys if key in step.gradients]
+    every = float(np.sqrt(sum(each.norm**2 for each in step.gradients.values())))
+    if guess is None or guess.recipe is None or len(norms) < len(one.keys):
+        return None
+    once = 1.0 if recipe.clip is None else clip_factor(recipe.clip, every)
+    alone = float(np.sqrt(sum(each**2 for each in norms)))
+    norm = once * alone
+    factor = guess.recipe.factor / recipe.factor
+    if recipe.clip is not None and every > recipe.clip:
+        own = clip_factor(recipe.clip, alone)
+        if abs(factor * once - own) <= SLACK * own and own > once:
+            return "clip_by_tensor", (
+                f"the gradients of these were clipped by the norm {alone:.4g} that they have "
+                f"together to {recipe.clip:g}, not by that of all, {every:.4g}"
+            )
+    # Of all parameters a factor may as well be of the norm that is clipped, or of the rate.
+    copies = round(1 / factor**2) if factor < 1 else 1
+    if len(norms) == len(step.gradients) and every > (recipe.clip or every) and copies > 1:
+        if copies <= MOST_COPIES and abs(factor * copies**0.5 - 1) <= SLACK:
+            return "step_factor", (
+                f"{one.says}: the rate, or the norm that clips is too large, as of {copies} "
+                "copies of all gradients"
+            )
+    bound = next((each for each in CLIPS if abs(factor * norm - each) <= SLACK * each), None)
+    if bound is None or factor >= 1:
+        return None
+    return "clip_twice", (
+        f"the gradients of these were clipped once more, from the norm {norm:.4g} that they "
+        f"have together to {bound:g}"
+    )
+
+
+def frozen_factor_causes(
+    step: ExplainedStep,
+    rows: list[TensorStep],
+    judged: Mapping[str, Judgement],
+    stored: Mapping[str, Sequence[str]],
+) -> Iterator[NamedCause]:
+    """Yield causes for LoRA factors that did not move though others did.
+
+    Sets their rows to "differs". `stored` is {key: names in the file}.
+    """
+    moved = {row.key: bool(row.update and row.update.moved) for row in rows if row.update}
+    moved = {key: moves for key, moves in moved.items() if key in step.pairs}
+    some = {end for key, moves in moved.items() if moves for end in [key[-7:]]}
+    half, whole = [], []
+    for key, moves in moved.items():
+        other = step.pairs[key].key
+        known = key in judged and judged[key].guesses
+        if moves or other not in moved or known:
+            continue
+        if moved[other]:
+            # A next to a B of zero has no gradient. Where no A moves, that may be meant so.
+            if not step.is_idle(key) and (key.endswith(".lora_b") or ".lora_a" in some):
+                half.append(key)
+        elif some:
+            whole.append(key)
+    beside = Proof(len(half), 1.0, len(half), 0.0)  # found on the factors that it speaks of
+    for cause, keys, says, proof in (
+        ("adapter_half_frozen", half, "did not move, and the other factor did", beside),
+        ("adapter_frozen", whole, "neither factor moved, and those of other pairs did", None),
+    ):
+        if keys:
+            at = {row.key: number for number, row in enumerate(rows)}
+            for key in keys:
+                rows[at[key]] = replace(rows[at[key]], verdict="differs", why=says)
+            yield step_cause(cause, says, keys, stored, proof)

@@ -11,8 +11,9 @@ from numpy.typing import NDArray
 
 from aprfmt.model import open_model
 from aprfmt.training.parameters import pair_parameters
+from aprfmt.training.reference_gradients import BatchNumbers
 from aprfmt.training.report import StepReport
-from aprfmt.training.step import BatchNumbers, explain_step
+from aprfmt.training.step import explain_step
 from tests.training.steps import (
     DOWN,
     HEAD,

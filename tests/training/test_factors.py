@@ -24,9 +24,10 @@ from aprfmt.causes.training.batch_samples import guess_adapter_scale
 from aprfmt.causes.training.gradient_case import GradientCase
 from aprfmt.causes.training.gradient_scale import factor_guess, joined_factors
 from aprfmt.inference.gradients.changes import BackwardChange
+from aprfmt.training.backward_mistakes import _keys_explained_by
 from aprfmt.training.judgement import Judgement
 from aprfmt.training.report import StepReport
-from aprfmt.training.step import _Step, explain_step
+from aprfmt.training.step import explain_step
 from tests.inference.gradient_judge import write_batch
 from tests.models import save_tiny
 
@@ -129,7 +130,7 @@ def test_a_change_that_leaves_much_explains_nothing(share: float, says: bool) ->
     )
     guess = BackwardGuess("samples_weighted", "", BackwardChange(rows=(1.02, 0.97)))
     step: Any = SimpleNamespace(compared=compared)
-    found = _Step._keys_explained_by(step, guess, computed, case)
+    found = _keys_explained_by(step, guess, computed, case)
     assert found == (frozenset("a") if says else frozenset())
 
 

@@ -7,10 +7,17 @@ import numpy as np
 import pytest
 
 from aprfmt.causes.training.optimizers import Recipe
-from aprfmt.training import numbered_states, step
+from aprfmt.training import (
+    explained_step,
+    gradient_comparison,
+    numbered_states,
+    parameter_verdicts,
+    step_notes,
+)
 from aprfmt.training.judgement import Judgement
 from aprfmt.training.numbered_states import Candidate, Numbered
 from aprfmt.training.saved_arrays import SavedArrays
+from tests.training.replaced import replaced
 
 
 def matched(steps: Any, changes: Any) -> dict[str, str]:
@@ -66,19 +73,19 @@ def judged(found: Any, **more: Any) -> Any:
     )
     given = {"gradients": {}, "compared": {} if found is None else {"k": found}, "recipe": None}
     held: Any = SimpleNamespace(**(given | more))
-    return step._Step._judge_parameter(held, parameter, bool(more.get("updates")), None)
+    return parameter_verdicts._judge_parameter(held, parameter, bool(more.get("updates")), None)
 
 
 def compared(verdict: str = "", why: str = "", **more: Any) -> Any:
     found: Any = SimpleNamespace(verdict=verdict, why=why) if verdict else None
-    return step._Compared(found=found, **more)
+    return explained_step.ComparedGradient(found=found, **more)
 
 
 def test_a_parameter_without_an_update_is_judged_by_its_gradient() -> None:
     """Why nothing was compared is said where nothing was; a difference keeps its own words."""
     row, wrong = judged(None)
     assert (row.verdict, row.why, wrong) == ("not compared", NONE, None)
-    row, wrong = judged(step._Compared(why="no gradient of it was given"))
+    row, wrong = judged(explained_step.ComparedGradient(why="no gradient of it was given"))
     assert (row.verdict, row.why, wrong) == ("not compared", "no gradient of it was given", None)
     for verdict, why in (("agrees", ""), ("differs", "twice as large"), ("agrees", "rounded")):
         one = compared(verdict, why, distance=0.25)
@@ -105,12 +112,12 @@ def test_a_parameters_change_is_what_the_step_added(
         yield 0, 2, np.array([3.0, 4.0]), np.array([3.0, 10.0])
         yield 2, 4, np.array([12.0, 1.0]), np.array([4.0, 1.0 + 2.0**-23])
 
-    monkeypatch.setattr(step, "pieces", pieces)
-    monkeypatch.setattr(step, "same_bytes", lambda parameter: alike)
+    monkeypatch.setattr(parameter_verdicts, "pieces", pieces)
+    monkeypatch.setattr(parameter_verdicts, "same_bytes", lambda parameter: alike)
     before = SimpleNamespace(shape=(2, 2), encoding="F32")
     parameter: Any = SimpleNamespace(key="k", names=("n",), before=before, after=before)
     held: Any = SimpleNamespace(gradients={}, compared={}, recipe=None)
-    row, _ = step._Step._judge_parameter(held, parameter, True, None)
+    row, _ = parameter_verdicts._judge_parameter(held, parameter, True, None)
     found = row.update
     assert found is not None and asked == ["read"] * (not alike)
     if alike:
@@ -121,7 +128,7 @@ def test_a_parameters_change_is_what_the_step_added(
     assert found.norm == pytest.approx(10.0) and found.largest == 8.0
     assert row.norm == pytest.approx(170**0.5)  # 9 + 16 + 144 + 1
     assert row.why == "no --optimizer says what the step was to do"
-    lone, _ = step._Step._judge_parameter(held, parameter, False, None)
+    lone, _ = parameter_verdicts._judge_parameter(held, parameter, False, None)
     assert lone.update is None and lone.why == NONE
 
 
@@ -147,15 +154,18 @@ def noted(**more: Any) -> tuple[list[tuple[str, str, str]], list[str]]:
             "left": [],
             "notes": [],
             "used": set(),
-            "_must_decay": lambda parameter: parameter.key == "b",
-            "_add_hidden_decays": lambda judged, kinds: None,
-            "_has_state_after": lambda: True,
-            "_add_doubts": lambda: None,
+            "has_state_after": lambda: True,
         }
         | more
     )
     rows: Any = [SimpleNamespace(key=key, encoding=kinds[key][0]) for key in kinds]
-    step._Step._add_notes(held, rows, judged)
+    with replaced(
+        step_notes,
+        must_decay=lambda step, parameter: parameter.key == "b",
+        add_hidden_decays=lambda step, judged, kinds: None,
+        _add_doubts=lambda step: None,
+    ):
+        step_notes.add_notes(held, rows, judged)
     return [(one.kind, one.name, one.why) for one in held.left], held.notes
 
 
@@ -243,10 +253,10 @@ def earlier(
     held: Any = SimpleNamespace(
         state=None if more.get("stateless") else SimpleNamespace(first=first, steps=steps),
         recipe=None if more.get("unstated") else recipe,
-        _recipe_of=lambda parameter: recipe,
     )
     parameter: Any = SimpleNamespace(before=SimpleNamespace(shape=(2, 2)), vector=False)
-    return step._Step._earlier_gradient(held, parameter)
+    with replaced(gradient_comparison, recipe_of=lambda step, parameter: recipe):
+        return gradient_comparison._earlier_gradient(held, parameter)
 
 
 def test_the_first_moment_of_the_second_step_is_the_first_gradient() -> None:

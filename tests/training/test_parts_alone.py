@@ -8,7 +8,6 @@ import re
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -20,8 +19,14 @@ from aprfmt.causes.training.optimizers import Recipe
 from aprfmt.errors import UsageError
 from aprfmt.inference.gradients.changes import BackwardChange
 from aprfmt.model import open_model
-from aprfmt.training import numbered_states, reference_gradients, update_check
-from aprfmt.training import step as step_module
+from aprfmt.training import (
+    clipped_gradients,
+    explained_step,
+    numbered_states,
+    reference_gradients,
+    step_recipe,
+    update_check,
+)
 from aprfmt.training.judgement import Judgement
 from aprfmt.training.numbered_states import Candidate, Numbered
 from aprfmt.training.reference_gradients import BatchNumbers
@@ -128,7 +133,7 @@ def test_the_rate_of_adafactor_is_what_its_norms_make_of_it(label: str, steps: i
     )
     lr = optimizer.param_groups[0]["lr"]
     recipe = Recipe("adafactor", lr=lr, step=steps)
-    found = step_module._Step._adafactor_recipe(stage, parameter, recipe, held)
+    found = step_recipe.adafactor_recipe(stage, parameter, recipe, held)
     made = before - found.relative * lr * gradient / np.sqrt(second)
     assert np.allclose(made, weight.detach().double().numpy(), rtol=1e-5, atol=1e-6)
 
@@ -142,12 +147,11 @@ def test_gradients_of_a_usual_norm_are_clipped_ones_if_theirs_was_larger(
     """A norm that no trainer clips to, or that is not below the gradients' own, says nothing."""
     differs = Judgement("differs", guesses=(SimpleNamespace(cause=cause),))  # type: ignore[arg-type]
     stage: Any = SimpleNamespace(
-        compared={"w": step_module._Compared(found=differs)}, notes=[], recipe=None,
-        computed=None, _size=lambda: before, _other_norms={}, _computed_norms={},
-        _optimizer_groups=[],
+        compared={"w": explained_step.ComparedGradient(found=differs)}, notes=[], recipe=None,
+        computed=None, computed_norm=lambda: before, other_norms={}, computed_norms={},
+        optimizer_groups=[],
     )  # fmt: skip
-    stage._accept_clipped = partial(step_module._Step._accept_clipped, stage)
-    step_module._Step._accept_clipping(stage, bound)
+    clipped_gradients.accept_clipping(stage, bound)
     clipped = before == 3.0 and bound != 0.7123 and cause == "gradient_factor"
     assert stage.compared["w"].found.verdict == ("agrees" if clipped else "differs")
     assert [f"norm {bound:g}; it was 3" in note for note in stage.notes] == [True] * clipped
@@ -176,22 +180,18 @@ def test_the_rate_of_a_step_is_stated_or_held(
     stated: str | None, held: dict[str, float], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """What --optimizer states goes before what the state holds; without a rate nothing is known."""
-    monkeypatch.setattr(step_module, "_state_settings", lambda state: held)
+    monkeypatch.setattr(step_recipe, "_state_settings", lambda state: held)
     state = SimpleNamespace(factored=(), kind="adamw", path="state.npz")
     directed: list[Recipe] = []
 
-    def direct(recipe: Recipe) -> Recipe:
+    def direct(step: Any, recipe: Recipe) -> Recipe:
         directed.append(recipe)
         return recipe
 
-    step: Any = SimpleNamespace(
-        state=state,
-        optimizer=stated,
-        notes=[],
-        _with_step_number=lambda recipe: recipe,
-        _with_direction=direct,
-    )
-    find = step_module._Step._recipe
+    step: Any = SimpleNamespace(state=state, optimizer=stated, notes=[])
+    monkeypatch.setattr(step_recipe, "_with_step_number", lambda step, recipe: recipe)
+    monkeypatch.setattr(step_recipe, "_with_direction", direct)
+    find = step_recipe.find_recipe
     if stated == "adamw:lr=0.25":
         recipe = find(step)
         assert recipe is not None and recipe.lr == 0.25 and directed == [recipe]

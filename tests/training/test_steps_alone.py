@@ -13,14 +13,23 @@ from aprfmt.causes.training.optimizers import Recipe
 from aprfmt.causes.training.step_case import StepGuess
 from aprfmt.causes.training.step_size import SLACK
 from aprfmt.errors import UsageError
-from aprfmt.training import saved_arrays
-from aprfmt.training import step as step_module
+from aprfmt.training import (
+    backward_mistakes,
+    clipped_gradients,
+    decay_verdicts,
+    explained_step,
+    revised_verdicts,
+    saved_arrays,
+    step,
+    step_causes,
+    step_recipe,
+)
 from aprfmt.training.judgement import Judgement
 from aprfmt.training.points import ComparedPoints
 from aprfmt.training.report import TensorStep, UpdateFacts
 from aprfmt.training.update_check import StepInputs
+from tests.training.replaced import replaced
 
-Step = step_module._Step
 AGREES, DIFFERS, OPEN = (Judgement(each) for each in ("agrees", "differs", "not compared"))
 ADAMW = Recipe("adamw", lr=0.1, wd=0.5, step=3)
 HERE: Any = SimpleNamespace(noise=0.25)
@@ -84,7 +93,7 @@ def test_factors_of_groups_are_those_of_clipping_them_alone() -> None:
         }
         statement: Any = SimpleNamespace(cause="step_factor", says="times", keys=tuple(keys))
         judged = {"a": replace(DIFFERS, guesses=(more.pop("guess", own),))}
-        found = Step._clipped_group(stage(**facts), statement, judged)
+        found = step_causes._clipped_group(stage(**facts), statement, judged)
         return None if found is None else found
 
     # Once more, to a usual bound over the group's norm: 4 of 5.
@@ -118,7 +127,7 @@ def test_factors_of_groups_are_those_of_clipping_them_alone() -> None:
         and copies[1].endswith("of 4 copies of all gradients")
     )
     assert clipped(0.52, every, clip=1.0, keys="ab") is None
-    most = step_module.MOST_COPIES
+    most = step_causes.MOST_COPIES
     assert clipped(most**-0.5, every, clip=1.0, keys="ab")[1].endswith(
         f"of {most} copies of all gradients"
     )
@@ -137,12 +146,18 @@ def test_clipped_gradients_agree_but_by_another_number_than_is_stated() -> None:
         made: list[Any] = []
         own = stage(
             recipe=replace(ADAMW, **recipe) if recipe else None,
-            compared={"a": step_module._Compared(found=DIFFERS), "b": step_module._Compared()},
-            _accept_mistake=lambda guess, keys, right: made.append(
+            compared={
+                "a": explained_step.ComparedGradient(found=DIFFERS),
+                "b": explained_step.ComparedGradient(),
+            },
+        )
+        with replaced(
+            clipped_gradients,
+            accept_mistake=lambda step, guess, keys, right: made.append(
                 (guess.cause, guess.says, keys, right)
             ),
-        )
-        Step._accept_clipped(own, clipping, 3.0)
+        ):
+            clipped_gradients._accept_clipped(own, clipping, 3.0)
         assert own.compared["b"].found is None
         return made, own.notes, own.compared["a"].found.verdict
 
@@ -181,7 +196,7 @@ def test_clippings_that_give_few_parameters_are_chance() -> None:
     def chance(*clipped: Any, wrong: int = 0) -> bool:
         judged = {f"c{at}": replace(AGREES, clipped=each) for at, each in enumerate(clipped)}
         judged |= {f"w{at}": DIFFERS for at in range(wrong)}
-        return Step._is_clipped_by_chance(stage(), judged)
+        return revised_verdicts.is_clipped_by_chance(judged)
 
     one, two = ("norm", 1.0), ("norm", 2.0)
     assert not chance() and not chance(wrong=3) and not chance(None, None, wrong=2)
@@ -195,11 +210,11 @@ def test_clippings_that_give_few_parameters_are_chance() -> None:
 def test_a_decay_is_as_sure_as_the_bits_show_it() -> None:
     def limited(shown: DecayEvidence | None, *causes: str) -> list[tuple[str, str]]:
         judged = {"a": replace(DIFFERS, guesses=tuple(map(guess, causes)), decay_shown=shown)}
-        step_module._limit_missing_decays(judged)
+        decay_verdicts.limit_missing_decays(judged)
         return [(one.cause, one.most) for one in judged["a"].guesses]
 
     sure = guess("x").most
-    missing, away = step_module.NO_DECAY
+    missing, away = decay_verdicts.NO_DECAY
     assert limited(NO, missing, away, "other") == [(missing, sure), (away, sure), ("other", sure)]
     fine = DecayEvidence(weight=1e6)  # weights that are not counted: their measured factor
     assert limited(fine, missing, away) == [(missing, sure), (away, sure)]
@@ -217,7 +232,7 @@ def test_a_decay_is_as_sure_as_the_bits_show_it() -> None:
         key: replace(DIFFERS, guesses=(guess(missing),), decay_shown=one)
         for key, one in (("a", NO), ("b", WITH))
     }
-    step_module._limit_missing_decays(judged)
+    decay_verdicts.limit_missing_decays(judged)
     assert all(len(one.guesses) == 1 for one in judged.values())  # asked together
 
 
@@ -227,13 +242,14 @@ def test_a_decay_that_a_type_rounds_away_marks_all_that_agree() -> None:
 
     def marked(**judged: Judgement) -> dict[str, tuple[str, str]]:
         recipes.clear()
-        own = stage(
-            parameters=[parameter(key) for key in judged],
-            _recipe_of=lambda of: recipes.append(of.key),
-            _lost_decay_guesses=lambda recipe, row: lost if row.key == recipes[-1] else (),
-        )
+        own = stage(parameters=[parameter(key) for key in judged])
         rows = [row(key, one.verdict) for key, one in judged.items()]
-        found = told(Step._mark_lost_decay(own, rows, judged))
+        with replaced(
+            decay_verdicts,
+            recipe_of=lambda step, of: recipes.append(of.key),
+            _lost_decay_guesses=lambda step, recipe, row: lost if row.key == recipes[-1] else (),
+        ):
+            found = told(decay_verdicts.mark_lost_decay(own, rows, judged))
         for key in recipes:
             assert judged[key].guesses == lost and judged[key].whole
         return found
@@ -253,16 +269,16 @@ def test_a_decay_that_a_type_rounds_away_marks_all_that_agree() -> None:
 
 def test_the_decay_of_a_group_says_why_there_was_none() -> None:
     def causes(decay: Any) -> list[str]:
-        own = stage(_group_of=lambda name: {} if decay is None else {"weight_decay": decay})
-        return [one.cause for one in Step._lost_decay_guesses(own, ADAMW, row("a"))]
+        own = stage(group_of=lambda name: {} if decay is None else {"weight_decay": decay})
+        return [one.cause for one in decay_verdicts._lost_decay_guesses(own, ADAMW, row("a"))]
 
     lost, none = causes(None)
     assert (lost, none) == ("decay_rounded_away", "decay_missing")
     assert causes(0.5) == [lost] and causes(0) == causes(0.0) == [none]
     assert causes(0.25) == [lost, none]
     for decay, stated in ((0.5, True), (0.25, False), (None, False)):
-        own = stage(_group_of=lambda name, decay=decay: {"weight_decay": decay})
-        told = Step._lost_decay_guesses(own, ADAMW, row("a"))[0]
+        own = stage(group_of=lambda name, decay=decay: {"weight_decay": decay})
+        told = decay_verdicts._lost_decay_guesses(own, ADAMW, row("a"))[0]
         assert told == lost_decay_guess(ADAMW, "BF16", stated=stated)
 
 
@@ -277,8 +293,10 @@ def test_steps_that_are_rounded_away_agree_where_the_trainer_holds_finer_ones(
         asked.append(counts)
         return says[0]
 
-    monkeypatch.setattr(step_module, "held_in", held)
-    gone = replace(DIFFERS, guesses=(guess(step_module.ROUNDED_AWAY),), held_counts=(1, 2.0, 3, 4))
+    monkeypatch.setattr(revised_verdicts, "held_in", held)
+    gone = replace(
+        DIFFERS, guesses=(guess(revised_verdicts.ROUNDED_AWAY),), held_counts=(1, 2.0, 3, 4)
+    )
     agreed = replace(AGREES, held_counts=(10, 20.0, 30, 40))
     other = replace(DIFFERS, held_counts=(100, 200.0, 300, 400))
 
@@ -286,7 +304,7 @@ def test_steps_that_are_rounded_away_agree_where_the_trainer_holds_finer_ones(
         judged = {"a": gone, "b": agreed, "c": other}
         own = stage(**{"recipe": replace(ADAMW, step=1)} | more)
         rows = [row(key, one.verdict, why="why") for key, one in judged.items()]
-        found = told(Step._accept_rounded_away_steps(own, rows, judged))
+        found = told(revised_verdicts.accept_rounded_away_steps(own, rows, judged))
         assert judged["b"] is agreed and judged["c"] is other and found["b"] == ("agrees", "why")
         assert found["c"] == ("differs", "why")
         return found, own.doubted, judged["a"]
@@ -311,7 +329,7 @@ def test_steps_that_are_rounded_away_agree_where_the_trainer_holds_finer_ones(
     assert accepted(trained_in="bfloat16")[0]["a"] == ("differs", "why")
     says[0] = ""
     found, doubted, _ = accepted()
-    assert (found["a"], doubted) == (("differs", "why"), step_module.ROUNDED_AWAY)
+    assert (found["a"], doubted) == (("differs", "why"), revised_verdicts.ROUNDED_AWAY)
 
 
 # --- numbers of steps ---------------------------------------------------------------------------
@@ -333,15 +351,15 @@ def test_a_step_of_no_stated_number_is_compared_as_the_first_or_left_open() -> N
         judged = {f"{kind}{at}": verdicts[kind] for at, kind in enumerate(kinds)}
         own = stage(
             **{"recipe": unnumbered} | more,
-            _has_wrong_gradient=lambda key: key.startswith("gradient"),
+            has_wrong_gradient=lambda key: key.startswith("gradient"),
         )
         rows = [
             row(key, one.verdict, 0 if key.startswith("still") else 5)
             for key, one in judged.items()
         ]
-        found = Step._open_unnumbered(own, rows, judged)
-        names = [one.key for one in found if one.why == step_module.UNNUMBERED]
-        assert all(judged[name].why == step_module.UNNUMBERED for name in names)
+        found = revised_verdicts.open_unnumbered(own, rows, judged)
+        names = [one.key for one in found if one.why == revised_verdicts.UNNUMBERED]
+        assert all(judged[name].why == revised_verdicts.UNNUMBERED for name in names)
         return names, own.notes
 
     assert opened("right", "wrong", "wrong") == (["wrong1", "wrong2"], [])
@@ -365,15 +383,17 @@ def test_a_step_of_no_stated_number_is_compared_as_the_first_or_left_open() -> N
 def test_the_number_of_a_step_is_that_of_the_state_or_the_one_behind() -> None:
     def number(steps: Any, step: int | None, name: str = "adamw", state: bool = True) -> Any:
         own = stage(state=SimpleNamespace(steps=steps, path="s") if state else None)
-        return Step._with_step_number(own, Recipe(name, lr=0.1, step=step)).step
+        return step_recipe._with_step_number(own, Recipe(name, lr=0.1, step=step)).step
 
     assert number(None, 7, state=False) == 7 and number(None, None, state=False) is None
     assert (number(5, None), number(0, None), number(1, None)) == (5, 1, 1)
     assert number(None, 7) == 7 and number(None, None, "sgd") is None
     assert (number(5, 5), number(5, 6)) == (5, 6)
-    for step in (4, 7):
-        with pytest.raises(UsageError, match=f"s: is of step 5; expected that of step {step}, or "):
-            number(5, step)
+    for stated in (4, 7):
+        with pytest.raises(
+            UsageError, match=f"s: is of step 5; expected that of step {stated}, or "
+        ):
+            number(5, stated)
     with pytest.raises(UsageError, match="s: does not say how many steps were made"):
         number(None, None)
 
@@ -388,21 +408,22 @@ def test_the_first_step_of_a_new_optimizer_is_told_where_all_of_no_moments_are_s
         asked.append((of.key, recipe.step))
         return verdicts.get(of.key, AGREES)
 
-    monkeypatch.setattr(step_module, "judge_update", judged)
+    monkeypatch.setattr(revised_verdicts, "judge_update", judged)
     bare = StepInputs(gradient=HERE)
 
     def lost(inputs: Any = bare, first: str = "not compared", **more: Any) -> Any:
         asked.clear()
         keys = ["a", "b"]
         held = {"a": inputs, "b": bare}
-        own = stage(
-            **{"parameters": [parameter(key) for key in keys]} | more,
-            _inputs_of=lambda of, norm: held[of.key],
-            _recipe_of=lambda of: ADAMW,
-        )
+        own = stage(**{"parameters": [parameter(key) for key in keys]} | more)
         own.left = [SimpleNamespace(kind="moment"), SimpleNamespace(kind="file")]
         made: dict[str, Judgement] = {}
-        rows = Step._judge_as_first(own, [row("a", first), row("b")], made, 1.0)
+        with replaced(
+            revised_verdicts,
+            inputs_of=lambda step, of, norm: held[of.key],
+            recipe_of=lambda step, of: ADAMW,
+        ):
+            rows = revised_verdicts.judge_as_first(own, [row("a", first), row("b")], made, 1.0)
         assert sorted(made) == sorted(one.key for one in rows if one.why)
         for one in made.values():
             (only,) = one.guesses
@@ -444,22 +465,21 @@ def test_a_schedule_is_told_by_the_rate_that_most_steps_show() -> None:
         judged |= {f"r{at}": AGREES for at in range(right)}
         held: Any = SimpleNamespace(scheduled=state) if state is not None else None
         asked: list[float | None] = []
-        own = stage(
-            state=held,
-            optimizer=optimizer,
-            parameters=[parameter(key) for key in judged],
-            _recipe_of=lambda of: ADAMW,
-            _inputs_of=lambda of, norm: None,
-            _judge_parameters=lambda updates, norm: ("again", {"norm": norm}),
-        )
+        own = stage(state=held, optimizer=optimizer, parameters=[parameter(key) for key in judged])
 
-        def judge_it(of: Any, recipe: Any, inputs: Any) -> Judgement:
+        def judge_it(step: Any, of: Any, recipe: Any, inputs: Any) -> Judgement:
             asked.append(own.schedule)
             return second[int(of.key[1:])]
 
-        own._judge_update = judge_it
         rows: list[Any] = []
-        found: Any = Step._judge_by_schedule(own, rows, judged, 2.0)
+        with replaced(
+            revised_verdicts,
+            recipe_of=lambda step, of: ADAMW,
+            inputs_of=lambda step, of, norm: None,
+            judge_parameters=lambda step, updates, norm: ("again", {"norm": norm}),
+            judge_change=judge_it,
+        ):
+            found: Any = revised_verdicts.judge_by_schedule(own, rows, judged, 2.0)
         assert asked in ([], [1.0] * len(second))
         assert (found[0] == "again") is (own.schedule is not None) is bool(own.left)
         assert found[0] == "again" or found == (rows, judged)
@@ -489,9 +509,9 @@ def test_the_recipe_of_a_parameter_is_that_of_its_group() -> None:
             SimpleNamespace(group_of=lambda name: group, steps=None) if group is not None else None
         )
         own = stage(
-            **{"state": held, "optimizer": optimizer} | more, _has_rates=lambda stated: rates
+            **{"state": held, "optimizer": optimizer} | more, has_rates=lambda stated: rates
         )
-        return Step._recipe_of(own, parameter(key))
+        return step_recipe.recipe_of(own, parameter(key))
 
     assert recipe(None) == recipe({}) == ADAMW
     group = {"lr": 0.25, "weight_decay": 0.0, "betas": [0.5, 0.75], "eps": 0.125, "momentum": 9.0}
@@ -522,11 +542,11 @@ def test_factors_that_stayed_beside_others_that_moved_are_frozen() -> None:
 
         own = stage(
             pairs={key: SimpleNamespace(key=other(key)) for key in keys if "lora" in key},
-            _is_idle=lambda key: key in idle,
+            is_idle=lambda key: key in idle,
         )
         judged = {key: replace(DIFFERS, guesses=(guess("x"),)) for key in known}
         stored = {key: (key,) for key in keys}
-        causes: Any = list(Step._frozen_factors(own, rows, judged, stored))
+        causes: Any = list(step_causes.frozen_factor_causes(own, rows, judged, stored))
         found = {one.cause: sorted(one.where) for one in causes}
         wrong = sorted(one.key for one in rows if one.verdict == "differs")
         assert wrong == sorted(key for each in found.values() for key in each)
@@ -547,7 +567,7 @@ def test_factors_that_stayed_beside_others_that_moved_are_frozen() -> None:
 
 
 def test_settings_of_groups_are_joined_with_the_largest_decay() -> None:
-    group = step_module._group_settings
+    group = step_recipe._group_settings
     assert group({"betas": [0.5, 0.25], "nesterov": 1, "lr": 2, "eps": True, "step": 3}) == {
         "b1": 0.5,
         "b2": 0.25,
@@ -557,7 +577,7 @@ def test_settings_of_groups_are_joined_with_the_largest_decay() -> None:
     assert group({"betas": [0.5], "nesterov": True, "momentum": "x"}) == {"nesterov": True}
 
     def of(*groups: dict[str, Any]) -> dict[str, float]:
-        return step_module._state_settings(SimpleNamespace(groups=groups))  # type: ignore[arg-type]
+        return step_recipe._state_settings(SimpleNamespace(groups=groups))  # type: ignore[arg-type]
 
     assert of({"lr": 0.0, "weight_decay": 0.0}) == {"lr": 0.0} and of() == {}
     assert of({"lr": 0.5, "weight_decay": 0.25}, {"lr": 0.125, "weight_decay": 0.0}) == {
@@ -610,7 +630,7 @@ def test_the_group_of_a_parameter_is_that_of_its_first_name() -> None:
     groups = {"first": {"lr": 0.25}, "second": {"lr": 0.5}}
     own = stage(state=SimpleNamespace(group_of=lambda name: groups[name], steps=None))
     for names in (("first", "second"), ("second", "first"), ("second",)):
-        found = Step._recipe_of(own, parameter("k", names=names))
+        found = step_recipe.recipe_of(own, parameter("k", names=names))
         assert found.lr == groups[names[0]]["lr"]
 
 
@@ -645,22 +665,25 @@ def test_mistakes_of_a_whole_pass_are_looked_for_while_a_gradient_is_not_explain
         rule("first", guessed("empty"), guessed("right", *wrong, *few_bits), guessed("late", "c")),
         rule("second", guessed("more", "c")),
     ]
-    monkeypatch.setattr(step_module, "BACKWARDS", rules)
-    monkeypatch.setattr(step_module, "Computed", Given)
+    monkeypatch.setattr(backward_mistakes, "BACKWARDS", rules)
+    monkeypatch.setattr(backward_mistakes, "Computed", Given)
 
-    def accept(guess: Any, keys: Any, right: Any, most: Any) -> None:
+    def accept(step: Any, guess: Any, keys: Any, right: Any, most: Any) -> None:
         accepted.append((guess.name, keys, right, most))
         explained.update(keys)
 
-    own = stage(
-        computed=Given(),
-        _backward_case=lambda computed: SimpleNamespace(wrong=wrong, open=few_bits, right=("r",)),
-        _has_untied_guess=lambda key: key in explained,
-        _keys_explained_by=lambda guess, computed, case: list(guess.keys),
-        _accept_mistake=accept,
-        _doubt_tied_tables=lambda: looked.append("tables"),
-    )
-    Step._explain_backward(own)
+    case = SimpleNamespace(wrong=wrong, open=few_bits, right=("r",))
+    functions: dict[str, Any] = {
+        "_backward_case": lambda step, computed: case,
+        "_has_untied_guess": lambda step, key: key in explained,
+        "_keys_explained_by": lambda step, guess, computed, case: list(guess.keys),
+        "accept_mistake": accept,
+        "_doubt_tied_tables": lambda step: looked.append("tables"),
+    }
+    for name, function in functions.items():
+        monkeypatch.setattr(backward_mistakes, name, function)
+    own = stage(computed=Given())
+    backward_mistakes.explain_backward(own)
     unlike = wrong or few_bits
     if not unlike:
         assert looked == ["tables"] and not accepted
@@ -669,7 +692,7 @@ def test_mistakes_of_a_whole_pass_are_looked_for_while_a_gradient_is_not_explain
         assert accepted == [("right", [*wrong, *few_bits], ("r",), "confirmed")]
     looked.clear()
     own.computed = None
-    Step._explain_backward(own)
+    backward_mistakes.explain_backward(own)
     assert looked == []
 
 
@@ -683,10 +706,10 @@ def test_a_mistake_of_an_operation_says_where_it_begins(change: str) -> None:
     }
     cause = "backward_operation"
     guess_of_all: Any = SimpleNamespace(cause=cause, says="it is", change=changes[change])
-    old = step_module._Compared(why="no gradient")
+    old = explained_step.ComparedGradient(why="no gradient")
     own = stage(compared={key: old for key in ("L1.attn_q.weight", "L0.attn_q.weight", "other")})
     wrong, right = ["L1.attn_q.weight", "L0.attn_q.weight"], ["output.weight"]
-    Step._accept_mistake(own, guess_of_all, wrong, right, "explained")
+    backward_mistakes.accept_mistake(own, guess_of_all, wrong, right, "explained")
     where = "; backward from the loss it begins after output, at L1.attn_q"
     says = "it is" + where * (change in ("of an operation", "of a base"))
     for key in wrong:
@@ -703,13 +726,13 @@ def test_a_mistake_of_an_operation_says_where_it_begins(change: str) -> None:
 def test_points_add_their_rows_and_a_cause_where_one_is_wrong(
     first: tuple[str, ...], scale: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(step_module, "step_cause", lambda *given: given)
-    monkeypatch.setattr(step_module, "replace", lambda report, **changed: changed)
+    monkeypatch.setattr(step, "step_cause", lambda *given: given)
+    monkeypatch.setattr(step, "replace", lambda report, **changed: changed)
     points: Any = (SimpleNamespace(key="L0.q", name="n"),)
     left: Any = ("left",)
     compared = ComparedPoints(points, left, first, "it begins", scale)
     report: Any = SimpleNamespace(notes=("a note",), causes=("a cause",))
-    found: Any = step_module._with_points(report, compared)
+    found: Any = step._with_points(report, compared)
     assert (found["points"], found["left"]) == (points, left)
     cause = ("backward_operation", "it begins", first, {"L0.q": ("n",)}, None)
     assert found["causes"] == (("a cause", cause) if first else ("a cause",))

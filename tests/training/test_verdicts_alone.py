@@ -10,12 +10,11 @@ import pytest
 from aprfmt.causes.training.optimizers import Recipe
 from aprfmt.causes.training.step_case import StepGuess
 from aprfmt.measure.encoding_noise import UNIT
-from aprfmt.training import step as step_module
-from aprfmt.training import update_check
+from aprfmt.training import explained_step, optimizer_inputs, parameter_verdicts, update_check
 from aprfmt.training.judgement import Judgement
 from aprfmt.training.update_check import StepInputs
+from tests.training.replaced import replaced
 
-Step = step_module._Step
 AGREES, DIFFERS, OPEN = (Judgement(each) for each in ("agrees", "differs", "not compared"))
 ADAMW = Recipe("adamw", lr=0.1, step=3)
 PARAMETER: Any = SimpleNamespace(key="L0.q", names=("q",))
@@ -65,8 +64,8 @@ def test_a_step_by_its_sizes_alone_is_open_where_others_have_moments() -> None:
     number = "no number of the optimizer's state is known to be its own"
 
     def why(found: Judgement, held: StepInputs, **of: Any) -> str | None:
-        own = stage(_names_in_8_bits=lambda: of.pop("coded", ()), **of)
-        told = Step._without_inputs(own, PARAMETER, held, found)
+        own = stage(names_in_8_bits=lambda: of.pop("coded", ()), **of)
+        told = parameter_verdicts._without_inputs(own, PARAMETER, held, found)
         assert told is found or (told.verdict, told.signs) == ("not compared", True)
         return None if told is found else told.why
 
@@ -100,7 +99,7 @@ def test_a_parameter_that_the_optimizer_never_saw_differs(monkeypatch: pytest.Mo
         asked.append(recipe.step)
         return Judgement("differs", **first)
 
-    monkeypatch.setattr(step_module, "judge_update", judged)
+    monkeypatch.setattr(parameter_verdicts, "judge_update", judged)
     largest = SimpleNamespace(largest=1.0)
 
     def told(
@@ -108,8 +107,10 @@ def test_a_parameter_that_the_optimizer_never_saw_differs(monkeypatch: pytest.Mo
     ) -> Judgement:
         parts = {"state": state(), "given": object(), "gradients": {"L0.q": largest}}
         coded = of.pop("coded", ())
-        own = stage(_names_in_8_bits=lambda: coded, **parts | of)
-        return Step._by_unseen(own, PARAMETER, recipe, held or StepInputs(gradient=HERE), found)
+        own = stage(names_in_8_bits=lambda: coded, **parts | of)
+        return parameter_verdicts._by_unseen(
+            own, PARAMETER, recipe, held or StepInputs(gradient=HERE), found
+        )
 
     seen = told()
     assert seen.why.startswith("did not move") and asked == [1] and seen.verdict == "differs"
@@ -145,7 +146,7 @@ def test_a_parameter_that_the_optimizer_never_saw_differs(monkeypatch: pytest.Mo
 def test_a_state_with_more_than_the_rule_uses_leaves_a_wrong_step_open() -> None:
     def told(found: Judgement, **unused: str) -> Judgement:
         own = stage(state=state(unused=unused) if unused else None)
-        return Step._by_other_rule(own, PARAMETER, found)
+        return parameter_verdicts._by_other_rule(own, PARAMETER, found)
 
     wrong = replace(DIFFERS, guesses=(guess(),))
     for name in ("q", "L0.q"):
@@ -163,7 +164,7 @@ def test_a_state_may_be_of_before_the_step_where_nothing_says_its_number() -> No
     both = StepInputs(gradient=HERE, first=HERE)
 
     def may(held: StepInputs = both, **of: Any) -> bool:
-        return Step._may_be_before(stage(**{"state": state(steps=None)} | of), held)
+        return parameter_verdicts._may_be_before(stage(**{"state": state(steps=None)} | of), held)
 
     assert may() and may(optimizer="adamw:lr=0.1,step=2") and may(state=state(steps=3))
     assert may(state=state(steps=3), optimizer="adamw:lr=0.1")
@@ -188,20 +189,20 @@ def judge_it(
         asked.append(("alone", recipe.step, held.step, held.after))
         return alone
 
-    monkeypatch.setattr(step_module, "judge_update", judged)
-    monkeypatch.setattr(step_module, "moved_without_gradient", moved)
+    monkeypatch.setattr(parameter_verdicts, "judge_update", judged)
+    monkeypatch.setattr(parameter_verdicts, "moved_without_gradient", moved)
     before = of.pop("before", False)
-    own = stage(
-        _adafactor_recipe=lambda parameter, recipe, held: replace(recipe, step=77),
-        _with_moments=lambda parameter, recipe, held, found: replace(found, why="moments"),
-        _may_be_before=lambda held: before,
-        _has_codes=lambda parameter: True,
-        _by_unseen=lambda parameter, recipe, held, found: found,
-        _by_other_rule=lambda parameter, found: found,
-        _without_inputs=lambda parameter, held, found: found,
-        **of,
-    )
-    return Step._judge_update(own, PARAMETER, recipe, held), asked, own.used
+    own = stage(has_codes=lambda parameter: True, **of)
+    with replaced(
+        parameter_verdicts,
+        adafactor_recipe=lambda step, parameter, recipe, held: replace(recipe, step=77),
+        _with_moments=lambda step, parameter, recipe, held, found: replace(found, why="moments"),
+        _may_be_before=lambda step, held: before,
+        _by_unseen=lambda step, parameter, recipe, held, found: found,
+        _by_other_rule=lambda step, parameter, found: found,
+        _without_inputs=lambda step, parameter, held, found: found,
+    ):
+        return parameter_verdicts.judge_change(own, PARAMETER, recipe, held), asked, own.used
 
 
 def test_what_is_tried_of_a_parameter(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -261,12 +262,12 @@ def test_a_right_step_is_judged_by_its_gradient_in_the_moments_too(
 ) -> None:
     held = StepInputs(gradient=HERE, first=HERE)
     answer: list[Any] = [None]
-    monkeypatch.setattr(step_module, "judge_moments", lambda *given: answer[0])
+    monkeypatch.setattr(parameter_verdicts, "judge_moments", lambda *given: answer[0])
     right = replace(AGREES, clipped=("norm", 1.0))
 
     def told(held: StepInputs = held, recipe: Recipe = ADAMW, given: Any = 1) -> Any:
         own = stage(given=given)
-        return Step._with_moments(own, PARAMETER, recipe, held, right), bool(own.used)
+        return parameter_verdicts._with_moments(own, PARAMETER, recipe, held, right), bool(own.used)
 
     assert told() == (right, False)
     assert told(given=None) == told(replace(held, gradient=None)) == (right, False)
@@ -316,7 +317,7 @@ def test_norms_of_matrices_and_vectors_are_apart_where_both_are_there() -> None:
                 if key != "none"
             },
         )
-        return Step._kind_norms.func(own)  # type: ignore[attr-defined, no-any-return]
+        return explained_step.ExplainedStep.kind_norms.func(own)  # type: ignore[attr-defined, no-any-return]
 
     assert norms(("a", False), ("b", False)) == norms(("a", True)) == norms() == {}
     assert norms(("a", False), ("none", True)) == {}
@@ -331,20 +332,20 @@ def test_what_a_trainers_rounding_may_leave_of_a_computed_gradient() -> None:
         computed = SimpleNamespace(
             keys=("q",), gradient=lambda key: held, rounding=lambda key: rounding
         )
-        return Step._computed_reader(stage(computed=computed), parameter)
+        return optimizer_inputs._computed_reader(stage(computed=computed), parameter)
 
     unit = UNIT["F32"]
     exact = reader(None)
     assert (exact.noise, exact.blur) == (unit, unit * 4)
     rough = reader(0.5)
-    assert rough.noise == pytest.approx(step_module.BLUR * 0.5 / 10)
-    assert rough.blur == pytest.approx(step_module.BLUR * 0.5 / 4)
+    assert rough.noise == pytest.approx(optimizer_inputs.BLUR * 0.5 / 10)
+    assert rough.blur == pytest.approx(optimizer_inputs.BLUR * 0.5 / 4)
     assert rough.rows(1, 3).tolist() == values[1:3].tolist() and rough.rows(1, 3).dtype == float
     assert reader(0.5, values * 0).noise == unit
     other: Any = SimpleNamespace(key="k", before=None)
-    assert Step._computed_reader(stage(computed=None), parameter) is None
+    assert optimizer_inputs._computed_reader(stage(computed=None), parameter) is None
     of_others = SimpleNamespace(keys=("q",))
-    assert Step._computed_reader(stage(computed=of_others), other) is None
+    assert optimizer_inputs._computed_reader(stage(computed=of_others), other) is None
 
 
 ALL, HALF = np.ones(4, bool), np.array([True, False, True, False])

@@ -1,0 +1,193 @@
+"""Explains differing gradients by a mistake of the whole backward pass."""
+
+from collections.abc import Collection, Mapping
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from aprfmt.causes.training.backward_case import BackwardCase, BackwardGuess, first_place
+from aprfmt.causes.training.gradient_case import PART, GradientGuess
+from aprfmt.causes.training.step_case import StepGuess
+from aprfmt.causes.training.table import BACKWARDS
+from aprfmt.inference.gradients.misread_base import base_quantization
+from aprfmt.measure.verdicts import Certainty
+from aprfmt.model import Model
+from aprfmt.model.kinds import peft_config
+from aprfmt.training.explained_step import ExplainedStep
+from aprfmt.training.gradient_comparison import gradient_case
+from aprfmt.training.gradient_verdict import judge_gradient
+from aprfmt.training.judgement import Judgement
+from aprfmt.training.reference_gradients import Computed
+
+
+def explain_backward(step: ExplainedStep) -> None:
+    """Set, in `step.compared`, mistakes of a whole backward pass that explain the gradients.
+
+    They are looked for where a gradient differs that no mistake of one parameter explains. The
+    batch's gradients are computed with the mistake to see whether it does.
+    """
+    computed = step.computed
+    if not isinstance(computed, Computed):
+        return
+    for row in BACKWARDS:
+        case = _backward_case(step, computed)
+        unlike = case.wrong or case.open  # what few bits may leave may be a small mistake, too
+        if all(_has_untied_guess(step, key) for key in unlike):
+            break
+        for guess in row.find(case):
+            keys = _keys_explained_by(step, guess, computed, case)
+            if keys:
+                accept_mistake(step, guess, keys, case.right, guess.most)
+                break
+    _doubt_tied_tables(step)
+
+
+def _doubt_tied_tables(step: ExplainedStep) -> None:
+    """Drop the guess that a tied embedding has one part of its gradient, where others differ.
+
+    The embedding's own part comes through all layers: if other gradients differ unexplained,
+    that part is wrong too, and may be there. Changes `step.compared`.
+    """
+    found = {key: one.found for key, one in step.compared.items() if one.found is not None}
+    if not any(one.verdict == "differs" and not one.guesses for one in found.values()):
+        return
+    for key, one in found.items():
+        if one.guesses and not _has_untied_guess(step, key):
+            step.compared[key] = replace(step.compared[key], found=replace(one, guesses=()))
+
+
+def _backward_case(step: ExplainedStep, computed: Computed) -> BackwardCase:
+    """Return all gradients as they compare now, without those that a mistake explains."""
+    found = {key: one.found for key, one in step.compared.items() if one.found is not None}
+    given = {key for key, one in found.items() if any(map(_is_of_backward, one.guesses))}
+    wrong = {key for key, one in found.items() if one.verdict == "differs"}
+    by_key = {row.key: row for row in step.parameters}
+    norms = {}
+    for key, one in step.compared.items():
+        if key in step.gradients and one.facts is not None:
+            norms[key] = step.gradients[key].norm, one.facts.norm
+    return BackwardCase(
+        lambda key: gradient_case(step, by_key[key], computed),
+        {row.key: row.names for row in step.parameters},
+        frozenset(key for key, one in found.items() if one.verdict == "agrees"),
+        frozenset(wrong - given),
+        frozenset(key for key in step.compared if key not in found and key in computed.keys),
+        norms,
+        computed.recompute,
+        step.facts.labels,
+        step.facts.row_length,
+        step.facts.packed,
+        _dropout_rates(step.model, step.base or step.model),
+        frozenset(key for key, one in found.items() if one.verdict == "not compared"),
+        computed.by_label,
+        step.facts.routers,
+        step.facts.experts,
+        step.facts.padded_first,
+        step.facts.adapter,
+        step.facts.padded_last,
+        _norm_offset(step.base or step.model),
+        None if step.base is None else base_quantization(step.base),
+        step.facts.partly_labelled,
+    )
+
+
+def _has_untied_guess(step: ExplainedStep, key: str) -> bool:
+    """Return whether some guess explains this parameter's gradient by itself.
+
+    The guess that a tied embedding has one of its two uses does not count: it says little where
+    other gradients differ too.
+    """
+    found = step.compared[key].found
+    return found is not None and any(g.cause != "gradient_tied" for g in found.guesses)
+
+
+def _keys_explained_by(
+    step: ExplainedStep, guess: BackwardGuess, computed: Computed, case: BackwardCase
+) -> frozenset[str]:
+    """Return the keys of the gradients that a mistake explains; empty if it does not hold.
+
+    It holds if the gradients computed with the mistake are the given ones, in every parameter,
+    and little of their differences remains. A gradient that was not given has to be zero then.
+    """
+    found = {key: one.found for key, one in step.compared.items() if one.found is not None}
+    unlike = frozenset(
+        key
+        for key, one in found.items()
+        if one.verdict != "agrees" and not any(map(_is_of_backward, one.guesses))
+    )
+    if guess.source:
+        return frozenset(guess.source)  # they were compared where they were found
+    if guess.change is None:
+        return unlike & case.wrong
+    made = computed.recompute(guess.change)
+    for key in case.missing:
+        if key in made.keys and made.gradient(key).any():
+            return frozenset()
+    left = there = 0.0
+    for key in unlike if guess.alone else unlike | case.right:
+        pair = case.case(key)
+        values = (
+            made.gradient_near(key, pair.given)
+            if key in made.keys
+            else np.zeros_like(pair.computed)
+        )
+        other = replace(pair, computed=values.astype(np.float64).reshape(pair.given.shape))
+        if judge_gradient(other, computed.rounding(key)).verdict != "agrees":
+            return frozenset()
+        if key in unlike and pair.computed.any() and other.computed.any():
+            left, there = left + other.distance**2, there + pair.distance**2
+    # What leaves as much as there was is within the trainer's rounding, and says nothing.
+    return unlike | case.missing if left <= PART**2 * there else frozenset()
+
+
+def accept_mistake(
+    step: ExplainedStep,
+    guess: BackwardGuess,
+    keys: Collection[str],
+    right: Collection[str],
+    most: Certainty = "confirmed",
+) -> None:
+    """Set, in `step.compared`, a guessed mistake as the one explanation of the gradients of `keys`.
+
+    `right` are the keys of the gradients that agree, `most` the highest certainty it may get.
+    """
+    says = guess.says
+    change = guess.change
+    if change is not None and (change.operation is not None or change.misread is not None):
+        says += f"; backward from the loss it begins {first_place(keys, right)}"
+    one = BackwardFound(guess.cause, says, lambda case: case.given, most=most)
+    for key in keys:
+        judged = Judgement("differs", says, (one,), whole=True)
+        step.compared[key] = replace(step.compared[key], found=judged, why="")
+
+
+class BackwardFound(GradientGuess):
+    """A mistake of a whole backward pass, as the explanation of one parameter's gradient."""
+
+
+def _is_of_backward(guess: StepGuess | GradientGuess) -> bool:
+    """Return whether a guess is about a whole backward pass."""
+    return isinstance(guess, BackwardFound)
+
+
+def _dropout_rates(*models: Model) -> dict[str, float]:
+    """Return {key of a configuration: dropout rate} for the rates that are not zero.
+
+    The configuration of an adapter is its adapter_config.json.
+    """
+    configs: list[Mapping[str, Any]] = [
+        each.config if isinstance(each.config, Mapping) else peft_config(each) for each in models
+    ]
+    return {
+        str(key): float(value)
+        for config in configs
+        for key, value in config.items()
+        if "drop" in str(key) and isinstance(value, int | float) and 0 < value < 1
+    }
+
+
+def _norm_offset(model: Model) -> int | None:
+    """Return what a model's RMSNorm adds to its weight, 0 or 1; None for other norms."""
+    block = model.spec.block
+    return block.norm_offset if block.norm == "rms" else None

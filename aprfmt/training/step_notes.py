@@ -1,0 +1,141 @@
+"""Notes of an answer about a step that are no faults, and what was not compared."""
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+
+from aprfmt.base.sequences import join_first
+from aprfmt.causes.training.clipping import CLIPPED_BY
+from aprfmt.measure.encoding_noise import UNIT
+from aprfmt.measure.named_causes import short_keys
+from aprfmt.model.ledger import NotCompared
+from aprfmt.training import ComputedGradients
+from aprfmt.training.decay_verdicts import add_hidden_decays, must_decay
+from aprfmt.training.explained_step import ExplainedStep
+from aprfmt.training.judgement import Judgement
+from aprfmt.training.parameters import Parameter
+from aprfmt.training.reference_gradients import doubtful_loss
+from aprfmt.training.report import TensorStep
+from aprfmt.training.saved_arrays import hyper_of
+
+
+def add_notes(
+    step: ExplainedStep, rows: Sequence[TensorStep], judged: Mapping[str, Judgement]
+) -> None:
+    """Add notes about what is no fault, and to `step.left` what could not be compared.
+
+    Notes are on steps below the stored type's resolution, rounding to a coarser type,
+    directions without a gradient, and gradients without a batch.
+    """
+    if step.state is not None and step.state.fewer:
+        fewer = step.state.fewer
+        least, most = min(fewer.values()), max(fewer.values())
+        counts = f"{least}" if least == most else f"{least} to {most}"
+        step.notes.append(
+            f"steps are counted for each parameter: {len(fewer)} made {counts} of "
+            f"{step.state.steps}, as those do that were frozen or had no gradient "
+            f"({join_first(sorted(fewer), 2)})"
+        )
+    hidden = [key for key, one in judged.items() if one.verdict == "agrees" and not one.shows]
+    if hidden:
+        kinds = {row.key: row.encoding for row in rows}
+        kind = Counter(kinds[key] for key in hidden).most_common(1)[0][0]
+        step.left += [
+            NotCompared("step", key, "no counterpart", f"smaller than {kind} shows")
+            for key in hidden
+        ]
+    if step.given is None and step.computed is not None and judged:
+        step.notes.append(
+            "no gradients were given: the update is held to those computed of the batch"
+        )
+    stored = {row.key: row for row in step.parameters}
+    coarser = [
+        key
+        for key, one in judged.items()
+        if one.verdict == "agrees" and _is_stored_coarser(stored[key])
+    ]
+    if coarser:
+        one = stored[coarser[0]]
+        assert one.after is not None
+        why = (
+            f"{one.before.encoding} before the step, {one.after.encoding} after it: what that "
+            "rounded away is not known"
+        )
+        step.left += [NotCompared("rounding", key, "unreadable", why) for key in coarser]
+    signs = [key for key, one in judged.items() if one.verdict == "agrees" and one.signs]
+    if signs:
+        why = "no gradient was given: sizes are compared, not signs"
+        step.left += [NotCompared("direction", key, "no counterpart", why) for key in signs]
+    unseen = [key for key in signs if judged[key].decay is None and must_decay(step, stored[key])]
+    why = "no gradient was given, and the sizes do not show the decay"
+    step.left += [NotCompared("decay", key, "no counterpart", why) for key in unseen]
+    add_hidden_decays(step, judged, {row.key: row.encoding for row in rows})
+    if step.given is not None and step.computed is None and step.has_state_after():
+        why = (
+            "the moments of after the step do not say what it was; give --batch, the state of "
+            "before the step, or clip=BOUND"
+        )
+        step.left += [
+            NotCompared("gradient", key, "unreadable", why)
+            for key, one in judged.items()
+            if one.verdict == "agrees" and key in step.given.placed and key not in step.used
+        ]
+    _add_doubts(step)
+    every = [key for key, one in judged.items() if one.decays_all]
+    if every:
+        step.notes.append(
+            f"norms and biases decay, as all weights do: {short_keys(every)} "
+            "(decay_on=matrices says that they should not)"
+        )
+    bounds = {one.clipped for one in judged.values() if one.clipped is not None}
+    for by, bound in sorted(bounds):
+        what = f"the gradients given were clipped by {CLIPPED_BY.get(by)} to"
+        if by == "norm":
+            what = "the gradients given were clipped to the norm"
+        elif by == "value":
+            what = "each element of the gradients given was clipped to"
+        step.notes.append(f"{what} {bound:g} in the step")
+
+
+def _add_doubts(step: ExplainedStep) -> None:
+    """Add notes that a batch or gradients agree, but are hardly those of a trainer.
+
+    That is a loss that no trained model has, and gradients equal to the bit to those computed
+    here, in another arithmetic than the trainer's.
+    """
+    loss, vocabulary = step.loss()[0], hyper_of(step.base or step.model).get("vocab_size")
+    if loss is not None and isinstance(vocabulary, int):
+        doubt = doubtful_loss(loss, vocabulary)
+        step.notes += [doubt] if doubt else []
+    computed = step.computed
+    step.notes += step.facts.notes
+    if computed is None or step.given is None:
+        return
+    rounded = [
+        key
+        for key in step.given.placed
+        if key in computed.keys and computed.gradient(key).any() and computed.rounding(key)
+    ]
+    by_key = {row.key: row for row in step.parameters}
+    if rounded and all(_is_copy(step, by_key[key], computed) for key in rounded):
+        step.notes.append(
+            "every gradient is equal to the bit to the one computed here, which another "
+            "arithmetic does not reach: these are no trainer's gradients, and show nothing"
+        )
+
+
+def _is_copy(step: ExplainedStep, parameter: Parameter, computed: ComputedGradients) -> bool:
+    """Return whether a given gradient is just the computed one, rounded to its stored type."""
+    assert step.given is not None
+    given = step.given.values(parameter, step.given.placed[parameter.key])
+    values = computed.gradient_near(parameter.key, given).reshape(given.shape)
+    return bool(np.array_equal(given, values.astype(given.dtype)))
+
+
+def _is_stored_coarser(parameter: Parameter) -> bool:
+    """Return whether a parameter is stored in fewer bits after the step than before it."""
+    after = parameter.after
+    if after is None or parameter.before.encoding not in UNIT or after.encoding not in UNIT:
+        return False
+    return UNIT[after.encoding] > UNIT[parameter.before.encoding]
