@@ -72,8 +72,8 @@ def judge_change(
     if found.verdict == "agrees" and counted and not step.has_codes(parameter):
         found = judge_count(parameter, recipe, held) or found
     if found.verdict == "agrees":
-        found = _with_moments(step, parameter, recipe, held, found)
-    if found.verdict == "differs" and _may_be_before(step, held):
+        found = _check_moments(step, parameter, recipe, held, found)
+    if found.verdict == "differs" and _may_be_state_before(step, held):
         first = 1 if held.first is None else held.step
         number = first if step.state is None or step.state.steps is None else held.step + 1
         before = replace(held, step=held.step if counted else first - 1, after=False)
@@ -81,11 +81,13 @@ def judge_change(
         if other.verdict == "agrees" or (other.guesses and not found.guesses):
             step.used.add(parameter.key)
             found = other
-    found = _by_unseen(step, parameter, recipe, held, found)
-    return _without_inputs(step, parameter, held, _by_other_rule(step, parameter, found))
+    found = _judge_never_seen(step, parameter, recipe, held, found)
+    return _leave_open_if_signs_unknown(
+        step, parameter, held, _leave_open_if_state_unused(step, parameter, found)
+    )
 
 
-def _by_unseen(
+def _judge_never_seen(
     step: ExplainedStep, parameter: Parameter, recipe: Recipe, held: StepInputs, found: Judgement
 ) -> Judgement:
     """Return "differs" for a parameter whose gradient the optimizer never saw, else `found`.
@@ -112,7 +114,9 @@ def _by_unseen(
     return replace(first, why=says, guesses=(replace(frozen, says=says),))
 
 
-def _by_other_rule(step: ExplainedStep, parameter: Parameter, found: Judgement) -> Judgement:
+def _leave_open_if_state_unused(
+    step: ExplainedStep, parameter: Parameter, found: Judgement
+) -> Judgement:
     """Return "not compared" for a differing step if the state has an array of no known rule.
 
     Such is the remainder that Kahan summation carries: another rule than the stated one may
@@ -126,7 +130,7 @@ def _by_other_rule(step: ExplainedStep, parameter: Parameter, found: Judgement) 
     return replace(found, verdict="not compared", why=why, guesses=())
 
 
-def _with_moments(
+def _check_moments(
     step: ExplainedStep, parameter: Parameter, recipe: Recipe, held: StepInputs, found: Judgement
 ) -> Judgement:
     """Return the verdict on a right update, with whether its moments have the given gradient.
@@ -149,7 +153,7 @@ def _with_moments(
     return replace(found, verdict="differs", why=other.why, guesses=other.guesses, whole=True)
 
 
-def _may_be_before(step: ExplainedStep, held: StepInputs) -> bool:
+def _may_be_state_before(step: ExplainedStep, held: StepInputs) -> bool:
     """Return whether the state may be the one before the step, not the one after it.
 
     That is possible where the gradient is given, and the state or --optimizer does not say the
@@ -161,7 +165,7 @@ def _may_be_before(step: ExplainedStep, held: StepInputs) -> bool:
     return (held.first is not None) and (step.state.steps is None or "step" not in stated)
 
 
-def _without_inputs(
+def _leave_open_if_signs_unknown(
     step: ExplainedStep, parameter: Parameter, held: StepInputs, found: Judgement
 ) -> Judgement:
     """Return `found`, or "not compared" where only the sizes of steps agree.

@@ -65,7 +65,7 @@ def test_a_step_by_its_sizes_alone_is_open_where_others_have_moments() -> None:
 
     def why(found: Judgement, held: StepInputs, **of: Any) -> str | None:
         own = stage(names_in_8_bits=lambda: of.pop("coded", ()), **of)
-        told = parameter_verdicts._without_inputs(own, PARAMETER, held, found)
+        told = parameter_verdicts._leave_open_if_signs_unknown(own, PARAMETER, held, found)
         assert told is found or (told.verdict, told.signs) == ("not compared", True)
         return None if told is found else told.why
 
@@ -108,7 +108,7 @@ def test_a_parameter_that_the_optimizer_never_saw_differs(monkeypatch: pytest.Mo
         parts = {"state": state(), "given": object(), "gradients": {"L0.q": largest}}
         coded = of.pop("coded", ())
         own = stage(names_in_8_bits=lambda: coded, **parts | of)
-        return parameter_verdicts._by_unseen(
+        return parameter_verdicts._judge_never_seen(
             own, PARAMETER, recipe, held or StepInputs(gradient=HERE), found
         )
 
@@ -146,7 +146,7 @@ def test_a_parameter_that_the_optimizer_never_saw_differs(monkeypatch: pytest.Mo
 def test_a_state_with_more_than_the_rule_uses_leaves_a_wrong_step_open() -> None:
     def told(found: Judgement, **unused: str) -> Judgement:
         own = stage(state=state(unused=unused) if unused else None)
-        return parameter_verdicts._by_other_rule(own, PARAMETER, found)
+        return parameter_verdicts._leave_open_if_state_unused(own, PARAMETER, found)
 
     wrong = replace(DIFFERS, guesses=(guess(),))
     for name in ("q", "L0.q"):
@@ -164,7 +164,9 @@ def test_a_state_may_be_of_before_the_step_where_nothing_says_its_number() -> No
     both = StepInputs(gradient=HERE, first=HERE)
 
     def may(held: StepInputs = both, **of: Any) -> bool:
-        return parameter_verdicts._may_be_before(stage(**{"state": state(steps=None)} | of), held)
+        return parameter_verdicts._may_be_state_before(
+            stage(**{"state": state(steps=None)} | of), held
+        )
 
     assert may() and may(optimizer="adamw:lr=0.1,step=2") and may(state=state(steps=3))
     assert may(state=state(steps=3), optimizer="adamw:lr=0.1")
@@ -196,11 +198,11 @@ def judge_it(
     with replaced(
         parameter_verdicts,
         adafactor_recipe=lambda step, parameter, recipe, held: replace(recipe, step=77),
-        _with_moments=lambda step, parameter, recipe, held, found: replace(found, why="moments"),
-        _may_be_before=lambda step, held: before,
-        _by_unseen=lambda step, parameter, recipe, held, found: found,
-        _by_other_rule=lambda step, parameter, found: found,
-        _without_inputs=lambda step, parameter, held, found: found,
+        _check_moments=lambda step, parameter, recipe, held, found: replace(found, why="moments"),
+        _may_be_state_before=lambda step, held: before,
+        _judge_never_seen=lambda step, parameter, recipe, held, found: found,
+        _leave_open_if_state_unused=lambda step, parameter, found: found,
+        _leave_open_if_signs_unknown=lambda step, parameter, held, found: found,
     ):
         return parameter_verdicts.judge_change(own, PARAMETER, recipe, held), asked, own.used
 
@@ -267,7 +269,9 @@ def test_a_right_step_is_judged_by_its_gradient_in_the_moments_too(
 
     def told(held: StepInputs = held, recipe: Recipe = ADAMW, given: Any = 1) -> Any:
         own = stage(given=given)
-        return parameter_verdicts._with_moments(own, PARAMETER, recipe, held, right), bool(own.used)
+        return parameter_verdicts._check_moments(own, PARAMETER, recipe, held, right), bool(
+            own.used
+        )
 
     assert told() == (right, False)
     assert told(given=None) == told(replace(held, gradient=None)) == (right, False)
