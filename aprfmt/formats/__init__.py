@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from aprfmt.base.encodings import Encoding
 from aprfmt.base.protocols import Note, Overlay, Region, Sink, Source, TensorInfo
 from aprfmt.base.registry import Registry
-from aprfmt.errors import FormatError, UnsupportedError
+from aprfmt.errors import FormatError, TruncatedError, UnsupportedError
 from aprfmt.formats.foreign_formats import foreign_file
 from aprfmt.formats.header_field import HeaderField
 from aprfmt.remote.paths import parse_location
@@ -146,14 +146,17 @@ def detect_format(path: Path, wanted: str = "a model file") -> FormatSpec:
     """Return the format of a file by its content, never by its name.
 
     `wanted` is what messages say was expected. Raises UnsupportedError for files recognised as
-    something else, FormatError otherwise.
+    something else, TruncatedError for an archive that is cut, FormatError otherwise.
     """
     from aprfmt.formats.mapped_file import read_head
+    from aprfmt.formats.pytorch.zip_archive import CUT, is_cut_archive
 
     head, size = read_head(path, 4096)
     name = FORMATS.first(lambda spec: spec.recognise(head, size))
     if name is not None:
         return FORMATS[name]
+    if is_cut_archive(path):
+        raise TruncatedError(f"{path}: {CUT}")
     what = foreign_file(path, head, size, wanted)
     if what:
         raise UnsupportedError(f"{path}: is {what}")

@@ -22,6 +22,7 @@ from numpy.typing import NDArray
 from aprfmt.base.text_escape import shorten
 from aprfmt.errors import FormatError, TruncatedError, UnsupportedError
 from aprfmt.formats.mapped_file import open_regular
+from aprfmt.formats.pytorch.zip_archive import CUT, is_cut_archive
 from aprfmt.inference.engines.collect import Collector
 from aprfmt.inference.engines.modules import ModuleReader, points_named
 from aprfmt.inference.trace import Positions, Trace
@@ -55,8 +56,8 @@ class NpzFile:
     def __init__(self, path: Path, stack: ExitStack, file: BinaryIO | None = None) -> None:
         """Open the archive and read every array's header; sizes are checked first.
 
-        Raises FormatError for a file that is no .npz or declares too much, UnsupportedError for a
-        zip that Python cannot read.
+        Raises FormatError for a file that is no .npz or declares too much, TruncatedError for one
+        that is cut, UnsupportedError for a zip that Python cannot read.
         """
         self.path = path
         if file is None:
@@ -65,6 +66,8 @@ class NpzFile:
             self._zip = stack.enter_context(zipfile.ZipFile(file))
             members = self._zip.infolist()
         except (zipfile.BadZipFile, OSError, ValueError, struct.error, EOFError) as error:
+            if is_cut_archive(path):
+                raise TruncatedError(f"{path}: {CUT}") from error
             raise FormatError(f"{path}: is not an .npz file: {_short_text(error)}") from error
         except NotImplementedError as error:
             raise UnsupportedError(f"{path}: {_short_text(error)}") from error

@@ -52,6 +52,27 @@ def test_a_command_for_models_names_those_for_captures(
     assert shown.code == 0 and "L0" in shown.out
 
 
+@pytest.mark.parametrize("suffix", [".npz", ".pt", ".bin", ""])
+@pytest.mark.parametrize("kept", [4, 10, 40, 5000])
+@pytest.mark.parametrize(
+    "words",
+    [("inspect",), ("validate",), ("hash",), ("diagnose", "MODEL"), ("trace", "--load"),
+     ("trace", "MODEL", "--ids", "1,2", "--map")],
+)  # fmt: skip
+def test_an_archive_that_is_cut_holds_no_captures(
+    words: tuple[str, ...], kept: int, suffix: str, demo_model: Path, tmp_path: Path
+) -> None:
+    """Whole, the same file is read, or named as what it is."""
+    whole, path = tmp_path / "whole.npz", tmp_path / f"x{suffix}"
+    np.savez(whole, **{"model.layers.0": np.ones((2, 1500), np.float32)}, input_ids=[1, 2])
+    given = [demo_model if word == "MODEL" else word for word in words]
+    for data, says in ((whole.read_bytes()[:kept], True), (whole.read_bytes(), False)):
+        path.write_bytes(data)
+        done = aprfmt(*given, path)
+        assert ("no zip directory at its end; the archive is cut" in done.err) == says, done.err
+        assert not says or done.code == 2
+
+
 def test_a_saved_trace_beside_its_model(demo_model: Path, tmp_path: Path) -> None:
     saved = tmp_path / "run.safetensors"
     made = aprfmt("trace", demo_model, "--payload", "--ids", "5,6,7", "--save", saved)

@@ -24,6 +24,7 @@ from aprfmt.errors import (
     BackendUnavailableError,
     CodecError,
     FormatError,
+    TruncatedError,
     UnsupportedError,
     UsageError,
 )
@@ -310,7 +311,7 @@ def test_a_member_may_be_as_large_as_its_limit(
     [
         ("version", UnsupportedError, "zip file version 9.9"),
         ("text", FormatError, "is not an .npz file: "),
-        ("cut", FormatError, "is not an .npz file: "),
+        ("cut", TruncatedError, "no zip directory at its end; the archive is cut"),
         ("empty", FormatError, "is not an .npz file: "),
     ],
 )

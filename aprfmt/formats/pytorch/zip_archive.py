@@ -7,13 +7,16 @@ APPNOTE.TXT, sections 4.3.7 (local header), 4.3.12 (directory), 4.3.14 to 4.3.16
 
 import struct
 from collections.abc import Iterator, Mapping
+from contextlib import closing
 from itertools import pairwise
+from pathlib import Path
 from typing import NamedTuple
 
 from aprfmt.base.protocols import ByteSource, Region
 from aprfmt.base.text_escape import shorten
 from aprfmt.errors import FormatError, TruncatedError, UnsupportedError
 from aprfmt.formats.cursor import MAX_COUNT
+from aprfmt.formats.mapped_file import open_bytes, read_head
 
 LOCAL, ENTRY, END = b"PK\x03\x04", b"PK\x01\x02", b"PK\x05\x06"
 _END64, _LOCATOR = b"PK\x06\x06", b"PK\x06\x07"
@@ -26,6 +29,7 @@ _COMMENT = 65535  # bytes of the longest comment after the end
 _NARROW, _WIDE = 0xFFFF, 0xFFFFFFFF  # in a field whose value is in a zip64 field
 _MAX_DIRECTORY = 256 << 20
 _DESCRIPTOR = 8  # the flag of a local header whose sizes follow the data
+CUT = "no zip directory at its end; the archive is cut: get it again whole"
 
 
 class ZipRecord(NamedTuple):
@@ -78,11 +82,22 @@ def _name_end(entry: ZipRecord) -> int:
     return entry.header + _LOCAL.size + len(entry.name.encode("utf-8", "surrogateescape"))
 
 
-def _find_directory(view: Region, size: int, where: str) -> tuple[int, int, int, int]:
-    """Return (number of entries, directory's start, its size, its end).
+def is_cut_archive(path: Path) -> bool:
+    """Return whether a file begins as a zip archive and has no zip directory at its end.
 
-    Read from the end of the file; `size` is the file's. Raises TruncatedError without a directory,
-    FormatError for an impossible one, UnsupportedError for one of several zip files.
+    FormatError for what is no regular file.
+    """
+    if read_head(path, len(LOCAL))[0] != LOCAL:
+        return False
+    with closing(open_bytes(path)) as file:
+        return _find_end(file.view, file.size)[2] < 0
+
+
+def _find_end(view: Region, size: int) -> tuple[int, bytes, int]:
+    """Return (offset of an archive's last bytes, these bytes, where the end record is in them).
+
+    The end record is that of the zip directory; it is at -1 if there is none. `size` is the
+    file's.
     """
     # torch writes no comment: only another archive's end is looked for.
     base = max(0, size - _END.size - _LONG_LOCATOR.size)
@@ -92,10 +107,18 @@ def _find_directory(view: Region, size: int, where: str) -> tuple[int, int, int,
         base = max(0, base - _COMMENT)
         tail = bytes(view[base:size])
         at = tail.rfind(END)
-    if at < 0 or len(tail) - at < _END.size:
-        raise TruncatedError(
-            f"{where}: no zip directory at its end; the file is cut: get it again whole"
-        )
+    return base, tail, at if len(tail) - at >= _END.size else -1
+
+
+def _find_directory(view: Region, size: int, where: str) -> tuple[int, int, int, int]:
+    """Return (number of entries, directory's start, its size, its end).
+
+    Read from the end of the file; `size` is the file's. Raises TruncatedError without a directory,
+    FormatError for an impossible one, UnsupportedError for one of several zip files.
+    """
+    base, tail, at = _find_end(view, size)
+    if at < 0:
+        raise TruncatedError(f"{where}: {CUT}")
     _, disk, first, here, count, length, start, comment = _END.unpack_from(tail, at)
     if at + _END.size + comment != len(tail):
         raise FormatError(

@@ -40,7 +40,8 @@ def archive(path: Path, members: list[tuple[str, bytes]], packed: bool = False) 
 
 
 REFUSED: dict[str, tuple[bytes | list[tuple[str, bytes]], str]] = {
-    "no zip": (b"PK\x03\x04 and nothing more", "is not an .npz file"),
+    "no zip": (b"PK\x03\x05 and nothing more", "is not an .npz file"),
+    "cut zip": (b"PK\x03\x04 and nothing more", "the archive is cut"),
     "pickle": ([(KEY, npy(np.array([{"a": 1}], dtype=object)))], "pickled objects are not read"),
     "no array": ([(KEY, b"hello there, this is text")], "expected an .npy array"),
     "no suffix": ([("x.txt", b"")], "expected NAME.npy"),
