@@ -144,22 +144,40 @@ class Imports:
                 visited.add(id(one))
                 stack += inner
 
-    def unfit(self, described: Collection[str]) -> Iterator[str]:
+    def unfit(self, described: frozenset[str]) -> Iterator[str]:
         """Yield in words each name that no value needs, with its opcode and byte.
 
-        `described` are the functions whose calls are described.
+        `described` are the functions whose calls are described. The names that `unlisted` yields
+        are among them.
         """
+        listed = described | _TYPES | PLAIN_CLASSES
         for text, name in self._seen.items():
-            if text in described or text in _TYPES or text in PLAIN_CLASSES:
-                why = "of which nothing is made" if text in self.pending else ""
-            elif _is_standard(name):
-                why = "of Python's standard library, which stands for no value"
-            elif _leads_elsewhere(name):
-                why = "which leads out of its package"
-            else:
-                why = "of which nothing is made" if text in self.pending else ""
+            why = self._unfit_reason(text, name, listed)
             if why:
                 yield f"imports {text} ({self.places[text]}), {why}"
+
+    def unlisted(self, described: frozenset[str]) -> Iterator[tuple[str, str, str]]:
+        """Yield (name, its opcode and byte, reason) of each name that a described file lacks.
+
+        It stands for no value, or nothing is made of it, and it is none of `described`, the
+        functions whose calls are described, nor a type or class that only holds values.
+        """
+        listed = described | _TYPES | PLAIN_CLASSES
+        for text, name in self._seen.items():
+            why = "" if text in listed else self._unfit_reason(text, name, listed)
+            if why:
+                yield text, self.places[text], why
+
+    def _unfit_reason(self, text: str, name: GlobalName, listed: Collection[str]) -> str:
+        """Return why no value needs a name, as the end of a sentence; "" if one may.
+
+        `text` is the name as text, `listed` are the names that values are described by.
+        """
+        if text not in listed and _is_standard(name):
+            return "of Python's standard library, which stands for no value"
+        if text not in listed and _leads_elsewhere(name):
+            return "which leads out of its package"
+        return "of which nothing is made" if text in self.pending else ""
 
 
 def _inner_values(value: Any) -> Iterator[Any]:

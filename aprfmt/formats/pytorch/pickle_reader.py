@@ -398,7 +398,9 @@ class Unpickler:
             target.state = state
         elif isinstance(target, TensorValue):
             target.facts["state"] = state
-        elif not isinstance(target, PickledDict):
+        elif isinstance(target, PickledDict):
+            self._imports.use(state)
+        else:
             raise self._damage_error(f"sets the state of {describe_value(target)}")
 
     def _drop_top(self) -> None:

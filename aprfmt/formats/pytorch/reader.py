@@ -40,10 +40,14 @@ class PickledFile:
     """One open file: its tensors and values by path, and the names that its pickle imports."""
 
     def __init__(self, file: ByteSource) -> None:
-        """Read everything but the tensors' bytes of an open file. Raises FormatError."""
+        """Read everything but the tensors' bytes of an open file.
+
+        Raises FormatError, UnsupportedError for a pickle that imports what stands for no value.
+        """
         where = str(file.path)
         self.file = file
         self.contents: PickleContents = read_contents(file, where)
+        _refuse_unlisted_imports(self.contents, where)
         found = Flattened(self.contents.value, where, file.size)
         places, swapped = self.contents.places, self.contents.swapped
         self.metadata: dict[str, Value] = found.values
@@ -95,6 +99,24 @@ class PickledFile:
             if names:
                 found.append(f"{place} is a pickle that imports {first_names(names)}")
         return found
+
+
+def _refuse_unlisted_imports(contents: PickleContents, where: str) -> None:
+    """Raise UnsupportedError if a file's pickle imports a name that no described value needs.
+
+    Loading the file runs the code of the name's module, though nothing is called. `where` begins
+    the message.
+    """
+    found = list(contents.imports.unlisted(DESCRIBED))
+    if not found:
+        return
+    name, place, why = found[0]
+    more = f", and {len(found) - 1} more such names" if len(found) > 1 else ""
+    raise UnsupportedError(
+        f"{where}: {place} imports {shorten(name, 200)}, {why}{more}; expected only what "
+        "torch.save writes for tensors, containers and numbers. Loading this file may run code: "
+        "ask for safetensors, or save its state_dict alone"
+    )
 
 
 def _make_notes(found: Flattened, opened: PickledFile) -> Sequence[Note]:
