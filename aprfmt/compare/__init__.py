@@ -260,10 +260,14 @@ def diff_models(
         from aprfmt.measure.difference_image import difference_images as made
 
         pictures = made(pairs, results, images)
-    # Flags that one file contradicts and the other does not: readers compute otherwise.
+    # What one file states and contradicts, unlike the other: readers compute otherwise.
     contradicted: tuple[Finding, ...] = ()
+    if explain and "tensors" in only and a.metadata.get("format") != b.metadata.get("format"):
+        from aprfmt.causes.tensor.kernel_orders import torch_kernel_findings
+
+        contradicted = tuple(torch_kernel_findings(a, b, pairs, results))
     if "hyperparameters" in only and alignment.by_role:
-        contradicted = _contradiction_findings(a, b)
+        contradicted += _contradiction_findings(a, b)
     fields: tuple[FieldDiff, ...] = ()
     if "hyperparameters" in only:
         fields = _differing_hyperparameters(a, b, alignment, results)

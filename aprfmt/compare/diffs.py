@@ -93,7 +93,7 @@ class DiffReport(Tabular):
     own_values: Mapping[str, str] = field(default_factory=dict)  # KEY=VALUE that B's tensors show
     own_parts: Collection[str] = ()  # causes that speak of a part that B alone has
     not_tried: tuple[str, ...] = ()  # explanations that could not be tried, and why
-    contradicted: tuple[Finding, ...] = ()  # flags that one file contradicts, the other not
+    contradicted: tuple[Finding, ...] = ()  # what one file states and contradicts, the other not
     taken: str = ""  # which layers or channels of A the whole of B is, in words
     other_model: str = ""  # by what A and B are seen to be other models
     item_arguments: Mapping[tuple[str, str], str] = field(default_factory=dict)  # words of `set`
@@ -112,7 +112,7 @@ class DiffReport(Tabular):
     def causes(self) -> tuple[NamedCause, ...]:
         """All causes that were found, as NamedCause, those of B before relations of A's names.
 
-        They are lost tensors that a relation leaves, relations of B, contradicted flags, what
+        They are lost tensors that a relation leaves, relations of B, contradicted statements, what
         tensors show, and relations of A. Other names of which neither side need be wrong come
         behind the faults of values.
         """

@@ -89,6 +89,7 @@ def compare_models(a: Model, b: Model, budget: Budget | None = None) -> Levels:
     # Compare the files; each level may end the comparison with a reason.
     report = found.report = diff_models(a, b, only=("tensors", "hyperparameters"), budget=budget)
     found.stated += relation_findings(report)
+    found.stated += (one for one in report.contradicted if one.cause == "torch_layout")
     _compare_identity(a, b, report, found)
     if found.reason:
         if found.reason.startswith(KINDS["derived"]):

@@ -117,7 +117,8 @@ def test_tables_name_causes_of_the_one_table() -> None:
 # tokens (test_renumbered_tokens);
 # others have a file of tests of their name, or stand in test_batch_sequences,
 # test_shared_ranges, test_misread_codes, test_second_layouts, test_packed_copies,
-# test_adapter_deltas, model/relations/test_kernels and model/test_older_packing_files.
+# test_adapter_deltas, test_torch_kernels, model/relations/test_kernels and
+# model/test_older_packing_files.
 SEEDED_ELSEWHERE = {cause.name for name in modules_of("training") for cause in causes_of(name)} | {
     "added_vector",
     "architecture_key",
@@ -144,6 +145,7 @@ SEEDED_ELSEWHERE = {cause.name for name in modules_of("training") for cause in c
     "stored_shape",
     "stored_twice",
     "token_numbering",
+    "torch_layout",
     "visible_padding",
 }
 USUAL_IN = ("qwen3", "phi2", "gemma2", "qwen2_moe")  # models that every usual mistake exists in

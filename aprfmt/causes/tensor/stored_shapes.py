@@ -8,6 +8,7 @@ from aprfmt.causes.row import Cause
 from aprfmt.causes.tensor.differing_pair import DifferingPair
 from aprfmt.causes.tensor.flat_shards import is_run, matrix_values
 from aprfmt.causes.tensor.guess import Guess, PairHypothesis
+from aprfmt.causes.tensor.kernel_orders import STACKS, is_of_mlx
 from aprfmt.causes.tensor.proof import FEW, make_finding, prove_values
 from aprfmt.measure.findings import Finding
 from aprfmt.model.kernels import kernel_steps
@@ -28,7 +29,6 @@ CAUSE_ROWS = (
     ),
 )  # fmt: skip
 
-STACKS = ("expert", "_exps", "switch_mlp", "switch_glu")  # in names of stacked experts
 LARGEST = 1 << 26  # elements of a kernel that is laid out anew in memory
 _WORDS: Mapping[
     str, str
@@ -101,7 +101,7 @@ def may_be_mlx_kernel(case: DifferingPair) -> bool:
 
 def _is_of_mlx(case: DifferingPair, label: str) -> bool:
     """Return whether side "A" or "B" states that MLX wrote it, whose kernels have channels last."""
-    return case.context.models[label.lower()].metadata.get("format") == "mlx"
+    return is_of_mlx(case.context.models[label.lower()])
 
 
 HYPOTHESES = (
