@@ -67,7 +67,7 @@ def test_a_file_turned_by_half_has_the_other_half_named(tmp_path: Path) -> None:
     [
         ("conv.weight", kernel(8, 3, 5, 5), "mlx mlx"),
         ("conv.weight", kernel(8, 3, 5, 5), "pt pt"),
-        ("mlp.switch_mlp.up_proj.weight", kernel(8, 6, 3), "pt mlx"),
+        ("mlp.switch_mlp.conv.weight", kernel(8, 6, 3), "pt mlx"),
         ("heads.weight", kernel(8, 6, 3), "pt mlx"),  # a stack of matrices under another name
         ("conv.weight", kernel(8, 5, 5, 3), "pt mlx"),  # the window stands as MLX has it
         ("conv.weight", np.ones((8, 3, 3, 3), np.float32), "pt mlx"),
