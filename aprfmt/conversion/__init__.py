@@ -86,8 +86,8 @@ def _run_conversion(
     """Plan, write and verify one conversion, and return its report.
 
     `hashing` says whether the source's hash is recorded, `hashed` computes it, `verifier` reads the
-    output back. `stack` ends what is open, the lock of a resumable run too. With `dry_run` nothing
-    is written and the report has estimates.
+    output back. What is opened here, the lock of a resumable run included, is closed when the
+    caller leaves `stack`. With `dry_run` nothing is written and the report has estimates.
     """
     from aprfmt.conversion.metadata import HASH_KEY
     from aprfmt.conversion.plan import build_plan

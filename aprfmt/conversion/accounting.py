@@ -97,7 +97,7 @@ class Account:
 
     @property
     def left(self) -> tuple[NotCompared, ...]:
-        """Keys and files that no table lists and that the copy lacks or changed without a flag."""
+        """Keys and files unknown to aprfmt that the copy lacks or changed without a flag."""
         return tuple(
             NotCompared(
                 entry.kind.removeprefix("unread "), entry.name, entry.state, entry.how,
@@ -353,11 +353,11 @@ class _Comparison:
     # --- what nothing reads -------------------------------------------------------------------
 
     def unread(self) -> Iterator[SourceItem]:
-        """Yield an entry on what became of each file and key of the source that no table lists.
+        """Yield an entry on what became of each file and key of the source unknown to aprfmt.
 
-        Files that other loaders need have an entry too. A copy has such keys if its format has a
-        place for them, and none of these files. Files and keys that cannot be read are entered as
-        not compared.
+        Files that only other loaders need have an entry too. An unknown key is copied if the copy's
+        format has a place for it; an unknown file never is. Files and keys that cannot be read are
+        entered as not compared.
         """
         fates: Mapping[State, tuple[Fate, str]] = {
             "equal": ("copied", ""),
@@ -448,9 +448,10 @@ def _roles(copy: Model, source: Model) -> Mapping[str, "View"]:
 
 
 def _licence(model: Model, key: str) -> Any:
-    """Return a metadata key's value, else the value of that key in the GGUF converted from.
+    """Return the value of a metadata key, such as the licence's; None where the model has none.
 
-    It is None without any. Arrays are returned as lists.
+    Where the model's own metadata lack the key, the value is that of the GGUF that it was converted
+    from, if it carries that. Arrays are returned as lists.
     """
     stated = foreign_gguf_keys(model).get(key)
     found = stated[1] if isinstance(stated, list) and len(stated) == 2 else None

@@ -193,9 +193,10 @@ def make_dialect_weight(
 
 
 def joined_outputs(outputs: Sequence[Output]) -> Mapping[str, Sequence[Output]]:
-    """Return {name: the weights that engines join with this one}, of the same encoding.
+    """Return {name: the weights that engines fuse with this one into one product, itself included}.
 
-    Experts are joined each for itself.
+    Such are q, k and v, or gate and up. Weights of different encodings are left out. Each expert is
+    fused only with its own weights.
     """
     held: dict[str, list[Output]] = {}
     for output in outputs:

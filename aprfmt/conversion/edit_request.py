@@ -79,7 +79,10 @@ class EmbeddedEdits:
         self._change(place, lambda: self._files.remove(place))
 
     def metadata(self) -> dict[str, Value | TypedValue]:
-        """Return {metadata key: new value} of the records that change; {} if none does."""
+        """Return {metadata key: new value} of the keys to write; {} if nothing changes.
+
+        They are the key that embeds the text files and the key that records another GGUF's keys.
+        """
         made: dict[str, Value | TypedValue] = {}
         records = {record for _, record in self._changed.values()}
         if FILES_KEY in records:

@@ -162,7 +162,7 @@ def _no_encoding(name: str) -> str:
 def _lookup_name(output: Output) -> str:
     """Return the name by which a mixture or an importance matrix knows an output.
 
-    That is its role, else the most telling of its names.
+    That is its role, else the one of its names by which its encoding is chosen.
     """
     return output.role or deciding_name(output.spellings)
 

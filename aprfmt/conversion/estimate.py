@@ -178,7 +178,10 @@ def write_rate(folder: Path) -> float | None:
 
 
 def _encoding_seconds(plan: "Plan", options: Options) -> float:
-    """Return the seconds of decoding and encoding, from rows of each pair of encodings."""
+    """Return the seconds that decoding and encoding all outputs takes.
+
+    For each pair of encodings the time of a few rows is measured, and multiplied.
+    """
     rates: dict[tuple[str, str], float] = {}
     total = 0.0
     for output in plan.outputs:

@@ -122,8 +122,8 @@ def _claim_packing(
 ) -> None:
     """Make every config.json in `carried` say whether and how weights are packed.
 
-    Nothing changes where no weight was packed or decoded. Key, file or embedded file: each is
-    changed where it is.
+    It is changed wherever it is: a metadata key, a text file, or one of the embedded files. Nothing
+    changes where no weight was packed or decoded.
     """
     packed = {output.part.packed.encoding for output in outputs if output.part is not None}
     parts = {id(part) for tensor in model.values() for part in tensor.parts.values()}
@@ -188,9 +188,9 @@ def _unpacked_modules(outputs: Sequence[Output], packing: str) -> list[str]:
 
 
 def _claimed_text(text: str, claim: Mapping[str, Any] | None, model: Model) -> str:
-    """Return config.json's text with the keys of `claim` instead of its own about packing.
+    """Return a config.json's text with its keys about packing replaced by those of `claim`.
 
-    None for `claim` removes those. The text is unchanged if it already says so.
+    If `claim` is None, these keys are only removed. A text that already says so is unchanged.
     """
     config = json_object(text, f"{model.path}: the config.json it carries")
     changed = _with_claim(dict(config), claim)
@@ -200,9 +200,9 @@ def _claimed_text(text: str, claim: Mapping[str, Any] | None, model: Model) -> s
 
 
 def _with_claim(config: dict[str, Any], claim: Mapping[str, Any] | None) -> dict[str, Any]:
-    """Return a config with the keys of `claim` instead of its own about packing.
+    """Return a config with its keys about packing replaced by those of `claim`.
 
-    None for `claim` removes those. Keys that were sorted are sorted in the result.
+    If `claim` is None, these keys are only removed. Keys that were sorted are sorted in the result.
     """
     if claim is None:
         return without_packing(config)

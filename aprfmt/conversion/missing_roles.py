@@ -29,12 +29,12 @@ if TYPE_CHECKING:
 def check_complete(
     model: Model, options: Options, drops: Drops, *, known: bool, copied: bool = False
 ) -> None:
-    """Raise ConversionError if required tensors are missing that neither file nor user accepts.
+    """Raise ConversionError if a required tensor is missing, or has a shape the config excludes.
 
-    Also if tensors have shapes that the configuration excludes. `drops` say which roles --drop
-    leaves out. With `known` an unknown architecture is an error, without it such a model is not
-    checked. With `copied`, packed weights are copied, so that it does not matter whether they can
-    be decoded.
+    A missing tensor is accepted where the file records it as left out or the options allow it.
+    `drops` say which roles --drop leaves out. With `known` an unknown architecture is an error,
+    without it such a model is not checked. With `copied`, packed weights are copied, so that it
+    does not matter whether they can be decoded.
     """
     resolution = _resolution(model, options, known=known)
     if resolution is None:
@@ -60,9 +60,9 @@ def check_complete(
 
 
 def check_stored_shapes(model: Model) -> None:
-    """Raise ConversionError if a plain copy would hold tensors in shapes that are not due.
+    """Raise ConversionError if a plain copy would hold tensors in shapes the config excludes.
 
-    A model of an unknown architecture is not judged, as nothing says which shapes are due there.
+    A model of an unknown architecture is not checked: nothing says which shapes its tensors need.
     """
     try:
         resolution = model.resolution

@@ -48,8 +48,8 @@ def has_extension(path: Path) -> bool:
 def resolve_format(model: Model, dst: Path, to: str | None) -> FormatSpec:
     """Return the format to write: `to`, else by the extension of `dst`.
 
-    For a folder it is the source's format, or the one it is like if that is not written. Raises
-    UsageError as `target_format` does.
+    If `dst` is a folder, it is the source's format, or, where that is only read, the format whose
+    key names it uses. Raises UsageError as `target_format` does.
     """
     if not has_extension(dst) and (to is not None or dst.is_dir() or model.folder is not None):
         own = FORMATS[model.format]

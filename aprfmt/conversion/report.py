@@ -95,8 +95,8 @@ class ConversionReport:
     def pronounced(self, accept: Collection[str] = ()) -> Pronounced | None:
         """Return the verdict on what became of the source; None where nothing was read back.
 
-        Its exit code is 1 where keys or files of the source that no table lists are missing from
-        the copy, or differ, and no flag said so. `accept` names items that may differ.
+        Its exit code is 1 where keys or files that aprfmt does not know are missing from the copy,
+        or differ, and no flag asked for it. `accept` names items that may differ.
         """
         if self.verified is None:
             return None

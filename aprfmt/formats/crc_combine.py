@@ -69,7 +69,10 @@ class RunningChecksum:
         return reserved
 
     def copy(self) -> "RunningChecksum":
-        """Return a copy of the checksum so far; it shares pieces that are set later."""
+        """Return a copy of the checksum so far.
+
+        Pieces whose CRC-32 another thread will set are shared with the original.
+        """
         made = RunningChecksum(b"")
         made._head_bytes = self._head_bytes
         made._pieces = [*self._pieces[:-1], replace(self._pieces[-1])]

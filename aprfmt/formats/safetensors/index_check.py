@@ -47,7 +47,8 @@ class IndexFault:
 def index_repair_text(path: Path) -> str:
     """Return the command that makes the index at `path` anew; "" where no set of shards is whole.
 
-    A file that only the index names is then of no set, and is not missed.
+    If a set in the folder is whole, a file that only the index names is not one of its shards, so
+    that nothing is missing.
     """
     if not path.name.endswith(INDEX_SUFFIX) or is_remote(path) or not complete_set(path):
         return ""
