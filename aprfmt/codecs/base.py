@@ -120,7 +120,7 @@ class Codec:
         return largest
 
     def granule(self, raw: Mapping[str, Bytes], count: int) -> int:
-        """Return the number of elements whose multiples a `cut` may start at.
+        """Return the unit of `cut` in elements: `cut` may start at each multiple of it.
 
         Raises CodecError where the bytes of `raw` do not fit `count` elements.
         """
@@ -139,7 +139,7 @@ class Codec:
         return part_bytes(self.name, raw)
 
     def cut(self, raw: Mapping[str, Bytes], start: int, stop: int) -> Mapping[str, Bytes]:
-        """Return {suffix: bytes} of elements [start, stop), as those of a tensor with these alone.
+        """Return {suffix: bytes} of a tensor that has only elements [start, stop) of this one.
 
         `start` is a multiple of `granule`.
         """
@@ -342,8 +342,9 @@ class BlockCodec(Codec):
     def block_steps(self, block: Blocks) -> F32 | None:
         """Return float32 [n]: the largest distance between neighbouring values of each record.
 
-        Where an offset is many steps, its rounding makes more than half of one: the step is then
-        how far an honest value may be off. None where the encoding has no member that is its step.
+        Where the rounding of a large offset may move a value by more than half that distance, half
+        the distance plus the offset's rounding error is returned instead. None where the encoding
+        has no member that is its step.
         """
         if not self.step:
             return None

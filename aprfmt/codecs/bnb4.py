@@ -170,7 +170,10 @@ class Bnb4Codec(Codec):
         self.coded(raw, out.size).decode(kernels.decode_coded, out, threads, store)
 
     def granule(self, raw: Mapping[str, Bytes], count: int) -> int:
-        """Return the unit of `cut` in elements: what one nested scale covers, in whole bytes."""
+        """Return the unit of `cut` in elements: two blocks.
+
+        With double quantization it is two times the blocks that share one nested scale.
+        """
         state = quant_state.read_state(self.name, raw)
         return 2 * state.blocksize * max(state.nested_blocksize, 1)
 

@@ -95,8 +95,8 @@ def _doubtful_scales(
 def has_only_safe_scales(packed: PackedWeight, stored: str) -> bool:
     """Return whether a weight's scales alone prove that every code can be recovered.
 
-    Codes are recovered from values rounded to the float type `stored`. None is tried. False also
-    where `packed` is a band of a weight.
+    Codes are recovered from values rounded to the float type `stored`. The codes themselves are not
+    read. False also where `packed` is a band of a weight.
     """
     kind, laid = _KINDS.get(packed.parts[packed.dialect.main].encoding), packed.laid_out()
     if kind is None or laid is None or packed.rows is not None:

@@ -156,7 +156,7 @@ class _DialectRows:
         return WeightLayout(shape, codes, values, tile or whole, numbers)
 
     def codes(self, parts: Parts, config: Config) -> CodeTable:
-        """Return the number of each code of the main part, by the part's encoding."""
+        """Return the table of the numbers that the main part's codes stand for, by its encoding."""
         name = required_part(NAME, parts, self.main).encoding
         if name in PACKED:
             return CodeTable(4, f4.CODEC.values)

@@ -33,7 +33,10 @@ class Lattice(NamedTuple):
 
     @property
     def bound(self) -> Array:
-        """How far an honest copy may be from its source, float32 of the weight's shape."""
+        """The largest error that this encoding may make of each element, float32 of its shape.
+
+        It is one step, plus what the rounding of scales and offsets adds.
+        """
         return self.step if self.room is None else self.step + self.room
 
     def map_parts(self, change: Callable[[Array], Array]) -> "Lattice":

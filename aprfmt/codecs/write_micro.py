@@ -38,7 +38,8 @@ def _choose_divided(values: F32, settings: Settings) -> Groups:
     """Return NVFP4 scales as compressed-tensors stores them: E4M3 for 16 values, and a divisor.
 
     The E4M3 scales are already multiplied by the global scale, which is `divisor` of the result.
-    `settings.most` counts as a value.
+    The global scale also covers `settings.most`, the largest magnitude of the weights that share
+    it.
     """
     most = largest_magnitudes(values, _SIZE)
     whole = most.max(initial=np.float32(settings.most))
@@ -54,7 +55,8 @@ def _choose_multiplied(values: F32, settings: Settings) -> Groups:
     """Return NVFP4 scales as ModelOpt stores them: E4M3, one for 16 values, and a common factor.
 
     The scales are already divided by weight_scale_2, the common float32 factor, which is
-    `tensor_scale` of the result. `settings.most` counts as a value.
+    `tensor_scale` of the result. The factor also covers `settings.most`, the largest magnitude of
+    the weights that share it.
     """
     most = largest_magnitudes(values, _SIZE)
     whole = most.max(initial=np.float32(settings.most)) / _WHOLE

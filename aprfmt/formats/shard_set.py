@@ -114,9 +114,9 @@ def join_tensors(
 ) -> dict[str, LazyTensor]:
     """Return {name: tensor} of all shards in order.
 
-    Raises FormatError for names in two shards, which says whether the copies differ. With
-    `repeated` that sentence and the names are added to it instead; then the copy is used that the
-    index (`weight_map`, name to file) names, else the first.
+    Raises FormatError for a name in two shards, and says whether the copies differ. With a list
+    `repeated`, (that sentence, the names) is appended to the list instead; the copy is then used
+    that the index (`weight_map`, name to file) names, else the first.
     """
     assigned = weight_map or {}
     copies: dict[str, list[tuple[Path, LazyTensor]]] = {}

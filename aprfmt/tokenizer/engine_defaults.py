@@ -103,8 +103,8 @@ GGUF_MODELS: Mapping[str, str] = {"bpe": "gpt2", "spm": "llama"}
 def kind_of_pieces(tokens: Sequence[str], types: Sequence[int]) -> str:
     """Return "bpe" or "spm" by how pieces spell blanks; "" where that does not show.
 
-    Byte-level BPE spells a blank as U+0120, SentencePiece as U+2581. The other's letter may be a
-    piece of either, so that one of them has to be (nearly) absent and the other common.
+    Byte-level BPE spells a blank as U+0120, SentencePiece as U+2581. As either letter may also
+    occur in an ordinary piece, one of them has to be (nearly) absent and the other common.
     """
     byte_level = blank = plain = 0
     for token, kind in zip(tokens, types, strict=False):

@@ -77,9 +77,10 @@ def token_facts(carried: Carried) -> Mapping[str, Any]:
 
 
 def _pre_name(carried: Carried, vocabulary: Vocabulary, data: Mapping[str, Any] | None) -> str:
-    """Return the first `pre` name that splits text as a byte-level vocabulary does.
+    """Return the `pre` name of a vocabulary; of names with equal rows in the table, the first.
 
-    "" for a tokenizer.json that no name fits; for other kinds the vocabulary's own name.
+    For byte-level BPE it is the name that splits text as the tokenizer.json `data` does, "" if no
+    name does. Without `data`, and for other kinds, it is the vocabulary's own name.
     """
     name = vocabulary.pre
     if vocabulary.kind == "bpe" and data is not None:

@@ -288,9 +288,9 @@ class Carried:
     def named_templates(self) -> Mapping[str, str]:
         """Return {name: text} of the chat templates besides the default one.
 
-        Those of the keys come before the files. In a folder additional_chat_templates/ counts, and
-        a list only where it holds the template that is taken. Raises FormatError for a file that
-        cannot be read, or is too long.
+        They are the metadata keys `tokenizer.chat_template.NAME`, else a folder's files in
+        additional_chat_templates/, else the list of templates that also holds the default one.
+        Raises FormatError for a file that cannot be read, or is too long.
         """
         start, metadata = f"{CHAT_TEMPLATE}.", self.model.metadata
         keyed = {

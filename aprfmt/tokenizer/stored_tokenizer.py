@@ -142,7 +142,7 @@ class StatedTokenizer:
 
     @cached_property
     def pair(self) -> tuple[str | int, ...] | None:
-        """Ids and the names "A" and "B" that the post-processor makes of two texts; or None.
+        """What the post-processor makes of two texts: their names "A" and "B", and ids of tokens.
 
         None for vocabulary lists, which do not say it.
         """

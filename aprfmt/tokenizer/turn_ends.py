@@ -97,7 +97,7 @@ class UnstoppedTurn:
 
     @property
     def _assignment(self) -> str:
-        """The KEY=VALUE of the file that most readers take."""
+        """The KEY=VALUE that adds the turn's last token to the stop ids that most readers take."""
         if self.place.startswith("tokenizer."):
             return f"tokenizer.ggml.eot_token_id={self.id}"
         file, _, key = (
@@ -109,11 +109,11 @@ class UnstoppedTurn:
 
 
 def find_unstopped_turn(carried: Carried, *, quick: bool = False) -> UnstoppedTurn | None:
-    """Return the token that ends a turn where no generation stops at it; None if one does.
+    """Return the token that ends a turn if no generation stops at it, else None.
 
     None, too, where there is no template, or the end is no token that is split off whole. `quick`
-    renders nothing where the template names a token that stops, which nearly every one does.
-    Raises FormatError for damaged files.
+    renders nothing where the template names a token that stops, which nearly every one does. Raises
+    FormatError for damaged files.
     """
     template, _ = carried.template_and_origin()
     if template is None:

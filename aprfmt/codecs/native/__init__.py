@@ -317,9 +317,11 @@ def number_pieces(pieces: Sequence[tuple[str, Any, int, int, int]]) -> NumberedP
 
 
 def moments_of_rows(rows: tuple[NumberedPieces, int, int], count: int) -> "list[Moments]":
-    """Return the moments of every PART of `count` elements of (pieces, their width, skip).
+    """Return the moments of each run of PART elements of numbered pieces of rows.
 
-    The pieces are those of `number_pieces`. Raises CodecError where lengths do not fit.
+    `rows` is (pieces as `number_pieces` returns them, their `width` together, how many elements to
+    `skip`), and `count` is how many elements are read after these; see `stats_of_rows`. Raises
+    CodecError where lengths do not fit.
     """
     from aprfmt.codecs.native.moments import PART, Moments
 
