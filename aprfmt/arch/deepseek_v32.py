@@ -109,7 +109,10 @@ def _index_layers_rule(names: str) -> HyperRule:
 
 
 def _unpublished_mix(hp: Params) -> str:
-    """Return two features that no published model has together, in words; "" for none."""
+    """Return in words two features of a model that no published one has together; "" for none.
+
+    `hp` are the model's hyperparameters. A check warns of such a model.
+    """
     if hp["q_lora_rank"] is None:
         return "an indexer and queries that are not compressed"
     return "" if hp[_IN][0] else "an indexer and a first layer that has none"

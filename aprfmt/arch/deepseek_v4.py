@@ -99,7 +99,8 @@ def _compressor(role: str, hf: str, width: str, rate: str, needs: str) -> tuple[
     """Return the tensor-table rows of a compressor, without its norm.
 
     Layers that meet the condition `needs` have it. `role` and `hf` are prefixes of roles and of
-    names, `width` is what a token gives, `rate` the hyperparameter with the tokens of a window.
+    names, `width` is how many numbers it makes of each token, and `rate` the hyperparameter that
+    counts the tokens of a window.
     """
     return (
         _row(f"{role}_kv.weight", f"{hf}.wkv.weight", width, "hidden_size", needs=needs),
@@ -643,7 +644,10 @@ def _check_norm_topk(value: Value, facts: Facts, hp: Params) -> str:
 
 
 def _unpublished_mix(hp: Params) -> str:
-    """Return two features that no published model has together, in words; "" for none."""
+    """Return in words two features of a model that no published one has together; "" for none.
+
+    `hp` are the model's hyperparameters. A check warns of such a model.
+    """
     if hp["n_heads"] % hp["output_groups"]:
         return f"{hp['n_heads']} heads and {hp['output_groups']} groups of unequal size"
     if hp["sliding_window"] is None:
@@ -685,7 +689,7 @@ def _limit_rule() -> HyperRule:
 
 
 def _rate_loss(layers: str, rate: str) -> Loss:
-    """Return the Loss of another number of tokens per compressed key than llama.cpp has.
+    """Return the Loss (what a GGUF cannot express) of tokens per compressed key unlike llama.cpp's.
 
     `layers` names the hyperparameter of the layers with such keys, `rate` that of the number.
     llama.cpp's code has the usual numbers.

@@ -158,7 +158,10 @@ def _position_rules(alibi: bool) -> tuple[HyperRule, ...]:
 
 
 def _falcon_rules(two: bool, alibi: bool) -> tuple[HyperRule, ...]:
-    """Return the rules of a form: with two norms (`two`), with distances (`alibi`)."""
+    """Return the hyperparameter rules of one form of falcon.
+
+    `two`: each layer has two norms. `alibi`: distances are added to the scores.
+    """
     return hyper_rules.hyper_table(
         hyper_rules.n_layers(hf="num_hidden_layers n_layer"),
         hyper_rules.n_heads(hf="num_attention_heads n_head"),

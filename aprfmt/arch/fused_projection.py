@@ -14,9 +14,9 @@ IN_ORDER: tuple[LayoutStep, ...] = (Split((Q, KV, KV)),)
 
 
 def fused_rows(bias: str | None) -> tuple[RoleRow, ...]:
-    """Return the rows of q, k and v that are stored together; `bias` is the `needs` of biases.
+    """Return the tensor-table rows of q, k and v, which one stored matrix holds together.
 
-    None: they have no biases.
+    `bias` is the condition for a model to have their biases; None: it has none.
     """
     rows = [
         RoleRow(role, "", (size, "hidden_size"), gguf="")

@@ -243,7 +243,10 @@ _WORDS: Mapping[str, str] = {
 
 
 def _unpublished_mix(hp: Params) -> str:
-    """Return two features that no published model has together, in words; "" for none."""
+    """Return in words two features of a model that no published one has together; "" for none.
+
+    `hp` are the model's hyperparameters. A check warns of such a model.
+    """
     has = {
         "n_experts": any(hp["moe_layers"]), PER: hp[PER] > 0, "shared": not all(hp[OWN]),
         "wide_layers": any(hp["wide_layers"]),

@@ -41,7 +41,10 @@ def _check_whole_rope(value: Value, facts: Facts, hp: Params) -> str:
 
 
 def _unpublished_mix(hp: Params) -> str:
-    """Return two features that no published model has together, in words; "" for none."""
+    """Return in words two features of a model that no published one has together; "" for none.
+
+    `hp` are the model's hyperparameters. A check warns of such a model.
+    """
     return "" if any(hp["moe_layers"]) else "latent attention of its sizes, and no experts"
 
 

@@ -66,7 +66,10 @@ _MADE = make_tables(
 
 
 def _bias_loss(name: str, what: str) -> Loss:
-    """Return the loss of biases that GGUF has none of: hyperparameter `name`, of `what`."""
+    """Return the Loss (what a GGUF cannot express) of biases, the hyperparameter `name`.
+
+    `what` names in words the weights that have these biases.
+    """
     text = f"llama.cpp has no biases of {what} here and refuses the file"
     return Loss("gguf", name, lambda hp: bool(hp[name]), text)
 

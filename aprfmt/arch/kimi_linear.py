@@ -274,7 +274,10 @@ _ONLY: Mapping[str, Value] = {
 
 
 def _unpublished_mix(hp: Params) -> str:
-    """Return two features that no published model has together, in words; "" for none."""
+    """Return in words two features of a model that no published one has together; "" for none.
+
+    `hp` are the model's hyperparameters. A check warns of such a model.
+    """
     if not any(hp[IN_LAYERS]):
         return "the sizes of Kimi delta attention and no layer that has it"
     return "" if hp["activation"] == "silu" else f"convolutions and {hp['activation']} behind them"

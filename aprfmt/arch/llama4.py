@@ -152,7 +152,7 @@ def _write_length(value: Value, hp: Params) -> Params:
 
 
 def _default_with_chunks(value: float) -> Callable[[Params], Value]:
-    """Return a default function: `value` in models with chunks, else None, as llama.cpp."""
+    """Return a default function: `value` for a model with chunks, else None, like llama.cpp."""
     return lambda hp: value if any(hp["window_layers"]) else None
 
 

@@ -154,7 +154,10 @@ def _residual_scales_rule() -> HyperRule:
 
 
 def _unpublished_mix(hp: Params) -> str:
-    """Return two features that no published model has together, in words; "" for none."""
+    """Return in words two features of a model that no published one has together; "" for none.
+
+    `hp` are the model's hyperparameters. A check warns of such a model.
+    """
     if not any(hp[_IN]):
         return "a stream that continues from the norm, and no layer with lightning attention"
     return "" if not all(hp[_IN]) else "lightning attention, and no layer with attention"

@@ -116,9 +116,10 @@ _NESTED = "sparse_attention_config"  # published files have the indexers' sizes 
 
 
 def _size(name: str, key: str, nested: str, gguf: str, default: int) -> HyperRule:
-    """Return the rule of an indexers' size: `nested` in published files' object wins over `key`.
+    """Return the rule of one size of an indexer, the hyperparameter `name`.
 
-    `gguf` is GGUF's key below "attention.indexer.".
+    The key `nested` in published files' object wins over `key`. `gguf` is GGUF's key below
+    "attention.indexer.".
     """
 
     def read(facts: Facts, hp: Params) -> Found:
@@ -212,7 +213,10 @@ def _shared_rule() -> HyperRule:
 
 
 def _unpublished_mix(hp: Params) -> str:
-    """Return two features that no published model has together, in words; "" for none."""
+    """Return in words two features of a model that no published one has together; "" for none.
+
+    `hp` are the model's hyperparameters. A check warns of such a model.
+    """
     if not any(hp[_IN]):
         return ""
     if hp["index_heads"] != hp["n_kv_heads"]:

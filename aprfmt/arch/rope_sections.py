@@ -31,7 +31,10 @@ def _parse_sections(found: tuple[Value, str] | None) -> tuple[Value, str] | None
 
 
 def _read_hf(facts: Facts, hp: Params) -> tuple[Value, str] | None:
-    """Return (the three numbers of pairs, key) of config.json's rope object; None without."""
+    """Return ((pairs rotated by time, by height, by width), key) of config.json's rope object.
+
+    None without the key.
+    """
     for name in ROPE_OBJECTS:
         rope = facts.values.get(name)
         if isinstance(rope, Mapping) and rope.get("mrope_section") is not None:
@@ -46,9 +49,10 @@ def _plain_rope_object(rope: RopeDefaults, hp: Params) -> Params:
 
 
 def sections_rule(rope: RopeDefaults, usual: Sections) -> HyperRule:
-    """Return the rule for the three numbers of pairs; `usual` are those without a key.
+    """Return the rule for how many pairs of a head rope rotates by time, by height and by width.
 
-    Written to config.json where they are not the usual ones, with the whole rope object.
+    `usual` are the three numbers without a key. Other numbers are written to config.json, with the
+    whole rope object.
     """
 
     def write_config(value: Value, hp: Params) -> Params:
@@ -80,9 +84,10 @@ def sections_rule(rope: RopeDefaults, usual: Sections) -> HyperRule:
 def old_sections_rule(
     rope: RopeDefaults, usual: Sections, *, interleaved: bool = False
 ) -> HyperRule:
-    """Return the rule for sections that config.json always has, in its `rope_scaling`.
+    """Return the rule for rope's sections, which these config.json always have in `rope_scaling`.
 
-    `usual` are those without a key. `interleaved`: config.json says that pairs take turns.
+    The sections are how many pairs of a head rotate by time, by height and by width. `usual` are
+    the three numbers without a key. `interleaved`: config.json says that pairs take turns.
     """
 
     def write_config(value: Value, hp: Params) -> Params:
