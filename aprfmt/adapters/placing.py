@@ -239,10 +239,11 @@ def with_base_names(adapter: Adapter, base: Model) -> "tuple[Adapter, Relation |
 
 
 def _named_by_role_only(adapter: Adapter, every: Sequence[str], base: Model) -> list[str]:
-    """Return the PEFT adapter's modules whose name is not the base's, though their role is.
+    """Return the names of a PEFT adapter's modules that the base does not have under these names.
 
-    `every` are the adapter's modules. [] for a base in another format than PEFT's, and for a
-    multimodal base, whose modules are named otherwise in memory than in older files.
+    `every` are the names of all its modules, each of which has a place in the base by its role. []
+    for a base in another format than PEFT's, and for a multimodal base, whose modules are named
+    otherwise in memory than in older files.
     """
     if adapter.spelling != "peft" or base.style != "hf" or has_towers(base.config):
         return []

@@ -51,7 +51,8 @@ def trained_pairs(adapter: Adapter, base: Model) -> list[AdapterPair]:
 def _trained_pair(adapter: Adapter, module: str, pair: StoredPair, base: Model) -> AdapterPair:
     """Return one pair for gradients; UnsupportedError unless it is LoRA or DoRA at a linear layer.
 
-    Which axis lengths are of is PEFT's: those of kohya's may be of the other.
+    DoRA's lengths are taken only from PEFT's files: in kohya's they may be lengths of the other
+    axis.
     """
     what = (
         "a pair for an embedding"

@@ -70,11 +70,11 @@ class Budget:
 
     @contextmanager
     def in_force(self) -> Iterator[Reading]:
-        """Leave the block at the next piece of a file once the time is over.
+        """Apply the budget to a `with` block, which ends at its next read once the time is over.
 
-        Pieces count that are read on this thread and call `end_where_time_is_over`. The Reading
-        says afterwards whether the block was left so. A budget that was in force before stays so,
-        and ends its own block.
+        The block is left where this thread next calls `end_where_time_is_over`, as it does before
+        each piece of a file. The Reading that `with` gives says afterwards whether that happened. A
+        budget of an outer block stays in force, and ends that block.
         """
         reading = Reading()
         token = _in_force.set((*_in_force.get(), self))

@@ -222,7 +222,8 @@ def _unanswered_rows(
 ) -> list[NotCompared]:
     """Return the rows that were asked for and did not run, as items that were not compared.
 
-    `kind` is the kind of item: check or gate. The reason is the budget where that ended.
+    `kind` is the kind of item: check or gate. The reason of an item is the budget where the row was
+    left because a budget had ended.
     """
     why = "asked for and without an answer"
     return [

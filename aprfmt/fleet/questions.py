@@ -152,10 +152,10 @@ def architecture_support(context: CheckContext) -> QuestionAnswer:
 
 
 def unread_items(context: CheckContext) -> QuestionAnswer:
-    """Return an answer whose details have how many `items` no table lists, and `weights`.
+    """Return an answer whose details count `items` that no table lists, and `weights`.
 
-    `weights` are tensors among them, of a model that says what it is, and all that cannot be
-    decoded: they may change what it computes.
+    Tensors that cannot be decoded count as items too. `weights` is the number of those tensors, and
+    of the unlisted weights where the file says what model it is: they may change what it computes.
     """
     ledger, stored = context.ledger, context.model.source.tensors
     kinds: Counter[str] = Counter(item.kind for item in ledger.unread)

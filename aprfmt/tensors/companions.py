@@ -117,7 +117,8 @@ def _find_claimed(
 ) -> Mapping[str, FoundWeight]:
     """Return {weight: its stored tensors} for encodings that a companion's name identifies.
 
-    Those are bitsandbytes' 4-bit weights, and rows of other packages. `fault` is not used.
+    Those are bitsandbytes' 4-bit weights, and weights in encodings that other packages add. `fault`
+    is not used.
     """
     from aprfmt.codecs import CODECS
 

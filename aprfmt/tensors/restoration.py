@@ -33,7 +33,8 @@ class Restoration:
     def record_stored(self, key: str, source_bits: Any, again: Any) -> None:
         """Record a role's stored bits where undoing and applying its layout steps changes them.
 
-        `source_bits` are those bits, `again` what both give, unsigned integers of one shape.
+        `source_bits` are the stored bits, `again` those after undoing and applying the steps; both
+        are unsigned integers of one shape.
         """
         patch = _difference_patch(source_bits.reshape(-1), again.reshape(-1))
         if patch is not None:

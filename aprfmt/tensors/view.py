@@ -104,7 +104,7 @@ class View:
         self.shape = tuple(shapes[self._index])
 
     def in_group(self, group: "BoundGroup") -> "View":
-        """Return the same role of the same stored tensors as one of another group."""
+        """Return a View of the same role and stored tensors, with the layout steps of `group`."""
         return View(*self.stored, role=self.role, group=group, hp=self._hp, record=self._record)
 
     # --- facts ------------------------------------------------------------------------------

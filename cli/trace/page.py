@@ -64,9 +64,10 @@ def heat_maps(
 ) -> tuple[list[dict[str, object]], list[str]]:
     """Return (a heat map for each capture point, the names of their columns).
 
-    `rows` are numbers of each position by key (`L3.attn_out`), `positions` the token positions they
-    are of. Points of other positions than most have no map. `bounds` is {key: (tolerance, whether
-    beyond)}. More than MOST positions are grouped, and the largest of each group is shown.
+    `rows` are numbers of each position by key (`L3.attn_out`), `positions` the token positions that
+    they are of. Only keys with the commonest list of positions are shown. `bounds` is {key:
+    (tolerance, whether beyond)}. More than MOST positions are grouped, and the largest of each
+    group is shown.
     """
     kept = {key: tuple(positions[key]) for key in rows if len(positions[key]) == len(rows[key]) > 1}
     if not kept:
