@@ -483,7 +483,7 @@ class StatusLine:
             self._write(text)
 
     def counted(self) -> None:
-        """Return the line to what the command is doing, after the progress: all parts are done."""
+        """Show again what the command is doing, in place of the progress: all parts are done."""
         with self._lock:
             self._counted = ""
 

@@ -176,9 +176,10 @@ def scale_factors(
 
 
 def mlx_scale_factors(scale: float, rank: int) -> tuple[Factor, ...]:
-    """Return the factors of the usual mistakes with a scale that MLX states as it is meant.
+    """Return the usual wrong multiples of an MLX adapter's change, each with its mistake in words.
 
-    A factor is a multiple of the right change. `scale` is the pair's right scale, `rank` its rank.
+    MLX states the scale itself, not an alpha to be divided. A multiple is of the right change.
+    `scale` is the pair's right scale, `rank` its rank.
     """
     usual = (
         (1 / rank, "the scale is divided by the rank, as PEFT divides alpha"),

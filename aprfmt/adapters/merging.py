@@ -243,8 +243,8 @@ def merge_adapter(
 
     Closing the first closes the base. `order` is how the pairs for stacked experts order their
     ranks, `encoding` that of the merged weights, "" for the base's. Raises ConversionError for an
-    adapter of another base. So do packed weights, and an adapter that the base's metadata record as
-    merged, unless `again` allows both, for a comparison.
+    adapter of another base, for packed weights, and for an adapter that the base's metadata record
+    as merged. `again` allows the last two, for a comparison.
     """
     opened, found = read_adapter(adapter, compare=again)
     try:

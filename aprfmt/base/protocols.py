@@ -147,7 +147,7 @@ class LazyTensor(Protocol):
 
     @property
     def packed(self) -> Callable[[], Any] | None:
-        """A function that returns it as a codecs.lattice.PackedWeight; None for other tensors."""
+        """A function returning the weight as a codecs.lattice.PackedWeight; None if not packed."""
         return None
 
     def raw(self, start: int = 0, stop: int | None = None) -> memoryview:

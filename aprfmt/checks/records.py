@@ -277,7 +277,7 @@ class Validation(CheckReport):
 
     @property
     def outcome(self) -> Outcome:
-        """That of the verdict: NOT_RUN where it is open, though checks passed."""
+        """The outcome of the verdict: NOT_RUN where it is open, though checks passed."""
         return OUTCOMES[self.exit_code]
 
     @property
@@ -360,7 +360,7 @@ class QaReport(CheckReport):
 
     @property
     def outcome(self) -> Outcome:
-        """That of the verdict: NOT_RUN where it is open, though gates passed."""
+        """The outcome of the verdict: NOT_RUN where it is open, though gates passed."""
         return OUTCOMES[self.exit_code]
 
     @property

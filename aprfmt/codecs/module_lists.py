@@ -97,7 +97,7 @@ def unquantized_list(section: Config) -> tuple[str, list[str]]:
 
 
 def is_listed(section: Config, module: str) -> bool:
-    """Return whether a section's list says for every loader that a module is not quantized."""
+    """Return whether a section's list leaves a module unquantized, as every loader reads it."""
     method = method_of(section)
     if method is None:
         return False

@@ -62,7 +62,7 @@ class RepackTarget:
 
 
 def _store_numbers(numbers: Array, members: Array) -> None:
-    """Write numbers [rows, groups] into `members`, one member of all blocks.
+    """Write numbers [rows, groups] into `members`, one field of all blocks' records.
 
     `members` is [rows, blocks], or [rows, blocks, groups of a block].
     """

@@ -187,9 +187,9 @@ class Repacked:
         return regroup(codes, before.size, before.numbers_of_codes(), *numbers, 0.0)
 
     def _count_by_decoding(self, start: int, stop: int) -> tuple[int, float]:
-        """Return (groups that change, largest change) of rows [start, stop), by decoding both.
+        """Return (groups that change, largest change) of rows [start, stop), by decoding them.
 
-        It is the reference of the native kernel.
+        They are decoded as stored and as repacked. The native kernel has to give the same counts.
         """
         laid, size = self._packed.laid_out(), self.source.groups.size
         assert laid is not None

@@ -239,10 +239,10 @@ def _section_at(section: Config, module: str) -> Config | None:
 
 
 def _all_sections(section: Config) -> Sequence[Config]:
-    """Return one section with only the method, in a list.
+    """Return [a section with only the method], which all weights share.
 
-    Every weight has a section of its own, all of the same method. Raises UnsupportedError where the
-    metadata describes no weight.
+    Every weight has its section in the metadata, all with the same method. Raises UnsupportedError
+    where the metadata describe no weight.
     """
     if not section_mapping(section, TENSORS):
         raise UnsupportedError("the file's metadata describe none of its weights")

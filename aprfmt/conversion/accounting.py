@@ -304,9 +304,9 @@ class _Comparison:
     def hyperparameters(self) -> Iterator[SourceItem]:
         """Yield an entry on each hyperparameter of the source that has another value in the copy.
 
-        Only values that a key of the source states are compared, not defaults. Left out are
-        values that tensors show, which have entries of their own. Nothing is yielded where keys
-        were to change, or where the architectures differ or are not known.
+        Only values that a key of the source states are compared, not defaults. Values that tensors
+        show are left out, as the tensors have entries. Nothing is yielded where keys were to
+        change, or where the architectures differ or are not known.
         """
         try:
             mine, other = self.source.hyper, self.copy.hyper

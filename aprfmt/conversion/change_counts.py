@@ -24,8 +24,8 @@ def _same_float32(before: "Array", after: "Array") -> bool:
 def is_block_encoding(encoding: str) -> bool:
     """Return whether one native kernel decodes an encoding's blocks from a single run of bytes.
 
-    False for encodings whose scales or zero points are stored as tensors of their own, and for
-    those whose codec has a decoder in Python.
+    False for encodings whose scales or zero points are in separate tensors, and for those whose
+    codec has a decoder in Python.
     """
     kind = type(codec(encoding))
     return all(

@@ -296,7 +296,7 @@ def _blocks_as_grid(output: Output) -> "GridWeight":
     """Return a weight stored in GGUF blocks as codes and scales.
 
     Raises CodecError where its rows are not copied whole, or where it is made of several tensors
-    with scales of their own.
+    that have scale tensors.
     """
     import numpy as np
 

@@ -69,7 +69,7 @@ class EmbeddedEdits:
             self._change(place, lambda: self._files.set(place, text))
 
     def remove(self, key: str) -> None:
-        """Remove a value of an embedded file, and the embedded key; UsageError where none is."""
+        """Remove a value of an embedded file, and the embedded key; UsageError without either."""
         place, name = self._place(key)
         kept = self._kept(name)
         if kept in self._record:

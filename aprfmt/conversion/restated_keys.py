@@ -128,9 +128,10 @@ def restate_special_tokens(model: "Model", texts: dict[str, str]) -> None:
 
 
 def _changed_flags(model: "Model") -> dict[str, bool]:
-    """Return {"bos" and "eos": whether it is added to a text} if the post-processor does otherwise.
+    """Return {"bos": flag, "eos": flag} of the file's keys if the post-processor does otherwise.
 
-    {} where nothing differs, and where it also adds tokens that are neither.
+    A flag says whether the token is added to a text. {} where both flags agree with the
+    post-processor, and where that also adds other tokens.
     """
     carried = model.carried
     frame, ids = post_processor_ids(carried.tokenizer_json_keys()), carried.token_ids()

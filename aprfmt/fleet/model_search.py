@@ -150,7 +150,7 @@ def models_in_folder(folder: Path) -> list[Path]:
     """Return the paths of the models in one folder: the folder itself, files in it, or both.
 
     The folder stands for model.safetensors and the shards that its index names, or for
-    pytorch_model.bin where it has no other weights. Other weight files are models of their own.
+    pytorch_model.bin where it has no other weights. Every other weight file is a separate model.
     """
     whole = next((name for name in (INDEX, WEIGHTS) if (folder / name).is_file()), None)
     own = {WEIGHTS, INDEX} if whole == WEIGHTS else {WEIGHTS, INDEX, *shards_in_index(folder)}

@@ -399,8 +399,8 @@ class ResumableFileSet(FileSet):
     def _swap_folder(self, staging: Path, target: Path) -> bool:
         """Exchange the staged folder for the output folder; return whether that was possible.
 
-        False for a set that is no folder of its own. Before the exchange, files of other runs are
-        removed and the moves are written to the journal.
+        False for a set that does not make a whole folder. Before the exchange, files of other runs
+        are removed and the moves are written to the journal.
         """
         if self._folder is None:
             return False

@@ -188,7 +188,7 @@ def is_public(address: str) -> bool:
     """Return whether an IP address can be reached from anywhere.
 
     An address of NAT64 (64:ff9b::/96) counts as the IPv4 address in it, since networks without IPv4
-    of their own reach all of it that way.
+    reach all IPv4 addresses that way.
     """
     ip = _parse_ip(address)
     if ip in _NAT64:

@@ -121,7 +121,7 @@ class ReadAhead:
     def _join_expected(self, start: int, stop: int) -> bool:
         """Join a short range to the announced one just before it; return whether there is one.
 
-        It needs no request of its own then. The range is [`start`, `stop`).
+        The two are then fetched as one range. The short range is [`start`, `stop`).
         """
         for one in self._expected:
             if stop - start < LITTLE and 0 <= start - one.stop < NEXT:

@@ -79,7 +79,10 @@ class Site(Protocol):
         ...
 
     def one_pass(self, path: str, facts: FileFacts) -> str:
-        """Return the SHA-256 of the file, read whole by one request, whatever came before."""
+        """Return the SHA-256 of a file, which is read whole by one request.
+
+        Bytes that were fetched before are fetched again.
+        """
         ...
 
 

@@ -428,7 +428,7 @@ def has_parts(tensors: Tensors) -> bool:
 
 
 def _raise_fault(error: AprfmtError) -> None:
-    """Raise `error`. Callers that give no function of their own for faults use this one."""
+    """Raise `error`: what happens to a fault where the caller gives no function for faults."""
     raise error
 
 

@@ -350,7 +350,7 @@ def _shared_columns(*columns: bytes) -> Sequence["array[int]"]:
 def _movable_unit(tensor: LazyTensor) -> tuple[int, int] | None:
     """Return (least number of elements that can be moved as bytes, their size in bytes).
 
-    None where elements have no bytes of their own, or rows are padded.
+    None where elements cannot be cut out of the stored bytes, or rows are padded.
     """
     info = tensor.info
     row = encoding_row(info.encoding)

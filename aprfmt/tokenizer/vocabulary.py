@@ -199,7 +199,7 @@ def _spell_blanks_as_u2581(tokens: list[str], types: Sequence[int]) -> None:
 def _default_types(kind: str, tokens: Sequence[str]) -> list[int]:
     """Return the types that llama.cpp uses for a GGUF without types.
 
-    It finds the byte tokens of SentencePiece by their text, whatever their type.
+    llama.cpp finds the byte tokens of SentencePiece by their text, whatever their type.
     """
     types = default_types(tokens)
     if kind == "spm":

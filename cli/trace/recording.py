@@ -293,7 +293,7 @@ def _record_other(
 ) -> tuple[Trace, bool, tuple[NotCompared, ...]]:
     """Return (trace of MODEL[@RUN], whether it chooses experts, items that were not compared).
 
-    These are the points that `budget` left, and what nothing reads of that model. `this_run` is
+    The items are the points that `budget` left, and what nothing reads of that model. `this_run` is
     this side's run, `where` its options. `text` is that MODEL[@RUN].
     """
     assert asked.wanted is not None

@@ -367,13 +367,13 @@ _WORDS = {"std": "standard deviation", "rms": "root mean square"}
 
 
 def check_role_bounds(ctx: CheckContext) -> Result:
-    """Return a Result with a finding for each embedding and norm of an unusual size.
+    """Return a Result with a finding for each embedding and norm with values of unusual size.
 
-    Unusual is a size that trained weights do not have; it fails if it is off by more than a factor
-    of FAR, else it is a warning. Matrices are judged too, and only fail; of packed ones the first
-    FEW_ROWS rows are decoded. A matrix of whole numbers only fails: it holds codes. One without a
-    negative value is a warning. Biases may have any size. Raises NotRun where there is nothing of
-    these that can be read.
+    Unusual is a standard deviation, or a norm's root mean square, that trained weights do not have;
+    it fails if it is off by more than a factor of FAR, else it is a warning. Matrices are judged
+    too, and only fail; of packed ones the first FEW_ROWS rows are decoded. A matrix of whole
+    numbers only fails: it holds codes. One without a negative value is a warning. Biases may have
+    any size. Raises NotRun where no such tensor can be read.
     """
     resolution = ctx.resolution
     findings, seen = [], 0

@@ -191,9 +191,9 @@ _SHARD = re.compile(r"(?P<stem>.+)-(?P<number>\d{5})-of-(?P<count>\d{5})(?P<suff
 def check_shards(ctx: CheckContext) -> Result:
     """Return a Result with a failure for each disagreement of a set's index, names and files.
 
-    Weights in one file beside an index of other files fail too, unless they are the same. A file
-    that is named like the set and does not belong to it is a warning, and so is an index whose sum
-    of bytes is wrong: loaders read it. Raises NotRun for a model in one file.
+    A folder that has weights in one file and an index of other files fails too, unless both hold
+    the same. A file that is named like the set and does not belong to it is a warning, and so is an
+    index whose sum of bytes is wrong: loaders read it. Raises NotRun for a model in one file.
     """
     source: Any = ctx.model.source
     own = {id(note) for parsed in _parsed_files(source) for note in parsed.notes}

@@ -47,8 +47,8 @@ def _parse_compressed(
 ) -> ParsedApr:
     """Return the structure of a file whose flags say that it is compressed.
 
-    The reference writer sets the flags on uncompressed files: it is read as such first, and
-    expanded only if that fails.
+    The reference writer sets these flags on uncompressed files too, so the file is read as
+    uncompressed first, and expanded only if that fails.
     """
     where = faults.where
     try:

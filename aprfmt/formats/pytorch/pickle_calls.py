@@ -183,7 +183,7 @@ def _describe_wrapper(
     device: Any,
     requires_grad: Any,
 ) -> TensorValue:
-    """Return the description of a wrapper subclass, which has no storage of its own.
+    """Return the description of a wrapper subclass, a tensor without a storage.
 
     Layout, device and gradient do not matter for it.
     """
