@@ -78,7 +78,7 @@ def choose_encodings(
         if encoding is None:
             encoding = output.source_encoding
             widened = target.vectors_f32 and not options.generic
-            if widened and _is_vector(output) and encoding in PLAIN_FLOATS:
+            if widened and _ggml_expects_float32(output) and encoding in PLAIN_FLOATS:
                 encoding = "F32"
             if widened and encoding == "I64" and output.role:
                 encoding = "I32"  # llama.cpp takes no other index; run.py refuses larger numbers
@@ -198,7 +198,7 @@ def _wished_encoding(output: Output, options: Options) -> str | None:
         "complex64",
     ):
         return None
-    return encoding if encoding in PLAIN_FLOATS or not _is_vector(output) else None
+    return encoding if encoding in PLAIN_FLOATS or not _ggml_expects_float32(output) else None
 
 
 def stores_as_bytes(model: Model, target: FormatSpec, options: Options) -> bool:
@@ -295,7 +295,7 @@ def _as_out_in(output: Output, model: Model, target: FormatSpec) -> Output:
     return replace(output, info=info, make=lambda: make().swapaxes(-1, -2).copy(), runs=output.rows)
 
 
-def _is_vector(output: Output) -> bool:
+def _ggml_expects_float32(output: Output) -> bool:
     """Return whether ggml's readers expect a tensor as F32: 1-D, norms, routers, positions."""
     name = split_key(output.role)[1]
     return len(output.info.shape) <= 1 or name.rpartition(".")[0].endswith(F32_ROLES)

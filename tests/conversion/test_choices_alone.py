@@ -67,7 +67,10 @@ def test_vectors_are_those_that_readers_expect_as_floats() -> None:
         ("L0.ffn_gate_inp.weight", (4, 8), True),
         ("L0.ffn_gate.weight", (4, 8), False),
     ):
-        assert encoding_choice._is_vector(output(role=role, shape=shape)) is vector, (role, shape)
+        assert encoding_choice._ggml_expects_float32(output(role=role, shape=shape)) is vector, (
+            role,
+            shape,
+        )
 
 
 def test_what_cannot_be_written_is_told_with_what_can() -> None:
