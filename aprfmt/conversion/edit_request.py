@@ -60,7 +60,7 @@ class EmbeddedEdits:
         `text` is JSON or text. Raises UsageError if it does not fit.
         """
         place, name = self._place(key)
-        kept = self._kept(name)
+        kept = self._setting_key(name)
         if kept is not None:
             kind = GENERATION_KEYS[name].type
             self._note(FOREIGN, kept, self._record.get(kept, [kind, None])[1])
@@ -71,7 +71,7 @@ class EmbeddedEdits:
     def remove(self, key: str) -> None:
         """Remove a value of an embedded file, and the embedded key; UsageError without either."""
         place, name = self._place(key)
-        kept = self._kept(name)
+        kept = self._setting_key(name)
         if kept in self._record:
             self._note(FOREIGN, kept, self._record.pop(kept)[1])
             if _value(self._texts, place) is None:
@@ -113,7 +113,7 @@ class EmbeddedEdits:
         name = _NAMES.get(key, key)
         return f"{GENERATES}:{name}", name
 
-    def _kept(self, name: str) -> str | None:
+    def _setting_key(self, name: str) -> str | None:
         """Return the GGUF key for a generation setting if the file stores settings as keys.
 
         None for other names, and for files that have settings only in embedded files.
