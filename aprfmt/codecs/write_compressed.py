@@ -118,7 +118,7 @@ def _e4m3_codes(values: F32, groups: Groups) -> U8:
     return e4m3_bytes((values / groups.scale).astype(np.float32, copy=False))
 
 
-def _hold_rows(groups: Groups, settings: Settings) -> Groups:
+def _refuse_repack(groups: Groups, settings: Settings) -> Groups:
     """Raise CodecError: no weight is repacked as FP8."""
     raise CodecError("nothing is repacked as FP8")
 
@@ -127,7 +127,7 @@ FP8 = Writer(
     encoding="COMPRESSED_PLAIN",
     choose=_choose_rows,
     codes=_e4m3_codes,
-    hold=_hold_rows,
+    hold=_refuse_repack,
     tensors={
         ".weight": OutTensor(
             "F8_E4M3",
