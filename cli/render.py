@@ -215,7 +215,7 @@ def say(text: str, *, style: str = "") -> None:
 
 
 def say_lines(lines: Iterable[tuple[str, str]]) -> None:
-    """Print (text, style) lines as `say` does."""
+    """Print (text, style) lines that may hold text of files, escaped, with long names shortened."""
     for text, style in lines:
         say(text, style=style)
 

@@ -81,8 +81,9 @@ def place_pairs(
 ) -> dict[str, LowRank]:
     """Return {stored name of the base: the change of that weight} for all pairs of an adapter.
 
-    `order` is how pairs for stacked experts order their ranks; `untie` as for `whole_tensors`.
-    Raises ConversionError if a pair fits no weight, or two pairs fit one.
+    `order` is how pairs for stacked experts order their ranks. `untie` allows a whole output head
+    where the base stores head and embedding as one tensor, and whole tensors that the base does not
+    have. Raises ConversionError if a pair fits no weight, or two pairs fit one.
     """
     found: dict[str, LowRank] = {}
     whole = whole_tensors(adapter, base, untie=untie)

@@ -22,7 +22,8 @@ if TYPE_CHECKING:
 def open_trained_pairs(adapter: Path | None, base: Model, stack: ExitStack) -> list[AdapterPair]:
     """Return the pairs of the adapter at a path, kept open by `stack`; [] without an adapter.
 
-    Raises UnsupportedError as `trained_pairs` does.
+    Raises UnsupportedError for a pair that gradients cannot be computed for, and for whole trained
+    tensors.
     """
     if adapter is None:
         return []

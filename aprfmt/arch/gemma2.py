@@ -52,8 +52,8 @@ def derived_scale(largest: int) -> Callable[[Params], float]:
 def query_scale_rule(largest: int) -> HyperRule:
     """Return the rule that reads and writes the factor on attention scores.
 
-    It is query_pre_attn_scalar ** -0.5 in config.json. `largest` as in `derived_scale`, which is
-    what GGUF readers compute.
+    It is query_pre_attn_scalar ** -0.5 in config.json. A GGUF has no key for it: readers compute it
+    from other sizes, in another way for the model with `largest` layers (27B).
     """
 
     def read(facts: Facts, hp: Params) -> tuple[Value, str] | None:
@@ -80,7 +80,7 @@ def query_scale_rule(largest: int) -> HyperRule:
 def derived_scale_loss(largest: int) -> Loss:
     """Return the Loss (what a GGUF cannot express) of an attention scale unlike llama.cpp's.
 
-    `largest` as in `derived_scale`.
+    llama.cpp computes the scale in another way for the model with `largest` layers (27B).
     """
     assumed = derived_scale(largest)
     return Loss(

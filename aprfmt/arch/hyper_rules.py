@@ -341,7 +341,8 @@ def tied_embeddings(default: bool = False, *, shown: bool = True) -> HyperRule:
 def attention_biases(default: bool = False, hf: str = "attention_bias") -> tuple[HyperRule, ...]:
     """Return the rules for biases of q, k, v and of the output; one config key sets both.
 
-    `hf` is that key, as for `flag`, `default` its value where it is absent.
+    `hf` is that key, or several keys with spaces between. `default` is its value where it is
+    absent.
     """
     return (
         flag("attention_bias", default, hf, present=("attn_q.bias",)),

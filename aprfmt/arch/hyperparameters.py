@@ -211,9 +211,10 @@ def read_hyper(
 
 
 def require_causal_mask(spec: ArchSpec, facts: Facts, subject: str) -> None:
-    """Raise ArchError where config.json asks a causal architecture for attention that is not.
+    """Raise ArchError where config.json of a causal architecture asks for bidirectional attention.
 
-    transformers' masks look both ways where `is_causal` is false, in every model that makes one.
+    That is `is_causal` false, by which transformers lets a position attend to later ones too.
+    `subject` begins the message.
     """
     if facts.style != "hf" or spec.block.attends != "causal":
         return

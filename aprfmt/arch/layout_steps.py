@@ -183,7 +183,10 @@ class HalvesBelow:
         return [shape]
 
     def stored_shapes(self, logical: Shapes, hp: Sizes, count: int) -> list[Shape]:
-        """Return [the logical shape]; ArchError as in `shapes`. `count` does not matter."""
+        """Return [the logical shape]; ArchError without two axes or with an odd count of columns.
+
+        `count`, the number of stored tensors, does not matter.
+        """
         return self.shapes(logical, hp)
 
     def moves(self, stored: Shapes, hp: Sizes) -> Moves | None:

@@ -428,7 +428,7 @@ def _position_rules() -> tuple[HyperRule, ...]:
 
 
 def _merger_rules() -> tuple[HyperRule, ...]:
-    """Return the rules for which layers have a merger that reads their output, and how many do."""
+    """Return the rules for which layers have a merger that reads their output, and how many."""
     key = "{arch}.vision.is_deepstack_layers"
     rule = _layer_list_rule("merger_layers", "deepstack_visual_indexes", (8, 16, 24), inside=True)
 

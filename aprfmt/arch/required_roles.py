@@ -108,8 +108,8 @@ def compare_roles(
 ) -> Coverage:
     """Return which required roles a file lacks, and which have a wrong shape.
 
-    `shapes` are the file's logical shapes by role key. `demanded` is as in `expected_roles`;
-    `accept` says whether a role key may be missing.
+    `shapes` are the file's logical shapes by role key. `demanded` says which parts keys and table
+    require; `accept` says whether a role key may be missing.
     """
     expected = expected_roles(spec, hp, demanded)
     absent = [key for key in expected if key not in shapes]

@@ -37,7 +37,10 @@ def size_of(expression: str, hp: Mapping[str, Value]) -> int:
 
 
 def shape_of(expressions: Sequence[str], hp: Mapping[str, Value]) -> tuple[int, ...]:
-    """Return the shape that a TensorRule's expressions stand for; ArchError as in `size_of`."""
+    """Return the shape that a TensorRule's expressions, such as `n_heads*head_dim`, stand for.
+
+    Raises ArchError if a hyperparameter in one is absent or not a whole number.
+    """
     return tuple(size_of(expression, hp) for expression in expressions)
 
 

@@ -166,7 +166,8 @@ def part_raw(name: str, parts: Parts, suffix: str, encodings: Sequence[str]) -> 
 def part_words(name: str, parts: Parts, suffix: str, encodings: Sequence[str]) -> Array:
     """Return the part `suffix` of 32-bit integers as uint32 of its stored shape.
 
-    `encodings` are those it may have, `name` begins messages. Raises CodecError as `part_array`.
+    `encodings` are those it may have, `name` begins messages. Raises CodecError for another
+    encoding, or for bytes that do not fit the shape.
     """
     held: Array = part_raw(name, parts, suffix, encodings).view("<u4")
     return held.reshape(parts[suffix].shape)
@@ -188,7 +189,8 @@ def part_scale_numbers(
 ) -> GroupNumbers:
     """Return scales of their part's shape: floats, or bytes with a table of the bytes' values.
 
-    Raises CodecError as `part_scales` does.
+    `suffix` names the part, `encodings` are those it may have, `name` begins messages. Raises
+    CodecError for another encoding, and for scales that are NaN, infinite or negative.
     """
     part = required_part(name, parts, suffix)
     kind = SMALL.get(part.encoding)

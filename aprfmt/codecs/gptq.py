@@ -141,7 +141,7 @@ def are_groups_in_order(parts: Parts) -> bool:
 def are_zeros_in_middle(parts: Parts, config: Config) -> bool:
     """Return whether every zero point is 2 ** (bits - 1), so that `sym` changes nothing.
 
-    Raises CodecError as `read_zero_points` does.
+    Raises CodecError for an unknown checkpoint_format, or shapes that do not fit.
     """
     bits = config_integer(NAME, config, "bits", _BITS)
     scales = part_numbers(NAME, parts, ".scales", _FLOAT)

@@ -160,7 +160,7 @@ class PackedWeight(NamedTuple):
         return decode_weight(self.dialect, self.parts, self.config)
 
     def recodes(self, encoding: str) -> bool:
-        """Return whether `recode_into` can make this encoding; CodecError as `decode`."""
+        """Return whether `recode_into` can make an encoding; CodecError where parts do not fit."""
         laid = self.laid_out()
         return laid is not None and laid.recodes(encoding)
 
@@ -198,9 +198,10 @@ class PackedWeight(NamedTuple):
         return self.laid or lay_out(self.dialect, self.parts, self.config)
 
     def lattice(self, values: F32) -> Lattice | None:
-        """Return the step, lowest and highest value of each element, as `lattice_of` does.
+        """Return the step, lowest and highest value of each element of the weight.
 
-        `values` is the decoded weight. None where the weight's codes are unknown.
+        The step is the distance to a neighbouring value, the other two are those of the lowest and
+        the highest code. `values` is the decoded weight. None where the weight's codes are unknown.
         """
         return lattice_of(self.dialect, self.parts, self.config, values)
 

@@ -180,7 +180,8 @@ def encode_companions(
 ) -> dict[str, bytes]:
     """Return {suffix: bytes} of all parts but the packed codes, JSON as the library writes it.
 
-    `nested` is what double_quant.quantize_absmax returns, or None to store the absmax as float32.
+    `nested` is (codes, scales, offset) of the quantized absmax, or None to store the absmax as
+    float32.
     """
     state: dict[str, Any] = {
         "quant_type": name.lower(),

@@ -49,7 +49,8 @@ def resolve_format(model: Model, dst: Path, to: str | None) -> FormatSpec:
     """Return the format to write: `to`, else by the extension of `dst`.
 
     If `dst` is a folder, it is the source's format, or, where that is only read, the format whose
-    key names it uses. Raises UsageError as `target_format` does.
+    key names it uses. Raises UsageError for a format that is not written, or if `to` and the
+    extension contradict.
     """
     if not has_extension(dst) and (to is not None or dst.is_dir() or model.folder is not None):
         own = FORMATS[model.format]

@@ -68,7 +68,8 @@ def open_bytes(path: Path) -> ByteSource:
 def read_head(path: Path, count: int) -> tuple[bytes, int]:
     """Return (the first `count` bytes of a file, or all of a shorter one, and the file's size).
 
-    A file on this machine is not mapped for them. Raises as `open_bytes` does.
+    A file on this machine is not mapped for them. Raises FormatError if it is not a regular file,
+    RemoteError where an address does not answer.
     """
     if isinstance(path, RemotePath):
         with closing(open_bytes(path)) as file:

@@ -360,10 +360,7 @@ class ResumableFileSet(FileSet):
         return ResumableFile(path, temporary, final)
 
     def _prepare_file(self, path: Path) -> tuple[Path, os.stat_result | None]:
-        """Return what the base class does, after the hidden folder was made.
-
-        That is (path, status of the file that is replaced or None).
-        """
+        """Make the hidden folder; return (path, status of the file that is replaced or None)."""
         found = super()._prepare_file(path)
         self._make_hidden_folder()
         return found

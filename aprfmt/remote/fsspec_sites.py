@@ -155,7 +155,7 @@ class FsspecSite:
     def one_pass(self, path: str, facts: FileFacts) -> str:
         """Return the SHA-256 of the file, read from its beginning to its end once more.
 
-        `facts` are not used, as in `fetch`. Raises RemoteError where it cannot be read.
+        `facts` are not used. Raises RemoteError where the file cannot be read.
         """
         where, digest = self._address(path), hashlib.sha256()
         try:

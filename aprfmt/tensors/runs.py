@@ -313,9 +313,9 @@ def element_runs(stored: Sequence[LazyTensor], moves: "Sequence[Move]") -> Seque
 
 
 def _many_runs(stored: Sequence[LazyTensor], moves: "Sequence[Move]") -> Sequence[ByteRun] | None:
-    """Return the runs of bytes for many moves; None where a move cuts through a block.
+    """Return the runs of bytes that hold many runs of elements (`moves`), all computed at once.
 
-    All are computed at once; see `element_runs`.
+    None where a move cuts through a block.
     """
     import numpy as np
 

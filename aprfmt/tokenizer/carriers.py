@@ -214,7 +214,8 @@ def scores_from_merges(vocabulary: Vocabulary) -> list[float]:
 def to_apr(model: "Model", told: Rowless | None = None) -> dict[str, Value]:
     """Return the `tokenizer.*` keys and chat template of an APR; {} without a tokenizer.
 
-    `told` is called as by `to_gguf`. Raises FormatError for a damaged tokenizer.
+    `told` is called with {id: token} of tokens without a row of the embedding: they are left out.
+    Raises FormatError for a damaged tokenizer.
     """
     carried = model.carried
     if model.key_style == "apr":

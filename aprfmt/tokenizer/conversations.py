@@ -92,8 +92,8 @@ def render_conversations(
 ) -> dict[str, tuple[str, str]]:
     """Return {conversation: (status, text)}; status "ok" with the rendered text.
 
-    `variables` are bos_token and the like; `where` begins messages. Raises FormatError as
-    `render_several` does.
+    `variables` are bos_token and the like; `where` begins messages. Raises FormatError if the
+    template is not one, or if rendering exceeds a limit.
     """
     found = render_several(template, list(CONVERSATIONS.values()), variables, where)
     return dict(zip(CONVERSATIONS, found, strict=True))
@@ -105,7 +105,7 @@ def answer_end(
     """Return the longest of `tokens` that the template writes directly after a final answer.
 
     None if it writes another text or nothing there. `variables` are bos_token and the like; `where`
-    begins messages. Raises FormatError as `render_several` does.
+    begins messages. Raises FormatError if the template is not one, or if rendering exceeds a limit.
     """
     conversation = CONVERSATIONS["an answer, no prompt"]
     ((status, text),) = render_several(template, [conversation], variables, where)
@@ -122,7 +122,8 @@ def turn_tokens(
     """Return (which of `tokens` ends an answer, those that begin it) in a rendered conversation.
 
     The token that ends the question before the answer is none of them. (None, empty) where the
-    template writes no token after an answer. Raises FormatError as `render_several` does.
+    template writes no token after an answer. Raises FormatError if the template is not one, or if
+    rendering exceeds a limit.
     """
     special = list(tokens)
     end = answer_end(template, variables, special, where)

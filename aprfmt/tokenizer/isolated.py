@@ -166,9 +166,10 @@ def engine_of_text(text: str, where: str) -> HfEngine:
 
 
 def engine_of_data(data: Mapping[str, Any], where: str) -> HfEngine:
-    """Return the engine of a parsed BPE tokenizer.json, isolated as by `engine_of_text`.
+    """Return the engine of a parsed BPE tokenizer.json; in a child process if it may cost too much.
 
-    Raises FormatError as that does.
+    Raises FormatError if the library cannot read it, or if it puts thousands of tokens around a
+    text.
     """
     refuse_long_frame(data, where)
     why = unbounded_reason_of_parts(data)

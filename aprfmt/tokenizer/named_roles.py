@@ -52,9 +52,10 @@ def misnamed_roles(side: StatedTokenizer) -> list[MisnamedRole]:
 def find_misnamed(
     stated: Iterable[tuple[str, str, int]], tokens: Sequence[str], types: Sequence[int]
 ) -> list[MisnamedRole]:
-    """Return the misnamed ones of the `stated` ids, each (place, role, id), as `misnamed_roles`.
+    """Return those of the `stated` ids (place, role, id) whose token is named as another role's.
 
-    `tokens` and `types` are those of a vocabulary by id, or of its first ids.
+    A vocabulary without a token named as the role shows no such id. `tokens` and `types` are those
+    of a vocabulary by id, or of its first ids.
     """
     meanings = _meanings(tokens, types)
     own: dict[Meaning, int] = {}

@@ -85,9 +85,10 @@ def refuse_long_frame(parts: Mapping[str, Any], where: str) -> None:
 
 
 def refuse_long_frame_of_text(text: str, where: str) -> None:
-    """Raise FormatError as `refuse_long_frame`, for the text of a tokenizer.json.
+    """Raise FormatError where the text of a tokenizer.json puts thousands of tokens around a text.
 
-    A text that is no tokenizer.json is left to the library, which says what is wrong with it.
+    `where` begins the message. For a text that is no tokenizer.json nothing is raised: the library
+    says what is wrong with it.
     """
     try:
         parts = _parse_parts(text)

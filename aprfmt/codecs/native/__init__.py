@@ -183,9 +183,10 @@ def matmul(encoding: str, x: "Array", raw: Any, out: "Array", threads: int = 1) 
 
 
 def matmuls(jobs: "Sequence[tuple[str, Array, Any, Array]]", threads: int = 1) -> None:
-    """Fill the outputs of several products (encoding, x, raw, out), each as `matmul` does.
+    """Fill the outputs of several products (encoding, x, raw, out): x times the encoded weight.
 
-    They share `threads` threads. All have the same number of tokens.
+    Each has the bits that `matmul` gives. They share `threads` threads. All have the same number of
+    tokens.
     """
     numbered = tuple((number(encoding), x, raw, out) for encoding, x, raw, out in jobs)
     if numbered and (tokens := math.prod(numbered[0][1].shape[:-1])):
@@ -204,9 +205,9 @@ def number(encoding: str) -> int:
 def products(jobs: "tuple[tuple[int, Array, Any, Array], ...]", tokens: int, threads: int) -> None:
     """Fill the outputs of at most eight products (kernel number, x, raw, out) in one call.
 
-    Each is computed as by `matmul`. The work is shared between threads that wait actively for a
-    moment before they sleep, so a decoding step's products of some ten microseconds gain from them
-    too.
+    Each output is x times the encoded weight `raw`, with the bits that `matmul` gives. The work is
+    shared between threads that wait actively for a moment before they sleep, so a decoding step's
+    products of some ten microseconds gain from them too.
     """
     _kernels.matmuls(jobs, tokens, threads)
 
@@ -302,10 +303,11 @@ def stats_of_rows(
 
 
 def number_pieces(pieces: Sequence[tuple[str, Any, int, int, int]]) -> NumberedPieces | None:
-    """Return pieces of rows, as `stats_of_rows` has them, with the numbers of their decoders.
+    """Return pieces of rows with the number of its decoder in place of each piece's encoding.
 
-    None for an encoding that does not store single elements or has no kernel, and in a build
-    without kernels of rows.
+    A piece is (encoding, raw, columns, first, wide): of each row of `columns` elements in `raw`,
+    the `wide` elements from `first` on. None for an encoding that does not store single elements or
+    has no kernel, and in a build without kernels of rows.
     """
     names = {piece[0] for piece in pieces}
     if apart_rows is None or any(

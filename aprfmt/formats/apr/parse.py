@@ -126,7 +126,8 @@ def _parse_plain(
 ) -> ParsedApr:
     """Return the structure of an uncompressed file with this header.
 
-    `legacy`: its magic is an old one. `partial` as in `parse`.
+    `legacy`: its magic is an old one. `partial` allows a truncated file, whose missing tensors get
+    a warning.
     """
     parsed = ParsedApr(faults.where, buffer, len(buffer), header, faults)
     _note_header(parsed, legacy)

@@ -179,8 +179,8 @@ def open_buffer(
 ) -> AprSource:
     """Return an open source of one file's bytes in memory, without other shards of a set.
 
-    `path` begins the messages; `partial` and `damaged` as in `open_source`. Raises FormatError
-    (TruncatedError, UnsupportedError).
+    `path` begins the messages. `partial` allows a truncated file. `damaged` collects faults that
+    leave the rest readable. Raises FormatError (TruncatedError, UnsupportedError).
     """
     file = BufferFile(buffer, path)
     parsed = parse(file.view, str(path), partial=partial, damaged=damaged)

@@ -103,8 +103,9 @@ class AprSource(mapped_file.MappedSource[AprShard]):
 
 
 def footer_matches(source: Source, known: Mapping[Path, int] | None = None) -> bool | None:
-    """Return whether an open model's checksums are right; None if it is not of APR files.
+    """Return whether the checksums of an open model's files are right; None if it is not APR.
 
-    See `AprSource.footer_matches`.
+    None also where no checksum is wrong, but some file has none. `known` has the CRC-32 of files of
+    which every byte was read already.
     """
     return source.footer_matches(known) if isinstance(source, AprSource) else None

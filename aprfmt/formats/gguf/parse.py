@@ -85,7 +85,7 @@ def parse(
 
 
 def _parse_file(cursor: Cursor, buffer: Region, partial: bool, drop: Drop | None) -> ParsedGguf:
-    """Return the structure of the file at the cursor; adds tolerable faults to its faults.
+    """Return the structure of the file at the cursor; tolerable faults go to the cursor's `faults`.
 
     `buffer` is all of the file.
     """

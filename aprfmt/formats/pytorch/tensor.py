@@ -203,10 +203,10 @@ def _open_quantized(
     places: dict[str, tuple[int, int]],
     swapped: bool,
 ) -> LazyTensor:
-    """Return the values of a quantized tensor; see `open_tensor`.
+    """Return a quantized tensor of a file as a lazy tensor of its dequantized values.
 
-    FormatError where its scales or zero points do not fit its shape, UnsupportedError for codes
-    that share bytes and are not in order.
+    `places` are (start, stop) of storages by key. FormatError where its scales or zero points do
+    not fit its shape, UnsupportedError for codes that share bytes and are not in order.
     """
     where = f"{file.path}: tensor {shorten(name, 100)!r}"
     stored, each = replace(value, kind="", facts={}), PACKED.get(value.dtype, 1)

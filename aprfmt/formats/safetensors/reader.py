@@ -96,7 +96,8 @@ def open_buffer(
 ) -> SafetensorsSource:
     """Return an open source of one file's bytes in memory; `path` begins the messages.
 
-    `partial` and `damaged` as in `open_source`. Raises FormatError.
+    `partial` allows a truncated file. `damaged` collects faults that leave the rest readable.
+    Raises FormatError.
     """
     file = BufferFile(buffer, path)
     parsed = parse(file.view, str(path), partial=partial, damaged=damaged)
