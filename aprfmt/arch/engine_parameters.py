@@ -566,7 +566,7 @@ class _Table:
     def _sections_of_group(self, group: BoundGroup, shape: Shape, axis: int) -> tuple[Section, ...]:
         """Return the Sections of a stored tensor's rows, in the order in which it has them.
 
-        `axis` is that of the logical shapes whose expressions say what the rows are.
+        `axis` is the axis of the roles' logical shapes that these rows are made of.
         """
         rows = shape[0] if shape else 1
         by_group = next((s for s in group.binding.steps if isinstance(s, ByGroup)), None)

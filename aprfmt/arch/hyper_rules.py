@@ -313,9 +313,9 @@ def flag(
 ) -> HyperRule:
     """Return the rule of a boolean that the presence of tensors shows.
 
-    True if one of the roles `present` is stored, or none of `absent`. `hf` and `gguf` are keys that
-    say it too, of config.json several with spaces between: the first one there counts, and the
-    first one is written. `written=False`: the key belongs to another rule, which writes it.
+    True if one of the roles `present` is stored, or none of `absent`. `hf` (keys of config.json,
+    separated by spaces) and `gguf` state it too: the first key in the file counts, and the first is
+    written. `written=False`: the key belongs to another rule, which writes it.
     """
     keys = {"hf": tuple(hf.split()), "gguf": (f"{{arch}}.{gguf}",) if gguf else ()}
     write: dict[str, Write] = {} if written else {"hf": lambda value, hp: {}}

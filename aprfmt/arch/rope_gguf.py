@@ -141,10 +141,10 @@ def lost_divisors_text(facts: Facts) -> str:
 
 
 def ignored_factor_text(value: Value, facts: Facts) -> str:
-    """Return a remark on a GGUF's yarn_attn_factor, which llama.cpp overwrites, "" for any other.
+    """Return a remark on a GGUF's yarn_attn_factor, which llama.cpp overwrites; "" without one.
 
-    `value` is the scaling in normal form. A key that states what is computed, or 1 (that none is
-    stated), gets no remark.
+    `value` is the scaling in normal form. A factor of 1, or the one that llama.cpp computes, gets
+    no remark.
     """
     if facts.style != "gguf" or value is None or value["type"] != "yarn":
         return ""

@@ -354,7 +354,7 @@ class CutTensor(DamagedTensor):
     spoilt = False
 
     def __init__(self, file: ByteSource, info: TensorInfo) -> None:
-        """Take the TruncatedError that reading the tensor will raise: bytes needed, bytes there."""
+        """Make the TruncatedError that reading the tensor raises: bytes needed, bytes there."""
         text = (
             f"{file.path}: tensor {shorten(info.name, 100)!r} needs bytes {info.offset}.."
             f"{info.offset + info.nbytes}, the file has {file.size}; get the file again"

@@ -353,8 +353,8 @@ def _describe_reconstructed(kind: Any, base: Any, state: Any) -> PickledObject:
 def _describe_nested_class(outer: Any, name: Any) -> GlobalName | None:
     """Return the name of a class in another class, which protocols 2 and 3 get by getattr.
 
-    None, by which the call is refused, where `outer` may be more than a class that holds values, or
-    `name` is not a class's by its capital letter.
+    None, which refuses the call, where `outer` may do more than hold values, or where either name
+    does not begin with a capital letter, as those of classes do.
     """
     if not isinstance(outer, GlobalName) or not isinstance(name, str):
         return None
