@@ -244,13 +244,13 @@ def _convert_scalar(value: Value, kind: str, key: str, user_text: str) -> Value:
     elif kind == "string":
         fits, expected = isinstance(value, str), "text"
     else:
-        fits, expected = number and _is_float(value, kind), f"a number that {kind} holds"
+        fits, expected = number and _fits_float(value, kind), f"a number that {kind} holds"
     if not fits:
         raise UsageError(f"{key}: {user_text} is not of type {kind}; expected {expected}")
     return float(value) if kind.startswith("float") else value
 
 
-def _is_float(value: float, kind: str) -> bool:
+def _fits_float(value: float, kind: str) -> bool:
     """Return whether a float type can hold a number: it does not overflow to infinity.
 
     Infinities and NaN fit. `kind` is float32 or float64.
