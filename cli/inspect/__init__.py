@@ -11,6 +11,7 @@ from aprfmt.cli.captured import refuse_captures
 from aprfmt.cli.damage_report import report_damage
 from aprfmt.cli.inspect.page import PageRequest, write_inspect_page
 from aprfmt.errors import UsageError
+from aprfmt.formats import checksum_matches, checksum_notes
 
 if TYPE_CHECKING:
     from aprfmt.base.outcome import Outcome
@@ -84,8 +85,6 @@ def verify_checksum(source: Source) -> "Outcome":
 
     Reads every byte of the file.
     """
-    from aprfmt.formats import checksum_matches, checksum_notes
-
     matches = checksum_matches(source)
     if matches is None:
         render.warn(
