@@ -10,7 +10,7 @@ from typing import Any, Literal
 from urllib.parse import quote
 from xml.etree import ElementTree
 
-from aprfmt.base.outcome import EXIT_CODES
+from aprfmt.base.exit_codes import EXIT_CODES
 from aprfmt.base.version import __version__
 
 # https://docs.oasis-open.org/sarif/sarif/v2.1.0/errata01/os/sarif-v2.1.0-errata01-os-complete.html

@@ -157,7 +157,7 @@ def all_topics() -> dict[str, dict[str, str]]:
     The texts come from the tables that the code itself uses.
     """
     from aprfmt.arch.spec import HYPER_NAMES, SPECIAL_NAMES
-    from aprfmt.base.outcome import EXIT_CODES
+    from aprfmt.base.exit_codes import EXIT_CODES
     from aprfmt.base.warnings import WARNINGS
     from aprfmt.causes import CAUSES, describe
     from aprfmt.checks.table import file_checks, gates

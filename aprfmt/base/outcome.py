@@ -10,17 +10,6 @@ from typing import Any, Literal, Protocol
 Outcome = Literal["PASS", "FAIL", "NOT_RUN"]
 OUTCOMES: tuple[Outcome, ...] = ("PASS", "FAIL", "NOT_RUN")  # each at its exit code
 
-# The one table of exit codes; `aprfmt explain exit-codes` and docs print it.
-EXIT_CODES: dict[int, str] = {
-    0: "done, equal, passed",
-    1: "the answer is no: files differ, a check failed, a divergence was found",
-    2: "it could not be done: usage, unreadable, malformed or unsupported input, "
-    "missing extra or device, no space, every check NOT-RUN",
-    130: "interrupted (SIGINT)",
-    141: "the reader of our output closed the pipe",
-    143: "terminated (SIGTERM)",
-}
-
 
 class HasOutcome(Protocol):
     """Anything with an outcome: a check, or several checks together."""

@@ -59,7 +59,7 @@ def test_version_names_every_extra_that_is_installed() -> None:
 
 @pytest.mark.parametrize("name", ["exit-codes", "PASS", "not-run"])
 def test_explain_knows_outcomes_and_whole_sections(name: str) -> None:
-    from aprfmt.base.outcome import EXIT_CODES
+    from aprfmt.base.exit_codes import EXIT_CODES
 
     found = aprfmt("explain", name, "--json").json["found"]
     wanted = [str(code) for code in EXIT_CODES] if name == "exit-codes" else [name.upper()]

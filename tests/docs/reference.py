@@ -23,8 +23,8 @@ from aprfmt.api import RunOptions
 from aprfmt.arch import ARCHS
 from aprfmt.arch.docs_page import architectures_page as architectures
 from aprfmt.base.encodings import ENCODINGS
+from aprfmt.base.exit_codes import EXIT_CODES
 from aprfmt.base.markdown import table
-from aprfmt.base.outcome import EXIT_CODES
 from aprfmt.causes import CAUSES, FOLDERS, causes_of, modules_of
 from aprfmt.causes.forward.table import TABLE as OF_A_PASS
 from aprfmt.causes.tensor.table import JOINT, TABLE
