@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from aprfmt.inference.evaluation import Sample
     from aprfmt.inference.loss import KlDivergence, MeanLoss
     from aprfmt.inference.parity.cells import Parity
-    from aprfmt.model.ledger import Pronounced
+    from aprfmt.model.verdict import Pronounced
     from aprfmt.recovery import Repair
     from aprfmt.tokenizer.base import Tokenizer
 

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from aprfmt.base.outcome import Check
     from aprfmt.checks.records import Finding, QaReport, Validation
     from aprfmt.compare.short_answer import Line
-    from aprfmt.model.ledger import Pronounced
+    from aprfmt.model.verdict import Pronounced
 
 STYLES = {"PASS": "good", "FAIL": "bad", "NOT_RUN": "warn"}
 ALIKE = 3  # findings of one kind that have a line each; more share one

@@ -24,7 +24,7 @@ from aprfmt.measure.findings import Finding
 from aprfmt.measure.named_causes import share_text, written_again_text
 from aprfmt.measure.records import EQUAL, FLOATS, FieldDiff, TensorDiff, ulp_type
 from aprfmt.model import open_model
-from aprfmt.model.ledger import Pronounced
+from aprfmt.model.verdict import Pronounced
 
 if TYPE_CHECKING:
     from aprfmt.adapters import AdapterAnswer

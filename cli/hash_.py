@@ -13,8 +13,8 @@ from aprfmt.cli.damage_report import report_damage
 from aprfmt.errors import UsageError
 
 if TYPE_CHECKING:
-    from aprfmt.model.ledger import Pronounced
     from aprfmt.model.manifest import Failure, TensorRow
+    from aprfmt.model.verdict import Pronounced
 
 
 _SHOWN = 3  # tensors that a budget left and that are named

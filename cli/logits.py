@@ -13,7 +13,7 @@ from aprfmt.errors import UsageError
 
 if TYPE_CHECKING:
     from aprfmt.compare.short_answer import Line
-    from aprfmt.model.ledger import Pronounced
+    from aprfmt.model.verdict import Pronounced
 
 
 class LogitsResult(TypedDict):

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from aprfmt.measure.logprob_tables import LogprobTable, Side
     from aprfmt.measure.tolerances import Threshold
     from aprfmt.model import Model
-    from aprfmt.model.ledger import Pronounced
+    from aprfmt.model.verdict import Pronounced
 
 SHOWN = 8  # positions with the largest differences
 
@@ -203,7 +203,8 @@ def table_verdict(
     differs is a difference.
     """
     from aprfmt.measure.trace_rows import positions_text
-    from aprfmt.model.ledger import Compared, NotCompared, VerdictWords, pronounce
+    from aprfmt.model.ledger import NotCompared
+    from aprfmt.model.verdict import Compared, VerdictWords, pronounce
 
     words = VerdictWords("within tolerance", "beyond tolerance")
     if exact:

@@ -49,14 +49,8 @@ from aprfmt.measure.encoding_noise import storage_noise
 from aprfmt.model import Model
 from aprfmt.model.adapter_parts import HEADS, adapter_parts, alpha_contradiction
 from aprfmt.model.adapter_reading import Adapter
-from aprfmt.model.ledger import (
-    Compared,
-    NotCompared,
-    Pronounced,
-    VerdictWords,
-    make_ledger,
-    pronounce,
-)
+from aprfmt.model.ledger import NotCompared, make_ledger
+from aprfmt.model.verdict import Compared, Pronounced, VerdictWords, pronounce
 from aprfmt.model.zero_pairs import find_zero_pairs
 from aprfmt.tensors.view import View
 

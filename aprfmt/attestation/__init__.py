@@ -18,17 +18,8 @@ from aprfmt.compare import diff_models
 from aprfmt.errors import UsageError
 from aprfmt.measure.records import FieldDiff
 from aprfmt.model import Model, open_model
-from aprfmt.model.ledger import (
-    LATE,
-    Compared,
-    Kind,
-    NotCompared,
-    Pronounced,
-    VerdictWords,
-    list_not_compared,
-    make_ledger,
-    pronounce,
-)
+from aprfmt.model.ledger import LATE, Kind, NotCompared, list_not_compared, make_ledger
+from aprfmt.model.verdict import Compared, Pronounced, VerdictWords, pronounce
 from aprfmt.quantizing.imatrix import read_imatrix
 
 if TYPE_CHECKING:

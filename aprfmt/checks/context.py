@@ -12,8 +12,9 @@ from aprfmt.checks.file.value_pass import Progress, TensorScan, scan_values
 from aprfmt.checks.records import NotRun
 from aprfmt.errors import AprfmtError, ArchError
 from aprfmt.model import Model
-from aprfmt.model.ledger import Item, Ledger, NotCompared, acceptance_predicate, make_ledger
+from aprfmt.model.ledger import Item, Ledger, NotCompared, make_ledger
 from aprfmt.model.resolve import Resolution, find_spec
+from aprfmt.model.verdict import acceptance_predicate
 from aprfmt.tokenizer.carriers import has_tokenizer
 from aprfmt.tokenizer.stored_parts import Carried
 from aprfmt.tokenizer.stored_tokenizer import StatedTokenizer, read_tokenizer_parts

@@ -9,17 +9,8 @@ from aprfmt.base.notebook import Card, Table, Tone
 from aprfmt.base.object_repr import short_repr
 from aprfmt.base.outcome import OUTCOMES, Check, Outcome, Report, count_outcomes, exit_code, verdict
 from aprfmt.errors import AprfmtError
-from aprfmt.model.ledger import (
-    LATE,
-    OF_A_PASS,
-    Compared,
-    Ledger,
-    NotCompared,
-    Pronounced,
-    VerdictWords,
-    make_ledger,
-    pronounce,
-)
+from aprfmt.model.ledger import LATE, OF_A_PASS, Ledger, NotCompared, make_ledger
+from aprfmt.model.verdict import Compared, Pronounced, VerdictWords, pronounce
 
 if TYPE_CHECKING:
     from aprfmt.checks.file.second_reader import SecondReading

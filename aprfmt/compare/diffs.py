@@ -38,18 +38,8 @@ from aprfmt.measure.records import (
     TensorDiff,
 )
 from aprfmt.measure.texts import KeyDiff, SideVerdicts
-from aprfmt.model.ledger import (
-    LATE,
-    SIDES,
-    Compared,
-    Ledger,
-    NotCompared,
-    Pronounced,
-    VerdictWords,
-    acceptance_predicate,
-    one_sided_tensors,
-    pronounce,
-)
+from aprfmt.model.ledger import LATE, SIDES, Ledger, NotCompared, one_sided_tensors
+from aprfmt.model.verdict import Compared, Pronounced, VerdictWords, acceptance_predicate, pronounce
 
 # What a report has besides notes and findings; --only names some of them.
 SECTIONS = ("tensors", "hyperparameters", "tokenizer", "metadata")

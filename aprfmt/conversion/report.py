@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from aprfmt.base.object_repr import short_repr
 from aprfmt.base.protocols import Note
 from aprfmt.errors import UsageError
-from aprfmt.model.ledger import Compared, Pronounced, VerdictWords, pronounce
+from aprfmt.model.verdict import Compared, Pronounced, VerdictWords, pronounce
 
 if TYPE_CHECKING:
     from aprfmt.conversion.accounting import Account

@@ -7,7 +7,7 @@ from aprfmt.diagnosis.records import Diagnosis
 from aprfmt.measure.findings import Finding
 from aprfmt.measure.named_causes import NAMED
 from aprfmt.measure.traces import FirstToken
-from aprfmt.model.ledger import items_clause
+from aprfmt.model.verdict import items_clause
 
 MOST = 24  # lines under a title; JSON has all
 

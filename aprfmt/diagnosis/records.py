@@ -13,15 +13,8 @@ from aprfmt.measure.item_repairs import repair_items_command, surplus_commands
 from aprfmt.measure.named_causes import MENDS, TRAINED, NamedCause
 from aprfmt.measure.nonfinite import NonFinite
 from aprfmt.measure.verdicts import Level, Verdict, worst_verdict
-from aprfmt.model.ledger import (
-    Compared,
-    Ledger,
-    NotCompared,
-    Pronounced,
-    VerdictWords,
-    items_clause,
-    pronounce,
-)
+from aprfmt.model.ledger import Ledger, NotCompared
+from aprfmt.model.verdict import Compared, Pronounced, VerdictWords, items_clause, pronounce
 from aprfmt.tokenizer.keys import STATED_ELSEWHERE
 
 # The class of an answer, finer than its verdict: the first words of the report.

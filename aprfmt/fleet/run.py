@@ -16,7 +16,8 @@ from aprfmt.fleet.results import Results, check_parquet, read_rows
 from aprfmt.fleet.summary import Summary
 from aprfmt.fleet.tasks import DERIVES, ERROR, OPEN, Task, make_row
 from aprfmt.fleet.workers import Limits, Workers
-from aprfmt.model.ledger import Compared, NotCompared, Pronounced, VerdictWords, pronounce
+from aprfmt.model.ledger import NotCompared
+from aprfmt.model.verdict import Compared, Pronounced, VerdictWords, pronounce
 from aprfmt.remote.traffic import TRAFFIC
 
 UnitProgress = Callable[[int, int], None]  # units done, units in all

@@ -14,7 +14,8 @@ from typing import TYPE_CHECKING
 from aprfmt.base.protocols import ByteSource
 from aprfmt.measure.alignment import TensorPair, align_models
 from aprfmt.model import open_model
-from aprfmt.model.ledger import Compared, NotCompared, Pronounced, VerdictWords, pronounce
+from aprfmt.model.ledger import NotCompared
+from aprfmt.model.verdict import Compared, Pronounced, VerdictWords, pronounce
 from aprfmt.tensors.runs import RunBytes, published_equal
 
 if TYPE_CHECKING:

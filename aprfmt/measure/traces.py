@@ -35,7 +35,8 @@ from aprfmt.measure.trace_view import (
     unequal_rank_sentences,
     unread_arrays,
 )
-from aprfmt.model.ledger import Compared, NotCompared, Pronounced, VerdictWords, pronounce
+from aprfmt.model.ledger import NotCompared
+from aprfmt.model.verdict import Compared, Pronounced, VerdictWords, pronounce
 
 if TYPE_CHECKING:
     from aprfmt.codecs.base import Array

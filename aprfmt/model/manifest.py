@@ -26,7 +26,7 @@ from aprfmt.tensors.digest import file_sha256, raw_sha256, sha256_of_pieces, vie
 from aprfmt.tensors.view import View
 
 if TYPE_CHECKING:
-    from aprfmt.model.ledger import Pronounced
+    from aprfmt.model.verdict import Pronounced
 
 SCHEMA = "aprfmt.hash-manifest/1"
 BLOCK = 1 << 20  # bytes of a block that has a digest
@@ -307,15 +307,8 @@ def pronounce_manifest(
     were not compared, where a budget left them. `accept` are patterns (`unread:PATTERN`) of items
     that the user accepts.
     """
-    from aprfmt.model.ledger import (
-        LATE,
-        Compared,
-        Kind,
-        NotCompared,
-        VerdictWords,
-        make_ledger,
-        pronounce,
-    )
+    from aprfmt.model.ledger import LATE, Kind, NotCompared, make_ledger
+    from aprfmt.model.verdict import Compared, VerdictWords, pronounce
 
     files: tuple[Kind, ...] = ("file",)
     apart = {row["key"] for row in failures}

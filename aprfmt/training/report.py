@@ -5,16 +5,16 @@ from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
 from aprfmt.measure.named_causes import NamedCause
-from aprfmt.model.ledger import (
+from aprfmt.model.ledger import NotCompared
+from aprfmt.model.patterns import spelling_predicate
+from aprfmt.model.verdict import (
     UNREAD,
     Compared,
-    NotCompared,
     Pronounced,
     VerdictWords,
     acceptance_predicate,
     pronounce,
 )
-from aprfmt.model.patterns import spelling_predicate
 
 WORDS = VerdictWords("agrees", "differs")
 Judged = Literal["agrees", "differs", "not compared"]

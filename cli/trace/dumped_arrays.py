@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from aprfmt.inference.running import Run
     from aprfmt.inference.trace import Trace
     from aprfmt.model import Model
-    from aprfmt.model.ledger import Pronounced
+    from aprfmt.model.verdict import Pronounced
 
 _SHOWN = 3
 
@@ -89,7 +89,7 @@ def mapping_verdict(found: Mapping[str, Value], trace: "Trace") -> "Pronounced":
     point was not read. `found` is the JSON of the mapping, `trace` the trace made by it.
     """
     from aprfmt.measure.trace_view import unequal_rank_sentences, unread_arrays
-    from aprfmt.model.ledger import Compared, VerdictWords, pronounce
+    from aprfmt.model.verdict import Compared, VerdictWords, pronounce
 
     rows = found["names"]
     counts = {"arrays": (sum(row["key"] is not None for row in rows), len(rows))}

@@ -19,7 +19,8 @@ if TYPE_CHECKING:
     from aprfmt.inference.trace import Trace
     from aprfmt.measure.traces import TraceDiff
     from aprfmt.model import Model
-    from aprfmt.model.ledger import NotCompared, Pronounced
+    from aprfmt.model.ledger import NotCompared
+    from aprfmt.model.verdict import Pronounced
 
 
 def run_trace(
@@ -220,7 +221,7 @@ def pronounce_recorded(done: int, every: int, late: "Sequence[NotCompared]") -> 
 
     `late` are the points that were not reached.
     """
-    from aprfmt.model.ledger import Compared, VerdictWords, pronounce
+    from aprfmt.model.verdict import Compared, VerdictWords, pronounce
 
     words = VerdictWords("recorded", "not recorded", "recorded in part")
     return pronounce(words, Compared(False, {"points": (done, every)}, tuple(late)))

@@ -6,7 +6,8 @@ from typing import TYPE_CHECKING
 
 from aprfmt.cli import render, run_options
 from aprfmt.measure.traces import PointDiff, TraceDiff
-from aprfmt.model.ledger import OPEN, items_clause
+from aprfmt.model.ledger import OPEN
+from aprfmt.model.verdict import items_clause
 
 if TYPE_CHECKING:
     from aprfmt.compare.short_answer import Line

@@ -8,7 +8,8 @@ from aprfmt.base.outcome import Check, Report
 from aprfmt.inference.parity.cell import OperationCell
 from aprfmt.measure.traces import TraceDiff
 from aprfmt.measure.verdicts import Verdict
-from aprfmt.model.ledger import Compared, NotCompared, Pronounced, VerdictWords, pronounce
+from aprfmt.model.ledger import NotCompared
+from aprfmt.model.verdict import Compared, Pronounced, VerdictWords, pronounce
 
 
 @dataclass(frozen=True)

@@ -44,8 +44,8 @@ from aprfmt.formats import FORMATS, atomic, open_source, shard_set, temporary_fi
 from aprfmt.formats.pytorch.zip_archive import _WIDE, _apply_zip64
 from aprfmt.model import manifest, open_model, packing
 from aprfmt.model.carried_files import BARE as BARE_KEY
-from aprfmt.model.ledger import Pronounced
 from aprfmt.model.unsupported_packing import UndecodedPacking
+from aprfmt.model.verdict import Pronounced
 from aprfmt.recovery.byte_ranges import Range, join_ranges, remaining_ranges
 from aprfmt.remote.read_ahead import AHEAD, PART
 from aprfmt.remote.remote_file import GAP, KEPT, RemoteFile

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from aprfmt.errors import FormatError
-from aprfmt.model import completeness, engine_state, ledger
+from aprfmt.model import completeness, engine_state, verdict
 from aprfmt.model.ledger import NotCompared
 
 
@@ -55,14 +55,14 @@ def test_two_items_of_a_kind_are_named_and_of_more_the_count() -> None:
     def rows(count: int, kind: str = "tensor", side: str = "A") -> list[NotCompared]:
         return [NotCompared(kind, f"{kind[0]}{i}", "unread", "", side) for i in range(count)]
 
-    assert ledger._list_items("left", []) == ""
-    assert ledger._list_items("left", rows(1)) == "left: tensor t0 of A"
-    assert ledger._list_items("left", rows(2)) == "left: tensor t0 of A; tensor t1 of A"
-    assert ledger._list_items("left", rows(3)) == "left: 3 tensors of A: t0, t1, ..."
+    assert verdict._list_items("left", []) == ""
+    assert verdict._list_items("left", rows(1)) == "left: tensor t0 of A"
+    assert verdict._list_items("left", rows(2)) == "left: tensor t0 of A; tensor t1 of A"
+    assert verdict._list_items("left", rows(3)) == "left: 3 tensors of A: t0, t1, ..."
     many = [row for kind in ("tensor", "key", "scale") for row in rows(3, kind)]
     listed = (
         "left: 3 tensors of A: t0, t1, ...; 3 keys of A: k0, k1, ...; 3 scales of A: s0, s1, ..."
     )
-    assert ledger._list_items("left", many) == listed
-    assert ledger._list_items("left", [*many, *rows(5, "index entry")]) == f"{listed}; 5 more"
-    assert ledger._list_items("left", [*rows(2), *rows(2, side="B")]).endswith("; 1 more")
+    assert verdict._list_items("left", many) == listed
+    assert verdict._list_items("left", [*many, *rows(5, "index entry")]) == f"{listed}; 5 more"
+    assert verdict._list_items("left", [*rows(2), *rows(2, side="B")]).endswith("; 1 more")

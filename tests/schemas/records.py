@@ -21,7 +21,7 @@ RECORDS: tuple[Record, ...] = (
         {"outcome": Outcome, "counts": Mapping[str, int]},
     ),
     Record("common", "$defs/not_compared", "model.ledger:NotCompared"),
-    Record("common", "$defs/pronounced", "model.ledger:Pronounced"),
+    Record("common", "$defs/pronounced", "model.verdict:Pronounced"),
     Record("common", "$defs/note", "base.protocols:Note"),
     Record("common", "$defs/stats", "tensors.stats:Stats", {"std_divisor": Literal["n"]}),
     Record("common", "$defs/run", "cli.run_options:RunLocation"),

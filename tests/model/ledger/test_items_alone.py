@@ -14,7 +14,8 @@ import pytest
 
 from aprfmt.errors import FormatError
 from aprfmt.model import ledger, resolve
-from aprfmt.model.ledger import Compared, Item, NotCompared, State, VerdictWords, pronounce
+from aprfmt.model.ledger import Item, NotCompared, State
+from aprfmt.model.verdict import Compared, VerdictWords, pronounce
 
 WORDS = VerdictWords("equal", "different")
 Builder: Any = ledger._LedgerBuilder

@@ -27,20 +27,17 @@ from aprfmt.model.carried_files import SAFETENSORS
 from aprfmt.model.ledger import (
     DIFFERING,
     KINDS,
-    Compared,
     Item,
     Kind,
     Ledger,
     NotCompared,
     State,
-    VerdictWords,
     _key_reading,
-    acceptance_predicate,
     list_not_compared,
     make_ledger,
     one_sided_tensors,
-    pronounce,
 )
+from aprfmt.model.verdict import Compared, VerdictWords, acceptance_predicate, pronounce
 from tests.cli.run import aprfmt as command
 from tests.conversion.folders import llama_folder, tensors_of, write_mixed
 from tests.conversion.test_partial_input_scales import LACKING, with_scales

@@ -3,6 +3,7 @@
 from tests.mutations.mutation import Row
 
 _LEDGER = "aprfmt/model/ledger.py"
+_VERDICT = "aprfmt/model/verdict.py"
 _RECORDS = "aprfmt/checks/records.py"
 ROWS: tuple[Row, ...] = (
     Row(
@@ -30,20 +31,20 @@ ROWS: tuple[Row, ...] = (
         "what nothing reads is equal, whatever it holds",
     ),
     Row(
-        "ledger-unreadable-equal", _LEDGER,
+        "ledger-unreadable-equal", _VERDICT,
         "    if unreadable or not (counted or known or passed):\n",
         "    if not (counted or known or passed):\n",
         "a section that cannot be read is equal",
         ("tests/model/ledger/test_verdict.py::test_every_combination_has_the_exit_of_the_table*",),
     ),
     Row(
-        "ledger-nothing-compared", _LEDGER,
+        "ledger-nothing-compared", _VERDICT,
         "    if unreadable or not (counted or known or passed):\n",
         "    if unreadable:\n",
         "a comparison of nothing is equal",
     ),
     Row(
-        "ledger-accept-all", _LEDGER,
+        "ledger-accept-all", _VERDICT,
         '        return any(matches(name, row.kind != "file") '
         "for matches in wanted for name in names)\n",
         "        return bool(wanted)\n",
@@ -258,13 +259,13 @@ ROWS: tuple[Row, ...] = (
         ),
     ),
     Row(
-        "accept-late", _LEDGER,
+        "accept-late", _VERDICT,
         "row.state == LATE or not matches(row))\n", "not matches(row))\n",
         "what a budget left is accepted, and the exit code is 0",
         ("tests/compare/test_budget.py::test_what_a_budget_left_is_not_accepted",),
     ),
     Row(
-        "accept-beginning", _LEDGER,
+        "accept-beginning", _VERDICT,
         "exact_predicate(each.removeprefix(UNREAD)) for each",
         'exact_predicate(each.removeprefix(UNREAD) + "*") for each',
         "a name accepts every item whose name begins with it",
@@ -366,7 +367,7 @@ ROWS: tuple[Row, ...] = (
         ("tests/model/ledger/test_items_alone.py::test_a_section_that_raises_*",),
     ),
     Row(
-        "count-whole", _LEDGER,
+        "count-whole", _VERDICT,
         'f"{done} {name}" if done == every else f"{done} of {every} {name}"',
         'f"{every} {name}"',
         "a headline says all tensors where some were compared",
