@@ -15,6 +15,7 @@ from aprfmt.base.registry import Registry
 from aprfmt.errors import FormatError, TruncatedError, UnsupportedError
 from aprfmt.formats.foreign_formats import foreign_file
 from aprfmt.formats.header_field import HeaderField
+from aprfmt.formats.patch_names import may_be_half_changed
 from aprfmt.remote.paths import parse_location
 
 if TYPE_CHECKING:
@@ -177,10 +178,11 @@ def open_source(
     affected tensor raises; without it the first fault raises. Folders are handled by
     `aprfmt.model`. Raises FormatError if the file is not in one of FORMATS.
     """
-    from aprfmt.formats.in_place_patch import refuse_half_changed
-
     path = parse_location(path)
-    refuse_half_changed(path)
+    if may_be_half_changed(path):
+        from aprfmt.formats.in_place_patch import refuse_half_changed
+
+        refuse_half_changed(path)
     spec = detect_format(path, wanted)
     if not (damaged and spec.collects):
         return spec.open_source(path, partial=partial)

@@ -29,6 +29,7 @@ from aprfmt.formats import bounded_json
 from aprfmt.formats.journal import clean_leftovers
 from aprfmt.formats.mapped_file import file_identity
 from aprfmt.formats.notices import announce
+from aprfmt.formats.patch_names import SUFFIX, patch_path
 from aprfmt.formats.positional_io import PLAIN_FILE, read_at, write_at
 from aprfmt.formats.signature import NO_KEY, is_owned_by_user, is_signed, key_path, sign
 from aprfmt.formats.temporary_files import (
@@ -40,10 +41,8 @@ from aprfmt.formats.temporary_files import (
     remove,
     temporary_name,
 )
-from aprfmt.remote.paths import RemotePath
 
 SCHEMA = "aprfmt.patch/1"
-SUFFIX = ".aprfmt-patch"
 _MAX_LINE = 1 << 20
 _MAX_BYTES = 1 << 30
 
@@ -59,17 +58,8 @@ class PatchRecord:
     signed: bool
 
 
-def patch_path(path: Path) -> Path:
-    """Return the path of the hidden file that notes a change in place until it is complete."""
-    return path.parent / f".{path.name}{SUFFIX}"
-
-
 def refuse_half_changed(path: Path) -> None:
     """Raise FormatError for a file that an interrupted change left partly old and partly new."""
-    if isinstance(path, RemotePath):
-        return
-    if not os.path.islink(path) and not os.path.lexists(patch_path(path)):
-        return
     real = Path(os.path.realpath(path))
     record = _read_record(real, patch_path(real)) if os.path.lexists(patch_path(real)) else None
     if record is None:

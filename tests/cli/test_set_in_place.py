@@ -27,9 +27,9 @@ from aprfmt.formats.in_place_patch import (
     inode_identity,
     parse_patch,
     patch_file,
-    patch_path,
 )
 from aprfmt.formats.mapped_file import file_identity
+from aprfmt.formats.patch_names import patch_path
 from aprfmt.formats.signature import sign
 from aprfmt.model import open_model
 from tests.cli.run import aprfmt
