@@ -4,7 +4,6 @@ import shlex
 from pathlib import Path
 
 from aprfmt.errors import UsageError
-from aprfmt.formats.pytorch.zip_archive import is_cut_archive
 
 # Files that may hold either; GGUF and APR files hold models alone.
 _SUFFIXES = (".safetensors", ".npz", ".pt", ".pth")
@@ -34,6 +33,8 @@ def _may_hold_captures(path: Path) -> bool:
     if path.suffix not in _SUFFIXES or not path.is_file():
         return False
     if path.suffix != ".safetensors":
+        from aprfmt.formats.pytorch.zip_archive import is_cut_archive
+
         return not is_cut_archive(path)  # which holds nothing that can be read
     with path.open("rb") as file:
         head = file.read(_HEAD)

@@ -150,12 +150,14 @@ def detect_format(path: Path, wanted: str = "a model file") -> FormatSpec:
     something else, TruncatedError for an archive that is cut, FormatError otherwise.
     """
     from aprfmt.formats.mapped_file import read_head
-    from aprfmt.formats.pytorch.zip_archive import CUT, is_cut_archive
 
     head, size = read_head(path, 4096)
     name = FORMATS.first(lambda spec: spec.recognise(head, size))
     if name is not None:
         return FORMATS[name]
+
+    from aprfmt.formats.pytorch.zip_archive import CUT, is_cut_archive
+
     if is_cut_archive(path):
         raise TruncatedError(f"{path}: {CUT}")
     what = foreign_file(path, head, size, wanted)

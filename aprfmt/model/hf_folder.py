@@ -17,7 +17,6 @@ from aprfmt.base.sequences import join_first
 from aprfmt.errors import AprfmtError, FormatError, UsageError
 from aprfmt.formats.foreign_formats import foreign_folder, refuse_trainer_shards
 from aprfmt.formats.mapped_file import Buffer, open_bytes
-from aprfmt.formats.pytorch.layout import recognise
 from aprfmt.formats.shard_set import refuse_mixed
 from aprfmt.remote.paths import hub_cache, is_remote
 from aprfmt.remote.traffic import TRAFFIC
@@ -347,6 +346,8 @@ def pickled_weights(folder: Path) -> list[Path]:
 
 def _is_pickled(path: Path) -> bool:
     """Return whether a file begins as those of torch.save do."""
+    from aprfmt.formats.pytorch.layout import recognise
+
     with closing(open_bytes(path)) as file:
         return recognise(bytes(file.view[:4096]), file.size)
 
