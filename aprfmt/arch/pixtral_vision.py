@@ -96,7 +96,7 @@ PIXTRAL_VISION = names_only_spec(
         )
     ),
     hyper_rules.hyper_table(
-        *tower_rules(1e-5, "gelu", class_token=False, usual=_USUAL),
+        *tower_rules(1e-5, "gelu", class_token=False, usual=_USUAL, rotates=True),
         hyper_rules.size(
             "patch_merge", "spatial_merge_size", "vision.spatial_merge_size", default=1
         ),

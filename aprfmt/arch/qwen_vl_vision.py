@@ -178,7 +178,7 @@ def _tower_rules(
     key of the text model's width, `own` are rules that replace or add to the shared ones.
     """
     return hyper_rules.hyper_table(
-        *tower_rules(1e-6, act, class_token=False),
+        *tower_rules(1e-6, act, class_token=False, rotates=True),
         _size_rule("n_layers", "depth", layers, "block_count"),
         _size_rule("n_heads", "num_heads", 16, "attention.head_count"),
         HyperRule(

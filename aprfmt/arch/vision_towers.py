@@ -116,11 +116,13 @@ def tower_rules(
     class_token: bool,
     *,
     usual: tuple[int, int, int, int, int] = (768, 12, 12, 3072, 224),
+    rotates: bool = False,
 ) -> tuple[HyperRule, ...]:
     """Return the hyperparameter rules of a tower, one for every hyperparameter.
 
     `eps` and `activation` are defaults, `class_token`: the tower has one. `usual`: width, layers,
-    heads, inner width and image size where no key says them.
+    heads, inner width and image size where no key says them. `rotates`: q and k are rotated by the
+    patch's place, else places are added to the patches.
     """
     width, layers, heads, ffn, image = usual
     return hyper_rules.hyper_table(
@@ -142,6 +144,7 @@ def tower_rules(
         activation_rule(activation),
         hyper_rules.fixed("tied_embeddings", True),
         *NO_ROPE,
+        HyperRule("rope_layers", default=hyper_rules.per_layer(rotates)),
         tower_size_rule("image_size", "image_size", "vision.image_size", image),
         tower_size_rule("patch_size", "patch_size", "vision.patch_size", 32 if class_token else 16),
         hyper_rules.size("image_channels", "num_channels", default=3),

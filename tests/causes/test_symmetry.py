@@ -15,6 +15,7 @@ import aprfmt
 from aprfmt.causes.tensor import symmetry
 from aprfmt.compare import DiffReport, diff
 from aprfmt.formats import FORMATS, writable_formats
+from tests.arch.towers import made
 from tests.conversion.folders import tensors_of, write_mixed
 from tests.models import save_tiny
 
@@ -223,3 +224,102 @@ def test_experts_move_with_their_router_except_between_groups(arch: str, tmp_pat
     assert found
     said = {cause for key, cause in found.items() if "exps" in key or "gate_inp" in key}
     assert (said == {"permuted_experts"}) == (groups == 1), found
+
+
+# --- rows inside the heads of q and k ---------------------------------------------------------
+
+
+def head_rows(orders: dict[str, list[Any]], attention: str) -> Edit:
+    """Give the rows inside each head another order: {part: one order a head}."""
+
+    def edit(x: dict[str, Any]) -> None:
+        for part, order in orders.items():
+            p = np.concatenate([np.array(one) + i * len(one) for i, one in enumerate(order)])
+            for kind in ("weight", "bias"):
+                name = f"{attention}{part}.{kind}"
+                if name in x:
+                    x[name] = x[name][p]
+
+    return edit
+
+
+def head_orders(heads: int, size: int, groups: int = 1) -> dict[str, list[Any]]:
+    """Return an order of its own for each key head, and the same for its query heads."""
+    own = [order_of(size, seed) for seed in range(heads // groups)]
+    return {"q_proj": [own[h // groups] for h in range(heads)], "k_proj": own}
+
+
+OPT = "model.decoder.layers.1.self_attn."
+PLAIN = "model.layers.3.self_attn."  # of smollm3, whose layer 3 has no rope
+
+
+@pytest.mark.parametrize(
+    ("arch", "attention", "orders", "count"),
+    [("opt", OPT, head_orders(4, 12), 4), ("smollm3", PLAIN, head_orders(4, 12, groups=2), 2)],
+)
+def test_rows_in_one_order_in_q_and_k_are_one_function_without_rope(
+    arch: str, attention: str, orders: Any, count: int, tmp_path: Path
+) -> None:
+    """Seen red: `row_offset`, and `rope_pairing` of a model without rope."""
+    save_tiny(arch, tmp_path / "a")
+    moved = edited(tmp_path / "a", tmp_path / "b", head_rows(orders, attention))
+    found = causes(diff(tmp_path / "a", moved))
+    assert set(found.values()) == {"permuted_head_rows"} and len(found) == count, found
+    told = aprfmt.diagnose(tmp_path / "a", moved)
+    assert told.verdict == "same" and [one.certainty for one in told.findings] == ["confirmed"]
+
+
+@pytest.mark.parametrize(
+    ("arch", "attention", "orders"),
+    [
+        ("opt", OPT, {"q_proj": head_orders(4, 12)["q_proj"]}),
+        ("opt", OPT, {**head_orders(4, 12), "k_proj": [order_of(12, 9 + h) for h in range(4)]}),
+        ("smollm3", PLAIN, {**head_orders(4, 12, 2), "q_proj": head_orders(4, 12)["q_proj"]}),
+        ("smollm3", L1 + "self_attn.", head_orders(4, 12, groups=2)),  # a layer with rope
+    ],
+    ids=["q alone", "two orders", "of another group", "rotated"],
+)
+def test_rows_in_two_orders_or_before_rope_are_a_bug(
+    arch: str, attention: str, orders: Any, tmp_path: Path
+) -> None:
+    save_tiny(arch, tmp_path / "a")
+    moved = edited(tmp_path / "a", tmp_path / "b", head_rows(orders, attention))
+    found = causes(diff(tmp_path / "a", moved))
+    assert found and "permuted_head_rows" not in found.values()
+    assert aprfmt.diagnose(tmp_path / "a", moved).verdict == "bug"
+
+
+PAIRED = [[0, 6, 1, 7, 2, 8, 3, 9, 4, 10, 5, 11]]  # of split halves of 12 rows
+HALVED = [[0, 2, 4, 6, 8, 10, 1, 3, 5, 7, 9, 11]]
+
+
+@pytest.mark.parametrize(
+    ("arch", "attention", "parts", "order", "wants"),
+    [
+        ("smollm3", L1 + "self_attn.", "qk", PAIRED, "smollm3 rotates split halves"),
+        ("smollm3", L1 + "self_attn.", "qk", HALVED, "reordered once too often"),
+        ("opt", OPT, "k", PAIRED, "opt has no rope and wants q and k in one order"),
+    ],
+)
+def test_rows_in_the_order_of_rope_pairs_name_the_order_that_is_wanted(
+    arch: str, attention: str, parts: str, order: Any, wants: str, tmp_path: Path
+) -> None:
+    save_tiny(arch, tmp_path / "a")
+    heads = {"q": 4, "k": 2 if arch == "smollm3" else 4}
+    orders = {f"{part}_proj": order * heads[part] for part in parts}
+    moved = edited(tmp_path / "a", tmp_path / "b", head_rows(orders, attention))
+    (finding,) = diff(tmp_path / "a", moved).findings  # a bias is no cause of its own
+    assert finding.cause == "rope_pairing" and wants in finding.says
+
+
+@pytest.mark.parametrize(
+    ("tower", "rotates"),
+    [("pixtral_vision", True), ("qwen2_5_vl_vision", True), ("gemma3_vision", False)],
+)
+def test_a_tower_with_a_table_of_places_has_no_rope(
+    tower: str, rotates: bool, tmp_path: Path
+) -> None:
+    """Seen red: no tower rotated."""
+    made(tower, tmp_path)
+    with aprfmt.open(tmp_path) as model:
+        assert set(model.hyper["rope_layers"]) == {rotates}

@@ -89,6 +89,13 @@ def heads_moved(rows: files.Rows) -> None:
     files.edit(f"{L1}self_attn.o_proj.weight", lambda x: _blocks(query)(x.T).T)(rows)
 
 
+def head_rows_moved(rows: files.Rows) -> None:
+    """Order the rows inside each of opt's four heads anew, in q and k alike."""
+    order = np.concatenate([h * 12 + np.random.default_rng(h).permutation(12) for h in range(4)])
+    for name in ("q_proj.weight", "q_proj.bias", "k_proj.weight", "k_proj.bias"):
+        files.edit(f"model.decoder.layers.1.self_attn.{name}", lambda x: x[order])(rows)
+
+
 def _blocks(order: Any) -> Callable[[Any], Any]:
     return lambda x: x.reshape(len(order), -1, x.shape[-1])[order].reshape(x.shape)
 
@@ -312,6 +319,9 @@ FILE_FAULTS: tuple[Fault, ...] = (
     damaged("heads-with-groups", "llama", "heads in another order, consistently",
             "permuted_heads", ("L1.attn_q.weight", "L1.attn_v.weight", "L1.attn_output.weight"),
             verdict="same", tensors=heads_moved),
+    damaged("rows-inside-heads", "opt", "rows inside heads in another order, in q and k alike",
+            "permuted_head_rows", ("L1.attn_q.weight", "L1.attn_k.bias"), verdict="same",
+            tensors=head_rows_moved),
     damaged("experts-with-router", "qwen3_moe", "experts and their router in another order",
             "permuted_experts", ("L1.ffn_gate_inp.weight", "L1.ffn_down_exps.weight"),
             verdict="same", tensors=routed_experts_moved),

@@ -102,6 +102,20 @@ class PairContext:
                 continue
         return found
 
+    def rotated_pairs(self, layer: int | None) -> str:
+        """Return which elements of a head rope rotates together in a layer: "half", "interleaved".
+
+        "none" for a layer that rotates no q and k; "" where the architecture is not known. For the
+        layer None, of a tensor of the whole model, that of any layer.
+        """
+        try:
+            model = self.models["a"]
+            rotates, style = model.hyper["rope_layers"], str(model.hyper["rope_style"])
+        except AprfmtError:
+            return ""
+        at = any(rotates) if layer is None else layer < len(rotates) and rotates[layer]
+        return style if at else "none"
+
     def has_role(self, label: str, key: str) -> bool:
         """Return whether model "a" or "b" has a role for a tensor, so that a pass reads it."""
         try:

@@ -5,6 +5,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from aprfmt.arch.layout_steps import RowsPermuted
+from aprfmt.arch.role_vocabulary import split_key
 from aprfmt.causes.row import Cause
 from aprfmt.causes.tensor import permutation, row_sources
 from aprfmt.causes.tensor.differing_pair import DifferingPair
@@ -61,6 +63,7 @@ CAUSE_ROWS = (
 TRANSPOSED = 1 << 27  # elements up to which a matrix is decoded whole to be transposed
 ALONG = 16  # values along a row up to which a shift is looked for
 ROTATED = ("attn_q", "attn_k")  # roles whose rows rope turns
+_PAIRS = {"half": "split halves", "interleaved": "adjacent pairs", "none": "nothing"}
 # Of latent attention, whose rotated rows stand apart from these.
 UNROTATED = ("attn_kv_b", "attn_q_a")
 BLOCKS = (16, 32, 64, 256)  # values a block of some encoding has
@@ -273,6 +276,27 @@ def _take_shifted(reader: RowReader, k: int) -> Take:
     return lambda rows: _shift_columns(reader.take(rows), k)
 
 
+def _wanted_pairs_clause(case: DifferingPair, way: str) -> str:
+    """Return "; NAME rotates ..." with the order that readers of the architecture look for.
+
+    `way` says the orders of A and B in words. "" for an architecture that is not known.
+    """
+    wanted = _PAIRS.get(case.context.rotated_pairs(split_key(case.key)[0]), "")
+    if not wanted:
+        return ""
+    name = case.context.models["a"].spec.name
+    if wanted == "nothing":
+        return f"; {name} has no rope and wants q and k in one order"
+    said = f"; {name} rotates {wanted}"
+    if way.startswith(wanted):
+        return said
+    # One step from pairs to halves, which A's order does not need.
+    steps = () if case.b.side.group is None else case.b.side.group.binding.steps
+    if any(isinstance(step, RowsPermuted) for step in steps):
+        return f"{said}, {case.context.models['b'].format} stores adjacent pairs"
+    return f"{said}: A is wrong, or the rows of B were reordered once too often"
+
+
 def expected_heads(case: DifferingPair, count: int) -> int | None:
     """Return the number of heads in `count` rows of this role; None if the sizes do not say."""
     role = case.role
@@ -290,10 +314,12 @@ def _pairing_guess(
     wrong head count if `heads` is not the model's.
     """
     right = expected_heads(case, found.count)
-    text = f"{what} of each head: {way}"
     if right is None or right == heads:
+        what = "rows" if what == "values" else what  # of a bias, whose weight has rows
+        text = f"{what} of each head: {way}{_wanted_pairs_clause(case, way)}"
         says = (text, f"{heads} heads of {found.count // heads} {what}")
         return _permutation_guess("rope_pairing", says, case, found.axis, p)
+    text = f"{what} of each head: {way}"
     says = (
         f"{what} of each head reordered with the wrong head count: {way}",
         f"as if there were {heads} heads of {found.count // heads} {what}; there are {right} of "

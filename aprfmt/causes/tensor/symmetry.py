@@ -1,9 +1,10 @@
 """Reorderings that do not change the function: neurons, heads or experts, in all tensors alike.
 
 Each tensor alone looks misordered. Together they are the same model: an MLP's neurons reordered in
-gate, up and down; query heads together with the columns of the output product; experts together
-with the router's rows. It is tried only if a tensor was explained by a rearrangement, and confirmed
-only if one order makes every tensor of the group equal.
+gate, up and down; query heads together with the columns of the output product; the rows inside a
+head of q and k, where no rope tells them apart; experts together with the router's rows. It is
+tried only if a tensor was explained by a rearrangement, and confirmed only if one order makes every
+tensor of the group equal.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -43,6 +44,13 @@ CAUSE_ROWS = (
         "Blocks of head_dim rows of q, k or v and columns of the output product are in another "
         "order.",
         "One order of query heads and one of key heads make all of them equal.",
+    ),
+    Cause(
+        "permuted_head_rows", "tensor", "same",
+        "The rows inside each head stand in another order, in q and k alike, of a layer that "
+        "rotates neither; the scores are equal.",
+        "Rows of q and of k are in another order, no row is in another head.",
+        "One order of a head's rows makes q and k equal, their biases and norms too.",
     ),
     Cause(
         "permuted_experts", "tensor", "same",
@@ -137,6 +145,9 @@ def moved_layers(
         roles = [*sum(symmetry.rows.values(), ()), *sum(symmetry.columns.values(), ())]
         for layer in sorted({layer for layer, role in suspects if role in roles}):
             yield partial(_explain_layer, context, pairs, rows, symmetry, layer)
+    inside = {role for roles in _HEAD_ROWS.values() for role in roles}
+    for layer in sorted({layer for layer, role in suspects if role in inside}):
+        yield partial(_explain_head_rows, context, pairs, rows, layer)
 
 
 def _explain_layer(
@@ -187,6 +198,99 @@ def _explain_layer(
             return {}
         found[case.key] = explanation
     return {key: one for key, one in found.items() if rows[key].verdict == "DIFFERENT"}
+
+
+# Roles with a row for each element of a head, by the size that counts their heads.
+_HEAD_ROWS: Mapping[str, tuple[str, ...]] = {
+    "n_heads": ("attn_q.weight", "attn_q.bias", "attn_q_norm.weight", "attn_q_norm.bias"),
+    "n_kv_heads": ("attn_k.weight", "attn_k.bias", "attn_k_norm.weight", "attn_k_norm.bias"),
+}
+_HEAD_ROWS_SAY = (
+    "the rows inside each head stand in another order, in q and k alike: the scores are equal, as "
+    "no rope rotates them"
+)
+
+
+def _explain_head_rows(
+    context: PairContext,
+    pairs: Mapping[str, TensorPair],
+    rows: Mapping[str, TensorDiff],
+    layer: int,
+) -> dict[str, Finding]:
+    """Return {tensor key: finding} of q's and k's tensors of a layer that is not rotated.
+
+    {} unless one order of the rows inside each key head, and inside the query heads that read it,
+    makes all of them equal.
+    """
+    if context.rotated_pairs(layer) != "none":
+        return {}
+    cases: dict[str, tuple[DifferingPair, int]] = {}
+    for size, roles in _HEAD_ROWS.items():
+        for role in roles:
+            pair = pairs.get(f"L{layer}.{role}")
+            if pair is None:
+                continue
+            if pair.a is None or pair.b is None or pair.a.shape != pair.b.shape:
+                return {}
+            case = DifferingPair(pair.key, RowReader(pair.a), RowReader(pair.b), context)
+            shared = "_norm." in role and case.a.size == context.hyper[0]["head_dim"]
+            cases[role] = case, 1 if shared else int(context.hyper[0][size])
+    order = _order_inside_heads(cases)
+    if order is None:
+        return {}
+    found = {}
+    for case, heads in cases.values():
+        # Query head h reads key head h div (query heads / key heads); a shared norm has head 0's.
+        own = order[np.arange(heads) * len(order) // heads]
+        if heads == 1 and bool((order != order[0]).any()):
+            return {}
+        p = (np.arange(heads)[:, None] * order.shape[1] + own).reshape(-1)
+        explanation = _head_rows_explanation(case, p)
+        if explanation is None:
+            return {}
+        found[case.key] = explanation
+    return {key: one for key, one in found.items() if rows[key].verdict == "DIFFERENT"}
+
+
+def _order_inside_heads(cases: Mapping[str, tuple[DifferingPair, int]]) -> "Array | None":
+    """Return the place in B of each row inside a key head of A, int64 [key heads, head size].
+
+    `cases` are (pair, number of heads) by role. None where k's rows are not found, where one is in
+    another head, and where all are in their places.
+    """
+    if not {"attn_q.weight", "attn_k.weight"} <= cases.keys():
+        return None
+    case, heads = cases["attn_k.weight"]
+    rows = permutation.find_rows(case) if case.a.rows % heads == 0 else None
+    if rows is None or not rows.is_complete:
+        return None
+    size = case.a.rows // heads
+    order: Array = rows.at.reshape(heads, size) - np.arange(heads)[:, None] * size
+    whole = bool((np.sort(order, axis=1) == np.arange(size)).all())
+    return order if whole and bool((order != np.arange(size)).any()) else None
+
+
+def _head_rows_explanation(case: DifferingPair, p: "Array") -> Finding | None:
+    """Return the finding if B's rows in the order `p` are all of A's rows, else None."""
+    if len(p) != case.a.rows:
+        return None
+    slack = case.slack()
+    after = case.distance(case.a.take, lambda numbers: case.b.take(p[numbers]), None, slack)
+    if after.nonfinite is not None:
+        return None
+    if after.changed and not (slack and after.relative <= slack and not after.stray):
+        return None
+    moved = int(np.count_nonzero(p != np.arange(len(p))))
+    sample = case.b.take(np.arange(min(case.b.rows, FEW)))
+    return make_finding(
+        "permuted_head_rows",
+        (case.key,),
+        (_HEAD_ROWS_SAY, f"{moved} of {len(p)} rows moved"),
+        case.before.relative,
+        after.relative,
+        # The order was read from k's rows: all other tensors judge it.
+        prove_values(sample, after.count, len(p) if case.role == "attn_k.weight" else 0, slack),
+    )
 
 
 def _tensors_of_layer(
@@ -317,7 +421,7 @@ def _order_explanation(
 
 HYPOTHESES = (
     JointHypothesis(
-        ("permuted_neurons", "permuted_heads", "permuted_experts"),
+        ("permuted_neurons", "permuted_heads", "permuted_head_rows", "permuted_experts"),
         moved_layers,
         410,
         "one order of whole units, before rows that stand anywhere",
