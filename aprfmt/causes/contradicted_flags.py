@@ -86,10 +86,11 @@ def unshared_contradictions(model: Model, other: Model) -> Iterator[Contradictio
 
 
 def changes_readings(model: Model, row: Contradiction) -> bool:
-    """Return whether a loader that believes the flag computes other numbers than one that does not.
+    """Return whether a loader that follows the flag computes other numbers than the tensors give.
 
-    They compute the same where the head that the flag denies equals the embedding, and where the
-    denied biases are zeros or the demanded biases are missing, which become zeros.
+    False where a head that the flag denies equals the embedding, where biases that the flag
+    denies are all zeros, and where biases that the flag demands are missing: a loader fills these
+    with zeros.
     """
     if row.name == "tied_embeddings":
         return not row.said or has_own_head(model)
@@ -117,8 +118,8 @@ def contradiction_findings(
 ) -> Iterator[Finding]:
     """Yield a finding for each flag of a model among those that change what a reader computes.
 
-    `changing` are from `judged_contradictions`, `side` is the model's ("A" or "B"). They are
-    located: no reading is recomputed here. `next` is the command that sets the flag.
+    `changing` are from `judged_contradictions`, `side` is the model's ("A" or "B"). The findings
+    are not confirmed, since no pass is run here. Their `next` is the command that sets the flag.
     """
     named: dict[str, list[Contradiction]] = {}
     for row in changing:

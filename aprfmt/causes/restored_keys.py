@@ -123,7 +123,7 @@ def misfitting_key_findings(a: Model, b: Model, rows: Sequence[FieldDiff]) -> tu
 
 
 def is_of_own_keys(row: FieldDiff) -> bool:
-    """Return whether a row compares what the files' own keys state, not what is read here."""
+    """Return whether a comparison is of what the files' keys state, not of derived values."""
     return {row.origin_a, row.origin_b} <= {READ_HERE, ITS_KEY, NOT_THERE}
 
 

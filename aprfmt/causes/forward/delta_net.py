@@ -253,7 +253,7 @@ def _patch_decay(how: Callable[[Array, Array, Array], Array]) -> Patch:
 
 
 def _patch_channels(how: Callable[[Array], Array]) -> Patch:
-    """Return a patch that replaces the log of the decay, given by channel, by how(it)."""
+    """Return a patch that replaces the log of the decay, given by channel, by how(that log)."""
 
     def override(op: Any, at: Any, q: Any, k: Any, v: Any, decay: Any, *rest: Any) -> Any:
         """Return the delta rule's result with the mistaken how(decay) for the log of the decay."""

@@ -248,7 +248,7 @@ class _VocabularySearch:
 
         `slots` are the positions. Their rows replace the tokens' own, or are read in addition
         (`beside`). Several positions are solved one after the other, from several starting
-        points, since that may end at tokens that no single exchange improves.
+        points: one start may end at wrong tokens that no exchange of a single one improves.
         """
         rows = self.late
         total = np.ones((len(self.probs), len(rows)))
@@ -400,9 +400,10 @@ class _Output:
         return flat
 
     def of_mixed(self, mixed: Array, rows: Array) -> Array:
-        """Return projected rows of the point, less `added`, for mixed values.
+        """Return the point's rows that mixed values give, projected onto random directions.
 
-        `mixed` is [candidates, rows, heads, d], `rows` the numbers of the rows.
+        `mixed` is [candidates, rows, heads, d], `rows` the numbers of the rows, and the result
+        [candidates, rows, directions]. `added` is not in it.
         """
         made: Array = (mixed.reshape(*mixed.shape[:2], -1) * self.factor[rows]) @ self.weight
         return made

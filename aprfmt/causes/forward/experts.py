@@ -139,8 +139,8 @@ def usual_exchanged_weights(patched: PatchedModel) -> Iterator[Change]:
 def usual_bias_mistakes(patched: PatchedModel) -> Iterator[Change]:
     """Yield the change that adds the chosen experts' output biases without their weights.
 
-    None for models whose experts have no such bias, or whose weights multiply inputs: there it is
-    right.
+    Nothing for models whose experts have no such bias. Nothing either where weights multiply the
+    inputs, since biases are rightly unweighted there.
     """
     role = "ffn_down_exps.bias"
     if patched.spec.block.expert_weights == "input" or not any(

@@ -238,8 +238,8 @@ def _name_row_order(case: Mismatch, key: str, order: Array) -> tuple[str, str, M
 def _wrong_head_count(order: Array, right: int) -> tuple[int, str] | None:
     """Return (number of heads, words) if `order` is a rope permutation for a wrong head count.
 
-    `right` is the true number. `words` is "" or says that the order for it was undone too. None
-    if no number of heads gives the order.
+    `right` is the true number. `words` is "", or a clause that the permutation for `right` heads
+    was undone as well. None if no number of heads gives the order.
     """
     count = len(order)
     own = adjacent_pair_order(count, right) if count % (2 * right) == 0 else None

@@ -25,10 +25,11 @@ CAUSE_ROWS = (
 
 
 def find_logits_row(case: Mismatch) -> Iterator[Change]:
-    """Yield the change of which token's hidden state the head was given, from recorded logits.
+    """Yield the change that the head was given another token's hidden state, by recorded logits.
 
-    A middle row must be exactly one token's, and all others as many tokens away. At an end of the
-    run a row is the first or the last token's.
+    The middle recorded row must equal the logits of exactly one other token. All other rows must
+    be those of the token at the same distance; beyond an end of the run, of the first or last
+    token.
     """
     head = case.call("linear")
     if case.view.point != "logits" or case.view.recorded is None or head is None:

@@ -278,7 +278,8 @@ def usual_activation_numbers(patched: PatchedModel) -> Iterator[Change]:
 def _oss_activation_mistakes(patched: PatchedModel) -> Iterator[Change]:
     """Yield changes of gpt-oss's activation that leave out or exchange one part of it.
 
-    Nothing for other activations, and for a limit without its gain: that only clamps.
+    Nothing for other activations, and for a model with a limit but no gain, whose limit only
+    clamps.
     """
     if patched.hp["swiglu_limit"] is None or patched.hp["swiglu_alpha"] is None:
         return

@@ -210,9 +210,9 @@ def _best_assignment(outputs: Array, weights: Array, wanted: Array) -> list[int]
     """Return an expert for each choice of a token whose weighted outputs sum up to `wanted` best.
 
     `outputs` [experts, hidden], `weights` [choices], `wanted` [hidden], all float64. Choices are
-    assigned one after another, the largest weight first. Of the assignments of the choices so far
-    the MAX_HELD are held that come closest. An expert may be taken more than once; of experts that
-    give the same the first is.
+    assigned one after another, the largest weight first; after each the MAX_HELD best partial
+    assignments are kept. An expert may be assigned more than once. Of experts with equal outputs
+    the first is returned.
     """
     order = np.argsort(-np.abs(weights), kind="stable")
     products = outputs @ outputs.T
@@ -237,9 +237,10 @@ def _best_assignment(outputs: Array, weights: Array, wanted: Array) -> list[int]
 def _mapping_of_votes(votes: Array, used: Collection[int]) -> list[int] | None:
     """Return the stored expert for each expert number, from votes [expert, stored expert].
 
-    `used` are the experts that any token chose. A used expert without votes was chosen only by
-    tokens that agree, and keeps its number. An unused expert keeps its number too, unless another
-    expert alone has that: then it gets one that is left over. None with fewer than two votes.
+    `used` are the experts that any token chose. A used expert without votes keeps its number, as
+    only tokens that agree chose it. So does an unused one, unless its number was given to another
+    expert in a one-to-one mapping: then it gets a number that is left over. None with fewer than
+    two votes.
     """
     if votes.sum() < 2:
         return None

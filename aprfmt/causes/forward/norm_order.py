@@ -177,11 +177,14 @@ def exchange_norm_kind(points: Collection[str] = ()) -> Patch:
             return not points or point_before_norm(patched, at) in points
 
         def centred(op: Any, at: Any, x: Any, w: Any, **kwargs: Any) -> Any:
-            """Return the RMS norm of `x` less its mean; of `x` for a norm that stays."""
+            """Return the RMS norm of `x` less its mean, or of `x` itself if it is not chosen."""
             return op(x - x.mean(-1, keepdims=True) if is_chosen(at) else x, w, **kwargs)
 
         def without_mean(op: Any, at: Any, x: Any, w: Any, bias: Any, *, eps: float) -> Any:
-            """Return the layer norm of `x` without subtracting the mean; as usual if it stays."""
+            """Return the layer norm of `x` without subtracting the mean.
+
+            For a norm that is not chosen it is the usual one.
+            """
             if not is_chosen(at):
                 return op(x, w, bias, eps=eps)
             size = np.sqrt(np.mean(np.square(x), axis=-1, keepdims=True) + x.dtype.type(eps))

@@ -211,8 +211,8 @@ def scale_weights_change(
 def other_weight_changes(case: Mismatch, key: str, other: str) -> Iterator[Change]:
     """Yield the changes in which the tensor `other` is read in place of the tensor `key`.
 
-    They are exchanged; or, for two roles of one layer, `other` is read for both in all layers. A
-    head that reads the embedding is a cause by itself.
+    In the first the two are exchanged. For two roles of one layer a second one reads the tensor
+    of the role of `other` for both roles, in all layers.
     """
     yield exchange_weights_change(case, key, other)
     stored = case.patched.stored

@@ -418,10 +418,10 @@ def _fit_size(
 ) -> Iterator[Change]:
     """Yield changes of the factor on the stream, `make(factor)`: a usual one, or a fitted one.
 
-    `configured` is the model's factor, `stream` what enters the layer with it. Where a point of
-    the layer is a sum with the stream or a product of it, its values give the factor. Else it is
-    fitted to the point, if there are `usual` ones: norms show it by their eps alone, which fits
-    many.
+    `configured` is the model's factor, `stream` what enters the layer with it. Where the point,
+    or the layer's first recorded sum, is linear in the stream, its values give the factor. Else
+    the factor is found by trials, if there are `usual` ones to begin with: behind a norm many
+    factors fit.
     """
     # Solve the factor where the point, or the layer's first sum, is linear in the stream.
     sums = [case.found.views.get(f"L{case.layer}.{name}") for name in ("mid", "out")]
@@ -644,7 +644,7 @@ def _sublayer_of(case: Mismatch, call: OperationCall) -> str:
 
 
 def parallel_change(patched: PatchedModel) -> Change:
-    """Return the change to attention and MLP in parallel; in sequence, if the model has it so."""
+    """Return the change that runs attention and MLP in parallel, or in sequence if they were."""
     other = not patched.hp["parallel_residual"]
     says = "the MLP reads the stream after attention instead of the layer's input"
     if other:

@@ -470,8 +470,8 @@ def positions_by_rows(case: Mismatch) -> Array | None:
 
     Before attention a row depends on its own token's position alone: all tokens are given one
     position after the other, and each keeps the nearest. None where attention came before the
-    point, for long tables or texts, where a row fits no position, and where all tokens have their
-    own.
+    point, for long tables or texts, where a row fits no position, and where every token has its
+    right position.
     """
     table = len(case.patched.weights["position_embd.weight"].numpy())
     first = int(case.patched.hp["position_offset"])
@@ -739,8 +739,9 @@ def scaling_change(
 ) -> Change | None:
     """Return the change that sets `key` of the rope scaling to `value`.
 
-    None if that gives no frequencies, or the model's own. `says` is the value in words. YaRN's
-    factor on cos and sin follows its other factor where the model's own does.
+    None if that gives no frequencies, or the model's own. `says` is the value in words. With
+    another YaRN `factor`, an `attention_factor` that was computed from the model's factor is
+    computed again.
     """
     configured = patched.hp["rope_scaling"]
     made = dict(configured) | {key: value}

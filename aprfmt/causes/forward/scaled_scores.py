@@ -50,9 +50,9 @@ def yarn_factor_scales(patched: PatchedModel) -> Iterator[Change]:
 
 
 def _yarn_scales(patched: PatchedModel) -> list[tuple[float, str, float]]:
-    """Return (YaRN's part of MLA's score factor, how it was applied, that factor) by mistake.
+    """Return the usual wrong factors on MLA's scores: (YaRN's part, how it was applied, factor).
 
-    [] for other attention, and for a rope scaling that is not YaRN's.
+    "How" is in words. [] for other attention, and for a rope scaling that is not YaRN's.
     """
     scaling = patched.hp["rope_scaling"]
     if patched.spec.block.attention != "mla" or not scaling or scaling["type"] != "yarn":

@@ -28,7 +28,10 @@ def tokens_of_one_pass(late: Array) -> tuple[int, int] | None:
 def changes_of_one_pass(
     changes: Iterable[tuple[Change, Layers]], patched: PatchedModel, first: int, last: int
 ) -> Iterator[tuple[Change, Layers]]:
-    """Yield the changes that only wrap operations, limited to tokens `first` to `last`."""
+    """Yield (change, layers) of the changes that only wrap operations, limited to some tokens.
+
+    The tokens are `first` to `last`, those of one pass of the run.
+    """
     for change, layers in changes:
         if change.drop or change.gives is not None:
             continue

@@ -109,7 +109,10 @@ def norm_sum(sublayers: Collection[str]) -> Patch:
             return normed
 
         def add(op: Any, at: Any, a: Any, b: Any) -> Any:
-            """Return a + b, or `b` alone where it is a norm of the sum and has the stream in it."""
+            """Return a + b, or `b` alone where it is the norm of stream plus result.
+
+            That is so after one of `sublayers`.
+            """
             return b if any(at.point == SUMMED[sublayer][2] for sublayer in sublayers) else op(a, b)
 
         # The norm's result becomes the whole stream, so the later sum adds nothing.

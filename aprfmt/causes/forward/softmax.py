@@ -117,7 +117,7 @@ def try_softmax_sums(case: Mismatch) -> Iterator[Change]:
 
 
 def usual_softmax_mistakes(patched: PatchedModel) -> Iterator[Change]:
-    """Yield changes to a softmax without the attention sinks or with others, and over tiles."""
+    """Yield changes to a softmax without attention sinks, with other sinks, or over tiles."""
     where = ("softmax",)
     if patched.spec.block.sinks:
         yield Change(

@@ -371,7 +371,7 @@ SCALES: Mapping[str, tuple[int, ...] | None] = {
 
 
 def rounding_mistakes(patched: PatchedModel) -> Iterator[UsualMistake]:
-    """Yield the mistakes of rounding operations' results to 16 bits, or the cache to 8 or 4."""
+    """Yield the mistakes of rounding results to 16 bits, or the cache to 8 or 4 bits."""
     for dtype in ("bfloat16", "float16"):
         rows: dict[str, Any] = {
             f"results of {name} are": (ops, round_operations(ops, dtype))

@@ -192,7 +192,7 @@ class DeltaComparison:
 
     @property
     def settles_keys(self) -> bool:
-        """Whether the keys of the scale change nothing, as all changes are equal with them."""
+        """Whether all products are equal, so that differing keys of the scale change nothing."""
         known = self.complete and bool(self.rows)
         return known and all(row.verdict != "DIFFERENT" for row in self.rows)
 
@@ -225,7 +225,7 @@ def compare_deltas(a: "Model", b: "Model") -> DeltaComparison | None:
 
 
 def _with_modules_alike(adapter: Adapter) -> Adapter:
-    """Return an adapter of a diffusion pipeline with its pairs by the modules of no spelling."""
+    """Return a diffusion pipeline's adapter with the module names that all spellings share."""
     pairs = {".".join(diffusion_component(module)): pair for module, pair in adapter.pairs.items()}
     return replace(adapter, pairs=pairs)
 

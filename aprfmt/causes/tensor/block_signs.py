@@ -127,8 +127,8 @@ def _turned_back(
 ) -> Iterator[Finding]:
     """Yield the finding that stored values `y` are the right ones, `x`, with flipped signs.
 
-    Nothing unless -y equals `x` within rounding: so few values are judged without the rest of the
-    tensor. `free` is the number of places that were chosen by them; `says` is (what happened,
+    Nothing unless -y equals `x` within rounding. The rest of the tensor is not judged. `free` is
+    the number of places whose signs were read from these values; `says` is (what happened,
     where).
     """
     size = norms.exact_norm(x) or 1.0

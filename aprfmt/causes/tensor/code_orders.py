@@ -369,7 +369,7 @@ class WordCodes:
         )
 
     def order_of_parts(self, by_word: "Array") -> ReorderedWeight | None:
-        """Return the weight with equal parts of its rows or columns put in order; None for none.
+        """Return the weight with equal parts of rows or columns put in order; None if none fits.
 
         `by_word` has the numbers of each word's elements, [words, places].
         """
@@ -407,7 +407,7 @@ class WordCodes:
         return found
 
     def _places(self, by_word: "Array") -> "Array":
-        """Return the place in its word of each element in the order of `by_word`, [places]."""
+        """Return the place in its word of the code of each column of `by_word`, [places]."""
         base, places = 1 << self.bits, by_word.shape[1]
         low = self.decode(np.zeros_like(self.stored))
         found = np.zeros(places, np.int64)

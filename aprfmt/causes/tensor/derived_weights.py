@@ -174,10 +174,10 @@ def _light_training(
 ) -> tuple[list[TensorDiff], set[str]]:
     """Return (matrices that a light training changed, keys of all tensors it changed).
 
-    Steps below a unit in the last place leave many values as they are and move others by one, which
-    is the bound of sums in another order too: a bound, and no proof of them. Where another tensor
-    is further away than that bound allows, by no more than a few times of what the others moved,
-    the same training moved all of them. ([], ()) where none is, or where few tensors differ.
+    Small steps move values by at most one unit in the last place, as sums in another order do:
+    such matrices are called rounding, which is not proven. If another tensor is beyond that
+    bound, by at most a few times of what these matrices moved, one training is taken to have
+    changed them all. ([], set()) where no such tensor is found, or where few matrices differ.
     """
     bounded = [
         row

@@ -67,7 +67,8 @@ class Distance:
     def equal(self, slack: float) -> bool:
         """Return whether the two arrays are equal up to the relative distance `slack`.
 
-        They are, too, if every row of them is within `slack`.
+        Their distance as a whole must be within `slack`, and no row may be stray, which is far
+        beyond it. With a slack of 0 no value may differ.
         """
         return not self.changed or (slack > 0 and self.relative <= slack and not self.stray)
 
@@ -270,8 +271,10 @@ class DifferingPair:
         """Return the guess that `take`, in place of the side `label`, equals the other side.
 
         `take` gives rows by their numbers. `cause` is the cause's name, `says` its evidence,
-        `where` the keys (none: the pair's), `rows` the only rows compared (None: all). `slack`
-        None is that of the pair; `constant`, `free` and `most` as in Guess.
+        `where` the keys (none: the pair's), `rows` the only rows compared (None: all), `slack`
+        the relative distance of equal rows (None: the pair's). `constant`: the guess is that one
+        value is everywhere. `free` is how many numbers were read from the values, `most` the
+        highest certainty.
         """
         left, right = (take, self.b.take) if label == "A" else (self.a.take, take)
         near = self.slack() if slack is None else slack

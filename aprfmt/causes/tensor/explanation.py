@@ -66,7 +66,10 @@ def explain_pair(a: View, b: View, context: PairContext, key: str = "") -> Findi
 
 
 def _explain_differing(a: View, b: View, context: PairContext, key: str) -> Finding | None:
-    """Return the finding for two tensors by their shapes or values; None as in `explain_pair`."""
+    """Return the finding for two tensors by their shapes or values.
+
+    None if no hypothesis fits, or if the tensors do not differ.
+    """
     first, second = RowReader(a), RowReader(b)
     if a.shape != b.shape:
         placeholder = explain_placeholder(key or a.name, first, second)

@@ -189,7 +189,7 @@ class LayerTensors:
         return prove_values(sample, sum(one.size for one in judges), free, slack)
 
     def undo(self, roles: Sequence[str], factor: "Array") -> bool | None:
-        """Return whether B's products are A's with columns divided by `factor`, not A's own.
+        """Return whether B's products undo a factor: they are A's, columns divided by it.
 
         None where B's rounding leaves it open. The difference of B and A is projected onto what
         the factor would make of A: that is all of it, or none. All values of all `roles` count,

@@ -40,7 +40,8 @@ def worded_orders(
 ) -> "Iterator[tuple[str, Array]]":
     """Yield (words, order) of every known layout and its inverse: A's row at each place of B.
 
-    The arguments are those of `layout_words`.
+    `parts` are (name, rows) of the fused tensors; `outer` stacks (experts) repeat them.
+    `kv_heads` groups q, k and v, 0 for other parts.
     """
     names = " ".join(name for name, _ in parts)
     whole = f"all {', then all '.join(name for name, _ in parts)}"

@@ -328,7 +328,10 @@ def _parts_crossed(pool: JoinedRows, at: "Array") -> list[tuple[int, int]]:
 
 
 def _moves_inside_part(pool: JoinedRows, part: int, at: "Array") -> bool:
-    """Return whether the rows of a part moved among themselves only."""
+    """Return whether the rows of a part moved among themselves only.
+
+    `at` is A's row at each place of B, `pool` A's joined rows.
+    """
     start, stop = pool.starts[part], pool.starts[part + 1]
     here = at[start:stop]
     return bool(((here >= start) & (here < stop)).all())

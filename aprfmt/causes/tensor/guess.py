@@ -118,11 +118,12 @@ class JointHypothesis:
     one_sided: bool = False
 
     def is_for(self, context: "PairContext", rows: Iterable["TensorDiff"]) -> bool:
-        """Return whether the hypothesis is worth trying, by the comparisons `rows` of all tensors.
+        """Return whether the hypothesis is worth trying, by the comparisons of all tensors.
 
-        One about shapes needs two of different shape, one about an engine's ranks that B was
-        saved by an engine, a one-sided one tensors that each side alone has, and any other a
-        tensor that nothing explains yet; one for `tables` accepts a shape that differs, too.
+        `rows` are the comparisons. A hypothesis about shapes needs two of different shape. One
+        about an engine's ranks needs a B that an engine saved. A one-sided one needs tensors that
+        only A has and tensors that only B has. Any other needs a tensor that nothing explains
+        yet, or with `tables` a shape that differs.
         """
         if self.shapes:
             return any(row.verdict == "SHAPE_DIFFERS" for row in rows)

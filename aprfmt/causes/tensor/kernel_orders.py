@@ -44,8 +44,8 @@ def torch_kernel_findings(
     """Yield the finding of kernels that a file of MLX's has in the other file's order, torch's.
 
     `rows` are the compared `pairs`, in the same order. Yields nothing unless exactly one of the
-    files is MLX's. Kernels of a known role are left out, as every reader of its architecture turns
-    those that are not as it wants them.
+    files is MLX's. Kernels of a known role are left out, since readers of the architecture put
+    either order right.
     """
     of_a = is_of_mlx(a)
     if of_a == is_of_mlx(b):
@@ -79,8 +79,9 @@ def torch_kernel_findings(
 def _has_torch_order(kernel: View, row: TensorDiff) -> bool:
     """Return whether a tensor of MLX's file is a kernel of torch's order, as the other file's is.
 
-    False for a stack of experts, for a kernel whose values are the same in both orders, and where
-    the sides of its window, which are equal, stand as MLX has them: then the other file is wrong.
+    False for a stack of experts, and for a kernel whose values are the same in both orders. False
+    too where the two equal window sizes come before the channels, as MLX has them: then the other
+    file is wrong.
     """
     shape = kernel.shape
     if kernel.role is not None or row.shape_a != row.shape_b or len(shape) < _LEAST:

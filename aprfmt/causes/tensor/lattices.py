@@ -109,8 +109,8 @@ class FoundScheme:
 def code_books() -> tuple[CodeBook, ...]:
     """Return every code that is searched for, the smallest first.
 
-    Floats of 8 bits come before integers of 6: values of the former are seldom those of the
-    latter by chance, but not the reverse.
+    8-bit floats are tried before 6-bit integers, since values of 6-bit integers seldom fit 8-bit
+    floats by chance, while the reverse happens.
     """
 
     def symmetric_codes(bits: int) -> "Array":
@@ -278,10 +278,10 @@ def _share_at_rest(cells: "Array", scales: "Array", code: CodeBook) -> float:
 def _fit_nearly_all(
     cells: "Array", code: CodeBook, unit: StorageUnit
 ) -> tuple["Array", "Array"] | None:
-    """Return (scales, bits) of every group as `_fit_cell_scales`; None if fewer than ALL fit.
+    """Return (scales, bits by which the fits beat chance) of all groups; None if too few fit.
 
-    `cells` is [groups, elements]. The groups are fitted in growing parts, until too many do not
-    fit.
+    Both are [groups], `cells` is [groups, elements]. The fraction ALL of the groups must fit.
+    They are fitted in growing parts, until too many do not.
     """
     parts = []
     start = failed = 0
@@ -345,9 +345,10 @@ def _fit_cell_scales(cells: "Array", code: CodeBook, unit: StorageUnit) -> tuple
 
 
 def _top_entries(code: CodeBook) -> tuple["Array", bool]:
-    """Return (entries that a group's largest value may have, likeliest first; signs are symmetric).
+    """Return (entries that a group's largest value may be, whether all occur with both signs).
 
-    If the code has every entry with both signs, only positive ones are returned.
+    The likeliest entry is first. Of a code with both signs only the positive entries are
+    returned.
     """
     turned = np.array_equal(code.entries, -code.entries[::-1])
     entries = code.entries[(code.entries > 0) | (not turned)]

@@ -79,9 +79,9 @@ def explain_lost_bits(case: DifferingPair) -> Iterator[Finding]:
 def _judging_digits(lost: int, left: int) -> float:
     """Return how many bits of evidence a value gives that `lost` bits of its code are missing.
 
-    `left` is the number of the other bits. Where the lost ones are the code's highest, three
-    codes in 2**left are within a step by chance; where they are its lowest, those of a run and
-    its two neighbours are.
+    `left` is the number of the other bits. Where the lost bits are the code's highest, three
+    codes in 2**left are within a step by chance. Where they are its lowest, 2**lost + 2 of all
+    codes are.
     """
     return max(left - math.log2(3), lost + left - math.log2(2**lost + 2))
 

@@ -244,10 +244,10 @@ def _shares(apart: "Array", whole: "Array") -> "Array":
 def _project(
     pair: MatrixPair, values: "Array", right: "Array"
 ) -> tuple[RemainingDistance, RemainingDistance]:
-    """Return how far `cut` is from `full` projected onto the directions of outputs, and of inputs.
+    """Return (distance by the directions of outputs, distance by the directions of inputs).
 
-    `values` are the singular values of `cut` [rank], `right` their directions of inputs [rank,
-    columns].
+    Each is how far `cut` is from `full` projected onto these directions of `cut`. `values` are
+    the singular values of `cut` [rank], `right` its directions of inputs [rank, columns].
     """
     along = (right.T / values).astype(np.float32)  # the part times this: its directions of outputs
     kept = np.zeros(right.shape)

@@ -222,7 +222,7 @@ def nearly_equal(made: "Array", values: "Array", slack: float) -> bool:
 def explain_misread_codes(case: DifferingPair) -> Iterator[Finding]:
     """Yield the finding that a side's values are the other's codes, read as other numbers.
 
-    Nothing for sides as near as right copies are: they are not decoded for it.
+    Nothing for two sides that are as near to each other as right copies are.
     """
     if case.numbers is not None or case.a.shape != case.b.shape or case.a.columns < 2:
         return
@@ -279,7 +279,7 @@ def _misread(
 def explain_whole_bytes(case: DifferingPair) -> Iterator[Finding]:
     """Yield the finding that a side's integers are the bytes of 8-bit floats.
 
-    For a pair whose other side has the weights before they were packed: it must be the floats
+    The other side has the weights before they were packed: they must be the floats of these bytes
     times scales.
     """
     from aprfmt.causes.tensor import packed_scales

@@ -374,7 +374,7 @@ def _hold_same_values(a: RowReader, b: RowReader) -> bool:
 
 
 def _are_near(x: float, y: float, slack: float) -> bool:
-    """Return whether two norms are equal within a relative distance, or sums in float64."""
+    """Return whether two norms are equal within `slack`, relative, or the rounding of sums."""
     return abs(x - y) <= max(slack, SUMMED) * max(x, y)
 
 

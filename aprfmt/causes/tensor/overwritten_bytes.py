@@ -45,8 +45,8 @@ class ByteSpan:
 def explain_overwritten(case: DifferingPair) -> Iterator[Finding]:
     """Yield the finding that all but a few ranges of bytes are equal, and what those contain.
 
-    Where there are no such ranges, it is of columns, or of damaged values if the encodings
-    differ.
+    Where there are no such ranges, the finding is about columns, or about damaged values if the
+    encodings differ.
     """
     best: tuple[list[ByteSpan], RunBytes, RunBytes | bytes] | None = None
     # Take the byte order in which the difference has fewer ranges.
@@ -131,7 +131,7 @@ def _covers_whole_units(span: ByteSpan, one: int) -> bool:
 
 
 def _explain_columns(case: DifferingPair) -> Iterator[Finding]:
-    """Yield the finding that only some columns differ, and contain no values that were written."""
+    """Yield the finding that only some columns differ, which in B are all zero: never filled."""
     columns = case.a.columns
     if columns == 1 or case.a.rows != case.b.rows or case.a.encoding != case.b.encoding:
         return

@@ -207,8 +207,9 @@ def _one_factor(copy: PackedCopy, factor: "Array") -> Finding | None:
 def _under_inverted_whole(scales: "Array") -> bool:
     """Return whether scales [groups] are numbers of E4M3 up to one common factor.
 
-    They are then the stored bytes of NVFP4, which a tensor scale g multiplies. If 1/g was used
-    for g, the scales are off by g^2 and its root leaves the bytes, up to powers of two.
+    `scales` are those that are left once an inverted tensor scale is undone: of NVFP4, which
+    stores bytes of E4M3 under one scale for the tensor, they are such numbers, up to powers of
+    two.
     """
     digits = np.frexp(np.unique(np.abs(scales)))[0] * E4M3_DIGITS
     whole = np.rint(digits)

@@ -100,8 +100,9 @@ def _missing_experts(whole: View, part: View) -> tuple[int, ...]:
 def _verdict(one: View, other: View) -> TensorVerdict:
     """Return the verdict on the values of two tensors: UNREADABLE where one cannot be read.
 
-    WITHIN too for blocks along two axes, of which each was rounded by itself. Where `other` lacks
-    experts of `one`, those that both have are compared.
+    WITHIN also for two quantized tensors whose blocks run along different axes, if they agree
+    within the rounding of both. Where `other` lacks experts of `one`, those that both have are
+    compared.
     """
     if _missing_experts(one, other):
         return _verdict_on_experts(one, other)
@@ -156,8 +157,9 @@ def names_text(views: Sequence[View]) -> str:
 def second_layout_findings(a: Model, b: Model, keys: Collection[str]) -> Iterator[Finding]:
     """Yield the finding of each side that stores parameters in two layouts, unlike the other.
 
-    `keys` are the names of the unlisted tensors that one side alone has: others are compared by
-    name. Where the layouts have different values it says which has the other side's values.
+    `keys` are the keys of the tensors that only one side has. A second layout that both sides
+    have is not reported here. Where the layouts have different values, the finding says which of
+    them has the other side's values.
     """
     for side, model, other in (("A", a, b), ("B", b, a)):
         alone = {*keys, *model.beside_packed} - {*other.beside_packed}

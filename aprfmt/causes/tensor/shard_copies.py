@@ -302,10 +302,11 @@ ALONE = (
 def joined_groups(
     context: PairContext, pairs: Mapping[str, TensorPair], rows: Mapping[str, TensorDiff]
 ) -> Iterator[Group]:
-    """Yield one function that returns {tensor key: finding} of misplaced shards of fused matrices.
+    """Yield a function that returns {tensor key: finding} of misplaced shards of fused matrices.
 
-    A rank has its part of each part of a fused matrix; joined rank by rank they are not in the
-    parts' order, and a shard may be there twice or in another rank's place.
+    A rank stores its shard of each matrix that is fused, such as q, k and v. Shards that were
+    joined rank by rank are not in the order of these matrices, and one may be there twice or in
+    another rank's place.
     """
     yield partial(_explain_joined, context, pairs, rows)
 

@@ -39,9 +39,10 @@ _WORDS: Mapping[
 
 
 def explain_stored_shape(case: DifferingPair) -> Iterator[Guess | Finding]:
-    """Yield that one side is the other reshaped: axes joined, or a kernel's channels last.
+    """Yield the guess or finding that one side is the other reshaped.
 
-    Nothing for two matrices. A vector is only compared in order, for it shows no kernel's layout.
+    Axes are joined, or a kernel has its channels last. Nothing for two matrices. A vector is only
+    compared in order, for it shows no kernel's layout.
     """
     a, b = case.a, case.b
     fewer, more = sorted(len(side.shape) for side in (a, b))

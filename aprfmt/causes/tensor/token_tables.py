@@ -81,7 +81,10 @@ def vocabulary_size(model: "Model") -> int | None:
 
 
 def _count_ids(model: "Model") -> int | None:
-    """Return the number for `vocabulary_size`; the tokenizer is parsed for it."""
+    """Return how many rows of a token table the ids of a model's tokenizer need, by parsing it.
+
+    None if it has no tokenizer that can be read.
+    """
     carried = model.carried
     try:
         size = tokenizer_facts(model).get("vocab_size")

@@ -68,8 +68,9 @@ def guess_transposed_inside(case: DifferingPair) -> Iterator[Guess]:
 def _take_transposed(side: RowReader, rows: int, columns: int, heads: int, across: bool) -> Take:
     """Return a function from row numbers to rows of matrices whose heads' blocks are transposed.
 
-    The last four arguments are those of `_transposed_places`. Only the places of about PLACES
-    elements are in memory: those of all requested rows take several times as much as their values.
+    A matrix is [rows, columns]. A block is the rows of one of `heads` heads, or (`across`) its
+    columns. Only the places of about PLACES elements are in memory: those of all requested rows
+    take several times as much as their values.
     """
     tall, wide = side.shape[-2:]
 

@@ -117,10 +117,10 @@ def special_id_differences(a: StatedTokenizer, b: StatedTokenizer) -> Iterator[D
 def _lacks_stated_id(a: StatedTokenizer, b: StatedTokenizer, role: str) -> str:
     """Return a clause that transformers has no such token on the side that lacks its id; "" else.
 
-    `role` is the token's, such as "bos". transformers reads these keys of a GGUF, and has no such
-    token without one (5.23, tried), whatever id llama.cpp takes. Between a folder and a GGUF that
-    is so only where the folder states that there is no such token and config.json has no id. ""
-    for tokenizers of different kinds.
+    `role` is the token's, such as "bos". Of a GGUF transformers reads the key alone (5.23,
+    tried), whatever id llama.cpp uses without it. Of a folder that is compared with a GGUF, the
+    files must state that there is no such token, and config.json no id. "" for tokenizers of
+    different kinds.
     """
     if role not in _READ_OF_GGUF or a.vocabulary.kind != b.vocabulary.kind:
         return ""

@@ -147,7 +147,7 @@ def guess_norms(case: BackwardCase) -> Iterator[BackwardGuess]:
 
 
 def guess_router_cut(case: BackwardCase) -> Iterator[BackwardGuess]:
-    """Yield guesses that the router is cut off from the loss, or the sum of its weights."""
+    """Yield guesses that the experts' weights, or the sum dividing them, count as constants."""
     experts = ("ffn_down_exps", "ffn_up_exps", "ffn_gate_exps")
     if case.right_at("ffn_gate_inp") or not case.right_at(*experts):
         return

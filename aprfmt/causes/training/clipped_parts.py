@@ -87,7 +87,7 @@ def _is_from_layer(key: str, first: int) -> bool:
 
 
 def _alike(parts: Mapping[str, float], size: float, bound: float, room: float) -> list[str]:
-    """Return the names of parts by whose norm a bound clips as by a norm of `size`.
+    """Return the names of the parts whose norm `bound` clips by the same factor as `size`.
 
     `room` is how far their factors may be apart, relative to the factor.
     """
@@ -100,7 +100,10 @@ def _alike(parts: Mapping[str, float], size: float, bound: float, room: float) -
 
 
 def _says(names: Collection[str], size: float, bound: float, norm: float) -> str:
-    """Return what is said of a clipping by the norm `size` of parts; `norm` is that of all."""
+    """Return the sentence that gradients were clipped to `bound` by `size`, a norm of some parts.
+
+    `names` are the parts, `norm` is the norm of all gradients, by which they should be clipped.
+    """
     return (
         f"all gradients were clipped by the norm of {', or of '.join(names)}, {size:.4g}, to "
         f"{bound:g}, and not by that of all, {norm:.4g}"
@@ -110,8 +113,9 @@ def _says(names: Collection[str], size: float, bound: float, norm: float) -> str
 def guess_clipping_by_part(case: StepCase, recipe: Recipe) -> Iterator[StepGuess]:
     """Yield the guesses that the stated bound clips all gradients by the norm of a part of them.
 
-    Explained at most where several parts have that norm. Nothing where the recipe does not clip, no
-    gradient is known, or the step does not depend on the gradient's size.
+    Where several parts have that norm, the certainty is "explained" at most. Nothing where the
+    recipe does not clip, no gradient is known, or the step does not depend on the gradient's
+    size.
     """
     norm = case.others.get("norm")
     sized = case.signs or recipe.row.sizes

@@ -367,7 +367,8 @@ def other_factors(
     """Yield (cause, sentence, factor) for each way of clipping other than by the norm of all.
 
     The factor, at most 1.0, is that of one parameter's gradient; `vector` says that it is no
-    matrix. `others` are the norms of its `StepCase`. Nothing where a norm is not known.
+    matrix. `others` are norms by name: "norm" of all gradients, "own_norm" of this one. Nothing
+    where one of these two is not known.
     """
     norm, own = others.get("norm"), others.get("own_norm")
     if recipe.clip is None or norm is None or own is None:

@@ -95,7 +95,7 @@ class GradientCase:
         return self if rounding is None or not size else replace(self, rounding=rounding / size)
 
     def is_made(self, wanted: F64) -> bool:
-        """Return whether `wanted`, a gradient made by a mistake with a fitted number, is the given.
+        """Return whether the given gradient is `wanted`, made by a mistake with a fitted number.
 
         Only rounding may be left, and little of the difference of given and computed: a fitted
         number explains some part of any difference.

@@ -365,9 +365,9 @@ def decay_evidence(case: StepCase, recipe: Recipe) -> DecayEvidence | None:
 
 
 def _weights_with(case: StepCase, part: float, update: Update) -> tuple[F64, F64]:
-    """Return (decay added together with the step, decay rounded first) for the stored weights [n].
+    """Return (weights with step and decay added at once, weights with decay rounded first), [n].
 
-    Both are the weights after an update with `part` of its decay, in the stored type.
+    Both are in the stored type, after an update with `part` of its decay.
     """
     encoding = case.encodings[1]
     decayed = case.before + part * update.decay

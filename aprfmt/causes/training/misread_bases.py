@@ -39,8 +39,9 @@ LEFT = 0.01  # of a difference: what an offset leaves that is known to 1e-4 of i
 def guess_misread_base(case: BackwardCase) -> Iterator[BackwardGuess]:
     """Yield the guess of the wrong decoding of the base that gives an adapter's gradients.
 
-    Of all that are tried the one that leaves least. Where that leaves a part that rounding does
-    not, as the offset of scales is known from the scales alone, it is explained.
+    Of the decodings that are tried, it is the one that leaves least of the difference. It is
+    yielded twice: to be confirmed by the gradients, then as explained, for a rest that rounding
+    does not give.
     """
     if case.base is None or not pairs_of(case) or case.missing or not case.wrong:
         return

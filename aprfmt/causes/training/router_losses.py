@@ -35,8 +35,8 @@ WORDS = {
 def guess_router_losses(case: BackwardCase) -> Iterator[BackwardGuess]:
     """Yield guesses of other factors of the routers' losses, solved on one gradient.
 
-    A gradient is linear in them. It is that of the router that differs most, or, where no router
-    is trained (of an adapter), of the parameter that differs most.
+    A gradient is linear in these factors. The one used is that of the router that differs most;
+    of an adapter, which trains no router, that of the parameter that differs most.
     """
     if not case.experts or loss_differs(case):
         return  # the loss of the labels is another one, too

@@ -97,8 +97,9 @@ class StepCase:
     def stepped_as_stored(self) -> bool:
         """Whether the step was added to the stored BF16 or F16 weights, not to finer copies.
 
-        It is told by the changes to a finer type: of rounded copies they include what rounding
-        removed, which is seldom small. False for other types and for few elements.
+        Where the weights after the step are stored finer, their changes show it: of finer copies
+        they include what rounding removed before the step, which is seldom small. False for other
+        types and for few elements.
         """
         if self.encodings[0] not in COARSE or self.coarse or self.change.size < KNOWN:
             return False
@@ -296,9 +297,9 @@ class Fit:
     def faint(self) -> bool:
         """Whether steps of known size are shorter than stated, each by a factor of its own.
 
-        A lower rate makes all of them shorter by one factor, gradients as small as epsilon each
-        by another: then the longest steps do not show the rate. False where the gradient is
-        known.
+        A lower rate makes all steps shorter by one factor; gradients as small as Adam's epsilon
+        make each shorter by another. In the second case the longest steps do not show the rate.
+        False where the gradient is known.
         """
         case, size = self.case, self._size
         if not case.signs or case.coarse or not size:
@@ -513,12 +514,12 @@ class Fit:
 
     @cached_property
     def held_counts(self) -> tuple[int, float, int, int]:
-        """Four counts of elements that show what the weights were stepped in, summed for `held_in`.
+        """Counts that show the type that weights were stepped in: (moved, due, other, far).
 
-        (Those that the step moves, the number of these that arithmetic in the stored type would
-        round differently at least, those that differ from the prediction, those further off than
-        that arithmetic allows.) Zeros unless both sides are in the same type, BF16 or F16, and
-        the gradient or the moments are known.
+        `moved` elements change by the step; arithmetic in the stored type would round `due` of
+        these differently, at least. `other` of them differ from the prediction. `far` elements
+        are further off than that arithmetic allows. Zeros unless both sides are in the same type,
+        BF16 or F16, and the gradient or the moments are known.
         """
         case, encoding = self.case, self.case.encodings[1]
         if not case.coarse or case.encodings[0] != encoding or case.signs:
@@ -575,9 +576,10 @@ def _shares(
 def held_in(moved: int, due: float, other: int, far: int) -> str:
     """Return what weights were stepped in: "finer" than they are stored, "stored", or "" (open).
 
-    By sums of `Fit.held_counts`. A finer copy that had more bits before gives some elements another
-    spacing. Without them finer arithmetic rounds once, to the bits of the prediction; in the stored
-    type moments, root, quotient and sum are rounded each.
+    The arguments are sums of `Fit.held_counts` over tensors: elements that the step moves, how
+    many of them arithmetic in the stored type would round differently, how many differ from the
+    prediction, and elements further off than that arithmetic allows. Those that are far off show
+    finer copies.
     """
     if far >= max(FEWEST, (1 - EXACT) * moved):
         return "finer"
