@@ -43,7 +43,7 @@ class ComputedGradients(Protocol):
         ...
 
     def gradient_near(self, key: str, given: "NDArray[Any]") -> "NDArray[Any]":
-        """Return the gradient of a parameter, a token table's row for padding as the trainer's.
+        """Return the gradient of a parameter, a token table's padding row as the trainer has it.
 
         Trainers differ in whether that row gets a gradient; `given` is the trainer's gradient.
         """

@@ -90,7 +90,7 @@ class Computed:
         return self.exact.gradient(key)
 
     def gradient_near(self, key: str, given: "NDArray[Any]") -> "NDArray[Any]":
-        """Return the gradient of a parameter, a token table's row for padding as the trainer's.
+        """Return the gradient of a parameter, a token table's padding row as the trainer has it.
 
         Trainers differ in whether that row gets a gradient; `given` is the trainer's gradient.
         """

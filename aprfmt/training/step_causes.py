@@ -125,10 +125,11 @@ def fewest_mistakes(judged: Mapping[str, Judgement]) -> list[tuple[Mistake, tupl
 def joined_factor_causes(
     found: Sequence[tuple[Mistake, tuple[str, ...]]], told: Collection[Mistake]
 ) -> list[tuple[Mistake, tuple[str, ...]]]:
-    """Return the mistakes, with many factors of one kind as one: no factor holds for all of them.
+    """Return the mistakes, with many different factors of one cause joined to one mistake.
 
-    So many are what one rule leaves that is not known, such as a clipping by units. Those in `told`
-    are known to come of a clipping, and stay.
+    So many factors come of one rule that is not known, such as a clipping by units. Mistakes in
+    `told` are known to come of a clipping and are not joined. Each is (mistake, other causes that
+    explain the same).
     """
     made = list(found)
     for cause in FACTORS:
@@ -250,8 +251,8 @@ def mistake_causes(
 def share_guesses(step: ExplainedStep, judged: dict[str, Judgement], norm: float | None) -> None:
     """Add to each differing parameter of `judged` guesses made for others that explain it too.
 
-    A number fitted to a small parameter is inexact, so the numbers fitted to others are tried.
-    Only the MOST_SHARED commonest guesses are. `norm` is that of all given gradients.
+    A number fitted to a small parameter is inexact, so the numbers fitted to others are tried:
+    those of the MOST_SHARED commonest guesses. `norm` is that of all given gradients.
     """
     wrong = {key: one for key, one in judged.items() if one.verdict == "differs"}
     fitted = [

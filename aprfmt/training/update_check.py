@@ -184,13 +184,13 @@ def moved_without_gradient(
 
 
 def judge_moments(parameter: Parameter, recipe: Recipe, held: StepInputs) -> Judgement | None:
-    """Return whether a given gradient is the one in the moments of after the step, as a verdict.
+    """Return the verdict whether a given gradient is in the moments of after the step.
 
-    Moments of one step are that gradient, perhaps clipped or times another factor. Moments of more
-    steps can only contradict it: its squares may not exceed the second moment, and what is left of
-    both moments must be possible moments of the earlier steps; that needs a stated clipping. None
-    where nothing is decided or given, and for a rule whose step uses the gradient next to the
-    moments.
+    Moments of one step are that gradient, perhaps clipped or times another factor. Moments of
+    more steps can only contradict it: where its squares exceed the second moment, or what is left
+    without it cannot be moments of earlier steps. They are judged only with a stated clipping.
+    None where nothing is decided or given, and for a rule whose step uses the gradient in
+    addition to the moments.
     """
     if held.gradient is None or held.first is None or not held.after or held.step < 1:
         return None
@@ -236,8 +236,9 @@ FORGOTTEN = 0.01  # of the first gradient in a moment: a count is told while mor
 def judge_count(parameter: Parameter, recipe: Recipe, held: StepInputs) -> Judgement | None:
     """Return "differs" where Adam's moments cannot come from as few steps as the state counts.
 
-    It is asked of an update that was corrected for that count. None where the moments can, where
-    they are not known, and for a count at which the bias correction does not limit them.
+    `parameter` moved by a step that was corrected for that count. None where the moments can come
+    from so few steps, where they are not known, and for a count at which the bias correction does
+    not limit them.
     """
     first, second, count = held.first, held.second, held.step
     if first is None or second is None or recipe.name not in AVERAGED or not recipe.row.second:
@@ -284,7 +285,11 @@ MOMENT = 2.0**-18  # of a moment: what float32 loses of it in a few steps
 
 
 def _first_moment(parameter: Parameter, recipe: Recipe, held: StepInputs) -> Judgement:
-    """Return whether the first moment after one step is the given gradient, or a multiple of it."""
+    """Return the verdict whether the first moment after one step is the given gradient.
+
+    Clipped to a usual bound, it agrees as well. Any other multiple of the gradient differs, and
+    the verdict has a guess at the mistake.
+    """
     whole = 1 - recipe.b1 if recipe.row.second else 1.0
 
     def pairs() -> Iterator[tuple[F64, F64, F64]]:
@@ -503,7 +508,10 @@ def _sample_case(parameter: Parameter, held: StepInputs, signs: bool) -> StepCas
 def _case_of_rows(
     parameter: Parameter, held: StepInputs, signs: bool, start: int, stop: int
 ) -> StepCase:
-    """Return the elements of rows [start, stop) as a case; `signs`: see `_sample_case`."""
+    """Return the elements of rows [start, stop) as a case.
+
+    `signs` says that only the signs of the gradient are known, from the change.
+    """
     before, after = parameter.before, parameter.after
     assert after is not None
     w0 = before.rows(start, stop).astype(np.float64)
@@ -571,7 +579,10 @@ def _join_cases(parts: list[StepCase]) -> StepCase:
 
 
 def _all_cases(parameter: Parameter, held: StepInputs, signs: bool) -> Iterator[StepCase]:
-    """Yield cases of all elements of a parameter, piece by piece; `signs`: see `_sample_case`."""
+    """Yield cases of all elements of a parameter, piece by piece.
+
+    `signs` says that only the signs of the gradient are known, from the change.
+    """
     for start, _, w0, w1 in pieces(parameter.before, parameter.after):
         assert w1 is not None
         yield _case_of_weights(parameter, held, signs, start, w0, w1)
