@@ -114,10 +114,11 @@ def _round_factors(patched: PatchedModel, dtype: str) -> PatchedModel:
 
 
 def _round_sums(patched: PatchedModel, dtype: str) -> PatchedModel:
-    """Return `_round_results`, with noise in each product for the rounding of its running sum.
+    """Return the model with results rounded to `dtype`, and noise in each product.
 
-    A running sum of n terms is rounded n times while it grows: by 0.4 u of its size each time (u:
-    the unit roundoff), together by 0.4 u times the root of n / 2 of the result.
+    The noise stands for the rounding of its running sum. A running sum of n terms is rounded n
+    times while it grows: by 0.4 u of its size each time (u: the unit roundoff), together by 0.4 u
+    times the root of n / 2 of the result.
     """
     draws = np.random.default_rng(1)
 

@@ -97,12 +97,12 @@ def find_other_capture_point(case: Mismatch) -> Change | None:
 
 
 def _equal_to_other_points(case: Mismatch) -> Change | None:
-    """Return a Change that ignores points whose values the reference has at other points, or None.
+    """Return a Change that ignores points whose values the reference has elsewhere, or None.
 
-    The other points are the same one in other layers and, for the residual stream, all its
-    points. None where the first point equals no other, where the run went on with these values,
-    or where an earlier point's values are equally those of a run that left out the operations
-    between.
+    Elsewhere is at the same point in other layers and, for the residual stream, at any of its
+    points. None where the first point equals no other, or where the run went on with these
+    values. None also where it equals an earlier point, and a run without the operations between
+    them would record the same.
     """
     key = case.view.key
     other = _equal_point(case, key)
@@ -203,8 +203,8 @@ def _keys_in_all_layers(case: Mismatch, names: Sequence[str]) -> set[str]:
 def _refuse_rank_twice(case: Mismatch, keys: Sequence[str]) -> None:
     """Raise FormatError where a dump has one rank's shares in another's place at most of `keys`.
 
-    Two points at least have to show it. What follows from them agrees: the engine had the other
-    rank's shares, the dump has not.
+    Two points at least have to show it. Later points agree: the engine computed with the right
+    shares, only the dump has one rank's twice.
     """
     if not case.recorded.trace.run.get("dump"):
         return

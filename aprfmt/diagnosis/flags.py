@@ -52,8 +52,8 @@ def _measured(one: Finding, model: Model, other: Model) -> Finding | None:
     """Return the finding on a flag with its measured effect on the logits.
 
     None if following the flag or the tensors gives the same logits. It is confirmed where the
-    reading by the tensors agrees with the other model. A head that the flag has drawn at random
-    cannot be recomputed: then only the reading by the tensors is.
+    reading by the tensors agrees with the other model. A flag that denies a tied head is measured
+    by the tensors alone, since loaders draw that head at random.
     """
     said = {name: bool(values[one.side.lower()]) for name, values in one.values.items()}
     ids = choose_ids([other.hyper, model.hyper], long=False)

@@ -70,9 +70,9 @@ StepText = Callable[[StepParts, Finding], str]
 def rewrite_b_command(parts: StepParts, finding: Finding) -> str:
     """Return the command that writes B again from A; "" if A is a trace.
 
-    Of a trace, which nothing writes anew, it is the one that records the layer. Where B was
-    trained further, or A's files are damaged or its stored tensors the wrong ones, it is the one
-    that compares tensors.
+    If B is a trace, which nothing writes again, it is the command that records the layer. Where B
+    was trained further, or A's files are damaged or its stored tensors the wrong ones, it is the
+    command that compares tensors.
     """
     if parts.a.kind == "trace":
         return ""
@@ -116,7 +116,10 @@ def set_keys_command(parts: StepParts, finding: Finding) -> str:
 
 
 def diff_tensors_command(parts: StepParts, finding: Finding) -> str:
-    """Return the `diff` command for up to four tensors of the finding; for a trace `trace`."""
+    """Return the `diff` command for up to four tensors of the finding.
+
+    If a side is a trace it is the `trace` command that records the layer.
+    """
     if "trace" in (parts.a.kind, parts.b.kind):
         return trace_layer_command(parts, finding)
     names = [name for name in finding.where if "." in name][:4]

@@ -127,9 +127,9 @@ def _packing_finding(cause: str, rows: Sequence[tuple[str, str, bool]], label: s
 def _undecodable_weights(good: Model, bad: Model, names: set[str] | None) -> Iterator[StoredWeight]:
     """Yield a StoredWeight for each packed weight of `bad` that does not decode.
 
-    Weights are those that `good` has packed; `bad` must have the tensor of codes. With `names` it
-    is the weights of these names, which were seen not to decode. Those that `good` has not packed
-    alike are found by tensor names.
+    `names` are the weights that were seen not to decode, None for all whose parts were not
+    joined. First come weights that `good` has packed and of which `bad` has the codes. Others are
+    recognised as packed by their tensor names.
     """
     section = quantization_section(packing_config(bad) or {})
     seen: set[str] = set()

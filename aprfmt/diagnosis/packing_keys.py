@@ -55,8 +55,8 @@ def _section_changes(
 ) -> Iterator[Changes]:
     """Yield changes {path: value} of B's quantization section to try, for a finding's weights.
 
-    They are A's values one by one and together, other formats, and other bits and group sizes: of
-    all modules, or of those that have their own and are the finding's.
+    They are A's values one by one and together, other formats, and other bits and group sizes, of
+    all modules or of the finding's.
     """
     theirs = None if good.config is None else quantization_section(good.config)
     if theirs is not None:

@@ -235,7 +235,7 @@ def _transposed_part(part: StoredPart) -> StoredPart:
 
 
 def part_numbers(part: StoredPart) -> "Array | None":
-    """Return a part's numbers as an array; None for other integers than one-byte floats.
+    """Return a part's numbers as an array; None for integers that are no one-byte floats.
 
     Bytes of type U8 are read as powers of two (E8M0), as scales are stored.
     """

@@ -206,8 +206,8 @@ def _raw(tensor: LazyTensor) -> bytes:
 def _possible_rules(good: Model, bad: Model) -> Iterator[Rules]:
     """Yield tuples of renames to try: of one unknown part of packed weights, of two, of three.
 
-    The likely ones of each number come first. A part is unknown that most packed weights have
-    under a name of no packing.
+    The likely ones of each number come first. An unknown part is one that most packed weights
+    have under a name that no packing has.
     """
     modules = _unknown_tails(good, bad)
     counts = Counter(tail for tails in modules.values() for tail in tails)
