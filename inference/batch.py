@@ -475,9 +475,9 @@ def _keep_scored(
 ) -> NDArray[np.int64]:
     """Return the labels [samples, tokens] with -100 where `flags` says that none is scored.
 
-    Flags stand where the labels stand. Where the file has no labels (`given`), the flags are of the
-    tokens themselves if the last token of a text has one, for no row predicts a token after it;
-    else row t has the flag of token t + 1.
+    If the file has labels (`given`), flag t is of label t. If it has none, flag t may be of token t
+    or of row t, which predicts token t + 1. It is of the row unless the last token of a text has a
+    flag: no row predicts a token after it.
     """
     if given:
         return np.where(flags, labels, -100)

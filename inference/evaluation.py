@@ -177,9 +177,10 @@ def score_windows(
 ) -> EvaluationResult:
     """Return the losses of every window by one model or two.
 
-    `planned` and `skipped` are those of plan_windows. `shifts`: rows are also scored against their
-    own token and the one after the next. With a `draft` head of the model its drafts are counted,
-    and no other model is compared. `progress` is called with (windows done, all windows).
+    `planned` are (sample, its windows), `skipped` messages on samples without a label, both from
+    plan_windows. `shifts`: rows are also scored against their own token and the one after the next.
+    With a `draft` head of the model its drafts are counted, and no other model is compared.
+    `progress` is called with (windows done, all windows).
     """
     vocab = int(session.hp["vocab_size"])
     mine: list[Numbers] = []

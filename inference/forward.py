@@ -288,7 +288,8 @@ def _learned_positions(c: Context) -> Array:
 def _run_layer(c: Context, layer: int, x: Array) -> Array:
     """Return the residual stream after a layer that reads the stream x.
 
-    Both hold all copies of AltUp, or all streams of hyper-connections, where a model has them.
+    The result and x hold all copies of AltUp, or all streams of hyper-connections, where a model
+    has them.
     """
     if c.block.streams == "hyper":
         return _run_hyper_layer(c, layer, x)

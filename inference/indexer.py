@@ -20,7 +20,7 @@ POINTS = ("index_scores", "index_keys", "index_margin")  # what is worked out on
 
 
 def choose_keys(c: Context, layer: int, x: Array, latent: Array) -> Mask | Array | None:
-    """Return the mask [tokens, keys] of keys a layer's queries read; None if that is all.
+    """Return the mask [tokens, keys] of keys a layer's queries read; None if they read all.
 
     `x` [tokens, hidden_size] is the layer's normed input, `latent` [tokens, q_lora_rank] its
     compressed query. The mask may be on the device: `Backend.limit_keys` takes it.
@@ -77,8 +77,9 @@ def choose_windows(
 def choose_blocks(c: Context, layer: int, x: Array) -> Mask | None:
     """Return the masks [index_heads, tokens, keys] of the keys that each group of heads reads.
 
-    They are those in the blocks of keys whose best key scores most by an indexer's head, and in the
-    blocks next to the query. None if that is all. `x` [tokens, hidden_size] is the layer's input.
+    An indexer's head scores each block of keys by its best key. Read are the blocks with the
+    highest scores, and the blocks next to the query. None if every block is read. `x` [tokens,
+    hidden_size] is the layer's input.
     """
     hp, b, eps = c.hp, c.backend, float(c.hp["norm_eps"])
     parts = []
@@ -143,7 +144,7 @@ def _choose_best(
 def _margin(scores: Numbers, mask: Mask, count: int) -> Numbers:
     """Return each query's lowest chosen score minus the highest that was not chosen [tokens].
 
-    It is infinite where every visible key is chosen. `count` is how many are.
+    It is infinite where every visible key is chosen. `count` is how many keys are chosen.
     """
     if count >= scores.shape[1]:
         return np.full(len(scores), np.inf, scores.dtype)

@@ -31,8 +31,8 @@ def values_are_keys(hp: Hyper, layer: int) -> bool:
 def key_value_layer(hp: Hyper, layer: int) -> int:
     """Return the layer whose keys and values a layer uses: itself, or an earlier one.
 
-    The earlier one is the nearest that has keys of its own and is of the same kind, with a sliding
-    window or without. Raises ArchError where there is none.
+    The earlier one is the nearest that computes keys and is of the same kind, with a sliding window
+    or without. Raises ArchError where there is none.
     """
     if hp["own_kv_layers"][layer]:
         return layer

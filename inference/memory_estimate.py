@@ -400,10 +400,11 @@ def _use_order(key: str, last: tuple[str, ...]) -> tuple[int, str]:
 def _place_weights(
     on: Placement, weights: Iterable[UsedWeight], n_layers: int, memory: int | None
 ) -> tuple[dict[str, int], dict[str, int], dict[str, int]]:
-    """Return three {device: bytes}: placed weights, the peak while placing, `last` weights.
+    """Return three {device: bytes}: of placed weights, at the peak while placing, of the last.
 
-    The peak counts a weight while it is decoded. `memory` is the budget in bytes (None: the
-    default). What does not fit is decoded at each use.
+    The peak counts a weight while it is decoded. The last are the placed weights that are first
+    used after the layers. `memory` is the budget in bytes (None: the default). What does not fit is
+    decoded at each use.
     """
     budget = on.budget() if memory is None else memory
     placed: dict[str, int] = {}

@@ -395,12 +395,15 @@ LATENT = here_if(lambda place: place.moe and place.has_role("ffn_latent_down.wei
 
 
 def only_attention(where: PlaceOf) -> PlaceOf:
-    """Return `where`, but ABSENT in layers without attention."""
+    """Return a function like `where`, which returns ABSENT for layers without attention."""
     return lambda place: ABSENT if place.lacks_attention else where(place)
 
 
 def only_own_keys(where: PlaceOf) -> PlaceOf:
-    """Return `where`, but ABSENT in layers that use an earlier layer's keys and values."""
+    """Return a function like `where`, which returns ABSENT for layers without keys.
+
+    Such a layer uses the keys and values of an earlier layer.
+    """
     return lambda place: where(place) if place.own_kv else ABSENT
 
 
@@ -437,17 +440,17 @@ def place_attention_result(place: LayerFacts) -> str:
 
 
 def only_mixing_layers(where: PlaceOf) -> PlaceOf:
-    """Return `where`, but ABSENT in layers that are an MLP alone."""
+    """Return a function like `where`, which returns ABSENT for layers that are an MLP alone."""
     return lambda place: where(place) if place.has_mixer else ABSENT
 
 
 def only_mlp_layers(where: PlaceOf) -> PlaceOf:
-    """Return `where`, but ABSENT in layers without an MLP."""
+    """Return a function like `where`, which returns ABSENT for layers without an MLP."""
     return lambda place: where(place) if place.has_mlp else ABSENT
 
 
 def place_mixer_sum(place: LayerFacts) -> str:
-    """Return HERE if the sum that a layer's mixers add is a point of its own, else attn_out.
+    """Return HERE if the sum that a layer's mixers add is a separate point, else attn_out.
 
     It equals attn_out where attention or a recurrence is added alone, without norm or factor.
     """

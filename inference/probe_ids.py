@@ -12,9 +12,9 @@ TILE = 32
 def choose_ids(hyperparameters: Sequence[Mapping[str, Value]], *, long: bool) -> tuple[int, ...]:
     """Return token ids for a pass that can show as many causes as possible.
 
-    They are long enough for softmax tiles and, with `long`, for half as much again as the windows
-    and trained contexts up to LONGEST. `hyperparameters` has those of the compared models. The ids
-    are spread over the smallest vocabulary; one token occurs twice in a row.
+    They are at least SHORT tokens. With `long` they are also 1.5 times as long as the longest
+    window or trained context, up to LONGEST. `hyperparameters` has those of the compared models.
+    The ids are spread over the smallest vocabulary; one token occurs twice in a row.
     """
     vocab = min(int(hp["vocab_size"]) for hp in hyperparameters)
     length = SHORT

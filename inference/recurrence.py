@@ -98,10 +98,11 @@ def delta_rule_by_token(
 def delta_rule_by_chunk(
     q: Array, k: Array, v: Array, g: Array, beta: Array, state: Array
 ) -> tuple[Array, Array]:
-    """Return (reads, state after the last token), computed CHUNK tokens at a time.
+    """Return (reads [tokens, heads, value_dim], last state), computed CHUNK tokens at a time.
 
-    Arguments are those of `delta_rule_by_token`: q, k [tokens, heads, key_dim], v, log decay g,
-    beta and the state before the first token.
+    q and k are [tokens, heads, key_dim], v is shaped as the reads, beta [tokens, heads]. g is the
+    logarithm of the decay, by head or by channel. `state` [heads, key_dim, value_dim] is the one
+    before the first token.
     """
     reads = []
     for start in range(0, len(q), CHUNK):

@@ -230,9 +230,10 @@ def _route_group_limited(m: Maths, logits: Array, bias: Array | None, hp: Hyper)
 def _route_sigmoid_bias(
     m: Maths, logits: Array, bias: Array | None, hp: Hyper, tiny: float = 1e-20
 ) -> Routing:
-    """Return the routing by sigmoid, within the groups with the two best (deepseek v3).
+    """Return the routing by sigmoid, within the groups whose best two experts score most.
 
-    A bias is added for the choice only. `tiny` is added to the sum that weights are divided by.
+    It is deepseek v3's. A bias is added for the choice only. `tiny` is added to the sum that
+    weights are divided by.
     """
     scores = 1 / (1 + m.exp(-logits))
     choice = scores if bias is None else scores + bias

@@ -68,7 +68,7 @@ def scan_by_token(
 def _scan_by_state_element(
     x: Array, step: Array, rate: Array, b: Array, c: Array, state: Array
 ) -> tuple[Array, Array]:
-    """Return (reads, state) as `scan_by_token` does, where every number of state has a rate.
+    """Return a scan's (reads without the skip, last state), where each number of state has a rate.
 
     What does not depend on the state is computed for CHUNK tokens at once.
     """
@@ -89,9 +89,9 @@ def _scan_by_state_element(
 def scan_by_chunk(
     x: Array, step: Array, rate: Array, b: Array, c: Array, state: Array
 ) -> tuple[Array, Array]:
-    """Return (reads, state) as `scan_by_token` does, CHUNK tokens at a time.
+    """Return a scan's (reads without the skip, last state), computed CHUNK tokens at a time.
 
-    Each head has one rate.
+    Each head has one decay rate: `rate` is [heads].
     """
     groups = b.shape[1]
     grouped = x.shape[1] // groups

@@ -50,7 +50,7 @@ def stream_weights(
 def compressed_windows(kv: Numbers, gate: Numbers) -> Numbers:
     """Return the sum over slots of kv times the softmax of `gate` over slots: [windows, width].
 
-    Both are [windows, slots, width]; a gate of -inf leaves its slot out.
+    `kv` and `gate` are [windows, slots, width]; a gate of -inf leaves its slot out.
     """
     summed: Numbers = (kv * softmax(gate, axis=1)).sum(axis=1)
     return summed

@@ -364,7 +364,8 @@ class Backend(Recurrent, Hosted, ABC):
     def gated(self, x: Array, gate: Part, up: Part, kind: str, *, steps: bool) -> Array:
         """Return act(x @ gate) * (x @ up), every step rounded: a gated MLP before its down product.
 
-        `gate` and `up` are (weight, bias). `kind` and `steps` are those of `activate`.
+        `gate` and `up` are (weight, bias), `kind` is the activation's name. With `steps` every
+        operation inside gelu_tanh is rounded too.
         """
         act = self.activate(self.linear(x, *gate), kind, steps=steps)
         return self.mul(act, self.linear(x, *up))
@@ -445,8 +446,8 @@ class Backend(Recurrent, Hosted, ABC):
     def window_ends(self, tokens: int, windows: int, cached: int, rate: int) -> Mask:
         """Return the mask [tokens, windows] of the windows of `rate` positions that have ended.
 
-        Compressed attention's queries see what stands for such a window. `cached` positions come
-        before the tokens.
+        A query of compressed attention sees only keys that stand for such windows. `cached`
+        positions come before the tokens.
         """
         return ended_windows_mask(cached, tokens, windows, rate)
 

@@ -258,9 +258,8 @@ class Hosted:
     def pack_blocks(self, experts: Numbers, weights: Numbers, n_experts: int) -> ExpertBlocks:
         """Return the blocks of token rows that each expert gets, by a choice made on the host.
 
-        They are what `route_blocks` returns of its own choice. `experts` and `weights` are
-        [tokens, used]. Only backends with `can_stack_experts` have it; the others raise
-        NotImplementedError.
+        `experts` are the chosen experts and `weights` their weights, both [tokens, used]. Only
+        backends with `can_stack_experts` have it; the others raise NotImplementedError.
         """
         raise NotImplementedError
 

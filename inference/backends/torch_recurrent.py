@@ -261,9 +261,10 @@ def _scan_mamba1(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Return (outputs [tokens, heads, head_dim], last state) of a selective scan as in Mamba 1.
 
-    There each element of the state has its own decay rate: `rate` is [heads, state], and the state
+    In Mamba 1 each element of the state has a decay rate: `rate` is [heads, state], and the state
     [heads, head_dim, state] is carried from token to token. What does not depend on it is computed
-    for CHUNK tokens at once. The other arguments are shaped as those of Recurrent.scan.
+    for CHUNK tokens at once. x is shaped as the outputs, `step` is [tokens, heads], b and c are
+    [tokens, groups, state].
     """
     each = x.shape[1] // b.shape[1]
     reads = []

@@ -67,9 +67,9 @@ class ArrayFiles:
     def open(self, path: Path) -> ArrayFile:
         """Return the arrays and values of a file, unread; FormatError for one that is damaged.
 
-        A file of more than _FEW arrays stays open until the stack closes it. Of any other, arrays
-        whose bytes are in it as they are stay known by their place; for the rest it is opened again
-        for each read.
+        A file of more than _FEW arrays stays open until the stack closes it. Of a smaller file only
+        the places of arrays are noted whose bytes are stored unchanged; the file is opened again
+        for each read of any other array.
         """
         with ExitStack() as own:
             held = read_array_file(path, own)

@@ -241,8 +241,10 @@ class Collector:
     ) -> None:
         """Record a point's shape and where its values are stored, without reading them.
 
-        `tiles` read the stored values when their statistics are asked for. The other arguments
-        are those of `add`. Only for float32 values, and where `takes_unread` is true.
+        `tiles` read the stored values when their statistics are asked for. `rows` are the token
+        positions of the rows, None for all of them from 0 on. Of several values of a point the one
+        with the lowest `rank` is recorded. Only for float32 values, and where `takes_unread` is
+        true.
         """
         key = self._take(point, layer, rank, tiles)
         if key is None:

@@ -549,9 +549,9 @@ def _own_steps(
 ) -> set[int]:
     """Return the steps that one rank ran.
 
-    `names` are the names of its arrays by step, `ranks` those of every rank. A last step that
-    holds only late outputs of the step before is left out, but only where no rank without that
-    step has these outputs in an earlier one: such a rank's files are cut off.
+    `names` are the names of its arrays by step, `ranks` those of every rank. The last step is left
+    out if it holds only late outputs of the step before. It stays if another rank lacks that step
+    and has such outputs in an earlier one, for then the other rank's files are cut off.
     """
     steps = sorted(names)
     last = names[steps[-1]]

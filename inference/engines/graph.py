@@ -114,11 +114,10 @@ class GraphReader:
     def _points_by_weight(
         self, point: str, name: Name, rank: int, weights: list[tuple[str, int, CellColumns]]
     ) -> list[NodePoint]:
-        """Return the capture points that a node is by the weights it reads; [] if by none.
+        """Return the capture points that a node may be, by the weights it reads; [] for none.
 
-        `point` is the point, `name` a row of the table of points, `rank` its place there.
-        `weights` are the (role, layer, columns) that the node reads; those with the role of
-        `name` count.
+        `point` is the point, `name` a row of the table of points, `rank` its place there. `weights`
+        are the (role, layer, columns) that the node reads; those with the role of `name` count.
         """
         return [
             NodePoint(point, layer, rank, cut) for role, layer, cut in weights if role == name.role
@@ -274,10 +273,9 @@ class GraphReader:
 
 
 def _heads_in_order(tensor: View, model: Model) -> CellColumns:
-    """Return which column of a weight's product is each column of the model's: entry i is for i.
+    """Return, for each column of the model's product, the column of the stored weight's product.
 
-    None where no layout step of the weight tiles the heads of its rows: then the order is the
-    same.
+    None where no layout step of the weight tiles the heads of its rows: then the order is the same.
     """
     columns = [np.arange(tensor.stored[0].info.shape[0])]
     tiled = [step for step in tensor.layout if isinstance(step, Tiled) and step.axis == 0]

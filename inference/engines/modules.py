@@ -238,7 +238,10 @@ def norm_placement(siblings: Collection[str]) -> str:
 
 
 def stated_placement(block: BlockSpec) -> str | None:
-    """Return the placement of a block's norms, as `norm_placement`; None if it differs by layer."""
+    """Return where a block's norms are: pre, post, sandwich, after or streams; None if it varies.
+
+    It varies where the layer's mixer decides it. "streams" is for hyper-connections.
+    """
     if block.streams == "hyper":
         return "streams"
     return None if block.placement == "by_mixer" else block.placement
@@ -545,8 +548,9 @@ class ModuleReader:
     def _delta_net_columns(self, point: str, values: Numbers) -> Numbers | None:
         """Return a point's columns of a gated delta net's joined projection.
 
-        A projection has q, k, v and gate of each key head side by side, or beta and alpha of each;
-        of some engines' modules of all heads. None without the model's sizes.
+        The projection has q, k, v and gate, or beta and alpha, next to each other for each key
+        head; in some engines' modules it has them for all heads together. None without the model's
+        sizes.
         """
         hp = self._collector.hp
         if hp is None:

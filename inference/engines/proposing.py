@@ -195,7 +195,7 @@ def _fits_of_array(
 
 
 def _has_padded_vocabulary(shape: tuple[int, ...], key: str, mine: Numbers) -> bool:
-    """Return whether an array has the rows of the logits `mine`, and more columns than these."""
+    """Return whether an array has the rows of the logits `mine` and more columns than `mine`."""
     width = mine.shape[-1]
     if not has_vocabulary_axis(parse_key(key)[0]) or not shape or shape[-1] <= width:
         return False
@@ -328,9 +328,9 @@ def _take_by_name(
 ) -> None:
     """Map the remaining arrays to the point that their name tells, unless values contradict it.
 
-    They do where that point is far off and another one is far nearer. `names` is the mapping so
-    far, `fits` how each array fits the points, `taken` the mapped keys, `said` the keys that each
-    name may mean. Changes `names` and `taken`.
+    Values contradict it where that point is far off and another one is far nearer. `names` is the
+    mapping so far, `fits` how each array fits the points, `taken` the mapped keys, `said` the keys
+    that each name may mean. Changes `names` and `taken`.
     """
     for name, row in names.items():
         if row is not None or _repeats_taken(fits[name], taken):

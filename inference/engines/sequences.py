@@ -178,7 +178,7 @@ def _computed_again(
 def _without_warm_ups(passes: Sequence[Pass], notes: list[str]) -> Iterator[Pass]:
     """Yield the passes that are no warm-up; a remark on those left out is added to `notes`.
 
-    The token ids of a warm-up are all 0, or its values, where it was captured before it ran.
+    A warm-up has only token ids of 0, or only values of 0 if it was captured before it ran.
     """
     dropped = []
     for one in passes:

@@ -165,7 +165,7 @@ class Tiles:
         return made
 
     def columns(self, first: int, width: int) -> "Tiles":
-        """Return `width` columns of the array from column `first` on, as an array of their own."""
+        """Return `width` columns of the array from column `first` on, as another array."""
         stored = self.stored
         return Tiles(
             self.rows,
@@ -177,7 +177,7 @@ class Tiles:
         )
 
     def row_range(self, first: int, rows: int) -> "Tiles":
-        """Return `rows` rows of the array from row `first` on, as an array of their own."""
+        """Return `rows` rows of the array from row `first` on, as another array."""
         stored = self.stored
         return Tiles(
             rows,
@@ -285,8 +285,8 @@ class PartStats:
     def add(self, flat: Numbers) -> int:
         """Add the next elements to the statistics, and return how many were added.
 
-        Only whole runs of PART elements are, or all that are left. The caller gives the others
-        again, with more elements after them.
+        Whole runs of PART elements are added, or all elements if these are the last. The caller
+        passes the elements that were not added again, with more elements after them.
         """
         native = native_kernels()
         assert native is not None

@@ -129,7 +129,10 @@ class CupyExperts(CupyRecurrent):
         return self._lay_out_blocks(routing.experts, weights, logits.shape[-1])
 
     def pack_blocks(self, experts: Numbers, weights: Numbers, n_experts: int) -> ExpertBlocks:
-        """Return the blocks of a choice [tokens, used] made on the host, copied to the device."""
+        """Return the blocks of rows that each expert gets, by a choice made on the host.
+
+        `experts` are the chosen experts and `weights` their weights, both [tokens, used].
+        """
         given = memory.copy_to_gpu(np.ascontiguousarray(weights, self._wide))
         return self._lay_out_blocks(self._uploads.row_numbers(experts), given, n_experts)
 

@@ -34,7 +34,7 @@ class NativeBackend(NumpyBackend):
     """The numpy backend in float32, its small operations in C."""
 
     def __init__(self, device: str, dtype: str, **settings: Any) -> None:
-        """Open the numpy backend with its C kernels; `settings` are those of NumpyBackend."""
+        """Open the numpy backend with its C kernels; `settings` go to NumpyBackend."""
         super().__init__(device, dtype, **settings)
         from aprfmt.codecs.native import step
 

@@ -273,7 +273,10 @@ class CudaBackend(TorchProducts):
     def ropes(
         self, xs: Sequence[Array], table: tuple[Array, Array], *, style: Style, cast: RopeCast
     ) -> list[Array]:
-        """Return `rope` of each tensor of `xs`; one or two are rotated by one kernel."""
+        """Return each tensor of `xs` with its pairs of elements rotated by `table`, (cos, sin).
+
+        One or two tensors are rotated by one kernel.
+        """
         table = (table[0].to(xs[0].device), table[1].to(xs[0].device))
         dims = {x.shape[-1] for x in xs}
         lined = all(x.stride(2) == 1 and x.stride(1) == x.shape[2] for x in xs)

@@ -29,7 +29,7 @@ class NativeTorch(TorchBackend):
     """torch in float32 on the CPU that multiplies few rows with weights' encoded bytes."""
 
     def __init__(self, device: str, dtype: str, **settings: Any) -> None:
-        """Open torch on the CPU with encoded products; `settings` are those of TorchBackend."""
+        """Open torch on the CPU with encoded products; `settings` go to TorchBackend."""
         super().__init__(device, dtype, **settings)
         self._encoded = EncodedProducts(torch.get_num_threads())
 

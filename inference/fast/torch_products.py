@@ -40,11 +40,11 @@ class TorchProducts(TorchBackend):
     _scratch: dict[torch.device, list[torch.Tensor]]
 
     def _set_device(self, device: torch.device) -> None:
-        """Make a device the current one; by CudaBackend, else NotImplementedError."""
+        """Make a device the current one; CudaBackend does. Here: NotImplementedError."""
         raise NotImplementedError
 
     def _constant(self, x: Numbers, dtype: torch.dtype | None = None) -> torch.Tensor:
-        """Return a small array on the device; by CudaBackend, else NotImplementedError."""
+        """Return a small array on the device; CudaBackend does. Here: NotImplementedError."""
         raise NotImplementedError
 
     def _refuse_in_recording(self, what: str) -> None:
@@ -74,9 +74,9 @@ class TorchProducts(TorchBackend):
         return self._uploaders[self._device].upload(data, self._device)
 
     def _on_device(self, device: torch.device, x: torch.Tensor) -> torch.Tensor:
-        """Return x on a weight's device, which becomes the current one.
+        """Return x on the device of a weight, which becomes the current device.
 
-        They differ for a tied head, which is on the first GPU.
+        x is on another device before a tied head, whose weight is on the first GPU.
         """
         if x.device == device:
             return x
@@ -199,7 +199,7 @@ class TorchProducts(TorchBackend):
         return functional.linear(x, w).add_(bias)  # cuBLAS' own bias makes float32 slower
 
     def add_linear(self, residual: Array, x: Array, w: Weight, bias: Array | None) -> Array:
-        """Return residual plus `linear` of x; one kernel does both for a single row."""
+        """Return residual + x @ w.T + bias; one kernel computes it for a single row."""
         held = self.decoded_weight(w) if len(x) == 1 and self._fused else None
         if held is not None and residual.device == held.device:
             rows = held.reshape(w.n_rows, w.n_columns)
@@ -287,7 +287,10 @@ class TorchProducts(TorchBackend):
         return lay_out_blocks(routing.experts, weights, logits.shape[-1])
 
     def pack_blocks(self, experts: Numbers, weights: Numbers, n_experts: int) -> ExpertBlocks:
-        """Return the blocks of a choice [tokens, used] made on the host, copied to the device."""
+        """Return the blocks of rows that each expert gets, by a choice made on the host.
+
+        `experts` are the chosen experts and `weights` their weights, both [tokens, used].
+        """
         given = torch.from_numpy(weights.copy()).to(self._device, self._wide)
         return lay_out_blocks(self._index(experts.copy()), given, n_experts)
 
@@ -325,8 +328,8 @@ class TorchProducts(TorchBackend):
     def _join_weights(self, parts: list[Weight], held: list[torch.Tensor]) -> torch.Tensor | None:
         """Return the weights as one tensor [rows, columns], each of them a slice of it.
 
-        `held` are their decoded numbers. They are copied at the first call. None if that would be
-        while a pass is recorded.
+        `held` are their decoded numbers, which are copied into the tensor at the first call. None
+        if a copy is needed while a pass is recorded.
         """
         total = sum(len(w) for w in held)
         size, first = held[0].element_size(), held[0]

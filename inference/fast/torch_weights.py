@@ -126,7 +126,10 @@ class Bnb4OnTorch:
 
     @property
     def row_step(self) -> int:
-        """Rows after which a row begins at a block and at 16 bytes; 0: only the whole weight."""
+        """Rows after which a row begins at a block and at 16 bytes.
+
+        0 if only the whole weight can be decoded.
+        """
         for rows in (1, 2, 4, 8, 16, 32, 64):
             if rows * self.n_columns % max(self.blocksize, 64) == 0:
                 return rows

@@ -45,10 +45,10 @@ class PlacedPair:
         return found
 
     def scaled(self, y: torch.Tensor, x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
-        """Return y, the product of x with the frozen weight, with the pair's rows at `lengths`.
+        """Return the product of x with weight and pair, each row of their sum scaled to `lengths`.
 
-        The lengths that they are divided by are constants in the backward, as in peft's
-        DoraLinearLayer.
+        y is the product of x with the frozen `weight` alone. The lengths of the sum's rows are
+        constants in the backward, as in peft's DoraLinearLayer.
         """
         assert self.lengths is not None
         with torch.no_grad():

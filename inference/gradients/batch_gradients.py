@@ -142,8 +142,8 @@ class PointGradients:
     def capture(self, point: str, layer: int, x: Any) -> Any:
         """Hold a capture point's tensor for its gradient, and return what the pass goes on with.
 
-        That is the tensor, or a leaf in its place if it depends on none. Chosen experts are
-        integers: their ids are held as values.
+        The pass goes on with the tensor, or with a leaf of the same values if the tensor depends on
+        no leaf. Chosen experts are integers: their ids are held as values.
         """
         if point == "experts" and torch.is_grad_enabled():
             self.values.setdefault(key_name(point, layer), []).append(torch.as_tensor(x))

@@ -132,10 +132,10 @@ class ChangedBackend(GradientBackend):
         return factor + (1 - factor.detach() if shift is None else shift)
 
     def _for_tokens(self, x: Array, weight: Array) -> Array:
-        """Return a norm's weight for each token of x, as the mistake in `norm_tokens` has it.
+        """Return a norm's weight for each token of x, so that only some tokens pass it a gradient.
 
-        Tokens outside these columns get a constant copy, which passes no gradient to the weight.
-        The weight itself is returned where there is no such mistake.
+        It is the mistake `change.norm_tokens`, (first column, end) of the tokens that do. Other
+        tokens get a constant copy. The weight itself is returned where there is no such mistake.
         """
         if self.change.norm_tokens is None or self.document is None:
             return weight

@@ -136,8 +136,8 @@ class BackwardChange:
     def runs_padding(self) -> bool:
         """Whether the padding at the end of a row is part of the pass.
 
-        It is where it is scored, where labels are earlier tokens, which rows of padding have too,
-        and where the mask is left out.
+        It is if it is scored, if labels are earlier tokens (rows of padding then have labels too),
+        or if the mask is left out.
         """
         return self.scores_padding or self.shift < 0 or self.operation == "mask_left_out"
 

@@ -150,7 +150,11 @@ class BatchLoss:
         return (higher - lower) / (2 * far)
 
     def rounding(self, role: str, direction: Array, step: float = STEP) -> float:
-        """Return how much float64's rounding of the loss may change the result of `along`."""
+        """Return how much float64's rounding of the loss may change a derivative by differences.
+
+        The derivative is along `direction` of the weight of a role, from losses `step` times the
+        weight's norm away.
+        """
         values = self.values(role)
         typical = float(np.linalg.norm(values)) or math.sqrt(values.size) * 1e-2
         far = step * typical / max(float(np.linalg.norm(direction)), 1e-300)
@@ -343,8 +347,8 @@ def _left_over(
 ) -> float:
     """Return the RMS difference of a gradient's and the loss's derivatives on random lines.
 
-    `step` is that of BatchLoss.along. Lines are added until it is clear whether the result is
-    below `bound`.
+    `step` is how far the weight is moved, relative to its norm. Lines are added until it is clear
+    whether the result is below `bound`.
     """
     rest: list[float] = []
     found = 0.0
@@ -373,9 +377,8 @@ def _checked(
 ) -> GradientCheck:
     """Return the GradientCheck of these values, with its `floor` computed.
 
-    `found` are the measured derivatives, `given` those of the given gradient, `noise` the
-    rounding of the former, `size` the norm of the true gradient. The other arguments are the
-    check's fields.
+    `found` are the measured derivatives and `noise` their rounding, `given` are those of the given
+    gradient, `size` is the norm of the true gradient. The other arguments are the check's fields.
     """
     floor = noise / size if size else 0.0
     return GradientCheck(

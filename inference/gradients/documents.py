@@ -57,13 +57,13 @@ def documents(
 ) -> list[Document]:
     """Return the sequences of a batch that have a scored label, each without padding.
 
-    Where routers have an auxiliary loss all sequences are returned: it is of all tokens.
+    Where routers have an auxiliary loss all sequences are returned, as that loss is of all tokens.
 
-    Documents packed into one row are sequences of their own. `reduction` says what the loss is the
-    mean over: all labels (`tokens`) or rows (`rows`). `change` is a mistake in them: other weights
-    of rows or labels, documents that are joined, padding that a backward without a mask attends to,
-    padding at the beginning of a row that is attended to or counted, or at the end that is scored.
-    Raises UsageError where no label is scored.
+    Documents packed into one row are separate sequences. `reduction` says what the loss is the mean
+    over: all labels (`tokens`) or rows (`rows`). `change` is a mistake in the sequences: other
+    weights of rows or labels, documents that are joined, padding that a backward without a mask
+    attends to, padding at the beginning of a row that is attended to or counted, or at the end that
+    is scored. Raises UsageError where no label is scored.
     """
     label, ahead = batch.label, change.shift
     if change.unmasked:
@@ -130,7 +130,7 @@ def documents(
 
 
 def unlabelled(batch: Batch) -> NDArray[np.bool_]:
-    """Return the mask of the text's tokens that may be labels and are none, as `batch.label`."""
+    """Return the mask [rows, tokens + 1] of the text's tokens that may be labels and are none."""
     found = np.zeros_like(batch.label)
     found[:, : batch.row_length] = batch.mask
     return found & ~batch.document_starts & ~batch.label

@@ -21,7 +21,7 @@ FIRST = 64  # elements under one scale, unless they show another count
 def base_quantization(model: Model) -> QuantizedBase | None:
     """Return how the matrices of a model's layers were quantized; None where they were not.
 
-    That is told by the numbers of the first of them: each is a scale times one of 16 values.
+    The numbers of the first matrix tell it: each is a scale times one of 16 values.
     """
     for _, view in matrices(model):
         return quantization_of(view.stored[0])
@@ -29,7 +29,7 @@ def base_quantization(model: Model) -> QuantizedBase | None:
 
 
 def quantization_of(tensor: LazyTensor) -> QuantizedBase | None:
-    """Return the encoding and block size that a tensor's numbers show; None for no such."""
+    """Return the encoding and block size that a tensor's numbers show; None if they show none."""
     values = decode_tensor(tensor).astype(np.float32).reshape(-1)
     room = 4 * max(UNIT.get(tensor.info.encoding, 0.0), UNIT["F32"])
     for block in sorted(BLOCK_SIZES, key=lambda size: (size != FIRST, size)):

@@ -33,7 +33,10 @@ class CodedBlocks:
     def of(
         cls, values: NDArray[np.float32], table: NDArray[np.float32], block: int
     ) -> "CodedBlocks":
-        """Return the nearest codes of flat values [n], whose largest in each block is its scale."""
+        """Return the nearest codes of flat values [n] and their scales, by blocks of `block`.
+
+        A block's scale is its largest absolute value. `table` has the values by code.
+        """
         rows = values.reshape(-1, block)
         scales = np.abs(rows).max(axis=1)
         units = rows / np.where(scales == 0, 1, scales)[:, None]

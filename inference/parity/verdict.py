@@ -26,9 +26,10 @@ def check_fused(
 ) -> list[Check]:
     """Return [check of a run's logits without a recorder against the reference's].
 
-    Without a recorder the run uses its fused operations. No check if `plain`, these logits, is
-    None. `logits` are the reference's, `point` is their comparison step by step. `amplified`:
-    rounding was amplified in the whole runs, which widens the bound. `where` names the run.
+    Without a recorder the run uses its fused operations. `plain` are its logits so, and there is no
+    check if they are None. `logits` are the reference's; `point` compares them with the run's
+    logits with a recorder, step by step. `amplified`: rounding was amplified in the whole runs,
+    which widens the bound. `where` names the run.
     """
     if plain is None:
         return []

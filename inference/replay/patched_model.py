@@ -159,7 +159,7 @@ class PatchedModel:
     def with_hyper(self, layers: frozenset[int] | None = None, /, **values: Any) -> "PatchedModel":
         """Return a copy of the model with hyperparameters replaced, in these layers (None: all).
 
-        Raises ArchError for some layers of an architecture with a forward pass of its own.
+        Raises ArchError for some layers of an architecture that has another forward pass.
         """
         return self._with_settings(layers, lambda hp, spec: (hp.with_values(**values), spec))
 
@@ -179,7 +179,7 @@ class PatchedModel:
     ) -> "PatchedModel":
         """Return a copy of the model whose numbers and block are changed in `layers` (None: all).
 
-        Layers that had the same ones have the same ones afterwards.
+        Layers that shared their numbers and block share the changed ones.
         """
         if layers is not None and self.spec.forward:
             raise ArchError(f"{self.spec.name}: single layers cannot run with other numbers")
@@ -323,7 +323,7 @@ class PatchedModel:
     def _spans(self, span: Span | None) -> list[tuple[Span | None, HyperParams, ArchSpec]]:
         """Return (span, hyperparameters, architecture) of each part of a pass, or of its `span`.
 
-        Neighbouring layers that run with the same ones are one part.
+        Neighbouring layers with the same hyperparameters and architecture are one part.
         """
         if not self.own:
             return [(None if self.spec.forward else span, self.hp, self.spec)]

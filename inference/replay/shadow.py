@@ -360,8 +360,7 @@ class _ShadowRecorder(CallRecorder):
     def _without_ties(self, key: str, value: RecordedValue) -> RecordedValue:
         """Return a value with those rows masked in which the last choice of experts was a tie.
 
-        Of experts with equal scores, as logits of 16 bits have them, another run may choose
-        another.
+        16-bit logits often give two experts equal scores, and another run may choose the other one.
         """
         layer, tied = self._tied or (-1, np.zeros(0, np.bool_))
         self._tied = None

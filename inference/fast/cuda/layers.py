@@ -214,7 +214,7 @@ def matvec_gated(
 ) -> None:
     """Fill y with act(x @ gate) * (x @ up) of a single row x; `kind` is the activation.
 
-    Sizes and addresses must fit as for `matvec`.
+    Rows must be a multiple of 16 bytes long, and all tensors 16-byte aligned.
     """
     rows, columns = gate.shape
     split = warps_per_row(rows, columns, 16 // x.element_size())

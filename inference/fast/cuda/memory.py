@@ -31,8 +31,8 @@ def copy_to_gpu(x: Any) -> Any:
 def allocate_for_later(size: int) -> tuple[Any, Callable[[Any], None]]:
     """Return (int64 array [size], the function that fills it after the pass was recorded).
 
-    It is allocated outside the memory pool of the recording: earlier operations of a replay write
-    to that.
+    The array is outside the memory pool of the recording, as earlier operations of a replay write
+    to the pool's memory.
     """
     module = load_cupy()
     with module.cuda.using_allocator(module.get_default_memory_pool().malloc):
