@@ -577,8 +577,9 @@ def open_damaged(
     """Return the opened Model of a file or folder of which some parts cannot be read.
 
     What is wrong with files is in `model.damage`, a shard that is missing or cannot be read in the
-    notes (`missing_shards`). Parameters and errors as in `open_model`: FormatError where nothing
-    can be read.
+    notes (`missing_shards`). `arch` names the architecture, None for the file's; `allow_missing`
+    are patterns of roles that may be missing. Raises FormatError where nothing can be read,
+    UsageError, and ArchError for an unknown `arch`.
     """
     try:
         return open_model(path, arch=arch, damaged=True, allow_missing=allow_missing)

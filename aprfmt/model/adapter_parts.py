@@ -146,8 +146,9 @@ def diffusion_component(module: str) -> tuple[str, str]:
 def diffusion_components(model: "Model", parts: AdapterParts) -> dict[str, int]:
     """Return {component: number of modules} of a diffusion pipeline's adapter; {} for another one.
 
-    All its modules are of a pipeline's components, one of them not a text encoder under the prefix
-    that adapters of language models have too. PEFT's own names are no pipeline's.
+    Every module has to be of a component of a pipeline. Names of PEFT's own files are no
+    pipeline's. In kohya's naming one component has to be the denoiser, as adapters of language
+    models are named like those of a text encoder.
     """
     if parts.spellings - {"peft", "kohya"} or any(name.startswith(PREFIX) for name in model):
         return {}
@@ -180,7 +181,7 @@ def _is_mlx_module(spelling: str, module: str) -> bool:
 def is_mlx_table(module: str) -> bool:
     """Return whether a module of an MLX adapter is an embedding, by its name.
 
-    The factors are those of the table [tokens, size] then, [tokens, r] and [r, size].
+    For a table [tokens, size] the factors are [tokens, r] and [r, size].
     """
     return module.rpartition(".")[2] in _MLX_TABLES
 

@@ -120,11 +120,11 @@ def _own_names(source: Source) -> Mapping[str, LazyTensor]:
 
 
 def is_saved_state(path: Path, published: Model) -> bool:
-    """Return whether a path is a state with the published names, and no model's.
+    """Return whether a path holds a state whose tensors have the names of `published`.
 
     It is a file of torch.save, or a folder with a state in several files. Most of its tensors have
-    names of `published`, which has a configuration. In several files these may be behind the name
-    of a wrapper; one file opens as a model, and its prefix is found and said there.
+    names of `published`, which has a configuration. In a folder the names may begin with those of a
+    wrapper; the prefix of a single file is found when it is opened as a model.
     """
     if published.folder is None or published.folder.config is None:
         return False
@@ -155,8 +155,9 @@ def _unwrapped(name: str) -> list[str]:
 def _state_files(path: Path) -> list[tuple[Path, Mapping[str, int]]]:
     """Return (file, {parallel axis: rank}) of each file of a state; [] if there are none.
 
-    The ranks come from the paths, as in `tp_rank_01`. A single file has no ranks, and neither have
-    the only model of a folder and a state in several files, which may be no state by their names.
+    Ranks come from the paths, as in `tp_rank_01`. There are none for a single file, for the files
+    of a state in several parts, and for the only model of a folder. That model counts only if it
+    has names that an engine alone uses.
     """
     if path.is_file():
         return [(path, {})] if path.suffix in _SUFFIXES else []
@@ -195,7 +196,7 @@ def _parts_of_state(folder: Path) -> list[Path]:
 
 
 def _refuse_missing_parts(folder: Path, files: Iterable[Path]) -> None:
-    """Raise FormatError where a part of a state is missing that the names of the others count.
+    """Raise FormatError where a numbered part of a state is missing, by the names of the others.
 
     Parts are numbered from 1, or from 0 where there is a part 0.
     """
@@ -393,7 +394,7 @@ class EngineState:
 def open_engine_state(path: Path, published: Model) -> Model:
     """Return an engine's weights as a Model under the tensor names of `published`.
 
-    It has the configuration and tokenizer of its own folder where there are any, else those of
+    The configuration and tokenizer are those of the state's folder where it has any, else those of
     `published`. Raises UsageError where `published` is no Hugging Face folder, FormatError where a
     rank is missing or no tensor of the state belongs to the model.
     """
@@ -616,9 +617,9 @@ def _refuse_lost_rank_parts(
 def _refuse_ranks_given_twice(
     path: Path, sources: Sequence[tuple[Source, Mapping[str, int]]]
 ) -> None:
-    """Raise FormatError where two files hold a name, and are of one rank or count ranks unlike.
+    """Raise FormatError where two files hold a tensor of one name for the same rank.
 
-    `tp_rank_1` and `rank_1` may be one rank or two: which is not known.
+    Also where they name their ranks differently: `tp_rank_1` and `rank_1` may be one rank or two.
     """
     before: dict[str, tuple[Source, Mapping[str, int]]] = {}
     seen: dict[tuple[str, frozenset[tuple[str, int]]], Source] = {}
@@ -962,8 +963,8 @@ class _StateReader:
     def refuse_missing_ranks(self) -> None:
         """Raise FormatError where files of ranks are missing.
 
-        That is so where most tensors of a wrong shape are a rank's share among more ranks than
-        there are files. A few such tensors may as well be damaged.
+        They are where most tensors of a wrong shape are a rank's share among more ranks than there
+        are files. A few such tensors may as well be damaged.
         """
         odd = {whole.name: (parameter, whole) for parameter, whole in self._misfits.values()}
         if len(odd) < _SHARES:

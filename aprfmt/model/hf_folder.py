@@ -221,12 +221,12 @@ SINGLE_FILES = {INDEX: WEIGHTS, PICKLED_INDEX: PICKLED}
 
 
 def rival_weights(path: Path, members: Collection[Path]) -> Path | None:
-    """Return the single weight file beside a model's shard index that is none of its files.
+    """Return the single weight file next to a shard index that does not name it, else None.
 
     `path` is the index or the single file by which the model is opened, `members` are the model's
-    files. The index is returned where the single file is opened and the index names others. None
-    where no such file is there. transformers' from_pretrained takes the single file where both are
-    there (measured with 5.23); vLLM reads the files that the index names.
+    files. If the single file is opened, the index is returned instead. transformers'
+    from_pretrained takes the single file where both are there (measured with 5.23); vLLM reads the
+    files that the index names.
     """
     names = {member.name for member in members}
     for index, single in SINGLE_FILES.items():

@@ -248,7 +248,7 @@ def _imatrix_text(model: "Model") -> str:
 def _is_projector(model: "Model") -> bool:
     """Return whether a file is a multimodal projector that no architecture of aprfmt reads.
 
-    A vision tower without a projector is a model of its own.
+    A vision tower without a projector is a separate model, and not one of these.
     """
     from aprfmt.arch.role_vocabulary import PROJECTORS
 

@@ -123,8 +123,7 @@ class NotCompared:
     def is_open(self) -> bool:
         """Whether its absence from the comparison leaves a verdict open.
 
-        That is so if it was unreadable or not reached, and for parts of the weights that nothing
-        reads.
+        It does if it was unreadable or not reached, or is a part of the weights that nothing reads.
         """
         return self.state in OPEN or (self.state == "unread" and self.kind in OF_WEIGHTS)
 
@@ -243,8 +242,8 @@ def join_ledgers(first: Ledger, second: Ledger) -> Ledger:
 def items_of_other_model(other: "Model", model: "Model") -> tuple[NotCompared, ...]:
     """Return the items of `other` that nothing reads, for a comparison of two models' passes.
 
-    `side` is in words, as such sides have no letter. () where both are one file, whose items are
-    listed once, for `model`.
+    Each has "the other model" as its `side`. () where both models are one file: its items are
+    listed for `model`.
     """
     if other.path == model.path:
         return ()
@@ -419,7 +418,7 @@ class _LedgerBuilder:
 
     @cached_property
     def _rival(self) -> Path | None:
-        """The single weight file beside the index by which the model is opened; else None."""
+        """The single weight file next to the index by which the model is opened; else None."""
         found = rival_weights(self.model.path, self.model.source.files)
         return None if found is None or found.suffix == ".json" else found
 

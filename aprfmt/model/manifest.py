@@ -104,7 +104,11 @@ def tensor_rows(
 
 
 def _tensor_digests(side: View, *, raw_only: bool) -> TensorRow:
-    """Return {raw, decoded} of a tensor; see `tensor_rows`. TimeOver where a budget ends."""
+    """Return {raw, decoded} of a tensor; TimeOver where a budget ends.
+
+    `raw` are SHA-256 of the stored bytes, `decoded` that of the values; there is no `decoded` with
+    `raw_only`.
+    """
     row: TensorRow = {"raw": [raw_sha256(tensor) for tensor in side.stored]}
     if not raw_only:
         try:

@@ -91,7 +91,7 @@ def missing_part_notes(model: "Model") -> list[Note]:
 
 
 def _promised(stored: LazyTensor) -> Iterator[PromisedPart]:
-    """Yield the parts that the configuration of a packed weight promises beside its codes."""
+    """Yield the parts that the configuration of a packed weight promises in addition to codes."""
     assert stored.packed is not None
     try:
         config = stored.packed().config

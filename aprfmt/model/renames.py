@@ -263,7 +263,8 @@ def _prefix_rule_for_name(
 ) -> Rename | None:
     """Return the prefix rule under which a name fits a template; None where none does.
 
-    None too where the name fits as it is. `nested` is as for `prefix_rules`.
+    None too where the name fits as it is. `nested` says that the configuration describes several
+    modules, so that the language model has a prefix such as `model.language_model.`.
     """
     if not index.can_end(name):
         return None

@@ -415,11 +415,11 @@ def read_hyperparameters(
 ) -> "tuple[HyperParams, tuple[KeyReport, KeyReport | None], list[Note], dict[str, Value]]":
     """Return (hyperparameters, key reports, notes, required parts) from all keys of the file.
 
-    The container's own keys win over config.json. `tensors` and `style` are the names under which
-    it is read, None for its own. The reports are (that of config.json, that of the container's
-    keys), or (the only one, None). Required parts are {hyperparameter: value} for parts whose
-    presence the tensors show (biases, say), with the value that the keys or tables demand. Raises
-    ArchError where config.json is missing and the container has no keys of its own.
+    The container's keys win over config.json. `tensors` and `style` are the names under which it is
+    read, None for the file's. The reports are (that of config.json, that of the container's keys),
+    or (the only one, None). Required parts are {hyperparameter: value} for parts whose presence the
+    tensors show (biases, say), with the value that the keys or tables demand. Raises ArchError
+    where config.json is missing and the container states no hyperparameters.
     """
     from aprfmt.arch.hyperparameters import read_hyper
     from aprfmt.arch.spec import Facts, HyperParams
@@ -560,8 +560,9 @@ def reconcile_hyperparameters(
 ) -> "tuple[dict[str, HyperParam], list[Note]]":
     """Return (hyperparameters by name, notes) merged from metadata and the embedded config.json.
 
-    `native`, from the container's keys and from tensors, wins over `carried`, from config.json.
-    Values that are equal up to float32 rounding keep the latter's. Each contradiction gets a note.
+    `native`, from the container's keys and from tensors, wins over `carried`, from config.json. If
+    both are equal up to float32 rounding, the value of config.json is taken. Each contradiction
+    gets a note.
     """
     from aprfmt.arch.rope_gguf import have_equal_divisors
     from aprfmt.arch.value_checks import same_value
