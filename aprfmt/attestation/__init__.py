@@ -154,7 +154,10 @@ def _attest_models(
 ) -> Attestation:
     """Return the attestation of the open model `quantized` against the open `base`.
 
-    The other arguments are those of `attest`.
+    `scheme` is the type that it was quantized as, None for the recorded one; `matrix` is the
+    importance matrix that was used. `drop` are patterns of tensors of the base that it leaves out.
+    The result is compared with `check`, the statement of an earlier run with the name `checked`.
+    Weights that `budget` leaves are named as not reached.
     """
     for model in (base, quantized):
         # What is fetched is read for the tensors, and again for the digests.

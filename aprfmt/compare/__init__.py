@@ -180,12 +180,13 @@ def diff_models(
     budget: Budget | None = None,
     progress: Callable[[int, int], None] | None = None,
 ) -> DiffReport:
-    """Return the comparison of two open models; parameters as in `diff`.
+    """Return the comparison of two open models.
 
-    `only` are the sections to compare, None for all. `oracle` judges quantized tensors by their
-    float source; None without one. Without `explain` no cause is searched for. `images` is the
-    number of tensors that get a picture of their differences. Pairs that `budget` has no time or
-    memory for are not compared; None sets no limit.
+    `tensors` are patterns of names, () for all; UsageError where one matches nothing. `only` are
+    the sections to compare, None for all. `oracle` judges quantized tensors by their float source;
+    None without one. Without `explain` no cause is searched for. `images` is the number of tensors
+    that get a picture of their differences. Pairs that `budget` has no time or memory for are not
+    compared; None sets no limit. `progress` is called with (pairs done, all pairs).
     """
     from aprfmt.codecs.parallel import cpu_count
     from aprfmt.measure.pair_comparison import compare_pair
@@ -413,7 +414,8 @@ def _taken_finding(says: str, tensors: int) -> Finding:
 def _identity_sentences(a: Model, b: Model, rows: Sequence[TensorDiff]) -> tuple[str, str]:
     """Return (which parts of one model the other consists of, why they are two different models).
 
-    Both are sentences, "" for no. At most one is not empty; both are for copies of one model.
+    The first sentence is "" if neither model consists of parts of the other, the second if they are
+    copies of one model or the first is not "".
     """
     if a.hyper == b.hyper and rows and all(row.verdict in EQUAL for row in rows):
         return "", ""

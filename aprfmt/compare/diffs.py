@@ -103,8 +103,8 @@ class DiffReport(Tabular):
         """All causes that were found, as NamedCause, those of B before relations of A's names.
 
         They are lost tensors that a relation leaves, relations of B, contradicted statements, what
-        tensors show, and relations of A. Other names of which neither side need be wrong come
-        behind the faults of values.
+        tensors show, and relations of A. Relations that only say that both sides name tensors
+        differently come after the faults of values.
         """
         related = [
             Finding(
@@ -176,8 +176,8 @@ class DiffReport(Tabular):
     def _can_run(self, command: str) -> bool:
         """Return whether a command runs on these files.
 
-        A state dict is no model that a command changes, and a damaged side none that it writes
-        anew. A command that writes the model beside a state dict runs.
+        No command changes a state dict, and none writes a damaged side anew. A command that writes
+        the model next to a state dict runs.
         """
         words = shlex.split(command)
         changed = Path(words[2])
@@ -198,8 +198,8 @@ class DiffReport(Tabular):
     def rewriting_command(self) -> str:
         """The command that writes B again from A in B's encodings; "" where none does.
 
-        "" too where A is damaged or incomplete, and where B was trained further, or is what an
-        engine holds: it loads A.
+        "" too where A is damaged or incomplete, where B was trained further, and where B is what an
+        engine holds in memory, as the engine loads A.
         """
         if (
             not self._is_whole(self.a)

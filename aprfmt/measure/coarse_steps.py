@@ -67,8 +67,8 @@ def _block_ends(values: "Array") -> "tuple[Array, Array]":
 def too_wide(blocks: BlockSpans) -> "Array":
     """Return a bool array [blocks]: True where a step is over FAR times as wide as usual ones.
 
-    Both the largest value and the range have to be too few steps: symmetric codes have steps by the
-    first, codes above a minimum by the second.
+    A block's largest value and its range both have to be too few steps. The step of symmetric codes
+    depends on the largest value, that of codes above a minimum on the range.
     """
     known = np.isfinite(blocks.largest) & np.isfinite(blocks.step)
     known &= (blocks.largest > 0) & (blocks.step > 0)

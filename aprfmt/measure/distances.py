@@ -155,10 +155,11 @@ def _measure_by_kernel(
 
 
 def measure_blocks(x: ValueBlocks, y: ValueBlocks, shape: tuple[int, ...]) -> PointDistance | None:
-    """Return what `measure_values` does of all values, to the bit, read piece by piece.
+    """Return the distances of all values of x from the reference y, read piece by piece.
 
-    None where values have to be compared as whole arrays: one is not finite, sizes differ, or
-    there is no native kernel.
+    They have the bits that `measure_values` gives. `shape` is that of the point, for indices. None
+    where values have to be compared as whole arrays: one is not finite, sizes differ, or there is
+    no native kernel.
     """
     native = native_kernels()
     if native is None or native.apart is None or x.size != y.size or not x.size:

@@ -106,8 +106,8 @@ class Census:
         """Count two arrays as `add` does, from the counts that a kernel has taken of them.
 
         `odd` are the numbers of values of `x` and of `y` that are not finite. `alone` and `both`
-        are (number of places, index of the first or None): where the sides differ in that, and
-        where both are alike.
+        are (number of places, index of the first or None): of places where a value that is not
+        finite differs from the other side's, and of places where both sides have the same one.
         """
         base, self.count = self.count, self.count + x.size
         self.a, self.b = self.a + odd[0], self.b + odd[1]

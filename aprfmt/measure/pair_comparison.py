@@ -76,7 +76,8 @@ def _compare_readable(
 ) -> TensorDiff:
     """Return the verdict on two readable sides of one shape: by bytes, then by values.
 
-    `imatrix` and `first` are those of `compare_pair`.
+    `imatrix` says that either file was quantized with an importance matrix. `first` returns the
+    first byte that differs between the stored runs of bytes, None if none does.
     """
     layout = (*diff.layout, *_layout_steps(a, b))
     diff = replace(diff, layout=layout)

@@ -284,8 +284,8 @@ class RunPair:
         """Return the comparison of two values of a point, judged by the point's tolerance.
 
         `x` and `y` have one size, `y` is the reference. Only values that are `chosen` (bool array;
-        None for all) count. Indices are of `shape`, x's own if None; `point` is as in
-        `threshold_of`.
+        None for all) count. Indices are of `shape`, x's own if None. `point` is the one that was
+        recorded, where the key is an alias.
         """
         bound, shape = (
             self.threshold_of(key, dtypes, point),
@@ -313,7 +313,8 @@ class RunPair:
     ) -> PointDiff | None:  # fmt: skip
         """Return the comparison of all values of a key, which are read piece by piece.
 
-        It is that of `compare`; the arguments are as there. None where the values have to be read
+        `dtypes` are those of a and of the reference b, `shape` is that of the values. `point` is
+        the one that was recorded, where the key is an alias. None where the values have to be read
         as whole arrays.
         """
         name = point or key.rpartition(".")[2]
@@ -688,8 +689,8 @@ def overflow_text(point: "PointDiff | None", run: TraceLike, reference: TraceLik
     """Return a sentence that a point overflows the type of `run`, with place and largest value.
 
     Wherever the run is not finite it has to be infinite with the sign of the reference's value, and
-    that value has to be beyond the largest of the type, up to the point's tolerance. "" where that
-    is not so, and for points of which only statistics were recorded.
+    that value has to be beyond the largest of the type, up to the point's tolerance. Else "", and
+    "" too for points of which only statistics were recorded.
     """
     record = None if point is None else run.find_record(point.key)
     largest = LARGEST.get(record.dtype) if record is not None else None

@@ -409,8 +409,8 @@ def is_bitsandbytes_linear(name: str, base: str, shape: tuple[int, ...]) -> bool
 def is_linear(name: str, base: str, suffix: str, shape: tuple[int, ...]) -> bool:
     """Return whether a weight is a Linear that tools for GPTQ, AWQ and the like pack.
 
-    `base` is its role without layer and `suffix` what follows it ("weight"). An expert of its own
-    counts, a stack of experts does not.
+    `base` is its role without layer and `suffix` what follows it ("weight"). The weight of a single
+    expert counts, a stack of experts does not.
     """
     return (
         suffix == "weight"
