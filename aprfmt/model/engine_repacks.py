@@ -155,13 +155,13 @@ def undo_repacks(
                 leaf = whole.name.rpartition("_")[2] if kind == "stacks of experts" else ""
                 kinds.setdefault((kind, info.encoding, leaf), []).append((parameters, whole))
         for (kind, *_), held in kinds.items():
-            if _all_stand_so(repack, held, published, hyper):
+            if _all_in_layout(repack, held, published, hyper):
                 undone |= {whole.name: _without(repack, whole) for _, whole in held}
                 said.append(f"{len(held)} {kind} hold {repack.says} ({repack.source})")
     return undone, said
 
 
-def _all_stand_so(
+def _all_in_layout(
     repack: Repack,
     held: Sequence[tuple[Sequence[EngineParameter], RankTensor]],
     published: Mapping[str, LazyTensor],
