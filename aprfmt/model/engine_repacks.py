@@ -156,7 +156,7 @@ def undo_repacks(
                 kinds.setdefault((kind, info.encoding, leaf), []).append((parameters, whole))
         for (kind, *_), held in kinds.items():
             if _all_in_layout(repack, held, published, hyper):
-                undone |= {whole.name: _without(repack, whole) for _, whole in held}
+                undone |= {whole.name: _with_layout_undone(repack, whole) for _, whole in held}
                 said.append(f"{len(held)} {kind} hold {repack.says} ({repack.source})")
     return undone, said
 
@@ -175,7 +175,7 @@ def _all_in_layout(
     equal, left = 0, len(held)
     for parameters, whole in held:
         as_held = _is_published(parameters, whole, published, hyper)
-        without = _is_published(parameters, _without(repack, whole), published, hyper)
+        without = _is_published(parameters, _with_layout_undone(repack, whole), published, hyper)
         if as_held and not without:
             return False
         equal, left = equal + (without and not as_held), left - 1
@@ -184,7 +184,7 @@ def _all_in_layout(
     return True
 
 
-def _without(repack: Repack, whole: RankTensor) -> RankTensor:
+def _with_layout_undone(repack: Repack, whole: RankTensor) -> RankTensor:
     """Return a state's tensor with the layout undone on every rank."""
     parts = tuple(RepackedTensor(part, repack.undo) for part in whole.parts)
     return RankTensor(whole.name, parts, whole.ranks)
