@@ -15,7 +15,7 @@ from aprfmt.base.registry import Registry
 from aprfmt.errors import FormatError, TruncatedError, UnsupportedError
 from aprfmt.formats.foreign_formats import foreign_file
 from aprfmt.formats.header_field import HeaderField
-from aprfmt.formats.patch_names import may_be_half_changed
+from aprfmt.formats.unfinished_writes import may_be_half_changed
 from aprfmt.remote.paths import parse_location
 
 if TYPE_CHECKING:

@@ -27,7 +27,6 @@ from aprfmt.formats.in_place_patch import complete_patches
 from aprfmt.formats.journal import (
     clean_leftovers,
     complete_renames,
-    is_journal,
     pending_journals,
     publish_set,
     reserved_names,
@@ -44,6 +43,7 @@ from aprfmt.formats.temporary_files import (
     sync_folder,
     temporary_name,
 )
+from aprfmt.formats.unfinished_writes import is_journal
 from aprfmt.remote.paths import RemotePath, is_address
 
 __all__ = [

@@ -29,7 +29,6 @@ from aprfmt.formats import bounded_json
 from aprfmt.formats.journal import clean_leftovers
 from aprfmt.formats.mapped_file import file_identity
 from aprfmt.formats.notices import announce
-from aprfmt.formats.patch_names import SUFFIX, patch_path
 from aprfmt.formats.positional_io import PLAIN_FILE, read_at, write_at
 from aprfmt.formats.signature import NO_KEY, is_owned_by_user, is_signed, key_path, sign
 from aprfmt.formats.temporary_files import (
@@ -41,6 +40,7 @@ from aprfmt.formats.temporary_files import (
     remove,
     temporary_name,
 )
+from aprfmt.formats.unfinished_writes import PATCH_SUFFIX, patch_path
 
 SCHEMA = "aprfmt.patch/1"
 _MAX_LINE = 1 << 20
@@ -213,7 +213,9 @@ def _is_place(place: object) -> bool:
 
 def _target_name(name: str) -> str:
     """Return the name of the file that a patch changes, by the patch's name; "" for others."""
-    return name[1 : -len(SUFFIX)] if name.startswith(".") and name.endswith(SUFFIX) else ""
+    return (
+        name[1 : -len(PATCH_SUFFIX)] if name.startswith(".") and name.endswith(PATCH_SUFFIX) else ""
+    )
 
 
 def _read_record(path: Path, record: Path) -> PatchRecord | None:

@@ -44,10 +44,14 @@ from aprfmt.formats.temporary_files import (
     remove_leftovers,
     temporary_name,
 )
-from aprfmt.remote.paths import RemotePath
+from aprfmt.formats.unfinished_writes import (
+    JOURNAL_PREFIX,
+    JOURNAL_SUFFIX,
+    journal_names,
+    known_journal_names,
+)
 
 SCHEMA = "aprfmt.journal/1"
-_PREFIX, _SUFFIX = ".aprfmt-journal-", ".json"
 _MAX_BYTES = 64 << 20  # 100,000 shards with names of 255 bytes
 
 _NO_FOLLOW = getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0)
@@ -125,23 +129,13 @@ def status_of(path: Path) -> os.stat_result | None:
         return None
 
 
-def is_journal(name: str) -> bool:
-    """Return whether a file name is that of a journal."""
-    return name.startswith(_PREFIX) and name.endswith(_SUFFIX)
-
-
 def pending_journals(folder: Path) -> list[Path]:
     """Return the paths of files that an interrupted run left half published, sorted.
 
     They are the final paths in the journals of `folder`. Empty for a folder that cannot be listed.
     Raises FormatError for a damaged journal.
     """
-    if isinstance(folder, RemotePath):
-        return []  # nothing is written there
-    try:
-        names = _journal_names(folder)
-    except OSError:
-        return []
+    names = known_journal_names(folder)
     return sorted(
         {folder / final for name in names for _, final in _read_journal(folder, name).moves}
     )
@@ -154,12 +148,12 @@ def complete_renames(folder: Path) -> None:
     left alone. Raises OutputError if it cannot be completed, FormatError for a damaged journal.
     """
     with as_output_error(folder, "cannot be listed"):
-        names = _journal_names(folder)
+        names = journal_names(folder)
     if not names:
         return
     what = "an interrupted write in this folder cannot be completed"
     with as_output_error(folder, what), lock_folder(folder) as lock, delay_signals():
-        for name in _journal_names(folder):  # again: another run may have been faster
+        for name in journal_names(folder):  # again: another run may have been faster
             journal = _read_journal(folder, name)
             why = _distrust_reason(lock, journal)
             if why:
@@ -215,7 +209,7 @@ def reserved_names(folder: Path) -> set[str] | None:
     """
     names: set[str] = set()
     try:
-        for name in _journal_names(folder):
+        for name in journal_names(folder):
             with suppress(FormatError):  # no run can complete a damaged journal
                 names.update(source for source, _ in _read_journal(folder, name).moves)
     except OSError:
@@ -243,13 +237,14 @@ def publish_set(
         if len(moves) == 1 and not removes:
             _replace_one(lock, *moves[0])
             return
-        name = f"{_PREFIX}{hashlib.sha256(os.fsencode('/'.join(sorted(finals)))).hexdigest()[:16]}"
+        digest = hashlib.sha256(os.fsencode("/".join(sorted(finals)))).hexdigest()
+        name = f"{JOURNAL_PREFIX}{digest[:16]}"
         backups = _back_up(folder, [*finals, *removes])
         kept = list((backups or {}).values())
         files = _identities(
             folder, [*(new for new, _ in moves), *removes, *kept], stable=backups is not None
         )
-        journal = Journal(name + _SUFFIX, moves, removes, files)
+        journal = Journal(name + JOURNAL_SUFFIX, moves, removes, files)
         try:
             lock.sync()  # after a power cut there must be no journal without its files
             _write_journal(lock, Journal(journal.name, moves, [*removes, *kept], files))
@@ -380,11 +375,6 @@ def _remove_journal(lock: LockedFolder, journal: Journal) -> None:
         os.unlink(lock.path / journal.name)
     with suppress(OSError):
         lock.sync()
-
-
-def _journal_names(folder: Path) -> list[str]:
-    """Return the names of a folder's journals, sorted."""
-    return sorted(name for name in os.listdir(folder) if is_journal(name))
 
 
 def _read_journal(folder: Path, name: str) -> Journal:

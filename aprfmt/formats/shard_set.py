@@ -7,6 +7,7 @@ from pathlib import Path
 from aprfmt.base.protocols import LazyTensor
 from aprfmt.base.text_escape import shorten
 from aprfmt.errors import FormatError, RemoteError
+from aprfmt.formats.unfinished_writes import known_journal_names
 from aprfmt.remote.paths import map_paths
 
 MAX_INDEX = 128 << 20  # bytes of an index or manifest: a million tensors with long names
@@ -95,6 +96,9 @@ def refuse_mixed(path: Path, members: Sequence[Path]) -> None:
 
     `path` is the index, `members` the set's files.
     """
+    if not known_journal_names(path.parent):
+        return
+
     from aprfmt.formats.journal import pending_journals
 
     mixed = set(pending_journals(path.parent)).intersection([path, *members])

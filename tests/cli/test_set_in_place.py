@@ -29,8 +29,8 @@ from aprfmt.formats.in_place_patch import (
     patch_file,
 )
 from aprfmt.formats.mapped_file import file_identity
-from aprfmt.formats.patch_names import patch_path
 from aprfmt.formats.signature import sign
+from aprfmt.formats.unfinished_writes import patch_path
 from aprfmt.model import open_model
 from tests.cli.run import aprfmt
 from tests.conversion.folders import llama_folder

@@ -10,8 +10,8 @@ from aprfmt.errors import FormatError, UsageError
 from aprfmt.formats import apr, gguf, in_place_patch, safetensors
 from aprfmt.formats.in_place_patch import refuse_half_changed
 from aprfmt.formats.journal import SCHEMA, parse_journal
-from aprfmt.formats.patch_names import patch_path
 from aprfmt.formats.temporary_files import temporary_name
+from aprfmt.formats.unfinished_writes import patch_path
 
 # --- journals -------------------------------------------------------------------------------------
 

@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING
 from aprfmt.base.protocols import Value
 from aprfmt.errors import FormatError
 from aprfmt.formats import mapped_file
-from aprfmt.formats.gguf.byteorder import SwappedTensor
 from aprfmt.formats.gguf.layout import (
     BYTE_ORDERS,
     MAX_SPLITS,
@@ -35,7 +34,12 @@ class GgufShard(mapped_file.Shard["ParsedGguf"]):
     @property
     def tensor_class(self) -> type[mapped_file.StoredTensor]:
         """The class of an undamaged tensor: one that swaps bytes if the file is big-endian."""
-        return SwappedTensor if self.parsed.order == ">" else mapped_file.StoredTensor
+        if self.parsed.order != ">":
+            return mapped_file.StoredTensor
+
+        from aprfmt.formats.gguf.byteorder import SwappedTensor
+
+        return SwappedTensor
 
 
 def _read_split_key(parsed: "ParsedGguf", key: str) -> int | None:

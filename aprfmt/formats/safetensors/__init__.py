@@ -5,7 +5,6 @@ Listing files is the most frequent use, so code for writing and `hex` is importe
 
 from aprfmt.base.registry import LazyFunction
 from aprfmt.formats import FormatSpec, ValueRules
-from aprfmt.formats.safetensors.fields import header_fields
 from aprfmt.formats.safetensors.layout import can_store, fill_header, is_json, storage_order
 from aprfmt.formats.safetensors.parse import parse
 from aprfmt.formats.safetensors.reader import open_source
@@ -33,7 +32,7 @@ FORMAT = FormatSpec(
     holds=can_store,
     keeps=True,
     style="hf",
-    header_fields=header_fields,
+    header_fields=LazyFunction("aprfmt.formats.safetensors.fields:header_fields"),
     structure=parse,
     fill=fill_header,
     order=storage_order,

@@ -2,22 +2,18 @@
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from aprfmt.base.protocols import ByteSource, LazyTensor, Note, Value
 from aprfmt.errors import FormatError
 from aprfmt.formats import mapped_file
 from aprfmt.formats.mapped_file import Buffer, BufferFile, open_bytes
-from aprfmt.formats.safetensors.index_check import (
-    IndexFault,
-    check_weight_map,
-    complete_set,
-    find_renamed_shards,
-    find_replacement_shards,
-    unlisted_files,
-)
 from aprfmt.formats.safetensors.layout import is_json
 from aprfmt.formats.safetensors.parse import ParsedSafe, merge_metadata, parse
 from aprfmt.remote.paths import is_remote, parse_location
+
+if TYPE_CHECKING:
+    from aprfmt.formats.safetensors.index_check import IndexFault
 
 
 class SafeShard(mapped_file.Shard[ParsedSafe]):
@@ -46,7 +42,7 @@ class SafetensorsSource(mapped_file.MappedSource[SafeShard]):
         tensors: Mapping[str, LazyTensor],
         index_metadata: Mapping[str, Value],
         notes: Sequence[Note] = (),
-        index_faults: Sequence[IndexFault] = (),
+        index_faults: "Sequence[IndexFault]" = (),
         weight_map: Mapping[str, str] | None = None,
     ) -> None:
         """Take the open shards, in order, and their joined tensors.
@@ -113,6 +109,14 @@ def open_index(path: Path, *, partial: bool = False, damaged: bool = False) -> S
     `index_faults`: tensors are then taken from the shard that has them. An index that names no
     existing file is then replaced by a complete set of shards in its folder. Raises FormatError.
     """
+    from aprfmt.formats.safetensors.index_check import (
+        IndexFault,
+        check_weight_map,
+        complete_set,
+        find_renamed_shards,
+        find_replacement_shards,
+        unlisted_files,
+    )
     from aprfmt.formats.shard_index import existing_files, open_files, read_index
     from aprfmt.formats.shard_set import join_tensors
 
