@@ -19,7 +19,6 @@ from aprfmt.compare.diffs import SECTIONS
 from aprfmt.compare.short_answer import Line, short_answer
 from aprfmt.errors import UsageError
 from aprfmt.formats import FORMATS
-from aprfmt.measure.encoding_noise import UNIT
 from aprfmt.measure.findings import Finding
 from aprfmt.measure.named_causes import share_text, written_again_text
 from aprfmt.measure.records import EQUAL, FLOATS, FieldDiff, TensorDiff, ulp_type
@@ -298,6 +297,13 @@ def show(report: DiffReport, found: Pronounced, verbose: bool, top: int | None) 
     render.say_lines(lines)
 
 
+def _has_float_types(row: TensorDiff) -> bool:
+    """Return whether both sides of a tensor are stored as floating-point numbers."""
+    from aprfmt.measure.encoding_noise import UNIT
+
+    return {row.encoding_a, row.encoding_b} <= UNIT.keys()
+
+
 def _first_of(rows: Sequence[TensorDiff]) -> str:
     """Return the first tensor's name with its role, and how many more there are, in words."""
     name = rows[0].name_b or rows[0].name_a
@@ -321,9 +327,7 @@ def _other_difference_lines(report: DiffReport) -> Iterator[Line]:
     rounded = [
         row
         for row in report.worst()
-        if row.verdict == "WITHIN"
-        and {row.encoding_a, row.encoding_b} <= UNIT.keys()
-        and row.key not in known
+        if row.verdict == "WITHIN" and _has_float_types(row) and row.key not in known
     ]
     if rounded:
         types = f"{rounded[0].encoding_a} | {rounded[0].encoding_b}"

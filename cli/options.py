@@ -13,8 +13,9 @@ import click
 from click.core import ParameterSource
 
 from aprfmt.base.budget import Budget
+from aprfmt.base.registry import LazyFunction
 from aprfmt.base.text_escape import shorten
-from aprfmt.cli import output_format, render, shell_completion
+from aprfmt.cli import output_format, render
 from aprfmt.errors import OutputError, UsageError
 
 if TYPE_CHECKING:
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
     from aprfmt.model.renames import Rename
 
 F = TypeVar("F", bound=Callable[..., Any])
+_COMPLETE_TENSORS = LazyFunction("aprfmt.cli.shell_completion:complete_tensors")
 
 _RUNS = ("payload", "engine", "dry_run", "loaded", "arrays")
 # command -> {option: options of which it needs one}
@@ -331,7 +333,7 @@ no_hash = click.option(
     help="Do not record the source's SHA-256 in the output.",
 )
 patterns = click.argument(
-    "patterns", nargs=-1, metavar="[PATTERN]...", shell_complete=shell_completion.complete_tensors
+    "patterns", nargs=-1, metavar="[PATTERN]...", shell_complete=_COMPLETE_TENSORS
 )
 no_carry = click.option(
     "--no-carry",
@@ -345,7 +347,7 @@ tensor = click.option(
     "patterns",
     multiple=True,
     metavar="PATTERN",
-    shell_complete=shell_completion.complete_tensors,
+    shell_complete=_COMPLETE_TENSORS,
     help="Only these tensors: whole dot-components, a glob, or re:...; any spelling.",
 )
 encoding = click.option(
@@ -363,7 +365,7 @@ drop = click.option(
     "--drop",
     multiple=True,
     metavar="PATTERN",
-    shell_complete=shell_completion.complete_tensors,
+    shell_complete=_COMPLETE_TENSORS,
     help="Leave these tensors out of the output.",
 )
 

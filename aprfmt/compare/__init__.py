@@ -12,7 +12,6 @@ from aprfmt.arch.rope_gguf import have_equal_divisors
 from aprfmt.arch.spec import HyperParam
 from aprfmt.arch.value_checks import same_value
 from aprfmt.base.budget import Budget
-from aprfmt.base.metadata_values import short_value
 from aprfmt.base.protocols import Damage, Value
 from aprfmt.causes import CAUSES
 from aprfmt.compare.diffs import SECTIONS, DiffReport
@@ -542,6 +541,8 @@ def _unlike_architectures(a: Model, b: Model) -> list[NotCompared]:
 
     For models whose architectures are not both known, so that no hyperparameter is compared.
     """
+    from aprfmt.base.metadata_values import short_value
+
     sides: tuple[tuple[Kind, str, Mapping[str, Value], Mapping[str, Value]], ...] = (
         ("config key", "model_type", a.config or {}, b.config or {}),
         ("metadata key", "general.architecture", a.metadata, b.metadata),
@@ -853,6 +854,9 @@ def _differing_metadata(a: Model, b: Model, *, every: bool) -> tuple[FieldDiff, 
     """
     if a.format != b.format:
         return ()
+
+    from aprfmt.base.metadata_values import short_value
+
     rows = []
     for key in dict.fromkeys((*a.metadata, *b.metadata)):
         if key.startswith(_OWN_KEYS) and not every:

@@ -1,19 +1,14 @@
 """Pairs the tensors of two models by role or name; unmatched ones have one side only."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from aprfmt.errors import AprfmtError, ArchError
-from aprfmt.measure.numbers import to_float64
 from aprfmt.measure.records import SideRelation
-from aprfmt.measure.row_reader import RowReader
 from aprfmt.model import Model
-from aprfmt.model.adapter_parts import diffusion_names
 from aprfmt.model.relations import Relation, relation_between_names, side_of_other_names
 from aprfmt.model.renames import Rename, prefix_rules_between
 from aprfmt.model.towers import has_towers, tower_name
-from aprfmt.model.wrong_size import value_at
-from aprfmt.tensors import norms
 from aprfmt.tensors.runs import published_equal
 from aprfmt.tensors.view import View
 
@@ -227,6 +222,10 @@ def _apart(pairs: Sequence[tuple[View, View]]) -> tuple[float, float]:
     The distance is the relative L2 of a few rows of up to about five pairs of equal shape, each at
     most 1; 1 too for what cannot be read.
     """
+    from aprfmt.measure.numbers import to_float64
+    from aprfmt.measure.row_reader import RowReader
+    from aprfmt.tensors import norms
+
     alike = [(x, y) for x, y in pairs if x.shape == y.shape]
     apart = []
     for x, y in sorted(alike, key=lambda pair: -len(pair[0].shape))[:: max(1, len(alike) // 4)]:
@@ -251,8 +250,11 @@ def _names_for_pairing(model: Model, names: Sequence[str]) -> dict[str, str]:
     """
     own = frozenset(names)
     rules = [rule.function for relation in model.relations for rule in relation.rules]
-    adapter = model.kind is not None and model.kind.name == "adapter"
-    modules = diffusion_names(model) if adapter else {}
+    modules: Mapping[str, str] = {}
+    if model.kind is not None and model.kind.name == "adapter":
+        from aprfmt.model.adapter_parts import diffusion_names
+
+        modules = diffusion_names(model)
     found: dict[str, str] = {}
     for stored in names:
         name = modules.get(stored, stored)
@@ -283,6 +285,8 @@ def _is_stated_alike(relation: Relation, a: Model, b: Model) -> bool:
 
     Then another key is wrong, and the corrected ones are only a consequence.
     """
+    from aprfmt.model.wrong_size import value_at
+
     stated = [(value_at(a, key), value_at(b, key)) for key, _ in relation.values]
     return bool(stated) and all(x is not None and x == y for x, y in stated)
 

@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Any
 from aprfmt.arch.role_vocabulary import split_key
 from aprfmt.arch.value_checks import same_value
 from aprfmt.base.encodings import ENCODINGS
-from aprfmt.base.number_ranges import number_ranges
 from aprfmt.errors import AprfmtError
 from aprfmt.formats import suffix_to_write
 from aprfmt.measure.verdicts import CERTAINTIES, Certainty
@@ -158,6 +157,8 @@ def short_keys(keys: Iterable[str]) -> str:
 
     At most four roles are named, the rest is counted.
     """
+    from aprfmt.base.number_ranges import number_ranges
+
     roles: dict[str, list[int | None]] = {}
     for key in keys:
         layer, role = split_key(key)

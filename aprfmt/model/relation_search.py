@@ -19,7 +19,6 @@ from aprfmt.model.renames import (
     rules_of_sets,
 )
 from aprfmt.model.towers import has_towers, tower_name, tower_rule
-from aprfmt.model.wrong_size import solve_key
 
 if TYPE_CHECKING:
     from aprfmt.arch.spec import ArchSpec
@@ -55,6 +54,8 @@ def resolve_related(
     if better is None and found is not None:
         better = _resolve_shared_table(model, read, found)
     if better is None and (error is not None or (found is not None and _contradicts_config(found))):
+        from aprfmt.model.wrong_size import solve_key
+
         better = solve_key(model, found, error, again)
     if better is None:
         if found is None:

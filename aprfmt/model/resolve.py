@@ -178,9 +178,7 @@ def resolve_with_names(
     from aprfmt.arch.mlx_layout import STYLE, with_mlx_norms
     from aprfmt.arch.required_roles import compare_roles
     from aprfmt.arch.spec import split_key
-    from aprfmt.model.axes import exchange_axes
     from aprfmt.model.completeness import absence_predicate
-    from aprfmt.model.kernels import reshape_kernels
     from aprfmt.model.towers import names_in_towers
 
     tensors: Mapping[str, View] = model
@@ -221,6 +219,9 @@ def resolve_with_names(
     bound, draft = _separate_drafts(without_partial(bound, hyper), drafts, tuple(tensors), end)
     axes: tuple[Relation, ...] = ()
     if model.format == "safetensors":  # APR and GGUF writers turn shapes by hand: values may stand
+        from aprfmt.model.axes import exchange_axes
+        from aprfmt.model.kernels import reshape_kernels
+
         mlx = model.metadata.get("format") == "mlx"
         bound, kernels = reshape_kernels(spec, bound, said, hyper, model.path, mlx)
         bound, axes = exchange_axes(spec, bound, said, hyper, model.path)
