@@ -11,9 +11,14 @@ import re
 import struct
 from collections import Counter
 from collections.abc import Iterable, Mapping
+from contextlib import closing
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from aprfmt.base.bounded_regex import matches_start
+from aprfmt.errors import FormatError
+from aprfmt.formats.mapped_file import open_bytes
+from aprfmt.model.hf_folder import MAX_CONFIG, parse_config
+from aprfmt.model.sidecar_files import ADAPTER_CONFIG
 
 if TYPE_CHECKING:
     from aprfmt.model import Model
@@ -74,9 +79,6 @@ _COMPONENT = re.compile(
 _DENOISERS = frozenset({"unet", "transformer", "diffusion_model", "prior"})
 _TEXT_ENCODERS = {"te": "text_encoder", "te1": "text_encoder", "te2": "text_encoder_2"}
 DENOISER = "denoiser"
-
-
-_SCALING = re.compile(r"\.ia3_l(\.[^.]+)?$")
 
 
 class AdapterParts(NamedTuple):
@@ -205,11 +207,6 @@ def _mlx_obstacle(config: Mapping[str, Any], parts: AdapterParts, model: "Model"
         if any(len(model[name].shape) == _STACKED for name in own.values()):
             return f"{module} has MLX's factors of stacked experts, which are not read here"
     return ""
-
-
-def is_scaling_vector(name: str) -> bool:
-    """Return whether a stored name is that of a vector of IA3 (peft, tuners/ia3)."""
-    return _SCALING.search(name) is not None
 
 
 def adapter_name(names: Iterable[str]) -> str:
@@ -467,3 +464,15 @@ def _parameter_obstacle(config: Mapping[str, Any], parts: AdapterParts) -> str:
                 f"of adapter_config.json names {len(targets)} of its parameters"
             )
     return ""
+
+
+def peft_config(model: "Model") -> dict[str, Any]:
+    """Return adapter_config.json from the folder of the weights; {} if absent or not readable."""
+    path = model.path.with_name(ADAPTER_CONFIG)
+    if not path.is_file():
+        return {}
+    with closing(open_bytes(path)) as file:
+        try:
+            return dict(parse_config(file.view[: MAX_CONFIG + 1], path))
+        except FormatError:
+            return {}

@@ -37,11 +37,11 @@ from aprfmt.model.adapter_parts import (
     mlx_parameter,
     odd_tensors,
     pair_fault,
+    peft_config,
     target_parameters,
     unwrap_module,
     value_by_pattern,
 )
-from aprfmt.model.kinds import peft_config
 from aprfmt.model.zero_pairs import find_zero_pairs
 from aprfmt.tensors.view import View
 

@@ -948,7 +948,7 @@ def _modules_to_save(model: "Model") -> tuple[str, ...]:
 
     () where the configuration lists none.
     """
-    from aprfmt.model.kinds import peft_config
+    from aprfmt.model.adapter_parts import peft_config
 
     found = peft_config(model).get("modules_to_save")
     return tuple(map(str, found)) if isinstance(found, list) else ()

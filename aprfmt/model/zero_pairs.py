@@ -13,12 +13,12 @@ from aprfmt.errors import AprfmtError
 from aprfmt.model.adapter_parts import (
     PREFIX,
     adapter_parts,
-    is_scaling_vector,
     mlx_parameter,
+    peft_config,
     stored_alpha,
     value_by_pattern,
 )
-from aprfmt.model.kinds import peft_config
+from aprfmt.model.kinds import is_scaling_vector
 from aprfmt.tensors.view import is_zero
 
 if TYPE_CHECKING:

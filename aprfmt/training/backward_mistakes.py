@@ -13,7 +13,7 @@ from aprfmt.causes.training.table import BACKWARDS
 from aprfmt.inference.gradients.misread_base import base_quantization
 from aprfmt.measure.verdicts import Certainty
 from aprfmt.model import Model
-from aprfmt.model.kinds import peft_config
+from aprfmt.model.adapter_parts import peft_config
 from aprfmt.training.explained_step import ExplainedStep
 from aprfmt.training.gradient_comparison import gradient_case
 from aprfmt.training.gradient_verdict import judge_gradient

@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING
 from aprfmt.cli import render
 from aprfmt.errors import AprfmtError
 from aprfmt.model import Model, open_model
-from aprfmt.model.kinds import astray_modules_text, peft_config
+from aprfmt.model.adapter_description import astray_modules_text
+from aprfmt.model.adapter_parts import peft_config
 from aprfmt.model.zero_pairs import find_zero_pairs
 from aprfmt.remote.paths import is_remote
 

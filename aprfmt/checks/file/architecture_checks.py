@@ -25,11 +25,11 @@ from aprfmt.formats.safetensors.index_check import index_repair_text
 from aprfmt.measure.encoding_noise import UNIT
 from aprfmt.measure.named_causes import set_command
 from aprfmt.model import Model
-from aprfmt.model.adapter_parts import adapter_parts, pair_faults_text
+from aprfmt.model.adapter_description import drop_stray_command
+from aprfmt.model.adapter_parts import adapter_parts, pair_faults_text, peft_config
 from aprfmt.model.completeness import vector_text, vector_todo
 from aprfmt.model.config_paths import path_of_name, value_at_path
 from aprfmt.model.draft import contradicted_draft, draft_head
-from aprfmt.model.kinds import drop_stray_command, peft_config
 from aprfmt.model.ledger import LOADED_FIRST, OF_TENSORS, Surplus
 from aprfmt.model.own_keys import misleading_keys
 from aprfmt.model.relations import opening_path
