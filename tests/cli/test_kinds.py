@@ -11,6 +11,7 @@ import struct
 import sys
 from pathlib import Path
 from types import SimpleNamespace
+from zipfile import ZipFile
 
 import gguf
 import numpy as np
@@ -171,7 +172,8 @@ def test_a_configuration_stands_for_its_folder(demo_model: Path, tmp_path: Path)
     done = aprfmt("inspect", demo_model / "config.json")
     assert done.out == aprfmt("inspect", demo_model).out
     (tmp_path / "config.json").write_text("{}")
-    (tmp_path / "pytorch_model.bin").write_bytes(b"PK\3\4")
+    with ZipFile(tmp_path / "pytorch_model.bin", "w") as archive:
+        archive.writestr("notes.txt", "of another program")
     done = aprfmt("inspect", tmp_path)
     assert (
         done.code == 2 and "pytorch_model.bin: is a zip archive that torch.save did not" in done.err
