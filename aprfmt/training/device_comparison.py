@@ -46,8 +46,10 @@ class GradientDistances:
     """One gradient in all runs: each run's relative distance from float64, and what it may be.
 
     `apart` are the distances by run, `allowed` the largest ones that rounding explains, `wrong` the
-    indices of the runs beyond that. `update` are the relative distances of the optimizer's steps,
-    () for points and without an optimizer. `parameter` is False for the gradient at a point.
+    indices of the runs beyond that. Of a run whose rounding may be as large as the gradient
+    (`allowed` of 1 or more) nothing is said within that. `update` are the relative distances of the
+    optimizer's steps, () for points and without an optimizer. `parameter` is False for the gradient
+    at a point.
     """
 
     key: str
@@ -94,10 +96,21 @@ class RunsReport:
             if row.flips
         ]
         left += array_items("batch array", self.unread)
+        lost = [
+            (row, run)
+            for row in self.gradients
+            for at, run in enumerate(self.runs)
+            if row.allowed[at] >= 1 and at not in row.wrong and not run.flips
+        ]
+        left += [
+            NotCompared("gradient", row.key, "unreadable", f"rounding hides it in {run.run}")
+            for row, run in lost
+        ]
         wrong = [row for row in self.runs if row.wrong]
         detail = "; ".join(f"{row.run} is wrong in {row.wrong}" for row in wrong)
         every = len(self.gradients) + len(self.missing)
-        counts = {"gradients": (len(self.gradients), every)}
+        hidden = {row.key for row, _ in lost if not row.wrong}
+        counts = {"gradients": (len(self.gradients) - len(hidden), every)}
         return pronounce(WORDS, Compared(bool(wrong), counts, tuple(left), detail), self.accept)
 
     @property
@@ -222,7 +235,7 @@ def compare_runs(
                 g.size,
                 g.distances,
                 g.allowed,
-                g.wrong,
+                tuple(run for run in g.wrong if run not in made.flips),
                 tuple(x / g.step if g.step else 0.0 for x in g.update),
             )
             for g in made.gaps

@@ -1,0 +1,65 @@
+"""Random roundings in a backward pass, which show how far rounding alone moves its gradients."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+
+# The integers by which the numbers of each float dtype are counted, in units in the last place.
+COUNTED_BY: Mapping[torch.dtype, torch.dtype] = {
+    torch.float64: torch.int64, torch.float32: torch.int32,
+    torch.bfloat16: torch.int16, torch.float16: torch.int16,
+}  # fmt: skip
+# Operations that move values and round none, unless their result has fewer bits.
+MOVING = frozenset(
+    """_to_copy _unsafe_view abs alias cat clone constant_pad_nd copy_ embedding fill_ flip full
+    full_like gather index index_put index_select lift_fresh masked_fill max maximum min minimum
+    neg new_empty new_full new_ones new_zeros ones ones_like relu repeat roll scatter
+    select_backward slice_backward sort stack threshold_backward topk tril triu where zero_ zeros
+    zeros_like""".split()
+)
+# One of so many values moves up by one unit in the last place, and one moves down. The variance
+# is then 1/6 of a unit squared: that of the difference of two results which were rounded
+# independently, as each rounding has 1/12.
+OF_VALUES = 12
+
+
+class RoundingNoise(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """A context in which torch's operations round at random, forward and backward, on the CPU.
+
+    The results of every operation that rounds move by one unit in the last place of their dtype,
+    up or down, as far as two right ways to compute them are apart. So the gradients of two passes
+    in the dtype, one of them in this context, are apart by what rounding does to them. A zero
+    becomes the smallest number of the dtype, as it may be rounded from one. Infinities and NaN
+    stay.
+    """
+
+    def __init__(self, seed: int) -> None:
+        """Begin the random numbers by `seed`; the same seed gives the same roundings."""
+        super().__init__()  # type: ignore[no-untyped-call]
+        self._random = torch.Generator().manual_seed(seed)
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """Return what torch's operation `func` gives, its values moved if it rounds them."""
+        out = func(*args, **(kwargs or {}))
+        if func.is_view:
+            return out
+        results = out if isinstance(out, tuple | list) else (out,)
+        moving = func.overloadpacket.__name__ in MOVING
+        read = max((x.itemsize for x in args if isinstance(x, torch.Tensor)), default=0)
+        for x in results:
+            if not isinstance(x, torch.Tensor) or x.dtype not in COUNTED_BY:
+                continue
+            if not moving or x.itemsize < read:
+                self._move(x)
+        return out
+
+    def _move(self, x: torch.Tensor) -> None:
+        """Move values of a float tensor by one unit in the last place, in place."""
+        whole = COUNTED_BY[x.dtype]
+        drawn = torch.randint(OF_VALUES, x.shape, generator=self._random, dtype=torch.int8)
+        steps = (drawn == 0).to(whole) - (drawn == 1).to(whole)
+        steps = torch.where(x == 0, steps.abs(), steps)  # a zero has no number below it
+        moved = (x.contiguous().view(whole) + steps).view(x.dtype)
+        x.copy_(torch.where(torch.isfinite(x) & torch.isfinite(moved), moved, x))
