@@ -38,7 +38,20 @@ def corrected_twice(hp: Values) -> Values:
     return {"attn_scale": hp["attn_scale"] * square}
 
 
+def by_formula(power: float) -> Callable[[Values], Values]:
+    """Return other hyperparameters: rope's factor is YaRN's formula, times the own to a power."""
+
+    def made(hp: Values) -> Values:
+        scaling = hp["rope_scaling"]
+        factor = yarn_mscale(scaling["factor"]) * scaling["attention_factor"] ** power
+        return {"rope_scaling": dict(scaling) | {"attention_factor": factor}}
+
+    return made
+
+
 FAULTS = {
+    "the formula's for rope's factor": ("llama-yarn-factor", by_formula(0.0)),
+    "the formula's beside rope's factor": ("llama-yarn-factor", by_formula(1.0)),
     "rope's factor lost": ("llama-yarn", with_factor(0.0)),
     "rope's factor twice": ("llama-yarn", with_factor(2.0)),
     "MLA's factor lost": ("deepseek_v3-yarn", without_correction),
@@ -89,3 +102,13 @@ def test_another_factor_of_the_scores_is_no_factor_of_yarn() -> None:
     assert found.lead is not None
     assert (found.cause, found.lead.also) == ("attention_scale", ()), found.sentence
     assert found.lead.certainty == "confirmed"
+
+
+def test_the_formulas_factor_where_only_a_part_is_rotated_is_rope_s_alone() -> None:
+    """Of MLA a few elements of a head turn, so that no factor of the scores has this effect."""
+    folder = tiny_folder("deepseek_v3-yarn")  # its factor is a quotient of two formulas
+    run = trace(folder, "formula-of-mla", ids=LONG, points=COARSE, hp=by_formula(0.0))
+    found = diagnose(str(folder), str(run))
+    assert found.lead is not None
+    assert (found.cause, found.lead.also) == ("rope_scaling", ()), found.sentence
+    assert found.lead.certainty == "confirmed" and "is the formula's" in found.lead.says

@@ -22,6 +22,7 @@ from aprfmt.causes.forward.rotations import (
     explaining_rotation,
     has_rope_between_points,
     hides_rope_angles,
+    other_rope_factors,
     pass_length,
     rope_frequencies,
     rope_kind_of_layer,
@@ -679,7 +680,7 @@ def find_theta(case: Mismatch) -> Iterator[Change]:
 
 
 def without_scaling_changes(patched: PatchedModel, kind: RopeKind) -> Iterator[Change]:
-    """Yield changes without rope scaling, and with its factor on cos and sin left out or squared.
+    """Yield changes without rope scaling, and with another factor of it on cos and sin.
 
     `kind` is the kind of rope; nothing if it has no scaling.
     """
@@ -697,15 +698,14 @@ def without_scaling_changes(patched: PatchedModel, kind: RopeKind) -> Iterator[C
         rotate_with(plain.inv_freq, 1.0),
         {"rope_scaling": None},
     )
-    if own.factor != 1.0:
-        for factor, how in ((1.0, "left out"), (own.factor**2, "applied twice")):
-            yield Change(
-                "rope_scaling",
-                f"the scaling's factor {own.factor:.6g} on cos and sin is {how}",
-                ("rope_scaling.attention_factor",),
-                rotate_with(own.inv_freq, factor),
-                {"attention_factor": factor},
-            )
+    for factor, how in other_rope_factors(patched, kind):
+        yield Change(
+            "rope_scaling",
+            f"the scaling's factor {own.factor:.6g} on cos and sin {how}",
+            ("rope_scaling.attention_factor",),
+            rotate_with(own.inv_freq, factor),
+            {"attention_factor": factor},
+        )
 
 
 def scaling_value_changes(patched: PatchedModel, kind: RopeKind) -> Iterator[Change]:

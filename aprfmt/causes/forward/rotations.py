@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 
+from aprfmt.arch.rope_hf import longrope_attention_factor, yarn_mscale
 from aprfmt.causes.forward.mismatch import Array, Layers, Mismatch, Patch
 from aprfmt.inference.replay.patched_model import PatchedModel
 from aprfmt.inference.rope import RopeFrequencies, RopeKind, compute_frequencies, rotation_of_layer
@@ -45,6 +46,34 @@ def rope_kind_of_layer(case: Mismatch) -> RopeKind | None:
 def rope_frequencies(patched: PatchedModel, kind: RopeKind) -> RopeFrequencies:
     """Return the frequencies and factor of a rope kind for the length of the pass."""
     return compute_frequencies(patched.hp, kind, pass_length(patched))
+
+
+def other_rope_factors(patched: PatchedModel, kind: RopeKind) -> list[tuple[float, str]]:
+    """Return (factor on cos and sin, how it came about) of mistakes with a rope kind's own factor.
+
+    It is left out or applied twice, or YaRN's or longrope's formula gives it although the model
+    states another, or multiplies that. [] for a kind without scaling, and without such a factor.
+    """
+    scaling = patched.hp["rope_scaling"] if kind.scaled else None
+    if not scaling:
+        return []
+    own, formula = rope_frequencies(patched, kind).factor, 1.0
+    if scaling["type"] == "yarn":
+        formula = yarn_mscale(scaling["factor"])
+    elif scaling["type"] == "longrope":
+        original = scaling["original_context_length"]
+        formula = longrope_attention_factor(patched.hp["context_length"] / original, original)
+    found = (
+        (1.0, "is left out"),
+        (own**2, "is applied twice"),
+        (formula, f"is the formula's, {formula:.6g}"),
+        (own * formula, f"is applied beside the formula's, {formula:.6g}"),
+    )
+    first: list[tuple[float, str]] = []
+    for factor, how in found:
+        if not any(math.isclose(factor, other, rel_tol=1e-6) for other in (own, *dict(first))):
+            first.append((factor, how))
+    return first
 
 
 def token_positions(patched: PatchedModel) -> Array:

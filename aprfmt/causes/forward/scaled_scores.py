@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from aprfmt.arch.rope_hf import yarn_mscale
 from aprfmt.causes.forward.attention import score_scale_change
 from aprfmt.causes.forward.mismatch import Change, Hypothesis, Mismatch, change_head_fields
-from aprfmt.causes.forward.rotations import rope_frequencies
+from aprfmt.causes.forward.rotations import other_rope_factors, rope_frequencies
 from aprfmt.inference.replay.patched_model import PatchedModel
 from aprfmt.inference.rope import rotation_of_layer
 
@@ -18,17 +18,15 @@ from aprfmt.inference.rope import rotation_of_layer
 def rope_factor_scales(patched: PatchedModel, layer: int) -> Iterator[Change]:
     """Yield changes of the factor on scores with the same effect as a wrong rope factor in a layer.
 
-    Rope's factor on cos and sin is left out, or applied twice. Nothing without such a factor.
+    The factor on cos and sin is one of `other_rope_factors`. Nothing without a scaling of rope.
     """
     kind = None if layer < 0 else rotation_of_layer(patched.hp, layer)
-    if kind is None or patched.spec.block.position != "rope" or not kind.scaled:
+    if kind is None or patched.spec.block.position != "rope":
         return
     factor = rope_frequencies(patched, kind).factor
-    if factor == 1.0:
-        return
     own = float(patched.hp["attn_scale"])
-    for scale in (own / factor**2, own * factor**2):
-        yield score_scale_change(patched, scale)
+    for other, _ in other_rope_factors(patched, kind):
+        yield score_scale_change(patched, own * (other / factor) ** 2)
 
 
 def yarn_score_changes(patched: PatchedModel) -> Iterator[Change]:
