@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from aprfmt.arch.layout_steps import Added
 from aprfmt.arch.spec import ArchSpec, HyperParams
 from aprfmt.errors import ArchError
 from aprfmt.inference.backends import BACKENDS
@@ -88,7 +89,8 @@ class PatchedModel:
 
     `original` are the weights before any was replaced, `replaced` the keys of those that were;
     `stated` are the hyperparameters before any was replaced. `own` has what single layers run with
-    in place of `hp` and `spec`.
+    in place of `hp` and `spec`. `offset_in_file` is what the file's norm weights hold already of
+    the number that the architecture adds to them: 1 in a GGUF of gemma, else 0.
     """
 
     spec: ArchSpec
@@ -103,6 +105,7 @@ class PatchedModel:
     replaced: tuple[str, ...] = ()
     stated: HyperParams | None = None
     own: Mapping[int, tuple[HyperParams, ArchSpec]] = field(default_factory=dict)
+    offset_in_file: int = 0
     _known: dict[Any, Any] = field(default_factory=dict, repr=False, compare=False)
 
     @classmethod
@@ -114,7 +117,16 @@ class PatchedModel:
         `memory` bounds the bytes of weights that are held decoded; None for the default.
         """
         backend = BACKENDS["numpy"]("cpu", dtype)
-        return cls(model.spec, model.hyper, model_weights(model, memory), backend, tuple(ids))
+        weights = model_weights(model, memory)
+        return cls(
+            model.spec, model.hyper, weights, backend, tuple(ids),
+            offset_in_file=_offset_in_file(model),
+        )  # fmt: skip
+
+    @property
+    def norm_addend(self) -> int:
+        """What a pass adds to norm weights as the file stores them: 0, or 1 as in gemma."""
+        return self.spec.block.norm_offset - self.offset_in_file
 
     @property
     def stored(self) -> Weights:
@@ -503,3 +515,10 @@ class _Tapped:
             x = tap(self._patched, layer, x, self._held)
         self._held[point] = self._inner.capture(point, layer, x)
         return self._held[point]
+
+
+def _offset_in_file(model: Model) -> int:
+    """Return what a file's norm weights hold already of their architecture's offset: 0 or 1."""
+    norms = (view for key, view in model.roles.items() if key.endswith("norm.weight"))
+    amounts = (step.amount for view in norms for step in view.layout if isinstance(step, Added))
+    return int(max(amounts, default=0))

@@ -200,7 +200,7 @@ TOLD: Mapping[str, Mapping[str, str | tuple[str, str]]] = {
         ),
         "the head is the embedding; the model has a head of its own": OWN,
         "attention and MLP read one input and are added together": OWN,
-        "the norms multiply by their weight plus 1": OWN,
+        "the norms multiply by 1 + w, where w is meant": OWN,
         "the chosen experts' weights are not renormalised to sum 1": OWN,
         "attention is not causal:": OWN,
         "query heads read key and value heads 0, 1, 0, 1; they should read 0, 0, 1, 1": OWN,

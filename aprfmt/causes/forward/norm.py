@@ -134,38 +134,47 @@ def try_norm_offsets(case: Mismatch) -> Iterator[Change]:
     """Yield changes of norm weights by 1 and -1 (gemma), in all norms and in this one alone."""
     call = case.call(*NORMS)
     if call is not None:
-        yield from norm_offset_changes()
+        yield from norm_offset_changes(case.patched)
+        points = (point_before_norm(case.patched, call.location),)
         for plus in (1, -1):
-            yield _norm_offset_change(plus, (point_before_norm(case.patched, call.location),))
+            yield _norm_offset_change(case.patched.norm_addend, plus, points)
 
 
-def norm_offset_changes() -> Iterator[Change]:
+def norm_offset_changes(patched: PatchedModel) -> Iterator[Change]:
     """Yield two changes: 1 is added to, or taken from, the weights of all norms."""
     for plus in (1, -1):
-        yield _norm_offset_change(plus)
+        yield _norm_offset_change(patched.norm_addend, plus)
 
 
 def norm_offset_changes_by_place(patched: PatchedModel) -> Iterator[Change]:
     """Yield changes to norms in one place that add 1 where the others do not, or the reverse."""
     for points in norm_places(patched):
-        yield _norm_offset_change(-1 if patched.spec.block.norm_offset else 1, points)
+        plus = -1 if patched.spec.block.norm_offset else 1
+        yield _norm_offset_change(patched.norm_addend, plus, points)
 
 
-def _norm_offset_change(plus: int, points: tuple[str, ...] = ()) -> Change:
+def _norm_offset_change(addend: int, plus: int, points: tuple[str, ...] = ()) -> Change:
     """Return the change of norm weights by `plus` (1 or -1), in norms that follow `points`.
 
-    `points` are capture points; empty means all norms.
+    `points` are capture points; empty means all norms. `addend` is what the model's own pass adds
+    to the weights as the file stores them: the sentence speaks of these.
     """
-    which = (
-        f"{norm_name(points)} {'multiplies by its' if len(points) == 1 else 'multiply by their'}"
-    )
+    does, whose = ("multiplies", "its") if len(points) == 1 else ("multiply", "their")
     return Change(
         "norm_offset",
-        f"{which} weight {'plus' if plus > 0 else 'minus'} 1",
+        f"{norm_name(points)} {does} by {_offset_weight(addend + plus)}, where "
+        f"{_offset_weight(addend)} is meant (w is {whose} weight in the file)",
         ("norm_offset",),
         offset_norm_weights(plus, points),
         {"offset": plus, **({"behind": points} if points else {})},
     )
+
+
+def _offset_weight(addend: int) -> str:
+    """Return a stored norm weight w and what is added to it in words: "w", "1 + w", "w - 1"."""
+    if addend < 0:
+        return f"w - {-addend}"
+    return f"{addend} + w" if addend else "w"
 
 
 def norm_places(patched: PatchedModel) -> list[tuple[str, ...]]:

@@ -195,11 +195,15 @@ def test_half_of_a_table_counts_as_zero(alone: int) -> None:
 # --- norms, streams, rows of a cache ------------------------------------------------------------
 
 
+@pytest.mark.parametrize(
+    ("addend", "meant", "more", "less"), [(0, "w", "1 + w", "w - 1"), (1, "1 + w", "2 + w", "w")]
+)
 def test_a_norms_weight_is_tried_plus_and_minus_1_everywhere_and_here(
-    monkeypatch: pytest.MonkeyPatch,
+    addend: int, meant: str, more: str, less: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(norm, "point_before_norm", lambda patched, at: at)
-    case: Any = SimpleNamespace(call=lambda *ops: SimpleNamespace(location="mid"), patched=None)
+    patched = SimpleNamespace(norm_addend=addend)
+    case: Any = SimpleNamespace(call=lambda *ops: SimpleNamespace(location="mid"), patched=patched)
     found = [(change.values, change.says) for change in norm.try_norm_offsets(case)]
     here = {"behind": ("mid",)}
     assert [values for values, _ in found] == [
@@ -209,7 +213,7 @@ def test_a_norms_weight_is_tried_plus_and_minus_1_everywhere_and_here(
         {"offset": -1, **here},
     ]
     for values, says in found:
-        assert says.endswith("weight plus 1" if values["offset"] > 0 else "weight minus 1")
+        assert f"by {more if values['offset'] > 0 else less}, where {meant} is meant (w is" in says
         assert ("the norm before the MLP multiplies" in says) == ("behind" in values)
     case.call = lambda *ops: None
     assert not list(norm.try_norm_offsets(case))
