@@ -15,8 +15,8 @@ WORDS = (
     ("gemma", True, "w", ("1 + w", "w - 1")),
     ("nemotron", False, "1 + w", ("2 + w", "w")),
     ("nemotron", True, "w", ("1 + w", "w - 1")),
-    ("qwen3_5_text", False, "1 + w", ("2 + w", "w")),
-    ("qwen3_5_text", True, "w", ("1 + w", "w - 1")),
+    ("qwen3_5", False, "1 + w", ("2 + w", "w")),
+    ("qwen3_5", True, "w", ("1 + w", "w - 1")),
     ("llama", False, "w", ("1 + w", "w - 1")),
     ("llama", True, "w", ("1 + w", "w - 1")),
 )
