@@ -113,12 +113,12 @@ def compare_by_name(
         left=report.pronounced().not_compared,
         ledgers=report.ledgers,
         item_arguments=report.item_arguments,
-        way_on=_command_beside(report),
+        way_on=_command_after_diff(report),
         other_model=bool(report.other_model),
     )
 
 
-def _command_beside(report: DiffReport) -> str:
+def _command_after_diff(report: DiffReport) -> str:
     """Return the first next command of `diff` that is not `diagnose`, else a `validate` of B."""
     others = (one for one in report.next if not one.startswith("aprfmt diagnose "))
     return next(others, f"aprfmt validate {shlex.quote(report.b)}")

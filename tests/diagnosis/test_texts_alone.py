@@ -89,7 +89,7 @@ def test_the_next_command_is_another_than_this_one() -> None:
         (["aprfmt diagnose a b", "aprfmt explain x", "aprfmt y"], "aprfmt explain x"),
     ):
         report: Any = SimpleNamespace(next=commands, b="b c")
-        assert stored_names._command_beside(report) == command
+        assert stored_names._command_after_diff(report) == command
 
 
 # --- what to record -------------------------------------------------------------------------------
