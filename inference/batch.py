@@ -189,8 +189,8 @@ def read_batch(path: Path, vocab: int, ends: Collection[int] = ()) -> Batch:
 
     Arrays that a .pt nests in others, as a tokenizer's result does, are known by their last name.
     Without labels all tokens of the mask are labels. `ends` are the model's ids that end a turn or
-    a text. Raises FormatError for arrays that do not form a batch, and for labels that are not
-    tokens of the ids at one distance.
+    a text. Raises FormatError for arrays that do not form a batch, and for labels that are not the
+    ids shifted by one distance.
     """
     with ExitStack() as stack:
         file = _open_arrays(path, stack)

@@ -51,8 +51,8 @@ def scan_by_token(
 ) -> tuple[Array, Array]:
     """Return (reads without the skip, state after the last token), computed token by token.
 
-    Arguments are those of `run_scan`: values x [tokens, heads, head_dim], time steps, decay rates,
-    B, C and the state before the first token.
+    x is [tokens, heads, head_dim], `step` [tokens, heads], `rate` [heads] or [heads, state], b and
+    c [tokens, groups, state]. `state` [heads, head_dim, state] is the one before the first token.
     """
     each = x.shape[1] // b.shape[1]
     reads = []

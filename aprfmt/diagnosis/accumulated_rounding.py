@@ -466,7 +466,7 @@ def _is_concentrated(view: ShadowPoint) -> bool:
 def _experts_may_flip(found: ShadowPass, rounded_pass: ShadowPass) -> bool:
     """Return whether rounding may make the router choose other experts for some token.
 
-    That is so where TIMES the rounding of the router's logits reaches the margin between experts.
+    It may where TIMES the rounding of the router's logits reaches the margin between experts.
     """
     for key, view in found.views.items():
         if view.point != "router_margin" or key not in rounded_pass.views:

@@ -248,7 +248,7 @@ def _with_relative_layers(text: str, layer: int) -> str:
 def _recorded_values_show(case: Mismatch, cut: ShadowPoint) -> bool:
     """Return whether the first wrong point's values make a point up to `cut` disagree.
 
-    That is a flagged point between the two that is computed from the first one.
+    They do if a flagged point between the two is computed from the first wrong one.
     """
     order = {key: i for i, key in enumerate(case.found.views)}
     here = order[case.view.key]

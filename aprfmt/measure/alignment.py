@@ -294,7 +294,7 @@ def _is_stated_alike(relation: Relation, a: Model, b: Model) -> bool:
 def _pair_tied_head(pair: TensorPair, a: Model, b: Model) -> TensorPair:
     """Return the pair, with an embedding in place of a head that is stored on one side only.
 
-    That is done if the side without a head ties it to its embedding.
+    The side without a head has to tie it to its embedding; else the pair is returned unchanged.
     """
     if pair.key != "output.weight" or (pair.a is None) == (pair.b is None):
         return pair

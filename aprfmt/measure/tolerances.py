@@ -223,7 +223,8 @@ COARSE = 0.1  # tolerance of logits from which two runs are no closer than two e
 def device_loss_bound(rel_l2: float, size: float) -> float:
     """Return how far the mean losses of one model on two devices may be apart, in nats.
 
-    It is the smaller of what rounding explains (`loss_bound`, same arguments) and MAX_CE, or
+    `rel_l2` is the tolerance of their logits, `size` the root mean square of the reference's
+    logits. The bound is the smaller of what rounding explains (`loss_bound`) and MAX_CE, or
     MAX_CE_LOSSY where `rel_l2` is COARSE or more. Rounding alone would bound nothing in 16 bits:
     logits have an offset that no loss sees, so that those of GPT-2, near -100 each, are 16 nats
     wide in bfloat16.

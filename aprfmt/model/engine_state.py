@@ -94,8 +94,8 @@ _VARIED = 8  # different bytes that a share of trained or random numbers begins 
 def is_engine_state(path: Path) -> bool:
     """Return whether a path holds the weights that an engine saved from its memory.
 
-    These are files of ranks in a folder, or files with names of joined or stacked matrices: one by
-    its own path, or those of a folder.
+    It does if it is a folder with files of ranks, or a file or folder of files with names of joined
+    or stacked matrices.
     """
     try:
         files = _state_files(path)
@@ -998,7 +998,7 @@ class _StateReader:
     def _published_tensors(self, reading: EngineReading, part: Part, copy: int) -> Sequence[Cells]:
         """Return the published tensors of a part of a parameter, as `copy` of the ranks holds them.
 
-        Those of the last stack of experts are cached.
+        The tensors of the last stack of experts are cached.
         """
         if len(part.stored) == 1:
             return reading.published_tensors(part, self._hyper, copy)

@@ -306,7 +306,7 @@ def pronounce_manifest(
 ) -> "Pronounced":
     """Return the verdict on a model that was compared with a manifest.
 
-    `failures` are those of `compare_manifest`, `tensors` the model's rows. Unless `selected`, files
+    `failures` are {key, what} of what differs, `tensors` the model's rows. Unless `selected`, files
     of the folder that nothing reads are among what was not compared. `late` says why whole files
     were not compared, where a budget left them. `accept` are patterns (`unread:PATTERN`) of items
     that the user accepts.

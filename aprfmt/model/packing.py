@@ -55,10 +55,10 @@ def unclaimed_part_text(config: Mapping[str, Value] | None, name: str) -> str:
 def packing_config(model: "Model") -> Mapping[str, Value] | None:
     """Return config.json's keys, its quantization section completed from the model's other files.
 
-    The section of hf_quant_config.json is used, or its group size, unless config.json's names
-    another method. Torchao's descriptions come from the metadata. Without a section the file of
-    AutoGPTQ or AutoAWQ is used. None if there is no config.json and no such file. Raises
-    FormatError where such a file is read and is damaged.
+    A section that config.json lacks comes from hf_quant_config.json, AutoGPTQ's or AutoAWQ's file.
+    A section of ModelOpt gets its group size from hf_quant_config.json, one of torchao its
+    descriptions of weights from the metadata. None if there is no config.json and no such file.
+    Raises FormatError where such a file is read and is damaged.
     """
     config = model.config
     section = None if config is None else quantization_section(config)

@@ -126,7 +126,7 @@ def limit_missing_decays(judged: dict[str, Judgement]) -> None:
     def limited(guess: StepGuess | GradientGuess) -> StepGuess | GradientGuess:
         """Return a guess about a step, at most "explained" where bits do not decide it.
 
-        That is for guesses that the tensor did not decay; other guesses are returned unchanged.
+        Only guesses that the tensor did not decay are limited; others are returned unchanged.
         """
         open_ = shown.lost and guess.cause == "decay_missing"
         sure = shown.told if shown.coarse else shown.none

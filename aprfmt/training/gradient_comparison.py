@@ -111,8 +111,8 @@ def compare_checked(
 ) -> ComparedGradient:
     """Return how a parameter's given gradient compares with differences of the batch's loss.
 
-    Without a given gradient, or a pass that reads the weight, its `why` says so. Nothing is in
-    it for a gradient that is not finite.
+    Its `why` says if no gradient was given, or no pass reads the weight. All its fields are empty
+    for a gradient that is not finite.
     """
     place = None if step.given is None else step.given.placed.get(parameter.key)
     if step.given is None or place is None:

@@ -156,8 +156,7 @@ def _check_moments(
 def _may_be_state_before(step: ExplainedStep, held: StepInputs) -> bool:
     """Return whether the state may be the one before the step, not the one after it.
 
-    That is possible where the gradient is given, and the state or --optimizer does not say the
-    step's number.
+    It may where the gradient is given, and the state or --optimizer does not say the step's number.
     """
     if step.state is None or held.gradient is None or not held.after:
         return False

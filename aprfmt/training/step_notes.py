@@ -101,8 +101,8 @@ def add_notes(
 def _add_doubts(step: ExplainedStep) -> None:
     """Add notes that a batch or gradients agree, but are hardly those of a trainer.
 
-    That is a loss that no trained model has, and gradients equal to the bit to those computed
-    here, in another arithmetic than the trainer's.
+    Doubtful are a loss that no trained model has, and gradients that are equal to the bit to those
+    computed here, in another arithmetic than the trainer's.
     """
     loss, vocabulary = step.loss()[0], hyper_of(step.base or step.model).get("vocab_size")
     if loss is not None and isinstance(vocabulary, int):

@@ -157,8 +157,8 @@ def moved_without_gradient(
 ) -> Judgement | None:
     """Return the verdict on a parameter that moved as if its gradient were zero; None for others.
 
-    It moved by its weight decay, by its old moments, or by both, in every element. Moments of after
-    the step do not show that, unless they are zero.
+    It moved by its weight decay, by its old moments, or by both, in every element. Moments saved
+    after the step can show it only if they are zero.
     """
     columns = matrix_shape(parameter.before.shape)[1]
     none = RowReader(lambda start, stop: np.zeros((stop - start, columns)))
@@ -475,7 +475,7 @@ def _decays_all(recipe: Recipe, one: Recipe, fits: Sequence[tuple[Recipe, Fit]])
 def _has_common_size(case: StepCase, fit: Fit) -> bool:
     """Return whether most moved elements (the share USUAL) moved by the same size.
 
-    That is so in a first step. True where too few moved to tell.
+    They do in a first step. True also where too few moved to tell.
     """
     rest = np.abs(case.change - fit.update.decay)
     moved = rest > 2 * case.rounding

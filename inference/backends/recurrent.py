@@ -186,7 +186,7 @@ class Recurrent:
     def compress(self: _Operations, kv: Array, gate: Array) -> Array:
         """Return kv summed over slots by the softmax of `gate` over slots: [windows, width].
 
-        Both are [windows, slots, width], `gate` in float32 at least; -inf leaves a slot out. The
-        sum is rounded once.
+        `kv` and `gate` are [windows, slots, width], `gate` in float32 at least; a gate of -inf
+        leaves its slot out. The sum is rounded once.
         """
         return self.array(compressed_windows(self.to_numpy(kv), self.to_numpy(gate)))

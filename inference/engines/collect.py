@@ -350,11 +350,10 @@ class Collector:
                 )
 
     def _made_of(self, values: Numbers, kept: Numbers, key: str) -> str:
-        """Return in words how a model's layer makes `values` from `kept`, the recorded values.
+        """Return in words how a layer makes `values` from `kept`, the recorded values of `key`.
 
-        `kept` are those of `key`. Some modules return such a value instead of the point's:
-        another point's value, `kept` times a factor of the model, or `kept` plus a stream. "" if
-        none of these gives `values`.
+        Some modules return another value than the point's: that of another point, `kept` times a
+        factor of the model, or `kept` plus a stream. "" if none of these gives `values`.
         """
         point, layer = parse_key(key)
         dtypes = (self._dtype, exact_16_bit_type(values))

@@ -131,8 +131,8 @@ def module_of_size(name: str) -> str:
 def _is_result(base: str, number: int, arrays: Mapping[str, JoinedArray]) -> bool:
     """Return whether item `number` of module `base`'s tuple is its result.
 
-    That is item 0 of a layer or an attention; their other items are weights or caches. Items of
-    other modules' tuples may be anything.
+    The result is item 0 of a layer or an attention; their other items are weights or caches. Items
+    of other modules' tuples may be anything, so that it is False for them.
     """
     kind = is_layer(base) or base.endswith(("attn", "attention"))
     return number == 0 and kind and base not in arrays

@@ -394,8 +394,8 @@ class ModuleReader:
     def expects(self, key: str) -> bool:
         """Return whether the model has a capture point in the value of a module's key.
 
-        That is looked up only for a key with #, or of a module that does nothing in some models;
-        for any other the key has to name a point.
+        A key with #, and one of a module that does nothing in some models, has to be of a point
+        that this model has. Any other key only has to name a point.
         """
         readings = self.modules.read(key)
         always = "#" not in key and not key.endswith(PASSING)

@@ -44,7 +44,7 @@ def ranks_of_another_type(
 def _type_of_values(one: DumpedArray) -> str:
     """Return the 16-bit type that holds a float32 array's values exactly, else its own dtype.
 
-    Its stored bytes are looked at until one of them shows that. Zeros alone show no type, nor does
+    Its stored bytes are read until one value fits no such type. Zeros alone show no type, nor does
     an array whose bytes are compressed or cannot be read.
     """
     stored = one.stored() if one.dtype == "float32" and sys.byteorder == "little" else None

@@ -498,7 +498,7 @@ def _refuse_lost(found: Sequence[TokenRun], wanted: Sequence[int]) -> None:
 def _refuse_lost_between(found: Sequence[TokenRun]) -> None:
     """Raise FormatError if sequences may be pieces of one, whose passes between are missing.
 
-    That is so if only the first sequence begins at position 0, each other one begins in a later
+    They may be if only the first sequence begins at position 0, each other one begins in a later
     pass and after a gap in positions, and no pass names another request.
     """
     if len({(one.stream, one.segments[0].request) for one in found}) > 1:

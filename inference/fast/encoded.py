@@ -86,7 +86,7 @@ class EncodedProducts:
     def multiply_each(self, x: Array, weights: Sequence["Weight"]) -> list[Array] | None:
         """Return [x times each weight transposed], multiplied in one call of the extension.
 
-        None where one of them has no kernel.
+        None where one of the weights has no kernel.
         """
         jobs = []
         for w in weights:

@@ -156,8 +156,8 @@ def gradients_between(
     """Return a batch's gradients in every run, each compared with float64 on the CPU.
 
     `points` are keys of the capture points to compare too, None for all. `trained` are stored names
-    of the parameters that train, `pairs` an adapter's LoRA pairs (see `batch_gradients`). `step_of`
-    gives the optimizer's step of a gradient. Raises UsageError for fewer than two runs.
+    of the parameters that train; None: all, or with `pairs` (an adapter's LoRA pairs) these alone.
+    `step_of` gives the optimizer's step of a gradient. Raises UsageError for fewer than two runs.
     """
     if len(runs) < 2:
         raise UsageError(f"{len(runs)} run to compare; give at least two: --between cpu cuda")

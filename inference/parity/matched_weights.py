@@ -57,9 +57,9 @@ def rows_through_encoding(
 ) -> dict[str, Any]:
     """Return {role key: rows} of a model, its layers' matrices changed.
 
-    These are `changed(tensor, through)`, all other tensors are `stored(tensor)`. Embeddings, head,
-    norms and vectors are not changed: NF4 and K-quant recipes leave them out too. Raises UsageError
-    for an encoding that is not known, or whose blocks do not fit the rows.
+    Rows of the matrices are `changed(tensor, through)`, those of other tensors `stored(tensor)`.
+    Embeddings, head, norms and vectors are not changed: NF4 and K-quant recipes leave them out too.
+    Raises UsageError for an encoding that is not known, or whose blocks do not fit the rows.
     """
     if through not in CODECS:
         raise UsageError(f"--through {through}: {unknown_name_message(through, encodable_names())}")

@@ -178,7 +178,8 @@ class PatchedModel:
     def with_block(self, layers: frozenset[int] | None = None, /, **fields: Any) -> "PatchedModel":
         """Return a copy of the model with fields of the block's description replaced.
 
-        They are replaced in these layers (None: all), as hyperparameters are.
+        They are replaced in these layers (None: all). Raises ArchError for some layers of an
+        architecture that has another forward pass.
         """
         return self._with_settings(
             layers, lambda hp, spec: (hp, replace(spec, block=replace(spec.block, **fields)))
@@ -251,7 +252,12 @@ class PatchedModel:
         *,
         of_operands: bool = False,
     ) -> "PatchedModel":
-        """Return a copy of the model with several operations wrapped as by `with_op`."""
+        """Return a copy of the model with several operations wrapped, in these layers (None: all).
+
+        `override` is called with the operation, the place in the pass, and the arguments, and
+        returns the operation's new result. With `of_operands` it gets the arguments as earlier
+        overrides have changed them, else those of the unpatched pass.
+        """
         patched = self
         for op in ops:
             patched = patched.with_op(op, override, layers, of_operands=of_operands)

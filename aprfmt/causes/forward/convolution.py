@@ -208,9 +208,10 @@ def _gate_last_with(part: int) -> Patch:
 
 
 def _restart_convolution_at(first: int) -> Patch:
-    """Return a patch: the convolution does not see the tokens before token `first` from there on.
+    """Return a patch: the convolution begins anew at token `first`.
 
-    Tokens from `first` on see zeros in place of them. Earlier tokens are convolved as always.
+    Tokens from `first` on see zeros in place of the tokens before it. Earlier tokens are convolved
+    as always.
     """
 
     def override(op: Any, at: Any, window: Any, kernel: Any, *bias: Any) -> Any:

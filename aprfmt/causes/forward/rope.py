@@ -535,8 +535,8 @@ def rotated_count_change(patched: PatchedModel, kind: RopeKind, n: int) -> Chang
 def _kept_frequencies_change(patched: PatchedModel, kind: RopeKind, n: int) -> Iterator[Change]:
     """Yield the change to `n` rotated elements by the first n / 2 of the model's frequencies.
 
-    An engine that reads only half of the cosines of a partial rotation does so. Nothing if the
-    model rotates no more than `n`.
+    It is what an engine does that reads only half of the cosines of a partial rotation. Nothing if
+    the model rotates no more than `n`.
     """
     configured = int(patched.hp["rope_dim"])
     if n >= configured:

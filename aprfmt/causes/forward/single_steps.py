@@ -109,9 +109,9 @@ def norm_sum(sublayers: Collection[str]) -> Patch:
             return normed
 
         def add(op: Any, at: Any, a: Any, b: Any) -> Any:
-            """Return a + b, or `b` alone where it is the norm of stream plus result.
+            """Return the residual sum a + b, or `b` alone in the sum after one of `sublayers`.
 
-            That is so after one of `sublayers`.
+            There `b` is the norm of stream plus result already.
             """
             return b if any(at.point == SUMMED[sublayer][2] for sublayer in sublayers) else op(a, b)
 

@@ -501,5 +501,5 @@ def _makes_equal(a: Adapter, b: Adapter, key: str, value: Any, modules: Set[str]
 
 
 def _shown(value: Any) -> str:
-    """Return a value as adapter_config.json writes it; the default of a flag for None."""
+    """Return a value as adapter_config.json shows it; None, an unset flag, as "false"."""
     return json.dumps(False if value is None else value)

@@ -210,8 +210,9 @@ def fits_scaling(x: "Array", y: "Array", slack: float) -> bool:
 def _factor_text(case: DifferingPair, factor: float, x: "Array", y: "Array") -> str:
     """Return a factor as text, with the number of the model that it equals, if one does.
 
-    That is a root of a size, or a multiplier of the model, or 1 over it. It must be within SURE
-    standard errors of the factor, which was measured from `x` to `y`.
+    Numbers of the model are its multipliers, the square roots of its sizes, and 1 over these roots.
+    One is equal if it is within SURE standard errors of the factor, which was measured from `x` to
+    `y`.
     """
     rest, length = y - factor * x, abs(factor) * float(np.linalg.norm(x))
     known_to = SURE * float(np.linalg.norm(rest)) / length / x.size**0.5 if length else 0.0

@@ -425,9 +425,9 @@ def reorder_codes(
 ) -> ReorderedWeight | None:
     """Return a packed weight with its codes put in order, such that it has the wanted values.
 
-    `restored` brings decoded values into the layout of `wanted`, the other side's values
-    (float64). None where no order gives these, or the weight is too large to be decoded for every
-    code.
+    `restored` brings decoded values into the layout of `wanted`, the other side's values (float64).
+    None where no order of the codes gives `wanted`, or the weight is too large to be decoded for
+    every code.
     """
     table, main = weight.codes(), weight.parts[weight.dialect.main]
     size = len(memoryview(main.raw).cast("B"))

@@ -378,8 +378,7 @@ def _gain_rounding(layer: LayerTensors, weight: str, a: "Array", b: "Array") -> 
 def _moved_by_factor(layer: LayerTensors, role: str, factor: "Array", stray: float = STRAY) -> bool:
     """Return whether some element of a role's factor differs from 1 by more than rounding.
 
-    That is more than `stray` roundings, or just one where the tensors that read the factor judge
-    it.
+    `stray` is how many roundings are allowed: one where the tensors that read the factor judge it.
     """
     return bool(np.abs(factor - 1).max(initial=0.0) > stray * layer.slack(role))
 

@@ -37,7 +37,7 @@ def samples_agree(x: "Array", y: "Array", slack: float) -> bool:
 def guess_transposed_inside(case: DifferingPair) -> Iterator[Guess]:
     """Yield the guess that values were written transposed with the same shape.
 
-    That is the whole matrix, or the block of each head.
+    Transposed is the whole matrix, or the block of each head.
     """
     a, b = case.a, case.b
     rows, columns = a.shape[-2:]

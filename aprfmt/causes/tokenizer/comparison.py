@@ -182,9 +182,9 @@ def _unlisted_tokens(a: StatedTokenizer, b: StatedTokenizer) -> Iterator[Differe
 def with_engine_types(side: StatedTokenizer, other: StatedTokenizer) -> StatedTokenizer:
     """Return a GGUF's tokenizer with the token types that llama.cpp gives it when it loads.
 
-    llama.cpp makes tokens that look like turn ends control tokens. That is done only where the
-    other side has a control token too: what both have as a plain piece stays one. A tokenizer of
-    another format is returned unchanged.
+    llama.cpp makes control tokens of plain ones that look like the end of a turn. Here a token
+    becomes one only if it is a control token of the other side too. A tokenizer of another format
+    is returned unchanged.
     """
     if not side.uses_lists or side.carried.model.key_style != "gguf":
         return side

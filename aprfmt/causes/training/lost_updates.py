@@ -291,8 +291,8 @@ class DecayEvidence:
     def stated(self) -> bool:
         """Whether the weights show the stated decay, within PARTS[0] of it.
 
-        Judged by their bits where some multiple of the decay gives these, else by the measured
-        factor.
+        If some multiple of the decay gives the weights' bits, the bits judge it, else the measured
+        factor does.
         """
         if self.allowed:
             least, largest = self.interval
@@ -387,7 +387,7 @@ def _counted(case: StepCase, first: F64, second: F64) -> tuple[int, int]:
 def _decays_alone(case: StepCase, recipe: Recipe) -> bool:
     """Return whether a case can show decoupled weight decay.
 
-    That is where both sides are in one type of at most 32 bits, the recipe decays this parameter
+    It can where both sides are in one type of at most 32 bits, the recipe decays this parameter
     outside the gradient, and more than the step's sizes are known.
     """
     same = case.encodings[0] == case.encodings[1] != "F64"

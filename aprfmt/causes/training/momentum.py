@@ -176,8 +176,8 @@ def guess_step_count(case: StepCase, recipe: Recipe) -> Iterator[StepGuess]:
 def guess_first_step_count(case: StepCase, recipe: Recipe) -> Iterator[StepGuess]:
     """Yield guesses that a first step's bias correction uses a later step count.
 
-    A trainer that counts micro-batches does so. Nothing where the gradient is not known, or the
-    moments are.
+    It does in a trainer that counts micro-batches. Nothing where the gradient is not known, or
+    where the moments are known.
     """
     if not recipe.row.second or case.gradient is None or case.moments is not None:
         return

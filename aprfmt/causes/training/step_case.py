@@ -205,10 +205,10 @@ class StepCase:
     def of_rows(self, recipe: Recipe, update: Update | None) -> Update | None:
         """Return an update with zeros in the rows that a sparse optimizer leaves unchanged.
 
-        Those are rows without a gradient in any element here. A sparse optimizer also steps rows
-        that were read but have a zero gradient (padding): where fewer than half of the rows
-        without a gradient moved, those count as such. The update is returned unchanged for a
-        dense rule, a vector, or without a gradient. None for None.
+        It leaves rows unchanged that were not read. A row with a gradient in some element was read.
+        A row may also be read and have a zero gradient (padding): if fewer than half of the rows
+        without a gradient moved, the moved ones count as read. The update is returned unchanged for
+        a dense rule, a vector, or without a gradient. None for None.
         """
         if update is None or not recipe.sparse or self.vector or self.gradient is None:
             return update
