@@ -435,6 +435,10 @@ GLOSSARY: Mapping[str, Mapping[str, GlossaryEntry]] = {
         "apart": GlossaryEntry(
             "in an answer (`0.179 apart`): the residual before the cause is removed"
         ),
+        "unconfirmed": GlossaryEntry(
+            "a confidence: no cause was confirmed, and the named one is explained or located"
+        ),
+        "ambiguous": GlossaryEntry("several causes or mistakes fit equally well"),
         "residual": GlossaryEntry(
             "the relative L2 distance of A and B at the cause's place, before and after the "
             "cause is removed: what is left after is what the cause does not explain"

@@ -40,7 +40,7 @@ from aprfmt.formats import FORMATS
 from aprfmt.inference.api import TraceOptions
 from aprfmt.inference.points_page import render_page as capture_points
 from aprfmt.inference.reported_loss import MISTAKES
-from aprfmt.measure.verdicts import LEVELS
+from aprfmt.measure.verdicts import CERTAINTIES, LEVELS
 from aprfmt.schemas import COMMON, schema, schema_names, schema_number
 from tests.docs.examples import DOCS, blocks
 
@@ -200,10 +200,10 @@ def judging_sentences(name: str) -> tuple[str, ...]:
 def causes() -> str:
     """Return every cause by its level: the verdict, what it means, what shows it."""
     page = (
-        "# Causes\n\n" + WRITTEN_BY + "\n`diff` and `diagnose` name these. `aprfmt explain CAUSE` "
-        "prints one. [How a verdict is\nreached](../explanation/verdicts.md) says what "
-        "`confirmed` and `explained` mean.\n"
-    )
+        "# Causes\n\n" + WRITTEN_BY + "\n`diff`, `diagnose` and `step` name these. `aprfmt explain "
+        "CAUSE` prints one. Each answer says how sure it\nis "
+        "([how a cause is confirmed](../explanation/diagnosis.md#what-confirmed-means)):\n\n"
+    ) + table(("certainty", "means"), [(f"`{name}`", text) for name, text in CERTAINTIES.items()])
     for level, sentence in LEVELS.items():
         rows = [
             (
