@@ -86,7 +86,7 @@ class Batch:
 
     @property
     def scored_padding(self) -> NDArray[np.bool_]:
-        """Mask [samples, tokens + 1] of the padding behind a text that a trainer would score.
+        """Mask [samples, tokens + 1] of the padding after a text that a trainer would score.
 
         These are the tokens for which the file has labels, or all where it has none for padding.
         """
@@ -374,7 +374,7 @@ def _document_starts(
 
 
 def _open_arrays(path: Path, stack: ExitStack) -> Captures:
-    """Return the arrays of a batch's file, with the single numbers of a .pt as arrays of their own.
+    """Return the arrays of a batch's file; a single number of a .pt is an array, too.
 
     Raises FormatError for a file that holds no arrays, and for a .pt with lists in their place.
     """
@@ -497,7 +497,7 @@ def _padding_labels(
 ) -> NDArray[np.bool_]:
     """Return a mask [samples, tokens + 1] of the tokens of padding that have labels.
 
-    The first token of the padding behind a text is left out where it is one of the `ends`, as it
+    The first token of the padding after a text is left out where it is one of the `ends`, as it
     ends the text.
     """
     everywhere = np.ones_like(mask)

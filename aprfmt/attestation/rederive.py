@@ -273,10 +273,10 @@ def _least_difference(
 ) -> _Difference:
     """Return the difference by the kind of rounding that gives the fewest wrong blocks.
 
-    A kind is given up when too many blocks differ; then the fraction of wrong blocks counts. Its
-    byte is -1 where one kind gives every byte. `tensor` is the file's tensor, `recipe` has the
-    kinds to try. `searched`: the encoding searches for its scales, so that the bytes depend on
-    how sums are rounded.
+    A kind is given up when too many blocks differ; then the fraction of wrong blocks counts. The
+    difference's byte is -1 where one kind gives every byte. `tensor` is the file's tensor, `recipe`
+    has the kinds to try. `searched`: the encoding searches for its scales, so that the bytes depend
+    on how sums are rounded.
     """
     size = find_encoding(output.info.encoding).type_size
     importance = column_importances(output, recipe.options)

@@ -234,7 +234,10 @@ def _groups_of_runs(counts: Sequence[int]) -> Iterator[list[int]]:
 
 
 def _kernel_runs(count: int) -> Iterator[int]:
-    """Yield the sizes of consecutive pieces of `count` values that `native.apart` takes alone."""
+    """Yield the sizes of the pieces of `count` values that `native.apart` sums up undivided.
+
+    It halves longer ones. The pieces follow one another.
+    """
     if count <= _PIECE:
         yield count
         return

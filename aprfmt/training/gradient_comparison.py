@@ -83,7 +83,7 @@ def gradient_case(
 def _earlier_gradient(step: ExplainedStep, parameter: Parameter) -> F64 | None:
     """Return the gradient of the step before, float64 [rows, columns], None if it is not known.
 
-    The first moment of before the second step is that gradient, or 1 - b1 times it.
+    A first moment that was saved before the second step is that gradient, or 1 - b1 times it.
     """
     state, recipe = step.state, step.recipe
     if state is None or recipe is None or recipe.step != 2 or state.steps not in (None, 1):
@@ -143,7 +143,7 @@ def _cut_sizes(step: ExplainedStep) -> dict[str, int]:
 
 
 def head_is_table(model: Model, parameters: Sequence[Parameter]) -> bool:
-    """Return whether a model's file stores a tied output head that is no parameter of its own."""
+    """Return whether a file stores an output head that is tied, and so no separate parameter."""
     head, table = model.roles.get(HEAD), model.roles.get(TABLE)
     stored = head is not None and table is not None and head.names != table.names
     return stored and all(row.key != HEAD for row in parameters)

@@ -114,7 +114,7 @@ def _residual_of(base: str, arrays: Mapping[str, JoinedArray]) -> JoinedArray | 
 
 
 def _adds_residual(module: str) -> bool:
-    """Return whether a module is a layer or a norm, which give a residual besides their result."""
+    """Return whether a module is a layer or a norm, which give a residual next to a result."""
     return is_layer(module) or _NORM.search(module) is not None
 
 

@@ -286,11 +286,17 @@ class PatchedModel:
             return np.concatenate([before, np.split(changed, [since], axis)[1]], axis)
 
         def scores(op: Any, at: PassLocation, q: Any, k: Any, heads: Any) -> Any:
-            """Return the scores of q with the replaced keys, those of `k` before `since`."""
+            """Return the scores of q with the replaced keys.
+
+            Queries before `since` have those with `k`.
+            """
             return late(op(q, read("k", at.layer, k), heads), lambda: op(q, k, heads), 1)
 
         def mix(op: Any, at: PassLocation, probs: Any, v: Any) -> Any:
-            """Return the sum of the replaced values weighted by `probs`; of `v` before `since`."""
+            """Return the sum of the replaced values weighted by `probs`.
+
+            For queries before `since` it is that of `v`.
+            """
             return late(op(probs, read("v", at.layer, v)), lambda: op(probs, v), 0)
 
         return self.with_op("scores", scores, layers).with_op("mix", mix, layers)

@@ -418,10 +418,10 @@ def _fit_size(
 ) -> Iterator[Change]:
     """Yield changes of the factor on the stream, `make(factor)`: a usual one, or a fitted one.
 
-    `configured` is the model's factor, `stream` what enters the layer with it. Where the point,
-    or the layer's first recorded sum, is linear in the stream, its values give the factor. Else
-    the factor is found by trials, if there are `usual` ones to begin with: behind a norm many
-    factors fit.
+    `configured` is the model's factor, `stream` what enters the layer with it. Where the point, or
+    the layer's first recorded sum, is linear in the stream, its values give the factor. Else the
+    factor is found by trials, if there are `usual` ones to begin with: after a norm many factors
+    fit.
     """
     # Solve the factor where the point, or the layer's first sum, is linear in the stream.
     sums = [case.found.views.get(f"L{case.layer}.{name}") for name in ("mid", "out")]

@@ -202,7 +202,7 @@ def compare_deltas(a: "Model", b: "Model") -> DeltaComparison | None:
 
     Modules whose product needs the base (single parameters of stacked experts), or that one side
     lacks, have no row. A module with DoRA's lengths is compared by scale * B @ A; its lengths are
-    tensors of their own.
+    separate tensors.
     """
     kinds = [None if side.kind is None else side.kind.name for side in (a, b)]
     if kinds != ["adapter", "adapter"]:

@@ -123,9 +123,10 @@ def _exchange_changes_nothing(case: DifferingPair, label: str, mine: RowReader, 
 
 
 def _is_copy_of_other(case: DifferingPair, label: str, key: str) -> bool:
-    """Return whether B has equal tensors here and under `key` where A has different ones.
+    """Return whether B has one tensor twice, here and under `key`, where A has two different ones.
 
-    For a side `label` whose two tensors are equal; False for side A.
+    `label` is a side whose tensors here and under `key` are equal; False if it is A. False too
+    where all values of B's are equal.
     """
     own = case.context.reader("a", key)
     if label != "B" or own is None or own.shape != case.a.shape:

@@ -218,7 +218,7 @@ def _under_inverted_whole(scales: "Array") -> bool:
 
 
 def _factor_of_matrices(copy: PackedCopy) -> Finding | None:
-    """Return the finding that each matrix of a stack has scales off by a factor of its own.
+    """Return the finding that each matrix of a stack has scales off by another factor.
 
     None where it is no stack, or one factor for each matrix leaves more than rounding.
     """

@@ -81,7 +81,7 @@ def part_norms(
 
 
 def _is_from_layer(key: str, first: int) -> bool:
-    """Return whether a parameter is in layer `first`, in one behind it, or behind all layers."""
+    """Return whether a parameter is in layer `first`, in a later one, or after all layers."""
     layer, role = split_key(key)
     return role.startswith(BEHIND) if layer is None else layer >= first
 

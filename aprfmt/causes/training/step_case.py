@@ -295,7 +295,7 @@ class Fit:
 
     @property
     def faint(self) -> bool:
-        """Whether steps of known size are shorter than stated, each by a factor of its own.
+        """Whether steps of known size are shorter than stated, each by another factor.
 
         A lower rate makes all steps shorter by one factor; gradients as small as Adam's epsilon
         make each shorter by another. In the second case the longest steps do not show the rate.
