@@ -84,7 +84,7 @@ _FINAL_CAP = replace(
 )
 
 
-def _other_kind_row(role: str, shape: tuple[str, ...], needs: str) -> RoleRow:
+def _unnamed_row(role: str, shape: tuple[str, ...], needs: str) -> RoleRow:
     """Return the tensor-table row with a role's shape in the layers where `needs` holds.
 
     The row names no stored tensor: the names in the role's first row are used.
@@ -103,16 +103,16 @@ def _attention_rows() -> Rows:
         *linear("attn_output", "self_attn.o_proj", "hidden_size", Q, _LOCAL, bias=OUT_BIAS),
         *norm("attn_q_norm", "self_attn.q_norm", ("head_dim",), _LOCAL),
         *norm("attn_k_norm", "self_attn.k_norm", ("head_dim",), own),
-        _other_kind_row("attn_q.weight", (_GQ, "hidden_size"), _FULL),
-        _other_kind_row("attn_k.weight", (_GKV, "hidden_size"), other),
-        _other_kind_row("attn_v.weight", (_GKV, "hidden_size"), valued),
-        _other_kind_row("attn_output.weight", ("hidden_size", _GQ), _FULL),
-        _other_kind_row("attn_q.bias", (_GQ,), f"{_FULL} & {BIAS}"),
-        _other_kind_row("attn_k.bias", (_GKV,), f"{other} & {BIAS}"),
-        _other_kind_row("attn_v.bias", (_GKV,), f"{valued} & {BIAS}"),
-        _other_kind_row("attn_output.bias", ("hidden_size",), f"{_FULL} & {OUT_BIAS}"),
-        _other_kind_row("attn_q_norm.weight", (dim,), _FULL),
-        _other_kind_row("attn_k_norm.weight", (dim,), other),
+        _unnamed_row("attn_q.weight", (_GQ, "hidden_size"), _FULL),
+        _unnamed_row("attn_k.weight", (_GKV, "hidden_size"), other),
+        _unnamed_row("attn_v.weight", (_GKV, "hidden_size"), valued),
+        _unnamed_row("attn_output.weight", ("hidden_size", _GQ), _FULL),
+        _unnamed_row("attn_q.bias", (_GQ,), f"{_FULL} & {BIAS}"),
+        _unnamed_row("attn_k.bias", (_GKV,), f"{other} & {BIAS}"),
+        _unnamed_row("attn_v.bias", (_GKV,), f"{valued} & {BIAS}"),
+        _unnamed_row("attn_output.bias", ("hidden_size",), f"{_FULL} & {OUT_BIAS}"),
+        _unnamed_row("attn_q_norm.weight", (dim,), _FULL),
+        _unnamed_row("attn_k_norm.weight", (dim,), other),
     )
 
 
@@ -124,8 +124,8 @@ def _mlp_rows() -> Rows:
         *linear("ffn_gate", "mlp.gate_proj", "ffn_size", "hidden_size", usual),
         *linear("ffn_up", "mlp.up_proj", "ffn_size", "hidden_size", usual),
         *linear("ffn_down", "mlp.down_proj", "hidden_size", "ffn_size", usual),
-        *(_other_kind_row(f"ffn_{name}.weight", into, wide) for name in ("gate", "up")),
-        _other_kind_row("ffn_down.weight", out, wide),
+        *(_unnamed_row(f"ffn_{name}.weight", into, wide) for name in ("gate", "up")),
+        _unnamed_row("ffn_down.weight", out, wide),
     )
 
 
