@@ -50,29 +50,29 @@ class CheckContext:
         return self.census if "census" in self.__dict__ else {}
 
     @cached_property
-    def told_parts(self) -> frozenset[str]:
-        """Names of the stored tensors of `told_weights`, on which no second finding is made.
+    def reported_parts(self) -> frozenset[str]:
+        """Names of the stored tensors of `reported_weights`, on which no second finding is made.
 
         A packed weight that lacks a part is read as its codes: it has another shape, and its other
         parts have no role.
         """
         lost = self.model.lost_parts
-        return frozenset(name for weight in self.told_weights for name in lost[weight].stored)
+        return frozenset(name for weight in self.reported_weights for name in lost[weight].stored)
 
     @cached_property
-    def told_weights(self) -> frozenset[str]:
+    def reported_weights(self) -> frozenset[str]:
         """Names of packed weights that lack a part, and that the check `layout` reports for it."""
         said = " ".join(one.text for one in self.model.damage)
         lost = self.model.lost_parts
         return frozenset(one for one in lost if any(name in said for name in (one, *lost[one][0])))
 
-    def is_told_role(self, key: str) -> bool:
-        """Return whether a role key is that of one of `told_weights`."""
+    def is_reported_role(self, key: str) -> bool:
+        """Return whether a role key is that of one of `reported_weights`."""
         found = self.resolution
-        if not (self.told_weights and found.style):
+        if not (self.reported_weights and found.style):
             return False
         groups = stored_groups(found.spec, found.style, [key], found.hyper)
-        return any(name in self.told_weights for group in groups for name in group.stored)
+        return any(name in self.reported_weights for group in groups for name in group.stored)
 
     @cached_property
     def ledger(self) -> Ledger:

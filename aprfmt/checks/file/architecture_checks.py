@@ -109,7 +109,7 @@ def check_completeness(ctx: CheckContext) -> Result:
             "get the file again, correct the configuration, or accept it: --allow-missing ROLE",
         )
         for key in found.missing
-        if key not in ctx.resolution.unread_roles and not ctx.is_told_role(key)
+        if key not in ctx.resolution.unread_roles and not ctx.is_reported_role(key)
     ]
     unread = ctx.resolution.unread
     if unread is not None and ctx.resolution.unread_roles:
@@ -142,7 +142,7 @@ def check_shapes(ctx: CheckContext) -> Result:
         if len(has) == 1 < len(wanted)
         else Finding(key, f"shape {list(has)}", f"{list(wanted)}", todo)
         for key, has, wanted in resolution.coverage.misshapen
-        if key not in roles or not ctx.told_parts.intersection(roles[key].names)
+        if key not in roles or not ctx.reported_parts.intersection(roles[key].names)
     ]
     return Result(f"{len(roles)} roles", findings)
 
@@ -180,7 +180,7 @@ def check_unexpected(ctx: CheckContext) -> Result:
         )
         for item in ctx.unread
         if item.kind == "tensor"
-        and item.name not in ctx.told_parts
+        and item.name not in ctx.reported_parts
         and item.name not in ctx.compared  # of `second_layouts`
     ]
     head = ctx.resolution.draft

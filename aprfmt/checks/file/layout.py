@@ -36,7 +36,7 @@ def check_layout(ctx: CheckContext) -> Result:
     metadata that cannot be read. An extension of another format fails too.
     """
     notes = [note for parsed in _parsed_files(ctx.model.source) for note in parsed.notes]
-    lost = ctx.told_weights | ctx.told_parts
+    lost = ctx.reported_weights | ctx.reported_parts
     findings = [_damage_finding(one, lost) for one in ctx.model.damage]
     todo = ctx.sizes_command if findings and not ctx.model.source.damage else ""
     if todo:

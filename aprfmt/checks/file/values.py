@@ -80,7 +80,7 @@ def _codes_without_scale(ctx: CheckContext) -> Iterator[Finding]:
     scaled |= {one.name for one in unread.tensors} if unread is not None else set()
     for name, row in ctx.census.items():
         kind, stats = row.info.encoding, row.stats
-        if kind not in _FLOAT8 or len(row.info.shape) < 2 or name in scaled | ctx.told_parts:
+        if kind not in _FLOAT8 or len(row.info.shape) < 2 or name in scaled | ctx.reported_parts:
             continue
         if stats is None or stats.absmax is None or stats.l2 is None or not stats.finite:
             continue

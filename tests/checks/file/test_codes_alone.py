@@ -119,7 +119,7 @@ def test_codes_without_their_scale_reach_their_types_largest_number() -> None:
     }
     part = SimpleNamespace(info=SimpleNamespace(name="scaled"))
     ctx: Any = SimpleNamespace(
-        model=Views(m=SimpleNamespace(parts={"": part})), census=rows, told_parts={"told"}
+        model=Views(m=SimpleNamespace(parts={"": part})), census=rows, reported_parts={"told"}
     )
     assert [one.where for one in values._codes_without_scale(ctx)] == ["codes", "other"]
 

@@ -38,7 +38,7 @@ def checked(monkeypatch: pytest.MonkeyPatch, **census: TensorScan) -> Any:
     monkeypatch.setattr(values, "_buffer_names", lambda ctx: frozenset({"mask"}))
     zeros = SimpleNamespace(text="", expected="")
     monkeypatch.setattr(values, "find_zero_pairs", lambda model: zeros)
-    ctx: Any = SimpleNamespace(census=census, model=Views(), where="m", told_parts=frozenset())
+    ctx: Any = SimpleNamespace(census=census, model=Views(), where="m", reported_parts=frozenset())
     return values.check_values(ctx)
 
 
