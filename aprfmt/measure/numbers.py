@@ -38,14 +38,14 @@ def difference(x: "Array", y: "Array") -> "Array":
         apart: Array = np.abs(x - y).astype(np.float64)
         return apart
     found: Array = to_float64(x) - to_float64(y)
-    if x.dtype == y.dtype and _exceeds_float64(x):
+    if x.dtype == y.dtype and _is_64_bit_integer(x):
         lost = (x != y) & (found == 0)  # closer than float64 tells apart
         close = np.where(x > y, x - y, y - x).astype(np.float64)
         found = np.where(lost, np.where(x > y, close, -close), found)
     return found
 
 
-def _exceeds_float64(values: "Array") -> bool:
+def _is_64_bit_integer(values: "Array") -> bool:
     """Return whether values are of a 64-bit integer type, whose large numbers float64 rounds."""
     return values.dtype.kind in "iu" and values.dtype.itemsize == 8
 
@@ -166,7 +166,7 @@ class PairSums:
         base, self.count = self.count, self.count + x.size
         wide_x, wide_y, error, delta = self._room[:, : x.size]
         same = int(np.count_nonzero(x == y))
-        special = _exceeds_float64(x) or "c" in x.dtype.kind + y.dtype.kind
+        special = _is_64_bit_integer(x) or "c" in x.dtype.kind + y.dtype.kind
         exact = difference(x, y) if special else None
         x, y = real_values(x), real_values(y)
         np.copyto(wide_x, x, casting="unsafe")
