@@ -76,7 +76,7 @@ class LogprobRelation:
         return asdict(self)
 
 
-def _made(row: SharedRow, factor: float, kind: Kind) -> Numbers:
+def _apply_relation(row: SharedRow, factor: float, kind: Kind) -> Numbers:
     """Return the values that a relation gives for this side, from the reference's of one row.
 
     Where only some tokens are listed, the constant of the softmax is fitted to the row itself.
@@ -105,7 +105,7 @@ class _Search:
         A fitted factor is judged on the positions that it was not fitted on.
         """
         rows = self.rows if factor == 1 else self.rows[1::2]
-        apart = [row.distance(_made(row, factor, kind)) for row in rows]
+        apart = [row.distance(_apply_relation(row, factor, kind)) for row in rows]
         before = [row.distance(row.reference) for row in rows]
         left = float(np.sqrt(np.mean(np.square(apart))))
         limit = self.tolerance * max(1.0, factor)
