@@ -185,7 +185,9 @@ def _pair_by_name(
         apart = {rule: (0.0, 0.0) for rule in rules}
         if len(rules) > 1:
             apart = {
-                rule: _apart([(a[ours[name]], b[theirs[other]]) for other, name in names.items()])
+                rule: _set_distance(
+                    [(a[ours[name]], b[theirs[other]]) for other, name in names.items()]
+                )
                 for rule, names in rules.items()
             }
             # Of several renames one that fits no shape is none: q, k or v alone for the joined one.
@@ -216,7 +218,7 @@ def _pair_by_name(
     return pairs, related
 
 
-def _apart(pairs: Sequence[tuple[View, View]]) -> tuple[float, float]:
+def _set_distance(pairs: Sequence[tuple[View, View]]) -> tuple[float, float]:
     """Return how far two sets of tensors are apart, as (share of unequal shapes, mean distance).
 
     The distance is the relative L2 of a few rows of up to about five pairs of equal shape, each at
