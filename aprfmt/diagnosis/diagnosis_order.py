@@ -20,7 +20,7 @@ from aprfmt.diagnosis.batch_sequences import (
     rows_of_other_ids,
 )
 from aprfmt.diagnosis.blend import count_values
-from aprfmt.diagnosis.dumped_ranks import differing_ranks
+from aprfmt.diagnosis.dumped_ranks import differing_ranks, differing_requests
 from aprfmt.diagnosis.forward import JudgedTrace, judge_trace, shared_findings, with_side
 from aprfmt.diagnosis.levels import Levels
 from aprfmt.diagnosis.mixed_checkpoints import find_mixture
@@ -56,6 +56,7 @@ from aprfmt.inference.replay.shadow import OperationResiduals, ShadowPoint
 from aprfmt.inference.trace import Trace
 from aprfmt.measure.findings import Finding
 from aprfmt.measure.item_repairs import inspect_unreadable_command, item_arguments
+from aprfmt.measure.repeated_tokens import repeated_tokens
 from aprfmt.measure.trace_rows import CHOSEN, rows_of_one_side
 from aprfmt.measure.trace_view import (
     TraceLike,
@@ -386,7 +387,7 @@ class DiagnosisRun:
             f"{side.label}: a trace of {len(trace.records)} points{name}"
             + (f" from {trace.run['model']}" if trace.run.get("model") else ""),
         )
-        for says in dump_sentences(trace):
+        for says in (*dump_sentences(trace), *(one.says for one in repeated_tokens(trace))):
             self.add_evidence("identity", f"{side.label}: {says}")
         if not held:
             self.levels.not_checked.append(f"{side.label}: holds statistics, no values")
@@ -796,8 +797,8 @@ class DiagnosisRun:
                 levels.findings.append(
                     with_side(finding, beside) if beside is not None and told else finding
                 )
-        # Findings about the recording itself: ranks, rows, large gains.
-        unlike = list(differing_ranks(self.traces))
+        # Findings about the recording itself: ranks, requests, rows, large gains.
+        unlike = [*differing_ranks(self.traces), *differing_requests(self.traces)]
         levels.findings += unlike
         apart = self.rows_apart
         if apart is not None and all(finding.cause != apart.cause for finding in levels.findings):

@@ -1,10 +1,11 @@
-"""Compares the ranks of one dump with each other, where every rank computes the same values."""
+"""Finds what one dump contradicts itself in: its ranks, and its requests with the same tokens."""
 
 from collections.abc import Iterator, Mapping
 from typing import Any
 
 from aprfmt.inference.trace import Trace
 from aprfmt.measure.findings import Finding
+from aprfmt.measure.repeated_tokens import repeated_tokens
 
 
 def differing_ranks(traces: Mapping[str, Trace]) -> Iterator[Finding]:
@@ -31,5 +32,33 @@ def differing_ranks(traces: Mapping[str, Trace]) -> Iterator[Finding]:
             None,
             first["name"],
             {"axis": first["axis"], "ranks": list(first["ranks"])},
+            label,
+        )
+
+
+def differing_requests(traces: Mapping[str, Trace]) -> Iterator[Finding]:
+    """Yield a finding for each trace of which two requests with the same tokens differ.
+
+    `traces` is by side. Their values are beyond tolerance apart. Only the first such pair of a
+    side is reported.
+    """
+    for label, trace in traces.items():
+        pairs = [one for one in repeated_tokens(trace) if one.beyond]
+        if not pairs:
+            continue
+        first = pairs[0]
+        more = f"; {len(pairs) - 1} more pairs differ so" if len(pairs) > 1 else ""
+        yield Finding(
+            "requests_differ",
+            f"{first.says}{more}",
+            "forward",
+            "bug",
+            first.beyond,
+            False,
+            first.first,
+            first.apart,
+            None,
+            first.first,
+            {"requests": first.requests, "tokens": first.tokens},
             label,
         )

@@ -14,6 +14,7 @@ from aprfmt.errors import UsageError
 from aprfmt.measure import log_softmax
 from aprfmt.measure.distances import PointDistance, measure_blocks, measure_values
 from aprfmt.measure.nonfinite import NonFinite
+from aprfmt.measure.repeated_tokens import RepeatedTokens, repeated_tokens
 from aprfmt.measure.tolerances import (
     DISCRETE,
     UNIT,
@@ -139,6 +140,7 @@ class TraceDiff:
     accept: tuple[str, ...] = ()  # unread:PATTERN of those that the user accepts
     exact: bool = False  # values that differ within their tolerance differ all the same
     overflow: str = ""  # that the first point beyond exceeds a's float type: see `overflow_text`
+    repeats: tuple[RepeatedTokens, ...] = ()  # requests of one dump with the same tokens
 
     @property
     def compared(self) -> int:
@@ -170,6 +172,7 @@ class TraceDiff:
         counts = {"points": (self.compared, len(self.points))}
         differs = bool(self.unequal_ranks) or (self.first is not None and not apart)
         differs |= self.exact and bool(self.unequal) and not apart
+        differs |= any(one.differs(self.exact) for one in self.repeats)
         return pronounce(
             _EXACT if self.exact else _WORDS,
             Compared(differs, counts, (*apart, *self.left)),
@@ -190,6 +193,7 @@ class TraceDiff:
             "rounding_ratios": dict(self.rounding_ratios),
             "overflow": self.overflow,
             "exact": self.exact,
+            "repeats": [asdict(one) for one in self.repeats],
             "points": [asdict(point) for point in self.points],
         }
 
@@ -365,6 +369,7 @@ def compare_traces(
         find_first_token(points, mine, other),
         {} if same_dtype is None else rounding_ratios(keys, mine, other, same_dtype),
         overflow=overflow_text(next((one for one in points if one.beyond), None), mine, other),
+        repeats=repeated_tokens(a, b),
     )
 
 

@@ -75,7 +75,8 @@ from aprfmt.cli.trace.request import TraceOutputs, TraceRequest
 @click.option(
     "--exact",
     is_flag=True,
-    help="With --reference: exit 1 where any value differs, as where a batch changes a row.",
+    help="With --reference: exit 1 where any value differs, as where a batch changes a row. With "
+    "--map alone: where requests of the dump with the same tokens differ.",
 )
 @click.option(
     "--engine",

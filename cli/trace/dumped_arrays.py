@@ -82,21 +82,25 @@ def map_arrays(
     return run.model, trace, {"file": None if written is None else str(written), "names": rows}
 
 
-def mapping_verdict(found: Mapping[str, Value], trace: "Trace") -> "Pronounced":
+def mapping_verdict(
+    found: Mapping[str, Value], trace: "Trace", exact: bool = False
+) -> "Pronounced":
     """Return the verdict on a mapping: how many arrays are points, and which are not read.
 
-    It is bad where ranks that should hold equal arrays do not, and open where an array that is a
-    point was not read. `found` is the JSON of the mapping, `trace` the trace made by it.
+    It is bad where ranks that should hold equal arrays do not, or requests with the same tokens
+    have other values: beyond tolerance, or with `exact` at all. It is open where an array that is
+    a point was not read. `found` is the JSON of the mapping, `trace` the trace made by it.
     """
+    from aprfmt.measure.repeated_tokens import repeated_tokens
     from aprfmt.measure.trace_view import unequal_rank_sentences, unread_arrays
     from aprfmt.model.verdict import Compared, VerdictWords, pronounce
 
     rows = found["names"]
     counts = {"arrays": (sum(row["key"] is not None for row in rows), len(rows))}
     words = VerdictWords("mapped", "not mapped", "mapped in part")
-    return pronounce(
-        words, Compared(bool(unequal_rank_sentences(trace)), counts, unread_arrays(trace))
-    )
+    differs = bool(unequal_rank_sentences(trace))
+    differs |= any(one.differs(exact) for one in repeated_tokens(trace))
+    return pronounce(words, Compared(differs, counts, unread_arrays(trace)))
 
 
 def _unmapped_row(given: "NameMap", name: str) -> dict[str, str | None]:

@@ -41,7 +41,7 @@ def run_trace(
     """
     if wanted.accept and wanted.reference is None:
         raise UsageError("--accept is of a comparison; give --reference RUN_OR_TRACE")
-    if wanted.exact and wanted.reference is None:
+    if wanted.exact and wanted.reference is None and dumped.arrays is None:
         raise UsageError("--exact is of a comparison; give --reference RUN_OR_TRACE")
     if wanted.same_dtype is not None and wanted.reference is None:
         raise UsageError("--same-dtype goes with --reference, a float32 run")
@@ -274,6 +274,7 @@ def show_mapped(
     options of the run.
     """
     from aprfmt.cli.trace import output, page, point_selection, recording
+    from aprfmt.measure.repeated_tokens import repeated_tokens
 
     with ExitStack() as stack:
         opened, trace, found = dumped_arrays.map_arrays(
@@ -287,10 +288,19 @@ def show_mapped(
         if output_format.answer_format() == "human":
             dumped_arrays.show_mapping(found)
         against = partial(compare_stored, trace, other, opened, wanted, stack)
-        verdict = dumped_arrays.mapping_verdict(found, trace)
+        pairs = repeated_tokens(trace)
+        if wanted.exact and wanted.reference is None and not pairs:
+            raise UsageError(
+                "--exact is of a comparison, and no two requests of the dump have the same tokens; "
+                "give --reference RUN_OR_TRACE"
+            )
+        verdict = dumped_arrays.mapping_verdict(found, trace, wanted.exact)
         human = output_format.answer_format() == "human"
         if human or (verdict.exit == 2 and wanted.reference is None):
             render.say(verdict.says, style="warn" if verdict.not_compared else "good")
+        if wanted.reference is None:
+            for one in pairs:
+                render.say(one.says, style="bad" if one.differs(wanted.exact) else "")
         body = output.trace_to_json(trace) | {"mapping": found, **verdict.to_json()}
         failed = verdict.exit  # 1: ranks that should agree do not; 2: a point was not read
         return finish_trace(trace, body, wanted, against, page.Histograms(), failed)

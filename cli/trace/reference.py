@@ -54,6 +54,8 @@ def show_difference(difference: TraceDiff, reference: str, show_all: bool) -> No
     for label, keys in (("here", difference.only_in_a), ("the reference", difference.only_in_b)):
         if keys:
             render.line(f"only in {label}: {', '.join(keys[:8])}{' ...' if len(keys) > 8 else ''}")
+    for one in difference.repeats:
+        render.say(one.says, style="bad" if one.differs(difference.exact) else "")
     for text in difference.not_checked:
         render.say(f"NOT-RUN  {text}", style="warn")
     said = len(beyond) > len(shown)
@@ -80,6 +82,7 @@ def reference_answer(difference: TraceDiff, reference: str, model: str) -> "list
     if difference.rounding_ratios:
         key = max(difference.rounding_ratios, key=difference.rounding_ratios.__getitem__)
         lines.append((f"  largest R: {difference.rounding_ratios[key]:.3g} at {key}", ""))
+    lines += [(f"  {one.says}", "") for one in difference.repeats if one.says not in text]
     lines += [(f"  NOT-RUN: {text}", "warn") for text in difference.not_checked]
     other = reference.partition("@")[0]
     same = Path(other).resolve() in (Path(model).resolve(), Path(model).resolve().parent)
@@ -133,6 +136,10 @@ def _points_verdict(difference: TraceDiff) -> tuple[str, str]:
         more = len(difference.unequal_ranks) - 1
         rest = f", and {more} more" if more else ""
         return f"ranks of one dump differ: {difference.unequal_ranks[0]}{rest}", "bad"
+    differing = [one for one in difference.repeats if one.differs(difference.exact)]
+    if differing:
+        rest = f", and {len(differing) - 1} more pairs" if len(differing) > 1 else ""
+        return f"{differing[0].says}{rest}", "bad"
     unlike = len(difference.unequal)
     if difference.exact and unlike:
         return (

@@ -105,6 +105,7 @@ class Captures:
     tiles: Callable[[str], Tiles | None] = _no_tiles
     region: Callable[[str], Region | None] = _no_region
     opens: bool = False  # `read` and `stored` open the file by themselves: it may be closed
+    repeats: "tuple[RepeatedRows, ...]" = ()  # requests of a dump with the same tokens
 
     @property
     def ids(self) -> list[int] | None:
@@ -126,6 +127,18 @@ class Captures:
     def names(self) -> list[str]:
         """Names of the arrays that may be a point's value: all but the token ids."""
         return [name for name in self.shapes if name != IDS]
+
+
+@dataclass(frozen=True)
+class RepeatedRows:
+    """Two requests of a dump with the same first tokens: the arrays of each, of these tokens.
+
+    `requests` names both. `own` are the rows of the request that is read, `other` of the other.
+    """
+
+    requests: str
+    own: Captures
+    other: Captures
 
 
 @contextmanager

@@ -14,7 +14,7 @@ from aprfmt.base.memory import keep_freed
 from aprfmt.base.text_escape import shorten
 from aprfmt.errors import FormatError
 from aprfmt.inference.capture import key_name, point_instances
-from aprfmt.inference.engines.captures import IDS, Captures, open_captures
+from aprfmt.inference.engines.captures import IDS, Captures, RepeatedRows, open_captures
 from aprfmt.inference.engines.dump_folders import BATCH, Dump, Pass, is_dump, read_dump
 from aprfmt.inference.engines.engine_modules import (
     JOINED,
@@ -223,6 +223,22 @@ def _captures_of_sequence(
         found = align(dump, ids)
     except FormatError as error:
         raise FormatError(f"{path}: {error}") from None
+    captures = _captures_of_rows(path, dump, found, widths_of)
+    repeats = [
+        RepeatedRows(
+            one.requests,
+            _captures_of_rows(path, dump, one.own, widths_of),
+            _captures_of_rows(path, dump, one.other, widths_of),
+        )
+        for one in found.repeats
+    ]
+    return replace(captures, repeats=tuple(repeats))
+
+
+def _captures_of_rows(
+    path: Path, dump: Dump, found: AlignedArrays, widths_of: WidthsOf
+) -> Captures:
+    """Return aligned arrays of a dump under transformers' names, with what is said of the dump."""
     left = dict(found.left)
     for one_pass in dump.passes:
         left |= one_pass.left

@@ -13,7 +13,7 @@ the arrays it names, in its own folder:
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any, Literal
@@ -42,7 +42,9 @@ from aprfmt.inference.engines.point_shapes import nearest_points_text, point_sha
 from aprfmt.inference.points import POINTS
 from aprfmt.inference.record import Record
 from aprfmt.inference.trace import Trace, ValueStore
+from aprfmt.measure.repeated_tokens import RepeatedTokens
 from aprfmt.measure.tolerances import BASE
+from aprfmt.measure.traces import compare_traces
 from aprfmt.model import Model
 
 Numbers = NDArray[Any]
@@ -245,10 +247,50 @@ def mapped_trace(
     }  # fmt: skip
     if captures.facts:
         run["dump"] = captures.facts
+    if captures.repeats:
+        pairs = _compare_repeats(captures, mapping, ids, model)
+        run["dump"] = {**captures.facts, "repeats": [asdict(one) for one in pairs if one.compared]}
+        for one in pairs:
+            if not one.compared:
+                why = f"no value of them can be compared: {one.requests}"
+                collector.unknown["rows of the same tokens"] = why
+                collector.lost.add("rows of the same tokens")
     try:
         yield collector.trace(run)
     finally:
         collector.close()
+
+
+def _compare_repeats(
+    captures: Captures, mapping: NameMap | None, ids: Sequence[int] | None, model: Model | None
+) -> list[RepeatedTokens]:
+    """Return how the values of requests with the same tokens differ, one entry for each pair.
+
+    The arguments are those of `mapped_trace`.
+    """
+    experts = model is not None and bool(model.hyper.get("n_experts"))
+    found = []
+    for one in captures.repeats:
+        with (
+            mapped_trace(one.own, mapping, ids, model) as own,
+            mapped_trace(one.other, mapping, ids, model) as other,
+        ):
+            apart = compare_traces(other, own, moe=experts)
+            beyond = tuple(point.key for point in apart.points if point.beyond)
+            by_key = {point.key: point.rel_l2 for point in apart.points}
+            first = next(iter((*beyond, *apart.unequal)), "")
+            tokens = len(one.own.ids or ())
+            found.append(
+                RepeatedTokens(
+                    one.requests,
+                    tokens,
+                    apart.compared,
+                    apart.unequal,
+                    beyond,
+                    float(by_key.get(first) or 0.0),
+                )
+            )
+    return found
 
 
 def _say_nearest_points(captures: Captures, collector: Collector, tokens: int | None) -> None:

@@ -99,8 +99,9 @@ class AlignedArrays:
     `steps` say for each token which pass computed it. `left` maps names that could not be aligned
     to the reason; `again` are those of the passes in it that hold tokens of the sequence once more.
     `notes` say what was left out. `masked` are ids before the first token that a mask hides.
-    `sequences` are the ids of all sequences of the dump, None where
-    they are not known, and `chosen` is the place of this one among them.
+    `sequences` are the ids of all sequences of the dump, None where they are not known, and
+    `chosen` is the place of this one among them. `repeats` are the other requests with the same
+    tokens, which are none of `sequences`.
     """
 
     arrays: Mapping[str, JoinedArray]
@@ -114,12 +115,26 @@ class AlignedArrays:
     masked: tuple[int, ...] = ()
     sequences: tuple[tuple[int, ...] | None, ...] = ()
     chosen: int = 0
+    repeats: "tuple[Repeat, ...]" = ()
+
+
+@dataclass(frozen=True)
+class Repeat:
+    """Two requests of a dump with the same first tokens: their rows of these, each aligned.
+
+    `requests` names both. `own` is the request that is read, `other` the one to compare it with.
+    """
+
+    requests: str
+    own: AlignedArrays
+    other: AlignedArrays
 
 
 def align(dump: Dump, ids: Sequence[int] | None) -> AlignedArrays:
     """Return the arrays of the sequence that has these ids, or of the only one.
 
-    FormatError if there is no such sequence, or several without ids to choose by.
+    Requests with all the same ids are one sequence. FormatError if there is no such sequence, or
+    several without ids to choose by.
     """
     notes: list[str] = []
     passes = list(_without_warm_ups(dump.passes, notes))
@@ -130,15 +145,61 @@ def align(dump: Dump, ids: Sequence[int] | None) -> AlignedArrays:
         )
     found = _join_sequences(passes, notes)
     chosen = _choose_sequence(found, ids)
-    aligned = _align_sequence(passes, chosen, None if ids is None else len(ids), notes)
-    again = dict(_computed_again(found, chosen, aligned.ids))
+    limit = None if ids is None else len(ids)
+    aligned = _align_sequence(passes, chosen, limit, notes)
+    alike = [(one, count) for one in found if (count := _shared_prompt(chosen, one, limit))]
+    repeated = [one for one, _ in alike]
+    again = dict(
+        _computed_again([one for one in found if one not in repeated], chosen, aligned.ids)
+    )
+    # A request that only begins alike is a sequence of its own.
+    every = [one for one in found if one not in repeated or one.ids != chosen.ids]
     return replace(
         aligned,
         left={**aligned.left, **again},
         again=frozenset(again),
-        sequences=tuple(None if (own := one.ids) is None else tuple(own) for one in found),
-        chosen=found.index(chosen),
+        sequences=tuple(None if (own := one.ids) is None else tuple(own) for one in every),
+        chosen=every.index(chosen),
+        repeats=tuple(_repeat(passes, chosen, one, count) for one, count in alike),
     )
+
+
+def _shared_prompt(chosen: TokenRun, other: TokenRun, limit: int | None) -> int:
+    """Return how many tokens two requests share, from the first on; 0 unless their prompt is one.
+
+    Their first passes must have computed the same tokens, more than one, at the same positions.
+    `limit` is the most tokens that are read, None: all.
+    """
+    first, second = chosen.segments[0], other.segments[0]
+    mine, theirs = chosen.ids, other.ids
+    if other is chosen or mine is None or theirs is None or not first.positions:
+        return 0
+    if (first.ids, first.positions) != (second.ids, second.positions) or len(mine) < 2:
+        return 0
+    if any(one.positions != list(range(len(one.positions))) for one in (chosen, other)):
+        return 0
+    alike = [x == y for x, y in zip(mine, theirs, strict=False)]
+    count = alike.index(False) if False in alike else len(alike)
+    return count if limit is None else min(count, limit)
+
+
+def _repeat(passes: Sequence[Pass], chosen: TokenRun, other: TokenRun, count: int) -> Repeat:
+    """Return two requests of a dump aligned on their first `count` tokens, which are the same."""
+    names = [_request_name(one) for one in (chosen, other)]
+    return Repeat(
+        " and ".join(names),
+        _align_sequence(passes, chosen, count, ()),
+        _align_sequence(passes, other, count, ()),
+    )
+
+
+def _request_name(run: TokenRun) -> str:
+    """Return what messages call a request: its name or its place in the batch, and its pass."""
+    first = run.segments[0]
+    name = f"request {shorten(first.request, 40) if first.request else first.number}"
+    place = place_in_dump(first.step)
+    stream = f" of dp rank {run.stream}" if run.stream else ""
+    return f"{name}{f' of {place}' if place else ''}{stream}"
 
 
 def list_sequences(dump: Dump) -> list[tuple[int, ...]]:
@@ -427,10 +488,12 @@ def _choose_sequence(found: Sequence[TokenRun], ids: Sequence[int] | None) -> To
     """Return the sequence that has the given ids, or one that begins with them.
 
     Without ids, or where the only sequence has unknown ids and as many tokens, it is the only
-    one. Raises FormatError, which lists the sequences, if there is none or several.
+    one. Requests with the same ids are one. Raises FormatError, which lists the sequences, if
+    there is none or several.
     """
     if ids is None:
-        if len(found) == 1:
+        first = found[0].ids
+        if len(found) == 1 or (first is not None and all(one.ids == first for one in found)):
             return found[0]
         _refuse_lost_between(found)
         raise FormatError(

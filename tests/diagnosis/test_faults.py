@@ -106,6 +106,7 @@ def test_tables_name_causes_of_the_one_table() -> None:
     assert set(hyper_causes().values()) - {""} <= set(CAUSES)
     assert set(SHOWN_BY) <= set(HYPER_NAMES)
     proposed = {row.cause for row in TABLE} | {"capture_rows", "other_sequence", "ranks_differ"}
+    proposed.add("requests_differ")
     proposed |= set().union(*({usual.change.cause for usual in tried(base)} for base in USUAL_IN))
     assert proposed <= set(CAUSES)
     computed = {row.name for module in modules_of("forward") for row in causes_of(module)}
@@ -139,6 +140,7 @@ SEEDED_ELSEWHERE = {cause.name for name in modules_of("training") for cause in c
     "rank_copies",
     "rank_part",
     "ranks_differ",
+    "requests_differ",
     "rope_precision",
     "shard_order",
     "stale_layout",

@@ -48,7 +48,7 @@ from aprfmt.diagnosis import forward as forward_words
 from aprfmt.diagnosis import search as searching
 from aprfmt.diagnosis.answers import Divergence, Solution, layer_scopes
 from aprfmt.diagnosis.diagnosis_text import titled_lines
-from aprfmt.diagnosis.dumped_ranks import differing_ranks
+from aprfmt.diagnosis.dumped_ranks import differing_ranks, differing_requests
 from aprfmt.diagnosis.levels import Levels
 from aprfmt.diagnosis.next_commands import missing_points
 from aprfmt.diagnosis.paired_pass import PairedPass, compare_passes
@@ -886,6 +886,18 @@ def test_every_dump_is_asked_whether_its_ranks_differ(sides: str) -> None:
     found = list(differing_ranks(traces))
     assert [one.side for one in found] == list(sides)
     assert all(one.says == "norm (pass 3): rank 1 differs" for one in found)
+
+
+@pytest.mark.parametrize("beyond, says", [((), ""), (("L1.out",), "L1.out (0.5 apart)")])
+def test_requests_of_a_dump_that_differ_are_reported_once(
+    beyond: tuple[str, ...], says: str
+) -> None:
+    row = {"requests": "request 0 and request 1", "tokens": 5, "compared": 3,
+           "unequal": ("L0.out", "L1.out"), "beyond": beyond, "apart": 0.5}  # fmt: skip
+    traces: Any = {"B": SimpleNamespace(run={"dump": {"repeats": (row, row)}})}
+    found = list(differing_requests(traces))
+    assert [(one.side, one.where, one.says.endswith(f"{says}; 1 more pairs differ so"))
+            for one in found] == [("B", beyond, True)] * bool(beyond)  # fmt: skip
 
 
 @pytest.mark.parametrize("lacks", ["A", "B", "both"])

@@ -30,6 +30,13 @@ CAUSE_ROWS = (
         "A norm's result or a sum after its all-reduce is not equal on all ranks.",
         "None: the ranks' own values are compared with one another.",
     ),
+    Cause(
+        "requests_differ", "forward", "bug",
+        "Two requests of one dump have the same tokens and other values: what is computed of a "
+        "request depends on its batch, or on its place in it.",
+        "The rows of the same tokens are beyond tolerance apart.",
+        "None: the requests' own values are compared with each other.",
+    ),
 )  # fmt: skip
 
 # Products with a rank's share of rows -> the points they make, those of one sublayer together.

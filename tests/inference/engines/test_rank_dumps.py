@@ -35,6 +35,7 @@ from aprfmt.inference.engines.sequences import align
 from aprfmt.inference.engines.tiles import Tiles
 from aprfmt.inference.record import Record
 from aprfmt.inference.trace import Trace
+from aprfmt.measure.repeated_tokens import repeated_tokens
 from aprfmt.measure.trace_view import unread_arrays
 from aprfmt.measure.traces import compare_traces, rounding_ratios
 from aprfmt.model import open_model
@@ -775,7 +776,7 @@ def of_passes(folder: Path, *spans: tuple[int, int], again: float = 1.0) -> Path
     "spans, says",
     [
         ([(0, 28), (28, 29), (27, 28)], ("pass 2", "holds tokens 27 to 27 of this sequence once")),
-        ([(0, 29), (0, 29)], ("pass 1", "holds tokens 0 to 28 of this sequence once more")),
+        ([(0, 29), (0, 20)], ("pass 1", "holds tokens 0 to 19 of this sequence once more")),
         ([(0, 28), (28, 29)], None),
     ],
 )
@@ -789,6 +790,89 @@ def test_tokens_that_a_dump_has_twice_are_not_passed_over(
         unknown = trace.run["unknown"]
         assert list(unknown) == ([says[0]] if says else [])
         assert says is None or says[1] in unknown[says[0]]
+
+
+STREAM = tuple(f"L{n}.{point}" for n in range(3) for point in ("attn_out", "out"))
+
+
+def twice(folder: Path, form: str, change: Callable[[str, Any], Any]) -> Path:
+    """Write the prompt twice into one dump, the second time with changed rows."""
+    first = {name: own_of()[name] for name in STREAM}
+    second = {name: change(name, value.copy()) for name, value in first.items()}
+    both = np.array([IDS, IDS])
+    if form == "padded batch":
+        arrays = {name: np.stack([first[name], second[name]]) for name in STREAM}
+        return npy(folder, {**arrays, "input_ids": both})
+    if form == "packed":
+        arrays = {name: np.concatenate([first[name], second[name]]) for name in STREAM}
+        said = {"input_ids": both.reshape(-1), "cu_seqlens": np.array([0, 29, 58])}
+        return npy(folder, {**arrays, **said})
+    said = {"input_ids": np.array(IDS), "position_ids": np.arange(29)}
+    _made(folder)
+    if form == "two passes":
+        npy(folder / "step_0", {**first, **said})
+        return npy(folder / "step_1", {**second, **said}).parent
+    # The second request gets another token after the prompt.
+    names = {"req_ids": ["a", "b"]}
+    cut = {name: np.concatenate([first[name][:28], second[name][:28]]) for name in STREAM}
+    last = {name: np.stack([first[name][28], second[name][3]]) for name in STREAM}
+    ids, tails = [*IDS[:28], *IDS[:28]], [IDS[28], 7]
+    for number, (held, own, at, starts) in enumerate(
+        ((cut, ids, [*range(28), *range(28)], [0, 28, 56]), (last, tails, [28, 28], [0, 1, 2]))
+    ):
+        said = {"input_ids": own, "positions": at, "query_start_loc": starts}
+        state = {name: torch.tensor(np.array(value)) for name, value in {**held, **said}.items()}
+        torch.save({**state, **names}, folder / f"Pass{number}.pt")
+    return folder
+
+
+TWICE = ("padded batch", "packed", "two passes", "answers part")
+
+
+@pytest.mark.parametrize("form", TWICE)
+def test_the_same_tokens_twice_in_a_dump_are_compared(form: str, tmp_path: Path) -> None:
+    """Equal to the bit; another value within tolerance; another value beyond it."""
+
+    def at(factor: float) -> Callable[[str, Any], Any]:
+        def change(name: str, value: Any) -> Any:
+            value[11, 5] *= factor if name == "L1.out" else 1.0
+            return value
+
+        return change
+
+    ids = ("--ids", ",".join(map(str, IDS)))
+    for number, (factor, says, exact, plain) in enumerate(
+        ((1.0, "every value of 6 points is equal", 0, 0),
+         (1 + 3e-7, "values differ within tolerance at 1 of 6 points, first at L1.out", 1, 0),
+         (2.0, "values differ beyond tolerance at 1 of 6 points, first at L1.out", 1, 1))
+    ):  # fmt: skip
+        folder = twice(tmp_path / str(number), form, at(factor))
+        tokens = 28 if form == "answers part" else 29
+        with opened(folder) as trace:
+            (found,) = repeated_tokens(trace)
+            assert says in found.says and f"the same {tokens} tokens" in found.says
+            assert found.differs(True) == bool(exact) and found.differs(False) == bool(plain)
+            assert not trace.run["unknown"]
+        for more, code in (((), plain), (("--exact",), exact)):
+            done = aprfmt("trace", tiny_folder("llama"), "--map", folder, *ids, *more)
+            assert done.code == code and says in done.out, done.out
+        done = aprfmt("diagnose", tiny_folder("llama"), folder, *ids, "--json")
+        causes = [one["cause"] for one in done.json["causes"]]
+        assert causes == ["requests_differ"] * plain, done.out
+        assert any(says in one["says"] for one in done.json["evidence"])
+
+
+def test_requests_with_other_tokens_are_not_paired(tmp_path: Path) -> None:
+    """One first token is common to all requests, and is no prompt; exact needs two requests."""
+    folder = packed(tmp_path / "d")
+    ids = np.load(folder / "input_ids.npy")
+    ids[0, 0] = IDS[0]
+    np.save(folder / "input_ids.npy", ids)
+    with opened(folder) as trace:
+        assert not repeated_tokens(trace)
+    asked = ("--map", folder, "--ids", ",".join(map(str, IDS)), "--exact")
+    done = aprfmt("trace", tiny_folder("llama"), *asked)
+    assert done.code == 2 and "no two requests of the dump have the same tokens" in done.err
 
 
 def test_a_step_that_was_not_kept_is_named(tmp_path: Path) -> None:
@@ -911,6 +995,8 @@ def test_a_row_alone_and_in_a_batch(tmp_path: Path) -> None:
     assert gate.code == 1
     assert gate.out.startswith("values differ at 1 of 3 points, first at L1.out; ")
     lone = aprfmt("trace", tiny_folder("llama"), *asked[:2], *asked[4:], "--exact")
+    assert lone.code == 2 and "--exact is of a comparison" in lone.err
+    lone = aprfmt("trace", "--load", batched, *asked[4:], "--exact")
     assert lone.code == 2 and "--exact is of a comparison" in lone.err
 
 
