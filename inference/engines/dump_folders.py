@@ -8,6 +8,7 @@ import os
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
+from itertools import combinations
 from pathlib import Path
 from typing import Any
 
@@ -212,7 +213,13 @@ def read_dump(
     # Join the ranks of every step, once for each data-parallel stream.
     for step in sorted(steps):
         for stream in streams:
-            made, odd = _join_pass(folder, step, stream, steps[step], axes, spec, widths, broken)
+            try:
+                made, odd = _join_pass(
+                    folder, step, stream, steps[step], axes, spec, widths, broken
+                )
+            except FormatError:
+                _refuse_other_order(folder, steps, axes)
+                raise
             unequal += [(step, one) for one in odd]
             if groups is not None and step in shared:
                 _add_gathered(made, shared[step][0], groups, names)
@@ -570,6 +577,31 @@ def _late_names(steps: Sequence[Collection[str]]) -> set[str]:
         return set()
     late = set.intersection(*map(set, steps[1:])) - set(steps[0])
     return {name for name in late if not name.startswith("model.") and _kind_of(name) is None}
+
+
+def _refuse_other_order(folder: Path, steps: Mapping[int, _Rows], axes: _Axes) -> None:
+    """Raise FormatError if two ranks have the same passes, one of them in another order.
+
+    Passes are told by the token ids and positions that a rank stored of each.
+    """
+    said: dict[tuple[int, ...], dict[int, list[bytes]]] = {}
+    for step in sorted(steps):
+        for name, parts in steps[step].arrays.items():
+            if _kind_of(name) not in ("ids", "positions"):
+                continue
+            for at, one in parts.items():
+                held = np.ascontiguousarray(one.read()).tobytes()
+                said.setdefault(at, {}).setdefault(step, []).append(held)
+    for (at, own), (other, theirs) in combinations(said.items(), 2):
+        if own == theirs or sorted(own.values()) != sorted(theirs.values()):
+            continue
+        step = next(step for step in own if own[step] != theirs.get(step))
+        home = next((number for number in own if own[number] == theirs.get(step)), step)
+        raise FormatError(
+            f"{folder}: {_rank_words(axes, other)} has the passes of {_rank_words(axes, at)} in "
+            f"another order: its {place_in_dump(step, 'step')} has the tokens of "
+            f"{place_in_dump(home, 'step')}; number its files in the order in which they ran"
+        )
 
 
 def _rank_words(axes: _Axes, at: Sequence[int]) -> str:

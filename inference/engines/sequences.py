@@ -496,6 +496,9 @@ def _choose_sequence(found: Sequence[TokenRun], ids: Sequence[int] | None) -> To
         if len(found) == 1 or (first is not None and all(one.ids == first for one in found)):
             return found[0]
         _refuse_lost_between(found)
+        if len({(one.stream, one.segments[0].request) for one in found}) == 1:
+            length = len({at for one in found for at in one.positions})
+            _refuse_other_order(found, length, f"if these {len(found)} sequences are one, ")
         raise FormatError(
             f"{len(found)} sequences in the dump ({_sequence_list_text(found)}); name one by "
             f"its token ids"
@@ -516,6 +519,8 @@ def _choose_sequence(found: Sequence[TokenRun], ids: Sequence[int] | None) -> To
             "give the ids of the whole dump"
         )
     # Say what is wrong with what is there.
+    for group in _pieces_by_request(found, wanted):
+        _refuse_other_order(group, len(wanted), "")
     _refuse_lost(found, wanted)
     for one in found:
         _refuse_gaps(one)
@@ -537,6 +542,44 @@ def _sequence_list_text(found: Sequence[TokenRun]) -> str:
         )
         rows.append(f"{len(one.positions)} tokens{begin}")
     return "; ".join(rows) + ("; ..." if len(found) > _SHOWN else "")
+
+
+def _pieces_by_request(
+    found: Sequence[TokenRun], wanted: Sequence[int]
+) -> Iterator[list[TokenRun]]:
+    """Yield, for each stream and request, its runs whose ids are those of `wanted`, if any.
+
+    Tokens after the last one of `wanted` are not looked at.
+    """
+    groups: dict[tuple[int, str], list[TokenRun]] = {}
+    for one in found:
+        pairs = zip(one.positions, one.ids or (), strict=False)
+        inside = [wanted[at] == token for at, token in pairs if at < len(wanted)]
+        if inside and all(inside):
+            groups.setdefault((one.stream, one.segments[0].request), []).append(one)
+    yield from groups.values()
+
+
+def _refuse_other_order(pieces: Sequence[TokenRun], length: int, begin: str) -> None:
+    """Raise FormatError if passes hold a sequence whole and are not in the order of its tokens.
+
+    `pieces` are runs of one request. They have to hold each of its first `length` tokens once, and
+    a piece with later tokens has to stand before one with earlier ones. `begin` begins the
+    sentence.
+    """
+    parts = [part for one in pieces for part in one.segments if min(part.positions) < length]
+    there = sorted(at for part in parts for at in part.positions if at < length)
+    parts.sort(key=lambda part: min(part.positions))
+    wrong = next((pair for pair in pairwise(parts) if pair[0].place > pair[1].place), None)
+    if wrong is None or there != list(range(length)):
+        return
+    late, early = wrong
+    first, second = (place_in_dump(one.step) or "a pass" for one in (early, late))
+    raise FormatError(
+        f"{begin}its passes are not in the order in which they ran: {first} has the tokens from "
+        f"position {min(early.positions)} on, {second} after it those from {min(late.positions)} "
+        "on; number the files in the order of the run"
+    )
 
 
 def _refuse_lost(found: Sequence[TokenRun], wanted: Sequence[int]) -> None:

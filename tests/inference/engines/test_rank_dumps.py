@@ -1068,6 +1068,39 @@ def cached_prefix(folder: Path) -> None:
     hook_passes(folder / "TP0_PP0_Rank0_pid1", [(said, state(rows_of(range(9, 29))))])
 
 
+def prompt_after_its_answer(folder: Path) -> None:
+    of_passes(folder, (28, 29), (0, 28))
+
+
+def exchanged_answers(folder: Path) -> None:
+    of_passes(folder, (0, 26), (27, 28), (26, 27), (28, 29))
+
+
+def exchanged_chunks(folder: Path) -> None:
+    """Chunks of a named request, of which the last two have each other's number."""
+    _made(folder)
+    for number, (first, last) in enumerate(((0, 10), (20, 29), (10, 20))):
+        own = range(first, last)
+        said = {
+            "input_ids": torch.tensor([IDS[at] for at in own]),
+            "positions": torch.tensor(list(own)),
+            "query_start_loc": torch.tensor([0, len(own)]),
+            "req_ids": ["a"],
+        }
+        torch.save({**said, **state(rows_of(own))}, folder / f"Pass{number}.pt")
+
+
+def other_order_of_a_rank(folder: Path) -> None:
+    for rank in range(2):
+        for number, (first, last) in enumerate(((0, 20), (20, 29))):
+            own = range(first, last)
+            said = batch([IDS[at] for at in own], own, [last])
+            place = folder / f"rank{rank}"
+            place.mkdir(parents=True, exist_ok=True)
+            found = {**said, **state(rows_of(own), of_rank(rank, 2))}
+            torch.save(found, place / f"Pass{1 - number if rank else number}.pt")
+
+
 def only_warm_ups(folder: Path) -> None:
     hook_passes(folder / "TP0_PP0_Rank0_pid1", [(batch([0] * 29, ALL, [29]), state(written()))])
 
@@ -1093,6 +1126,10 @@ REFUSED: dict[Callable[[Path], None], str] = {
     last_rank_lost: "3 ranks hold 48 columns each of 128; 1 of 4 ranks is missing",
     unequal_key_head: "share a key head and hold other values",
     cached_prefix: "9 of 29 tokens of the sequence are in no pass",
+    prompt_after_its_answer: "ran: pass 0 has the tokens from position 28 on, pass 1 after it .* 0",
+    exchanged_answers: "ran: pass 1 has the tokens from position 27 on, pass 2 after it .* 26 on",
+    exchanged_chunks: "ran: pass 1 has the tokens from position 20 on, pass 2 after it .* 10 on",
+    other_order_of_a_rank: "rank 1 has the passes of rank 0 in another order: its step 0 .* step 1",
     only_warm_ups: "all 1 passes are warm-ups",
     wrong_dims: r"axis 'xp'; expected one of tp",
     nobodys_names: r"its name says no point; say its dims in ranks\.json",
@@ -1105,6 +1142,24 @@ def test_what_is_missing_is_named(break_it: Callable[[Path], None], tmp_path: Pa
     break_it(folder)
     with pytest.raises(FormatError, match=REFUSED[break_it]), opened(folder) as trace:
         raise AssertionError(trace.run)
+
+
+def test_passes_in_another_order_are_told_without_ids(tmp_path: Path) -> None:
+    prompt_after_its_answer(tmp_path / "d")
+    says = "if these 2 sequences are one, its passes are not in the order in which they ran"
+    with pytest.raises(FormatError, match=says), load_mapped(tmp_path / "d"):
+        pass
+
+
+def test_a_prompt_behind_another_requests_answer_is_in_order(tmp_path: Path) -> None:
+    """A prefix came from the cache, and a later request has as many tokens of its own."""
+    folder, cut = _made(tmp_path / "d"), range(9, 29)
+    rest = {**batch(IDS[9:], cut, [29]), **state(rows_of(cut))}
+    other = {**batch([7] * 9, range(9), [9]), **state(rows_of(range(9)))}
+    for number, held in enumerate((rest, other)):
+        torch.save(held, folder / f"Pass{number}.pt")
+    with pytest.raises(FormatError, match="came from a prefix cache"), opened(folder):
+        pass
 
 
 def _second_is_first(folder: Path) -> None:
