@@ -817,12 +817,12 @@ def twice(folder: Path, form: str, change: Callable[[str, Any], Any]) -> Path:
     cut = {name: np.concatenate([first[name][:28], second[name][:28]]) for name in STREAM}
     last = {name: np.stack([first[name][28], second[name][3]]) for name in STREAM}
     ids, tails = [*IDS[:28], *IDS[:28]], [IDS[28], 7]
-    for number, (held, own, at, starts) in enumerate(
+    for number, (held, tokens, at, starts) in enumerate(
         ((cut, ids, [*range(28), *range(28)], [0, 28, 56]), (last, tails, [28, 28], [0, 1, 2]))
     ):
-        said = {"input_ids": own, "positions": at, "query_start_loc": starts}
-        state = {name: torch.tensor(np.array(value)) for name, value in {**held, **said}.items()}
-        torch.save({**state, **names}, folder / f"Pass{number}.pt")
+        said = {"input_ids": tokens, "positions": at, "query_start_loc": starts}
+        made = {name: torch.tensor(np.array(value)) for name, value in {**held, **said}.items()}
+        torch.save({**made, **names}, folder / f"Pass{number}.pt")
     return folder
 
 
