@@ -820,8 +820,12 @@ def twice(folder: Path, form: str, change: Callable[[str, Any], Any]) -> Path:
     for number, (held, tokens, at, starts) in enumerate(
         ((cut, ids, [*range(28), *range(28)], [0, 28, 56]), (last, tails, [28, 28], [0, 1, 2]))
     ):
-        said = {"input_ids": tokens, "positions": at, "query_start_loc": starts}
-        made = {name: torch.tensor(np.array(value)) for name, value in {**held, **said}.items()}
+        said = {
+            "input_ids": np.array(tokens),
+            "positions": np.array(at),
+            "query_start_loc": np.array(starts),
+        }
+        made = {name: torch.tensor(value) for name, value in {**held, **said}.items()}
         torch.save({**made, **names}, folder / f"Pass{number}.pt")
     return folder
 
