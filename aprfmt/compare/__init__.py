@@ -295,7 +295,7 @@ def diff_models(
     undone += late
     if "tensors" in only and not tensors and not late:
         undone += _wrong_checksums(a, b) if budget.has_time() else _late_checksums(a, b, budget)
-    if "tensors" in only and (a.beside_packed or b.beside_packed):
+    if "tensors" in only and (a.plain_duplicates or b.plain_duplicates):
         from aprfmt.causes.tensor.second_layouts import unpaired_plain_tensors
 
         undone += unpaired_plain_tensors(a, b)
@@ -680,7 +680,7 @@ def _second_layout_findings(
 ) -> tuple[Finding, ...]:
     """Return the findings of parameters that one side alone stores in two layouts."""
     alone = {row.key for row in results if row.verdict in ("ONLY_IN_A", "ONLY_IN_B")}
-    if not (alone or a.beside_packed or b.beside_packed):
+    if not (alone or a.plain_duplicates or b.plain_duplicates):
         return ()
     from aprfmt.causes.tensor.second_layouts import second_layout_findings
 

@@ -415,7 +415,7 @@ class Model(Mapping[str, View], Tabular):
         return (*self.source.notes, *found, *more, *self._missing_parts)
 
     @cached_property
-    def beside_packed(self) -> Mapping[str, View]:
+    def plain_duplicates(self) -> Mapping[str, View]:
         """{name: View} of plain tensors that are stored under the very name of a packed weight.
 
         Under that name the model has the packed weight, of which such a tensor is no part.

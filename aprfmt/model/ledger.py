@@ -485,7 +485,7 @@ class _LedgerBuilder:
         for stored in self.model.source.tensors:
             weight, suffix = weights.get(stored, (stored, ""))
             reading, of = readings.get(weight, ("unread", ""))
-            if stored in self.model.beside_packed:
+            if stored in self.model.plain_duplicates:
                 reading, of = "unread", f"stores {stored} again, beside its packed form"
             elif suffix:
                 reading, of = "part of", weight

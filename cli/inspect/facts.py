@@ -152,7 +152,7 @@ def _model_facts(opened: Model) -> "ArchFacts":
         "notes": notes,
     }
     claimed = {name for names in found.values() for name in names}
-    facts["stored_again"] = [*resolution.stored_again, *opened.beside_packed]
+    facts["stored_again"] = [*resolution.stored_again, *opened.plain_duplicates]
     facts["unclaimed"] = [name for name in facts["unclaimed"] if name not in claimed]
     facts["towers"] = {name: len(names) for name, names in found.items()}
     if others := [name for name in resolution.towers if name not in claimed]:

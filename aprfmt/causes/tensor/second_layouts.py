@@ -80,7 +80,7 @@ def second_layouts(model: Model) -> Iterator[SecondLayout]:
 
     Where the architecture is not known, only weights that are stored both packed and plain.
     """
-    for name, plain in model.beside_packed.items():
+    for name, plain in model.plain_duplicates.items():
         yield SecondLayout(model[name], plain, _verdict(model[name], plain))
     try:
         found = model.resolution
@@ -162,7 +162,7 @@ def second_layout_findings(a: Model, b: Model, keys: Collection[str]) -> Iterato
     them has the other side's values.
     """
     for side, model, other in (("A", a, b), ("B", b, a)):
-        alone = {*keys, *model.beside_packed} - {*other.beside_packed}
+        alone = {*keys, *model.plain_duplicates} - {*other.plain_duplicates}
         found = [one for one in second_layouts(model) if not alone.isdisjoint(one.second.names)]
         for is_copy in (True, False):
             rows = [one for one in found if one.is_copy is is_copy and one.verdict != "UNREADABLE"]
@@ -228,7 +228,7 @@ def drop_command(model: Model, names: Sequence[str]) -> str:
     """
     patterns = list(dict.fromkeys(re.sub(r"(?<=\.)\d+(?=\.)", "*", name) for name in names))
     taken = {name for name in model if any(fnmatchcase(name, one) for one in patterns)}
-    if taken != set(names) or not taken.isdisjoint(model.beside_packed):
+    if taken != set(names) or not taken.isdisjoint(model.plain_duplicates):
         return ""
     place = opening_path(model.path)
     drops = " ".join(f"--drop {shlex.quote(one)}" for one in patterns)
@@ -240,8 +240,8 @@ def unpaired_plain_tensors(a: Model, b: Model) -> Iterator[NotCompared]:
 
     They are not among either model's tensors, which are compared in pairs.
     """
-    for name in dict.fromkeys((*a.beside_packed, *b.beside_packed)):
-        mine, theirs = a.beside_packed.get(name), b.beside_packed.get(name)
+    for name in dict.fromkeys((*a.plain_duplicates, *b.plain_duplicates)):
+        mine, theirs = a.plain_duplicates.get(name), b.plain_duplicates.get(name)
         why = f"stores {name} again, beside its packed form"
         if mine is None or theirs is None:
             side: Side = "B" if mine is None else "A"
