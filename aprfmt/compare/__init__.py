@@ -117,7 +117,7 @@ def diff(
     with ExitStack() as opened:
         # B may be the saved weights of an engine, read under A's names.
         first = opened.enter_context(open_damaged(a, arch=arch))
-        state = open_state_beside(b, first) if isinstance(b, Path) else None
+        state = open_saved_state(b, first) if isinstance(b, Path) else None
         second = opened.enter_context(state or open_damaged(b, arch=arch))
         if state is not None and only is None and state.folder is first.folder:
             only = ("tensors",)  # it has no configuration and no tokenizer of its own
@@ -148,7 +148,7 @@ def diff(
         return replace(report, of_engine=is_engine_state(Path(b)), is_state=True)
 
 
-def open_state_beside(path: Path, model: Model) -> Model | None:
+def open_saved_state(path: Path, model: Model) -> Model | None:
     """Return the weights that an engine saved at a path, opened by the names of `model`.
 
     None where the path holds no saved engine state but a model: a GGUF or APR file, a folder with

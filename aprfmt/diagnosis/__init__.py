@@ -9,7 +9,7 @@ import numpy as np
 
 from aprfmt.arch import check_arch
 from aprfmt.base.budget import Budget
-from aprfmt.compare import open_state_beside
+from aprfmt.compare import open_saved_state
 from aprfmt.diagnosis.diagnosis_order import DiagnosisRun
 from aprfmt.diagnosis.packing import examine_packed
 from aprfmt.diagnosis.packing_keys import repair_packing_command
@@ -115,9 +115,9 @@ def _open_state(side: Side, model: Model) -> Model | None:
     whatever has most of the model's tensors, by name and shape, counts as weights.
     """
     if side.kind != "trace":
-        return open_state_beside(side.path, model)
+        return open_saved_state(side.path, model)
     try:
-        state = open_state_beside(side.path, model)
+        state = open_saved_state(side.path, model)
     except (AprfmtError, OSError):
         return None  # a trace
     if state is None:
