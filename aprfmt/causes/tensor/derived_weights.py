@@ -25,7 +25,7 @@ from aprfmt.causes.tensor.differing_pair import WINDOW
 from aprfmt.causes.tensor.guess import Group, JointHypothesis
 from aprfmt.causes.tensor.proof import make_finding
 from aprfmt.causes.tensor.row_space import row_basis, squares_inside, tail_norms
-from aprfmt.causes.tensor.token_tables import rows_behind_text
+from aprfmt.causes.tensor.token_tables import extra_rows_text
 from aprfmt.errors import AprfmtError
 from aprfmt.measure.alignment import TensorPair
 from aprfmt.measure.encoding_noise import UNIT, pair_noise, storage_noise
@@ -227,7 +227,7 @@ def _table_explanations(
         if row.key not in TABLES or pair.a is None or pair.b is None:
             continue
         first, second = RowReader(pair.a), RowReader(pair.b)
-        behind = rows_behind_text(context, first, second)
+        behind = extra_rows_text(context, first, second)
         if behind is None:
             continue
         few, text = behind

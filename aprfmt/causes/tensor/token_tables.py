@@ -35,7 +35,7 @@ def common_rows(key: str, a: RowReader, b: RowReader) -> tuple[RowReader, RowRea
     return SelectedRows(a, both), SelectedRows(b, both)
 
 
-def rows_behind_text(
+def extra_rows_text(
     context: "PairContext", first: RowReader, second: RowReader
 ) -> tuple[int, str] | None:
     """Return (number of rows that both tables have, words on the longer one's further rows).
@@ -64,7 +64,7 @@ def rows_behind_text(
 def is_longer_table(context: "PairContext", key: str, first: RowReader, second: RowReader) -> bool:
     """Return whether one token table is longer, and the other lacks no row of its own ids."""
     table = is_token_table(key, first.shape, second.shape)
-    return table and rows_behind_text(context, first, second) is not None
+    return table and extra_rows_text(context, first, second) is not None
 
 
 def vocabulary_size(model: "Model") -> int | None:

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from aprfmt.causes.tensor import packed_scales, token_tables
 from aprfmt.causes.tensor.fused_layouts import layout_words, worded_orders
 from aprfmt.causes.tensor.packed_scales import _crowd_their_type, _minima_relation, _scale_relation
-from aprfmt.causes.tensor.token_tables import is_token_table, rows_behind_text
+from aprfmt.causes.tensor.token_tables import is_token_table, extra_rows_text
 from aprfmt.codecs import fp8
 
 Array = np.ndarray
@@ -308,9 +308,9 @@ def test_rows_behind_a_shorter_table_are_lost_only_if_its_ids_reach_them(
     a, b = (SimpleNamespace(rows=rows, columns=4) for rows in (a_rows, b_rows))
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(token_tables, "vocabulary_size", lambda ids: ids)
-        found = rows_behind_text(context, a, b)  # type: ignore[arg-type]
+        found = extra_rows_text(context, a, b)  # type: ignore[arg-type]
         wide: Any = SimpleNamespace(rows=b_rows, columns=5)
-        assert rows_behind_text(context, a, wide) is None  # type: ignore[arg-type]
+        assert extra_rows_text(context, a, wide) is None  # type: ignore[arg-type]
     few, long, short = min(a_rows, b_rows), "AB"[b_rows > a_rows], "BA"[b_rows > a_rows]
     own, longer = (a_ids, b_ids) if short == "A" else (b_ids, a_ids)
     if a_rows == b_rows or (own or 0) > few:
