@@ -127,7 +127,7 @@ class DiffReport(Tabular):
             for cause, one in zip(related, self.relations, strict=True)
             if one.between and one.side == "b"
         ]
-        rows = [one.to_named_cause({}) for one in self.lost_beside_relations]
+        rows = [one.to_named_cause({}) for one in self.lost_after_relations]
         rows += [one for one in related if one not in of_a and one not in no_fault]
         rows += [one.to_named_cause(self.stored) for one in self.contradicted]
         before = len(rows)
@@ -152,7 +152,7 @@ class DiffReport(Tabular):
         )
 
     @property
-    def lost_beside_relations(self) -> tuple[Finding, ...]:
+    def lost_after_relations(self) -> tuple[Finding, ...]:
         """The tensors that B lacks with all relations applied, as a finding; () without a relation.
 
         A relation that maps all other names would hide them.

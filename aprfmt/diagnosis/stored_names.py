@@ -42,7 +42,7 @@ def compare_by_name(
         )
     # The causes that `diff` names, each with its remedy.
     report = diff_models(a, b, only=only)
-    findings = [*report.lost_beside_relations, *report.contradicted]
+    findings = [*report.lost_after_relations, *report.contradicted]
     names = list(relation_findings(report))
     findings += [one for one, of in zip(names, report.relations, strict=True) if not of.between]
     mends = {one.cause: one.remedy.command for one in report.causes if one.remedy is not None}
