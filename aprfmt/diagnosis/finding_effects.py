@@ -128,7 +128,7 @@ class PartMeasurement:
             )
         return MixedResult(tuple(found), rest.distance, only_neutral.points)
 
-    def remove_in_order(
+    def measure_removals(
         self, neutral: Sequence[int], order: Sequence[int]
     ) -> list[tuple[int, PassResult]]:
         """Return (part, pass result) with the parts in `order` replaced by A's one after the other.

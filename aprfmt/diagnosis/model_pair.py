@@ -313,7 +313,7 @@ class ModelPair:
         order = [i for i in measuring.live if levels.findings[i].confirmed and i not in neutral]
         order.sort(key=lambda i: levels.findings[i].verdict != "bug")
         bare = measuring.without(neutral)
-        steps = measuring.remove_in_order(neutral, order)
+        steps = measuring.measure_removals(neutral, order)
         last = steps[-1][1] if steps else bare
         levels.remainder = last.distance if math.isfinite(last.distance) else None
         if not bare.distance <= bound:  # else there was nothing to explain
