@@ -197,14 +197,14 @@ def _one_factor(copy: PackedCopy, factor: "Array") -> Finding | None:
     if powers:
         off = round(np.log2(times))
         says += f": their exponents are {abs(off)} too {'small' if off > 0 else 'large'}"
-    elif _under_inverted_whole(copy.scales * times**0.5):
+    elif _are_e4m3_multiples(copy.scales * times**0.5):
         says = f"{copy.whose} scale of the whole tensor is inverted: 1/s stands for s"
     numbers = f"factors from {factor.min():.4g} to {factor.max():.4g}"
     said = (says, f"in all {factor.size} groups", numbers, copy.scheme)
     return explain_copy(copy, "quant_scale", said, after, 1, float(copy.y.size))
 
 
-def _under_inverted_whole(scales: "Array") -> bool:
+def _are_e4m3_multiples(scales: "Array") -> bool:
     """Return whether scales [groups] are numbers of E4M3 up to one common factor.
 
     `scales` are those that are left once an inverted tensor scale is undone: of NVFP4, which
