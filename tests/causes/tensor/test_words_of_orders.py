@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from aprfmt.causes.tensor import packed_scales, token_tables
 from aprfmt.causes.tensor.fused_layouts import layout_words, worded_orders
 from aprfmt.causes.tensor.packed_scales import _crowd_their_type, _minima_relation, _scale_relation
-from aprfmt.causes.tensor.token_tables import is_token_table, extra_rows_text
+from aprfmt.causes.tensor.token_tables import extra_rows_text, is_token_table
 from aprfmt.codecs import fp8
 
 Array = np.ndarray

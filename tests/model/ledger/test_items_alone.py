@@ -57,7 +57,8 @@ def test_a_parameter_that_is_stored_again_is_not_read(monkeypatch: pytest.Monkey
     source = SimpleNamespace(tensors=dict.fromkeys(names))
     made = builder(
         model={
-            "source": source, "resolution": resolution, "style": "hf", "plain_duplicates": ("plain",),
+            "source": source, "resolution": resolution, "style": "hf",
+            "plain_duplicates": ("plain",),
         },
         spec=SimpleNamespace(derived=()), towers=(),
     )  # fmt: skip
