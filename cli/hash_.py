@@ -179,10 +179,9 @@ def command(
     if found is None:
         left = any("not_reached" in row for row in rows)
         return render.emit(body, 2 if left else damaged, lambda: show(body))
-    code = 1 if found.exit == 1 else damaged or found.exit  # a difference beats what is broken
     return render.emit(
         {**body, **found.to_json()},
-        code,
+        found.exit,
         lambda: show(body, found) if verbose else render.say_lines(answer(body, found, check)),
         answer=lambda: answer(body, found, check),
     )

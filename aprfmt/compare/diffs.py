@@ -8,7 +8,7 @@ from pathlib import Path
 
 from aprfmt.base.data_frames import Row, Tabular
 from aprfmt.base.object_repr import short_repr
-from aprfmt.base.protocols import SURPLUS, Damage
+from aprfmt.base.protocols import Damage
 from aprfmt.base.sequences import join_first
 from aprfmt.causes import CAUSES
 from aprfmt.measure.findings import Finding
@@ -38,8 +38,19 @@ from aprfmt.measure.records import (
     TensorDiff,
 )
 from aprfmt.measure.texts import KeyDiff, SideVerdicts
-from aprfmt.model.ledger import LATE, SIDES, Ledger, NotCompared, one_sided_tensors
-from aprfmt.model.verdict import Compared, Pronounced, VerdictWords, acceptance_predicate, pronounce
+from aprfmt.model.ledger import (
+    LATE,
+    SIDES,
+    Compared,
+    Ledger,
+    NotCompared,
+    Pronounced,
+    VerdictWords,
+    acceptance_predicate,
+    one_sided_tensors,
+    pronounce,
+    damaged_files,
+)
 
 # What a report has besides notes and findings; --only names some of them.
 SECTIONS = ("tensors", "hyperparameters", "tokenizer", "metadata")
@@ -395,14 +406,6 @@ class DiffReport(Tabular):
             for tensor in self.tensors
             if tensor.verdict == "UNREADABLE"
         ]
-        faults: dict[str, list[str]] = {}
-        for one in self.damage:
-            if one.kind != SURPLUS:  # an item of the ledger
-                faults.setdefault(one.where, []).append(one.text)
-        broken = [
-            NotCompared("file", where, "unreadable", f"{texts[0]}{_more_clause(texts)}")
-            for where, texts in faults.items()
-        ]
         # The words of the headline.
         rounded = sum(row.is_rounded for row in self.tensors) if "within" in accept else 0
         counted = {**self.counts, "DIFFERENT": self.counts["DIFFERENT"] - rounded}
@@ -412,7 +415,12 @@ class DiffReport(Tabular):
         if apart and self.asked:
             fields = "; ".join(f"{name}: {count}" for name, count in apart.items())
             said.append(f"fields that differ: {fields}")
-        left = (*self.not_compared, *self.unlisted_tensors, *unreadable, *broken)
+        left = (
+            *self.not_compared,
+            *self.unlisted_tensors,
+            *unreadable,
+            *damaged_files(self.damage),
+        )
         taken = acceptance_predicate(accept)
         alike = not values and all(map(taken, self.unlisted_tensors))
         words = _ELSEWHERE if alike and self.relations else WORDS
@@ -500,8 +508,3 @@ class DiffReport(Tabular):
             **({} if self.beside is None else {"beside": asdict(self.beside)}),
             **found.to_json(),
         }
-
-
-def _more_clause(texts: Sequence[str]) -> str:
-    """Return "; 3 more" for all texts but the first, "" for one."""
-    return f"; {len(texts) - 1} more" if len(texts) > 1 else ""

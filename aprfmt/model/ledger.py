@@ -858,6 +858,26 @@ def surplus_text(record: Damage | Note) -> str:
     return f"of weights: {record.text.partition(';')[0].partition(', where')[0]}"
 
 
+def damaged_files(damage: Iterable[Damage]) -> tuple[NotCompared, ...]:
+    """Return a NotCompared, state "unreadable", for each damaged file, with the first fault.
+
+    Surplus bytes are left out: they are an item of the ledger.
+    """
+    faults: dict[str, list[str]] = {}
+    for one in damage:
+        if one.kind != SURPLUS:
+            faults.setdefault(one.where, []).append(one.text)
+    return tuple(
+        NotCompared("file", where, "unreadable", texts[0] + _more_clause(texts))
+        for where, texts in faults.items()
+    )
+
+
+def _more_clause(texts: Sequence[str]) -> str:
+    """Return "; 3 more" for all texts but the first, "" for one."""
+    return f"; {len(texts) - 1} more" if len(texts) > 1 else ""
+
+
 @dataclass(frozen=True, slots=True)
 class Surplus:
     """Bytes of a file of weights that belong to no tensor. Calling it returns their digest.

@@ -311,8 +311,16 @@ def pronounce_manifest(
     were not compared, where a budget left them. `accept` are patterns (`unread:PATTERN`) of items
     that the user accepts.
     """
-    from aprfmt.model.ledger import LATE, Kind, NotCompared, make_ledger
-    from aprfmt.model.verdict import Compared, VerdictWords, pronounce
+    from aprfmt.model.ledger import (
+        LATE,
+        Compared,
+        Kind,
+        NotCompared,
+        VerdictWords,
+        damaged_files,
+        make_ledger,
+        pronounce,
+    )
 
     files: tuple[Kind, ...] = ("file",)
     apart = {row["key"] for row in failures}
@@ -335,7 +343,8 @@ def pronounce_manifest(
     unread = (NotCompared("tensor", row["key"], "unreadable", row["what"]) for row in broken)
     words = VerdictWords("equal to the manifest", "not what the manifest says")
     counts = {"tensors": (done, len(tensors))}
-    return pronounce(words, Compared(len(failures) > len(broken), counts, (*left, *unread)), accept)
+    left = (*left, *unread, *damaged_files(model.damage))
+    return pronounce(words, Compared(len(failures) > len(broken), counts, left), accept)
 
 
 def _tensor_difference(expected: TensorRow | None, found: TensorRow | None) -> str:

@@ -160,6 +160,8 @@ TABLE = {
     "attest damaged.gguf --from d": 1,
     "attest q.gguf --from eps": 1,
     "attest q.gguf --from junk.gguf": 2,
+    "hash cut.gguf --check g.gguf.aprfmt-hash.json": 1,
+    "hash cut.gguf --check g.gguf.aprfmt-hash.json --tensor token_embd.weight": 2,
     "step d --after eps --optimizer sgd:lr=0.1": 2,
     "step d --after junk.gguf --optimizer sgd:lr=0.1": 2,
     "convert d made-1.apr": 0,
