@@ -361,7 +361,7 @@ def finish_trace(
         verdict = difference.pronounced
         body["reference"] = {"against": wanted.reference, **difference.to_json()}
         body |= verdict.to_json()
-        code = code or verdict.exit
+        code = 1 if verdict.exit == 1 else code or verdict.exit
     add_page(
         body, wanted.html, wanted.force, lambda: render_page(trace, body, histograms, difference)
     )

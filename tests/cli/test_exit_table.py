@@ -48,6 +48,8 @@ def place(demo_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     (root / "junk.gguf").write_bytes(b"hello" * 100)
     (root / "text.txt").write_text("Once upon a time there was a little girl. " * 20)
     np.savez(root / NPY, foo=np.zeros(7, np.float32))
+    layers = {0: np.zeros((6, 256), np.float32), 1: np.array(["no", "numbers"])}
+    np.savez(root / "part.npz", **{f"model.layers.{i}.mlp": row for i, row in layers.items()})
     for line in (
         "convert d g.gguf", "quantize d q.gguf --type Q8_0",
         "set g.gguf tokenizer.ggml.scores=x -o scores.gguf",
@@ -152,7 +154,10 @@ TABLE = {
     f"trace d --payload --points all --ids {IDS} --reference trace.safetensors": 0,
     f"trace eps --payload --points all --ids {IDS} --reference trace.safetensors": 1,
     "trace d --payload --points all --ids 1,2 --reference trace.safetensors": 2,
+    f"trace nan --payload --points all --ids {IDS} --reference nan": 1,
     f"trace d --map {NPY} --ids {IDS}": 2,
+    f"trace d --map part.npz --ids {IDS}": 2,
+    f"trace d --map part.npz --ids {IDS} --reference trace.safetensors": 1,
     "hash g.gguf --check g.gguf.aprfmt-hash.json": 0,
     "hash q.gguf --check g.gguf.aprfmt-hash.json": 1,
     f"hash g.gguf --check {NPY}": 2,
