@@ -64,7 +64,7 @@ def place(demo_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return root
 
 
-NAMES = re.compile(r"(?<![\w.:/-])(?:d|eps|nan|unread|extra|kind|bare|empty|absent|"
+NAMES = re.compile(r"(?<![\w.:/-])(?:d|eps|nan|unread|extra|kind|bare|empty|absent|made|"
                    r"[\w.-]+\.(?:gguf|apr|txt|npz|safetensors|json|jsonl))(?![\w:.])")  # fmt: skip
 
 
@@ -160,13 +160,13 @@ TABLE = {
     f"trace d --map part.npz --ids {IDS} --reference trace.safetensors": 1,
     "hash g.gguf --check g.gguf.aprfmt-hash.json": 0,
     "hash q.gguf --check g.gguf.aprfmt-hash.json": 1,
+    "hash cut.gguf --check g.gguf.aprfmt-hash.json": 1,
+    "hash cut.gguf --check g.gguf.aprfmt-hash.json --tensor token_embd.weight": 2,
     f"hash g.gguf --check {NPY}": 2,
     "attest q.gguf --from d": 0,
     "attest damaged.gguf --from d": 1,
     "attest q.gguf --from eps": 1,
     "attest q.gguf --from junk.gguf": 2,
-    "hash cut.gguf --check g.gguf.aprfmt-hash.json": 1,
-    "hash cut.gguf --check g.gguf.aprfmt-hash.json --tensor token_embd.weight": 2,
     "step d --after eps --optimizer sgd:lr=0.1": 2,
     "step d --after junk.gguf --optimizer sgd:lr=0.1": 2,
     "convert d made-1.apr": 0,
@@ -182,6 +182,7 @@ TABLE = {
     "merge cut.gguf made-b.gguf": 2,
     "set g.gguf general.name=x -o made-c.gguf": 0,
     "set g.gguf nonsense -o made-d.gguf": 2,
+    "set unread config.json:x=1 -o made": 1,
     "repair cut.gguf --from g.gguf -o made-e.gguf": 0,
     "repair cut.gguf --from q.gguf -o made-f.gguf": 2,
     "inspect d": 0,

@@ -4,7 +4,9 @@ Seen red: roles that only B has left out, an unreadable tensor reported as a dif
 tokenizer's comparison ignored.
 """
 
+import json
 import shlex
+import shutil
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -40,6 +42,22 @@ def test_every_verdict_has_its_exit_code(verdict: TensorVerdict) -> None:
     assert found.exit_code(["within"]) == (0 if verdict == "WITHIN" else expected)
     assert found.equal is (expected == 0)
     assert report("DIFFERENT", verdict).exit_code() == 1  # what is established beats what is not
+
+
+def test_tensors_of_one_side_and_unreadable_ones_were_not_compared() -> None:
+    found = report("SAME_BYTES", "ONLY_IN_A", "ONLY_IN_B", "UNREADABLE", "DIFFERENT")
+    assert found.pronounced().says.startswith("different, 2 of 5 tensors: ")
+
+
+def test_another_context_length_is_a_difference(demo_model: Path, tmp_path: Path) -> None:
+    """No forward pass reads it, and engines take their limit from it."""
+    copy = tmp_path / "copy"
+    shutil.copytree(demo_model, copy)
+    config = json.loads((copy / "config.json").read_text())
+    longer = 2 * config["max_position_embeddings"]
+    (copy / "config.json").write_text(json.dumps({**config, "max_position_embeddings": longer}))
+    done = command("diff", demo_model, copy)
+    assert done.code == 1 and f"context_length: {longer // 2} and {longer}" in done.out
 
 
 @pytest.mark.parametrize(

@@ -306,9 +306,20 @@ def test_rounding_beyond_the_bounds_asks_for_operations_that_were_judged() -> No
         assert found is not None and (found.cause, found.residual_before) == ("rounding", far)
         sure = shadow == 1e-7 or not beyond
         assert (found.verdict, found.confirmed) == (("precision" if sure else "bug"), sure)
+        assert (found.proof is not None) == (sure and shadow is not None)
         assert ("rounding, amplified" in found.says) == (beyond and sure)
         assert ("no operation was judged" in found.says) == (not sure and shadow is None)
         assert ("L0.q is wrong on its own input" in found.says) == (not sure and shadow == 1e-3)
+
+
+def test_rounding_is_proven_by_the_operations_that_were_judged_alone() -> None:
+    rows = [
+        PointRow(f"L0.{name}", name, 0, 1e-6, shadow, 2e-5)
+        for name, shadow in (("q", 1e-7), ("k", None), ("v", None))
+    ]
+    found = rounding_finding(rows, [], [], OperationResiduals({"L0.q": (1e-7, 2e-5)}))
+    assert found is not None and found.proof is not None
+    assert found.proof.count == 1
 
 
 def test_an_arithmetic_that_only_sizes_show_is_never_confirmed() -> None:

@@ -7,6 +7,7 @@ import pytest
 
 from aprfmt.conversion import accounting, dialects
 from aprfmt.conversion.accounting import Account, SourceItem, describe_losses
+from aprfmt.errors import ArchError
 from aprfmt.model.ledger import Item
 
 # --- an account -----------------------------------------------------------------------------------
@@ -75,6 +76,46 @@ def test_what_nothing_reads_is_told_by_what_the_copy_holds_of_it(
         SourceItem("f", "unread file", "dropped", "is torn", "unreadable"),
         SourceItem("g", "unread file", "dropped", "left out: g"),
     ]
+
+
+def test_a_file_that_other_loaders_need_has_an_entry(monkeypatch: pytest.MonkeyPatch) -> None:
+    """`code.py` is read and needed, and the copy has no place for it."""
+    gone = [SimpleNamespace(kind="file", name="code.py", state="only in A")]
+    monkeypatch.setattr(accounting, "make_ledger", lambda model, kinds: None)
+    for needed, lacking, entries in ((True, gone, 1), (True, [], 0), (False, gone, 0)):
+        monkeypatch.setattr(
+            accounting, "list_not_compared", lambda mine, other, kinds, rows=lacking: rows
+        )
+        file = Item("file", "code.py", "text", needed=needed)
+        held: Any = SimpleNamespace(
+            mine=SimpleNamespace(items=[file]), copy=None, edited=frozenset(), unreadable=[],
+            excused=lambda name: "",
+        )  # fmt: skip
+        found = list(accounting._Comparison.unread(held))
+        assert [(row.name, row.fate, row.state) for row in found] == [
+            ("code.py", "dropped", "only in A")
+        ] * entries
+
+
+class _NoArchitecture:
+    """A model whose hyperparameters cannot be read."""
+
+    @property
+    def hyper(self) -> Any:
+        raise ArchError("no table lists it")
+
+
+@pytest.mark.parametrize(
+    ("copy", "ties"),
+    [
+        (_NoArchitecture(), True),
+        (SimpleNamespace(hyper={"tied_embeddings": True}), True),
+        (SimpleNamespace(hyper={"tied_embeddings": False}), False),
+    ],
+)
+def test_a_copy_without_an_architecture_may_tie_its_head(copy: Any, ties: bool) -> None:
+    held: Any = SimpleNamespace(copy=copy)
+    assert accounting._Comparison._ties(held) is ties
 
 
 def test_an_account_counts_its_entries_by_what_became_of_them() -> None:
