@@ -43,6 +43,7 @@ EFFECTS: Mapping[str, str] = {
     "pad_token_id": "what fills shorter rows of a batch",
 }
 ALIKE = ("equal", "none")  # verdicts that no line has to be said about
+STORED_OTHERWISE = "stored otherwise"  # lists that differ, and that give the same ids
 DIFFERING = ("different", "only in A", "only in B")
 _OTHERS = ("chat_template", "generation_config")  # rows of the tokenizers' report, judged apart
 _OF_THE_WRITER = ("transformers_version", "_from_model_config")
@@ -65,7 +66,8 @@ class KeyDiff:
 class SideVerdicts:
     """Verdicts on tokenizer, template and generation config, and how much of each differs.
 
-    A verdict is one of equal, different, only in A, only in B, none, not compared.
+    A verdict is one of equal, different, only in A, only in B, none, not compared. That on the
+    tokenizer may be "stored otherwise" too: its lists differ, and give the same ids.
     """
 
     tokenizer: str
@@ -121,7 +123,7 @@ def compare_texts(a: "Model", b: "Model", tokens: "TokensReport") -> SideVerdict
         "keys_changed": len(keys),
     }
     own = [row for row in tokens.findings if row.name not in _OTHERS]
-    judged = "different" if own or tokens.counts else "equal"
+    judged = "different" if own else STORED_OTHERWISE if tokens.counts else "equal"
     if tokens.carried != "AB":
         judged = _one_sided_text("A" in tokens.carried, "B" in tokens.carried)
     elif not tokens.checked:

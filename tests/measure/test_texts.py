@@ -7,8 +7,10 @@ from pathlib import Path
 
 import pytest
 
+from aprfmt.causes.tokenizer.comparison import TokensReport
 from aprfmt.compare import diff
-from aprfmt.measure.texts import SideVerdicts
+from aprfmt.measure.texts import SideVerdicts, compare_texts
+from aprfmt.model import open_model
 from tests.cli.run import aprfmt
 
 
@@ -102,3 +104,44 @@ def test_what_one_side_lacks_is_said(demo_model: Path, tmp_path: Path) -> None:
     assert found(tmp_path / "b", demo_model).tokenizer == "only in B"
     assert found(tmp_path / "b", tmp_path / "b") == SideVerdicts("none", "none", "none")
     assert diff(demo_model, demo_model, only=["tensors"]).beside is None
+
+
+def test_pieces_of_a_wordpiece_are_compared_in_one_spelling(
+    demo_model: Path, tmp_path: Path
+) -> None:
+    """Seen red: "tokenizer different (1533 tokens changed)" below `equal`, exit 0."""
+    from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, processors
+
+    source = tmp_path / "source"
+    shutil.copytree(demo_model, source, ignore=shutil.ignore_patterns("__*", "tokenizer*"))
+    (source / "generation_config.json").unlink()
+    config = json.loads((source / "config.json").read_text())
+    (source / "config.json").write_text(
+        json.dumps({**config, "bos_token_id": 1, "eos_token_id": 2})
+    )
+    words = [f"w{i}" for i in range(config["vocab_size"])]
+    pieces = ["[UNK]", "[CLS]", "[SEP]", *(each for word in words for each in (word, f"##{word}"))]
+    rows = {piece: i for i, piece in enumerate(pieces[: len(words)])}
+    made = Tokenizer(models.WordPiece(rows, unk_token="[UNK]"))
+    made.add_special_tokens(["[UNK]", "[CLS]", "[SEP]"])
+    made.normalizer = normalizers.BertNormalizer()
+    made.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
+    made.post_processor = processors.TemplateProcessing(
+        single="[CLS] $A [SEP]", special_tokens=[("[CLS]", 1), ("[SEP]", 2)]
+    )
+    made.save(str(source / "tokenizer.json"))
+    names = {"unk_token": "[UNK]", "cls_token": "[CLS]", "sep_token": "[SEP]"}
+    (source / "tokenizer_config.json").write_text(json.dumps(names))
+    assert aprfmt("convert", source, tmp_path / "copy.gguf").code == 0
+    told = found(source, tmp_path / "copy.gguf")
+    assert (told.tokenizer, told.counts) == ("equal", {})
+
+
+def test_lists_that_differ_without_an_effect_are_no_difference(
+    demo_model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    report = TokensReport(checked=("tokenizer",), counts={"merges_moved": 3})
+    with open_model(demo_model) as model:
+        made = compare_texts(model, model, report)
+    assert made.text == "tokenizer stored otherwise (3 merges moved)"
+    assert not made.differing

@@ -109,7 +109,10 @@ def compare_tokens(a: Model, b: Model) -> TokensReport:
         own = compare_carried(theirs, b)
         if own is not None and compare_carried(mine, a) is None:
             report = _join_reports(report, own)
-        vocabularies = mine.vocabulary, theirs.vocabulary
+        vocabularies = (
+            replace(side.vocabulary, tokens=vocabulary_lists.comparable_pieces(side, other))
+            for side, other in ((mine, theirs), (theirs, mine))
+        )
         return replace(
             report,
             added=_added_token_ids(mine, theirs),
