@@ -105,6 +105,7 @@ class Attestation:
             "not_compared": [asdict(row) for row in found.not_compared],
             "checked": self.checked,
             "faults": list(self.faults),
+            **found.to_json(),
         }
 
 
