@@ -333,8 +333,10 @@ class Diagnosis(Tabular):
             reason = self.reason.removeprefix(f"{KINDS[self.kind]}: ")
             return f"{KINDS[self.kind]}: {reason}{self._untrained_clause()}"
         if lead is None and self.verdict != "same":
-            held = self._findings_verdict
-            return f"{KINDS[self.kind]}: {held} in what was compared{self._not_compared_clause()}"
+            held = f"{self._findings_verdict} in what was compared"
+            if not self.checked:
+                held = "nothing was compared"
+            return f"{KINDS[self.kind]}: {held}{self._not_compared_clause()}"
         if lead is None:
             proof = "" if not self.proven else f"; {self.proven}"
             left = proof or self._absent_points_clause()

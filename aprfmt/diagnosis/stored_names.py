@@ -107,7 +107,7 @@ def compare_by_name(
         *texts,
         tuple(findings),
         tuple(evidence),
-        ("tensors: by their stored names", "tokenizer: as diff compares it"),
+        tuple(_compared_sections(report)),
         (*why, f"hyperparameters and forward pass: {lets}"),
         reason,
         left=report.pronounced().not_compared,
@@ -174,10 +174,10 @@ def _damage_sentence(
     compared = len(report.tensors) - len(unread)
     shown = join_first(unread, 4)
     cost = f"; not compared: {len(unread)} tensors ({shown})" if unread else ""
-    return (
-        f"a file is not whole: {faults}; equal in what was compared: {compared} tensors by their "
-        f"stored names{cost}; get the file again"
-    )
+    held = f"equal in what was compared: {compared} tensors by their stored names"
+    if not compared:
+        held = "no tensor could be compared"
+    return f"a file is not whole: {faults}; {held}{cost}; get the file again"
 
 
 def _comparison_limits_text(report: DiffReport) -> str:
@@ -187,10 +187,25 @@ def _comparison_limits_text(report: DiffReport) -> str:
         return (
             f"the tensors are equal, the tokenizers differ ({', '.join(apart)}); no pass was made"
         )
-    return (
-        f"equal in what was compared: {len(report.tensors)} tensors by their stored names, and the "
-        "tokenizer; not compared: hyperparameters and forward pass"
-    )
+    compared = ", and ".join(_compared_sections(report).values())
+    left = "hyperparameters and forward pass"
+    if not compared:
+        return f"neither side has a tensor or a tokenizer to compare; not compared: {left}"
+    return f"equal in what was compared: {compared}; not compared: {left}"
+
+
+def _compared_sections(report: DiffReport) -> Mapping[str, str]:
+    """Return {line on how a section was compared: its content in words} of a `diff` by names.
+
+    {} where neither tensors nor two tokenizers were there.
+    """
+    sections = {}
+    if report.tensors:
+        count = f"{len(report.tensors)} tensors by their stored names"
+        sections["tensors: by their stored names"] = count
+    if report.compared.get("tokenizers"):
+        sections["tokenizer: as diff compares it"] = "the tokenizer"
+    return sections
 
 
 def stored_names_of_places(

@@ -26,8 +26,9 @@ def test_a_comparison_by_names_says_what_it_was_limited_to() -> None:
     for rows, apart in (([], ""), (["pieces"], "pieces"), (["pieces", "ids"], "pieces, ids")):
         table = [tokenizer_row(name, decisive=True) for name in rows]
         report: Any = SimpleNamespace(
-            tokenizer=[tokenizer_row("size", decisive=False), *table], tensors=[1, 2, 3]
-        )
+            tokenizer=[tokenizer_row("size", decisive=False), *table], tensors=[1, 2, 3],
+            compared={"tokenizers": 2},
+        )  # fmt: skip
         text = stored_names._comparison_limits_text(report)
         if apart:
             assert text == (
@@ -41,6 +42,22 @@ def test_a_comparison_by_names_says_what_it_was_limited_to() -> None:
         assert [one.where for one in stored_names._known_differences(report)] == [
             (name,) for name in rows
         ]
+
+
+@pytest.mark.parametrize(
+    ("tensors", "tokenizers", "said"),
+    [
+        (3, 0, "equal in what was compared: 3 tensors by their stored names; not compared: "),
+        (0, 2, "equal in what was compared: the tokenizer; not compared: "),
+        (0, 0, "neither side has a tensor or a tokenizer to compare; not compared: "),
+    ],
+)
+def test_nothing_is_equal_that_neither_side_has(tensors: int, tokenizers: int, said: str) -> None:
+    report: Any = SimpleNamespace(
+        tokenizer=[], tensors=[1] * tensors, compared={"tokenizers": tokenizers}
+    )
+    text = stored_names._comparison_limits_text(report)
+    assert text == f"{said}hyperparameters and forward pass"
 
 
 def test_damage_is_said_with_what_it_cost() -> None:
@@ -61,6 +78,7 @@ def test_damage_is_said_with_what_it_cost() -> None:
         f"{start}B: f0: cut (and 2 more); equal in what was compared: 7{end.format(cost)}"
     )
     assert said(1, 1, 0).startswith(f"{start}A: f0: cut; B: f0: cut; equal")
+    assert said(1, 0, 9).startswith(f"{start}A: f0: cut; no tensor could be compared; not compared")
 
 
 def test_a_part_is_compared_with_a_part_of_its_kind_alone() -> None:
