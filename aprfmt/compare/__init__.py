@@ -14,7 +14,7 @@ from aprfmt.arch.value_checks import same_value
 from aprfmt.base.budget import Budget
 from aprfmt.base.protocols import Damage, Value
 from aprfmt.causes import CAUSES
-from aprfmt.compare.diffs import SECTIONS, DiffReport
+from aprfmt.compare.diffs import METADATA_KEYS, SECTIONS, DiffReport
 from aprfmt.errors import UsageError
 from aprfmt.formats import checksum_matches, has_checksum
 from aprfmt.measure.alignment import Alignment, TensorPair, align_models, numbered_pairs
@@ -636,7 +636,7 @@ def _section_counts(
     if tokens.both:
         found["tokenizers"] = 2
     if "metadata" in only and a.format == b.format:
-        found["metadata keys"] = len(dict.fromkeys((*a.metadata, *b.metadata)))
+        found[METADATA_KEYS] = len(dict.fromkeys((*a.metadata, *b.metadata)))
     return found
 
 

@@ -39,7 +39,9 @@ from aprfmt.measure.records import (
 )
 from aprfmt.measure.texts import KeyDiff, SideVerdicts
 from aprfmt.model.ledger import (
+    DIFFERING,
     LATE,
+    OPEN,
     SIDES,
     Compared,
     Ledger,
@@ -55,6 +57,7 @@ from aprfmt.model.ledger import (
 # What a report has besides notes and findings; --only names some of them.
 SECTIONS = ("tensors", "hyperparameters", "tokenizer", "metadata")
 _ONE_SIDED = ("ONLY_IN_A", "ONLY_IN_B")
+METADATA_KEYS = "metadata keys"  # what the section is called in counts
 WORDS = VerdictWords("equal", "different", "not decided")
 _KEYS_OF = {"tied_embedding": "tied_embeddings"}  # of causes that a key of B's own may mend
 _ELSEWHERE = VerdictWords(
@@ -399,7 +402,7 @@ class DiffReport(Tabular):
         late = sum(row.kind == "tensor" and row.state == LATE for row in self.not_compared)
         counts = {"tensors": (done, len(self.tensors) + late)}
         if not self.tensors and not late:
-            counts = {name: (count, count) for name, count in self.compared.items()}
+            counts = self._section_counts
         # What could not be read, of tensors and of files.
         unreadable = [
             NotCompared("tensor", tensor.key, "unreadable", tensor.cause)
@@ -425,6 +428,21 @@ class DiffReport(Tabular):
         alike = not values and all(map(taken, self.unlisted_tensors))
         words = _ELSEWHERE if alike and self.relations else WORDS
         differs = values or bool(self.relations)
+    @property
+    def _section_counts(self) -> Mapping[str, tuple[int, int]]:
+        """{section: (items compared, items)} of the sections without tensors.
+
+        A metadata key that differs and that nothing reads was not compared by its meaning.
+        """
+        left = sum(
+            row.kind == "metadata key" and row.state in DIFFERING | OPEN
+            for row in self.not_compared
+        )
+        return {
+            name: (max(0, count - left) if name == METADATA_KEYS else count, count)
+            for name, count in self.compared.items()
+        }
+
         return pronounce(words, Compared(differs, counts, left, ", ".join(said)), accept)
 
     def exit_code(self, accept: Collection[str] = ()) -> int:
