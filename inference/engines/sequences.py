@@ -365,7 +365,7 @@ def _segments_of_pass(one: Pass, place: int, before: Sequence[TokenRun]) -> Iter
         said = said.reshape(-1, flat.size)[0]  # three axes of a multimodal rope
     positions = None if said is None else said.reshape(-1).astype(np.int64)
     tokens = _count_tokens(one, flat, positions)
-    bounds = list(_request_bounds(one, tokens, shape, positions))
+    bounds = list(_request_bounds(one, tokens, shape, positions, flat))
     names = _request_names(one)
     # Each request has the rows that its attention mask leaves; positions that begin anew with
     # each hidden row look like requests of their own.
@@ -423,11 +423,12 @@ def _row_count(shape: Sequence[int]) -> int:
 
 
 def _request_bounds(
-    one: Pass, tokens: int, shape: Sequence[int], positions: Numbers | None
+    one: Pass, tokens: int, shape: Sequence[int], positions: Numbers | None, ids: Numbers | None
 ) -> Iterator[tuple[int, int]]:
     """Yield (first row, row after the last) of each request of a pass.
 
-    `tokens` is the number of rows, `shape` that of the token ids.
+    `tokens` is the number of rows, `shape` that of the token ids, `ids` are these as one row.
+    FormatError if it is not clear on which side the rows of a padded batch are padded.
     """
     starts = _batch_numbers(one, "starts")
     counts = _batch_numbers(one, "counts")
@@ -436,10 +437,16 @@ def _request_bounds(
         yield from (pair for pair in pairwise(starts) if pair[1] > pair[0])
     elif counts is not None and 0 < sum(counts) <= tokens:
         yield from _cumulative_bounds(counts)
-    elif lengths is not None and sum(lengths) == tokens:
+    elif lengths is not None and ids is not None and _are_lengths_of_rows(lengths, shape):
+        mask = one.batch.get("mask")  # which says itself what is padding
+        starts = [0] * shape[0] if mask is not None else _row_starts(lengths, shape, positions, ids)
+        for row, (start, count) in enumerate(zip(starts, lengths, strict=True)):
+            count = shape[1] if mask is not None else count
+            yield row * shape[1] + start, row * shape[1] + start + count
+    elif lengths is not None and _are_packed_lengths(lengths, tokens, positions):
         yield from _cumulative_bounds(lengths)
-    elif lengths is not None and len(lengths) == tokens and positions is not None:
-        yield from ((row, row + 1) for row in range(tokens))  # a decode step: one row a request
+    elif lengths is not None and _are_decode_lengths(lengths, tokens, positions):
+        yield from ((row, row + 1) for row in range(len(lengths)))
     elif len(shape) == 2 and shape[0] > 1:
         yield from ((row * shape[1], (row + 1) * shape[1]) for row in range(shape[0]))
     elif positions is not None and positions.size >= tokens > 0:
@@ -451,6 +458,72 @@ def _request_bounds(
         yield from pairwise(edges)
     elif tokens:
         yield 0, tokens
+
+
+def _are_lengths_of_rows(lengths: Sequence[int], shape: Sequence[int]) -> bool:
+    """Return whether lengths are those of the rows of a padded batch, whose ids have `shape`.
+
+    In decode steps, whose lengths count earlier tokens too, they are larger than the rows.
+    """
+    rows = len(shape) == 2 and len(lengths) == shape[0]
+    return rows and all(0 < count <= shape[1] for count in lengths) and max(lengths) > 1
+
+
+def _row_starts(
+    lengths: Sequence[int], shape: Sequence[int], positions: Numbers | None, ids: Numbers
+) -> list[int]:
+    """Return where the tokens of each row of a padded batch begin: all rows are padded on one side.
+
+    `lengths` are the tokens of each row, `shape` and `ids` the batch's token ids. On the side of
+    the padding one id stands in all rows, and the positions of the others follow one another.
+    FormatError if both sides, or none, are possible.
+    """
+    batch = ids.reshape(tuple(shape))
+    places = None if positions is None or positions.size < ids.size else positions[: ids.size]
+    places = None if places is None else places.reshape(tuple(shape))
+    possible = []
+    for starts in ([0] * len(lengths), [shape[1] - count for count in lengths]):
+        kept = np.zeros(batch.shape, np.bool_)
+        for row, (start, count) in enumerate(zip(starts, lengths, strict=True)):
+            kept[row, start : start + count] = True
+        follow = places is None or all(
+            np.all(np.diff(own[held]) == 1) for own, held in zip(places, kept, strict=True)
+        )
+        if follow and len(np.unique(batch[~kept])) <= 1:
+            possible.append(starts)
+    if not possible or (len(possible) > 1 and possible[0] != possible[1]):
+        raise FormatError(
+            f"seq_lens says that rows of {shape[1]} tokens have {shorten(str(lengths), 60)}, and "
+            "neither the ids nor positions say on which side they are padded; save the pass's "
+            "attention_mask or position_ids too"
+        )
+    return possible[0]
+
+
+def _are_packed_lengths(lengths: Sequence[int], tokens: int, positions: Numbers | None) -> bool:
+    """Return whether lengths are those of requests behind one another, from the first row on.
+
+    Rows after them are padding: where positions are known, they do not continue the last request.
+    """
+    rows = sum(lengths)
+    if rows == tokens or not 0 < rows < tokens:
+        return rows == tokens
+    if positions is None:
+        return True
+    edges = np.cumsum([0, *lengths])
+    inside = all(np.all(np.diff(positions[a:b]) == 1) for a, b in pairwise(edges))
+    return bool(inside and positions[rows] != positions[rows - 1] + 1)
+
+
+def _are_decode_lengths(lengths: Sequence[int], tokens: int, positions: Numbers | None) -> bool:
+    """Return whether a pass is a decode step: a row a request, each the last of its length.
+
+    Rows after them are padding, as in a graph of a fixed size.
+    """
+    count = len(lengths)
+    if positions is None or not count or count > tokens or positions.size < count:
+        return False
+    return count == tokens or bool(np.all(positions[:count] + 1 == np.asarray(lengths)))
 
 
 def _cumulative_bounds(counts: Sequence[int]) -> Iterator[tuple[int, int]]:

@@ -3,7 +3,7 @@
 import json
 import shutil
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from functools import cache, partial
 from itertools import pairwise
@@ -790,6 +790,77 @@ def test_tokens_that_a_dump_has_twice_are_not_passed_over(
         unknown = trace.run["unknown"]
         assert list(unknown) == ([says[0]] if says else [])
         assert says is None or says[1] in unknown[says[0]]
+
+
+OTHER = [5, 6] * 10  # the tokens of another request
+
+
+def _two_rows(
+    folder: Path, side: str, *, places: bool = False, pad: int = 0, other: Sequence[int] = OTHER
+) -> Path:
+    """A padded batch of two rows, ours of 29 tokens and one of 20; lengths alone say so."""
+    rows = [*range(20), *[3] * 9] if side == "right" else [*[3] * 9, *range(20)]
+    ids = [*other, *[pad] * 9] if side == "right" else [*[pad] * 9, *other]
+    at = [*range(20), *[0] * 9] if side == "right" else [*[0] * 9, *range(20)]
+    arrays = {name: np.stack([own_of()[name], own_of()[name][rows]]) for name in STREAM}
+    said: dict[str, Any] = {"input_ids": np.array([IDS, ids]), "seq_lens": np.array([29, 20])}
+    if places:
+        said["position_ids"] = np.array([list(ALL), at])
+    return npy(folder, {**arrays, **said})
+
+
+def _one_row(folder: Path, *, places: bool = False) -> Path:
+    """A prompt in a graph of 32 rows, of which its length says 29."""
+    rows = [*ALL, 3, 3, 3]
+    arrays = {name: own_of()[name][rows] for name in STREAM}
+    said: dict[str, Any] = {"input_ids": np.array([*IDS, 0, 0, 0]), "seq_lens": np.array([29])}
+    if places:
+        said["positions"] = np.array([*ALL, 0, 0, 0])
+    return npy(folder, {**arrays, **said})
+
+
+def _decoded_in_a_graph(folder: Path) -> Path:
+    """A prompt, then a decode step in a graph of four rows, of which one is the request's."""
+    _made(folder)
+    for number, (span, pad) in enumerate(((range(28), 0), (range(28, 29), 3))):
+        rows_held = [*span, *[3] * pad]
+        said = batch([*(IDS[at] for at in span), *[0] * pad], [*span, *[0] * pad], [span.stop])
+        torch.save({**said, **state(rows_of(rows_held))}, folder / f"Pass{number}.pt")
+    return folder
+
+
+PADDED: dict[str, Writer] = {
+    "right": lambda folder: _two_rows(folder, "right"),
+    "left": lambda folder: _two_rows(folder, "left"),
+    "left, an id of its own": lambda folder: _two_rows(folder, "left", pad=90),
+    "right, by positions": lambda folder: _two_rows(folder, "right", places=True, pad=6),
+    "one row": _one_row,
+    "one row, positions": lambda folder: _one_row(folder, places=True),
+    "decode": _decoded_in_a_graph,
+}
+
+
+@pytest.mark.parametrize("form", PADDED)
+def test_lengths_alone_say_which_rows_are_padding(form: str, tmp_path: Path) -> None:
+    folder = PADDED[form](tmp_path / "d")
+    with opened(folder) as trace:
+        assert "out" in equal_points(trace, own_of(), 29)
+        assert list(trace.run["ids"]) == list(IDS) and not trace.run["unknown"]
+        others = trace.run["dump"]["others"]
+    assert others == ([OTHER] if form.startswith(("left", "right")) else [])
+
+
+def test_padding_on_an_unknown_side_is_refused(tmp_path: Path) -> None:
+    """Ids that are all one number are padded on either side, and other ones on none."""
+    folder = _two_rows(tmp_path / "d", "right", pad=5, other=[5] * 20)
+    says = r"rows of 29 tokens have \[29, 20\], .* on which side they are padded; save"
+    with pytest.raises(FormatError, match=says), opened(folder):
+        pass
+    ids = np.load(folder / "input_ids.npy")
+    ids[1] = range(29)
+    np.save(folder / "input_ids.npy", ids)
+    with pytest.raises(FormatError, match=says), opened(folder):
+        pass
 
 
 STREAM = tuple(f"L{n}.{point}" for n in range(3) for point in ("attn_out", "out"))
