@@ -54,15 +54,18 @@ def nonfinite_causes(
     rows: Sequence[TensorStep], judged: Mapping[str, Judgement], stored: Mapping[str, Sequence[str]]
 ) -> Iterator[NamedCause]:
     """Yield a cause for weights, gradients and moments each that hold NaN or infinity, if any."""
-    for what, keys in (
-        ("the weight after the step", [r.key for r in rows if r.update and r.update.nonfinite]),
-        ("the gradient", [r.key for r in rows if r.gradient and r.gradient.nonfinite]),
-        ("a moment in the optimizer's state", [k for k, one in judged.items() if one.nonfinite]),
+    after = {r.key: r.update.nonfinite for r in rows if r.update and r.update.nonfinite}
+    gradients = {r.key: r.gradient.nonfinite for r in rows if r.gradient and r.gradient.nonfinite}
+    moments = {key: 0 for key, one in judged.items() if one.nonfinite}  # they are not counted
+    for what, found in (
+        ("the weight after the step", after),
+        ("the gradient", gradients),
+        ("a moment in the optimizer's state", moments),
     ):
-        if keys:
-            yield step_cause(
-                "nonfinite", f"{what} holds NaN or infinite numbers", keys, stored, None
-            )
+        if found:
+            count = f"{every} " if (every := sum(found.values())) else ""
+            says = f"{what} holds {count}NaN or infinite numbers"
+            yield step_cause("nonfinite", says, [*found], stored, None)
 
 
 def rivals_text(cause: str, also: Sequence[str], given: Collection[str]) -> str:

@@ -9,6 +9,7 @@ from numpy.typing import NDArray
 from aprfmt.measure.encoding_noise import UNIT, float_spacing
 from aprfmt.tensors.runs import first_difference
 from aprfmt.tensors.view import View
+from aprfmt.training.finite_weights import check_finite_before
 from aprfmt.training.parameters import Parameter
 from aprfmt.training.report import UpdateFacts
 
@@ -87,9 +88,11 @@ def same_bytes(parameter: Parameter) -> bool:
 def pieces(view: View, other: View | None = None) -> Iterator[tuple[int, int, F64, F64 | None]]:
     """Yield (first row, end row, before, after) of a parameter in pieces, float64 [rows, columns].
 
-    `after` is None where `other`, the weight after the step, is.
+    `after` is None where `other`, the weight after the step, is. Raises UsageError for a weight
+    before the step that is NaN or infinite.
     """
     for start, stop, values in view.chunks(CHUNK):
+        check_finite_before(view, values)
         after = None if other is None else other.rows(start, stop).astype(np.float64)
         yield start, stop, values.astype(np.float64), after
         view.drop()

@@ -24,7 +24,7 @@ from aprfmt.causes.training.step_case import (
 from aprfmt.causes.training.step_size import SLACK, measured_factor, simple_factor
 from aprfmt.causes.training.table import UPDATES
 from aprfmt.measure.encoding_noise import UNIT, float_spacing
-from aprfmt.training.judgement import ENOUGH, Judgement
+from aprfmt.training.finite_weights import check_finite_before
 from aprfmt.training.parameters import Parameter
 from aprfmt.training.update import pieces
 
@@ -81,7 +81,8 @@ def judge_update(parameter: Parameter, recipe: Recipe, held: StepInputs) -> Judg
     """Return the verdict on one parameter's update: whether a recipe gives it, in every element.
 
     If it does not, `guesses` has the mistakes that do. "not compared" where an input of the recipe
-    is missing, or the stored type is none in which models are trained.
+    is missing, or the stored type is none in which models are trained. Raises UsageError for a
+    weight before the step that is NaN or infinite.
     """
     after = parameter.after
     assert after is not None
@@ -93,6 +94,7 @@ def judge_update(parameter: Parameter, recipe: Recipe, held: StepInputs) -> Judg
     if signs and not _has_one_size(recipe):
         return Judgement("not compared", _missing_input(recipe))
     sample = _sample_case(parameter, held, signs)
+    check_finite_before(parameter.before, sample.before)
     if not np.isfinite(sample.after).all():
         return Judgement("differs", "holds NaN or infinite numbers")
     if not _has_finite_moments(sample):
