@@ -137,6 +137,33 @@ def place_pairs(
     return found
 
 
+def misfit_text(adapter: Adapter, base: Model) -> str | None:
+    """Return why an adapter is of another base: its first pair that does not fit. None if all do.
+
+    A pair fits where the base has its module, stored by itself, packed, or joined with others; all
+    modules may have another prefix there. Its shape has to be that of the weight, if that is stored
+    by itself. Pairs for embeddings and for single parameters are looked up by their names alone.
+    """
+    if adapter.spelling == "kohya":
+        return None
+    astray = [module for module in adapter.pairs if not _has_place(adapter, module, base)]
+    rules = _prefix_rules(astray, base) if astray else ()
+    rule = next(
+        (one for one in rules if all(_has_place(adapter, one(name), base) for name in astray)), None
+    )
+    for module, pair in adapter.pairs.items():
+        own = rule(module) if rule is not None and module in astray else module
+        if rule is None and module in astray:
+            return f"{module} is changed by a pair, and {base.path} has no such module"
+        name = f"{plain_module(own)}.weight"
+        if pair.embedding or pair.parameters or pair.turned or name not in base:
+            continue
+        shape, there = _pair_shape(pair), base[name].shape
+        if len(there) == 2 and shape not in (there, there[::-1]):
+            return f"{module} changes {list(shape)}, and {name} of {base.path} is {list(there)}"
+    return None
+
+
 def _same_end_text(name: str, base: Model) -> str:
     """Return a clause naming the base's only tensor whose name ends like `name`; "" if none.
 
@@ -307,11 +334,12 @@ def _pair_shape(pair: StoredPair) -> tuple[int, ...]:
 def _prefix_rules(astray: Sequence[str], base: Model) -> Iterator[Rename]:
     """Yield rules that change the prefix of these names to the base's, the likeliest first.
 
-    `astray` are the names of modules that the base does not have.
+    `astray` are the names of modules that the base does not have. A rule leaves the numbers of
+    layers as they are: pairs of a layer that the base does not have fit no other layer.
     """
     there = {name for stored in base for name in (stored, stored.rpartition(".")[0])}
     found = prefix_rule_onto(astray, there)
-    if found is not None:
+    if found is not None and _numbers_in(found.old) == _numbers_in(found.new):
         yield found
     first = astray[0].split(".")
     for depth in range(1, min(len(first), _PREFIXES)):
@@ -320,6 +348,11 @@ def _prefix_rules(astray: Sequence[str], base: Model) -> Iterator[Rename]:
             yield Rename(old, "")
             yield Rename(old, "model.")
     yield Rename("", "model.")
+
+
+def _numbers_in(name: str) -> list[str]:
+    """Return the components of a dotted name that are numbers, such as that of a layer."""
+    return [part for part in name.split(".") if part.isdigit()]
 
 
 def _has_place(adapter: Adapter, module: str, base: Model) -> bool:

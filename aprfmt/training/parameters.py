@@ -5,13 +5,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from aprfmt.adapters.placing import misfit_text
 from aprfmt.arch.binding import bind_names
 from aprfmt.arch.role_vocabulary import split_key
 from aprfmt.causes.contradicted_flags import HEAD, holds_head_twice
 from aprfmt.errors import AprfmtError, ArchError, UsageError
 from aprfmt.measure.alignment import align_models
 from aprfmt.model import Model
-from aprfmt.model.adapter_parts import adapter_parts, peft_config, unwrap_module
+from aprfmt.model.adapter_parts import adapter_parts, unwrap_module
+from aprfmt.model.adapter_reading import read_adapter
+from aprfmt.model.kinds import peft_config
 from aprfmt.model.ledger import OF_TENSORS, NotCompared, make_ledger
 from aprfmt.tensors.view import View
 
@@ -159,9 +162,14 @@ def _check_same_adapter(before: Model, after: Model) -> None:
 
 
 def _check_base(rows: Sequence[Parameter], adapter: Model, base: Model) -> None:
-    """Raise UsageError where a factor of an adapter does not fit the weight of its base."""
+    """Raise UsageError where a factor of an adapter does not fit the weight of its base.
+
+    That is so where the base has no such module, or a weight of another shape. Modules that are
+    joined with others in the base have a place in it.
+    """
     try:
         roles = base.roles
+        opened, read = read_adapter(adapter.path)
     except AprfmtError:
         return
     for row in rows:
@@ -175,6 +183,10 @@ def _check_base(rows: Sequence[Parameter], adapter: Model, base: Model) -> None:
                 f"{adapter.path}: is an adapter of another base: {row.names[0]} is {list(found)}; "
                 f"expected {wanted[side]} in place of {found[side]}, as {base.path} has"
             )
+    with opened:
+        misfit = misfit_text(read, base)
+    if misfit is not None:
+        raise UsageError(f"{adapter.path}: is an adapter of another base: {misfit}")
 
 
 def _is_adapter(model: Model) -> bool:
