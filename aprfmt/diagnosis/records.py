@@ -381,13 +381,17 @@ class Diagnosis(Tabular):
         """
         if self.kind != "derived":
             return ""
-        faults = [one for one in self.findings if one.verdict not in ("same", "precision")]
+        faults = [
+            one
+            for one in self.findings
+            if one.verdict not in ("same", "precision") and one.cause not in TRAINED
+        ]
         names = dict.fromkeys(
             f"{one.cause} ({one.says})" if one.level == "tensor" else one.cause or "unknown"
             for one in faults
-            if one.cause not in TRAINED
         )
-        return f"; beside the weights: {', '.join(names)}" if names else ""
+        place = "that" if any(one.level == "tensor" for one in faults) else "the weights"
+        return f"; beside {place}: {', '.join(names)}" if names else ""
 
     def _absent_points_clause(self) -> str:
         """Return the end of a sentence about points that a trace lacks; "" if it has all."""

@@ -101,6 +101,85 @@ def test_a_fault_beside_what_was_done_to_all(
     assert by_cause[whole].certainty == "located" and answer.exit_code == 1
 
 
+UP, KEY = "model.layers.2.mlp.up_proj.weight", "model.layers.2.self_attn.k_proj.weight"
+QUERY = "model.layers.2.self_attn.q_proj.weight"
+
+
+def trained(x: Any, name: str, step: float = 0.02) -> Any:
+    """Move every value by a share of the matrix's spread, another one in each matrix."""
+    rng = np.random.default_rng([ord(letter) for letter in name])
+    return x + step * x.std() * rng.standard_normal(x.shape)
+
+
+def in_pairs(x: Any) -> Any:
+    """Order the rows of two heads from split halves to adjacent pairs."""
+    return x.reshape(2, 2, -1, x.shape[1]).transpose(0, 2, 1, 3).reshape(x.shape)
+
+
+def with_zeros(x: Any) -> Any:
+    x = x.copy()
+    x[:, -60:] = 0
+    return x
+
+
+def drawn(x: Any) -> Any:
+    return x.std() * np.random.default_rng(3).standard_normal(x.shape)
+
+
+@pytest.mark.parametrize(
+    ("name", "target", "change", "fault", "says"),
+    [
+        ("turned", UP, lambda x: -x, "scale", "the sign is turned"),
+        ("doubled", UP, lambda x: 2 * x, "scale", "B's values are A's times 2"),
+        ("transposed", QUERY, lambda x: x.T, "transpose", "rows and columns exchanged"),
+        ("paired", KEY, in_pairs, "rope_pairing", "split halves in A, adjacent pairs in B"),
+        ("reversed", DOWN, lambda x: x[::-1], "row_offset", "256 of 256 moved"),
+        ("fresh", DOWN, drawn, "stale_tensor", "have nothing of A's"),
+        ("holed", DOWN, with_zeros, "stale_tensor", "B holds 0 in 60 of 512 columns"),
+    ],
+)
+def test_a_fault_of_one_matrix_is_no_part_of_a_training(
+    name: str, target: str, change: Callable[[Any], Any], fault: str, says: str
+) -> None:
+    """Seen red: all matrices "belong to those of the other side", the faulty one among them."""
+    copy = files.copy(DEMO, f"trained-{name}", tensors=each(trained, only(target, change)))
+    answer = diagnose(str(DEMO), str(copy))
+    by_cause = {one.cause: one for one in answer.findings}
+    assert set(by_cause) == {fault, "derived"}
+    assert says in by_cause[fault].says and says in answer.sentence
+    assert by_cause[fault].keys and by_cause[fault].certainty == "located"
+    assert "27 of 29 matrices differ" in by_cause["derived"].says
+    assert answer.exit_code == 1
+
+
+def test_exchanged_matrices_are_no_part_of_a_training() -> None:
+    gate = UP.replace("up_proj", "gate_proj")
+
+    def edit(rows: Rows) -> None:
+        each(trained)(rows)
+        rows[UP], rows[gate] = rows[gate], rows[UP]
+
+    answer = diagnose(str(DEMO), str(files.copy(DEMO, "trained-exchanged", tensors=edit)))
+    found = [one for one in answer.findings if one.cause == "swapped_tensors"]
+    assert {key for one in found for key in one.keys} == {"L2.ffn_up.weight", "L2.ffn_gate.weight"}
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda x, name: trained(x, name, 0.2 if ".3." in name else 0.02),  # a rate for each layer
+        lambda x, name: trained(x, name, 0.6 if name == UP else 0.02),  # one learned most
+        lambda x, name: 0.9 * trained(x, name),  # weights decay
+        lambda x, name: trained(merged(x, name), name),
+    ],
+    ids=["rates", "one", "decay", "adapter"],
+)
+def test_a_training_that_moves_matrices_unlike_is_no_fault(change: Edit) -> None:
+    copy = files.copy(DEMO, f"unlike-{id(change)}", tensors=each(change))
+    answer = diagnose(str(DEMO), str(copy))
+    assert {one.cause for one in answer.findings} <= {"derived", "lora_merge"}
+
+
 @pytest.mark.parametrize("kind", ["Q5_0", "Q4_K", "Q8_0"])
 def test_a_tensor_that_was_doubled_before_it_was_quantized(kind: str, tmp_path: Path) -> None:
     doubled = files.copy(DEMO, "doubled", tensors=each(only(GATE, lambda x: 2 * x)))

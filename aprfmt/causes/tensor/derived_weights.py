@@ -22,6 +22,7 @@ from aprfmt.arch.role_vocabulary import split_key
 from aprfmt.causes.row import Cause
 from aprfmt.causes.tensor.context import PairContext
 from aprfmt.causes.tensor.differing_pair import WINDOW
+from aprfmt.causes.tensor.faults_beside import MovedMatrix, faults_beside_training
 from aprfmt.causes.tensor.guess import Group, JointHypothesis
 from aprfmt.causes.tensor.proof import make_finding
 from aprfmt.causes.tensor.row_space import row_basis, squares_inside, tail_norms
@@ -162,11 +163,19 @@ def _explain_model(
             by_key[row.key].drop()
         if change is not None:
             changes.append(change)
-    made = _derived_explanations(by_key, matrices, changes, beside)
+    # A fault of one matrix would be counted as a part of the training.
+    moved_far = faults_beside_training(
+        context, by_key, [MovedMatrix(one.key, one.size, one.related) for one in changes]
+    )
+    rest = [one for one in changes if one.key not in moved_far]
+    others = [row for row in matrices if row.key not in moved_far]
+    made = _derived_explanations(by_key, others, rest, beside, len(moved_far))
+    if not made and moved_far:
+        made, moved_far = _derived_explanations(by_key, matrices, changes, beside), {}
     if made and next(iter(made.values())).cause == "derived":
         vectors = [row for row in rows if not light or row.key in moved]
         made |= _vector_explanations(vectors, next(iter(made.values())))
-    return made | _table_explanations(context, by_key, rows) if made else made
+    return made | moved_far | _table_explanations(context, by_key, rows) if made else made
 
 
 def _light_training(
@@ -496,11 +505,13 @@ def _derived_explanations(
     matrices: Sequence[TensorDiff],
     changes: Sequence[MatrixChange],
     beside: bool = False,
+    faults: int = 0,
 ) -> dict[str, Finding]:
     """Return {tensor key: finding} of a training or a merge; {} if neither fits.
 
-    `matrices` are all compared matrices, `changes` those that differ. `beside`: the tensors of
-    floats show that B was trained, though its matrices are packed.
+    `matrices` are all compared matrices but the `faults` ones that have a fault beside it,
+    `changes` those that differ. `beside`: the tensors of floats show that B was trained, though its
+    matrices are packed.
     """
     # One direction lost in all of them is a direction taken out of the stream.
     found = _removal_explanations(changes)
@@ -510,7 +521,7 @@ def _derived_explanations(
     turned = [change for change in changes if change.related < -AKIN]
     if turned and len(turned) < len(changes):
         rest = [change for change in changes if not change.related < -AKIN]
-        found = _derived_explanations(pairs, matrices, rest, beside)
+        found = _derived_explanations(pairs, matrices, rest, beside, faults)
         return found and found | {change.key: _negated_explanation(change) for change in turned}
     # Differences of low rank are a merged adapter.
     low = [change for change in changes if change.rank]
@@ -540,7 +551,7 @@ def _derived_explanations(
         where += f"{',' if where else ':'} {_differing_experts(changes)} alone"
     least = floor_text(min(change.related for change in related))
     text = (
-        f"{len(changes)} of {len(matrices)} matrices differ"
+        f"{len(changes)} of {len(matrices) + faults} matrices differ"
         f"{' by more than their quantization' if hidden else ''}, by {sizes[0]:.2g} to "
         f"{sizes[-1]:.2g} of their norm, and belong to those of the other side "
         f"(correlation {least}): {_training_words(changes)}{where}"
