@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 import click
 
+from aprfmt.base.inner_keys import InnerKey, differing_inner_keys
 from aprfmt.base.protocols import Note
 from aprfmt.base.text_escape import LONGEST, guard_text, shorten, shorten_names
 from aprfmt.base.text_escape import escape as escape_text
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
 
 LONGEST_LINE = 1000  # characters of a line; of a longer one the middle is left out
 WIDEST = 60  # characters of a field's value in a line for people
+MOST_INNER = 4  # inner keys of a field that are shown in a line for people
 EXIT_STYLES = {0: "good", 1: "bad", 2: "warn"}  # style of a verdict by its exit code
 
 T = TypeVar("T")
@@ -382,11 +384,27 @@ def field_text(name: str, value: object) -> str:
 
 
 def sides_text(name: str, a: object, b: object) -> str:
-    """Return both sides' values of a field in one line; of two objects the parts that differ."""
-    if isinstance(a, Mapping) and isinstance(b, Mapping) and a != b:
-        parts = [key for key in dict.fromkeys((*a, *b)) if a.get(key) != b.get(key)]
-        a, b = ({key: side[key] for key in parts if key in side} for side in (a, b))
-    return f"{field_text(name, a)} | {field_text(name, b)}"
+    """Return both sides' values of a field in one line; of two objects the inner keys that differ.
+
+    Of more than MOST_INNER inner keys the first ones are shown, and the others are counted.
+    """
+    if not (isinstance(a, Mapping) and isinstance(b, Mapping)) or a == b:
+        return f"{field_text(name, a)} | {field_text(name, b)}"
+    apart = list(differing_inner_keys(a, b))
+    whole = len(apart) <= MOST_INNER or output_format.answer_format() == "agent"
+    shown = apart if whole else apart[:MOST_INNER]
+    more = "" if whole else f", {len(apart) - len(shown)} more (--json)"
+    return ", ".join(map(_inner_key_text, shown)) + more
+
+
+def _inner_key_text(one: InnerKey) -> str:
+    """Return an inner key with both sides' values: "eos_token_id: [1535, 0] | 0"."""
+    null = one.a is None and one.b is None  # one side states it, and the other has no such key
+    sides = (
+        "null" if null and stated else field_text(one.path, value)
+        for value, stated in ((one.a, one.in_a), (one.b, one.in_b))
+    )
+    return f"{one.path}: {' | '.join(sides)}"
 
 
 def quote_token(piece: str) -> str:

@@ -12,7 +12,10 @@ from aprfmt.arch.rope_gguf import have_equal_divisors
 from aprfmt.arch.spec import HyperParam
 from aprfmt.arch.value_checks import same_value
 from aprfmt.base.budget import Budget
+from aprfmt.base.inner_keys import differing_inner_keys
+from aprfmt.base.metadata_values import short_value
 from aprfmt.base.protocols import Damage, Value
+from aprfmt.base.sequences import join_first
 from aprfmt.causes import CAUSES
 from aprfmt.compare.diffs import METADATA_KEYS, SECTIONS, DiffReport
 from aprfmt.errors import UsageError
@@ -39,6 +42,7 @@ from aprfmt.measure.texts import (
     uncompared_tokenizers,
 )
 from aprfmt.model import Model, missing_shards, open_damaged
+from aprfmt.model.config_paths import value_at_path
 from aprfmt.model.hf_folder import holds_rank_files
 from aprfmt.model.ledger import (
     LATE,
@@ -56,6 +60,7 @@ from aprfmt.model.patterns import matching_indices
 from aprfmt.model.relations import file_relations
 from aprfmt.model.resolve import ARCHITECTURE, spellings_by_role, stated_architecture
 from aprfmt.remote.paths import is_remote
+from aprfmt.tokenizer.keys import GENERATION_KEYS
 
 if TYPE_CHECKING:
     from aprfmt.causes.tensor.adapter_deltas import DeltaComparison
@@ -85,6 +90,7 @@ _ROPE_KEYS = ("rope_parameters.rope_theta", "rope_scaling.rope_theta")
 CONTEXT_LENGTH = "context_length"  # changes no pass by itself
 # Metadata that every file has its own value of: compared where metadata is asked for by name.
 _OWN_KEYS = ("aprfmt.", "split.", "general.name")
+PLACES = 3  # places that a field's line names
 CHECKSUMS = "checksums over all bytes"  # the name of the item for those that a budget left
 
 
@@ -748,12 +754,27 @@ def _differing_hyperparameters(
                 name,
                 left,
                 right,
-                "" if mine is None else f"{mine.origin} {mine.key}".strip(),
-                "" if other is None else f"{other.origin} {other.key}".strip(),
+                "" if mine is None else f"{mine.origin} {_own_keys(mine, a, b)}".strip(),
+                "" if other is None else f"{other.origin} {_own_keys(other, b, a)}".strip(),
                 decisive=name != CONTEXT_LENGTH and not settled,
             )
         )
     return (*rows, *_misleading_rows(a, b, {row.name for row in rows}))
+
+
+def _own_keys(one: HyperParam, model: Model, other: Model) -> str:
+    """Return the key of a hyperparameter; of an object, the keys of it that differ in the file.
+
+    An object's keys are those beside `one.key` in config.json, of both models.
+    """
+    above, dot, _ = one.key.rpartition(".")
+    if not dot or not isinstance(one.value, Mapping) or one.origin != "config":
+        return one.key
+    mine, theirs = (value_at_path(side.config, tuple(above.split("."))) for side in (model, other))
+    if not (isinstance(mine, Mapping) and isinstance(theirs, Mapping)):
+        return one.key
+    found = [f"{above}.{key.path}" for key in differing_inner_keys(mine, theirs) if key.in_a]
+    return join_first(found, PLACES) if found else one.key
 
 
 def _misleading_rows(a: Model, b: Model, known: AbstractSet[str]) -> Iterator[FieldDiff]:
@@ -834,6 +855,8 @@ def _compare_tokenizers(a: Model, b: Model) -> _TokenizerComparison:
     for one in report.findings:
         item = GENERATION_ITEM if one.name == "generation_config" else ""
         where = one.where[-1], one.where[0]
+        if isinstance(one.a, Mapping) and isinstance(one.b, Mapping):
+            where = _stated_place(one.where, one.a), _stated_place(one.where, one.b)
         rows.append(FieldDiff(one.name, one.a, one.b, *where, decisive=True, item=item))
         if one.example:
             shown = one.example[0], one.example[-1]
@@ -844,6 +867,17 @@ def _compare_tokenizers(a: Model, b: Model) -> _TokenizerComparison:
     return _TokenizerComparison(
         tuple(rows), (*report.remarks, *report.not_checked), verdicts, lacking, bool(report.checked)
     )
+
+
+def _stated_place(places: Sequence[str], held: Mapping[str, Value]) -> str:
+    """Return the places of the settings that one side states; "" for none.
+
+    `places` are those of all settings that differ, as "generation_config.json: eos_token_id" or a
+    GGUF's key; `held` is what the side states.
+    """
+    names = {GENERATION_KEYS[name].gguf if name in GENERATION_KEYS else name for name in held}
+    own = [place for place in places if place.rpartition(": ")[2] in {*held, *names}]
+    return join_first([*own[:1], *(place.rpartition(": ")[2] for place in own[1:])], PLACES)
 
 
 def _differing_metadata(a: Model, b: Model, *, every: bool) -> tuple[FieldDiff, ...]:

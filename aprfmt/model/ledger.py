@@ -16,9 +16,12 @@ from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from aprfmt.arch import ARCHS
 from aprfmt.arch.aliases import CALLED
+from aprfmt.base.inner_keys import differing_inner_keys
 from aprfmt.base.protocols import SURPLUS, Damage, Note, Value
 from aprfmt.base.sequences import join_first
-from aprfmt.errors import AprfmtError, ArchError, FormatError
+from aprfmt.base.text_escape import shorten
+from aprfmt.errors import AprfmtError, ArchError, FormatError, UsageError
+from aprfmt.formats import bounded_json
 from aprfmt.model.carried_files import foreign_keys
 from aprfmt.model.hf_folder import INDEX, MAX_TEXT, MLX_ADAPTER, WEIGHTS, read_text, rival_weights
 from aprfmt.model.packing import OLDER_FILES, settings_of_older_file
@@ -54,7 +57,8 @@ NO_TENSOR = "it holds no tensor"
 NO_PART = "of no tensor and of no key"  # bytes of a file that its format has no place for
 # Kinds of which an item that nothing reads may change what a pass computes.
 OF_A_PASS: tuple[Kind, ...] = ("tensor", "config key", "metadata key")
-_SHOWN = 3  # names of a sentence; more are counted
+_SHOWN = 3
+_WIDEST = 60  # characters of an inner key's values
 LOADED_FIRST = "transformers loads it and no shard of the index"
 _BLOCK = 1 << 20
 _VERSIONS = frozenset({"transformers_version", "__version__", "producer"})  # of a JSON's writer
@@ -1158,11 +1162,12 @@ def _compare_items(
         try:
             if x.unread or y.unread:
                 state: State = "equal" if same_content(x.holds, y.holds) else "unequal"
-                return NotCompared(kind, name, state, there.of)
+                return NotCompared(kind, name, state, _with_inner_keys(there.of, x.holds, y.holds))
             if (x.as_stored or y.as_stored) and not same_content(x.holds, y.holds):
                 mine = read_value(x.means)
                 if mine is None or not same_content(mine, y.means):
-                    return NotCompared(kind, name, "unequal", there.of)
+                    why = _with_inner_keys(there.of, x.holds, y.holds)
+                    return NotCompared(kind, name, "unequal", why)
         except OSError as error:
             return NotCompared(kind, name, "unreadable", error.strerror or str(error))
         return None
@@ -1182,6 +1187,33 @@ def _compare_items(
                 return None
             return NotCompared(kind, name, "unequal", there.of)
     return NotCompared(kind, name, "only in A" if x is not None else "only in B", there.of)
+
+
+def _with_inner_keys(why: str, x: Value, y: Value) -> str:
+    """Return the reason of an unequal item with the inner keys that differ, for JSON objects.
+
+    `x` and `y` are what the item holds on both sides. `why` alone where they are no objects.
+    """
+    left, right = _json_object(read_value(x)), _json_object(read_value(y))
+    found = [] if left is None or right is None else list(differing_inner_keys(left, right))
+    told = [f"{key.path}: {shorten(f'{key.a} | {key.b}', _WIDEST)}" for key in found]
+    return "; ".join(part for part in (why, join_first(told, _SHOWN)) if part)
+
+
+def _json_object(held: Value) -> Mapping[str, Value] | None:
+    """Return the object that an item holds, of a JSON file too; None for what is no object."""
+    if isinstance(held, Mapping):
+        return held
+    text: object = held
+    try:
+        if isinstance(held, Path):
+            text = read_text(held) if held.suffix == ".json" and held.is_file() else None
+        if not isinstance(text, str) or not text.lstrip().startswith("{"):
+            return None
+        found = bounded_json.loads(text, "a file beside the weights", max_bytes=MAX_TEXT)
+    except AprfmtError:
+        return None
+    return found if isinstance(found, Mapping) else None
 
 
 def _has_home_of(item: Item, a: Ledger, b: Ledger) -> bool:

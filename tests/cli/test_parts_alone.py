@@ -728,8 +728,10 @@ def test_a_value_is_cut_at_the_width_and_says_that_it_was(
 @pytest.mark.parametrize(
     ("a", "b", "says"),
     [
-        ({"long": "x" * 99, "n": 1}, {"long": "x" * 99, "n": 2}, "{'n': 1} | {'n': 2}"),
-        ({"n": 1, "m": 3}, {"n": 1}, "{'m': 3} | {}"),
+        ({"long": "x" * 99, "n": 1}, {"long": "x" * 99, "n": 2}, "n: 1 | 2"),
+        ({"n": 1, "m": 3}, {"n": 1}, "m: 3 | -"), ({}, {"n": None}, "n: - | null"),
+        ({"n": {"a": 1, "b": [2]}}, {"n": {"a": 1, "b": []}, "m": 0}, "n.b: [2] | [], m: - | 0"),
+        ({x: 1 for x in "abcde"}, {}, "a: 1 | -, b: 1 | -, c: 1 | -, d: 1 | -, 1 more (--json)"),
         ({"n": 1}, None, "{'n': 1} | -"), (1, 2, "1 | 2"), ({"n": 1}, {"n": 1.0}, None),
     ],
 )  # fmt: skip

@@ -613,8 +613,9 @@ def _settings_difference(
     """Return the difference of generation settings.
 
     `apart` has (name in generation_config.json, value in A, value in B) each; a value is None
-    where it is not stated.
+    where it is not stated. Token ids come first: they end a generation.
     """
+    apart = sorted(apart, key=lambda row: row[0] not in ID_KEYS)
     style = b.carried.model.key_style
     writable = b.carried.model.folder is not None or style == "apr" or has_file(b.carried)
     places = [
@@ -634,8 +635,8 @@ def _settings_difference(
         ("generation",),
         tuple(places),
         ", ".join(f"{name} {x} in A, {y} in B" for name, x, y in apart),
-        str({name: x for name, x, _ in apart}),
-        str({name: y for name, _, y in apart}),
+        {name: x for name, x, _ in apart if x is not None},
+        {name: y for name, _, y in apart if y is not None},
         mend=mend if len(mend) == len(apart) else (),
     )
 

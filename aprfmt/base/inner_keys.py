@@ -1,0 +1,33 @@
+"""The inner keys in which two nested objects (of JSON documents, say) differ."""
+
+from collections.abc import Iterator, Mapping
+from typing import Any, NamedTuple
+
+
+class InnerKey(NamedTuple):
+    """An inner key in which two objects differ: its dotted path, and the value on both sides.
+
+    `in_a` and `in_b` say whether a side has the key: a value of None is stated as null there.
+    """
+
+    path: str
+    a: Any
+    b: Any
+    in_a: bool
+    in_b: bool
+
+
+def differing_inner_keys(
+    a: Mapping[str, Any], b: Mapping[str, Any], above: str = ""
+) -> Iterator[InnerKey]:
+    """Yield the keys in which two nested objects differ, in A's order and then B's.
+
+    Where both sides have an object under a key, its own keys are compared. `above` is put before
+    every path.
+    """
+    for key in dict.fromkeys((*a, *b)):
+        x, y = a.get(key), b.get(key)
+        if isinstance(x, Mapping) and isinstance(y, Mapping):
+            yield from differing_inner_keys(x, y, f"{above}{key}.")
+        elif key not in a or key not in b or bool(x != y):
+            yield InnerKey(f"{above}{key}", x, y, key in a, key in b)
