@@ -90,6 +90,8 @@ def test_fresh_numbers_are_one_cause_with_their_distribution(
     assert finding.says.split(" - ")[1].startswith("B was never trained or loaded here")
     assert says in finding.says
     assert len(finding.keys) == count and finding.side == "B"
+    fresh = finding.says.split("; A's: ")[0]  # seen red: each distribution was named twice
+    assert fresh.count("numbers of mean 0 and") <= 1 and fresh.count("numbers between") <= 1
 
 
 def test_numbers_of_no_known_initialisation_are_not_called_fresh() -> None:

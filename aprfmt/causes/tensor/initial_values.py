@@ -121,9 +121,12 @@ def _explain_side(
     }
     found = seen | joined
     says = _sentence(side, list(found.values()))
+    kinds = {(one.drawn.kind, one.usual) for one in found.values() if one.drawn is not None}
     made: dict[str, Finding] = {}
     for key, one in found.items():
-        told = (says, one.line)
+        # The sentence says how the numbers are drawn; a line does too where that differs.
+        how = f"{one.drawn.text()}, " if one.drawn is not None and len(kinds) > 1 else ""
+        told = (says, f"{how}{one.line}")
         finding = make_finding("stale_tensor", (key,), told, _distance(rows[key]), None, None)
         made[key] = replace(finding, side=side)
     return made
@@ -214,7 +217,7 @@ def _find_initial_numbers(
         return None
     away = "A" if label == "B" else "B"
     line = (
-        f"{drawn.text()}, mean {drawn.mean:.2g} over {values.size} values; {away}'s: mean "
+        f"mean {drawn.mean:.2g} over {values.size} values; {away}'s: mean "
         f"{float(theirs.mean()):.2g}, deviation {float(theirs.std()):.3g}; correlation "
         f"{related:.2g}"
     )
