@@ -17,8 +17,8 @@ from aprfmt.base.metadata_values import short_value
 from aprfmt.base.protocols import Damage, Value
 from aprfmt.base.sequences import join_first
 from aprfmt.causes import CAUSES
-from aprfmt.compare.diffs import METADATA_KEYS, SECTIONS, DiffReport
-from aprfmt.errors import UsageError
+from aprfmt.compare.diffs import SECTIONS, DiffReport
+from aprfmt.errors import ArchError, UsageError
 from aprfmt.formats import checksum_matches, has_checksum
 from aprfmt.measure.alignment import Alignment, TensorPair, align_models, numbered_pairs
 from aprfmt.measure.findings import Finding
@@ -59,6 +59,7 @@ from aprfmt.model.packing import packing_conflicts
 from aprfmt.model.patterns import matching_indices
 from aprfmt.model.relations import file_relations
 from aprfmt.model.resolve import ARCHITECTURE, spellings_by_role, stated_architecture
+from aprfmt.model.towers import names_beside_tower, tower_architecture, tower_options
 from aprfmt.remote.paths import is_remote
 from aprfmt.tokenizer.keys import GENERATION_KEYS
 
@@ -125,6 +126,8 @@ def diff(
         first = opened.enter_context(open_damaged(a, arch=arch))
         state = open_saved_state(b, first) if isinstance(b, Path) else None
         second = opened.enter_context(state or open_damaged(b, arch=arch))
+        if arch is None and state is None:
+            first, second = reopen_beside_tower(first, second, opened, open_damaged)
         if state is not None and only is None and state.folder is first.folder:
             only = ("tensors",)  # it has no configuration and no tokenizer of its own
         # A float base lets every quantized tensor be checked by encoding again.
@@ -154,7 +157,28 @@ def diff(
         return replace(report, of_engine=is_engine_state(Path(b)), is_state=True)
 
 
-def open_saved_state(path: Path, model: Model) -> Model | None:
+def reopen_beside_tower(
+    a: Model, b: Model, opened: ExitStack, open_again: Callable[..., Model]
+) -> tuple[Model, Model]:
+    """Return both models, a multimodal one read as its tower where the other is a tower alone.
+
+    `open_again(path, arch=NAME)` opens a model under an architecture, and `opened` closes it. A
+    model that cannot be read as the tower stays as it is.
+    """
+    pair = [a, b]
+    for number, (model, other) in enumerate(((a, b), (b, a))):
+        name = tower_architecture(model, other)
+        if not name:
+            continue
+        again = opened.enter_context(open_again(model.path, arch=name))
+        try:
+            pair[number] = again if again.roles else model
+        except ArchError:
+            continue
+    return pair[0], pair[1]
+
+
+def open_state_beside(path: Path, model: Model) -> Model | None:
     """Return the weights that an engine saved at a path, opened by the names of `model`.
 
     None where the path holds no saved engine state but a model: a GGUF or APR file, a folder with
@@ -362,6 +386,8 @@ def diff_models(
         item_arguments(left, *ledgers),
         input_scale_endings(a),
         left_encodings=_left_encodings(alignment.pairs, done) if found else {},
+        beside_tower=frozenset((*names_beside_tower(a, b), *names_beside_tower(b, a))),
+        tower_options=tower_options(a, b),
         unwhole=tuple(
             str(model.path)
             for model, gone in zip((a, b), lost, strict=True)

@@ -51,7 +51,7 @@ from aprfmt.model.ledger import (
     acceptance_predicate,
     one_sided_tensors,
     pronounce,
-    damaged_files,
+    tensor_beside_tower,
 )
 
 # What a report has besides notes and findings; --only names some of them.
@@ -106,6 +106,8 @@ class DiffReport(Tabular):
     is_state: bool = False  # B is a state dict without a configuration: no command changes it
     # {key: (A's encoding, B's)} of B's matrices that were not compared; "" where A has none
     left_encodings: Mapping[str, tuple[str, str]] = field(default_factory=dict)
+    beside_tower: Collection[str] = ()  # tensors of a model that the other side's tower lacks
+    tower_options: Sequence[str] = ()  # of the command that writes a tower alone from A
     unwhole: Collection[str] = ()  # paths of the sides whose files are damaged or incomplete
 
     def table_rows(self) -> Sequence[Row]:
@@ -212,11 +214,12 @@ class DiffReport(Tabular):
     def rewriting_command(self) -> str:
         """The command that writes B again from A in B's encodings; "" where none does.
 
-        "" too where A is damaged or incomplete, where B was trained further, and where B is what an
-        engine holds in memory, as the engine loads A.
+        "" too where A is damaged or incomplete, or the tower of B alone, and where B was trained
+        further, or is what an engine holds: it loads A.
         """
         if (
             not self._is_whole(self.a)
+            or (self.beside_tower and not self.tower_options)
             or self.of_engine
             or any(one.cause in TRAINED for one in self.findings)
         ):
@@ -236,7 +239,9 @@ class DiffReport(Tabular):
         theirs |= {key: of_b for key, (_, of_b) in left.items()}
         if any(overflows_encoding(one.values, theirs) for one in self.findings):
             theirs = {}
-        return rewrite_command(self.a, self.b, mine, theirs, self.file_type, self.input_scales)
+        return rewrite_command(
+            self.a, self.b, mine, theirs, self.file_type, self.input_scales, self.tower_options
+        )
 
     @cached_property
     def unlisted_tensors(self) -> tuple[NotCompared, ...]:
@@ -249,7 +254,10 @@ class DiffReport(Tabular):
             )
             for side, ledger in zip(SIDES, self.ledgers, strict=True)
         )
-        return (*of_a, *of_b)
+        return tuple(
+            tensor_beside_tower(row) if row.name in self.beside_tower else row
+            for row in (*of_a, *of_b)
+        )
 
     @property
     def _one_sided_share(self) -> float:

@@ -9,14 +9,14 @@ import numpy as np
 
 from aprfmt.arch import check_arch
 from aprfmt.base.budget import Budget
-from aprfmt.compare import open_saved_state
+from aprfmt.compare import open_state_beside, reopen_beside_tower
 from aprfmt.diagnosis.diagnosis_order import DiagnosisRun
 from aprfmt.diagnosis.packing import examine_packed
 from aprfmt.diagnosis.packing_keys import repair_packing_command
 from aprfmt.diagnosis.paired_pass import ProgressReporter
 from aprfmt.diagnosis.records import Diagnosis, Evidence, PointRow
 from aprfmt.diagnosis.renamed_parts import read_with_renamed_parts
-from aprfmt.diagnosis.sides import Side, open_side
+from aprfmt.diagnosis.sides import Side, open_side, open_tolerating_damage
 from aprfmt.diagnosis.stored_names import compare_by_name, damage_texts
 from aprfmt.errors import AprfmtError, ArchError, CodecError, FormatError, UsageError
 from aprfmt.inference.backends.blas import limit_blas_threads
@@ -63,6 +63,10 @@ def diagnose(
                 if state is not None:  # it has no configuration and no tokenizer of its own
                     stack.enter_context(state)
                     return compare_by_name((a, b), first.model, state, only=("tensors",))
+            if arch is None and first.model is not None and second.model is not None:
+                first.model, second.model = reopen_beside_tower(
+                    first.model, second.model, stack, open_tolerating_damage
+                )
             renamed = _read_renamed(first, second, stack)
         except CodecError as error:
             undecoded = _open_undecoded(a, b, arch, stack)

@@ -35,6 +35,7 @@ from aprfmt.measure.named_causes import (
 )
 from aprfmt.model import missing_shards
 from aprfmt.model.draft import is_draft_head
+from aprfmt.model.towers import tower_options
 from aprfmt.tokenizer.turn_ends import find_turn_end, find_unstopped_turn
 
 MOST_POINTS = 12  # points that are asked for
@@ -92,7 +93,13 @@ def rewrite_b_command(parts: StepParts, finding: Finding) -> str:
         theirs = {}
     stated = b.metadata.get("general.file_type")
     return rewrite_command(
-        parts.a.path, parts.b.path, mine, theirs, stated, input_scale_endings(a)
+        parts.a.path,
+        parts.b.path,
+        mine,
+        theirs,
+        stated,
+        input_scale_endings(a),
+        tower_options(a, b),
     ) or diff_tensors_command(parts, finding)
 
 

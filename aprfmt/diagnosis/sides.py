@@ -44,13 +44,13 @@ def open_side(label: str, text: str, stack: ExitStack, arch: str | None) -> Side
     if path.exists() and trace_kind(path) is not None:
         return Side(label, text, "trace", path)
     request = make_request(text, arch=arch, allow_missing=ANY)
-    model = stack.enter_context(_open_tolerating_damage(request.model, arch))
+    model = stack.enter_context(open_tolerating_damage(request.model, arch))
     model.cache_remote_reads()
     kind: SideKind = "model" if str(request.model) == text else "run"
     return Side(label, text, kind, Path(request.model), model, request)
 
 
-def _open_tolerating_damage(path: Path | str, arch: str | None) -> Model:
+def open_tolerating_damage(path: Path | str, arch: str | None = None) -> Model:
     """Return the opened model, also one whose index is wrong or whose files are damaged."""
     try:
         return open_model(path, arch=arch, allow_missing=ANY)

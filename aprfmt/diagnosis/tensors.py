@@ -26,7 +26,15 @@ from aprfmt.measure.records import TensorDiff
 from aprfmt.measure.row_reader import RowReader
 from aprfmt.model import Model
 from aprfmt.model.draft import contradicted_draft, is_draft_head
-from aprfmt.model.ledger import OF_TENSORS, SIDES, NotCompared, make_ledger, one_sided_tensors
+from aprfmt.model.ledger import (
+    OF_TENSORS,
+    SIDES,
+    NotCompared,
+    make_ledger,
+    one_sided_tensors,
+    tensor_beside_tower,
+)
+from aprfmt.model.towers import names_beside_tower
 
 PADDED = "padded_vocabulary"
 SECOND_LAYOUTS = ("stored_twice", "stale_layout")  # findings of `diff` on tensors of one side
@@ -304,6 +312,7 @@ def _add_extra_tensors(
     finding already.
     """
     name = a.spec.name
+    beside = {*names_beside_tower(a, b), *names_beside_tower(b, a)}
     for side in SIDES:
         label = f"ONLY_IN_{side}"
         unread = (a if side == "A" else b).unread
@@ -314,6 +323,12 @@ def _add_extra_tensors(
             for row in rows
             if row.verdict == label and row.key not in codes and not _is_role_of_pass(a, b, row.key)
         ]
+        if not keys:
+            continue
+        ledger = make_ledger(a if side == "A" else b, OF_TENSORS)
+        outside = one_sided_tensors([key for key in keys if key in beside], side, ledger)
+        found.left += tuple(map(tensor_beside_tower, outside))
+        keys = [key for key in keys if key not in beside]
         if not keys:
             continue
         # They are a difference of the files, though not of the pass.
@@ -335,7 +350,6 @@ def _add_extra_tensors(
             )
         _add_lost_draft(a, b, side, keys, found)
         # What no table lists may carry meaning: the verdict names it, unless it is accepted.
-        ledger = make_ledger(a if side == "A" else b, OF_TENSORS)
         found.left += one_sided_tensors(keys, side, ledger, f"{name} does not read it")
         if unnamed:
             found.not_checked.append(

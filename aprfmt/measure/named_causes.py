@@ -217,13 +217,15 @@ def rewrite_command(
     theirs: Mapping[str, str],
     file_type: object = None,
     input_scales: Sequence[str] = (),
+    more: Sequence[str] = (),
 ) -> str:
     """Return the command that writes B again from A in B's encodings; "" where none does.
 
     `mine` and `theirs` are the encodings of A's and B's matrices by key, `file_type` is B's
     general.file_type, which names the scheme of a mixture. `input_scales` are the name endings of
-    A's scales of activations, which no other encoding keeps. "" too for PEFT's adapters, as their
-    configuration is no part of what is written.
+    A's scales of activations, which no other encoding keeps. `more` are options that the command
+    takes whatever the encodings are, such as those for a tower alone. "" too for PEFT's adapters,
+    as their configuration is no part of what is written.
     """
     if Path(a).with_name(ADAPTER_CONFIG).is_file() or (Path(a) / ADAPTER_CONFIG).is_file():
         return ""
@@ -237,7 +239,7 @@ def rewrite_command(
     if target.is_dir() and Path(source).is_file():  # neither says that a folder is to be written
         options.append("--to safetensors")
     line = f"aprfmt {verb} {shlex.quote(source)} {fixed_name(target)}"
-    return " ".join([line, *options])
+    return " ".join([line, *options, *more])
 
 
 def written_again_text(commands: Sequence[str], a: Path | str) -> str:

@@ -6,10 +6,12 @@ others), which put `model.` before these modules, and the one that takes `vision
 a tower.
 """
 
+import shlex
 from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING
 
 from aprfmt.base.protocols import Value
+from aprfmt.errors import ArchError
 from aprfmt.model.renames import Rename
 
 if TYPE_CHECKING:
@@ -73,3 +75,51 @@ def names_in_towers(model: "Model", names: Iterable[str]) -> tuple[str, ...]:
     if not has_towers(model.config):
         return ()
     return tuple(name for name in names if tower_name(name))
+
+
+def tower_architecture(model: "Model", other: "Model") -> str:
+    """Return the tower's architecture by which a multimodal model is read beside that tower alone.
+
+    "" unless `other` is a tower alone (an mmproj file, say), and `model` has one of that kind by
+    its configuration and is read as its language model.
+    """
+    try:
+        tower, whole = other.spec, model.spec
+    except ArchError:
+        return ""
+    stated = (model.config or {}).get(tower.section)
+    if tower.section not in _SECTIONS or whole.section in _SECTIONS or model.forced is not None:
+        return ""
+    return tower.name if isinstance(stated, Mapping) else ""
+
+
+def names_beside_tower(model: "Model", other: "Model") -> tuple[str, ...]:
+    """Return the stored tensors of a multimodal model that a tower alone has no place for.
+
+    These are those of its language model. () unless `model` is read as a tower, and all tensors of
+    `other` are tensors of a tower.
+    """
+    try:
+        spec, alone = (
+            model.spec,
+            other.spec.name == model.spec.name and not other.resolution.unbound,
+        )
+    except ArchError:
+        return ()
+    if spec.section not in _SECTIONS or not alone:
+        return ()
+    return tuple(name for name in model.resolution.unbound if not tower_name(name))
+
+
+def tower_options(model: "Model", other: "Model") -> tuple[str, ...]:
+    """Return the options of `convert` that write the tower `other` alone from a multimodal model.
+
+    () where `other` is no tower alone.
+    """
+    beside = names_beside_tower(model, other)
+    if not beside:
+        return ()
+    parts = [name.split(".") for name in beside]
+    roots = dict.fromkeys(".".join(each[: 1 + (each[0] == "model")]) for each in parts)
+    drops = (f"--drop {shlex.quote(f'{root}.*')}" for root in roots)
+    return (f"--arch {model.spec.name}", *drops)

@@ -430,9 +430,9 @@ def test_a_damaged_model_is_opened_but_not_one_whose_weights_do_not_decode(
     monkeypatch.setattr(sides, "open_damaged", open_damaged)
     if error in ("codec", "other"):
         with pytest.raises(kinds[error], match=r"^cut$"):
-            sides._open_tolerating_damage("m", "llama")
+            sides.open_tolerating_damage("m", "llama")
         return
-    found: Any = sides._open_tolerating_damage("m", "llama")
+    found: Any = sides.open_tolerating_damage("m", "llama")
     how = "damaged" if error else "opened"
     assert found == (how, "m", {"arch": "llama", "allow_missing": ANY})
 

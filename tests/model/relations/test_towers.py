@@ -6,13 +6,16 @@ a misplaced tower paired with nothing.
 
 import re
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
+import numpy as np
 import pytest
 from safetensors.torch import load_file, save_file
 
 import aprfmt
 from aprfmt.model import open_model
-from aprfmt.model.towers import tower_name, tower_root
+from aprfmt.model.towers import names_beside_tower, tower_architecture, tower_name, tower_root
 from tests.cli.run import aprfmt as command
 from tests.model.relations.edits import remedied, same, substituted, with_names
 
@@ -122,6 +125,64 @@ def test_a_tower_alone_is_compared_without_a_pass(
     save_file(arrays, bad / "model.safetensors", {"format": "pt"})
     found = command("diagnose", gemma3, bad, "--arch", "gemma3_vision", "--json").json
     assert found["verdict"] == verdict and len(found["causes"]) == bool(wrong)
+
+
+LANGUAGE = ("--drop", "language_model.*")
+
+
+def mmproj(gemma3: Path, path: Path, *, transposed: bool = False) -> Path:
+    """Return a GGUF of Gemma 3's tower alone, one square matrix transposed if asked."""
+    done = command("convert", gemma3, path, "--arch", "gemma3_vision", *LANGUAGE, "--quiet")
+    assert done.code == 0, done.err
+    if transposed:
+        import gguf
+
+        for tensor in gguf.GGUFReader(path, "r+").tensors:
+            if tensor.name == "v.blk.0.attn_q.weight":
+                codes = tensor.data.view(np.uint16)  # of 16-bit floats
+                codes[...] = codes.T.copy()
+    return path
+
+
+def below(gemma3: Path, folder: Path) -> Path:
+    """Return a copy of the folder whose names are those of the newer layout."""
+    return with_names(gemma3, folder, below_model)
+
+
+@pytest.mark.parametrize("layout", ["older", "newer"])
+def test_a_towers_file_is_equal_to_the_tower_of_its_model(
+    layout: str, gemma3: Path, tmp_path: Path
+) -> None:
+    """Seen red: the tower's blocks were paired with the language model's layers."""
+    whole = gemma3 if layout == "older" else below(gemma3, tmp_path / "new")
+    tower = mmproj(gemma3, tmp_path / "mmproj.gguf")
+    for pair in ((whole, tower), (tower, whole)):
+        told = command("diff", *pair)
+        assert told.code == 0 and told.out.startswith("equal in what was compared: 39 of 67")
+        assert "the other side is a tower alone" in told.out
+        assert command("diagnose", *pair, "--json").json["verdict"] == "same"
+
+
+def test_a_wrong_tensor_of_a_towers_file_is_named_and_mended(gemma3: Path, tmp_path: Path) -> None:
+    tower = mmproj(gemma3, tmp_path / "mmproj.gguf", transposed=True)
+    for verb in ("diff", "diagnose"):
+        told = command(verb, gemma3, tower, "--json").json
+        [cause] = told["causes"]
+        assert (cause["cause"], cause["where"]) == ("transpose", ["v.blk.0.attn_q.weight"])
+        options = "--arch gemma3_vision --drop 'language_model.*'"
+        assert cause["remedy"]["command"].endswith(options)
+        line = cause["remedy"]["command"].replace(f" {tower.stem}-fixed", f" OUT/{verb}")
+        mended = remedied(line, tmp_path)
+        assert command("diff", gemma3, mended).code == 0
+    turned = command("diff", tower, gemma3, "--json").json
+    assert turned["causes"][0]["remedy"] is None  # the tower's file has no language model
+
+
+def test_a_model_beside_a_tower_of_another_kind_is_read_as_it_was(gemma3: Path) -> None:
+    with open_model(gemma3) as whole:
+        other: Any = SimpleNamespace(spec=SimpleNamespace(section="audio_config", name="whisper"))
+        assert tower_architecture(whole, other) == ""
+        assert tower_architecture(whole, whole) == "" and not names_beside_tower(whole, whole)
 
 
 @pytest.mark.parametrize(
