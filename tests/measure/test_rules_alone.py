@@ -354,7 +354,7 @@ def test_tensors_under_one_prefix_are_pairs_though_no_shape_fits() -> None:
             off = [abs(x.value - y.value) for x, y in alike]
             return 1 - len(alike) / len(pairs), sum(off) / len(off) if off else 1.0
 
-        monkeypatch.setattr(alignment, "_apart", apart)
+        monkeypatch.setattr(alignment, "_set_distance", apart)
         monkeypatch.setattr(alignment, "relation_between_names", lambda *given: given[2])
         found, _ = alignment._pair_by_name(Sets(a), Sets(b), list(a), list(b))  # type: ignore[arg-type]
         names = {id(one): name for side in (a, b) for name, one in side.items()}
