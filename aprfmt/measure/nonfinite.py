@@ -60,6 +60,19 @@ class NonFinite:
         return "; ".join(said)
 
 
+class HasNonFinite:
+    """What measured a difference may know of NaN and infinity in it: `nonfinite`, else None."""
+
+    __slots__ = ()
+
+    nonfinite: NonFinite | None
+
+    @property
+    def alone(self) -> bool:
+        """Whether one side is not finite where the other holds something else."""
+        return self.nonfinite is not None and self.nonfinite.alone > 0
+
+
 def _is_nonfinite_text(text: str) -> bool:
     """Return whether a text is a NaN or an infinity."""
     return text in ("nan", "inf", "-inf")

@@ -6,7 +6,7 @@ from typing import Literal, get_args
 
 from aprfmt.base.protocols import Value
 from aprfmt.measure.findings import Finding
-from aprfmt.measure.nonfinite import NonFinite
+from aprfmt.measure.nonfinite import HasNonFinite, NonFinite
 from aprfmt.model.relations import Relation
 
 # Worst first: the order of human output.
@@ -36,7 +36,7 @@ def ulp_type(encoding_a: str, encoding_b: str) -> str:
 
 
 @dataclass(frozen=True, slots=True)
-class ValueStats:
+class ValueStats(HasNonFinite):
     """Element-wise measures of two decoded tensors; a is the first file.
 
     `rel_l2` is ||a-b|| / ||a||, over the elements finite on both sides; `max_abs_diff` with the
@@ -61,11 +61,6 @@ class ValueStats:
     norm_a: float = 0.0
     norm_b: float = 0.0
     nonfinite: NonFinite | None = None
-
-    @property
-    def alone(self) -> bool:
-        """Whether one side is not finite where the other holds something else."""
-        return self.nonfinite is not None and self.nonfinite.alone > 0
 
 
 @dataclass(frozen=True, slots=True)

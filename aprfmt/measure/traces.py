@@ -13,7 +13,7 @@ from aprfmt.codecs.base import Array
 from aprfmt.errors import UsageError
 from aprfmt.measure import log_softmax
 from aprfmt.measure.distances import PointDistance, measure_blocks, measure_values
-from aprfmt.measure.nonfinite import NonFinite
+from aprfmt.measure.nonfinite import HasNonFinite, NonFinite
 from aprfmt.measure.repeated_tokens import RepeatedTokens, repeated_tokens
 from aprfmt.measure.tolerances import (
     DISCRETE,
@@ -44,7 +44,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True)
-class PointDiff:
+class PointDiff(HasNonFinite):
     """The comparison of one point of two traces.
 
     `why` says what prevents the comparison, else "".
@@ -88,11 +88,6 @@ class PointDiff:
         """
         odd = self.nonfinite
         return self if odd is None else replace(self, nonfinite=odd.with_sides_exchanged)
-
-    @property
-    def alone(self) -> bool:
-        """Whether one side is not finite where the other holds something else."""
-        return self.nonfinite is not None and self.nonfinite.alone > 0
 
 
 @dataclass(frozen=True, slots=True)
