@@ -82,6 +82,9 @@ class _Host(Protocol):
     def index_scores(self, q: Array, k: Array, weights: Array, scale: float) -> Numbers:
         """Return an indexer's scores [tokens, keys] as numpy."""
 
+    def _expert_addresses(self, stack: "Weight") -> Any:
+        """Return the addresses [n_experts] of a stack's weights on the device, or None."""
+
     def best_keys(self, scores: Numbers, mask: Mask, count: int) -> Mask:
         """Return the mask of the `count` highest scores of each row."""
 
@@ -229,13 +232,21 @@ class Hosted:
         """
         return self.add_weighted(total, rows, y, np.ones(len(rows), np.float32))
 
-    def can_stack_experts(self, stacks: Sequence["Weight"]) -> bool:
+    def can_stack_experts(self: _Host, stacks: Sequence["Weight"]) -> bool:
         """Return whether a layer's experts [n_experts, out, in] can be multiplied all at once.
 
-        Then `route_blocks` says which rows they get, or `pack_blocks` for a choice made on the
-        host. Otherwise experts are computed one after the other.
+        They can if all their weights are decoded on the device at known addresses, and never in
+        deterministic runs. Then `route_blocks` says which rows they get, or `pack_blocks` for a
+        choice made on the host. Otherwise experts are computed one after the other.
         """
-        return False
+        return not self.deterministic and all(self._expert_addresses(w) is not None for w in stacks)
+
+    def _expert_addresses(self, stack: "Weight") -> Any:
+        """Return the addresses [n_experts] of a stack's weights on the device.
+
+        None where not all are decoded there; always None on the host.
+        """
+        return None
 
     def route_blocks(
         self,

@@ -257,13 +257,6 @@ class TorchProducts(TorchBackend):
 
     # experts
 
-    def can_stack_experts(self, stacks: Sequence[Weight]) -> bool:
-        """Return whether all these experts' weights are decoded on the device at known addresses.
-
-        Always False in deterministic runs.
-        """
-        return not self.deterministic and all(self._expert_addresses(w) is not None for w in stacks)
-
     def route_blocks(
         self,
         logits: Array,
