@@ -85,20 +85,15 @@ def _print_points(result: "Diagnosis") -> None:
     rows = [
         (
             ("> " if row.key == result.first else "  ") + row.key,
-            _number_text(row.direct),
-            _number_text(row.shadow),
-            _number_text(row.gain),
-            _number_text(row.tolerance),
+            render.number_text(row.direct),
+            render.number_text(row.shadow),
+            render.number_text(row.gain),
+            render.number_text(row.tolerance),
             "beyond" if row.beyond else "",
         )
         for row in result.points[max(0, at - 3) : at + 4]
     ]
     render.table(rows, ("  point", "A to B", "own input", "gain", "tolerance", ""), "lrrrr")
-
-
-def _number_text(value: float | None) -> str:
-    """Return a number with three digits, "-" for None."""
-    return "-" if value is None else f"{value:.3g}"
 
 
 @click.command("diagnose")

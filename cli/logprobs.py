@@ -268,9 +268,9 @@ def show(table: "LogprobTable", verdict: "Pronounced", reference: str) -> None:
         (
             str(row.position),
             "-" if row.token is None else str(row.token),
-            _number_text(row.here),
-            _number_text(row.reference),
-            _number_text(row.difference),
+            render.number_text(row.here, ".4f"),
+            render.number_text(row.reference, ".4f"),
+            render.number_text(row.difference, ".4f"),
             f"{row.largest:.3g}",
             f"{row.kl:.3g}",
         )
@@ -286,11 +286,6 @@ def _first_position_text(table: "LogprobTable") -> str:
     """Return the first position beyond the tolerance, and its distance, as words."""
     assert table.first is not None
     return f"{table.first.position}, {table.first.largest:.3g} apart"
-
-
-def _number_text(value: float | None) -> str:
-    """Return a number with four decimals, "-" for None."""
-    return "-" if value is None else f"{value:.4f}"
 
 
 def answer(

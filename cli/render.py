@@ -293,6 +293,11 @@ def warn_note(note: Note) -> None:
     warn(f"{note.where}: {note.text}", note.key)
 
 
+def number_text(value: float | None, form: str = ".3g") -> str:
+    """Return a number of a table's cell, formatted by `form`; "-" for None."""
+    return "-" if value is None else format(value, form)
+
+
 def table(
     rows: Sequence[Sequence[object]],
     headers: Sequence[str],
