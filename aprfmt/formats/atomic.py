@@ -30,7 +30,6 @@ from aprfmt.formats.journal import (
     pending_journals,
     publish_set,
     reserved_names,
-    status_of,
 )
 from aprfmt.formats.mapped_file import file_identity
 from aprfmt.formats.output_file import OutputFile
@@ -40,6 +39,7 @@ from aprfmt.formats.temporary_files import (
     is_temporary,
     output_error,
     remove,
+    status_of,
     sync_folder,
     temporary_name,
 )
@@ -130,7 +130,7 @@ class FileSet:
             if self._folder is not None:
                 self._prepare_folder(self._folder)
                 final = self._final_in_folder(path, self._folder)
-                old = _status(final)
+                old = status_of(final, follow=True)
             else:
                 final, old = self._prepare_file(path)
             if any(file.final == final for file in self._files):
@@ -229,7 +229,7 @@ class FileSet:
 
         Raises OutputError if it cannot be written there.
         """
-        old = _status(path)  # of the link's target
+        old = status_of(path, follow=True)  # of the link's target
         if old is not None and not stat.S_ISREG(old.st_mode):
             what = _SPECIAL.get(stat.S_IFMT(old.st_mode), "no regular file")
             raise OutputError(f"{path}: is {what}; give the name of a file to write")
@@ -246,7 +246,7 @@ class FileSet:
             )
         if final.name in ("", ".", "..") or final.is_symlink():
             raise OutputError(f"{path}: is a link that leads nowhere; remove it")
-        old = _status(path)  # again: completing an interrupted set may have made it
+        old = status_of(path, follow=True)  # again: completing an interrupted set may have made it
         if old is not None and not self._force:
             raise OutputError(f"{path}: exists; use --force to replace it")
         return final, old
@@ -272,7 +272,7 @@ class FileSet:
         if self._target is not None:
             return
         target = Path(os.path.realpath(folder))
-        old = _status(target)
+        old = status_of(target, follow=True)
         if old is not None:
             if not stat.S_ISDIR(old.st_mode):
                 raise OutputError(f"{folder}: exists and is not a folder; give another name")
@@ -404,14 +404,6 @@ class FileSet:
         for file, name in zip(self._files, names, strict=True):
             os.rename(file.temporary, target / name)
             file.temporary = target / name
-
-
-def _status(path: Path) -> os.stat_result | None:
-    """Return the status of the file `path` leads to; None if it does not exist."""
-    try:
-        return os.stat(path)
-    except FileNotFoundError:
-        return None
 
 
 def _same_file(facts: os.stat_result, identity: str) -> bool:

@@ -111,7 +111,7 @@ def patch_file(path: Path, pieces: Sequence[Patch], identity: str) -> None:
     payload = b"".join(data for _, data in pieces)
     record = patch_path(path)
     with lock_folder(path.parent) as lock, delay_signals():
-        facts = _status(path)
+        facts = _readable_status(path)
         if facts is None or file_identity(facts) != identity:
             raise OutputError(f"{path}: was changed by somebody else meanwhile; it is left alone")
         if os.path.lexists(record):
@@ -151,8 +151,8 @@ def inode_identity(facts: os.stat_result) -> str:
     return f"{facts.st_ino}:{facts.st_size}:{facts.st_uid}"
 
 
-def _status(path: Path) -> os.stat_result | None:
-    """Return the status of the file that a path leads to; None if there is none."""
+def _readable_status(path: Path) -> os.stat_result | None:
+    """Return the status of the file that a path leads to; None if it cannot be had."""
     try:
         return os.stat(path)
     except OSError:
@@ -237,7 +237,7 @@ def _read_record(path: Path, record: Path) -> PatchRecord | None:
         return None  # ours is renamed into place whole
     finally:
         os.close(fd)
-    status = _status(path)
+    status = _readable_status(path)
     if status is None or found.file != inode_identity(status):
         return None
     if not all(offset + len(data) <= status.st_size for offset, data in found.pieces):

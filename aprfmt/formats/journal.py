@@ -42,6 +42,7 @@ from aprfmt.formats.temporary_files import (
     output_error,
     remove,
     remove_leftovers,
+    status_of,
     temporary_name,
 )
 from aprfmt.formats.unfinished_writes import (
@@ -119,14 +120,6 @@ def _identities(folder: Path, names: Iterable[str], *, stable: bool = True) -> d
     """
     found = ((name, status_of(folder / name)) for name in names)
     return {name: _identity(facts, stable=stable) for name, facts in found if facts is not None}
-
-
-def status_of(path: Path) -> os.stat_result | None:
-    """Return the status of a path, links not followed; None if it does not exist."""
-    try:
-        return os.lstat(path)
-    except FileNotFoundError:
-        return None
 
 
 def pending_journals(folder: Path) -> list[Path]:

@@ -102,6 +102,17 @@ def is_temporary(name: str) -> bool:
     return _NAME.fullmatch(name) is not None
 
 
+def status_of(path: Path, *, follow: bool = False) -> os.stat_result | None:
+    """Return the status of a path; None if it does not exist.
+
+    `follow`: of the file that a link leads to, else of the link itself.
+    """
+    try:
+        return os.stat(path, follow_symlinks=follow)
+    except FileNotFoundError:
+        return None
+
+
 def _is_running(pid: int) -> bool:
     """Return whether a process with this id may be running; True where it cannot be known."""
     if os.name == "nt":
