@@ -14,7 +14,7 @@ from aprfmt.inference.loss import compare_distributions, cross_entropy
 from aprfmt.inference.session import Session
 
 # scheme -> largest mean KL divergence from the float model in nats, about twice what was measured
-# (docs/reference/quantization.md); a swapped nibble or scale gives more than 1.
+# (docs/benchmarks.md); a swapped nibble or scale gives more than 1.
 PROMISED = {
     "BF16": 1e-9, "Q8_0": 0.0003, "Q6_K": 0.002, "Q5_K_M": 0.006, "Q4_K_M": 0.02, "Q4_0": 0.04,
     "Q3_K_M": 0.07, "Q2_K": 0.27, "IQ4_XS": 0.03, "NF4-double": 0.04,
