@@ -67,7 +67,7 @@ from aprfmt.measure.tolerances import REPORTED
     type=options.RealNumber(0, 0.5),
     default=REPORTED,
     show_default=True,
-    help="How far --reported may lie from the loss, as a part of it.",
+    help="How far --reported may be from the loss, as a share of the loss.",
 )
 @click.option(
     "--against",
@@ -102,9 +102,9 @@ def command(model: str, asked: EvalRequest, where: run_options.WhereOptions) -> 
     """Measure the cross-entropy of a text in nats per token, and the perplexity.
 
     A label is the token after the one that predicts it. A long text is cut into windows that share
-    no token; each begins with BOS where the model adds one, else its first token is no label. Exit
-    1 for a loss that cannot be: NaN, an exact 0.0, above ln(vocab), or too good to be true; with
-    --draft also for a draft head that is as good as dead.
+    no token. Each begins with BOS if the model adds one, else its first token is no label. Exit 1
+    for an impossible loss: NaN, an exact 0.0, above ln(vocab), or too good to be true. With
+    --draft also if nearly no draft is accepted.
     """
     if asked.least_accepted is not None and not asked.draft:
         raise UsageError("--least-accepted is a bound for --draft; give --draft too")

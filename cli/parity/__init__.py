@@ -94,9 +94,9 @@ def command(
     """Compare runs of one model: every capture point, logits, losses, experts.
 
     Without --prompt, --ids and --chat the token ids are chosen as `aprfmt diagnose` chooses them,
-    and said. Each run is compared with the first. A point beyond its tolerance is taken apart: the
-    operation that makes it runs alone in both, on equal inputs. Exit 1 where a difference is
-    beyond rounding, 2 where a run is not possible here.
+    and printed. Each run is compared with the first. If a point is beyond its tolerance, the
+    operation that makes it runs alone in both, on equal inputs. Exit 1 if a difference is beyond
+    rounding, 2 if a run is not possible here.
     """
     if wanted.html is not None and (replayed is not None or calibrate is not None):
         raise UsageError("--html shows runs compared; leave it out beside --replay, --calibrate")

@@ -41,18 +41,18 @@ if TYPE_CHECKING:
     "--batch",
     type=options.FILE,
     metavar="FILE",
-    help="The step's batch, safetensors, npz or .pt: its gradients are computed, --grads or the "
-    "update held to them.",
+    help="The step's batch, safetensors, npz or .pt: its gradients are computed, and --grads or "
+    "the update compared with them.",
 )
 @click.option(
-    "--device", default="cpu", show_default=True, help="Where they are computed: cpu, cuda, cuda:N."
+    "--device", default="cpu", show_default=True, help="Device of --batch: cpu, cuda, cuda:N."
 )
 @click.option(
     "--dtype",
     default="float64",
     show_default=True,
     type=click.Choice(("float64", "float32", "bfloat16", "float16")),
-    help="The arithmetic they are computed in.",
+    help="Arithmetic of --batch.",
 )
 @click.option(
     "--between",
@@ -63,7 +63,7 @@ if TYPE_CHECKING:
 @click.option(
     "--check-gradients",
     is_flag=True,
-    help="Hold --grads against differences of the batch's loss: forward passes, without torch.",
+    help="Compare --grads with differences of the batch's loss: forward passes only, no torch.",
 )
 @click.option(
     "--optimizer",
