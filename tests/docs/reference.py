@@ -164,16 +164,28 @@ def exit_codes() -> str:
 
 
 # What judges a cause that a folder's modules find, so that it may be called confirmed.
-JUDGED: Mapping[str, str] = {
-    "": "what both files say of themselves: nothing is fitted",
-    "tokenizer": "probe texts, conversations and ends: it is read in the files, and found on none "
-    "of these",
-    "tensor": "every value it speaks of: twice as many as numbers were read from them, and digits "
-    "enough that none of the other guesses fits by chance",
-    "training": "every element of the parameter: numbers are fitted on one half of them and judged "
-    "on the other",
-    "forward": "rows of the point that its numbers were not fitted to, with twice their digits, or "
-    "other points that differed and agree",
+MEASURED = ("-", "nothing: the cause is measured and never made again, so it is `located` at most")
+# {folder of the causes: what the page calls the data that confirm them, and what that means}
+JUDGED: Mapping[str, tuple[str, str]] = {
+    "": ("files", "what both files say; no number is fitted"),
+    "tokenizer": (
+        "probes",
+        "probe texts, conversations and ends of texts; the difference was read in the files",
+    ),
+    "tensor": (
+        "values",
+        "every value that the change concerns: at least twice as many as the numbers that were "
+        "read from them, with digits enough that no other guess fits by chance",
+    ),
+    "training": (
+        "halves",
+        "every element of the parameter: numbers are fitted on one half and judged on the other",
+    ),
+    "forward": (
+        "other rows",
+        "rows of the point to which no number was fitted, with twice as many digits as the "
+        "numbers have; or other points that differed before",
+    ),
 }
 FINDS: Mapping[str, set[str]] = {
     "tensor": {cause for row in TABLE for cause in row.causes}
@@ -185,12 +197,12 @@ FINDS: Mapping[str, set[str]] = {
 }
 
 
-def judging_sentences(name: str) -> tuple[str, ...]:
-    """Return sentences that say which data confirm a cause, one for each folder that finds it."""
+def judging_data(name: str) -> tuple[str, ...]:
+    """Return words of JUDGED for what confirms a cause, one for each folder that finds it."""
     if CAUSES[name].most == "located":
-        return ("it is measured and never made again: located, not more",)
+        return (MEASURED[0],)
     return tuple(
-        JUDGED[folder]
+        JUDGED[folder][0]
         for folder in FOLDERS
         if name in FINDS.get(folder, ())
         or any(row.name == name for module in modules_of(folder) for row in causes_of(module))
@@ -203,7 +215,12 @@ def causes() -> str:
         "# Causes\n\n" + WRITTEN_BY + "\n`diff`, `diagnose` and `step` name these. `aprfmt explain "
         "CAUSE` prints one. Each answer says how sure it\nis "
         "([how a cause is confirmed](../explanation/diagnosis.md#what-confirmed-means)):\n\n"
-    ) + table(("certainty", "means"), [(f"`{name}`", text) for name, text in CERTAINTIES.items()])
+    )
+    page += table(
+        ("certainty", "means"), [(f"`{name}`", text) for name, text in CERTAINTIES.items()]
+    )
+    page += "\nThe last column of the tables says what confirms a cause:\n\n"
+    page += table(("judged on", "means"), [*JUDGED.values(), MEASURED])
     for level, sentence in LEVELS.items():
         rows = [
             (
@@ -212,7 +229,7 @@ def causes() -> str:
                 row.means,
                 row.signature,
                 row.confirms,
-                "; ".join(judging_sentences(name)),
+                ", ".join(judging_data(name)),
             )
             for name in sorted(CAUSES.own)
             if (row := CAUSES[name]).level == level
