@@ -49,10 +49,11 @@ The columns of the table:
 - `mixtures`: those of `quantize` that a GGUF holds ([list](quantization.md)). They depend on
   roles, not on the architecture.
 - `llama.cpp`: what its library computed from a float32 GGUF of that model, as the relative
-  distance of its logits, or of an encoder's embedding, to transformers'. `loads`: there is nothing
-  to compare. `-`: there is no GGUF form. A sentence next to a distance says what llama.cpp fixes
-  and the model type does otherwise. The tiny model then suits llama.cpp, or differs by that. Files
-  are refused for shapes that llama.cpp fixes.
+  distance of its logits, or of an encoder's embedding, to transformers'. `loads` means that the
+  file loads and there is nothing to compare. `-` means that there is no GGUF form. A sentence next
+  to a distance names a setting that llama.cpp fixes and the model type has otherwise. The tiny
+  model then has llama.cpp's setting, or differs by it. A file is refused for a shape that
+  llama.cpp fixes.
 
 llama.cpp's GELU is the tanh form in a table of float16 values. With that table in transformers
 too, gpt2's 1.7e-04 becomes 2.7e-07 and falcon's 3.3e-04 becomes 3.4e-07. An input between two of
