@@ -17,7 +17,7 @@ from aprfmt.base.metadata_values import short_value
 from aprfmt.base.protocols import Damage, Value
 from aprfmt.base.sequences import join_first
 from aprfmt.causes import CAUSES
-from aprfmt.compare.diffs import SECTIONS, DiffReport
+from aprfmt.compare.diffs import METADATA_KEYS, SECTIONS, DiffReport
 from aprfmt.errors import ArchError, UsageError
 from aprfmt.formats import checksum_matches, has_checksum
 from aprfmt.measure.alignment import Alignment, TensorPair, align_models, numbered_pairs
@@ -178,7 +178,7 @@ def reopen_beside_tower(
     return pair[0], pair[1]
 
 
-def open_state_beside(path: Path, model: Model) -> Model | None:
+def open_saved_state(path: Path, model: Model) -> Model | None:
     """Return the weights that an engine saved at a path, opened by the names of `model`.
 
     None where the path holds no saved engine state but a model: a GGUF or APR file, a folder with
@@ -573,8 +573,6 @@ def _unlike_architectures(a: Model, b: Model) -> list[NotCompared]:
 
     For models whose architectures are not both known, so that no hyperparameter is compared.
     """
-    from aprfmt.base.metadata_values import short_value
-
     sides: tuple[tuple[Kind, str, Mapping[str, Value], Mapping[str, Value]], ...] = (
         ("config key", "model_type", a.config or {}, b.config or {}),
         ("metadata key", "general.architecture", a.metadata, b.metadata),
@@ -914,8 +912,6 @@ def _differing_metadata(a: Model, b: Model, *, every: bool) -> tuple[FieldDiff, 
     """
     if a.format != b.format:
         return ()
-
-    from aprfmt.base.metadata_values import short_value
 
     rows = []
     for key in dict.fromkeys((*a.metadata, *b.metadata)):

@@ -43,16 +43,13 @@ from aprfmt.model.ledger import (
     LATE,
     OPEN,
     SIDES,
-    Compared,
     Ledger,
     NotCompared,
-    Pronounced,
-    VerdictWords,
-    acceptance_predicate,
+    damaged_files,
     one_sided_tensors,
-    pronounce,
     tensor_beside_tower,
 )
+from aprfmt.model.verdict import Compared, Pronounced, VerdictWords, acceptance_predicate, pronounce
 
 # What a report has besides notes and findings; --only names some of them.
 SECTIONS = ("tensors", "hyperparameters", "tokenizer", "metadata")
@@ -408,7 +405,7 @@ class DiffReport(Tabular):
         # How much was compared: tensors, or the other sections.
         done = sum(t.verdict not in (*_ONE_SIDED, "UNREADABLE") for t in self.tensors)
         late = sum(row.kind == "tensor" and row.state == LATE for row in self.not_compared)
-        counts = {"tensors": (done, len(self.tensors) + late)}
+        counts: Mapping[str, tuple[int, int]] = {"tensors": (done, len(self.tensors) + late)}
         if not self.tensors and not late:
             counts = self._section_counts
         # What could not be read, of tensors and of files.
@@ -436,6 +433,8 @@ class DiffReport(Tabular):
         alike = not values and all(map(taken, self.unlisted_tensors))
         words = _ELSEWHERE if alike and self.relations else WORDS
         differs = values or bool(self.relations)
+        return pronounce(words, Compared(differs, counts, left, ", ".join(said)), accept)
+
     @property
     def _section_counts(self) -> Mapping[str, tuple[int, int]]:
         """{section: (items compared, items)} of the sections without tensors.
@@ -450,8 +449,6 @@ class DiffReport(Tabular):
             name: (max(0, count - left) if name == METADATA_KEYS else count, count)
             for name, count in self.compared.items()
         }
-
-        return pronounce(words, Compared(differs, counts, left, ", ".join(said)), accept)
 
     def exit_code(self, accept: Collection[str] = ()) -> int:
         """Return 0 for equal, 1 for different, 2 if that could not be decided.

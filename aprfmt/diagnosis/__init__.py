@@ -9,7 +9,7 @@ import numpy as np
 
 from aprfmt.arch import check_arch
 from aprfmt.base.budget import Budget
-from aprfmt.compare import open_state_beside, reopen_beside_tower
+from aprfmt.compare import open_saved_state, reopen_beside_tower
 from aprfmt.diagnosis.diagnosis_order import DiagnosisRun
 from aprfmt.diagnosis.packing import examine_packed
 from aprfmt.diagnosis.packing_keys import repair_packing_command

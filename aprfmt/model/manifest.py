@@ -311,16 +311,8 @@ def pronounce_manifest(
     were not compared, where a budget left them. `accept` are patterns (`unread:PATTERN`) of items
     that the user accepts.
     """
-    from aprfmt.model.ledger import (
-        LATE,
-        Compared,
-        Kind,
-        NotCompared,
-        VerdictWords,
-        damaged_files,
-        make_ledger,
-        pronounce,
-    )
+    from aprfmt.model.ledger import LATE, Kind, NotCompared, damaged_files, make_ledger
+    from aprfmt.model.verdict import Compared, VerdictWords, pronounce
 
     files: tuple[Kind, ...] = ("file",)
     apart = {row["key"] for row in failures}

@@ -15,14 +15,8 @@ from aprfmt.causes.training.optimizers import Recipe, changed, parse_recipe, upd
 from aprfmt.errors import UsageError
 from aprfmt.inference.device import parse_run
 from aprfmt.model import open_model
-from aprfmt.model.ledger import (
-    Compared,
-    NotCompared,
-    Pronounced,
-    VerdictWords,
-    array_items,
-    pronounce,
-)
+from aprfmt.model.ledger import NotCompared, array_items
+from aprfmt.model.verdict import Compared, Pronounced, VerdictWords, pronounce
 from aprfmt.training.finite_weights import check_finite_base
 from aprfmt.training.reference_gradients import explaining_missing_torch
 from aprfmt.training.step_batch import read_step_batch

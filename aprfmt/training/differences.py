@@ -20,6 +20,8 @@ from aprfmt.inference.gradients.documents import routers
 from aprfmt.measure.encoding_noise import UNIT
 from aprfmt.model import Model
 from aprfmt.training.finite_weights import check_finite_base
+from aprfmt.training.gradient_verdict import judge_rounding
+from aprfmt.training.judgement import Judgement
 from aprfmt.training.reference_gradients import batch_numbers
 from aprfmt.training.step_batch import read_step_batch, router_text
 

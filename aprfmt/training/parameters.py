@@ -12,9 +12,8 @@ from aprfmt.causes.contradicted_flags import HEAD, holds_head_twice
 from aprfmt.errors import AprfmtError, ArchError, UsageError
 from aprfmt.measure.alignment import align_models
 from aprfmt.model import Model
-from aprfmt.model.adapter_parts import adapter_parts, unwrap_module
+from aprfmt.model.adapter_parts import adapter_parts, peft_config, unwrap_module
 from aprfmt.model.adapter_reading import read_adapter
-from aprfmt.model.kinds import peft_config
 from aprfmt.model.ledger import OF_TENSORS, NotCompared, make_ledger
 from aprfmt.tensors.view import View
 

@@ -10,6 +10,7 @@ import re
 import shlex
 import shutil
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -49,7 +50,8 @@ def place(demo_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     (root / "text.txt").write_text("Once upon a time there was a little girl. " * 20)
     np.savez(root / NPY, foo=np.zeros(7, np.float32))
     layers = {0: np.zeros((6, 256), np.float32), 1: np.array(["no", "numbers"])}
-    np.savez(root / "part.npz", **{f"model.layers.{i}.mlp": row for i, row in layers.items()})
+    arrays: dict[str, Any] = {f"model.layers.{i}.mlp": row for i, row in layers.items()}
+    np.savez(root / "part.npz", **arrays)
     for line in (
         "convert d g.gguf", "quantize d q.gguf --type Q8_0",
         "set g.gguf tokenizer.ggml.scores=x -o scores.gguf",

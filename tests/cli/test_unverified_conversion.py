@@ -7,7 +7,7 @@ from typing import Any, Literal
 import pytest
 
 from aprfmt.cli import convert_run
-from aprfmt.model.ledger import Pronounced
+from aprfmt.model.verdict import Pronounced
 
 
 @pytest.mark.parametrize("code", [0, 1, 2])
