@@ -21,7 +21,6 @@ from aprfmt.base.protocols import SURPLUS, Damage, Note, Value
 from aprfmt.base.sequences import join_first
 from aprfmt.base.text_escape import shorten
 from aprfmt.errors import AprfmtError, ArchError, FormatError
-from aprfmt.formats import bounded_json
 from aprfmt.model.carried_files import foreign_keys
 from aprfmt.model.hf_folder import INDEX, MAX_TEXT, MLX_ADAPTER, WEIGHTS, read_text, rival_weights
 from aprfmt.model.packing import OLDER_FILES, settings_of_older_file
@@ -1202,6 +1201,8 @@ def _with_inner_keys(why: str, x: Value, y: Value) -> str:
 
 def _json_object(held: Value) -> Mapping[str, Value] | None:
     """Return the object that an item holds, of a JSON file too; None for what is no object."""
+    from aprfmt.formats.bounded_json import loads
+
     if isinstance(held, Mapping):
         return held
     text: object = held
@@ -1210,7 +1211,7 @@ def _json_object(held: Value) -> Mapping[str, Value] | None:
             text = read_text(held) if held.suffix == ".json" and held.is_file() else None
         if not isinstance(text, str) or not text.lstrip().startswith("{"):
             return None
-        found = bounded_json.loads(text, "a file beside the weights", max_bytes=MAX_TEXT)
+        found = loads(text, "a file beside the weights", max_bytes=MAX_TEXT)
     except AprfmtError:
         return None
     return found if isinstance(found, Mapping) else None
