@@ -2,7 +2,7 @@
 
 import math
 from collections import Counter
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from aprfmt.inference.gradients.label_gradients import LabelGradients
 
 GIB = 1 << 30
+FAR = 64.0  # times what one pass shows: no rounding leaves a gradient that is further off
 FREE_SHARE = 0.9  # of the free memory that a backward may take
 
 
@@ -59,7 +60,8 @@ class Computed:
 
     It has the methods of `ComputedGradients`. `recompute` computes the exact ones again with a
     mistake, and `by_label` what each label adds to the last norm's; both need the model to be open.
-    `flips` are the routers that chose other experts in the trainer's arithmetic.
+    `flips` are the routers that chose other experts in the trainer's arithmetic. `noisy` are passes
+    in it that round at random.
     """
 
     exact: "BatchGradients"
@@ -67,6 +69,7 @@ class Computed:
     recompute: Recompute
     by_label: "Callable[[], LabelGradients | None]" = lambda: None
     flips: tuple[str, ...] = ()
+    noisy: "Iterable[BatchGradients]" = ()
 
     @property
     def loss(self) -> float:
@@ -105,6 +108,26 @@ class Computed:
         if self.rounded is None or key not in self.rounded.keys:
             return None
         return float(np.linalg.norm(self.rounded.gradient(key) - self.exact.gradient(key)))
+
+    def measured_rounding(self, key: str, apart: float) -> float | None:
+        """Return the L2 distance that rounding may leave a right gradient of a parameter at most.
+
+        The noisy passes show it, whose distances from each other are what rounding does, where one
+        pass may come near by chance. None where no pass says it, or where one pass shows no FAR-th
+        of `apart`, the distance to be explained. No further pass is made once that is explained.
+        """
+        from aprfmt.inference.gradients.rounding_noise import largest_distance
+
+        usual = self.rounding(key)
+        if usual is None or self.rounded is None or apart > FAR * usual:
+            return None
+        most, right = usual, self.rounded.gradient(key)
+        for other in self.noisy:
+            far = float(np.linalg.norm(other.gradient(key) - right)) if key in other.keys else 0.0
+            most = max(most, largest_distance(far))
+            if apart <= most:
+                break
+        return most
 
 
 @dataclass(frozen=True)
@@ -235,6 +258,7 @@ def compute_gradients(
         from aprfmt.inference.gradients.batch_gradients import Activations, batch_gradients
         from aprfmt.inference.gradients.device_gradients import flipped_routers
         from aprfmt.inference.gradients.memory import gradient_memory
+        from aprfmt.inference.gradients.rounding_noise import NoisyPasses
     from aprfmt.adapters.trained_pairs import open_trained_pairs
 
     loaded = read_step_batch(batch, base)
@@ -276,8 +300,13 @@ def compute_gradients(
         )
         result = _with_one_table(pass_in(dtype=dtype), head_twice)
         rounded = None
+        noisy: Iterable[BatchGradients] = ()
         if lower != dtype:
             rounded = _with_one_table(pass_in(dtype=lower), head_twice)
+        if lower != dtype and device == "cpu":
+            noisy = NoisyPasses(
+                lambda: _with_one_table(pass_in(dtype=lower, points=()), head_twice)
+            )
         scales = {pair.scale for pair in pairs}
         kinds = {(pair.scale, len(pair.a)) for pair in pairs}
 
@@ -325,6 +354,7 @@ def compute_gradients(
             recompute,
             by_label,
             () if rounded is None else flipped_routers(rounded.values, result.values),
+            noisy,
         ),
         replace(numbers, experts=experts, adapter=one),
     )

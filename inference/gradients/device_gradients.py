@@ -7,8 +7,9 @@ wrong before passes that round at random have shown how far rounding moves its g
 """
 
 import math
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -20,7 +21,7 @@ from aprfmt.inference.capture import point_instances
 from aprfmt.inference.gradients.adapter_pairs import AdapterPair
 from aprfmt.inference.gradients.backend import GradientBackend
 from aprfmt.inference.gradients.batch_gradients import BatchGradients, batch_gradients
-from aprfmt.inference.gradients.rounding_noise import RoundingNoise
+from aprfmt.inference.gradients.rounding_noise import MOST, NoisyPasses, largest_distance
 from aprfmt.model import Model
 
 Array = NDArray[Any]
@@ -28,13 +29,9 @@ Array = NDArray[Any]
 UNIT: Mapping[str, float] = {
     "float64": 2.0**-53, "float32": 2.0**-24, "bfloat16": 2.0**-8, "float16": 2.0**-11,
 }  # fmt: skip
-# A run may be this many times as far from float64 as the CPU in its dtype: orders of adding.
-MOST = 4.0
 # What a right backward of one layer is within in any order of adding, in units of roundoff. A run
 # that is further off has its rounding measured, whatever the CPU's pass in its dtype gives.
 ROOM = 16.0
-# Passes that round at random, by which the rounding of a gradient is measured.
-PASSES = 8
 # A gradient smaller than this share of the largest is what rounding leaves of zero.
 NOTHING = 1e-12
 
@@ -222,20 +219,12 @@ def gradients_between(
         if (flipped := flipped_routers(each.values, exact.values))
     }
     # What a run may be off by where it is further off: passes that round at random say.
-    passes: dict[str, list[BatchGradients]] = {}
-
-    def noisy(dtype: str) -> Iterator[BatchGradients]:
-        """Yield the passes in a dtype that round at random; no pass is made twice."""
-        made = passes.setdefault(dtype, [])
-        for number in range(PASSES):
-            if number == len(made):
-                with RoundingNoise(number):
-                    made.append(computed(GradientRun("cpu", dtype)))
-            yield made[number]
-
+    passes = {
+        run.dtype: NoisyPasses(partial(computed, GradientRun("cpu", run.dtype))) for run in runs
+    }
     for number, run in enumerate(runs):
         if number not in flips:
-            gaps = _with_measured_rounding(gaps, number, references[run.dtype], noisy(run.dtype))
+            gaps = _with_measured_rounding(gaps, number, references[run.dtype], passes[run.dtype])
     return GradientsBetween(
         tuple(runs),
         exact.loss,
@@ -251,27 +240,27 @@ def _with_measured_rounding(
     gaps: Sequence[GradientGap],
     run: int,
     reference: BatchGradients,
-    noisy: Iterator[BatchGradients],
+    noisy: Iterable[BatchGradients],
 ) -> list[GradientGap]:
     """Return the gaps, with what run number `run` may be off by where it is further off.
 
-    That is MOST times what rounding makes of a right pass, by the largest distance of the `noisy`
-    passes from `reference`, over the root of 2: both are right passes in the run's dtype, which
-    rounding moves alike. Their distances from float64 do not count: an operation that the CPU
+    That is by the largest distance of the `noisy` passes from `reference`, all of them right passes
+    in the run's dtype. Their distances from float64 do not count: an operation that the CPU
     computes wrongly in that dtype is in both. No further pass is made once all gaps are explained.
     """
     found = list(gaps)
     beyond = [at for at, gap in enumerate(found) if gap.exceeds(run)]
-    while beyond and (other := next(noisy, None)) is not None:
+    for other in noisy if beyond else ():
         for at in beyond:
             gap = found[at]
             one, two = (_value(each, gap.key, gap.parameter) for each in (reference, other))
             apart = math.nan if one is None else _relative_distance(two, one, gap.size)
-            most = math.inf if math.isnan(apart) else MOST * apart / math.sqrt(2)
             allowed = [*gap.allowed]
-            allowed[run] = max(allowed[run], most)
+            allowed[run] = max(allowed[run], largest_distance(apart))
             found[at] = replace(gap, allowed=tuple(allowed))
         beyond = [at for at in beyond if found[at].exceeds(run)]
+        if not beyond:
+            break
     return found
 
 

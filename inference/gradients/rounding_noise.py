@@ -1,7 +1,8 @@
 """Random roundings in a backward pass, which show how far rounding alone moves its gradients."""
 
-from collections.abc import Mapping
-from typing import Any
+import math
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, Generic, TypeVar
 
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -23,6 +24,13 @@ MOVING = frozenset(
 # is then 1/6 of a unit squared: that of the difference of two results which were rounded
 # independently, as each rounding has 1/12.
 OF_VALUES = 12
+# Passes that round at random, by which the rounding of a gradient is measured.
+PASSES = 8
+# A right pass may be this many times as far from the truth as the passes show: another order of
+# adding, on another device, rounds otherwise.
+MOST = 4.0
+
+Pass = TypeVar("Pass")
 
 
 class RoundingNoise(TorchDispatchMode):  # type: ignore[no-untyped-call]
@@ -63,3 +71,29 @@ class RoundingNoise(TorchDispatchMode):  # type: ignore[no-untyped-call]
         steps = torch.where(x == 0, steps.abs(), steps)  # a zero has no number below it
         moved = (x.contiguous().view(whole) + steps).view(x.dtype)
         x.copy_(torch.where(torch.isfinite(x) & torch.isfinite(moved), moved, x))
+
+
+class NoisyPasses(Generic[Pass]):
+    """PASSES right passes of one kind that round at random; each is made when it is first asked."""
+
+    def __init__(self, make: Callable[[], Pass]) -> None:
+        """Begin with no pass made; `make` runs one on the CPU, forward and backward."""
+        self._make = make
+        self._made: list[Pass] = []
+
+    def __iter__(self) -> Iterator[Pass]:
+        """Yield the passes, always the same ones in the same order."""
+        for number in range(PASSES):
+            if number == len(self._made):
+                with RoundingNoise(number):
+                    self._made.append(self._make())
+            yield self._made[number]
+
+
+def largest_distance(apart: float) -> float:
+    """Return how far from the truth rounding may leave a gradient, by two right passes of it.
+
+    `apart` is their distance, of which each has one over the root of 2. NaN, where a pass
+    overflows, gives infinity.
+    """
+    return math.inf if math.isnan(apart) else MOST * apart / math.sqrt(2)
