@@ -26,6 +26,7 @@ KINDS: Mapping[DivergenceKind, str] = {
 EXIT: Mapping[DivergenceKind, Literal[0, 1, 2]] = {
     "same": 0, "precision": 0, "derived": 1, "not_exercised": 1, "bug": 1, "not_comparable": 2,
 }  # fmt: skip
+OF_A_RUN = ("forward", "capture")  # levels of faults that no file of a model holds
 ABSENT_POINTS = "points are not in the trace"  # of what was not checked
 ALSO_EXPLAINS = "explains it as well"  # of the evidence on a cause that is as good
 CANNOT_TELL = "these tokens and points cannot tell the two apart"
@@ -296,8 +297,7 @@ class Diagnosis(Tabular):
     def unrepaired_text(self) -> str:
         """A sentence on the faults that no command repairs, or that B is another model; else "".
 
-        "" too where one of these faults is of an engine's run: what an engine computes is in no
-        file.
+        What an engine computes, and what of it is recorded, is in no file that a command writes.
         """
         if self.other_model and self.verdict == "not_comparable":
             return "no command mends B: it is another model than A"
@@ -308,8 +308,13 @@ class Diagnosis(Tabular):
             told = "no command mends B: what differs is in no key of its files"
             return "" if self.next or self.ledgers is None else told
         left = [one for one in faults if one.to_named_cause({}).remedy is None]
-        if not left or any(one.level in ("forward", "capture") for one in left):
+        if not left:
             return ""
+        runs = [one for one in left if one.level in OF_A_RUN]
+        if runs:
+            names = ", ".join(dict.fromkeys(one.cause or "the unknown cause" for one in left))
+            what = names if len(left) < len(faults) else runs[0].side or "B"
+            return f"no command mends {what}: what an engine computes or records is in no file"
         if all(one.side == "A" for one in left):
             told = "no command mends A: it is the side that departs"
             seen = all(one.certainty != "located" for one in left)

@@ -14,6 +14,7 @@ from aprfmt.causes.hyperparameters import SHOWN_BY, hyper_causes
 from aprfmt.diagnosis.diagnosis_text import first_lines, report_text
 from aprfmt.diagnosis.records import KINDS, Diagnosis
 from aprfmt.inference.replay.patched_model import PatchedModel
+from aprfmt.measure.findings import Finding
 from aprfmt.measure.verdicts import CERTAINTIES
 from aprfmt.model import open_model
 from tests import approved
@@ -25,6 +26,10 @@ from tests.models import IDS, MAKERS
 
 CERTAINTY = list(CERTAINTIES)
 ANSWERS = Path(__file__).parent / "answers"
+
+
+def _wrong(found: Diagnosis) -> list[Finding]:
+    return [one for one in found.findings if one.verdict not in ("same", "precision")]
 
 
 def check_first_lines(found: Diagnosis) -> None:
@@ -46,6 +51,12 @@ def check_first_lines(found: Diagnosis) -> None:
         assert not own or own[0] in text, (own, text)
         remedy = one.remedy
         assert remedy is None or f"next: {remedy.command}" in lines or "more commands" in text
+    if found.kind in ("bug", "not_exercised"):  # a command mends each, or none is said to
+        mended = all(one.to_named_cause({}).remedy is not None for one in _wrong(found))
+        assert mended or found.unrepaired_text in lines, text
+        assert mended or found.unrepaired_text.startswith("no command mends")
+    for one in found.causes:  # all places, by their own names
+        assert tuple(one.to_json()["where"]) == tuple(one.where)
     open_items = [row for row in found.pronounced.not_compared if row.state != "equal"]
     assert not open_items or found.reason or "compared" in text, text
 
