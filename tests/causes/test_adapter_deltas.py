@@ -225,6 +225,16 @@ def test_other_changes_are_compared_by_their_factors(tmp_path: Path) -> None:
     assert first in left["where"] and not set(left["where"]) & set(scaled["where"])
 
 
+def test_another_change_is_said_to_have_no_command(tmp_path: Path) -> None:
+    found = factors()
+    first = next(iter(found))
+    damaged = {**found, first: np.roll(found[first], 1, axis=0)}
+    told = diagnosed(write(tmp_path / "a", found), write(tmp_path / "b", damaged, use_rslora=True))
+    (left,) = [row for row in told["causes"] if row["cause"] == "delta_change"]
+    assert left["remedy"] is None
+    assert told["unmended"].startswith("no command mends delta_change: ")
+
+
 def drawn(found: Arrays, share: float, only: str = "lora_") -> Arrays:
     """Return factors with noise of a share of each one's deviation; 1 and more: other numbers."""
     draw = np.random.default_rng(8)

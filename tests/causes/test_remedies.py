@@ -8,6 +8,7 @@ Seen red: `convert` of B instead of A.
 
 import shutil
 from collections.abc import Callable
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -23,9 +24,33 @@ from tests.cli.run import aprfmt as command
 from tests.compare.test_verdicts import edited
 from tests.conversion.folders import llama_folder, tensors_of, write_mixed
 from tests.diagnosis import test_shared_ranges
+from tests.diagnosis.faults import FILES
 from tests.diagnosis.test_remedies import written
 
 Pair = tuple[Path, Path]
+# Levels whose faults are in what an engine or a trainer does: no file that a command writes has it.
+OF_A_RUN = ("forward", "capture", "gradient", "update")
+# {cause: the test that runs its command}, of causes that no table of pairs has.
+RUN_ELSEWHERE = {
+    "architecture_key": "diagnosis.test_architecture_key:test_the_files_own_key_counts",
+    "clipped_codes": "causes.tensor.test_packed_copies:test_cut_codes_are_written_again",
+    "code_type": "causes.tensor.test_misread_codes:test_codes_read_as_values_are_written_again",
+    "delta_scale": (
+        "causes.test_adapter_deltas:test_one_factor_is_named_with_the_key_that_takes_it_back"
+    ),
+    "packing_file": "model.test_older_packing_files:test_a_contradiction_is_a_difference",
+    "pooling": (
+        "diagnosis.test_encoders:test_what_an_encoder_has_in_gguf_is_no_fault_and_its_pooling_is"
+    ),
+    "quant_signs": (
+        "causes.tensor.test_block_signs:test_signs_are_named_with_a_command_that_mends_them"
+    ),
+    "stale_layout": "causes.test_second_layouts:test_the_command_leaves_the_stale_layout_out",
+}
+# {cause: the test of an answer that says that no command mends it}.
+NO_COMMAND = {
+    "delta_change": "causes.test_adapter_deltas:test_another_change_is_said_to_have_no_command"
+}
 SIZES: dict[str, Any] = {"hidden": 96, "layers": 1, "ffn": 160, "heads": 4, "kv_heads": 2}
 # One fault of each cause that one tensor shows, and that a command undoes.
 ALONE = {
@@ -130,3 +155,30 @@ def test_the_command_of_a_fault_of_one_tensor_mends_b(
 ) -> None:
     pair = source, edited(source, tmp_path / "b", ALONE[cause].change)
     check_commands(cause, pair, tmp_path, monkeypatch)
+
+
+# --- every cause ----------------------------------------------------------------------------------
+
+
+def in_the_tables_of_pairs() -> frozenset[str]:
+    """Return the causes whose commands this module or tests/diagnosis/test_remedies runs."""
+    of_files = (cause for fault in FILES if not fault.control for cause in fault.causes)
+    return frozenset((*ALONE, *PAIRS, *of_files))
+
+
+@pytest.mark.parametrize("cause", [cause.name for cause in CAUSES.values()])
+def test_the_command_of_every_cause_is_run_or_none_is_said_to_mend_it(cause: str) -> None:
+    """What is no bug needs none, and what a run does is in no file."""
+    known = in_the_tables_of_pairs()
+    if CAUSES[cause].verdict != "bug" or CAUSES[cause].level in OF_A_RUN:
+        assert cause not in RUN_ELSEWHERE and cause not in NO_COMMAND
+        return
+    homes = [cause in known, cause in RUN_ELSEWHERE, cause in NO_COMMAND]
+    assert sum(homes) == 1, cause
+    if cause not in known:
+        module, _, name = (RUN_ELSEWHERE | NO_COMMAND)[cause].partition(":")
+        assert callable(getattr(import_module(f"tests.{module}"), name))
+
+
+def test_tables_of_other_homes_name_causes_that_are_known() -> None:
+    assert set(RUN_ELSEWHERE | NO_COMMAND) <= set(CAUSES)

@@ -12,6 +12,7 @@ import aprfmt
 from aprfmt.causes.tensor import misread_codes, table
 from tests.causes.hypotheses import load_function
 from tests.causes.packed_source import FFN, HIDDEN, UP, Array, copied, judged, plain, source, values
+from tests.causes.test_remedies import check_commands
 from tests.conversion.folders import llama_folder
 from tests.diagnosis import packing
 from tests.diagnosis.faults_packed import INT4, ROW
@@ -245,3 +246,13 @@ def test_two_codes_taken_for_one_byte(
     assert row.explanation is not None and row.explanation.confirmed, row
     assert row.explanation.cause == "code_type"
     assert "2 codes are taken for one value" in row.explanation.evidence[0]
+
+
+def test_codes_read_as_values_are_written_again(
+    values: Array, source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The command that is printed for them is run."""
+    codes, _ = in_fp8(values)
+    check_commands(
+        "code_type", (source, copied(source, tmp_path / "b", plain(codes))), tmp_path, monkeypatch
+    )

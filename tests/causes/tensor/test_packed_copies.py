@@ -31,6 +31,7 @@ from tests.causes.packed_source import (
     source,
     values,
 )
+from tests.causes.test_remedies import check_commands
 from tests.cli.run import aprfmt as command
 from tests.conversion.folders import float_bytes, llama_folder, tensors_of, write_mixed
 from tests.diagnosis import packing
@@ -455,6 +456,17 @@ def test_scales_too_small_are_wrong_and_clipping_is_a_choice(
         assert found.verdict == "DIFFERENT" and found.explanation is not None
         assert (found.explanation.cause, found.explanation.confirmed) == ("clipped_codes", True)
     assert found.explanation is not None and found.explanation.side == side
+
+
+def test_cut_codes_are_written_again(
+    values: Array, source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A is packed too: the command that is printed copies it."""
+    a, b = (
+        copied(source, tmp_path / name, packing.gptq(UP, packing.nearest(values, clip=by)), GPTQ)
+        for name, by in (("sound", 1.0), ("small", 0.45))
+    )
+    check_commands("clipped_codes", (a, b), tmp_path, monkeypatch)
 
 
 # --- requantizing the base ------------------------------------------------------------------------
