@@ -64,7 +64,7 @@ if TYPE_CHECKING:
 _SHOWN = 3
 _CLOSE = ("SAME_BYTES", "SAME_VALUES", "WITHIN")
 _UNREAD = "nothing here reads it"
-_WORDS = VerdictWords("merged: ", "not merged as it should be: ", "not decided: ")
+_WORDS = VerdictWords("merged", "not merged as it should be")
 
 
 @dataclass(frozen=True)
@@ -119,14 +119,15 @@ class AdapterAnswer:
         once = sum(each.found in (ONCE, NOTHING) for each in self.weights)
         once = 0 if self.undecided else once
         counts = {"weights": (once, len(self.weights)), "tensors": (self.same, self.same)}
-        what = self.text
         left = self.left
         if self.undecided:
             left += tuple(
                 NotCompared("weight", each.key, "unreadable", each.says, "B")
                 for each in self.weights
             )
-        return pronounce(_WORDS, Compared(self.differs, counts, left, scope=what), accept)
+        return pronounce(
+            _WORDS, Compared(self.differs, counts, left, scope=f": {self.text}"), accept
+        )
 
     @property
     def text(self) -> str:

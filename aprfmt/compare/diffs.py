@@ -45,9 +45,12 @@ from aprfmt.model.ledger import (
     SIDES,
     Ledger,
     NotCompared,
+    Pronounced,
+    VerdictWords,
+    acceptance_predicate,
     damaged_files,
     one_sided_tensors,
-    tensor_beside_tower,
+    pronounce,
 )
 from aprfmt.model.verdict import Compared, Pronounced, VerdictWords, acceptance_predicate, pronounce
 
@@ -57,9 +60,7 @@ _ONE_SIDED = ("ONLY_IN_A", "ONLY_IN_B")
 METADATA_KEYS = "metadata keys"  # what the section is called in counts
 WORDS = VerdictWords("equal", "different", "not decided")
 _KEYS_OF = {"tied_embedding": "tied_embeddings"}  # of causes that a key of B's own may mend
-_ELSEWHERE = VerdictWords(
-    "equal", "equal values, but not where readers look for them", "not decided"
-)
+_ELSEWHERE = VerdictWords("equal", "different to readers, though of equal values", "not decided")
 
 
 @dataclass(frozen=True)

@@ -1322,6 +1322,113 @@ def one_sided_tensors(
     )
 
 
-def tensor_beside_tower(row: NotCompared) -> NotCompared:
-    """Return a tensor of one side alone as one that a tower alone has no place for."""
-    return replace(row, state="no counterpart", why="the other side is a tower alone")
+def pronounce(words: VerdictWords, compared: Compared, accept: Collection[str] = ()) -> Pronounced:
+    """Return the verdict over what was compared. Every command's verdict is made here.
+
+    Exit code 1: a difference is established, or an item that can carry meaning is on one side only,
+    or is unread and unequal. 2: there is no difference, but something that had to be compared could
+    not be, or nothing was. 0: all that can carry meaning agrees; unread items are byte for byte
+    equal, or accepted by `accept`, a list of `unread:PATTERN`. Items that a budget left out are
+    never accepted. Raises UsageError for a pattern that matches none of the items.
+    """
+    _refuse_unmatched(accept, compared.left)
+    # Sort what was not compared: accepted, differing, unreadable, equal, without effect.
+    matches = acceptance_predicate(accept)
+    passed = [row for row in compared.left if row.state != LATE and matches(row)]
+    left = tuple(row for row in compared.left if row.state == LATE or not matches(row))
+    apart = [row for row in left if row.state in DIFFERING]
+    unreadable = [row for row in left if row.state in OPEN or (compared.of_a_model and row.is_open)]
+    equal = [row for row in left if row.state in ("equal", "unread") and row not in unreadable]
+    outside = _list_items("; not compared", [row for row in left if row.state == "no counterpart"])
+    # How much was compared, as part of the headline.
+    scope = compared.counts_text
+    of = compared.scope or (f": {scope}" if scope else "")
+    plain = f", {scope}" if scope else ""
+    plain += f": {compared.detail}" if compared.detail else ""
+    plain = compared.scope or plain
+    counted = sum(done for done, _ in compared.counts.values())
+    # 1: something differs.
+    if compared.differs or apart:
+        rest = _list_items("; not compared", [*apart, *unreadable])
+        rest += _list_items("; accepted, not compared", passed) + _list_items(
+            "; not read here", equal
+        )
+        rest += outside
+        held = f", though {words.yes} in what was compared{of}" if counted else ""
+        begin = f"{words.no}{plain if compared.differs else held}"
+        return Pronounced(words.no, f"{begin}{rest}", 1, left)
+    # 2: nothing differs, but something necessary could not be compared.
+    known = [row for row in equal if row.state == "equal"]
+    if unreadable or not (counted or known or passed):
+        rest = _list_items("; could not be compared", unreadable)
+        nothing = "" if rest or compared.scope else "; nothing was compared"
+        return Pronounced(words.undecided, f"{words.undecided}{plain}{rest}{nothing}", 2, left)
+    # 0: all agrees; the headline lists what was accepted or has no counterpart.
+    if passed or outside:
+        rest = _list_items("; accepted, not compared", passed) + _list_items(
+            "; not read here", equal
+        )
+        rest += outside
+        return Pronounced(words.yes, f"{words.yes} in what was compared{of}{rest}", 0, left)
+    return Pronounced(
+        words.yes, f"{words.yes}{plain}{_list_items('; not read here', equal)}", 0, left
+    )
+
+
+def items_clause(rows: Sequence[NotCompared], begin: str = "; not compared") -> str:
+    """Return the end of a sentence that lists items not compared; "" if there are none."""
+    equal = [row for row in rows if row.state == "equal"]
+    others = [row for row in rows if row.state != "equal"]
+    return _list_items(begin, others) + _list_items("; not read here, and equal", equal)
+
+
+def _list_items(begin: str, rows: Sequence[NotCompared]) -> str:
+    """Return a clause that lists items after the words `begin`; "" if there are none.
+
+    A kind with more than two items is given by its count and two names. At most three groups are
+    named, the others are counted.
+    """
+    if not rows:
+        return ""
+    groups: dict[tuple[str, str], list[NotCompared]] = {}
+    for row in rows:
+        groups.setdefault((row.kind, row.place), []).append(row)
+    said: list[tuple[str, int]] = []  # and how many items each speaks of
+    for (kind, place), same in groups.items():
+        if len(same) <= _ALIKE:
+            said += [(row.text, 1) for row in same]
+            continue
+        why = _reasons(same)
+        named = ", ".join(row.name for row in same[:_ALIKE])
+        said.append((f"{len(same)} {plural_of_kind(kind)}{place}: {named}, ...{why}", len(same)))
+    left = sum(count for _, count in said[_SHOWN:])
+    return f"{begin}: {'; '.join(text for text, _ in said[:_SHOWN])}" + (
+        f"; {left} more" if left else ""
+    )
+
+
+def _reasons(rows: Sequence[NotCompared]) -> str:
+    """Return why several items were not compared, as " (...)"; "" if no item has a reason.
+
+    Reasons that differ only in numbers are counted as one, and the first item's is shown. Several
+    reasons are listed with the number of their items.
+    """
+    kinds: dict[str, list[NotCompared]] = {}
+    for row in rows:
+        kinds.setdefault(_NUMBER.sub("0", row.why), []).append(row)
+    kinds.pop("", None)
+    every = sorted(kinds.values(), key=len, reverse=True)
+    if not every:
+        return ""
+    if len(every) == 1 and len(every[0]) == len(rows):
+        return f" ({every[0][0].why})"
+    said = [f"{len(same)}: {same[0].why}" for same in every[:_SHOWN]]
+    left = sum(map(len, every[_SHOWN:]))
+    return f" ({'; '.join([*said, *([f'{left} for other reasons'] if left else [])])})"
+
+
+def plural_of_kind(kind: str) -> str:
+    """Return the plural of a kind's name: "index entries", "scales of activations"."""
+    first, of, rest = kind.partition(" of ")
+    several = re.sub(r"(?<=[^aeiou])y$", "ie", first) + "s"
+    return f"{several}{of}{rest}"
