@@ -32,6 +32,7 @@ from aprfmt.arch.engine_parameters import (
 from aprfmt.arch.spec import split_key
 from aprfmt.base.dump_names import RANK, parse_dump_path, rank_of_axis
 from aprfmt.base.encodings import ENCODINGS
+from aprfmt.base.name_copies import copies_text, prefix_to_read, repeated_prefixes
 from aprfmt.base.protocols import Damage, LazyTensor, Note, Source, TensorInfo, Value
 from aprfmt.base.text_escape import shorten
 from aprfmt.errors import AprfmtError, FormatError, UnsupportedError, UsageError
@@ -417,7 +418,9 @@ def open_engine_state(path: Path, published: Model) -> Model:
             for source in shared
             for name, tensor in source.tensors.items()
         }
+        by_name, aside, copies = _without_copies(path, by_name, published)
         reader = _read_as_loaded(path, published, by_name)
+        reader.notes += copies
         tensors = dict(reader.tensors())
         if not tensors:
             _refuse_unrelated(path, by_name, published)
@@ -439,11 +442,40 @@ def open_engine_state(path: Path, published: Model) -> Model:
         ]
         for name in reader.without_aliases(unmatched):
             tensors[name] = by_name[name].parts[0]
+        tensors |= {name: one.parts[0] for name, one in aside.items()}
         state = EngineState(
             path, tuple(read), sources[0][0].format, tensors, tuple(reader.notes), stack.pop_all()
         )
     folder = read_folder(path) if (path / "config.json").is_file() else published.folder
     return Model(state, folder, published.forced, published.allow_missing)
+
+
+def _without_copies(
+    path: Path, by_name: Mapping[str, RankTensor], published: Model
+) -> tuple[dict[str, RankTensor], dict[str, RankTensor], list[Note]]:
+    """Return (a state's tensors without other copies of them, these copies, a note on them).
+
+    A trainer saves a model and its average under two names, such as `model.` and `ema.`. The
+    tensors of the model's own copy get their names without that. No note for a state of one copy,
+    nor where the published model has such sets itself, as one of two equal towers.
+    """
+    shapes = {name: one.shape for name, one in by_name.items()}
+    prefixes = repeated_prefixes(shapes)
+    towers = {name: tuple(one.info.shape) for name, one in published.source.tensors.items()}
+    if not prefixes or repeated_prefixes(towers):
+        return dict(by_name), {}, []
+    own = prefix_to_read(prefixes)
+    others = tuple(one for one in prefixes if one != own and one)
+    aside = {name: one for name, one in by_name.items() if name.startswith(others)}
+    found = {
+        short: RankTensor(short, one.parts, one.ranks)
+        for name, one in by_name.items()
+        if name not in aside and (short := name.removeprefix(own))
+    }
+    read = f"those under {own}" if own else "those without a prefix"
+    said = copies_text(prefixes, shapes, "" if path.is_dir() else str(path))
+    text = f"{said}; {read} are compared"
+    return found, aside, [Note("warning", str(path), text, "remark")]
 
 
 def _read_as_loaded(path: Path, published: Model, by_name: dict[str, RankTensor]) -> "_StateReader":

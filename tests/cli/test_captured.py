@@ -64,8 +64,8 @@ def test_an_archive_that_is_cut_holds_no_captures(
 ) -> None:
     """Whole, the same file is read, or named as what it is."""
     whole, path = tmp_path / "whole.npz", tmp_path / f"x{suffix}"
-    arrays: dict[str, Any] = {"model.layers.0": np.ones((2, 1500), np.float32)}
-    np.savez(whole, **arrays, input_ids=[1, 2])
+    held: dict[str, Any] = {"model.layers.0": np.ones((2, 1500), np.float32), "input_ids": [1, 2]}
+    np.savez(whole, **held)
     given = [demo_model if word == "MODEL" else word for word in words]
     for data, says in ((whole.read_bytes()[:kept], True), (whole.read_bytes(), False)):
         path.write_bytes(data)

@@ -52,6 +52,30 @@ def test_what_was_loaded_is_equal(arch: str, ranks: int, experts: bool, tmp_path
         assert len(done.json["tensors"]) == len(model.roles)
 
 
+@pytest.mark.parametrize("ranks", [1, 2])
+@pytest.mark.parametrize(
+    "own, other", [("model.", "ema."), ("", "ema."), ("module_ema.", "module.")]
+)
+def test_a_model_and_its_average_are_named_and_one_is_read(
+    own: str, other: str, ranks: int, tmp_path: Path
+) -> None:
+    """The other copy is not compared, and never said to be equal."""
+    read, aside = (other, own) if own == "module_ema." else (own, other)
+    both = [
+        {f"{read}{name}": value for name, value in held.items()}
+        | {f"{aside}{name}": value * 1.01 for name, value in held.items()}
+        for held in states("llama", ranks)
+    ]
+    state = save(tmp_path / "state", both)
+    done = aprfmt("diff", tiny_folder("llama"), state, "--format", "agent")
+    said = done.err + done.out
+    compared = f"those under {read} are" if read else "those without a prefix are"
+    assert f"under {aside}" in said and f"{compared} compared" in said, said
+    assert ("aprfmt convert" in said) == (ranks == 1)
+    assert "equal in what was compared: 30 of 51 tensors" in said
+    assert f"21 tensors only in B: {aside}" in said and done.code != 0
+
+
 @pytest.fixture(scope="module")
 def packed(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, State]:
     """NVFP4 experts as ModelOpt publishes them, and all values of the same in bfloat16."""

@@ -3,6 +3,7 @@
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from aprfmt.base.name_copies import copies_text, repeated_prefixes
 from aprfmt.base.protocols import ByteSource, Damage, LazyTensor, Note, Source, TensorInfo, Value
 from aprfmt.base.text_escape import shorten
 from aprfmt.errors import FormatError, UnsupportedError
@@ -120,7 +121,7 @@ def _refuse_unlisted_imports(contents: PickleContents, where: str) -> None:
 
 
 def _make_notes(found: Flattened, opened: PickledFile) -> Sequence[Note]:
-    """Return the notes about a file: tensors without data, subclasses, objects, views."""
+    """Return the notes about a file: tensors without data, subclasses, copies, objects, views."""
     path, notes = str(opened.file.path), []
     absent = [name for name, value in found.tensors.items() if value.storage is None]
     if absent:
@@ -149,6 +150,10 @@ def _make_notes(found: Flattened, opened: PickledFile) -> Sequence[Note]:
     if pairs:
         text = f"{len(pairs)} complex tensors are shown as pairs of floats: {first_names(pairs)}"
         notes.append(Note("note", path, text, "remark"))
+    shapes = {name: value.shape for name, value in found.tensors.items()}
+    copies = repeated_prefixes(shapes)
+    if copies:
+        notes.append(Note("note", path, copies_text(copies, shapes, path), "remark"))
     if found.classes:
         text = "holds objects, of which only numbers and texts are read: " + first_names(
             [f"{name} ({count})" for name, count in found.classes.items()]
