@@ -12,7 +12,7 @@ import numpy as np
 
 from aprfmt.causes.forward.linear import dropped_bias_change, repeated_bias_change
 from aprfmt.causes.forward.mismatch import Array, Change, Hypothesis, Layers, Mismatch, Patch
-from aprfmt.causes.forward.product import Product, product_of, weight_values
+from aprfmt.causes.forward.product import Product, product_of, product_with_weight, weight_values
 from aprfmt.causes.row import Cause
 from aprfmt.inference.replay.patched_model import PatchedModel
 from aprfmt.measure.distances import rel_l2
@@ -20,8 +20,10 @@ from aprfmt.measure.distances import rel_l2
 CAUSE_ROWS = (
     Cause(
         "tensor_parallel", "forward", "bug",
-        "A sum over devices lacks a device's part, or has one in another's place.",
-        "Attention's or the MLP's last product is that of some of its columns only.",
+        "A sum over devices lacks a device's part, or has one in another's place, or a device's "
+        "part of a product is multiplied by a factor.",
+        "Attention's or the MLP's last product is that of some of its columns only, or one "
+        "device's share of a dump is the right one times a number.",
         "The product in which the named shards count as named is equal.",
     ),
 )  # fmt: skip
@@ -33,6 +35,8 @@ SUMMED: Mapping[str, tuple[str, ...]] = {
     "the MLP": ("ffn_down", "ffn_down_exps", "ffn_down_shexp"),
 }
 ROLES = tuple(role for roles in SUMMED.values() for role in roles)
+# Products of which each rank computes equal shares of the columns.
+_ROWS_SHARED = ("attn_q", "attn_k", "attn_v", "ffn_gate", "ffn_up")
 # Tables whose rows devices share -> what a missing part of it leaves.
 TABLES: Mapping[str, str] = {
     "token_embd.weight": "tokens of the others are embedded as zeros",
@@ -276,6 +280,80 @@ def find_sum_of_ranks(case: Mismatch) -> Iterator[Change]:
                 )
 
 
+def find_rank_factors(case: Mismatch) -> Iterator[Change]:
+    """Yield the change that one rank's part of a product is multiplied by a factor.
+
+    Only for dumps of several ranks, of which others' parts are right: elsewhere such a factor is
+    the weight's. It is solved on even rows and judged on odd ones.
+    """
+    dump = case.recorded.trace.run.get("dump")
+    product = product_with_weight(case)
+    if not isinstance(dump, Mapping) or product is None:
+        return
+    found, w = product
+    role = role_of(found.key)
+    summed = role in ROLES
+    for ranks in dict.fromkeys(int(size) for size in dump["ranks"].values()):
+        divided = w.shape[1] if summed else w.shape[0]
+        if ranks < 2 or divided % ranks or not (summed or role in _ROWS_SHARED):
+            continue
+        factors = _rank_factors(case, found, w, ranks, summed)
+        if factors is None:
+            continue
+        wrong = [number for number, factor in enumerate(factors) if factor != 1]
+        shown = " and ".join(f"rank {number} by {factors[number]:.6g}" for number in wrong)
+        scaled = (
+            w
+            * np.repeat(np.asarray(factors, np.float32), divided // ranks)[
+                None if summed else slice(None), slice(None) if summed else None
+            ]
+        )
+        yield found.weight_change(
+            case,
+            "tensor_parallel",
+            f"of {ranks} ranks that share {found.key}, {shown} multiplies its part: what it holds "
+            "of the weight, or what it computes with that",
+            scaled,
+            {"factors": factors},
+        )
+
+
+def _rank_factors(
+    case: Mismatch, found: Product, w: Array, ranks: int, summed: bool
+) -> list[float] | None:
+    """Return the factor of each rank's part of a product; None unless some are 1, and others not.
+
+    `w` [rows, columns] is the weight. Ranks have equal parts of its columns, whose products are
+    `summed`, or of its rows. A factor within rounding of 1 is 1.
+    """
+    wanted = found.output_without_bias.astype(np.float64)
+    even = np.arange(len(found.x)) % 2 == 0
+    if even.all():
+        return None
+    if summed:
+        halves = zip(np.split(found.x, ranks, 1), np.split(w, ranks, 1), strict=True)
+        parts = np.stack([x @ half.T for x, half in halves]).astype(np.float64)
+        columns = parts[:, even].reshape(ranks, -1).T
+        solved: Array = np.linalg.lstsq(columns, wanted[even].reshape(-1), rcond=None)[0]
+    else:
+        ours = (found.x @ w.T).astype(np.float64)
+        pairs = list(zip(np.split(ours, ranks, 1), np.split(wanted, ranks, 1), strict=True))
+        solved = np.array(
+            [np.sum(x[even] * y[even]) / max(float(np.sum(x[even] ** 2)), 1e-300) for x, y in pairs]
+        )
+    near = np.abs(solved - 1) <= 1e-3
+    solved[near] = 1.0
+    if near.all() or not near.any() or (np.abs(solved) < 1e-3).any():
+        return None
+    if summed:
+        made = np.tensordot(solved, parts, 1)
+    else:
+        made = np.concatenate([x * factor for (x, _), factor in zip(pairs, solved, strict=True)], 1)
+    if rel_l2(made[~even], wanted[~even]) > 3 * case.view.tolerance:
+        return None
+    return [float(one) for one in solved]
+
+
 HYPOTHESES = (
     Hypothesis(
         "tensor_parallel",
@@ -288,5 +366,11 @@ HYPOTHESES = (
         find_sum_of_ranks,
         116,
         "a whole sum of ranks, before the same factor of a weight",
+    ),
+    Hypothesis(
+        "tensor_parallel",
+        find_rank_factors,
+        117,
+        "a factor of one rank's part, before factors of a weight's rows",
     ),
 )

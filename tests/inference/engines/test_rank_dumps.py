@@ -891,12 +891,8 @@ def twice(folder: Path, form: str, change: Callable[[str, Any], Any]) -> Path:
     for number, (held, tokens, at, starts) in enumerate(
         ((cut, ids, [*range(28), *range(28)], [0, 28, 56]), (last, tails, [28, 28], [0, 1, 2]))
     ):
-        said = {
-            "input_ids": np.array(tokens),
-            "positions": np.array(at),
-            "query_start_loc": np.array(starts),
-        }
-        made = {name: torch.tensor(value) for name, value in {**held, **said}.items()}
+        lists: dict[str, Any] = {"input_ids": tokens, "positions": at, "query_start_loc": starts}
+        made = {name: torch.tensor(np.array(value)) for name, value in {**held, **lists}.items()}
         torch.save({**made, **names}, folder / f"Pass{number}.pt")
     return folder
 
@@ -1500,6 +1496,16 @@ def summed_again(x: Any) -> Any:
     return x * np.float32(2)
 
 
+def second_times(factor: float) -> Callable[[Any], Any]:
+    """Return what multiplies the second rank's columns by a factor."""
+
+    def change(x: Any) -> Any:
+        first, second = np.split(x, 2, -1)
+        return np.concatenate([first, np.float32(factor) * second], -1)
+
+    return change
+
+
 WRONG: dict[str, tuple[Any, tuple[str, ...], str, str]] = {
     # what an engine on two ranks gets wrong -> change, roles, the cause, where it is
     "query shards": (exchanged, ("attn_q",), "shard_order", "attn_q"),
@@ -1513,6 +1519,9 @@ WRONG: dict[str, tuple[Any, tuple[str, ...], str, str]] = {
     "sum of down again": (summed_again, ("ffn_down",), "tensor_parallel", "ffn_down"),
     "all-reduce of o": (lost, ("attn_output",), "tensor_parallel", "attn_output"),
     "all-reduce of down": (lost, ("ffn_down",), "tensor_parallel", "ffn_down"),
+    "factor of q": (second_times(2), ("attn_q",), "tensor_parallel", "q_proj"),
+    "factor of gate": (second_times(0.7), ("ffn_gate",), "tensor_parallel", "gate_proj"),
+    "factor of o": (second_times(1.5), ("attn_output",), "tensor_parallel", "o_proj"),
 }
 
 
@@ -1534,9 +1543,20 @@ def test_a_wrong_share_is_the_cause(fault: str, tmp_path: Path) -> None:
     folder = two_ranks(tmp_path / "d", written(backend=through(change, roles)))
     done = aprfmt("diagnose", tiny_folder("llama"), folder, "--json")
     assert done.code == 1, done.out
-    causes = [(one["cause"], one["level"]) for one in done.json["causes"]]
-    assert causes == [(cause, "confirmed")], done.json["causes"]
+    causes = {(one["cause"], one["level"]) for one in done.json["causes"]}
+    assert causes == {(cause, "confirmed")}, done.json["causes"]
     assert where in str(done.json["causes"][0]["where"])
+    if fault.startswith("factor"):
+        assert (
+            f"rank 1 by {change(np.ones(2, np.float32))[1]:.6g}" in done.json["causes"][0]["says"]
+        )
+
+
+def test_a_factor_of_the_whole_weight_is_no_ranks(tmp_path: Path) -> None:
+    """All ranks' parts have it: the weight is named, as without ranks."""
+    twice = written(backend=through(lambda x: x * np.float32(2), ("attn_q",)))
+    done = aprfmt("diagnose", tiny_folder("llama"), two_ranks(tmp_path / "d", twice), "--json")
+    assert {one["cause"] for one in done.json["causes"]} == {"scale"}, done.out
 
 
 # What ranks with three of six experts each load wrong -> in which layers, the expert of which each
