@@ -21,6 +21,7 @@ from aprfmt.model.hf_folder import MAX_CONFIG, parse_config
 from aprfmt.model.sidecar_files import ADAPTER_CONFIG
 
 if TYPE_CHECKING:
+    from aprfmt.base.protocols import Value
     from aprfmt.model import Model
 
 DEFAULT_ALPHA = 8  # of PEFT's LoraConfig, where adapter_config.json has no lora_alpha
@@ -414,13 +415,24 @@ def pair_fault(config: Mapping[str, Any], parts: AdapterParts, model: "Model", m
         saved = (
             "; a partitioned run (ZeRO stage 3, FSDP) was saved without gathering" if flat else ""
         )
+        exchanged = len(a) == len(b) == 2 and a[1 - turned] == b[0] > 0
+        saved = "; both are transposed" if exchanged else saved
         return f"{module}: factors are {list(a)} and {list(b)}; expected {expected}{saved}"
     if "kohya" in parts.spellings or target_parameters(config, unwrap_module(module)[0]):
         return ""  # the rank is the file's own, or one for several experts
     claimed = value_by_pattern(config.get("rank_pattern"), module, config.get("r", b[1]))
-    if claimed != b[1]:
-        return f"{module}: adapter_config.json says rank {claimed}, its factors have {b[1]}"
-    return ""
+    return _other_rank_clause(module, claimed, b[1], claimed == a[1 - turned] == b[0])
+
+
+def _other_rank_clause(module: str, claimed: "Value", found: int, transposed: bool) -> str:
+    """Return that the factors have another rank than adapter_config.json says; "" for the same.
+
+    `transposed`: read with rows and columns exchanged, both factors have the claimed rank.
+    """
+    if claimed == found:
+        return ""
+    turned = "; both are transposed: exchanged, they have that rank" if transposed else ""
+    return f"{module}: adapter_config.json says rank {claimed}, its factors have {found}{turned}"
 
 
 def _mlx_pair_fault(
@@ -436,9 +448,9 @@ def _mlx_pair_fault(
     if not fits or not a[1]:
         return f"{module}: factors are {list(a)} and {list(b)}; expected [in, r] and [r, out]"
     claimed = mlx_parameter(config, "rank")
-    if claimed is not None and claimed != a[1]:
-        return f"{module}: adapter_config.json says rank {claimed}, its factors have {a[1]}"
-    return ""
+    if claimed is None:
+        return ""
+    return _other_rank_clause(module, claimed, a[1], not stacked and claimed == a[0] == b[1])
 
 
 def pair_faults_text(config: Mapping[str, Any], parts: AdapterParts, model: "Model") -> str:

@@ -133,7 +133,10 @@ def stacked(folder: Path) -> Path:
 REFUSED: Mapping[str, tuple[Callable[[Path], Path], str]] = {
     "no scale": (no_scale, "has no scale, by which MLX multiplies the pairs"),
     "another rank": (other_rank, "adapter_config.json says rank 8, its factors have 4"),
-    "transposed": (transposed, "adapter_config.json says rank 4, its factors have 64"),
+    "transposed": (
+        transposed,
+        "its factors have 64; both are transposed: exchanged, they have that rank",
+    ),
     "one factor alone": (single, f"{QUERY.format(1)} has no b beside a"),
     "stacked experts": (stacked, "has MLX's factors of stacked experts, which are not read here"),
 }

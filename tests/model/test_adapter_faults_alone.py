@@ -55,7 +55,7 @@ def test_a_factor_without_the_other_or_of_other_axes_is_no_pair() -> None:
         "layers.0.q_proj has no embedding_b beside embedding_a"
     )
     assert fault((4, 16), (8, 4), names=embedding) == ""
-    for a, b in (((4, 16), (8, 5)), ((16, 4), (4, 8)), ((4, 16, 1), (8, 4)), ((0, 16), (8, 0))):
+    for a, b in (((4, 16), (8, 5)), ((16, 4), (5, 8)), ((4, 16, 1), (8, 4)), ((0, 16), (8, 0))):
         text = fault(a, b)
         assert text == (
             f"layers.0.q_proj: factors are {list(a)} and {list(b)}; expected [r, in] and [out, r]"
@@ -63,6 +63,16 @@ def test_a_factor_without_the_other_or_of_other_axes_is_no_pair() -> None:
     ungathered = "; a partitioned run (ZeRO stage 3, FSDP) was saved without gathering"
     assert fault((64,), (32,)).endswith(ungathered) and fault((0,), (0,)).endswith(ungathered)
     assert not fault((64,), (8, 4)).endswith(ungathered)
+
+
+def test_transposed_factors_are_called_that() -> None:
+    """Seen red: another rank, of a square weight, or other axes."""
+    assert fault((16, 4), (4, 8)).endswith("expected [r, in] and [out, r]; both are transposed")
+    square = fault((16, 4), (4, 16), r=4)
+    assert square.endswith("says rank 4, its factors have 16; both are transposed: exchanged, they "
+                           "have that rank")  # fmt: skip
+    assert "transposed" not in fault((16, 4), (4, 16), r=8)
+    assert "transposed" not in fault((16, 4), (8, 4), r=4), "one of them alone"
 
 
 def test_llama_cpp_stores_factors_of_an_embedding_the_other_way_round() -> None:
