@@ -1,5 +1,6 @@
 """A part of a model trained further, or a layer that is a copy of another: one cause each."""
 
+import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -199,3 +200,52 @@ def test_a_turned_sign_is_called_that(
     shown = aprfmt("diff", base, b, "--json").json
     (found,) = [row["explanation"] for row in shown["tensors"] if row["explanation"]]
     assert found["confirmed"] and "sign" in found["evidence"][0]
+
+
+FIRST = (".layers.0.", "embed_tokens")
+BETWEEN = ("0.self_attn", "gate", "up", "1.mlp", "norm", "embed", "head")  # no part of a model
+
+
+@pytest.mark.parametrize(
+    ("kept", "cause", "says"),
+    [
+        (FIRST, "derived", "files of two states were mixed, or a training changed"),
+        (BETWEEN, "stale_tensor", "files of two states were mixed"),
+    ],
+    ids=["between layers", "inside a layer"],
+)
+def test_a_file_of_another_state_is_named(
+    kept: tuple[str, ...], cause: str, says: str, base: Path, tmp_path: Path
+) -> None:
+    """Seen red: a training without the file, or matrices "of another checkpoint, or damaged"."""
+    rng = np.random.default_rng(0)
+
+    def trained(name: str, values: Values) -> Values:
+        moved = values + rng.standard_normal(values.shape, np.float32) * values.std() * 0.02
+        return values if any(word in name for word in kept) else moved
+
+    whole = edited(tmp_path / "b", base, trained)
+    rows = tensors_of(whole)
+    (whole / "model.safetensors").unlink()
+    names: dict[str, str] = {}
+    for number, first in ((1, True), (2, False)):
+        part = f"model-{number:05d}-of-00002.safetensors"
+        held = {n: row for n, row in rows.items() if any(word in n for word in kept) == first}
+        write_mixed(whole / part, held)
+        names |= dict.fromkeys(held, part)
+    index = {"metadata": {}, "weight_map": names}
+    (whole / "model.safetensors.index.json").write_text(json.dumps(index))
+    found = aprfmt("diff", base, whole, "--json").json["causes"]
+    assert [one["cause"] for one in found] == [cause]
+    assert "all matrices of model-00002-of-00002.safetensors of B, and none" in found[0]["says"]
+    assert says in found[0]["says"]
+    assert ("training changed" in found[0]["says"]) == (cause == "derived")
+
+
+def test_a_training_of_a_part_of_each_file_names_none(base: Path, tmp_path: Path) -> None:
+    def trained(name: str, values: Values) -> Values:
+        return values * np.float32(1.001) + np.sin(values) if ".mlp." in name else values
+
+    whole = edited(tmp_path / "b", base, trained)
+    (found,) = aprfmt("diff", base, whole, "--json").json["causes"]
+    assert "states were mixed" not in found["says"]

@@ -95,6 +95,7 @@ LIGHT = 0.25  # share of a vector's values that a light training moves at least 
 LOOKED_AT, NARROW, TURNS = 512, 16, 6  # rows and columns looked at; the fewest; steps of the fit
 FACTORED = 0.5  # share of a squared difference that factors make: a training's is near 0
 TINY = 1e-300
+_OR_TRAINED = ", or a training changed these layers alone"
 EVERY_ROW = 0.5  # share of the rows and columns that a merge or a training changes at least
 
 
@@ -172,7 +173,7 @@ def _explain_model(
     made = _derived_explanations(by_key, others, rest, beside, len(moved_far))
     if not made and moved_far:
         made, moved_far = _derived_explanations(by_key, matrices, changes, beside), {}
-    if made and next(iter(made.values())).cause == "derived":
+    if made and next(iter(made.values())).cause in ("derived", "stale_tensor"):
         vectors = [row for row in rows if not light or row.key in moved]
         made |= _vector_explanations(vectors, next(iter(made.values())))
     return made | moved_far | _table_explanations(context, by_key, rows) if made else made
@@ -538,12 +539,15 @@ def _derived_explanations(
     keys = [change.key for change in changes]
     # What a training did may be less than the rounding of a coarse type.
     hidden = beside and sum(_is_quantized_copy(row) for row in matrices)
+    cause, file = "derived", _whole_files_clause(pairs, matrices, keys)
     if len(changes) >= max(FEW, NEARLY_ALL * (len(matrices) - hidden)):
-        where = ""
+        where = file and file + _OR_TRAINED
     elif not beside and any(_is_open(row) and not _is_unexplained_float(row) for row in matrices):
         return {}  # packed ones differ as well: no part alone
     elif _is_trained_part({row.key for row in matrices}, keys):
-        where = f": {short_keys(keys)} alone"
+        where = f": {short_keys(keys)} alone{file}{file and _OR_TRAINED}"
+    elif file:  # no training ends where a file does
+        where, cause = file, "stale_tensor"
     else:
         return {}
     sizes = sorted(change.size for change in changes)
@@ -556,7 +560,29 @@ def _derived_explanations(
         f"{sizes[-1]:.2g} of their norm, and belong to those of the other side "
         f"(correlation {least}): {_training_words(changes)}{where}"
     )
-    return {change.key: _derived_explanation(change, text) for change in changes}
+    return {change.key: _derived_explanation(change, text, cause) for change in changes}
+
+
+def _whole_files_clause(
+    pairs: Mapping[str, TensorPair], matrices: Sequence[TensorDiff], keys: Sequence[str]
+) -> str:
+    """Return "; ..." on the files of one side that hold all differing matrices and no other.
+
+    `keys` are those of the differing ones. "" where a file holds some of both, and where all
+    matrices of a side are in such files.
+    """
+    own = set(keys)
+    for label in ("b", "a"):
+        files = _files_of_tensors(pairs, (row.key for row in matrices), label)
+        there = {name for key in own for name in files[key]}
+        others = {name for key, names in files.items() if key not in own for name in names}
+        if there and others and there.isdisjoint(others):
+            held = f"{', '.join(sorted(there))} of {label.upper()}"
+            return (
+                f"; they are all matrices of {held}, and none of the other files differs: "
+                "files of two states were mixed"
+            )
+    return ""
 
 
 def floor_text(related: float) -> str:
