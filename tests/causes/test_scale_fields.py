@@ -1,0 +1,124 @@
+"""Equal codes under other scales of a block: what was done to the scales' bits is made again."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import gguf
+import numpy as np
+import pytest
+
+from aprfmt.codecs import CODECS
+from tests.cli.run import aprfmt
+
+NAME = "blk.1.ffn_up.weight"
+Edit = Callable[[Any], None]  # changes structured blocks in place
+
+
+@pytest.fixture(scope="module")
+def demo(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("scale-fields")
+    aprfmt("demo", "--into", folder / "demo", "--quiet")
+    return folder / "demo"
+
+
+def pair(demo: Path, folder: Path, kind: str, edit: Edit) -> tuple[Path, Path]:
+    """Return a GGUF of one encoding, and a copy with the blocks of one tensor edited."""
+    a, b = folder / "a.gguf", folder / "b.gguf"
+    aprfmt("convert", demo, a, "--encoding", kind, "--quiet")
+    raw = bytearray(a.read_bytes())
+    (found,) = [one for one in gguf.GGUFReader(a).tensors if one.name == NAME]
+    at, size = int(found.data_offset), int(found.n_bytes)
+    layout = CODECS[kind].layout
+    assert layout is not None
+    blocks = np.frombuffer(bytes(raw[at : at + size]), layout).copy()
+    edit(blocks)
+    raw[at : at + size] = blocks.tobytes()
+    b.write_bytes(raw)
+    return a, b
+
+
+def bfloat16(name: str) -> Edit:
+    """Write a field's numbers as the bits of BF16 numbers, cut."""
+
+    def edit(blocks: Any) -> None:
+        blocks[name] = (blocks[name].astype("<f4").view("<u4") >> 16).astype("<u2").view("<f2")
+
+    return edit
+
+
+def reciprocal(name: str) -> Edit:
+    def edit(blocks: Any) -> None:
+        with np.errstate(all="ignore"):
+            blocks[name] = (1 / blocks[name].astype("<f4")).astype("<f2")
+
+    return edit
+
+
+def drawn(name: str) -> Edit:
+    def edit(blocks: Any) -> None:
+        factor = np.random.default_rng(0).uniform(0.2, 5, len(blocks))
+        blocks[name] = (blocks[name] * factor).astype("<f2")
+
+    return edit
+
+
+@pytest.mark.parametrize(
+    ("kind", "edit", "cause", "level", "says"),
+    [
+        ("Q8_0", bfloat16("d"), "quant_scale", "confirmed", "BF16 numbers that were cut"),
+        ("Q4_K", bfloat16("d"), "quant_scale", "confirmed", "BF16 numbers that were cut"),
+        ("Q4_K", bfloat16("dmin"), "quant_min", "confirmed", "of blocks (dmin)"),
+        ("Q4_0", reciprocal("d"), "quant_scale", "confirmed", "the reciprocals"),
+        ("Q6_K", reciprocal("d"), "quant_scale", "confirmed", "the reciprocals"),
+        ("Q8_0", drawn("d"), "quant_scale", "located", "B holds other numbers"),
+    ],
+)
+def test_rewritten_scales_of_blocks_are_no_other_checkpoint(
+    kind: str, edit: Edit, cause: str, level: str, says: str, demo: Path, tmp_path: Path
+) -> None:
+    """Seen red: `stale_tensor`, "of another checkpoint, or damaged"."""
+    found = aprfmt("diff", *pair(demo, tmp_path, kind, edit), "--json").json["causes"]
+    assert [(one["cause"], one["level"]) for one in found] == [(cause, level)]
+    assert says in found[0]["says"] and "the codes are equal" in found[0]["says"]
+
+
+def test_the_side_whose_bits_were_rewritten_is_the_accused(demo: Path, tmp_path: Path) -> None:
+    a, b = pair(demo, tmp_path, "Q8_0", bfloat16("d"))
+    (found,) = aprfmt("diff", b, a, "--json").json["causes"]
+    assert "A holds the bits of BF16" in found["says"] and found["remedy"] is None
+
+
+def test_of_two_reciprocals_either_may_be_wrong(demo: Path, tmp_path: Path) -> None:
+    def powers(blocks: Any) -> None:
+        blocks["d"] = np.float16(2.0) ** -(np.arange(len(blocks)) % 7 + 1)
+
+    def inverted(blocks: Any) -> None:
+        powers(blocks)
+        reciprocal("d")(blocks)
+
+    made = []
+    for name, edit in (("one", powers), ("other", inverted)):
+        (tmp_path / name).mkdir()
+        made.append(pair(demo, tmp_path / name, "Q8_0", edit)[1])
+    (found,) = aprfmt("diff", *made, "--json").json["causes"]
+    assert found["cause"] == "quant_scale" and "or A's scales are wrong" in found["says"]
+
+
+def doubled(blocks: Any) -> None:
+    blocks["d"] = 2 * blocks["d"]
+
+
+def few(blocks: Any) -> None:
+    drawn("d")(blocks[:3])
+
+
+def codes_too(blocks: Any) -> None:
+    bfloat16("d")(blocks)
+    blocks["qs"] = np.roll(blocks["qs"], 1, axis=0)
+
+
+@pytest.mark.parametrize("edit", [doubled, few, codes_too])
+def test_what_has_another_explanation_keeps_it(edit: Edit, demo: Path, tmp_path: Path) -> None:
+    found = aprfmt("diff", *pair(demo, tmp_path, "Q8_0", edit), "--json").json["causes"]
+    assert found and not any("the codes are equal" in one["says"] for one in found)
