@@ -26,15 +26,8 @@ from aprfmt.measure.records import TensorDiff
 from aprfmt.measure.row_reader import RowReader
 from aprfmt.model import Model
 from aprfmt.model.draft import contradicted_draft, is_draft_head
-from aprfmt.model.ledger import (
-    OF_TENSORS,
-    SIDES,
-    NotCompared,
-    make_ledger,
-    one_sided_tensors,
-    tensor_beside_tower,
-)
-from aprfmt.model.towers import names_beside_tower
+from aprfmt.model.ledger import OF_TENSORS, SIDES, NotCompared, make_ledger, one_sided_tensors
+from aprfmt.model.unsupported_packing import UndecodedPacking
 
 PADDED = "padded_vocabulary"
 SECOND_LAYOUTS = ("stored_twice", "stale_layout")  # findings of `diff` on tensors of one side
@@ -303,6 +296,31 @@ def _is_role_of_pass(a: Model, b: Model, key: str) -> bool:
     return any(key in model.roles and not is_draft_head(model, [key]) for model in (a, b))
 
 
+def _add_lost_codes(
+    side: str, keys: Sequence[str], packing: UndecodedPacking, found: Levels
+) -> None:
+    """Add the finding of tensors of undecoded weights that `side` alone has, packed on both sides.
+
+    `keys` are the tensors of `side` alone, `packing` its weights that are not decoded.
+    """
+    held = {tensor.name for tensor in packing.tensors}
+    lost = tuple(key for key in keys if key in held)
+    if not lost:
+        return
+    other = "B" if side == "A" else "A"
+    many = "1 tensor" if len(lost) == 1 else f"{len(lost)} tensors"
+    of = f"packed by {packing.method!r}" if packing.method else "in codes"
+    says = f"{other} lacks {many} of the weights {of}: {join_first(lost, 4)}"
+    verdict = CAUSES["missing_tensors"].verdict
+    proof = unfitted_proof(len(lost))
+    found.add(
+        Finding(
+            "missing_tensors", says, "tensor", verdict, lost, True, side=other, proof=proof,
+        ),
+        Touched(),
+    )  # fmt: skip
+
+
 def _add_extra_tensors(
     a: Model, b: Model, rows: Sequence[TensorDiff], found: Levels, named: AbstractSet[str]
 ) -> None:
@@ -315,8 +333,10 @@ def _add_extra_tensors(
     beside = {*names_beside_tower(a, b), *names_beside_tower(b, a)}
     for side in SIDES:
         label = f"ONLY_IN_{side}"
-        unread = (a if side == "A" else b).unread
+        unread, other = (a.unread, b.unread) if side == "A" else (b.unread, a.unread)
         codes = {tensor.name for tensor in unread.tensors} if unread else set()
+        if unread and other:
+            _add_lost_codes(side, [row.key for row in rows if row.verdict == label], unread, found)
         # Roles of a pass are judged elsewhere, and codes of undecoded weights too.
         keys = [
             row.key

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from aprfmt.base.encodings import BY_CLAIM
 from aprfmt.base.protocols import LazyTensor, Note, TensorInfo, Value
 from aprfmt.base.sequences import join_first
-from aprfmt.errors import CodecError, UnsupportedError
+from aprfmt.errors import ArchError, CodecError, UnsupportedError
 from aprfmt.tensors.companions import quantization_section
 
 if TYPE_CHECKING:
@@ -107,19 +107,22 @@ class UndecodedPacking:
     def roles_among(
         self, spec: "ArchSpec", style: str, hyper: "HyperParams", missing: Iterable[str]
     ) -> frozenset[str]:
-        """Return those of the missing role keys whose weights these tensors hold.
+        """Return those of the missing keys that are roles whose weights these tensors hold.
 
-        `style` is the naming of the file, `hyper` the model's hyperparameters.
+        `style` is the naming of the file, `hyper` the model's hyperparameters. A key may be the
+        stored name of a tensor of no role, such as a scale.
         """
         from aprfmt.arch.binding import groups_for
 
-        return frozenset(
-            key
-            for key in missing
-            if any(
-                self.weights & {*group.stored} for group in groups_for(spec, style, [key], hyper)
-            )
-        )
+        def holds(key: str) -> bool:
+            """Return whether these tensors hold the weight of a role; False for another key."""
+            try:
+                groups = groups_for(spec, style, [key], hyper)
+            except ArchError:
+                return False
+            return any(self.weights & {*group.stored} for group in groups)
+
+        return frozenset(filter(holds, missing))
 
 
 def undecoded_packing(

@@ -5,6 +5,7 @@ sound file of Quark; codes "whose scale is not in the file" beside their scale.
 """
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -37,8 +38,17 @@ SECTIONS: dict[str, dict[str, Any]] = {
 }  # fmt: skip
 
 
-def packed(source: Path, folder: Path, section: dict[str, Any] | None, scales: bool = True) -> Path:
-    """Write a model with FP8 codes of its projections, each with one scale where `scales`."""
+def packed(
+    source: Path,
+    folder: Path,
+    section: dict[str, Any] | None,
+    scales: bool = True,
+    change: Callable[[dict[str, Any]], None] = lambda arrays: None,
+) -> Path:
+    """Write a model with FP8 codes of its projections, each with one scale where `scales`.
+
+    `change` edits the arrays in place.
+    """
     folder.mkdir()
     arrays: dict[str, Any] = {}
     for name, values in load_file(source / WEIGHTS).items():
@@ -49,6 +59,7 @@ def packed(source: Path, folder: Path, section: dict[str, Any] | None, scales: b
         arrays[name] = (values / scale).astype(ml_dtypes.float8_e4m3fn)
         if scales:
             arrays[f"{name}_scale"] = np.float32(scale).reshape(1)
+    change(arrays)
     save_file(arrays, folder / WEIGHTS, {"format": "pt"})
     config = json.loads((source / "config.json").read_text())
     stated = {} if section is None else {"quantization_config": section}
@@ -75,3 +86,45 @@ def test_codes_without_a_claim_and_without_a_scale_are_told(tmp_path: Path) -> N
     failed = {row["check"] for row in aprfmt("validate", there, "--json").json["findings"]}
     assert "values" in failed
     assert aprfmt("diagnose", source, there).code == 1
+
+
+SCALE = "model.layers.1.mlp.up_proj.weight_scale"
+
+
+def without_scale(arrays: dict[str, Any]) -> None:
+    del arrays[SCALE]
+
+
+def without_weight(arrays: dict[str, Any]) -> None:
+    del arrays[SCALE], arrays[SCALE.removesuffix("_scale")]
+
+
+@pytest.mark.parametrize("change", [without_scale, without_weight])
+@pytest.mark.parametrize("turned", [False, True])
+def test_a_part_that_one_of_two_packed_files_lacks_is_lost(
+    change: Callable[[dict[str, Any]], None], turned: bool, tmp_path: Path
+) -> None:
+    """Seen red: `diff` ended with an error, and `diagnose` said the same in every quantity."""
+    source = llama_folder(tmp_path / "a", "F32")
+    whole = packed(source, tmp_path / "b", QUARK)
+    sides = (whole, packed(source, tmp_path / "c", QUARK, change=change))
+    for verb in ("diff", "diagnose"):
+        told = aprfmt(verb, *(sides[::-1] if turned else sides), "--json")
+        assert told.code == 1, (verb, told.out, told.err)
+    assert told.json["verdict"] == "bug"
+    (found,) = told.json["causes"]
+    assert found["cause"] == "missing_tensors" and SCALE in found["where"]
+    assert found["says"].startswith("A lacks" if turned else "B lacks")
+
+
+def test_two_packed_files_alike_are_the_same_and_other_scales_are_not(tmp_path: Path) -> None:
+    def other_scale(arrays: dict[str, Any]) -> None:
+        arrays[SCALE] = 2 * arrays[SCALE]
+
+    source = llama_folder(tmp_path / "a", "F32")
+    whole, alike = (packed(source, tmp_path / name, QUARK) for name in "bc")
+    assert aprfmt("diff", whole, alike).code == 0
+    assert aprfmt("diagnose", whole, alike).code == 0
+    other = packed(source, tmp_path / "d", QUARK, change=other_scale)
+    assert aprfmt("diff", whole, other).code == 1
+    assert aprfmt("diagnose", whole, other).code == 1
