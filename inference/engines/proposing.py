@@ -23,7 +23,7 @@ from aprfmt.inference.capture import find_key, key_name, parse_key
 from aprfmt.inference.engines.captures import Captures
 from aprfmt.inference.engines.layouts import CHAINS, PADDED, PointLayout, apply_layout
 from aprfmt.inference.engines.mapping import MappedArray, NameMap
-from aprfmt.inference.engines.modules import ModuleMap
+from aprfmt.inference.engines.modules import ModuleMap, hidden_state_points
 from aprfmt.inference.engines.node_names import parse_node_name, points_of_node_name
 from aprfmt.inference.engines.parts import ALIKE, finite_distance, has_vocabulary_axis, part_text
 from aprfmt.inference.points import POINTS
@@ -63,8 +63,10 @@ def propose_mapping(
     # Compare every array with every point, and read the names.
     fits = {name: _fits_of_array(captures, name, own, len(ids)) for name in captures.names}
     modules = ModuleMap(captures.names)
+    layers = 1 + max((parse_key(key)[1] for key in own), default=-1)
+    states = hidden_state_points(captures.names, layers)
     said = {
-        name: [aliases.get(key, key) for key in _keys_by_name(name, modules)]
+        name: [aliases.get(key, key) for key in _keys_by_name(name, modules, states)]
         for name in captures.names
     }
     names: dict[str, MappedArray | None] = dict.fromkeys(captures.names)
@@ -120,11 +122,16 @@ def propose_mapping(
     return NameMap(names, captures.path.name, tuple(ids), dtype, undecided | reasons)
 
 
-def _keys_by_name(name: str, modules: ModuleMap) -> list[str]:
+def _keys_by_name(
+    name: str, modules: ModuleMap, states: Mapping[str, tuple[str, int]]
+) -> list[str]:
     """Return the keys of the points that an array's name may mean; [] if none.
 
-    The name may be a module's path, a llama.cpp node's name or one of our keys.
+    The name may be a module's path, a llama.cpp node's name, one of our keys, or an entry of
+    transformers' `hidden_states`, whose (point, layer) are in `states`.
     """
+    if name in states:
+        return [key_name(*states[name])]
     said = [key_name(found.point.name, found.layer) for found in modules.read(name)]
     node = parse_node_name(name)
     if node is not None:

@@ -159,6 +159,7 @@ def test_the_last_row_alone_is_seen_as_such(tmp_path: Path) -> None:
 NAMED = {
     # transformers' path or our key -> the point it says, and one that is nearer in values
     "model.layers.1": ("L1.out", "L1.mid"),
+    "hidden_states_2": ("L1.out", "L1.mid"),
     "model.layers.2.mlp": ("L2.ffn_out", "L1.ffn_out"),
     "model.norm": ("final_norm", "L2.ffn_norm"),
     "L1.attn_out": ("L1.attn_out", "L0.attn_out"),
@@ -179,6 +180,16 @@ def test_a_name_decides_before_a_near_value(name: str, apart: float, tmp_path: P
         row = propose_mapping(captures, right, IDS).names[name]
     assert row is not None and row.key == key, row
     assert row.certainty in ("likely", "possible") and row.why == "its name says so"
+
+
+@pytest.mark.parametrize("name", ["hidden_states_1", "hidden_states.1", "model.layers.0"])
+def test_a_name_decides_where_no_value_is_near(name: str, tmp_path: Path) -> None:
+    """Seen red: entries of `hidden_states` with a large fault were of no point."""
+    right = own()
+    far = np.random.default_rng(0).standard_normal(right["L0.out"].shape).astype(np.float32)
+    with open_captures(npy(tmp_path / "d", {name: far})) as captures:
+        row = propose_mapping(captures, right, IDS).names[name]
+    assert row is not None and (row.key, row.certainty) == ("L0.out", "possible")
 
 
 def test_rows_of_zeros_say_nothing_of_a_point(tmp_path: Path) -> None:
