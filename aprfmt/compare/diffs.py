@@ -45,12 +45,9 @@ from aprfmt.model.ledger import (
     SIDES,
     Ledger,
     NotCompared,
-    Pronounced,
-    VerdictWords,
-    acceptance_predicate,
     damaged_files,
     one_sided_tensors,
-    pronounce,
+    tensor_beside_tower,
 )
 from aprfmt.model.verdict import Compared, Pronounced, VerdictWords, acceptance_predicate, pronounce
 

@@ -327,8 +327,8 @@ class Diagnosis(Tabular):
         )
         if len(left) == len(faults):
             return f"no command mends B: {why}"
-        names = dict.fromkeys(one.cause or "the unknown cause" for one in left)
-        return f"no command mends {', '.join(names)}: {why}"
+        causes = dict.fromkeys(one.cause or "the unknown cause" for one in left)
+        return f"no command mends {', '.join(causes)}: {why}"
 
     @property
     def sentence(self) -> str:

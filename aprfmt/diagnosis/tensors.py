@@ -26,7 +26,15 @@ from aprfmt.measure.records import TensorDiff
 from aprfmt.measure.row_reader import RowReader
 from aprfmt.model import Model
 from aprfmt.model.draft import contradicted_draft, is_draft_head
-from aprfmt.model.ledger import OF_TENSORS, SIDES, NotCompared, make_ledger, one_sided_tensors
+from aprfmt.model.ledger import (
+    OF_TENSORS,
+    SIDES,
+    NotCompared,
+    make_ledger,
+    one_sided_tensors,
+    tensor_beside_tower,
+)
+from aprfmt.model.towers import names_beside_tower
 from aprfmt.model.unsupported_packing import UndecodedPacking
 
 PADDED = "padded_vocabulary"

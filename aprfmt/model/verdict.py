@@ -141,8 +141,8 @@ def pronounce(words: VerdictWords, compared: Compared, accept: Collection[str] =
             "; not read here", equal
         )
         rest += outside
-        held = f"{words.yes} in what was compared{of}" if counted else words.no
-        begin = f"{words.no}{plain}" if compared.differs else held
+        held = f", though {words.yes} in what was compared{of}" if counted else ""
+        begin = f"{words.no}{plain if compared.differs else held}"
         return Pronounced(words.no, f"{begin}{rest}", 1, left)
     # 2: nothing differs, but something necessary could not be compared.
     known = [row for row in equal if row.state == "equal"]
