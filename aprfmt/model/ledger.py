@@ -58,7 +58,6 @@ NO_PART = "of no tensor and of no key"  # bytes of a file that its format has no
 OF_A_PASS: tuple[Kind, ...] = ("tensor", "config key", "metadata key")
 _SHOWN = 3  # names of a sentence; more are counted
 _WIDEST = 60  # characters of an inner key's values
-LOADED_FIRST = "transformers loads it and no shard of the index"
 _BLOCK = 1 << 20
 _VERSIONS = frozenset({"transformers_version", "__version__", "producer"})  # of a JSON's writer
 
@@ -72,7 +71,8 @@ class Item:
     is its value, a function that returns it, or the path of a file; None for tensors. `as_stored`:
     two such items are compared by their stored values, and where these differ by `means`: what a
     loader makes of the value, None if that is not known. `needed`: a model without it is another
-    one, if it has other items of the same home.
+    one, if it has other items of the same home. `loaded_first`: a weight file that transformers
+    loads instead of the index by which the model is opened.
     """
 
     kind: Kind
@@ -83,6 +83,7 @@ class Item:
     as_stored: bool = field(default=False, compare=False, repr=False)
     means: Value = field(default=None, compare=False, repr=False)
     needed: bool = field(default=False, compare=False, repr=False)
+    loaded_first: bool = field(default=False, compare=False, repr=False)
 
     @property
     def unread(self) -> bool:
@@ -403,9 +404,10 @@ class _LedgerBuilder:
                 reading, of = "without effect", "transformers' fast tokenizers take tokenizer.json"
             else:
                 reading, of = "unread", "there is no tokenizer.json, which is read here"
-        if path == self._rival:
-            reading = "unread"
-            of = f"{_file_contents_text(path)}; {LOADED_FIRST}".removeprefix("; ")
+        first = path == self._loaded_first
+        if first:
+            reading, says = "unread", "transformers loads it and no shard of the index"
+            of = f"{_file_contents_text(path)}; {says}".removeprefix("; ")
         elif reading == "unread" and not of:
             of = _file_contents_text(path)
         there = path.is_file() or path.is_dir()
@@ -417,13 +419,13 @@ class _LedgerBuilder:
         means = partial(_file_value, path) if stored and path.is_file() else None
         if means is not None and path.name in OLDER_FILES:
             means = partial(settings_of_older_file, self.model, path.name)
-        return Item("file", path.name, reading, of, path, stored, means, stored and needed)  # type: ignore[arg-type]
+        needed = stored and needed
+        return Item("file", path.name, reading, of, path, stored, means, needed, first)  # type: ignore[arg-type]
 
     @cached_property
-    def _rival(self) -> Path | None:
+    def _loaded_first(self) -> Path | None:
         """The single weight file next to the index by which the model is opened; else None."""
-        found = rival_weights(self.model.path, self.model.source.files)
-        return None if found is None or found.suffix == ".json" else found
+        return file_loaded_first(self.model)
 
     @cached_property
     def _named_code(self) -> Mapping[str, str]:
@@ -837,6 +839,15 @@ _NOT_PACKED = "the file holds no packed weight"
 TEMPLATES = "chat templates"  # with ": NAME", the item of a template that has a name
 _OF_TEMPLATES = (TEMPLATES, "chat_template.json")  # a folder has these files or not, as it likes
 _TABLES = ("embed_tokens", "lm_head")  # peft, utils/constants.py: EMBEDDING_LAYER_NAMES
+
+
+def file_loaded_first(model: "Model") -> Path | None:
+    """Return the weight file that transformers loads instead of the index that opens the model.
+
+    None where there is no such file next to the index.
+    """
+    found = rival_weights(model.path, model.source.files)
+    return None if found is None or found.suffix == ".json" else found
 
 
 def folder_files(model: "Model") -> list[Path]:

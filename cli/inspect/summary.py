@@ -251,15 +251,17 @@ def _list_oddities(opened: Model, body: "InspectBody") -> list[str]:
             if rows:
                 found.append(f"{len(rows)} {one if len(rows) == 1 else many}")
     # Files that cannot be read, or that nothing reads, and doubts about the tokenizer.
-    from aprfmt.model.ledger import LOADED_FIRST, NO_TENSOR
+    from aprfmt.model.ledger import NO_TENSOR, file_loaded_first
 
     found += [
         NO_TENSOR if NO_TENSOR in one else f"{one.partition(' (')[0]} cannot be read"
         for one in body["unreadable"]
     ]
     files = [one for one in body["unread"] if one.startswith("file ")]
-    found += [one for one in files if LOADED_FIRST in one]
-    files = [one for one in files if LOADED_FIRST not in one]
+    loaded = file_loaded_first(opened) if files else None
+    if loaded is not None:
+        found += [one for one in files if one.startswith(f"file {loaded.name} (")]
+        files = [one for one in files if not one.startswith(f"file {loaded.name} (")]
     if files:
         more = f" and {len(files) - 1} more" if len(files) > 1 else ""
         found.append(f"{files[0]}{more}, in no table of files that loaders read")

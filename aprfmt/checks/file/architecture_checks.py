@@ -30,7 +30,7 @@ from aprfmt.model.adapter_parts import adapter_parts, pair_faults_text, peft_con
 from aprfmt.model.completeness import vector_text, vector_todo
 from aprfmt.model.config_paths import path_of_name, value_at_path
 from aprfmt.model.draft import contradicted_draft, draft_head
-from aprfmt.model.ledger import LOADED_FIRST, OF_TENSORS, Surplus
+from aprfmt.model.ledger import OF_TENSORS, Surplus
 from aprfmt.model.own_keys import misleading_keys
 from aprfmt.model.relations import opening_path
 from aprfmt.model.renames import command_line
@@ -207,7 +207,7 @@ def check_unread(ctx: CheckContext) -> Result:
         for item in ctx.unread
         if item.kind not in OF_TENSORS
         and not isinstance(item.holds, Surplus)  # of `layout`
-        and LOADED_FIRST not in item.of  # of `shards`
+        and not item.loaded_first  # of `shards`
     ]
     findings = [
         Finding(
