@@ -163,7 +163,7 @@ def validation_answer(report: "Validation", against: str | None) -> "list[Line]"
     command: one that mends all that failed, where there is one. `against` is another copy of the
     file to compare with, or None.
     """
-    from aprfmt.checks.file.layout import TWO_WEIGHTS
+    from aprfmt.checks.file.layout import RivalWeights
     from aprfmt.compare.short_answer import merge_similar_lines
     from aprfmt.measure.named_causes import MENDS
 
@@ -190,7 +190,7 @@ def validation_answer(report: "Validation", against: str | None) -> "list[Line]"
             for one in report.findings
             if one.check == "shards"
             and one.finding.level == "fail"
-            and one.finding.expected != TWO_WEIGHTS
+            and not isinstance(one.finding, RivalWeights)
         }
         if not command and against is None and any(not todo.startswith(MENDS) for todo in lost):
             end.append(("no command reads a set of which files are missing", "head"))

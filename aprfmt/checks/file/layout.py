@@ -245,7 +245,10 @@ def check_shards(ctx: CheckContext) -> Result:
     return Result(f"{len(members)} files", findings)
 
 
-TWO_WEIGHTS = "the weights of one model"  # what is expected where a folder has those of two
+class RivalWeights(Finding):
+    """A finding that a folder has weights in one file and an index of other files."""
+
+    __slots__ = ()
 
 
 def _rival_findings(ctx: CheckContext) -> Iterator[Finding]:
@@ -260,11 +263,11 @@ def _rival_findings(ctx: CheckContext) -> Iterator[Finding]:
     single, index = sorted((rival, path), key=lambda one: one.suffix == ".json")
     same = _holds_same_bytes(source, rival)
     held = "the same tensors a second time" if same else "other weights than this model's"
-    yield Finding(
+    yield RivalWeights(
         str(rival),
         f"holds {held}: transformers loads {single.name} and no shard, vLLM what {index.name} "
         f"names, llama.cpp's converter every {single.stem}*{single.suffix}",
-        TWO_WEIGHTS,
+        "the weights of one model",
         f"compare them (aprfmt diff {shlex.quote(str(path))} {shlex.quote(str(rival))}), then "
         "remove the file or the index with its shards",
         "warning" if same else "fail",
