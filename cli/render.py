@@ -16,7 +16,6 @@ from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 import click
 
-from aprfmt.base.inner_keys import InnerKey, differing_inner_keys
 from aprfmt.base.protocols import Note
 from aprfmt.base.text_escape import LONGEST, guard_text, shorten, shorten_names
 from aprfmt.base.text_escape import escape as escape_text
@@ -24,6 +23,7 @@ from aprfmt.cli import output_format
 from aprfmt.cli.commands import COMMANDS
 
 if TYPE_CHECKING:
+    from aprfmt.base.inner_keys import InnerKey
     from aprfmt.cli.ci_reports import ReportCase
     from aprfmt.compare.short_answer import Line
 
@@ -395,6 +395,9 @@ def sides_text(name: str, a: object, b: object) -> str:
     """
     if not (isinstance(a, Mapping) and isinstance(b, Mapping)) or a == b:
         return f"{field_text(name, a)} | {field_text(name, b)}"
+
+    from aprfmt.base.inner_keys import differing_inner_keys
+
     apart = list(differing_inner_keys(a, b))
     whole = len(apart) <= MOST_INNER or output_format.answer_format() == "agent"
     shown = apart if whole else apart[:MOST_INNER]
@@ -402,7 +405,7 @@ def sides_text(name: str, a: object, b: object) -> str:
     return ", ".join(map(_inner_key_text, shown)) + more
 
 
-def _inner_key_text(one: InnerKey) -> str:
+def _inner_key_text(one: "InnerKey") -> str:
     """Return an inner key with both sides' values: "eos_token_id: [1535, 0] | 0"."""
     null = one.a is None and one.b is None  # one side states it, and the other has no such key
     sides = (

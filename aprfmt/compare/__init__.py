@@ -12,8 +12,6 @@ from aprfmt.arch.rope_gguf import have_equal_divisors
 from aprfmt.arch.spec import HyperParam
 from aprfmt.arch.value_checks import same_value
 from aprfmt.base.budget import Budget
-from aprfmt.base.inner_keys import differing_inner_keys
-from aprfmt.base.metadata_values import short_value
 from aprfmt.base.protocols import Damage, Value
 from aprfmt.base.sequences import join_first
 from aprfmt.causes import CAUSES
@@ -42,7 +40,6 @@ from aprfmt.measure.texts import (
     uncompared_tokenizers,
 )
 from aprfmt.model import Model, missing_shards, open_damaged
-from aprfmt.model.config_paths import value_at_path
 from aprfmt.model.hf_folder import holds_rank_files
 from aprfmt.model.ledger import (
     LATE,
@@ -573,6 +570,8 @@ def _unlike_architectures(a: Model, b: Model) -> list[NotCompared]:
 
     For models whose architectures are not both known, so that no hyperparameter is compared.
     """
+    from aprfmt.base.metadata_values import short_value
+
     sides: tuple[tuple[Kind, str, Mapping[str, Value], Mapping[str, Value]], ...] = (
         ("config key", "model_type", a.config or {}, b.config or {}),
         ("metadata key", "general.architecture", a.metadata, b.metadata),
@@ -794,6 +793,10 @@ def _own_keys(one: HyperParam, model: Model, other: Model) -> str:
     above, dot, _ = one.key.rpartition(".")
     if not dot or not isinstance(one.value, Mapping) or one.origin != "config":
         return one.key
+
+    from aprfmt.base.inner_keys import differing_inner_keys
+    from aprfmt.model.config_paths import value_at_path
+
     mine, theirs = (value_at_path(side.config, tuple(above.split("."))) for side in (model, other))
     if not (isinstance(mine, Mapping) and isinstance(theirs, Mapping)):
         return one.key
@@ -912,6 +915,8 @@ def _differing_metadata(a: Model, b: Model, *, every: bool) -> tuple[FieldDiff, 
     """
     if a.format != b.format:
         return ()
+
+    from aprfmt.base.metadata_values import short_value
 
     rows = []
     for key in dict.fromkeys((*a.metadata, *b.metadata)):

@@ -14,12 +14,12 @@ from aprfmt.base.protocols import Note, Overlay, Region, Sink, Source, TensorInf
 from aprfmt.base.registry import Registry
 from aprfmt.errors import FormatError, TruncatedError, UnsupportedError
 from aprfmt.formats.foreign_formats import foreign_file
-from aprfmt.formats.header_field import HeaderField
 from aprfmt.formats.unfinished_writes import may_be_half_changed
 from aprfmt.remote.paths import parse_location
 
 if TYPE_CHECKING:
     from aprfmt.formats.damage import Structure
+    from aprfmt.formats.header_field import HeaderField
 
 
 class OpenSource(Protocol):
@@ -90,7 +90,7 @@ class FormatSpec:
     open_sink: OpenSink
     holds: Callable[[Encoding], bool]
     style: str
-    header_fields: Callable[[Region, str], Iterator[HeaderField]]
+    header_fields: "Callable[[Region, str], Iterator[HeaderField]]"
     structure: ReadStructure | None = None  # None: such files are not repaired
     vectors_f32: bool = False
     keys_like: str = ""

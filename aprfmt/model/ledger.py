@@ -16,7 +16,6 @@ from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from aprfmt.arch import ARCHS
 from aprfmt.arch.aliases import CALLED
-from aprfmt.base.inner_keys import differing_inner_keys
 from aprfmt.base.protocols import SURPLUS, Damage, Note, Value
 from aprfmt.base.sequences import join_first
 from aprfmt.base.text_escape import shorten
@@ -1204,6 +1203,8 @@ def _with_inner_keys(why: str, x: Value, y: Value) -> str:
 
     `x` and `y` are what the item holds on both sides. `why` alone where they are no objects.
     """
+    from aprfmt.base.inner_keys import differing_inner_keys
+
     left, right = _json_object(read_value(x)), _json_object(read_value(y))
     found = [] if left is None or right is None else list(differing_inner_keys(left, right))
     told = [f"{key.path}: {shorten(f'{key.a} | {key.b}', _WIDEST)}" for key in found]
