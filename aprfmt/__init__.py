@@ -273,14 +273,14 @@ def step(
     """Return what a training step did to the weights, and whether it is what its optimizer makes.
 
     `options` are those of `aprfmt step`. `model` is the checkpoint before the step and `after` the
-    one after it; with `adapter` they are the base and the adapters. `grads` are files of the step's
-    gradients, one or several, held against those of `batch`, which torch computes on `device` in
-    `dtype`, or with `check_gradients` against differences of its loss; they are of parameters, or
-    of capture points. `rename` are rules OLD=NEW for their names. `trained_in` is the trainer's
-    arithmetic, where it is not that of the weights. `optimizer` is `adamw:lr=2e-4,wd=0.1,step=1`,
-    `optimizer_state` what the trainer saved of it. `accept` are patterns (`unread:PATTERN`) of what
-    may stay uncompared. The result has `.exit_code`, `.tensors`, `.causes`, `.norms` and
-    `.to_json()`.
+    one after it. With `adapter` the step is that of an adapter, and `model` is its base. `grads`
+    are one or several files of the step's gradients, of parameters or of capture points. They are
+    compared with the gradients of `batch`, which torch computes on `device` in `dtype`. With
+    `check_gradients` they are compared with differences of the batch's loss. `rename` are rules
+    OLD=NEW for their names. `trained_in` is the trainer's arithmetic, if it is not that of the
+    weights. `optimizer` is `adamw:lr=2e-4,wd=0.1,step=1`, and `optimizer_state` is the state that
+    the trainer saved. `accept` are patterns (`unread:PATTERN`) of items that may stay uncompared.
+    The result has `.exit_code`, `.tensors`, `.causes`, `.norms` and `.to_json()`.
 
     `between` are runs such as `cpu` and `cuda:0:bfloat16`, whose gradients of `batch` are compared.
     The result then has `.exit_code`, `.runs`, `.gradients` and `.to_json()`.
@@ -298,7 +298,7 @@ def trace(model: "Path | str", **options: "Unpack[TraceOptions]") -> "Trace":
     """Run tokens through MODEL[@RUN] and return every wanted capture point with its values.
 
     `options` are the arguments of aprfmt.inference.api.trace: prompt or ids, points, layers,
-    positions, device, backend, dtype, ... The result has `.records`, `.values(key)` and
+    positions, device, backend, dtype, ... The result has `.records`, `.recorded_values(key)` and
     `.to_json()`.
     """
     from aprfmt.inference.api import trace as run
