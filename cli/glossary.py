@@ -66,6 +66,16 @@ GLOSSARY: Mapping[str, Mapping[str, GlossaryEntry]] = {
         "checksum": GlossaryEntry(
             "a number that a changed byte changes", "-", "-", "CRC-32 of the header and of the file"
         ),
+        "manifest": GlossaryEntry(
+            "the SHA-256 digests of a file and its tensors, as `hash --write` saves them"
+        ),
+        "ledger": GlossaryEntry("the list of every item that a model is made of, with its reading"),
+        "reading": GlossaryEntry(
+            "what a loader takes an item of a model for: a role, a setting, a text, unread, ..."
+        ),
+        "unread": GlossaryEntry(
+            "an item that no table lists: what a loader does with it is not known"
+        ),
         "mapped file": GlossaryEntry(
             "a file read through the system's memory mapping", "`--mmap`", "`safe_open`", "mmap"
         ),
@@ -135,6 +145,11 @@ GLOSSARY: Mapping[str, Mapping[str, GlossaryEntry]] = {
             "one weight stored as several tensors: codes, scales, zero points",
             "-",
             "`qweight`, `qzeros`, `g_idx`",
+        ),
+        "dialect": GlossaryEntry(
+            "a library's layout of packed weights: names, order of codes, keys of config.json",
+            "-",
+            "`quant_method`",
         ),
         "companion": GlossaryEntry(
             "one of the stored tensors of a packed weight, other than its codes",
@@ -286,6 +301,11 @@ GLOSSARY: Mapping[str, Mapping[str, GlossaryEntry]] = {
         "draft head": GlossaryEntry(
             "a layer that predicts the token after the next (MTP)", "`nextn`", "`mtp`"
         ),
+        "tower": GlossaryEntry(
+            "the part of a model that reads images or sound, with its projector",
+            "`mmproj`",
+            "`vision_tower`, `audio_tower`",
+        ),
         "adapter": GlossaryEntry(
             "low-rank matrices to be added to weights", "LoRA GGUF", "peft adapter", "LoRA adapter"
         ),
@@ -368,6 +388,15 @@ GLOSSARY: Mapping[str, Mapping[str, GlossaryEntry]] = {
             "`llama-eval-callback`",
             "`output_hidden_states`",
             "`apr trace --payload`",
+        ),
+        "dump": GlossaryEntry(
+            "arrays that an engine or hooks saved of a run",
+            "`llama-eval-callback`",
+            "forward hooks",
+        ),
+        "rank": GlossaryEntry("one process of a run that several devices share, and its number"),
+        "APRT": GlossaryEntry(
+            "a trace as a folder with a file for each stage", "-", "-", "`apr trace --save-tensor`"
         ),
         "residual stream": GlossaryEntry(
             "what a layer reads, and adds its result to",
@@ -503,6 +532,12 @@ GLOSSARY: Mapping[str, Mapping[str, GlossaryEntry]] = {
         ),
         "gate": GlossaryEntry(
             "a check that must pass before a model is used", "-", "-", "`apr qa` gate"
+        ),
+        "baseline": GlossaryEntry(
+            "the outcomes and numbers of a run of `qa`, saved to compare later runs with"
+        ),
+        "golden file": GlossaryEntry(
+            "prompts with the answers, and texts with the losses, that a model must give"
         ),
         "perplexity": GlossaryEntry(
             "exp of the mean loss of a text", "`llama-perplexity`", "-", "`apr eval`"
