@@ -33,9 +33,9 @@ CERTAINTIES: dict[Certainty, str] = {
     "located": "with A's item in B's place the difference is gone, or it was only measured: where "
     "it is and how large, not what happened",
     "explained": "the stated change was made and gives the other side, but not in every element, "
-    "or only on the elements it was found on, or within a bound of the accused side",
-    "confirmed": "the stated change was made and gives the other side in every element it speaks "
-    "of, on elements that it was not found on",
+    "or only in the elements that it was found on, or only within a bound of the accused side",
+    "confirmed": "the stated change was made and gives the other side in every element that it "
+    "concerns, also in elements that it was not found on",
 }
 
 
