@@ -53,7 +53,7 @@ _TENSOR_STYLES = {"not reproduced": "bad", "not tried": "warn", "not reached": "
     "--check",
     type=options.NamedPath(),
     metavar="STATEMENT",
-    help="Hold what is found to a statement of an earlier run.",
+    help="Compare the result with the statement of an earlier run.",
 )
 @options.accept()
 @options.budget
@@ -77,9 +77,9 @@ def command(
 ) -> int:
     """Make every tensor of QUANTIZED again from BASE, and compare the stored bytes.
 
-    The encodings are the file's own; its record and its tensors say how they were made. Exit 0:
+    The encodings are the file's own. Its record and its tensors say how they were made. Exit 0:
     every tensor was reproduced, and hyperparameters and tokenizer are the base's; 1: one was not,
-    or STATEMENT says otherwise; 2: none differs, and one could not be tried.
+    or STATEMENT says otherwise; 2: none differs, but one could not be tried.
     """
     from aprfmt.attestation import attest
     from aprfmt.attestation.statement import read_statement, write_statement

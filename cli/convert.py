@@ -56,11 +56,11 @@ def command(
 ) -> int:
     """Convert SRC to DST, by DST's extension or --to.
 
-    Every tensor keeps its encoding and bytes unless the target's rules or a flag say otherwise;
-    each such change is listed. What was written is re-opened and compared with the source. Exit 1:
-    it is written and verified, and something of SRC that nothing reads is not in it (--accept).
-    --rename gives tensors the names that readers look for, and nothing else is changed by it.
-    --generic needs no known architecture: names and bytes go from container to container, and the
-    output is marked, so that no loader takes it for a model.
+    Every tensor keeps its encoding and bytes unless the target's rules or a flag say otherwise.
+    Each such change is listed. The output is opened again and compared with the source. Exit 1: it
+    is written and verified, but lacks something of SRC that nothing reads (--accept). --rename
+    gives tensors the names that readers look for, and changes nothing else. --generic needs no
+    known architecture: names and bytes go from container to container, and the output is marked, so
+    that no loader takes it for a model.
     """
     return run_conversion(src, dst, to, adapter, base, **wishes)

@@ -586,11 +586,11 @@ def command(
     arch: str | None,
     force: bool,
 ) -> int:
-    """Compare two models in any formats, tensor by tensor, by what they mean.
+    """Compare two models in any formats, tensor by tensor, by role.
 
-    Exit 0: equal (layout-only differences are named), 1: different, or something that can carry
+    Exit 0: equal (layout-only differences are named); 1: different, or something that can carry
     meaning is on one side only; 2: nothing differs, but something could not be compared. --sample
-    exits 1 where a range differs, and 2 where none does: equality cannot be shown by ranges.
+    exits 1 if a range differs, and 2 if none does: ranges cannot show equality.
     """
     if output_format.answer_format() in ("sarif", "junit") and (
         sample is not None or adapter is not None

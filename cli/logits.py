@@ -56,7 +56,7 @@ class LogitsResult(TypedDict):
 @click.option(
     "--exact",
     is_flag=True,
-    help="With --reference: exit 1 where any bit differs, as where a batch changes a row.",
+    help="With --reference: exit 1 if any bit differs, as when a batch changes a row.",
 )
 @options.accept()
 @run_options.where
@@ -77,12 +77,12 @@ def command(
 ) -> int:
     """Compute the logits of every token, and judge the last row.
 
-    --out FILE.npy writes them all, float32 [tokens, vocab]. Exit 1 when the gate fails: a NaN or
-    an infinity, no spread, no peak.
+    --out FILE.npy writes them all, float32 [tokens, vocab]. Exit 1 if the last row has a NaN, an
+    infinity, no spread or no peak.
 
-    With --reference the log-probabilities are compared by token and position: exit 1 where they
-    differ by more than rounding makes, and the first position is named. Exit 2 where they differ by
-    what bfloat16 makes and float32 does not, and nothing says in which the answer was computed.
+    With --reference the log-probabilities are compared by token and position. Exit 1 if they differ
+    by more than rounding, and the first position is named. Exit 2 if rounding in bfloat16 explains
+    the difference, rounding in float32 does not, and the answer does not say its arithmetic.
     """
     if reference is not None:
         from aprfmt.cli import logprobs

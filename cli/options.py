@@ -323,7 +323,7 @@ no_verify = click.option(
 resume = click.option(
     "--resume",
     is_flag=True,
-    help="Continue a run that was stopped; keep what is written if this one is.",
+    help="Continue a stopped run; if this run is stopped, keep what it wrote.",
 )
 no_hash = click.option(
     "--no-source-hash",

@@ -36,7 +36,7 @@ class QaArguments(TypedDict):
     "--against",
     metavar="OTHER",
     type=options.PathOrAddress(),
-    help="Another copy of the model: hold this one against it.",
+    help="Compare with another copy of the model.",
 )
 @click.option(
     "--also",
@@ -53,7 +53,7 @@ class QaArguments(TypedDict):
 @click.option(
     "--random-weights",
     is_flag=True,
-    help="The model is untrained: expect the losses of such a one.",
+    help="The model is untrained: expect the losses of an untrained model.",
 )
 @click.option("--only", multiple=True, metavar="GATE", help="Ask only these gates.")
 @click.option("--skip", multiple=True, metavar="GATE", help="Leave these gates out.")
@@ -62,7 +62,7 @@ class QaArguments(TypedDict):
     type=click.Choice(["failure", "warning"]),
     default="failure",
     show_default=True,
-    help="The least that fails a gate.",
+    help="What makes a gate fail.",
 )
 @click.option(
     "--min-run",
@@ -104,9 +104,9 @@ def command(
 ) -> int:
     """Put a model through the gates, each PASS, FAIL or NOT-RUN.
 
-    A NOT-RUN never counts as a pass. With --device the model runs there and device-parity holds
-    it against numpy on the CPU. Exit 0: every gate that ran passed; 1: one failed, or fewer ran
-    than --min-run; 2: nothing ran, or something asked for could not.
+    A NOT-RUN never counts as a pass. With --device the model runs there, and device-parity
+    compares it with numpy on the CPU. Exit 0: every gate that ran passed; 1: one failed, or fewer
+    ran than --min-run; 2: nothing ran, or a requested gate could not run.
     """
     from aprfmt.checks.gates import running as qa
     from aprfmt.inference.device import parse_run

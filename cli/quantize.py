@@ -97,12 +97,11 @@ def command(
 ) -> int:
     """Quantize SRC to DST; GPTQ, AWQ and the like round to nearest, uncalibrated.
 
-    Q4_K_M and its kind follow llama.cpp's mixtures; NF4 and FP4 go to safetensors as bitsandbytes
-    stores them. COMPRESSED, MODELOPT, GPTQ, AWQ and MLX are those libraries' layouts, in which
-    every weight is rounded to the nearest value: the calibration that gave GPTQ and AWQ their names
-    is not done. Scheme, rounding, arithmetic, encoder version and importance matrix are recorded in
-    DST, which is written by its extension or --to. TYPE may stand after DST, as llama-quantize
-    takes it.
+    Q4_K_M and the like follow llama.cpp's mixtures. NF4 and FP4 go to safetensors as bitsandbytes
+    stores them. COMPRESSED, MODELOPT, GPTQ, AWQ and MLX are the layouts of those libraries. Every
+    weight is rounded to the nearest value, without the calibration of GPTQ and AWQ. Scheme,
+    rounding, arithmetic, encoder version and importance matrix are recorded in DST. DST's format is
+    that of its extension, or --to. TYPE may stand after DST, as llama-quantize takes it.
     """
     wishes["quantize"] = one_type(src, dst, named, wishes["quantize"])
     with ExitStack() as stack:

@@ -214,13 +214,13 @@ def command(
     partial: bool,
     force: bool,
 ) -> int:
-    """Write BROKEN completed from SOURCE: what is missing or wrong, and no other byte, is taken.
+    """Write BROKEN completed from SOURCE: only missing and wrong bytes are taken from SOURCE.
 
-    What is wrong is known from the headers, the manifest (to the tensor, with `hash --blocks` to
-    the MiB), or the comparison. Bytes that nothing speaks of are taken as they are, with a warning;
-    where the digest of the whole file is known, nothing is written that does not have it.
-    --index replaces the index of a folder by one that fits its shards, and touches no shard;
-    --by-index writes shards that fit the index, without stale copies of tensors.
+    Wrong bytes are found by the headers, by the manifest (which tensor; with `hash --blocks` which
+    MiB), or by the comparison. Bytes that none of these covers are kept, with a warning. If the
+    digest of the whole file is known, only a file that has it is written. --index replaces the
+    index of a folder by one that fits its shards, and touches no shard. --by-index writes shards
+    that fit the index, without stale copies of tensors.
     """
     if index and by_index:
         raise UsageError("--index makes the index fit the shards, --by-index these fit it: one")

@@ -206,9 +206,9 @@ def command(
 ) -> int:
     """Check every model under each ROOT: folders, hub caches, Ollama's store, files, addresses.
 
-    Rows are added to the results as they come; what stands there is not asked again, so that a
-    second scan does what is new or changed. Exit 0: nothing failed; 1: a check of a model failed;
-    2: something could not be asked, or not be answered.
+    Rows are added to the results as they come. A question that has a row is not asked again, so a
+    second scan checks only what is new or changed. Exit 0: nothing failed; 1: a check of a model
+    failed; 2: something could not be asked, or not be answered.
     """
     from aprfmt.fleet.run import ScanBudget, ScanRequest, scan
     from aprfmt.fleet.workers import Limits

@@ -273,13 +273,13 @@ def command(
 ) -> int:
     """Set and remove metadata keys in a copy of MODEL; every change is printed as old -> new.
 
-    Of a Hugging Face folder the value changes where readers take it from: config.json,
+    In a Hugging Face folder the value changes in the file that readers take it from: config.json,
     generation_config.json, tokenizer_config.json (FILE:KEY names one), or chat_template.jinja. In
-    GGUF and APR a key may have the name it has elsewhere (rope_theta, eos_token_id).
+    GGUF and APR a key may be given by its name elsewhere (rope_theta, eos_token_id).
 
-    VALUE is JSON, or text as it stands, or @FILE for what a file holds; KEY="" is empty text. A key
-    keeps the type it has in the file, and a key that nobody knows is warned of. --in-place writes
-    only the bytes that change, and says so where a copy is needed.
+    VALUE is JSON, plain text, or @FILE for the content of a file; KEY="" is empty text. A key keeps
+    the type it has in the file, and an unknown key gives a warning. --in-place writes only the
+    bytes that change, and says so if a copy is needed.
     """
     from aprfmt.conversion import edits, entry_file
     from aprfmt.conversion.edit_request import parse_edits

@@ -86,9 +86,9 @@ def command(
 ) -> int:
     """Render the chat template, in a child process with limits, and show its token ids.
 
-    Where the tokenizer cannot be built the text is shown without ids. With --against conversations
-    with tools, reasoning and several turns are rendered by jinja2 and by llama.cpp: exit 0 where
-    all are alike, 1 where one is not, 2 where llama.cpp's server is not here.
+    If the tokenizer cannot be built the text is shown without ids. With --against conversations
+    with tools, reasoning and several turns are rendered by jinja2 and by llama.cpp. Exit 0: all are
+    equal; 1: one is not; 2: llama.cpp's server is not installed.
     """
     from aprfmt.model import open_model
     from aprfmt.tokenizer.template import scan_template

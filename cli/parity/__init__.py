@@ -30,7 +30,7 @@ REPEATS = 5
 @click.option(
     "--through",
     metavar="ENCODING",
-    help="Push the layers' matrices through this encoding and back, for every run (NF4).",
+    help="Encode and decode the layers' matrices in this encoding first, for every run (NF4).",
 )
 @click.option(
     "--base",

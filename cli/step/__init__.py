@@ -113,7 +113,7 @@ def command(
     """Explain one training step from MODEL, the checkpoint before it.
 
     Exit 0: every parameter is what the optimizer makes of it; 1: one is not, and the mistake that
-    gives it is named where it is known; 2: one could not be compared. Steps that the stored type
+    gives it is named if it is known; 2: one could not be compared. Steps that the stored type
     is too coarse to show are listed, and leave the exit code to the weights.
     """
     from aprfmt.training.options import answer_between, answer_step

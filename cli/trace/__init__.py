@@ -75,8 +75,8 @@ from aprfmt.cli.trace.request import TraceOutputs, TraceRequest
 @click.option(
     "--exact",
     is_flag=True,
-    help="With --reference: exit 1 where any value differs, as where a batch changes a row. With "
-    "--map alone: where requests of the dump with the same tokens differ.",
+    help="With --reference: exit 1 if any value differs, as when a batch changes a row. With --map "
+    "alone: if requests of the dump with the same tokens differ.",
 )
 @click.option(
     "--engine",
@@ -113,9 +113,9 @@ def command(
 ) -> int:
     """Show activations at named capture points.
 
-    Without --payload or --engine nothing runs and the plan is printed. With one, ten places of
-    every layer, the logits and their top 5. Exit 1 when a NaN or an infinity appears (the first
-    point is named), or when --reference differs beyond the tolerance: the points that do, and a
-    summary, are shown then, and -v shows all.
+    Without --payload or --engine nothing runs and the plan is printed. With one, ten points of
+    every layer, the logits and their top 5 are shown. Exit 1 if a NaN or an infinity appears (the
+    first point is named), or if --reference differs beyond the tolerance. Then the points beyond it
+    are shown, and -v shows all.
     """
     return modes.run_trace(model, loaded, list_points, asked, wanted, dumped, tokens, where)
