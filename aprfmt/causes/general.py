@@ -24,7 +24,8 @@ CAUSE_ROWS = (
         "tensor_names", "tensor", "bug",
         "Tensors stand under other names than readers look for: a prefix, a component, numbers of "
         "layers, or the names of another container.",
-        "Tensors that the configuration demands miss, and as many of no role are there.",
+        "Tensors that the configuration demands are missing, and as many without a role are "
+        "there.",
         "Under one rename every demanded tensor is there, of its shape.",
     ),
     Cause(

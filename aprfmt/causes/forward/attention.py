@@ -33,7 +33,7 @@ CAUSE_ROWS = (
     ),
     Cause(
         "mask", "forward", "bug",
-        "Attention is not causal, or masks what it should see.",
+        "Attention is not causal, or hides tokens that it should see.",
         "The last row is equal and the first differs most; probabilities past the diagonal are "
         "not zero.",
         "Attention with the other mask is equal.",

@@ -13,7 +13,7 @@ from aprfmt.inference.replay.patched_model import PatchedModel
 CAUSE_ROWS = (
     Cause(
         "norm_kind", "forward", "bug",
-        "A norm is of another kind: with the mean of a row taken away, or without.",
+        "A norm is of another kind: it subtracts the mean of a row, or does not.",
         "Rows differ by a multiple of the norm's weight from the first norm on.",
         "The pass with the other kind of norm is equal.",
     ),

@@ -25,8 +25,8 @@ CAUSE_ROWS = (
     ),
     Cause(
         "ranks_differ", "forward", "bug",
-        "Ranks hold other values of what every rank computes alike: another weight, or a sum over "
-        "ranks that one of them did not get.",
+        "Ranks hold different values where every rank computes the same: another weight, or a "
+        "sum over ranks that one of them did not get.",
         "A norm's result or a sum after its all-reduce is not equal on all ranks.",
         "None: the ranks' own values are compared with one another.",
     ),

@@ -40,7 +40,7 @@ CAUSE_ROWS = (
     ),
     Cause(
         "multiplier", "config", "bug",
-        "A factor of the embedding, the residual or the logits is missing or another.",
+        "A factor of the embedding, the residual or the logits is missing or has another value.",
         "All values of a point differ by one factor.",
         "Multiplying by the printed factor makes them equal.",
         keys=("embedding_scale", "residual_scale", "residual_scales", "logit_scale",

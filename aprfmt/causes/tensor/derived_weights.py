@@ -46,8 +46,8 @@ CAUSE_ROWS = (
         "weights, derived from the same ones.",
         "The differences of an adapter's targets have a low rank, in all layers or in few matrices "
         "alone; nothing else differs.",
-        "The rank of every difference. Which side is meant, or whether it was merged twice, the "
-        "weights do not say.",
+        "The rank of every difference. The weights do not say which side was merged, or whether "
+        "it was merged twice.",
         next="distances",
         most="located",
     ),

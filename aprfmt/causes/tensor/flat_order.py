@@ -32,7 +32,8 @@ CAUSE_ROWS = (
         "Tensors were cut from one flat buffer (ZeRO, FSDP) in another order than it was filled, "
         "or from another place.",
         "Names and shapes are right, and most tensors relate to nothing under their names.",
-        "Runs of the other side's values, one behind the other, give all values of these tensors.",
+        "Runs of the other side's values, one after the other, give all values of these "
+        "tensors.",
         next="again",
     ),
 )  # fmt: skip

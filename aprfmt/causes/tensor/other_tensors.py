@@ -65,9 +65,9 @@ CAUSE_ROWS = (
         "stale_tensor", "tensor", "bug",
         "A tensor was left at other values: of an older checkpoint, of initialisation, or zero.",
         "One tensor differs everywhere and relates to no tensor of the other side.",
-        "It is constant, or of the size and spread of the other side's and related to it in "
-        "nothing; in a pass, the values solved for it make every later difference vanish. That "
-        "the other side's tensor removes the difference is true of any damage.",
+        "It is constant, or has the size and spread of the other side's and no relation to it. "
+        "In a pass, the values computed for it make every later difference vanish. The other "
+        "side's tensor in its place would remove any damage, and proves nothing.",
     ),
     Cause(
         "value_order", "tensor", "bug",

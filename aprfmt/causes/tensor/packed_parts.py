@@ -49,7 +49,7 @@ CAUSE_ROWS = (
     Cause(
         "scales_invalid", "tensor", "bug",
         "Scales of a packed weight are NaN, infinite, negative or all zero.",
-        "The weight cannot be decoded; its scales hold what no quantizer writes.",
+        "The weight cannot be decoded; its scales hold values that no quantizer writes.",
         "With these scales replaced it decodes to the other side's values, or does so everywhere "
         "else.",
     ),
@@ -57,8 +57,8 @@ CAUSE_ROWS = (
         "packing_claim", "tensor", "bug",
         "config.json claims another packing than the bytes have: another method, group size or "
         "format, or none at all.",
-        "The weights cannot be decoded as they are said to be packed.",
-        "Read as is named, they decode to the other side's values.",
+        "The weights cannot be decoded as config.json says.",
+        "Read by the named packing, they decode to the other side's values.",
     ),
 )  # fmt: skip
 

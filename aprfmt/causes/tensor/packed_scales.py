@@ -40,8 +40,8 @@ CAUSE_ROWS = (
         "transposed, rounded to a coarser type once the codes were made, read in another way, or "
         "otherwise those of other groups.",
         "Every group is a multiple of what it should be.",
-        "One factor for each group leaves errors that are usual for the encoding; the factors go "
-        "with the scales as is said.",
+        "One factor for each group leaves errors that are usual for the encoding, and the "
+        "factors have the named relation to the scales.",
     ),
     Cause(
         "quant_min", "tensor", "bug",

@@ -35,15 +35,17 @@ CAUSE_ROWS = (
         "stored_twice", "tensor", "same",
         "One side stores parameters twice, in two layouts, with the same values: experts singly "
         "and in a stack, query, key and value joined and apart, or packed and plain.",
-        "Tensors of no role that make up, in another layout, a role which is read from others.",
+        "Tensors without a role that together are, in another layout, a role that is read from "
+        "other tensors.",
         "Read by its own layout each of them holds the values of the role.",
         next="nothing",
     ),
     Cause(
         "stale_layout", "tensor", "bug",
-        "One side stores parameters twice, in two layouts, with other values: an older state was "
-        "left beside the new one, and loaders differ in which of the two they take.",
-        "Tensors of no role that make up, in another layout, a role which is read from others.",
+        "One side stores parameters twice, in two layouts, with other values: an older state "
+        "was left next to the new one, and loaders differ in which of the two they take.",
+        "Tensors without a role that together are, in another layout, a role that is read from "
+        "other tensors.",
         "Read by its own layout one of them holds other values than the role.",
         next="look",
     ),

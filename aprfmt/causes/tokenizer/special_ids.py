@@ -33,8 +33,8 @@ from aprfmt.tokenizer.stored_tokenizer import StatedTokenizer, stale_post_proces
 CAUSE_ROWS = (
     Cause(
         "special_ids", "identity", "bug",
-        "BOS, EOS, PAD or another special id is another one: texts begin otherwise, or generation "
-        "ends elsewhere or not at all.",
+        "BOS, EOS, PAD or another special id differs: texts begin otherwise, or generation ends "
+        "elsewhere or not at all.",
         "Ids by role, from the lists, tokenizer_config.json and config.json; where a GGUF states "
         "none, the one that llama.cpp takes.",
     ),
@@ -59,7 +59,7 @@ CAUSE_ROWS = (
     ),
     Cause(
         "chat_template", "identity", "bug",
-        "The chat template is another one, cut, or missing.",
+        "The chat template differs, is cut, or is missing.",
         "Conversations rendered by both: with and without a system message, several turns, with "
         "and without a prompt to answer.",
     ),

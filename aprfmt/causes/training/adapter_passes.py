@@ -22,8 +22,8 @@ CAUSE_ROWS = (
         "adapter_merged",
         "gradient",
         "bug",
-        "The adapter is merged into the base and applied beside it, so it counts twice; or the "
-        "base that was given has it merged, and the trainer's had not.",
+        "The adapter is merged into the base and also applied, so it counts twice; or the base "
+        "that was given has it merged, and the trainer's had not.",
         "All gradients of an adapter differ, and its factors B are not zero.",
         _MADE,
     ),
@@ -40,8 +40,8 @@ CAUSE_ROWS = (
         "base_quantized",
         "gradient",
         "bug",
-        "The gradients of an adapter are those beside another base: the one given, quantized to "
-        "4 bits as QLoRA does it.",
+        "The gradients of an adapter are those with another base: the one given, quantized to 4 "
+        "bits as QLoRA does it.",
         "All gradients of an adapter differ, each by a few percent.",
         _MADE,
     ),

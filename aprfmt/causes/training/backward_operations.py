@@ -46,8 +46,8 @@ CAUSE_ROWS = (
         "backward_router",
         "gradient",
         "bug",
-        "The weights of the experts are constants in the backward, and routers learn nothing; or "
-        "the sum is, by which these weights are divided.",
+        "In the backward the weights of the experts are constants, and routers learn nothing; "
+        "or the sum that divides these weights is a constant.",
         "In the last wrong layer the router has no gradient or another, and the experts are right.",
         _MADE,
     ),

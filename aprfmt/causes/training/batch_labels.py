@@ -46,7 +46,7 @@ CAUSE_ROWS = (
         "gradient",
         "bug",
         "Labels of the batch have weights in the gradient: a prompt or a token counts less or "
-        "more, or each label by where it stands. A loss that is meant so has to be stated.",
+        "more, or each label by its place. If the loss is meant so, state the weights.",
         "All gradients differ, and that of the last norm is the sum over the labels with factors "
         "of their own.",
         _MADE,

@@ -59,9 +59,9 @@ CAUSE_ROWS = (
         "norm_tokens_left_out",
         "gradient",
         "bug",
-        "The gradients of norms are those of a part of each row: they were not summed over the "
+        "The gradients of norms cover only a part of each row: they were not summed over the "
         "ranks that a sequence is split over.",
-        "Norms alone are wrong, and each is the sum over some columns of the batch.",
+        "Only norms are wrong, and each is the sum over some columns of the batch.",
         _MADE,
     ),
     Cause(

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from aprfmt.causes.row import Cause
 from aprfmt.causes.training.gradient_case import GradientCase, GradientGuess, GradientHypothesis
 
-_MADE = "What the state's moments of the step before were made of gives every element."
+_MADE = "The gradient that the moments of before the step were made of gives every element."
 CAUSE_ROWS = (
     Cause(
         "gradient_stale",
@@ -20,8 +20,9 @@ CAUSE_ROWS = (
         "gradient_not_zeroed",
         "gradient",
         "bug",
-        "The gradient of the step before was not set to zero: that of the batch was added to it.",
-        "What it differs by from the batch's gradient is the one in the moments of before the "
+        "The gradient of the step before was not set to zero, and that of the batch was added "
+        "to it.",
+        "Its difference from the batch's gradient is the gradient in the moments of before the "
         "step.",
         _MADE,
     ),

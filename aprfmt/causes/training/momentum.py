@@ -58,7 +58,7 @@ CAUSE_ROWS = (
         "betas",
         "update",
         "bug",
-        "The rates of the moments are other ones than stated, or exchanged.",
+        "The rates of the moments differ from the stated ones, or are exchanged.",
         "With another usual rate, or beta 1 for beta 2, the step is the one that is there.",
         "The step with these rates gives every weight.",
     ),

@@ -18,8 +18,8 @@ CAUSE_ROWS = (
         "loaded checkpoint was not copied to, or a checkpoint of another run.",
         "Most elements moved several times as far as the longest step of the rule, and neither "
         "along the step nor along the weight.",
-        "Nothing makes it again: give the checkpoint that the masters are of as MODEL. Many steps "
-        "between the two checkpoints look the same.",
+        "Nothing repeats it. Give the checkpoint of the masters as MODEL. Many steps between "
+        "the two checkpoints look the same.",
         most="located",
     ),
 )
