@@ -20,6 +20,7 @@ from aprfmt.inference.capture import (
     resolve_alias,
 )
 from aprfmt.inference.engines.parts import cut_to_vocabulary, has_vocabulary_axis
+from aprfmt.inference.engines.point_shapes import row_sizes
 from aprfmt.inference.engines.tiles import MeasuredTiles
 from aprfmt.inference.forward import LogitRows
 from aprfmt.inference.layer_heads import kv_head_count
@@ -172,10 +173,27 @@ class Collector:
         if rows is not None or tokens is None or values.ndim != 2 or tokens in (1, len(values)):
             return
         if values.shape[1] == tokens and len(values) > 1:
+            sizes = self._row_sizes(point)
+            hint = "; is it transposed? `aprfmt trace MODEL --map` reads such arrays"
             raise ValueError(
-                f"shape {list(values.shape)}; expected a row for each of {tokens} tokens; is it "
-                "transposed? `aprfmt trace MODEL --map` reads such arrays"
+                f"shape {list(values.shape)}; expected a row for each of {tokens} tokens"
+                f"{hint if sizes is None or math.prod(sizes) == len(values) else ''}"
             )
+
+    def join_head_rows(self, point: str, values: Numbers) -> Numbers:
+        """Return a head norm's [tokens * heads, head size] as [tokens, heads * head size].
+
+        An array of another shape is returned unchanged. `point` is the capture point that it is of.
+        """
+        sizes, tokens = self._row_sizes(point), self._tokens
+        if sizes is None or len(sizes) != 2 or tokens is None:
+            return values
+        heads, size = sizes
+        return values.reshape(tokens, -1) if values.shape == (tokens * heads, size) else values
+
+    def _row_sizes(self, point: str) -> tuple[int, ...] | None:
+        """Return the sizes of a capture point's value for one token; None where not known."""
+        return None if self.hp is None else row_sizes(POINTS[point].shape, self.hp, self.known)
 
     def add(
         self,

@@ -311,6 +311,8 @@ class ModuleReader:
         try:
             values = drop_batch_axis(self._joined_copies(values), key)
             for point in dict.fromkeys(reading.point.name for reading in readings):
+                if "norm" in key.rpartition(".")[2]:  # of heads: it may be given a row for each
+                    values = self._collector.join_head_rows(point, values)
                 self._collector.refuse_unlike(point, values, rows)
                 values = self._collector.cut_to_vocabulary(key, point, values)
             taken = [self._add(reading, values, rows) for reading in readings]

@@ -17,26 +17,7 @@ def point_shapes(
 
     `hp` are the model's sizes, `known` its points by key. Points with an unknown size are left out.
     """
-    value_dim = int(hp["value_head_dim"] or hp["head_dim"])
-    mla = bool(known) and not known["L0.kv_a"].absent
-    head = int(hp["head_dim"])
-    if mla:
-        head = int(hp["qk_nope_head_dim"]) + int(hp["qk_rope_head_dim"])
-    # Sizes by the names that the table of points uses.
-    dims: dict[str, int] = {
-        "hidden_size": int(hp["hidden_size"]),
-        "head_dim": head,
-        "value_dim": value_dim,
-        "ffn_size": int(hp["ffn_size"] or 0),
-        "vocab_size": int(hp["vocab_size"]),
-        "heads": int(hp["n_heads"]),
-        "tokens": tokens,
-        "keys": tokens,
-        "rows": tokens,
-        "1": 1,
-        "kv_heads": int(hp["n_heads"] if mla else hp["n_kv_heads"]),
-    }
-    known_sizes = {**hp, **dims}
+    known_sizes = _sizes_by_name(hp, known, tokens)
     found = {}
     for key, instance in known.items():
         if not instance.absent:
@@ -45,6 +26,23 @@ def point_shapes(
             if None not in sizes:
                 found[key] = tuple(size for size in sizes if size is not None)
     return found
+
+
+def row_sizes(
+    shape: str, hp: Mapping[str, Value], known: Mapping[str, PointInstance]
+) -> tuple[int, ...] | None:
+    """Return the sizes of a point's value for one token: (heads, elements of each), say.
+
+    `shape` is the point's, as the table says it: "tokens, heads*head_dim" or "tokens, heads,
+    head_dim". `hp` are the model's sizes, `known` its points by key. None where a size is not
+    known, and for a point without a row for each token.
+    """
+    tokens, *axes = shape.replace(" ", "").replace("*", ",").split(",")
+    sizes = _sizes_by_name(hp, known, 1)
+    found = [_size_of(axis, sizes) for axis in axes]
+    if tokens != "tokens" or not found:
+        return None
+    return None if None in found else tuple(size for size in found if size is not None)
 
 
 def nearest_points_text(
@@ -69,6 +67,35 @@ def nearest_points_text(
     return (
         f"{said}; no point of the model has as many values, nearest is {near} {list(shapes[near])}"
     )
+
+
+def _sizes_by_name(
+    hp: Mapping[str, Value], known: Mapping[str, PointInstance], tokens: int
+) -> dict[str, Any]:
+    """Return {name: size} of the names in shapes of points, in a pass of `tokens` tokens.
+
+    `hp` are the model's sizes, `known` its points by key.
+    """
+    value_dim = int(hp["value_head_dim"] or hp["head_dim"])
+    mla = bool(known) and not known["L0.kv_a"].absent
+    head = int(hp["head_dim"])
+    if mla:
+        head = int(hp["qk_nope_head_dim"]) + int(hp["qk_rope_head_dim"])
+    # Sizes by the names that the table of points uses.
+    dims: dict[str, int] = {
+        "hidden_size": int(hp["hidden_size"]),
+        "head_dim": head,
+        "value_dim": value_dim,
+        "ffn_size": int(hp["ffn_size"] or 0),
+        "vocab_size": int(hp["vocab_size"]),
+        "heads": int(hp["n_heads"]),
+        "tokens": tokens,
+        "keys": tokens,
+        "rows": tokens,
+        "1": 1,
+        "kv_heads": int(hp["n_heads"] if mla else hp["n_kv_heads"]),
+    }
+    return {**hp, **dims}
 
 
 def _size_of(text: str, known: Mapping[str, Any]) -> int | None:
