@@ -145,7 +145,8 @@ def _unexplained_finding(label: str, divergence: Divergence) -> Finding:
         weights = _names_or_ends(divergence.inside, "weights") or "no weight"
         several = len(_computing_operations(view)) > 1
         which = "any of these operations may be wrong, or what they read"
-        says += f"; {which if several else 'it may be wrong, or what it reads'}: {weights}"
+        says += f"; {which if several else 'it may be wrong, or what it reads'}: "
+        says += f"{_routing_weights_text(view)}{weights}"
     # A difference as small as quantization or rounding gets that verdict.
     if cause == "quantisation":
         says += ", by no more than quantizing these weights costs: the run had finer ones"
@@ -166,6 +167,19 @@ def _unexplained_finding(label: str, divergence: Divergence) -> Finding:
         side=label,
         after=view.after,
     )
+
+
+def _routing_weights_text(view: ShadowPoint) -> str:
+    """Return a clause on the experts' weights that the operations before a point read, or "".
+
+    "" where no output of an expert is weighted there, and where the trace has the weights: they
+    are what the operations were given.
+    """
+    weighted = any(call.op == "add_weighted" for call in view.calls)
+    name = f"{view.key.rpartition('.')[0]}.expert_w"
+    if not weighted or name in view.after:
+        return ""
+    return f"the routing weights of the experts ({name}), "
 
 
 def _nonfinite_finding(label: str, view: ShadowPoint) -> Finding:

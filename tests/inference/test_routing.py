@@ -7,6 +7,7 @@ renormalised, the routed scale dropped, softmax over all where only the chosen c
 """
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -22,7 +23,7 @@ from aprfmt.causes.forward.routing_rules import (
     routing_rule_of,
 )
 from aprfmt.errors import ArchError
-from aprfmt.inference.routing import choose_experts
+from aprfmt.inference.routing import ROUTERS, choose_experts
 from tests.models import tiny
 
 # id -> (tiny model, config values of ours, hyperparameters)
@@ -80,11 +81,20 @@ WEIGHED: Mapping[MixedBy, Any] = {
     "logits": lambda x, s, b, at: x.gather(1, at),
     "softmax of the chosen": lambda x, s, b, at: torch.softmax(x.gather(1, at), 1),
     "softmax of the scores": lambda x, s, b, at: torch.softmax(s.gather(1, at), 1),
+    "shares": lambda x, s, b, at: s.gather(1, at) / s.sum(1, keepdim=True),
+    "biased shares": lambda x, s, b, at: (
+        (s + b).gather(1, at) / s.gather(1, at).sum(1, keepdim=True)
+    ),
+}
+SCORES: Mapping[Scores, Any] = {
+    "sigmoid": torch.sigmoid,
+    "softmax": lambda x: torch.softmax(x, 1),
+    "root of softplus": lambda x: torch.nn.functional.softplus(x).sqrt(),
 }
 
 
 @pytest.mark.parametrize("weights", WEIGHED)
-@pytest.mark.parametrize("scored", ["sigmoid", "softmax"])
+@pytest.mark.parametrize("scored", SCORES)
 @pytest.mark.parametrize("corrected", [True, False])
 def test_the_rule_of_an_engine_is_the_mistake_it_says(
     weights: MixedBy, scored: Scores, corrected: bool
@@ -93,7 +103,7 @@ def test_the_rule_of_an_engine_is_the_mistake_it_says(
     made = torch.Generator().manual_seed(5)
     logits = torch.randn(64, 8, generator=made, dtype=torch.float64)
     bias = 0.3 * torch.randn(8, generator=made, dtype=torch.float64)
-    scores = torch.sigmoid(logits) if scored == "sigmoid" else torch.softmax(logits, 1)
+    scores = SCORES[scored](logits)
     hp = {"n_experts_used": 3, "routed_scale": 1.7, "n_expert_groups": 1}
     given = bias if corrected else torch.zeros(8, dtype=torch.float64)
     for added in (True, False):
@@ -111,6 +121,35 @@ def test_the_rule_of_an_engine_is_the_mistake_it_says(
                 np.testing.assert_allclose(
                     found.weights, wanted.gather(1, order).numpy(), rtol=1e-12
                 )
+
+
+@pytest.mark.parametrize("router", [name for name in ROUTERS if name != "sparsemixer"])
+@pytest.mark.parametrize("groups", [1, 4])
+def test_the_rule_of_every_router_is_what_a_pass_does(router: str, groups: int) -> None:
+    """Seen red: two routers with a correction were described as softmax routers without one."""
+    rng = np.random.default_rng(6)
+    logits, bias = rng.normal(size=(64, 8)), 0.3 * rng.normal(size=8)
+    grouped = groups if router.startswith(("group", "sigmoid_bias")) else 1
+    for sums in (False, True):
+        hp = {"router": router, "n_experts_used": 3, "routed_scale": 1.7, "norm_topk": sums,
+              "n_expert_groups": grouped, "n_expert_groups_used": min(2, grouped)}  # fmt: skip
+        ours, rule = choose_experts(logits, bias, hp), routing_rule_of(hp)
+        found = route_by_rule(rule, logits, bias, hp)
+        np.testing.assert_array_equal(found.experts, ours.experts)
+        np.testing.assert_allclose(found.weights, ours.weights, rtol=1e-5)
+        assert rule.biased == ("_bias" in router)
+
+
+def test_a_correction_in_the_logits_is_in_choice_and_weights() -> None:
+    rng = np.random.default_rng(7)
+    logits, bias = rng.normal(size=(64, 8)), rng.normal(size=8)
+    hp = {"router": "sigmoid_bias", "n_experts_used": 3, "routed_scale": 1.0, "norm_topk": True,
+          "n_expert_groups": 1, "n_expert_groups_used": 1}  # fmt: skip
+    early = replace(routing_rule_of(hp), biased=False, early=True)
+    found = route_by_rule(early, logits, bias, hp)
+    wanted = choose_experts(logits + bias, None, hp)
+    np.testing.assert_array_equal(found.experts, wanted.experts)
+    np.testing.assert_allclose(found.weights, wanted.weights, rtol=1e-12)
 
 
 RANKS: Mapping[Ranking, Any] = {

@@ -52,10 +52,12 @@ def usual_routing_rules(hp: Mapping[str, Any]) -> list[tuple[str, Mapping[str, A
         )
     ]
     for router in ("softmax", "softmax_topk", "sigmoid_bias", "group_limited_greedy", "sigmoid"):
-        if router != hp["router"]:
-            tries.append(
-                (f"the router is {router}; the model says {hp['router']}", {"router": router})
-            )
+        if router == hp["router"]:
+            continue
+        says = f"the router is {router}; the model says {hp['router']}"
+        if str(hp["router"]).startswith(f"{router}_bias"):  # that router less its correction
+            says = "the correction is not added for the choice of experts"
+        tries.append((says, {"router": router}))
     if int(hp["n_expert_groups"]) > 1:
         tries.append(
             ("groups of experts are ignored", {"n_expert_groups_used": hp["n_expert_groups"]})

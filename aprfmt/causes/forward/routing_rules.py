@@ -16,9 +16,12 @@ from aprfmt.inference.replay.patched_model import PatchedModel
 from aprfmt.inference.routing import Routing
 from aprfmt.measure.softmax import softmax
 
-Scores = Literal["softmax", "sigmoid"]
+Scores = Literal["softmax", "sigmoid", "root of softplus"]
 Ranking = Literal["none", "best", "two", "mean"]
-MixedBy = Literal["scores", "biased", "logits", "softmax of the chosen", "softmax of the scores"]
+MixedBy = Literal[
+    "scores", "biased", "logits", "softmax of the chosen", "softmax of the scores", "shares",
+    "biased shares",
+]  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -26,8 +29,10 @@ class RoutingRule:
     """How a router chooses and weights experts.
 
     `biased`: the correction is added for the choice. `groups`: how groups of experts are ranked.
-    `weights`: what the chosen experts are weighted by. `sums`: the weights are divided by their
-    sum. `scaled`: the model's factor is applied.
+    `weights`: what the chosen experts are weighted by; "shares" are scores divided by the sum of
+    all experts' scores, "biased shares" corrected scores divided by the sum of the chosen experts'
+    scores without the correction. `sums`: the weights are divided by their sum. `scaled`: the
+    model's factor is applied. `early`: the correction is added to the logits.
     """
 
     scores: Scores
@@ -36,6 +41,17 @@ class RoutingRule:
     weights: MixedBy
     sums: bool
     scaled: bool
+    early: bool = False
+
+
+# Routers that choose by corrected scores, and llama4's, whose scores have no correction.
+_SCORED_BY: Mapping[str, tuple[Scores, bool]] = {
+    "softmax_bias": ("softmax", True),
+    "sqrtsoftplus_bias": ("root of softplus", True),
+    "sigmoid_bias": ("sigmoid", True),
+    "sigmoid_bias_eps": ("sigmoid", True),
+    "sigmoid": ("sigmoid", False),
+}
 
 
 def routing_rule_of(hp: Mapping[str, Any]) -> RoutingRule:
@@ -43,10 +59,10 @@ def routing_rule_of(hp: Mapping[str, Any]) -> RoutingRule:
     name, split = str(hp["router"]), int(hp["n_expert_groups"]) > 1
     if name == "softmax_topk":
         return RoutingRule("softmax", False, "none", "softmax of the chosen", False, True)
-    if name in ("sigmoid_bias", "sigmoid_bias_eps"):
-        return RoutingRule(
-            "sigmoid", True, "two" if split else "none", "scores", bool(hp["norm_topk"]), True
-        )
+    if name in _SCORED_BY:
+        scores, biased = _SCORED_BY[name]
+        groups: Ranking = "two" if split and name.startswith("sigmoid_bias") else "none"
+        return RoutingRule(scores, biased, groups, "scores", bool(hp["norm_topk"]), True)
     ranked: Ranking = "best" if name == "group_limited_greedy" and split else "none"
     return RoutingRule("softmax", False, ranked, "scores", bool(hp["norm_topk"]), True)
 
@@ -60,7 +76,9 @@ def route_by_rule(
     margin is the choice score of the last chosen expert less that of the first not chosen.
     """
     # Choose experts by their corrected scores, in the allowed groups.
-    scores = softmax(logits) if rule.scores == "softmax" else 1 / (1 + np.exp(-logits))
+    if rule.early and bias is not None:
+        logits = logits + bias
+    scores = _scores_of(rule.scores, logits)
     ranked = scores + bias if bias is not None and rule.biased else scores
     choice = _scores_of_chosen_groups(ranked, rule.groups, hp)
     used = int(hp["n_experts_used"])
@@ -80,6 +98,15 @@ def route_by_rule(
     return Routing(
         np.take_along_axis(chosen, order, -1), np.take_along_axis(weights, order, -1), margin
     )
+
+
+def _scores_of(kind: Scores, logits: Array) -> Array:
+    """Return the scores [tokens, experts] that a router makes of its logits."""
+    if kind == "softmax":
+        return softmax(logits)
+    if kind == "sigmoid":
+        return np.asarray(1 / (1 + np.exp(-logits)))
+    return np.asarray(np.sqrt(np.logaddexp(0, logits)))
 
 
 def _scores_of_chosen_groups(ranked: Array, groups: Ranking, hp: Mapping[str, Any]) -> Array:
@@ -109,10 +136,15 @@ def _expert_weights(
         return softmax(np.take_along_axis(logits, chosen, -1))
     if rule.weights == "softmax of the scores":
         return softmax(np.take_along_axis(scores, chosen, -1))
-    source = {"scores": scores, "logits": logits}.get(rule.weights, scores)
-    if rule.weights == "biased" and bias is not None:
+    source = logits if rule.weights == "logits" else scores
+    if rule.weights in ("biased", "biased shares") and bias is not None:
         source = scores + bias
-    return np.asarray(np.take_along_axis(source, chosen, -1))
+    weights = np.asarray(np.take_along_axis(source, chosen, -1))
+    if rule.weights == "shares":
+        return np.asarray(weights / scores.sum(-1, keepdims=True))
+    if rule.weights == "biased shares":
+        return np.asarray(weights / np.take_along_axis(scores, chosen, -1).sum(-1, keepdims=True))
+    return weights
 
 
 # --- mistakes ------------------------------------------------------------------------------------
@@ -142,6 +174,11 @@ def wrong_routing_rules(patched: PatchedModel) -> Iterator[tuple[str, RoutingRul
             replace(own, weights="softmax of the chosen", sums=False),
         )
         other: Scores = "sigmoid" if own.scores == "softmax" else "softmax"
+        if own.scores != "softmax":
+            yield (
+                "the weights are divided by the sum of all experts' scores",
+                replace(own, weights="shares", sums=False),
+            )
         for sums in dict.fromkeys((own.sums, not own.sums)):
             words = (
                 ""
@@ -167,6 +204,15 @@ def wrong_routing_rules(patched: PatchedModel) -> Iterator[tuple[str, RoutingRul
             "the correction is in the experts' weights, which are not divided by their sum",
             replace(own, weights="biased", sums=not own.sums),
         )
+        yield (
+            "the correction is added to the router's logits",
+            replace(own, biased=False, early=True),
+        )
+        if own.sums:
+            yield (
+                "the correction is in the experts' weights, and not in the sum that divides them",
+                replace(own, weights="biased shares", sums=False),
+            )
     yield from _wrong_rankings(hp, own)
     if float(hp["routed_scale"]) != 1:
         yield "the factor on the experts' weights is left out", replace(own, scaled=False)
