@@ -1,6 +1,6 @@
 """Whether the given gradients are those of after clipping, and which clipping it was."""
 
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from dataclasses import replace
 
 import numpy as np
@@ -8,6 +8,7 @@ import numpy as np
 from aprfmt.base.shapes import matrix_shape
 from aprfmt.causes.training.backward_case import BackwardGuess
 from aprfmt.causes.training.clipped_parts import clipping_by_part, part_norms
+from aprfmt.causes.training.clipped_shards import shard_clipping
 from aprfmt.causes.training.clipping import (
     CLIPPED_BY,
     CLIPS,
@@ -19,6 +20,7 @@ from aprfmt.causes.training.clipping import (
     tensor_clipping,
     value_clipping,
 )
+from aprfmt.causes.training.gradient_case import GradientCase
 from aprfmt.causes.training.optimizers import F64
 from aprfmt.causes.training.step_size import SLACK, simple_value
 from aprfmt.training.backward_mistakes import accept_mistake
@@ -49,6 +51,8 @@ def accept_clipping(step: ExplainedStep, norm: float) -> None:
             return
         each = tensor_clipping(cases)
         each = each or row_clipping(cases, lambda key: _weights_of_rows(by_key[key]))
+        if each is None:
+            each = _shard_clipping(step, cases, by_key)
         if each is not None:
             _accept_own_norms(step, *each)
             return
@@ -91,6 +95,19 @@ def accept_clipping(step: ExplainedStep, norm: float) -> None:
     scaled = scaled_bound(norm, bounds)
     if scaled is not None and simple_value(norm / before, SLACK * norm / before) is None:
         _accept_clipped(step, Clipping("norm", *scaled), before)
+
+
+def _shard_clipping(
+    step: ExplainedStep, cases: Mapping[str, GradientCase], by_key: Mapping[str, Parameter]
+) -> tuple[str, tuple[str, ...]] | None:
+    """Return (sentence, keys) of gradients whose shards each rank clipped by their own norm.
+
+    None for other gradients. `cases` are the compared gradients, `by_key` all parameters.
+    """
+    stated = None if step.recipe is None else step.recipe.clip
+    shapes = {key: by_key[key].before.shape for key in cases}
+    says = shard_clipping(cases, shapes, (stated,) if stated else CLIPS)
+    return None if says is None else (says, tuple(cases))
 
 
 def _weights_of_rows(parameter: Parameter) -> F64:

@@ -55,7 +55,7 @@ def judge_gradient(
                 continue
             if guess.right(case) and (row.whole or guess.right(second)):
                 found.append(guess)
-    why = f"the gradient is {case.distance:.3g} from the one computed here"
+    why = f"the relative distance to the gradient computed here is {case.distance:.3g}"
     if not found and flips and case.rounding and case.distance <= CHOSEN * case.rounding:
         why += f", as other experts may leave it: the trainer's rounding chooses some at {flips[0]}"
         return Judgement("not compared", why, whole=True)

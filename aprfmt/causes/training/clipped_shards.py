@@ -1,0 +1,124 @@
+"""Gradients of which each rank clipped its own shards by their own norm, not by that of all."""
+
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from aprfmt.causes.training.clipping import SAME, clip_factor
+from aprfmt.causes.training.gradient_case import SIDES, GradientCase
+from aprfmt.causes.training.optimizers import F64
+from aprfmt.causes.training.step_size import SLACK
+
+RANKS = (2, 3, 4, 5, 6, 7, 8, 10, 12, 14, 16, 24, 32, 48, 64)  # counts of ranks that are tried
+NAMED = 4  # ranks whose factors are named in a sentence
+Cuts = Mapping[str, NDArray[np.int64]]  # {key: where each rank's elements end, [ranks]}
+
+
+@dataclass(frozen=True)
+class Sharding:
+    """How gradients are cut into the shards of ranks.
+
+    `says` names a rank's shard in a sentence. `cuts` are where the flat elements of each gradient
+    are cut: rank r has those from cut r - 1 (0 for the first rank) up to cut r.
+    """
+
+    says: str
+    cuts: Cuts
+
+
+def shard_clipping(
+    cases: Mapping[str, GradientCase],
+    shapes: Mapping[str, Sequence[int]],
+    bounds: Collection[float],
+) -> str | None:
+    """Return a sentence on gradients that each rank clipped by its shards' norm; None if not.
+
+    `cases` are all parameters' gradients by key, `shapes` the stored shapes of the parameters,
+    `bounds` the norms that may have been clipped to. Every rank's factor follows from the norm of
+    its computed shards, so that nothing is fitted: all elements must be those of the clipped
+    gradients, and two ranks at least must have other factors.
+    """
+    if not any(not each.right for each in cases.values()):
+        return None
+    sums = {
+        key: tuple(
+            np.concatenate([[0.0], np.cumsum(np.square(side.reshape(-1)))])
+            for side in (each.given, each.computed)
+        )
+        for key, each in cases.items()
+    }
+    coarse = any(each.coarse for each in cases.values())
+    room = SIDES[True] if coarse else SLACK / 10
+    for sharding in _shardings(shapes):
+        given, computed = (_rank_norms(sums, sharding.cuts, side) for side in (0, 1))
+        bound = next((each for each in bounds if abs(given.max() - each) <= room * each), None)
+        if bound is None:
+            continue
+        factors = np.array([clip_factor(bound, norm) for norm in computed])
+        if np.ptp(factors) <= SAME or (np.abs(given - factors * computed) > room * bound).any():
+            continue
+        if all(
+            each.near(each.given, _clipped(each.computed, sharding.cuts[key], factors))
+            for key, each in cases.items()
+        ):
+            return _sentence(sharding, bound, factors, computed)
+    return None
+
+
+def _shardings(shapes: Mapping[str, Sequence[int]]) -> Iterator[Sharding]:
+    """Yield the ways of cutting gradients of these shapes into shards of ranks.
+
+    They are rows of each gradient (FSDP2, tensors cut by torch.chunk), flat pieces of each, and
+    pieces of one flat buffer of all of them in their order (FSDP1, ZeRO).
+    """
+    sizes = {key: int(np.prod(shape)) for key, shape in shapes.items()}
+    total = sum(sizes.values())
+    starts = dict(zip(sizes, np.cumsum([0, *sizes.values()])[:-1].tolist(), strict=True))
+    for count in RANKS:
+        ranks = np.arange(1, count + 1)
+        rows, flat, joined = {}, {}, {}
+        for key, shape in shapes.items():
+            length = int(shape[0]) if shape else 1
+            width = sizes[key] // length if length else 0
+            rows[key] = np.minimum(ranks * -(-length // count), length) * width
+            flat[key] = np.minimum(ranks * -(-sizes[key] // count), sizes[key])
+            joined[key] = np.clip(ranks * -(-total // count) - starts[key], 0, sizes[key])
+        yield Sharding("its rows of each gradient", rows)
+        yield Sharding("its flat piece of each gradient", flat)
+        yield Sharding("its piece of one flat buffer of all gradients", joined)
+
+
+def _rank_norms(sums: Mapping[str, tuple[F64, ...]], cuts: Cuts, side: int) -> F64:
+    """Return the norm of each rank's shards of all gradients, [ranks].
+
+    `sums` are the running sums of squares, of the given (side 0) and the computed (1) gradients.
+    """
+    squares = [np.diff(np.concatenate([[0.0], sums[key][side][cuts[key]]])) for key in cuts]
+    return np.asarray(np.sqrt(np.maximum(np.sum(squares, axis=0), 0.0)))
+
+
+def _clipped(gradient: F64, ends: NDArray[np.int64], factors: F64) -> F64:
+    """Return a gradient with each rank's elements multiplied by its factor.
+
+    `ends` are where each rank's flat elements end, [ranks].
+    """
+    counts = np.diff(np.concatenate([[0], ends]))
+    return np.asarray(gradient * np.repeat(factors, counts).reshape(gradient.shape))
+
+
+def _sentence(sharding: Sharding, bound: float, factors: F64, norms: F64) -> str:
+    """Return the sentence on ranks that clipped their shards to `bound` by factors, [ranks].
+
+    `norms` are those of the computed shards, [ranks].
+    """
+    rows = [f"{x:.4g} (norm {y:.5g})" for x, y in zip(factors, norms, strict=True)]
+    told = ", ".join(rows[:NAMED])
+    if len(rows) > NAMED:
+        told += f", ...; all lie between {factors.min():.4g} and {factors.max():.4g}"
+    whole = float(np.sqrt(np.square(norms).sum()))
+    return (
+        f"each of {len(rows)} ranks clipped {sharding.says} to {bound:g} by the norm of its own "
+        f"shards, not by that of all, {whole:.5g}: the factors are {told}"
+    )
