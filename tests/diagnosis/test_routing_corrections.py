@@ -46,7 +46,7 @@ def in_logits(own: Router) -> Router:
     return lambda m, logits, bias, hp, **more: own(m, logits + bias, None, hp, **more)
 
 
-MISTAKES = {
+MISTAKES: dict[str, Callable[[Router], Router]] = {
     "the correction for the choice of experts is in their weights, too": weighed_by(
         lambda scores, bias: scores + bias, sums=True
     ),
