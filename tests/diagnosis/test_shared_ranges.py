@@ -3,6 +3,7 @@
 Seen red: "nonfinite, unknown cause" of a file whose writer left too little room.
 """
 
+import shlex
 import struct
 from collections.abc import Iterator
 from pathlib import Path
@@ -90,3 +91,21 @@ def test_files_whose_ranges_are_apart(cut: int, right: Path, tmp_path: Path) -> 
     said = command("diagnose", right, tmp_path / "b.gguf", "--json").json
     assert "overlapping_ranges" not in {one["cause"] for one in said["causes"]}
     assert (said["exit"] == 0) == (not cut)
+
+
+@pytest.mark.parametrize("by", [-32, -1024])
+def test_no_command_is_offered_where_both_files_have_the_fault(
+    by: int, right: Path, tmp_path: Path
+) -> None:
+    """Neither is a source that `convert` takes, also where both are one file."""
+    a = moved(tmp_path / "a.gguf", right, -32, overwritten=True)
+    b = a if by == -32 else moved(tmp_path / "b.gguf", right, by, overwritten=True)
+    told = command("diagnose", a, b, "--json").json
+    assert {(row["cause"], row["remedy"]) for row in told["causes"]} == {
+        ("overlapping_ranges", None)
+    }
+    assert told["unmended"].startswith("no command mends B")
+    for line in told["next"]:
+        words = shlex.split(line)
+        assert words[1] == "validate"
+        assert "error" not in command(*words[1:], "--json").json
