@@ -120,7 +120,7 @@ def show(found: "Attestation", written: Path | None, verbose: bool) -> None:
     if written is not None:
         lines.append((f"  statement written to {written}", ""))
     commands = []
-    if verdict.exit == 1:
+    if verdict.exit:
         commands = [f"aprfmt diagnose {shlex.quote(found.base)} {shlex.quote(found.model)}"]
     if verbose:
         shown = [headline, *lines, *((f"next: {text}", "head") for text in commands)]

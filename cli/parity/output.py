@@ -31,7 +31,7 @@ def answer(found: "Parity", chosen: bool, bundle: str | None) -> "list[Line]":
     then printed. `bundle` says what became of the reproduction that was asked for, or is None.
     """
     lines: list[Line] = []
-    commands = []
+    commands: list[str] = []
     if not found.pairs:
         lines.append((found.conclusion.says, "warn"))
     for pair in found.pairs:
@@ -63,12 +63,33 @@ def answer(found: "Parity", chosen: bool, bundle: str | None) -> "list[Line]":
                 shlex.quote(f"{found.model}@{one.requested}") for one in (mine, reference)
             )
             commands.append(f"aprfmt trace {run} --payload --ids {ids} --reference {other}")
+    if not commands and found.conclusion.exit == 2:
+        commands.append(_undecided_command(found, chosen))
     lines += [(text, "") for text in distance_texts(found)]
     if bundle is not None:
         lines.append((bundle, ""))
     if chosen:
         lines.append((chosen_text(found.ids), ""))
     return [*lines, *((f"next: {text}", "head") for text in commands[:1])]
+
+
+def _undecided_command(found: "Parity", chosen: bool) -> str:
+    """Return the next command where nothing differs and something could not be compared.
+
+    It is the same comparison without a budget where one ended, else the account of the model. Runs
+    that a budget left out beside compared ones are only named in the answer. `chosen` says that
+    aprfmt chose the ids: it chooses the same again.
+    """
+    from aprfmt.model.ledger import LATE
+
+    model = shlex.quote(found.model)
+    late = [row.name for row in found.left if row.state == LATE and row.kind == "run"]
+    if not late:
+        return f"aprfmt inspect {model} --account"
+    made = [one.requested for one in found.runs]
+    runs = " ".join(map(shlex.quote, made if found.pairs else [*made, *late]))
+    ids = "" if chosen else f" --ids {','.join(map(str, found.ids))}"
+    return f"aprfmt parity {model} --between {runs}{ids}"
 
 
 def warn_of_unknown_points(found: "Parity") -> None:

@@ -4,6 +4,7 @@ Seen red: tensors that were not reached left out of the verdict, a pass that is 
 what was compared is equal, a check without an answer that leaves PASS.
 """
 
+import shlex
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
@@ -185,6 +186,28 @@ def test_runs_and_gates_count_the_bytes_that_a_pass_reads(
     assert done.code == 2, done
     head = done.out.splitlines()[0]
     assert head.startswith(first) and named in head
+
+
+@pytest.mark.parametrize(
+    "args",
+    [
+        "parity {m} --between numpy numpy::float64 --ids 1,2 --budget 0s",
+        "parity {m} --between numpy numpy::float64 --ids 1,2 --budget {one}",
+        "attest {m} --from {m} --budget {half}",
+        "diff {m} {m} --budget {half}",
+        "validate {m} --budget {half}",
+    ],
+)
+def test_what_a_budget_left_is_asked_again_by_the_next_command(args: str, model: Path) -> None:
+    """The printed command has no budget and decides. Seen red: `parity` and `attest` had none."""
+    size = size_of(model)
+    limits = {"m": str(model), "one": f"{size // 1000 + 1}k", "half": f"{size // 2000}k"}
+    done = command(*args.format(**limits).split())
+    assert done.code == 2, done
+    (line,) = [row for row in done.out.splitlines() if row.startswith("next: ")]
+    assert "--budget" not in line
+    again = command(*shlex.split(line)[2:])
+    assert again.code == 0, (line, again.out, again.err)
 
 
 def test_a_run_that_there_is_no_room_for_is_refused(model: Path) -> None:
