@@ -217,6 +217,7 @@ def mistake_causes(
     at = {row.key: number for number, row in enumerate(rows)}
     mistakes = fewest_mistakes(judged)
     told = {one for one, _ in mistakes if _clipped_group(step, one, judged) is not None}
+    clipped = any(_is_clipping(each) or each in told for each, _ in mistakes)
     for one, also in joined_factor_causes(mistakes, told):
         given = every = 0.0
         for key in one.keys:
@@ -243,12 +244,19 @@ def mistake_causes(
         if (said := _clipped_group(step, one, judged)) is not None:
             cause, one = said[0], replace(one, says=said[1])
             proof = None if proof is None else cap_proof(proof, "explained")
+        if cause == "clip_missing" and clipped:
+            one = replace(one, says=f"{one.says}; those of other parameters were clipped")
         text = one.says + rivals_text(cause, also, step.given_options())
         if cause == step.doubted:
             proof = None if proof is None else cap_proof(proof, "explained")
             text += FINER_COPY
         largest = largest_update(rows, one.keys)
         yield step_cause(cause, text, one.keys, stored, proof, size=largest, also=also)
+
+
+def _is_clipping(one: Mistake) -> bool:
+    """Return whether a mistake is a clipping that was made, and wrongly."""
+    return one.cause.startswith("clip_") and one.cause != "clip_missing"
 
 
 def share_guesses(step: ExplainedStep, judged: dict[str, Judgement], norm: float | None) -> None:

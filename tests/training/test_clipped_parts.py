@@ -4,9 +4,11 @@ Seen red, each alone: parts with the same gradients named twice; a part that is 
 part named where two have the norm; a norm below the bound taken for one that clips.
 """
 
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 
 from aprfmt.causes.training import clipped_parts
@@ -17,7 +19,14 @@ from aprfmt.causes.training.clipped_parts import (
 )
 from aprfmt.causes.training.clipping import clip_factor
 from aprfmt.causes.training.optimizers import parse_recipe
+from tests.training.faults import CLIP, by_sgd
+from tests.training.steps import gradients
 
+# Which parameters, by their stored name, a clipping leaves out.
+LEFT_OUT = {
+    "all but layer 1": lambda name: ".layers.1." in name,
+    "all but the norms": lambda name: "norm" in name,
+}
 DENSE = {
     "token_embd.weight": 3.0,
     "L0.attn_q.weight": 4.0,
@@ -70,7 +79,7 @@ def test_a_factor_says_by_which_part_was_clipped(
         return
     assert found is not None and found[1] == (len(names) == 1)
     assert found[0] == (
-        f"all gradients were clipped by the norm of {', or of '.join(names)}, 4, to 1, and not by "
+        f"the gradients were clipped by the norm of {', or of '.join(names)}, 4, to 1, and not by "
         "that of all, 5"
     )
 
@@ -99,3 +108,22 @@ def test_a_step_is_clipped_by_a_part_only_where_its_norm_alone_says_so(
     for without in absences:
         less: Any = SimpleNamespace(**{**vars(case), **without})
         assert not list(guess_clipping_by_part(less, recipe))
+
+
+@pytest.mark.parametrize("left", LEFT_OUT)
+def test_parameters_that_a_clipping_left_out_are_told_from_those_that_it_had(
+    left: str, tmp_path: Path
+) -> None:
+    """Seen red: "all gradients were clipped", beside others that were not."""
+    out = LEFT_OUT[left]
+    norm = sum(float(np.square(g).sum()) for n, g in gradients(1).items() if not out(n)) ** 0.5
+    made = by_sgd(lambda name: 1.0 if out(name) else clip_factor(CLIP, norm), CLIP)
+    found = {one.cause: one for one in made.report(tmp_path).causes}
+    missing = found.pop("clip_missing")
+    (other,) = found.values()
+    assert all(("L1." if left == "all but layer 1" else "norm") in key for key in missing.roles)
+    assert "; those of other parameters were clipped" in missing.says
+    assert other.cause in ("clip_by_part", "clip_by_tensor") and "all gradients" not in other.says
+    every = by_sgd(lambda name: 1.0, CLIP).report(tmp_path / "every")
+    assert [one.cause for one in every.causes] == ["clip_missing"]
+    assert "of other parameters" not in every.causes[0].says

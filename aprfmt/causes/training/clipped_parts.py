@@ -1,4 +1,4 @@
-"""Gradients that were all clipped by the norm of some of them."""
+"""Gradients that were clipped by the norm of some of them."""
 
 from collections.abc import Callable, Collection, Iterator, Mapping
 
@@ -16,9 +16,9 @@ CAUSE_ROWS = (
         "clip_by_part",
         "update",
         "bug",
-        "All gradients were clipped by the norm of some of them, such as all but the experts, and "
-        "not by the norm of all.",
-        "The factor of all gradients is the bound over the norm of that part.",
+        "Gradients were clipped by the norm of some of them, such as all but the experts, and not "
+        "by the norm of all.",
+        "The factor of the gradients is the bound over the norm of that part.",
         "The step of the gradients clipped so gives every weight, or the computed gradients every "
         "element.",
     ),
@@ -105,7 +105,7 @@ def _says(names: Collection[str], size: float, bound: float, norm: float) -> str
     `names` are the parts, `norm` is the norm of all gradients, by which they should be clipped.
     """
     return (
-        f"all gradients were clipped by the norm of {', or of '.join(names)}, {size:.4g}, to "
+        f"the gradients were clipped by the norm of {', or of '.join(names)}, {size:.4g}, to "
         f"{bound:g}, and not by that of all, {norm:.4g}"
     )
 

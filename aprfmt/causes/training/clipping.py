@@ -376,7 +376,8 @@ def other_factors(
     right = clip_factor(recipe.clip, norm)
     if right < 1 - SLACK:
         says = (
-            f"the gradients were not clipped; their norm is {norm:.4g}, the bound {recipe.clip:g}"
+            f"the gradients were not clipped; the norm of all is {norm:.4g}, the bound "
+            f"{recipe.clip:g}"
         )
         yield "clip_missing", says, 1.0
         yield "clip_twice", f"the gradients were clipped twice, by {right:.4g} each time", right**2
