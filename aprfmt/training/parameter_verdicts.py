@@ -223,6 +223,8 @@ def _judge_parameter(
         return replace(row, verdict="differs", why=why), None
     if not paired:
         why = row.why or "no batch says its gradient, and no checkpoint is of after the step"
+        if step.given is None and step.computed is not None:
+            why = row.why or "computed, and nothing to hold it against: give --grads, or --after"
         return replace(row, why=why if row.verdict == "not compared" else row.why), wrong
     if step.recipe is None:
         if row.verdict == "differs":

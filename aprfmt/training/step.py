@@ -83,9 +83,10 @@ def explain_step(
     `rename` maps names in gradients and state, `accept` are patterns of what may stay uncompared.
     Raises UsageError where there is nothing to compare, or where a file is of another model.
     """
-    if after is None and not grads:
+    if after is None and not grads and batch is None:
         raise UsageError(
-            "nothing to explain; give --after CKPT, the checkpoint after the step, or --grads FILE"
+            "nothing to explain; give --after CKPT, the checkpoint after the step, or --grads FILE, "
+            "or --batch FILE, whose loss and gradients are computed"
         )
     if after is not None and not Path(after).is_dir():
         refuse_trainer_shards(Path(after), weights=True)

@@ -65,6 +65,8 @@ def _facts(report: "StepReport") -> Iterator[Line]:
         own = report.norms.computed
         here = "" if own is None else f", {own:.6g} computed here"
         yield f"  norm of all gradients {report.norms.gradient:.6g}{here}", ""
+    elif report.norms.computed is not None:
+        yield f"  norm of all gradients {report.norms.computed:.6g}, computed here", ""
     if moved:
         elements = sum(row.update.elements for row in moved if row.update)
         share = sum(row.update.moved for row in moved if row.update) / max(1, elements)

@@ -538,3 +538,19 @@ def test_arrays_of_a_batch_that_nothing_reads_are_said(differences: bool, tmp_pa
     report = explain_step(model, grads=given, batch=own, differences=differences)
     said = report.pronounced
     assert said.exit == 2 and "could not be compared: batch array loss_weights" in said.says
+
+
+def test_a_batch_alone_gives_its_loss_and_gradients(tmp_path: Path) -> None:
+    """Seen red: refused, as nothing to explain; "no batch says its gradient"."""
+    model, batch, grads = made("qwen2")
+    report = explain_step(model, batch=batch)
+    assert report.exit_code == 2 and report.loss is not None
+    assert report.norms.gradient is None and report.norms.computed == pytest.approx(
+        sum(float(np.square(g).sum()) for g in grads.values()) ** 0.5, rel=1e-4
+    )
+    assert all(row.computed is not None for row in report.tensors)
+    assert {row.why for row in report.tensors} == {
+        "computed, and nothing to hold it against: give --grads, or --after"
+    }
+    done = aprfmt("step", model, "--batch", batch)
+    assert done.code == 2 and f"norm of all gradients {report.norms.computed:.6g}" in done.out
