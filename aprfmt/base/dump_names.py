@@ -138,13 +138,13 @@ def rank_axis(key: str) -> str:
 
 
 def module_path(name: str, layer: int | None) -> str:
-    """Return a dump's name as a module path, without the additions of SGLang's dumper.
+    """Return a dump's name as a module path, without the additions of dumpers and hooks.
 
     An input gets the ending "#in". With `layer`, "layers.N." is put in front if it is missing.
     """
     name = name.removeprefix(_PREFIX)
     name = re.sub(r"\.output(?=\.\d+$|$)", "", name)
-    name = re.sub(r"\.inputs\.(?:0|hidden_states)$", "#in", name)
+    name = re.sub(r"\.inputs?(?:\.(?:0|hidden_states))?$", "#in", name)
     if layer is None or re.search(r"(?:^|\.)layers\.\d", name) or not name:
         return name
     return f"layers.{layer}.{name}"

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from aprfmt.base.dump_names import place_in_dump
+from aprfmt.base.dump_names import module_path, place_in_dump
 from aprfmt.base.garbage_collector import pause_collector
 from aprfmt.base.memory import keep_freed
 from aprfmt.base.text_escape import shorten
@@ -24,7 +24,7 @@ from aprfmt.inference.engines.engine_modules import (
     split_joined,
     under_module_names,
 )
-from aprfmt.inference.engines.modules import ModuleMap, hidden_state_points
+from aprfmt.inference.engines.modules import ModuleMap, hidden_state_points, points_named
 from aprfmt.inference.engines.parts import one_rank_text
 from aprfmt.inference.engines.point_shapes import point_shapes
 from aprfmt.inference.engines.rank_joining import JoinedArray, PointWidths, lone_shares
@@ -34,6 +34,7 @@ from aprfmt.model import Model
 WidthsOf = Callable[[Sequence[str]], PointWidths]
 _TOKENS = 8191  # a length that is no size of a model, to tell the axis of tokens
 _LISTED = 256  # sequences of a dump whose ids a trace of one of them has
+_RETURNED = ("output", "outputs")  # names of what a model returned, saved beside its ids
 _BATCHES = ("starts", "mask", "lengths", "counts", "requests")
 
 
@@ -54,7 +55,7 @@ def open_dump(
                 dump = read_dump(path, stack, widths_of)
             yield _captures_of_sequence(path, dump, ids, widths_of)
             return
-        captures = stack.enter_context(open_captures(path))
+        captures = _under_plain_names(stack.enter_context(open_captures(path)))
         batch = _batch_as_pass(captures)
         if batch is None:
             named = _under_transformers_names(captures, widths_of)
@@ -177,6 +178,31 @@ def _captured_array(captures: Captures, name: str) -> JoinedArray:
         captures.dtypes[name],
         lambda: captures.read(name),
         tiles=captures.tiles(name),
+    )
+
+
+def _under_plain_names(captures: Captures) -> Captures:
+    """Return captures with points' arrays under the points' names, without what hooks add.
+
+    Hooks save a module's result as `NAME.output` and what it reads as `NAME.input`. What a model
+    returned stands under `outputs.` where it was saved beside its ids.
+    """
+    own: dict[str, str] = {}
+    for name in captures.shapes:
+        short = module_path(name, None)
+        first, _, rest = short.partition(".")
+        short = rest if first in _RETURNED and rest else short
+        taken = points_named(name) or short in captures.shapes or short in own
+        own[short if points_named(short) and not taken else name] = name
+    if all(name == short for short, name in own.items()):
+        return captures
+    return replace(
+        captures,
+        shapes={short: captures.shapes[name] for short, name in own.items()},
+        dtypes={short: captures.dtypes[name] for short, name in own.items()},
+        read=lambda short: captures.read(own[short]),
+        tiles=lambda short: captures.tiles(own[short]),
+        rows={short: captures.rows[name] for short, name in own.items() if name in captures.rows},
     )
 
 

@@ -1313,3 +1313,25 @@ def test_token_ids_alone_say_that_a_file_is_of_a_pass(
     held = {name: torch.ones(2, 3)} | ({"input_ids": given[ids]} if ids else {})
     torch.save(held, tmp_path / "x.pt")
     assert captures.is_pickled_captures(tmp_path / "x.pt") is known
+
+
+def test_results_and_inputs_of_hooks_are_read_by_their_modules(tmp_path: Path) -> None:
+    """As forward hooks save them, beside other names that these must not take."""
+    right = own("llama")
+    held = {
+        "model.layers.0.output": torch.tensor(right["L0.out"][None]),
+        "model.layers.1.self_attn.o_proj.input": (torch.tensor(right["L1.attn"][None]),),
+        "model.layers.2": torch.tensor(right["L2.out"]),
+        "model.layers.2.output": torch.tensor(right["L2.out"] * 2),
+        "outputs": {"logits": torch.tensor(right["logits"][None])},
+        "outputs_of_mine": torch.ones(3),
+        "input_ids": torch.tensor(IDS),
+    }
+    torch.save(held, tmp_path / "hooks.pt")
+    with open_model(tiny_folder("llama")) as model:
+        with open_trace(tmp_path / "hooks.pt", None, model) as trace:
+            for key in ("L0.out", "L1.attn", "L2.out", "logits"):
+                values = trace.recorded_values(key)
+                assert values is not None, (key, trace.run["unknown"])
+                np.testing.assert_array_equal(np.ravel(values), right[key].ravel())
+            assert sorted(trace.run["unknown"]) == ["model.layers.2.output", "outputs_of_mine"]
