@@ -231,6 +231,9 @@ class DiagnosisRun:
         # A trace may have one part of another checkpoint than its model.
         if self._find_mixed_checkpoint():
             return self.make_diagnosis()
+        empty = self._empty_model_reason()
+        if empty:
+            return self.make_diagnosis(empty)
         # Two models: configuration and tensors first, since no pass may be needed.
         if self.a.model is not None and self.b.model is not None:
             self.reporter.announce_comparison(count_values(self.a.model))
@@ -297,6 +300,16 @@ class DiagnosisRun:
             if not self.levels.checked:
                 return self.make_diagnosis("there is nothing that both sides have")
         return self.make_diagnosis(self._incomparable_reason())
+
+    def _empty_model_reason(self) -> str:
+        """Return a sentence if a side is a file without a tensor, with what it holds, else ""."""
+        for side in (self.a, self.b):
+            source = None if side.model is None else side.model.source
+            if source is None or source.tensors:
+                continue
+            held = [note.text for note in source.notes if "holds objects" in note.text]
+            return f"{side.label} holds no tensor" + (f"; {held[0]}" if held else "")
+        return ""
 
     def _has_budget(self) -> bool:
         """Return whether the budget has time for passes, and memory for the weights they read."""

@@ -175,3 +175,16 @@ def test_a_prompt_is_encoded_by_the_models_own_tokenizer(
     assert found == ids
     with pytest.raises(UsageError, match="one of ids and prompt"):
         diagnose(*sides, prompt="x", ids=ids)
+
+
+@pytest.mark.parametrize("first", [True, False])
+def test_a_file_without_a_tensor_accuses_no_weight(first: bool, tmp_path: Path) -> None:
+    """As a server's answers that were saved by torch.save."""
+    torch = pytest.importorskip("torch")
+    torch.save({"prompt_token_ids": [1, 2]}, tmp_path / "x.pt")
+    paths = [tmp_path / "x.pt", tiny_folder("llama")]
+    given = paths if first else paths[::-1]
+    done = command("diagnose", *given, "--json")
+    assert done.code == 2 and not done.json["causes"], done.out
+    said = command("diagnose", *given).out
+    assert f"not comparable: {'A' if first else 'B'} holds no tensor" in said
