@@ -301,7 +301,9 @@ def find_rank_factors(case: Mismatch) -> Iterator[Change]:
         if factors is None:
             continue
         wrong = [number for number, factor in enumerate(factors) if factor != 1]
-        shown = " and ".join(f"rank {number} by {factors[number]:.6g}" for number in wrong)
+        shown = " and ".join(
+            f"rank {number} multiplies its part by {factors[number]:.6g}" for number in wrong
+        )
         scaled = (
             w
             * np.repeat(np.asarray(factors, np.float32), divided // ranks)[
@@ -311,8 +313,8 @@ def find_rank_factors(case: Mismatch) -> Iterator[Change]:
         yield found.weight_change(
             case,
             "tensor_parallel",
-            f"of {ranks} ranks that share {found.key}, {shown} multiplies its part: what it holds "
-            "of the weight, or what it computes with that",
+            f"of {ranks} ranks that share {found.key}, {shown}: what it holds of the weight, or "
+            "what it computes with that",
             scaled,
             {"factors": factors},
         )
@@ -341,17 +343,20 @@ def _rank_factors(
         solved = np.array(
             [np.sum(x[even] * y[even]) / max(float(np.sum(x[even] ** 2)), 1e-300) for x, y in pairs]
         )
+    # A number of few digits, if it fits as well, is what somebody meant, and one for all layers.
+    rounded = np.array([float(f"{one:.4g}") for one in solved])
     near = np.abs(solved - 1) <= 1e-3
-    solved[near] = 1.0
-    if near.all() or not near.any() or (np.abs(solved) < 1e-3).any():
-        return None
-    if summed:
-        made = np.tensordot(solved, parts, 1)
-    else:
-        made = np.concatenate([x * factor for (x, _), factor in zip(pairs, solved, strict=True)], 1)
-    if rel_l2(made[~even], wanted[~even]) > 3 * case.view.tolerance:
-        return None
-    return [float(one) for one in solved]
+    for factors in (np.where(near, 1.0, rounded), np.where(near, 1.0, solved)):
+        if (factors == 1).all() or not (factors == 1).any() or (np.abs(factors) < 1e-3).any():
+            continue
+        if summed:
+            made = np.tensordot(factors, parts, 1)
+        else:
+            scaled = [x * factor for (x, _), factor in zip(pairs, factors, strict=True)]
+            made = np.concatenate(scaled, 1)
+        if rel_l2(made[~even], wanted[~even]) <= 3 * case.view.tolerance:
+            return [float(one) for one in factors]
+    return None
 
 
 HYPOTHESES = (
