@@ -50,6 +50,11 @@ _LAST = re.compile(rf"(?:^|[_.,-]){_RANK}(?:[_-]part[_-]?\d{{1,5}})?$", re.IGNOR
 # Megatron's folder of a rank: of tensors, then of the pipeline where it has one.
 _MODEL_PARALLEL = re.compile(r"mp_rank_(\d{2})(?:_(\d{3}))?(?:_(\d{3}))?$")
 _PROCESS = re.compile(r"pid\d{1,10}$")
+# What a folder of a rank may be called by besides the rank: where it ran.
+_MACHINE = re.compile(
+    r"(?:host|node|worker|gpu|cuda|npu|device|machine|server|local|actor|replica)[_-]?\d{0,6}[_.-]*",
+    re.IGNORECASE,
+)
 _STEP = re.compile(r"(?:Pass[_-]?|step[_=-]?|F)(\d{1,9})(?=$|[_.-])[_.-]*")
 # And of a folder, which is not called as an array is.
 _STEP_FOLDER = re.compile(
@@ -111,8 +116,8 @@ def parse_dump_path(path: str) -> DumpPlace:
         found = _STEP.match(rest) or (_STEP_FOLDER.match(rest) if inner else None)
         if found is not None:
             step, rest = int(found[1]), rest[found.end() :]
-        if rest and inner and not ranks:
-            rest = ""  # a folder around the dump, such as the time it was taken
+        if rest and inner and (not ranks or (rest != part and _MACHINE.fullmatch(rest))):
+            rest = ""  # a folder around the dump, such as the time it was taken, or of a machine
         if rest:
             words.append(rest)
     return DumpPlace(module_path(".".join(filter(None, words)), layer), ranks, step, layer)

@@ -1402,6 +1402,10 @@ def test_several_sequences_are_listed_without_ids(tmp_path: Path) -> None:
         ("tp_rank=1/model.layers.0.mlp", ({"tp": 1}, None, "model.layers.0.mlp")),
         ("TP0-PP1/q", ({"tp": 0, "pp": 1}, None, "q")),
         ("rank_2/Pass3", ({"rank": 2}, 3, "")),
+        ("host1_rank2/Pass3", ({"rank": 2}, 3, "")),
+        ("node-0-tp1/q", ({"tp": 1}, None, "q")),
+        ("experts_rank2/q", ({"rank": 2}, None, "experts.q")),
+        ("rank2/host/q", ({"rank": 2}, None, "host.q")),
         (
             "dump_1/step=4___rank=1___dump_index=9___name=q___recompute_status=disabled___layer_id=2",
             ({"rank": 1}, 4, "layers.2.q"),
