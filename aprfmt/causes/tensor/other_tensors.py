@@ -71,11 +71,11 @@ CAUSE_ROWS = (
     ),
     Cause(
         "value_order", "tensor", "bug",
-        "A tensor holds the other side's values at other places, in an order that has no name "
-        "here.",
-        "Both sides have the same values, each as often; no known order of them fits.",
-        "The values of both sides, sorted. The order itself is not made again.",
-        most="located",
+        "A tensor holds the other side's values at other places: parts of rows or columns dealt "
+        "out in turn, or an order that has no name here.",
+        "Both sides have the same values, each as often; no other known order of them fits.",
+        "The parts put back in their order give the other side. An order without a name is not "
+        "made again: the values of both sides, sorted, only show where it is.",
     ),
 )  # fmt: skip
 

@@ -1,6 +1,6 @@
 """Finds the row (or column) of B that equals each one of A, and names the rearrangement."""
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -16,6 +16,9 @@ if TYPE_CHECKING:
 
 PROJECTIONS = 16  # numbers a row is known by
 FOUND = 0.98  # share of rows that must be found
+MOST_SHARED = 512  # lines of one nearest line that are told apart
+MOSTLY = 0.8  # share of lines that show a named order; equal lines may stand in any
+PARTS = 16  # parts of lines that may be dealt out in turn
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,8 +64,38 @@ def find_rows(case: DifferingPair) -> FoundLines | None:
         return FoundLines(case.sample[known], first[known], case.a.rows, 0)
     # Then all rows.
     every = np.arange(case.a.rows)
-    at = nearest_rows(_project_rows(case.a, case, onto), b, slack, every)
+    a = _project_rows(case.a, case, onto)
+    at = one_to_one(a, b, nearest_rows(a, b, slack, every), slack)
     return FoundLines(every[at >= 0], at[at >= 0], case.a.rows, 0)
+
+
+def one_to_one(a: "Array", b: "Array", at: "Array", slack: float) -> "Array":
+    """Return the places of A's lines in B, each line with a place of its own.
+
+    `a` and `b` are lines [lines, values], `at` is the nearest line of B for each of A, -1 for none.
+    Lines that are equal, or nearer to each other than `slack`, have one nearest line; among these
+    and the lines of B that no other has, each gets the nearest that is left, the exact ones first
+    and equal ones in their order.
+    """
+    times = np.bincount(at[at >= 0], minlength=len(b))
+    shared = np.flatnonzero((at >= 0) & (times[np.maximum(at, 0)] > 1))
+    if not 0 < len(shared) <= MOST_SHARED:
+        return at
+    free = np.flatnonzero(times != 1)
+    away = np.array([np.abs(b[free] - a[line]).max(axis=1) for line in shared])
+    limit = slack * np.linalg.norm(a[shared], axis=1)
+    found = at.copy()
+    found[shared] = -1
+    order = np.lexsort((np.tile(free, len(shared)), np.repeat(shared, len(free)), away.reshape(-1)))
+    taken: set[int] = set()
+    for place in order.tolist():
+        line, other = divmod(place, len(free))
+        if away[line, other] > limit[line]:
+            break
+        if found[shared[line]] < 0 and int(free[other]) not in taken:
+            found[shared[line]] = free[other]
+            taken.add(int(free[other]))
+    return found
 
 
 def _match_by_hash(case: DifferingPair) -> FoundLines | None:
@@ -104,7 +137,7 @@ def find_columns(case: DifferingPair) -> FoundLines | None:
     if (nearest_rows(a[few], b, slack, few) >= 0).mean() < 0.5:
         return None
     every = np.arange(columns)
-    at = nearest_rows(a, b, slack, every)
+    at = one_to_one(a, b, nearest_rows(a, b, slack, every), slack)
     return FoundLines(every[at >= 0], at[at >= 0], columns, 1)
 
 
@@ -162,6 +195,29 @@ def adjacent_pair_order(count: int, heads: int) -> "Array":
     size = count // heads
     inside = np.arange(size).reshape(size // 2, 2).T.reshape(-1)
     return (np.arange(heads)[:, None] * size + inside[None, :]).reshape(-1)
+
+
+def dealt_orders(found: FoundLines, sizes: "Collection[int]") -> "Iterator[tuple[str, Array]]":
+    """Yield (words, p) of orders with parts dealt out in turn that most found lines show.
+
+    Line i of A is line p[i] of B. `sizes` are those of blocks, such as heads, inside of which the
+    parts may be dealt; parts of all lines are tried first.
+    """
+    for size in dict.fromkeys((found.count, *sizes)):
+        if size < 2 or found.count % size:
+            continue
+        blocks = np.arange(found.count).reshape(-1, size)
+        of_block = "" if size == found.count else f" of each block of {size}"
+        for parts in (k for k in range(2, min(PARTS, size // 2) + 1) if size % k == 0):
+            each = size // parts
+            p = blocks.reshape(-1, each, parts).swapaxes(1, 2).reshape(-1)
+            dealt = (
+                f"the {parts} parts of {each}{of_block} in {{0}} are dealt out in turn in {{1}}: "
+                f"{parts}i of {{1}} is i of {{0}}, {parts}i + 1 is i + {each}"
+            )
+            for order, sides in ((p, "AB"), (invert_permutation(p), "BA")):
+                if (order[found.index] == found.at).mean() >= MOSTLY:
+                    yield dealt.format(*sides), order
 
 
 def invert_permutation(p: "Array") -> "Array":

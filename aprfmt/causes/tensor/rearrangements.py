@@ -1,6 +1,7 @@
 """Hypotheses that elements were moved: transposed, rows or columns reordered, heads repeated."""
 
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -66,6 +67,8 @@ ROTATED = ("attn_q", "attn_k")  # roles whose rows rope turns
 _PAIRS = {"half": "split halves", "interleaved": "adjacent pairs", "none": "nothing"}
 # Of latent attention, whose rotated rows stand apart from these.
 UNROTATED = ("attn_kv_b", "attn_q_a")
+# In names of tensors of an architecture that is not known: rope turns none of these.
+NEVER_ROTATED = ("embed", "position", "norm", "mlp", "ffn", "feed_forward", ".fc", "expert", "conv")
 BLOCKS = (16, 32, 64, 256)  # values a block of some encoding has
 NORMS = 1e-4  # relative difference of two norms that a rearrangement of floats never makes
 
@@ -148,7 +151,8 @@ def _name_rearrangement(case: DifferingPair, found: FoundLines) -> Iterator[Gues
         yield from _guess_joined_heads(case, found)
     # Orders that rope pairs explain, for the right and for a wrong head count.
     unrotated = case.role.startswith(UNROTATED)
-    rotated = not unrotated and (case.role.startswith(ROTATED) or not case.context.hyper)
+    unknown = not case.context.hyper and not any(part in case.key for part in NEVER_ROTATED)
+    rotated = not unrotated and (case.role.startswith(ROTATED) or unknown)
     for heads, way, p in permutation.rope_pair_permutations(case, found) if rotated else ():
         yield _pairing_guess(case, found, heads, way, p, what)
         break
@@ -159,6 +163,13 @@ def _name_rearrangement(case: DifferingPair, found: FoundLines) -> Iterator[Gues
         text = f"{what} reordered with the wrong head count: adjacent pairs {words}"
         yield _permutation_guess("gqa_mapping", (text,), case, found.axis, p)
         break
+    # Parts dealt out in turn; equal lines leave their own order open.
+    if enough:
+        sizes = case.sizes("head_dim", "value_head_dim") if found.axis == 0 else []
+        for text, p in permutation.dealt_orders(found, sizes):
+            says = (f"B has A's {what} in another order: {text}",)
+            yield replace(_permutation_guess("value_order", says, case, found.axis, p), free=1)
+            break
     if not whole:
         return
     # At last any order, by its first moves.
@@ -483,7 +494,15 @@ HYPOTHESES = (
         shapes=True,
     ),
     PairHypothesis(
-        ("rope_pairing", "gqa_mapping", "head_order", "expert_order", "row_offset", "fused_order"),
+        (
+            "rope_pairing",
+            "gqa_mapping",
+            "head_order",
+            "expert_order",
+            "row_offset",
+            "fused_order",
+            "value_order",
+        ),
         guess_rearranged,
         190,
         "any order of rows or columns, the known ones first",
