@@ -863,7 +863,7 @@ def test_the_answer_of_a_trace_has_points_beyond_what_was_not_run_and_the_next_c
     for count in (0, 1, most, most + 1):
         points = [SimpleNamespace(key=f"p{i}", beyond=i < count, why="") for i in range(count + 2)]
         difference: Any = SimpleNamespace(
-            first_token=None, points=points, rounding_ratios={}, not_checked=["speed"]
+            first_token=None, points=points, rounding_ratios={}, repeats=(), not_checked=["speed"]
         )
         lines = reference.reference_answer(difference, "other@numpy", "my model")
         assert lines[0] == ("so (against other@numpy)", "bad")

@@ -82,6 +82,7 @@ def test_every_point_is_offered_where_some_are_not_shown(
         not_checked=(),
         first_token=None,
         rounding_ratios={},
+        repeats=(),
     )
     reference.show_difference(difference, "R", every)
     assert ("every point: -v" in capsys.readouterr().out) == said
