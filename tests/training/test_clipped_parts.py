@@ -4,6 +4,7 @@ Seen red, each alone: parts with the same gradients named twice; a part that is 
 part named where two have the norm; a norm below the bound taken for one that clips.
 """
 
+from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -23,7 +24,7 @@ from tests.training.faults import CLIP, by_sgd
 from tests.training.steps import gradients
 
 # Which parameters, by their stored name, a clipping leaves out.
-LEFT_OUT = {
+LEFT_OUT: dict[str, Callable[[str], bool]] = {
     "all but layer 1": lambda name: ".layers.1." in name,
     "all but the norms": lambda name: "norm" in name,
 }

@@ -180,8 +180,8 @@ def _name_rearrangement(case: DifferingPair, found: FoundLines) -> Iterator[Gues
     )
     more = f" and {len(moved) - 4} more" if len(moved) > 4 else ""
     text = f"B has A's {what} in another order"
-    says = (text, f"{len(moved)} of {found.count} {what} moved: {pairs}{more}")
-    yield _permutation_guess("row_offset", says, case, found.axis, found.at)
+    told = (text, f"{len(moved)} of {found.count} {what} moved: {pairs}{more}")
+    yield _permutation_guess("row_offset", told, case, found.axis, found.at)
 
 
 def _guess_joined_heads(case: DifferingPair, found: FoundLines) -> Iterator[Guess]:
