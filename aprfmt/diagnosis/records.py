@@ -312,8 +312,9 @@ class Diagnosis(Tabular):
             return ""
         runs = [one for one in left if one.level in OF_A_RUN]
         if runs:
-            names = ", ".join(dict.fromkeys(one.cause or "the unknown cause" for one in left))
-            what = names if len(left) < len(faults) else runs[0].side or "B"
+            what = runs[0].side or "B"
+            if len(left) < len(faults):
+                what = ", ".join(dict.fromkeys(one.cause or "the unknown cause" for one in left))
             return f"no command mends {what}: what an engine computes or records is in no file"
         if all(one.side == "A" for one in left):
             told = "no command mends A: it is the side that departs"

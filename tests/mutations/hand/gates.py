@@ -35,8 +35,8 @@ ROWS: tuple[Row, ...] = (
     ),
     Row(
         "hash-exit-code", "cli/hash_.py",
-        "        found.exit,\n",
-        "        0,\n",
+        "        found.exit,\n        lambda: show(body, found) if verbose",
+        "        damaged,\n        lambda: show(body, found) if verbose",
         "a manifest that does not fit is exit 0",
     ),
     Row(

@@ -293,6 +293,19 @@ ROWS: tuple[Row, ...] = (
         ("tests/model/ledger/test_verdict.py::test_a_key_is_compared_with_*",),
     ),
     Row(
+        "word-of-the-exit", _LEDGER,
+        '        begin = f"{words.no}{plain if compared.differs else held}"\n',
+        '        begin = f"{words.no}{plain}" if compared.differs else held[9:] or words.no\n',
+        "an answer of exit code 1 begins with `equal`",
+        ("tests/model/ledger/test_verdict.py::test_every_combination_has_the_exit_of_the_table*",),
+    ),
+    Row(
+        "damage-of-a-selection", "aprfmt/model/manifest.py",
+        "left = (*left, *unread, *damaged_files(model.damage))", "left = (*left, *unread)",
+        "`equal to the manifest` of a damaged file, with exit code 0",
+        ("tests/cli/test_exit_table.py::test_the_exit_code_of_the_table*",),
+    ),
+    Row(
         "section-lost", _LEDGER,
         '            if row.kind in kinds or row.kind == "section"\n',
         "            if row.kind in kinds\n",
