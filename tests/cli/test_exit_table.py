@@ -49,9 +49,11 @@ def place(demo_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     (root / "junk.gguf").write_bytes(b"hello" * 100)
     (root / "text.txt").write_text("Once upon a time there was a little girl. " * 20)
     np.savez(root / NPY, foo=np.zeros(7, np.float32))
-    layers = {0: np.zeros((6, 256), np.float32), 1: np.array(["no", "numbers"])}
-    arrays: dict[str, Any] = {f"model.layers.{i}.mlp": row for i, row in layers.items()}
-    np.savez(root / "part.npz", **arrays)
+    rows_of_npz: dict[str, Any] = {
+        "model.layers.0.mlp": np.zeros((6, 256), np.float32),
+        "model.layers.1.mlp": np.array(["no", "numbers"]),
+    }
+    np.savez(root / "part.npz", **rows_of_npz)
     for line in (
         "convert d g.gguf", "quantize d q.gguf --type Q8_0",
         "set g.gguf tokenizer.ggml.scores=x -o scores.gguf",
