@@ -374,6 +374,8 @@ WRONG: dict[str, tuple[Callable[[list[State]], None], str, str]] = {
     "gate for up": (both(GATE, lambda x: torch.cat(x.chunk(2)[::-1])), "fused_order", "up_proj"),
     "k before q": (both(Q, key_first), "fused_order", "q_proj"),
     "a norm of one rank": (on_second(NORM, lambda x: x * 2), "scale", "input_layernorm"),
+    "a rank's share of o, times": (on_second(OUT, lambda x: x * 0.37), "scale", "o_proj"),
+    "a rank's share of qkv, times": (on_second(Q, lambda x: x * 2), "scale", "k_proj"),
     "an old layer": (old_layer, "layer_order", "k_proj"),
     "not there": (without(OUT), "", "o_proj"),
 }
@@ -391,6 +393,8 @@ def test_what_was_not_loaded_is_named(fault: str, tmp_path: Path) -> None:
     assert len(wrong) <= 3
     if cause:
         assert [one["cause"] for one in done.json["causes"]] == [cause]
+    if cause == "scale":  # of one rank: not of rows or columns of a weight
+        assert "of 2 ranks' parts rank 1's is " in done.json["causes"][0]["says"]
     for said in done.json["next"]:  # seen red: `diagnose`, which takes no such state
         assert aprfmt(*shlex.split(said)[1:]).code == 1, said
     assert not cause or [one["remedy"] for one in done.json["causes"]] == [None]

@@ -1,4 +1,4 @@
-"""Parameters of an engine's ranks that have another rank's, expert's or matrix's part.
+"""Parameters of an engine's ranks that have another's part, or their own times a factor.
 
 A tensor that was put together of ranks shows only that some of its rows are wrong. Of the
 parameters that the ranks hold, each piece is looked for among all that the published model gives:
@@ -18,6 +18,7 @@ from aprfmt.arch.engine_parameters import role_base
 from aprfmt.causes.tensor.context import PairContext
 from aprfmt.causes.tensor.guess import Group, JointHypothesis
 from aprfmt.causes.tensor.proof import make_finding, prove_bytes
+from aprfmt.codecs import decode, encode
 from aprfmt.measure.alignment import TensorPair
 from aprfmt.measure.findings import Finding
 from aprfmt.measure.records import TensorDiff
@@ -27,6 +28,7 @@ from aprfmt.model.rank_tensors import EngineReading, element_array
 Array = Any
 SHOWN = 3  # pieces that a sentence names
 VARIED = 8  # different bytes that a piece has at least: fewer may be found in several places
+_FLOATS = ("F32", "F16", "BF16")  # encodings of which a factor of a part is looked for
 _WORDS = {"attn_q": "q", "attn_k": "k", "attn_v": "v"}
 
 
@@ -86,6 +88,7 @@ def _explain_parameter(
         _misplaced_pieces(reading, arrays, held)
         or _exchanged_matrices(reading, arrays, held)
         or _even_shares(reading, arrays, held)
+        or _scaled_ranks(reading, arrays, held)
     )
     if moved is None:
         return {}
@@ -275,9 +278,63 @@ def _even_shares(
     return MovedPieces("shard_order", text, held[0].tobytes()[:4096], together.nbytes, 1)
 
 
+def _scaled_ranks(
+    reading: EngineReading, arrays: Sequence[Array], held: Sequence[Array]
+) -> MovedPieces | None:
+    """Return the cause that a rank's part is the published one times a factor; or None.
+
+    At least one rank's part must be as published, and every byte of the others must be what the
+    encoding makes of the published values times one factor for each rank.
+    """
+    encoding, layout = reading.tensor.parts[0].info.encoding, reading.layout
+    if encoding not in _FLOATS:
+        return None
+    factors: dict[int, float] = {}
+    sample, count = b"", 0
+    for rank, array in enumerate(held):
+        right, found = list(layout.shares(arrays, rank)), list(layout.split_shares(array))
+        pairs = [
+            (_values(x, encoding), _values(y, encoding)) for x, y in zip(right, found, strict=True)
+        ]
+        if all(x.tobytes() == y.tobytes() for x, y in zip(right, found, strict=True)):
+            continue
+        factor = _one_factor(pairs)
+        with np.errstate(all="ignore"):
+            made = [encode(encoding, np.float32(factor) * x)[""] for x, _ in pairs]
+        if not factor or b"".join(made) != b"".join(y.tobytes() for y in found):
+            return None
+        factors[rank], sample = factor, sample or found[0].tobytes()[:4096]
+        count += array.nbytes
+    if not factors or len(factors) == len(held):
+        return None
+    some = list(factors.items())[:SHOWN]
+    shown = ", ".join(f"rank {rank}'s is {one:.6g} times" for rank, one in some)
+    text = f"of {len(held)} ranks' parts {shown} what was published; the others are as published"
+    return MovedPieces("scale", text, sample, count, len(factors))
+
+
+def _values(cells: Array, encoding: str) -> Array:
+    """Return the numbers of a part's stored elements as float32."""
+    return np.asarray(decode(encoding, cells.tobytes(), cells.shape), np.float32)
+
+
+def _one_factor(pairs: Sequence[tuple[Array, Array]]) -> float:
+    """Return the factor from the first to the second arrays, of few digits if that is near; or 0.
+
+    It is that of the element with the largest first value.
+    """
+    x, y = max(pairs, key=lambda pair: float(np.abs(pair[0]).max(initial=0.0)))
+    at = np.unravel_index(np.argmax(np.abs(x)), x.shape)
+    if not x[at] or not np.isfinite(y[at]):
+        return 0.0
+    factor = float(y[at]) / float(x[at])
+    rounded = float(f"{factor:.3g}")
+    return rounded if abs(rounded - factor) <= 1e-3 * abs(factor) else factor
+
+
 HYPOTHESES = (
     JointHypothesis(
-        ("shard_order", "fused_order", "expert_order"),
+        ("shard_order", "fused_order", "expert_order", "scale"),
         rank_parameters,
         395,
         "every byte of what ranks hold, before guesses about tensors put together of them",
