@@ -15,10 +15,7 @@ from contextlib import closing
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from aprfmt.base.bounded_regex import matches_start
-from aprfmt.errors import FormatError
-from aprfmt.formats.mapped_file import open_bytes
-from aprfmt.model.hf_folder import MAX_CONFIG, parse_config
-from aprfmt.model.sidecar_files import ADAPTER_CONFIG
+from aprfmt.model.diffusion_modules import diffusers_module, has_exchanged_halves
 
 if TYPE_CHECKING:
     from aprfmt.base.protocols import Value
@@ -136,14 +133,25 @@ def diffusion_component(module: str) -> tuple[str, str]:
     """Return (component of a diffusion pipeline, rest of an adapter's module); ("", module) else.
 
     The component is "denoiser" (a U-Net or transformer), or that of a text encoder. The rest has
-    underscores for dots, so that it is the same in all spellings.
+    underscores for dots and diffusers' names, so that it is the same in all spellings.
     """
     found = _COMPONENT.match(module)
     if found is None:
         return "", module
     name = found[1] or found[2]
-    component = DENOISER if name in _DENOISERS else _TEXT_ENCODERS.get(name, name)
-    return component, module[found.end() :].replace(".", "_")
+    rest = module[found.end() :].replace(".", "_")
+    if name in _DENOISERS:
+        return DENOISER, diffusers_module(rest)
+    return _TEXT_ENCODERS.get(name, name), rest
+
+
+def exchanges_halves(module: str) -> bool:
+    """Return whether diffusers has the halves of an adapter's module in the other order.
+
+    `module` is a stored name: the original's projection before the last layer.
+    """
+    found = _COMPONENT.match(module)
+    return found is not None and has_exchanged_halves(module[found.end() :].replace(".", "_"))
 
 
 def diffusion_components(model: "Model", parts: AdapterParts) -> dict[str, int]:

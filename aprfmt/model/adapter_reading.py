@@ -18,7 +18,7 @@ Names of all spellings, and the sources, are in `model/adapter_parts.py`.
 """
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -56,7 +56,8 @@ class StoredPair:
     `embedding` marks exchanged factors, as for a token embedding. `parameters` are the names of
     single parameters of the module, one of which the pair changes: its rank is then that of all
     experts together, and its scale is not known without the base (`pair_scale`). `turned`: the
-    factors are [in, r] and [r, out], as MLX stores them.
+    factors are [in, r] and [r, out], as MLX stores them. `halves`: the outputs are read with their
+    halves exchanged. `joined`: the pair is several, whose outputs stand one behind the other.
     """
 
     module: str
@@ -66,6 +67,8 @@ class StoredPair:
     embedding: bool = False
     parameters: tuple[str, ...] = ()
     turned: bool = False
+    halves: bool = False
+    joined: tuple["StoredPair", ...] = ()
 
 
 @dataclass(frozen=True)
@@ -238,6 +241,8 @@ def _check_lengths(model: Model, module: str, parts: Mapping[str, View], rows: i
 
 def read_factors(pair: StoredPair) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]:
     """Return (A [r, in], B [out, r]) as float64; FormatError for values that are not finite."""
+    if pair.joined:
+        return _joined_factors(pair.joined)
     for part in pair.parts.values():
         values = part.numpy()
         wrong = int((~np.isfinite(values)).sum())
@@ -255,4 +260,22 @@ def read_factors(pair: StoredPair) -> tuple[np.ndarray[Any, Any], np.ndarray[Any
         a, b = pair.parts["embedding_b"].numpy().T, pair.parts["embedding_a"].numpy().T
     else:
         a, b = pair.parts["a"].numpy(), pair.parts["b"].numpy()
+    if pair.halves:
+        b = np.roll(b, len(b) // 2, axis=0)
     return a.astype(np.float64), b.astype(np.float64)
+
+
+def _joined_factors(
+    pairs: Sequence[StoredPair],
+) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]:
+    """Return the factors (A [sum of ranks, in], B [sum of outputs, sum of ranks]) of several pairs.
+
+    Each pair's scale is in its B. The outputs of the pairs stand one behind the other.
+    """
+    factors = [(pair.scale, *read_factors(pair)) for pair in pairs]
+    made = np.zeros((sum(len(b) for _, _, b in factors), sum(len(a) for _, a, _ in factors)))
+    row = column = 0
+    for scale, a, b in factors:
+        made[row : row + len(b), column : column + len(a)] = scale * b
+        row, column = row + len(b), column + len(a)
+    return np.concatenate([a for _, a, _ in factors]), made

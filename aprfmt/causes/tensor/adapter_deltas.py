@@ -8,8 +8,8 @@ alpha / sqrt(r)) may be folded into a factor. So factors count only where the ch
 import json
 import math
 import shlex
-from collections.abc import Iterator, Mapping, Sequence, Set
-from dataclasses import dataclass, replace
+from collections.abc import Collection, Iterator, Mapping, Sequence, Set
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -27,9 +27,11 @@ from aprfmt.model.adapter_parts import (
     adapter_scale,
     diffusion_component,
     diffusion_names,
+    exchanges_halves,
     value_by_pattern,
 )
 from aprfmt.model.adapter_reading import Adapter, StoredPair, adapter_of_model, read_factors
+from aprfmt.model.diffusion_modules import joined_modules
 from aprfmt.model.sidecar_files import ADAPTER_CONFIG
 
 if TYPE_CHECKING:
@@ -62,6 +64,8 @@ CAUSE_ROWS = (
 ALPHA = "adapter.lora.alpha"  # of a GGUF
 SCALE_KEYS = ("r", "lora_alpha", "use_rslora", "rank_pattern", "alpha_pattern")
 _SAME_CHANGE = "other factors of the same scale * B @ A"
+_SAME_SCALE = "alpha: the scale is the same"
+_OTHER_HALVES = "diffusers has the halves in the other order"
 _BITS = 8  # of a value of a factor that judge, at least
 _FLOAT = 2.0**-45  # of two products in float64, relative to the operands
 RELATED = 0.5  # cosine of two changes, one of which was made of the other
@@ -135,7 +139,8 @@ class DeltaComparison:
     """Two adapters compared by what they add to each module, and the findings on that.
 
     `other` says by what they are two adapters, where the changes of most modules have nothing in
-    common; "" else.
+    common; "" else. `settled` are stored tensors that agree although their bytes do not, and why.
+    `unexchanged` are factors of equal bytes whose halves had to be exchanged, and were not.
     """
 
     rows: tuple[DeltaRow, ...]
@@ -143,6 +148,8 @@ class DeltaComparison:
     complete: bool  # every pair of both sides was compared
     fields: tuple[FieldDiff, ...]  # the keys of the scale in which the two differ
     other: str = ""
+    settled: Mapping[str, str] = field(default_factory=dict)
+    unexchanged: Collection[str] = ()
 
     def judge(self, rows: Sequence[TensorDiff]) -> list[TensorDiff]:
         """Return the comparisons `rows` of stored tensors, LoRA factors judged by their products.
@@ -152,6 +159,14 @@ class DeltaComparison:
         verdict.
         """
         modules = {key: row for row in self.rows for key in row.keys}
+        rows = [
+            replace(row, verdict="SAME_VALUES", cause=self.settled[row.key])
+            if row.key in self.settled and row.verdict not in EQUAL
+            else replace(row, verdict="DIFFERENT")
+            if row.key in self.unexchanged
+            else row
+            for row in rows
+        ]
         return [
             replace(row, verdict=found.verdict, cause=_SAME_CHANGE)
             if (found := modules.get(row.key)) is not None
@@ -211,6 +226,7 @@ def compare_deltas(a: "Model", b: "Model") -> DeltaComparison | None:
         first, second = adapter_of_model(a, compare=True), adapter_of_model(b, compare=True)
         if diffusion_names(a) and diffusion_names(b):
             first, second = _with_modules_alike(first), _with_modules_alike(second)
+            first, second = _with_parts_joined(first, second), _with_parts_joined(second, first)
         elif first.spelling != second.spelling:
             return None
         elif _one_lacks_its_scale(first, second):  # the changes of the other are not known
@@ -221,12 +237,96 @@ def compare_deltas(a: "Model", b: "Model") -> DeltaComparison | None:
     complete = len(rows) == len(first.pairs) == len(second.pairs)
     other = _other_adapter_text(rows)
     found = () if other else tuple(_findings(first, second, rows, (a.path, b.path)))
-    return DeltaComparison(rows, found, complete, tuple(_differing_keys(first, second)), other)
+    fields, settled = tuple(_differing_keys(first, second)), dict(_settled_tensors(first, second))
+    unexchanged = _unexchanged_factors(first, second)
+    if unexchanged:
+        apart = [row for row in rows if unexchanged.intersection(row.keys)]
+        found = (*found, _unexchanged_finding(apart, unexchanged))
+    return DeltaComparison(rows, found, complete, fields, other, settled, unexchanged)
+
+
+def _unexchanged_factors(a: Adapter, b: Adapter) -> frozenset[str]:
+    """Return the stored factors whose halves diffusers has in the other order, and which have not.
+
+    Both sides' values stand in one order, although one of them has the original's names.
+    """
+    found: set[str] = set()
+    for module, mine in a.pairs.items():
+        theirs = b.pairs.get(module)
+        if theirs is None or mine.halves == theirs.halves or theirs.joined or mine.joined:
+            continue
+        left, right = (read_factors(replace(pair, halves=False))[1] for pair in (mine, theirs))
+        half = len(left) // 2
+        if np.array_equal(left, right) and not np.array_equal(left[:half], left[half:]):
+            found |= {pair.parts["b"].names[0] for pair in (mine, theirs)}
+    return frozenset(found)
+
+
+def _unexchanged_finding(rows: Sequence[DeltaRow], names: Collection[str]) -> Finding:
+    """Return the finding on factors that a conversion did not exchange by halves.
+
+    `rows` are the modules of these factors, `names` the stored names.
+    """
+    keys = tuple(sorted(names))
+    says = (
+        "the halves of the outputs stand alike on both sides: the original has (shift, scale) "
+        "there and diffusers (scale, shift), so that a conversion has to exchange them"
+    )
+    return Finding(
+        "row_offset", says, "tensor", "bug", keys, True, keys=keys,
+        residual_before=max((row.rel_l2 for row in rows), default=None), residual_after=0.0,
+        of="scale * B @ A of each module", proof=unfitted_proof(len(keys)),
+    )  # fmt: skip
+
+
+def _settled_tensors(a: Adapter, b: Adapter) -> Iterator[tuple[str, str]]:
+    """Yield (stored name, why) of tensors that agree although the other side has others, or none.
+
+    They are alphas of pairs with one scale, which are written into the factors or equal the rank,
+    and factors whose halves diffusers has in the other order.
+    """
+    for module, mine in a.pairs.items():
+        theirs = b.pairs.get(module)
+        if theirs is None or mine.joined or theirs.joined:
+            continue
+        if math.isclose(mine.scale, theirs.scale, rel_tol=1e-12):
+            alphas = (pair.parts["alpha"] for pair in (mine, theirs) if "alpha" in pair.parts)
+            yield from ((view.names[0], _SAME_SCALE) for view in alphas)
+        if mine.halves == theirs.halves or not {"b"} <= mine.parts.keys() & theirs.parts.keys():
+            continue
+        if np.array_equal(read_factors(mine)[1], read_factors(theirs)[1]):
+            for pair in (mine, theirs):
+                yield pair.parts["b"].names[0], _OTHER_HALVES
 
 
 def _with_modules_alike(adapter: Adapter) -> Adapter:
-    """Return a diffusion pipeline's adapter with the module names that all spellings share."""
-    pairs = {".".join(diffusion_component(module)): pair for module, pair in adapter.pairs.items()}
+    """Return an adapter of a diffusion pipeline with its pairs by the modules of no spelling."""
+    pairs = {
+        ".".join(diffusion_component(module)): replace(pair, halves=exchanges_halves(module))
+        for module, pair in adapter.pairs.items()
+    }
+    return replace(adapter, pairs=pairs)
+
+
+def _with_parts_joined(adapter: Adapter, other: Adapter) -> Adapter:
+    """Return an adapter whose modules are joined that are one module in the other adapter.
+
+    Both have modules of no spelling. q, k and v of diffusers are one projection in the original.
+    """
+    pairs = dict(adapter.pairs)
+    for module in other.pairs:
+        component, _, rest = module.partition(".")
+        names = [f"{component}.{name}" for name in joined_modules(rest)]
+        if not names or module in pairs or not all(name in pairs for name in names):
+            continue
+        several = tuple(pairs.pop(name) for name in names)
+        parts = {
+            f"{part}.{number}": view
+            for number, pair in enumerate(several)
+            for part, view in pair.parts.items()
+        }
+        rank = sum(pair.rank for pair in several)
+        pairs[module] = StoredPair(module, parts, rank, 1.0, joined=several)
     return replace(adapter, pairs=pairs)
 
 
@@ -293,14 +393,14 @@ def _compare_pair(a: StoredPair, b: StoredPair) -> DeltaRow | None:
         min(UNIT.get(view.encoding, _COARSEST), _COARSEST)
         for pair in (a, b)
         for part, view in pair.parts.items()
-        if part not in ("alpha", "magnitude")
+        if part.partition(".")[0] not in ("alpha", "magnitude")
     ]
     keys = tuple(
         dict.fromkeys(
             view.names[0]
             for pair in (a, b)
             for part, view in pair.parts.items()
-            if part != "magnitude"
+            if not part.startswith("magnitude")
         )
     )
     return DeltaRow(
