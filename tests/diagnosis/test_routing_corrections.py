@@ -1,6 +1,6 @@
 """Engines that misuse the correction for the choice of experts, in every family that has one."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from types import SimpleNamespace
 from typing import Any
 
@@ -46,7 +46,7 @@ def in_logits(own: Router) -> Router:
     return lambda m, logits, bias, hp, **more: own(m, logits + bias, None, hp, **more)
 
 
-MISTAKES: dict[str, Callable[[Router], Router]] = {
+MISTAKES: Mapping[str, Callable[[Router], Router]] = {
     "the correction for the choice of experts is in their weights, too": weighed_by(
         lambda scores, bias: scores + bias, sums=True
     ),
