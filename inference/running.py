@@ -19,7 +19,6 @@ from aprfmt.inference.backends.base import Backend
 from aprfmt.inference.capture import PointInstance, point_instances
 from aprfmt.inference.cuda_driver import name_memory_errors
 from aprfmt.inference.device import DeviceChoice, choose_device, parse_run, split_run
-from aprfmt.inference.draft import DraftSession
 from aprfmt.inference.engines import ENGINES
 from aprfmt.inference.engines.collect import weights_class_of
 from aprfmt.inference.forward import LogitRows
@@ -84,7 +83,12 @@ class RunRequest:
         else:
             weights = weights_through_encoding(model, self.through, self.memory)
             main = Session(model.spec, model.hyper, weights, backend)
-        return DraftSession(model, main) if self.draft else main
+        if not self.draft:
+            return main
+
+        from aprfmt.inference.draft import DraftSession
+
+        return DraftSession(model, main)
 
 
 def make_request(

@@ -379,6 +379,8 @@ def test_parity_loads_nothing_of_diagnosis(demo_model: Path) -> None:
     )
     loaded = modules_after(code, whole=True)
     assert "aprfmt.inference.replay.shadow" in loaded
+    unasked = {"aprfmt.cli.trace.page", "aprfmt.inference.parity.calibrate"}
+    assert not loaded & {*unasked, "aprfmt.formats.journal", "aprfmt.inference.draft"}
     assert not [name for name in loaded if name.startswith("aprfmt.diagnosis")]
 
 

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from aprfmt.inference.device import DeviceChoice
     from aprfmt.inference.parity.cells import Parity
     from aprfmt.inference.parity.request import ParityRequest
+    from aprfmt.measure.tolerances import CalibratedBound
     from aprfmt.model import Model
 
 
@@ -118,13 +119,16 @@ def prepare_runs(
     is the path of the model.
     """
     from aprfmt.inference.capture import point_instances, select_keys
-    from aprfmt.inference.parity.calibrate import load_calibration
     from aprfmt.inference.parity.request import ParityRequest
     from aprfmt.inference.probe_ids import choose_ids
     from aprfmt.model import open_model
     from aprfmt.model.completeness import check_runnable
 
-    rows = () if options.thresholds is None else load_calibration(options.thresholds)
+    rows: Sequence[CalibratedBound] = ()
+    if options.thresholds is not None:
+        from aprfmt.inference.parity.calibrate import load_calibration
+
+        rows = load_calibration(options.thresholds)
     opened = open_model(text, arch=options.arch, allow_missing=options.allow_missing)
     model = stack.enter_context(opened)
     run_options.warn_of_model(model)
@@ -180,9 +184,14 @@ def finish_parity(found: "Parity", body: dict[str, object], wanted: ParityOutput
 
     `body` is the JSON of the comparison `found`; `wanted` says what to write.
     """
-    from aprfmt.cli.parity.page import render_page
 
-    add_page(body, wanted.html, wanted.force, lambda: render_page(body))
+    def page() -> str:
+        """Return the comparison's page."""
+        from aprfmt.cli.parity.page import render_page
+
+        return render_page(body)
+
+    add_page(body, wanted.html, wanted.force, page)
 
     chosen, bundle = bool(body["ids_chosen"]), None
     if wanted.bundle is not None:
