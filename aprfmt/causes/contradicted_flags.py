@@ -13,10 +13,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from aprfmt.causes.hyperparameters import BIASES, FLAG_LOADERS, hyper_causes, shows_hyper
-from aprfmt.measure.alignment import TensorPair
 from aprfmt.measure.findings import Finding
 from aprfmt.measure.named_causes import set_command
-from aprfmt.measure.pair_comparison import compare_pair
 from aprfmt.measure.records import EQUAL
 from aprfmt.model import Model
 from aprfmt.model.own_keys import contradicted_parts
@@ -185,4 +183,8 @@ def _stores_own_head(roles: Mapping[str, View]) -> bool:
     head, table = roles.get(HEAD), roles.get(TABLE)
     if head is None or table is None:
         return head is not None
+
+    from aprfmt.measure.alignment import TensorPair
+    from aprfmt.measure.pair_comparison import compare_pair
+
     return compare_pair(TensorPair(HEAD, head, table)).verdict not in EQUAL
