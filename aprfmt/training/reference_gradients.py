@@ -123,8 +123,8 @@ class Computed:
             return None
         most, right = usual, self.rounded.gradient(key)
         for other in self.noisy:
-            far = float(np.linalg.norm(other.gradient(key) - right)) if key in other.keys else 0.0
-            most = max(most, largest_distance(far))
+            made = other.gradient(key) if key in other.keys else None
+            most = max(most, largest_distance(right, made))
             if apart <= most:
                 break
         return most

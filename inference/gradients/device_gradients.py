@@ -254,9 +254,8 @@ def _with_measured_rounding(
         for at in beyond:
             gap = found[at]
             one, two = (_value(each, gap.key, gap.parameter) for each in (reference, other))
-            apart = math.nan if one is None else _relative_distance(two, one, gap.size)
             allowed = [*gap.allowed]
-            allowed[run] = max(allowed[run], largest_distance(apart))
+            allowed[run] = max(allowed[run], largest_distance(one, two) / gap.size)
             found[at] = replace(gap, allowed=tuple(allowed))
         beyond = [at for at in beyond if found[at].exceeds(run)]
         if not beyond:

@@ -4,7 +4,9 @@ import math
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Generic, TypeVar
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch.utils._python_dispatch import TorchDispatchMode
 
 # The integers by which the numbers of each float dtype are counted, in units in the last place.
@@ -12,13 +14,16 @@ COUNTED_BY: Mapping[torch.dtype, torch.dtype] = {
     torch.float64: torch.int64, torch.float32: torch.int32,
     torch.bfloat16: torch.int16, torch.float16: torch.int16,
 }  # fmt: skip
+# Dtypes whose smallest numbers gradients come near: a zero may be what is left of one.
+UNDERFLOWING = (torch.float16,)
 # Operations that move values and round none, unless their result has fewer bits.
 MOVING = frozenset(
-    """_to_copy _unsafe_view abs alias cat clone constant_pad_nd copy_ embedding fill_ flip full
-    full_like gather index index_put index_select lift_fresh masked_fill max maximum min minimum
-    neg new_empty new_full new_ones new_zeros ones ones_like relu repeat roll scatter
-    select_backward slice_backward sort stack threshold_backward topk tril triu where zero_ zeros
-    zeros_like""".split()
+    """_to_copy _unsafe_view abs alias amax amin arange cat clamp clamp_max clamp_min clone
+    constant_pad_nd copy_ cummax embedding fill_ flip full full_like gather index index_put
+    index_select kthvalue lift_fresh masked_fill max maximum min minimum nan_to_num neg new_empty
+    new_full new_ones new_zeros ones ones_like relu repeat roll scalar_tensor scatter
+    select_backward sign slice_backward sort stack threshold_backward topk tril triu where zero_
+    zeros zeros_like""".split()
 )
 # One of so many values moves up by one unit in the last place, and one moves down. The variance
 # is then 1/6 of a unit squared: that of the difference of two results which were rounded
@@ -39,8 +44,8 @@ class RoundingNoise(TorchDispatchMode):  # type: ignore[no-untyped-call]
     The results of every operation that rounds move by one unit in the last place of their dtype,
     up or down, as far as two right ways to compute them are apart. So the gradients of two passes
     in the dtype, one of them in this context, are apart by what rounding does to them. A zero
-    becomes the smallest number of the dtype, as it may be rounded from one. Infinities and NaN
-    stay.
+    becomes the smallest number of float16, as it may be rounded from one. Other zeros, infinities
+    and NaN stay.
     """
 
     def __init__(self, seed: int) -> None:
@@ -68,7 +73,8 @@ class RoundingNoise(TorchDispatchMode):  # type: ignore[no-untyped-call]
         whole = COUNTED_BY[x.dtype]
         drawn = torch.randint(OF_VALUES, x.shape, generator=self._random, dtype=torch.int8)
         steps = (drawn == 0).to(whole) - (drawn == 1).to(whole)
-        steps = torch.where(x == 0, steps.abs(), steps)  # a zero has no number below it
+        # A zero has no number below it, and is mostly no rounded one.
+        steps = torch.where(x == 0, steps.abs() * (x.dtype in UNDERFLOWING), steps)
         moved = (x.contiguous().view(whole) + steps).view(x.dtype)
         x.copy_(torch.where(torch.isfinite(x) & torch.isfinite(moved), moved, x))
 
@@ -90,10 +96,15 @@ class NoisyPasses(Generic[Pass]):
             yield self._made[number]
 
 
-def largest_distance(apart: float) -> float:
-    """Return how far from the truth rounding may leave a gradient, by two right passes of it.
+def largest_distance(right: NDArray[Any] | None, noisy: NDArray[Any] | None) -> float:
+    """Return how far from the truth, in L2, rounding may leave a gradient, by two passes of it.
 
-    `apart` is their distance, of which each has one over the root of 2. NaN, where a pass
-    overflows, gives infinity.
+    `right` is that of a plain pass, `noisy` that of one that rounds at random: each has one over
+    the root of 2 of their distance. Infinity where the plain pass overflows. 0.0, which says
+    nothing, where the other alone does: it is no right pass then.
     """
-    return math.inf if math.isnan(apart) else MOST * apart / math.sqrt(2)
+    if right is None or not np.isfinite(right).all():
+        return math.inf
+    if noisy is None or noisy.shape != right.shape or not np.isfinite(noisy).all():
+        return 0.0
+    return MOST * float(np.linalg.norm(noisy - right)) / math.sqrt(2)
