@@ -21,7 +21,7 @@ from aprfmt.training.optimizer_inputs import inputs_of
 from aprfmt.training.parameter_verdicts import judge_change
 from aprfmt.training.report import TensorStep
 from aprfmt.training.step_recipe import recipe_of
-from aprfmt.training.update_check import share_reproduced
+from aprfmt.training.update_check import share_reproduced, telling_elements
 
 OTHER = 0.5  # of a matrix' norm: no step of a model that learns is this long
 
@@ -210,8 +210,8 @@ def mistake_causes(
 ) -> Iterator[NamedCause]:
     """Yield a cause for each mistake that was guessed for parameters, with its proof.
 
-    The proof is over all their elements. Sets the `why` of the rows that it explains.
-    `stored` is {key: names in the file}, `norm` that of all given gradients.
+    The proof is over all their elements that tell it from the stated step. Sets the `why` of the
+    rows that it explains. `stored` is {key: names in the file}, `norm` that of all given gradients.
     """
     known = {row.key: row for row in step.parameters}
     at = {row.key: number for number, row in enumerate(rows)}
@@ -219,7 +219,7 @@ def mistake_causes(
     told = {one for one, _ in mistakes if _clipped_group(step, one, judged) is not None}
     clipped = any(_is_clipping(each) or each in told for each, _ in mistakes)
     for one, also in joined_factor_causes(mistakes, told):
-        given = every = 0.0
+        given = every = tells = 0.0
         for key in one.keys:
             guess = next(
                 each
@@ -227,15 +227,19 @@ def mistake_causes(
                 if each.cause == one.cause and each.says in (one.parts or (one.says,))
             )
             share, size = 1.0, float(np.prod(known[key].before.shape))
-            if isinstance(guess, StepGuess) and not judged[key].whole:
-                held = inputs_of(step, known[key], norm)
-                share = share_reproduced(known[key], guess, held, judged[key].signs)
+            telling = size
+            if isinstance(guess, StepGuess):
+                held, signs = inputs_of(step, known[key], norm), judged[key].signs
+                if not judged[key].whole:
+                    share = share_reproduced(known[key], guess, held, signs)
+                own = recipe_of(step, known[key])
+                telling = telling_elements(known[key], guess, own, held, signs)
                 known[key].drop()
-            given, every = given + share * size, every + size
+            given, every, tells = given + share * size, every + size, tells + telling
             rows[at[key]] = replace(rows[at[key]], why=guess.says)
         share = given / max(1.0, every)
         # An element says one digit at least: whether it moved as the mistake would move it.
-        proof = cap_proof(Proof(every, share, one.free, 1.0), CAUSES[one.cause].most)
+        proof = cap_proof(Proof(tells, share, one.free, 1.0), CAUSES[one.cause].most)
         if proof is not None:
             proof = cap_proof(proof, guess.most)
         if one.parts and proof is not None:

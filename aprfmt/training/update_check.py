@@ -719,3 +719,24 @@ def share_reproduced(
         if fit is not None:
             near += case.before.size if fit.exact else int(np.count_nonzero(fit.near))
     return near / max(1, every)
+
+
+def telling_elements(
+    parameter: Parameter, guess: StepGuess, recipe: Recipe, held: StepInputs, signs: bool
+) -> int:
+    """Return how many elements of a parameter tell a guess from the stated recipe.
+
+    An element that both steps leave with the same stored value says nothing: one without a
+    gradient, or one that BF16 does not move. All elements tell a guess that has no recipe. `signs`
+    says that only the signs of the gradient are known.
+    """
+    count = 0
+    for case in _all_cases(parameter, held, signs):
+        fits = None
+        if guess.recipe is not None:
+            fits = case.fit(guess.recipe), case.fit(recipe)
+        if fits is None or fits[0] is None or fits[1] is None:
+            count += case.before.size
+        else:
+            count += int(np.count_nonzero(fits[0].stored != fits[1].stored))
+    return count
