@@ -1407,6 +1407,16 @@ A fifth set: adapters that count twice, factors that are exchanged, and bases th
 bitsandbytes' kernel for the CPU decodes rows that are shorter than a block wrongly. The model of
 this set has none.
 
+Beside the set, gradients of QLoRA of random weights in two public shapes, on a CPU, by bitsandbytes
+0.50.2 and peft 0.21.2: q, v and down projections, rank 3, beside NF4. In float64 peft has the
+numbers that bitsandbytes decodes. In bitsandbytes' own layers, which compute in float32, the
+distance is their rounding.
+
+| shape | gradients | peft in float64, at most | bitsandbytes' layers, at most | median |
+| --- | --- | --- | --- | --- |
+| SmolLM2 135M, 30 layers, vocabulary 49152 | 180 | 2.0e-14 | 8.6e-06 | 3.9e-06 |
+| Qwen2 0.5B, 24 layers, vocabulary 151936 | 144 | 2.6e-14 | 5.7e-06 | 2.6e-06 |
+
 - Where the given base is the quantized one, and the trainer's was not, nothing has its weights.
 
 """
