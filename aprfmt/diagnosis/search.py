@@ -267,7 +267,9 @@ class Search:
     def _one_pass_steps(self) -> Iterator[SearchStep]:
         """Yield the usual mistakes as steps that affect only the differing rows.
 
-        So it is where the run had these rows in one later pass. Yields nothing where the
+        So it is where the run had these rows in one later pass, or in a chunk with others behind
+        it: tokens see no later ones, so that a mistake which is made from the first differing row
+        on gives the rows of the chunk, and departs where it ends. Yields nothing where the
         differing rows are not those of one later pass, or no operation reads other rows.
         """
         case = self.case
@@ -275,11 +277,24 @@ class Search:
         if len(case.rows) != case.tokens or not ops & READS_EARLIER:
             return
         rows = case.distances_by_row(case.view)
-        passed = tokens_of_one_pass(np.flatnonzero(rows > AGREES * case.view.tolerance))
-        if passed is not None:
-            usual = [(step.change, step.layers) for step in self._usual_steps()]
-            for change, layers in changes_of_one_pass(usual, case.patched, *passed):
-                yield SearchStep(change, layers)
+        bound = AGREES * case.view.tolerance
+        passed = tokens_of_one_pass(np.flatnonzero(rows > bound))
+        if passed is None:
+            return
+        first, last = passed
+        for step in self._usual_steps():
+            usual = [(step.change, step.layers)]
+            for change, layers in changes_of_one_pass(usual, case.patched, first, last):
+                left = self._row_residuals(change, layers)
+                if left is None:
+                    continue
+                wrong = np.flatnonzero(left > bound)
+                if not len(wrong):
+                    yield SearchStep(change, layers)
+                elif wrong[0] > first:
+                    end = int(wrong[0]) - 1
+                    for ended, there in changes_of_one_pass(usual, case.patched, first, end):
+                        yield SearchStep(ended, there)
 
     def _row_residuals(self, change: Change, layers: Layers) -> np.ndarray | None:
         """Return the residual of every row of the point under a change; None if the pass fails."""

@@ -16,6 +16,7 @@ from aprfmt.causes.forward.mismatch import Mismatch
 from aprfmt.causes.forward.single_pass import changes_of_one_pass, tokens_of_one_pass
 from aprfmt.causes.forward.table import TABLE
 from aprfmt.causes.forward.usual_mistakes import usual_mistakes
+from aprfmt.diagnosis import diagnose
 from aprfmt.diagnosis.attention_rows import solve_masks
 from aprfmt.inference.replay.patched_model import PatchedModel
 from aprfmt.inference.replay.recorded_trace import RecordedTrace
@@ -24,7 +25,7 @@ from aprfmt.inference.session import Session
 from aprfmt.inference.trace import Trace
 from aprfmt.model import open_model
 from tests.causes.test_planted_mistakes import INNER
-from tests.diagnosis.engines import LONG, NUMPY, tiny_folder
+from tests.diagnosis.engines import LONG, NUMPY, tiny_folder, trace
 
 Plant = Callable[[PatchedModel], PatchedModel]
 IDS, LATER = LONG[:24], 15  # tokens, and the first one of the later pass
@@ -242,6 +243,33 @@ def test_a_fault_of_one_pass_is_told_with_its_tokens(name: str) -> None:
         }
         patched.weights.close()
     assert told == {(cause, first, last)}
+
+
+CHUNKS = {
+    "a chunk between others": ("llama", 16, 23, without_own_token, "mask", "tokens 16 to 23 alone"),
+    "the second of three": ("qwen3", 11, 25, without_own_token, "mask", "tokens 11 to 25 alone"),
+}
+
+
+@pytest.mark.parametrize("name", CHUNKS)
+def test_a_fault_of_one_chunk_is_told_from_logits_alone(name: str) -> None:
+    """Seen red: located only, as the tokens behind the chunk read its rows in the next layer."""
+    base, first, last, change, cause, says = CHUNKS[name]
+    ids, folder = LONG[:40], tiny_folder(base)
+    with open_model(folder) as model:
+        patched = PatchedModel.unpatched(model, ids, "float32", None)
+        wrong = record_points(in_one_step(first, last, "probs", change)(patched))
+        patched.weights.close()
+    run = trace(
+        folder,
+        f"chunk-{base}-{first}",
+        ids=ids,
+        points=frozenset({"logits"}),
+        rename=lambda arrays: {key: wrong.get(key, own) for key, own in arrays.items()},
+    )
+    found = diagnose(str(folder), str(run))
+    assert found.lead is not None and found.cause == cause, found.sentence
+    assert found.lead.certainty == "confirmed" and says in found.lead.says
 
 
 @pytest.mark.parametrize("rows", [[], [0, 1], [5, 7]])
