@@ -131,8 +131,8 @@ def _faults(
     if abs(factor + 1) < TURNED:
         says = "the sign is turned"
     yield _Fault("scale", says, np.float32(factor) * x)
-    stored = pairs[key].a
-    shape = () if stored is None else stored.shape
+    own = pairs[key].a
+    shape = () if own is None else own.shape
     if len(shape) == 2 and shape[0] == shape[1]:
         yield _Fault("transpose", "B's matrix is A's with rows and columns exchanged", x.T)
     if len(shape) > 2:

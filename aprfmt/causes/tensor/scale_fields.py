@@ -125,8 +125,8 @@ def _float_fields_alone(case: DifferingPair) -> _Fields | None:
 def _as_bfloat16(numbers: "Array") -> "Array":
     """Return the bits of float16 numbers rounded to BF16, to even."""
     bits = numbers.astype("<f4").view("<u4")
-    rounded: Array = ((bits + 0x7FFF + (bits >> 16 & 1)) >> 16).astype("<u2")
-    return rounded
+    found: Array = ((bits + 0x7FFF + (bits >> 16 & 1)) >> 16).astype("<u2")
+    return found
 
 
 def _as_cut_bfloat16(numbers: "Array") -> "Array":
