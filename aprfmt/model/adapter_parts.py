@@ -15,7 +15,11 @@ from contextlib import closing
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from aprfmt.base.bounded_regex import matches_start
+from aprfmt.errors import FormatError
+from aprfmt.formats.mapped_file import open_bytes
 from aprfmt.model.diffusion_modules import diffusers_module, has_exchanged_halves
+from aprfmt.model.hf_folder import MAX_CONFIG, parse_config
+from aprfmt.model.sidecar_files import ADAPTER_CONFIG
 
 if TYPE_CHECKING:
     from aprfmt.base.protocols import Value

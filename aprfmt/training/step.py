@@ -85,13 +85,8 @@ def explain_step(
     """
     if after is None and not grads and batch is None:
         raise UsageError(
-<<<<<<< HEAD
             "nothing to explain; give --after CKPT, the checkpoint after the step, or "
             "--grads FILE, or --batch FILE, whose loss and gradients are computed"
-=======
-            "nothing to explain; give --after CKPT, the checkpoint after the step, or --grads "
-            "FILE, or --batch FILE, whose loss and gradients are computed"
->>>>>>> 279b40f4 (step: count the elements that tell a mistake from the stated step)
         )
     if after is not None and not Path(after).is_dir():
         refuse_trainer_shards(Path(after), weights=True)

@@ -167,8 +167,8 @@ def _name_rearrangement(case: DifferingPair, found: FoundLines) -> Iterator[Gues
     if enough:
         sizes = case.sizes("head_dim", "value_head_dim") if found.axis == 0 else []
         for text, p in permutation.dealt_orders(found, sizes):
-            told = (f"B has A's {what} in another order: {text}",)
-            yield replace(_permutation_guess("value_order", told, case, found.axis, p), free=1)
+            order = (f"B has A's {what} in another order: {text}",)
+            yield replace(_permutation_guess("value_order", order, case, found.axis, p), free=1)
             break
     if not whole:
         return
