@@ -727,16 +727,17 @@ def telling_elements(
     """Return how many elements of a parameter tell a guess from the stated recipe.
 
     An element that both steps leave with the same stored value says nothing: one without a
-    gradient, or one that BF16 does not move. All elements tell a guess that has no recipe. `signs`
-    says that only the signs of the gradient are known.
+    gradient, or one that BF16 does not move. All elements tell a guess that has no recipe, and one
+    whose step is the stated one by what is known here. `signs` says that only the signs of the
+    gradient are known.
     """
     count = 0
     for case in _all_cases(parameter, held, signs):
         fits = None
         if guess.recipe is not None:
-            fits = case.fit(guess.recipe), case.fit(recipe)
+            fits = case.fit(guess.recipe), case.fit(_with_clipping(recipe, held))
         if fits is None or fits[0] is None or fits[1] is None:
             count += case.before.size
         else:
             count += int(np.count_nonzero(fits[0].stored != fits[1].stored))
-    return count
+    return count or int(np.prod(parameter.before.shape))
