@@ -32,6 +32,7 @@ from aprfmt.causes.tensor import (
     recoded_parts,
     recoded_scales,
     recurrent_layers,
+    scale_fields,
     stored_shapes,
     table,
     value_functions,
@@ -261,4 +262,6 @@ def test_every_row_of_the_table_is_taken_out_once() -> None:
     # by tests/causes/tensor/test_misread_scales.py
     tried |= {misread_scales.explain_misread_scales, misread_scales.explain_misread_exponents}
     tried.add(misread_tiles.explain_misread_tiles)  # by tests/causes/tensor/test_misread_tiles.py
+    # by tests/causes/test_scale_fields.py
+    tried |= {scale_fields.explain_rewritten_scales, scale_fields.explain_other_scales}
     assert tried == {load_function(row.find) for row in table.TABLE}

@@ -293,7 +293,7 @@ ROWS: tuple[Row, ...] = (
         ("tests/model/ledger/test_verdict.py::test_a_key_is_compared_with_*",),
     ),
     Row(
-        "word-of-the-exit", _LEDGER,
+        "word-of-the-exit", _VERDICT,
         '        begin = f"{words.no}{plain if compared.differs else held}"\n',
         '        begin = f"{words.no}{plain}" if compared.differs else held[9:] or words.no\n',
         "an answer of exit code 1 begins with `equal`",
