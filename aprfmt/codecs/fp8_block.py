@@ -13,8 +13,9 @@ Without the tile's size the scales may be one number a row too, [..., out].
 Experts that are stored together are NAME and NAME_scale_inv.
 
 A file of a diffusion model stands alone, without config.json. FP8 codes with a float scale are read
-there by the same rule (`UNCLAIMED`). An empty tensor `scaled_fp8` marks such a file, and
-`comfy_quant` (JSON in bytes) such a weight.
+there by the same rule (`UNCLAIMED`). A tensor `scaled_fp8` marks such a file, and `comfy_quant`
+(JSON in bytes) such a weight. Marked weights are read so beside a config.json without a section
+too.
 Source: transformers 5.23, integrations/finegrained_fp8.py (Fp8Dequantize); ComfyUI, comfy/ops.py
 (scaled_fp8_ops) and comfy/quant_ops.py.
 """
@@ -49,6 +50,7 @@ _BYTES = tuple(kind.name for kind in fp8.OF_TWO_SIGNS)
 PACKED, _PAIRS = ("I8", "F4"), "I8"
 _MICRO = (1, 32)  # the tile of packed codes, and of MXFP8
 MARKER = "scaled_fp8"  # last part of the name of the tensor that marks a file
+OWN_MARKER = ".comfy_quant"  # suffix of the tensor that marks one weight
 UNCLAIMED: Config = {"quant_method": "fp8"}  # what a scale says where no configuration does
 
 
@@ -199,7 +201,7 @@ DIALECT = _make_dialect(
     ".weight_scale_inv",
     ".activation_scale",
     ".input_scale",
-    ".comfy_quant",
+    OWN_MARKER,
     called=(".scale", ".weight_scale", ".qscale_weight", ".scale_weight"),
 )
 EXPERTS = _make_dialect("fp8_experts", "", "_scale_inv", "_activation_scale")

@@ -362,13 +362,15 @@ def _join_dialect(
 def _find_unclaimed(
     tensors: Tensors, config: Mapping[str, Value], fault: Fault
 ) -> Mapping[str, FoundWeight]:
-    """Return {weight: its stored tensors} of FP8 weights with a scale; {} with a configuration.
+    """Return {weight: its stored tensors} of FP8 weights with a scale and no quantization section.
 
-    `fault` is not used.
+    Beside a configuration that says nothing of quantization only weights are taken that ComfyUI's
+    markers claim, since these say by themselves that the codes have scales. `fault` is not used.
     """
-    if config or not any(t.info.encoding in _FP8 for t in tensors.values()):
+    coded = any(tensor.info.encoding in _FP8 for tensor in tensors.values())
+    if not coded or quantization_section(config) is not None:
         return {}
-    from aprfmt.codecs.fp8_block import DIALECT, EXPERTS, MARKER
+    from aprfmt.codecs.fp8_block import DIALECT, EXPERTS, MARKER, OWN_MARKER
 
     markers = [name for name in tensors if name.rpartition(".")[2] == MARKER]
     found: dict[str, FoundWeight] = {}
@@ -383,6 +385,8 @@ def _find_unclaimed(
         marker = max(
             (m for m in markers if name.startswith(m.removesuffix(MARKER))), key=len, default=""
         )
+        if config and not marker and OWN_MARKER not in names:
+            continue
         if marker:
             names[_MARKED] = marker
         found[name] = FoundWeight(names, partial(_join_unclaimed, name, dialect))

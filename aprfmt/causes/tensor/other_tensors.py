@@ -203,20 +203,34 @@ def _same_sample(x: RowReader, y: RowReader) -> bool:
     return norms.exact_norm(a - b) <= 1.5 * pair_noise(x.encoding, y.encoding) * norm
 
 
+def _undecoded_tensors(context: "PairContext", label: str) -> frozenset[str]:
+    """Return the stored names of the packed weights of a model that no codec decodes.
+
+    `label` is the model, "a" or "b". They are codes and their companions.
+    """
+    packing = context.models[label].unread
+    return frozenset() if packing is None else frozenset(part.name for part in packing.tensors)
+
+
 def explain_renamed(key: str, label: str, context: "PairContext") -> Finding | None:
     """Return the finding that the other file has this tensor under another name, or None.
 
-    `label` is the file that has the key, "a" or "b".
+    `label` is the file that has the key, "a" or "b". None for codes of packed weights that are not
+    decoded, whose values are not known.
     """
     there = "b" if label == "a" else "a"
     mine = context.reader(label, key)
-    if mine is None:
+    undecoded = _undecoded_tensors(context, label)
+    if mine is None or key in undecoded:
         return None
+    codes_there = _undecoded_tensors(context, there)
     # Tensors that the other file alone has, and that look equal.
     for other in context.keys_with_equal_sample(there, mine):
         row = context.results.get(other)
         reader = context.reader(there, other)
         if row is None or row.verdict != f"ONLY_IN_{there.upper()}" or reader is None:
+            continue
+        if other in codes_there:
             continue
         # Compare all values.
         a, b = (mine, reader) if label == "a" else (reader, mine)
