@@ -146,6 +146,7 @@ class DiffReport(Tabular):
             mends = is_repaired_by_rewriting(one.cause, one.confirmed, one.values)
             mends = mends and CAUSES[one.cause].verdict == "bug"
             mends = mends and one.cause not in self.own_parts and one.side != "A"
+            mends = mends and not one.leaves_side_open
             command = (
                 one.next
                 or self._own_key_command(one.cause)

@@ -72,8 +72,8 @@ def rewrite_b_command(parts: StepParts, finding: Finding) -> str:
     """Return the command that writes B again from A; "" if A is a trace.
 
     If B is a trace, which nothing writes again, it is the command that records the layer. Where B
-    was trained further, or A's files are damaged or its stored tensors the wrong ones, it is the
-    command that compares tensors.
+    was trained further, or A's files are damaged or its stored tensors the wrong ones, or may be,
+    it is the command that compares tensors.
     """
     if parts.a.kind == "trace":
         return ""
@@ -82,8 +82,13 @@ def rewrite_b_command(parts: StepParts, finding: Finding) -> str:
     a, b = parts.a.model, parts.b.model
     wrong_in_a = finding.side == "A" and finding.level == "tensor"
     wrong_in_a |= a is not None and bool(a.damage or missing_shards(a))
-    # Of a training only B has what it was trained to.
-    if wrong_in_a or parts.trained or has_trained_head(finding.cause, a, b):
+    # Where either side may be wrong, A is no source; of a training only B has its values.
+    if (
+        wrong_in_a
+        or finding.leaves_side_open
+        or parts.trained
+        or has_trained_head(finding.cause, a, b)
+    ):
         return diff_tensors_command(parts, finding)
     if a is None or b is None:
         return rewrite_command(parts.a.path, parts.b.path, {}, {})

@@ -96,6 +96,11 @@ class PointRow:
     apart: bool = False
 
 
+def _cause_names(findings: Sequence[Finding]) -> str:
+    """Return the causes of findings as one text, each once; "the unknown cause" for no name."""
+    return ", ".join(dict.fromkeys(one.cause or "the unknown cause" for one in findings))
+
+
 @dataclass(frozen=True)
 class Diagnosis(Tabular):
     """The result of `diagnose`: where two models, traces or runs first differ, and why.
@@ -314,8 +319,13 @@ class Diagnosis(Tabular):
         if runs:
             what = runs[0].side or "B"
             if len(left) < len(faults):
-                what = ", ".join(dict.fromkeys(one.cause or "the unknown cause" for one in left))
+                what = _cause_names(left)
             return f"no command mends {what}: what an engine computes or records is in no file"
+        unsided = [one for one in left if one.leaves_side_open]
+        if unsided:
+            what = "A or B" if len(unsided) == len(faults) else _cause_names(left)
+            of = "" if len(unsided) == len(left) else f" of {_cause_names(unsided)}"
+            return f"no command mends {what}: the files do not say{of} which side is wrong"
         if all(one.side == "A" for one in left):
             told = "no command mends A: it is the side that departs"
             seen = all(one.certainty != "located" for one in left)
@@ -328,8 +338,7 @@ class Diagnosis(Tabular):
         )
         if len(left) == len(faults):
             return f"no command mends B: {why}"
-        causes = dict.fromkeys(one.cause or "the unknown cause" for one in left)
-        return f"no command mends {', '.join(causes)}: {why}"
+        return f"no command mends {_cause_names(left)}: {why}"
 
     @property
     def sentence(self) -> str:

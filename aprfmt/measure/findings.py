@@ -12,6 +12,9 @@ Confidence = Literal["confirmed", "ambiguous", "unconfirmed"]
 # Whether passes reached a difference: beyond the bound, inside it, not at all; "": not measured.
 Exercised = Literal["", "shows", "below_rounding", "not_exercised"]
 
+# Of the evidence of two sides with the same codes: either may be the wrong one.
+EITHER_SIDE = "both have the same codes, which do not say whose"
+
 
 class PairCause(TypedDict):
     """The JSON that `diff` gives for one tensor: why its two sides differ."""
@@ -92,6 +95,11 @@ class Finding:
         """Whether removing the cause leaves a difference as large as before, or larger."""
         before, after = self.residual_before, self.residual_after
         return before is not None and after is not None and 0 < before <= after
+
+    @property
+    def leaves_side_open(self) -> bool:
+        """Whether its evidence says that either side may be the wrong one."""
+        return any(EITHER_SIDE in text for text in (self.says, *self.evidence))
 
     @property
     def share(self) -> float | None:

@@ -724,23 +724,26 @@ def test_a_difference_of_tokenizers_says_what_shows_it(
 
 @pytest.mark.parametrize("kind", ["model", "trace"])
 @pytest.mark.parametrize("trained", [False, True])
+@pytest.mark.parametrize("unsided", [False, True])
 @pytest.mark.parametrize("written", ["", "aprfmt convert A B"])
 def test_b_is_written_again_or_its_tensors_are_compared(
-    written: str, trained: bool, kind: str, monkeypatch: pytest.MonkeyPatch
+    written: str, unsided: bool, trained: bool, kind: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(next_commands, "diff_tensors_command", lambda asked, finding: "aprfmt diff")
     monkeypatch.setattr(next_commands, "rewrite_command", lambda *given: written)
     monkeypatch.setattr(next_commands, "matrix_encodings", lambda model: {})
     monkeypatch.setattr(next_commands, "input_scale_endings", lambda model: ())
+    monkeypatch.setattr(next_commands, "tower_options", lambda a, b: ())
     monkeypatch.setattr(next_commands, "overflows_encoding", lambda values, theirs: False)
     monkeypatch.setattr(next_commands, "has_trained_head", lambda *given: False)
     model = SimpleNamespace(metadata={}, damage={}, source=SimpleNamespace(notes=()))
     side = SimpleNamespace(kind=kind, model=model, path="A")
     asked: Any = SimpleNamespace(a=side, b=side, trained=trained)
-    finding: Any = SimpleNamespace(cause="x", values={}, side="B")
+    finding: Any = SimpleNamespace(cause="x", values={}, side="B", leaves_side_open=unsided)
     found = next_commands.rewrite_b_command(asked, finding)
+    no_source = trained or unsided
     assert found == (
-        "" if kind == "trace" else "aprfmt diff" if trained else written or "aprfmt diff"
+        "" if kind == "trace" else "aprfmt diff" if no_source else written or "aprfmt diff"
     )
 
 

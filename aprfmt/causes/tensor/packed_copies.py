@@ -158,7 +158,7 @@ def explain_copy(
     # A sample stands for the other rows where these are no further apart, but proves no more.
     proof = found if copy.rows is None else cap_proof(found, "explained")
     made = make_finding(cause, (copy.case.key,), said, before, 0.0, proof)
-    wrong = made.verdict == "bug" and not either
+    wrong = made.verdict == "bug" and not made.leaves_side_open
     return replace(made, side=copy.whose[0]) if wrong else made
 
 
