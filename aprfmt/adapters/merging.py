@@ -23,10 +23,12 @@ from aprfmt.base.encodings import ENCODINGS
 from aprfmt.base.protocols import Damage, LazyTensor, Note, Source, TensorInfo, Value
 from aprfmt.codecs import decode, encode
 from aprfmt.conversion import Options, convert_model
-from aprfmt.errors import ConversionError
+from aprfmt.errors import ConversionError, UnsupportedError
 from aprfmt.formats.mapped_file import MemoryTensor
 from aprfmt.model import Model, open_model
+from aprfmt.model.adapter_parts import OF_DIFFUSION, adapter_parts, diffusion_components
 from aprfmt.model.adapter_reading import Adapter, read_adapter
+from aprfmt.model.resolve import architecture_names
 from aprfmt.model.zero_pairs import find_zero_pairs
 from aprfmt.tensors.view import View
 
@@ -244,10 +246,14 @@ def merge_adapter(
     Closing the first closes the base. `order` is how the pairs for stacked experts order their
     ranks, `encoding` that of the merged weights, "" for the base's. Raises ConversionError for an
     adapter of another base, for packed weights, and for an adapter that the base's metadata record
-    as merged. `again` allows the last two, for a comparison.
+    as merged. `again` allows the last two, for a comparison. Raises UnsupportedError for an adapter
+    of a diffusion pipeline.
     """
     opened, found = read_adapter(adapter, compare=again)
     try:
+        # With `again` it is read, as two of these can be compared; no base here takes it.
+        if not architecture_names(base) and diffusion_components(opened, adapter_parts(opened)):
+            raise UnsupportedError(f"{opened.path}: it is not merged here: {OF_DIFFUSION}")
         found, relation = with_base_names(found, base)
         digest = _adapter_sha256(opened)
         before = recorded_digests(base)

@@ -78,6 +78,8 @@ _COMPONENT = re.compile(
     r"lora_(unet|transformer|prior|te[12]?)_|"
     r"(unet|diffusion_model|prior|text_encoder(?:_[23])?|transformer(?!\.(?:h|wte|encoder)\.))\."
 )
+# Why such an adapter is not merged.
+OF_DIFFUSION = "it is of a diffusion pipeline, and bases here are language models"
 _DENOISERS = frozenset({"unet", "transformer", "diffusion_model", "prior"})
 _TEXT_ENCODERS = {"te": "text_encoder", "te1": "text_encoder", "te2": "text_encoder_2"}
 DENOISER = "denoiser"
@@ -386,7 +388,7 @@ def merge_obstacle(
     if len(parts.spellings) > 1:
         return f"it has names of {', '.join(sorted(parts.spellings))}"
     if not compare and diffusion_components(model, parts):
-        return "it is of a diffusion pipeline, and bases here are language models"
+        return OF_DIFFUSION
     if not compare and lacks_scale(config, parts):
         return "no adapter_config.json that can be read lies beside it, and alpha is only there"
     if parts.spellings == {"mlx"}:

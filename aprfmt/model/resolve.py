@@ -119,6 +119,19 @@ def stated_architecture(model: "Model") -> str:
     return spec.name if own in names else str(own or "")
 
 
+def _no_names_text(model: "Model") -> str:
+    """Return why a file gives no name of an architecture, and what to do, as a clause."""
+    config = model.config or {}
+    of_diffusers = config.get("_class_name")
+    if isinstance(of_diffusers, str):
+        return (
+            f": its config.json is of diffusers ({of_diffusers}), whose models have none here; "
+            "diff and convert --generic take its tensors by their names"
+        )
+    why = "no model_type in config.json" if config else "no config.json"
+    return f" ({why}, no metadata key); name it with --arch"
+
+
 def find_spec(
     model: "Model", forced: str | None, tensors: "Collection[str] | None" = None
 ) -> "ArchSpec":
@@ -135,10 +148,7 @@ def find_spec(
         raise ArchError(f"{model.path}: is {kind.says(model)}{part}; {kind.todo(model)}")
     names = architecture_names(model)
     if not names:
-        raise ArchError(
-            f"{model.path}: says no architecture (no config.json, no metadata key); "
-            "name it with --arch"
-        )
+        raise ArchError(f"{model.path}: says no architecture{_no_names_text(model)}")
     error: ArchError | None = None
     held = tuple(model) if tensors is None else tuple(tensors)
     for style, name in names:
