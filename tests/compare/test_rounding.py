@@ -57,6 +57,58 @@ def test_an_adapter_merged_in_another_order_is_rounding(tmp_path: Path) -> None:
     assert (row.cause, row.explanation.confirmed) == ("rounding", True)
 
 
+def merged_with_magnitudes(norms: Any, axis: int, dtype: str = "F32") -> Any:
+    """Return a DoRA adapter merged in float32, `norms` giving the norm of each row or column."""
+    rng = np.random.default_rng(11)
+    values = rng.standard_normal((128, 256)).astype(np.float32) / 16
+    count = values.shape[1 - axis]
+    magnitudes = np.asarray(1 + rng.random(count), np.float32)
+    factors = magnitudes / norms(values if axis else values.T)
+    made = values * np.expand_dims(np.asarray(factors, np.float32), axis)
+    return np.ascontiguousarray(made.astype(DTYPES[dtype]))
+
+
+def exact_norms(values: Any) -> Any:
+    return np.sqrt(np.square(values.astype(np.float64)).sum(axis=1)).astype(np.float32)
+
+
+def summed_one_by_one(values: Any) -> Any:
+    total = np.zeros(len(values), np.float32)
+    for column in values.T:
+        total += column * column
+    return np.sqrt(total)
+
+
+def off_by(share: float) -> Any:
+    """Return a function that gives the norms of rows with a wrong factor of each row."""
+
+    def norms(values: Any) -> Any:
+        wrong = 1 + share * np.random.default_rng(2).standard_normal(len(values))
+        return exact_norms(values) * wrong.astype(np.float32)
+
+    return norms
+
+
+@pytest.mark.parametrize("axis", [1, 0], ids=["rows", "columns"])
+@pytest.mark.parametrize("norms", [summed_one_by_one, off_by(2.0**-23)], ids=["in turn", "a unit"])
+def test_norms_summed_in_another_order_are_rounding(norms: Any, axis: int, tmp_path: Path) -> None:
+    """Seen red: `derived`, and `scale` with a factor of its own for every row."""
+    a, b = (merged_with_magnitudes(one, axis) for one in (exact_norms, norms))
+    row = judged(tmp_path, a, b, "F32")
+    assert row.cause == "rounding"
+    assert f"factors of {'rows' if axis else 'columns'}" in row.explanation.evidence[0]
+
+
+@pytest.mark.parametrize("axis", [1, 0], ids=["rows", "columns"])
+@pytest.mark.parametrize(("dtype", "share"), [("F32", 1e-5), ("F32", 1e-3), ("BF16", 1e-2)])
+def test_factors_further_from_one_are_no_rounding(
+    dtype: str, share: float, axis: int, tmp_path: Path
+) -> None:
+    """A bound on the factor alone keeps other magnitudes from being called rounding."""
+    a, b = (merged_with_magnitudes(one, axis, dtype) for one in (exact_norms, off_by(share)))
+    assert judged(tmp_path, a, b, dtype).cause != "rounding"
+
+
 @pytest.mark.parametrize("units", [16.0, 64.0])
 def test_more_than_a_unit_of_the_largest_is_no_rounding(units: float, tmp_path: Path) -> None:
     a = weights(np.float32, False)

@@ -120,7 +120,7 @@ def guess_scale(case: DifferingPair) -> Iterator[Guess]:
     # One factor for each row, found on every second column.
     factors = _least_squares_factors(x[:, ::2], y[:, ::2], 1)
     if (
-        is_scaling(factors, slack)
+        is_scaling(factors, max(slack, _norm_rounding(a.columns) / 4))
         and fits_scaling(x * factors[:, None], y, slack)
         and _leave_usual_errors(case, 1)
     ):
@@ -146,7 +146,7 @@ def guess_scale(case: DifferingPair) -> Iterator[Guess]:
     across = _least_squares_factors(x[::2], y[::2], 0)
     if (
         len(x) >= NARROW
-        and is_scaling(across, slack)
+        and is_scaling(across, max(slack, _norm_rounding(a.rows) / 4))
         and fits_scaling(x * across[None, :], y, slack)
         and _leave_usual_errors(case, 0)
     ):
@@ -379,16 +379,74 @@ def explain_sum_rounding(case: DifferingPair) -> Iterator[Finding]:
 
     A sum of larger values (a merged adapter, a mean of checkpoints) is rounded at the size of
     these, which is not known. The largest value of the row, or of all of a vector, stands for it:
-    differences below one unit of it are no bug.
+    differences below one unit of it are no bug. A factor of every row or column may be rounded
+    besides, as that of a merged DoRA adapter.
     """
     floats = _is_float(case.a.encoding) and _is_float(case.b.encoding)
     # A sum in another order changes many values, damage a few.
-    if floats and case.before.changed > FEW_SUMS and all_within_last_place(case, largest=True):
-        found = _last_place_explanation(
-            case, " of its row's largest value: sums in another order, or by another library"
-        )
-        # That the summands were as large as that is a guess, so it bounds and does not prove.
-        yield replace(found, proof=accused_proof(case.before.changed))
+    if not floats or case.before.changed <= FEW_SUMS:
+        return
+    of = " of its row's largest value"
+    if all_within_last_place(case, largest=True):
+        of += ": sums in another order, or by another library"
+    elif (words := _rounded_factors(case)) is not None:
+        of += f" once {words} are taken out: norms summed in another order"
+    else:
+        return
+    found = _last_place_explanation(case, of)
+    # That the summands were as large as that is a guess, so it bounds and does not prove.
+    yield replace(found, proof=accused_proof(case.before.changed))
+
+
+def _rounded_factors(case: DifferingPair) -> str | None:
+    """Return in words which factors near 1 leave one unit of a row's largest value, or None.
+
+    They are of the rows or of the columns. A factor further from 1 than a rounded norm makes it
+    is no rounding.
+    """
+    a, b = case.a, case.b
+    if case.before.nonfinite is not None or min(a.rows, a.columns) < NARROW:
+        return None
+    unit = 2 * max(UNIT[a.encoding], UNIT[b.encoding])
+
+    def sides() -> Iterator[tuple["Array", "Array"]]:
+        """Yield (rows of A, the same rows of B), each float64 [rows, columns], all in order."""
+        for rows in case.windows(None):
+            yield to_float64(a.take(rows)), to_float64(b.take(rows))
+
+    for axis, count in ((1, a.columns), (0, a.rows)):
+        words = "factors of rows" if axis else "factors of columns"
+        across = None if axis else _column_factors(sides(), a.columns)
+        most = 0.0
+        for x, y in sides():
+            factor = _least_squares_factors(x, y, 1) if across is None else across
+            most = max(most, float(np.abs(factor - 1).max(initial=0.0)))
+            made = x * np.expand_dims(factor, axis)
+            if most > _norm_rounding(count) or not _all_equal_within(made, y, unit, largest=True):
+                break
+        else:
+            return f"{words}, at most {most:.2g} from 1,"
+    return None
+
+
+def _norm_rounding(count: int) -> float:
+    """Return how far from 1 a factor may be that a norm of `count` elements divides.
+
+    The norm is a root of as many squares, summed in float32 in any order: it may be off by the
+    root of their count, in units in the last place.
+    """
+    return math.sqrt(count) * 2 * UNIT["F32"]
+
+
+def _column_factors(sides: Iterator[tuple["Array", "Array"]], columns: int) -> "Array":
+    """Return the least-squares factor from A to B of every column, [columns]; 1 where A is zero.
+
+    `sides` are (rows of A, the same rows of B), float64 [rows, columns].
+    """
+    square, product = np.zeros(columns), np.zeros(columns)
+    for x, y in sides:
+        square, product = square + (x * x).sum(axis=0), product + (x * y).sum(axis=0)
+    return np.where(square > 0, product / np.where(square > 0, square, 1.0), 1.0)
 
 
 def all_within_last_place(case: DifferingPair, *, largest: bool) -> bool:
