@@ -14,7 +14,7 @@ from aprfmt.causes.training.step_size import SLACK
 from aprfmt.measure.findings import Finding
 from aprfmt.measure.named_causes import NamedCause, short_keys
 from aprfmt.measure.proofs import Proof, cap_proof
-from aprfmt.measure.verdicts import Level
+from aprfmt.measure.verdicts import CERTAINTIES, Certainty, Level
 from aprfmt.training.explained_step import ExplainedStep
 from aprfmt.training.judgement import Judgement
 from aprfmt.training.optimizer_inputs import inputs_of
@@ -197,6 +197,8 @@ FINER_COPY = (
     " (or the trainer keeps a finer copy of the weights, which this checkpoint does not show: "
     "--trained-in float32 says so)"
 )
+UNSEEN_FACTOR = "; another multiple may be it as well: these elements hardly show its size"
+RISING: tuple[Certainty, ...] = tuple(CERTAINTIES)
 MOST_COPIES = 64  # of the gradients, in the norm over ranks that hold the same
 MOST_SHARED = 4  # mistakes of several parameters that are tried on all that differ
 
@@ -220,6 +222,7 @@ def mistake_causes(
     clipped = any(_is_clipping(each) or each in told for each, _ in mistakes)
     for one, also in joined_factor_causes(mistakes, told):
         given = every = tells = 0.0
+        most: Certainty = "located"  # one parameter that shows the mistake is enough
         for key in one.keys:
             guess = next(
                 each
@@ -236,12 +239,13 @@ def mistake_causes(
                 telling = telling_elements(known[key], guess, own, held, signs)
                 known[key].drop()
             given, every, tells = given + share * size, every + size, tells + telling
+            most = max(most, guess.most, key=RISING.index)
             rows[at[key]] = replace(rows[at[key]], why=guess.says)
         share = given / max(1.0, every)
         # An element says one digit at least: whether it moved as the mistake would move it.
         proof = cap_proof(Proof(tells, share, one.free, 1.0), CAUSES[one.cause].most)
         if proof is not None:
-            proof = cap_proof(proof, guess.most)
+            proof = cap_proof(proof, most)
         if one.parts and proof is not None:
             proof = cap_proof(proof, "explained")  # what gives the factors is not known
         cause = one.cause
@@ -250,7 +254,8 @@ def mistake_causes(
             proof = None if proof is None else cap_proof(proof, "explained")
         if cause == "clip_missing" and clipped:
             one = replace(one, says=f"{one.says}; those of other parameters were clipped")
-        text = one.says + rivals_text(cause, also, step.given_options())
+        text = one.says + ("" if most != "located" else UNSEEN_FACTOR)
+        text += rivals_text(cause, also, step.given_options())
         if cause == step.doubted:
             proof = None if proof is None else cap_proof(proof, "explained")
             text += FINER_COPY

@@ -651,6 +651,7 @@ def _explain_difference(
     """Return the verdict "differs", with every mistake that gives the weights after the step.
 
     A mistake with a fitted number is found on half of the elements and judged on the other half.
+    A factor of the gradient that these elements do not show is only "located".
     """
     size, rate = _measure_step_and_decay(fit, recipe)
     share = None if sample.signs else share_arrived(sample, fit.update.whole)
@@ -667,7 +668,9 @@ def _explain_difference(
             if not guess.seen(sample):
                 continue
             if guess.right(sample) and (row.whole or guess.right(second)):
-                found.append(guess)
+                scaled = guess.recipe is not None and guess.recipe.scale != recipe.scale
+                blind = scaled and not guess.shows_scale(sample)
+                found.append(replace(guess, most="located") if blind else guess)
     if not found and not stated and not sample.change.any() and sample.coarse:
         return Judgement("not compared", UNMOVED, shows=False)
     times, off = measured_factor(sample, recipe)

@@ -115,17 +115,19 @@ def guess_clipping_by_part(case: StepCase, recipe: Recipe) -> Iterator[StepGuess
 
     Where several parts have that norm, the certainty is "explained" at most. Nothing where the
     recipe does not clip, no gradient is known, or the step does not depend on the gradient's
-    size.
+    size. Adam's first step shows it where the gradient is as small as epsilon.
     """
     norm = case.others.get("norm")
-    sized = case.signs or recipe.row.sizes
+    sized = case.signs or (recipe.row.sizes and "eps" not in recipe.row.settings)
     if recipe.clip is None or norm is None or case.gradient is None or sized:
         return
-    factor, off = measured_factor(case, changed(recipe, scale=1.0))
+    factor, off = None, 0.0
+    if not recipe.row.sizes:
+        factor, off = measured_factor(case, changed(recipe, scale=1.0))
     right = clip_factor(recipe.clip, norm)
     for size in case.part_norms.values():
         scale = clip_factor(recipe.clip, size)
-        near = abs(factor - scale) <= max(SLACK * scale, SIGMAS * off)
+        near = factor is None or abs(factor - scale) <= max(SLACK * scale, SIGMAS * off)
         if not near or scale == 1 or abs(scale - right) <= SLACK * right:
             continue
         names = _alike(case.part_norms, size, recipe.clip, ROUNDED if case.coarse else SAME)

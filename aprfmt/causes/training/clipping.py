@@ -332,8 +332,8 @@ def guess_clipping(case: StepCase, recipe: Recipe) -> Iterator[StepGuess]:
 
     In place of that norm: each by its own norm, matrices and vectors each by the norm of their
     kind, or all by another number than the L2 norm. Nothing where the recipe does not clip, a
-    norm is not known, or the step does not depend on the size of the gradient, as Adam's first
-    step.
+    norm is not known, or the step does not depend on the size of the gradient, as Lion's. Adam's
+    first step shows it where the gradient is as small as epsilon.
     """
     norm, own = case.others.get("norm"), case.others.get("own_norm")
     if recipe.clip_value is not None and case.gradient is not None and not case.signs:
@@ -344,7 +344,7 @@ def guess_clipping(case: StepCase, recipe: Recipe) -> Iterator[StepGuess]:
     if recipe.clip is None or norm is None or own is None or case.gradient is None:
         return
     beside = case.moments is not None and not case.moments.after and case.moments.step > 0
-    if case.signs or (recipe.row.sizes and not beside):
+    if case.signs or (recipe.row.sizes and not beside and "eps" not in recipe.row.settings):
         return  # the size of the gradient is not in the step
     largest = float(np.abs(case.gradient).max(initial=0.0))
     for bound in dict.fromkeys((recipe.clip, *VALUES)):

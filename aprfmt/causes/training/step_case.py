@@ -34,6 +34,7 @@ ENOUGH = 64  # rounds of a search that ends exactly, mostly after ten
 TELLING = 10.0  # elements of which arithmetic in few bits would have made other ones
 KNOWN, NEAR = 16, 0.25  # elements, and of half a spacing: what shows that they were not rounded
 SHOWN = 0.25  # of an update: how far its size may be off where it is seen
+TENTH = 1.1  # times a factor of the gradient that is another one
 USUAL = 0.2  # share of elements whose step has the size of all others, in a first step
 
 
@@ -658,6 +659,21 @@ class StepGuess:
         assert self.recipe is not None
         fit = case.fit(self.recipe)
         return fit is not None and fit.right
+
+    def shows_scale(self, case: StepCase) -> bool:
+        """Return whether a case's elements tell the recipe's factor of the gradient from others.
+
+        Others are a tenth larger or smaller. An optimizer that divides by the gradient's size
+        shows the factor only where the gradient is as small as epsilon. True for other optimizers
+        and for a guess without a recipe.
+        """
+        if self.recipe is None or "eps" not in self.recipe.row.settings:
+            return True
+        fits = (
+            case.fit(replace(self.recipe, scale=self.recipe.scale * times))
+            for times in (TENTH, 1 / TENTH)
+        )
+        return not any(fit is not None and fit.right for fit in fits)
 
     def seen(self, case: StepCase) -> bool:
         """Return whether the change of a case's elements shows the guessed update itself.
