@@ -138,11 +138,12 @@ def place_pairs(
 
 
 def misfit_text(adapter: Adapter, base: Model) -> str | None:
-    """Return why an adapter is of another base: its first pair that does not fit. None if all do.
+    """Return why an adapter does not fit a base model, by its first pair that does not; else None.
 
-    A pair fits where the base has its module, stored by itself, packed, or joined with others; all
-    modules may have another prefix there. Its shape has to be that of the weight, if that is stored
-    by itself. Pairs for embeddings and for single parameters are looked up by their names alone.
+    A pair is LoRA's A and B of one module. It fits if the base has that module, stored by itself,
+    packed, or joined with others; one other prefix for all modules is allowed. If the base stores
+    the weight by itself, the pair's shape must be the weight's. Pairs of embeddings and of single
+    parameters are only looked up by name. None for an adapter in kohya's spelling.
     """
     if adapter.spelling == "kohya":
         return None

@@ -20,10 +20,10 @@ class InnerKey(NamedTuple):
 def differing_inner_keys(
     a: Mapping[str, Any], b: Mapping[str, Any], above: str = ""
 ) -> Iterator[InnerKey]:
-    """Yield the keys in which two nested objects differ, in A's order and then B's.
+    """Yield an InnerKey for each key that differs between two nested objects, in A's order first.
 
-    Where both sides have an object under a key, its own keys are compared. `above` is put before
-    every path.
+    Where both sides have an object under a key, the keys inside it are compared instead. `above`
+    is the path of the two objects, put before every yielded path ("" or "rope_scaling.", say).
     """
     for key in dict.fromkeys((*a, *b)):
         x, y = a.get(key), b.get(key)

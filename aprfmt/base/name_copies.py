@@ -13,10 +13,11 @@ _ASIDE = re.compile(
 
 
 def repeated_prefixes(shapes: Mapping[str, tuple[int, ...]]) -> list[str]:
-    """Return the prefixes under which a file has one set of tensor names, in order; [] if one only.
+    """Return the prefixes under which a file repeats the same tensor names; [] if nothing repeats.
 
-    `shapes` are those of all tensors by name. "" is among the prefixes if the names stand there
-    without one too. The tensors of a name have the same shape in all sets.
+    Such prefixes are "model." and "ema.", for instance. `shapes` is {tensor name: shape} of the
+    file; a repeated name must have the same shape under every prefix. The list is in the file's
+    order, and starts with "" if the names also occur without a prefix.
     """
     sets: dict[str, dict[str, tuple[int, ...]]] = {}
     for name, shape in shapes.items():
@@ -36,19 +37,20 @@ def repeated_prefixes(shapes: Mapping[str, tuple[int, ...]]) -> list[str]:
 
 
 def prefix_to_read(prefixes: Collection[str]) -> str:
-    """Return which of several sets is the model's own: the first that is named no average.
+    """Return the prefix of the model's own weights among prefixes that repeat its tensor names.
 
-    "" stands for the names without a prefix, which go first; the first of all if all are averages.
+    It is the first one that is not named as an average (such as "ema."). "", the names without a
+    prefix, is preferred. If all are averages, the first one is returned.
     """
     own = [one for one in prefixes if not one or not _ASIDE.search(one)]
     return "" if "" in own else next(iter(own or prefixes))
 
 
 def copies_text(prefixes: Iterable[str], shapes: Mapping[str, tuple[int, ...]], path: str) -> str:
-    """Return a sentence on sets of equal names: where they stand, and the command that takes one.
+    """Return a sentence on tensor names that a file repeats, and how to save one copy alone.
 
-    `prefixes` are those that `repeated_prefixes` returned for `shapes`; `path` is the file's, or ""
-    for a set of several files, from which no command takes one.
+    `prefixes` are those that `repeated_prefixes` returned for `shapes`. `path` is the file, for
+    which the sentence gives an `aprfmt convert` command; "" for several files, which get none.
     """
     known = list(prefixes)
     count = sum(name.startswith(known[-1]) for name in shapes)

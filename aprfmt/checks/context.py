@@ -51,10 +51,10 @@ class CheckContext:
 
     @cached_property
     def reported_parts(self) -> frozenset[str]:
-        """Names of the stored tensors of `reported_weights`, on which no second finding is made.
+        """Names of the stored tensors of `reported_weights`, for which no second finding is made.
 
-        A packed weight that lacks a part is read as its codes: it has another shape, and its other
-        parts have no role.
+        These weights are packed and lack a part. They are read as their codes: their shape is not
+        the weight's, and their other parts have no role.
         """
         lost = self.model.lost_parts
         return frozenset(name for weight in self.reported_weights for name in lost[weight].stored)
@@ -67,7 +67,7 @@ class CheckContext:
         return frozenset(one for one in lost if any(name in said for name in (one, *lost[one][0])))
 
     def is_reported_role(self, key: str) -> bool:
-        """Return whether a role key is that of one of `reported_weights`."""
+        """Return whether the tensor of a role key belongs to one of `reported_weights`."""
         found = self.resolution
         if not (self.reported_weights and found.style):
             return False

@@ -157,10 +157,10 @@ def diff(
 def reopen_beside_tower(
     a: Model, b: Model, opened: ExitStack, open_again: Callable[..., Model]
 ) -> tuple[Model, Model]:
-    """Return both models, a multimodal one read as its tower where the other is a tower alone.
+    """Return both models; if one is a (vision) tower alone, the other one is opened as its tower.
 
-    `open_again(path, arch=NAME)` opens a model under an architecture, and `opened` closes it. A
-    model that cannot be read as the tower stays as it is.
+    `open_again(path, arch=NAME)` opens a model under an architecture, and `opened` closes it later.
+    A multimodal model that cannot be read as the tower is returned as it was.
     """
     pair = [a, b]
     for number, (model, other) in enumerate(((a, b), (b, a))):
@@ -786,9 +786,10 @@ def _differing_hyperparameters(
 
 
 def _own_keys(one: HyperParam, model: Model, other: Model) -> str:
-    """Return the key of a hyperparameter; of an object, the keys of it that differ in the file.
+    """Return a hyperparameter's key in config.json; for an object, its inner keys that differ.
 
-    An object's keys are those beside `one.key` in config.json, of both models.
+    `model` is the model that stated it, `other` the one compared with. The inner keys are joined by
+    commas, the first few only, with the path of their object.
     """
     above, dot, _ = one.key.rpartition(".")
     if not dot or not isinstance(one.value, Mapping) or one.origin != "config":
@@ -897,10 +898,10 @@ def _compare_tokenizers(a: Model, b: Model) -> _TokenizerComparison:
 
 
 def _stated_place(places: Sequence[str], held: Mapping[str, Value]) -> str:
-    """Return the places of the settings that one side states; "" for none.
+    """Return where one side states the differing settings, as one text; "" if it states none.
 
-    `places` are those of all settings that differ, as "generation_config.json: eos_token_id" or a
-    GGUF's key; `held` is what the side states.
+    `places` are those of all differing settings, such as "generation_config.json: eos_token_id" or
+    a GGUF key. `held` is {setting: value} of this side.
     """
     names = {GENERATION_KEYS[name].gguf if name in GENERATION_KEYS else name for name in held}
     own = [place for place in places if place.rpartition(": ")[2] in {*held, *names}]

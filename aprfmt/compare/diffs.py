@@ -436,9 +436,9 @@ class DiffReport(Tabular):
 
     @property
     def _section_counts(self) -> Mapping[str, tuple[int, int]]:
-        """{section: (items compared, items)} of the sections without tensors.
+        """{section: (items compared, items)} of the sections of the report that are not of tensors.
 
-        A metadata key that differs and that nothing reads was not compared by its meaning.
+        A metadata key that differs and that no reader uses counts as not compared.
         """
         left = sum(
             row.kind == "metadata key" and row.state in DIFFERING | OPEN

@@ -302,7 +302,7 @@ class DiagnosisRun:
         return self.make_diagnosis(self._incomparable_reason())
 
     def _empty_model_reason(self) -> str:
-        """Return a sentence if a side is a file without a tensor, with what it holds, else ""."""
+        """Return a sentence if a side's file holds no tensor, with what it does hold; else ""."""
         for side in (self.a, self.b):
             source = None if side.model is None else side.model.source
             if source is None or source.tensors:

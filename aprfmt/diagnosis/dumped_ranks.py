@@ -37,10 +37,10 @@ def differing_ranks(traces: Mapping[str, Trace]) -> Iterator[Finding]:
 
 
 def differing_requests(traces: Mapping[str, Trace]) -> Iterator[Finding]:
-    """Yield a finding for each trace of which two requests with the same tokens differ.
+    """Yield a finding for each trace whose requests with the same tokens have different values.
 
-    `traces` is by side. Their values are beyond tolerance apart. Only the first such pair of a
-    side is reported.
+    `traces` is {side: trace}. Only values beyond their tolerance count. The finding describes the
+    first such pair of requests, and counts the others.
     """
     for label, trace in traces.items():
         pairs = [one for one in repeated_tokens(trace) if one.beyond]

@@ -170,10 +170,10 @@ def _unexplained_finding(label: str, divergence: Divergence) -> Finding:
 
 
 def _routing_weights_text(view: ShadowPoint) -> str:
-    """Return a clause on the experts' weights that the operations before a point read, or "".
+    """Return a clause that names the routing weights that a point needs and the trace lacks, or "".
 
-    "" where no output of an expert is weighted there, and where the trace has the weights: they
-    are what the operations were given.
+    "" if the operations before the point weight no expert's output, and if the trace holds the
+    weights: then these were used.
     """
     weighted = any(call.op == "add_weighted" for call in view.calls)
     name = f"{view.key.rpartition('.')[0]}.expert_w"

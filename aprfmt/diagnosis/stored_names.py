@@ -195,9 +195,9 @@ def _comparison_limits_text(report: DiffReport) -> str:
 
 
 def _compared_sections(report: DiffReport) -> Mapping[str, str]:
-    """Return {line on how a section was compared: its content in words} of a `diff` by names.
+    """Return {report line on how a section was compared: what was compared} of a `diff` by names.
 
-    {} where neither tensors nor two tokenizers were there.
+    The sections are tensors and tokenizers. {} if the files had neither tensors nor two tokenizers.
     """
     sections = {}
     if report.tensors:

@@ -307,9 +307,10 @@ def _is_role_of_pass(a: Model, b: Model, key: str) -> bool:
 def _add_lost_codes(
     side: str, keys: Sequence[str], packing: UndecodedPacking, found: Levels
 ) -> None:
-    """Add the finding of tensors of undecoded weights that `side` alone has, packed on both sides.
+    """Add to `found` that one side lacks tensors of weights that both store as undecoded codes.
 
-    `keys` are the tensors of `side` alone, `packing` its weights that are not decoded.
+    `side` ("A" or "B") is the one that has them. `keys` are the tensors that only this side has,
+    `packing` its undecoded weights.
     """
     held = {tensor.name for tensor in packing.tensors}
     lost = tuple(key for key in keys if key in held)

@@ -171,7 +171,7 @@ def _norm_offset_change(addend: int, plus: int, points: tuple[str, ...] = ()) ->
 
 
 def _offset_weight(addend: int) -> str:
-    """Return a stored norm weight w and what is added to it in words: "w", "1 + w", "w - 1"."""
+    """Return in words what a norm multiplies by: its stored weight w plus `addend`, as "1 + w"."""
     if addend < 0:
         return f"w - {-addend}"
     return f"{addend} + w" if addend else "w"

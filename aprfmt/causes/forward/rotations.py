@@ -49,10 +49,11 @@ def rope_frequencies(patched: PatchedModel, kind: RopeKind) -> RopeFrequencies:
 
 
 def other_rope_factors(patched: PatchedModel, kind: RopeKind) -> list[tuple[float, str]]:
-    """Return (factor on cos and sin, how it came about) of mistakes with a rope kind's own factor.
+    """Return (wrong factor on cos and sin, mistake in words) of a kind of rope with scaling.
 
-    It is left out or applied twice, or YaRN's or longrope's formula gives it although the model
-    states another, or multiplies that. [] for a kind without scaling, and without such a factor.
+    The mistakes are: the model's attention factor is left out, applied twice, replaced by the one
+    that YaRN's or longrope's formula gives, or multiplied by it. Factors equal to the right one
+    are left out. [] for a kind of rope without scaling.
     """
     scaling = patched.hp["rope_scaling"] if kind.scaled else None
     if not scaling:

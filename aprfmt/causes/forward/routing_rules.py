@@ -101,7 +101,7 @@ def route_by_rule(
 
 
 def _scores_of(kind: Scores, logits: Array) -> Array:
-    """Return the scores [tokens, experts] that a router makes of its logits."""
+    """Return a router's scores [tokens, experts] of its logits: softmax, sigmoid, sqrt-softplus."""
     if kind == "softmax":
         return softmax(logits)
     if kind == "sigmoid":

@@ -281,10 +281,10 @@ def find_sum_of_ranks(case: Mismatch) -> Iterator[Change]:
 
 
 def find_rank_factors(case: Mismatch) -> Iterator[Change]:
-    """Yield the change that one rank's part of a product is multiplied by a factor.
+    """Yield the changes by which some tensor-parallel ranks scale their part of a product wrongly.
 
-    Only for dumps of several ranks, of which others' parts are right: elsewhere such a factor is
-    the weight's. It is solved on even rows and judged on odd ones.
+    Only dumps of several ranks are looked at, and some ranks' parts must be right: otherwise such a
+    factor is the weight's. The factors are solved on the even rows and judged on the odd ones.
     """
     dump = case.recorded.trace.run.get("dump")
     product = product_with_weight(case)
@@ -323,10 +323,11 @@ def find_rank_factors(case: Mismatch) -> Iterator[Change]:
 def _rank_factors(
     case: Mismatch, found: Product, w: Array, ranks: int, summed: bool
 ) -> list[float] | None:
-    """Return the factor of each rank's part of a product; None unless some are 1, and others not.
+    """Return the factor of each rank's part of a product; None unless some are 1 and some are not.
 
-    `w` [rows, columns] is the weight. Ranks have equal parts of its columns, whose products are
-    `summed`, or of its rows. A factor within rounding of 1 is 1.
+    `w` [rows, columns] is the weight, which the ranks share in equal parts: of its columns if their
+    products are `summed`, else of its rows. A factor within 0.001 of 1 counts as 1. None too if the
+    factors do not reproduce the recorded output.
     """
     wanted = found.output_without_bias.astype(np.float64)
     even = np.arange(len(found.x)) % 2 == 0

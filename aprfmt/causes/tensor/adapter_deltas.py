@@ -246,9 +246,11 @@ def compare_deltas(a: "Model", b: "Model") -> DeltaComparison | None:
 
 
 def _unexchanged_factors(a: Adapter, b: Adapter) -> frozenset[str]:
-    """Return the stored factors whose halves diffusers has in the other order, and which have not.
+    """Return the stored names of B factors whose output halves a conversion should have exchanged.
 
-    Both sides' values stand in one order, although one of them has the original's names.
+    diffusers has the two halves of such a module (shift, scale) in the other order than the
+    original model. A module is found if both adapters hold the halves in the same order, although
+    one has the original's module name and the other that of diffusers.
     """
     found: set[str] = set()
     for module, mine in a.pairs.items():
@@ -263,9 +265,9 @@ def _unexchanged_factors(a: Adapter, b: Adapter) -> frozenset[str]:
 
 
 def _unexchanged_finding(rows: Sequence[DeltaRow], names: Collection[str]) -> Finding:
-    """Return the finding on factors that a conversion did not exchange by halves.
+    """Return the finding that a conversion did not exchange the output halves of these factors.
 
-    `rows` are the modules of these factors, `names` the stored names.
+    `rows` are the compared modules of the factors, `names` the factors' stored names.
     """
     keys = tuple(sorted(names))
     says = (
@@ -280,10 +282,10 @@ def _unexchanged_finding(rows: Sequence[DeltaRow], names: Collection[str]) -> Fi
 
 
 def _settled_tensors(a: Adapter, b: Adapter) -> Iterator[tuple[str, str]]:
-    """Yield (stored name, why) of tensors that agree although the other side has others, or none.
+    """Yield (stored name, why) of tensors that need no counterpart, as both adapters mean the same.
 
-    They are alphas of pairs with one scale, which are written into the factors or equal the rank,
-    and factors whose halves diffusers has in the other order.
+    They are alphas of pairs whose scales are equal, although one side writes its scale into the
+    factors, and factors that differ only in the order of halves that diffusers exchanges.
     """
     for module, mine in a.pairs.items():
         theirs = b.pairs.get(module)
@@ -309,9 +311,10 @@ def _with_modules_alike(adapter: Adapter) -> Adapter:
 
 
 def _with_parts_joined(adapter: Adapter, other: Adapter) -> Adapter:
-    """Return an adapter whose modules are joined that are one module in the other adapter.
+    """Return `adapter` with its separate modules joined where `other` has them as one module.
 
-    Both have modules of no spelling. q, k and v of diffusers are one projection in the original.
+    q, k and v of diffusers are one projection in the original model, for example. The modules'
+    names in both adapters are already those that are compared, in no trainer's spelling.
     """
     pairs = dict(adapter.pairs)
     for module in other.pairs:

@@ -105,8 +105,8 @@ class PairContext:
     def rotated_pairs(self, layer: int | None) -> str:
         """Return which elements of a head rope rotates together in a layer: "half", "interleaved".
 
-        "none" for a layer that rotates no q and k; "" where the architecture is not known. For the
-        layer None, of a tensor of the whole model, that of any layer.
+        "none" if the layer does not rotate q and k, "" if the architecture is unknown. `layer` None
+        (a tensor of the whole model) asks for any layer.
         """
         try:
             model = self.models["a"]

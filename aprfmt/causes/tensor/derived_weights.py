@@ -566,10 +566,10 @@ def _derived_explanations(
 def _whole_files_clause(
     pairs: Mapping[str, TensorPair], matrices: Sequence[TensorDiff], keys: Sequence[str]
 ) -> str:
-    """Return "; ..." on the files of one side that hold all differing matrices and no other.
+    """Return "; ..." if one side's differing matrices are exactly all the matrices of some files.
 
-    `keys` are those of the differing ones. "" where a file holds some of both, and where all
-    matrices of a side are in such files.
+    It names the files, and says that files of two states were mixed. `keys` are those of the
+    differing matrices. "" where a file holds differing and equal ones, or no other file is left.
     """
     own = set(keys)
     for label in ("b", "a"):

@@ -55,11 +55,11 @@ class _Fault:
 def faults_beside_training(
     context: PairContext, pairs: Mapping[str, TensorPair], moved: Sequence[MovedMatrix]
 ) -> dict[str, Finding]:
-    """Return {tensor key: finding} of matrices that moved much further than the others.
+    """Return {tensor key: finding} of faults in matrices that moved much further than the others.
 
-    `moved` are all differing matrices. A matrix has a finding if one fault made on A's takes at
-    least half of the distance away and leaves no more than a few times what the others moved, and
-    if it is related to A's in nothing while all others are. {} for few matrices.
+    `moved` are all differing matrices. One has a finding if a fault made on A's matrix takes at
+    least half of the distance away and leaves no more than a few times what the others moved, or
+    if it is unrelated to A's while all others are related. {} if fewer than LEAST differ.
     """
     if len(moved) < LEAST:
         return {}
@@ -125,7 +125,10 @@ def _matrix(pair: TensorPair, label: str) -> "Array":
 def _faults(
     context: PairContext, pairs: Mapping[str, TensorPair], key: str, x: "Array", y: "Array"
 ) -> Iterator[_Fault]:
-    """Yield the faults of a matrix that are tried; `x` is A's and `y` is B's, [rows, columns]."""
+    """Yield the faults to try on a matrix, each with the values that A's matrix has with the fault.
+
+    `x` is A's matrix and `y` B's, both [rows, columns].
+    """
     factor = float(np.vdot(x, y) / (np.vdot(x, x) or 1.0))
     says = f"B's values are A's times {factor:.4g}"
     if abs(factor + 1) < TURNED:
@@ -146,7 +149,11 @@ def _faults(
 
 
 def _rope_orders(context: PairContext, key: str, x: "Array") -> Iterator[_Fault]:
-    """Yield q's or k's rows in the other order of rope pairs, for the model's number of heads."""
+    """Yield the two rope pairing faults of a q or k matrix: A's rows `x` in the other order.
+
+    One is split halves stored as adjacent pairs, the other the reverse, inside each head. Yields
+    nothing for other tensors, or if the model's heads do not divide the rows.
+    """
     layer, role = split_key(key)
     if not role.startswith(ROTATED) or context.rotated_pairs(layer) in ("", "none"):
         return
@@ -160,7 +167,10 @@ def _rope_orders(context: PairContext, key: str, x: "Array") -> Iterator[_Fault]
 
 
 def _other_matrices(pairs: Mapping[str, TensorPair], key: str, y: "Array") -> Iterator[_Fault]:
-    """Yield A's other matrices of this shape that correlate with B's in some of their rows."""
+    """Yield a fault for each other matrix of A that may stand in B in place of `key`'s, `y`.
+
+    It must have the same shape and a high cosine with `y` over up to eight of the rows.
+    """
     some = np.linspace(0, len(y) - 1, min(len(y), 8)).astype(np.int64)
     for other, pair in pairs.items():
         if other == key or pair.a is None or pair.a.shape != y.shape:
@@ -172,7 +182,10 @@ def _other_matrices(pairs: Mapping[str, TensorPair], key: str, y: "Array") -> It
 
 
 def _row_orders(x: "Array", y: "Array") -> Iterator[_Fault]:
-    """Yield A's rows in B's order, if each row of B is nearest to a row of A of its own."""
+    """Yield at most one fault: B (`y`) has the rows of A (`x`) in another order.
+
+    It is yielded with A's rows in that order, if the nearest rows of A are all different ones.
+    """
     if x.size > LARGEST:
         return
     at = np.linspace(0, x.shape[1] - 1, min(x.shape[1], COLUMNS)).astype(np.int64)
@@ -187,7 +200,11 @@ def _row_orders(x: "Array", y: "Array") -> Iterator[_Fault]:
 
 
 def _lost_lines(x: "Array", y: "Array") -> Iterator[_Fault]:
-    """Yield A's matrix with B's zeros or unrelated values in the rows, or columns, that are far."""
+    """Yield the faults that B (`y`) has zeros or unrelated values in some of A's rows or columns.
+
+    These lines are those that moved much further than the median one. A fault's values are `x`
+    with B's values in these lines.
+    """
     for what, mine, theirs in (("rows", x, y), ("columns", x.T, y.T)):
         apart, own = (np.sqrt(np.einsum("ij,ij->i", v, v)) for v in (theirs - mine, mine))
         share = apart / np.where(own > 0, own, 1)
@@ -205,6 +222,6 @@ def _lost_lines(x: "Array", y: "Array") -> Iterator[_Fault]:
 
 
 def _unit_rows(values: "Array") -> "Array":
-    """Return rows divided by their norms; a row of zeros stays one."""
+    """Return the rows of a matrix divided by their L2 norms; a row of zeros stays zero."""
     size = np.sqrt(np.einsum("ij,ij->i", values, values))
     return values / np.where(size > 0, size, 1)[:, None]

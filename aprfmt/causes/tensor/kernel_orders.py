@@ -41,11 +41,11 @@ def is_of_mlx(model: Model) -> bool:
 def torch_kernel_findings(
     a: Model, b: Model, pairs: Sequence[TensorPair], rows: Sequence[TensorDiff]
 ) -> Iterator[Finding]:
-    """Yield the finding of kernels that a file of MLX's has in the other file's order, torch's.
+    """Yield at most one finding: an MLX file has convolution kernels in torch's order of channels.
 
-    `rows` are the compared `pairs`, in the same order. Yields nothing unless exactly one of the
-    files is MLX's. Kernels of a known role are left out, since readers of the architecture put
-    either order right.
+    `rows` are the comparisons of `pairs`, in the same order. Exactly one of the two files must be
+    MLX's; a kernel counts if it equals the other file's as it is stored. Kernels of a known role
+    are left out, since readers of the architecture put either order right.
     """
     of_a = is_of_mlx(a)
     if of_a == is_of_mlx(b):
@@ -77,11 +77,11 @@ def torch_kernel_findings(
 
 
 def _has_torch_order(kernel: View, row: TensorDiff) -> bool:
-    """Return whether a tensor of MLX's file is a kernel of torch's order, as the other file's is.
+    """Return whether a tensor of an MLX file is a kernel in torch's order, input channels second.
 
-    False for a stack of experts, and for a kernel whose values are the same in both orders. False
-    too where the two equal window sizes come before the channels, as MLX has them: then the other
-    file is wrong.
+    `row` is its comparison with the other file's. False for a stack of experts, for a kernel whose
+    values are the same in both orders, and where the two equal window sizes come before the
+    channels, as MLX has them: then the other file is wrong.
     """
     shape = kernel.shape
     if kernel.role is not None or row.shape_a != row.shape_b or len(shape) < _LEAST:

@@ -70,12 +70,12 @@ def find_rows(case: DifferingPair) -> FoundLines | None:
 
 
 def one_to_one(a: "Array", b: "Array", at: "Array", slack: float) -> "Array":
-    """Return the places of A's lines in B, each line with a place of its own.
+    """Return `at` with each line of A given a line of B that no other has; int64, -1 for none.
 
-    `a` and `b` are lines [lines, values], `at` is the nearest line of B for each of A, -1 for none.
-    Lines that are equal, or nearer to each other than `slack`, have one nearest line; among these
-    and the lines of B that no other has, each gets the nearest that is left, the exact ones first
-    and equal ones in their order.
+    `a` and `b` are [lines, values]; `at` is the nearest line of B for each line of A, or -1. Lines
+    of A that share a nearest line choose among it and the lines of B that are nobody's: exact
+    matches first, equal ones in order, none further than `slack` times the line's norm. If no
+    line is shared, or too many are, `at` is returned unchanged.
     """
     times = np.bincount(at[at >= 0], minlength=len(b))
     shared = np.flatnonzero((at >= 0) & (times[np.maximum(at, 0)] > 1))
@@ -198,10 +198,11 @@ def adjacent_pair_order(count: int, heads: int) -> "Array":
 
 
 def dealt_orders(found: FoundLines, sizes: "Collection[int]") -> "Iterator[tuple[str, Array]]":
-    """Yield (words, p) of orders with parts dealt out in turn that most found lines show.
+    """Yield (words, p) of interleavings that most found lines follow: line i of A is p[i] of B.
 
-    Line i of A is line p[i] of B. `sizes` are those of blocks, such as heads, inside of which the
-    parts may be dealt; parts of all lines are tried first.
+    An interleaving splits lines into k equal parts and takes one line of each part in turn, or
+    undoes that. It is tried over all lines first, then inside blocks of each of `sizes`, such as
+    the size of a head.
     """
     for size in dict.fromkeys((found.count, *sizes)):
         if size < 2 or found.count % size:

@@ -281,10 +281,11 @@ def _even_shares(
 def _scaled_ranks(
     reading: EngineReading, arrays: Sequence[Array], held: Sequence[Array]
 ) -> MovedPieces | None:
-    """Return the cause that a rank's part is the published one times a factor; or None.
+    """Return the cause that some ranks' parts are the published ones times a factor, or None.
 
-    At least one rank's part must be as published, and every byte of the others must be what the
-    encoding makes of the published values times one factor for each rank.
+    `held` are the parts that the ranks hold, `arrays` the published values. At least one part must
+    be as published; in the others every byte must be what the encoding makes of the published
+    values times one factor for each rank.
     """
     encoding, layout = reading.tensor.parts[0].info.encoding, reading.layout
     if encoding not in _FLOATS:
@@ -314,7 +315,7 @@ def _scaled_ranks(
 
 
 def _values(cells: Array, encoding: str) -> Array:
-    """Return the numbers of a part's stored elements as float32."""
+    """Return stored elements of an encoding, `cells`, decoded to float32 in the same shape."""
     return np.asarray(decode(encoding, cells.tobytes(), cells.shape), np.float32)
 
 

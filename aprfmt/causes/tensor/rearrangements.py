@@ -288,9 +288,10 @@ def _take_shifted(reader: RowReader, k: int) -> Take:
 
 
 def _wanted_pairs_clause(case: DifferingPair, way: str) -> str:
-    """Return "; NAME rotates ..." with the order that readers of the architecture look for.
+    """Return "; NAME rotates ..." on the rope pairing that architecture NAME expects in q and k.
 
-    `way` says the orders of A and B in words. "" for an architecture that is not known.
+    `way` says in words the pairings of A and B. If A's is not the expected one, the clause adds
+    which side may be wrong. "" for an unknown architecture.
     """
     wanted = _PAIRS.get(case.context.rotated_pairs(split_key(case.key)[0]), "")
     if not wanted:

@@ -41,7 +41,11 @@ class _Fields:
 
 
 def explain_rewritten_scales(case: DifferingPair) -> Iterator[Finding]:
-    """Yield at most one finding: the codes are equal, and one side's scales are rewritten bits."""
+    """Yield at most one finding: quantized codes are equal, and one side's scales were rewritten.
+
+    A rewriting is one of _REWRITES, such as float16 scales stored as BF16 bits or as reciprocals;
+    it must give every bit of the other side's scales.
+    """
     fields = _float_fields_alone(case)
     if fields is None:
         return
@@ -58,7 +62,10 @@ def explain_rewritten_scales(case: DifferingPair) -> Iterator[Finding]:
 
 
 def explain_other_scales(case: DifferingPair) -> Iterator[Finding]:
-    """Yield at most one finding, located: the codes are equal, and the scales are others."""
+    """Yield at most one finding: quantized codes are equal, and B's scales are not A's.
+
+    It says where the tensors differ, not what was done.
+    """
     fields = _float_fields_alone(case)
     if fields is not None:
         yield _finding(case, fields, "B holds other numbers", ())
@@ -83,7 +90,11 @@ def _finding(case: DifferingPair, fields: _Fields, says: str, sides: Sequence[st
 
 
 def _float_fields_alone(case: DifferingPair) -> _Fields | None:
-    """Return the float fields by which blocks differ; None if any other field differs too."""
+    """Return the float16 fields (scales) in which two quantized tensors differ, else None.
+
+    None if any other field of the blocks differs, too few blocks differ, or the two encodings or
+    shapes are not the same.
+    """
     a, b = case.a, case.b
     codec = CODECS.get(a.encoding)
     layout = None if codec is None else codec.layout
@@ -123,19 +134,19 @@ def _float_fields_alone(case: DifferingPair) -> _Fields | None:
 
 
 def _as_bfloat16(numbers: "Array") -> "Array":
-    """Return the bits of float16 numbers rounded to BF16, to even."""
+    """Return float16 numbers rounded to BF16 (to even), as the uint16 bits of that."""
     bits = numbers.astype("<f4").view("<u4")
     found: Array = ((bits + 0x7FFF + (bits >> 16 & 1)) >> 16).astype("<u2")
     return found
 
 
 def _as_cut_bfloat16(numbers: "Array") -> "Array":
-    """Return the bits of float16 numbers as BF16, the last digits cut off."""
+    """Return float16 numbers as BF16 with the last bits cut off, as the uint16 bits of that."""
     return (numbers.astype("<f4").view("<u4") >> 16).astype("<u2")
 
 
 def _as_reciprocals(numbers: "Array") -> "Array":
-    """Return the bits of the reciprocals of float16 numbers, in float16; 0 stays 0."""
+    """Return 1 / x of float16 numbers x in float16, as its uint16 bits; 0 stays 0."""
     wide = numbers.astype("<f4")
     with np.errstate(all="ignore"):
         found = np.where(wide != 0, 1 / wide, 0).astype("<f2")

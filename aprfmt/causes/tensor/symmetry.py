@@ -217,10 +217,10 @@ def _explain_head_rows(
     rows: Mapping[str, TensorDiff],
     layer: int,
 ) -> dict[str, Finding]:
-    """Return {tensor key: finding} of q's and k's tensors of a layer that is not rotated.
+    """Return {tensor key: finding} of the q and k tensors of a layer without rope whose rows moved.
 
-    {} unless one order of the rows inside each key head, and inside the query heads that read it,
-    makes all of them equal.
+    There the rows inside a key head may have any order, if the query heads that read it have the
+    same. {} unless one such order makes all these tensors of the layer equal.
     """
     if context.rotated_pairs(layer) != "none":
         return {}
@@ -253,10 +253,10 @@ def _explain_head_rows(
 
 
 def _order_inside_heads(cases: Mapping[str, tuple[DifferingPair, int]]) -> "Array | None":
-    """Return the place in B of each row inside a key head of A, int64 [key heads, head size].
+    """Return where in its head of B each row of A's key heads is, int64 [key heads, head size].
 
-    `cases` are (pair, number of heads) by role. None where k's rows are not found, where one is in
-    another head, and where all are in their places.
+    `cases` is {role: (compared pair, number of heads)}. None if k's rows are not all found in B, if
+    one is in another head, or if none moved.
     """
     if not {"attn_q.weight", "attn_k.weight"} <= cases.keys():
         return None
@@ -271,7 +271,10 @@ def _order_inside_heads(cases: Mapping[str, tuple[DifferingPair, int]]) -> "Arra
 
 
 def _head_rows_explanation(case: DifferingPair, p: "Array") -> Finding | None:
-    """Return the finding if B's rows in the order `p` are all of A's rows, else None."""
+    """Return the finding that B has A's rows in another order, None if they then still differ.
+
+    `p` is the place in B of each row of A.
+    """
     if len(p) != case.a.rows:
         return None
     slack = case.slack()

@@ -33,12 +33,12 @@ def shard_clipping(
     shapes: Mapping[str, Sequence[int]],
     bounds: Collection[float],
 ) -> str | None:
-    """Return a sentence on gradients that each rank clipped by its shards' norm; None if not.
+    """Return a sentence if each rank clipped its gradient shards by their own norm; None if not.
 
-    `cases` are all parameters' gradients by key, `shapes` the stored shapes of the parameters,
-    `bounds` the norms that may have been clipped to. Every rank's factor follows from the norm of
-    its computed shards, so that nothing is fitted: all elements must be those of the clipped
-    gradients, and two ranks at least must have other factors.
+    `cases` are the gradients of all parameters, `shapes` their shapes by key, `bounds` the norms
+    that may have been clipped to. A rank's factor follows from the norm of its computed shards:
+    nothing is fitted. All given elements must be those of gradients clipped so, and two ranks at
+    least must have unequal factors.
     """
     if not any(not each.right for each in cases.values()):
         return None
@@ -68,10 +68,10 @@ def shard_clipping(
 
 
 def _shardings(shapes: Mapping[str, Sequence[int]]) -> Iterator[Sharding]:
-    """Yield the ways of cutting gradients of these shapes into shards of ranks.
+    """Yield the usual ways to cut gradients of these shapes into shards, for each number of ranks.
 
-    They are rows of each gradient (FSDP2, tensors cut by torch.chunk), flat pieces of each, and
-    pieces of one flat buffer of all of them in their order (FSDP1, ZeRO).
+    They are rows of each gradient (FSDP2, cut by torch.chunk), a flat piece of each, and a piece of
+    one flat buffer of all of them in their order (FSDP1, ZeRO).
     """
     sizes = {key: int(np.prod(shape)) for key, shape in shapes.items()}
     total = sum(sizes.values())
@@ -91,9 +91,10 @@ def _shardings(shapes: Mapping[str, Sequence[int]]) -> Iterator[Sharding]:
 
 
 def _rank_norms(sums: Mapping[str, tuple[F64, ...]], cuts: Cuts, side: int) -> F64:
-    """Return the norm of each rank's shards of all gradients, [ranks].
+    """Return the L2 norm of each rank's shards of all gradients, float64 [ranks].
 
-    `sums` are the running sums of squares, of the given (side 0) and the computed (1) gradients.
+    `sums` has two running sums of squares for each gradient, of the given one (`side` 0) and the
+    computed one (1). `cuts` says where each rank's elements end in it.
     """
     squares = [np.diff(np.concatenate([[0.0], sums[key][side][cuts[key]]])) for key in cuts]
     return np.asarray(np.sqrt(np.maximum(np.sum(squares, axis=0), 0.0)))

@@ -157,10 +157,10 @@ class Imports:
                 yield f"imports {text} ({self.places[text]}), {why}"
 
     def unlisted(self, described: frozenset[str]) -> Iterator[tuple[str, str, str]]:
-        """Yield (name, its opcode and byte, reason) of each name that a described file lacks.
+        """Yield (name, opcode and byte of its import, why) of imported names that no value needs.
 
-        It stands for no value, or nothing is made of it, and it is none of `described`, the
-        functions whose calls are described, nor a type or class that only holds values.
+        A name is yielded if nothing is made of it, or it cannot stand for a value. Those in
+        `described`, the functions whose calls are described, and plain types are never yielded.
         """
         listed = described | _TYPES | PLAIN_CLASSES
         for text, name in self._seen.items():
@@ -169,9 +169,10 @@ class Imports:
                 yield text, self.places[text], why
 
     def _unfit_reason(self, text: str, name: GlobalName, listed: Collection[str]) -> str:
-        """Return why no value needs a name, as the end of a sentence; "" if one may.
+        """Return why no value of a pickle needs an imported name; "" if one may.
 
-        `text` is the name as text, `listed` are the names that values are described by.
+        The reason is the end of a sentence. `text` is the name as text, `listed` are the names that
+        values are described by.
         """
         if text not in listed and _is_standard(name):
             return "of Python's standard library, which stands for no value"
