@@ -298,7 +298,7 @@ def show(report: DiffReport, found: Pronounced, verbose: bool, top: int | None) 
 
 
 def _has_float_types(row: TensorDiff) -> bool:
-    """Return whether both sides of a tensor are stored as floating-point numbers."""
+    """Return whether a tensor's encoding is floating-point on both sides."""
     from aprfmt.measure.encoding_noise import UNIT
 
     return {row.encoding_a, row.encoding_b} <= UNIT.keys()

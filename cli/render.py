@@ -294,7 +294,7 @@ def warn_note(note: Note) -> None:
 
 
 def number_text(value: float | None, form: str = ".3g") -> str:
-    """Return a number of a table's cell, formatted by `form`; "-" for None."""
+    """Return a number as the text of a table cell, formatted by `form`; "-" for None."""
     return "-" if value is None else format(value, form)
 
 
@@ -406,7 +406,7 @@ def sides_text(name: str, a: object, b: object) -> str:
 
 
 def _inner_key_text(one: "InnerKey") -> str:
-    """Return an inner key with both sides' values: "eos_token_id: [1535, 0] | 0"."""
+    """Return one differing inner key with A's and B's values: "eos_token_id: [1535, 0] | 0"."""
     null = one.a is None and one.b is None  # one side states it, and the other has no such key
     sides = (
         "null" if null and stated else field_text(one.path, value)

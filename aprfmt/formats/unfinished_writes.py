@@ -15,9 +15,10 @@ def patch_path(path: Path) -> Path:
 
 
 def may_be_half_changed(path: Path) -> bool:
-    """Return whether a file may be half old and half new: its patch exists, or it is a link.
+    """Return whether an interrupted patch may have left a file half old and half new.
 
-    The file that a link leads to may have a patch in its own folder.
+    It may if the file's patch journal exists. It may, too, if the path is a link: the journal may
+    then be in the folder of the link's target. False for a remote address.
     """
     if isinstance(path, RemotePath):
         return False
@@ -35,9 +36,10 @@ def journal_names(folder: Path) -> list[str]:
 
 
 def known_journal_names(folder: Path) -> list[str]:
-    """Return the names of a folder's journals, sorted, each of a set that may be half published.
+    """Return the names of the journals in a folder, sorted.
 
-    [] for a folder that cannot be listed, and for an address: nothing is written there.
+    Each is of a set of files whose publishing may have been interrupted. [] for a folder that
+    cannot be listed, and for a remote address.
     """
     if isinstance(folder, RemotePath):
         return []

@@ -219,10 +219,10 @@ def _pair_by_name(
 
 
 def _set_distance(pairs: Sequence[tuple[View, View]]) -> tuple[float, float]:
-    """Return how far two sets of tensors are apart, as (share of unequal shapes, mean distance).
+    """Return how far two sets of paired tensors differ: (share of unequal shapes, mean distance).
 
-    The distance is the relative L2 of a few rows of up to about five pairs of equal shape, each at
-    most 1; 1 too for what cannot be read.
+    The mean is over up to about five pairs of equal shape: the relative L2 distance of a few rows,
+    at most 1. A pair that cannot be read counts 1; without any pair the mean is 1.
     """
     from aprfmt.measure.numbers import to_float64
     from aprfmt.measure.row_reader import RowReader

@@ -30,7 +30,7 @@ class RepeatedTokens:
 
     @property
     def first(self) -> str:
-        """The first key beyond its tolerance, else the first with a value that differs, or ""."""
+        """Key of the first point where the requests differ, beyond tolerance if any is; else ""."""
         return next(iter((*self.beyond, *self.unequal)), "")
 
     @property
@@ -47,14 +47,14 @@ class RepeatedTokens:
         )
 
     def differs(self, exact: bool) -> bool:
-        """Return whether a value is beyond its tolerance, or with `exact` whether any differs."""
+        """Return whether a value of the two differs: beyond tolerance, or at all if `exact`."""
         return bool(self.unequal if exact else self.beyond)
 
 
 def repeated_tokens(*traces: TraceLike) -> tuple[RepeatedTokens, ...]:
-    """Return the pairs of requests with the same tokens in the dumps that traces are of.
+    """Return the pairs of requests with the same tokens in the engine dumps that traces are of.
 
-    Each was compared when its dump was opened. () for traces that are of no dump.
+    A pair's values were compared when its dump was opened. () for traces that are of no dump.
     """
     found = []
     for trace in traces:
@@ -65,7 +65,7 @@ def repeated_tokens(*traces: TraceLike) -> tuple[RepeatedTokens, ...]:
 
 
 def _of_json(row: Mapping[str, Value]) -> RepeatedTokens:
-    """Return the pair of requests that a trace describes in its run's facts."""
+    """Return the RepeatedTokens of an entry of "repeats" in a trace's facts of its run."""
     return RepeatedTokens(
         str(row["requests"]),
         int(row["tokens"]),

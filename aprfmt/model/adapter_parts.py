@@ -152,9 +152,10 @@ def diffusion_component(module: str) -> tuple[str, str]:
 
 
 def exchanges_halves(module: str) -> bool:
-    """Return whether diffusers has the halves of an adapter's module in the other order.
+    """Return whether diffusers stores the output halves of this module in the other order.
 
-    `module` is a stored name: the original's projection before the last layer.
+    `module` is a stored name. The original's projection before the last layer (shift, scale) is
+    the only such module.
     """
     found = _COMPONENT.match(module)
     return found is not None and has_exchanged_halves(module[found.end() :].replace(".", "_"))
@@ -439,9 +440,10 @@ def pair_fault(config: Mapping[str, Any], parts: AdapterParts, model: "Model", m
 
 
 def _other_rank_clause(module: str, claimed: "Value", found: int, transposed: bool) -> str:
-    """Return that the factors have another rank than adapter_config.json says; "" for the same.
+    """Return a clause if a module's factors have another rank than adapter_config.json says; or "".
 
-    `transposed`: read with rows and columns exchanged, both factors have the claimed rank.
+    `claimed` is the config's rank, `found` the factors'. `transposed`: with rows and columns
+    exchanged, both factors have the claimed rank, which the clause adds.
     """
     if claimed == found:
         return ""

@@ -268,9 +268,10 @@ def read_factors(pair: StoredPair) -> tuple[np.ndarray[Any, Any], np.ndarray[Any
 def _joined_factors(
     pairs: Sequence[StoredPair],
 ) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]:
-    """Return the factors (A [sum of ranks, in], B [sum of outputs, sum of ranks]) of several pairs.
+    """Return factors (A [sum of ranks, in], B [sum of outputs, sum of ranks]) of joined LoRA pairs.
 
-    Each pair's scale is in its B. The outputs of the pairs stand one behind the other.
+    B is block-diagonal and contains each pair's scale, so that B @ A is the change of a module that
+    joins the outputs of the pairs, in their order.
     """
     factors = [(pair.scale, *read_factors(pair)) for pair in pairs]
     made = np.zeros((sum(len(b) for _, _, b in factors), sum(len(a) for _, a, _ in factors)))

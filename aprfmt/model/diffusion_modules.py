@@ -59,9 +59,9 @@ _JOINED: Mapping[str, tuple[str, tuple[str, ...]]] = {
 
 
 def diffusers_module(module: str) -> str:
-    """Return diffusers' name of a denoiser's module, with underscores for dots.
+    """Return diffusers' name of an original denoiser's module, with underscores instead of dots.
 
-    A module of another model, or one that diffusers has in several parts, keeps its name.
+    A module of another model, or one that diffusers splits into several, keeps its name.
     """
     for pattern, name in _RENAMED.items():
         found = re.fullmatch(pattern, module)
@@ -71,12 +71,18 @@ def diffusers_module(module: str) -> str:
 
 
 def has_exchanged_halves(module: str) -> bool:
-    """Return whether an original module's outputs stand in the other order in diffusers."""
+    """Return whether diffusers has the two halves of a module's outputs in the other order.
+
+    `module` has the original's name; False for one with diffusers' name.
+    """
     return diffusers_module(module) == SWAPPED != module
 
 
 def joined_modules(module: str) -> tuple[str, ...]:
-    """Return diffusers' modules that an original module joins, first rows first; () for none."""
+    """Return diffusers' modules that one original module joins (q, k, v, say), first rows first.
+
+    () for a module that joins none.
+    """
     for pattern, (start, ends) in _JOINED.items():
         found = re.fullmatch(pattern, module)
         if found is not None:

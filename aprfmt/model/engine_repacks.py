@@ -167,10 +167,11 @@ def _all_in_layout(
     published: Mapping[str, LazyTensor],
     hyper: Mapping[str, Value],
 ) -> bool:
-    """Return whether all of an engine's tensors of one kind are stored in the layout `repack`.
+    """Return whether an engine stores all its tensors of one kind in the layout `repack`.
 
-    None of them may equal the published tensor as it is, and most have to equal it once the
-    layout is undone. The others have other values in either layout, and are compared later.
+    `held` are the engine's tensors with their published parameters. None may equal the published
+    tensor as stored only, and more than half must equal it once the layout is undone. The rest
+    have other values in either layout, and are compared later.
     """
     equal, left = 0, len(held)
     for parameters, whole in held:

@@ -453,11 +453,11 @@ def open_engine_state(path: Path, published: Model) -> Model:
 def _without_copies(
     path: Path, by_name: Mapping[str, RankTensor], published: Model
 ) -> tuple[dict[str, RankTensor], dict[str, RankTensor], list[Note]]:
-    """Return (a state's tensors without other copies of them, these copies, a note on them).
+    """Return (the model's own tensors by name, other copies such as an average, a note on them).
 
-    A trainer saves a model and its average under two names, such as `model.` and `ema.`. The
-    tensors of the model's own copy get their names without that. No note for a state of one copy,
-    nor where the published model has such sets itself, as one of two equal towers.
+    A trainer saves a model and its average under two prefixes, such as `model.` and `ema.`; the own
+    tensors get names without theirs. The copies and the notes are empty if the state repeats no
+    names, or if the published model has repeated names itself, as in two equal towers.
     """
     shapes = {name: one.shape for name, one in by_name.items()}
     prefixes = repeated_prefixes(shapes)

@@ -423,7 +423,7 @@ class _LedgerBuilder:
 
     @cached_property
     def _loaded_first(self) -> Path | None:
-        """The single weight file next to the index by which the model is opened; else None."""
+        """The weight file that transformers loads instead of the index opened here; else None."""
         return file_loaded_first(self.model)
 
     @cached_property
@@ -872,9 +872,9 @@ def surplus_text(record: Damage | Note) -> str:
 
 
 def damaged_files(damage: Iterable[Damage]) -> tuple[NotCompared, ...]:
-    """Return a NotCompared, state "unreadable", for each damaged file, with the first fault.
+    """Return one NotCompared of state "unreadable" for each damaged file, with its first fault.
 
-    Surplus bytes are left out: they are an item of the ledger.
+    Surplus bytes do not count as damage here: the ledger lists them as items.
     """
     faults: dict[str, list[str]] = {}
     for one in damage:
@@ -1199,9 +1199,9 @@ def _compare_items(
 
 
 def _with_inner_keys(why: str, x: Value, y: Value) -> str:
-    """Return the reason of an unequal item with the inner keys that differ, for JSON objects.
+    """Return `why` an item is unequal, followed by the first differing inner keys and their values.
 
-    `x` and `y` are what the item holds on both sides. `why` alone where they are no objects.
+    `x` and `y` are the item's contents on both sides. Only `why` if they are not JSON objects.
     """
     from aprfmt.base.inner_keys import differing_inner_keys
 
@@ -1212,7 +1212,7 @@ def _with_inner_keys(why: str, x: Value, y: Value) -> str:
 
 
 def _json_object(held: Value) -> Mapping[str, Value] | None:
-    """Return the object that an item holds, of a JSON file too; None for what is no object."""
+    """Return an item's contents as an object: a mapping, JSON text, or a .json file; else None."""
     from aprfmt.formats.bounded_json import loads
 
     if isinstance(held, Mapping):
@@ -1335,5 +1335,5 @@ def one_sided_tensors(
 
 
 def tensor_beside_tower(row: NotCompared) -> NotCompared:
-    """Return a tensor of one side alone as one that a tower alone has no place for."""
+    """Return the row of a one-sided tensor as "no counterpart", since the other side is a tower."""
     return replace(row, state="no counterpart", why="the other side is a tower alone")

@@ -78,10 +78,10 @@ def names_in_towers(model: "Model", names: Iterable[str]) -> tuple[str, ...]:
 
 
 def tower_architecture(model: "Model", other: "Model") -> str:
-    """Return the tower's architecture by which a multimodal model is read beside that tower alone.
+    """Return the architecture that opens `model` as its tower, to compare it with `other`; or "".
 
-    "" unless `other` is a tower alone (an mmproj file, say), and `model` has one of that kind by
-    its configuration and is read as its language model.
+    "" unless `other` is a tower alone (an mmproj file, say), and `model` is multimodal, has such a
+    tower by its configuration, and is opened as its language model without a forced architecture.
     """
     try:
         tower, whole = other.spec, model.spec
@@ -94,10 +94,10 @@ def tower_architecture(model: "Model", other: "Model") -> str:
 
 
 def names_beside_tower(model: "Model", other: "Model") -> tuple[str, ...]:
-    """Return the stored tensors of a multimodal model that a tower alone has no place for.
+    """Return the stored tensors of a multimodal model that are not of its tower, which `other` is.
 
-    These are those of its language model. () unless `model` is read as a tower, and all tensors of
-    `other` are tensors of a tower.
+    They are those of its language model. () unless `model` is opened as a tower, and every tensor
+    of `other` is one of the same tower.
     """
     try:
         spec, alone = (

@@ -115,7 +115,7 @@ class UndecodedPacking:
         from aprfmt.arch.binding import groups_for
 
         def holds(key: str) -> bool:
-            """Return whether these tensors hold the weight of a role; False for another key."""
+            """Return whether a role's weight is among these undecoded ones; False for no role."""
             try:
                 groups = groups_for(spec, style, [key], hyper)
             except ArchError:

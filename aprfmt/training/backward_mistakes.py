@@ -22,10 +22,10 @@ from aprfmt.training.reference_gradients import Computed
 
 
 def explain_backward(step: ExplainedStep) -> None:
-    """Set, in `step.compared`, mistakes of a whole backward pass that explain the gradients.
+    """Explain gradients that differ by mistakes of a whole backward pass, in `step.compared`.
 
-    They are looked for where a gradient differs that no mistake of one parameter explains. The
-    batch's gradients are computed with the mistake to see whether it does.
+    It is tried where no mistake of one parameter explains a differing gradient. A mistake counts
+    if the batch's gradients, computed with it, are the given ones.
     """
     computed = step.computed
     if not isinstance(computed, Computed):
@@ -44,10 +44,10 @@ def explain_backward(step: ExplainedStep) -> None:
 
 
 def _doubt_tied_tables(step: ExplainedStep) -> None:
-    """Drop the guess that a tied embedding has one part of its gradient, where others differ.
+    """Drop a guess in `step.compared`: the tied embedding's gradient has one of its two parts only.
 
-    The embedding's own part comes through all layers: if other gradients differ unexplained,
-    that part is wrong too, and may be there. Changes `step.compared`.
+    It is dropped if another gradient differs unexplained. The embedding's own part comes through
+    all layers, so it may be present and wrong like the other gradients.
     """
     found = {key: one.found for key, one in step.compared.items() if one.found is not None}
     if not any(one.verdict == "differs" and not one.guesses for one in found.values()):
@@ -58,7 +58,10 @@ def _doubt_tied_tables(step: ExplainedStep) -> None:
 
 
 def _backward_case(step: ExplainedStep, computed: Computed) -> BackwardCase:
-    """Return all gradients as they compare now, without those that a mistake explains."""
+    """Return the step's gradients, sorted by their present verdicts, for the search of mistakes.
+
+    Differing gradients that a mistake of the backward pass explains already are left out.
+    """
     found = {key: one.found for key, one in step.compared.items() if one.found is not None}
     given = {key for key, one in found.items() if any(map(_is_of_backward, one.guesses))}
     wrong = {key for key, one in found.items() if one.verdict == "differs"}
@@ -93,10 +96,9 @@ def _backward_case(step: ExplainedStep, computed: Computed) -> BackwardCase:
 
 
 def _has_untied_guess(step: ExplainedStep, key: str) -> bool:
-    """Return whether some guess explains this parameter's gradient by itself.
+    """Return whether a guess other than "gradient_tied" explains this parameter's gradient.
 
-    The guess that a tied embedding has one of its two uses does not count: it says little where
-    other gradients differ too.
+    That guess, that a tied embedding has one of its two uses, says little where others differ.
     """
     found = step.compared[key].found
     return found is not None and any(g.cause != "gradient_tied" for g in found.guesses)
@@ -105,10 +107,10 @@ def _has_untied_guess(step: ExplainedStep, key: str) -> bool:
 def _keys_explained_by(
     step: ExplainedStep, guess: BackwardGuess, computed: Computed, case: BackwardCase
 ) -> frozenset[str]:
-    """Return the keys of the gradients that a mistake explains; empty if it does not hold.
+    """Return the keys of the gradients that a mistake explains; empty if the mistake does not fit.
 
-    It holds if the gradients computed with the mistake are the given ones, in every parameter,
-    and little of their differences remains. A gradient that was not given has to be zero then.
+    The batch's gradients are computed with the mistake. They must be the given ones in every
+    parameter, zero where none was given, and most of the difference must be gone.
     """
     found = {key: one.found for key, one in step.compared.items() if one.found is not None}
     unlike = frozenset(
@@ -148,9 +150,10 @@ def accept_mistake(
     right: Collection[str],
     most: Certainty = "confirmed",
 ) -> None:
-    """Set, in `step.compared`, a guessed mistake as the one explanation of the gradients of `keys`.
+    """Set a guessed mistake as the one explanation of the gradients of `keys`, in `step.compared`.
 
-    `right` are the keys of the gradients that agree, `most` the highest certainty it may get.
+    `right` are the keys of the gradients that agree: with them the text says where in the backward
+    pass the mistake begins. `most` is the highest certainty the guess may get.
     """
     says = guess.says
     change = guess.change

@@ -31,10 +31,11 @@ from aprfmt.training.parameters import Parameter
 
 
 def accept_clipping(step: ExplainedStep, norm: float) -> None:
-    """Set given gradients to "agrees" if they are the computed ones clipped to a usual bound.
+    """Find whether the given gradients are the computed ones clipped, and set their verdicts so.
 
-    `norm` is that of all given gradients. A note is added then. Gradients that were clipped
-    under a loss scale are set to that mistake instead.
+    Changes `step.compared`: to "agrees", with a note, for usual clipping; to a mistake for clipping
+    under a loss scale, by each tensor's, row's, shard's or group's norm, or by another norm than
+    the stated one. `norm` is the L2 norm of all given gradients.
     """
     held = [one.found for one in step.compared.values() if one.found is not None]
     before = step.computed_norm()
@@ -100,9 +101,9 @@ def accept_clipping(step: ExplainedStep, norm: float) -> None:
 def _shard_clipping(
     step: ExplainedStep, cases: Mapping[str, GradientCase], by_key: Mapping[str, Parameter]
 ) -> tuple[str, tuple[str, ...]] | None:
-    """Return (sentence, keys) of gradients whose shards each rank clipped by their own norm.
+    """Return (sentence, keys) if each rank clipped its gradient shards by their norm; else None.
 
-    None for other gradients. `cases` are the compared gradients, `by_key` all parameters.
+    `cases` are the compared gradients and `by_key` the parameters, both by key.
     """
     stated = None if step.recipe is None else step.recipe.clip
     shapes = {key: by_key[key].before.shape for key in cases}
@@ -118,10 +119,10 @@ def _weights_of_rows(parameter: Parameter) -> F64:
 
 
 def _accept_own_norms(step: ExplainedStep, says: str, keys: Collection[str]) -> None:
-    """Set the gradients of `keys` to the mistake that each was clipped by its own norm.
+    """Set, in `step.compared`, that the gradients of `keys` were clipped by norms of their parts.
 
-    `says` describes it. It is confirmed where clipping by the norm of all is stated, else only
-    explained.
+    `says` describes the mistake. It may be "confirmed" if the recipe states clipping by the norm of
+    all gradients, else only "explained".
     """
     stated = step.recipe is not None and step.recipe.clip is not None
     if not stated:
@@ -131,10 +132,10 @@ def _accept_own_norms(step: ExplainedStep, says: str, keys: Collection[str]) -> 
 
 
 def _accept_clipped(step: ExplainedStep, clipping: Clipping, before: float) -> None:
-    """Set all compared gradients to "agrees" as clipped ones, or to a mistake of clipping.
+    """Set all compared gradients to "agrees" with a note, or to a mistake for wrong clipping.
 
-    A mistake is clipping under a loss scale, or by another number than the stated norm.
-    `before` is the norm, the largest element or the sum before `clipping`.
+    Wrong is clipping under a loss scale, or by another size than the norm that the recipe states.
+    `before` is that size without the clipping: the norm, or the largest element.
     """
     keys = [key for key, one in step.compared.items() if one.found is not None]
     recipe = step.recipe

@@ -23,10 +23,10 @@ NO_DECAY = ("decay_missing", "decay_rounded_away")
 def mark_lost_decay(
     step: ExplainedStep, rows: list[TensorStep], judged: dict[str, Judgement]
 ) -> list[TensorStep]:
-    """Return the rows, with "differs" for those whose decay the stored type rounded away.
+    """Return the rows, with "differs" where the stored type rounded the weight decay away.
 
-    Their entries of `judged` are set to that mistake. A decay that is far below the type's
-    spacing shows in few elements of one tensor, so the evidence of all tensors is added up.
+    Their entries in `judged` are changed, too. A decay far below the type's spacing shows in few
+    elements of one tensor, so the evidence of all tensors is added up.
     """
     agreeing = {
         key: one.decay_shown
@@ -49,9 +49,9 @@ def mark_lost_decay(
 def _lost_decay_guesses(
     step: ExplainedStep, recipe: Recipe, row: TensorStep
 ) -> tuple[StepGuess, ...]:
-    """Return the guesses for a tensor that did not decay: decay rounded away, decay not made.
+    """Return the guesses why a tensor did not decay: decay was rounded away, or not applied.
 
-    If the state says the decay of the tensor's group, only one of the two is left.
+    Only one of them if the optimizer's state gives the weight decay of the tensor's group.
     """
     decay = step.group_of(row.names[0]).get("weight_decay")
     lost = lost_decay_guess(recipe, row.encoding, stated=decay == recipe.wd)
@@ -63,10 +63,10 @@ def _lost_decay_guesses(
 def add_hidden_decays(
     step: ExplainedStep, judged: Mapping[str, Judgement], kinds: Mapping[str, str]
 ) -> None:
-    """Add to `step.left` the weight decays that weights of few bits do not show.
+    """Add to `step.left` the tensors whose weight decay coarse weights cannot confirm.
 
-    The evidence of all tensors is added up. `kinds` are their encodings. Where another decay
-    than the stated one fits better, the verdict stays open.
+    The evidence of all agreeing tensors is added up. `kinds` is {key: encoding}. If another decay
+    than the stated one fits the weights better, the entry is "unreadable", else "no counterpart".
     """
     stored = {row.key: row for row in step.parameters}
     shown = {
@@ -91,9 +91,9 @@ def add_hidden_decays(
 
 
 def must_decay(step: ExplainedStep, parameter: Parameter) -> bool:
-    """Return whether the recipe surely applies weight decay to a parameter.
+    """Return whether the recipe surely applies decoupled weight decay to a parameter.
 
-    Vectors are unsure.
+    False for vectors (norms, biases), unless the recipe says that all parameters decay.
     """
     recipe = recipe_of(step, parameter)
     if recipe.adds_decay_to_gradient or (parameter.vector and recipe.decay_on != "all"):
@@ -110,11 +110,10 @@ def decay_interval_text(shown: DecayEvidence) -> str:
 
 
 def limit_missing_decays(judged: dict[str, Judgement]) -> None:
-    """Limit the certainty of guesses in `judged` that a tensor did not decay.
+    """Limit the guesses in `judged` that tensors did not decay, by the evidence of all of them.
 
-    The evidence of all tensors that may have no decay is added up. If no bit of the weights shows
-    it, the guess is not confirmed: rounding may hide a small decay. Nor is it where the type would
-    round a decay away. Guesses that the bits contradict are dropped.
+    They are at most "explained" if rounding may hide a small decay, or the type would round it
+    away. They are dropped if the bits of the weights contradict them.
     """
     held = {
         key: one.decay_shown

@@ -109,9 +109,9 @@ class ExplainedStep:
 
     @cached_property
     def part_norms(self) -> dict[str, float]:
-        """The norms of parts of the gradients that the step is made of, by the name of the part.
+        """{name of a part: L2 norm} of parts of the gradients, such as each optimizer group's.
 
-        These are the given gradients, or without any those computed of the batch.
+        The gradients are the given ones, or those computed of the batch if none were given.
         """
         given = {key: one.norm for key, one in self.gradients.items()}
         return part_norms(given or self.computed_norms, self.optimizer_groups)
@@ -124,7 +124,7 @@ class ExplainedStep:
 
     @cached_property
     def optimizer_groups(self) -> list[list[str]]:
-        """The keys of the parameters of each group in the optimizer's state; [] for no groups."""
+        """The parameter keys of each group in the optimizer's state; all empty for one group."""
         groups = () if self.state is None else self.state.groups
         keys: list[list[str]] = [[] for _ in groups]
         for row in self.parameters if len(keys) > 1 else ():
@@ -153,7 +153,7 @@ class ExplainedStep:
         return {self.state.names.get(owner, plain_name(owner)) for owner in self.state.coded}
 
     def has_codes(self, parameter: Parameter) -> bool:
-        """Return whether the optimizer keeps the moments of a parameter in 8 bits."""
+        """Return whether the optimizer's state stores a parameter's moments in 8 bits."""
         return parameter.names[0] in self.names_in_8_bits()
 
     def is_idle(self, key: str) -> bool:

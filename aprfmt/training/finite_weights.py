@@ -16,7 +16,7 @@ EXPECTED = "expected finite numbers: no gradient and no step can be computed of 
 
 
 def nonfinite_text(count: int, size: int) -> str:
-    """Return what a tensor of `size` numbers holds of which `count` are no finite ones."""
+    """Return "COUNT of its SIZE numbers are NaN or infinite", the clause on a tensor."""
     return f"{count} of its {size} numbers are NaN or infinite"
 
 
@@ -33,9 +33,9 @@ def check_finite_base(model: "Model") -> None:
 
 
 def check_finite_before(view: "View", values: NDArray[Any]) -> None:
-    """Raise UsageError if a piece of a parameter of before the step is not finite.
+    """Raise UsageError if `values`, a piece of a parameter before the step, are not all finite.
 
-    `values` are the piece; the message counts in the whole parameter, `view`.
+    `view` is the whole parameter, in which the message counts the NaN and infinite numbers.
     """
     if np.isfinite(values).all():
         return

@@ -32,7 +32,8 @@ def compare_computed(
 ) -> ComparedGradient:
     """Return how a parameter's given gradient compares with the one computed of the batch.
 
-    If either is missing, the result's `why` names it.
+    If one of the two is missing, the result has no verdict, and its `why` says which. The distance
+    is relative L2. A given gradient with NaN or infinity gets no verdict either.
     """
     key = parameter.key
     if key not in computed.keys:
@@ -62,10 +63,10 @@ def compare_computed(
 
 
 def _by_measured_rounding(case: GradientCase, computed: Computed) -> Judgement | None:
-    """Return the verdict on a gradient that rounding may leave as it is; None where it may not.
+    """Return the verdict on an unexplained gradient by measured rounding; None without that.
 
-    No mistake is known that gives it. What rounding does is measured by passes that round at
-    random.
+    It is for a gradient that differs and that no known mistake gives. How far rounding moves it is
+    measured by passes that round at random.
     """
     apart = float(np.linalg.norm(case.given - case.computed))
     most = computed.measured_rounding(case.key, apart)
@@ -96,9 +97,10 @@ def gradient_case(
 
 
 def _earlier_gradient(step: ExplainedStep, parameter: Parameter) -> F64 | None:
-    """Return the gradient of the step before, float64 [rows, columns], None if it is not known.
+    """Return a parameter's gradient of step 1, float64 [rows, columns]; None if it is unknown.
 
-    A first moment that was saved before the second step is that gradient, or 1 - b1 times it.
+    It is read from the first moment that was saved before step 2, which is that gradient or
+    1 - b1 times it.
     """
     state, recipe = step.state, step.recipe
     if state is None or recipe is None or recipe.step != 2 or state.steps not in (None, 1):
@@ -144,10 +146,10 @@ def compare_checked(
 
 
 def _cut_sizes(step: ExplainedStep) -> dict[str, int]:
-    """Return {hyperparameter: value} of the numbers of heads, key-value heads and experts.
+    """Return {hyperparameter: value} of the counts that weights are divided by: heads, experts.
 
-    Weights are divided by these. `tied_embeddings` is among them, as 0 or 1. What the model
-    does not have is left out.
+    The keys are n_heads, n_kv_heads, n_experts and tied_embeddings (0 or 1); those that the model
+    does not have are left out.
     """
     hyper = hyper_of(step.base or step.model)
     names = ("n_heads", "n_kv_heads", "n_experts", "tied_embeddings")

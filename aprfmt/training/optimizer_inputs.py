@@ -14,10 +14,10 @@ BLUR = 32.0  # of the root mean square of a trainer's rounding: no element of it
 
 
 def inputs_of(step: ExplainedStep, parameter: Parameter, norm: float | None) -> StepInputs:
-    """Return the gradient, the moments and the norms that the optimizer had for a parameter.
+    """Return what the optimizer had for one parameter's step: its gradient, moments and norms.
 
-    `norm` is that of all given gradients. Without given gradients those computed of the batch
-    are used. 8-bit moments of after the step are left out.
+    `norm` is that of all given gradients. If none were given, the gradients computed of the batch
+    are used. 8-bit moments saved after the step are left out: they were rounded since.
     """
     gradient = None if step.given is None else step.given.reader(parameter)
     if step.given is None:
@@ -61,9 +61,10 @@ def inputs_of(step: ExplainedStep, parameter: Parameter, norm: float | None) -> 
 
 
 def _computed_reader(step: ExplainedStep, parameter: Parameter) -> RowReader | None:
-    """Return a reader of the parameter's gradient as computed of the batch; None without one.
+    """Return a reader of a parameter's gradient that was computed of the batch; None without one.
 
-    Its `noise` (relative) and `blur` (absolute) are what the trainer's rounding may change.
+    The reader's `noise` (relative) and `blur` (absolute) say how far the rounding of the trainer's
+    arithmetic may move its values.
     """
     if step.computed is None or parameter.key not in step.computed.keys:
         return None

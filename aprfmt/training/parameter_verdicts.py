@@ -30,10 +30,10 @@ def judge_parameters(
     norm: float | None,
     progress: Callable[[int, int], None] | None = None,
 ) -> tuple[list[TensorStep], dict[str, Judgement]]:
-    """Return (the report's row of every parameter, {key: verdict to look for causes by}).
+    """Return (the report's row of every parameter, {key: verdict to find causes by}).
 
-    `updates` says that there is a checkpoint after the step. `norm` is that of all given
-    gradients.
+    `updates`: a checkpoint of after the step was given. `norm` is that of all given gradients.
+    Parameters of which nothing was compared are not in the dict. `progress` gets (done, all).
     """
     rows: list[TensorStep] = []
     judged: dict[str, Judgement] = {}
@@ -51,10 +51,10 @@ def judge_parameters(
 def judge_change(
     step: ExplainedStep, parameter: Parameter, recipe: Recipe, held: StepInputs
 ) -> Judgement:
-    """Return the verdict on one parameter's change: whether the recipe gives it.
+    """Return the verdict on one parameter's change: the recipe gives it, or not.
 
-    A recipe is an optimizer with its settings, `held` what the optimizer had. Where the
-    change differs and the state may be that of before the step, that is tried too.
+    `held` is what the optimizer had: gradient, moments. If the change differs, and the state may be
+    the one before the step, that is tried too; then `step.used` gets the parameter's key.
     """
     if recipe.name == "adafactor":
         recipe = adafactor_recipe(step, parameter, recipe, held)
@@ -90,10 +90,10 @@ def judge_change(
 def _judge_never_seen(
     step: ExplainedStep, parameter: Parameter, recipe: Recipe, held: StepInputs, found: Judgement
 ) -> Judgement:
-    """Return "differs" for a parameter whose gradient the optimizer never saw, else `found`.
+    """Return "differs" if the optimizer's state lacks this parameter, as never seen; else `found`.
 
-    It did not move, and the state has moments of others and none of it. It would have made a
-    first step, which has to be large enough to be seen.
+    Such a parameter did not move although it has a gradient, and the state has moments of others
+    and none of it. Its missing first step must be large enough to show in the stored type.
     """
     state = step.state
     if found.verdict != "not compared" or state is None or step.given is None:
@@ -117,10 +117,9 @@ def _judge_never_seen(
 def _leave_open_if_state_unused(
     step: ExplainedStep, parameter: Parameter, found: Judgement
 ) -> Judgement:
-    """Return "not compared" for a differing step if the state has an array of no known rule.
+    """Return "not compared" for a differing `found` if the state has an array that no rule uses.
 
-    Such is the remainder that Kahan summation carries: another rule than the stated one may
-    have made the step. Else `found`.
+    An example is the remainder of Kahan summation: a rule not known here may have made the step.
     """
     names = {} if step.state is None else step.state.unused
     name = names.get(parameter.names[0]) or names.get(parameter.key)
@@ -133,11 +132,10 @@ def _leave_open_if_state_unused(
 def _check_moments(
     step: ExplainedStep, parameter: Parameter, recipe: Recipe, held: StepInputs, found: Judgement
 ) -> Judgement:
-    """Return the verdict on a right update, with whether its moments have the given gradient.
+    """Return the verdict on a right update after checking its moments for the given gradient.
 
-    The moments of after the step alone give the step; `found` is the verdict on that. Whether
-    the gradient is in them is another question; `step.used` gets the parameter where it was
-    answered.
+    `found` is the verdict on the update, which moments saved after the step give by themselves.
+    Where the check was possible, the parameter's key is added to `step.used`.
     """
     if step.given is None or held.gradient is None:
         return found
@@ -154,9 +152,9 @@ def _check_moments(
 
 
 def _may_be_state_before(step: ExplainedStep, held: StepInputs) -> bool:
-    """Return whether the state may be the one before the step, not the one after it.
+    """Return whether the optimizer's state may have been saved before the step instead of after it.
 
-    It may where the gradient is given, and the state or --optimizer does not say the step's number.
+    It may if the gradient is given, and either the state or --optimizer leaves out the step number.
     """
     if step.state is None or held.gradient is None or not held.after:
         return False
@@ -167,10 +165,10 @@ def _may_be_state_before(step: ExplainedStep, held: StepInputs) -> bool:
 def _leave_open_if_signs_unknown(
     step: ExplainedStep, parameter: Parameter, held: StepInputs, found: Judgement
 ) -> Judgement:
-    """Return `found`, or "not compared" where only the sizes of steps agree.
+    """Return "not compared" if only sizes of steps agree, without their signs; else `found`.
 
-    Sizes do not show that a parameter is right if others have a gradient or moments and this
-    one has none.
+    Sizes do not show that a parameter is right if gradients or moments were given, and its own are
+    missing.
     """
     if found.verdict != "agrees" or not found.signs or held.idle:
         return found
@@ -192,11 +190,10 @@ def _leave_open_if_signs_unknown(
 def _judge_parameter(
     step: ExplainedStep, parameter: Parameter, updates: bool, norm: float | None
 ) -> tuple[TensorStep, Judgement | None]:
-    """Return (the report's row of one parameter, the verdict by which causes are looked for).
+    """Return (the report's row of one parameter, the verdict to find causes by or None).
 
-    `updates` says that there is a checkpoint after the step. `norm` is that of all given
-    gradients. The verdict is None for a gradient that is not finite, and where nothing was
-    compared.
+    `updates`: a checkpoint of after the step was given. `norm` is that of all given gradients. The
+    verdict is None if nothing was compared, or the gradient is not finite.
     """
     before = parameter.before
     paired = updates and parameter.after is not None

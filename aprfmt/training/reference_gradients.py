@@ -110,11 +110,11 @@ class Computed:
         return float(np.linalg.norm(self.rounded.gradient(key) - self.exact.gradient(key)))
 
     def measured_rounding(self, key: str, apart: float) -> float | None:
-        """Return the L2 distance that rounding may leave a right gradient of a parameter at most.
+        """Return how far (L2) rounding may move a right gradient at most, as measured; else None.
 
-        The noisy passes show it, whose distances from each other are what rounding does, where one
-        pass may come near by chance. None where no pass says it, or where one pass shows no FAR-th
-        of `apart`, the distance to be explained. No further pass is made once that is explained.
+        It follows from the distances of passes that round at random from the plain one. No further
+        pass runs once it covers `apart`, the distance to explain. None without such passes, or
+        if `apart` is beyond FAR times the usual rounding.
         """
         from aprfmt.inference.gradients.rounding_noise import largest_distance
 

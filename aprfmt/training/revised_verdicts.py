@@ -44,10 +44,9 @@ def accept_rounded_away_steps(
 ) -> list[TensorStep]:
     """Return the rows, with "agrees" for steps too small to show in a checkpoint of few bits.
 
-    Weights that the trainer holds in a finer type begin as the stored ones, and a first step
-    below the stored type's spacing then moves none of them. That is no mistake where the
-    trainer says so (`trained_in`), or the bits of the other parameters show it. Where they do
-    not tell, a mistake of the type is not confirmed, and `step.doubted` is set to it. Entries of
+    A trainer that holds weights in a finer type than it stores may make such a step without fault.
+    This counts if it says so (`trained_in`), or the bits of other parameters show it. If they do
+    not tell, `step.doubted` is set, which keeps that mistake from being confirmed. Entries of
     `judged` are changed too.
     """
     if step.recipe is None or step.recipe.step not in (None, 1):
@@ -75,13 +74,12 @@ def accept_rounded_away_steps(
 def judge_as_first(
     step: ExplainedStep, rows: list[TensorStep], judged: dict[str, Judgement], norm: float | None
 ) -> list[TensorStep]:
-    """Return the rows, with "differs" for later steps that were made as a first step.
+    """Return the rows, with "differs" for later steps that the optimizer made as its first step.
 
-    A new optimizer, which lost the moments, makes such steps. They need no moments, so this is
-    tried for the parameters whose moments are not known; `judged` gets the mistake. It holds
-    only if all of these made such a step, and no parameter agrees with what was stated: one
-    that is trained from this step on makes a first step too. `norm` is that of all given
-    gradients. Moments that no verdict needs then leave `step.left`.
+    A new optimizer that lost its moments makes such steps. It is tried on the parameters whose
+    moments are unknown. All of them must have made such a step, and no parameter may agree with
+    what was stated. `norm` is that of all given gradients. `judged` gets the mistake, and moments
+    that no verdict needs leave `step.left`.
     """
     recipe = step.recipe
     known = step.state is not None and not (step.state.indexed and step.state.left)
@@ -114,12 +112,11 @@ def judge_as_first(
 def open_unnumbered(
     step: ExplainedStep, rows: list[TensorStep], judged: dict[str, Judgement]
 ) -> list[TensorStep]:
-    """Return the rows, with "not compared" for steps whose number nothing states.
+    """Return the rows, with "not compared" for differing steps whose step number nothing states.
 
-    Without a stated number and a state a step is compared as the optimizer's first. If most
-    parameters neither agree with that nor have a mistake that explains it, it is a later one,
-    and mistakes found by the first step's rule mean nothing. Entries of `judged` are changed
-    too.
+    Such a step is compared as the optimizer's first. If less than half of the moved parameters
+    agree with that, or have a mistake that explains it, it is a later step, and the mistakes found
+    mean nothing. Entries of `judged` are changed too.
     """
     recipe = step.recipe
     if recipe is None or not recipe.keeps_moments or recipe.step or step.state is not None:
@@ -147,11 +144,12 @@ def open_unnumbered(
 def judge_by_schedule(
     step: ExplainedStep, rows: list[TensorStep], judged: dict[str, Judgement], norm: float | None
 ) -> tuple[list[TensorStep], dict[str, Judgement]]:
-    """Return (rows, verdicts) by the rate that most parameters show, if a schedule sets it.
+    """Return (rows, verdicts) by the learning rate that most steps show, if a schedule set it.
 
-    A trainer saves the state after its schedule has set the next learning rate. So if only the
-    state says the rate and the steps are of another, that is no difference: `step.left` gets the
-    rate, and all parameters are judged by it. `norm` is that of all given gradients.
+    A trainer saves the state after its schedule has set the next rate. So if only the state says
+    the rate, and the steps are of another one, that is no mistake: `step.left` gets the rate, and
+    all parameters are judged anew. Else both are returned as given. `norm` is that of all given
+    gradients.
     """
     stated = {} if step.optimizer is None else parse_settings(step.optimizer)
     wrong = [key for key, one in judged.items() if one.verdict == "differs"]

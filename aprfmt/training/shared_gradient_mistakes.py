@@ -23,10 +23,10 @@ from aprfmt.training.saved_arrays import SavedArrays
 
 
 def measure_gradients(step: ExplainedStep) -> float | None:
-    """Return the norm over all given gradients, None without any.
+    """Compare all gradients of a step and return the L2 norm of the given ones, None without any.
 
-    Sets `step.gradients` to the size of each, and `step.compared` to how it compares with the
-    computed one.
+    Sets `step.gradients` to the facts of each given gradient, `step.compared` to how it compares
+    with the computed one, with clipping and mistakes of the backward pass explained.
     """
     for parameter in step.parameters:
         place = None if step.given is None else step.given.placed.get(parameter.key)
@@ -50,10 +50,10 @@ def measure_gradients(step: ExplainedStep) -> float | None:
 
 
 def _judge_second_table(step: ExplainedStep, given: SavedArrays) -> None:
-    """Judge a tied embedding of which the head's gradient is given too, and is another one.
+    """Set a tied embedding to "differs" if the head's gradient is given, too, and is another one.
 
-    It "differs" then. If the sum of both gradients is the computed one, the cause is
-    "gradient_tied": the trainer holds the embedding and the head as two weights.
+    If the sum of both gradients is the computed one, the cause is "gradient_tied": a trainer holds
+    the embedding and the head as two weights. Changes `step.compared`.
     """
     found = given.second_table(step.parameters)
     if found is None or not found[1]:
@@ -78,10 +78,10 @@ def _judge_second_table(step: ExplainedStep, given: SavedArrays) -> None:
 
 
 def _join_factors(step: ExplainedStep) -> None:
-    """Replace similar factors measured in several gradients by one common factor, if it fits.
+    """Give several gradients that are off by similar factors one common factor, in `step.compared`.
 
-    It is tried on all gradients with a measured factor and on those that nothing explains; a
-    gradient that it does not explain keeps its own factor. Changes `step.compared`.
+    It is tried on all gradients with a measured factor and on those that nothing explains. A
+    gradient that it does not explain keeps its own.
     """
     measured = {}
     for key, one in step.compared.items():

@@ -213,9 +213,9 @@ def _few_bits(given: SavedArrays | None, parameters: Sequence[Parameter]) -> str
 
 
 def _make_report(step: ExplainedStep, updates: bool) -> StepReport:
-    """Return the report on all parameters.
+    """Return the report on a step whose inputs are read: all parameters, causes, notes.
 
-    `updates` says that there is a checkpoint after the step.
+    `updates`: a checkpoint of after the step was given.
     """
     norm = measure_gradients(step)
     rows, judged = judge_parameters(step, updates, norm, step.progress)

@@ -210,10 +210,11 @@ def mistake_causes(
     stored: Mapping[str, Sequence[str]],
     norm: float | None,
 ) -> Iterator[NamedCause]:
-    """Yield a cause for each mistake that was guessed for parameters, with its proof.
+    """Yield one cause for each mistake that explains differing parameters, with its proof.
 
-    The proof is over all their elements that tell it from the stated step. Sets the `why` of the
-    rows that it explains. `stored` is {key: names in the file}, `norm` that of all given gradients.
+    The proof counts the elements in which the mistake's step and the stated one store different
+    values. The `why` of the explained `rows` is set. `stored` is {key: names in the file}, `norm`
+    that of all given gradients.
     """
     known = {row.key: row for row in step.parameters}
     at = {row.key: number for number, row in enumerate(rows)}
@@ -264,15 +265,15 @@ def mistake_causes(
 
 
 def _is_clipping(one: Mistake) -> bool:
-    """Return whether a mistake is a clipping that was made, and wrongly."""
+    """Return whether a mistake is one of clipping done wrongly, and not of clipping left out."""
     return one.cause.startswith("clip_") and one.cause != "clip_missing"
 
 
 def share_guesses(step: ExplainedStep, judged: dict[str, Judgement], norm: float | None) -> None:
-    """Add to each differing parameter of `judged` guesses made for others that explain it too.
+    """Add to each differing parameter in `judged` the guesses made for others that explain it too.
 
-    A number fitted to a small parameter is inexact, so the numbers fitted to others are tried:
-    those of the MOST_SHARED commonest guesses. `norm` is that of all given gradients.
+    A number fitted to a small parameter is inexact, so the numbers of the MOST_SHARED commonest
+    guesses are tried on each. `norm` is that of all given gradients.
     """
     wrong = {key: one for key, one in judged.items() if one.verdict == "differs"}
     fitted = [
@@ -305,11 +306,11 @@ def share_guesses(step: ExplainedStep, judged: dict[str, Judgement], norm: float
 def _clipped_group(
     step: ExplainedStep, one: Mistake, judged: Mapping[str, Judgement]
 ) -> tuple[str, str] | None:
-    """Return (cause, sentence) if some steps' factor comes from clipping their group alone.
+    """Return (cause, sentence) if a factor on some parameters' steps is of clipping; else None.
 
-    The group was clipped a second time to a usual bound, or clipped to the stated bound by its
-    own norm, as by a rank that knows its own shard only. None where it is neither, or where the
-    step does not depend on the gradients' size.
+    Their gradients were clipped a second time to a usual bound, or to the stated bound by their own
+    norm, as by a rank that knows its shard only. If all steps have the factor, it may be that of
+    copies of all gradients. None, too, if the step does not depend on the gradients' size.
     """
     recipe = step.recipe
     if one.cause != "step_factor" or recipe is None or recipe.row.sizes:
@@ -354,9 +355,9 @@ def frozen_factor_causes(
     judged: Mapping[str, Judgement],
     stored: Mapping[str, Sequence[str]],
 ) -> Iterator[NamedCause]:
-    """Yield causes for LoRA factors that did not move though others did.
+    """Yield a cause for LoRA factors that did not move although others did: one of a pair, or both.
 
-    Sets their rows to "differs". `stored` is {key: names in the file}.
+    Sets their `rows` to "differs". `stored` is {key: names in the file}.
     """
     moved = {row.key: bool(row.update and row.update.moved) for row in rows if row.update}
     moved = {key: moves for key, moves in moved.items() if key in step.pairs}

@@ -23,10 +23,11 @@ from aprfmt.training.saved_arrays import hyper_of
 def add_notes(
     step: ExplainedStep, rows: Sequence[TensorStep], judged: Mapping[str, Judgement]
 ) -> None:
-    """Add notes about what is no fault, and to `step.left` what could not be compared.
+    """Add to `step.notes` what is no fault, and to `step.left` what could not be compared.
 
-    Notes are on steps below the stored type's resolution, rounding to a coarser type,
-    directions without a gradient, and gradients without a batch.
+    These are steps below the stored type's resolution, rounding to a coarser type, steps compared
+    by size because no gradient was given, weight decay and gradients that nothing shows, and the
+    clipping that was found.
     """
     if step.state is not None and step.state.fewer:
         fewer = step.state.fewer
@@ -99,10 +100,10 @@ def add_notes(
 
 
 def _add_doubts(step: ExplainedStep) -> None:
-    """Add notes that a batch or gradients agree, but are hardly those of a trainer.
+    """Add notes on a batch or gradients that agree but are hardly those of a trainer.
 
-    Doubtful are a loss that no trained model has, and gradients that are equal to the bit to those
-    computed here, in another arithmetic than the trainer's.
+    Doubtful are a loss that no trained model has, and gradients equal to the bit to those computed
+    here, which another arithmetic would not reach.
     """
     loss, vocabulary = step.loss()[0], hyper_of(step.base or step.model).get("vocab_size")
     if loss is not None and isinstance(vocabulary, int):
@@ -126,7 +127,7 @@ def _add_doubts(step: ExplainedStep) -> None:
 
 
 def _is_copy(step: ExplainedStep, parameter: Parameter, computed: ComputedGradients) -> bool:
-    """Return whether a given gradient is just the computed one, rounded to its stored type."""
+    """Return whether a given gradient is exactly the computed one, rounded to its stored type."""
     assert step.given is not None
     given = step.given.values(parameter, step.given.placed[parameter.key])
     values = computed.gradient_near(parameter.key, given).reshape(given.shape)

@@ -22,10 +22,10 @@ from aprfmt.training.update_check import StepInputs
 
 
 def find_recipe(step: ExplainedStep) -> Recipe | None:
-    """Return the optimizer of the step with its settings and number; None if nothing gives it.
+    """Return the step's recipe: optimizer, settings and step number; None if nothing states one.
 
-    Settings that --optimizer leaves out are taken from the state's groups. Raises UsageError
-    where no learning rate is known.
+    Settings that --optimizer leaves out are taken from the optimizer state's groups. Raises
+    UsageError if no learning rate is known, or the state is of another kind of optimizer.
     """
     if step.state is None:
         return None if step.optimizer is None else parse_recipe(step.optimizer)
@@ -58,7 +58,7 @@ def find_recipe(step: ExplainedStep) -> Recipe | None:
 
 
 def _with_direction(step: ExplainedStep, recipe: Recipe) -> Recipe:
-    """Return the recipe (an optimizer's settings), with ascent if the state says maximize.
+    """Return the recipe, which goes up the gradient if the optimizer's state says `maximize`.
 
     A note is added then.
     """
@@ -70,10 +70,10 @@ def _with_direction(step: ExplainedStep, recipe: Recipe) -> Recipe:
 
 
 def _with_step_number(step: ExplainedStep, recipe: Recipe) -> Recipe:
-    """Return the recipe with its step number from the state, where --optimizer gives none.
+    """Return the recipe with the step number of the optimizer's state, if --optimizer gives none.
 
-    Raises UsageError where Adam's number is in neither, or where the state is of another step
-    than this one or the one before.
+    Raises UsageError if Adam's step number is in neither, or the state is of another step than
+    this one or the one before.
     """
     if step.state is None:
         return recipe
@@ -94,12 +94,11 @@ def _with_step_number(step: ExplainedStep, recipe: Recipe) -> Recipe:
 
 
 def recipe_of(step: ExplainedStep, parameter: Parameter) -> Recipe:
-    """Return the optimizer and settings for one parameter: the step's, with its group's own.
+    """Return the recipe of one parameter: the step's, with the settings of its optimizer group.
 
-    The learning rate and weight decay are those of the parameter's group in the optimizer's
-    state, and so are settings that --optimizer does not state. Without a group, or where
-    --optimizer states a rate that no group has, the step's common settings are returned.
-    Sparse updates are for token tables alone.
+    Learning rate and weight decay are those of the parameter's group in the optimizer's state, and
+    so are settings that --optimizer does not state. Without a state, or if --optimizer states a
+    rate that no group has, the step's common settings hold. Only token tables have sparse updates.
     """
     assert step.recipe is not None
     recipe = step.recipe
@@ -130,12 +129,13 @@ def recipe_of(step: ExplainedStep, parameter: Parameter) -> Recipe:
 def adafactor_recipe(
     step: ExplainedStep, parameter: Parameter, recipe: Recipe, held: StepInputs
 ) -> Recipe:
-    """Return the recipe with the factor that Adafactor's norms put on one parameter's rate.
+    """Return the recipe with the factor that Adafactor puts on one parameter's learning rate.
 
-    The rate is times the weight's root mean square where it is scaled by the parameter, and the
-    step is divided by its own root mean square where that is above the threshold, 1. torch
-    bounds the rate by one over the root of the step's number, too; transformers scales the
-    decay with the rate. Sources: torch.optim.Adafactor, transformers.optimization.Adafactor.
+    The rate is multiplied by the weight's root mean square if it is scaled by the parameter; the
+    step is divided by its own root mean square if that is above the threshold, 1. torch also
+    bounds the rate by one over the root of the step number; transformers scales the decay with the
+    rate. Unchanged without gradient or second moments. Sources: torch.optim.Adafactor,
+    transformers.optimization.Adafactor.
     """
     if step.state is None or held.gradient is None or held.second is None or not recipe.lr:
         return recipe

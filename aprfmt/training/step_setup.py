@@ -15,7 +15,7 @@ from aprfmt.training.update import pieces
 
 
 def _left_out_of_names(step: ExplainedStep) -> list[str]:
-    """Return, quoted, prefixes and endings that gradients' names have and weights' have not."""
+    """Return, quoted, the prefixes and endings that gradients' names add to those of weights."""
     found: dict[str, None] = {}
     for row in step.parameters if step.given is not None else ():
         assert step.given is not None
@@ -27,9 +27,10 @@ def _left_out_of_names(step: ExplainedStep) -> list[str]:
 
 
 def _leave_out_choices(step: ExplainedStep) -> None:
-    """Move parameters that get no gradient by their nature from `step.parameters` to `step.left`.
+    """Move parameters that by their nature get no gradient from `step.parameters` to `step.left`.
 
-    A parameter with a saved gradient or moment stays, and so does one with NaN or infinity.
+    ROLES_WITHOUT_GRADIENT lists them. A parameter with a saved gradient or moment stays, and so
+    does one with NaN or infinity.
     """
     kept = []
     states = () if step.state is None else (step.state.first, step.state.second)
@@ -67,7 +68,11 @@ def lora_pairs(parameters: Sequence[Parameter]) -> dict[str, Parameter]:
 
 
 def set_up_step(step: ExplainedStep) -> None:
-    """Set LoRA pairs and the recipe, and add arrays that belong to no parameter to `step.left`."""
+    """Set a step's LoRA pairs and recipe, and list in `step.left` the arrays of no known parameter.
+
+    Parameters that get no gradient by their nature are moved to `step.left`, too. Raises UsageError
+    if the recipe cannot be known.
+    """
     _leave_out_choices(step)
     step.pairs = lora_pairs(step.parameters)
     step.recipe = find_recipe(step)

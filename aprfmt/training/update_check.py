@@ -727,12 +727,10 @@ def share_reproduced(
 def telling_elements(
     parameter: Parameter, guess: StepGuess, recipe: Recipe, held: StepInputs, signs: bool
 ) -> int:
-    """Return how many elements of a parameter tell a guess from the stated recipe.
+    """Return how many elements of a parameter distinguish a guessed mistake from the stated recipe.
 
-    An element that both steps leave with the same stored value says nothing: one without a
-    gradient, or one that BF16 does not move. All elements tell a guess that has no recipe, and one
-    whose step is the stated one by what is known here. `signs` says that only the signs of the
-    gradient are known.
+    They are those that the two steps would store as different values. If none do, or the guess has
+    no recipe, all elements count. `signs`: only the signs of the gradient are known.
     """
     count = 0
     for case in _all_cases(parameter, held, signs):

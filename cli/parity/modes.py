@@ -186,7 +186,7 @@ def finish_parity(found: "Parity", body: dict[str, object], wanted: ParityOutput
     """
 
     def page() -> str:
-        """Return the comparison's page."""
+        """Return the HTML page of the parity comparison."""
         from aprfmt.cli.parity.page import render_page
 
         return render_page(body)

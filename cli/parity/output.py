@@ -74,11 +74,10 @@ def answer(found: "Parity", chosen: bool, bundle: str | None) -> "list[Line]":
 
 
 def _undecided_command(found: "Parity", chosen: bool) -> str:
-    """Return the next command where nothing differs and something could not be compared.
+    """Return the command to run next if no difference was found but something was not compared.
 
-    It is the same comparison without a budget where one ended, else the account of the model. Runs
-    that a budget left out beside compared ones are only named in the answer. `chosen` says that
-    aprfmt chose the ids: it chooses the same again.
+    If a time budget left runs out, it is the same comparison without the budget; else it is
+    `aprfmt inspect MODEL --account`. `chosen`: aprfmt chose the token ids, and will again.
     """
     from aprfmt.model.ledger import LATE
 

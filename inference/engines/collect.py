@@ -183,7 +183,7 @@ class Collector:
     def join_head_rows(self, point: str, values: Numbers) -> Numbers:
         """Return a head norm's [tokens * heads, head size] as [tokens, heads * head size].
 
-        An array of another shape is returned unchanged. `point` is the capture point that it is of.
+        `point` is the capture point of `values`. An array of another shape is returned unchanged.
         """
         sizes, tokens = self._row_sizes(point), self._tokens
         if sizes is None or len(sizes) != 2 or tokens is None:
@@ -192,7 +192,7 @@ class Collector:
         return values.reshape(tokens, -1) if values.shape == (tokens * heads, size) else values
 
     def _row_sizes(self, point: str) -> tuple[int, ...] | None:
-        """Return the sizes of a capture point's value for one token; None where not known."""
+        """Return the shape of a capture point's value for one token; None if it is not known."""
         return None if self.hp is None else row_sizes(POINTS[point].shape, self.hp, self.known)
 
     def add(

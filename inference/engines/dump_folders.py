@@ -580,9 +580,9 @@ def _late_names(steps: Sequence[Collection[str]]) -> set[str]:
 
 
 def _refuse_other_order(folder: Path, steps: Mapping[int, _Rows], axes: _Axes) -> None:
-    """Raise FormatError if two ranks have the same passes, one of them in another order.
+    """Raise FormatError if two ranks of a dump hold the same passes in different orders.
 
-    Passes are told by the token ids and positions that a rank stored of each.
+    Passes are matched by the token ids and positions that each rank stored of them.
     """
     said: dict[tuple[int, ...], dict[int, list[bytes]]] = {}
     for step in sorted(steps):

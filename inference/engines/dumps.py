@@ -182,10 +182,10 @@ def _captured_array(captures: Captures, name: str) -> JoinedArray:
 
 
 def _under_plain_names(captures: Captures) -> Captures:
-    """Return captures with points' arrays under the points' names, without what hooks add.
+    """Return captures whose arrays of capture points have the points' plain names.
 
-    Hooks save a module's result as `NAME.output` and what it reads as `NAME.input`. What a model
-    returned stands under `outputs.` where it was saved beside its ids.
+    Removed are what hooks add (`NAME.output` of a module's result, `NAME.input` of its input) and
+    `outputs.` before what a model returned. A name that would then be taken twice is kept.
     """
     own: dict[str, str] = {}
     for name in captures.shapes:
@@ -264,7 +264,10 @@ def _captures_of_sequence(
 def _captures_of_rows(
     path: Path, dump: Dump, found: AlignedArrays, widths_of: WidthsOf
 ) -> Captures:
-    """Return aligned arrays of a dump under transformers' names, with what is said of the dump."""
+    """Return a dump's aligned arrays as captures under transformers' names.
+
+    They carry what could not be read of the dump, with the reason, and facts on the dump.
+    """
     left = dict(found.left)
     for one_pass in dump.passes:
         left |= one_pass.left

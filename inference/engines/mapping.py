@@ -264,9 +264,9 @@ def mapped_trace(
 def _compare_repeats(
     captures: Captures, mapping: NameMap | None, ids: Sequence[int] | None, model: Model | None
 ) -> list[RepeatedTokens]:
-    """Return how the values of requests with the same tokens differ, one entry for each pair.
+    """Return one RepeatedTokens for each pair of a dump's requests that have the same tokens.
 
-    The arguments are those of `mapped_trace`.
+    It says at which points their values differ. The arguments are those of `mapped_trace`.
     """
     experts = model is not None and bool(model.hyper.get("n_experts"))
     found = []

@@ -72,9 +72,9 @@ def nearest_points_text(
 def _sizes_by_name(
     hp: Mapping[str, Value], known: Mapping[str, PointInstance], tokens: int
 ) -> dict[str, Any]:
-    """Return {name: size} of the names in shapes of points, in a pass of `tokens` tokens.
+    """Return {name of a dimension: size} for the shapes of capture points in a pass of `tokens`.
 
-    `hp` are the model's sizes, `known` its points by key.
+    `hp` are the model's hyperparameters, which are all included; `known` its points by key.
     """
     value_dim = int(hp["value_head_dim"] or hp["head_dim"])
     mla = bool(known) and not known["L0.kv_a"].absent

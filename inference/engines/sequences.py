@@ -165,10 +165,10 @@ def align(dump: Dump, ids: Sequence[int] | None) -> AlignedArrays:
 
 
 def _shared_prompt(chosen: TokenRun, other: TokenRun, limit: int | None) -> int:
-    """Return how many tokens two requests share, from the first on; 0 unless their prompt is one.
+    """Return how many first tokens two requests share; 0 if their prompts are not the same.
 
-    Their first passes must have computed the same tokens, more than one, at the same positions.
-    `limit` is the most tokens that are read, None: all.
+    The prompt is the first pass: its tokens (two at least) and positions must be equal. `limit` is
+    the most tokens to count, None for all. 0 too if `other` is `chosen`.
     """
     first, second = chosen.segments[0], other.segments[0]
     mine, theirs = chosen.ids, other.ids
@@ -184,7 +184,7 @@ def _shared_prompt(chosen: TokenRun, other: TokenRun, limit: int | None) -> int:
 
 
 def _repeat(passes: Sequence[Pass], chosen: TokenRun, other: TokenRun, count: int) -> Repeat:
-    """Return two requests of a dump aligned on their first `count` tokens, which are the same."""
+    """Return the arrays of two requests at their first `count` tokens, which are the same."""
     names = [_request_name(one) for one in (chosen, other)]
     return Repeat(
         " and ".join(names),
@@ -194,7 +194,7 @@ def _repeat(passes: Sequence[Pass], chosen: TokenRun, other: TokenRun, count: in
 
 
 def _request_name(run: TokenRun) -> str:
-    """Return what messages call a request: its name or its place in the batch, and its pass."""
+    """Return a request's name for messages: its name or number in the batch, and its first pass."""
     first = run.segments[0]
     name = f"request {shorten(first.request, 40) if first.request else first.number}"
     place = place_in_dump(first.step)
@@ -461,9 +461,10 @@ def _request_bounds(
 
 
 def _are_lengths_of_rows(lengths: Sequence[int], shape: Sequence[int]) -> bool:
-    """Return whether lengths are those of the rows of a padded batch, whose ids have `shape`.
+    """Return whether sequence lengths are the tokens of each row of a padded batch.
 
-    In decode steps, whose lengths count earlier tokens too, they are larger than the rows.
+    `shape` is that of the token ids, [rows, tokens]. In decode steps lengths count earlier tokens,
+    too, and are larger than the rows.
     """
     rows = len(shape) == 2 and len(lengths) == shape[0]
     return rows and all(0 < count <= shape[1] for count in lengths) and max(lengths) > 1
@@ -472,11 +473,11 @@ def _are_lengths_of_rows(lengths: Sequence[int], shape: Sequence[int]) -> bool:
 def _row_starts(
     lengths: Sequence[int], shape: Sequence[int], positions: Numbers | None, ids: Numbers
 ) -> list[int]:
-    """Return where the tokens of each row of a padded batch begin: all rows are padded on one side.
+    """Return the index of the first token in each row of a padded batch.
 
-    `lengths` are the tokens of each row, `shape` and `ids` the batch's token ids. On the side of
-    the padding one id stands in all rows, and the positions of the others follow one another.
-    FormatError if both sides, or none, are possible.
+    All rows are padded on one side: on it one id stands in all rows, and the positions of the other
+    tokens are consecutive. `lengths` are the token counts of the rows, `shape` and `ids` those of
+    the batch. FormatError if neither side is possible, or both are.
     """
     batch = ids.reshape(tuple(shape))
     places = None if positions is None or positions.size < ids.size else positions[: ids.size]
@@ -501,9 +502,10 @@ def _row_starts(
 
 
 def _are_packed_lengths(lengths: Sequence[int], tokens: int, positions: Numbers | None) -> bool:
-    """Return whether lengths are those of requests behind one another, from the first row on.
+    """Return whether `lengths` are those of requests packed one after another in a pass's rows.
 
-    Rows after them are padding: where positions are known, they do not continue the last request.
+    The pass has `tokens` rows. Rows after the last request are padding, whose positions, if known,
+    must not continue that request.
     """
     rows = sum(lengths)
     if rows == tokens or not 0 < rows < tokens:
@@ -516,9 +518,10 @@ def _are_packed_lengths(lengths: Sequence[int], tokens: int, positions: Numbers 
 
 
 def _are_decode_lengths(lengths: Sequence[int], tokens: int, positions: Numbers | None) -> bool:
-    """Return whether a pass is a decode step: a row a request, each the last of its length.
+    """Return whether a pass is a decode step: one row for each request, its last token.
 
-    Rows after them are padding, as in a graph of a fixed size.
+    `lengths` then count all tokens of each request. Rows after them are padding, as in a CUDA graph
+    of a fixed size.
     """
     count = len(lengths)
     if positions is None or not count or count > tokens or positions.size < count:
@@ -620,9 +623,9 @@ def _sequence_list_text(found: Sequence[TokenRun]) -> str:
 def _pieces_by_request(
     found: Sequence[TokenRun], wanted: Sequence[int]
 ) -> Iterator[list[TokenRun]]:
-    """Yield, for each stream and request, its runs whose ids are those of `wanted`, if any.
+    """Yield, for each stream and request with any, its runs whose token ids are those of `wanted`.
 
-    Tokens after the last one of `wanted` are not looked at.
+    A run's ids are compared at their positions; tokens after the end of `wanted` are ignored.
     """
     groups: dict[tuple[int, str], list[TokenRun]] = {}
     for one in found:
@@ -634,11 +637,10 @@ def _pieces_by_request(
 
 
 def _refuse_other_order(pieces: Sequence[TokenRun], length: int, begin: str) -> None:
-    """Raise FormatError if passes hold a sequence whole and are not in the order of its tokens.
+    """Raise FormatError if a request's passes are complete but not in the order of their tokens.
 
-    `pieces` are runs of one request. They have to hold each of its first `length` tokens once, and
-    a piece with later tokens has to stand before one with earlier ones. `begin` begins the
-    sentence.
+    `pieces` are the request's runs. It is raised if they hold each of its first `length` tokens
+    once, and one with later tokens stands before one with earlier ones. `begin` begins the message.
     """
     parts = [part for one in pieces for part in one.segments if min(part.positions) < length]
     there = sorted(at for part in parts for at in part.positions if at < length)

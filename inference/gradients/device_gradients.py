@@ -82,14 +82,14 @@ class GradientGap:
 
     @property
     def lost(self) -> tuple[int, ...]:
-        """The numbers of runs in which rounding may leave nothing of the gradient."""
+        """The numbers of the runs whose rounding may be as large as the whole gradient."""
         every = enumerate(self.allowed)
         return tuple(i for i, allowed in every if allowed >= 1 and i not in self.wrong)
 
     def exceeds(self, run: int) -> bool:
-        """Return whether a run is further from float64 than it may be, or NaN.
+        """Return whether a run's gradient is NaN or further from float64's than rounding allows.
 
-        Where rounding at random gives NaN (`allowed` is infinite), no distance is too large.
+        False where rounding at random gave NaN (`allowed` is infinite): no distance is too large.
         """
         off, allowed = self.distances[run], self.allowed[run]
         return not (off <= allowed or math.isinf(allowed))
@@ -242,11 +242,12 @@ def _with_measured_rounding(
     reference: BatchGradients,
     noisy: Iterable[BatchGradients],
 ) -> list[GradientGap]:
-    """Return the gaps, with what run number `run` may be off by where it is further off.
+    """Return the gaps with run number `run`'s allowed distance raised to the measured rounding.
 
-    That is by the largest distance of the `noisy` passes from `reference`, all of them right passes
-    in the run's dtype. Their distances from float64 do not count: an operation that the CPU
-    computes wrongly in that dtype is in both. No further pass is made once all gaps are explained.
+    Only gaps that exceed theirs change. Measured is the largest distance of the `noisy` passes from
+    `reference`, all right passes in the run's dtype; not their distance from float64, since an
+    operation that the CPU computes wrongly in that dtype is in both. No further pass is made once
+    all gaps are explained.
     """
     found = list(gaps)
     beyond = [at for at, gap in enumerate(found) if gap.exceeds(run)]

@@ -49,12 +49,12 @@ class RoundingNoise(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """
 
     def __init__(self, seed: int) -> None:
-        """Begin the random numbers by `seed`; the same seed gives the same roundings."""
+        """Seed the random roundings; the same seed gives the same ones."""
         super().__init__()  # type: ignore[no-untyped-call]
         self._random = torch.Generator().manual_seed(seed)
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        """Return what torch's operation `func` gives, its values moved if it rounds them."""
+        """Run torch's operation `func`, and return its result with random rounding if it rounds."""
         out = func(*args, **(kwargs or {}))
         if func.is_view:
             return out
@@ -69,7 +69,7 @@ class RoundingNoise(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return out
 
     def _move(self, x: torch.Tensor) -> None:
-        """Move values of a float tensor by one unit in the last place, in place."""
+        """Move random values of a float tensor by one unit in the last place, in place."""
         whole = COUNTED_BY[x.dtype]
         drawn = torch.randint(OF_VALUES, x.shape, generator=self._random, dtype=torch.int8)
         steps = (drawn == 0).to(whole) - (drawn == 1).to(whole)
@@ -88,7 +88,7 @@ class NoisyPasses(Generic[Pass]):
         self._made: list[Pass] = []
 
     def __iter__(self) -> Iterator[Pass]:
-        """Yield the passes, always the same ones in the same order."""
+        """Yield PASSES passes with random rounding; each is made once and kept."""
         for number in range(PASSES):
             if number == len(self._made):
                 with RoundingNoise(number):
@@ -97,11 +97,11 @@ class NoisyPasses(Generic[Pass]):
 
 
 def largest_distance(right: NDArray[Any] | None, noisy: NDArray[Any] | None) -> float:
-    """Return how far from the truth, in L2, rounding may leave a gradient, by two passes of it.
+    """Return how far (L2) rounding may move a gradient from the exact one, by two passes of it.
 
-    `right` is that of a plain pass, `noisy` that of one that rounds at random: each has one over
-    the root of 2 of their distance. Infinity where the plain pass overflows. 0.0, which says
-    nothing, where the other alone does: it is no right pass then.
+    `right` is of a plain pass, `noisy` of one that rounds at random: each is taken to be off by
+    their distance over the root of 2, times MOST. Infinity if the plain pass overflows; 0.0, which
+    says nothing, if only the other does or gives another shape.
     """
     if right is None or not np.isfinite(right).all():
         return math.inf

@@ -125,7 +125,7 @@ class PatchedModel:
 
     @property
     def norm_addend(self) -> int:
-        """What a pass adds to norm weights as the file stores them: 0, or 1 as in gemma."""
+        """What a forward pass adds to norm weights as stored in the file: 0, or 1 as in gemma."""
         return self.spec.block.norm_offset - self.offset_in_file
 
     @property
@@ -530,7 +530,7 @@ class _Tapped:
 
 
 def _offset_in_file(model: Model) -> int:
-    """Return what a file's norm weights hold already of their architecture's offset: 0 or 1."""
+    """Return how much of the norm offset a file's norm weights include already: 0 or 1."""
     norms = (view for key, view in model.roles.items() if key.endswith("norm.weight"))
     amounts = (step.amount for view in norms for step in view.layout if isinstance(step, Added))
     return int(max(amounts, default=0))

@@ -103,10 +103,10 @@ class PickledFile:
 
 
 def _refuse_unlisted_imports(contents: PickleContents, where: str) -> None:
-    """Raise UnsupportedError if a file's pickle imports a name that no described value needs.
+    """Raise UnsupportedError if a file's pickle imports a name that none of its values needs.
 
-    Loading the file runs the code of the name's module, though nothing is called. `where` begins
-    the message.
+    Loading the file would run the code of that name's module, even if nothing is called. `where`
+    (the file) begins the message.
     """
     found = list(contents.imports.unlisted(DESCRIBED))
     if not found:

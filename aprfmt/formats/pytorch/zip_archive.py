@@ -83,9 +83,9 @@ def _name_end(entry: ZipRecord) -> int:
 
 
 def is_cut_archive(path: Path) -> bool:
-    """Return whether a file begins as a zip archive and has no zip directory at its end.
+    """Return whether a file begins as a zip archive but has no directory at its end: cut short.
 
-    FormatError for what is no regular file.
+    Raises FormatError if the path is not a regular file.
     """
     if read_head(path, len(LOCAL))[0] != LOCAL:
         return False
@@ -94,10 +94,10 @@ def is_cut_archive(path: Path) -> bool:
 
 
 def _find_end(view: Region, size: int) -> tuple[int, bytes, int]:
-    """Return (offset of an archive's last bytes, these bytes, where the end record is in them).
+    """Return (offset of the tail, the tail's bytes, place of the zip end record in the tail or -1).
 
-    The end record is that of the zip directory; it is at -1 if there is none. `size` is the
-    file's.
+    The tail is the last bytes of the file, which has `size` bytes and is read through `view`. It is
+    long enough for the record, and for an archive's comment if that follows the record.
     """
     # torch writes no comment: only another archive's end is looked for.
     base = max(0, size - _END.size - _LONG_LOCATOR.size)
