@@ -29,7 +29,10 @@ def refuse_captures(*texts: Path | str, arch: str | None = None) -> None:
 
 
 def _may_hold_captures(path: Path) -> bool:
-    """Return whether a file may hold captured activations, judged by name and first bytes."""
+    """Return whether a file may hold captured activations, by its name and first bytes.
+
+    False for an archive that is cut, and for a safetensors file with names of parameters.
+    """
     if path.suffix not in _SUFFIXES or not path.is_file():
         return False
     if path.suffix != ".safetensors":

@@ -160,8 +160,8 @@ def validation_answer(report: "Validation", against: str | None) -> "list[Line]"
     """Return the short answer of `validate` as (text, style) lines.
 
     They are the verdict, what failed or was warned of, the checks that did not run, and the next
-    command: one that mends all that failed, where there is one. `against` is another copy of the
-    file to compare with, or None.
+    command, which repairs all failures if one can. `against` is another copy of the file to compare
+    with, or None.
     """
     from aprfmt.checks.file.layout import RivalWeights
     from aprfmt.compare.short_answer import merge_similar_lines

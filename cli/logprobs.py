@@ -194,13 +194,12 @@ def piece_to_ids(model: "Model") -> Any:
 def table_verdict(
     table: "LogprobTable", answer: str, accept: "Sequence[str]" = (), exact: bool = False
 ) -> "Pronounced":
-    """Return the verdict over the positions that both sides have, naming those left out.
+    """Return the verdict over the positions that both sides have, with those left out named.
 
-    It is open where positions of this side were not compared. It is open too where the arithmetic
-    of `answer` (a file's name) is not known, and the difference is within the bound of bfloat16 and
-    beyond that of float32. `table` is the comparison of both sides, `accept` are patterns
-    (`unread:PATTERN`) of what was not compared and is taken for equal. With `exact` any bit that
-    differs is a difference.
+    It is open (exit 2) if positions of this side were not compared, and if the arithmetic of
+    `answer` (a file's name) is unknown and the difference is between float32's and bfloat16's
+    bound. `table` is the comparison of both sides, `accept` are patterns (`unread:PATTERN`) of what
+    was not compared and is taken for equal. With `exact` any bit that differs is a difference.
     """
     from aprfmt.measure.trace_rows import positions_text
     from aprfmt.model.ledger import NotCompared
@@ -254,9 +253,9 @@ def headline(table: "LogprobTable", verdict: "Pronounced") -> tuple[str, str]:
 
 
 def show(table: "LogprobTable", verdict: "Pronounced", reference: str) -> None:
-    """Print the verdict and the positions with the largest differences.
+    """Print the verdict and the positions with the largest differences in log-probability.
 
-    `table` is the comparison of both sides.
+    `table` is the comparison of both sides, `reference` the other side's name.
     """
     render.say(f"against {reference}", style="head")
     text, style = headline(table, verdict)

@@ -389,9 +389,10 @@ def field_text(name: str, value: object) -> str:
 
 
 def sides_text(name: str, a: object, b: object) -> str:
-    """Return both sides' values of a field in one line; of two objects the inner keys that differ.
+    """Return both sides' values of a field in one line, "A | B"; of two objects only what differs.
 
-    Of more than MOST_INNER inner keys the first ones are shown, and the others are counted.
+    Of two objects the inner keys that differ are shown, the first MOST_INNER of them, and the
+    others are counted.
     """
     if not (isinstance(a, Mapping) and isinstance(b, Mapping)) or a == b:
         return f"{field_text(name, a)} | {field_text(name, b)}"

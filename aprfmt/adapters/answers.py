@@ -112,9 +112,10 @@ class AdapterAnswer:
     own: tuple[str, ...] = ()
 
     def pronounced(self, accept: Collection[str] = ()) -> Pronounced:
-        """Return the verdict over the weights, the other tensors, and what was not compared.
+        """Return the verdict (word, sentence, exit code) on this answer about an adapter.
 
-        `accept` has patterns of items that need not be compared, as for `diff`.
+        It is over weights, other tensors, and what was not compared. `accept` are patterns of items
+        that need not be compared, as for `diff`.
         """
         once = sum(each.found in (ONCE, NOTHING) for each in self.weights)
         once = 0 if self.undecided else once

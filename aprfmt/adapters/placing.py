@@ -333,10 +333,10 @@ def _pair_shape(pair: StoredPair) -> tuple[int, ...]:
 
 
 def _prefix_rules(astray: Sequence[str], base: Model) -> Iterator[Rename]:
-    """Yield rules that change the prefix of these names to the base's, the likeliest first.
+    """Yield rules that rename the prefix of modules to the base's, the likeliest first.
 
-    `astray` are the names of modules that the base does not have. A rule leaves the numbers of
-    layers as they are: pairs of a layer that the base does not have fit no other layer.
+    `astray` are the modules of an adapter that the base does not have under these names. A rule
+    keeps layer numbers: pairs of a layer that the base lacks fit no other layer.
     """
     there = {name for stored in base for name in (stored, stored.rpartition(".")[0])}
     found = prefix_rule_onto(astray, there)

@@ -172,10 +172,10 @@ def _projection_rule(kind: str, key: str) -> HyperRule:
 def _tower_rules(
     kind: str, layers: int, act: str, patch: int, out: str, *own: HyperRule
 ) -> tuple[HyperRule, ...]:
-    """Return all hyperparameter rules of a tower.
+    """Return the rules by which all hyperparameters of a Qwen-VL vision tower are read.
 
-    `kind` is GGUF's projector type, `layers`, `act` and `patch` are defaults, `out` is the config
-    key of the text model's width, `own` are rules that replace or add to the shared ones.
+    `kind` is GGUF's projector type. `layers`, `act` and `patch` are defaults. `out` is the config
+    key of the text model's width. `own` are rules that replace or add to the shared ones.
     """
     return hyper_rules.hyper_table(
         *tower_rules(1e-6, act, class_token=False, rotates=True),

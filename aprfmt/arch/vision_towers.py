@@ -118,11 +118,11 @@ def tower_rules(
     usual: tuple[int, int, int, int, int] = (768, 12, 12, 3072, 224),
     rotates: bool = False,
 ) -> tuple[HyperRule, ...]:
-    """Return the hyperparameter rules of a tower, one for every hyperparameter.
+    """Return the rules by which a vision tower's hyperparameters are read, one for each.
 
-    `eps` and `activation` are defaults, `class_token`: the tower has one. `usual`: width, layers,
+    `eps` and `activation` are defaults. `class_token`: the tower has one. `usual`: width, layers,
     heads, inner width and image size where no key says them. `rotates`: q and k are rotated by the
-    patch's place, else places are added to the patches.
+    patch's place, else position embeddings are added to the patches.
     """
     width, layers, heads, ffn, image = usual
     return hyper_rules.hyper_table(

@@ -85,10 +85,10 @@ class DumpPlace:
 
 
 def parse_dump_path(path: str) -> DumpPlace:
-    """Return name, ranks, step and layer that a dumped file's path states.
+    """Return the array name, ranks, step and layer that the path of a dumped file states.
 
-    `path` is relative to the dump's folder and has no extension. A step or layer that the path does
-    not state is None.
+    `path` is relative to the dump's folder, without extension. A step or layer that it does not
+    state is None.
     """
     ranks: dict[str, int] = {}
     words: list[str] = []

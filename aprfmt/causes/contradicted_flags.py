@@ -179,7 +179,10 @@ def held_conflicts(resolution: "Resolution") -> "list[Conflict]":
 
 
 def _stores_own_head(roles: Mapping[str, View]) -> bool:
-    """Return whether tensors, by role, include a head whose values are not the embedding's."""
+    """Return whether a model stores an output head with other values than the token embedding.
+
+    `roles` is {role key: tensor}. True for a head without an embedding.
+    """
     head, table = roles.get(HEAD), roles.get(TABLE)
     if head is None or table is None:
         return head is not None

@@ -566,9 +566,9 @@ def _late_checksums(a: Model, b: Model, budget: Budget) -> list[NotCompared]:
 
 
 def _unlike_architectures(a: Model, b: Model) -> list[NotCompared]:
-    """Return the keys by which two models say that they are of different architectures.
+    """Return the keys in which two models state different architectures, as NotCompared.
 
-    For models whose architectures are not both known, so that no hyperparameter is compared.
+    It is for models whose architectures are not both known, so that no hyperparameter is compared.
     """
     from aprfmt.base.metadata_values import short_value
 
@@ -655,9 +655,9 @@ def _stated_length(model: Model, default: bool) -> HyperParam | None:
 def _section_counts(
     a: Model, b: Model, alignment: Alignment, only: Collection[str], tokens: "_TokenizerComparison"
 ) -> Mapping[str, int]:
-    """Return {section: number of items compared}, without the tensors.
+    """Return {section: number of items compared} for hyperparameters, tokenizers and metadata.
 
-    `only` are the sections asked for.
+    `only` are the sections asked for. Two tokenizers are 2 items.
     """
     found = {}
     if "hyperparameters" in only and alignment.by_role:

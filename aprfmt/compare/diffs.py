@@ -111,11 +111,11 @@ class DiffReport(Tabular):
 
     @property
     def causes(self) -> tuple[NamedCause, ...]:
-        """All causes that were found, as NamedCause, those of B before relations of A's names.
+        """All causes that were found, as NamedCause, in the order in which a report names them.
 
-        They are lost tensors that a relation leaves, relations of B, contradicted statements, what
-        tensors show, and relations of A. Relations that only say that both sides name tensors
-        differently come after the faults of values.
+        The order: lost tensors that a relation of names leaves, relations of B's names,
+        contradicted statements, causes seen in tensors, relations of A's names. Relations that only
+        say that both sides name tensors differently come after the faults of values.
         """
         related = [
             Finding(
@@ -208,10 +208,10 @@ class DiffReport(Tabular):
 
     @cached_property
     def rewriting_command(self) -> str:
-        """The command that writes B again from A in B's encodings; "" where none does.
+        """The command that writes B again from A in B's encodings; "" if none does.
 
-        "" too where A is damaged or incomplete, or the tower of B alone, and where B was trained
-        further, or is what an engine holds: it loads A.
+        "" too if A is damaged, incomplete or B's tower alone, if B was trained further, and if B is
+        the state of an engine, which loads A.
         """
         if (
             not self._is_whole(self.a)

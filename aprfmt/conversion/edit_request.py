@@ -55,7 +55,7 @@ class EmbeddedEdits:
         return None if generates and (self._apr or GENERATES in self._texts) else key
 
     def set(self, key: str, text: str) -> None:
-        """Set a value of an embedded file, and of the embedded key that states it, too.
+        """Set a value in an embedded file and in the metadata key that repeats it.
 
         `text` is JSON or text. Raises UsageError if it does not fit.
         """
@@ -69,7 +69,10 @@ class EmbeddedEdits:
             self._change(place, lambda: self._files.set(place, text))
 
     def remove(self, key: str) -> None:
-        """Remove a value of an embedded file, and the embedded key; UsageError without either."""
+        """Remove a setting from an embedded file and the metadata key that repeats it.
+
+        Raises UsageError if neither has it.
+        """
         place, name = self._place(key)
         kept = self._setting_key(name)
         if kept in self._record:

@@ -175,10 +175,10 @@ def column_importances(output: Output, options: Options) -> Any:
 
 
 def _wished_encoding(output: Output, options: Options) -> str | None:
-    """Return the encoding that mixture or --encoding gives an output; None to leave its own.
+    """Return the encoding that a mixture or --encoding asks for an output; None to keep its own.
 
-    --encoding does not change integers, booleans and complex numbers. It changes vectors only to a
-    plain float.
+    --encoding does not change integers, booleans and complex numbers, and vectors only to a plain
+    float.
     """
     if options.choose is not None:
         return options.choose(_lookup_name(output), output.info.shape, output.source_encoding)

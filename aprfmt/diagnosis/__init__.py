@@ -113,10 +113,10 @@ def diagnose(
 
 
 def _open_state(side: Side, model: Model) -> Model | None:
-    """Return the weights that an engine saved under a side's path, opened by the names of `model`.
+    """Return the engine's saved weights at a side's path as a Model, by the names of `model`.
 
-    None where there are none. One file of weights per rank looks like the dumps of a pass:
-    whatever has most of the model's tensors, by name and shape, counts as weights.
+    None if there are none. One file of weights per rank looks like the dumps of a pass: it counts
+    as weights if it has more than half of the model's tensors.
     """
     if side.kind != "trace":
         return open_saved_state(side.path, model)

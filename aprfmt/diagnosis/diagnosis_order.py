@@ -793,7 +793,10 @@ class DiagnosisRun:
     # --- conclusion -------------------------------------------------------------------------
 
     def _conclude(self) -> None:
-        """Add the findings that only one side has; without any, judge what rounding explains."""
+        """Add the findings that only one side has; if there are none, judge what rounding explains.
+
+        What both sides do alike against the model is evidence, and no difference between them.
+        """
         levels = self.levels
         # What both sides do alike against the model is no difference between them.
         a, b = (self.judged[x].findings if x in self.judged else [] for x in ("A", "B"))

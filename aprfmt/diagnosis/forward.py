@@ -133,7 +133,7 @@ def _names_or_ends(names: Sequence[str], what: str) -> str:
 
 
 def _unexplained_finding(label: str, divergence: Divergence) -> Finding:
-    """Return the finding of a divergence without an explanation: where, and what it may be."""
+    """Return the finding of a divergence that no cause explains: where, and what may be wrong."""
     view, cause = divergence.view, divergence.likely
     if cause == "nonfinite":
         return _nonfinite_finding(label, view)

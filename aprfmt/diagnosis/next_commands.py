@@ -69,11 +69,10 @@ StepText = Callable[[StepParts, Finding], str]
 
 
 def rewrite_b_command(parts: StepParts, finding: Finding) -> str:
-    """Return the command that writes B again from A; "" if A is a trace.
+    """Return the command that repairs B: it writes B again from A. "" if A is a trace.
 
-    If B is a trace, which nothing writes again, it is the command that records the layer. Where B
-    was trained further, or A's files are damaged or its stored tensors the wrong ones, or may be,
-    it is the command that compares tensors.
+    If B is a trace, it is the command that records the finding's layer instead. If B was trained
+    further, or A is damaged or the wrong side, it is the one that compares the tensors.
     """
     if parts.a.kind == "trace":
         return ""

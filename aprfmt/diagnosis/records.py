@@ -300,9 +300,9 @@ class Diagnosis(Tabular):
 
     @property
     def unrepaired_text(self) -> str:
-        """A sentence on the faults that no command repairs, or that B is another model; else "".
+        """A sentence on faults that no command repairs, or that B is another model; else "".
 
-        What an engine computes, and what of it is recorded, is in no file that a command writes.
+        What an engine computes, and what is recorded of it, is in no file that a command writes.
         """
         if self.other_model and self.verdict == "not_comparable":
             return "no command mends B: it is another model than A"
@@ -390,9 +390,9 @@ class Diagnosis(Tabular):
         return f"; {cause} would explain it as well" + (f" ({what}){tell}" if what else "")
 
     def _untrained_clause(self) -> str:
-        """Return the end of a sentence on differences that B's training cannot explain.
+        """Return a clause on the faults that B's training cannot explain; "" if there are none.
 
-        "" for any other class of answer than "derived", or where nothing else differs.
+        "" for any other kind of answer than "derived".
         """
         if self.kind != "derived":
             return ""

@@ -265,12 +265,10 @@ class Search:
             yield SearchStep(change, None)
 
     def _one_pass_steps(self) -> Iterator[SearchStep]:
-        """Yield the usual mistakes as steps that affect only the differing rows.
+        """Yield usual mistakes as search steps that apply only in the pass of the differing rows.
 
-        So it is where the run had these rows in one later pass, or in a chunk with others behind
-        it: tokens see no later ones, so that a mistake which is made from the first differing row
-        on gives the rows of the chunk, and departs where it ends. Yields nothing where the
-        differing rows are not those of one later pass, or no operation reads other rows.
+        It is for rows that the run computed in one later pass, or in a chunk. Yields nothing if the
+        differing rows are not those of one later pass, or no operation reads earlier rows.
         """
         case = self.case
         ops = {call.op for call in case.view.calls}

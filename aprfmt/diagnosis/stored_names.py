@@ -28,12 +28,12 @@ _SHOWN = 12
 def compare_by_name(
     texts: tuple[str, str], a: Model, b: Model, only: Collection[str] | None = None
 ) -> Diagnosis:
-    """Return the diagnosis of two models by their stored tensors and tokenizers alone.
+    """Return the diagnosis of two models by their stored tensors and tokenizers alone, no pass.
 
-    It says what could not be compared, and how to enable that. Where a file is damaged or a part
-    cannot be read, and nothing differs, `reason` says what was equal, and the verdict is
-    "not_comparable" (exit 2). Where all items are equal, also those that nothing reads, it is
-    "same". `texts` are the sides as given, `only` the sections that are compared, None for all.
+    It says what could not be compared, and how to enable that. The verdict is "same" if all items
+    are equal, also those that nothing reads. If nothing differs but a file is damaged or unread,
+    `reason` says what was equal, and the verdict is "not_comparable" (exit 2). `texts` are the
+    sides as the user gave them, `only` the sections to compare, None for all.
     """
     part = _part_sentence(a, b)
     if part:
@@ -160,9 +160,9 @@ def damage_texts(model: Model) -> tuple[str, ...]:
 def _damage_sentence(
     report: DiffReport, broken: Mapping[str, tuple[str, ...]], unread: Sequence[str]
 ) -> str:
-    """Return what is wrong with the files and what was equal nevertheless; "" if they are whole.
+    """Return what is wrong with damaged files and what was equal nevertheless; "" if none is.
 
-    `broken` are the sentences of each side, `unread` the keys not compared because of them.
+    `broken` is {side: sentences on its damage}, `unread` the tensors not compared because of it.
     """
     if not any(broken.values()):
         return ""
@@ -181,7 +181,7 @@ def _damage_sentence(
 
 
 def _comparison_limits_text(report: DiffReport) -> str:
-    """Return why a diagnosis that found equal tensors cannot say "same": no pass was run."""
+    """Return why a diagnosis of equal tensors does not say "same": what was not compared."""
     apart = [row.name for row in report.tokenizer if row.decisive]
     if apart:
         return (

@@ -333,10 +333,9 @@ def _add_lost_codes(
 def _add_extra_tensors(
     a: Model, b: Model, rows: Sequence[TensorDiff], found: Levels, named: AbstractSet[str]
 ) -> None:
-    """Add findings on tensors of one side that the architecture does not read.
+    """Add to `found` the findings on tensors that one side has and the architecture does not read.
 
-    Left out are codes of packed weights that do not decode, and the keys in `named`, which have a
-    finding already.
+    Left out are codes of undecoded packed weights, and the keys in `named`, which have a finding.
     """
     name = a.spec.name
     beside = {*names_beside_tower(a, b), *names_beside_tower(b, a)}

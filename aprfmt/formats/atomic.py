@@ -225,9 +225,9 @@ class FileSet:
         return OutputFile(path, temporary, final)
 
     def _prepare_file(self, path: Path) -> tuple[Path, os.stat_result | None]:
-        """Return (final path, old file's status or None) of a file outside a folder set.
+        """Check where a file is to be written; return (final path, the old file's status or None).
 
-        Raises OutputError if it cannot be written there.
+        It is for a file outside an output folder. Raises OutputError if it cannot be written there.
         """
         old = status_of(path, follow=True)  # of the link's target
         if old is not None and not stat.S_ISREG(old.st_mode):

@@ -212,7 +212,7 @@ def _is_place(place: object) -> bool:
 
 
 def _target_name(name: str) -> str:
-    """Return the name of the file that a patch changes, by the patch's name; "" for others."""
+    """Return the name of the file that a patch file changes, by the patch's name; else ""."""
     return (
         name[1 : -len(PATCH_SUFFIX)] if name.startswith(".") and name.endswith(PATCH_SUFFIX) else ""
     )

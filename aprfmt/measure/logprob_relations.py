@@ -100,9 +100,10 @@ class _Search:
         return _Search([row.turned() for row in self.rows], self.tolerance)
 
     def holds(self, kind: Kind, factor: float = 1.0) -> bool:
-        """Return whether a relation gives this side's values at all positions, up to rounding.
+        """Return whether this side's log-probabilities are the reference's under relation `kind`.
 
-        A fitted factor is judged on the positions that it was not fitted on.
+        They are up to rounding, at all positions. A fitted `factor` is judged on the positions that
+        it was not fitted on.
         """
         rows = self.rows if factor == 1 else self.rows[1::2]
         apart = [row.distance(_apply_relation(row, factor, kind)) for row in rows]

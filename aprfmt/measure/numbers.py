@@ -161,7 +161,10 @@ class PairSums:
         return True
 
     def _add_piece(self, x: "Array", y: "Array", step: "Step | None") -> None:
-        """Add a piece of any values by numpy; `step` is the tolerance of each element or None."""
+        """Add a piece of two tensors to the sums of their differences, for any types.
+
+        `step` is the tolerance of each element, or None.
+        """
         assert self._room is not None
         base, self.count = self.count, self.count + x.size
         wide_x, wide_y, error, delta = self._room[:, : x.size]

@@ -161,7 +161,7 @@ class TraceDiff:
 
     @property
     def pronounced(self) -> Pronounced:
-        """The verdict over the points, and over the captured arrays that are no capture point."""
+        """The verdict on two traces: over capture points, and captured arrays that are none."""
         why = {point.key: point.why for point in self.points}
         apart = [NotCompared("point", key, "unreadable", why[key]) for key in self.other_rows]
         counts = {"points": (self.compared, len(self.points))}
@@ -175,7 +175,7 @@ class TraceDiff:
         )
 
     def to_json(self) -> dict[str, object]:
-        """Return plain data: the summary, and all points."""
+        """Return the comparison as the object of `--json`: the summary and a row of every point."""
         return {
             "first": self.first,
             "compared": self.compared,

@@ -454,10 +454,9 @@ def _other_rank_clause(module: str, claimed: "Value", found: int, transposed: bo
 def _mlx_pair_fault(
     config: Mapping[str, Any], module: str, a: tuple[int, ...], b: tuple[int, ...]
 ) -> str:
-    """Return why factors of the shapes `a` and `b` are no pair of MLX, as a clause; "" if they are.
+    """Return why factors of shapes `a` and `b` are no pair of an MLX adapter, as a clause; else "".
 
-    They are [in, r] and [r, out]. Those of stacked experts are [experts, r, in] and
-    [experts, out, r].
+    A pair has [in, r] and [r, out], or for stacked experts [experts, r, in] and [experts, out, r].
     """
     stacked = len(a) == len(b) == _STACKED
     fits = a[1] == b[2] if stacked else len(a) == len(b) == 2 and a[1] == b[0]

@@ -240,7 +240,10 @@ def _check_lengths(model: Model, module: str, parts: Mapping[str, View], rows: i
 
 
 def read_factors(pair: StoredPair) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]:
-    """Return (A [r, in], B [out, r]) as float64; FormatError for values that are not finite."""
+    """Return a pair's LoRA factors (A [r, in], B [out, r]) as float64.
+
+    FormatError for values that are NaN or infinite.
+    """
     if pair.joined:
         return _joined_factors(pair.joined)
     for part in pair.parts.values():

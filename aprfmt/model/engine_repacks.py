@@ -137,10 +137,11 @@ def undo_repacks(
     published: Mapping[str, LazyTensor],
     hyper: Mapping[str, Value],
 ) -> tuple[dict[str, RankTensor], list[str]]:
-    """Return ({name: tensor with its layout undone}, a sentence for each kind that was laid out).
+    """Return ({name: tensor in the published layout}, sentences on the layouts that were undone).
 
-    `found` are the state's tensors, each with the parameters that it may be; `published` has the
-    model's tensors by name. Both results are empty for a state in the layout as loaded.
+    They are an engine's tensors of kinds that it stored in another layout. `found` are all of its
+    tensors, each with the parameters that it may be; `published` is the model's tensors by name.
+    Both results are empty if every tensor is in the layout as loaded.
     """
     rows = list(found)
     undone: dict[str, RankTensor] = {}

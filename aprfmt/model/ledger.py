@@ -476,9 +476,9 @@ class _LedgerBuilder:
     # --- tensors -------------------------------------------------------------------------------
 
     def tensors(self) -> Iterator[Item]:
-        """Yield an item per stored tensor; each stored part of a packed weight is an item.
+        """Yield an item per stored tensor, with how it is read, also of a packed weight's parts.
 
-        Of adapters and importance matrices the items have other kinds and readings.
+        Items of adapters and importance matrices have other kinds and readings.
         """
         kind = self.model.kind
         if kind is not None and self.spec is None and kind.name in ("adapter", "imatrix"):
@@ -1160,9 +1160,9 @@ def list_not_compared(
 def _compare_items(
     kind: Kind, name: str, x: Item | None, y: Item | None, a: Ledger, b: Ledger
 ) -> NotCompared | None:
-    """Return the NotCompared of an item that is on one or both sides, or None.
+    """Return the NotCompared of an item that one or both sides have; None if it is settled.
 
-    None if both sides read it by meaning, its stored values are equal, or it has no effect. `x` is
+    It is if both sides read it by meaning, its stored values are equal, or it has no effect. `x` is
     the item of ledger `a`, `y` that of `b`.
     """
     there = x or y

@@ -178,7 +178,7 @@ def resolve(model: "Model", forced: str | None) -> Resolution:
 def resolve_with_names(
     model: "Model", forced: str | None, names: Mapping[str, str] | None, style: str | None = None
 ) -> Resolution:
-    """Return the Resolution of a model with its tensors under other names.
+    """Return the Resolution of a model (its tensors' roles), with its tensors under other names.
 
     `names` are {name: stored name}, None for the file's own. `style` is the naming style, None for
     that of most names. `forced` is the user's --arch. Raises ArchError.

@@ -107,10 +107,10 @@ class UndecodedPacking:
     def roles_among(
         self, spec: "ArchSpec", style: str, hyper: "HyperParams", missing: Iterable[str]
     ) -> frozenset[str]:
-        """Return those of the missing keys that are roles whose weights these tensors hold.
+        """Return those of the `missing` roles whose weights are among these undecoded ones.
 
-        `style` is the naming of the file, `hyper` the model's hyperparameters. A key may be the
-        stored name of a tensor of no role, such as a scale.
+        `style` is the naming of the file, `hyper` the model's hyperparameters. A key in `missing`
+        may be no role, but a tensor's stored name; it is not returned.
         """
         from aprfmt.arch.binding import groups_for
 

@@ -161,10 +161,9 @@ def _check_same_adapter(before: Model, after: Model) -> None:
 
 
 def _check_base(rows: Sequence[Parameter], adapter: Model, base: Model) -> None:
-    """Raise UsageError where a factor of an adapter does not fit the weight of its base.
+    """Raise UsageError if an adapter is of another base: a module or a size does not fit `base`.
 
-    That is so where the base has no such module, or a weight of another shape. Modules that are
-    joined with others in the base have a place in it.
+    `rows` are the adapter's factors. Modules that the base has joined with others fit.
     """
     try:
         roles = base.roles

@@ -81,7 +81,7 @@ def command(
 
 
 def verify_checksum(source: Source) -> "Outcome":
-    """Return PASS or FAIL for a file's own checksum, NOT_RUN with a warning where it has none.
+    """Return PASS or FAIL for a file's own checksum; NOT_RUN, with a warning, if it has none.
 
     Reads every byte of the file.
     """

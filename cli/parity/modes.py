@@ -113,10 +113,10 @@ def model_and_runs(words: Sequence[str]) -> tuple[str, list[str]]:
 def prepare_runs(
     text: str, options: ParityOptions, tokens: run_options.TokenOptions, stack: ExitStack
 ) -> "tuple[Model, ParityRequest]":
-    """Return (the open model, what to run on it); token ids are chosen where none are given.
+    """Return (the open model, the ParityRequest of what to run on it) for `aprfmt parity`.
 
-    `stack` closes the model. `options` has the points, tolerances and options of the runs. `text`
-    is the path of the model.
+    `text` is the model's path; `stack` closes it. `options` has the points, tolerances and options
+    of the runs. Token ids are chosen if `tokens` gives none.
     """
     from aprfmt.inference.capture import point_instances, select_keys
     from aprfmt.inference.parity.request import ParityRequest

@@ -56,7 +56,7 @@ def _more_command(model: str, verbose: bool) -> str:
 
 
 def _facts(report: "StepReport") -> Iterator[Line]:
-    """Yield (line, style) for the loss, the norms, the parameters that moved, and the notes."""
+    """Yield (line, style) on a step's loss, gradient norms, moved parameters and notes."""
     moved = [row for row in report.tensors if row.update is not None and row.update.moved]
     still = [row for row in report.tensors if row.update is not None and not row.update.moved]
     if report.loss is not None:

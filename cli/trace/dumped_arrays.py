@@ -85,11 +85,11 @@ def map_arrays(
 def mapping_verdict(
     found: Mapping[str, Value], trace: "Trace", exact: bool = False
 ) -> "Pronounced":
-    """Return the verdict on a mapping: how many arrays are points, and which are not read.
+    """Return the verdict on a mapping of dumped arrays: how many are points, which are unread.
 
-    It is bad where ranks that should hold equal arrays do not, or requests with the same tokens
-    have other values: beyond tolerance, or with `exact` at all. It is open where an array that is
-    a point was not read. `found` is the JSON of the mapping, `trace` the trace made by it.
+    It is bad if ranks that should hold equal arrays do not, or if requests with the same tokens
+    have other values: beyond tolerance, or with `exact` at all. It is open if an array that is a
+    point was not read. `found` is the JSON of the mapping, `trace` the trace made by it.
     """
     from aprfmt.measure.repeated_tokens import repeated_tokens
     from aprfmt.measure.trace_view import unequal_rank_sentences, unread_arrays

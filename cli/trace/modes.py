@@ -268,10 +268,10 @@ def show_mapped(
     wanted: TraceOutputs,
     request: TraceRequest,
 ) -> int:
-    """Print dumped arrays as a trace, with the point each was mapped to; return the exit code.
+    """Print dumped arrays as a trace, with the point of each, and return the exit code.
 
-    `request` selects points and layers, `wanted` says what to make of the trace. `where` has the
-    options of the run.
+    `dumped` are the arrays of `model`, `request` selects points and layers, `wanted` says what to
+    make of the trace. `where` has the options of the run.
     """
     from aprfmt.cli.trace import output, page, point_selection, recording
     from aprfmt.measure.repeated_tokens import repeated_tokens
@@ -344,11 +344,11 @@ def finish_trace(
     histograms: "Histograms",
     failed: int = 0,
 ) -> int:
-    """Save, print, compare and draw a trace as asked, and return the exit code.
+    """Save, print, compare and draw a recorded trace as asked, and return the exit code.
 
-    `body` is the JSON, `against` returns the comparison. `failed` is 1 where the trace itself is
-    already known to be wrong, 2 where it is known not to be whole. `wanted` says what to make of
-    the trace; `histograms` are for its page.
+    `body` is its JSON, which is added to; `against` returns the comparison. `failed` is 1 if the
+    trace itself is known to be wrong, 2 if it is known to be incomplete. `wanted` says what to
+    make of the trace; `histograms` are for its page.
     """
     from aprfmt.cli.html_page import add_page
     from aprfmt.cli.trace import output, reference

@@ -109,9 +109,8 @@ def reference_verdict(difference: TraceDiff) -> tuple[str, str]:
 def _points_verdict(difference: TraceDiff) -> tuple[str, str]:
     """Return (sentence on the capture points of two traces, its style).
 
-    It says that points hold other rows, that none could be compared, which is the first beyond its
-    tolerance, that values differ where they must be equal, or that all compared are within
-    tolerance.
+    The sentence says the first of these that holds: points hold other rows, none could be compared,
+    a point is beyond its tolerance, values differ that must be equal, or all are within tolerance.
     """
     points, every = difference.points, len(difference.points)
     if difference.other_rows:

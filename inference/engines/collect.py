@@ -159,10 +159,10 @@ class Collector:
         return values
 
     def refuse_unlike(self, point: str, values: Numbers, rows: Sequence[int] | None = None) -> None:
-        """Raise ValueError for an array that cannot be a capture point's value.
+        """Raise ValueError if an array cannot be a capture point's value: integers, or transposed.
 
-        Such are integers, but for points whose values are ids, and a transposed array. `rows` are
-        the token positions of its rows; None: all tokens.
+        Points whose values are ids may have integers. `rows` are the token positions of the array's
+        rows; None: all tokens.
         """
         if values.dtype.kind in "iub" and point not in DISCRETE:
             raise ValueError(

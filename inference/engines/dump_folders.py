@@ -178,11 +178,11 @@ class _Rows:
 def read_dump(
     folder: Path, stack: ExitStack, widths_of: Callable[[Sequence[str]], PointWidths]
 ) -> Dump:
-    """Return a dump with its ranks put together; FormatError if parts are missing or double.
+    """Return an engine's dump with the arrays of its ranks joined.
 
-    A damaged file of one array is left out where the others of its pass and rank say the rest.
-    `widths_of` gives the sizes that the model has for arrays of these names. `stack` closes the
-    files.
+    A damaged file of one array is left out if the others of its pass and rank say the rest. Raises
+    FormatError if parts are missing or double. `widths_of` gives the sizes that the model has for
+    arrays of these names. `stack` closes the files.
     """
     spec = RankSpec(folder)
     files = ArrayFiles(stack)

@@ -241,9 +241,11 @@ def _under_transformers_names(captures: Captures, widths_of: WidthsOf) -> Captur
 def _captures_of_sequence(
     path: Path, dump: Dump, ids: Sequence[int] | None, widths_of: WidthsOf
 ) -> Captures:
-    """Return one sequence's arrays under transformers' names; FormatError if it is unclear.
+    """Return one sequence of a dump as captures, its arrays under transformers' names.
 
-    `ids` are the sequence's token ids, None if the dump has only one. `path` is for messages.
+    Requests with the same tokens come with it as `repeats`. `ids` are the sequence's token ids,
+    None if the dump has only one. Raises FormatError, which names `path`, if the sequence is
+    unclear.
     """
     try:
         found = align(dump, ids)

@@ -209,9 +209,9 @@ def _captures_path(mapping: NameMap | None, path: Path) -> str:
 def mapped_trace(
     captures: Captures, mapping: NameMap | None, ids: Sequence[int] | None, model: Model | None
 ) -> Iterator[Trace]:
-    """Yield arrays as a trace, by a mapping or, if that is None, by their names.
+    """Yield dumped arrays as a trace of capture points, by `mapping` or, if that is None, by names.
 
-    `ids` are the tokens if neither the arrays nor the mapping say them.
+    `ids` are the tokens if neither the arrays nor the mapping state them.
     """
     own = captures.ids
     said = None if mapping is None or mapping.ids is None else list(mapping.ids)

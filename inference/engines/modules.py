@@ -291,11 +291,10 @@ class ModuleReader:
         return other
 
     def add(self, key: str, values: Numbers, rows: Sequence[int] | None = None) -> None:
-        """Record the capture points in one module's values.
+        """Record one module's array as the value of each capture point that its name means.
 
-        `key` is the module's, `rows` are the token positions of its rows; None if their number
-        tells which they are. Why a value cannot be recorded is noted in the collector's
-        `unknown`.
+        `key` is the module's, `rows` are the token positions of the array's rows, None if their
+        number tells. If it cannot be recorded, the collector's `unknown` gets the reason.
         """
         readings = self.modules.read(key)
         if key in self._hidden_states:

@@ -31,11 +31,11 @@ def point_shapes(
 def row_sizes(
     shape: str, hp: Mapping[str, Value], known: Mapping[str, PointInstance]
 ) -> tuple[int, ...] | None:
-    """Return the sizes of a point's value for one token: (heads, elements of each), say.
+    """Return the shape of a capture point's value for one token, such as (heads, head size).
 
-    `shape` is the point's, as the table says it: "tokens, heads*head_dim" or "tokens, heads,
-    head_dim". `hp` are the model's sizes, `known` its points by key. None where a size is not
-    known, and for a point without a row for each token.
+    `shape` is the point's text in the table: "tokens, heads*head_dim". `hp` are the model's
+    hyperparameters, `known` its points by key. None if a size is unknown, and for a point that has
+    no row for each token.
     """
     tokens, *axes = shape.replace(" ", "").replace("*", ",").split(",")
     sizes = _sizes_by_name(hp, known, 1)

@@ -55,10 +55,10 @@ def propose_mapping(
     dtype: str = "float32",
     aliases: Mapping[str, str] = MappingProxyType({}),
 ) -> NameMap:
-    """Return a proposed mapping of dumped arrays to the model's points.
+    """Return a proposed mapping of dumped arrays to capture points, by values and names.
 
-    `own` are the model's values by key, in execution order. `ids` are the pass's tokens. `aliases`
-    are the keys of points that equal another one of the model, and that one's key.
+    `own` are the model's own values by key, in execution order, of a pass on the tokens `ids`.
+    `aliases` is {key: key of the point of the model that has equal values}.
     """
     # Compare every array with every point, and read the names.
     fits = {name: _fits_of_array(captures, name, own, len(ids)) for name in captures.names}

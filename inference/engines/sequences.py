@@ -131,10 +131,10 @@ class Repeat:
 
 
 def align(dump: Dump, ids: Sequence[int] | None) -> AlignedArrays:
-    """Return the arrays of the sequence that has these ids, or of the only one.
+    """Return a dump's arrays of one request by token: the one with these ids, or the only one.
 
-    Requests with all the same ids are one sequence. FormatError if there is no such sequence, or
-    several without ids to choose by.
+    Requests with the same ids count as one. FormatError if there is no such request, or if there
+    are several and no ids to choose by.
     """
     notes: list[str] = []
     passes = list(_without_warm_ups(dump.passes, notes))
@@ -347,7 +347,7 @@ def _without_padding(part: Segment, count: int) -> Segment:
 
 
 def _segments_of_pass(one: Pass, place: int, before: Sequence[TokenRun]) -> Iterator[Segment]:
-    """Yield the rows, positions and ids of each request of a pass, in the order of its rows.
+    """Yield a Segment for each request of a pass: its rows, positions and ids, by first row.
 
     `place` is the pass's number in the dump, `before` the sequences that may continue here.
     """
@@ -561,11 +561,10 @@ def _request_names(one: Pass) -> list[Any]:
 
 
 def _choose_sequence(found: Sequence[TokenRun], ids: Sequence[int] | None) -> TokenRun:
-    """Return the sequence that has the given ids, or one that begins with them.
+    """Return the sequence whose ids are `ids` or begin with them; without `ids`, the only one.
 
-    Without ids, or where the only sequence has unknown ids and as many tokens, it is the only
-    one. Requests with the same ids are one. Raises FormatError, which lists the sequences, if
-    there is none or several.
+    A single sequence of unknown ids and as many tokens is taken, too. Requests with the same ids
+    are one. Raises FormatError, which lists the sequences, if none fits or several do.
     """
     if ids is None:
         first = found[0].ids

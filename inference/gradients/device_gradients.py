@@ -77,7 +77,7 @@ class GradientGap:
 
     @property
     def wrong(self) -> tuple[int, ...]:
-        """The numbers of runs that are further from float64 than rounding explains, or NaN."""
+        """The numbers of runs whose gradient is NaN or further from float64's than it may be."""
         return tuple(run for run in range(len(self.distances)) if self.exceeds(run))
 
     @property
@@ -131,10 +131,10 @@ class GradientsBetween:
 
     @property
     def agrees(self) -> bool:
-        """Whether every run agrees with float64: nothing is wrong, missing or not comparable.
+        """Whether every run's gradients agree with float64's, and all could be compared.
 
-        False also where no gradient was compared, a router chose other experts, or rounding may
-        leave nothing of a gradient.
+        False also if no gradient was compared, a router chose other experts, or rounding may be as
+        large as a gradient.
         """
         whole = not self.flips and not any(gap.lost for gap in self.gaps)
         return bool(self.gaps) and whole and not self.wrong and not self.missing

@@ -112,9 +112,10 @@ class PatchedModel:
     def unpatched(
         cls, model: Model, ids: Sequence[int], dtype: str, memory: int | None = None
     ) -> "PatchedModel":
-        """Return a model with nothing replaced, on numpy in float32 or float64.
+        """Return a model as a PatchedModel with nothing replaced, on numpy in float32 or float64.
 
-        `memory` bounds the bytes of weights that are held decoded; None for the default.
+        `ids` are the tokens of its pass. `memory` bounds the bytes of weights that are held
+        decoded; None for the default.
         """
         backend = BACKENDS["numpy"]("cpu", dtype)
         weights = model_weights(model, memory)
@@ -269,10 +270,10 @@ class PatchedModel:
         layers: frozenset[int] | None = None,
         since: int = 0,
     ) -> "PatchedModel":
-        """Return a copy of the model whose attention reads other keys and values.
+        """Return a copy of the model whose attention reads keys and values that `read` replaces.
 
         `read("k" or "v", layer, x)` returns what replaces x, the layer's keys or values. Queries of
-        tokens before `since` read x itself.
+        tokens before `since` read x itself. `layers` are those changed; None for all.
         """
 
         def late(changed: Any, own: Callable[[], Any], axis: int) -> Any:

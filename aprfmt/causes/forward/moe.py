@@ -43,7 +43,7 @@ def _is_routed_layer(case: Mismatch) -> bool:
 
 
 def usual_routing_rules(hp: Mapping[str, Any]) -> list[tuple[str, Mapping[str, Any]]]:
-    """Return (sentence, {hyperparameter: value}) of each usual wrong rule of choosing experts."""
+    """Return (sentence, {hyperparameter: wrong value}) of the usual mistakes in expert choice."""
     tries: list[tuple[str, Mapping[str, Any]]] = [
         (
             "the chosen experts' weights are "

@@ -131,7 +131,10 @@ ROWS: tuple[tuple[str, ...], ...] = (
 
 
 def try_norm_offsets(case: Mismatch) -> Iterator[Change]:
-    """Yield changes of norm weights by 1 and -1 (gemma), in all norms and in this one alone."""
+    """Yield changes that add 1 to norm weights or take 1 from them, in all norms and in one alone.
+
+    gemma adds 1. The one norm is that of the operation where `case` differs; nothing if it is none.
+    """
     call = case.call(*NORMS)
     if call is not None:
         yield from norm_offset_changes(case.patched)
@@ -147,14 +150,17 @@ def norm_offset_changes(patched: PatchedModel) -> Iterator[Change]:
 
 
 def norm_offset_changes_by_place(patched: PatchedModel) -> Iterator[Change]:
-    """Yield changes to norms in one place that add 1 where the others do not, or the reverse."""
+    """Yield a change for each place of norms in a block: 1 is added to their weights, or left out.
+
+    It is left out (-1) if the architecture adds 1 to its norm weights, else added.
+    """
     for points in norm_places(patched):
         plus = -1 if patched.spec.block.norm_offset else 1
         yield _norm_offset_change(patched.norm_addend, plus, points)
 
 
 def _norm_offset_change(addend: int, plus: int, points: tuple[str, ...] = ()) -> Change:
-    """Return the change of norm weights by `plus` (1 or -1), in norms that follow `points`.
+    """Return the change that adds `plus` (1 or -1) to norm weights, in the norms after `points`.
 
     `points` are capture points; empty means all norms. `addend` is what the model's own pass adds
     to the weights as the file stores them: the sentence speaks of these.

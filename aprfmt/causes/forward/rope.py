@@ -680,9 +680,9 @@ def find_theta(case: Mismatch) -> Iterator[Change]:
 
 
 def without_scaling_changes(patched: PatchedModel, kind: RopeKind) -> Iterator[Change]:
-    """Yield changes without rope scaling, and with another factor of it on cos and sin.
+    """Yield the changes that leave out rope scaling, or use a wrong attention factor of it.
 
-    `kind` is the kind of rope; nothing if it has no scaling.
+    That factor is on cos and sin. Nothing if this `kind` of rope has no scaling.
     """
     if not kind.scaled:
         return

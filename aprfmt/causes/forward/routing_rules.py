@@ -70,10 +70,10 @@ def routing_rule_of(hp: Mapping[str, Any]) -> RoutingRule:
 def route_by_rule(
     rule: RoutingRule, logits: Array, bias: Array | None, hp: Mapping[str, Any]
 ) -> Routing:
-    """Return a router's experts, weights and margin by a rule, heaviest expert first.
+    """Return the experts that a router chooses by `rule`, their weights and margin, heaviest first.
 
     `logits` are [tokens, experts]; `bias` [experts] is the correction for the choice, or None. The
-    margin is the choice score of the last chosen expert less that of the first not chosen.
+    margin is the choice score of the last chosen expert less that of the best one not chosen.
     """
     # Choose experts by their corrected scores, in the allowed groups.
     if rule.early and bias is not None:
@@ -131,7 +131,11 @@ def _scores_of_chosen_groups(ranked: Array, groups: Ranking, hp: Mapping[str, An
 def _expert_weights(
     rule: RoutingRule, logits: Array, scores: Array, bias: Array | None, chosen: Array
 ) -> Array:
-    """Return the weights [tokens, used] of the chosen experts by a rule."""
+    """Return the weights [tokens, used] of the `chosen` experts as `rule.weights` makes them.
+
+    They come from the router's `logits`, its `scores`, or the scores with `bias`, before any
+    division by their sum.
+    """
     if rule.weights == "softmax of the chosen":
         return softmax(np.take_along_axis(logits, chosen, -1))
     if rule.weights == "softmax of the scores":
@@ -151,7 +155,7 @@ def _expert_weights(
 
 
 def wrong_routing_rules(patched: PatchedModel) -> Iterator[tuple[str, RoutingRule]]:
-    """Yield (sentence, rule) of usual wrong rules of choosing and weighting experts."""
+    """Yield (sentence, rule) of the usual mistakes in choosing and weighting a model's experts."""
     # Other sources of the experts' weights.
     hp, own = patched.hp, routing_rule_of(patched.hp)
     corrected = any(key.endswith(".exp_probs_b.bias") for key in patched.weights)

@@ -16,9 +16,10 @@ from aprfmt.inference.rope import rotation_of_layer
 
 
 def rope_factor_scales(patched: PatchedModel, layer: int) -> Iterator[Change]:
-    """Yield changes of the factor on scores with the same effect as a wrong rope factor in a layer.
+    """Yield changes of the attention scale that have the effect of a wrong rope factor in a layer.
 
-    The factor on cos and sin is one of `other_rope_factors`. Nothing without a scaling of rope.
+    A factor on cos and sin of q and k scales the scores by its square. The wrong factors are those
+    of `other_rope_factors`. Nothing without rope scaling.
     """
     kind = None if layer < 0 else rotation_of_layer(patched.hp, layer)
     if kind is None or patched.spec.block.position != "rope":

@@ -70,9 +70,9 @@ SUMMED: Mapping[str, tuple[str, tuple[str, ...], str]] = {
 
 
 def norm_sum(sublayers: Collection[str]) -> Patch:
-    """Return a patch: the norm after a sublayer is applied to the sum of stream and result.
+    """Return a patch: the norm after a sublayer normalises stream plus result, as in post-norm.
 
-    The norm's result replaces the stream. `sublayers` are `attn`, `ffn` or both.
+    The norm's output replaces the stream. `sublayers` are `attn`, `ffn` or both.
     """
 
     def make(patched: PatchedModel, layers: Layers) -> PatchedModel:

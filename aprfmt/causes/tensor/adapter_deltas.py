@@ -152,11 +152,10 @@ class DeltaComparison:
     unexchanged: Collection[str] = ()
 
     def judge(self, rows: Sequence[TensorDiff]) -> list[TensorDiff]:
-        """Return the comparisons `rows` of stored tensors, LoRA factors judged by their products.
+        """Return the rows of stored tensors, with LoRA factors judged by products scale * B @ A.
 
-        Factors of equal products count as equal in values, whatever their shapes; those of
-        products within their types' rounding are WITHIN. Factors of differing products keep their
-        verdict.
+        Factors of equal products are SAME_VALUES, whatever their shapes; those of products within
+        their types' rounding are WITHIN. Factors of differing products keep their verdict.
         """
         modules = {key: row for row in self.rows for key in row.keys}
         rows = [
@@ -213,7 +212,7 @@ class DeltaComparison:
 
 
 def compare_deltas(a: "Model", b: "Model") -> DeltaComparison | None:
-    """Return two adapters compared by what they add to weights; None unless both are LoRA adapters.
+    """Return the comparison of what two LoRA adapters add to weights; None for other models.
 
     Modules whose product needs the base (single parameters of stacked experts), or that one side
     lacks, have no row. A module with DoRA's lengths is compared by scale * B @ A; its lengths are
@@ -302,7 +301,7 @@ def _settled_tensors(a: Adapter, b: Adapter) -> Iterator[tuple[str, str]]:
 
 
 def _with_modules_alike(adapter: Adapter) -> Adapter:
-    """Return an adapter of a diffusion pipeline with its pairs by the modules of no spelling."""
+    """Return a diffusion adapter with its modules named independently of the trainer's spelling."""
     pairs = {
         ".".join(diffusion_component(module)): replace(pair, halves=exchanges_halves(module))
         for module, pair in adapter.pairs.items()
@@ -382,7 +381,7 @@ def _delta_rows(
 
 
 def _compare_pair(a: StoredPair, b: StoredPair) -> DeltaRow | None:
-    """Return the comparison of two pairs of factors; None for products of other shapes."""
+    """Return the comparison of two modules' products scale * B @ A; None if their shapes differ."""
     (a_right, a_left), (b_right, b_left) = read_factors(a), read_factors(b)
     if (a_left.shape[0], a_right.shape[1]) != (b_left.shape[0], b_right.shape[1]):
         return None

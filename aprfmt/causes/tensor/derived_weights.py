@@ -136,7 +136,7 @@ def whole_model(
 def _explain_model(
     context: PairContext, by_key: Mapping[str, TensorPair], rows: Sequence[TensorDiff]
 ) -> dict[str, Finding]:
-    """Return {tensor key: finding} of a training, a merge or a pruning of the model; or {}."""
+    """Return {tensor key: finding} that B is a training, merge or pruning of A; {} if it is not."""
     # Matrices that differ without an explanation.
     matrices = [
         row
@@ -225,9 +225,10 @@ def _movement(row: TensorDiff) -> tuple[float, float]:
 def _table_explanations(
     context: PairContext, by_key: Mapping[str, TensorPair], rows: Sequence[TensorDiff]
 ) -> dict[str, Finding]:
-    """Return {tensor key: finding} of token tables of two lengths whose common rows correlate.
+    """Return {tensor key: finding} of token tables that were lengthened or cut, and trained.
 
-    Tables that lost rows of existing ids are left out.
+    They have two lengths, and their common rows correlate. Tables that lost rows of existing ids
+    are left out.
     """
     found: dict[str, Finding] = {}
     for row in rows:
@@ -508,11 +509,11 @@ def _derived_explanations(
     beside: bool = False,
     faults: int = 0,
 ) -> dict[str, Finding]:
-    """Return {tensor key: finding} of a training or a merge; {} if neither fits.
+    """Return {tensor key: finding} that B is a training or a merge of A; {} if neither fits.
 
-    `matrices` are all compared matrices but the `faults` ones that have a fault beside it,
-    `changes` those that differ. `beside`: the tensors of floats show that B was trained, though its
-    matrices are packed.
+    `matrices` are all compared matrices without the `faults` ones that have a fault besides the
+    training, `changes` those that differ. `beside`: the float tensors show that B was trained,
+    though its matrices are packed.
     """
     # One direction lost in all of them is a direction taken out of the stream.
     found = _removal_explanations(changes)

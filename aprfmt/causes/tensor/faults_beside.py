@@ -89,10 +89,10 @@ def _finding(
     limit: float,
     alone: bool,
 ) -> Finding | None:
-    """Return the finding of one matrix, None where no fault takes its distance away.
+    """Return the finding on one matrix that moved too far; None if no fault explains the distance.
 
-    `limit` is the distance that a training leaves at most. `alone`: all other matrices are related
-    to A's, so that one which is not is a fault whatever happened to it.
+    `limit` is the largest distance that training leaves. `alone`: all other matrices are related to
+    A's, so that one which is not has a fault, whatever it is.
     """
     x, y = (_matrix(pairs[moved.key], label) for label in "ab")
     for fault in _faults(context, pairs, moved.key, x, y):
@@ -115,7 +115,10 @@ def _finding(
 
 
 def _matrix(pair: TensorPair, label: str) -> "Array":
-    """Return one side's matrix in float32, that of a stack [count, rows, columns] as all rows."""
+    """Return one side's matrix in float32 [rows, columns]; a stack has all its matrices' rows.
+
+    `label` is "a" or "b".
+    """
     view = pair.a if label == "a" else pair.b
     assert view is not None
     values = np.asarray(view.numpy(), np.float32)

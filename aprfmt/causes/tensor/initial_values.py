@@ -83,7 +83,11 @@ def initial_groups(
 def _explain_side(
     context: PairContext, pairs: Mapping[str, TensorPair], rows: Mapping[str, TensorDiff], side: str
 ) -> dict[str, Finding]:
-    """Return {tensor key: finding} of all differing tensors that one side never trained; or {}."""
+    """Return {tensor key: finding} of tensors that side `side` never trained; {} without any.
+
+    They differ, and hold the numbers of an initialisation. {} too if the other side's numbers look
+    drawn as well in most tensors.
+    """
     seen: dict[str, InitialNumbers] = {}
     short: dict[str, InitialNumbers] = {}
     both: list[bool] = []
@@ -172,9 +176,9 @@ def _distance(row: TensorDiff) -> float | None:
 def _find_initial_numbers(
     context: PairContext, pair: TensorPair, key: str, label: str, both: list[bool]
 ) -> InitialNumbers | None:
-    """Return what an initialisation gave side `label` of a pair; None if it was trained.
+    """Return what initialisation the tensor of side `label` still has; None if it was trained.
 
-    Whether the other side's numbers look drawn as well is appended to `both`.
+    Appends to `both` whether the other side's numbers look drawn at random as well.
     """
     assert pair.a is not None and pair.b is not None
     sides = (pair.b, pair.a) if label == "B" else (pair.a, pair.b)

@@ -172,11 +172,11 @@ def _repair_cells(copy: PackedCopy) -> "tuple[Array, Fit] | None":
 
 
 def _one_factor(copy: PackedCopy, factor: "Array") -> Finding | None:
-    """Return the finding that every scale is the right one times the same number; else None.
+    """Return the finding that all scales are the right ones times one number; else None.
 
-    `factor` [groups] repairs the groups one by one: it varies with their rounding. Where one
-    factor on all values repairs them within rounding, that is a finding on the values (`scale`)
-    and not on the scales, unless these are powers of two, as exponents are.
+    `factor` [groups] repairs each group by itself, and varies with its rounding. If one factor on
+    all values repairs them within rounding, the finding is on the values (`scale`) and None is
+    returned, unless the scales are powers of two, as exponents are.
     """
     powers = lattices.are_powers_of_two(copy.scales)
     one = float(np.median(factor))

@@ -40,9 +40,9 @@ class FoundLines:
 
 
 def find_rows(case: DifferingPair) -> FoundLines | None:
-    """Return where A's rows are in B; for many rows, only where the sample's rows are.
+    """Return which rows of A are found in B and where; None if too few of the sample are.
 
-    None if fewer than half of the sample's rows are found.
+    Of many rows only those of the sample are searched. At least half of the sample must be found.
     """
     slack = 2 * case.slack() + 1e-6
     # Vectors by value; many equal rows by their bytes.
@@ -124,7 +124,7 @@ def _match_by_hash(case: DifferingPair) -> FoundLines | None:
 
 
 def find_columns(case: DifferingPair) -> FoundLines | None:
-    """Return where A's columns are in B, by the sample's rows.
+    """Return which columns of A are found in B and where, compared in the sample's rows.
 
     None if fewer than half of 16 tried columns are found, or there are too many columns.
     """

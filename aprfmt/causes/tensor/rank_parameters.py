@@ -69,9 +69,9 @@ def _explain_parameter(
     keys: Sequence[str],
     rows: Mapping[str, TensorDiff],
 ) -> dict[str, Finding]:
-    """Return {tensor key: finding} of a parameter whose pieces are all in the published model.
+    """Return {tensor key: finding} of an engine's parameter with moved or scaled published parts.
 
-    {} where that does not explain every difference of the parameter.
+    {} if that does not explain every difference of the parameter.
     """
     published, layout = context.models["a"], reading.layout
     hp = published.hyper
@@ -320,9 +320,10 @@ def _values(cells: Array, encoding: str) -> Array:
 
 
 def _one_factor(pairs: Sequence[tuple[Array, Array]]) -> float:
-    """Return the factor from the first to the second arrays, of few digits if that is near; or 0.
+    """Return the factor by which the second arrays are the first ones, or 0.0 if there is none.
 
-    It is that of the element with the largest first value.
+    `pairs` are (first, second). The factor is read at the largest first value, and is rounded to
+    three digits if that is near.
     """
     x, y = max(pairs, key=lambda pair: float(np.abs(pair[0]).max(initial=0.0)))
     at = np.unravel_index(np.argmax(np.abs(x)), x.shape)

@@ -320,10 +320,10 @@ def expected_heads(case: DifferingPair, count: int) -> int | None:
 def _pairing_guess(
     case: DifferingPair, found: FoundLines, heads: int, way: str, p: "Array", what: str
 ) -> Guess:
-    """Return the guess that rope pairs of `heads` heads were reordered by `p`.
+    """Return the guess that the rows of each head were put into another rope pairing by order `p`.
 
-    `way` says the two orders in words, `what` names the lines, such as "rows". The cause is a
-    wrong head count if `heads` is not the model's.
+    `way` says the two pairings in words, `what` names the lines, such as "rows". If `heads` is not
+    the model's number of heads, the guess is a wrong head count.
     """
     right = expected_heads(case, found.count)
     if right is None or right == heads:

@@ -72,10 +72,10 @@ def explain_other_scales(case: DifferingPair) -> Iterator[Finding]:
 
 
 def _finding(case: DifferingPair, fields: _Fields, says: str, sides: Sequence[str]) -> Finding:
-    """Return the finding of other scales; `says` is what stands in their place.
+    """Return the finding that two tensors have equal codes and other scales.
 
-    `sides` are those whose scales were made from the other's, bit for bit: of two, either may be
-    the wrong one. Empty where they were not made.
+    `says` is what one side holds in place of the scales. `sides` are those whose scales can be made
+    from the other's, bit for bit (of two, either may be wrong); empty if none can.
     """
     cause = "quant_min" if set(fields.a) <= {"m", "dmin"} else "quant_scale"
     text = f"the codes are equal, and {says} for the scales of blocks ({' and '.join(fields.a)})"

@@ -78,9 +78,9 @@ class SecondLayout:
 
 
 def second_layouts(model: Model) -> Iterator[SecondLayout]:
-    """Yield each parameter that a model stores in two layouts, with the verdict on their values.
+    """Yield each parameter that a model stores in two layouts, and whether both have equal values.
 
-    Where the architecture is not known, only weights that are stored both packed and plain.
+    For an unknown architecture only weights that are stored both packed and plain are found.
     """
     for name, plain in model.plain_duplicates.items():
         yield SecondLayout(model[name], plain, _verdict(model[name], plain))
@@ -157,11 +157,10 @@ def names_text(views: Sequence[View]) -> str:
 
 
 def second_layout_findings(a: Model, b: Model, keys: Collection[str]) -> Iterator[Finding]:
-    """Yield the finding of each side that stores parameters in two layouts, unlike the other.
+    """Yield findings for a side that stores parameters in two layouts while the other does not.
 
-    `keys` are the keys of the tensors that only one side has. A second layout that both sides
-    have is not reported here. Where the layouts have different values, the finding says which of
-    them has the other side's values.
+    `keys` are those of tensors that only one side has. If the two layouts have different values,
+    the finding says which of them has the other side's.
     """
     for side, model, other in (("A", a, b), ("B", b, a)):
         alone = {*keys, *model.plain_duplicates} - {*other.plain_duplicates}
@@ -223,10 +222,10 @@ def _holds_values_of(model: Model, view: View) -> bool:
 
 
 def drop_command(model: Model, names: Sequence[str]) -> str:
-    """Return the command that writes a model without some tensors; "" if it would drop others too.
+    """Return the `aprfmt convert` command that leaves out the tensors `names`; "" if there is none.
 
-    Names that differ only in their numbers are one pattern. A plain tensor's name that a packed
-    weight shares means that weight.
+    There is none if its patterns would match other tensors too. Names that differ only in numbers
+    share a pattern.
     """
     patterns = list(dict.fromkeys(re.sub(r"(?<=\.)\d+(?=\.)", "*", name) for name in names))
     taken = {name for name in model if any(fnmatchcase(name, one) for one in patterns)}

@@ -100,9 +100,10 @@ def _alike(parts: Mapping[str, float], size: float, bound: float, room: float) -
 
 
 def _says(names: Collection[str], size: float, bound: float, norm: float) -> str:
-    """Return the sentence that gradients were clipped to `bound` by `size`, a norm of some parts.
+    """Return the sentence that gradients were clipped to `bound` by a norm of some parts only.
 
-    `names` are the parts, `norm` is the norm of all gradients, by which they should be clipped.
+    `size` is that norm, `names` the parts that have it. `norm` is the norm of all gradients, which
+    they should be clipped by.
     """
     return (
         f"the gradients were clipped by the norm of {', or of '.join(names)}, {size:.4g}, to "

@@ -110,9 +110,9 @@ def _clipped(gradient: F64, ends: NDArray[np.int64], factors: F64) -> F64:
 
 
 def _sentence(sharding: Sharding, bound: float, factors: F64, norms: F64) -> str:
-    """Return the sentence on ranks that clipped their shards to `bound` by factors, [ranks].
+    """Return the sentence that each rank clipped its shards by their own norm to `bound`.
 
-    `norms` are those of the computed shards, [ranks].
+    `factors` and `norms` are those of the ranks' computed shards, float64 [ranks].
     """
     rows = [f"{x:.4g} (norm {y:.5g})" for x, y in zip(factors, norms, strict=True)]
     told = ", ".join(rows[:NAMED])

@@ -364,11 +364,11 @@ def guess_clipping(case: StepCase, recipe: Recipe) -> Iterator[StepGuess]:
 def other_factors(
     recipe: Recipe, others: Mapping[str, float], vector: bool
 ) -> Iterator[tuple[str, str, float]]:
-    """Yield (cause, sentence, factor) for each way of clipping other than by the norm of all.
+    """Yield (cause, sentence, factor) of usual mistakes in clipping by the norm of all gradients.
 
-    The factor, at most 1.0, is that of one parameter's gradient; `vector` says that it is no
-    matrix. `others` are norms by name: "norm" of all gradients, "own_norm" of this one. Nothing
-    where one of these two is not known.
+    `factor` (at most 1.0) is what one multiplies a parameter's gradient by; `vector`: that is no
+    matrix. `others` is {name: norm}: "norm" of all gradients, "own_norm" of this one. Nothing if
+    one of these two is unknown.
     """
     norm, own = others.get("norm"), others.get("own_norm")
     if recipe.clip is None or norm is None or own is None:

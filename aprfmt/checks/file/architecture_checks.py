@@ -194,10 +194,10 @@ def check_unexpected(ctx: CheckContext) -> Result:
 
 
 def check_unread(ctx: CheckContext) -> Result:
-    """Return a Result with a finding for each file, index entry and key that is not read.
+    """Return a Result with a finding for each file, index entry and key that aprfmt does not read.
 
-    Items that no table lists, or that cannot be read, are warnings. An index entry of a tensor that
-    is not in the file it names fails.
+    They are warnings, for items in no table or unreadable ones. An index entry whose tensor is not
+    in the file it names fails.
     """
     index = {one.kind for one in ctx.model.relations} & {"index"}
     todo = index_repair_text(ctx.model.path) or "make the index anew"

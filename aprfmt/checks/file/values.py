@@ -69,11 +69,10 @@ LARGE = 1.0  # root mean square: of weights it is far below, of codes scaled to 
 
 
 def _codes_without_scale(ctx: CheckContext) -> Iterator[Finding]:
-    """Yield a failure for each matrix in an 8-bit float whose scale is not in the file.
+    """Yield a failure for each 8-bit float matrix that was quantized and whose scale is missing.
 
-    Values cast without a scale keep the size of weights. Codes that were scaled reach the largest
-    number of their type, and are as large as that makes them. Codes of a packing that is not
-    decoded here are left out: its scales may be other tensors of the file.
+    Values cast without a scale keep the size of weights; scaled codes reach the largest number of
+    their type. Codes of an undecoded packing are left out: its scales may be other tensors.
     """
     scaled = {part.info.name for view in ctx.model.values() for part in view.parts.values()}
     unread = ctx.model.unread

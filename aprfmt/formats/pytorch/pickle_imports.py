@@ -145,7 +145,7 @@ class Imports:
                 stack += inner
 
     def unfit(self, described: frozenset[str]) -> Iterator[str]:
-        """Yield in words each name that no value needs, with its opcode and byte.
+        """Yield a clause on each imported name that no value needs, with its opcode and byte.
 
         `described` are the functions whose calls are described. The names that `unlisted` yields
         are among them.

@@ -392,7 +392,10 @@ class Unpickler:
         self._push(PickledObject(kind, args))
 
     def _set_state(self) -> None:
-        """Store the top value as the state of the object below it; a dict's state is dropped."""
+        """Set the state of the object below the top of the stack to the top value, which is popped.
+
+        A dict's state is dropped.
+        """
         state, target = self._pop(), self._top()
         if isinstance(target, PickledObject):
             target.state = state

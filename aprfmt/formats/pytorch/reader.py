@@ -41,9 +41,9 @@ class PickledFile:
     """One open file: its tensors and values by path, and the names that its pickle imports."""
 
     def __init__(self, file: ByteSource) -> None:
-        """Read everything but the tensors' bytes of an open file.
+        """Read all of an open file except the tensors' bytes.
 
-        Raises FormatError, UnsupportedError for a pickle that imports what stands for no value.
+        Raises FormatError, and UnsupportedError for a pickle that imports a name no value needs.
         """
         where = str(file.path)
         self.file = file

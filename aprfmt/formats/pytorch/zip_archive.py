@@ -111,10 +111,10 @@ def _find_end(view: Region, size: int) -> tuple[int, bytes, int]:
 
 
 def _find_directory(view: Region, size: int, where: str) -> tuple[int, int, int, int]:
-    """Return (number of entries, directory's start, its size, its end).
+    """Return (number of entries, start, size, end) of a zip archive's directory, in bytes.
 
-    Read from the end of the file; `size` is the file's. Raises TruncatedError without a directory,
-    FormatError for an impossible one, UnsupportedError for one of several zip files.
+    It is found from the end of the file, of `size` bytes. Raises TruncatedError without a
+    directory, FormatError for an impossible one, UnsupportedError for one of several zip files.
     """
     base, tail, at = _find_end(view, size)
     if at < 0:
