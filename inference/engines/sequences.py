@@ -387,9 +387,11 @@ def _segments_of_pass(one: Pass, place: int, before: Sequence[TokenRun]) -> Iter
             if hidden.size and np.array_equal(hidden, np.arange(own[0])):
                 padding = int(own[0])
         else:
-            start = 0
-            if flat is None and len(before) == 1 and not names:
-                start = before[0].next_position  # passes that say nothing are of one sequence
+            start = _start_by_length(one, number, len(bounds), int(rows.size), before)
+            if start is None:
+                start = 0
+                if flat is None and len(before) == 1 and not names:
+                    start = before[0].next_position  # passes that say nothing are of one sequence
             own = np.arange(start, start + rows.size)
         part = Segment(
             one.step,
@@ -403,6 +405,23 @@ def _segments_of_pass(one: Pass, place: int, before: Sequence[TokenRun]) -> Iter
             masked=() if flat is None else tuple(flat[list(masked)].tolist()),
         )
         yield _without_padding(part, padding)
+
+
+def _start_by_length(
+    one: Pass, number: int, requests: int, rows: int, before: Sequence[TokenRun]
+) -> int | None:
+    """Return the position of the first of a request's `rows` in a pass, by seq_lens; else None.
+
+    seq_lens counts the tokens of a request up to the end of this pass. `number` is that of the
+    request of `requests`. A position counts where a sequence of `before` ends, or none is known:
+    some engines count without the tokens of the pass.
+    """
+    lengths = _batch_numbers(one, "lengths")
+    if lengths is None or len(lengths) != requests or lengths[number] <= rows:
+        return None
+    start = lengths[number] - rows
+    ends = [row.next_position + row.padding for row in before]
+    return start if start in ends or not ends else None
 
 
 def _count_tokens(one: Pass, ids: Numbers | None, positions: Numbers | None) -> int:
@@ -520,11 +539,12 @@ def _are_packed_lengths(lengths: Sequence[int], tokens: int, positions: Numbers 
 def _are_decode_lengths(lengths: Sequence[int], tokens: int, positions: Numbers | None) -> bool:
     """Return whether a pass is a decode step: one row for each request, its last token.
 
-    `lengths` then count all tokens of each request. Rows after them are padding, as in a CUDA graph
-    of a fixed size.
+    Rows after them are padding, as in a graph of a fixed size, which only positions tell.
     """
     count = len(lengths)
-    if positions is None or not count or count > tokens or positions.size < count:
+    if positions is None:
+        return 0 < count == tokens
+    if not count or count > tokens or positions.size < count:
         return False
     return count == tokens or bool(np.all(positions[:count] + 1 == np.asarray(lengths)))
 
@@ -767,7 +787,10 @@ def _rows_of(
     taken: list[_Taken] = []
     kinds: set[tuple[int, ...]] = set()
     held = [passes[part.place] for part in chosen.segments if name in passes[part.place].arrays]
-    turned = _has_heads_first([(one.arrays[name].shape, _pass_tokens(one)) for one in held])
+    shapes = [(one.arrays[name].shape, _pass_tokens(one)) for one in held]
+    turned = _has_heads_first(shapes)
+    # Rows as passes of several tokens have them: a pass of one token has no axis of a batch then.
+    unbatched = {shape[1:] for shape, n in shapes if n > 1 and len(shape) > 2 and shape[0] == n}
     # Find the row of every position in the arrays of its pass.
     for part in chosen.segments:
         one = passes[part.place].arrays.get(name)
@@ -791,7 +814,8 @@ def _rows_of(
             at, own = at[at < limit], own[at < limit]
         if at.size:
             taken.append(_Taken(one, at, own))
-            kinds.add(_row_shape(one.shape, tokens))
+            alone = tokens == one.shape[0] and one.shape[1:] in unbatched
+            kinds.add(one.shape[1:] if alone else _row_shape(one.shape, tokens))
     if not taken:
         raise ValueError("no row of the sequence")
     # All rows must have one shape.
