@@ -117,7 +117,7 @@ def _attention_rows() -> Rows:
 
 
 def _mlp_rows() -> Rows:
-    """Return the table rows of the dense MLP, for layers of the usual width and of twice that."""
+    """Return the tensor-table rows of the dense MLP, for layers of usual and of twice the width."""
     usual, wide = "!wide_layers", "wide_layers"
     into, out = ("2*ffn_size", "hidden_size"), ("hidden_size", "2*ffn_size")
     return (

@@ -391,7 +391,7 @@ class DiffReport(Tabular):
         return ranked[:count]
 
     def pronounced(self, accept: Collection[str] = ()) -> Pronounced:
-        """Return the verdict over what was compared and what was not.
+        """Return the verdict (word, sentence, exit code) over what was compared and what was not.
 
         `accept` says what to take for equal: "within" tensors that differ by the rounding of
         their encodings or were rounded or quantized again, `unread:PATTERN` items that were not

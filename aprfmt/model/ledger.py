@@ -841,10 +841,7 @@ _TABLES = ("embed_tokens", "lm_head")  # peft, utils/constants.py: EMBEDDING_LAY
 
 
 def file_loaded_first(model: "Model") -> Path | None:
-    """Return the weight file that transformers loads instead of the index that opens the model.
-
-    None where there is no such file next to the index.
-    """
+    """Return the weight file that transformers loads instead of the opened index, or None."""
     found = rival_weights(model.path, model.source.files)
     return None if found is None or found.suffix == ".json" else found
 

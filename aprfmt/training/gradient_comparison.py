@@ -63,10 +63,10 @@ def compare_computed(
 
 
 def _by_measured_rounding(case: GradientCase, computed: Computed) -> Judgement | None:
-    """Return the verdict on an unexplained gradient by measured rounding; None without that.
+    """Return the verdict that an unexplained gradient may be within rounding, or None.
 
     It is for a gradient that differs and that no known mistake gives. How far rounding moves it is
-    measured by passes that round at random.
+    measured by passes that round at random; None if that was not measured or is too little.
     """
     apart = float(np.linalg.norm(case.given - case.computed))
     most = computed.measured_rounding(case.key, apart)
@@ -146,7 +146,7 @@ def compare_checked(
 
 
 def _cut_sizes(step: ExplainedStep) -> dict[str, int]:
-    """Return {hyperparameter: value} of the counts that weights are divided by: heads, experts.
+    """Return {hyperparameter: value} of the counts of heads and experts that divide weights.
 
     The keys are n_heads, n_kv_heads, n_experts and tied_embeddings (0 or 1); those that the model
     does not have are left out.

@@ -165,7 +165,7 @@ def _may_be_state_before(step: ExplainedStep, held: StepInputs) -> bool:
 def _leave_open_if_signs_unknown(
     step: ExplainedStep, parameter: Parameter, held: StepInputs, found: Judgement
 ) -> Judgement:
-    """Return "not compared" if only sizes of steps agree, without their signs; else `found`.
+    """Return "not compared" if a parameter's steps agree only in size, not in sign; else `found`.
 
     Sizes do not show that a parameter is right if gradients or moments were given, and its own are
     missing.

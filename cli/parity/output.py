@@ -76,7 +76,7 @@ def answer(found: "Parity", chosen: bool, bundle: str | None) -> "list[Line]":
 def _undecided_command(found: "Parity", chosen: bool) -> str:
     """Return the command to run next if no difference was found but something was not compared.
 
-    If a time budget left runs out, it is the same comparison without the budget; else it is
+    If a budget left out runs, it is the same comparison without the budget; else it is
     `aprfmt inspect MODEL --account`. `chosen`: aprfmt chose the token ids, and will again.
     """
     from aprfmt.model.ledger import LATE

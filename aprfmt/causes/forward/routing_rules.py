@@ -55,7 +55,10 @@ _SCORED_BY: Mapping[str, tuple[Scores, bool]] = {
 
 
 def routing_rule_of(hp: Mapping[str, Any]) -> RoutingRule:
-    """Return the routing rule that a model's hyperparameters describe."""
+    """Return the rule (RoutingRule) of choosing and weighting experts that a model's `hp` states.
+
+    `hp` are its hyperparameters.
+    """
     name, split = str(hp["router"]), int(hp["n_expert_groups"]) > 1
     if name == "softmax_topk":
         return RoutingRule("softmax", False, "none", "softmax of the chosen", False, True)

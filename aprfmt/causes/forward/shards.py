@@ -281,10 +281,10 @@ def find_sum_of_ranks(case: Mismatch) -> Iterator[Change]:
 
 
 def find_rank_factors(case: Mismatch) -> Iterator[Change]:
-    """Yield the changes by which some tensor-parallel ranks scale their part of a product wrongly.
+    """Yield changes by which some tensor-parallel ranks multiply their part of a product wrongly.
 
-    Only dumps of several ranks are looked at, and some ranks' parts must be right: otherwise such a
-    factor is the weight's. The factors are solved on the even rows and judged on the odd ones.
+    Only dumps of several ranks are looked at, and some ranks' parts must be right: otherwise such
+    a factor is the weight's. The factors are solved on even rows and judged on odd ones.
     """
     dump = case.recorded.trace.run.get("dump")
     product = product_with_weight(case)

@@ -315,7 +315,7 @@ def _scaled_ranks(
 
 
 def _values(cells: Array, encoding: str) -> Array:
-    """Return stored elements of an encoding, `cells`, decoded to float32 in the same shape."""
+    """Return `cells`, stored elements of an encoding, decoded to float32 in the same shape."""
     return np.asarray(decode(encoding, cells.tobytes(), cells.shape), np.float32)
 
 

@@ -134,14 +134,14 @@ def _float_fields_alone(case: DifferingPair) -> _Fields | None:
 
 
 def _as_bfloat16(numbers: "Array") -> "Array":
-    """Return float16 numbers rounded to BF16 (to even), as the uint16 bits of that."""
+    """Return float16 numbers rounded to BF16 (to even), as its uint16 bits."""
     bits = numbers.astype("<f4").view("<u4")
     found: Array = ((bits + 0x7FFF + (bits >> 16 & 1)) >> 16).astype("<u2")
     return found
 
 
 def _as_cut_bfloat16(numbers: "Array") -> "Array":
-    """Return float16 numbers as BF16 with the last bits cut off, as the uint16 bits of that."""
+    """Return float16 numbers truncated to BF16, as its uint16 bits."""
     return (numbers.astype("<f4").view("<u4") >> 16).astype("<u2")
 
 

@@ -237,9 +237,10 @@ def drop_command(model: Model, names: Sequence[str]) -> str:
 
 
 def unpaired_plain_tensors(a: Model, b: Model) -> Iterator[NotCompared]:
-    """Yield the plain tensors stored in addition to packed weights of the same name that differ.
+    """Yield a NotCompared for each differing plain tensor that is stored beside its packed form.
 
-    They are not among either model's tensors, which are compared in pairs.
+    Such a tensor has the name of the packed weight that is read in its place. It is yielded if only
+    one model stores it, or the two models' values differ.
     """
     for name in dict.fromkeys((*a.plain_duplicates, *b.plain_duplicates)):
         mine, theirs = a.plain_duplicates.get(name), b.plain_duplicates.get(name)
