@@ -26,7 +26,7 @@ def may_be_half_changed(path: Path) -> bool:
 
 
 def is_journal(name: str) -> bool:
-    """Return whether a file name is that of a journal."""
+    """Return whether a file name is that of a journal, which notes unfinished renames."""
     return name.startswith(JOURNAL_PREFIX) and name.endswith(JOURNAL_SUFFIX)
 
 

@@ -345,7 +345,7 @@ def pickled_weights(folder: Path) -> list[Path]:
 
 
 def _is_pickled(path: Path) -> bool:
-    """Return whether a file begins as those of torch.save do."""
+    """Return whether a file begins as one that torch.save wrote."""
     from aprfmt.formats.pytorch.layout import recognise
 
     with closing(open_bytes(path)) as file:

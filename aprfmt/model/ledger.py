@@ -383,9 +383,9 @@ class _LedgerBuilder:
             yield Item("file", text, "unread", NO_PART, held)
 
     def _file_item(self, path: Path) -> Item:
-        """Return the item of a file or subfolder of the model's folder.
+        """Return the ledger's item of a file or subfolder in the model's folder: how it is read.
 
-        Tables of file names say how it is read and by what; some files depend on the model as well.
+        Tables of file names say by what; some files depend on the model as well.
         """
         row = folder_row(path) if path.is_dir() else file_row(path.name)
         reading, of = row.reading, row.source

@@ -38,11 +38,11 @@ def resolve_related(
     find_spec: "Callable[[], ArchSpec]",
     again: "Callable[[Model], Resolution]",
 ) -> "Resolution":
-    """Return a model's resolution, if necessary under the change that makes it complete.
+    """Return a model's Resolution (its tensors' roles), under changed names or keys if needed.
 
     `read(names, style)` resolves it under other names, `find_spec()` gives its architecture's
     tables, `again(model)` resolves a model with another value of a key. Raises the ArchError of the
-    unchanged file where no change helps.
+    unchanged file if no change makes it complete.
     """
     found: Resolution | None = None
     error: ArchError | None = None

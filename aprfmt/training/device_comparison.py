@@ -83,7 +83,10 @@ class RunsReport:
 
     @property
     def pronounced(self) -> Pronounced:
-        """The verdict over all gradients of all runs; what was not compared is listed in it."""
+        """The verdict (word, sentence, exit code) over all gradients of all runs.
+
+        It lists what was not compared.
+        """
         left = [
             NotCompared("gradient", key, "unreadable", "a run has none") for key in self.missing
         ]

@@ -77,7 +77,10 @@ def _by_measured_rounding(case: GradientCase, computed: Computed) -> Judgement |
 def gradient_case(
     step: ExplainedStep, parameter: Parameter, computed: ComputedGradients
 ) -> GradientCase:
-    """Return a parameter's given gradient with the computed one, both as matrices."""
+    """Return a parameter's given and computed gradients, float64 [rows, columns], for judging.
+
+    It also has what may explain a difference: counts of heads and tokens, the earlier gradient.
+    """
     assert step.given is not None
     rows = matrix_shape(parameter.before.shape)
     given = step.given.values(parameter, step.given.placed[parameter.key])
