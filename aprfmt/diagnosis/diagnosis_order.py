@@ -69,6 +69,7 @@ from aprfmt.measure.trace_view import (
 )
 from aprfmt.measure.traces import FirstToken, PointDiff, find_first_token
 from aprfmt.model import Model
+from aprfmt.model.completeness import check_runnable
 from aprfmt.model.ledger import (
     LATE,
     OF_A_PASS,
@@ -142,6 +143,8 @@ class DiagnosisRun:
             if any(row.state == LATE for row in left):
                 return f"aprfmt diagnose {shlex.quote(self.a.text)} {shlex.quote(self.b.text)}"
             return inspect_unreadable_command(left, str(self.a.path), str(self.b.path))
+        if self._unrunnable_reason():
+            return ""  # no command runs the model
         if self.levels.other_model or side is None:
             return f"aprfmt diff {a} {b} --top 20"
         trace = self.traces.get(side.label)
@@ -272,7 +275,7 @@ class DiagnosisRun:
             return self.make_diagnosis()
         if self._has_tower_alone():
             return self.make_diagnosis()
-        reason = self._settle_ids()
+        reason = self._unrunnable_reason() or self._settle_ids()
         if reason:
             return self.make_diagnosis(reason)
         if self.ids is None:
@@ -587,6 +590,20 @@ class DiagnosisRun:
                 self.levels.complete, self.levels.remainder = True, 0.0
                 return True
         return False
+
+    def _unrunnable_reason(self) -> str:
+        """Return why no forward pass of the model beside a single trace is known; "" if one is.
+
+        Of a vision tower and others only names and shapes are known: token ids would not help.
+        """
+        for side in (self.a, self.b) if len(self.traces) == 1 else ():
+            model = self.model_of(side) if side.kind == "model" else None
+            if model is not None and model.resolution.spec.level != "full":
+                try:
+                    check_runnable(model.resolution, model.path)
+                except ArchError as error:
+                    return str(error)
+        return ""
 
     def _compare_without_ids(self) -> Diagnosis:
         """Return the diagnosis of traces without token ids: compared point by point only."""

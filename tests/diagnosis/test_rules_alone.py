@@ -181,6 +181,8 @@ def end_of(walk: Any, *, budget: bool = True, passes: Any = None, **answers: Any
         "_choose_sequence": None,
         "_load_trace": None,
         "_settle_ids": "",
+        "_unrunnable_reason": "",
+        "_empty_model_reason": "",
         "_compare_without_ids": "without ids",
         "_judge_other_sequences": False,
         "_judge_recorded_ids": None,
@@ -225,6 +227,7 @@ def test_a_walk_without_anything_in_common_says_so() -> None:
     assert end_of(walk(), passes="points") == end_of(walk(), passes="judged") == "not comparable"
     assert end_of(walk(reason="why")) == "made"
     assert end_of(walk(), _settle_ids="no ids") == "no ids"
+    assert end_of(walk(), _unrunnable_reason="no pass", _settle_ids="no ids") == "no pass"
     assert end_of(walk(ids=None)) == "without ids"
     for name in ("_find_mixed_checkpoint", "_judge_other_sequences", "_find_seen_padding"):
         assert end_of(walk(), **{name: True}) == "made"
