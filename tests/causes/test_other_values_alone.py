@@ -102,7 +102,7 @@ def test_one_side_alone_holds_numbers_of_an_initialisation(
         None,
         "usual",
     )
-    assert one.line.startswith(f"drawn, mean 0.25 over 1600 values; {away}'s: mean ")
+    assert one.line.startswith(f"mean 0.25 over 1600 values; {away}'s: mean ")
     assert both == [False] and asked == [label]
     # Where the other's are of a known one as well, nothing tells which of them was drawn.
     assert found(trained=text) == (None, [True]) and asked == [label, away]

@@ -6,10 +6,12 @@ programs; `says` stands in the line. None of them writes anything, or ends in a 
 
 import bz2
 import gzip
+import io
 import lzma
 import os
 import shutil
 from pathlib import Path
+from zipfile import ZipFile
 
 import pytest
 
@@ -168,7 +170,10 @@ def test_every_command_of_the_table_is_one() -> None:
 
 @pytest.mark.parametrize("suffix", EXTENSIONS)
 def test_every_other_programs_file_is_called_what_it_is(suffix: str, tmp_path: Path) -> None:
-    for content in (b"\x07\x01\x02 nothing known " * 8, b"PK\x03\x04" + bytes(60)):
+    archive = io.BytesIO()
+    with ZipFile(archive, "w") as made:
+        made.writestr("notes.txt", "of another program")
+    for content in (b"\x07\x01\x02 nothing known " * 8, archive.getvalue()):
         path = tmp_path / f"model{suffix.upper()}"
         path.write_bytes(content)
         done = aprfmt("inspect", path)

@@ -88,7 +88,7 @@ def test_differences_name_no_factor_where_none_fits(share: float, tmp_path: Path
 
 
 @pytest.mark.parametrize("seed", range(4))
-@pytest.mark.parametrize("share", [0.05, 0.07])
+@pytest.mark.parametrize("share", [0.1, 0.14])  # rounding explains as much as 0.07
 def test_noise_has_no_factor(seed: int, share: float, tmp_path: Path) -> None:
     torch.manual_seed(seed)
     found = explained(tmp_path, "bfloat16", lambda g: g * (1 + share * torch.randn(g.shape)))

@@ -71,7 +71,8 @@ def judged(found: Any, **more: Any) -> Any:
     parameter: Any = SimpleNamespace(
         key="k", names=("n",), before=SimpleNamespace(shape=(2,), encoding="F32"), after=None
     )
-    given = {"gradients": {}, "compared": {} if found is None else {"k": found}, "recipe": None}
+    rows = {} if found is None else {"k": found}
+    given = {"gradients": {}, "compared": rows, "recipe": None, "given": {}, "computed": None}
     held: Any = SimpleNamespace(**(given | more))
     return parameter_verdicts._judge_parameter(held, parameter, bool(more.get("updates")), None)
 
@@ -116,7 +117,7 @@ def test_a_parameters_change_is_what_the_step_added(
     monkeypatch.setattr(parameter_verdicts, "same_bytes", lambda parameter: alike)
     before = SimpleNamespace(shape=(2, 2), encoding="F32")
     parameter: Any = SimpleNamespace(key="k", names=("n",), before=before, after=before)
-    held: Any = SimpleNamespace(gradients={}, compared={}, recipe=None)
+    held: Any = SimpleNamespace(gradients={}, compared={}, recipe=None, given={}, computed=None)
     row, _ = parameter_verdicts._judge_parameter(held, parameter, True, None)
     found = row.update
     assert found is not None and asked == ["read"] * (not alike)

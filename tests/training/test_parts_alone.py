@@ -365,7 +365,7 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> Iterator[GradientsOf]:
     yield gradients
 
 
-BASE: Any = SimpleNamespace(path="m", hyper={"n_experts": 8})
+BASE: Any = SimpleNamespace(path="m", hyper={"n_experts": 8}, roles={})
 
 
 def computed(**how: Any) -> Any:

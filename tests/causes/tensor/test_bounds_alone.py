@@ -226,7 +226,7 @@ def fresh(
     assert tried == [(("stale_tensor",), key) for key in broken]
     for key, one in found.items():
         assert (one.cause, one.where, one.side) == ("stale_tensor", (key,), side)
-        assert one.evidence[1] == f"line of {key}"
+        assert one.evidence[1].endswith(f"line of {key}")
     return found
 
 

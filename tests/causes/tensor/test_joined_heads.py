@@ -29,7 +29,7 @@ def causes(move: Callable[[Array], Array], values: int, role: str) -> list[str]:
         shape=(count, 8), encoding="F32", numpy=lambda: np.zeros((count, 8)), drop=lambda: None
     )
     reader = RowReader(cast(Any, side))
-    context = SimpleNamespace(hyper=[vars(sides)], results={})
+    context = SimpleNamespace(hyper=[vars(sides)], results={}, rotated_pairs=lambda layer: "")
     case = DifferingPair(f"L0.{role}.weight", reader, reader, cast(Any, context))
     at = invert_permutation(np.asarray(move(np.arange(count))))
     found = FoundLines(np.arange(count), at, count, 0)
