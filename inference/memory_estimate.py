@@ -312,10 +312,11 @@ def _estimate(
     cached: int,
     traced: bool = False,
 ) -> Estimate:
-    """Return the estimate of a run that computes `logits` rows of logits and caches some tokens.
+    """Return the estimated memory of a run, in bytes for each device.
 
-    `cached` is how many tokens. `traced`: no operations are fused, since points inside them are
-    recorded.
+    `tokens` is the number of tokens in the longest pass, `steps` the number of passes, `logits` the
+    number of rows of logits, and `cached` the number of tokens in the cache. `traced`: no
+    operations are fused, since points inside them are recorded.
     """
     check_runnable(model.resolution, model.path)
     on = _open_placement(request.choice, request.deterministic)

@@ -158,7 +158,11 @@ def _names_of_product(part: str) -> tuple[Name, ...]:
 
 
 def _bias_node(*roles: str) -> tuple[Name, ...]:
-    """Return llama.cpp's names of the nodes that add a role's bias or read its weight."""
+    """Return llama.cpp's names of two graph nodes per role: "ADD:ROLE.bias" and "MUL:ROLE.weight".
+
+    The second is "MUL_MAT:ROLE.weight" unless a role is a norm. It is the node of a model without
+    the bias.
+    """
     op = "MUL" if any("norm" in role for role in roles) else "MUL_MAT"
     return _cpp(
         *(f" ADD:{role}.bias" for role in roles), *(f" {op}:{role}.weight" for role in roles)

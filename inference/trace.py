@@ -123,9 +123,10 @@ class Trace(Tabular):
         return replace(first, point=slot, shape=(rows, width), stats=stats, sha256=None)
 
     def slot_stats(self, name: str, layer: int) -> Stats | None:
-        """Return the statistics of a slot's parts joined, in a layer; None if one is missing.
+        """Return the statistics over all capture points of a slot in a layer, merged into one.
 
-        `name` is a key of SLOTS.
+        A slot is a key of SLOTS: a name that stands for one or several points, as "qkv" for q, k
+        and v. None if a point was not recorded.
         """
         found = [self.find_record(key_name(point, layer)) for point in SLOTS[name]]
         stats = [record.stats for record in found if record is not None]

@@ -541,10 +541,11 @@ def _embedding_name(base: Model) -> str:
 
 
 def _is_tied_head(adapter: Adapter, name: str, base: Model, *, untie: bool = False) -> bool:
-    """Return whether a whole tensor is an output head equal to the token embedding.
+    """Return whether `name` is an adapter's own output head, equal to the tied token embedding.
 
-    Without `untie`, a head that differs raises ConversionError where the base has one tensor for
-    both.
+    `name` is a tensor that the adapter replaces whole. False if it is no head, or the base has two
+    tensors for head and embedding. A head that differs from a tied embedding is False with `untie`
+    and raises ConversionError without.
     """
     table = _embedding_name(base)
     if not table or not base.hyper["tied_embeddings"] or not name.endswith(HEADS):

@@ -151,10 +151,10 @@ def _width_rule(rule: HyperRule, layers: str) -> HyperRule:
     own = tuple(key for key in rule.keys["gguf"] if key != _WIDTHS)
 
     def read(facts: Facts, hp: Params) -> Found:
-        """Return (the rule's width, key) of a GGUF: by its own key, else the largest in the list.
+        """Return (width of the MLP, GGUF key that states it), or None if no key states it.
 
-        The list has a width for each layer. None if it is missing or all zeros, without the own
-        key.
+        The rule's own key is read first. Without it, the width is the largest entry of
+        `feed_forward_length`, the list of widths by layer, if one of them is not zero.
         """
         stated, found = facts.first(*own), read_counts(facts, _WIDTHS)
         if stated is not None or found is None or not any(found[0]):

@@ -86,7 +86,7 @@ class SubBlocks(BlockCodec):
         raise NotImplementedError
 
     def scales(self, block: Blocks) -> Codes:
-        """Return the integer scales [n, k] of n records.
+        """Return the integer scales [n, k] of n blocks with k sub-blocks each.
 
         Subclasses implement it: this one raises NotImplementedError.
         """

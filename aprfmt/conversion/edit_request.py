@@ -55,9 +55,12 @@ class EmbeddedEdits:
         return None if generates and (self._apr or GENERATES in self._texts) else key
 
     def set(self, key: str, text: str) -> None:
-        """Set a value in an embedded file and in the metadata key that repeats it.
+        """Set a setting in a JSON file that the metadata embed, and in the metadata key of it.
 
-        `text` is JSON or text. Raises UsageError if it does not fit.
+        `key` is a setting's name, such as `temperature`, or FILE:KEY, such as
+        `generation_config.json:temperature`. A setting that has a metadata key is set there, and in
+        the file only if that is embedded. `text` is the value, as JSON or plain text. Raises
+        UsageError if it does not fit.
         """
         place, name = self._place(key)
         kept = self._setting_key(name)

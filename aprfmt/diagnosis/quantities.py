@@ -108,7 +108,11 @@ def compare_frequencies(a: ByName, b: ByName) -> Quantity:
 
 
 def _critical_lengths(a: ByName, b: ByName, longest: int) -> list[int]:
-    """Return the sequence lengths at which the frequencies may change, ascending."""
+    """Return the sequence lengths at which to compare two models' rope frequencies, ascending.
+
+    They are 1, `longest`, and one more than each context length at which a scaling that depends on
+    the length changes. No length is above `longest`.
+    """
     found = {1}
     for hp in (a, b):
         scaling = hp["rope_scaling"]

@@ -76,7 +76,9 @@ def parse_index(buffer: Buffer, path: Path) -> tuple[dict[str, Any], dict[str, A
 
 
 def shard_paths(path: Path, weight_map: Mapping[str, Any]) -> dict[str, Path]:
-    """Return {name in the index: path} of the shards, sorted by name: the order of their numbers.
+    """Return {shard's file name as the index has it: its path}, sorted by file name.
+
+    `weight_map` is the index's {tensor name: file name}, and `path` is the index.
 
     Raises FormatError for a name that leads out of the index's folder.
     """

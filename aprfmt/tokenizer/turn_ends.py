@@ -109,11 +109,11 @@ class UnstoppedTurn:
 
 
 def find_unstopped_turn(carried: Carried, *, quick: bool = False) -> UnstoppedTurn | None:
-    """Return the token that ends a turn if no generation stops at it, else None.
+    """Return the token that ends a turn and the stop ids, if no stop id is that token; else None.
 
-    None, too, where there is no template, or the end is no token that is split off whole. `quick`
-    renders nothing where the template names a token that stops, which nearly every one does. Raises
-    FormatError for damaged files.
+    None if there is no template, or the end of a turn is not a single token. With `quick`, a
+    template that names a stop token is taken to be right and is not rendered. Raises FormatError
+    for damaged files.
     """
     template, _ = carried.template_and_origin()
     if template is None:

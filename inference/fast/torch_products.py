@@ -376,9 +376,10 @@ class TorchProducts(TorchBackend):
 
 
 def lay_out_blocks(experts: torch.Tensor, weights: torch.Tensor, n_experts: int) -> ExpertBlocks:
-    """Return the blocks of rows that each chosen expert multiplies, on the experts' device.
+    """Return the (token, expert) pairs sorted by expert, in blocks of equal size of one expert each.
 
-    `experts` and `weights` are the choice and its weights, both [tokens, used].
+    The rows of a block that no pair takes are padding of weight 0. `experts` are the chosen experts
+    and `weights` their weights, both [tokens, used]. All tensors are on the experts' device.
     """
     tokens, used = experts.shape
     count, size = block_shape(tokens, used, n_experts)

@@ -340,8 +340,9 @@ def try_positions_of_a_side(case: Mismatch) -> Iterator[Change]:
 def try_pairings_of_a_side(case: Mismatch) -> Iterator[Change]:
     """Yield changes of rope's pairing, direction or base for queries or keys alone.
 
-    Another base is that of another kind of the model's layers. The rotated vectors are in their
-    own order, or in that of the other pairing.
+    Another base is that of another kind of the model's layers. Each is tried with the elements of
+    the rotated vectors in their own order, and in the order of the other pairing. Nothing is
+    yielded if no rope was called or its angles do not show.
     """
     call = case.call("rope")
     if call is None or not hides_rope_angles(case):

@@ -118,7 +118,11 @@ class MovedPieces(NamedTuple):
 def _pieces(
     reading: EngineReading, shares: Sequence[Array], rank: int
 ) -> Iterator[tuple[Piece, bytes]]:
-    """Yield (piece, its bytes) of a rank's parts of matrices; of a stack, expert by expert."""
+    """Yield (label, bytes) of a rank's part of each matrix, and of stacked experts of each expert.
+
+    `shares` has one array for each matrix of the parameter: the part that the rank holds. The label
+    names rank, matrix and expert.
+    """
     stack = reading.parameter.axis == 1
     for matrix, share in enumerate(shares):
         if not stack:

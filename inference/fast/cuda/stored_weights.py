@@ -243,7 +243,10 @@ class Placer:
         return placed
 
     def _place_coded(self, w: "Weight", coded: "CodedParts") -> Placed:
-        """Return a 4-bit weight placed from its parts."""
+        """Copy a bitsandbytes 4-bit weight to the GPU still packed, and return it.
+
+        Copied are its codes, its absmax (a scale for each block) and its code table.
+        """
         placed = CodedWeight(
             memory.copy_to_gpu(coded.packed),
             memory.copy_to_gpu(coded.absmax),
