@@ -165,15 +165,15 @@ def _of_rows(model: Model, found: BatchGradients) -> NDArray[np.float64] | None:
     given, values = found.points.get(POINT), found.values.get(POINT)
     if given is None or values is None or given.shape != values.shape:
         return None
-    weight = _numbers(model, WEIGHT)
-    bias = _numbers(model, BIAS) if BIAS in model.roles else np.zeros_like(weight)
+    weight = _flat_weight(model, WEIGHT)
+    bias = _flat_weight(model, BIAS) if BIAS in model.roles else np.zeros_like(weight)
     offset = float(model.spec.block.norm_offset)
     with np.errstate(divide="ignore", invalid="ignore"):
         rows: NDArray[np.float64] = given * ((values - bias) / (weight + offset))
     return rows if np.isfinite(rows).all() else None
 
 
-def _numbers(model: Model, role: str) -> NDArray[Any]:
-    """Return a role's numbers as float64 [elements]."""
+def _flat_weight(model: Model, role: str) -> NDArray[Any]:
+    """Return the weight that has a role in the model, flattened to float64 [elements]."""
     numbers: NDArray[Any] = np.asarray(model.roles[role].numpy(), np.float64).reshape(-1)
     return numbers
