@@ -376,7 +376,7 @@ class TorchProducts(TorchBackend):
 
 
 def lay_out_blocks(experts: torch.Tensor, weights: torch.Tensor, n_experts: int) -> ExpertBlocks:
-    """Return the (token, expert) pairs sorted by expert, in blocks of equal size of one expert each.
+    """Return the (token, expert) pairs sorted by expert, in equal blocks of one expert each.
 
     The rows of a block that no pair takes are padding of weight 0. `experts` are the chosen experts
     and `weights` their weights, both [tokens, used]. All tensors are on the experts' device.
