@@ -361,6 +361,7 @@ def command_after(
     left: Any = (),
     trace: Any = None,
     other_model: bool = False,
+    unrunnable: str = "",
 ) -> str:
     sides = [
         SimpleNamespace(kind=kind, path=Path(f"{label}.st"), text=f"{label} text", label=label)
@@ -373,6 +374,7 @@ def command_after(
         traces={"B": SimpleNamespace(run=trace)} if trace is not None else {},
         ids=ids,
         model_of=lambda side: SimpleNamespace(path=Path(model)) if model else None,
+        _unrunnable_reason=lambda: unrunnable,
     )
     return diagnosis_order.DiagnosisRun._command_after_end(ended, reason, left)
 
@@ -393,6 +395,7 @@ def test_the_command_behind_an_end_asks_for_what_is_missing(
     for kinds in (one, one[::-1]):
         assert command_after(kinds, model="m") == "aprfmt diagnose A.st B.st --ids IDS"
     assert command_after(("model", "model"), ids=(1,)) == "aprfmt diff A.st B.st --top 20"
+    assert command_after(one, model="m", unrunnable="a tower") == ""
     assert command_after(both, ids=(1,), other_model=True) == "aprfmt diff A.st B.st --top 20"
     assert command_after(both, ids=(1, 2), model="m") == "map m 1,2 B-again.safetensors"
     for run, begin in (({}, "map m"), ({"aprfmt": "1"}, "aprfmt trace m --payload --points all")):
