@@ -14,6 +14,7 @@ from aprfmt.causes.tensor.differing_pair import DifferingPair
 from aprfmt.causes.tensor.guess import PairHypothesis
 from aprfmt.causes.tensor.proof import either_side_text, make_finding
 from aprfmt.codecs import CODECS
+from aprfmt.codecs.bf16 import round_to_bf16
 from aprfmt.measure.findings import Finding
 from aprfmt.measure.proofs import unfitted_proof
 
@@ -135,9 +136,7 @@ def _float_fields_alone(case: DifferingPair) -> _Fields | None:
 
 def _as_bfloat16(numbers: "Array") -> "Array":
     """Return float16 numbers rounded to BF16 (to even), as its uint16 bits."""
-    bits = numbers.astype("<f4").view("<u4")
-    found: Array = ((bits + 0x7FFF + (bits >> 16 & 1)) >> 16).astype("<u2")
-    return found
+    return (round_to_bf16(numbers.astype(np.float32).view(np.uint32)) >> 16).astype("<u2")
 
 
 def _as_cut_bfloat16(numbers: "Array") -> "Array":
