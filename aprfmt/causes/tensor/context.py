@@ -1,9 +1,9 @@
 """What a hypothesis may read beside its pair: the other tensors, sizes, the base, the verdicts."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 
@@ -21,6 +21,8 @@ from aprfmt.tensors.view import View, stored_by_name
 if TYPE_CHECKING:
     from aprfmt.causes.tensor.row_sources import JoinedRows
     from aprfmt.codecs.base import Array
+
+Found = TypeVar("Found")
 
 SPOTS = 4  # rows of every tensor in the index
 WIDTH = 64  # values read of each such row
@@ -209,3 +211,27 @@ def sample_line(reader: RowReader) -> "Array":
     rows = np.unique(np.linspace(0, reader.rows - 1, SPOTS).astype(np.int64))
     columns = np.unique(np.linspace(0, reader.columns - 1, WIDTH).astype(np.int64))
     return to_float64(reader.take(rows)[:, columns]).reshape(-1)
+
+
+def find_in_pairs(
+    context: PairContext,
+    pairs: Mapping[str, TensorPair],
+    keys: Iterable[str],
+    causes: tuple[str, ...],
+    find: Callable[[TensorPair], Found | None],
+) -> Iterator[tuple[str, Found]]:
+    """Yield (tensor key, what `find` returns for its pair) for each key with a result, not None.
+
+    A pair that cannot be read is recorded as not tried for `causes`, and the others go on. The
+    mapped pages of a pair are released before the next one.
+    """
+    for key in keys:
+        try:
+            found = find(pairs[key])
+        except AprfmtError as error:
+            context.record_not_tried(causes, key, error)
+            continue
+        finally:
+            pairs[key].drop()
+        if found is not None:
+            yield key, found

@@ -20,14 +20,13 @@ import numpy as np
 
 from aprfmt.arch.role_vocabulary import split_key
 from aprfmt.causes.row import Cause
-from aprfmt.causes.tensor.context import PairContext
+from aprfmt.causes.tensor.context import PairContext, find_in_pairs
 from aprfmt.causes.tensor.differing_pair import WINDOW
 from aprfmt.causes.tensor.faults_beside import MovedMatrix, faults_beside_training
 from aprfmt.causes.tensor.guess import Group, JointHypothesis
 from aprfmt.causes.tensor.proof import make_finding
 from aprfmt.causes.tensor.row_space import row_basis, squares_inside, tail_norms
 from aprfmt.causes.tensor.token_tables import extra_rows_text
-from aprfmt.errors import AprfmtError
 from aprfmt.measure.alignment import TensorPair
 from aprfmt.measure.encoding_noise import UNIT, pair_noise, storage_noise
 from aprfmt.measure.findings import Finding
@@ -152,18 +151,10 @@ def _explain_model(
         if not found and any(row.is_unexplained() for row in rows):
             return found
         return found | _table_explanations(context, by_key, rows)
-    changes: list[MatrixChange] = []
     # Measure how each of them differs.
-    for row in open_:
-        try:
-            change = _matrix_change(by_key[row.key])
-        except AprfmtError as error:
-            context.record_not_tried(_CAUSES, row.key, error)
-            continue
-        finally:
-            by_key[row.key].drop()
-        if change is not None:
-            changes.append(change)
+    keys = [row.key for row in open_]
+    measured = find_in_pairs(context, by_key, keys, _CAUSES, _matrix_change)
+    changes = [change for _, change in measured]
     # A fault of one matrix would be counted as a part of the training.
     moved_far = faults_beside_training(
         context, by_key, [MovedMatrix(one.key, one.size, one.related) for one in changes]

@@ -12,9 +12,8 @@ import numpy as np
 
 from aprfmt.arch.role_vocabulary import split_key
 from aprfmt.causes.tensor import permutation
-from aprfmt.causes.tensor.context import PairContext
+from aprfmt.causes.tensor.context import PairContext, find_in_pairs
 from aprfmt.causes.tensor.proof import make_finding
-from aprfmt.errors import AprfmtError
 from aprfmt.measure.alignment import TensorPair
 from aprfmt.measure.findings import Finding
 from aprfmt.tensors import norms
@@ -68,18 +67,14 @@ def faults_beside_training(
     if not far or 2 * len(far) > len(moved):
         return {}
     near = [one.related for one in moved if one not in far]
-    found = {}
-    for one in far:
-        try:
-            finding = _finding(context, pairs, one, FAR * usual, min(near) > RELATED)
-        except AprfmtError as error:
-            context.record_not_tried(("transpose", "scale", "row_offset"), one.key, error)
-            continue
-        finally:
-            pairs[one.key].drop()
-        if finding is not None:
-            found[one.key] = finding
-    return found
+    by_key = {one.key: one for one in far}
+
+    def find(pair: TensorPair) -> Finding | None:
+        """Return the finding on one matrix that moved too far, None without a fault."""
+        return _finding(context, pairs, by_key[pair.key], FAR * usual, min(near) > RELATED)
+
+    causes = ("transpose", "scale", "row_offset")
+    return dict(find_in_pairs(context, pairs, by_key, causes, find))
 
 
 def _finding(

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from aprfmt.arch.role_vocabulary import split_key
-from aprfmt.causes.tensor.context import PairContext
+from aprfmt.causes.tensor.context import PairContext, find_in_pairs
 from aprfmt.causes.tensor.drawn_numbers import FAR, KURTOSIS, Drawn, drawn_from, is_even_throughout
 from aprfmt.causes.tensor.foreign_values import correlation, same_values_reordered, sample_values
 from aprfmt.causes.tensor.guess import Group, JointHypothesis
@@ -91,19 +91,18 @@ def _explain_side(
     seen: dict[str, InitialNumbers] = {}
     short: dict[str, InitialNumbers] = {}
     both: list[bool] = []
-    for key, row in rows.items():
-        pair = pairs[key]
-        if not _is_open(row) or pair.a is None or pair.b is None:
-            continue
-        try:
-            one = _find_initial_numbers(context, pair, key, side, both)
-        except AprfmtError as error:
-            context.record_not_tried(("stale_tensor",), key, error)
-            continue
-        finally:
-            pair.drop()
-        if one is not None:
-            (seen if one.drawn and _element_count(row) >= LEAST else short)[key] = one
+    keys = (
+        key
+        for key, row in rows.items()
+        if _is_open(row) and pairs[key].a is not None and pairs[key].b is not None
+    )
+
+    def find(pair: TensorPair) -> InitialNumbers | None:
+        """Return the numbers of an initialisation that the side holds of a pair; None if none."""
+        return _find_initial_numbers(context, pair, pair.key, side, both)
+
+    for key, one in find_in_pairs(context, pairs, keys, ("stale_tensor",), find):
+        (seen if one.drawn and _element_count(rows[key]) >= LEAST else short)[key] = one
     # Where both sides of most tensors, or equal matrices, are drawn, no training is missing here.
     if len(both) >= COMPARED and sum(both) * 2 > len(both):
         return {}

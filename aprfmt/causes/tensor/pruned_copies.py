@@ -12,11 +12,10 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from aprfmt.causes.tensor.context import PairContext
+from aprfmt.causes.tensor.context import PairContext, find_in_pairs
 from aprfmt.causes.tensor.derived_weights import FEW, NEARLY_ALL, SMALL, SMALLER
 from aprfmt.causes.tensor.guess import Group, JointHypothesis
 from aprfmt.causes.tensor.proof import make_finding
-from aprfmt.errors import AprfmtError
 from aprfmt.measure.alignment import TensorPair
 from aprfmt.measure.encoding_noise import UNIT, pair_noise
 from aprfmt.measure.findings import Finding
@@ -59,19 +58,8 @@ def _explain_pruned(
 ) -> dict[str, Finding]:
     """Return {tensor key: finding} where most matrices are pruned and quantized; or {}."""
     matrices = [row for row in rows.values() if row.shape_b is not None and len(row.shape_b) > 1]
-    made: list[PrunedCopy] = []
-    for row in matrices:
-        if not row.is_unexplained(WEAK):
-            continue
-        try:
-            found = _pruned_copy(pairs[row.key])
-        except AprfmtError as error:
-            context.record_not_tried((CAUSE,), row.key, error)
-            continue
-        finally:
-            pairs[row.key].drop()
-        if found is not None:
-            made.append(found)
+    open_ = (row.key for row in matrices if row.is_unexplained(WEAK))
+    made = [found for _, found in find_in_pairs(context, pairs, open_, (CAUSE,), _pruned_copy)]
     if len(made) < max(FEW, NEARLY_ALL * len(matrices)):
         return {}
     shares = sorted(one.zeros for one in made)

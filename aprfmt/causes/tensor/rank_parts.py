@@ -14,11 +14,10 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from aprfmt.causes.row import Cause
-from aprfmt.causes.tensor.context import PairContext
+from aprfmt.causes.tensor.context import PairContext, find_in_pairs
 from aprfmt.causes.tensor.guess import Group, JointHypothesis
 from aprfmt.causes.tensor.proof import FEW, make_finding, prove_values
 from aprfmt.causes.tensor.shard_copies import LARGE, TOGETHER, are_equal_parts, matrix_of
-from aprfmt.errors import AprfmtError
 from aprfmt.measure.alignment import TensorPair
 from aprfmt.measure.encoding_noise import pair_noise
 from aprfmt.measure.findings import Finding
@@ -98,19 +97,12 @@ def _explain_cuts(
     Parts count only if one rank's are in two kinds of tensors or more: the rows of one kind may
     have been cut for another reason.
     """
-    cuts: dict[str, Cut] = {}
-    for key, row in rows.items():
-        if row.verdict != "SHAPE_DIFFERS" or row.is_explained(WEAK):
-            continue
-        try:
-            cut = _find_cut(pairs[key])
-        except AprfmtError as error:
-            context.record_not_tried(("rank_part", "rank_copies"), key, error)
-            continue
-        finally:
-            pairs[key].drop()
-        if cut is not None:
-            cuts[key] = cut
+    unequal = (
+        key
+        for key, row in rows.items()
+        if row.verdict == "SHAPE_DIFFERS" and not row.is_explained(WEAK)
+    )
+    cuts = dict(find_in_pairs(context, pairs, unequal, ("rank_part", "rank_copies"), _find_cut))
     made: dict[str, Finding] = {}
     ranks: dict[tuple[str, int, int], list[str]] = {}
     for key, cut in cuts.items():

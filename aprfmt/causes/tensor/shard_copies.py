@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, TypeVar
 import numpy as np
 
 from aprfmt.arch.role_vocabulary import split_key
-from aprfmt.causes.tensor.context import PairContext
+from aprfmt.causes.tensor.context import PairContext, find_in_pairs
 from aprfmt.causes.tensor.differing_pair import WINDOW
 from aprfmt.causes.tensor.guess import Group, JointHypothesis
 from aprfmt.causes.tensor.proof import make_finding, prove_values
@@ -90,18 +90,10 @@ def _parts_by_order(
     another place; else one is there twice.
     """
     found: dict[tuple[int, ...], dict[str, SharedParts]] = {}
-    for key, row in rows.items():
-        if not row.is_unexplained(WEAK):
-            continue
-        try:
-            parts = _find_parts(pairs[key], exchanged=exchanged)
-        except AprfmtError as error:
-            context.record_not_tried(("shard_order",), key, error)
-            continue
-        finally:
-            pairs[key].drop()
-        if parts is not None:
-            found.setdefault(parts.order, {})[key] = parts
+    keys = (key for key, row in rows.items() if row.is_unexplained(WEAK))
+    find = partial(_find_parts, exchanged=exchanged)
+    for key, parts in find_in_pairs(context, pairs, keys, ("shard_order",), find):
+        found.setdefault(parts.order, {})[key] = parts
     return found
 
 

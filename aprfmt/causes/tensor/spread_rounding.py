@@ -9,11 +9,10 @@ from collections.abc import Iterator, Mapping
 from functools import partial
 
 from aprfmt.causes.tensor.arithmetic import all_within_last_place
-from aprfmt.causes.tensor.context import PairContext
+from aprfmt.causes.tensor.context import PairContext, find_in_pairs
 from aprfmt.causes.tensor.differing_pair import DifferingPair
 from aprfmt.causes.tensor.guess import Group, JointHypothesis
 from aprfmt.causes.tensor.proof import accused_proof, make_finding
-from aprfmt.errors import AprfmtError
 from aprfmt.measure.alignment import TensorPair
 from aprfmt.measure.encoding_noise import UNIT
 from aprfmt.measure.findings import Finding
@@ -43,16 +42,14 @@ def _explain_rounded(
     if rounded + len(damaged) < SEVERAL:
         return {}
     found = {}
-    for key in damaged:
-        try:
-            case = _pair_of_floats(context, pairs[key])
-            if case is None or not all_within_last_place(case, largest=True):
-                continue
-        except AprfmtError as error:
-            context.record_not_tried(("rounding",), key, error)
-            continue
-        finally:
-            pairs[key].drop()
+
+    def find(pair: TensorPair) -> DifferingPair | None:
+        """Return the pair of floats if all values are within one unit in the last place."""
+        case = _pair_of_floats(context, pair)
+        within = case is not None and all_within_last_place(case, largest=True)
+        return case if within else None
+
+    for key, case in find_in_pairs(context, pairs, damaged, ("rounding",), find):
         says = (
             "a few values are apart by at most one unit in the last place of their row's largest "
             "value, and other tensors by rounding alone: sums in another arithmetic"

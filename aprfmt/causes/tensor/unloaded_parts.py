@@ -14,12 +14,11 @@ from functools import partial
 import numpy as np
 
 from aprfmt.arch.role_vocabulary import split_key
-from aprfmt.causes.tensor.context import PairContext
+from aprfmt.causes.tensor.context import PairContext, find_in_pairs
 from aprfmt.causes.tensor.drawn_numbers import FAR
 from aprfmt.causes.tensor.foreign_values import correlation, same_values_reordered, sample_values
 from aprfmt.causes.tensor.guess import Group, JointHypothesis
 from aprfmt.causes.tensor.proof import make_finding
-from aprfmt.errors import AprfmtError
 from aprfmt.measure.alignment import TensorPair
 from aprfmt.measure.encoding_noise import storage_noise
 from aprfmt.measure.findings import Finding
@@ -78,21 +77,16 @@ def _explain_side(
     A layer counts that has a norm of 1, at least FEW unrelated matrices and no related one.
     Tensors outside of layers belong to it where all layers of their tower count.
     """
-    seen: dict[str, _Compared] = {}
-    for key, row in rows.items():
-        pair = pairs[key]
-        differs = row.verdict == "DIFFERENT" and not row.is_explained(WEAK)
-        if not differs or pair.a is None or pair.b is None:
-            continue
-        try:
-            one = _compare(pair, side)
-        except AprfmtError as error:
-            context.record_not_tried(("stale_tensor",), key, error)
-            continue
-        finally:
-            pair.drop()
-        if one is not None:
-            seen[key] = one
+    keys = (
+        key
+        for key, row in rows.items()
+        if row.verdict == "DIFFERENT"
+        and not row.is_explained(WEAK)
+        and pairs[key].a is not None
+        and pairs[key].b is not None
+    )
+    compare = partial(_compare, side=side)
+    seen = dict(find_in_pairs(context, pairs, keys, ("stale_tensor",), compare))
     layers = _unloaded_layers(rows, seen)
     every = {_place(key) for key in rows}
     whole = {

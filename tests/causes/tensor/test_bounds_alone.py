@@ -216,7 +216,9 @@ def fresh(
     monkeypatch.setattr(initial_values, "_are_untrained", lambda pairs, rows: untrained)
     context: Any = SimpleNamespace(record_not_tried=lambda *given: tried.append(given[:2]))
     pairs: Any = {
-        key: SimpleNamespace(kind=kind, a=None if kind == "absent" else 1, b=1, drop=lambda: None)
+        key: SimpleNamespace(
+            key=key, kind=kind, a=None if kind == "absent" else 1, b=1, drop=lambda: None
+        )
         for key, (kind, _) in rows.items()
     }
     found = initial_values._explain_side(
