@@ -2,8 +2,8 @@
 
 Before a layer every copy is predicted from all of them, by coefficients that a router makes of the
 first; the layer runs on the first prediction, and what it gives corrects all of them. The copies
-lie side by side, [tokens, altup_streams * hidden_size]. Sources: transformers' modeling_gemma3n;
-Baykal et al., "Alternating Updates for Efficient Transformers" (2023).
+are joined along the last axis, [tokens, altup_streams * hidden_size]. Sources: transformers'
+modeling_gemma3n; Baykal et al., "Alternating Updates for Efficient Transformers" (2023).
 """
 
 from aprfmt.inference.backends.base import Array

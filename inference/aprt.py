@@ -1,9 +1,12 @@
 """APRT folders: the files that `apr trace --save-tensor` writes, and its stages.
 
+A *stage* is what `apr` calls a capture point, or several of them in one file. A *slot* is our name
+for several points of a layer that are joined along the last axis, as `qkv` for q, k and v.
+
 A file is `APRT`, u32 layer (0xFFFFFFFF: whole model), u32 count, then `count` float32, all
 little-endian. Its path is DIR/layer-N/STAGE.bin, for whole-model stages DIR/STAGE.bin. It holds
-neither shape nor positions nor tokens: aprfmt writes these into a file next to it.
-Source of the layout: aprender's trace documentation.
+neither shape nor positions nor tokens: aprfmt writes these into a file next to it. Source of the
+layout: aprender's trace documentation.
 """
 
 import hashlib
@@ -244,8 +247,8 @@ def load_aprt(folder: Path) -> Trace:
 
     Tokens, positions and shapes are known if aprfmt wrote it. In a foreign folder they are not:
     `ids` is absent, shapes are counts. A stage of one point is recorded under the point's key, a
-    joined one under its slot's name (`L3.qkv`). Raises FormatError for files that do not fit the
-    layout or aprfmt-trace.json.
+    stage of several under their slot's name (`L3.qkv`). Raises FormatError for files that do not
+    fit the layout or aprfmt-trace.json.
     """
     if not folder.is_dir():
         raise FormatError(f"{folder}: is not a folder of APRT files")

@@ -1,4 +1,8 @@
-"""Attention: grouped queries (GQA) and multi-head latent (MLA), fused or step by step."""
+"""Attention: grouped queries (GQA) and multi-head latent (MLA), fused or step by step.
+
+A *chunk* is a fixed range of positions: in a layer with chunks a query sees the earlier keys of its
+own range only. A *group* is the query heads that read the same keys.
+"""
 
 import itertools
 from collections.abc import Mapping
@@ -273,7 +277,7 @@ def _grouped_query_key_value(
 
 
 def _norm_part(c: Context, layer: int, part: str, x: Array) -> Array:
-    """Return q or k after a norm before rope; unchanged where the block has none.
+    """Return queries or keys after their norm before rope; unchanged if the architecture has none.
 
     `part` is "q" or "k".
     """
@@ -347,7 +351,10 @@ _TEMPERATURES = {"all": _scale_queries_rounded, "unrotated": _scale_queries_exac
 
 
 def _rotate(c: Context, x: Array, table: tuple[Array, Array]) -> Array:
-    """Return x [tokens, heads, d] rotated by a table of cos and sin, with the model's pairing."""
+    """Return x [tokens, heads, d] after rope.
+
+    `table` is (cos, sin) by position. The model's pairing says which elements rotate together.
+    """
     return c.backend.rope(x, table, style=_rope_style(c), cast=c.block.rope_cast)
 
 

@@ -151,7 +151,7 @@ class Batch:
 
 @dataclass(frozen=True)
 class EndCounts:
-    """How many scored texts end with an id (`places`), and how many such ends are labels.
+    """How many scored texts end with one id (`places`), and how many of these ends are labels.
 
     `scored` counts the latter, `unknown` the ends that may be padding of the same id. `padding`
     says that the batch is padded with the id.
@@ -399,7 +399,7 @@ def _open_arrays(path: Path, stack: ExitStack) -> Captures:
 
 
 def _own_name(name: str) -> str:
-    """Return the last part of an array's name in a .pt, without the objects that hold it."""
+    """Return the last name in the path of an array of a .pt: `input_ids` of `batch.input_ids`."""
     return name.rpartition(".")[2]
 
 
@@ -415,7 +415,7 @@ def _read_array(file: Captures, name: str, known: tuple[str, ...]) -> Numbers | 
 
 
 def _factor(path: Path, name: str, values: Numbers) -> float:
-    """Return an array of one number as a float of at least 0; FormatError for another one."""
+    """Return an array of one number as a float; FormatError if it has more, or is below 0."""
     number = float(values.reshape(-1)[0]) if values.size == 1 and values.dtype.kind in "fiu" else -1
     if not 0 <= number < np.inf:
         raise FormatError(
@@ -514,11 +514,10 @@ def _padding_labels(
 def _label_shift(
     path: Path, ids: NDArray[np.int64], labels: NDArray[np.int64], mask: NDArray[np.bool_]
 ) -> int:
-    """Return by how many tokens labels are ahead of the ids at their place: a key of SHIFTS.
+    """Return how many tokens after its own column each label's token stands: a key of SHIFTS.
 
-    0 (a label is the id at its place) and 1 (it is the next id) are right, the others are
-    mistakes of the file. Labels of padding do not count. Raises FormatError where no shift fits
-    all labels.
+    0 (a label is the id at its place) and 1 (it is the next id) are right, the others are mistakes
+    of the file. Labels of padding do not count. Raises FormatError where no shift fits all labels.
     """
     wrong: dict[int, tuple[int, int]] = {}
     for shift in SHIFTS:
@@ -538,7 +537,7 @@ def _label_shift(
 def _token_label_pairs(
     ids: NDArray[np.int64], labels: NDArray[np.int64], mask: NDArray[np.bool_], shift: int
 ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Return (tokens, labels): each label with the token `shift` places after its own.
+    """Return (tokens, labels): each label with the token `shift` columns after its own.
 
     Both have the same shape; columns that have no such token are cut off. Labels of padding are
     -100.
@@ -669,8 +668,8 @@ def _losses_of_pass(
 ) -> Numbers:
     """Return losses [AHEAD, stop - first] in nats of a pass over tokens [first, stop).
 
-    `places` are the positions of the tokens, None to count from 0. No token attends to those from
-    `hidden_from` on, None for none hidden.
+    `places` are the tokens' positions, None for positions that count from 0. No token attends to
+    those from `hidden_from` on, None for none hidden.
     """
     most = rows_at_once(int(session.hp["vocab_size"]))
     tokens = [int(i) for i in ids[first:stop]]
@@ -683,10 +682,11 @@ def _losses_of_pass(
 
 
 def losses_ahead(parts: Any, ids: NDArray[np.int64], first: int) -> Numbers:
-    """Return losses [AHEAD, rows] in nats; entry k of token t's row is the loss of token t + k.
+    """Return the losses [AHEAD, rows] in nats of a pass, against the tokens at and after each row.
 
-    `parts` yield logits [n, vocab], together those of the tokens from `first` on. A loss is NaN
-    where there is no token. Raises UsageError without any logits.
+    Entry k of token t's row is the loss of token t + k. `parts` yields the logits in arrays [n,
+    vocab] that follow each other; together they are those of the tokens from `first` on. A loss is
+    NaN where there is no token. Raises UsageError without any logits.
     """
     found = []
     at = first

@@ -13,7 +13,7 @@ MOST = 128  # rows of a block: more are padding where experts have few
 
 
 def block_shape(tokens: int, used: int, experts: int) -> tuple[int, int]:
-    """Return (blocks, rows of each) that are enough however the experts are chosen.
+    """Return (number of blocks, rows of a block) that are enough however experts are chosen.
 
     A block has at least half of the rows that an expert gets on average, as a power of two up to
     MOST.

@@ -1,5 +1,8 @@
 """Capture points of one model: keys, slots, stages, aliases. The table itself is points.py.
 
+A *slot* is a name for several points of a layer that are joined along the last axis (`qkv` for q, k
+and v). A *stage* is the name that `apr trace --save-tensor` has for a point or a slot.
+
 A point's key is `L3.attn_out`, a whole-model point's its name.
 """
 

@@ -128,7 +128,8 @@ def _rotate_windows(c: Context, layer: int, keys: Array, first: int, rate: int) 
 def rotate_last(c: Context, x: Array, table: tuple[Array, Array]) -> Array:
     """Return x [tokens, heads, d] with the last elements of each head rotated.
 
-    `table` is (cos, sin) [tokens, pairs]; pairs are adjacent, and come out in split halves.
+    `table` is (cos, sin) [tokens, pairs]; elements rotated together are adjacent in x and in split
+    halves in the result.
     """
     before = x.shape[-1] - 2 * table[0].shape[-1]
     turned = c.backend.rope(x[..., before:], table, style="interleaved", cast=c.block.rope_cast)
@@ -136,9 +137,10 @@ def rotate_last(c: Context, x: Array, table: tuple[Array, Array]) -> Array:
 
 
 def rotate_last_back(c: Context, x: Array, table: tuple[Array, Array]) -> Array:
-    """Return x [tokens, heads, d] with the rotation of `rotate_last` undone, in adjacent pairs.
+    """Return x [tokens, heads, d] with the rotation of `rotate_last` undone.
 
-    `table` is (cos, sin) [tokens, pairs] of the positions.
+    Elements rotated together are adjacent again. `table` is (cos, sin) [tokens, pairs] of the
+    positions.
     """
     b, (cos, sin) = c.backend, table
     pairs = cos.shape[-1]

@@ -1,4 +1,4 @@
-"""Facts of this machine's GPUs from the NVIDIA driver, without torch or cupy; what is missing.
+"""What the NVIDIA driver says of this machine's GPUs, without torch or cupy, and what is missing.
 
 Codes and attribute numbers are those of the CUDA driver API's cuda.h, names of NVML's nvml.h.
 """

@@ -111,9 +111,10 @@ class DraftSession(Session):
     def _run_head_part(
         self, ids: Sequence[int], span: Span, rows: LogitRows, recorder: Recorder | None
     ) -> Array:
-        """Return the logits of `rows` after the head's pass over `ids`, or after a part of it.
+        """Run the draft head over `ids`, or its stages in `span`; return the logits of `rows`.
 
-        It is the residual stream [tokens, hidden] instead if `span` stops before the output.
+        If `span` stops before the output, the residual stream [tokens, hidden] is returned in their
+        place.
         """
         return forward(
             self.backend,
@@ -133,9 +134,10 @@ class DraftSession(Session):
         rows: LogitRows = "last",
         recorder: Recorder | None = None,
     ) -> Array:
-        """Return the logits of `rows` after the model's pass over `ids`, or after a part of it.
+        """Run the model over `ids`, or the stages in `span`; return the logits of `rows`.
 
-        It is the residual stream [tokens, hidden] instead if `span` stops before the output.
+        If `span` stops before the output, the residual stream [tokens, hidden] is returned in their
+        place.
         """
         main = self.main
         return forward(
@@ -180,7 +182,7 @@ class DraftCounts:
     def check_acceptance(self, least: float, where: str) -> Check:
         """Return the check that at least the fraction `least` of drafts is accepted.
 
-        Its status is NOT_RUN without drafts. `where` is the check's place, as it is reported.
+        Its status is NOT_RUN without drafts. `where` is what the check is reported to be of.
         """
         expected = f"at least {100 * least:g} %"
         if not self.drafts:

@@ -127,7 +127,7 @@ class _PassRows:
     drafts: Numbers | None = None
 
     def labels(self, shift: int = 0, count: int | None = None) -> Sequence[int]:
-        """Return the token each row predicts, or the one `shift` places after it.
+        """Return the token each row predicts, or the token `shift` positions after that.
 
         `count` is how many rows, None for all.
         """

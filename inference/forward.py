@@ -38,7 +38,7 @@ LogitRows = Literal["all", "last"] | Sequence[int]
 
 @dataclass(frozen=True)
 class Span:
-    """Some stages of a pass: 0 embeds, i is layer i - 1, the one after the last layer is the head.
+    """Some stages of a pass. Stage 0 embeds, stage i is layer i - 1, the last is the head.
 
     `stream` is the residual stream [tokens, hidden] that enters stage `start`; None at 0. A pass
     that stops before the head returns the stream that leaves it. For a model whose layers share

@@ -1,10 +1,11 @@
 """Several residual streams that hyper-connections collapse before a branch and mix after it.
 
-The streams lie side by side, [tokens, hc_streams * hidden_size]. Before attention, and before the
-MLP, a product of all streams gives three sets of weights: `pre` collapses the streams into what the
-branch reads, `post` says how much of its output each stream gets, `comb` mixes the streams; its
-rows and columns sum to 1 (Sinkhorn and Knopp's iteration). Sources: Xie et al., "mHC:
-Manifold-Constrained Hyper-Connections" (arXiv 2512.24880); transformers' modeling_deepseek_v4.
+The streams are joined along the last axis, [tokens, hc_streams * hidden_size]. Before attention,
+and before the MLP, a product of all streams gives three sets of weights: `pre` collapses the
+streams into what the branch reads, `post` says how much of its output each stream gets, `comb`
+mixes the streams; its rows and columns sum to 1 (Sinkhorn and Knopp's iteration). Sources: Xie et
+al., "mHC: Manifold-Constrained Hyper-Connections" (arXiv 2512.24880); transformers'
+modeling_deepseek_v4.
 """
 
 from aprfmt.inference.backends.base import Array

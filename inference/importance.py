@@ -28,7 +28,7 @@ Sums = dict[str, InputSums]
 
 
 class _CountingBackend(NumpyBackend):
-    """The numpy backend in float32, which adds up the squares of its products' inputs."""
+    """The numpy backend in float32, which also sums the squares of its products' inputs."""
 
     def __init__(self, sums: Sums) -> None:
         """Open numpy on the CPU; `sums` gets the sums by role key."""

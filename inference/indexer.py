@@ -1,5 +1,8 @@
 """Sparse attention: an indexer of a layer scores all keys and chooses those that attention reads.
 
+A *group* is the query heads that read the keys which one head of the indexer chooses. A *block* is
+keys that follow each other and are chosen together.
+
 Its queries come from the compressed query, its one key a token from the layer's input. A key's
 score is the sum over the indexer's heads of weight * max(0, q.k). Sources: DeepSeek-V3.2's report
 (arXiv 2512.02556), section 2.1; transformers' modeling_deepseek_v32 and modeling_glm_moe_dsa. Of

@@ -111,7 +111,8 @@ class KVCache:
     def truncate(self, length: int) -> None:
         """Remove the positions from `length` on.
 
-        Raises UsageError for a length that is not there, or if a recurrent state cannot be cut.
+        Raises UsageError for a length above the cache's, or if it has a recurrent state, which
+        cannot be cut back.
         """
         if not 0 <= length <= self.length:
             raise UsageError(

@@ -57,7 +57,7 @@ def rows_at_once(vocab: int) -> int:
 
 @dataclass(frozen=True)
 class LossWindow:
-    """One pass: tokens [0, prefix) of the sequence, then [start, stop); labels [first, stop).
+    """One pass of a text that is cut: tokens [0, prefix), then [start, stop); labels [first, stop).
 
     A label's logits are those of the token before it in the pass.
     """
@@ -323,9 +323,10 @@ def compare_distributions(
 
 
 def mean_divergence(parts: Sequence[KlDivergence]) -> KlDivergence:
-    """Return the divergences of several runs of tokens as one, weighted by their tokens.
+    """Return the divergences of several ranges of tokens as one, weighted by their token counts.
 
-    The largest divergence is the largest of all. Raises UsageError if `parts` have no token.
+    `parts` are the ranges' divergences. The largest divergence is the largest of all. Raises
+    UsageError if `parts` have no token.
     """
     tokens = sum(part.tokens for part in parts)
     if not tokens:

@@ -24,9 +24,9 @@ def causal_mask(cached: int, tokens: int, keys: int, window: int | None) -> Mask
 
 @lru_cache(maxsize=2)
 def chunk_mask(cached: int, tokens: int, keys: int, chunk: int) -> Mask:
-    """Return the mask [tokens, keys]: True where key j is not later than token i, in its chunk.
+    """Return the mask [tokens, keys] of chunked attention: earlier keys of the token's own chunk.
 
-    Chunks of `chunk` positions are counted from position 0; token i is at position cached + i.
+    A *chunk* is `chunk` positions, counted from position 0. Token i is at position cached + i.
     """
     query = np.arange(cached, cached + tokens)[:, None]
     begins = query // chunk * chunk
@@ -36,7 +36,7 @@ def chunk_mask(cached: int, tokens: int, keys: int, chunk: int) -> Mask:
 
 @lru_cache(maxsize=2)
 def window_mask(tokens: int, window: int | None) -> Mask:
-    """Return the mask [tokens, tokens]: True within half a window on either side.
+    """Return the mask [tokens, tokens]: True for keys at most half a window before or after.
 
     Without a window all is True.
     """

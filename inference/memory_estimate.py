@@ -152,7 +152,7 @@ class Placement:
 
 
 def _open_placement(choice: DeviceChoice, deterministic: bool) -> Placement:
-    """Return how a run places its arrays; UsageError for a run whose memory is not known here.
+    """Return where a run holds weights and values; UsageError if its memory cannot be estimated.
 
     Raises BackendUnavailableError for a device or dtype that the backend does not have.
     """
@@ -238,7 +238,7 @@ class UsedWeight:
     def _copied_bytes(self, on: Placement) -> int:
         """Return the bytes of the copy that a run makes of a weight's stored bytes; 0 for none.
 
-        It copies those that it uses often, and those that it gathers from several pieces.
+        It copies those that it uses often, and those whose rows are not consecutive in the file.
         """
         data = self.tensor.data
         assert data is not None
@@ -277,7 +277,7 @@ def estimate_trace(model: Model, request: RunRequest, plain: Sequence[int] = ())
 
 
 def add_devices(runs: Sequence[Estimate]) -> tuple[DeviceMemory, ...]:
-    """Return the memory by device of runs made one after the other, each kept open.
+    """Return the memory by device of several runs made in turn, each left open after it.
 
     Devices are in the order of their first use. Weights and caches add up; a run's peak comes on
     top of those of the runs before.
@@ -581,7 +581,7 @@ def _mixer_size(
 
 
 def _recurrence_size(kind: str, hp: Mapping[str, Value], tokens: int) -> int:
-    """Return how many numbers a recurrence holds for the tokens of one chunk."""
+    """Return how many numbers a recurrent layer holds for one chunk: tokens computed together."""
     rows = min(tokens, CHUNK)
     if kind in ("mamba", "mamba2"):
         inner, numbers = int(hp["ssm_size"]), int(hp["ssm_state"])

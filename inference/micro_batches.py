@@ -4,10 +4,11 @@ from collections.abc import Iterator, Sequence
 
 
 def micro_batches(samples: int) -> Iterator[tuple[str, list[Sequence[int]]]]:
-    """Yield (description, sample numbers of each group) for micro-batches and ranks of a batch.
+    """Yield (description, sample numbers of each group) for ways to divide a batch's samples.
 
-    Micro-batches are of samples that follow each other, the last may be shorter. Ranks get
-    samples in turn, as torch's DistributedSampler deals them.
+    A *group* is a micro-batch or what one rank gets. Micro-batches are of samples that follow each
+    other, the last may be shorter. Ranks get samples in turn, as torch's DistributedSampler deals
+    them.
     """
     every = range(samples)
     sizes = {size for size in every[2:] if samples % size == 0} | {2**k for k in range(1, 12)}

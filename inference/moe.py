@@ -1,8 +1,10 @@
 """Mixtures of experts: the computation of those that a router chose.
 
+A *stack* is the weight of all experts of a layer, [n_experts, out, in].
+
 Routing is done in numpy, and experts are computed one by one, unless a backend does both for all
-tokens at once (blocked.py): then nothing comes to the host. A backend whose numbers carry
-gradients leaves the experts' weights on its device (`Hosted.router_numbers`).
+tokens at once (blocked.py): then nothing comes to the host. A backend whose numbers carry gradients
+leaves the experts' weights on its device (`Hosted.router_numbers`).
 """
 
 from collections.abc import Sequence
@@ -101,7 +103,7 @@ def _add_weighted_output(
 ) -> Array:
     """Return the sum `total` plus one expert's output, whose rows are multiplied by weights.
 
-    `share` is (expert, its rows of x, their weights).
+    `share` is what the expert gets: (its number, its rows of x, their weights).
     """
     expert, rows, weights = share
     y = _run_expert(c, layer, expert, _expert_input(c, x, rows))
@@ -111,7 +113,8 @@ def _add_weighted_output(
 def _add_weighted_input(c: Context, layer: int, share: ExpertRows, total: Array, x: Array) -> Array:
     """Return the sum `total` plus one expert's output for weighted inputs.
 
-    `share` is (expert, its rows of x, their weights), which multiply the rows before the expert.
+    `share` is what the expert gets: (its number, its rows of x, the weights that multiply the rows
+    before the expert).
     """
     b, (expert, rows, weights) = c.backend, share
     if b.deterministic:  # all rows: zeros where they are not the expert's
@@ -127,7 +130,8 @@ _ADDED = {"output": _add_weighted_output, "input": _add_weighted_input}
 def _expert_input(c: Context, x: Array, rows: Any) -> Array:
     """Return the rows of x that go to an expert; all rows in deterministic mode.
 
-    A row then has the same place in its block whatever the other rows are.
+    A row is then multiplied at the same index whatever the other rows are, so that its bits do not
+    change.
     """
     return x if c.backend.deterministic else c.backend.take(x, rows)
 

@@ -230,9 +230,10 @@ def here_if(condition: Callable[[LayerFacts], bool], otherwise: str = ABSENT) ->
 
 
 def place_product(part: str) -> PlaceOf:
-    """Return the function that places q_mm, k_mm or v_mm in a layer, for part q, k or v.
+    """Return the function that says whether a layer has q_mm, k_mm or v_mm (`part`: q, k or v).
 
-    Where there is no bias the point equals q, k or v.
+    The function returns HERE, ABSENT, or the point that the product equals: without a bias it
+    equals q, k or v.
     """
 
     def where(place: LayerFacts) -> str:
@@ -256,9 +257,9 @@ def has_norms_before_rope(place: LayerFacts) -> bool:
 
 
 def place_rotated(part: str) -> PlaceOf:
-    """Return the function that places q_rope or k_rope in a layer, for part q or k.
+    """Return the function that says whether a layer has q_rope or k_rope (`part`: q or k).
 
-    Without rotation the point equals the one before it.
+    The function returns HERE, or without rotation the point before it, which it equals.
     """
 
     def where(place: LayerFacts) -> str:
@@ -271,9 +272,10 @@ def place_rotated(part: str) -> PlaceOf:
 
 
 def place_contribution(otherwise: Callable[[LayerFacts], str]) -> PlaceOf:
-    """Return the function that places what attention or the MLP adds to the stream.
+    """Return the function that says whether a layer has the point of what a branch adds.
 
-    It returns HERE if there is a norm or a factor, else what `otherwise` returns.
+    The branch is attention or the MLP, and the point what it adds to the residual stream. The
+    function returns HERE if a norm or a factor is applied before, else what `otherwise` returns.
     """
     return lambda place: HERE if not place.adds_unscaled else otherwise(place)
 
@@ -415,9 +417,9 @@ def place_values(place: LayerFacts) -> str:
 
 
 def only_mixers(*kinds: str) -> PlaceOf:
-    """Return the function that places a point HERE in layers with one of these mixers.
+    """Return the function that says that only layers with one of these mixers have a point.
 
-    `kinds` are keys of RECURRENCES. It returns ABSENT for other layers.
+    `kinds` are keys of RECURRENCES. The function returns HERE for these layers, ABSENT for others.
     """
     return here_if(lambda place: mixer_of_layer(place.block, place.hp, place.layer) in kinds)
 

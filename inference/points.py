@@ -82,9 +82,9 @@ RowMeaning = Literal["tokens", "scores", "keys", "logits", "sequence"]
 class Name:
     """One name another engine has for a point.
 
-    transformers: `text` is a module's path below the layer (or the model); `#in` is what the
-    module reads. `part` names the point's part if the module's result holds several side by side;
-    `placement` is the block placement for which the name means this point, "" for all.
+    transformers: `text` is a module's path below the layer (or the model); `#in` is what the module
+    reads. `part` says which columns are the point's if the module's result has those of several
+    points; `placement` is the block placement for which the name means this point, "" for all.
     llama.cpp: `text` is a graph node's name without its layer, `op` its operation; with `role` it
     is the node that reads this weight, whatever its name. If several nodes fit, the last one is
     used.
@@ -99,7 +99,8 @@ class Name:
     def __str__(self) -> str:
         """Return the name as the reference page prints it.
 
-        Text, operation, weight, part and placement follow each other.
+        That is the node or module, the operation, the weight, the `part`, and the placement of
+        norms.
         """
         words = [self.text, self.op, f"of {self.role}" if self.role else ""]
         words += [f"({self.part})" if self.part else "", self.placement and f"[{self.placement}]"]

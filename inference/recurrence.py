@@ -171,9 +171,9 @@ def _products_by_channel(x: Array, total: Array, k: Array) -> Array:
 def _inverse_unit_lower(below: Array) -> Array:
     """Return the inverse of unit lower triangular matrices [heads, n, n].
 
-    Each is the identity plus what `below` has below its diagonal. Blocks on the diagonal are
-    inverted two by two, all of a size at once: that of ((A, 0), (B, C)) is ((A', 0), (-C' B A',
-    C')). Six steps for 64 rows, where going row by row takes 63.
+    Each is the identity plus what `below` has below its diagonal. Square blocks on the diagonal are
+    joined two by two, all of one size at once: with inverses A' and C' the inverse of ((A, 0), (B,
+    C)) is ((A', 0), (-C' B A', C')). Six steps for 64 rows, where going row by row takes 63.
     """
     heads, rows = below.shape[:2]
     size = 1 << (rows - 1).bit_length()

@@ -531,9 +531,10 @@ def _guess_reductions(batch: Batch, picked: Picked) -> Iterator[LossGuess]:
 
 
 def _guess_group_reductions(picked: Picked) -> Iterator[LossGuess]:
-    """Yield a guess for every wrong way to join the losses of micro-batches or ranks.
+    """Yield a guess for every wrong way to join the losses of groups of samples.
 
-    A group without a scored token has no mean and is left out.
+    A *group* is a micro-batch or the samples of one rank. A group without a scored token has no
+    mean and is left out.
     """
     total = float(sum(each.sum() for each in picked))
     own = [float(each.mean()) for each in picked if each.size]
@@ -557,9 +558,9 @@ def _guess_group_reductions(picked: Picked) -> Iterator[LossGuess]:
 def _all_guesses(
     batch: Batch, scored: Sequence[ScoredSample], right: Picked, pairs: bool
 ) -> Iterator[LossGuess]:
-    """Yield a guess for every single mistake, or for every pair if `pairs`.
+    """Yield a guess for every single mistake, or with `pairs` for every two mistakes at once.
 
-    A pair is a wrong choice of tokens and a wrong way to make one number of their losses.
+    Two mistakes are a wrong choice of tokens and a wrong way to make one number of their losses.
     """
     if not pairs:
         yield from _guess_reductions(batch, right)

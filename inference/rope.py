@@ -1,5 +1,7 @@
 """Rotary frequencies: every scaling that config files and GGUF metadata name.
 
+A *pair* is the two elements of a head that are rotated together, by one frequency.
+
 `inv_freq` is computed in float32 here, for every backend and dtype, as in transformers
 (modeling_rope_utils.py). The powers are correctly rounded here; transformers' vectorised ones
 differ in the last bit of about one in fifty. The scalings are those of that file too, after the
@@ -106,7 +108,7 @@ def _scale_llama3(request: _ScalingInputs) -> RopeFrequencies:
 
 
 def _scale_yarn(request: _ScalingInputs) -> RopeFrequencies:
-    """Return slow pairs divided by the factor, fast ones unchanged, those between interpolated.
+    """Return frequencies: slow pairs' divided by the factor, fast ones' kept, interpolated between.
 
     The limits are pair numbers, from how often a pair rotates over the original context.
     """
@@ -183,7 +185,7 @@ BY_LENGTH = ("dynamic", "longrope")  # scalings whose frequencies depend on the 
 
 
 class RopeKind(NamedTuple):
-    """What distinguishes the rotations of layers.
+    """The settings by which the rotations of a model's layers differ.
 
     The base, whether the scaling applies, and the rotated elements of a head, None for `rope_dim`.
     """

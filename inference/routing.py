@@ -1,5 +1,8 @@
 """Kinds of expert routers: which experts a token gets, and the weights of their outputs.
 
+Experts may be in *groups* of equal size, as DeepSeek's: then only those in the best groups can be
+chosen.
+
 Each is written once, for numpy and for a device's arrays alike (`Maths`). Softmax and sigmoid are
 float32 (float64 in float64 runs).
 """
@@ -67,7 +70,7 @@ class Maths(Protocol):
         """Return each row's elements at its indices `places`."""
 
     def marked(self, places: Array, count: int) -> Array:
-        """Return a mask [..., count], True at each row's indices `places`."""
+        """Return a mask [..., count], True at each row's indices `places` [..., n]."""
 
     def spread(self, x: Array, times: int) -> Array:
         """Return x with each element of its last axis repeated `times` times, next to itself."""

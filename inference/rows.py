@@ -60,7 +60,7 @@ class RowSource(Protocol):
         ...
 
     def coded(self) -> CodedParts | None:
-        """Return the parts of a bitsandbytes 4-bit weight; None for any other weight."""
+        """Return codes, scales and code table of a bitsandbytes 4-bit weight, else None."""
         ...
 
     def touch(self) -> None:
@@ -138,7 +138,7 @@ class ChangedRows:
         return None
 
     def coded(self) -> "CodedParts | None":
-        """Return None: no stored parts hold these numbers."""
+        """Return None: no stored codes and scales hold these numbers."""
         return None
 
     def touch(self) -> None:
@@ -184,7 +184,7 @@ class StoredRows:
     def encoded(self, start: int, stop: int) -> bytes | memoryview | None:
         """Return the stored bytes of rows [start, stop); permuted rows are gathered.
 
-        None if a layout step changes the bytes, or rows share bytes.
+        None if a layout step changes the bytes, or two rows share a byte.
         """
         data, size = self._tensor.data, self._tensor.row_bytes
         if data is None or size is None or len(data) != size * matrix_shape(self.shape)[0]:
@@ -192,7 +192,7 @@ class StoredRows:
         return data.window(start * size, stop * size)
 
     def coded(self) -> CodedParts | None:
-        """Return the checked parts of a bitsandbytes 4-bit weight; None for any other weight."""
+        """Return checked codes, scales and code table of a bitsandbytes 4-bit weight; else None."""
         whole = self._tensor.whole
         if whole is None or not whole.parts:
             return None

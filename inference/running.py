@@ -165,10 +165,10 @@ class Run:
     ) -> Iterator[Trace]:
         """Yield the trace of a request's tokens (None: this run's request), with its values.
 
-        Values lie on disk until the `with` is left, or in `place`. A NaN or an infinity ends the
-        pass only if `stop`. Trace.run has `ids`, `model`, `weights`, `backend` and `facts`; for
-        engines `unknown` too: names that are no point of ours or could not be split, each with the
-        reason. Raises UsageError for a request without token ids.
+        Values are on disk until the `with` is left, or in the store `place`. A NaN or an infinity
+        ends the pass only if `stop`. Trace.run has `ids`, `model`, `weights`, `backend` and
+        `facts`; for engines `unknown` too: names that are no point of ours or could not be split,
+        each with the reason. Raises UsageError for a request without token ids.
         """
         asked = self.request if request is None else request
         if asked.ids is None:

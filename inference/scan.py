@@ -1,5 +1,8 @@
 """State space scans in numpy, for backends without code for them.
 
+A *group* is the heads that share the input and output vectors B and C. A *chunk* is tokens that
+follow each other and are computed by one product.
+
 A mixer has for each of its heads a matrix S [head_dim, state]. A token with value x, time step t,
 input vector B and output vector C changes it to S' = exp(t a) S + t x B, and reads S' C + d x. The
 rate `a` is below zero: one number a head (Mamba 2), or one for each number of state (Mamba 1, whose
@@ -32,8 +35,8 @@ def run_scan(
     """Return (reads [tokens, heads, head_dim], state after the last token) of a scan.
 
     x is shaped as the reads, `step` [tokens, heads], `rate` [heads] or [heads, state], b and c
-    [tokens, groups, state], `skip` [heads], `state` [heads, head_dim, state], None for zeros. Each
-    group serves as many heads in a row. `steps`: token by token.
+    [tokens, groups, state], `skip` [heads], `state` [heads, head_dim, state], None for zeros. Heads
+    that follow each other share the B and C of one group. `steps`: token by token.
     """
     if state is None:
         state = np.zeros((*x.shape[1:], b.shape[2]), x.dtype)

@@ -1,5 +1,7 @@
 """What attention adds to its scores for the distance of query and key: ALiBi, or a table.
 
+A *bucket* is a row of a learned table: near distances have one each, far distances share.
+
 Positions are those the mask counts. Sources: arXiv 2108.12409 (ALiBi), 1910.10683 (buckets);
 transformers' modeling files of bloom, mpt, falcon and mpnet.
 """
@@ -81,9 +83,9 @@ def alibi_slopes(heads: int, max_bias: float) -> Numbers:
 
 
 def _relative_bias(c: Context, start: int, queries: int, keys: int) -> Array:
-    """Return a table's number for each head and distance of key and query [heads, queries, keys].
+    """Return the bias by distance of key and query, from a learned table [heads, queries, keys].
 
-    The first query is at `start`. The table is `attn_rel_b.weight` [rows, heads].
+    The first query is at position `start`. The table is `attn_rel_b.weight` [rows, heads].
     """
     away = np.arange(keys)[None, :] - np.arange(start, start + queries)[:, None]
     weight = c.weights["attn_rel_b.weight"]
@@ -93,9 +95,10 @@ def _relative_bias(c: Context, start: int, queries: int, keys: int) -> Array:
 
 
 def _bucket_rows(away: Numbers, count: int) -> Numbers:
-    """Return the table rows (buckets) of distances key - query, in a table of `count` rows.
+    """Return the row (bucket) of a learned table for each distance key - query.
 
-    Half of them are for each sign; near distances have a row each, far ones share by logarithm.
+    `count` is the number of the table's rows. Half of them are for each sign; near distances have a
+    row each, far ones share by logarithm.
     """
     half = count // 2
     near = half // 2

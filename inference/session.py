@@ -229,10 +229,10 @@ class Session:
     def logits_at_positions(
         self, ids: Sequence[int], positions: Numbers, limit: int
     ) -> Iterator[Numbers]:
-        """Yield the logits of a sequence in blocks of at most `limit` rows.
+        """Yield the logits of a sequence in arrays of at most `limit` rows.
 
         `positions` are those of the tokens. Every token attends to all before it, whatever the
-        positions. Each block takes a pass over the whole sequence.
+        positions. Each array takes a pass over the whole sequence.
         """
         for start in range(0, len(ids), limit):
             rows = range(start, min(start + limit, len(ids)))
@@ -254,8 +254,8 @@ class Session:
         """Yield logits of all rows of a sequence of which no token attends to the end.
 
         The end begins with token `hidden_from`: padding under an attention mask, whose own rows
-        attend to the text alone. A row whose window has no text attends as without the mask. At
-        most `limit` rows are held, and each part of them takes a pass over the whole sequence.
+        attend to the text alone. A row whose window has no text attends as without the mask. Logits
+        come in arrays of at most `limit` rows, and each array takes a pass over the whole sequence.
         """
         backend = copy(self.backend)
         attend = self.backend.attention

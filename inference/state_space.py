@@ -79,7 +79,10 @@ def _convolve(c: Context, layer: int, rows: Array) -> tuple[Array, Array]:
 
 
 def _norm_part(c: Context, layer: int, part: str, x: Array) -> Array:
-    """Return a time step, B or C (`part` dt, b or c) after its norm."""
+    """Return the time step, B or C of a scan after its norm.
+
+    `part` says which: dt, b or c.
+    """
     b = c.backend
     if c.block.ssm_norms == "plain":
         weight, eps = b.shift(b.zeros((x.shape[-1],)), 1), float(c.hp["ssm_inner_eps"])

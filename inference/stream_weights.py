@@ -23,7 +23,7 @@ def stream_weights(
     eps: float,
     norm_eps: float,
 ) -> Numbers:
-    """Return hyper-connection weights [tokens, 2n + n^2]: pre, post and comb side by side.
+    """Return hyper-connection weights [tokens, 2n + n^2]: n of pre, n of post, n * n of comb.
 
     `products` [tokens, 2n + n^2] are those of the streams x [tokens, n * hidden], which are
     normalised here (`norm_eps`). `scale` [3] and `base` [2n + n^2] are factors and shifts. comb is
@@ -48,9 +48,10 @@ def stream_weights(
 
 
 def compressed_windows(kv: Numbers, gate: Numbers) -> Numbers:
-    """Return the sum over slots of kv times the softmax of `gate` over slots: [windows, width].
+    """Return compressed keys [windows, width]: a window's slots summed by the softmax of gates.
 
-    `kv` and `gate` are [windows, slots, width]; a gate of -inf leaves its slot out.
+    A *slot* is one of the token rows of a window. `kv` and `gate` are [windows, slots, width]; a
+    gate of -inf leaves its slot out.
     """
     summed: Numbers = (kv * softmax(gate, axis=1)).sum(axis=1)
     return summed

@@ -1,4 +1,8 @@
-"""Traces: what a pass recorded at its capture points, and the recorder that fills them."""
+"""Traces: what a pass recorded at its capture points, and the recorder that fills them.
+
+A *slot* is a name for several points of a layer that are joined along the last axis: `qkv` for q, k
+and v.
+"""
 
 import re
 from collections.abc import Callable, Collection, Hashable, Iterable, Mapping, Sequence
@@ -68,7 +72,7 @@ class Trace(Tabular):
     def find_record(self, key: str) -> Record | None:
         """Return the record of a key or of the key it equals; None where it was not captured.
 
-        The key of a joined slot (`L3.qkv`) gives one record of its parts, if all were recorded.
+        The key of a slot (`L3.qkv`) gives one record of its points together, if all were recorded.
         """
         found = self.records.get(self.aliases.get(key, key))
         return self._joined_record(key) if found is None else found
@@ -76,7 +80,7 @@ class Trace(Tabular):
     def recorded_values(self, key: str) -> Numbers | None:
         """Return the recorded values of a key or of the key it equals; None where there are none.
 
-        The parts of a joined slot (`L3.qkv`) are joined along the last axis, token by token.
+        The values of a slot's points (`L3.qkv`) are joined along the last axis, token by token.
         """
         if self.aliases.get(key, key) in self.records:
             return self.fetch(self.aliases.get(key, key))
@@ -94,20 +98,21 @@ class Trace(Tabular):
         return self.masks.get(self.aliases.get(key, key))
 
     def value_blocks(self, key: str) -> ValueBlocks | None:
-        """Return the values of a key to be read piece by piece; None where that is not possible."""
+        """Return the values of a key to be read in blocks; None if they can only be read whole."""
         own = self.aliases.get(key, key)
         return self.blocks(own) if own in self.records and own not in self.masks else None
 
     def slot_parts(self, key: str) -> list[str]:
-        """Return the keys that a key names: a joined slot's parts (`L3.qkv`), or the key itself."""
+        """Return the keys of the points that a slot's key (`L3.qkv`) names, or the key itself."""
         layer, _, slot = key.rpartition(".")
         points = SLOTS.get(slot, ())
         return [f"{layer}.{point}" for point in points] if layer and len(points) > 1 else [key]
 
     def _joined_record(self, key: str) -> Record | None:
-        """Return one record for a joined slot's parts; None if it is no slot, or parts do not fit.
+        """Return one record for the points of a slot together; None if there is none.
 
-        They must all be recorded, on the same rows.
+        There is none if `key` names no slot, or if the points are not all recorded on the same
+        rows.
         """
         keys = self.slot_parts(key)
         found = [self.records.get(self.aliases.get(part, part)) for part in keys]
@@ -164,7 +169,7 @@ class Trace(Tabular):
         ).html()
 
     def table_rows(self) -> Sequence[Row]:
-        """Return a row for each point: key, place, shape and statistics."""
+        """Return a row for each point: key, layer, shape and statistics."""
         rows = [record_to_json(record) for record in self.records.values()]
         left_out = ("positions", "stats")
         return [
@@ -184,7 +189,7 @@ class Trace(Tabular):
 
 
 def order_slots(keys: Iterable[str]) -> list[str]:
-    """Return the keys in order, with joined slots' keys moved to their first part's place.
+    """Return keys in order, with the key of a slot moved to where its first point stands.
 
     `L3.qkv` comes after `L3.attn_norm`, or before the layer's first key.
     """

@@ -116,7 +116,7 @@ def save_trace(path: Path, trace: Trace, *, force: bool = False) -> None:
 
 
 def byte_windows(values: Numbers) -> Iterator[memoryview]:
-    """Yield an array's bytes in pieces of at most _WINDOW, as a sink takes them."""
+    """Yield an array's bytes in windows of at most _WINDOW bytes, as a sink takes them."""
     data = np.ascontiguousarray(values)
     raw = data.data.cast("B") if data.size else memoryview(b"")
     for start in range(0, len(raw), _WINDOW):

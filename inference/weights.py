@@ -1,5 +1,8 @@
 """A model's weights as handles: encoded until used, decoded a panel or a tensor at a time.
 
+A *panel* is some rows of a weight that are decoded together. A *stack* is the weight of all experts
+of a layer, [n_experts, out, in].
+
 `Weights` gives a `Weight` per role key. Weights placed by a backend (decoded, in its dtype, on its
 device) are held while they fit one byte budget; the others are decoded at each use. If the stored
 bytes exceed the budget, `with weights.layer(i)` reads layer i + 1 ahead and releases the pages of
@@ -216,7 +219,7 @@ class Weight:
         return self._rows.encoded(first, first + self.n_rows)
 
     def bnb4_parts(self) -> CodedParts | None:
-        """Return the checked parts of a whole bitsandbytes 4-bit weight; None for any other."""
+        """Return codes, scales and code table of a whole bitsandbytes 4-bit weight, else None."""
         return self._rows.coded() if self.part is None else None
 
     def release_pages(self) -> None:
@@ -290,7 +293,8 @@ class Weights(Mapping[str, Weight]):
     def with_arrays(self, arrays: Mapping[str, Array]) -> "Weights":
         """Return a copy of these weights in which `arrays`, by role key, replace stored ones.
 
-        It shares no placed tensors with these weights. Hypotheses replace weights so.
+        It shares no placed tensors with these weights. A hypothesis of a diagnosis replaces weights
+        so.
         """
         rows = self._rows | {key: ArrayRows(values) for key, values in arrays.items()}
         return Weights(rows, self.holder.budget, self.subject)

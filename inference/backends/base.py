@@ -75,7 +75,7 @@ class Heads:
 
 
 class Backend(Recurrent, Hosted, ABC):
-    """One op per arithmetic of the forward pass; no graph, no autograd, no dispatcher.
+    """One method for each operation of the forward pass; no graph, no autograd, no dispatcher.
 
     `device` is where the arrays really are (`cpu`, `cuda:0`), `dtype` the name of the arithmetic's
     dtype (float64, float32, bfloat16, float16), `itemsize` the bytes an element takes.
@@ -112,7 +112,7 @@ class Backend(Recurrent, Hosted, ABC):
     def set_position(self, position: int) -> None:
         """Set the position in the text of the first row of the following activations.
 
-        Deterministic products need it: a row's place in its block of ROWS follows from it.
+        Deterministic products need it: a row's number in its block of ROWS rows follows from it.
         """
         self._origin = position
 
@@ -201,7 +201,7 @@ class Backend(Recurrent, Hosted, ABC):
     # products
 
     def ids_with_rows(self, ids: Numbers, count: int) -> Numbers | Array:
-        """Return token ids for a table of `count` rows: an id of `count` or more becomes 0.
+        """Return token ids for a table of `count` rows: an id without a row there becomes 0.
 
         While a pass is recorded, a backend may do this on the device.
         """
@@ -392,19 +392,19 @@ class Backend(Recurrent, Hosted, ABC):
     def rope_table(
         self, positions: Numbers, inv_freq: Numbers, *, factor: float, cast: RopeCast
     ) -> tuple[Array, Array]:
-        """Return cos and sin [tokens, pairs] of position times inv_freq (float32), times factor.
+        """Return cos and sin [tokens, pairs] of the angles by which rope rotates, times factor.
 
-        Computed in float32 (float64 if that is the dtype); rounded to the dtype unless `cast` is
-        `result`.
+        An angle is a position times `inv_freq` (float32). Computed in float32 (float64 if that is
+        the dtype); rounded to the dtype unless `cast` is `result`.
         """
 
     def rope(self, x: Array, table: tuple[Array, Array], *, style: Style, cast: RopeCast) -> Array:
-        """Return x [tokens, heads, head_dim], 2 * pairs elements of each head rotated.
+        """Return x [tokens, heads, head_dim] with the first elements of each head rotated.
 
-        They are the head's first. `table` is (cos, sin) [tokens, pairs]. Style `half` pairs element
-        i with i + pairs, `interleaved` 2i with 2i + 1. The result is in the split-half layout
-        either way; elements after the rotated part are unchanged. `cast` says which of table and
-        result are rounded.
+        Two elements that rotate together are a pair. `table` is (cos, sin) [tokens, pairs], so 2 *
+        pairs elements are rotated. Style `half` pairs element i with i + pairs, `interleaved` 2i
+        with 2i + 1. The result is in the split-half layout either way; the elements after those are
+        unchanged. `cast` says which of table and result are rounded.
         """
         cos, sin = (part[:, None, :] for part in table)  # (token, 1, pair)
         pairs = cos.shape[-1]
@@ -430,7 +430,7 @@ class Backend(Recurrent, Hosted, ABC):
         """Return the mask [tokens, keys] of the keys that the last tokens may see.
 
         `cached` positions come before the tokens. `window` limits how far back a query sees, None
-        not at all. Not `causal`: keys on both sides, within the window.
+        not at all. Not `causal`: earlier and later keys, within the window.
         """
         if causal:
             return causal_mask(cached, tokens, keys, window)
@@ -452,7 +452,10 @@ class Backend(Recurrent, Hosted, ABC):
         return ended_windows_mask(cached, tokens, windows, rate)
 
     def join_masks(self, first: Mask, second: Mask, gap: int) -> Mask:
-        """Return two masks side by side, `gap` hidden keys between them: [tokens, all keys]."""
+        """Return two masks as one [tokens, all keys]: the first's keys, hidden keys, the second's.
+
+        `gap` is the number of hidden keys between them.
+        """
         hidden = np.zeros((len(first), gap), np.bool_)
         joined: Mask = np.concatenate([first, hidden, second], axis=1)
         return joined

@@ -1,5 +1,8 @@
 """Expert routing, sparse attention's choice and position biases: defaults that run on the host.
 
+A *stack* is the weight of all experts of a layer, [n_experts, out, in]. A *block* of an
+ExpertBlocks is a fixed number of token rows that one expert multiplies.
+
 Their numbers are computed by numpy and copied to the backend.
 """
 
@@ -24,11 +27,12 @@ Numbers = NDArray[Any]  # numpy's
 
 @dataclass(frozen=True)
 class ExpertBlocks:
-    """Which rows each expert gets, in blocks of `size` rows, all on the device.
+    """The token rows that each expert multiplies, in blocks of `size` rows, all on the device.
 
-    `experts` [n] is each block's expert, `rows` [n * size] are tokens, `weights` [n * size] the
-    factors of these rows. A block that is not full is padded with token 0, weighted by 0. `places`
-    [tokens, used] are each token's places in `rows`, by ascending expert.
+    `experts` [n] is the expert of each block. `rows` [n * size] are the token numbers of the
+    blocks' rows, one block after the other, and `weights` [n * size] the factors of these rows. A
+    block that is not full is padded with token 0, weighted by 0. `places` [tokens, used] are the
+    indices in `rows` at which a token stands, by ascending expert.
     """
 
     experts: Array
@@ -179,10 +183,11 @@ class Hosted:
         return total
 
     def block_scores(self: _Host, q: Array, k: Array, cached: int, size: int) -> Numbers:
-        """Return each block's best q.k [heads, tokens, blocks] of keys not later, a numpy array.
+        """Return the largest q.k [heads, tokens, blocks] over each block's keys, as a numpy array.
 
-        q [tokens, heads, d], k [keys, 1, d]; blocks are `size` keys long, and `cached` positions
-        come before the tokens. A block of later keys has -inf.
+        q is [tokens, heads, d], k [keys, 1, d]. A block is `size` keys that follow each other, and
+        `cached` positions come before the tokens. Keys later than the token do not count; a block
+        that has only such keys gets -inf.
         """
         queries, keys = (self.to_numpy(x) for x in (q, k))
         keys = keys[:, 0]
@@ -257,7 +262,7 @@ class Hosted:
         rounds: bool,
         scale: Numbers | None = None,
     ) -> ExpertBlocks:
-        """Return the blocks of rows that each expert gets by router logits, and the rows' weights.
+        """Return the rows that each expert multiplies by the router's logits, and their weights.
 
         `logits` are [tokens, n_experts]. Everything stays on the device. `bias` [n_experts] is
         added to the scores for the choice only. `rounds`: the experts' weights are rounded to the
@@ -283,7 +288,7 @@ class Hosted:
         return self.stack([y[None] for y in ys])
 
     def combine(self, y: Array, places: Array, weights: Array | None) -> Array:
-        """Return for each token the sum of rows `places` [tokens, used] of y, in this order.
+        """Return each token's sum of its experts' outputs: the rows `places` [tokens, used] of y.
 
         Each row is multiplied by its number of `weights` [tokens, used]; None: by none. Products
         and sums are rounded as `add_weighted` rounds them. Only backends with `can_stack_experts`

@@ -1,4 +1,4 @@
-"""Protocols that a fast backend may implement: recorded passes, statistics that wait.
+"""Protocols that a fast backend may implement: recorded passes, statistics read once at the end.
 
 A session and a trace use them where `Backend.graphs` and `Backend.pending` give them.
 """

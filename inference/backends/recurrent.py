@@ -129,9 +129,9 @@ class Recurrent:
         """Return a state space scan's (reads [tokens, heads, head_dim], state after them).
 
         x is shaped as the result, `step` [tokens, heads], `rate` [heads] or [heads, state] of
-        `decay_rates`, b and c [tokens, groups, state], `skip` [heads]: how much of x is added. Each
-        group serves as many heads in a row. All is float32 at least. Token by token in
-        deterministic mode.
+        `decay_rates`, b and c [tokens, groups, state], `skip` [heads]: how much of x is added.
+        Heads that follow each other share the B and C of one group. All is float32 at least. Token
+        by token in deterministic mode.
         """
         x, step, rate, b, c, skip = (self.to_numpy(y) for y in (x, step, rate, b, c, skip))
         with np.errstate(over="ignore", invalid="ignore"):
@@ -184,9 +184,10 @@ class Recurrent:
         return self.wide(self.array(found))
 
     def compress(self: _Operations, kv: Array, gate: Array) -> Array:
-        """Return kv summed over slots by the softmax of `gate` over slots: [windows, width].
+        """Return compressed keys [windows, width]: a window's slots summed by the softmax of gates.
 
-        `kv` and `gate` are [windows, slots, width], `gate` in float32 at least; a gate of -inf
-        leaves its slot out. The sum is rounded once.
+        A *slot* is one of the token rows that a window is made of. `kv` and `gate` are [windows,
+        slots, width], `gate` in float32 at least. The weights are the softmax of `gate` over the
+        slots; a gate of -inf leaves its slot out. The sum is rounded once.
         """
         return self.array(compressed_windows(self.to_numpy(kv), self.to_numpy(gate)))

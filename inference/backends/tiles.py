@@ -1,4 +1,7 @@
-"""Products in tiles of fixed shape and place: the same bits for prefill, step, prefix and batch.
+"""Products in tiles of fixed shape and position: the same bits for prefill, step, prefix and batch.
+
+A *block* is ROWS token rows that are multiplied together, a *tile* a fixed range of keys whose sum
+is taken together, and a *panel* some rows of a weight that are decoded at a time.
 
 The rounding of a matrix product may depend on its number of rows, that of a sum on its number of
 terms. Here every row is in a block of ROWS rows at its position modulo ROWS (missing rows are
@@ -162,9 +165,10 @@ class Tiles(Backend):
         return copy.reshape(kv_heads, -1, x.shape[-1])
 
     def _pad_rows(self, x: Array, widen: bool = False) -> tuple[Array, int]:
-        """Return (x padded with zero rows to whole blocks of ROWS, rows of padding before x).
+        """Return (x padded with zero rows to whole blocks of ROWS, number of zero rows before x).
 
-        x is [tokens, ...]. `widen`: the copy is float32 at least.
+        x is [tokens, ...]. Each of its rows then stands in its block at its position modulo ROWS.
+        `widen`: the copy is float32 at least.
         """
         before = self._origin % ROWS
         count = -(-(before + len(x)) // ROWS) * ROWS

@@ -341,10 +341,11 @@ class TorchBackend(TorchRecurrent):
         return list(zip(chosen.tolist(), *parts, strict=True))
 
     def combine(self, y: Array, places: Array, weights: Array | None) -> Array:
-        """Return each token's weighted sum of rows `places` of y: [tokens, width].
+        """Return each token's weighted sum of its experts' outputs [tokens, width].
 
-        All products are computed and rounded first, then added rank by rank. `weights` None: the
-        rows are added unweighted.
+        These are the rows `places` [tokens, used] of y. All products are computed and rounded
+        first, then added expert by expert in the order of `places`. `weights` None: the rows are
+        added unweighted.
         """
         rows = y[places.T.contiguous()]  # (used, tokens, width)
         if weights is not None:

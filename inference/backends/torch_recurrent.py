@@ -175,9 +175,10 @@ class TorchRecurrent(Tiles):
         return torch.cat(weights, -1)
 
     def compress(self, kv: Array, gate: Array) -> Array:
-        """Return kv summed over slots by the softmax of `gate` over slots: [windows, width].
+        """Return compressed keys [windows, width]: a window's slots summed by the softmax of gates.
 
-        The softmax and each product are rounded, as in transformers.
+        A *slot* is one of the token rows of a window; `kv` and `gate` are [windows, slots, width].
+        The softmax over the slots and each product are rounded, as in transformers.
         """
         if self.deterministic:
             return super().compress(kv, gate)

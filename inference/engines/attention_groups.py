@@ -1,8 +1,9 @@
 """Ranks of attention data parallelism: each group attends to requests of its own.
 
-Tensor-parallel ranks are in groups. Ranks of one hold shares of the same tokens; those of another
-hold other requests. Feed-forward parts are divided among all ranks and have every group's tokens,
-one group after another, or each in as many rows as the longest has.
+Tensor-parallel ranks are in groups. Ranks of one group hold different columns of the same tokens;
+those of another group hold other requests. A *step* is one forward pass. Arrays of feed-forward
+modules are divided among all ranks and have every group's tokens: one group after another, or each
+group in as many rows as the longest has.
 """
 
 from collections.abc import Collection, Mapping, Sequence
@@ -34,15 +35,16 @@ class AttentionGroups:
         return {DP: max(groups) + 1, TP: max(ranks) + 1}
 
     def own(self, one: DumpedArray) -> DumpedArray:
-        """Return the array of one group's tokens, its ranks renamed by the group.
+        """Return an array of one group's tokens with its ranks renamed by the group.
 
-        Its data-parallel rank becomes the group, its tensor-parallel rank the place in the group.
+        Its data-parallel rank becomes the group's number, its tensor-parallel rank the number in
+        the group.
         """
         group, rank = self.places[one.ranks[TP]]
         return replace(one, ranks={**_other_ranks(one), TP: rank, DP: group})
 
     def shared(self, one: DumpedArray) -> DumpedArray:
-        """Return an array of all groups' tokens, its ranks renamed.
+        """Return an array that has the tokens of all groups with its ranks renamed.
 
         It keeps its tensor-parallel rank and has no data-parallel rank.
         """
@@ -96,8 +98,8 @@ def find_attention_groups(
     """Return how tensor-parallel ranks are divided into attention groups; None if they are not.
 
     `found` are (step, array), `ids` the names of arrays of token ids. Ranks of a group have equal
-    ids, and groups are blocks of one size. Where files do not name the groups, some array must also
-    have the tokens of all groups.
+    ids, and each group is as many ranks that follow each other. Where files do not name the groups,
+    some array must also have the tokens of all groups.
     """
     held: dict[int, dict[int, tuple[int, ...]]] = {}  # ids by rank and step
     said: dict[int, set[int | None]] = {}

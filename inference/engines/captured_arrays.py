@@ -68,7 +68,7 @@ class ArrayFiles:
         """Return the arrays and values of a file, unread; FormatError for one that is damaged.
 
         A file of more than _FEW arrays stays open until the stack closes it. Of a smaller file only
-        the places of arrays are noted whose bytes are stored unchanged; the file is opened again
+        the offsets of arrays are noted whose bytes are stored unchanged; the file is opened again
         for each read of any other array.
         """
         with ExitStack() as own:
@@ -115,7 +115,7 @@ class ArrayFiles:
             def windows() -> Generator[memoryview, None, None]:
                 """Yield the array's stored bytes from the file, opened again.
 
-                Raises FormatError if their form has changed since the first time.
+                Raises FormatError if the file has the array in another encoding than at first.
                 """
                 with ExitStack() as again:
                     now = read_array_file(path, again).stored(name)

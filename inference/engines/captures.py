@@ -131,9 +131,10 @@ class Captures:
 
 @dataclass(frozen=True)
 class RepeatedRows:
-    """Two requests of a dump with the same first tokens: the arrays of each, of these tokens.
+    """Two requests of a dump with the same first tokens, and the arrays of each for these tokens.
 
-    `requests` names both. `own` are the rows of the request that is read, `other` of the other.
+    `requests` names both. `own` are the rows of the request that is read as the trace, `other`
+    those of the second request.
     """
 
     requests: str
@@ -536,7 +537,7 @@ class _FileArray:
         return StoredBytes(f"{self.dtype} {self.fortran}", self._windows)
 
     def _windows(self) -> Generator[memoryview, None, None]:
-        """Yield the bytes of the array's numbers by pieces; FormatError if the file was cut off."""
+        """Yield the bytes of the array's numbers in windows; FormatError if the file is cut off."""
         left = self.nbytes
         buffer = memoryview(bytearray(min(_READ, left)))
         with os.fdopen(self._open(), "rb", buffering=0) as file:

@@ -332,9 +332,9 @@ class Collector:
     def note_unlike_seconds(self, add: "Callable[[str, Collector], None]") -> None:
         """Note in `unknown` and `lost` the arrays that differ from another of the same point.
 
-        Of two arrays for one point only one is recorded; the other is compared with it. `add`
-        adds an array to a collector again, by its name. Arrays with other rows are not compared;
-        a difference within the rounding of the run's dtype is ignored.
+        Of two arrays for one point only one is recorded; the other is compared with it. `add` adds
+        an array to a collector again, by its name. Arrays of other tokens are not compared; a
+        difference within the rounding of the run's dtype is ignored.
         """
         bound = BASE.get(self._dtype, BASE["float32"]).rel_l2
         for name, key, origin, tiles in self._second:
@@ -585,9 +585,10 @@ def _mean_cosine(x: Numbers, like: Numbers) -> float:
 
 
 def pairs_to_halves(x: Numbers, start: int = 0, stop: int | None = None) -> Numbers:
-    """Return `x` with adjacent pairs of the last axis rearranged as split halves.
+    """Return x with rotated elements moved from adjacent pairs to split halves of the last axis.
 
-    Only elements from `start` to `stop` (None: the end) are moved.
+    Elements 0, 2, 4 ... come first, then 1, 3, 5 ... Only elements from `start` to `stop` (None:
+    the end) are moved.
     """
     end = x.shape[-1] if stop is None else stop
     pairs = x[..., start:end]

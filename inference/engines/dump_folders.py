@@ -1,5 +1,9 @@
 """Dumps in many files: a folder for each rank, a file for each pass or for each array.
 
+A *step* is one forward pass by its number. A rank's *part* is what it dumped of an array that ranks
+divide. An *axis* is one of the ways in which ranks divide work: tensor, data, sequence or context
+parallelism.
+
 Their arrays are read lazily. Ranks are put together first, then passes: what remains is one
 sequence's arrays by name, with the token positions of their rows. Nothing is unpickled.
 """
@@ -181,8 +185,8 @@ def read_dump(
     """Return an engine's dump with the arrays of its ranks joined.
 
     A damaged file of one array is left out if the others of its pass and rank say the rest. Raises
-    FormatError if parts are missing or double. `widths_of` gives the sizes that the model has for
-    arrays of these names. `stack` closes the files.
+    FormatError if a rank's part of an array is missing or there twice. `widths_of` gives the sizes
+    that the model has for arrays of these names. `stack` closes the files.
     """
     spec = RankSpec(folder)
     files = ArrayFiles(stack)
@@ -241,7 +245,7 @@ def read_dump(
 
 
 def _kind_of(name: str) -> str | None:
-    """Return which fact of the batch an array holds, such as "ids" or "positions".
+    """Return what an array of a dump says of its batch, such as "ids" or "positions".
 
     None for an array of computed values.
     """
@@ -288,10 +292,10 @@ def _add_up_gathered(
 
 
 def _add_gathered(made: Pass, shared: Pass, groups: AttentionGroups, names: Sequence[str]) -> None:
-    """Add to a group's pass its rows of the arrays that hold the tokens of all groups.
+    """Add to the pass of one attention group its rows of arrays that hold all groups' tokens.
 
-    `shared` has these arrays. `names` is the order of the pass's arrays after that. An array
-    whose number of rows does not fit is noted in the pass's `left`.
+    `shared` has these arrays. `names` is the order of the pass's arrays after that. An array whose
+    number of rows does not fit is noted in the pass's `left`.
     """
     made.left |= shared.left
     for name, one in shared.arrays.items():
@@ -305,7 +309,11 @@ def _add_gathered(made: Pass, shared: Pass, groups: AttentionGroups, names: Sequ
 
 @dataclass(frozen=True)
 class _Axes:
-    """Axes that differ between ranks: their values, and which rank's numbers mean the same."""
+    """The axes of parallelism by which a dump's ranks differ.
+
+    `values` are the ranks' numbers along each axis. `alias` has the axis that stands for another
+    one with the same numbers.
+    """
 
     values: Mapping[str, list[int]]
     alias: Mapping[str, str]
@@ -554,7 +562,7 @@ def _group_by_step(
 def _own_steps(
     names: Mapping[int, set[str]], ranks: Collection[Mapping[int, set[str]]]
 ) -> set[int]:
-    """Return the steps that one rank ran.
+    """Return the numbers of the forward passes that one rank ran.
 
     `names` are the names of its arrays by step, `ranks` those of every rank. The last step is left
     out if it holds only late outputs of the step before. It stays if another rank lacks that step

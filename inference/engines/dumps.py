@@ -207,7 +207,7 @@ def _under_plain_names(captures: Captures) -> Captures:
 
 
 def _under_transformers_names(captures: Captures, widths_of: WidthsOf) -> Captures:
-    """Return captures of one sequence under transformers' names, joined results cut into parts.
+    """Return captures of one sequence under transformers' names, joined ones such as qkv cut.
 
     They are unchanged if no name is of vLLM's or SGLang's modules, or of a joined module whose
     parts' sizes are known.

@@ -1,5 +1,9 @@
 """Outputs of vLLM's and SGLang's modules under the names that a transformers module path has.
 
+A *joined result* is what one module computes for several projections, as qkv_proj does; its *parts*
+are the columns of each projection. An *item* is one of the tensors in the tuple that a module
+returns.
+
 Both keep the residual stream apart: a decoder layer and a norm that adds give (hidden, residual).
 The stream after a layer is their sum. A norm that runs in place writes into both afterwards, so
 that a hook which did not copy holds the next norm's result and the stream itself.
@@ -102,10 +106,10 @@ def under_module_names(
 
 
 def _residual_of(base: str, arrays: Mapping[str, JoinedArray]) -> JoinedArray | None:
-    """Return the residual that a layer or norm returned as item 1 of its tuple.
+    """Return the residual stream that a layer or norm returned as item 1 of its tuple.
 
-    None for other modules, whose second item is no part of the residual stream, and where its
-    shape is not that of item 0, the hidden values.
+    None for other modules, whose second item is no part of the residual stream, and where its shape
+    is not that of item 0, the hidden values.
     """
     hidden, residual = arrays.get(f"{base}.0"), arrays.get(f"{base}.1")
     if hidden is None or residual is None or hidden.shape != residual.shape:
@@ -176,7 +180,7 @@ def split_joined(
 
 
 class _LastRead:
-    """Holds the parts of the joined result that was read last, which are read one by one."""
+    """The values of the joined result that was read last, held until all its parts were taken."""
 
     def __init__(self) -> None:
         """Hold nothing yet."""

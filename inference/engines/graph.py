@@ -46,7 +46,7 @@ class GraphNode:
 
 @dataclass(frozen=True)
 class NodePoint:
-    """The point a node's values belong to, and which columns of them, None for all."""
+    """The capture point that a node's values are of, and which of their columns; None for all."""
 
     point: str
     layer: int
@@ -116,8 +116,9 @@ class GraphReader:
     ) -> list[NodePoint]:
         """Return the capture points that a node may be, by the weights it reads; [] for none.
 
-        `point` is the point, `name` a row of the table of points, `rank` its place there. `weights`
-        are the (role, layer, columns) that the node reads; those with the role of `name` count.
+        `point` is the point, `name` one of the point's names in the table of points, `rank` its
+        number there. `weights` are the (role, layer, columns) that the node reads; those with the
+        role of `name` count.
         """
         return [
             NodePoint(point, layer, rank, cut) for role, layer, cut in weights if role == name.role

@@ -1,6 +1,6 @@
 """Layouts in which engines store a point's value, and how each becomes ours: [tokens, ...].
 
-A layout is a chain of steps by name, applied in order; `shape` and the like are the target's.
+A *layout* is a list of named steps, applied in order; `shape` and the like are those of the point.
 """
 
 from collections.abc import Callable, Mapping, Sequence

@@ -39,7 +39,7 @@ _ONE, _THIRTY_TWO = 0x3F800000, 0x42000000
 
 
 class ParamBlock(ctypes.Structure):
-    """A block for llama_model_params or llama_context_params."""
+    """Memory for llama_model_params or llama_context_params, larger than any version's struct."""
 
     _fields_ = [("words", ctypes.c_uint32 * WORDS)]
 

@@ -152,7 +152,7 @@ def _read_nodes(lines: "_Lines", collector: Collector, model: Model | None) -> i
 
 
 class _Lines:
-    """Reads nodes from the text; counts lines for messages."""
+    """Reads the nodes that the text prints; counts lines for error messages."""
 
     def __init__(self, file: IO[str], path: Path) -> None:
         """Start at the first line of an open text; `path` is for messages."""

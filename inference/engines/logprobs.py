@@ -203,7 +203,7 @@ def _no_tokenizer(text: str, raw: bytes | None) -> Sequence[int]:
 
 
 class _Rows:
-    """Log-probabilities by position and token, collected while an answer is read."""
+    """Log-probabilities by position and token, collected while a server's answer is read."""
 
     def __init__(self) -> None:
         """Start without rows; `rows` maps a position to {token id: log-probability}."""

@@ -1,7 +1,7 @@
-"""Mapping files: which dumped array is which capture point, and its layout.
+"""Mapping files: which dumped array holds which capture point, and in which layout.
 
-A JSON file that `aprfmt trace --map` proposes and a person corrects. Given as a trace, it opens
-the arrays it names, in its own folder:
+A JSON file that `aprfmt trace --map` proposes and a person corrects. Given as a trace, it opens the
+arrays it names, in its own folder:
 
     {"aprfmt_mapping": 1, "captures": "dumps", "ids": [5, 80], "dtype": "float32",
      "names": {"blk0.query": {"key": "L0.q", "layout": ["heads_first"], "rows": "last"},

@@ -1,5 +1,9 @@
 """Finds the capture points among transformers' modules: which module's result is which point.
 
+A *joined result* is one module's output for several projections, as qkv; its *parts* are the
+columns of each. A *name* is a row of a point's table: a module's path, and which part of the result
+is meant.
+
 A key is a module's path (`model.layers.0.self_attn.q_proj`), `<layer>#in`, `<layer>#out`,
 `<layer>#q_rope` with a layer's path or its number, or `logits`. Keys without a point are listed
 with the reason.
@@ -78,9 +82,10 @@ _WHOLE_NAMES = frozenset(
 
 @dataclass(frozen=True)
 class ModuleReading:
-    """One capture point to which the value of a module's key, or a part of it, belongs.
+    """One capture point that a module's key may be, with the name in the table of points that fits.
 
-    `name` is the row of the point's table that fits the key, `rank` its place there.
+    `name` is that row of the point's table, and `rank` its number there: the first name is
+    preferred.
     """
 
     point: Point
@@ -339,8 +344,8 @@ class ModuleReader:
     def add_unread(self, key: str, tiles: Tiles, rows: Sequence[int] | None = None) -> bool:
         """Record one key's values without reading them; return whether that was done.
 
-        False, with nothing recorded, where a point is only a part of the values or has them in
-        another order, or where the values must be looked at. The caller then uses `add`, which
+        False, with nothing recorded, where a point is only some columns of the values or has them
+        in another order, or where the values must be looked at. The caller then uses `add`, which
         takes the same arguments, with the values in place of `tiles`.
         """
         collector = self._collector
@@ -366,7 +371,7 @@ class ModuleReader:
     def _plain_shape(self, reading: ModuleReading, tiles: Tiles) -> tuple[int, ...] | None:
         """Return the shape of a capture point whose values are just the array's, in its order.
 
-        None if the point is only a part of the array, or in another order.
+        None if the point is only some columns of the array, or has them in another order.
         """
         point, shape, collector = reading.point.name, (tiles.rows, tiles.width), self._collector
         if self._compressed or reading.name.part not in ("", "scaled"):
@@ -424,9 +429,9 @@ class ModuleReader:
         return not collector.known or collector.record_key(key_name(point, layer)) is not None
 
     def _add(self, reading: ModuleReading, values: Numbers, rows: Sequence[int] | None) -> bool:
-        """Record the part of a module's values that is one point; return whether the model has it.
+        """Record the columns of a module's values that are one point; return whether it exists.
 
-        Raises ValueError for the value of more than one sequence.
+        Raises ValueError for the values of more than one sequence.
         """
         if not self._is_meant(reading):
             return False
@@ -487,10 +492,10 @@ class ModuleReader:
             self._collector.add(point, layer, found, rows=rows, rank=BESIDE_MODULES)
 
     def _point_columns(self, point: str, layer: int, part: str, values: Numbers) -> Numbers | None:
-        """Return a capture point's part of a joined result such as qkv.
+        """Return the columns of a joined result such as qkv that are one capture point.
 
-        None if its size is unknown. `part` is the kind of joining, as the table of points names
-        it.
+        None if their number is unknown. `part` says how the projections are joined, by the word of
+        the table of points.
         """
         width = values.shape[-1]
         # Each kind of joined result has its own order of columns.
@@ -569,7 +574,7 @@ class ModuleReader:
         return np.concatenate([part.reshape(tokens, -1) for part in wanted], axis=-1)
 
     def _split_point_heads(self, point: str, layer: int, text: str, values: Numbers) -> Numbers:
-        """Return q, k or v as [tokens, heads, d], with adjacent rotated pairs moved into halves.
+        """Return q, k or v as [tokens, heads, d], with rotated elements moved to split halves.
 
         `text` is the module's name in the table of points; some modules have heads first, some have
         adjacent pairs. q and k before rope are remembered: they show which axis is that of heads.

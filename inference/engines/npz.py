@@ -183,8 +183,8 @@ def read_header(
 
     `size` are the array's bytes. Afterwards `file` is positioned after the header. The header is
     not evaluated as Python, and its sizes must fit the bytes that follow. Raises FormatError for a
-    header of another form, TruncatedError for one that is cut, UnsupportedError for a dtype that is
-    not numbers.
+    header that is no literal of that kind, TruncatedError for one that is cut, UnsupportedError for
+    a dtype that is not numbers.
     """
     # The fixed part: magic, version and length.
     magic = file.read(8)

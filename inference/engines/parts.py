@@ -40,12 +40,15 @@ def cut_to_vocabulary(values: Numbers, vocab: int) -> tuple[Numbers, str]:
 
 
 def _rank_text(part: int, whole: int) -> str:
-    """Return ", as one rank of N has them ..." if `part` columns divide `whole`; else ""."""
+    """Return ", as one rank of N has them ..." for an array with 1/N of a point's columns.
+
+    `part` are the array's columns, `whole` the point's. "" if they do not divide.
+    """
     return "" if not part or whole % part else one_rank_text(whole // part)
 
 
 def one_rank_text(ranks: int) -> str:
-    """Return the rest of a sentence about columns that only one of `ranks` ranks has."""
+    """Return the end of a message about columns that only one of `ranks` ranks has."""
     return f", as one rank of {ranks} has them: put the ranks' columns together"
 
 
@@ -81,10 +84,10 @@ def part_text(
 
 
 def _matched_share_text(rows: Numbers, mine: Numbers, key: str, axis: int) -> str:
-    """Return in words which rank's part of the point `key` an array is; "" if it is none.
+    """Return in words which rank's columns or rows of point `key` an array is; "" if none's.
 
     `rows` is the array, `mine` the model's whole value, both [tokens, width]. Ranks divide axis
-    `axis`. A single row is no rank's part: it is the last token's.
+    `axis`. A single row is no rank's: it is the last token's.
     """
     part, whole = rows.shape[axis], mine.shape[axis]
     least = 2 if axis == 0 else 1

@@ -51,7 +51,8 @@ def nearest_points_text(
     """Return an array's shape in words, and the points whose values have it or are nearest to it.
 
     `shapes` are those of the model's points by key, {} without a model. `tokens` is the length of
-    the pass, None where it is not known. A rank's share has no such point.
+    the pass, None where it is not known. The array of one rank, which has only some columns, is
+    like no point.
     """
     said = f"of shape {list(shape)}"
     size = math.prod(shape)

@@ -333,11 +333,11 @@ def _take_by_name(
     taken: set[str],
     said: Mapping[str, Sequence[str]],
 ) -> None:
-    """Map the remaining arrays to the point that their name tells, unless values contradict it.
+    """Map each array that has no point yet to the point its name says, unless values contradict it.
 
-    Values contradict it where that point is far off and another one is far nearer. `names` is the
-    mapping so far, `fits` how each array fits the points, `taken` the mapped keys, `said` the keys
-    that each name may mean. Changes `names` and `taken`.
+    Values contradict the name where its point is far off and another point is far nearer. `names`
+    is the mapping so far, `fits` how each array fits the points, `taken` the keys of points that
+    have an array, `said` the keys that each name may mean. Changes `names` and `taken`.
     """
     for name, row in names.items():
         if row is not None or _repeats_taken(fits[name], taken):

@@ -1,10 +1,14 @@
 """Puts the parts that ranks dumped of one array together, before anything is compared.
 
+A rank's *part* is what it holds of an array that ranks divide. A *joined result* is one module's
+output for several projections, as qkv_proj; its parts are the columns of each projection. An *axis*
+is a kind of parallelism: tensor, sequence, context.
+
 How an array is divided comes from its dims where the dump or `ranks.json` says them. Without, it
-follows from its size: the width that the model gives the point, and the tokens of the step.
-Columns are of tensor parallelism, rows of sequence and context parallelism. What every rank holds
-whole has to be equal. A sum over ranks that was taken before the all-reduce is not: it is added
-up where what follows is equal on all ranks.
+follows from its size: the width that the model gives the point, and the tokens of the step. Columns
+are of tensor parallelism, rows of sequence and context parallelism. What every rank holds whole has
+to be equal. A sum over ranks that was taken before the all-reduce is not: it is added up where what
+follows is equal on all ranks.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -154,10 +158,10 @@ def lone_shares(
 
 
 def _ranks_of_share(own: int, whole: int, parts: Sequence[tuple[int, int]]) -> int:
-    """Return among how many ranks `whole` columns are divided if one has `own` of them.
+    """Return the number of ranks among which `whole` columns are divided if one rank has `own`.
 
-    1 if `own` are all, 0 if no number fits. `parts` are (columns, columns of a head) of each part
-    of a joined result; a rank has at least one head of each part.
+    1 if `own` are all, 0 if no number fits. `parts` are (columns, columns of a head) of each
+    projection in a joined result; a rank has at least one head of each.
     """
     if own >= whole:
         return 1
@@ -299,7 +303,8 @@ def _take_replicated(
 def _unlike_first(rows: Sequence[JoinedArray]) -> Iterator[int]:
     """Yield the index of each array that does not equal the first, NaN equal to NaN.
 
-    Stored bytes of one form are compared before anything is converted, many ranks' at a time.
+    Bytes that are stored in the same dtype and shape are compared before anything is converted,
+    many ranks' at a time.
     """
     first = rows[0].stored()
     for start in range(1, len(rows), _TOGETHER):
@@ -414,7 +419,7 @@ def _join_by_dims(name: str, rows: Sequence[JoinedArray], said: Division) -> Joi
 
 
 def _join_zigzag(name: str, rows: Sequence[JoinedArray], at: int) -> JoinedArray:
-    """Return halves joined from both ends: rank i of n holds chunks i and 2n-1-i of 2n.
+    """Return the ranks' halves joined in order: rank i of n holds chunks i and 2n-1-i of 2n.
 
     `at` is the dimension. Raises FormatError where the size of a rank is odd.
     """
@@ -477,7 +482,7 @@ def _concatenate_ranks(name: str, rows: Sequence[JoinedArray], at: int, how: Lay
 def _join_columns(
     name: str, rows: Sequence[JoinedArray], axis: str, widths: PointWidths
 ) -> JoinedArray:
-    """Return the ranks' columns joined; in a joined result such as qkv, part by part.
+    """Return the ranks' columns joined; in a joined result such as qkv, projection by projection.
 
     Key heads that several ranks share are taken once. FormatError if sizes do not fit.
     """
@@ -523,7 +528,7 @@ def _join_columns(
         return made
 
     def read() -> Numbers:
-        """Return all ranks' columns in order, the parts of a joined result side by side.
+        """Return all ranks' columns in order: all of q, then all of k, then all of v in a qkv.
 
         Raises FormatError where ranks that share a key head have different values of it.
         """

@@ -20,9 +20,9 @@ def ranks_of_another_type(
 ) -> Iterator[tuple[str, str]]:
     """Yield (rank, type) of the ranks along `axis` whose values are of a shorter type.
 
-    `found` are (step, array). A rank is yielded if its parts of the last few arrays that all
-    ranks have are of that type, and at most half of the ranks are so. The values may be stored as
-    float32 all the same.
+    `found` are (step, array). A rank is yielded if its values in the last few arrays that all ranks
+    have are of that type, and at most half of the ranks are so. The values may be stored as float32
+    all the same.
     """
     parts: dict[tuple[int, str], dict[int, DumpedArray]] = {}
     for step, one in found:

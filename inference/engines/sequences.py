@@ -1,9 +1,10 @@
 """Finds the sequences of a dump's passes, and gives one's arrays row by row of its tokens.
 
 A pass holds the tokens of several requests: packed one after another (`cu_seqlens`,
-`query_start_loc`, `seq_lens`, or positions that begin anew), or as padded rows of a batch. A prompt
-may come in chunks, and each decode step adds a token. Rows are taken by request and position, never
-by their number alone.
+`query_start_loc`, `seq_lens`, or positions that begin anew), or as padded rows of a batch. A
+*segment* is the tokens of one request in one pass, a *run* those of one request over all passes. A
+prompt may come in chunks, one a pass, and each decode step adds a token. Rows are taken by request
+and position, never by their number alone.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -167,8 +168,8 @@ def align(dump: Dump, ids: Sequence[int] | None) -> AlignedArrays:
 def _shared_prompt(chosen: TokenRun, other: TokenRun, limit: int | None) -> int:
     """Return how many first tokens two requests share; 0 if their prompts are not the same.
 
-    The prompt is the first pass: its tokens (two at least) and positions must be equal. `limit` is
-    the most tokens to count, None for all. 0 too if `other` is `chosen`.
+    The prompt is taken to be the tokens of the first pass: its tokens (two at least) and positions
+    must be equal. `limit` is the most tokens to count, None for all. 0 too if `other` is `chosen`.
     """
     first, second = chosen.segments[0], other.segments[0]
     mine, theirs = chosen.ids, other.ids
@@ -297,11 +298,11 @@ def _join_sequences(passes: Sequence[Pass], notes: list[str]) -> list[TokenRun]:
 
 
 def _drafting_run(found: Sequence[TokenRun], part: Segment) -> TokenRun | None:
-    """Return the sequence of which `part` replaces drafted tokens; None if there is none.
+    """Return the sequence whose drafted tokens the segment `part` replaces; None if there is none.
 
-    The sequence's last pass followed its prompt and held a few drafts. `part` is of the next
-    pass, begins after the first of these tokens, and has another id at its first position. Either
-    both name their request, or there is only one sequence.
+    The sequence's last pass followed its prompt and held a few drafts. `part` is of the next pass,
+    begins after the first of these tokens, and has another id at its first position. Either both
+    name their request, or there is only one sequence.
     """
     rows = [row for row in found if row.segments[0].request == part.request]
     if len(rows) != 1 or not (part.request or (len(found) == part.count == 1)):
@@ -658,8 +659,9 @@ def _pieces_by_request(
 def _refuse_other_order(pieces: Sequence[TokenRun], length: int, begin: str) -> None:
     """Raise FormatError if a request's passes are complete but not in the order of their tokens.
 
-    `pieces` are the request's runs. It is raised if they hold each of its first `length` tokens
-    once, and one with later tokens stands before one with earlier ones. `begin` begins the message.
+    `pieces` are the request's token runs. It is raised if they hold each of its first `length`
+    tokens once, and a run of later tokens comes before a run of earlier ones. `begin` begins the
+    message.
     """
     parts = [part for one in pieces for part in one.segments if min(part.positions) < length]
     there = sorted(at for part in parts for at in part.positions if at < length)
@@ -696,7 +698,7 @@ def _refuse_lost(found: Sequence[TokenRun], wanted: Sequence[int]) -> None:
 
 
 def _refuse_lost_between(found: Sequence[TokenRun]) -> None:
-    """Raise FormatError if sequences may be pieces of one, whose passes between are missing.
+    """Raise FormatError if sequences may be one request of which the passes between are missing.
 
     They may be if only the first sequence begins at position 0, each other one begins in a later
     pass and after a gap in positions, and no pass names another request.
@@ -941,7 +943,7 @@ def _flat_length(shape: Sequence[int], tokens: int) -> int:
 
 
 def _row_shape(shape: tuple[int, ...], tokens: int) -> tuple[int, ...]:
-    """Return the shape of one token's part of an array in a pass of `tokens` tokens."""
+    """Return the shape of one token's values in an array of a pass of `tokens` tokens."""
     if len(shape) > 2 and (shape[0] == 1 or shape[0] * shape[1] == tokens):
         return shape[2:]
     return shape[1:]

@@ -1,5 +1,8 @@
 """An array as a file stores it, read by range; files that are mapped only while they are used.
 
+A *region* is where a file has the bytes of one array. A *window* is bytes of it that are read
+together.
+
 A dump may have a file for each of 100,000 arrays. Where its array begins is noted once; its bytes
 are then read without opening the file's container again.
 """
@@ -36,9 +39,10 @@ WINDOW = 1 << 21
 
 @dataclass(frozen=True)
 class StoredBytes:
-    """An array's bytes as they are stored: equal bytes of one `form` are equal numbers.
+    """The bytes of an array as a file stores them: equal bytes of one `form` are equal numbers.
 
-    `windows` yields them in order, at most WINDOW bytes at a time, each valid until the next.
+    `form` is the encoding, or the dtype with the order of axes. `windows` yields the bytes in
+    order, at most WINDOW at a time, each window valid until the next.
     """
 
     form: str
@@ -170,7 +174,10 @@ class StoredArray:
         return StoredBytes(self.encoding, self._windows)
 
     def _windows(self) -> Generator[memoryview, None, None]:
-        """Yield the array's stored bytes by pieces, whose mapped pages are released after each."""
+        """Yield the array's stored bytes in windows.
+
+        The mapped pages of each window are released after it.
+        """
         for start in range(0, self.nbytes, WINDOW):
             stop = min(start + WINDOW, self.nbytes)
             yield self.raw(start, stop)
@@ -205,7 +212,7 @@ class StoredArray:
                 self.drop(first, last)
 
         def rows_stored(row: int, rows: int) -> list[StoredRows]:
-            """Return the stored bytes of `rows` whole rows from `row` on, as one piece."""
+            """Return the stored bytes of `rows` whole rows from `row` on, a list of one entry."""
             first, last = row * width * size, (row + rows) * width * size
             release = partial(self.drop, first, last)
             held = self.raw(first, last)

@@ -1,5 +1,10 @@
 """Blocks of rows and columns of an array that a file, or many ranks' files, hold in parts.
 
+A *tile* is a rectangle of an array: some rows, of each some columns. A *piece* is consecutive
+elements in the order of the array, whatever its rows. PART is how many elements the moments of the
+statistics are summed over at a time, always from the first element on, so that equal arrays give
+equal bits.
+
 A block is decoded from the files into the place where it is wanted: neither the array as a whole
 nor one rank's part of it is in memory before.
 """
@@ -49,9 +54,9 @@ class StoredRows(NamedTuple):
 class StoredRange:
     """Elements of an array as files store them, for native kernels that read rows.
 
-    `pieces` are whole rows of `width` elements, the first of which is element `start` of the
-    array. `drop` releases their mapped pages. `parts` accumulates statistics of the elements,
-    None: these are not wanted.
+    `pieces` are the files' bytes of whole rows of `width` elements; the first element is number
+    `start` of the array. `drop` releases their mapped pages. `parts` sums up statistics of the
+    elements, None: no statistics are wanted.
     """
 
     pieces: "NumberedPieces"
@@ -77,7 +82,7 @@ class StoredRange:
 class StoredReader:
     """Reads an array's elements in their order as files store them.
 
-    `parts` accumulates their statistics, None: these are not wanted.
+    `parts` sums up their statistics, None: no statistics are wanted.
     """
 
     tiles: "Tiles"
@@ -103,7 +108,8 @@ class Tiles:
 
     `fill(row, column, out)` fills float32 `out` [n, m] with n rows from `row` on, of each the m
     elements from `column` on. It raises FormatError where the file is damaged. `stored(row, n)`
-    returns what files have of n rows from `row` on, side by side; None: they are not stored so.
+    returns the files' bytes of n rows from `row` on, an entry for each file that has some of their
+    columns; None: the files do not store rows.
     """
 
     rows: int
@@ -117,10 +123,10 @@ class Tiles:
         return self.rows * self.width
 
     def pieces(self, counts: Sequence[int], parts: "PartStats | None" = None) -> Iterator[Numbers]:
-        """Yield the array's elements in order as flat pieces of `counts` elements each.
+        """Yield the array's elements in order as flat arrays: for each of `counts`, that many.
 
-        A piece is valid until the next one. `parts`, if given, accumulates statistics of every
-        element.
+        An array that was yielded is valid until the next one. `parts`, if given, sums up statistics
+        of every element.
         """
         width = max(self.width, 1)
         ahead = max(_AHEAD // width, 1)  # rows that are read together, at least
@@ -231,7 +237,7 @@ class Tiles:
         pieces = self.stored(row, rows)
 
         def drop() -> None:
-            """Release the mapped pages of all pieces of the range."""
+            """Release the mapped pages of all files' bytes in the range."""
             for piece in pieces:
                 piece.drop()
 
@@ -368,9 +374,9 @@ class MeasuredTiles:
         return values.reshape(shape)
 
     def pieces(self, counts: Sequence[int]) -> Iterator[Numbers]:
-        """Yield the elements in order as flat pieces of `counts` elements each.
+        """Yield the elements in order: for each of `counts`, that many, as a flat array.
 
-        A piece is valid until the next one.
+        An array that was yielded is valid until the next one.
         """
         self._refuse_closed()
         parts = self._parts()
@@ -404,7 +410,7 @@ class MeasuredTiles:
 
 
 def _check_sizes(pieces: Sequence[StoredRows], rows: int) -> None:
-    """Raise FormatError where a piece has not as many bytes as `rows` rows take."""
+    """Raise FormatError where a file's bytes are not as many as `rows` rows take."""
     for piece in pieces:
         size = rows * piece.columns * ENCODINGS[piece.encoding].type_size
         if len(piece.raw) != size:
@@ -415,7 +421,7 @@ def _check_sizes(pieces: Sequence[StoredRows], rows: int) -> None:
 
 
 def _cut_columns(pieces: Sequence[StoredRows], first: int, width: int) -> list[StoredRows]:
-    """Return the `width` columns from `first` on of rows that lie side by side."""
+    """Return the `width` columns from `first` on of rows whose columns several files hold."""
     found, start = [], 0
     for piece in pieces:
         begin, end = max(first, start), min(first + width, start + piece.wide)
@@ -426,11 +432,11 @@ def _cut_columns(pieces: Sequence[StoredRows], first: int, width: int) -> list[S
 
 
 def join_columns(parts: Sequence[Tiles]) -> Tiles:
-    """Return arrays of equally many rows as one, their columns side by side."""
+    """Return arrays with equally many rows as one array, joined along the columns."""
     starts = list(accumulate((part.width for part in parts), initial=0))
 
     def fill(row: int, column: int, out: Numbers) -> None:
-        """Fill `out` with the joined array's block at `row` and `column`, part by part."""
+        """Fill `out` with the joined array's values from `row` and `column` on, array by array."""
         for part, start in zip(parts, starts, strict=False):
             first, last = max(column, start), min(column + out.shape[1], start + part.width)
             if first < last:
@@ -439,7 +445,7 @@ def join_columns(parts: Sequence[Tiles]) -> Tiles:
     held = [part.stored for part in parts if part.stored is not None]
 
     def stored(row: int, rows: int) -> list[StoredRows]:
-        """Return the stored bytes of rows [row, row + rows), a piece for each part's file."""
+        """Return the stored bytes of rows [row, row + rows), an entry for each joined array."""
         return [piece for one in held for piece in one(row, rows)]
 
     there = len(held) == len(parts) <= _BESIDE
@@ -451,7 +457,7 @@ def join_rows(parts: Sequence[Tiles]) -> Tiles:
     starts = list(accumulate((part.rows for part in parts), initial=0))
 
     def fill(row: int, column: int, out: Numbers) -> None:
-        """Fill `out` with the joined array's block at `row` and `column`, part by part."""
+        """Fill `out` with the joined array's values from `row` and `column` on, array by array."""
         for part, start in zip(parts, starts, strict=False):
             first, last = max(row, start), min(row + len(out), start + part.rows)
             if first < last:
@@ -464,7 +470,7 @@ def add_up(parts: Sequence[Tiles]) -> Tiles:
     """Return the sum of arrays of one size, added in their order in float32."""
 
     def fill(row: int, column: int, out: Numbers) -> None:
-        """Fill `out` with the sum of the parts' blocks at `row` and `column`, float32."""
+        """Fill `out` with the sum of the arrays' float32 values from `row` and `column` on."""
         parts[0].fill(row, column, out)
         more = np.empty(out.shape, np.float32)
         for part in parts[1:]:

@@ -274,10 +274,10 @@ def _take_routing(name: str, result: Any, take: TakeValue) -> None:
 
 
 def _take_choice(name: str, result: Any, take: TakeValue) -> Any:
-    """Return a router's logits, and give the experts that it chose to `take`.
+    """Return a router's logits, and pass the experts that it chose to the function `take`.
 
-    `result` is the router module's tuple (weights, logits). Chosen are the experts whose weight
-    is above 0. If the shapes differ, the first item is returned.
+    `result` is the router module's tuple (weights, logits). Chosen are the experts whose weight is
+    above 0. If the shapes differ, the first item is returned.
     """
     weights, logits = result
     if weights.shape != logits.shape:

@@ -1,8 +1,9 @@
 """CuPy and our own kernels on a CUDA device: float32, float64, bfloat16 or float16.
 
 Weights stay encoded in GPU memory; products with one to four rows use the encoded bytes, with more
-rows a panel decoded into a reused buffer. Dense products use cuBLAS. 16-bit floats are arrays of
-uint16; all arithmetic is done by the kernels in cuda/, which round as base.py says.
+rows some rows of the weight at a time (a *panel*), decoded into a reused buffer. Dense products use
+cuBLAS. 16-bit floats are arrays of uint16; all arithmetic is done by the kernels in cuda/, which
+round as base.py says.
 """
 
 from collections.abc import Mapping, Sequence
@@ -223,8 +224,8 @@ class CupyBackend(CupyExperts):
     def linear(self, x: Array, w: Weight, bias: Array | None) -> Array:
         """Return x [tokens, in] times w [out, in] transposed, plus bias [out].
 
-        Few rows multiply the encoded bytes, more a panel decoded at a time. Deterministic runs
-        multiply blocks of ROWS rows.
+        A few rows of x are multiplied with the encoded bytes, more rows with a decoded panel at a
+        time. Deterministic runs multiply blocks of ROWS rows.
         """
         x = make_contiguous(x)
         placed = self._placer.place(w)
@@ -247,7 +248,8 @@ class CupyBackend(CupyExperts):
     def _dense(self, x: Array, w: Weight, placed: Placed, dtype: str, rows: int) -> Array:
         """Return x times a placed weight transposed, multiplied in blocks of `rows` rows of x.
 
-        The weight comes panel by panel. x, panels and result are of `dtype`.
+        The weight is decoded panel by panel, some of its rows at a time. x, panels and result are
+        of `dtype`.
         """
         stored = np.dtype(memory.STORED[dtype])
         y = memory.array_module().empty((len(x), w.n_rows), stored)

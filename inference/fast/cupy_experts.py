@@ -1,5 +1,8 @@
 """Experts on the device: routing by CuPy's functions, rows in blocks by kernels of experts.cu.
 
+A *stack* is the weight of all experts of a layer, [n_experts, out, in]. A *block* is a fixed number
+of token rows that one expert multiplies.
+
 Every shape follows from the numbers of tokens and experts, so nothing waits for the choice and a
 pass can be recorded.
 """
@@ -108,7 +111,7 @@ class CupyExperts(CupyRecurrent):
         rounds: bool,
         scale: Numbers | None = None,
     ) -> ExpertBlocks:
-        """Return the blocks of rows that each expert gets by router logits, and the rows' weights.
+        """Return the rows that each expert multiplies by the router's logits, and their weights.
 
         Everything stays on the device. `bias` [n_experts] is added to the scores for the choice
         only, `scale` [n_experts] multiplies the weights. `rounds`: the weights are rounded to the
@@ -122,7 +125,7 @@ class CupyExperts(CupyRecurrent):
         return self._lay_out_blocks(routing.experts, weights, logits.shape[-1])
 
     def pack_blocks(self, experts: Numbers, weights: Numbers, n_experts: int) -> ExpertBlocks:
-        """Return the blocks of rows that each expert gets, by a choice made on the host.
+        """Return the rows that each expert multiplies, in blocks, by a choice made on the host.
 
         `experts` are the chosen experts and `weights` their weights, both [tokens, used].
         """
@@ -130,7 +133,7 @@ class CupyExperts(CupyRecurrent):
         return self._lay_out_blocks(self._uploads.row_numbers(experts), given, n_experts)
 
     def _lay_out_blocks(self, experts: Array, weights: Array, n_experts: int) -> ExpertBlocks:
-        """Return the blocks of rows that each chosen expert multiplies, on the device.
+        """Return the rows that each chosen expert multiplies, in blocks, on the device.
 
         `experts` and `weights` are the choice and its weights, both [tokens, used].
         """
@@ -187,7 +190,10 @@ class CupyExperts(CupyRecurrent):
         return y
 
     def combine(self, y: Array, places: Array, weights: Array | None) -> Array:
-        """Return each token's weighted sum of rows `places` of y: [tokens, width]."""
+        """Return each token's weighted sum of its experts' outputs [tokens, width].
+
+        These are the rows `places` [tokens, used] of y, and `weights` are their factors.
+        """
         y, used = make_contiguous(y), int(places.shape[-1])
         out, width = self._empty(len(places), int(y.shape[-1])), int(y.shape[-1])
         self._ops.launch_over(

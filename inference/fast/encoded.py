@@ -63,8 +63,8 @@ class EncodedProducts:
         """Return float32 x [n, in] times a weight transposed, computed on the encoded bytes.
 
         None where the extension has no kernel for the encoding, where decoding is free, or for so
-        many rows of x that decoding once is faster. A streamed weight is read and dropped piece by
-        piece.
+        many rows of x that decoding once is faster. A weight that does not fit the memory budget is
+        read, and its pages are released, some rows at a time.
         """
         job = self._job(x, w)
         if job is None:

@@ -14,7 +14,10 @@ LINE = 64  # data begins on a cache line
 
 
 class Pages:
-    """Allocates pieces of large segments; a segment is freed with the last view into it."""
+    """Allocates memory from large segments of huge pages.
+
+    A segment is freed with the last view into it.
+    """
 
     def __init__(self) -> None:
         """Start without a segment."""

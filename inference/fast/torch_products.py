@@ -1,4 +1,9 @@
-"""Products of the CUDA backend: with decoded weights, with encoded weights, and fused ones."""
+"""Products of the CUDA backend: with decoded weights, with encoded weights, and fused ones.
+
+A *panel* is some rows of a weight that are decoded together. A *stack* is the weight of all experts
+of a layer, [n_experts, out, in]. A *block* of experts' rows is a fixed number of token rows that
+one expert multiplies.
+"""
 
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
@@ -104,9 +109,9 @@ class TorchProducts(TorchBackend):
     def _decode_panels(
         self, w: Weight, encoded: BlocksOnTorch | Bnb4OnTorch
     ) -> Iterator[tuple[int, torch.Tensor]]:
-        """Yield (first row, rows) of a weight, decoded piece by piece into the scratch buffer.
+        """Yield (first row, decoded rows) of a weight, a panel at a time.
 
-        Each piece overwrites the one before.
+        All panels are decoded into the same scratch buffer: each overwrites the one before.
         """
         step = SCRATCH // (w.n_columns * self.itemsize)
         if isinstance(encoded, Bnb4OnTorch):
@@ -266,7 +271,7 @@ class TorchProducts(TorchBackend):
         rounds: bool,
         scale: Numbers | None = None,
     ) -> ExpertBlocks:
-        """Return the blocks of rows that each expert gets by router logits, and the rows' weights.
+        """Return the rows that each expert multiplies by the router's logits, and their weights.
 
         Everything stays on the device. `bias` [n_experts] is added to the scores for the choice
         only, `scale` [n_experts] multiplies the weights. `rounds`: the weights are rounded to the
@@ -280,7 +285,7 @@ class TorchProducts(TorchBackend):
         return lay_out_blocks(routing.experts, weights, logits.shape[-1])
 
     def pack_blocks(self, experts: Numbers, weights: Numbers, n_experts: int) -> ExpertBlocks:
-        """Return the blocks of rows that each expert gets, by a choice made on the host.
+        """Return the rows that each expert multiplies, in blocks, by a choice made on the host.
 
         `experts` are the chosen experts and `weights` their weights, both [tokens, used].
         """

@@ -110,7 +110,7 @@ class Bnb4OnTorch:
         return self.packed.device
 
     def decode(self, start: int, stop: int, out: torch.Tensor) -> None:
-        """Fill `out` with rows [start, stop) of the weight; a block begins at both ends."""
+        """Fill `out` with rows [start, stop) of the weight; a block begins at both."""
         from aprfmt.inference.fast import cuda
 
         first, last = start * self.n_columns, stop * self.n_columns
@@ -126,7 +126,7 @@ class Bnb4OnTorch:
 
     @property
     def row_step(self) -> int:
-        """Rows after which a row begins at a block and at 16 bytes.
+        """The number of rows after which a row begins at a quantization block and at 16 bytes.
 
         0 if only the whole weight can be decoded.
         """

@@ -36,7 +36,7 @@ class PlacedPair:
     def added(self, x: torch.Tensor) -> torch.Tensor:
         """Return what the pair adds to the product of x [tokens, in]: scale * (x @ a.T) @ b.T.
 
-        A part that is merged gives no gradient to the factors.
+        What is merged into the frozen weight already gives no gradient to `a` and `b`.
         """
         found = functional.linear(functional.linear(x, self.a), self.b) * self.scale
         if self.merged:
@@ -63,9 +63,9 @@ class GradientBackend(TorchBackend):
 
     Routers are computed in torch, so that the experts' weights carry gradients. `pairs` are the
     LoRA pairs of a frozen base by role key, `document` is the sequence that is run. `padding_id` is
-    the padding token's id, None without one; `padding` [width] is the part of the gradient of its
-    row in the embedding table that comes of reading the row, None for none. On torch's `meta`
-    device nothing is computed and every shape is right (memory.py).
+    the padding token's id, None without one; `padding` [width] is the gradient that reading the
+    padding token's row of the embedding table gives, None for none. On torch's `meta` device
+    nothing is computed and every shape is right (memory.py).
     """
 
     maths = TORCH
@@ -126,7 +126,7 @@ class GradientBackend(TorchBackend):
     def adapted(self, y: torch.Tensor, x: torch.Tensor, w: Weight) -> torch.Tensor:
         """Return y, the product of x with a frozen weight, with the weight's LoRA pair, if any.
 
-        Of a pair with lengths y is the product alone, without a bias.
+        For a DoRA pair, which has `lengths`, y has to be the product alone, without a bias.
         """
         pair = self.pairs.get(w.key)
         if pair is None:
@@ -136,8 +136,8 @@ class GradientBackend(TorchBackend):
     def router(self, x: Array, w: Weight, bias: Array | None, *, rounded: bool) -> Array:
         """Return the router's product as TorchBackend does, plus what its LoRA pair adds.
 
-        With `rounded`, or in deterministic mode, TorchBackend calls `linear`, which adds the
-        pair's part.
+        With `rounded`, or in deterministic mode, TorchBackend calls `linear`, which adds the LoRA
+        pair's product.
         """
         y = super().router(x, w, bias, rounded=rounded)
         pair = None if rounded or self.deterministic else self.pairs.get(w.key)

@@ -1,4 +1,8 @@
-"""The loss of a trainer's batch and its gradients, by torch's autograd through the own pass."""
+"""The loss of a trainer's batch and its gradients, by torch's autograd through the own pass.
+
+A *document* is one sequence of the batch. A *leaf* is a tensor of torch's graph that gets a
+gradient. A *stage* is the embedding, one layer, or the head.
+"""
 
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -234,7 +238,7 @@ class Pass:
         )
 
     def backward(self, document: Document, activations: Activations) -> float:
-        """Add a document's gradients to the leaves; return its part of the batch's loss.
+        """Add a document's gradients to the leaves; return what it adds to the batch's loss.
 
         With `activations` "layer" one layer's graph is in memory at a time.
         """
@@ -254,7 +258,7 @@ class Pass:
         return float(loss.detach())
 
     def _loss(self, logits: torch.Tensor, document: Document, rows: Sequence[int]) -> torch.Tensor:
-        """Return the document's part of the batch's loss, from the logits of the tokens `rows`."""
+        """Return what a document adds to the batch's loss, from the logits of the tokens `rows`."""
         labels = torch.from_numpy(document.labels[list(rows)]).to(logits.device)
         wide = self.backend.wide(logits)
         reduction = "sum" if document.factors is None else "none"
@@ -273,10 +277,10 @@ class Pass:
         return nats * document.weight
 
     def _by_layer(self, document: Document, rows: Sequence[int], stages: int) -> torch.Tensor:
-        """Run the backward one stage at a time; return the document's part of the batch's loss.
+        """Run the backward stage by stage; return what the document adds to the batch's loss.
 
-        First all stages run without a graph, and their inputs are stored. Then each stage, the
-        last one first, runs again from its input, with a graph.
+        First all stages run without a graph, and their inputs are stored. Then each stage, the last
+        one first, runs again from its input, with a graph.
         """
         entering: list[Any] = [None]
         with torch.no_grad():

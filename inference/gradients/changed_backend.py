@@ -22,7 +22,10 @@ def with_gradient_of(value: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
 
 
 class ConstantDivisor(TorchMaths):
-    """TorchMaths for which the sum that experts' weights are divided by is a constant."""
+    """torch's functions for routers, with the sum that experts' weights are divided by a constant.
+
+    So the backward gives that sum no gradient.
+    """
 
     def divisor(self, weights: torch.Tensor) -> torch.Tensor:
         """Return what each row of chosen weights is divided by, as a constant of the graph."""
@@ -169,7 +172,7 @@ class ChangedBackend(GradientBackend):
 def _of_one_head(x: torch.Tensor, group: int, chosen: int) -> torch.Tensor:
     """Return keys or values repeated for every query head: [tokens, query heads, d].
 
-    Only query head number `chosen` of each group of `group` heads passes a gradient on.
+    `group` query heads share a key head. Of these only number `chosen` passes a gradient on.
     """
     repeated = x.repeat_interleave(group, dim=1)
     one = torch.arange(repeated.shape[1], device=x.device) % group == chosen

@@ -276,7 +276,7 @@ def _floor(exact: BatchGradients, parameter: bool) -> float:
 
 
 def _in_backward_order(keys: Collection[str]) -> list[str]:
-    """Return parameter keys in backward order: those after the layers, then the last layer first.
+    """Return parameters' keys in backward order: what follows the layers, the last layer first.
 
     The token table comes last.
     """

@@ -1,10 +1,13 @@
 """A given gradient checked by central differences: forward passes in float64, no backward.
 
+A *part* of a weight is the rows of one head or the matrix of one expert, or one of eight ranges of
+rows.
+
 For a random direction v, (L(W + e v) - L(W - e v)) / 2e is <dL/dW, v>. For a given gradient g of
 independent normal v, the residual of <g, v> is normal with the size |dL/dW - g|, so one direction
-measures how far g is off, whatever is wrong with it. Two passes a direction, restarted at the
-first layer that reads W. A suspected mistake is a map T: <T(g), v> fits every direction at once, up
-to one factor, and directions that the factor was not read from.
+measures how far g is off, whatever is wrong with it. Two passes a direction, restarted at the first
+layer that reads W. A suspected mistake is a map T: <T(g), v> fits every direction at once, up to
+one factor, and directions that the factor was not read from.
 
 No torch: the numpy backend runs every architecture with a forward pass.
 """
@@ -49,10 +52,10 @@ SEED = 20
 
 
 class BatchLoss:
-    """The loss of a batch as a function of one weight at a time, float64 on the numpy backend.
+    """The loss of a batch as a function of one weight, in float64 on the numpy backend.
 
-    Holds what enters every stage of the pass (forward.Span), so that a changed weight costs the
-    layers from its own on. `first` is the stage that reads a role first.
+    Holds the input of every stage of the pass (forward.Span), so that for a changed weight only the
+    layers from its own on are run. `first` has for each role the stage that reads it first.
     """
 
     def __init__(self, model: Model, batch: Batch, reduction: Reduction = "tokens") -> None:
@@ -167,9 +170,10 @@ class BatchLoss:
 
 @dataclass(frozen=True)
 class PartCheck:
-    """One part of a weight: its derivative along a direction inside the part, and the given one.
+    """The check of one part of a weight: the loss's derivative along a direction inside the part.
 
-    `agrees` is of all directions that were tried, `seen` whether it has a gradient to speak of.
+    `agrees` is whether the given gradient has the same derivative in all directions that were
+    tried, `seen` whether the part has a gradient that can be measured.
     """
 
     part: str
@@ -422,7 +426,7 @@ def _check_parts(
 def parts_of(model: Model, role: str, shape: Sequence[int]) -> dict[str, Array]:
     """Return {name: mask of the weight} of its experts, heads or key-value heads.
 
-    Other weights, as the token table, are cut into eight runs of rows.
+    Other weights, as the token table, are cut into eight ranges of rows.
     """
     hp, name = model.hyper, split_key(role)[1]
     heads = {

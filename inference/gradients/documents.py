@@ -23,7 +23,8 @@ Reduction = Literal["tokens", "rows"]
 def join_documents(parts: Sequence[NDArray[Any]]) -> NDArray[Any]:
     """Return the rows of all documents as one array.
 
-    Parts whose shapes differ after the first axis, as attention's do, are flattened.
+    `parts` are the documents' arrays. If their shapes differ after the first axis, as attention's
+    do, they are flattened.
     """
     if len(parts) == 1:
         return parts[0]

@@ -206,10 +206,10 @@ def _is_neutral(value: object) -> bool:
 
 
 def _cut(values: Array, batch: Batch, part: Document, scores: bool) -> Array | None:
-    """Return one document's part of an array of a batch; None where its shape does not fit.
+    """Return one document's values in an array of the batch; None where its shape does not fit.
 
-    The array is [rows, tokens, ...] or has both axes joined. `scores`: it is [rows, heads,
-    tokens, keys], and is cut in its last two axes.
+    The array is [rows, tokens, ...] or has both axes joined. `scores`: it is [rows, heads, tokens,
+    keys], and is cut in its last two axes.
     """
     rows, columns = batch.mask.shape
     if values.ndim and values.shape[0] == rows * columns and (rows > 1 or values.ndim < 3):

@@ -136,8 +136,8 @@ def _head_gradients(
 ) -> HeadGradients | None:
     """Return each label's gradient with respect to the head, taken from `found`.
 
-    None where they do not add up to the head's gradient. `places` [labels] are the labels' rows
-    among all rows that ran, `weights` [labels] their weights in the batch's loss.
+    None where they do not add up to the head's gradient. `places` [labels] are the indices of the
+    labels' rows among all rows that ran, `weights` [labels] their weights in the batch's loss.
     """
     logits, inputs = found.points.get(LOGITS), found.values.get(POINT)
     key = HEAD if HEAD in found.keys else TABLE

@@ -24,10 +24,10 @@ Array = NDArray[Any]
 
 
 class Leaves:
-    """A leaf for each role, put where the pass looks for placed weights.
+    """The weights of a model as leaves of torch's graph, placed where the pass looks for weights.
 
-    `trained` are the stored names whose gradients are wanted, None for all. An expert of a stack
-    is a view of its leaf. Roles of other names are placed frozen, by the pass itself.
+    `trained` are the stored names whose gradients are wanted, None for all. An expert of a stack is
+    a view of its leaf. Roles of other names are placed frozen, by the pass itself.
     """
 
     def __init__(
@@ -135,10 +135,10 @@ def moved_back(
     shapes: Sequence[tuple[int, ...]],
     sizes: Mapping[str, Any],
 ) -> list[Array]:
-    """Return arrays of `shapes` with every element back at its place before a layout step.
+    """Return arrays of `shapes` with every element moved back to where it was before a layout step.
 
-    `arrays` are in the layout that `step.undo` gives. `step.apply` is not used: it writes only
-    one of the orientations that a file may have.
+    `arrays` are in the layout that `step.undo` gives. `step.apply` is not used: it writes only one
+    of the orientations that a file may have.
     """
     ends = np.cumsum([0, *(math.prod(shape) for shape in shapes)])
     places = step.undo(
@@ -158,7 +158,7 @@ def moved_back(
 
 
 def _is_stack(role: str, view: View) -> bool:
-    """Return whether a role's tensor is a stack of several matrices, as experts are."""
+    """Return whether a role's tensor is a stack: the matrices of all experts in one array."""
     return "_exps." in role or len(view.shape) > 2
 
 
@@ -186,7 +186,8 @@ def place_pairs(
     def place() -> None:
         """Set `backend.pairs` to the LoRA pairs by role, taken from the leaves.
 
-        A role of a fused weight gets its rows of `b` and its magnitudes.
+        The role of one projection in a fused weight gets that projection's rows of `b` and of the
+        magnitudes.
         """
         placed = {}
         for pair in pairs:

@@ -20,9 +20,9 @@ DTYPES = {"BF16": "bfloat16", "F16": "float16"}  # of a weight; else float32
 
 @dataclass(frozen=True)
 class CodedBlocks:
-    """Numbers of a flat weight as codes [blocks, elements], scales [blocks] and values by code.
+    """A flat weight as quantized: codes [blocks, elements], scales [blocks], values of the codes.
 
-    `table` [16] has the value of each code.
+    A *block* is the elements that share a scale. `table` [16] has the value of each code.
     """
 
     codes: NDArray[np.int64]
@@ -54,7 +54,7 @@ def matrices(model: Model) -> Iterator[tuple[str, View]]:
     """Yield (role key, view) of every matrix that QLoRA quantizes.
 
     These are the linear layers of attention and MLP, as transformers quantizes them: not the
-    tables, the head, norms, routers and stacked experts.
+    embedding tables, the head, norms, routers and stacked experts.
     """
     for key, view in model.roles.items():
         layer, role = split_key(key)

@@ -41,11 +41,10 @@ Pass = TypeVar("Pass")
 class RoundingNoise(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """A context in which torch's operations round at random, forward and backward, on the CPU.
 
-    The results of every operation that rounds move by one unit in the last place of their dtype,
-    up or down, as far as two right ways to compute them are apart. So the gradients of two passes
-    in the dtype, one of them in this context, are apart by what rounding does to them. A zero
-    becomes the smallest number of float16, as it may be rounded from one. Other zeros, infinities
-    and NaN stay.
+    The results of every operation that rounds move by one unit in the last place of their dtype, up
+    or down, as two right ways to compute them differ. So the gradients of two passes in the dtype,
+    one of them in this context, differ by what rounding does to them. A zero becomes the smallest
+    number of float16, as it may be rounded from one. Other zeros, infinities and NaN stay.
     """
 
     def __init__(self, seed: int) -> None:

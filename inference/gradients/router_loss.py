@@ -54,8 +54,8 @@ class RouterTerms:
     """A recorder that adds the auxiliary losses of each router of a pass to `terms`.
 
     `counts` are those of the whole batch: the losses multiply an expert's share of all tokens,
-    which has no gradient, by probabilities. So each document's part can be computed alone. Points
-    are also given to `inner`.
+    which has no gradient, by probabilities. So what each document adds can be computed alone.
+    Points are also given to `inner`.
     """
 
     factors: RouterFactors

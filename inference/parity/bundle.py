@@ -53,11 +53,12 @@ _NAMES: Mapping[str, str] = {dtype: name for name, dtype in _DTYPES.items()}
 
 @dataclass(frozen=True)
 class ReproductionBundle:
-    """A cell with the two results it is about, and how they came to be.
+    """A cell with its results in two runs, and how they came to be.
 
-    `runs` are the reference and the other as `torch:cpu:float32`; `found` is the other's result.
-    `shadow`: the other run was an engine that computes no single operation, and `found` is its
-    recorded value. `expected` is the reference's result. `residual` is the distance of the two,
+    A *cell* is one operation cut out of the model with its inputs and weights. `runs` are the
+    reference run and the other as `torch:cpu:float32`; `expected` is the reference's result,
+    `found` the other run's. `shadow`: the other run was an engine that computes no single
+    operation, and `found` is its recorded value. `residual` is the distance of the two results,
     `bound` the largest one that rounding explains.
     """
 
@@ -206,7 +207,7 @@ def _tuples_to_lists(value: Any) -> Any:
 def load_bundle(path: Path) -> ReproductionBundle:
     """Return the reproduction in a file.
 
-    Raises FormatError for a file that is not one, or whose parts do not fit together.
+    Raises FormatError for a file that is not one, or whose tensors and header do not fit together.
     """
     with open_source(path) as source:
         return parse_bundle(source, path)
@@ -215,7 +216,7 @@ def load_bundle(path: Path) -> ReproductionBundle:
 def parse_bundle(source: Source, path: Path) -> ReproductionBundle:
     """Return the reproduction in an open file; `path` begins the messages.
 
-    Raises FormatError for a file that is not one, or whose parts do not fit together.
+    Raises FormatError for a file that is not one, or whose tensors and header do not fit together.
     """
     text = source.metadata.get(HEADER)
     if not isinstance(text, str):
@@ -389,7 +390,7 @@ def replay_bundle(path: Path, between: Sequence[str] = ()) -> ReplayResult:
 
 
 def choose_bundle(found: Parity, runs: Sequence[str]) -> ReproductionBundle | None:
-    """Return the reproduction of the first pair of runs with a cell; wrong operations go first.
+    """Return the reproduction of the first pair of runs that has a cell; wrong operations first.
 
     A cell is one operation cut out of the model. Where no operation is wrong by itself the cell is
     of the first point beyond tolerance: a replay then shows that the operation alone agrees. None

@@ -1,8 +1,8 @@
 """Calibrated tolerances: measured over repeated runs, stored in a file with their evidence.
 
-Each repeat runs all runs on another sequence of ids: the given ones, rotated. A bound is a
-multiple of the largest distance seen and never above the table's: what is beyond that is a
-difference to explain, not a tolerance to raise.
+Each repeat runs all runs on another sequence of ids: the given ones, rotated. A bound is a multiple
+of the largest distance seen and never above the table's: a distance beyond that is a difference to
+explain, not a tolerance to raise.
 """
 
 import json

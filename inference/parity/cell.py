@@ -65,7 +65,7 @@ class ZeroRows(ArrayRows):
         return np.zeros((stop - start, self.shape[-1]), np.float32)
 
     def numpy(self) -> Numbers:
-        """Return zeros of the whole shape, in one piece."""
+        """Return zeros of the whole shape as one array."""
         return np.zeros(self.shape, np.float32)
 
 

@@ -1,4 +1,8 @@
-"""Records of what parity finds: runs, pairs, flips, losses, operations; and their JSON."""
+"""Records of what parity finds: runs, pairs, flips, losses, operations; and their JSON.
+
+A *run* is the model on one backend or engine. A *pair* is the reference run and one other run. A
+*cell* is one operation cut out of the model with its inputs and weights.
+"""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -99,11 +103,12 @@ class ExpertFlip:
 
 @dataclass(frozen=True)
 class Losses:
-    """The three oracles of one pair, in nats: which part a difference of the loss comes from.
+    """A pair's losses in nats, computed in three ways: they show what a difference comes from.
 
-    `reference`: reference forward, float64 loss. `forward`: the other's forward, float64 loss.
-    `own`: the other's forward and its own loss in its arithmetic, None with `why`. `own_off` is
-    how far that is off at the label furthest beyond rounding, `own_bound` what rounding may do.
+    `reference`: logits of the reference, loss in float64. `forward`: logits of the other run, loss
+    in float64. `own`: logits of the other run and its loss in its own arithmetic, None with `why`.
+    `own_off` is how far that is off at the label furthest beyond rounding, `own_bound` what
+    rounding may do.
     """
 
     reference: float | None
@@ -240,7 +245,7 @@ class Parity:
 
     @property
     def conclusion(self) -> Pronounced:
-        """The verdict over the points compared, and over parts of the model that were not."""
+        """The verdict over the points compared, and what of the model was not compared."""
         return self.conclude_pairs(self.verdict, self.pairs)
 
     def conclude_pairs(self, verdict: Verdict, pairs: Sequence[RunPair]) -> Pronounced:

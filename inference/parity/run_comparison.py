@@ -147,8 +147,8 @@ def _run_in_time(
 class RunResult:
     """A run's trace, and the logits of its last PLAIN_ROWS rows without a recorder.
 
-    A trace takes every operation step by step; what users run is the fused form. `plain` is None
-    for an engine, which has one form only.
+    While a trace is recorded every operation runs step by step; users run fused operations. `plain`
+    is None for an engine, whose recorded pass is the one that users run.
     """
 
     trace: Trace
@@ -272,11 +272,11 @@ def _compare_pair(
 def _judge_amplified(
     model: Model, first: DeviceChoice, a: Trace, b: Trace, diff: TraceDiff, request: ParityRequest
 ) -> OperationResiduals | None:
-    """Return the residuals of `b`'s operations if all are right though points differ.
+    """Return the residuals of `b`'s operations if each is right by itself though points differ.
 
-    Then the difference is amplified rounding. `first` is the backend of the reference `a`, on
-    which the operations run. None if no point is beyond tolerance, an operation is wrong, a NaN
-    is on one side, or the reference is an engine.
+    Then the difference is rounding that later operations amplified. `first` is the backend of the
+    reference `a`, on which the operations run. None if no point is beyond tolerance, an operation
+    is wrong, a NaN is in one run only, or the reference is an engine.
     """
     broken = any(p.nonfinite is not None and p.nonfinite.alone for p in diff.points)
     if diff.first is None or first.is_engine or broken:
@@ -339,7 +339,7 @@ def measure_run_distance(
 ) -> RunDistance:
     """Return the relative L2 distance of `run` from `exact` at each point, and of the losses.
 
-    `number` is the run's number, `what` a description of the pair. The loss is that of the
+    `number` is the run's number, `what` a description of the two runs. The loss is that of the
     request's ids.
     """
     found: dict[str, float] = {}

@@ -1,4 +1,4 @@
-"""Judges a pair of runs: its points, its fused form, and the verdict with a sentence why."""
+"""Judges the reference run and another: points, fused operations, the verdict and why."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -221,7 +221,7 @@ def check_outcomes(
     vocab: int,
     where: str,
 ) -> list[Check]:
-    """Return the checks of a pair: its loss always, logits and losses on quantized weights.
+    """Return the checks of two runs' predictions: loss always, logits too on quantized weights.
 
     Expert flips are checked too. `outcomes` compares the predictions of both runs, None if that was
     not possible. `vocab` is the number of tokens. `text` says that the ids are text; `where` names

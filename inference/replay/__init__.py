@@ -1,1 +1,1 @@
-"""A model's pass made again: with parts replaced, or on the values that another run recorded."""
+"""A model's pass made again: with replaced weights or operations, or on another run's values."""

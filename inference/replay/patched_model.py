@@ -229,8 +229,8 @@ class PatchedModel:
     ) -> "PatchedModel":
         """Return a copy of the model with one operation wrapped, in these layers (None: all).
 
-        `override` is called with the operation, the place in the pass, and the arguments, and
-        returns the operation's new result. With `of_operands` it gets the arguments as the
+        `override` is called with the operation, the last capture point passed, and the arguments,
+        and returns the operation's new result. With `of_operands` it gets the arguments as the
         overrides that the model already has changed them; otherwise it wraps those overrides, and
         gets the arguments of the unpatched pass.
         """
@@ -255,8 +255,8 @@ class PatchedModel:
     ) -> "PatchedModel":
         """Return a copy of the model with several operations wrapped, in these layers (None: all).
 
-        `override` is called with the operation, the place in the pass, and the arguments, and
-        returns the operation's new result. With `of_operands` it gets the arguments as earlier
+        `override` is called with the operation, the last capture point passed, and the arguments,
+        and returns the operation's new result. With `of_operands` it gets the arguments as earlier
         overrides have changed them, else those of the unpatched pass.
         """
         patched = self
@@ -346,9 +346,10 @@ class PatchedModel:
         return x
 
     def _spans(self, span: Span | None) -> list[tuple[Span | None, HyperParams, ArchSpec]]:
-        """Return (span, hyperparameters, architecture) of each part of a pass, or of its `span`.
+        """Return (span, hyperparameters, architecture) of each stretch of layers of a pass.
 
-        Neighbouring layers with the same hyperparameters and architecture are one part.
+        With `span`, of that range of stages alone. Neighbouring layers with the same
+        hyperparameters and architecture are one stretch.
         """
         if not self.own:
             return [(None if self.spec.forward else span, self.hp, self.spec)]
@@ -371,7 +372,7 @@ class StopPass(Exception):
 
 
 class CallRecorder:
-    """A recorder that knows the place in the pass and the calls since the last captured value.
+    """A recorder that knows the last capture point passed, and the operations since then.
 
     Where `records_calls` is False, operations run as the backend has them, fused ones too. Where
     only `keeps_calls` is False, they run one by one, and `calls` stays empty.
@@ -460,7 +461,7 @@ class PatchedBackend:
         self._recording = recording
 
     def __eq__(self, other: object) -> bool:
-        """Return whether the other is this one's base, or has the same base."""
+        """Return whether `other` is the backend that this one wraps, or wraps the same backend."""
         return other is self._base or (
             isinstance(other, PatchedBackend) and other._base is self._base
         )

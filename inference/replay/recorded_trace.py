@@ -20,7 +20,7 @@ NO_VALUES = "zero on both sides: nothing was measured"
 
 
 def finite_rel_l2(mine: Any, theirs: Any) -> float:
-    """Return `rel_l2` over the elements that are finite on both sides; inf if sizes differ."""
+    """Return the relative L2 distance over elements finite in both arrays; inf if sizes differ."""
     x, y = np.asarray(mine, np.float64).reshape(-1), np.asarray(theirs, np.float64).reshape(-1)
     if x.size != y.size:
         return math.inf

@@ -97,12 +97,12 @@ class ShadowPoint:
 
     @property
     def one_sided_nonfinite(self) -> bool:
-        """Whether one side is not finite where the other side has another value."""
+        """Whether one value, the model's or the trace's, has a NaN or infinity the other lacks."""
         return self.nonfinite is not None and self.nonfinite.alone > 0
 
     @property
     def finite_distance(self) -> float:
-        """The relative L2 distance over the values that are finite on both sides."""
+        """The relative L2 distance over the elements that are finite in both values."""
         assert self.recorded is not None
         return finite_rel_l2(*self.recorded.comparable_values(self.mine, self.axis))
 

@@ -90,9 +90,9 @@ def multiply_strided(
 ) -> None:
     """Set c [rows, columns] to a [rows, depth] times b, `batch` times.
 
-    `places` are the addresses (a, b, c); b is [columns, depth] if `turned`, else [depth, columns].
-    `found` is the library, `handle` its handle. `strides` are the elements from one row of a, b, c
-    to the next, `steps` those from one product to the next.
+    `places` are the device addresses of (a, b, c); b is [columns, depth] if `turned`, else [depth,
+    columns]. `found` is the library, `handle` its handle. `strides` are the elements from one row
+    of a, b, c to the next, `steps` those from one product to the next.
     """
     kind, compute, one, zero = _call_types(dtype, tf32)
     call_function(

@@ -1,5 +1,8 @@
 """Decodes bytes in GPU memory to numbers in GPU memory, with the same bits as the codecs.
 
+A *block* is a quantization block of the encoding; in Launch it is a block of GPU threads. A *tile*
+is the elements that one block of threads decodes.
+
 The payload of a NaN that results from arithmetic (a block with a NaN or infinite scale) may differ.
 """
 
@@ -29,7 +32,7 @@ class Launch(NamedTuple):
     """How decode.cu is compiled: elements and threads per block, blocks per multiprocessor.
 
     `direct`: threads read their bytes where they are, instead of staging them in shared memory.
-    `bulk`: a tile is written as one piece, from shared memory.
+    `bulk`: a tile is written by one copy, from shared memory.
     """
 
     tile: int

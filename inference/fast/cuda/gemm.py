@@ -86,7 +86,7 @@ def _current_handle() -> tuple[Any, int]:
 
 
 class _Opened:
-    """A cuBLAS handle with a workspace from us, so that it allocates nothing in a recorded pass."""
+    """A cuBLAS handle with our own workspace, so that a recorded pass allocates nothing."""
 
     def __init__(self) -> None:
         """Load cuBLAS, create a handle and allocate its workspace.

@@ -1,4 +1,8 @@
-"""Statistics of a whole pass: collected, computed by a few launches, read in one transfer."""
+"""Statistics of a whole pass: collected, computed by a few launches, read in one transfer.
+
+A *job* is one array to be reduced. A *piece* is the consecutive elements of an array that one block
+of GPU threads sums up.
+"""
 
 from collections.abc import Callable, Iterator
 from typing import Any

@@ -1,5 +1,8 @@
 """One-pass statistics of an array; results stay in GPU memory until read.
 
+A *piece* is the consecutive elements that one block of GPU threads sums up; the sums of the pieces
+are then added in order.
+
 Sums are float64 and their order is fixed, so every run gives the same bits. The definitions are
 those of aprfmt.tensors.stats.
 """

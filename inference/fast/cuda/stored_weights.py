@@ -1,5 +1,8 @@
 """Weights in GPU memory as stored in the file, decoded panel by panel into a reused buffer.
 
+A *panel* is some rows of a weight that are decoded together. A *block* is a quantization block.
+*Coded* is a bitsandbytes 4-bit weight, which stores codes and scales apart.
+
 Weights without a GPU kernel, or not stored row by row, are decoded on the CPU and placed in the
 dtype of the arithmetic; `on_cpu` lists their encodings.
 """
@@ -40,7 +43,7 @@ class Dense:
 
 @dataclass(frozen=True)
 class PlacedBlocks:
-    """A weight's stored bytes in GPU memory: whole rows of blocks of an encoding."""
+    """A weight's stored bytes in GPU memory: whole rows, each of whole quantization blocks."""
 
     encoding: str
     raw: Any  # uint8
@@ -99,7 +102,7 @@ class CodedWeight:
 
     @property
     def granule(self) -> int:
-        """The number of rows after which a row begins at a block again."""
+        """The smallest number of rows after which a row begins at a quantization block again."""
         return self.blocksize // int(np.gcd(self.blocksize, self.columns))
 
 
@@ -141,9 +144,9 @@ class Placer:
         return self._try_to_hold(w)[0]
 
     def gather(self, w: "Weight", ids: Any) -> Any:
-        """Return rows `ids` of a table in the backend's dtype: [n, columns].
+        """Return rows `ids` of an embedding table in the backend's dtype: [n, columns].
 
-        If the table does not fit the budget, only these rows are placed.
+        If the table does not fit the budget, only these rows are copied to the GPU.
         """
         placed = self.place_within_budget(w)
         if placed is None:
@@ -165,9 +168,9 @@ class Placer:
         return out
 
     def _gather_panels(self, w: "Weight", placed: Placed, ids: Any, out: Any) -> Any:
-        """Return `out` filled with rows `ids`, decoded from whole panels.
+        """Fill `out` with rows `ids` of a table by decoding whole panels of it; return `out`.
 
-        Used where rows do not begin at a block.
+        Used where a row does not begin at a quantization block, so that it cannot be decoded alone.
         """
         self.uploads.refuse_in_recording("rows are chosen on the host")
         for start, stop, panel in self.panels(w, placed, self.backend.dtype):
@@ -227,7 +230,7 @@ class Placer:
         return w.place_encoded(self.backend, size, make_and_count), make
 
     def _place_stored(self, w: "Weight", raw: bytes | memoryview) -> Placed:
-        """Return a weight placed from its stored bytes: decoded if plain floats, else in blocks."""
+        """Copy a weight's stored bytes to the GPU: plain floats decoded, others in their blocks."""
         data = np.frombuffer(raw, np.uint8)
         plain = PLAIN.get(w.encoding)
         if plain == self.backend.dtype:
