@@ -44,10 +44,10 @@ def explain_backward(step: ExplainedStep) -> None:
 
 
 def _doubt_tied_tables(step: ExplainedStep) -> None:
-    """Drop a guess in `step.compared`: the tied embedding's gradient has one of its two parts only.
+    """Drop a guess: that a tied table's gradient lacks what the embedding, or the head, adds.
 
-    It is dropped if another gradient differs unexplained. The embedding's own part comes through
-    all layers, so it may be present and wrong like the other gradients.
+    It is dropped from `step.compared` if another gradient differs unexplained. What the embedding
+    adds comes through all layers, so it may be there and be wrong like the other gradients.
     """
     found = {key: one.found for key, one in step.compared.items() if one.found is not None}
     if not any(one.verdict == "differs" and not one.guesses for one in found.values()):

@@ -34,8 +34,8 @@ def accept_clipping(step: ExplainedStep, norm: float) -> None:
     """Find whether the given gradients are the computed ones clipped, and set their verdicts so.
 
     Changes `step.compared`: to "agrees", with a note, for usual clipping; to a mistake for clipping
-    under a loss scale, by each tensor's, row's, shard's or group's norm, or by another norm than
-    the stated one. `norm` is the L2 norm of all given gradients.
+    under a loss scale, by the norm of each tensor, row, rank's shard or optimizer group, or by
+    another norm than the stated one. `norm` is the L2 norm of all given gradients.
     """
     held = [one.found for one in step.compared.values() if one.found is not None]
     before = step.computed_norm()
@@ -119,10 +119,11 @@ def _weights_of_rows(parameter: Parameter) -> F64:
 
 
 def _accept_own_norms(step: ExplainedStep, says: str, keys: Collection[str]) -> None:
-    """Set, in `step.compared`, that the gradients of `keys` were clipped by norms of their parts.
+    """Set, in `step.compared`, that the gradients of `keys` were not clipped by the norm of all.
 
-    `says` describes the mistake. It may be "confirmed" if the recipe states clipping by the norm of
-    all gradients, else only "explained".
+    They were clipped each by its own norm, or by that of some of its elements; `says` describes it.
+    It may be "confirmed" if the recipe states clipping by the norm of all gradients, else only
+    "explained".
     """
     stated = step.recipe is not None and step.recipe.clip is not None
     if not stated:

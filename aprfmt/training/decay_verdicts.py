@@ -51,7 +51,8 @@ def _lost_decay_guesses(
 ) -> tuple[StepGuess, ...]:
     """Return the guesses why a tensor did not decay: decay was rounded away, or not applied.
 
-    Only one of them if the optimizer's state gives the weight decay of the tensor's group.
+    Only one of them if the optimizer's state gives the weight decay of the parameter group that has
+    the tensor.
     """
     decay = step.group_of(row.names[0]).get("weight_decay")
     lost = lost_decay_guess(recipe, row.encoding, stated=decay == recipe.wd)

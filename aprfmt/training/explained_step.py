@@ -1,4 +1,8 @@
-"""One training step while it is explained: its files, what is found, and what is left open."""
+"""One training step while it is explained: its files, what is found, and what is left open.
+
+A *group* is a parameter group of the optimizer: parameters with common settings. The *state* is
+what the optimizer saved: moments, groups, step count.
+"""
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -109,7 +113,7 @@ class ExplainedStep:
 
     @cached_property
     def part_norms(self) -> dict[str, float]:
-        """{name of a part: L2 norm} of parts of the gradients, such as each optimizer group's.
+        """{words: L2 norm} of some of the gradients together, such as those of an optimizer group.
 
         The gradients are the given ones, or those computed of the batch if none were given.
         """

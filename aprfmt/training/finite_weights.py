@@ -33,7 +33,7 @@ def check_finite_base(model: "Model") -> None:
 
 
 def check_finite_before(view: "View", values: NDArray[Any]) -> None:
-    """Raise UsageError if `values`, a piece of a parameter before the step, are not all finite.
+    """Raise UsageError if `values`, some rows of a parameter before the step, are not finite.
 
     `view` is the whole parameter, in which the message counts the NaN and infinite numbers.
     """

@@ -28,12 +28,12 @@ def judge_gradient(
 ) -> Judgement:
     """Return the verdict on a trainer's gradient against the computed one, with its mistakes.
 
-    `guesses` are the mistakes that explain it. A number that is fitted is found on one half of the
-    elements and judged on the other. `rounding` is the L2 distance that the trainer's arithmetic
-    alone makes of this gradient. "not compared" where that may explain the difference, or
-    arithmetic in few bits, unless it is `stated` what the trainer computes in. Two gradients with
-    norms of at most `floor` are zero up to rounding. `flips` are routers that chose other experts
-    in the trainer's arithmetic: its own passes may differ by as much, and by more.
+    `guesses` are the mistakes that explain it. A fitted number is found on one half of the elements
+    and judged on the other half. `rounding` is the L2 distance that the trainer's arithmetic alone
+    makes of this gradient. "not compared" where that may explain the difference, or arithmetic in
+    few bits, unless it is `stated` what the trainer computes in. Two gradients with norms of at
+    most `floor` are zero up to rounding. `flips` are routers that chose other experts in the
+    trainer's arithmetic: its own passes may differ by as much, and by more.
     """
     if case.right:
         return Judgement("agrees", whole=True)

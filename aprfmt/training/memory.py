@@ -32,7 +32,7 @@ class StepMemory:
     `backward_bytes` is the memory for the gradients of a batch by autograd, holding either all
     activations or those of one layer, whichever is less; `forward_bytes` is the memory for
     differences of the loss without torch. Each is None where it was not asked for. On a GPU
-    `backward_bytes` is the host's part, and `device_bytes` the GPU's.
+    `backward_bytes` is what the host takes, and `device_bytes` what the GPU takes.
     """
 
     parameters: int
@@ -125,9 +125,9 @@ def _forward_bytes(base: Model, batch: Path) -> int:
 
 
 def _elements_in_memory(row: Parameter) -> int:
-    """Return how many elements of a parameter are in memory at once: a piece, or all of them.
+    """Return how many elements of a parameter are in memory at once: some rows, or all elements.
 
-    All where the rows of a side are not stored one by one.
+    All if the checkpoint before or after the step does not store the rows one by one.
     """
     size = prod(row.before.shape)
     sides = [side for side in (row.before, row.after) if side is not None]

@@ -1,5 +1,8 @@
 """Which parameter each number of an optimizer's state is, where the file does not name them.
 
+A *number* is the index under which an optimizer's state has a parameter. A *group* is a parameter
+group of the optimizer.
+
 torch numbers parameters in the order in which they were handed over, group by group, and a
 checkpoint does not keep that order. A number is recognized by what its moments did: the step that
 they make is the change of its own parameter, up to a factor and a sign. Within a group layers
@@ -72,7 +75,7 @@ class Candidate:
 def sample_of(values: Array) -> Array:
     """Return the elements of an array as flat float64, at most SAMPLE of them.
 
-    Of a larger array they are BLOCKS runs, spread evenly over it.
+    Of a larger array they are BLOCKS ranges of elements, spread evenly over it.
     """
     flat = values.reshape(-1)
     if flat.size <= SAMPLE:
@@ -121,8 +124,8 @@ def _match_changes(mine: Sequence[Numbered], theirs: Sequence[Candidate]) -> dic
     """Return {number: parameter} where the moments' step resembles one parameter's change.
 
     `mine` are the numbered entries, `theirs` the parameters, all of one shape. They resemble each
-    other if the absolute cosine is at least LEAST, and all other cosines of either are at most the
-    share SECOND_SHARE of it.
+    other if the absolute cosine is at least LEAST, and every other cosine of that number or
+    parameter is at most SECOND_SHARE times as large.
     """
     steps = np.stack([_normalize(row.step()) for row in mine])
     changes = np.stack([_normalize(row.change()) for row in theirs])
@@ -154,7 +157,7 @@ def _layer(row: Candidate) -> int | None:
 def _drop_out_of_order(group: Sequence[str], found: dict[str, Candidate]) -> None:
     """Remove from `found` the numbers of a group that break the order of layers.
 
-    Layers may rise or fall along the group: the longest run of either kind is kept.
+    Layers may ascend or descend along the group: the longest sequence in either order is kept.
     """
     layered = [(n, layer) for n in group if n in found and (layer := _layer(found[n])) is not None]
     upwards = _longest_run([layer for _, layer in layered])
@@ -189,7 +192,7 @@ def _settle_by_order(
     """Add to `found` the numbers that order or elimination tells; return whether one was added.
 
     The numbers of a group are those of its parameters in their order. A number gets the parameter
-    that is at the same place in other layers. Without such a layer it gets the only free one of its
+    that other layers have at the same index. Without such a layer it gets the only free one of its
     shape between the layers of its neighbours. `groups` are the optimizer's, `shapes` {number:
     shape}.
     """
@@ -268,9 +271,9 @@ def _module_rank(
 ) -> Callable[[Candidate], tuple[int, ...]]:
     """Return a sort key that puts parameters into one order of modules.
 
-    `attention` is the order of modules within attention, `layer` that of a layer's parts, `outer`
-    are the modules before and after the layers. Roles of no part, such as other norms, come where
-    `layer` has "norms", in the order of `candidates`.
+    `attention` is the order of modules within attention, `layer` that of the modules of a layer,
+    `outer` are the modules before and after the layers. Roles of no such module, as other norms,
+    come where `layer` has "norms", in the order of `candidates`.
     """
     inner = {"attention": attention, "mlp": _MLP}
     own = {row.name: number for number, row in enumerate(candidates)}
@@ -278,8 +281,8 @@ def _module_rank(
     def rank(row: Candidate) -> tuple[int, ...]:
         """Return the key that sorts a parameter in the order of modules.
 
-        It says whether the parameter is before, in or after the layers, then its layer, part and
-        place.
+        It says whether the parameter is before, in or after the layers, then its layer, its module
+        and its number there.
         """
         number, role = split_key(row.key)
         module, _, kind = role.partition(".")
@@ -304,8 +307,9 @@ def _places_by_order(
     """Return the (layer, role) that index `at` of a group should have, judged by other layers.
 
     For each known number near `at` the same role in another layer is looked up. The parameter at
-    the same distance from it gets a vote, moved into the layer of the known number. All places with
-    the most votes are returned; a layer of None is outside all layers; [] without any vote.
+    the same distance from it gets a vote, moved into the layer of the known number. All (layer,
+    role) with the most votes are returned; a layer of None is outside all layers; [] without any
+    vote.
     """
     votes: Counter[tuple[int | None, str]] = Counter()
     places = {i: split_key(found[n].key) for i, n in enumerate(group) if n in found}
@@ -326,7 +330,7 @@ def _layers_around(
 ) -> tuple[int, int]:
     """Return (lowest, highest) layer that index `at` of a group may be in, by its known neighbours.
 
-    (0, 2**30) where no layer is known on one side.
+    The lowest is 0 if no number before it is known, the highest 2**30 if none after it is.
     """
     layers = {i: _layer(found[n]) for i, n in enumerate(group) if n in found}
     below = [layer for i, layer in sorted(layers.items()) if i < at and layer is not None][-1:]

@@ -64,7 +64,10 @@ class Parameter:
 
 @dataclass(frozen=True)
 class Parameters:
-    """The parameters of a model or an adapter; `left` is what only one checkpoint has."""
+    """The parameters of a model or an adapter, and the tensors that are none.
+
+    `left` are the tensors that only one of the two checkpoints has.
+    """
 
     rows: tuple[Parameter, ...]
     left: tuple[NotCompared, ...]

@@ -33,9 +33,10 @@ _SHOWN, _MOST = 3, 6  # points and operations that a sentence names
 class ComparedPoints:
     """The points whose gradients were compared, in backward order, and where a fault begins.
 
-    `left` are those not compared. `first` are the wrong points whose readers' gradients are all
-    right; `says` is the sentence about them, "" where none is wrong. `scale` is the factor that all
-    points carry and the gradients of parameters do not (a loss scale), 1.0 for none.
+    `left` are the points that were not compared. `first` are the wrong points whose readers'
+    gradients are all right; `says` is the sentence about them, "" where none is wrong. `scale` is
+    the factor that all points carry and the gradients of parameters do not (a loss scale), 1.0 for
+    none.
     """
 
     points: tuple[PointStep, ...]

@@ -41,8 +41,8 @@ class UpdateFacts:
     smallest change). `step` is the size of the step in the usual element, `decay` the share of the
     weight that the step took away, each None where the elements do not say it. `arrived` is the
     share of the expected update that is in the weight, None where none was expected. `norm` is the
-    L2 norm of the change, `largest` its largest absolute value. `nonfinite` elements are not finite
-    on one side or both, and are left out of these.
+    L2 norm of the change, `largest` its largest absolute value. `nonfinite` elements are NaN or
+    infinite before the step or after it, and are left out of these.
     """
 
     elements: int

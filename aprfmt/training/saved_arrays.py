@@ -1,5 +1,8 @@
 """Arrays that a trainer saved: gradients, and the state of its optimizer, by parameter.
 
+A *group* is a parameter group of the optimizer. A *state* is what the optimizer saved of all
+parameters; a *moment* is an array of it.
+
 Files are safetensors, npz or torch.save's, read without unpickling. Names are those of the model's
 own file, of Hugging Face, or of PEFT; what wrappers put around them (`module.`, `_orig_mod.`,
 `.default` of an adapter, `.grad`) is taken off. Gradients are put into the layout of the role, as
@@ -58,7 +61,8 @@ _KEPT = 2  # groups of arrays that are held: joined projections are asked for on
 class Placed:
     """The arrays of one parameter: names in the files, and layout steps to the parameter's layout.
 
-    `part` is the parameter's index among those that the arrays hold together.
+    `part` is the parameter's index if the arrays hold several parameters, as those of stacked
+    experts do.
     """
 
     names: tuple[str, ...]
@@ -276,9 +280,9 @@ def hyper_of(model: Model) -> Mapping[str, Value]:
 def open_arrays(paths: Sequence[Path], stack: ExitStack) -> dict[str, tuple[Captures, str]]:
     """Return {name: (reader of its file, name in it)} of the arrays in some files.
 
-    A folder is all files of safetensors in it, as of one set in shards; without any it is one of
-    dumped arrays. Files are closed with `stack`. Raises UsageError for a name that is in two files,
-    and UnsupportedError for a trainer's shards that are not joined here.
+    A folder stands for all files of safetensors in it, as shards of one model; without any it is
+    one of dumped arrays. Files are closed with `stack`. Raises UsageError for a name that is in two
+    files, and UnsupportedError for a trainer's shards that are not joined here.
     """
     for given in paths:
         refuse_trainer_shards(given, weights=False)
@@ -571,7 +575,7 @@ def _count_by_group(
 
 
 def _goes_with(name: str, names: Collection[str]) -> bool:
-    """Return whether an array belongs to a moment among `names` and needs no reading alone.
+    """Return whether an array is read with a moment among `names`, and not by itself.
 
     It is the table or the scales of an 8-bit moment, or transformers' Adafactor's RMS, which is
     made anew in each step before it is used.
@@ -585,7 +589,7 @@ def _goes_with(name: str, names: Collection[str]) -> bool:
 def _unused(
     arrays: Mapping[str, tuple[Captures, str]], moments: Mapping[str, str], order: Mapping[str, str]
 ) -> dict[str, str]:
-    """Return {parameter name: last part of the name of a state's array that no rule here uses}.
+    """Return {parameter name: end of an array's name} for arrays of the state that no rule reads.
 
     Only arrays of the size of a moment, with more than one element, count; of several the last one.
     `moments` are {entry: array of a moment}, `order` {entry: parameter name}.

@@ -50,7 +50,7 @@ def measure_gradients(step: ExplainedStep) -> float | None:
 
 
 def _judge_second_table(step: ExplainedStep, given: SavedArrays) -> None:
-    """Set a tied embedding to "differs" if the head's gradient is given, too, and is another one.
+    """Set a tied embedding to "differs" if a gradient of the head is given, too, and differs.
 
     If the sum of both gradients is the computed one, the cause is "gradient_tied": a trainer holds
     the embedding and the head as two weights. Changes `step.compared`.

@@ -1,4 +1,4 @@
-"""The causes that an answer about a step names, from the mistakes of its parameters."""
+"""The causes that an answer about a step names, by the mistakes found for its parameters."""
 
 from collections import Counter
 from collections.abc import Collection, Iterator, Mapping, Sequence
@@ -130,9 +130,9 @@ def joined_factor_causes(
 ) -> list[tuple[Mistake, tuple[str, ...]]]:
     """Return the mistakes, with many different factors of one cause joined to one mistake.
 
-    So many factors come of one rule that is not known, such as a clipping by units. Mistakes in
-    `told` are known to come of a clipping and are not joined. Each is (mistake, other causes that
-    explain the same).
+    So many factors come of one rule that is not known, such as clipping by a norm of elements that
+    is not tried here. Mistakes in `told` are known to come of a clipping and are not joined. Each
+    is (mistake, other causes that explain the same).
     """
     made = list(found)
     for cause in FACTORS:
@@ -355,7 +355,7 @@ def frozen_factor_causes(
     judged: Mapping[str, Judgement],
     stored: Mapping[str, Sequence[str]],
 ) -> Iterator[NamedCause]:
-    """Yield a cause for LoRA factors that did not move although others did: one of a pair, or both.
+    """Yield a cause for LoRA factors that did not move although others did: A, B, or both.
 
     Sets their `rows` to "differs". `stored` is {key: names in the file}.
     """

@@ -1,4 +1,8 @@
-"""The optimizer and its settings for each parameter, as stated and as the state has them."""
+"""The optimizer and its settings for each parameter, as stated and as the state has them.
+
+A *recipe* is an optimizer with its settings and the number of the step. A *group* is a parameter
+group of the optimizer's state.
+"""
 
 from collections.abc import Mapping
 from typing import Any

@@ -56,7 +56,7 @@ def _is_finite(parameter: Parameter) -> bool:
 
 
 def lora_pairs(parameters: Sequence[Parameter]) -> dict[str, Parameter]:
-    """Return {key of a LoRA factor: the other factor of its pair}."""
+    """Return {key of a LoRA factor A or B: the parameter of the other factor of its weight}."""
     known = {row.key: row for row in parameters}
     found = {}
     for key in known:

@@ -1,4 +1,7 @@
-"""What a step did to each weight, read in pieces: what moved, by how much, and by which rule."""
+"""What a step did to each weight, read in pieces: what moved, by how much, and by which rule.
+
+A *piece* is some rows of a parameter, before the step and after it.
+"""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -34,7 +37,7 @@ class Sums:
     weight: float = 0.0  # sum of squares before the step
 
     def add(self, before: F64, after: F64, encoding: str) -> None:
-        """Add a piece of a parameter to the sums; both sides float64 of one shape.
+        """Add a piece of a parameter, before and after the step, to the sums; float64 of one shape.
 
         `encoding` is the type before the step, whose spacing says what one step of it is. Elements
         that are not finite are counted in `nonfinite`, and left out of the sums of the change.

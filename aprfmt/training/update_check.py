@@ -1,4 +1,8 @@
-"""Whether a recipe gives the weights after a step, and which mistake does where it does not."""
+"""Whether a recipe gives the weights after a step, and which mistake does where it does not.
+
+A *case* is elements of one parameter before and after the step, with what the optimizer had for
+them. A *fit* is how well a recipe predicts them. A *piece* is some rows of a parameter.
+"""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -476,9 +480,9 @@ def _decays_all(recipe: Recipe, one: Recipe, fits: Sequence[tuple[Recipe, Fit]])
 
 
 def _has_common_size(case: StepCase, fit: Fit) -> bool:
-    """Return whether most moved elements (the share USUAL) moved by the same size.
+    """Return whether most elements that moved moved by one size, as they do in a first step.
 
-    They do in a first step. True also where too few moved to tell.
+    Most are the fraction USUAL. True also where too few moved to tell.
     """
     rest = np.abs(case.change - fit.update.decay)
     moved = rest > 2 * case.rounding
@@ -708,9 +712,9 @@ def _is_exact(parameter: Parameter, recipe: Recipe, held: StepInputs, fit: Fit) 
 def share_reproduced(
     parameter: Parameter, guess: StepGuess, held: StepInputs, signs: bool
 ) -> float:
-    """Return the share of all of a parameter's elements that a guess gives.
+    """Return the fraction of a parameter's elements that change as a guess predicts.
 
-    `signs` says that only the signs of the gradient are known.
+    All elements are looked at. `signs` says that only the signs of the gradient are known.
     """
     near = every = 0
     for case in _all_cases(parameter, held, signs):
