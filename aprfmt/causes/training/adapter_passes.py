@@ -53,7 +53,10 @@ EQUAL = 2.0  # times the smallest distance: bases that the gradients do not tell
 
 
 def pairs_of(case: BackwardCase) -> list[tuple[str, str]]:
-    """Return (role key of A, role key of B) of each of an adapter's pairs; [] for a whole model."""
+    """Return (role key of factor A, role key of factor B) of each weight that an adapter changes.
+
+    [] for a whole model.
+    """
     firsts = [key for key in sorted(case.names) if key.endswith(".lora_a")]
     return [(key, key.removesuffix("a") + "b") for key in firsts]
 
@@ -145,7 +148,7 @@ def _tried_quantizations() -> Iterator[QuantizedBase]:
 
 
 def _base_text(base: QuantizedBase) -> str:
-    """Return a quantization in words: `NF4 in blocks of 64, scales quantized too`."""
+    """Return how a base was quantized, in words: `NF4 in blocks of 64, scales quantized too`."""
     scales = "scales quantized too (double quantization)" if base.nested else "scales in float32"
     return f"{base.encoding} in blocks of {base.block}, {scales}"
 

@@ -64,7 +64,7 @@ class ChangedGradients(Protocol):
 
 
 class HeadParts(Protocol):
-    """What each label of a batch adds to the gradient of the head."""
+    """What each label of a batch alone adds to the gradient of the output head."""
 
     @property
     def key(self) -> str:
@@ -80,7 +80,7 @@ class HeadParts(Protocol):
 
 
 class LabelParts(Protocol):
-    """What each label of a batch adds to one gradient, and where the labels are.
+    """What each label of a batch alone adds to one gradient, and where the labels are.
 
     `rows`, `columns` and `tokens` [labels] are in the order of the batch's rows and columns.
     """
@@ -164,7 +164,7 @@ class BackwardCase:
     def first(self) -> tuple[str, ...]:
         """The role keys of wrong or missing gradients where a backward pass comes by first.
 
-        They are of one place: one layer, the tensors after the layers, or the tables.
+        They are all of one layer, or of the tensors after the layers, or of the embedding tables.
         """
         return first_wrong(self.wrong | self.missing)
 
@@ -172,7 +172,7 @@ class BackwardCase:
     def first_layer(self) -> int | None:
         """The number of the first layer with wrong gradients, in backward order.
 
-        None where the first wrong place is outside the layers.
+        None if wrong gradients outside the layers come before.
         """
         return split_key(self.first[0])[0] if self.first else None
 
@@ -200,8 +200,8 @@ def backward_order(key: str) -> tuple[int, int, int, str]:
 def first_wrong(wrong: Collection[str]) -> tuple[str, ...]:
     """Return those of the wrong role keys that a backward pass reaches first.
 
-    They are of one layer, of the tensors after the layers, or of the tables. () for no wrong
-    keys.
+    They are of one layer, of the tensors after the layers, or of the embedding tables. () for no
+    wrong keys.
     """
     ordered = sorted(wrong, key=backward_order)
     return tuple(
@@ -258,7 +258,10 @@ class BackwardGuess:
 
 @dataclass(frozen=True, slots=True)
 class BackwardHypothesis:
-    """One row: the causes it can find, and its function; the lowest rank is tried first."""
+    """A row of the table of hypotheses: causes that it can find, and the function that tries them.
+
+    The hypothesis with the lowest rank is tried first.
+    """
 
     causes: tuple[str, ...]
     find: Callable[[BackwardCase], Iterator[BackwardGuess]]

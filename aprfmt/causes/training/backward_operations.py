@@ -164,7 +164,7 @@ def guess_router_cut(case: BackwardCase) -> Iterator[BackwardGuess]:
 
 
 def guess_tied_part(case: BackwardCase) -> Iterator[BackwardGuess]:
-    """Yield guesses that a tied table has the gradient of one of its two uses."""
+    """Yield guesses that a tied table's gradient is that of the embedding or of the head alone."""
     if any(not key.startswith("token_embd") for key in case.wrong) or not case.wrong:
         return
     if not case.case(next(iter(case.wrong))).sizes.get("tied_embeddings"):

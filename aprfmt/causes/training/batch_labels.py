@@ -1,4 +1,7 @@
-"""Gradients in which some labels of a batch do not count, or have a weight by their position."""
+"""Gradients in which some labels of a batch do not count, or have a weight by their position.
+
+The *parts* of a gradient are here what each label of the batch alone adds to it.
+"""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -131,9 +134,9 @@ def _kept_only(parts: LabelParts, kept: Mask, says: str) -> Iterator[_LabelFacto
 
 
 def _rows_cut_short(parts: LabelParts) -> Iterator[_LabelFactors]:
-    """Yield, for each number of tokens, the way in which rows were cut after so many tokens.
+    """Yield, for each number of tokens, the way in which rows were cut off after so many tokens.
 
-    Labels after the cut do not count.
+    Labels after that do not count.
     """
     columns = np.unique(parts.columns)
     for before, after in pairwise(columns):
@@ -159,7 +162,7 @@ def _unscored(parts: LabelParts) -> Iterator[_LabelFactors]:
 
 
 def _means_of_parts(case: BackwardCase, parts: LabelParts) -> Iterator[_LabelFactors]:
-    """Yield the ways in which the loss is a mean of the means of equal parts of the positions."""
+    """Yield the ways in which the loss is a mean of means, over equal ranges of the positions."""
     of = len(parts.columns)
     for shares in SHARES:
         if shares > case.row_length:
@@ -206,7 +209,7 @@ def _solve_weights(case: BackwardCase, parts: LabelParts) -> Iterator[tuple[floa
     """Yield (relative L2 distance, way) of label weights that give the last norm's gradient.
 
     Two weights are solved: one for the labels up to a column and one for the others, one for the
-    labels of one token and one for the others, or a part that grows with the column. Where none
+    labels of one token and one for the others, or a constant and a slope by column. Where none
     fits, each label's own weight is solved from the gradient of the head.
     """
     every = len(parts.columns)

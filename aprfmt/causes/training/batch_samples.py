@@ -372,7 +372,7 @@ def guess_norm_columns(case: BackwardCase) -> Iterator[BackwardGuess]:
 def other_scales(scale: float, rank: int) -> dict[float, list[str]]:
     """Return {another scale of an adapter: sentences on the usual mistakes that give it}.
 
-    `scale` is the stated one, `rank` that of the adapter's pairs.
+    `scale` is the stated one, `rank` that of the adapter's factors A and B.
     """
     root = rank**0.5
     meant: dict[float, list[str]] = {}
@@ -461,10 +461,11 @@ def _solve_sample_factors(
 
 
 def fit_factors(parts: F64, given: F64) -> tuple[F64, float]:
-    """Return (factors of the columns that add up to `given`, relative L2 distance of their sum).
+    """Return (factors by which the columns add up to `given`, relative L2 distance of the sum).
 
-    `parts` is [elements, columns], `given` [elements]. The factors are solved by least squares on
-    every second element, and the distance is taken on the others.
+    `parts` [elements, columns] has a gradient in each column, such as that of one sample, `given`
+    [elements] is the trainer's gradient. The factors are solved by least squares on every second
+    element, and the distance is taken on the others.
     """
     solved: F64 = np.linalg.lstsq(parts[::2], given[::2], rcond=1e-9)[0].astype(np.float64)
     return solved, distance(given[1::2], parts[1::2] @ solved)

@@ -46,7 +46,8 @@ def guess_other_correction(case: StepCase, recipe: Recipe) -> Iterator[StepGuess
     """Yield guesses that a moment is averaged at the stated rate and corrected for another rate.
 
     Nothing unless the state was saved before the step: one saved after it shows only the rate of
-    the correction. Nothing at the first step, where another rate in both places gives the same.
+    the correction. Nothing at the first step, where averaging and correcting by another rate give
+    the same.
     """
     held = case.moments
     if held is None or held.after or not held.step or not recipe.row.second:

@@ -1,4 +1,8 @@
-"""Gradients that were clipped by the norm of some of them."""
+"""Gradients that were clipped by the norm of some of them.
+
+A *part* is some of the step's gradients whose norm may have been taken in place of that of all:
+those of one kind of parameters, of one stage of layers, or of one optimizer group.
+"""
 
 from collections.abc import Callable, Collection, Iterator, Mapping
 
@@ -89,7 +93,7 @@ def _is_from_layer(key: str, first: int) -> bool:
 def _alike(parts: Mapping[str, float], size: float, bound: float, room: float) -> list[str]:
     """Return the names of the parts whose norm `bound` clips by the same factor as `size`.
 
-    `room` is how far their factors may be apart, relative to the factor.
+    `room` is by how much their factors may differ, relative to the factor.
     """
     wanted = clip_factor(bound, size)
     return [
@@ -100,7 +104,7 @@ def _alike(parts: Mapping[str, float], size: float, bound: float, room: float) -
 
 
 def _says(names: Collection[str], size: float, bound: float, norm: float) -> str:
-    """Return the sentence that gradients were clipped to `bound` by a norm of some parts only.
+    """Return the sentence that gradients were clipped to `bound` by the norm of only some.
 
     `size` is that norm, `names` the parts that have it. `norm` is the norm of all gradients, which
     they should be clipped by.

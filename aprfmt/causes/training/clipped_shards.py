@@ -70,8 +70,8 @@ def shard_clipping(
 def _shardings(shapes: Mapping[str, Sequence[int]]) -> Iterator[Sharding]:
     """Yield the usual ways to cut gradients of these shapes into shards, for each number of ranks.
 
-    They are rows of each gradient (FSDP2, cut by torch.chunk), a flat piece of each, and a piece of
-    one flat buffer of all of them in their order (FSDP1, ZeRO).
+    A shard is some rows of each gradient (FSDP2, cut by torch.chunk), a range of elements of each
+    flattened gradient, or a range of one flat buffer of all gradients in their order (FSDP1, ZeRO).
     """
     sizes = {key: int(np.prod(shape)) for key, shape in shapes.items()}
     total = sum(sizes.values())
@@ -93,8 +93,8 @@ def _shardings(shapes: Mapping[str, Sequence[int]]) -> Iterator[Sharding]:
 def _rank_norms(sums: Mapping[str, tuple[F64, ...]], cuts: Cuts, side: int) -> F64:
     """Return the L2 norm of each rank's shards of all gradients, float64 [ranks].
 
-    `sums` has two running sums of squares for each gradient, of the given one (`side` 0) and the
-    computed one (1). `cuts` says where each rank's elements end in it.
+    `sums` has two running sums of squares for each gradient, of the trainer's (`side` 0) and of the
+    computed one (`side` 1). `cuts` says where each rank's elements end in it.
     """
     squares = [np.diff(np.concatenate([[0.0], sums[key][side][cuts[key]]])) for key in cuts]
     return np.asarray(np.sqrt(np.maximum(np.sum(squares, axis=0), 0.0)))

@@ -112,7 +112,7 @@ class Clipping:
 def scaled_bound(bound: float, usual: Collection[float]) -> tuple[float, float] | None:
     """Return (usual bound, loss scale) whose quotient is the measured bound; None for no such pair.
 
-    Several pairs have the same quotient: the bound 1 is taken before others.
+    Where several bounds and scales have the same quotient, the bound 1 is taken.
     """
     for each in sorted(usual, key=lambda one: one != 1.0):
         for scale in SCALES:
@@ -282,7 +282,8 @@ def guess_row_clipping(case: StepCase, recipe: Recipe) -> Iterator[StepGuess]:
     def norms(part: StepCase) -> tuple[NDArray[np.int64], F64, F64]:
         """Return (each element's row from 0 on, gradient norm by row, weight norm by row).
 
-        A vector counts as one row. `part` has some elements of one parameter around the step.
+        A vector counts as one row. `part` has some elements of one parameter before and after the
+        step.
         """
         rows = np.zeros(part.before.size, np.int64)
         if not part.vector:
@@ -301,7 +302,7 @@ def guess_row_clipping(case: StepCase, recipe: Recipe) -> Iterator[StepGuess]:
     def holds(part: StepCase) -> bool:
         """Return whether the recipe predicts `part` with each gradient row clipped by its own norm.
 
-        `part` has some elements of one parameter around the step.
+        `part` has some elements of one parameter before and after the step.
         """
         rows, gradients, weights = norms(part)
         assert part.gradient is not None
@@ -328,12 +329,12 @@ def clip_factor(bound: float, norm: float) -> float:
 
 
 def guess_clipping(case: StepCase, recipe: Recipe) -> Iterator[StepGuess]:
-    """Yield guesses that gradients were not clipped, clipped twice, or not by the norm of all.
+    """Yield guesses that gradients were not clipped, clipped twice, or by another norm than all's.
 
     In place of that norm: each by its own norm, matrices and vectors each by the norm of their
-    kind, or all by another number than the L2 norm. Nothing where the recipe does not clip, a
-    norm is not known, or the step does not depend on the size of the gradient, as Lion's. Adam's
-    first step shows it where the gradient is as small as epsilon.
+    kind, or all by another number than the L2 norm. Nothing where the recipe does not clip, a norm
+    is not known, or the step does not depend on the size of the gradient, as Lion's. Adam's first
+    step shows it where the gradient is as small as epsilon.
     """
     norm, own = case.others.get("norm"), case.others.get("own_norm")
     if recipe.clip_value is not None and case.gradient is not None and not case.signs:

@@ -40,7 +40,7 @@ def guess_transposed(case: StepCase, recipe: Recipe) -> Iterator[StepGuess]:
     def holds(part: StepCase) -> bool:
         """Return whether the recipe predicts `part` with its gradient and moments transposed.
 
-        `part` has the elements of one parameter around the step.
+        `part` has the elements of one parameter before and after the step.
         """
         moments = part.moments
         if moments is not None:

@@ -173,7 +173,10 @@ def guess_frozen_rows(case: StepCase, recipe: Recipe) -> Iterator[StepGuess]:
 
 
 def _is_right_outside_rows(recipe: Recipe, numbers: NDArray[np.int64], part: StepCase) -> bool:
-    """Return whether `part` moved as expected, rows `numbers` excepted, which may stand still."""
+    """Return whether all rows moved as the recipe says, except `numbers`, which may stand still.
+
+    `part` has some elements of one parameter before and after the step.
+    """
     inner = part.fit(recipe)
     stay = np.isin(part.rows, numbers)
     return (
@@ -184,11 +187,11 @@ def _is_right_outside_rows(recipe: Recipe, numbers: NDArray[np.int64], part: Ste
 
 
 def guess_cut_shard(case: StepCase, recipe: Recipe) -> Iterator[StepGuess]:
-    """Yield the guess that one run of elements did not move, which begins or ends inside a row.
+    """Yield the guess that one range of elements did not move, which begins or ends inside a row.
 
-    An optimizer that cuts all parameters together into equal shards leaves such a run
+    An optimizer that cuts all parameters together into equal shards leaves such a range
     (`rows_frozen`). Nothing unless all elements of the parameter are in the case, and all outside
-    the run are as expected.
+    the range are as expected.
     """
     due = _must_move(case, recipe)
     fit = case.fit(recipe)

@@ -1,4 +1,8 @@
-"""A trainer's gradient and the computed one, and mistakes that explain a difference."""
+"""A trainer's gradient and the computed one, and mistakes that explain a difference.
+
+A *case* is the two gradients of one parameter with what is known of them. A *guess* is a mistake
+that makes the trainer's gradient of the computed one.
+"""
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
@@ -97,8 +101,8 @@ class GradientCase:
     def is_made(self, wanted: F64) -> bool:
         """Return whether the given gradient is `wanted`, made by a mistake with a fitted number.
 
-        Only rounding may be left, and little of the difference of given and computed: a fitted
-        number explains some part of any difference.
+        What is left may be no more than rounding and than a small fraction of the difference of
+        both gradients: a fitted number always explains some of a difference.
         """
         left = distance(self.given, wanted)
         size = norms.exact_norm(wanted)
@@ -178,9 +182,10 @@ class GradientGuess:
 
 @dataclass(frozen=True, slots=True)
 class GradientHypothesis:
-    """One row: the causes it can find, and its function; the lowest rank is tried first.
+    """A row of the table of hypotheses: causes that it can find, and the function that tries them.
 
-    `whole` rows look at the gradient as it is, others at one half of its elements.
+    The hypothesis with the lowest rank is tried first. `whole` hypotheses look at all elements of
+    the gradient, others at one half of them.
     """
 
     causes: tuple[str, ...]

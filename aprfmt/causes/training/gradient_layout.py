@@ -1,4 +1,8 @@
-"""Gradients whose elements are in another order, or that lack whole parts."""
+"""Gradients whose elements are in another order, or that lack those of some heads or experts.
+
+A *block* is one of equally many rows, or columns, of a gradient: those of a head, of an expert, or
+of a rank's shard.
+"""
 
 from collections.abc import Callable, Iterator
 
@@ -89,8 +93,8 @@ def guess_transposed(case: GradientCase) -> Iterator[GradientGuess]:
 def guess_block_order(case: GradientCase) -> Iterator[GradientGuess]:
     """Yield the guess that equal blocks of rows or columns are in another order.
 
-    The blocks are shards, heads or experts; or the pairs of rotated rows within each head, which
-    one layout has adjacent and the other half a head apart.
+    The blocks are shards, heads or experts; or the two rows that rope rotates together, which one
+    layout has adjacent and the other half a head apart.
     """
     counts = dict.fromkeys((*SHARDS, *(case.sizes.get(name, 0) for name in _BLOCKS)))
     for across in (False, True):
@@ -134,8 +138,8 @@ def _take_in_order(order: Ints, across: bool) -> Callable[[GradientCase], F64]:
 def _block_order(given: F64, computed: F64, count: int) -> Ints | None:
     """Return for each block of the given gradient the number of the computed block that it is.
 
-    Both are cut into `count` equal blocks of rows. None where all are in their own places, where
-    one is near no computed block, or where two are nearest to the same one.
+    Both are cut into `count` equal blocks of rows. None where each block is its own, where a block
+    is near no computed one, or where two are nearest to the same one.
     """
     mine, theirs = (side.reshape(count, -1) for side in (given, computed))
     sizes = (theirs * theirs).sum(axis=1)
@@ -248,10 +252,10 @@ def guess_repeated_rows(case: GradientCase) -> Iterator[GradientGuess]:
 
 
 def guess_tied_part(case: GradientCase) -> Iterator[GradientGuess]:
-    """Yield the guess that a tied token table has the gradient of one of its two uses only.
+    """Yield the guess that a tied table has the gradient of only one of its two uses.
 
     The uses are the embedding and the head. Rows of tokens that are not in the batch have a
-    gradient from the head alone: if it is zero, the head's part is missing; if it is right, the
+    gradient from the head alone: if it is zero, the head's gradient is missing; if it is right, the
     embedding's is.
     """
     if split_key(case.key)[1] != "token_embd.weight" or not case.sizes.get("tied_embeddings"):

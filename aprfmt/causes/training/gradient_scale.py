@@ -52,7 +52,7 @@ def guess_zero(case: GradientCase) -> Iterator[GradientGuess]:
 
 
 def guess_sign(case: GradientCase) -> Iterator[GradientGuess]:
-    """Yield the guess that the given gradient is the computed one with the other sign."""
+    """Yield the guess that the given gradient is the computed one times -1."""
     yield GradientGuess(
         "gradient_sign", "the gradient has the other sign", lambda part: -part.computed
     )

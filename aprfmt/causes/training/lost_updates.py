@@ -55,7 +55,7 @@ CHANCE = 20.0  # elements that would have moved: that none does has a chance of 
 def guess_rounded_away(case: StepCase, recipe: Recipe) -> Iterator[StepGuess]:
     """Yield the guess that the step was added in BF16 or F16, which rounded most of it away.
 
-    Nothing unless both sides are stored in the same one of these types.
+    Nothing unless the weights before and after the step are stored in the same one of these types.
     """
     if not case.coarse or case.encodings[0] != case.encodings[1]:
         return
@@ -101,7 +101,8 @@ def is_swallowed(case: StepCase, whole: F64) -> bool:
     """Return whether rounding to the stored type lost more than half of the update `whole` [n].
 
     False where too few steps are below the type's spacing: only a finer copy of the weights could
-    then have shown more. False unless both sides are in the same type, BF16 or F16.
+    then have shown more. False unless the weights before and after are in the same type, BF16 or
+    F16.
     """
     if not case.coarse or case.signs or case.encodings[0] != case.encodings[1]:
         return False
@@ -147,7 +148,8 @@ def _guess_by_sizes(case: StepCase, recipe: Recipe, encoding: str) -> Iterator[S
 def guess_cut_off(case: StepCase, recipe: Recipe) -> Iterator[StepGuess]:
     """Yield the guess that the stepped weights were truncated to BF16 or F16, not rounded.
 
-    Nothing unless both sides are stored in the same one of these types, and the signs are known.
+    Nothing unless the weights before and after are stored in the same one of these types, and the
+    gradient's signs are known.
     """
     if case.signs or not case.coarse or case.encodings[0] != case.encodings[1]:
         return
@@ -156,7 +158,7 @@ def guess_cut_off(case: StepCase, recipe: Recipe) -> Iterator[StepGuess]:
     def holds(part: StepCase) -> bool:
         """Return whether the weights of `part` are the expected ones truncated, bit by bit.
 
-        `part` has some elements of one parameter around the step.
+        `part` has some elements of one parameter before and after the step.
         """
         inner = part.predict(recipe)
         if inner is None:
@@ -214,14 +216,14 @@ def lost_decay_guess(
 class DecayEvidence:
     """What weights show of their decay; those of several tensors are added.
 
-    One element shows little where the type's spacing is wider than the decay. `counts` are of the
-    elements that are other ones with a part of it than without any: (those with it, those without)
-    for each of PARTS, twice: added with the step, and rounded before it. `weight` and `moment` are
-    the least squares of its factor: one over the variance, and the factor times that. `lost`: the
-    type rounds all of it away. `matches` are the counts of the weights that are, to the bit, those
-    with each of MULTIPLES, twice as `counts`, and `total` is the count of all. `constant` is how
-    far rounding 1 - lr * wd to a float32 may move the factor of all elements alike. `coarse`: the
-    weights are in BF16 or F16, and counted.
+    One element shows little where the type's spacing is wider than the decay. PARTS are fractions
+    of the stated decay. `counts` are of the elements whose bits tell such a fraction from no decay:
+    (elements with that decay, elements without) for each of PARTS, twice: decay added with the
+    step, and rounded before it. `weight` and `moment` are the least squares of its factor: one over
+    the variance, and the factor times that. `lost`: the type rounds all of it away. `matches` are
+    the counts of the weights that are, to the bit, those with each of MULTIPLES, twice as `counts`,
+    and `total` is the count of all. `constant` is how far rounding 1 - lr * wd to a float32 may
+    move the factor of all elements alike. `coarse`: the weights are in BF16 or F16, and counted.
     """
 
     counts: tuple[tuple[int, int], ...] = ((0, 0),) * (2 * len(PARTS))
@@ -334,8 +336,8 @@ class DecayEvidence:
 def decay_evidence(case: StepCase, recipe: Recipe) -> DecayEvidence | None:
     """Return the evidence of decay in the weights of a case; None where it cannot be measured.
 
-    None unless both sides are in the same type, BF16, F16 or F32, the decay is decoupled and the
-    gradient is known. In F32 single elements are not counted.
+    None unless the weights before and after are in the same type, BF16, F16 or F32, the decay is
+    decoupled and the gradient is known. In F32 single elements are not counted.
     """
     update = case.predict(recipe)
     if update is None or not _decays_alone(case, recipe):
@@ -367,7 +369,7 @@ def decay_evidence(case: StepCase, recipe: Recipe) -> DecayEvidence | None:
 def _weights_with(case: StepCase, part: float, update: Update) -> tuple[F64, F64]:
     """Return (weights with step and decay added at once, weights with decay rounded first), [n].
 
-    Both are in the stored type, after an update with `part` of its decay.
+    Both are in the stored type, after an update with the fraction `part` of its decay.
     """
     encoding = case.encodings[1]
     decayed = case.before + part * update.decay
@@ -387,8 +389,8 @@ def _counted(case: StepCase, first: F64, second: F64) -> tuple[int, int]:
 def _decays_alone(case: StepCase, recipe: Recipe) -> bool:
     """Return whether a case can show decoupled weight decay.
 
-    It can where both sides are in one type of at most 32 bits, the recipe decays this parameter
-    outside the gradient, and more than the step's sizes are known.
+    It can where the weights before and after are in one type of at most 32 bits, the recipe decays
+    this parameter outside the gradient, and more than the step's sizes are known.
     """
     same = case.encodings[0] == case.encodings[1] != "F64"
     decays = recipe.decays(case.vector) and not recipe.adds_decay_to_gradient
@@ -396,7 +398,7 @@ def _decays_alone(case: StepCase, recipe: Recipe) -> bool:
 
 
 def _decays_in_type(case: StepCase, recipe: Recipe) -> bool:
-    """Return whether a case can show decoupled weight decay in BF16 or F16 on both sides."""
+    """Return whether a case can show decoupled weight decay, with weights in BF16 or in F16."""
     return case.coarse and _decays_alone(case, recipe)
 
 

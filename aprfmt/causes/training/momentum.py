@@ -128,7 +128,7 @@ def guess_lost_moments(case: StepCase, recipe: Recipe) -> Iterator[StepGuess]:
         def holds(part: StepCase, names: tuple[str, ...] = names) -> bool:
             """Return whether the recipe predicts `part` with the moments `names` at zero.
 
-            `part` has some elements of one parameter around the step.
+            `part` has some elements of one parameter before and after the step.
             """
             assert part.moments is not None
             zero: dict[str, Any] = dict.fromkeys(names, np.zeros_like(part.before))
@@ -163,7 +163,7 @@ def guess_step_count(case: StepCase, recipe: Recipe) -> Iterator[StepGuess]:
         def holds(part: StepCase, step: int = step) -> bool:
             """Return whether the recipe predicts `part` with Adam's bias correction of step `step`.
 
-            `part` has some elements of one parameter around the step.
+            `part` has some elements of one parameter before and after the step.
             """
             assert part.moments is not None
             other = replace(part, moments=replace(part.moments, step=step))

@@ -127,7 +127,7 @@ class Moments:
 
 @dataclass(frozen=True)
 class OptimizerRow:
-    """One optimizer: its rule, its settings, and the names of its state in files of torch.
+    """One optimizer: its rule, its settings, and the names of its state in torch's files.
 
     `rule` takes the recipe, the gradient [elements] (None where it is not known) and the moments,
     and returns the step without decay, or None where that takes something that is not known.

@@ -1,4 +1,8 @@
-"""The elements of one parameter around a step, and how well a recipe predicts the new values."""
+"""The elements of one parameter around a step, and how well a recipe predicts the new values.
+
+A *case* is elements of one parameter before and after the step, with what the optimizer had for
+them. A *fit* is how well a recipe predicts the change.
+"""
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
@@ -46,12 +50,12 @@ class StepCase:
     one whose elements have one size: their signs are read from the change itself. `noise` is the
     relative error of each number of gradient and moments, `blur` the absolute error of each of the
     gradient. `rows` [n] are the numbers of the rows that the elements are in. `shape` is that of
-    the whole parameter where all its elements are here, in order. `others` are numbers that
-    are not of these elements: `norm` of all gradients, `own_norm` of this one, `kind_norm` of all
-    matrices or all vectors, `rate` and `decay` of its group in the state, `unclipped` where no
-    unstated clipping was made, `decoupled` 0.0 where the state has the decay in the gradient,
-    `factor` and `decay_factor` that were measured on another parameter. `part_norms` are the norms
-    of parts of all gradients, by the name of the part.
+    the whole parameter where all its elements are here, in order. `others` are numbers that are not
+    of these elements: `norm` of all gradients, `own_norm` of this one, `kind_norm` of all matrices
+    or all vectors, `rate` and `decay` of its group in the state, `unclipped` where no unstated
+    clipping was made, `decoupled` 0.0 where the state has the decay in the gradient, `factor` and
+    `decay_factor` that were measured on another parameter. `part_norms` are norms of some of the
+    gradients together, by words for which.
     """
 
     key: str
@@ -79,9 +83,9 @@ class StepCase:
         """How far rounding may have moved each element of the change, float64 [n].
 
         Half a spacing of the stored type after the step, the same before it for BF16 and F16 that
-        may be rounded copies, and one spacing of float32 for arithmetic. A whole spacing after
-        the step where both sides are BF16 or F16: trainers may round to these at random, up or
-        down.
+        may be rounded copies, and one spacing of float32 for arithmetic. A whole spacing after the
+        step where the weights before and after are BF16 or F16: trainers may round to these at
+        random, up or down.
         """
         found: F64 = float_spacing(self.after, self.encodings[1]) / 2
         if self.encodings[0] in COARSE and not self.stepped_as_stored:
@@ -116,7 +120,8 @@ class StepCase:
     def narrow(self) -> float:
         """The relative error of a step that may have been computed in BF16 or F16, else 0.0.
 
-        It may have been where both sides are stored in the same one of these types.
+        It may have been where the weights before and after are stored in the same one of these
+        types.
         """
         same = self.encodings[0] == self.encodings[1]
         return ROUNDED * UNIT[self.encodings[1]] if self.coarse and same else 0.0
@@ -319,8 +324,8 @@ class Fit:
     def exact(self) -> bool:
         """Whether the predicted weights, rounded to the stored type, are the stored bits.
 
-        A fraction EXACT of the elements is enough. False unless both sides are in the same type,
-        BF16 or F16, and the gradient or the moments are known.
+        A fraction EXACT of the elements is enough. False unless the weights before and after are in
+        the same type, BF16 or F16, and the gradient or the moments are known.
         """
         case, encoding = self.case, self.case.encodings[1]
         if case.signs or not case.coarse or case.encodings[0] != encoding:
@@ -377,7 +382,8 @@ class Fit:
         """(length of the longest step, fraction of decay), where signs are not known.
 
         The decay is the predicted one if the longest step then has the predicted length: a vector
-        of similar elements may show another pair as well. Else both are those of `StepCase.edge`.
+        of similar elements may show another length and decay as well. Else both are those of
+        `StepCase.edge`.
         """
         case, share = self.case, self.share_stated
         length = float((np.abs(case.change + share * case.before) - case.rounding).max(initial=0.0))
@@ -503,8 +509,8 @@ class Fit:
     def direct(self) -> bool:
         """Whether the weights were stepped in the stored type itself, without a finer copy of them.
 
-        Each then is within one rounding of the predicted weight. False unless both sides are in the
-        same type, BF16 or F16, and the gradient or the moments are known.
+        Each then is within one rounding of the predicted weight. False unless the weights before
+        and after are in the same type, BF16 or F16, and the gradient or the moments are known.
         """
         case, encoding = self.case, self.case.encodings[1]
         if not case.coarse or case.encodings[0] != encoding or case.signs:
@@ -518,9 +524,9 @@ class Fit:
         """Counts that show the type that weights were stepped in: (moved, due, other, far).
 
         `moved` elements change by the step; arithmetic in the stored type would round `due` of
-        these differently, at least. `other` of them differ from the prediction. `far` elements
-        are further off than that arithmetic allows. Zeros unless both sides are in the same type,
-        BF16 or F16, and the gradient or the moments are known.
+        these differently, at least. `other` of them differ from the prediction. `far` elements are
+        further off than that arithmetic allows. Zeros unless the weights before and after are in
+        the same type, BF16 or F16, and the gradient or the moments are known.
         """
         case, encoding = self.case, self.case.encodings[1]
         if not case.coarse or case.encodings[0] != encoding or case.signs:
@@ -699,9 +705,10 @@ class StepGuess:
 
 @dataclass(frozen=True, slots=True)
 class StepHypothesis:
-    """One row: the causes it can find, and its function; the lowest rank is tried first.
+    """A row of the table of hypotheses: causes that it can find, and the function that tries them.
 
-    `whole` rows look at all elements in their order, others at one half of them.
+    The hypothesis with the lowest rank is tried first. `whole` hypotheses look at all elements in
+    their order, others at one half of them.
     """
 
     causes: tuple[str, ...]
