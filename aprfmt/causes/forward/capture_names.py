@@ -104,10 +104,10 @@ def keys_taken_elsewhere(case: Mismatch, keys: frozenset[str]) -> set[str]:
 
 
 def neighbour_values(case: Mismatch) -> Iterator[tuple[str, Array]]:
-    """Yield (name, values) of candidates for what was recorded in place of this point.
+    """Yield (name, values) of what may have been recorded by mistake under this point's name.
 
-    They are the layer's other points, computed on the trace's inputs, and values one operation
-    away from this point: with or without the residual stream, a scale, a softcap or a bias.
+    They are the layer's other points, computed on the trace's inputs, and values one operation away
+    from this point: with or without the residual stream, a scale, a softcap or a bias.
     """
     views, key = case.found.views, case.view.key
     # Other points of this layer, and those before and after it.

@@ -1,4 +1,7 @@
-"""Hypotheses about compressed attention and hyper-connections (deepseek_v4)."""
+"""Hypotheses about compressed attention and hyper-connections (deepseek_v4).
+
+A *slot* is one of the token rows that a window of compressed keys is made of.
+"""
 
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
@@ -84,8 +87,8 @@ def _keep_rotation(patched: PatchedModel, layers: Layers) -> PatchedModel:
     def kept(patched: PatchedModel, layer: int, x: Any, held: Mapping[str, Any]) -> Any:
         """Return attention's result with rope left on it, in place of the unrotated `x`.
 
-        `held` has the result by its point's name. The halves of the rotated part are made
-        adjacent pairs, the order of `x`.
+        `held` has the result by its point's name. Its rotated elements are put from split halves
+        into adjacent pairs, the order of `x`.
         """
         read = np.array(held["attn_mixed"]).reshape(len(x), int(patched.hp["n_heads"]), -1)
         turned = int(patched.hp["rope_dim"])
@@ -145,9 +148,9 @@ MIXES: Mapping[str, tuple[tuple[str, Weights], ...]] = {
 
 
 def _patch_weights(part: str, changed: Weights) -> Patch:
-    """Return a patch that changes the weights `part` of both hyper-connections of a layer.
+    """Return a patch that changes the weights of both hyper-connections of a layer.
 
-    They become changed(weights, number of streams).
+    `part` says which weights: pre, post or comb. They become changed(weights, number of streams).
     """
 
     def make(patched: PatchedModel, layers: Layers) -> PatchedModel:

@@ -32,7 +32,7 @@ WHERE = ("shortconv",)
 
 
 def _shift_rows(window: Array, by: int) -> Array:
-    """Return the window [tokens, channels] with its rows moved `by` places later, zeros before.
+    """Return the window [tokens, channels] with its rows moved `by` rows later, zeros before.
 
     A negative `by` moves them earlier.
     """
@@ -154,7 +154,10 @@ def _kernel_names(patched: PatchedModel) -> tuple[str, ...]:
 
 
 def _patch_kernel(taken: Callable[[Array, Array], tuple[Array, Array]]) -> Patch:
-    """Return a patch: a convolution gets taken(window, kernel) in place of (window, kernel)."""
+    """Return a patch that gives a convolution another window and kernel.
+
+    `taken` is the function that makes the new (window, kernel) of the old ones.
+    """
 
     def override(op: Any, at: Any, window: Any, kernel: Any, *bias: Any) -> Any:
         """Return the convolution of the window and kernel that the mistake `taken` gives."""
@@ -176,8 +179,9 @@ def _without_gate(point: str) -> Patch:
 def _gate_last_with(part: int) -> Patch:
     """Return a patch that exchanges the gates before and after the convolution.
 
-    The input projection gives three parts: `part` (0 to 2) is multiplied after the convolution,
-    the product of the others is convolved.
+    The input projection's columns are three equal parts: two gates and what is convolved. Part
+    `part` (0 to 2) is multiplied after the convolution, and the product of the two others is
+    convolved.
     """
 
     def thirds(held: Mapping[str, Any]) -> list[Any]:
@@ -196,7 +200,7 @@ def _gate_last_with(part: int) -> Patch:
         return first * second
 
     def after(patched: PatchedModel, layer: int, x: Any, held: Mapping[str, Any]) -> Any:
-        """Return the convolution's result times input part number `part`, in the exchanged order.
+        """Return the convolution's result times part number `part` of the input projection.
 
         `held` has the layer's earlier points by name.
         """

@@ -23,7 +23,7 @@ BRANCHES: tuple[tuple[tuple[str, ...], ...], ...] = (
 
 
 def may_be_mistaken(key: str, other: str) -> bool:
-    """Return whether a recorder that is off by some places may confuse point `other` with `key`.
+    """Return whether a recorder that is off by some points may confuse `other` with `key`.
 
     They are the same point in two layers, or two points of the residual stream. False for whole
     numbers, which may be equal by chance.
@@ -53,8 +53,8 @@ def cut_keys(key: str) -> Iterator[str]:
 def stream_keys_after(key: str, keys: Sequence[str]) -> Iterator[str]:
     """Yield the keys of later stream points, through which all effects of a stream point pass.
 
-    `keys` are points in execution order, the point among them. Nothing is yielded for a point
-    that is no part of the residual stream.
+    `keys` are points in execution order, the point among them. Nothing is yielded for a point that
+    is not of the residual stream.
     """
     if parse_key(key)[0] in STREAM:
         later = keys[keys.index(key) + 1 :]

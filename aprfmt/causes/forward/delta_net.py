@@ -1,9 +1,9 @@
 """Hypotheses about gated delta nets: their decay, keys, beta, state, gate and norm.
 
-The rule itself is in inference/recurrence.py. What is tried here is that rule with one part of it
-exchanged, in the forms that ports of it have had: transformers' modeling_qwen3_next, the kernels of
-flash-linear-attention and llama.cpp's graphs differ in who normalises the keys, who takes the
-exponential of A_log and where dt_bias is added.
+The rule itself is in inference/recurrence.py. What is tried here is that rule with one operation or
+operand of it exchanged, as ports of the model have had it: transformers' modeling_qwen3_next, the
+kernels of flash-linear-attention and llama.cpp's graphs differ in who normalises the keys, who
+takes the exponential of A_log and where dt_bias is added.
 """
 
 from collections.abc import Callable, Iterator, Mapping
@@ -233,8 +233,8 @@ def try_delta_net_mistakes(case: Mismatch) -> Iterator[Change]:
 def _recurrence_change(says: str, point: str, make: Patch) -> Change:
     """Return the change that patch `make` makes to the delta net.
 
-    `point` is the part of it that changes, such as "decay". `says` completes the sentence "in the
-    delta net ...".
+    `point` is the capture point that changes, such as "decay". `says` completes the sentence "in
+    the delta net ...".
     """
     return Change("recurrence", f"in the delta net {says}", (point,), make, {point: says})
 

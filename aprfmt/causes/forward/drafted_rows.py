@@ -1,5 +1,8 @@
 """Cached rows of tokens that are not in the sequence: of rejected drafts, or of padding.
 
+A *cached row* is the keys and values that the cache has of one token. A *slot* is a position whose
+cached row may be another token's.
+
 What layer 0 keeps of a token depends on its id and its position alone, so the rows of the whole
 vocabulary are computed and the one that gives attention's output is the token that stands there. In
 later layers its rows are those of a pass over the tokens before it.
@@ -47,7 +50,7 @@ class CachedRows:
 
 
 class _Passing(CallRecorder):
-    """A recorder that follows the place in the pass and stores no calls."""
+    """A recorder that knows the last capture point passed and stores no operations."""
 
     def capture(self, point: str, layer: int, x: Any) -> Any:
         """Return the value `x` of a capture point unchanged.
@@ -88,9 +91,9 @@ def drafted_rows_change(
 ) -> Change:
     """Return the change that attention reads cached rows of other tokens, {position: token id}.
 
-    Queries of tokens from `since` on read them, in place of the tokens' own rows or, with
-    `beside`, in addition. `rest`: the other rows up to `since` are also those of the pass over
-    the other tokens.
+    Queries of tokens from `since` on read them, in place of the tokens' own rows or, with `beside`,
+    in addition. `rest`: the rows of all other positions before `since` are also those of the pass
+    over the other tokens.
     """
     tokens = ", ".join(f"{token} at position {slot}" for slot, token in slots.items())
     which = "a token that is" if len(slots) == 1 else "tokens that are"
@@ -282,11 +285,11 @@ class _VocabularySearch:
         total: Array,
         held: Array,
     ) -> float:
-        """Improve `chosen`, {position: token id}, until no exchange of one token is better.
+        """Improve `chosen`, {position: token id}, until exchanging one token makes it no better.
 
         Better is nearer to attention's recorded output; the distance reached is returned. `parts`
-        has the vocabulary's weights and values at each position; `total` and `held` are the sums
-        over the other keys.
+        has for each position (softmax weight, value) of every token of the vocabulary; `total` and
+        `held` are the sums of weights and of weighted values over the other keys.
         """
         best = math.inf
         for _ in range(SWEEPS if len(parts) > 1 else 1):
@@ -336,7 +339,7 @@ class _VocabularySearch:
         """Return (token id, distance) of the token whose row best explains the recorded output.
 
         `part` are the vocabulary's (weights, values) at a position. `total` [heads, rows] and
-        `held` [heads, rows, d] are the sums over the other keys.
+        `held` [heads, rows, d] are the sums of weights and of weighted values over the other keys.
         """
         weights, values = part
         theirs = self.output.projected(self.case.view.theirs[self.late] - self.output.added)
@@ -358,7 +361,7 @@ class _VocabularySearch:
 
 @dataclass(frozen=True)
 class _Output:
-    """How mixed values become the point: times `factor`, through a matrix, plus `added`.
+    """How attention's weighted values become the recorded point: gated, multiplied, added to.
 
     `factor` [tokens, width] is a gate's. Of a point with many values `views` [out, few] are random
     sums, which tell candidates apart as well. `weight` [width, few] is the last product's with

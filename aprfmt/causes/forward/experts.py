@@ -102,14 +102,14 @@ def _gate_shared_expert(how: Callable[[Any, Array], Array]) -> Patch:
 def exchanged_weights_change(turns: int) -> Change:
     """Return the change that gives each chosen expert the weight of another chosen one.
 
-    Experts are sorted by weight, the largest first. Each gets the weight of the one `turns` (1 or
-    -1) places before it; with 0 the order is reversed.
+    Experts are sorted by weight, the largest first. Each gets the weight of the expert `turns` (1
+    or -1) before it in that order; with 0 the order is reversed.
     """
 
     def tap(patched: PatchedModel, layer: int, x: Any, held: Mapping[str, Any]) -> Any:
         """Return the chosen experts' weights `x` [tokens, used] in another order among the experts.
 
-        Sorted by size, each expert gets the weight `turns` places before it; with 0 they are
+        Sorted by size, each expert gets the weight `turns` before its own; with 0 the order is
         reversed.
         """
         order = np.argsort(-np.asarray(x), axis=-1, kind="stable")
@@ -258,7 +258,10 @@ def find_capacity(case: Mismatch) -> Iterator[Change]:
 
 
 def lost_experts_change(rank: int, ranks: int, n_experts: int) -> Change:
-    """Return the change that the experts of `rank`, one of `ranks` equal parts, add nothing."""
+    """Return the change that the experts of one rank add nothing.
+
+    The experts are divided evenly among `ranks` ranks, of which `rank` is the one.
+    """
     lost = np.arange(n_experts).reshape(ranks, -1)[rank]
 
     def tap(patched: PatchedModel, layer: int, x: Any, held: Mapping[str, Any]) -> Any:

@@ -1,4 +1,8 @@
-"""Hypotheses about sparse attention: which keys an indexer chooses, and by what scores."""
+"""Hypotheses about sparse attention: which keys an indexer chooses, and by what scores.
+
+A *block* is keys that follow each other and are chosen together. A *group* is the query heads for
+which one choice is made.
+"""
 
 from collections.abc import Iterator
 from typing import Any
@@ -25,7 +29,7 @@ CAUSE = "key_choice"
 def _operation_change(says: str, where: str, op: str, override: Override) -> Change:
     """Return the change that replaces operation `op` by `override`.
 
-    `says` is the sentence about it, `where` the part of the model that it names.
+    `says` is the sentence about it, `where` what it names as the place of the mistake.
     """
 
     def make(patched: PatchedModel, layers: Layers) -> PatchedModel:
@@ -44,10 +48,10 @@ def _choose_every_key(op: Any, at: Any, scores: Any, mask: Any, count: int) -> A
 
 
 def _shift_choice(by: int) -> Override:
-    """Return an override that chooses the keys `by` places after those that the indexer chose."""
+    """Return an override that chooses the keys `by` tokens after those that the indexer chose."""
 
     def choose(op: Any, at: Any, scores: Any, mask: Any, count: int) -> Any:
-        """Return the bool mask of the keys that lie `by` places after those the indexer chose.
+        """Return the bool mask of the keys that are `by` tokens after those the indexer chose.
 
         It stays within `mask`; a query without any key left reads all that it may see.
         """

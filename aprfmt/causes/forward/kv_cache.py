@@ -181,10 +181,9 @@ def find_unwritten_rows(case: Mismatch) -> Change | None:
 
 
 def _empty_rows(case: Mismatch, view: ShadowPoint) -> Array:
-    """Return the numbers of tokens whose recorded keys or values are zeros, int array.
+    """Return the numbers of the tokens whose recorded keys or values are zeros, as an int array.
 
-    Empty unless the point is of keys or values, some rows are zeros and the others are the
-    tokens' own.
+    Empty unless the point is of keys or values, some rows are zeros and all other rows are right.
     """
     none: Array = np.empty(0, np.int64)
     plain = case.plain.get(view.key)

@@ -72,8 +72,8 @@ def find_logit_relation(case: Mismatch) -> Iterator[Change]:
 def _factor_of_rows(x: Array, y: Array, limit: float) -> float | None:
     """Return the factor f of y = f x, with row means removed, fitted on every second row.
 
-    A single row is fitted on every second value. None unless the others agree within the relative
-    distance `limit`.
+    A single row is fitted on every second value. None unless the remaining rows, or values, agree
+    within the relative distance `limit`.
     """
     x, y = (x.T, y.T) if len(x) == 1 else (x, y)
     even = np.arange(len(x)) % 2 == 0

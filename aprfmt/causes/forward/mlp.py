@@ -276,7 +276,7 @@ def usual_activation_numbers(patched: PatchedModel) -> Iterator[Change]:
 
 
 def _oss_activation_mistakes(patched: PatchedModel) -> Iterator[Change]:
-    """Yield changes of gpt-oss's activation that leave out or exchange one part of it.
+    """Yield changes of gpt-oss's activation that leave out or exchange one operation of it.
 
     Nothing for other activations, and for a model with a limit but no gain, whose limit only
     clamps.

@@ -150,7 +150,7 @@ def find_expert_order(case: Mismatch) -> Iterator[Change]:
 
 
 def _order_text(layer: int, mapping: Sequence[int]) -> str:
-    """Return in words that expert e of a layer has the weights of expert mapping[e].
+    """Return a sentence on which expert of a layer has whose weights: expert e those of mapping[e].
 
     If experts share weights, as on a rank that loaded another rank's, it names each expert with
     another's weights, and the experts whose weights none has.

@@ -150,7 +150,7 @@ def norm_offset_changes(patched: PatchedModel) -> Iterator[Change]:
 
 
 def norm_offset_changes_by_place(patched: PatchedModel) -> Iterator[Change]:
-    """Yield a change for each place of norms in a block: 1 is added to their weights, or left out.
+    """Yield a change for each kind of norm in a layer: 1 is added to its weights, or left out.
 
     It is left out (-1) if the architecture adds 1 to its norm weights, else added.
     """
@@ -184,7 +184,10 @@ def _offset_weight(addend: int) -> str:
 
 
 def norm_places(patched: PatchedModel) -> list[tuple[str, ...]]:
-    """Return the places of a model's norms, each as the capture points that its norms follow."""
+    """Return where a model has norms: for each place the capture points that its norms follow.
+
+    A place is, for instance, before attention in all layers, or before the head.
+    """
     block = patched.spec.block
     held = {row.point.name for row in patched.points.values() if not row.absent}
     found = {"out"} if "output_norm.weight" in patched.weights else set()
@@ -285,7 +288,7 @@ def find_norm_weight(case: Mismatch) -> Iterator[Change]:
 
 
 def _exchanged_norms(case: Mismatch, key: str) -> Iterator[Change]:
-    """Yield changes that exchange the norm `key`, weight and bias, with another one of its layer.
+    """Yield changes that exchange the norm `key`, weight and bias, with another norm of its layer.
 
     Nothing for norms without a bias: their weight is solved.
     """

@@ -199,9 +199,9 @@ def exchange_norm_kind(points: Collection[str] = ()) -> Patch:
 
 
 def divide_layer_norm_by(whole: bool) -> Patch:
-    """Return a patch that changes the divisor of layer norms.
+    """Return a patch that divides layer norms by another number.
 
-    `whole`: the root mean square of `x` before its mean is subtracted. Otherwise the standard
+    `whole`: by the root mean square of `x` before its mean is subtracted. Otherwise by the standard
     deviation with n - 1 in place of n. Both subtract the mean in the numerator.
     """
 

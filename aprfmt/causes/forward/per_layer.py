@@ -45,7 +45,7 @@ def _hidden_size(patched: PatchedModel) -> int:
 
 
 def _shift_layer_inputs(x: Array, held: Mapping[str, Any], patched: PatchedModel) -> Array:
-    """Return the per-layer inputs rolled, so that each layer gets the part of the next one.
+    """Return the per-layer inputs rolled, so that each layer gets those of the next layer.
 
     `x` are the inputs [tokens, layers * size]. `held` is not used.
     """
@@ -195,8 +195,8 @@ def _changes_of_rows(
 ) -> Iterator[Change]:
     """Yield the change of each row of a table {capture point: ((sentence, new values), ...)}.
 
-    `name` is the hyperparameter that the changes give as their place; "new values" is a function
-    of the point's values.
+    `name` is the hyperparameter that the changes name; "new values" is a function of the point's
+    values.
     """
     for point, changes in rows.items():
         for says, altered in changes:

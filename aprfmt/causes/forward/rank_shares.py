@@ -1,8 +1,9 @@
 """Hypotheses about tensor-parallel ranks that hold another rank's part of a weight.
 
 In tensor parallelism a rank has some rows of q, k, v, gate and up, and some columns of the last
-product of a sublayer. A rank that loaded another one's share gives its columns in another's place,
-or multiplies its input by columns that belong to another's.
+product of a sublayer. These are its *share* of the weight, and the values computed with them its
+*block* of the result. A rank that loaded another rank's share gives that rank's block in the
+position of its own, or multiplies its input by columns that belong to another rank's input.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -50,7 +51,7 @@ def block_order(mine: Array, theirs: Array, count: int, bound: float) -> list[in
     """Return, for each block of columns in `theirs`, the number of the equal block in `mine`.
 
     Both are [tokens, width] with `count` equal blocks. None if a block of `theirs` is not within
-    `bound` of exactly one, or if every block is in its place.
+    `bound` of exactly one of `mine`, or if each equals the block at its own position.
     """
     if mine.shape[1] % count:
         return None
@@ -66,16 +67,16 @@ def block_order(mine: Array, theirs: Array, count: int, bound: float) -> list[in
 
 
 def order_text(order: Sequence[int]) -> str:
-    """Return in words which rank has which rank's part; order[rank] is the rank it belongs to."""
+    """Return a sentence on which rank has which rank's share; order[rank] is whose share it is."""
     moved = [f"rank {at} has that of rank {one}" for at, one in enumerate(order) if at != one]
     return f"the shares of {len(order)} ranks in another order ({', '.join(moved)})"
 
 
 def find_share_order(case: Mismatch) -> Iterator[Change]:
-    """Yield the change to another order of the ranks' parts in a product, for dumps of ranks only.
+    """Yield the change that ranks have each other's shares of a weight, for dumps of ranks only.
 
-    It is found on even rows and judged on odd ones. In a run that was not put together from
-    ranks, heads in another order look the same.
+    It is found on even rows and judged on odd ones. In a run that was not put together from ranks,
+    heads in another order look the same.
     """
     if not case.recorded.trace.run.get("dump"):
         return
@@ -151,10 +152,9 @@ def _find_column_share_order(case: Mismatch, found: Product, role: str) -> Itera
 def _share_order_change(
     name: str, roles: Sequence[str], order: Sequence[int], make: Patch
 ) -> Change:
-    """Return the change, made by `make`, that ranks have another rank's part of weights.
+    """Return the change, made by the patch `make`, that ranks have each other's shares of weights.
 
-    `roles` are the weights' roles, `name` the sublayer; order[rank] is the rank whose part it
-    has.
+    `roles` are the weights' roles, `name` the sublayer; order[rank] is the rank whose share it has.
     """
     return Change(
         "shard_order",
@@ -183,9 +183,10 @@ def _patch_output_order(roles: Sequence[str], order: Sequence[int]) -> Patch:
 
 
 def _patch_input_order(role: str, order: Sequence[int]) -> Patch:
-    """Return a patch that multiplies each rank's part of the input by another rank's columns.
+    """Return a patch that multiplies each rank's block of the input by another rank's columns.
 
-    order[i] is the part of columns for part i of the input; several may have the same.
+    order[i] is the rank whose columns multiply block i of the input; several blocks may have the
+    same.
     """
 
     def override(op: Any, at: Any, x: Any, w: Any, *rest: Any) -> Any:

@@ -154,7 +154,7 @@ def token_ids_change(own: Array, read: Array) -> Change:
         def override(op: Any, at_: Any, table: Any, ids: Any) -> Any:
             """Return the rows of the ids `read` for the token embedding.
 
-            Of `ids` in other tables.
+            Other tables are read at `ids`, as usual.
             """
             same = table.key == "token_embd.weight" and len(ids) == len(read)
             return op(table, read if same else ids)
@@ -341,8 +341,8 @@ def usual_embedding_factors(patched: PatchedModel) -> tuple[float, ...]:
 def find_stream_size(case: Mismatch) -> Iterator[Change]:
     """Yield changes of a factor on the residual stream that enters the layer of this point.
 
-    Norms hide the size of the stream, so that a wrong size shows first where something is added
-    to the stream, as a wrong factor on the added part does. Later points tell the two apart.
+    Norms hide the size of the stream, so that a wrong size shows first where something is added to
+    the stream, as a wrong factor on what is added does. Later points tell the two apart.
     """
     if case.layer > 0:
         yield from _find_entering_size(case)
@@ -453,7 +453,8 @@ def _fit_size(
 def _try_common_factors(case: Mismatch, call: OperationCall) -> Iterator[Change]:
     """Yield changes to usual factors, where the trace does not hold the scaled value itself.
 
-    `call` is the call of the operation `scale`; its place says which factor it is.
+    `call` is the call of the operation `scale`; the capture point where it is called says which
+    factor it is.
     """
     name = (
         "embedding_scale"

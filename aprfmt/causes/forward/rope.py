@@ -1,4 +1,8 @@
-"""Hypotheses about rope: pairing, base, scaling, rotated part, layers, positions."""
+"""Hypotheses about rope: pairing, base, scaling, rotated part, layers, positions.
+
+A *pair* is the two elements of a head that rope rotates together; a *pairing* says which two. A
+*kind* of rope is the rotation of some of a model's layers.
+"""
 
 import math
 from collections.abc import Iterator, Mapping
@@ -83,9 +87,9 @@ THETAS = (1e4, 2.5e4, 5e4, 1e5, 1.5e5, 2.5e5, 5e5, 1e6, 2e6, 5e6, 8e6, 1e7)
 
 
 def other_bases(kind: RopeKind) -> list[float]:
-    """Return the rope bases to try in place of a kind's own: usual ones, and one below its own.
+    """Return the rope bases to try in place of a kind's: usual ones, and one below its own.
 
-    A base that is not usual is fitted from the nearest of them, on either side of the kind's own.
+    A base that is not usual is fitted from the nearest of these, above and below the kind's own.
     """
     return [theta for theta in (kind.theta / 4, *THETAS) if theta != kind.theta]
 
@@ -255,7 +259,7 @@ def _rope_change_in_layers(
 ) -> Change:
     """Return a change of rope in the layers `scope`, made by patch `make`.
 
-    `says` is a format with three places: the layers' names, the verb's ending, and "it" or
+    `says` is a format string with three fields: the layers' names, the verb's ending, and "it" or
     "they".
     """
     one = len(scope) == 1
@@ -310,8 +314,8 @@ def find_positions(case: Mismatch) -> Iterator[Change]:
 def try_positions_of_a_side(case: Mismatch) -> Iterator[Change]:
     """Yield changes that give only queries, or only keys, other positions in rope.
 
-    They are one more than the other side's, or restart at the first row that differs and at each
-    multiple of it, as inside the pages of a cache.
+    The positions are one more than the model's, or they restart at the first row that differs and
+    at each multiple of it, as inside the pages of a cache.
     """
     if rope_kind_of_layer(case) is None or not has_rope_between_points(case) or case.view.base:
         return
@@ -380,9 +384,9 @@ def theta_of_other_layers_change(patched: PatchedModel, kind: RopeKind) -> Chang
 
 
 def _on_side(side: str, patch: Patch) -> Patch:
-    """Return a patch whose change to rotations acts on `side` ("queries" or "keys") alone.
+    """Return a patch whose change to rotations acts on the queries alone, or on the keys.
 
-    A layer rotates its queries first, and then its keys.
+    `side` says which: "queries" or "keys". A layer rotates its queries first, and then its keys.
     """
 
     def on_one(override: Any) -> Any:

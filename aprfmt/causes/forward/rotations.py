@@ -1,5 +1,7 @@
 """The rotations that rope applies to q and k: the reference's, and those solved from a trace.
 
+A *pair* is the two elements of a head that rope rotates together.
+
 If a trace holds q or k before and after rope, every pair of elements is a complex number that was
 rotated by an angle: the angles give positions and frequencies, and these give the cause. Otherwise
 common values are tried on the next point in the trace.

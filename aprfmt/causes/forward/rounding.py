@@ -43,10 +43,10 @@ LARGEST: Mapping[str, float] = {"int8": 127, "int4": 7, "uint4": 15, "float8_e4m
 def round_on_scales(
     x: Any, codes: str, axes: int | tuple[int, ...] | None, scales: str = "float32"
 ) -> Any:
-    """Return float32 values `x` quantized to `codes`, a row of LARGEST, and dequantized again.
+    """Return float32 values `x` quantized to the type `codes` and dequantized again.
 
-    Values along `axes` share a scale, which makes the largest of them the largest code; None: all
-    share one. `scales` is the type that scales are rounded to.
+    `codes` is a key of LARGEST. Values along `axes` share a scale, which makes the largest of them
+    the largest code; None: all share one. `scales` is the type that scales are rounded to.
     """
     values, most = np.asarray(x, np.float32), np.float32(LARGEST[codes])
     wide, low = np.abs(values).max(axes, keepdims=True), np.float32(0)

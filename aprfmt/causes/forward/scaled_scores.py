@@ -49,7 +49,7 @@ def yarn_factor_scales(patched: PatchedModel) -> Iterator[Change]:
 
 
 def _yarn_scales(patched: PatchedModel) -> list[tuple[float, str, float]]:
-    """Return the usual wrong factors on MLA's scores: (YaRN's part, how it was applied, factor).
+    """Return the usual wrong factors on MLA's scores: (YaRN's factor, how it was applied, result).
 
     "How" is in words. [] for other attention, and for a rope scaling that is not YaRN's.
     """
@@ -68,7 +68,7 @@ def _yarn_scales(patched: PatchedModel) -> list[tuple[float, str, float]]:
 def _yarn_change(square: float, how: str, scale: float) -> Change:
     """Return the change of the factor on scores to `scale`.
 
-    `square` is YaRN's part of the factor, `how` says in words how it was applied.
+    `square` is the factor in it that comes of YaRN, `how` says in words how that was applied.
     """
     return Change(
         "rope_scaling",

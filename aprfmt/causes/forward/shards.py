@@ -1,8 +1,9 @@
-"""Hypotheses about sums over tensor-parallel devices: parts left out, or added twice.
+"""Hypotheses about sums over tensor-parallel devices: summands left out, or added twice.
 
 In tensor parallelism a device holds some columns of attention's and the MLP's last product, and
-their results are summed (all-reduce). A device that is not summed, one that loaded another one's
-shard, or a sum that is taken twice gives the same products with other numbers before them.
+their results are summed (all-reduce). A device's *shard* is its columns of the weight. A device
+that is not summed, a device that loaded another's shard, or a sum that is taken twice gives the
+same products with other numbers before them.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -105,9 +106,9 @@ def _shard_change(name: str, roles: Sequence[str], factors: Sequence[float]) -> 
 
 
 def _usual_shard_counts() -> Iterator[tuple[float, ...]]:
-    """Yield usual wrong numbers of times that each of 2 or 4 shards is added.
+    """Yield usual wrong numbers of times that the products of 2 or 4 shards are added.
 
-    One is left out, takes another's place, or is added alone.
+    One is left out, is added in place of another, or is the only one added.
     """
     yield from ((1.0, 0.0), (0.0, 1.0), (2.0, 0.0), (0.0, 2.0))
     for alone in range(4):
@@ -127,7 +128,7 @@ def usual_shard_sum_mistakes(patched: PatchedModel) -> Iterator[Change]:
 
 
 def usual_shard_table_mistakes(patched: PatchedModel) -> Iterator[Change]:
-    """Yield changes to token tables that have only one device's rows, the others being zero."""
+    """Yield changes to token tables that have only one device's rows, with zeros for all others."""
     for key, leaves in TABLES.items():
         if key in patched.weights:
             for alone in (0, 1):
@@ -281,10 +282,10 @@ def find_sum_of_ranks(case: Mismatch) -> Iterator[Change]:
 
 
 def find_rank_factors(case: Mismatch) -> Iterator[Change]:
-    """Yield changes by which some tensor-parallel ranks multiply their part of a product wrongly.
+    """Yield changes by which some tensor-parallel ranks' products are off by a factor each.
 
-    Only dumps of several ranks are looked at, and some ranks' parts must be right: otherwise such
-    a factor is the weight's. The factors are solved on even rows and judged on odd ones.
+    Only dumps of several ranks are looked at, and some ranks' products must be right: otherwise
+    such a factor is the weight's. The factors are solved on even rows and judged on odd ones.
     """
     dump = case.recorded.trace.run.get("dump")
     product = product_with_weight(case)
@@ -323,11 +324,11 @@ def find_rank_factors(case: Mismatch) -> Iterator[Change]:
 def _rank_factors(
     case: Mismatch, found: Product, w: Array, ranks: int, summed: bool
 ) -> list[float] | None:
-    """Return the factor of each rank's part of a product; None unless some are 1 and some are not.
+    """Return the factor of each rank's product; None unless some are 1 and some are not.
 
-    `w` [rows, columns] is the weight, which the ranks share in equal parts: of its columns if their
-    products are `summed`, else of its rows. A factor within 0.001 of 1 counts as 1. None too if the
-    factors do not reproduce the recorded output.
+    `w` [rows, columns] is the weight, of which each rank has as many columns if their products are
+    `summed`, else as many rows. A factor within 0.001 of 1 counts as 1. None too if the factors do
+    not reproduce the recorded output.
     """
     wanted = found.output_without_bias.astype(np.float64)
     even = np.arange(len(found.x)) % 2 == 0

@@ -1,4 +1,4 @@
-"""Patches of one operation: a sum, a norm, rope of one side, the mask, cached keys.
+"""Patches of one operation: a sum, a norm, rope of queries or keys alone, the mask, cached keys.
 
 A patch is a function from a patched model and layers (None: all) to another patched model.
 """

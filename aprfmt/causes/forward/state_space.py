@@ -1,4 +1,7 @@
-"""Hypotheses about state space mixers: decays, time steps, operands, the state, the gate."""
+"""Hypotheses about state space mixers: decays, time steps, operands, the state, the gate.
+
+A *group* is the heads of a mixer that share B and C.
+"""
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
@@ -234,7 +237,7 @@ def usual_scan_mistakes(patched: PatchedModel) -> Iterator[Change]:
 def _scan_change(cause: str, says: str, make: Patch, **how: Any) -> Change:
     """Return a change of the scan made by patch `make`, with the sentence `says` about it.
 
-    Its place is what PLACES gives the cause. `how` are other fields of Change.
+    It names the place that PLACES has for the cause. `how` are other fields of Change.
     """
     place = PLACES[cause]
     return Change(cause, says, (place,), make, {place: says}, **how)
@@ -274,7 +277,7 @@ def try_multipliers(case: Mismatch) -> Iterator[Change]:
 
 
 def _other_factor_lists(own: tuple[float, ...]) -> Iterator[tuple[str, tuple[float, ...]]]:
-    """Yield (sentence, factors) of usual wrong factors on a mixer's parts; `own` are the model's.
+    """Yield (sentence, factors) of usual wrong factors on a mixer's inputs; `own` are the model's.
 
     They are all left out, one left out, or two exchanged.
     """
@@ -314,7 +317,7 @@ def try_scan_mistakes(case: Mismatch) -> Iterator[Change]:
 
 
 def _patch_operands(taken: Callable[[Operands], Operands]) -> Patch:
-    """Return a patch: the scan gets taken(operands) in place of its operands."""
+    """Return a patch that gives the scan other operands: what `taken` makes of its own ones."""
 
     def override(op: Any, at: Any, *given: Any) -> Any:
         """Return the state space scan's result with the operands that the mistake `taken` gives."""

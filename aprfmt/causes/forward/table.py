@@ -1,10 +1,10 @@
 """The hypotheses about a forward pass, in the order they are tried.
 
-A row proposes changes of the reference, with values solved from the trace, likeliest first; it
-proposes nothing if the signature does not fit. A change becomes a cause only if the changed pass no
-longer differs (`diagnosis/wrong_operations.py`). Each row of a module's `HYPOTHESES` has its rank
-and the reason: what an operation reads comes before what it computes, and a change that fits few
-passes before one that fits many.
+A *row* is one hypothesis. It proposes changes of the reference, with values solved from the trace,
+likeliest first; it proposes nothing if the signature does not fit. A change becomes a cause only if
+the changed pass no longer differs (`diagnosis/wrong_operations.py`). Each row of a module's
+`HYPOTHESES` has its rank and the reason: what an operation reads comes before what it computes, and
+a change that fits few passes before one that fits many.
 """
 
 from aprfmt.causes import hypotheses_of

@@ -91,7 +91,8 @@ def _norm_offset_mistakes(patched: PatchedModel) -> Iterator[UsualMistake]:
 def _norm_kind_mistakes(patched: PatchedModel) -> Iterator[UsualMistake]:
     """Yield the mistakes of RMS norms in place of layer norms and the reverse.
 
-    In all norms, and in those of one place. For layer norms there are two other divisors too.
+    In all norms, and in those before attention, before the MLP, and so on. For layer norms there
+    are two other divisors too.
     """
     yield UsualMistake(norm_kind_change(patched))
     if patched.spec.block.norm == "layer":
@@ -113,7 +114,7 @@ def _norm_kind_mistakes(patched: PatchedModel) -> Iterator[UsualMistake]:
 
 
 def _skipped_norm_mistakes(patched: PatchedModel) -> Iterator[UsualMistake]:
-    """Yield the mistakes of leaving a norm out, one for each place of a norm."""
+    """Yield the mistakes of leaving a norm out: before attention, before the MLP, and so on."""
     block = patched.spec.block
     rows: list[tuple[str, tuple[str, ...], str]] = [
         ("the norm before the head is left out", ("out",), "output_norm"),

@@ -145,11 +145,11 @@ def _rope_side_mistakes(patched: PatchedModel) -> Iterator[UsualMistake]:
 
 
 def _rotated_keys_first(patched: PatchedModel, layers: Layers) -> PatchedModel:
-    """Return the MLA model whose keys alone have the rotated part first, in `layers`."""
+    """Return the MLA model whose keys alone have the rotated elements first, in `layers`."""
     nope = int(patched.hp["qk_nope_head_dim"])
 
     def override(op: Any, at: Any, q: Any, k: Any, heads: Any) -> Any:
-        """Return the scores of `q` with keys `k` whose rotated part comes first."""
+        """Return the scores of `q` with keys `k` whose rotated elements come first."""
         return op(q, np.concatenate([k[..., nope:], k[..., :nope]], axis=-1), heads)
 
     return patched.with_op("scores", override, layers)
@@ -271,7 +271,7 @@ def _split_joined(first: str, second: str, mix: Callable[[Any, Any], tuple[Any, 
     """
 
     def make(patched: PatchedModel, layers: Layers) -> PatchedModel:
-        """Return the model whose products `first` and `second` in `layers` have exchanged parts.
+        """Return the model whose products `first` and `second` in `layers` have rows of each other.
 
         Their weights and biases become what the mistake `mix` makes of both.
         """

@@ -94,7 +94,7 @@ def find_output_factor(case: Mismatch) -> Iterator[Change]:
 def _lost_factor(patched: PatchedModel, factor: float) -> tuple[str, float] | None:
     """Return (name, value) of a model factor that an earlier change replaced, if it is `factor`.
 
-    Then the run applies that factor in another place, and no weight is wrong. None for no such
+    Then the run applies that factor at another point, and no weight is wrong. None for no such
     factor.
     """
     if patched.stated is None:
@@ -213,9 +213,10 @@ def try_quantized_on_load(case: Mismatch) -> Iterator[Change]:
 def _in_blocks(
     values: NDArray[np.float32], codes: str, block: tuple[int, int], scales: str = "float32"
 ) -> NDArray[np.float32] | None:
-    """Return a matrix quantized to `codes` and back, with a scale for each `block` of it.
+    """Return a matrix quantized to the type `codes` and back, with one scale for each block of it.
 
-    `block` is (rows, columns). None if the matrix has no whole number of blocks.
+    A block is `block` (rows, columns). `scales` is the type of the scales. None if the matrix has
+    no whole number of blocks.
     """
     rows, columns = (size or n for size, n in zip(block, values.shape, strict=True))
     if values.shape[0] % rows or values.shape[1] % columns:
