@@ -192,9 +192,10 @@ def _gate_last_with(part: int) -> Patch:
         return list(np.split(np.asarray(held["conv_in"]), 3, axis=-1))
 
     def before(patched: PatchedModel, layer: int, x: Any, held: Mapping[str, Any]) -> Any:
-        """Return what is convolved in the exchanged order: the product of two input parts.
+        """Return what is convolved in the exchanged order: the product of the other two parts.
 
-        These are the parts other than `part`. `held` has the layer's earlier points by name.
+        Those are the columns of the input projection other than part number `part`. `held` has the
+        layer's earlier points by name.
         """
         first, second = (each for i, each in enumerate(thirds(held)) if i != part)
         return first * second

@@ -190,9 +190,9 @@ def _patch_input_order(role: str, order: Sequence[int]) -> Patch:
     """
 
     def override(op: Any, at: Any, x: Any, w: Any, *rest: Any) -> Any:
-        """Return the product of `w` with `x`, block i of whose columns is moved to order[i].
+        """Return the product of `w` with `x`, whose block i of columns is moved to order[i].
 
-        Blocks that are moved to the same place are added. Products of other roles are as usual.
+        Blocks that are moved to the same position are added. Products of other roles are as usual.
         """
         if role_of(w.key) != role or x.shape[-1] % len(order):
             return op(x, w, *rest)

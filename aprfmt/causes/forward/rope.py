@@ -394,9 +394,10 @@ def _on_side(side: str, patch: Patch) -> Patch:
         calls: list[int] = []  # the layer of each rotation so far in the layer at work
 
         def turn(op: Any, at: Any, *args: Any, **kwargs: Any) -> Any:
-            """Return what `override` gives for a rotation of the side `side`, else the usual one.
+            """Return the result of `override` for a rotation of `side`, else the usual one.
 
-            `calls` counts a layer's rotations, which are of queries and keys in turn.
+            `side` is queries or keys. `calls` counts a layer's rotations, which are of queries and
+            keys in turn.
             """
             calls[:] = [*calls, at.layer] if calls[-1:] == [at.layer] else [at.layer]
             if len(calls) % 2 == (side == "queries"):

@@ -387,7 +387,7 @@ def _begin_with_state(before: Array) -> Patch:
     """Return a patch: the scan begins with state `before` in place of zeros."""
 
     def override(op: Any, at: Any, *given: Any) -> Any:
-        """Return the scan's result with `before` as its first state, in place of the given one."""
+        """Return the scan's result with `before` as its first state, not the given one."""
         return op(*given[:-1], before.astype(given[0].dtype))
 
     return lambda patched, layers: patched.with_op("scan", override, layers)

@@ -83,7 +83,7 @@ def _eps_mistakes(patched: PatchedModel) -> Iterator[UsualMistake]:
 
 
 def _norm_offset_mistakes(patched: PatchedModel) -> Iterator[UsualMistake]:
-    """Yield the mistakes of norm weights plus or minus 1, in all norms and by place."""
+    """Yield the mistakes of norm weights plus or minus 1, in all norms or those of one place."""
     yield from with_layers(norm_offset_changes(patched))
     yield from with_layers(norm_offset_changes_by_place(patched))
 

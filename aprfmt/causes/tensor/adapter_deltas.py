@@ -1,8 +1,11 @@
 """Two LoRA adapters, compared by what they add to a weight: scale * B @ A.
 
-The factors of one change are not unique: A may be multiplied by what B is divided by, both may
-turn their sign, ranks of zeros may be added, and the scale (alpha / r, with rsLoRA
-alpha / sqrt(r)) may be folded into a factor. So factors count only where the changes differ.
+A *module* is a weight that an adapter changes, and a *pair* its factors A and B. A and B are the
+two files that are compared; a *side* is one of them, or its tensor.
+
+The factors of one change are not unique: A may be multiplied by what B is divided by, both may turn
+their sign, ranks of zeros may be added, and the scale (alpha / r, with rsLoRA alpha / sqrt(r)) may
+be folded into a factor. So factors count only where the changes differ.
 """
 
 import json
@@ -76,11 +79,12 @@ _COARSEST = UNIT["BF16"]  # of the types that factors are stored in
 
 @dataclass(frozen=True)
 class DeltaRow:
-    """The changes of one module on both sides: ||b - times * a|| and the norms, Frobenius.
+    """What both adapters add to one module: ||b - times * a|| and the norms, Frobenius.
 
     `noise` is the relative error that rounding each factor to its type may leave, `floor` what
-    float64 may, absolute. `rescaled`: the scales of the two are others. `keys` are the stored names
-    of the factors and their alpha, without DoRA's lengths, `values` how many values a factor has.
+    float64 may, absolute. `rescaled`: the two scales (alpha / r) differ. `keys` are the stored
+    names of the factors and their alpha, without DoRA's lengths, `values` how many values a factor
+    has.
     """
 
     module: str
@@ -214,7 +218,7 @@ class DeltaComparison:
 def compare_deltas(a: "Model", b: "Model") -> DeltaComparison | None:
     """Return the comparison of what two LoRA adapters add to weights; None for other models.
 
-    Modules whose product needs the base (single parameters of stacked experts), or that one side
+    Modules whose product needs the base (single parameters of stacked experts), or that one adapter
     lacks, have no row. A module with DoRA's lengths is compared by scale * B @ A; its lengths are
     separate tensors.
     """
@@ -249,7 +253,7 @@ def _unexchanged_factors(a: Adapter, b: Adapter) -> frozenset[str]:
 
     diffusers has the two halves of such a module (shift, scale) in the other order than the
     original model. A module is found if both adapters hold the halves in the same order, although
-    one has the original's module name and the other that of diffusers.
+    one adapter has the original's module name and the other adapter that of diffusers.
     """
     found: set[str] = set()
     for module, mine in a.pairs.items():
@@ -340,8 +344,8 @@ def _one_lacks_its_scale(a: Adapter, b: Adapter) -> bool:
 def _other_adapter_text(rows: Sequence[DeltaRow]) -> str:
     """Return why two adapters are unrelated, as a sentence; "" where their products are related.
 
-    Further training keeps most of a product's direction. Damage in single modules leaves the
-    other ones related.
+    Further training keeps most of a product's direction. Damage in some modules leaves the products
+    of all others related.
     """
     strange = [row for row in rows if row.size_a and row.size_b and row.related < RELATED]
     if len(strange) < _LEAST or len(strange) <= (1 - MOST) * len(rows):

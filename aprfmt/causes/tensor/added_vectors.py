@@ -1,4 +1,7 @@
-"""One vector added to every row of a matrix, or one number to every value of a row."""
+"""One vector added to every row of a matrix, or one number to every value of a row.
+
+A *guess* is a change of one tensor of a pair after which both should be equal.
+"""
 
 from collections.abc import Iterator
 from functools import partial
@@ -120,10 +123,10 @@ def _size_text(vector: Array, rows: Array) -> str:
 
 
 def _named_row(case: DifferingPair, row: Array, slack: float) -> tuple[Array, str]:
-    """Return (vector, what it is in words) for a vector [columns] that was added to every row.
+    """Return (vector, what it is in words) for `row` [columns], which was added to every row.
 
-    It is minus the mean of A's rows, or a vector of the model or a row of one of its tables. Else
-    the measured vector and "".
+    The vector is minus the mean of A's rows, a vector of the model, or a row of a table of it, if
+    one of these is `row` up to rounding. Else it is `row` and the words are "".
     """
     mean: Array = np.zeros_like(row)
     for index in case.windows(None):

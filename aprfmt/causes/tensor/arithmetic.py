@@ -1,4 +1,8 @@
-"""Hypotheses with arithmetic: 1 added, a factor, rounding, quantization."""
+"""Hypotheses with arithmetic: 1 added, a factor, rounding, quantization.
+
+A and B are the two files that are compared; a *side* is one of them, or its tensor. A *guess* is a
+change of one tensor of a pair after which both should be equal.
+"""
 
 import math
 from collections.abc import Iterator, Mapping
@@ -296,7 +300,7 @@ ROUNDINGS: tuple[tuple[str, Take], ...] = (
 
 
 def _take_plus_one(side: RowReader) -> Take:
-    """Return a function from row numbers to a side's rows with 1 added, as float32."""
+    """Return a function from row numbers to rows of the tensor `side` with 1 added, as float32."""
     return lambda rows: (to_float64(side.take(rows)) + 1).astype(np.float32)
 
 
@@ -379,8 +383,8 @@ def explain_sum_rounding(case: DifferingPair) -> Iterator[Finding]:
 
     A sum of larger values (a merged adapter, a mean of checkpoints) is rounded at the size of
     these, which is not known. The largest value of the row, or of all of a vector, stands for it:
-    differences below one unit of it are no bug. A factor of every row or column may be rounded
-    besides, as that of a merged DoRA adapter.
+    differences below one unit of it are no bug. A factor of every row or column may be rounded too,
+    as that of a merged DoRA adapter.
     """
     floats = _is_float(case.a.encoding) and _is_float(case.b.encoding)
     # A sum in another order changes many values, damage a few.
@@ -441,7 +445,7 @@ def _norm_rounding(count: int) -> float:
 def _column_factors(sides: Iterator[tuple["Array", "Array"]], columns: int) -> "Array":
     """Return the least-squares factor from A to B of every column, [columns]; 1 where A is zero.
 
-    `sides` are (rows of A, the same rows of B), float64 [rows, columns].
+    `sides` are (rows of A's tensor, the same rows of B's), float64 [rows, columns].
     """
     square, product = np.zeros(columns), np.zeros(columns)
     for x, y in sides:
@@ -513,7 +517,7 @@ def _is_float(encoding: str) -> bool:
 
 
 def guess_quantization(case: DifferingPair) -> Iterator[Guess | Finding]:
-    """Yield guesses that one side is the other quantized, in one encoding or through a coarser one.
+    """Yield guesses that one side is the other quantized, directly or through a coarser encoding.
 
     Last comes the finding that both are quantized from one source, where values are within one
     quantization step.
@@ -571,8 +575,8 @@ def guess_quantization(case: DifferingPair) -> Iterator[Guess | Finding]:
 def _has_other_scales(x: "Array", y: "Array") -> bool:
     """Return whether some RUN values of a row have equal codes on both sides, by other scales.
 
-    Rounding one source by two scales does not give the same codes, but floats hide a factor of
-    two. A run with fewer than three magnitudes shows nothing. `x` and `y` are [rows, columns].
+    Rounding one source by two scales does not give the same codes, but floats hide a factor of two.
+    RUN values with fewer than three magnitudes show nothing. `x` and `y` are [rows, columns].
     """
     wide = x.shape[1] // RUN * RUN
     x, y = (to_float64(part)[:, :wide].reshape(-1, RUN) for part in (x, y))
@@ -595,7 +599,7 @@ def _detour_encodings(stored: str) -> list[str]:
 
 
 def _has_encoder(name: str) -> bool:
-    """Return whether a block encoding stored in one part can be encoded here."""
+    """Return whether a block encoding that is stored as one tensor can be encoded here."""
     try:
         found = codec(name)
     except AprfmtError:

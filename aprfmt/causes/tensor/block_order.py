@@ -1,8 +1,10 @@
-"""Blocks of quantized encodings whose parts are in another order, or that begin some bytes late.
+"""Blocks of quantized encodings whose fields are in another order, or that begin some bytes late.
 
-The stored bytes are read in the other way and decoded; the result must be the other side's
-values within what the type rounds off, so that files of different encodings can be compared
-too.
+A *block* is a quantization block, and its *parts* are fields such as scales and codes. The stored
+bytes are read in the other way and decoded; the result must be the other side's values within what
+the type rounds off, so that files of different encodings can be compared too. A and B are the two
+files that are compared; a *side* is one of them, or its tensor. A *guess* is a change of one tensor
+of a pair after which both should be equal.
 """
 
 from collections.abc import Callable, Iterator
@@ -75,10 +77,10 @@ def guess_late_blocks(case: DifferingPair) -> Iterator[Guess]:
 
 
 def _block_sides(case: DifferingPair) -> Iterator[tuple[RowReader, RowReader, str]]:
-    """Yield (side stored in blocks, the other side, name of the first) for each such side.
+    """Yield (tensor stored in blocks, the other file's tensor, name of the first).
 
-    The name is "A's" or "B's". Nothing for pairs of unequal shape, or of which only some rows are
-    compared.
+    The name is "A's" or "B's". If both tensors are stored in blocks, each is yielded, B's first.
+    Nothing for pairs of unequal shape, or of which only some rows are compared.
     """
     if case.numbers is not None or case.a.shape != case.b.shape:
         return

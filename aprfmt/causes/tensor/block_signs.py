@@ -1,5 +1,9 @@
 """Signs of packed values that are flipped, lost or reordered, while the magnitudes are right.
 
+A *block* is a quantization block. A sign is *turned* if it is flipped. A and B are the two files
+that are compared; a *side* is one of them, or its tensor. A *guess* is a change of one tensor of a
+pair after which both should be equal.
+
 Types of three bits and fewer store signs apart from magnitudes (a grid of magnitudes and a byte of
 signs for eight values) or have no other levels (-1, 0, 1). So the signs can be wrong while all
 magnitudes are right: a block then is no damaged one, and points away from the right one.
@@ -101,10 +105,10 @@ def _turned_blocks(
 def _turned_places(
     case: DifferingPair, reader: RowReader, label: str, wrong: "Array", x: "Array", y: "Array"
 ) -> Iterator[Finding]:
-    """Yield the finding that signs at certain places of some blocks are flipped.
+    """Yield the finding that the signs of values number i, j, ... of some blocks are flipped.
 
     `wrong` (bool [blocks]) are those blocks, `x` and `y` their right and stored values. Only the
-    values at these places are judged.
+    values with these numbers are judged.
     """
     length = np.linalg.norm(x, axis=0) * np.linalg.norm(y, axis=0)
     agree = (x * y).sum(axis=0) / np.maximum(length, 1e-300)
@@ -127,9 +131,8 @@ def _turned_back(
 ) -> Iterator[Finding]:
     """Yield the finding that stored values `y` are the right ones, `x`, with flipped signs.
 
-    Nothing unless -y equals `x` within rounding. The rest of the tensor is not judged. `free` is
-    the number of places whose signs were read from these values; `says` is (what happened,
-    where).
+    Nothing unless -y equals `x` within rounding. No other value of the tensor is judged. `free` is
+    how many signs were read from these values; `says` is (what happened, where).
     """
     size = norms.exact_norm(x) or 1.0
     before, after = norms.exact_norm(y - x) / size, norms.exact_norm(-y - x) / size

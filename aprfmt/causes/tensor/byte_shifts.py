@@ -1,4 +1,7 @@
-"""Hypotheses about tensor data read some bytes too early or too late, in whole or in part."""
+"""Hypotheses about tensor data read some bytes too early or too late, in whole or in part.
+
+A *guess* is a change of one tensor of a pair after which both should be equal.
+"""
 
 import math
 from collections.abc import Iterator
@@ -68,8 +71,8 @@ READ = 1 << 20
 def explain_wrapped_offset(case: DifferingPair) -> Iterator[Finding]:
     """Yield the finding that B's writer used 32-bit offsets: data is 2^32 bytes too early.
 
-    It may be a multiple of 2^32. At the tensor's own place B has zeros, as any range of a file
-    that was never written.
+    It may be a multiple of 2^32. At the tensor's own offset B's file has zeros, as any range of a
+    file that was never written.
     """
     data, wanted = case.b.bytes, case.a.bytes
     if case.a.encoding != case.b.encoding or len(data) != len(wanted) or not len(data):
@@ -195,8 +198,8 @@ def _is_cyclic_head_move(
 ) -> bool:
     """Return whether a byte shift is a rotation by whole heads or experts, which is no offset.
 
-    True if B begins with the bytes that A ends with, or the reverse. `start` is the first byte
-    that differs: heads or experts before it are in their place.
+    True if B begins with the bytes that A ends with, or the reverse. `start` is the first byte that
+    differs: heads or experts before it are right.
     """
     row, size, distance = case.b.row_bytes or 0, len(b), abs(shift)
     parts = case.sizes("head_dim") if case.role.startswith("attn_") else []
@@ -328,7 +331,7 @@ FOUND_AGAIN = 0.75  # correlation of values that were found again, at least
 
 
 def guess_flat_offset(case: DifferingPair) -> Iterator[Guess]:
-    """Yield the guess that B's values are A's shifted by some places, across the ends of rows."""
+    """Yield the guess that B's values are A's moved by some values, across the ends of rows."""
     width, rows = case.a.columns, case.a.rows
     if case.numbers is not None or width == 1 or case.a.shape != case.b.shape or rows < 4:
         return
@@ -346,7 +349,7 @@ def guess_flat_offset(case: DifferingPair) -> Iterator[Guess]:
     def shifted_rows(index: "Array") -> "Array":
         """Return rows of A with the values shifted across the ends of rows.
 
-        `index` are row numbers; values come from `down` rows and `rest` places further.
+        `index` are row numbers; values come from `down` rows and `rest` values further.
         """
         first, second = case.a.take(index + down), case.a.take(index + down + 1)
         return np.concatenate([first[:, rest:], second[:, :rest]], axis=1)

@@ -1,4 +1,8 @@
-"""Damage under quantization, in runs of values: zeros, flipped bits, overwritten ranges."""
+"""Damage under quantization, in runs of values: zeros, flipped bits, overwritten ranges.
+
+A *run* is values that follow each other in a row. A and B are the two files that are compared; a
+*side* is one of them, or its tensor.
+"""
 
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
@@ -26,7 +30,7 @@ SLIGHT = 2.0**-8  # a scale is stored in F16 or BF16
 
 
 def explain_damaged_runs(case: DifferingPair) -> Iterator[Finding]:
-    """Yield the finding that both sides are equal up to rounding but for a few runs of values."""
+    """Yield the finding that both tensors are equal up to rounding, except for a few runs."""
     found: list[list[int]] = []
     slack, count = 4 * case.slack(), 0
     usual = max(case.before.norms) / max(1, case.before.count) ** 0.5
@@ -146,8 +150,8 @@ def _repairing_flips(case: DifferingPair, found: list[list[int]]) -> list[str]:
 def explain_zero_runs(case: DifferingPair) -> Iterator[Finding]:
     """Yield the finding that both sides are equal up to rounding except for runs of zeros.
 
-    Where a run ends inside a block, the rest of the block has other values: rows next to a run
-    may differ.
+    Where a run ends inside a quantization block, the other values of the block are rounded
+    otherwise: rows next to a run may differ.
     """
     slack = case.slack()
     if case.numbers is not None or case.a.shape != case.b.shape or not slack:

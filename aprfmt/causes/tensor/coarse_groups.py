@@ -1,7 +1,8 @@
 """Groups of a quantized copy that were encoded with a scale many times too large.
 
-Every error is within the copy's own step then, so that only the other side's values show it: they
-span far fewer steps than in all other groups.
+A *group* is the elements that share a scale. Every error is within the copy's own step then, so
+that only the other file's values show it: they span far fewer steps than in all other groups. A and
+B are the two files that are compared; a *side* is one of them, or its tensor.
 """
 
 from collections.abc import Iterator

@@ -1,5 +1,7 @@
 """Rounding to encodings of one to three bits (IQ types), for which there is no encoder here.
 
+A and B are the two files that are compared; a *side* is one of them, or its tensor.
+
 Such a copy cannot be made again and compared. What can be said is that its values follow the
 source's everywhere alike, no further away than the type's few bits take them. A copy of a model
 that was changed by less than that looks the same, which the sentence says.

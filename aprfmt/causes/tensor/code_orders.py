@@ -1,11 +1,14 @@
 """Codes of a packed weight that are in a wrong order in their words or blocks, found by values.
 
-The known orders of writers are tried elsewhere; here none has to be known. The weight is decoded
-with all its codes at one value after the other, which gives what each element could be; so the
-right code of each element is the one next to the other side's value, and the stored place of each
-code is found by decoding codes that count the places. Where every place of a word or block holds
-what belongs at another one, that is the order. A code may also be stored as another, such as
-complemented: signs that turned.
+A and B are the two files that are compared; a *side* is one of them, or its tensor. A *guess* is a
+change of one tensor of a pair after which both should be equal.
+
+The known orders of writers are tried elsewhere; here none has to be known. A *unit* is a word or a
+block, and a *place* is the number of a code in it. The weight is decoded with all codes at value 0,
+then all at 1, and so on, which gives what each element could be; so the right code of each element
+is the one next to the other side's value, and the stored place of each code is found by decoding
+codes that count the places. Where every place of a word or block holds what belongs at another one,
+that is the order. A code may also be stored as another, such as complemented: signs that turned.
 """
 
 import math
@@ -74,7 +77,7 @@ class FoundOrder(NamedTuple):
     says: str
 
     def put_right(self, stored: "Array") -> "Array":
-        """Return stored codes [units, places] put in their right places, and mapped by `codes`."""
+        """Return stored codes [units, places] put in the right order, and mapped by `codes`."""
         right: Array = self.codes[stored[:, self.order]]
         return right
 
@@ -152,8 +155,7 @@ def _places_of_elements(units: CodeUnits, levels: "Array") -> "Array | None":
 def order_text(order: "Array", bits: int) -> str:
     """Return an order of codes in words, with its usual name where it has one.
 
-    Of an order that repeats itself only the shortest part is printed: [1, 0] exchanges
-    neighbours.
+    Of an order that repeats itself only one period is printed: [1, 0] exchanges neighbours.
     """
     size = len(order)
     part = next(
@@ -369,7 +371,7 @@ class WordCodes:
         )
 
     def order_of_parts(self, by_word: "Array") -> ReorderedWeight | None:
-        """Return the weight with equal parts of rows or columns put in order; None if none fits.
+        """Return the weight with equal parts of its rows, or columns, put in order, or None.
 
         `by_word` has the numbers of each word's elements, [words, places].
         """
@@ -425,7 +427,7 @@ def reorder_codes(
 ) -> ReorderedWeight | None:
     """Return a packed weight with its codes put in order, such that it has the wanted values.
 
-    `restored` brings decoded values into the layout of `wanted`, the other side's values (float64).
+    `restored` brings decoded values into the layout of `wanted`, the other file's values (float64).
     None where no order of the codes gives `wanted`, or the weight is too large to be decoded for
     every code.
     """

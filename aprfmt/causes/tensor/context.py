@@ -1,4 +1,8 @@
-"""What a hypothesis may read beside its pair: the other tensors, sizes, the base, the verdicts."""
+"""What a hypothesis may read besides its two tensors: other tensors, sizes, the base, verdicts.
+
+A *pair* is the two tensors that files A and B have of one role. The *base* is a third model that
+both come from.
+"""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -126,7 +130,10 @@ class PairContext:
             return False
 
     def sides(self, label: str) -> Mapping[str, View]:
-        """Return {key: tensor} of a model ("a", "b" or "base"), by the keys of `pairs`."""
+        """Return {key: tensor} of one of the models, by the keys of `pairs`.
+
+        `label` says which: "a", "b" or "base".
+        """
         if label in ("a", "b"):
             picked = {key: pair.a if label == "a" else pair.b for key, pair in self.pairs.items()}
             return {key: side for key, side in picked.items() if side is not None}
@@ -137,7 +144,7 @@ class PairContext:
             return dict(model)
 
     def stored(self, label: str) -> list[LazyTensor]:
-        """Return a model's stored tensors, the parts of packed ones too, each once."""
+        """Return a model's stored tensors, with codes and scales of packed weights, each once."""
         return [*stored_by_name(self.models[label].values()).values()]
 
     def reader(self, label: str, key: str) -> RowReader | None:
@@ -204,7 +211,7 @@ class PairContext:
 
 
 def sample_line(reader: RowReader) -> "Array":
-    """Return values at a few places of a tensor, float64 1-d; its shape determines the places."""
+    """Return a few values of a tensor, float64 1-d; its shape determines which."""
     if reader.columns == 1:
         at = np.unique(np.linspace(0, reader.rows - 1, SPOTS * WIDTH).astype(np.int64))
         return to_float64(reader.take(at)).reshape(-1)

@@ -1,13 +1,15 @@
 """Weights derived from the other side's model: trained further, merged with an adapter, pruned.
 
+A and B are the two files that are compared; a *side* is one of them, or its tensor.
+
 A damaged copy differs in few tensors. If nearly all matrices differ a little or a lot, and are
-related to the other side's, the file is derived from it. So it is if these are a part that people
-train: all matrices of some kinds in some layers (the MLP, the experts, the last layers), or the
-head or the table of tokens alone. A pruned one has zeros for small values. An adapter adds a
-product of few columns: the difference has a low rank in all matrices it was made for, in all
-layers or in one matrix alone. If it was merged into one shard only, the ranks are low there and
-nothing differs elsewhere.
-A light training moves most values by a unit in the last place at most, which looks like rounding.
+related to the other side's, the file is derived from it. So it is if the differing matrices are
+those that people train: all matrices of some kinds in some layers (the MLP, the experts, the last
+layers), or the head or the table of tokens alone. A pruned one has zeros for small values. An
+adapter adds a product of few columns: the difference has a low rank in all matrices it was made
+for, in all layers or in one matrix alone. If it was merged into one shard only, the ranks are low
+there and nothing differs elsewhere. A light training moves most values by a unit in the last place
+at most, which looks like rounding.
 """
 
 import math
@@ -218,8 +220,8 @@ def _table_explanations(
 ) -> dict[str, Finding]:
     """Return {tensor key: finding} of token tables that were lengthened or cut, and trained.
 
-    They have two lengths, and their common rows correlate. Tables that lost rows of existing ids
-    are left out.
+    The table has another length in A than in B, and the rows that both have correlate. Tables that
+    lost rows of existing ids are left out.
     """
     found: dict[str, Finding] = {}
     for row in rows:
@@ -468,7 +470,7 @@ def _difference_rank(delta: "Array", rounding: float) -> int:
     shorter = delta if delta.shape[1] <= len(delta) else delta.T
 
     def pieces() -> "Iterator[Array]":
-        """Yield pieces of `delta` (or of its transpose), of some rows each, divided by its norm.
+        """Yield `delta` (or its transpose) some rows at a time, divided by its norm.
 
         So scaled, products of the largest values are finite.
         """
@@ -558,7 +560,7 @@ def _derived_explanations(
 def _whole_files_clause(
     pairs: Mapping[str, TensorPair], matrices: Sequence[TensorDiff], keys: Sequence[str]
 ) -> str:
-    """Return "; ..." if one side's differing matrices are exactly all the matrices of some files.
+    """Return "; ..." if the differing matrices are exactly all those of some files of a model.
 
     It names the files, and says that files of two states were mixed. `keys` are those of the
     differing matrices. "" where a file holds differing and equal ones, or no other file is left.
@@ -617,7 +619,7 @@ def _differing_experts(changes: Sequence[MatrixChange]) -> str:
 
 
 def _is_trained_part(every: Set[str], keys: Sequence[str]) -> bool:
-    """Return whether the changed weights `keys` are a set that training of one part changes.
+    """Return whether `keys` are the weights that a training of some roles and layers changes.
 
     True where they are every matrix of some roles in some layers, at least FEW, as one or two are
     rather a fault. `every` are the keys of all matrices. A token table or head may be among them,

@@ -1,4 +1,8 @@
-"""One pair of differing tensors as the hypotheses read it: samples, distances, sizes."""
+"""One pair of differing tensors as the hypotheses read it: samples, distances, sizes.
+
+A and B are the two files that are compared, and a *side* is the tensor of one of them. A *guess* is
+a change of one side that should give the other.
+"""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -38,7 +42,7 @@ class Distance:
     `stray` counts rows far beyond the slack, so that a few large rows do not hide them. `norms` are
     ||l|| and ||r||. All numbers are over values finite on both sides; but if a value is not finite
     on one side only, `relative` and `largest` are infinite, `rest` is the distance of the other
-    values, and `nonfinite` has the places.
+    values, and `nonfinite` has the indices of such values.
     """
 
     relative: float
@@ -292,7 +296,7 @@ class DifferingPair:
         return found.relative <= 1.5 * guess.slack and not found.leaves_factor(guess.slack)
 
     def count_beyond_rounding(self, guess: Guess) -> int:
-        """Return how many values that a guess makes of both sides are further apart than roundings.
+        """Return how many values still differ by more than rounding after a guess is applied.
 
         A value may be off by `guess.within` times half a unit in the last place of B's encoding and
         as much of A's. 0 where a side is no plain float, or the guess does not limit single values.
@@ -368,9 +372,10 @@ def count_stray_rows(case: DifferingPair, sample: "Array | None") -> int:
 
 
 def _block_distances(case: DifferingPair, rows: "Array") -> "Array":
-    """Return, for each row, the largest |a-b| in a block over the block's largest value, float64.
+    """Return, for each row, the largest |a-b| in a block over that block's largest value, float64.
 
-    Infinite where a block has differing values that are not finite, or zeros on one side.
+    A *block* is a fixed number of columns. Infinite where a block has differing values that are not
+    finite, or zeros in one of the tensors.
     """
     x, y = to_float64(case.a.take(rows)), to_float64(case.b.take(rows))
     size = next((n for n in BLOCKS if x.shape[1] % n == 0), x.shape[1])

@@ -1,5 +1,9 @@
 """Why two tensors of one role differ: hypotheses that need no forward pass, tried in one order.
 
+A *pair* is the two tensors that files A and B have of one role. A *hypothesis* reads a pair and
+yields *guesses*, changes of A's or B's tensor that should make both equal. A *finding* is what is
+said of a pair. A and B are the two files that are compared; a *side* is one of them, or its tensor.
+
 The cost is bounded. A pair takes one pass over both tensors for the distance, and samples of
 SAMPLE_ROWS rows for every hypothesis; each guess that fits the sample takes one more pass. The
 index of all other tensors reads four rows of each, once per comparison.
@@ -56,7 +60,7 @@ SANE = 4.0  # how far two root mean squares may be apart for a reading to be wor
 
 
 def explain_pair(a: View, b: View, context: PairContext, key: str = "") -> Finding | None:
-    """Return the finding of the first hypothesis that makes two tensors equal, or a likely one.
+    """Return the finding of the first hypothesis that makes two tensors equal, or a likely finding.
 
     `key` is the pair's key if it is not the tensors' own. None if nothing fits, or if the tensors
     do not differ. Raises AprfmtError for a tensor that cannot be read.
@@ -308,10 +312,10 @@ def _explain_common_rows(case: DifferingPair) -> Finding | None:
 
 
 def _explain_remainder(case: DifferingPair, found: Tried | None) -> Finding | None:
-    """Return the finding of two causes: a guess that helps, and one that explains the rest.
+    """Return the finding of two causes: a guess that helps, and one that explains what is left.
 
-    `found` is the first cause with its guess. None without a guess, or if nothing is confirmed
-    for the rest.
+    `found` is the first cause with its guess. None without a guess, or if nothing is confirmed for
+    what is left.
     """
     if found is None or found[1] is None:
         return None
@@ -510,7 +514,7 @@ class Transformed(ComputedRows):
 
 
 def remainder(case: DifferingPair, guess: Guess) -> DifferingPair | None:
-    """Return the pair of both sides as a guess transforms them; None if it is about some rows."""
+    """Return the pair of tensors after a guess is applied; None if it changes only some rows."""
     if guess.rows is not None or case.a.shape != case.b.shape:
         return None
     a, b = Transformed(case.a, guess.left), Transformed(case.b, guess.right)
@@ -520,9 +524,9 @@ def remainder(case: DifferingPair, guess: Guess) -> DifferingPair | None:
 
 
 def rereadings(case: DifferingPair) -> Iterator[tuple[str, str, DifferingPair]]:
-    """Yield (cause, sentence, pair) with one side's bytes read as another type or byte order.
+    """Yield (cause, sentence, pair) with one tensor's bytes read as another type or byte order.
 
-    Only if the values then have about the other side's magnitude.
+    Only if the values then have about the magnitude of the other file's.
     """
     for label, side, other in (("B", case.b, case.a), ("A", case.a, case.b)):
         row = encoding_row(side.encoding.split("+")[0])

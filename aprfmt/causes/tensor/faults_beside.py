@@ -1,7 +1,10 @@
-"""Faults of single matrices in a model that was trained further, where no rule gives the values.
+"""Faults of some matrices in a model that was trained further, where no rule gives the values.
 
-All other matrices moved a little, and one is as far away as another model's. A fault of it is told
-by what remains: with the fault made on A's matrix, B's is as near as a training leaves the others.
+A and B are the two files that are compared; a *side* is one of them, or its tensor.
+
+Training moved all other matrices a little, and one is as far away as another model's. A fault of it
+is told by what remains: with the fault made on A's matrix, B's is as near as a training leaves the
+others.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -149,8 +152,8 @@ def _faults(
 def _rope_orders(context: PairContext, key: str, x: "Array") -> Iterator[_Fault]:
     """Yield the two rope pairing faults of a q or k matrix: A's rows `x` in the other order.
 
-    One is split halves stored as adjacent pairs, the other the reverse, inside each head. Yields
-    nothing for other tensors, or if the model's heads do not divide the rows.
+    The first is split halves stored as adjacent pairs inside each head, the second the reverse.
+    Yields nothing for other tensors, or if the model's heads do not divide the rows.
     """
     layer, role = split_key(key)
     if not role.startswith(ROTATED) or context.rotated_pairs(layer) in ("", "none"):

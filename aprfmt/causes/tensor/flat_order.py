@@ -1,7 +1,10 @@
 """Tensors cut from one flat buffer in another order than the buffer was filled in.
 
-ZeRO and FSDP keep parameters as one vector. Cut by the names in another order, or from another
-place, every tensor has its right shape and values of others, which run over the tensors' ends.
+A and B are the two files that are compared; a *side* is one of them, or its tensor.
+
+ZeRO and FSDP keep parameters as one vector. A *run* is values that follow each other both there and
+in a tensor. Cut by the names in another order, or from another offset, every tensor has its right
+shape and values of others, which run over the tensors' ends.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -182,7 +185,7 @@ def _window_keys(data: "Array") -> "Array":
 
 
 def _anchor_of(data: "Array") -> int | None:
-    """Return the first place from which an anchor's values are all different; None for none."""
+    """Return the first index from which an anchor's values are all different; None for none."""
     each = ANCHOR // data.itemsize
     some = data[:LOOKED]
     if some.size < each:
@@ -195,9 +198,9 @@ def _anchor_of(data: "Array") -> int | None:
 def _places_of_starts(
     wanted: Mapping[str, "Array"], held: Mapping[str, "Array"]
 ) -> dict[str, list[tuple[str, int]]]:
-    """Return {tensor of `wanted`: places in `held` where it begins, (tensor, place) each}.
+    """Return {tensor of `wanted`: where it begins in `held`, as (tensor, index of the value)}.
 
-    At most HITS places each. Tensors whose first values do not identify them are left out.
+    At most HITS for each tensor. Tensors whose first values do not identify them are left out.
     """
     anchors: dict[int, list[tuple[str, int]]] = {}
     for key, data in wanted.items():
@@ -232,8 +235,8 @@ def _runs_of(
 ) -> list[Run]:
     """Return the runs of A's values that make up one of B's tensors, from its first value on.
 
-    They end where no run is known to follow. `begins` are the places of A at which B's tensor may
-    begin, `starts` those of B at which A's tensors do.
+    They end where no run is known to follow. `begins` are where in A's tensors B's tensor may
+    begin, `starts` where in B's tensors A's begin.
     """
     data = pool.b[key]
     inside = {

@@ -1,8 +1,10 @@
 """Matrices replaced by one rank's flat part of them, as a partitioned optimizer stores them.
 
+A and B are the two files that are compared; a *side* is one of them, or its tensor.
+
 FSDP keeps the parameters of a module as one vector, padded and cut into equal parts, one a rank. A
-checkpoint saved without gathering has a run of values under a matrix's name: of the matrix alone,
-or of what lies before and after it in the vector, too.
+checkpoint saved without gathering has consecutive values of it (a *run*) under a matrix's name: of
+the matrix alone, or of what lies before and after it in the vector, too.
 """
 
 from collections.abc import Iterator
@@ -82,7 +84,7 @@ def matrix_values(matrix: RowReader, start: int, stop: int) -> "Array":
 
 
 def _runs(flat: RowReader, matrix: RowReader) -> Iterator[tuple[int, int, int]]:
-    """Yield (first place in the vector, first in the matrix, length) of runs that may be equal.
+    """Yield (first index in the vector, first in the matrix, length) of runs that may be equal.
 
     Either the vector begins inside the matrix or the matrix inside the vector.
     """
@@ -96,7 +98,7 @@ def _runs(flat: RowReader, matrix: RowReader) -> Iterator[tuple[int, int, int]]:
 
 
 def _places_of(value: float, side: RowReader) -> Iterator[int]:
-    """Yield the first TRIED places, row-major, where a tensor has exactly `value`."""
+    """Yield the first TRIED flat indices at which a tensor has exactly `value`."""
     seen = 0
     for start in range(0, side.size, STEP):
         values = matrix_values(side, start, min(side.size, start + STEP))

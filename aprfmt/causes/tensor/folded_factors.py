@@ -1,9 +1,11 @@
 """Factors moved from one tensor into the next: norms folded into products, activation scales.
 
+A and B are the two files that are compared; a *side* is one of them, or its tensor.
+
 A norm's weights may stand in the columns of every product that reads it; the rows of v (or up) may
 be divided by factors that the columns of the output product (or down) bring back. All tensors of a
-layer are put right together, because one tensor can take part in two folds. If each then equals
-the other side's, the function is equal. If the partner does not undo the factors, that is a bug.
+layer are put right together, because one tensor can take part in two folds. If each then equals the
+other side's, the function is equal. If the second tensor does not undo the factors, that is a bug.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -88,7 +90,7 @@ COARSE = (
 
 @dataclass
 class LayerTensors:
-    """One layer's tensors: both sides' values by role, and `folded`, A's with the folds made.
+    """One layer's tensors: A's and B's values by role, and `folded`, A's with the folds made.
 
     `start` is the prefix of the layer's keys, "" outside layers. `pairs` has the tensors of all
     layers by key.

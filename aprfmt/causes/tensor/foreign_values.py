@@ -1,5 +1,7 @@
 """Evidence that a tensor is a different one, not a damaged copy of the right one.
 
+A and B are the two files that are compared; a *side* is one of them, or its tensor.
+
 That replacing a tensor removes the difference proves nothing: this is so for any damage. A tensor
 from another checkpoint or from initialisation has values of the same size and spread as the right
 one, but no relation to it: neither the values nor their magnitudes correlate, and it is not a
@@ -45,9 +47,9 @@ class ForeignVerdict:
 
 
 def judge_foreign(first: RowReader, second: RowReader) -> ForeignVerdict:
-    """Return whether the second tensor is another one and not a damaged copy of the first, and why.
+    """Return whether the second tensor is unrelated to the first, or a damaged copy, and why.
 
-    A tensor of one repeated value, on either side, was never filled: it is another one. Raises
+    A tensor of one repeated value was never filled: it is unrelated to any other. Raises
     AprfmtError if one cannot be read.
     """
     if first.shape != second.shape or not first.size:

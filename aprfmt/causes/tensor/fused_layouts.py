@@ -1,7 +1,8 @@
 """The orders in which writers store fused tensors: by part, head, group, row or shard.
 
-An order has, for each place, the number of the canonical row that is there: canonical is all of
-the first part, then all of the second, and so on.
+A *part* is the rows of one projection in the fused tensor: q, k or v, gate or up. An order has, for
+each row of the fused tensor, its number in the canonical order: all of the first part, then all of
+the second, and so on.
 """
 
 from collections.abc import Iterator, Sequence

@@ -1,9 +1,13 @@
 """Fused tensors whose rows are in another order, searched in all parts together, with biases.
 
-q, k and v (or gate and up) of a file that fuses them are split before they are compared. Rows
-that a writer ordered otherwise then end up in other parts, and each part alone looks like a
-tensor of another checkpoint. So the rows of all parts are matched together. One order for the
-weights and, where they moved too, the biases is one finding.
+A *part* is the rows of one projection in a fused tensor: q, k or v, gate or up. A *place* is the
+number of a row in B's joined tensor. A and B are the two files that are compared; a *side* is one
+of them, or its tensor.
+
+q, k and v (or gate and up) of a file that fuses them are split before they are compared. Rows that
+a writer ordered otherwise then end up in other parts, and each part alone looks like a tensor of
+another checkpoint. So the rows of all parts are matched together. One order for the weights and,
+where they moved too, the biases is one finding.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -157,7 +161,7 @@ def _joined_pair(
 
 
 def _rows_of(side: View, roles: Sequence[tuple[str, str]]) -> RowReader:
-    """Return the row reader of a part; of stacked biases each value is a row."""
+    """Return a reader of the rows of one projection; of stacked biases each value is a row."""
     reader = RowReader(side)
     if len(reader.shape) == 2 and all(role.endswith(".bias") for role, _ in roles):
         return ValueRows(reader)
@@ -338,9 +342,9 @@ def _moves_inside_part(pool: JoinedRows, part: int, at: "Array") -> bool:
 
 
 def segment_words(pool: JoinedRows, at: "Array") -> str:
-    """Return in words which rows of A are at which places of B, run by run.
+    """Return in words which rows of A are at which places of B, a range of rows at a time.
 
-    `at` is A's row at each place of B. Unmoved runs are left out.
+    `at` is A's row at each place of B. Ranges of rows that did not move are left out.
     """
     said = []
     moved = [run for run in _runs_inside_parts(pool, at) if run[0] != run[1]]
@@ -355,9 +359,9 @@ def segment_words(pool: JoinedRows, at: "Array") -> str:
 
 
 def _runs_inside_parts(pool: JoinedRows, at: "Array") -> Iterator[tuple[int, int, int]]:
-    """Yield (first place, first row of A, length) of runs of consecutive rows.
+    """Yield (first place, first row of A, length) of rows that follow each other in A and in B.
 
-    A run ends where a part of either side begins. `at` is A's row at each place of B.
+    Such a range of rows ends where a part of A or B begins. `at` is A's row at each place of B.
     """
     for first, source, length in source_runs(at):
         cuts = {start - row for start in pool.starts for row in (first, source)}

@@ -1,4 +1,7 @@
-"""The row type of hypotheses about a pair of tensors, and the guesses that they make."""
+"""The row type of hypotheses about a pair of tensors, and the guesses that they make.
+
+A *row* of the table is one hypothesis. A *side* is the tensor of file A or of file B.
+"""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
@@ -64,13 +67,13 @@ FACTS: Mapping[str, Callable[["DifferingPair"], bool]] = {
 
 @dataclass(frozen=True, slots=True)
 class PairHypothesis:
-    """One row of the table: the causes it can find, its function, and the pairs it applies to.
+    """A row of the table: the causes it can find, its function, and the pairs of tensors it is for.
 
     Rows are tried by `rank`, the lowest first; `because` is the reason for it. Rows of other
     packages come after ours. `shapes` rows are for tensors of different shapes. `part` rows are
-    also tried on only the rows that differ. `stored` rows compare bytes in pieces, and are all that
-    is tried on a vector of gigabytes. Only pairs are tried whose role begins with one of `roles`
-    (none: any) and that have all `facts` of FACTS.
+    also tried on only the rows of a matrix that differ. `stored` rows compare bytes in pieces, and
+    are all that is tried on a vector of gigabytes. Only pairs are tried whose role begins with one
+    of `roles` (none: any) and that have all `facts` of FACTS.
     """
 
     causes: tuple[str, ...]
@@ -99,10 +102,10 @@ class JointHypothesis:
 
     The function takes the context, the pairs and the records by key, and yields groups. Records
     change as groups are explained. Rows are tried by `rank` after those of single pairs, and only
-    where a tensor differs that has no confirmed explanation, or one by a cause of `weak`; a row for
-    `shapes` where two have different shapes, one for `tables` there as well, one for an `engine`
-    where B is what an engine saved, whatever explains a tensor, and a `one_sided` one where each
-    side has tensors that the other has not.
+    where a tensor differs that has no confirmed explanation, or one by a cause of `weak`; a
+    hypothesis for `shapes` where two have different shapes, one for `tables` there as well, one for
+    an `engine` where B is what an engine saved, whatever explains a tensor, and a `one_sided` one
+    where A has tensors that B lacks, and the reverse.
     """
 
     causes: tuple[str, ...]

@@ -1,13 +1,15 @@
 """Weights that were never trained: one side has the numbers that an initialisation drew.
 
-A layer, a head or a model whose weights were never loaded has matrices of drawn numbers, biases of
-0 and norms of 1. They are one cause: seen one by one, the biases look dropped and the matrices
-taken from elsewhere.
+A and B are the two files that are compared; a *side* is one of them, or its tensor.
 
-Sources for what an initialisation gives: transformers' `_init_weights` (normal numbers of
-deviation `initializer_range`, biases 0, norms 1), `torch.nn.Linear.reset_parameters` (even numbers
-up to 1/sqrt(inputs), the bias too), `torch.nn.init` (Xavier, Kaiming), GPT-2's division by
-sqrt(2 * layers).
+A layer, a head or a model whose weights were never loaded has matrices of drawn numbers, biases of
+0 and norms of 1. All of that is one cause, though the biases by themselves look dropped, and the
+matrices look like another model's.
+
+Sources for what an initialisation gives: transformers' `_init_weights` (normal numbers of deviation
+`initializer_range`, biases 0, norms 1), `torch.nn.Linear.reset_parameters` (even numbers up to
+1/sqrt(inputs), the bias too), `torch.nn.init` (Xavier, Kaiming), GPT-2's division by sqrt(2 *
+layers).
 """
 
 import math

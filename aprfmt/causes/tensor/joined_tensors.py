@@ -1,8 +1,10 @@
 """Tensors that one file stores joined and the other apart, found by values, not by names.
 
+A and B are the two files that are compared; a *side* is one of them, or its tensor.
+
 Original checkpoints of diffusion models have q, k and v as one matrix, and a projection joined with
-a MLP's; diffusers has each for itself. With an architecture, roles say which parts belong together.
-Without one, the values do.
+a MLP's; diffusers has each as a tensor. With an architecture, roles say which tensors belong
+together. Without one, the values do.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -52,7 +54,7 @@ def joined_tensor_groups(
 def _explain_joined_tensors(
     context: PairContext, rows: Mapping[str, TensorDiff]
 ) -> dict[str, Finding]:
-    """Return {tensor key: finding} of joined tensors, and of the other side's parts of them."""
+    """Return {tensor key: finding} of joined tensors, and of the tensors that are their rows."""
     made: dict[str, Finding] = {}
     for whole, parts in (("a", "b"), ("b", "a")):
         wholes, others = (_one_sided(context, rows, label) for label in (whole, parts))

@@ -1,8 +1,10 @@
 """Joined tensors (gate and up; q, k and v) that were written transposed as a whole.
 
-The roles are split from one stored tensor before they are compared. Rows and columns of the stored
-one that were exchanged then cross the parts, and no order of rows explains a part alone. So the
-exchange is tried on the joined values, in every order in which writers join them.
+A and B are the two files that are compared; a *side* is one of them, or its tensor.
+
+The roles are split from one stored tensor before they are compared. If its rows and columns were
+exchanged, values cross from one projection into another, and no order of rows explains a projection
+alone. So the exchange is tried on the joined values, in every order in which writers join them.
 """
 
 import math
@@ -58,11 +60,11 @@ class _StoredStack:
         return (self.count, *sides)
 
     def number(self, places: "Array") -> "Array":
-        """Return the index in the joined matrices of each value at a flat place in the file."""
+        """Return the index in the joined matrices of the value at each flat index in the file."""
         return self._number(np.unravel_index(places, self.shape))
 
     def source(self, places: "Array") -> "Array":
-        """Return the flat index of the values that are at `places` once the axes are exchanged."""
+        """Return the flat index in the file that holds the value of each index, axes put right."""
         turned = np.unravel_index(places, [self.shape[axis] for axis in self.axes])
         return self._number([turned[self.axes.index(axis)] for axis in range(3)])
 

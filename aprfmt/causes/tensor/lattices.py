@@ -1,10 +1,11 @@
 """The packing scheme of decoded values: few levels in each group, as scale times a code.
 
-A packed weight decoded to floats keeps its lattice: in every group of neighbours all values are
-one number times an entry of the scheme's code. Each code of CODES is tried with each grouping: the
-group's largest value is held to be one entry after the other, and all others must then be entries,
-within the rounding of the type they are stored in. A value tests this the better the coarser the
-entries lie around it; `Found.bits` is how improbable all of it is by chance.
+A *cell*, or group, is the elements that share a scale. A packed weight decoded to floats keeps its
+lattice: in every group of neighbours all values are one number times an entry of the scheme's code.
+Each code of CODES is tried with each grouping: the group's largest value is held to be one entry
+after the other, and all others must then be entries, within the rounding of the type they are
+stored in. A value tests this the better the coarser the entries lie around it; `Found.bits` is how
+improbable all of it is by chance.
 """
 
 from collections.abc import Iterator, Sequence
@@ -280,8 +281,8 @@ def _fit_nearly_all(
 ) -> tuple["Array", "Array"] | None:
     """Return (scales, bits by which the fits beat chance) of all groups; None if too few fit.
 
-    Both are [groups], `cells` is [groups, elements]. The fraction ALL of the groups must fit.
-    They are fitted in growing parts, until too many do not.
+    Both are [groups], `cells` is [groups, elements]. The fraction ALL of the groups must fit. More
+    and more of them are fitted, until too many do not fit.
     """
     parts = []
     start = failed = 0

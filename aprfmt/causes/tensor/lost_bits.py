@@ -1,5 +1,7 @@
 """Bits of the codes of a block encoding that were never written, so that a field is constant.
 
+A and B are the two files that are compared; a *side* is one of them, or its tensor.
+
 Block types keep the low and the high bits of a code in members of their own (`ql` and `qh`, `qs`
 and `hmask`). A writer that leaves one out, or a kernel that does not fill it, gives values that are
 on the right scale and too coarse, which looks like other scales or another quantizer's work.
@@ -87,7 +89,7 @@ def _judging_digits(lost: int, left: int) -> float:
 
 
 def _member_bytes(layout: str) -> dict[str, tuple[int, int]]:
-    """Return {name: (start, stop)} of the bytes in a block that fields of codes take."""
+    """Return {name: (start, stop)} of the bytes that each field of codes has in a block."""
     return {name: place for name, place in member_offsets(layout).items() if name in CODES}
 
 
@@ -96,7 +98,7 @@ def _constant_byte(
 ) -> int | None:
     """Return the byte that a field of codes has in all blocks; None if it has several values.
 
-    `start` and `stop` are its place in a block of `size` bytes.
+    The field is bytes [start, stop) of a block of `size` bytes.
     """
     value: int | None = None
     for index in case.windows(None):

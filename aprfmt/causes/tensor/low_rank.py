@@ -1,5 +1,8 @@
 """Matrices of which one side has only the largest singular values: a truncated decomposition.
 
+A *piece* is some rows of a matrix, read together. A and B are the two files that are compared; a
+*side* is one of them, or its tensor.
+
 What was left out is at right angles to what was kept, so that three norms, which the comparison
 knows, say whether a matrix is worth a decomposition.
 """
@@ -151,7 +154,7 @@ class MatrixPair:
 def _truncation(pair: MatrixPair, unit: float) -> Truncation | None:
     """Return how `cut` was truncated from `full`; None if it is no such truncation.
 
-    Rows or columns of zeros are another kind of part, which is not found here.
+    A matrix that lost whole rows or columns is not looked for here.
     """
     sizes = _sizes(pair)
     if sizes is None:

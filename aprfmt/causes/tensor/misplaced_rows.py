@@ -1,4 +1,8 @@
-"""Rows that are other rows of A: shifted, of another layer or expert, or repeated."""
+"""Rows that are other rows of A: shifted, of another layer or expert, or repeated.
+
+A *run* is rows of B that follow each other both there and in the tensor of A that they come from. A
+*guess* is a change of one tensor of a pair after which both should be equal.
+"""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -100,10 +104,10 @@ def explain_misplaced_rows(case: DifferingPair) -> Iterator[Guess | Finding]:
 
 
 def _source_runs(places: "Array", at: "Array") -> Iterator[tuple[int, int, int]]:
-    """Yield (index of the first place, source row, length) of runs of consecutive rows.
+    """Yield (index in `places` of the first row, source row, length) of each run.
 
-    In a run both the place in B and its source in A grow by one. `at` has the source of each
-    place.
+    In a run the row number in B and that of its source in A grow by one. `places` are B's rows,
+    `at` the source of each.
     """
     breaks = np.flatnonzero(np.diff(places) != 1) + 1
     edges = [0, *breaks.tolist(), len(places)]

@@ -1,5 +1,8 @@
 """Plain values that are the other side's codes, read as numbers of a wrong type.
 
+A *side* is the tensor of file A or of file B. The *packed side* is stored as codes, the *plain
+side* as floats or integers.
+
 A value is (the code's number - zero) * scale + offset. A reader that takes the codes for integers,
 or for another small float, has another number for each code; it may have left out scales, zeros and
 offsets as well. Every such reading is executed on the packed side.
@@ -72,7 +75,7 @@ class CodedSide:
     def weights(self) -> "list[WeightLayout]":
         """The layouts of the packed weights; [] where the side is not packed by a known dialect.
 
-        Raises CodecError for parts that do not fit.
+        Raises CodecError for codes and scales that do not fit together.
         """
         if len(self._packed) < len(self.reader.side.stored):
             return []
@@ -130,7 +133,7 @@ class CodedSide:
         return self._read(count).astype(kind)
 
     def _has(self, part: str) -> bool:
-        """Return whether any of the weights has a scale, zero or offset (`part`)."""
+        """Return whether any of the weights has a scale, zero point or offset, as `part` says."""
         return any(getattr(one, part) is not None for one in self.weights)
 
     @cached_property

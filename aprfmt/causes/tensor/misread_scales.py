@@ -1,9 +1,12 @@
 """Plain values that are the other side's codes with wrongly read scales.
 
-A scale that is stored as a byte is an exponent or a small float. A reader that takes the byte for
-a whole number, for another float or for an exponent of another bias, or that divides by the
-scales, has another factor for each group. Every such reading is executed on the packed side: its
-factors follow from the stored bytes, and no number is free.
+A *side* is the tensor of file A or of file B. The *packed side* is stored as codes and scales, the
+*plain side* as floats.
+
+A scale that is stored as a byte is an exponent or a small float. A reader that takes the byte for a
+whole number, for another float or for an exponent of another bias, or that divides by the scales,
+has another factor for each group. Every such reading is executed on the packed side: its factors
+follow from the stored bytes, and no number is free.
 """
 
 from collections.abc import Callable, Iterator
@@ -300,7 +303,7 @@ def _scale_bytes(
 
 
 def _multiple_of(table: "Array | None", kind: "MinifloatCodec") -> "Array | None":
-    """Return the factors [matrices, 1] by which the scales in `table` are numbers of type `kind`.
+    """Return the factors [matrices, 1] over which the scales in `table` are numbers of type `kind`.
 
     `table` is float32 [matrices, 256]; a factor is the scale of a whole tensor, or 1. None where
     there are no such factors.

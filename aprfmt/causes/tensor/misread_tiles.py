@@ -1,8 +1,9 @@
 """Plain values that are the other side's codes with scales applied to tiles of a wrong size.
 
-A scale belongs to a tile of rows and columns. A reader that takes another size for the tile gives
-values the scales, and the zero points, of other tiles. Every such reading is executed on the packed
-side, whose own grid of scales says what the size is: no number is free.
+A *tile* is the rows and columns that share one scale. A reader that takes another size for the tile
+gives values the scales, and the zero points, of other tiles. Every such reading is executed on the
+packed tensor, whose own grid of scales says what the size is: no number is free. A and B are the
+two files that are compared; a *side* is one of them, or its tensor.
 """
 
 from collections.abc import Iterator, Sequence
@@ -83,7 +84,7 @@ def explain_misread_tiles(case: DifferingPair) -> Iterator[Finding]:
 
 
 def _in_tiles(weight: WeightLayout) -> WeightLayout | None:
-    """Return the layout if its groups are tiles in order; None where columns are reordered."""
+    """Return the layout if each scale is for adjacent columns; None where columns are reordered."""
     if weight.group is None:
         return weight
     columns, count = weight.shape[-1], int(weight.group.max()) + 1

@@ -1,4 +1,8 @@
-"""Hypotheses that a tensor is another one: exchanged, of another layer or checkpoint."""
+"""Hypotheses that a tensor is another one: exchanged, of another layer or checkpoint.
+
+A *side* is file A or file B, named by `label`; `mine` is the side's tensor of the pair. A *guess*
+is a change of one tensor of a pair after which both should be equal.
+"""
 
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
@@ -312,9 +316,10 @@ def explain_empty_codes(key: str, a: RowReader, b: RowReader) -> Finding | None:
 
 
 def guess_stale_tensor(case: DifferingPair) -> Iterator[Guess | Finding]:
-    """Yield the guess that a side's tensor is the base's, then the finding of unrelated tensors.
+    """Yield the guess that one file's tensor is the base's, then the finding of unrelated tensors.
 
-    The latter only where most other tensors are equal; it is not confirmed.
+    The base is a third model. The finding comes only where most other tensors are equal; it is not
+    confirmed.
     """
     context = case.context
     for label, mine, other in (("B", case.b, "A"), ("A", case.a, "B")):

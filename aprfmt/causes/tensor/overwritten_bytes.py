@@ -1,7 +1,7 @@
 """Overwritten ranges of bytes: their extent, what they contain now, and where that came from.
 
-A page of zeros, a sector written twice, a block of another tensor: everything outside is equal to
-the byte. What stands inside is looked for in all stored tensors of both files.
+A page of zeros, a sector written twice, a block of another tensor: all bytes outside the range are
+equal. The bytes inside are looked for in all stored tensors of both files.
 """
 
 from collections.abc import Iterable, Iterator
@@ -210,9 +210,9 @@ def _differing_spans(a: RunBytes | bytes, b: RunBytes) -> list[ByteSpan]:
 
 
 def join_places(apart: "Iterable[Array]", gap: int, most: int) -> list[list[int]] | None:
-    """Return [start, stop) ranges of places that have gaps of at most `gap` between them.
+    """Return [start, stop) ranges of byte offsets with gaps of at most `gap` between them.
 
-    `apart` are ascending arrays of places, window by window. None if there are over `most` ranges.
+    `apart` are ascending arrays of offsets, window by window. None if there are over `most` ranges.
     """
     found: list[list[int]] = []
     for at in apart:
@@ -312,8 +312,8 @@ def _match_text(
 ) -> str:
     """Return in words where a tensor contains all of `data`; "" if it does not.
 
-    `window` are its bytes from `start`. `needle` is the part of `data` at offset `at` that is
-    searched for. `own` is the place of the data itself, which does not count.
+    `window` are its bytes from `start`. `needle` are bytes of `data` from offset `at`, which are
+    searched for first. `own` is where the data itself is stored, which does not count.
     """
     here = window.find(needle)
     while here >= 0:

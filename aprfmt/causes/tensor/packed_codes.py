@@ -1,4 +1,9 @@
-"""Faults of a packed copy's codes: zero points, signs, a wrong 8-bit float, a wrong order."""
+"""Faults of a packed copy's codes: zero points, signs, a wrong 8-bit float, a wrong order.
+
+A *copy* is a quantized tensor next to the tensor of the other file, its *source*. A *group* is the
+elements that share a scale. A and B are the two files that are compared; a *side* is one of them,
+or its tensor.
+"""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace

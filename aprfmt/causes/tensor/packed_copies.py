@@ -1,5 +1,9 @@
 """Copies in a packed encoding: whether they are right, and the finding if they are not.
 
+A *copy* is the quantized tensor of file A or B, its *source* the other file's tensor. A *cell*, or
+group, is the elements that share one scale. A and B are the two files that are compared; a *side*
+is one of them, or its tensor.
+
 A side is a copy of the other if its values lie on a lattice: its dialect says which
 (`codecs.lattice`), or the values show it (`lattices`), be they of a GGUF block or decoded again.
 Errors are then judged in the copy's own steps (`measure.bounds`). For a wrong copy every fault is
@@ -173,7 +177,7 @@ def _is_decoded_copy(copy: PackedCopy, after: Fit) -> bool:
 def packed_copies(case: DifferingPair) -> Iterator[PackedCopy]:
     """Yield each side that is a quantized copy of the other, B first, as a PackedCopy.
 
-    A pair's side is searched once, and only when it is asked for.
+    The packing scheme of a tensor is searched once, and only when it is asked for.
     """
     for side in (0, 1):
         if len(case.copies) == side:
@@ -340,7 +344,7 @@ def _own_grouping(
 
 
 def _code_table(reader: RowReader) -> CodeTable:
-    """Return the table of the value that each code of a packed weight has."""
+    """Return the table of a packed weight: the value that each code stands for."""
     packed = reader.side.stored[0].packed
     codes: CodeTable | None = None if packed is None else packed().codes()
     assert codes is not None, "a lattice without codes"

@@ -1,7 +1,8 @@
 """Damage in a packed weight's stored parts: a few bytes of its codes, scales or zero points.
 
-Both sides are packed alike, and every part is equal to the byte but for short runs. What such a run
-does to the values can look like another quantizer's rounding, or other scales; it is neither.
+A *part* is one of the stored tensors of a packed weight: codes, scales, zero points. Both files
+pack the weight alike, and every part has equal bytes except for short ranges (*runs*). What such a
+range does to the values can look like another quantizer's rounding, or other scales; it is neither.
 """
 
 from collections.abc import Iterator
@@ -117,7 +118,7 @@ def _differing_runs(a: LazyTensor, b: LazyTensor) -> list[DamagedRun] | None:
 
 
 def _are_exchanged(runs: list[DamagedRun]) -> bool:
-    """Return whether each part has A's bytes, only at other places."""
+    """Return whether B has A's bytes in every part, only at other offsets."""
     parts = {run.part.info.name for run in runs}
     return all(
         sorted(x for run in runs if run.part.info.name == name for x in run.before)

@@ -1,4 +1,7 @@
-"""The hypotheses on quantized copies, right and wrong, and the order in which they are tried."""
+"""The hypotheses on quantized copies, right and wrong, and the order in which they are tried.
+
+A and B are the two files that are compared; a *side* is one of them, or its tensor.
+"""
 
 from collections.abc import Iterator
 

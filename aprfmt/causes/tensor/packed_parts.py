@@ -1,5 +1,9 @@
 """Faults of a packed copy that are repaired by reading its stored parts in another way.
 
+A *part* is one of the stored tensors of a packed weight: codes, scales, zero points. Its *suffix*
+is its name after the weight's. A and B are the two files that are compared; a *side* is one of
+them, or its tensor.
+
 Every row of READINGS is a way; the parts are changed, decoded by the same codec and compared with
 the source. So what the values have lost, as the place of a code in its word, is still there.
 """
@@ -91,7 +95,7 @@ class PartReading(NamedTuple):
 
 
 def _change_part(parts: Parts, suffix: str, change: "Callable[[Array], Array]") -> Parts:
-    """Return {suffix: part} of one part of a weight, with its bytes replaced by change(bytes)."""
+    """Return {suffix: part} with one part of a weight replaced: its bytes are change(bytes)."""
     part = parts[suffix]
     raw = np.frombuffer(part.raw, np.uint8)
     return {suffix: part._replace(raw=np.ascontiguousarray(change(raw)).tobytes())}
@@ -323,8 +327,8 @@ def _confirm_reading(
 def _explain_inverted_scale(copy: PackedCopy, weights: list[PackedWeight]) -> Finding | None:
     """Return the finding that the scale of a whole tensor is stored as 1/s; None if it is not.
 
-    Of several tensors that make a weight (experts, parts of a fused one) it may be all, or those
-    whose scale is on one side of 1: right scales of a weight have one magnitude.
+    Of several tensors that make a weight (experts, q, k and v of a fused one) it may be all, or
+    those whose scale is above 1, or below: right scales of a weight have one magnitude.
     """
     known = [_tensor_scale(weight) for weight in weights]
     scales = [one for one in known if one is not None]

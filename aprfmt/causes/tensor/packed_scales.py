@@ -1,5 +1,9 @@
 """Faults of a packed copy's scales and minima.
 
+A *copy* is a quantized tensor next to the tensor of the other file, its *source*. A *cell*, or
+group, is the elements that share one scale. A and B are the two files that are compared; a *side*
+is one of them, or its tensor.
+
 The factor that every cell's values lack is the least-squares one. With it put right the errors must
 be usual; how the factors go with the stored scales then says what was done to these.
 """
@@ -246,7 +250,7 @@ def _factor_of_matrices(copy: PackedCopy) -> Finding | None:
 def _order_of_scales(copy: PackedCopy) -> str:
     """Return in words that the stored scales are the other side's in another order; else "".
 
-    The whole stored tensor is compared: a part of a fused one may have scales of other parts.
+    The whole stored tensor is compared: in a fused tensor q may have the scales of k.
     """
     mine, theirs = (side.side.stored for side in (copy.reader, copy.source))
     if len(mine) != 1 or len(theirs) != 1:
@@ -519,8 +523,8 @@ def _fp8_table(copy: PackedCopy) -> "MinifloatCodec | None":
 def _scale_move(grid: "Array", true: "Array", near: "Callable[[Array, Array], bool]") -> str:
     """Return in words how scales are misplaced: shifted, transposed or reversed; else "".
 
-    `grid` are the stored scales and `true` the right ones, [group rows, group columns]. `near`
-    compares two such grids.
+    `grid` are the stored scales and `true` the right ones, [group rows, group columns]. `near` says
+    whether two such grids are equal.
     """
     for shift in (1, -1):
         for axis, what in ((1, "group"), (0, "row of groups"), (None, "group")):

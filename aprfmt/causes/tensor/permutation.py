@@ -1,4 +1,8 @@
-"""Finds the row (or column) of B that equals each one of A, and names the rearrangement."""
+"""Finds the row (or column) of B that equals each one of A, and names the rearrangement.
+
+A *line* is a row or a column, whichever are compared. A and B are the two files that are compared;
+a *side* is one of them, or its tensor.
+"""
 
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass
@@ -73,9 +77,9 @@ def one_to_one(a: "Array", b: "Array", at: "Array", slack: float) -> "Array":
     """Return `at` with each line of A given a line of B that no other has; int64, -1 for none.
 
     `a` and `b` are [lines, values]; `at` is the nearest line of B for each line of A, or -1. Lines
-    of A that share a nearest line choose among it and the lines of B that are nobody's: exact
-    matches first, equal ones in order, none further than `slack` times the line's norm. If no
-    line is shared, or too many are, `at` is returned unchanged.
+    of A that share a nearest line choose among that line and the lines of B that are the nearest of
+    none: exact matches first, equal ones in order, none further than `slack` times the line's norm.
+    If no line is shared, or too many are, `at` is returned unchanged.
     """
     times = np.bincount(at[at >= 0], minlength=len(b))
     shared = np.flatnonzero((at >= 0) & (times[np.maximum(at, 0)] > 1))
@@ -302,9 +306,9 @@ def expand_blocks(q: "Array", size: int) -> "Array":
 
 
 def constant_shift(found: FoundLines) -> int | None:
-    """Return k if every line found is k places later in B, with wrap-around; else None.
+    """Return k if every line found is k lines later in B, with wrap-around; else None.
 
-    A negative k is a shift to earlier places.
+    A negative k is a shift to earlier lines.
     """
     away = np.unique((found.at - found.index) % found.count)
     if len(away) != 1 or away[0] == 0:

@@ -1,4 +1,4 @@
-"""Pieces of a matrix in another order, cut at places that are no ends of rows.
+"""Pieces of a flattened matrix in another order, which need not begin or end with a row.
 
 A partitioned run keeps a tensor's values as pieces of a flat vector, one a rank. Joined in the
 order of their files' names ("rank_10" before "rank_2") they are all there, at other places.

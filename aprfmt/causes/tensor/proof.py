@@ -1,5 +1,7 @@
 """The proof of a guess about a pair of tensors, and the finding that it makes.
 
+A *guess* is a change of one tensor of a pair after which both should be equal.
+
 The numbers of a guess are found on one half of the values and judged on the other. Dozens of
 guesses are tried on a pair, and a value says only as much as it has digits: whole numbers, flags
 and single numbers are often a factor, an order or a function of each other by chance.
@@ -99,7 +101,7 @@ def fitted_proof(count: float) -> Proof:
 
 
 def accused_proof(count: float) -> Proof:
-    """Return the proof of a change that holds within quantization steps of the side found wrong."""
+    """Return the proof of a change that holds within the quantization steps of the wrong tensor."""
     return Proof(count, 1.0, 0, math.inf, accused=True)
 
 
@@ -122,9 +124,9 @@ def significant_bits(values: np.ndarray) -> np.ndarray:
 
 
 def either_side_text(whose: str, what: str) -> str:
-    """Return the clause that either side may be wrong; `whose` is the first, "A's" or "B's".
+    """Return the clause that either file may be wrong; `whose` is named first, "A's" or "B's".
 
-    `what` is what equal codes on both sides do not decide, with its verb: "order is".
+    `what` is what equal codes in both files do not decide, with its verb: "order is".
     """
     other = "A's" if whose == "B's" else "B's"
     return f"; or {other} {what} wrong: {EITHER_SIDE} {what} right"

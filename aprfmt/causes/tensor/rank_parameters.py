@@ -1,8 +1,8 @@
-"""Parameters of an engine's ranks that have another's part, or their own times a factor.
+"""Parameters of an engine's ranks that hold another rank's values, or their own times a factor.
 
-A tensor that was put together of ranks shows only that some of its rows are wrong. Of the
-parameters that the ranks hold, each piece is looked for among all that the published model gives:
-whose it is says what went wrong while loading.
+A tensor that was put together of ranks shows only that some of its rows are wrong. A *piece* is the
+share that one rank holds of one matrix, or of one expert's. Each piece is looked for among all that
+the published model gives: where it belongs says what went wrong while loading.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -118,7 +118,7 @@ class MovedPieces(NamedTuple):
 def _pieces(
     reading: EngineReading, shares: Sequence[Array], rank: int
 ) -> Iterator[tuple[Piece, bytes]]:
-    """Yield (label, bytes) of a rank's part of each matrix, and of stacked experts of each expert.
+    """Yield (label, bytes) of each piece of a rank: of each matrix, or of each expert's matrix.
 
     `shares` has one array for each matrix of the parameter: the part that the rank holds. The label
     names rank, matrix and expert.
@@ -135,7 +135,7 @@ def _pieces(
 def _misplaced_pieces(
     reading: EngineReading, arrays: Sequence[Array], held: Sequence[Array]
 ) -> MovedPieces | None:
-    """Return the cause that pieces are in other pieces' places; None unless all are found.
+    """Return the cause that ranks hold each other's pieces; None unless all pieces are found.
 
     `arrays` are the published model's matrices, `held` each rank's array.
     """
@@ -174,7 +174,7 @@ def _nearness(piece: Piece, other: Piece) -> tuple[bool, bool, bool, int]:
 
 
 def _movement_text(reading: EngineReading, moved: Mapping[Piece, Piece]) -> tuple[str, str]:
-    """Return (cause, sentence) for misplaced pieces, {piece: the piece that is in its place}."""
+    """Return (cause, sentence) for misplaced pieces, {piece: the piece that is held instead}."""
     if any(piece.matrix != other.matrix for piece, other in moved.items()):
         names = _matrix_names(reading)
         pairs = dict.fromkeys((names[a.matrix], names[b.matrix]) for a, b in moved.items())
@@ -208,7 +208,7 @@ def _movement_text(reading: EngineReading, moved: Mapping[Piece, Piece]) -> tupl
 
 
 def _rank_text(moved: Mapping[Piece, Piece]) -> str:
-    """Return in words which rank has which rank's part."""
+    """Return a sentence on which ranks hold which other ranks' pieces."""
     ranks = dict.fromkeys((a.rank, b.rank) for a, b in moved.items())
     if len(ranks) == 2 and (pair := list(ranks))[0] == pair[1][::-1]:
         return "those of ranks {} and {} are exchanged".format(*sorted(pair[0]))
@@ -285,10 +285,10 @@ def _even_shares(
 def _scaled_ranks(
     reading: EngineReading, arrays: Sequence[Array], held: Sequence[Array]
 ) -> MovedPieces | None:
-    """Return the cause that some ranks' parts are the published ones times a factor, or None.
+    """Return the cause that some ranks' values are the published ones times a factor, or None.
 
-    `held` are the parts that the ranks hold, `arrays` the published values. At least one part must
-    be as published; in the others every byte must be what the encoding makes of the published
+    `held` are the values that the ranks hold, `arrays` the published ones. At least one rank's must
+    be as published; of all other ranks every byte must be what the encoding makes of the published
     values times one factor for each rank.
     """
     encoding, layout = reading.tensor.parts[0].info.encoding, reading.layout

@@ -1,10 +1,10 @@
 """Tensors of which one side has one rank's part, or the joined copies of all ranks.
 
-A tensor-parallel run keeps an equal part of a matrix on each rank: of its rows where the ranks
-divide what a layer computes (q, k, v, gate, up, the embedding), of its columns where they add it
-up (o, down). A checkpoint made of one rank's file, or saved without gathering, has such parts
-under the names and the configuration of the whole model. The other mistake is to join what every
-rank has a copy of, such as norms, as if these copies were parts.
+A *part* is what one rank of a tensor-parallel run keeps of a matrix, equally much on each rank: of
+its rows where the ranks divide what a layer computes (q, k, v, gate, up, the embedding), of its
+columns where they add it up (o, down). A checkpoint made of one rank's file, or saved without
+gathering, has such parts under the names and the configuration of the whole model. The other
+mistake is to join what every rank has a copy of, such as norms, as if these copies were parts.
 """
 
 import math
@@ -51,9 +51,9 @@ OF_TABLES = ("vocab_size",)  # sizes that are read from the length of a table of
 
 @dataclass(frozen=True, slots=True)
 class Cut:
-    """A tensor as `count` equal parts along `axis`, next to the smaller tensor of the other side.
+    """A tensor cut into `count` equal parts along `axis`, and the other file's smaller tensor.
 
-    `small` is the side ("A" or "B") with the smaller tensor. `equal` are the numbers (from 0) of
+    `small` is the file ("A" or "B") with the smaller tensor. `equal` are the numbers (from 0) of
     the parts that equal it within relative distance `slack`. `values` are some of its values,
     `size` is how many it has.
     """
@@ -94,8 +94,8 @@ def _explain_cuts(
 ) -> dict[str, Finding]:
     """Return {tensor key: finding} of all tensors that are a rank's part, or ranks' copies joined.
 
-    Parts count only if one rank's are in two kinds of tensors or more: the rows of one kind may
-    have been cut for another reason.
+    Parts count only if one rank's are in two kinds of tensors or more: rows of one kind of tensor
+    may have been cut for another reason.
     """
     unequal = (
         key
@@ -126,7 +126,7 @@ def _part_finding(key: str, cut: Cut, pair: TensorPair) -> Finding:
 
 
 def _copies_finding(key: str, cut: Cut, pair: TensorPair) -> Finding:
-    """Return the finding that the larger side joined every rank's copy of a tensor."""
+    """Return the finding that one file has every rank's copy of a tensor joined to one tensor."""
     large = "A" if cut.small == "B" else "B"
     says = (
         f"{large} holds these tensors {cut.count} times, one copy after the other, as where the "

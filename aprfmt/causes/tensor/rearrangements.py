@@ -1,4 +1,9 @@
-"""Hypotheses that elements were moved: transposed, rows or columns reordered, heads repeated."""
+"""Hypotheses that elements were moved: transposed, rows or columns reordered, heads repeated.
+
+A *line* is a row or a column, and a *block* equally many lines, such as those of a head. A *side*
+is the tensor of file A or of file B. A *guess* is a change of one tensor of a pair after which both
+should be equal.
+"""
 
 from collections.abc import Iterator
 from dataclasses import replace

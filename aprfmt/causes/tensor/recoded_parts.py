@@ -1,8 +1,9 @@
 """Zero points of a packed weight of which one value became another one everywhere.
 
-Both sides are packed alike. A repacking that counts zero points from one where the bits have no
-room for it turns the lowest into the highest, or the reverse. That may touch few bytes, so it is
-asked before damage; but all places with the value must have changed, and nothing else.
+A *part* is one of the stored tensors of a packed weight: codes, scales, zero points. Both files
+pack the weight alike. A repacking that counts zero points from one where the bits have no room for
+it turns the lowest into the highest, or the reverse. That may touch few bytes, so it is asked
+before damage; but all zero points of that value must have changed, and nothing else.
 """
 
 import math

@@ -1,7 +1,8 @@
 """Scales of a packed weight that were rewritten by one rule: inverted, squared or exchanged.
 
-Both sides are packed alike, and nothing but the numbers of some scales differs. Such numbers may be
-few bytes, as the one scale of a whole tensor is, so they are asked before damage.
+A *part* is one of the stored tensors of a packed weight: codes, scales, zero points. Both files
+pack the weight alike, and nothing but the numbers of some scales differs. Such numbers may be few
+bytes, as the one scale of a whole tensor is, so they are asked before damage.
 """
 
 from collections.abc import Callable, Iterator, Mapping
@@ -44,7 +45,7 @@ RULES = (
 
 
 class ScalePart(NamedTuple):
-    """The numbers of a scale part on both sides (float64, flat), and how each side stores them.
+    """The scales of a packed weight in both files (float64, flat), and how each file stores them.
 
     `shape` is B's.
     """
@@ -116,10 +117,10 @@ def explain_recoded_scales(case: DifferingPair) -> Iterator[Finding]:
 def _pair_parts(
     a: "Mapping[str, LazyTensor]", b: "Mapping[str, LazyTensor]"
 ) -> "list[tuple[LazyTensor, LazyTensor]] | None":
-    """Return (A's part, B's part) for the parts of two packed weights, without those of inputs.
+    """Return (A's part, B's part) for the parts of two packed weights, without scales of inputs.
 
-    A scale with two names is paired if it is the only part without a counterpart. None where a
-    part has no counterpart.
+    A scale with two names is paired if it is the only part without a counterpart. None where a part
+    has no counterpart.
     """
     mine, theirs = ({k: v for k, v in parts.items() if not OF_INPUTS.search(k)} for parts in (a, b))
     pairs = [(mine.pop(suffix), theirs.pop(suffix)) for suffix in list(mine) if suffix in theirs]
@@ -195,7 +196,7 @@ def _explaining_move(found: list[ScalePart]) -> tuple[str, Proof] | None:
 
 
 def _move_of_grid(part: ScalePart) -> str:
-    """Return in words which exchange explains a part's numbers; "" if none does."""
+    """Return in words which exchange of scales explains B's numbers; "" if none does."""
     x, y = part.x, part.y
     columns = part.shape[-1] if len(part.shape) > 1 else 1
     if not np.array_equal(np.sort(x), np.sort(y)) or not columns:

@@ -1,4 +1,8 @@
-"""Hypotheses about recurrent layers: order of value heads, direction of kernels, A_log."""
+"""Hypotheses about recurrent layers: order of value heads, direction of kernels, A_log.
+
+A and B are the two files that are compared; a *side* is one of them, or its tensor. A *guess* is a
+change of one tensor of a pair after which both should be equal.
+"""
 
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING
@@ -66,9 +70,9 @@ def explain_initial_rates(case: DifferingPair) -> Iterator[Finding]:
 
 
 def guess_value_head_order(case: DifferingPair) -> Iterator[Guess]:
-    """Yield guesses that one side stores the value heads of a delta net in tiled order.
+    """Yield guesses that one file stores the value heads of a delta net in tiled order.
 
-    There the key heads vary fastest; the other side has each key head's value heads together.
+    There the key heads vary fastest; the other file has each key head's value heads together.
     """
     step, a, b = TILED.get(case.role), case.a, case.b
     if step is None or not case.context.hyper or (a.rows, a.columns) != (b.rows, b.columns):
@@ -94,10 +98,9 @@ def guess_value_head_order(case: DifferingPair) -> Iterator[Guess]:
 def _value_head_orders(
     step: Tiled, count: int, hp: Mapping[str, object]
 ) -> Iterator[tuple[str, "Array"]]:
-    """Yield (side that is tiled, order): line i of B is line order[i] of A.
+    """Yield (file that is tiled, order): row or column i of B is number order[i] of A.
 
-    `count` is the number of rows or columns that `step` reorders. Nothing if both orders are
-    equal.
+    `count` is how many rows or columns `step` reorders. Nothing if both orders are equal.
     """
     import numpy as np
 

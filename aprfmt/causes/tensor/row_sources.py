@@ -1,5 +1,8 @@
 """Finds which rows of several tensors, read as one list, each row of a tensor equals.
 
+The *source* of a row is the row of other tensors that it equals; a *place* is its number in the
+list.
+
 Equal values are found by a hash of their bits, at the cost of reading them; rows that were rounded
 or quantized on the way by the nearest of some thousand rows. Rows that say nothing (all zeros) have
 no source.

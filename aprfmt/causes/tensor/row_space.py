@@ -22,7 +22,7 @@ PROBES = 16  # columns more than the rank that a sketch has
 def row_basis(pieces: "Pieces", columns: int, rank: int) -> "Array":
     """Return orthonormal columns [columns, rank + PROBES] that span the rows of a matrix.
 
-    For a matrix of a higher rank than `rank` they span a part of every row. They are made of
+    For a matrix of a higher rank than `rank` they do not span its rows wholly. They are made of
     random sums of the rows.
     """
     rng = np.random.default_rng(12)

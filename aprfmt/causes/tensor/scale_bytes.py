@@ -1,5 +1,7 @@
 """Ways to misread the byte that is a group's scale, and the byte that a factor identifies.
 
+A and B are the two files that are compared; a *side* is one of them, or its tensor.
+
 The byte is an exponent (OCP Microscaling: F8_E8M0) or a small float. A reader that takes it for
 another number multiplies each group by a factor that only the byte and the misreading decide.
 """

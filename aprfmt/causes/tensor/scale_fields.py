@@ -1,5 +1,7 @@
 """Blocks of two quantized tensors whose codes are equal and whose 16-bit scales are not.
 
+A and B are the two files that are compared; a *side* is one of them, or its tensor.
+
 A quantization made anew has other codes. So the scales were changed alone: their bits were written
 as another type's or as reciprocals, which is made again bit for bit.
 """
@@ -75,8 +77,9 @@ def explain_other_scales(case: DifferingPair) -> Iterator[Finding]:
 def _finding(case: DifferingPair, fields: _Fields, says: str, sides: Sequence[str]) -> Finding:
     """Return the finding that two tensors have equal codes and other scales.
 
-    `says` is what one side holds in place of the scales. `sides` are those whose scales can be made
-    from the other's, bit for bit (of two, either may be wrong); empty if none can.
+    `says` is what one file holds in place of the scales. `sides` are the files, "A" or "B", whose
+    scales can be made from the other's, bit for bit (of two, either may be wrong); empty if none
+    can.
     """
     cause = "quant_min" if set(fields.a) <= {"m", "dmin"} else "quant_scale"
     text = f"the codes are equal, and {says} for the scales of blocks ({' and '.join(fields.a)})"

@@ -1,5 +1,7 @@
 """Parameters that one model stores twice, in two layouts, such as experts apart and stacked.
 
+A and B are the two files that are compared; a *side* is one of them, or its tensor.
+
 A weight that is stored packed and plain is another. Loaders differ in which of the two they take,
 so the two have to hold the same values.
 """
@@ -120,7 +122,7 @@ def _verdict(one: View, other: View) -> TensorVerdict:
 
 
 def _verdict_on_experts(whole: View, part: View) -> TensorVerdict:
-    """Return the verdict on the values of the experts that a second layout `part` has."""
+    """Return the verdict on the values of the experts that a second layout, `part`, has."""
     assert part.group is not None
     left = right = 0.0
     same = True
@@ -174,8 +176,8 @@ def second_layout_findings(a: Model, b: Model, keys: Collection[str]) -> Iterato
 def _finding(rows: Sequence[SecondLayout], side: str, model: Model, other: Model) -> Finding:
     """Return the finding of parameters that a model stores twice.
 
-    `rows` are all copies, or all not. `side` is "A" or "B", the model's; `other` is the model on
-    the other side.
+    `rows` are all copies, or all not. `side` is the model's letter, "A" or "B"; `other` is the
+    other model.
     """
     seconds, firsts = [one.second for one in rows], [one.first for one in rows]
     where = stored_names(seconds)

@@ -1,9 +1,9 @@
 """Tensor-parallel checkpoints joined with one shard twice, another missing or misplaced.
 
-Ranks hold equal parts of a matrix: of its rows where they divide what a layer computes (q, k, v,
-gate, up), of its columns where they add it up (o, down). A merge that read one rank's file twice
-leaves the same parts in all these tensors. Seen one by one, the rows look shifted, or repeated,
-and the columns damaged.
+A *shard*, or part, is what one rank holds of a matrix, equally much on each rank: of its rows where
+they divide what a layer computes (q, k, v, gate, up), of its columns where they add it up (o,
+down). A merge that read one rank's file twice leaves the same parts in all these tensors. Each
+tensor alone looks as if its rows were shifted or repeated, or its columns damaged.
 """
 
 import math
@@ -86,8 +86,8 @@ def _parts_by_order(
 ) -> dict[tuple[int, ...], dict[str, SharedParts]]:
     """Return {order of the shards: {tensor key: its parts}} of all tensors that have one.
 
-    The order says which rank's shard is at each place. `exchanged`: each is there once, in
-    another place; else one is there twice.
+    The order says which rank's shard stands first, second, and so on. `exchanged`: each shard is
+    there once, in another order; else one is there twice.
     """
     found: dict[tuple[int, ...], dict[str, SharedParts]] = {}
     keys = (key for key, row in rows.items() if row.is_unexplained(WEAK))
@@ -112,7 +112,7 @@ def _shard_finding(key: str, order: tuple[int, ...], parts: SharedParts) -> Find
 
 
 def _order_sentence(order: tuple[int, ...]) -> str:
-    """Return a sentence on which rank's shard is at which place, without the tensor's name."""
+    """Return a sentence on the order of the ranks' shards, without the tensor's name."""
     moved = [(at, source) for at, source in enumerate(order) if at != source]
     shown = ", ".join(
         f"that of rank {source} where rank {at}'s belongs" for at, source in moved[:SHOWN]
@@ -129,10 +129,9 @@ def _order_sentence(order: tuple[int, ...]) -> str:
 
 
 def _find_parts(pair: TensorPair, *, exchanged: bool = False) -> SharedParts | None:
-    """Return which equal part of A each part of B is, where one is there twice; else None.
+    """Return which shard of A each shard of B equals, if one is there twice; else None.
 
-    `exchanged`: where each is there once, in another order. Each matrix of a stack is cut by
-    itself.
+    `exchanged`: if each is there once, in another order. Each matrix of a stack is cut by itself.
     """
     if pair.a is None or pair.b is None or pair.a.shape != pair.b.shape or not pair.a.shape:
         return None
@@ -249,10 +248,10 @@ def _shared_parts(
 def _order_of_parts(
     sources: list[Part], parts: list[Part], slack: float, equal: Callable[[Part, Part, float], bool]
 ) -> tuple[int, ...] | None:
-    """Return the number of the source that each part equals, its own first; None if one has none.
+    """Return the number of the source that each part equals, its own first; else None.
 
-    None too where two sources are equal: then no part says whose it is. `equal` compares two of
-    them, within a relative distance.
+    None if a part equals no source, and where two sources are equal: then no part says whose it is.
+    `equal` compares two of them, within a relative distance.
     """
     order = []
     for at, part in enumerate(parts):

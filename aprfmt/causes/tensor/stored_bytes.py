@@ -1,4 +1,8 @@
-"""Hypotheses about stored bytes: a wrong type, another byte order, damaged bits."""
+"""Hypotheses about stored bytes: a wrong type, another byte order, damaged bits.
+
+A and B are the two files that are compared; a *side* is one of them, or its tensor. A *guess* is a
+change of one tensor of a pair after which both should be equal.
+"""
 
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
@@ -336,9 +340,9 @@ def _turned_signs_text(
 
 
 def _exchanged_share(case: DifferingPair, places: list[int]) -> float:
-    """Return the fraction of a tensor's bytes whose elements are there in another order, or 0.
+    """Return the fraction of a tensor's bytes that differ only by the order of elements, or 0.
 
-    `places` are the offsets of the differing bytes; 0 where an element there is a new one.
+    `places` are the offsets of the differing bytes; 0 if an element of B there is none of A's.
     """
     row = encoding_row(case.b.encoding)
     starts = sorted({at // row.type_size * row.type_size for at in places})
@@ -406,7 +410,7 @@ def _block_of_byte(case: DifferingPair, at: int) -> tuple[int, int]:
 
 
 def _elements_text(case: DifferingPair, places: list[int]) -> str:
-    """Return in words the elements (or blocks) at some byte offsets, at most three by index."""
+    """Return in words the elements (or blocks) that byte offsets are in, at most three of them."""
     found = list(dict.fromkeys(_element_of_byte(case, at) for at in places))
     plain = encoding_row(case.b.encoding).block_size == 1
     what = "value" if plain else "block"
@@ -463,7 +467,7 @@ def _file_offset(side: RowReader, at: int) -> tuple[str, int]:
 def _explain_float_bits(case: DifferingPair) -> Finding | None:
     """Return the finding of a few float32 values that differ, compared bit by bit, or None.
 
-    For sides with two encodings. It is confirmed only if few bits of each value differ.
+    For two tensors of different encodings. It is confirmed only if few bits of each value differ.
     """
     from aprfmt.causes.tensor.arithmetic import equal_with_one_added
 
@@ -516,7 +520,7 @@ def _bytes_as_stored(case: DifferingPair, side: View) -> bytes | None:
     """Return A's bytes in the order in which B's file stores them.
 
     None if they are too many, if the layout does more than move elements, or if B's tensor is one
-    of several in a stored one. `side` is B's view.
+    of several in a stored tensor. `side` is the view of B's tensor.
     """
     a = case.a
     steps = side.layout

@@ -1,4 +1,8 @@
-"""Tensors with the other side's values in another shape: axes joined, or channels last."""
+"""Tensors with the other side's values in another shape: axes joined, or channels last.
+
+A and B are the two files that are compared; a *side* is one of them, or its tensor. A *guess* is a
+change of one tensor of a pair after which both should be equal.
+"""
 
 from collections.abc import Iterator, Mapping
 

@@ -1,4 +1,7 @@
-"""Joins equal explanations of many tensors: a swapped layer is one finding, not nine."""
+"""Joins equal explanations of many tensors: a swapped layer is one finding, not nine.
+
+A and B are the two files that are compared; a *side* is one of them, or its tensor.
+"""
 
 from collections.abc import Sequence, Set
 from dataclasses import asdict, replace

@@ -1,5 +1,8 @@
 """Reorderings that do not change the function: neurons, heads or experts, in all tensors alike.
 
+A *unit* is what is moved as a whole: a neuron of the MLP, a head, an expert. A *place* is the
+number of a unit or row in B.
+
 Each tensor alone looks misordered. Together they are the same model: an MLP's neurons reordered in
 gate, up and down; query heads together with the columns of the output product; the rows inside a
 head of q and k, where no rope tells them apart; experts together with the router's rows. It is

@@ -1,4 +1,7 @@
-"""Token tables of two lengths, with a row for each token id, and the rows that both have."""
+"""Token tables of two lengths, with a row for each token id, and the rows that both have.
+
+A and B are the two files that are compared; a *side* is one of them, or its tensor.
+"""
 
 from typing import TYPE_CHECKING
 
@@ -40,8 +43,8 @@ def extra_rows_text(
 ) -> tuple[int, str] | None:
     """Return (number of rows that both tables have, words on the longer one's further rows).
 
-    None for tables of one length or of two widths, and where the shorter one lacks rows for ids
-    of its own tokenizer: these were lost.
+    None for tables of one length or of two widths, and where the shorter table lacks rows for ids
+    of its own model's tokenizer: these were lost.
     """
     if first.columns != second.columns or first.rows == second.rows:
         return None
@@ -62,7 +65,7 @@ def extra_rows_text(
 
 
 def is_longer_table(context: "PairContext", key: str, first: RowReader, second: RowReader) -> bool:
-    """Return whether one token table is longer, and the other lacks no row of its own ids."""
+    """Return whether one token table is longer, and the shorter one has rows for all its ids."""
     table = is_token_table(key, first.shape, second.shape)
     return table and extra_rows_text(context, first, second) is not None
 

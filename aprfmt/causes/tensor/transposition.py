@@ -1,4 +1,7 @@
-"""Matrices, or the blocks of their heads, that were written transposed with the same shape."""
+"""Matrices, or the blocks of their heads, that were written transposed with the same shape.
+
+A *guess* is a change of one tensor of a pair after which both should be equal.
+"""
 
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
@@ -69,8 +72,8 @@ def _take_transposed(side: RowReader, rows: int, columns: int, heads: int, acros
     """Return a function from row numbers to rows of matrices whose heads' blocks are transposed.
 
     A matrix is [rows, columns]. A block is the rows of one of `heads` heads, or (`across`) its
-    columns. Only the places of about PLACES elements are in memory: those of all requested rows
-    take several times as much as their values.
+    columns. The indices of only about PLACES elements are in memory at once: indices of all
+    requested rows take several times as much as their values.
     """
     tall, wide = side.shape[-2:]
 

@@ -1,7 +1,9 @@
 """Parts of a model that were never loaded: norms of 1 beside matrices unrelated to the other side.
 
-The numbers of an initialisation need not be known. Norms of 1 and biases of 0 on one side alone,
-where the other side's vary, say which side was not loaded. Its biases then look dropped, and its
+A and B are the two files that are compared; a *side* is one of them, or its tensor.
+
+The numbers of an initialisation need not be known. Norms of 1 and biases of 0 in one file alone,
+where the other file's vary, say which model was not loaded. Its biases then look dropped, and its
 matrices belong to nothing.
 """
 
@@ -39,10 +41,11 @@ TOWERS = {"enc": "encoder", "dec": "decoder"}  # what begins their roles, and th
 
 @dataclass(frozen=True, slots=True)
 class _Compared:
-    """How a side's tensor is seen: it holds one `constant`, or it has a correlation with the other.
+    """A model's tensor next to the other model's: one value everywhere, or a correlation.
 
-    `apart` says that the correlation is that of two drawings, `short` that the values are too few
-    to show it alone.
+    `constant` is the one value, `related` the correlation. `apart` says that the correlation is
+    that of two independent draws of random numbers, `short` that the values are too few to show it
+    alone.
     """
 
     constant: float | None = None
@@ -138,7 +141,7 @@ def _place(key: str) -> tuple[str, int | None]:
 def _unloaded_layers(
     rows: Mapping[str, TensorDiff], seen: Mapping[str, _Compared]
 ) -> set[tuple[str, int | None]]:
-    """Return the layers, as `_place` gives them, that a side did not load.
+    """Return the layers, as `_place` gives them, that one model did not load.
 
     No matrix of them is equal or related to the other side's, and a norm of theirs is 1.
     """

@@ -1,4 +1,8 @@
-"""Values that are a function of the other side's: reciprocals, logarithms, a constant offset."""
+"""Values that are a function of the other side's: reciprocals, logarithms, a constant offset.
+
+A and B are the two files that are compared; a *side* is one of them, or its tensor. A *guess* is a
+change of one tensor of a pair after which both should be equal.
+"""
 
 from collections.abc import Iterator
 from dataclasses import dataclass

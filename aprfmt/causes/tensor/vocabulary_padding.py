@@ -1,4 +1,7 @@
-"""Padding rows after the vocabulary in an embedding or head, which one side has longer."""
+"""Padding rows after the vocabulary in an embedding or head, which one side has longer.
+
+A and B are the two files that are compared; a *side* is one of them, or its tensor.
+"""
 
 from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
