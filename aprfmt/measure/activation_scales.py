@@ -1,5 +1,7 @@
 """Input scales stored with packed weights: they change no value of a weight.
 
+A and B are the two files that are compared; a *side* is one of them, or its tensor.
+
 So no verdict of a tensor depends on them, but what an engine computes does.
 """
 
@@ -27,7 +29,10 @@ ROUNDINGS = 1.5  # roundings to both sides' types by which one number may be apa
 
 @dataclass(frozen=True, slots=True)
 class InputScale:
-    """An input scale as one side stores it: its name, bytes, encoding and shape."""
+    """The scales of a layer's inputs as one of two files stores them.
+
+    `raw` are the bytes; `name`, `encoding` and `shape` are those of the stored tensor.
+    """
 
     name: str
     raw: bytes

@@ -1,4 +1,8 @@
-"""Pairs the tensors of two models by role or name; unmatched ones have one side only."""
+"""Pairs the tensors of two models by role or name; an unmatched tensor is a pair by itself.
+
+A *pair* is the tensors that models A and B have of one role, or under one name; a *side* is the
+tensor of one of them.
+"""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -69,8 +73,8 @@ class TensorPair:
 def numbered_pairs(pairs: Sequence[TensorPair]) -> Iterator[tuple[int, TensorPair]]:
     """Yield (number from 1, pair) of every pair, and tell the files which pairs are read next.
 
-    A pair is announced when it comes near, and again when it is next: a read of other bytes makes
-    the file forget it.
+    A pair is announced some pairs ahead, and again right before it: reading other bytes makes the
+    file forget it.
     """
     announced, nbytes, tensors = 0, 0, 0
     for number, pair in enumerate(pairs, 1):
@@ -102,7 +106,7 @@ class Alignment:
 
 
 def align_models(a: Model, b: Model) -> Alignment:
-    """Return the Alignment of two models: pairs by role where both are known, else by name."""
+    """Return the Alignment of two models: by role where both have roles, else by name."""
     try:
         roles_a, roles_b = a.roles, b.roles
     except ArchError as error:

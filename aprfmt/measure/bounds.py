@@ -1,20 +1,24 @@
 """Tolerances of quantized values: steps of the encoding, and errors measured in such steps.
 
-A step is the distance between neighbouring representable values, the largest of the block's (of
-the 256-element superblock's, for K-quants). Measured on clean files without an importance
-matrix: no element is further than one step from its source, while one moved weight is 2.7 steps
-off and more; half a step of an element's own sub-block is the wrong bound.
+A *run* is neighbouring values of a row. A *group* is the elements that share a scale; a value
+beyond its ends is clipped. A *copy* is the quantized tensor, its *source* the tensor that it was
+made from.
 
-Where the values that a weight could have had are known (`codecs.lattice`), its errors are
-measured in its own steps. Rounding to the nearest gives half a step at most. GPTQ makes up for
-the error of each column in those after it, so that values end up further away; measured on
-normal and heavy tails, 2 to 8 bits, with and without order of activation: root mean square 0.28
-to 0.42 steps, up to 2.3 % beyond one step, mean within 0.02, any 32 neighbours within 0.4 in
-the mean. Where inputs depend on each other more, errors grow, up to a step and more, but the
-volume that they fill does not (`_are_made_up_for`). AWQ and searches for the mean square clip:
-what lies beyond the ends of its group may be any distance away. A zero point off by one is 1 in
-the mean; a wrong scale is a slope. Where twice the steps would be nearer to the source, the scales
-are too small and no search has chosen them.
+A step is the distance between neighbouring representable values, the largest of the block's (of the
+256-element superblock's, for K-quants). Measured on clean files without an importance matrix: no
+element is further than one step from its source, while one moved weight is 2.7 steps off and more;
+half a step of an element's own sub-block is the wrong bound.
+
+Where the values that a weight could have had are known (`codecs.lattice`), its errors are measured
+in its own steps. Rounding to the nearest gives half a step at most. GPTQ makes up for the error of
+each column in those after it, so that values end up further away; measured on normal and heavy
+tails, 2 to 8 bits, with and without order of activation: root mean square 0.28 to 0.42 steps, up to
+2.3 % beyond one step, mean within 0.02, any 32 neighbours within 0.4 in the mean. Where inputs
+depend on each other more, errors grow, up to a step and more, but the volume that they fill does
+not (`_are_made_up_for`). AWQ and searches for the mean square clip: what lies beyond the ends of
+its group may be any distance away. A zero point off by one is 1 in the mean; a wrong scale is a
+slope. Where twice the steps would be nearer to the source, the scales are too small and no search
+has chosen them.
 """
 
 import math
@@ -58,7 +62,7 @@ def quantization_steps(
     A step is the distance of neighbouring values of the encoding. None where it is not known.
     `parts` are the stored bytes of a weight by suffix, `part` is the slice. With `columns`, the
     elements of a row, only the bytes of a slice's blocks are read. `row_bytes` is given where rows
-    may end in a padded block, whose rest is no element.
+    may end in a padded block; the padding is no element.
     """
     if encoding not in CODECS:
         return None
@@ -119,7 +123,7 @@ class Fit:
     nothing was rounded. `saturated` is the share of RUN neighbours that steps twice as wide would
     bring nearer. `made_up`: large errors depend on each other as those do that GPTQ makes up for;
     `in_part`: that was seen of some columns only. `room` is the root mean square of what rounded
-    scales may add to an error beyond a step; `near`, `beyond` and `largest` are without it.
+    scales may add to an error beyond a step; it is left out of `near`, `beyond` and `largest`.
     """
 
     count: int
@@ -379,8 +383,8 @@ def _worst_wide_runs(x: "Array", y: "Array") -> tuple[bool, float]:
 
     A run is WIDE_RUN values of a row, or all of a shorter row of at least RUN. `x` is the source
     and `y` the copy, [rows, columns]; the cosine is that between both. A scale is wrong where the
-    error is mostly a multiple of the copy, as rounding errors are not. Runs of zeros on a side are
-    left out.
+    error is mostly a multiple of the copy, as rounding errors are not. Runs that are zero in one of
+    the two are left out.
     """
     columns = x.shape[1]
     wide = min(WIDE_RUN, columns)

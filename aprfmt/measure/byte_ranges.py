@@ -13,7 +13,8 @@ def common_alignment(start: int, stop: int) -> int:
 def range_in_file(side: RowReader, start: int, stop: int) -> tuple[str, int, int] | None:
     """Return (stored name, file offset of the first byte, offset past the last) of a byte range.
 
-    None if the bytes are in several places. `start` and `stop` count in the logical tensor.
+    None if the bytes are not consecutive in one file. `start` and `stop` count in the logical
+    tensor.
     """
     first, begin = side.bytes.locate(start)
     last, end = side.bytes.locate(stop - 1)

@@ -1,5 +1,9 @@
 """Blocks of a quantized copy whose steps are far too wide for the values that they hold.
 
+A *block* is the elements that share a scale. A *copy* is the quantized tensor, its *source* the
+tensor of the other file. A and B are the two files that are compared; a *side* is one of them, or
+its tensor.
+
 Errors within a copy's own steps prove nothing where the steps are wrong themselves: a block whose
 scale is 8 times too large is rounded to the nearest, too. How wide a step may be follows from the
 other side: its values span about as many steps in every block of a tensor, and the encoder gives

@@ -24,8 +24,8 @@ def make_image(a: View, b: View, key: str) -> DifferenceImage | None:
     """Return the image of where two tensors differ; None if their shapes differ or are empty.
 
     The image has a number for each rectangle of elements: the root mean square of a - b in it over
-    that of all of `a`; infinite where only one side is not finite. A vector is wrapped into rows.
-    Where an encoding has blocks, a rectangle holds whole blocks or an equal share of one.
+    that of all of `a`; infinite where only one tensor is not finite. A vector is wrapped into rows.
+    Where an encoding has blocks, a rectangle holds whole blocks, or one of equally many in a block.
     """
     left, right = RowReader(a), RowReader(b)
     if a.shape != b.shape or not left.size:

@@ -1,4 +1,8 @@
-"""Distances of two values of one capture point, with NaN and infinities counted."""
+"""Distances of two values of one capture point, with NaN and infinities counted.
+
+A *side* is one of the two values. A *piece*, or run, is values that follow each other and are read
+together.
+"""
 
 import math
 from collections.abc import Callable, Iterator, Sequence
@@ -28,7 +32,7 @@ class StoredValues(Protocol):
         ...
 
     def count_until(self, last: int) -> None:
-        """Add the elements before `last` to the side's statistics, if these are wanted."""
+        """Add the elements before `last` to the statistics of the values, if these are wanted."""
         ...
 
     @property
@@ -268,9 +272,9 @@ def rel_l2(actual: ArrayLike, reference: ArrayLike) -> float:
     """Return ||actual - reference|| / ||reference|| in float64, of values of any equal sizes.
 
     Infinite where sizes differ, where one side alone is not finite, and where only the reference is
-    all zero. Places with the same NaN or infinity on both sides are no difference. Every relative
-    L2 of two arrays is computed here. Where changes of a model are tried until it gives a recorded
-    value, the recorded value is the reference, so that all have one norm.
+    all zero. Elements with the same NaN or infinity in both are no difference. Every relative L2 of
+    two arrays is computed here. Where changes of a model are tried until it gives a recorded value,
+    the recorded value is the reference, so that all have one norm.
     """
     x, y = (np.asarray(values, np.float64).reshape(-1) for values in (actual, reference))
     if x.size != y.size:

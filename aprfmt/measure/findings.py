@@ -1,4 +1,8 @@
-"""The Finding record: a cause, where it was found, and how certain it is."""
+"""The Finding record: a cause, where it was found, and how certain it is.
+
+A and B are the two models or runs that are compared; a *side* is one of them. A *place* is a
+tensor, a configuration key or an operation.
+"""
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
@@ -98,12 +102,12 @@ class Finding:
 
     @property
     def leaves_side_open(self) -> bool:
-        """Whether its evidence says that either side may be the wrong one."""
+        """Whether its evidence says that either A or B may be the wrong one."""
         return any(EITHER_SIDE in text for text in (self.says, *self.evidence))
 
     @property
     def share(self) -> float | None:
-        """The share of affected items that the stated change reproduces; None without a proof."""
+        """The fraction of affected items that the change reproduces; None without a proof."""
         return None if self.proof is None else self.proof.share
 
     @property
@@ -120,7 +124,7 @@ class Finding:
     def to_named_cause(self, stored: Mapping[str, tuple[str, ...]]) -> NamedCause:
         """Return the finding as a NamedCause; `stored` maps its places to the file's own names.
 
-        Sound tensors that were only confused with the wrong ones are none of its places.
+        Sound tensors that were only confused with the wrong tensors are left out.
         """
         effect = Effect(None if self.counted else self.residual_before, self.kl_before)
         return name_cause(

@@ -1,4 +1,8 @@
-"""The command that makes one model another where only keys or tensors of no role differ."""
+"""The command that makes one model another where only keys or tensors of no role differ.
+
+An *item* is an entry of a model's ledger, the list of all that it is made of: a tensor, a key, a
+text.
+"""
 
 import json
 import shlex
@@ -76,7 +80,7 @@ def surplus_commands(rows: Sequence[NotCompared], ledger: Ledger, path: str) -> 
     """Return the commands that write B's files without bytes that belong to no tensor, one a file.
 
     `rows` are the items that were not compared, `ledger` is that of B, under `path`. () if anything
-    else is unequal or on one side only, or if there are no such bytes.
+    else is unequal or in one model only, or if there are no such bytes.
     """
     apart = [row for row in rows if row.state in DIFFERING]
     if not all(row.state == "only in B" and row.why == NO_PART for row in apart):
@@ -154,5 +158,5 @@ def _outermost_of(row: NotCompared, other: Ledger) -> str:
 
 
 def _items_by_name(side: Ledger) -> dict[tuple[str, str], Item]:
-    """Return {(kind, name): item} of a ledger."""
+    """Return {(kind, name): item} of the ledger of one model."""
     return {(item.kind, item.name): item for item in side.items}

@@ -1,9 +1,9 @@
 """Compares logits with log-probabilities, which are logits less one number per row.
 
-A server returns `log_softmax(logits)`. What it subtracted is not known, so such rows are
-compared with logits up to a constant for each row. Distances are relative to the
-log-probabilities, by whose size they were rounded. Normalising the other side too would not do:
-its sum moves with the rounding of its largest value, and all of the row with it.
+A server returns `log_softmax(logits)`. What it subtracted is not known, so such rows are compared
+with logits up to a constant for each row. Distances are relative to the log-probabilities, by whose
+size they were rounded. Taking the log-softmax of the logits too would not do: its sum moves with
+the rounding of the largest logit, and all of the row with it.
 """
 
 import numpy as np
@@ -41,10 +41,10 @@ def is_log_softmax(values: NDArray[np.generic]) -> bool:
 def shift_logits_onto(
     logits: NDArray[np.generic], log_probabilities: NDArray[np.generic]
 ) -> NDArray[np.float64]:
-    """Return logits shifted, row by row, to the mean of the other side's log-probabilities.
+    """Return logits shifted, row by row, to the mean of the given log-probabilities.
 
-    Both are [..., vocabulary] of one shape; the means are over what is finite on both sides. The
-    constant of the softmax is then no difference any more.
+    Both are [..., vocabulary] of one shape; the means are over elements that are finite in both.
+    The constant of the softmax is then no difference any more.
     """
     x, y = np.asarray(logits, np.float64), np.asarray(log_probabilities, np.float64)
     both = np.isfinite(x) & np.isfinite(y)

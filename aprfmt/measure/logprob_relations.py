@@ -1,5 +1,8 @@
 """What relates two sides' log-probabilities that are not equal: a factor, a list, a number a row.
 
+A *side* is the log-probabilities of one of two runs: *this side* is judged, the other is the
+reference. A *row* is one position.
+
 A temperature multiplies logits by 1/T before the softmax; an answer may be normalised over the
 tokens that it lists, or hold logits of which no softmax was taken. Such a relation is found on
 every second position and judged on the others.
@@ -40,7 +43,7 @@ class SharedRow:
     whole: bool = False
 
     def turned(self) -> "SharedRow":
-        """Return the row with its two sides exchanged."""
+        """Return the row with this side and the reference exchanged."""
         return SharedRow(self.reference, self.here, self.printed, self.unit, self.whole)
 
     def distance(self, made: Numbers) -> float:
@@ -96,7 +99,7 @@ class _Search:
     tolerance: float
 
     def turned(self) -> "_Search":
-        """Return the search with the two sides exchanged."""
+        """Return the search with this side and the reference exchanged."""
         return _Search([row.turned() for row in self.rows], self.tolerance)
 
     def holds(self, kind: Kind, factor: float = 1.0) -> bool:

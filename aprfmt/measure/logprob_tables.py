@@ -1,8 +1,11 @@
 """Compares the log-probabilities that two runs give for the same tokens, by position.
 
-A side has for each position the log-probabilities of some tokens, or of all. They are compared
-where both have them, after normalising: a row of logits is reduced by its log-sum-exp, a row
-that adds up to 1 already is taken unchanged.
+A *side* is the log-probabilities of one of two runs: *this side* (`here`) is judged, the other is
+the reference. A *row* is one position.
+
+It has for each position the log-probabilities of some tokens, or of all. They are compared where
+both have them, after normalising: a row of logits is reduced by its log-sum-exp, a row that adds up
+to 1 already is taken unchanged.
 """
 
 import math
@@ -54,8 +57,8 @@ class LogprobRow:
 
     `difference` is this side less the reference. `largest` is the largest difference of any shared
     token. `rms` is the root mean square of all, in units of what an error as large as the spread of
-    the logits makes of them. `kl` is KL(reference || this side) in nats over the shared tokens; the
-    rest of each row counts as one more token.
+    the logits makes of them. `kl` is KL(reference || this side) in nats over the shared tokens; all
+    other tokens of the row count as one more token.
     """
 
     position: int
@@ -347,7 +350,7 @@ def _logit_spread(here: Side, reference: Side, positions: Sequence[int]) -> floa
 
 
 def kl_divergence(p: Numbers, q: Numbers) -> float:
-    """Return KL(p || q) in nats of some tokens' log-probabilities; the rest counts as one token."""
+    """Return KL(p || q) in nats of some tokens' log-probabilities; all others count as one."""
     x, y = np.exp(p), np.exp(q)
     rest = max(0.0, 1.0 - float(x.sum())), max(0.0, 1.0 - float(y.sum()))
     found = float(np.sum(x * (p - q)))

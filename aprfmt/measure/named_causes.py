@@ -1,4 +1,9 @@
-"""The NamedCause record, which `diff` and `diagnose` print and give as JSON, and its remedy."""
+"""The NamedCause record, which `diff` and `diagnose` print and give as JSON, and its remedy.
+
+A *place* is a tensor, a configuration key, an operation or a capture point. A and B are the two
+models that are compared. A and B are the two files that are compared; a *side* is one of them, or
+its tensor.
+"""
 
 import json
 import math
@@ -62,8 +67,8 @@ class NamedCause:
     """A cause with all its places under the file's own names.
 
     `where` are stored names, keys of the file, or capture points, `roles` aprfmt's names of the
-    same things. `share` is the share of elements that the stated change reproduces, None where none
-    was made. `remedy` is None where no command repairs B.
+    same things. `share` is the fraction of elements that the stated change reproduces, None where
+    no change was made. `remedy` is None where no command repairs B.
     """
 
     cause: str
@@ -85,9 +90,9 @@ class NamedCause:
 
     @property
     def certainty_text(self) -> str:
-        """The certainty in words, with the share of values that the change reproduces.
+        """The certainty in words, with the fraction of values that the change reproduces.
 
-        The share is left out where it is all of them.
+        The fraction is left out if it is 1.
         """
         return self.level + share_text(self.share)
 
@@ -155,7 +160,7 @@ def insert_stored_names(says: str, keys: Sequence[str], stored: Mapping[str, Seq
 def short_keys(keys: Iterable[str]) -> str:
     """Return role keys as one text: each role with its layers as ranges.
 
-    At most four roles are named, the rest is counted.
+    At most four roles are named, the others are counted.
     """
     from aprfmt.base.number_ranges import number_ranges
 
@@ -326,7 +331,7 @@ def _holds_all(encoding: str, other: str) -> bool:
 
 
 def _is_plain(encoding: str) -> bool:
-    """Return whether tensors of an encoding are written here, without parts or calibration."""
+    """Return whether aprfmt writes tensors of an encoding as one tensor, without calibration."""
     from aprfmt.codecs import CODECS  # here: `inspect` loads this module and no numpy
 
     row = ENCODINGS.get(encoding)

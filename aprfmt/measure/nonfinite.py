@@ -1,7 +1,9 @@
 """Counts and locates NaN and infinities of two arrays.
 
-Where only one side is not finite no bound holds and no hypothesis can be confirmed: that is a
-bug. Where both hold the same at the same place they do not differ there, and it is reported.
+Where only one array is not finite no bound holds and no hypothesis can be confirmed: that is a bug.
+Where both have the same NaN or infinity at an index they do not differ there, and it is reported. A
+*side* is one of the two arrays, *alone* an element that is not finite in one and differs in the
+other.
 """
 
 from dataclasses import dataclass, replace
@@ -44,7 +46,7 @@ class NonFinite:
         return replace(self, a=self.b, b=self.a, values=self.values[::-1])
 
     def text(self, a: str = "A", b: str = "B") -> str:
-        """Return a sentence with the counts and first places; `a` and `b` name the sides."""
+        """Return a sentence with the counts and first indices; `a` and `b` name the two arrays."""
         said = []
         if self.alone:
             many = f"{self.alone} of {self.count} values"
@@ -69,7 +71,7 @@ class HasNonFinite:
 
     @property
     def alone(self) -> bool:
-        """Whether one side is not finite where the other holds something else."""
+        """Whether an element is not finite in one array and differs in the other."""
         return self.nonfinite is not None and self.nonfinite.alone > 0
 
 

@@ -1,4 +1,9 @@
-"""Element-wise distances of two decoded tensors, summed over chunks of rows."""
+"""Element-wise distances of two decoded tensors, summed over chunks of rows.
+
+A *step* is the tolerance of an element: the distance of two neighbouring values of its encoding. A
+*piece* is some of a chunk's elements. A and B are the two files that are compared; a *side* is one
+of them, or its tensor.
+"""
 
 import math
 from collections.abc import Callable
@@ -202,9 +207,9 @@ class PairSums:
         self._add_steps(ratio)
 
     def _add_steps(self, ratio: "Array | None") -> None:
-        """Add a piece's differences in units of their tolerance to `off` and `beyond`.
+        """Count a piece's differences in units of their tolerance: the largest, and those above 1.
 
-        Nothing is added if `ratio` is None.
+        They go into `off` and `beyond`. Nothing is added if `ratio` is None.
         """
         if ratio is None or not ratio.size:
             return

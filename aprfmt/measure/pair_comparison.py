@@ -1,4 +1,8 @@
-"""Compares one pair of tensors: by its bytes, and only where these differ by its values."""
+"""Compares one pair of tensors: by its bytes, and only where these differ by its values.
+
+A *side* is the tensor of file A or of file B. A *run* of bytes is a range that a file stores in one
+piece.
+"""
 
 from dataclasses import replace
 from typing import TYPE_CHECKING
@@ -54,7 +58,7 @@ def compare_pair(
 
 
 def _side_name(side: View | None) -> str:
-    """Return the first two stored names of a side joined with a comma; "" for None."""
+    """Return the first two stored names of a tensor joined with a comma; "" for None."""
     return "" if side is None else ", ".join(side.names[:2])
 
 

@@ -1,9 +1,13 @@
 """The Proof record, and the one function that derives a cause's certainty from it.
 
-A cause is located where a difference was found or measured. It is explained where the change
-that it states was made and gives the other side. It is confirmed where that holds for all
-affected items, on items that the change was not fitted to, within a bound that is not the
-accused side's own.
+An *item* is what was compared and differed: a value, a byte, a row of a point, a text. The *accused
+side* is the one of the two files that is said to be wrong. A and B are the two files that are
+compared; a *side* is one of them, or its tensor.
+
+A cause is located where a difference was found or measured. It is explained where the change that
+it states was made and gives the other side. It is confirmed where that holds for all affected
+items, on items that the change was not fitted to, within a bound that is not the accused side's
+own.
 """
 
 import math
@@ -21,12 +25,12 @@ class Proof:
     """A stated change that was made, and how well it reproduces the other side.
 
     `count` is the number of items that differed and that the change is about: values, bytes, rows
-    of a point, points, texts. `share` is the share of them that the change reproduces, to the bit
-    or within the rounding of the coarser encoding. `free` counts the numbers that were fitted on
-    these items, one item a number. `bits` are the binary digits with which one item judges;
+    of a point, points, texts. `share` is the fraction of them that the change reproduces, to the
+    bit or within the rounding of the coarser encoding. `free` counts the numbers that were fitted
+    on these items, one item a number. `bits` are the binary digits with which one item judges;
     infinite where nothing else was a choice. `accused`: the bound is made of the steps of the
     accused side. `moved` counts the items that the stated change alters; infinite where it is about
-    whole sides. One that alters none (in 0 groups, by a factor of 1) explains nothing.
+    a whole tensor or model. One that alters none (in 0 groups, by a factor of 1) explains nothing.
     """
 
     count: float
@@ -66,7 +70,7 @@ def cap_proof(proof: Proof, most: Certainty) -> Proof | None:
 def unfitted_proof(count: float = 1, share: float = 1.0) -> Proof:
     """Return the proof of a change whose numbers were not fitted to the items that judge it.
 
-    Such are a key of the file, a part exchanged for the other side's, a pass with a stated key.
-    `count` is how many items judged it, `share` the share of them that agrees.
+    Such are a key of the file, a part of the tokenizer exchanged for the other model's, a pass with
+    a stated key. `count` is how many items judged it, `share` the fraction of them that agrees.
     """
     return Proof(count, share, 0, math.inf)

@@ -1,4 +1,7 @@
-"""The records of comparing two tensors: verdicts and numbers, without sentences."""
+"""The records of comparing two tensors: verdicts and numbers, without sentences.
+
+A and B (`a` and `b`) are the two files that are compared; a *side* is one of them, or its tensor.
+"""
 
 from collections.abc import Collection
 from dataclasses import asdict, dataclass, replace
@@ -172,10 +175,10 @@ class FieldDiff:
 
 @dataclass(frozen=True, slots=True)
 class SideRelation:
-    """A Relation under which one side ("a" or "b") is read and the other is not.
+    """A Relation (renamed keys, say) under which one model, "a" or "b", is read, the other not.
 
-    `cause` is the name of the cause that it is. `between`: it was found by holding the names of
-    both sides to each other, so that neither need be wrong.
+    `cause` is the name of the cause that it is. `between`: it was found by comparing the names of
+    both models, so that neither need be wrong.
     """
 
     side: str

@@ -1,4 +1,8 @@
-"""Checks whether a quantized tensor is what encoding a given float base gives."""
+"""Checks whether a quantized tensor is what encoding a given float base gives.
+
+A *side* is the tensor of file A or of file B, and the *base* the float model that it should be made
+from. A side *derives* if encoding the base gives its bytes.
+"""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace

@@ -48,7 +48,7 @@ class RowReader:
 
     @cached_property
     def bytes(self) -> RunBytes:
-        """The bytes of the logical tensor; empty where it is not stored in that form."""
+        """The bytes of the logical tensor; empty if no file stores exactly these bytes."""
         return self.side.data or RunBytes([])
 
     @cached_property

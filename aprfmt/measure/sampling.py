@@ -1,5 +1,7 @@
 """`diff --sample`: compares random byte ranges of two models.
 
+A and B are the two models; a *side* is one of them.
+
 They can show a difference, never that there is none.
 """
 
@@ -51,9 +53,9 @@ class Unsampled:
 class SampleReport:
     """What was sampled of two models, and what was found.
 
-    `ranges` of `of_ranges` byte ranges were drawn with `seed`; `bytes` of `of_bytes` a side.
+    `ranges` of `of_ranges` byte ranges were drawn with `seed`; `bytes` of `of_bytes` of each model.
     `settled` counts the tensors that are equal by the published digests of their files. `unlike`
-    are tensors that differ in shape or are on one side only, `unsampled` those whose bytes cannot
+    are tensors that differ in shape or are in one model only, `unsampled` those whose bytes cannot
     be compared.
     """
 
@@ -71,7 +73,7 @@ class SampleReport:
 
     @property
     def share(self) -> float | None:
-        """With 95 % confidence, fewer than this share of all ranges differ.
+        """With 95 % confidence, less than this fraction of all ranges differs.
 
         None where nothing was drawn, or a difference was found.
         """
@@ -241,10 +243,10 @@ def _drawn_places(
     counts: Sequence[int],
     sides: Sequence[tuple[str, RunBytes, RunBytes]],
 ) -> Iterator[tuple[int, int, int]]:
-    """Yield (index into `sides`, start byte, stop byte) of every drawn range.
+    """Yield (index into `sides`, start byte, stop byte) of every range that was drawn.
 
-    `drawn` are indices among the ranges of all tensors together, `counts` the number of ranges of
-    each tensor, `ends` their running sums.
+    `sides` are the tensors. `drawn` are indices among the ranges of all tensors together, `counts`
+    the number of ranges of each tensor, `ends` their running sums.
     """
     for number in drawn:
         at = bisect_right(ends, number)

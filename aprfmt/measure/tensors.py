@@ -1,4 +1,8 @@
-"""Compares the values of two tensors whose bytes differ, within their encodings' bounds."""
+"""Compares the values of two tensors whose bytes differ, within their encodings' bounds.
+
+A *side* is the tensor of file A or of file B. A *step* is how far storing in an encoding may move a
+value.
+"""
 
 import math
 from collections.abc import Iterator, Mapping
@@ -150,7 +154,7 @@ def block_wide_steps(a: View, b: View, copied: View) -> WideSteps | None:
 def _judge_by_noise(diff: TensorDiff, rel_l2: float, share: float, imatrix: bool) -> TensorDiff:
     """Return `diff` as WITHIN if its distance is usual for the coarser encoding, else unchanged.
 
-    `rel_l2` is the distance, `share` that of the elements beyond one step, which counts with an
+    `rel_l2` is the distance, `share` the fraction of elements beyond one step, which counts with an
     importance matrix.
     """
     coarser = coarser_encoding(diff.encoding_a, diff.encoding_b)
@@ -206,12 +210,12 @@ def value_chunks(a: View, b: View) -> "Iterator[tuple[Array, Array, ChunkSteps]]
 
 
 def _decodes_rows(side: View) -> bool:
-    """Return whether single rows of a side can be decoded from the stored bytes."""
+    """Return whether single rows of a tensor can be decoded from the stored bytes."""
     return side.row_bytes is not None and not side.restored
 
 
 def _is_plain_array(side: View) -> bool:
-    """Return whether a side is an array of numbers, without blocks or a lattice."""
+    """Return whether a tensor is stored as plain numbers, not in blocks or as a packed weight."""
     return bool(encoding_row(side.encodings[0]).numpy) and side.lattice is None
 
 
@@ -274,9 +278,9 @@ class ChunkSteps:
 
     @cached_property
     def _stored_blocks(self) -> "tuple[Mapping[str, Buffer] | None, ...]":
-        """Return each side's stored bytes of the chunk's rows, as a mapping from part to buffer.
+        """Return (A's, B's) stored bytes of the chunk's rows, each by suffix of the stored tensor.
 
-        A side's member is None if its tensor is a plain array or its weights are packed.
+        A member is None if that tensor is a plain array or a packed weight.
         """
         return tuple(
             None
@@ -287,7 +291,7 @@ class ChunkSteps:
 
 
 def _add_steps(one: "Step", other: "Step") -> "Step":
-    """Return the sum of two steps; 0.0 is the step of an exact side and adds nothing."""
+    """Return the sum of two steps; a step of 0.0, of exact storage, adds nothing."""
     if isinstance(one, float) and one == 0.0:
         return other
     return one if isinstance(other, float) and other == 0.0 else one + other

@@ -1,4 +1,8 @@
-"""Compares the texts of two models: chat template line by line, generation config by key."""
+"""Compares the texts of two models: chat template line by line, generation config by key.
+
+A *part* is a text that comes with a model: tokenizer, chat template, generation config. A *side* is
+model A or model B.
+"""
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
@@ -77,7 +81,7 @@ class SideVerdicts:
 
     @property
     def differing(self) -> tuple[str, ...]:
-        """The ledger items of the parts that differ, or that only one side has."""
+        """The ledger items of the parts that differ, or that only one model has."""
         verdicts = {
             TOKENIZER_ITEM: self.tokenizer,
             "part chat template": self.template,

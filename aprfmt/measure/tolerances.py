@@ -1,9 +1,9 @@
-"""All tolerances for comparing two runs: number, unit, reason.
+"""The tolerances for comparing two runs: number, unit, reason.
 
 A tolerance is a relative L2 distance of a whole capture point. The base depends on the coarser
-arithmetic of the two runs; errors of float arithmetic grow slowly with depth, and expert
-choices make them jump. Measured: float32 runs of an 8-layer model are within 1.2e-6 of each
-other and of float64, f16 3.9e-3, bf16 1.5e-2; the smallest real bug seen is 2.7e-4.
+arithmetic of the two runs; errors of float arithmetic grow slowly with depth, and expert choices
+make them jump. Measured: float32 runs of an 8-layer model are within 1.2e-6 of each other and of
+float64, f16 3.9e-3, bf16 1.5e-2; the smallest real bug seen is 2.7e-4.
 """
 
 import math

@@ -1,4 +1,7 @@
-"""Compares two traces point by point, and judges each point by its tolerance."""
+"""Compares two traces point by point, and judges each point by its tolerance.
+
+A and B are the two files that are compared; a *side* is one of them, or its tensor.
+"""
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
