@@ -33,7 +33,7 @@ class Ranked(Protocol):
 
     @property
     def rank(self) -> int:
-        """Place of the table row in the order in which a folder's rows are tried; low is first."""
+        """The number by which a folder's table rows are ordered: the lowest is tried first."""
 
 
 R = TypeVar("R", bound=Ranked)

@@ -102,7 +102,7 @@ def judged_contradictions(
 ) -> tuple[list[Contradiction], list[Contradiction]]:
     """Return (contradictions that change what a reader computes, those that do not) of a model.
 
-    Those that `other`, the other side, has too are left out.
+    Those that the model `other` has too are left out.
     """
     changing: list[Contradiction] = []
     harmless: list[Contradiction] = []
@@ -168,7 +168,7 @@ def holds_head_twice(resolution: "Resolution") -> bool:
 
 
 def held_conflicts(resolution: "Resolution") -> "list[Conflict]":
-    """Return the places where a model's file contradicts itself, without harmless tied heads.
+    """Return what a model's file states twice and differently, without harmless tied heads.
 
     A key that ties head and embedding is no conflict where the stored head is a copy of the
     embedding: both are read and compared. Raises AprfmtError where one of them cannot be read.

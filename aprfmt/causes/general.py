@@ -1,4 +1,4 @@
-"""Causes of every level, which no single piece of evidence finds."""
+"""Causes that several kinds of evidence show, such as NaN or tensors under other names."""
 
 from aprfmt.causes.row import Cause
 

@@ -71,8 +71,8 @@ _CAUSE_OF_RELATION = {
 def relation_cause(relation: Relation, model: Model) -> str:
     """Return the name of the cause that explains a Relation, such as renamed keys or tensors.
 
-    `model` is the side whose names the relation maps. For renamed keys it is the cause of the
-    first hyperparameter that one of the keys states, if any.
+    `model` is the one whose names the relation maps. For renamed keys it is the cause of the first
+    hyperparameter that one of the keys states, if any.
     """
     cause = _CAUSE_OF_RELATION.get(relation.kind, "tensor_names")
     if relation.kind != "keys":
@@ -163,7 +163,7 @@ _SPELLED: Mapping[str, str] = {
 
 
 def difference_sentence(row: FieldDiff, a: Model | None = None, b: Model | None = None) -> str:
-    """Return a sentence about one differing hyperparameter: each side's value and where it is from.
+    """Return a sentence about one differing hyperparameter: both values, and where they are from.
 
     For a dictionary (rope scaling) it names only the sub-keys that differ, and says which of them
     B's configuration lacks. `a` and `b` are the models, read for missing keys only.
@@ -232,7 +232,7 @@ def _stored_key(model: Model | None, name: str, key: str) -> str:
 
 
 def stored_sub_key(model: Model, place: str) -> str:
-    """Return what a model's file calls a sub-key of a scaling; "" if it has no place for it.
+    """Return what a model's file calls a sub-key of a scaling; "" if its format has no key for it.
 
     `place` is `NAME.KEY`: the hyperparameter, such as `rope_scaling`, and its sub-key. The result
     is a nested key of config.json, or a GGUF's key or tensor.

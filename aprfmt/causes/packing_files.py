@@ -30,9 +30,9 @@ CAUSE_ROWS = (
 def packing_file_findings(model: Model, other: Model, side: str) -> Iterator[Finding]:
     """Yield one finding where a packing library's file and config.json state different packings.
 
-    `model` is the side judged, `side` its letter ("A" or "B"). Yields nothing where `other` has
-    the same contradiction, where its config.json already differs from this one, or where the
-    weights decode alike by both files. Raises FormatError for a damaged file.
+    `model` is the one judged, `side` its letter ("A" or "B"). Yields nothing where `other` has the
+    same contradiction, where its config.json already differs from this one, or where the weights
+    decode alike by both files. Raises FormatError for a damaged file.
     """
     same = {(one.file, one.key, repr(one.other)) for one in packing_conflicts(other)}
     theirs = stated_packing(other)

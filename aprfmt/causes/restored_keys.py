@@ -31,7 +31,8 @@ _MOST = 64  # differing keys that are tried
 class RestoredKey:
     """A key of `good`'s config.json with which `bad` is read.
 
-    `model` is `bad` with the key at `path`, `label` its side, `error` what is wrong without it.
+    `model` is `bad` with the key at `path`, `label` its letter ("A" or "B"), `error` what is wrong
+    without the key.
     """
 
     good: Model
@@ -83,8 +84,8 @@ class RestoredKey:
 def find_restored_key(good: Model, bad: Model, label: str) -> RestoredKey | None:
     """Return the one key of `good`'s config.json that makes `bad` readable.
 
-    None where `bad` is readable as it is, `good` is not, or no single key is enough. `label` is
-    the letter of `bad`'s side.
+    None where `bad` is readable as it is, `good` is not, or no single key is enough. `label` is the
+    letter of `bad`, "A" or "B".
     """
     error = refusal_reason(bad) or misfit_reason(bad) or absent_layers_reason(bad)
     if (
@@ -110,9 +111,9 @@ def find_restored_key(good: Model, bad: Model, label: str) -> RestoredKey | None
 
 
 def misfitting_key_findings(a: Model, b: Model, rows: Sequence[FieldDiff]) -> tuple[Finding, ...]:
-    """Return the findings of configuration keys that do not fit the tensors of their own side.
+    """Return the findings of configuration keys that do not fit the tensors of their own model.
 
-    `rows` are the differing hyperparameters. Where restoring one key makes a side readable, its
+    `rows` are the differing hyperparameters. Where restoring one key makes a model readable, its
     finding is the only one.
     """
     for good, bad, label in ((a, b, "B"), (b, a, "A")):
@@ -220,9 +221,8 @@ def _misleading_by_key(model: Model) -> dict[str, MisleadingKey]:
 def misleading_findings(a: Model, b: Model, rows: Sequence[FieldDiff]) -> Iterator[Finding]:
     """Yield a finding for each configuration key by which other programs misread a model.
 
-    `rows` are the differing hyperparameters; each is looked up on both sides. Flags of
-    config.json that change the forward pass are left out: `contradicted_flags` measures their
-    effect.
+    `rows` are the differing hyperparameters; each is looked up in both models. Flags of config.json
+    that change the forward pass are left out: `contradicted_flags` measures their effect.
     """
     if not rows:
         return

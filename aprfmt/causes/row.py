@@ -12,11 +12,11 @@ LAST = 1_000_000  # the rank of a hypothesis that states none: after all of ours
 
 @dataclass(frozen=True, slots=True)
 class Cause:
-    """One cause: at which level it is first seen, what it says of two sides, how it is recognised.
+    """One cause: at which level it is first seen, what it means, and how it is recognised.
 
-    `verdict` is what two sides that differ by this cause alone are. `signature` is what makes it
-    likely, `confirms` the transformation that makes the difference vanish; a cause that was only
-    seen and not confirmed is reported as unconfirmed. `keys` are the hyperparameters whose
+    `verdict` is that on two models or runs that differ by this cause alone. `signature` is what
+    makes it likely, `confirms` the transformation that makes the difference vanish; a cause that
+    was only seen and not confirmed is reported as unconfirmed. `keys` are the hyperparameters whose
     difference means this cause. `next` names the next step (`diagnosis/next_commands.py`) where it
     is not the usual one of the level. `most` is how sure it can be: `located` where what happened
     is measured and never made again. `told_by` is what tells a training step's mistake from others

@@ -1,8 +1,11 @@
 """Two models' tokenizers as one subject: what differs, and whether any text or chat shows it.
 
+A *side* is the tokenizer of model A or of model B. A *part* is one of the things it consists of:
+pieces, scores, merges, splitting, special ids and so on.
+
 Pieces, scores, types, merges, splitting, special ids, BOS and EOS, chat template and generation
-settings are listed part by part; then probe texts are encoded and conversations rendered on both
-sides, and with one part of B at a time in A's place. `diff` and `diagnose` print what this says.
+settings are listed part by part. Then probe texts are encoded and conversations rendered by both
+tokenizers, and by A's with one part of B's at a time. `diff` and `diagnose` print what this says.
 """
 
 from bisect import bisect_left
@@ -356,9 +359,8 @@ def _join_reports(report: TokensReport, own: TokensReport) -> TokensReport:
 def count_differences(a: Vocabulary, b: Vocabulary) -> Mapping[str, int]:
     """Return {kind of entry: number that differ} of two vocabularies; zeros are left out.
 
-    Tokens are compared id by id; those after the shorter list are on one side only. A merge
-    counts as moved where it has to change its place to bring the merges of both sides into one
-    order.
+    Tokens are compared id by id; those after the shorter list are in one vocabulary only. A merge
+    counts as moved where it has to move to bring the merges of both into one order.
     """
     mine, theirs = list(a.merges or ()), list(b.merges or ())
     left, right = {*mine}, {*theirs}

@@ -1,4 +1,9 @@
-"""What a tokenizer does to the probes: ids, renderings, ends; and which part makes it differ."""
+"""What a tokenizer does to the probes: ids, renderings, ends; and which part makes it differ.
+
+A *part* is one of the things that a tokenizer consists of, such as pieces or merges. A *probe* is a
+text or conversation, a *reading* what a tokenizer makes of it. A *group* is parts that are
+exchanged together.
+"""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -188,8 +193,9 @@ def differing_labels(mine: Readings, theirs: Readings) -> list[SideLabel]:
 class Effect:
     """What exchanging a group of parts does to the results of a tokenizer.
 
-    `labels` are those that are not A's where this part alone is B's, `before` their share of all.
-    `after` is the share that is not A's where every listed part is A's and the rest B's.
+    `labels` are the results that are not A's if this group of parts alone is B's, `before` their
+    fraction of all results. `after` is the fraction that is not A's if every listed part is A's and
+    all other parts are B's.
     """
 
     labels: tuple[SideLabel, ...]
@@ -260,7 +266,8 @@ def measure_effects(
 ) -> list[Difference]:
     """Return the differences, each with its effect on the probe texts filled in.
 
-    Set are `shown`, the shares of probe results that differ before and after, and one example.
+    Set are `shown`, the fractions of probe results that differ before and after the exchange, and
+    one example.
     """
     # Build both sides' parts and the probe texts.
     groups = [row.parts for row in found]
@@ -377,7 +384,7 @@ def _short_ids(ids: Sequence[int]) -> str:
 def splits_are_equal(a: StatedTokenizer, b: StatedTokenizer) -> bool:
     """Return whether SPM lists with scores and a tokenizer.json encode all probe texts alike.
 
-    False for any other two sides.
+    False for any other two kinds of tokenizer.
     """
     files, lists = (b, a) if a.uses_lists else (a, b)
     if files.data is None or not lists.uses_lists or lists.vocabulary.scores is None:

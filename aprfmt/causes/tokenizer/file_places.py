@@ -1,4 +1,8 @@
-"""Where a part of a tokenizer is stored, in the words of its format."""
+"""Where a part of a tokenizer is stored, in the words of its format.
+
+A *part* is one of the things that a tokenizer consists of, such as pieces or merges. A *side* is
+the tokenizer of one of the two models that are compared.
+"""
 
 from collections.abc import Mapping
 

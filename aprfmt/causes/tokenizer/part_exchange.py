@@ -1,4 +1,8 @@
-"""The exchangeable parts of a tokenizer: one of B's can replace A's, and the reverse."""
+"""The exchangeable parts of a tokenizer: one of B's can replace A's, and the reverse.
+
+A *part* is one of the things that a tokenizer consists of, such as pieces or merges. A *side* is
+the tokenizer of one of the two models that are compared; `other` is that of the other model.
+"""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace

@@ -1,4 +1,7 @@
-"""Differences of what is done to a text before merging, and of the kind of model."""
+"""Differences of what is done to a text before merging, and of the kind of model.
+
+A *side* is the tokenizer of model A or of model B; `other` is that of the other model.
+"""
 
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any

@@ -1,4 +1,7 @@
-"""Texts that show how a tokenizer splits: fixed ones, and some made of pieces that differ."""
+"""Texts that show how a tokenizer splits: fixed ones, and some made of pieces that differ.
+
+A *side* is the tokenizer of model A or of model B. A *piece* is the text of one token.
+"""
 
 from collections.abc import Iterable, Sequence
 

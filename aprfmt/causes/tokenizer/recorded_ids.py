@@ -1,8 +1,8 @@
 """What is wrong with the recorded token ids of a run: padding, missing or repeated BOS.
 
 A pass over wrong ids agrees with the model's pass over the same ids, so that no operation shows it.
-Ids that somebody chose are not judged: only where the rest is what the tokenizer makes of a text is
-anything missing from it.
+Ids that somebody chose by hand are not judged: ids count as missing only where all others are what
+the tokenizer makes of a text.
 """
 
 from collections.abc import Sequence
@@ -30,7 +30,8 @@ FEWEST = 8  # ids of a text that are told from chosen ones
 class WrongIds:
     """What is wrong with the ids of a run: the `cause`, a sentence, and the `right` ids.
 
-    `missing`: what the tokenizer puts there is not, which ids that somebody chose lack by right.
+    `missing`: ids are missing that the tokenizer puts there, which is no fault of ids that somebody
+    chose by hand.
     """
 
     cause: str

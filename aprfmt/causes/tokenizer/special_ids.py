@@ -1,4 +1,8 @@
-"""Differences of special ids, of BOS and EOS, of the chat template and of how text is generated."""
+"""Differences of special ids, of BOS and EOS, of the chat template and of how text is generated.
+
+A *side* is the tokenizer of model A or of model B; `other` is that of the other model. A *role* is
+what a special token is for, such as bos.
+"""
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
@@ -423,9 +427,9 @@ def processed_text_differences(a: StatedTokenizer, b: StatedTokenizer) -> Iterat
 
 
 def _pieces_text(side: StatedTokenizer, pieces: Sequence[int | str]) -> str:
-    """Return in words what a post-processor makes: ids with their texts, and names of texts.
+    """Return in words what a post-processor puts out: ids with their texts, and names of texts.
 
-    Beyond 8 pieces only the first and the total number are said.
+    Of more than 8 of these only the first ones and the number of all are said.
     """
     shown = [each if isinstance(each, str) else _token_text(side, each) for each in pieces[:8]]
     more = f", ... ({len(pieces)} in all)" if len(pieces) > 8 else ""
@@ -441,7 +445,7 @@ FrameIds = tuple[int | str, ...]
 
 
 def frame_roles(side: StatedTokenizer) -> tuple[FrameIds, FrameIds]:
-    """Return (ids before a text, ids after it), the side's own BOS and EOS as "bos" and "eos"."""
+    """Return (ids before a text, ids after it), with "bos" and "eos" for the tokenizer's own."""
     ids = side.vocabulary.engine_ids
     names = {ids[role]: role for role in ("eos", "bos") if role in ids}
     before, after = side.frame
@@ -493,7 +497,7 @@ def _wrong_ids_text(label: str, side: StatedTokenizer) -> str:
 
 
 def _frame_keys(side: StatedTokenizer, part: str, at: int) -> tuple[str, ...]:
-    """Return the place in the files that states the ids put before or after a text, as (place,).
+    """Return (key,): the key of a file that states the ids put before or after a text.
 
     `part` is "begins" or "ends"; `at` is 0 for before and 1 for after.
     """

@@ -1,4 +1,8 @@
-"""Differences of two tokenizers, part by part, as their lists and files say them."""
+"""Differences of two tokenizers, part by part, as their lists and files say them.
+
+A *side* is the tokenizer of model A or of model B; `other` is that of the other model. A *part* is
+one of the things it consists of, such as pieces or merges.
+"""
 
 import re
 from collections import Counter
@@ -74,9 +78,9 @@ class Difference:
 
     What it does is measured later. `shown`: a probe shows it, and none is left once all differences
     are taken away. `probed` is False where texts could not be encoded, so that nothing could show
-    it. `before` and `after` are shares of readings (ids of a text, a rendering, an end) that are
-    not A's: with this difference alone, and with every listed one taken away. `example` are the two
-    answers to the first probe that shows it, each with the probe.
+    it. `before` and `after` are the fractions of readings (ids of a text, a rendering, an end) that
+    are not A's: with this difference alone, and with every listed one taken away. `example` are the
+    two answers to the first probe that shows it, each with the probe.
     """
 
     name: str
@@ -277,7 +281,7 @@ def merge_difference(a: StatedTokenizer, b: StatedTokenizer) -> Iterator[Differe
 
 
 def _merges_text(mine: Sequence[str], theirs: Sequence[str], first: int) -> str:
-    """Return in words how two lists of merges differ; `first` is the first differing place."""
+    """Return in words how two lists of merges differ, from index `first` on."""
     if not theirs:
         return f"B has no merges, A has {len(mine)}"
     if first == len(theirs):
