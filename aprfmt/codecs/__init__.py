@@ -1,5 +1,8 @@
 """Every encoding's codec, and the verbs over them: `decode`, `decode_chunked`, `encode`.
 
+A *part* is one of the tensors that a weight is stored as, named by its suffix; the *main part*
+holds the codes.
+
 Importing this imports no numpy. The table's rows are the readable numpy references; the verbs use
 the native kernel of the same name where the extension is built, has passed its golden block and
 `APRFMT_NATIVE=0` is not set.

@@ -29,7 +29,7 @@ class AprQ4(BlockCodec):
     def encode_blocks(
         self, x: F32, block: Blocks, *, fused: bool, weights: F32 | None, sigma2: F32 | None
     ) -> None:
-        """Fill `n` records from `x` [n, 32]; `fused`, `weights` and `sigma2` are not used.
+        """Fill `n` blocks from `x` [n, 32]; `fused`, `weights` and `sigma2` are not used.
 
         Elements are divided by the scale before it is rounded to float16; ties are rounded away
         from zero and codes clamped to -8..7.

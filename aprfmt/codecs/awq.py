@@ -1,12 +1,13 @@
 """AWQ (the gemm layout): four-bit codes packed along the output, eight to a word, out of order.
 
-qweight  int32 [in, out/8]
-qzeros   int32 [groups, out/8]
-scales   [groups, out]
+A *part* is one of the tensors that a weight is stored as, named by its suffix; the *main part*
+holds the codes. A *group* is the elements that share one scale.
 
-Nibble k of a word, lowest first, is output 8w + (0, 2, 4, 6, 1, 3, 5, 7)[k].
-value[o, i] = scales[i/group_size, o] * (code - zero); the weight is [out, in].
-Source: AutoAWQ, utils/packing_utils.py.
+qweight  int32 [in, out/8] qzeros   int32 [groups, out/8] scales   [groups, out]
+
+Nibble k of a word, lowest first, is output 8w + (0, 2, 4, 6, 1, 3, 5, 7)[k]. value[o, i] =
+scales[i/group_size, o] * (code - zero); the weight is [out, in]. Source: AutoAWQ,
+utils/packing_utils.py.
 """
 
 import numpy as np

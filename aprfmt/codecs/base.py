@@ -1,5 +1,10 @@
 """The base classes of codecs, length checks, chunks and small arithmetic that all codecs share.
 
+A *block* is the elements that are encoded together; as bytes it is a record of a structured array.
+
+A *part* is one of the tensors that a weight is stored as, named by its suffix; the *main part*
+holds the codes.
+
 A codec knows bytes and numbers, no file and no tensor name. The numpy functions here are the
 reference that every faster path is judged by.
 """
@@ -120,7 +125,7 @@ class Codec:
         return largest
 
     def granule(self, raw: Mapping[str, Bytes], count: int) -> int:
-        """Return the unit of `cut` in elements: `cut` may start at each multiple of it.
+        """Return at which elements `cut` may start: at each multiple of this number.
 
         Raises CodecError where the bytes of `raw` do not fit `count` elements.
         """
@@ -313,7 +318,7 @@ class BlockCodec(Codec):
         assert cls.layout.itemsize == row.type_size, f"{cls.name}: {cls.layout.itemsize} bytes"
 
     def decode_blocks(self, block: Blocks, out: F32) -> None:
-        """Fill `out` [n, block_size] from `n` records.
+        """Fill `out` [n, block_size] from `n` blocks.
 
         Subclasses implement it: this one raises NotImplementedError.
         """
@@ -322,7 +327,7 @@ class BlockCodec(Codec):
     def encode_blocks(
         self, x: F32, block: Blocks, *, fused: bool, weights: F32 | None, sigma2: F32 | None
     ) -> None:
-        """Fill `n` records from `x` [n, block_size].
+        """Fill `n` blocks from `x` [n, block_size].
 
         `weights` [n, block_size] is the importance of each element, None without an importance
         matrix. `sigma2` [n] is the mean square of the row that contains the block; it is None
@@ -340,7 +345,7 @@ class BlockCodec(Codec):
         )
 
     def block_steps(self, block: Blocks) -> F32 | None:
-        """Return float32 [n]: the largest distance between neighbouring values of each record.
+        """Return float32 [n]: the largest distance between neighbouring values of each block.
 
         Where the rounding of a large offset may move a value by more than half that distance, half
         the distance plus the offset's rounding error is returned instead. None where the encoding
@@ -419,7 +424,7 @@ class BlockCodec(Codec):
     def _encode_chunks(
         self, rows: F32, elements: F32, block: Blocks, fuse: bool, weights: F32 | None
     ) -> None:
-        """Fill the records `block` from `elements` [blocks, block_size], some at a time.
+        """Fill the blocks `block` from `elements` [blocks, block_size], some at a time.
 
         `weights` [columns] is the importance of each column, repeated for every row here. `rows` is
         only read for the mean square of each row, where the codec `weighs_rows`.
@@ -496,7 +501,7 @@ def split_parts(
     elements: int,
     row_bytes: int | None = None,
 ) -> Iterator[tuple[Mapping[str, Bytes], tuple[int, int], int]]:
-    """Yield (parts, (rows, columns) they decode to, columns to keep) of some rows of a weight.
+    """Yield (parts, (rows, columns) they decode to, columns to keep), some rows of a weight each.
 
     The parts are {suffix: bytes} of about `elements` elements. With padded rows (`row_bytes`) the
     last columns are padding. Raises CodecError when lengths do not fit.

@@ -50,9 +50,9 @@ def pack_bits(q: Codes) -> Codes:
 
 
 def pairs_to_halves(qs: U8) -> U8:
-    """Return bytes [n, b] with the same nibbles, reordered from pairs to GGML's halves.
+    """Return bytes [n, b] with their nibbles reordered: adjacent elements to GGML's halves.
 
-    In pairs a byte has elements 2i (low) and 2i + 1 (high). In halves the low nibbles are the first
+    Before, a byte has elements 2i (low) and 2i + 1 (high). After, all low nibbles are the first
     half of the elements. `b` is a multiple of 8.
     """
     words = np.ascontiguousarray(qs).view("<u4").reshape(len(qs), 2, -1)
@@ -75,7 +75,7 @@ def _spread_nibbles(words: Codes) -> None:
 
 
 def halves_to_pairs(qs: U8) -> U8:
-    """Return bytes [n, b] with the same nibbles, reordered from GGML's halves to pairs.
+    """Return bytes [n, b] with the same nibbles, reordered from GGML's halves to adjacent elements.
 
     It undoes `pairs_to_halves`; `b` is a multiple of 8.
     """

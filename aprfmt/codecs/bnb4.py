@@ -1,5 +1,8 @@
 """The codec of bitsandbytes' 4-bit weights, which NF4 and FP4 share; they differ in their code.
 
+A *part* is one of the tensors that a weight is stored as, named by its suffix; the *main part*
+holds the codes.
+
 main part  two elements a byte over the flattened weight: the HIGH nibble is the earlier element;
            an odd count leaves the last low nibble as padding
 companions quant_state.py
@@ -170,7 +173,7 @@ class Bnb4Codec(Codec):
         self.coded(raw, out.size).decode(kernels.decode_coded, out, threads, store)
 
     def granule(self, raw: Mapping[str, Bytes], count: int) -> int:
-        """Return the unit of `cut` in elements: two blocks.
+        """Return at which elements `cut` may start: at each multiple of two blocks.
 
         With double quantization it is two times the blocks that share one nested scale.
         """

@@ -1,5 +1,8 @@
 """Compare what the configuration says of a compressed-tensors weight with the tensors stored.
 
+A *config group* is one entry of the configuration's `config_groups`: a kind of quantization and the
+modules it is for.
+
 Source: compressed-tensors 0.20, quantization/quant_args.py.
 """
 

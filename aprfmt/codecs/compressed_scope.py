@@ -1,5 +1,8 @@
 """Find the group of a compressed-tensors section that a module belongs to.
 
+A *section* is the quantization settings in config.json, a *config group* one entry of its
+`config_groups`: a kind of quantization and the modules it is for.
+
 A target or an ignored name is a module's full name, a pattern after `re:` that matches at its
 start, or the name of a class. The order is compressed-tensors': a full name before a pattern, a
 pattern before a class. Class names are not in the file: `Embedding` is taken to be what is called

@@ -1,5 +1,8 @@
 """compressed-tensors: what llm-compressor and vLLM write, in the formats below.
 
+A *part* is one of the tensors that a weight is stored as, named by its suffix; the *main part*
+holds the codes.
+
 pack-quantized        weight_packed int32 [out, ceil(in*bits/32)], a dense stream of integers
                       offset by 2**(bits-1); weight_scale; weight_shape; where asymmetric
                       weight_zero_point, packed the same way along the outputs; weight_g_idx

@@ -1,8 +1,11 @@
 """The type `Dialect`, one way of storing a packed weight in several tensors, and its readers.
 
-A dialect is a row: which stored names make one weight, which facts of config.json it needs, and
-how the numbers come out. Nothing is read here: whoever joins tensors hands in `Part`s. Results
-are float32 products rounded once; the libraries round them again, to the dtype of the scales.
+A *part* is one of the tensors that a weight is stored as, named by its suffix; the *main part*
+holds the codes.
+
+A dialect is a row: which stored names make one weight, which facts of config.json it needs, and how
+the numbers come out. Nothing is read here: whoever joins tensors hands in `Part`s. Results are
+float32 products rounded once; the libraries round them again, to the dtype of the scales.
 """
 
 import re
@@ -59,7 +62,7 @@ class CodeTable(NamedTuple):
 
 @dataclass(frozen=True)
 class Dialect:
-    """One way of storing a weight `PREFIX + weight` in several tensors.
+    """One way of storing a weight PREFIX + `weight` in several tensors.
 
     `main` is the suffix of the tensor that holds the codes; `parts` are the suffixes that must
     exist with it, `optional` those that may. `facts` are the keys of the configuration that

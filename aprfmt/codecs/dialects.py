@@ -1,5 +1,8 @@
 """Quantized weights of safetensors that are several tensors: GPTQ, AWQ, compressed-tensors, MLX.
 
+A *part* is one of the tensors that a weight is stored as, named by its suffix; the *main part*
+holds the codes.
+
 The table of dialects; what a dialect is stands in `dialect.py`, which weights a configuration
 speaks of in `scopes.py`.
 """

@@ -1,5 +1,8 @@
 """FP8 by block, and what is published with it: a weight with a scale for each tile of it.
 
+A *part* is one of the tensors that a weight is stored as, named by its suffix; the *main part*
+holds the codes.
+
 weight            F8_E4M3 [..., out, in]; or int8 or F4: E2M1 codes, two a byte, the low nibble
                   first ([..., out, in/2] as int8), with a scale for 32 inputs
 weight_scale_inv  float [..., ceil(out/128), ceil(in/128)], or one number for the whole weight;
@@ -9,15 +12,14 @@ weight_scale_inv  float [..., ceil(out/128), ceil(in/128)], or one number for th
 value = weight * scale: the "inverse" in the name is that of quantizing. The tile's size is
 `weight_block_size` of config.json; tiles at the ends may be short. Without it, and for the tiles of
 1 x 32 that MXFP8 and packed experts have besides others, it follows from the number of scales.
-Without the tile's size the scales may be one number a row too, [..., out].
-Experts that are stored together are NAME and NAME_scale_inv.
+Without the tile's size the scales may be one number a row too, [..., out]. Experts that are stored
+together are NAME and NAME_scale_inv.
 
 A file of a diffusion model stands alone, without config.json. FP8 codes with a float scale are read
 there by the same rule (`UNCLAIMED`). A tensor `scaled_fp8` marks such a file, and `comfy_quant`
 (JSON in bytes) such a weight. Marked weights are read so beside a config.json without a section
-too.
-Source: transformers 5.23, integrations/finegrained_fp8.py (Fp8Dequantize); ComfyUI, comfy/ops.py
-(scaled_fp8_ops) and comfy/quant_ops.py.
+too. Source: transformers 5.23, integrations/finegrained_fp8.py (Fp8Dequantize); ComfyUI,
+comfy/ops.py (scaled_fp8_ops) and comfy/quant_ops.py.
 """
 
 import numpy as np

@@ -1,12 +1,15 @@
 """MXFP4 as gpt-oss stores its experts: E2M1 codes and E8M0 exponents in two tensors.
 
-NAME_blocks  uint8 [experts, out, in/32, 16]  two codes a byte, the low nibble first
-NAME_scales  uint8 [experts, out, in/32]      exponents, biased by 127
+A *part* is one of the tensors that a weight is stored as, named by its suffix; the *main part*
+holds the codes.
+
+NAME_blocks  uint8 [experts, out, in/32, 16]  two codes a byte, the low nibble first NAME_scales
+uint8 [experts, out, in/32]      exponents, biased by 127
 
 value = E2M1[code] * 2**(exponent - 127). The weight is [experts, out, in] as it is stored;
 transformers turns the two last axes, as unquantized checkpoints hold it. Not GGUF's MXFP4: there
-the nibbles of a block are its two halves.
-Source: transformers, integrations/mxfp4.py (convert_moe_packed_tensors).
+the nibbles of a block are its two halves. Source: transformers, integrations/mxfp4.py
+(convert_moe_packed_tensors).
 """
 
 from aprfmt.codecs import f4

@@ -1,13 +1,15 @@
 """GPTQ: integer codes packed along the input, with scales and zero points by group of inputs.
 
-qweight  int32 [in*bits/32, out]   codes of one output, lowest bits first, along the input
-qzeros   int32 [groups, out*bits/32]  zero points along the output
-scales   [groups, out]
-g_idx    int32 [in]                the group of each input; without it input i is in i/group_size
+A *part* is one of the tensors that a weight is stored as, named by its suffix; the *main part*
+holds the codes. A *group* is the elements that share one scale.
+
+qweight  int32 [in*bits/32, out]   codes of one output, lowest bits first, along the input qzeros
+int32 [groups, out*bits/32]  zero points along the output scales   [groups, out] g_idx    int32 [in]
+the group of each input; without it input i is in i/group_size
 
 value[o, i] = scales[g, o] * (code - zero); the weight is [out, in], the stored matrices are not.
-The classic format ("gptq") stores zero - 1, "gptq_v2" the zero itself.
-Source: AutoGPTQ, nn_modules/qlinear/qlinear_cuda.py (pack and forward).
+The classic format ("gptq") stores zero - 1, "gptq_v2" the zero itself. Source: AutoGPTQ,
+nn_modules/qlinear/qlinear_cuda.py (pack and forward).
 """
 
 from collections.abc import Mapping

@@ -1,5 +1,7 @@
 """A packed weight as four- or eight-bit codes and the scales of its groups, in any format.
 
+A *group* is the elements that share one scale.
+
 Repacking from one format to another and writing a quantized weight share it.
 """
 

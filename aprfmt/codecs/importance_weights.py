@@ -21,7 +21,10 @@ WEIGHTED_STEPS = ScaleSteps(-0.9, 0.05, 36)
 
 
 def element_first(x: F32, size: int) -> F32:
-    """Return [blocks, k*size] as contiguous [size, blocks*k], the layout the searches work on."""
+    """Return x [blocks, k*size] as contiguous [size, blocks*k], one group of `size` in each column.
+
+    The searches for scales work on this layout.
+    """
     return np.ascontiguousarray(x.reshape(-1, size).T)
 
 

@@ -41,7 +41,7 @@ class IQ4_NL(BlockCodec):
     def encode_blocks(
         self, x: F32, block: Blocks, *, fused: bool, weights: F32 | None, sigma2: F32 | None
     ) -> None:
-        """Fill `n` records from `x` [n, 32]: ggml's search for the scale, then the nearest value.
+        """Fill `n` blocks from `x` [n, 32]: ggml's search for the scale, then the nearest value.
 
         `weights` are the importance of each element; `sigma2` is not used.
         """

@@ -1,5 +1,7 @@
 """The search for the scales of IQ4_NL and IQ4_XS: those under which the uneven table fits best.
 
+A *group* is the elements that share one scale.
+
 Source: quantize_row_iq4_nl_impl of ggml-quants.c, with its 7 tries to either side.
 """
 

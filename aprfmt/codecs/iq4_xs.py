@@ -48,7 +48,7 @@ class IQ4_XS(BlockCodec):
     def encode_blocks(
         self, x: F32, block: Blocks, *, fused: bool, weights: F32 | None, sigma2: F32 | None
     ) -> None:
-        """Fill `n` records from `x` [n, 256] by ggml's search for the scales.
+        """Fill `n` blocks from `x` [n, 256] by ggml's search for the scales.
 
         The codes use d before it is rounded to float16. `weights` are the importance of each
         element; `sigma2` is not used.

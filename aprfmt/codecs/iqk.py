@@ -79,7 +79,7 @@ class SubBlocks(BlockCodec):
     widest: int
 
     def codes(self, block: Blocks) -> Codes:
-        """Return the integer codes [n, k, m] of n records.
+        """Return the integer codes [n, k, m] of n blocks.
 
         Subclasses implement it: this one raises NotImplementedError.
         """
@@ -100,7 +100,7 @@ class SubBlocks(BlockCodec):
         raise NotImplementedError
 
     def fill(self, d: F32, block: Blocks, out: F32) -> None:
-        """Fill `out` with the values of n records under float scales `d` [n, 1].
+        """Fill `out` with the values of n blocks under float scales `d` [n, 1].
 
         d * scale is rounded first: bit equality needs that order.
         """

@@ -50,13 +50,13 @@ class _RowScaled(SubBlocks, RowCodec):
     """A codec of superblocks of 8 sub-blocks of 32 under the scale of the row."""
 
     def decode_scaled(self, d: F32, block: Blocks, out: F32) -> None:
-        """Fill `out` with the values of n records under the rows' scales `d` [n, 1]."""
+        """Fill `out` with the values of n blocks under the rows' scales `d` [n, 1]."""
         self.fill(d, block, out)
 
     def row_steps(self, d: F32, block: Blocks) -> F32 | None:
         """Return float32 [n, 1]: d times the largest scale times the largest gap of the table.
 
-        It is the largest distance between neighbouring values of each record.
+        It is the largest distance between neighbouring values of each block.
         """
         largest = np.abs(self.scales(block)).max(axis=1, keepdims=True).astype(np.float32)
         found: F32 = d * largest * np.float32(self.widest)
@@ -183,7 +183,7 @@ class Iq2Kl(_RowScaled):
         return (low | high << 4).astype(np.int32) - 32
 
     def decode_scaled(self, d: F32, block: Blocks, out: F32) -> None:
-        """Fill `out` with the pairs of n records under the rows' scales `d` [n, 1].
+        """Fill `out` with the pairs of n blocks under the rows' scales `d` [n, 1].
 
         16 bytes hold two sub-blocks of 16 codes of pairs: low nibbles, then high ones.
         """
@@ -200,7 +200,7 @@ class _Ternary(RowCodec):
     """A codec of the values -1, 0 and 1 under the scale of the row."""
 
     def digits(self, block: Blocks) -> Codes:
-        """Return the codes [n, 64] of n records, each 0, 1 or 2.
+        """Return the codes [n, 64] of n blocks, each 0, 1 or 2.
 
         Subclasses implement it: this one raises NotImplementedError.
         """

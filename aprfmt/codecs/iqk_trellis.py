@@ -47,14 +47,14 @@ class _Trellis(RowCodec):
     group = 8
 
     def seeds(self, block: Blocks) -> Codes:
-        """Return the seeds [n, 8, 32 / group] of n records, with the offset added.
+        """Return the seeds [n, 8, 32 / group] of n blocks, with the offset added.
 
         Subclasses implement it: this one raises NotImplementedError.
         """
         raise NotImplementedError
 
     def scales(self, block: Blocks) -> F32:
-        """Return the scales float32 [n, 8] of n records.
+        """Return the scales float32 [n, 8] of n blocks.
 
         Subclasses implement it: this one raises NotImplementedError.
         """
@@ -65,7 +65,7 @@ class _Trellis(RowCodec):
         return expand_seeds(self.seeds(block), self.group).reshape(-1, 8, 32)
 
     def decode_scaled(self, d: F32, block: Blocks, out: F32) -> None:
-        """Fill `out` with the values of n records under the rows' scales `d` [n, 1].
+        """Fill `out` with the values of n blocks under the rows' scales `d` [n, 1].
 
         d * scale is rounded first: bit equality needs that order.
         """

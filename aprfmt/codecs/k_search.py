@@ -1,5 +1,8 @@
 """The search that encodes K-quants: scales and mins of sub-blocks, their scales, then the codes.
 
+A *sub-block* is 16 or 32 elements under one integer scale, a *superblock* the 256 elements whose
+integer scales share a float scale `d`.
+
 Source: quantize_row_q{2,4,5}_K_ref and _impl, quantize_row_q{3,6}_K_ref and _impl of ggml-quants.c.
 The order of every operation decides bits.
 """

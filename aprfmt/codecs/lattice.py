@@ -1,5 +1,8 @@
 """Compute the values that each element of a packed weight could take; error bounds use them.
 
+A *part* is one of the tensors that a weight is stored as, named by its suffix; the *main part*
+holds the codes. A *group* is the elements that share one scale.
+
 Every code of a group has one value; neighbouring ones are a step apart. Both ends follow from
 decoding the weight with all codes at the lowest and at the highest, so that a dialect says no more
 than what its codes count as.
@@ -98,9 +101,9 @@ def _room_of_rounding(
     """Return how much each element's error may exceed a step because scales were rounded, or None.
 
     A code is the nearest one by a scale and an offset that are rounded only when they are stored.
-    The error is at most half a step, half a unit of the scale times the code, and half a unit of
-    the offset. None where that is nowhere more than a step, or cannot be bounded: the scales are
-    not known, are codes of a table, or are not finite.
+    The error is at most half a step, half a unit in the last place of the scale times the code, and
+    half a unit of the offset. None where that is nowhere more than a step, or cannot be bounded:
+    the scales are not known, are codes of a table, or are not finite.
     """
     laid = lay_out(dialect, parts, config)
     if laid is None or laid.scale is None or laid.scale.table is not None:
@@ -131,7 +134,7 @@ def _unit_of(numbers: Array) -> float:
 class PackedWeight(NamedTuple):
     """A packed weight as stored: its dialect, its parts by suffix, its section of config.json.
 
-    A band of a weight has `rows` [start, stop) of all rows, and `laid`, the weight's layout.
+    A *band* is some rows of a weight: it has `rows` [start, stop), and `laid`, the weight's layout.
     """
 
     dialect: Dialect

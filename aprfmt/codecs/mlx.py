@@ -1,13 +1,14 @@
 """MLX: codes in a stream of 32-bit words by row, with scales and biases by group of inputs.
 
-weight  uint32 [..., out, in*bits/32]  codes of 2, 3, 4, 5, 6 or 8 bits, lowest bits first
-scales  [..., out, in/group_size]
-biases  the same shape; in mode "affine" only
+A *part* is one of the tensors that a weight is stored as, named by its suffix; the *main part*
+holds the codes. A *group* is the elements that share one scale.
 
-mode affine   value = scale * code + bias
-mode mxfp4    E2M1 codes, groups of 32, scales are E8M0 in uint8
-mode nvfp4    E2M1 codes, groups of 16, scales are E4M3 in uint8
-mode mxfp8    E4M3 codes, groups of 32, scales are E8M0 in uint8
+weight  uint32 [..., out, in*bits/32]  codes of 2, 3, 4, 5, 6 or 8 bits, lowest bits first scales
+[..., out, in/group_size] biases  the same shape; in mode "affine" only
+
+mode affine   value = scale * code + bias mode mxfp4    E2M1 codes, groups of 32, scales are E8M0 in
+uint8 mode nvfp4    E2M1 codes, groups of 16, scales are E4M3 in uint8 mode mxfp8    E4M3 codes,
+groups of 32, scales are E8M0 in uint8
 
 Source: MLX, mlx.core.quantize and dequantize.
 """

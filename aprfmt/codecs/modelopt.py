@@ -1,5 +1,8 @@
 """ModelOpt: what NVIDIA publishes, one dialect for its algorithms below.
 
+A *part* is one of the tensors that a weight is stored as, named by its suffix; the *main part*
+holds the codes. A *group* is the elements that share one scale.
+
 FP8, FP8_PER_CHANNEL_PER_TOKEN   weight E4M3, weight_scale one number, or one a row
 FP8_PB_WO                        weight E4M3, weight_scale one number for 128 x 128 elements
 NVFP4 and its variants           weight uint8 [out, in/2] (E2M1, low nibble first), weight_scale
@@ -15,8 +18,8 @@ W8A16, W8A8_SQ_PER_CHANNEL       weight int8, weight_scale one number a row
 Experts of gpt-oss are one tensor NAME [experts, in, out], bytes along in, with NAME_weight_scale
 and its kind in the same order of axes; the weight is [experts, out, in], as it is everywhere else.
 input_scale is that of activations and changes no weight. pre_quant_scale [in] multiplies what goes
-into the layer, and so the columns of its weight.
-Source: nvidia-modelopt 0.47, export/quant_utils.py and quantization/qtensor/.
+into the layer, and so the columns of its weight. Source: nvidia-modelopt 0.47,
+export/quant_utils.py and quantization/qtensor/.
 """
 
 from collections.abc import Callable, Mapping

@@ -1,5 +1,7 @@
 """Find a module's algorithm in a ModelOpt section, or that the module is not quantized.
 
+A *section* is the quantization settings in config.json or hf_quant_config.json.
+
 `quant_algo` holds for every module that no pattern of `exclude_modules` (`ignore` in config.json)
 matches; with MIXED_PRECISION, `quantized_layers` names the modules and the algorithm of each.
 Patterns are shell wildcards over the whole name.

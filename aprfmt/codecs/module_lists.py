@@ -1,5 +1,8 @@
 """Which modules a quantization section claims as packed, and which its lists leave as they are.
 
+A *section* is the quantization settings in config.json; a *config group* is one entry of its
+`config_groups`.
+
 | method | what is claimed | a listed name fits |
 | --- | --- | --- |
 | compressed-tensors | what a target fits and `ignore` does not | a name, a pattern after `re:` |
@@ -10,8 +13,7 @@
 
 Loaders differ in how a list is read, so there are two answers: whether every reader takes a module
 for a listed one (`is_listed`), and whether none does (`claims_packed`). Other methods are not
-judged.
-Source: transformers 5.23, quantizers/quantizers_utils.py (should_convert_module) and
+judged. Source: transformers 5.23, quantizers/quantizers_utils.py (should_convert_module) and
 utils/quantization_config.py; vLLM takes a listed name anywhere in a module's; compressed-tensors
 0.20, utils/match.py.
 """
@@ -58,8 +60,9 @@ def _matches_name(entry: str, module: str) -> bool:
 class Method(NamedTuple):
     """How one quantization method lists the modules that it leaves unquantized.
 
-    `keys` are those of its lists, `fits` says whether a name fits a module, `form` is the name that
-    fits all modules which end in NAME, `all_others` whether modules in no list must be packed.
+    `keys` are those of its lists, `fits` says whether a name fits a module, `form` is how a list
+    spells the name that fits all modules which end in NAME, `all_others` whether modules in no list
+    must be packed.
     """
 
     keys: tuple[str, ...]

@@ -60,7 +60,7 @@ class MXFP4(BlockCodec):
     def encode_blocks(
         self, x: F32, block: Blocks, *, fused: bool, weights: F32 | None, sigma2: F32 | None
     ) -> None:
-        """Fill `n` records from `x` [n, 32]; `fused`, `weights` and `sigma2` are not used.
+        """Fill `n` blocks from `x` [n, 32]; `fused`, `weights` and `sigma2` are not used.
 
         The power of two is the one below a quarter of the largest magnitude. The exponent of a
         block below 2**-125 wraps, as ggml's conversion to a byte does; such a block becomes zeros.

@@ -1,7 +1,10 @@
 """NVFP4: 64 E2M1 elements, a scale every 16; value = UE4M3[d] * E2M1[q].
 
-0   4  d   four UE4M3 scales (E4M3 without a sign; 0x7F reads as 0)
-4  32  qs  8 bytes for each 16 elements: low nibbles are elements 0-7, high nibbles 8-15
+A *part* is one of the tensors that a weight is stored as, named by its suffix; the *main part*
+holds the codes.
+
+0   4  d   four UE4M3 scales (E4M3 without a sign; 0x7F reads as 0) 4  32  qs  8 bytes for each 16
+elements: low nibbles are elements 0-7, high nibbles 8-15
 
 The tensor's own float32 scale stands in a sibling tensor (`NAME.scale` next to `NAME.weight` in
 GGUF), one number, or one an expert: with part "scale" the value is E2M1[q] * (UE4M3[d] * scale),
@@ -137,7 +140,7 @@ class NVFP4(BlockCodec):
     def encode_blocks(
         self, x: F32, block: Blocks, *, fused: bool, weights: F32 | None, sigma2: F32 | None
     ) -> None:
-        """Fill `n` records from `x` [n, 64]; `fused`, `weights` and `sigma2` are not used.
+        """Fill `n` blocks from `x` [n, 64]; `fused`, `weights` and `sigma2` are not used.
 
         The scale maps the largest of 16 elements to 6. The scale of the whole tensor is the
         caller's: divide by it first and store it as another tensor.

@@ -1,7 +1,7 @@
-"""Split work over a tensor between threads: a shared pool, equal parts, and a native decode.
+"""Split work over a tensor between threads: a shared pool, equal ranges, and a native decode.
 
 Kernels release the GIL, so plain threads do. They are started on first use and kept; a process made
-by `fork` starts its own. A task that splits again runs its parts itself.
+by `fork` starts its own. A task that splits its work again does all of it on its own thread.
 """
 
 import math
@@ -80,9 +80,9 @@ def run_tasks(tasks: Sequence[Callable[[], None]], threads: int) -> None:
 
 
 def split_range(count: int, block_size: int, threads: int) -> list[tuple[int, int]]:
-    """Return [(start, stop)] of equal parts of `count` elements, at most `threads` of them.
+    """Return [(start, stop)] of equal ranges of `count` elements, at most `threads` of them.
 
-    Starts are multiples of `block_size` and of _STEP. There is one part where the tensor is too
+    Starts are multiples of `block_size` and of _STEP. There is one range where the tensor is too
     small to be worth a thread.
     """
     parts = max(1, min(threads, count // SMALLEST_PART))
@@ -115,7 +115,7 @@ def parallel_decode(
     def decode_part(start: int, stop: int) -> Callable[[], None]:
         """Return a function that decodes elements [start, stop) into `out`.
 
-        `start` begins a block.
+        A block begins at `start`.
         """
         first, last = start // block_size, -(-stop // block_size)
         piece = view[first * type_size : last * type_size]

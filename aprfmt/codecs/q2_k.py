@@ -59,7 +59,7 @@ class Q2_K(BlockCodec):
     def encode_blocks(
         self, x: F32, block: Blocks, *, fused: bool, weights: F32 | None, sigma2: F32 | None
     ) -> None:
-        """Fill `n` records from `x` [n, 256] by ggml's search; `sigma2` is not used.
+        """Fill `n` blocks from `x` [n, 256] by ggml's search; `sigma2` is not used.
 
         Without `weights` (importance) the search weighs by magnitude and compares absolute errors.
         """

@@ -59,7 +59,7 @@ class Q3_K(BlockCodec):
     def encode_blocks(
         self, x: F32, block: Blocks, *, fused: bool, weights: F32 | None, sigma2: F32 | None
     ) -> None:
-        """Fill `n` records from `x` [n, 256] by ggml's search; `sigma2` is not used.
+        """Fill `n` blocks from `x` [n, 256] by ggml's search; `sigma2` is not used.
 
         With `weights` (importance) ggml has another search, also for the scale of the scales.
         """

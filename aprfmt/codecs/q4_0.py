@@ -28,7 +28,7 @@ class Q4_0(BlockCodec):
     def encode_blocks(
         self, x: F32, block: Blocks, *, fused: bool, weights: F32 | None, sigma2: F32 | None
     ) -> None:
-        """Fill `n` records from `x` [n, 32]: the element of largest magnitude gets the code -8.
+        """Fill `n` blocks from `x` [n, 32]: the element of largest magnitude gets the code -8.
 
         With importance (`weights` and `sigma2`) ggml's search finds the scale.
         """

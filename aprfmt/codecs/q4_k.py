@@ -49,7 +49,7 @@ class Q4_K(BlockCodec):
     def encode_blocks(
         self, x: F32, block: Blocks, *, fused: bool, weights: F32 | None, sigma2: F32 | None
     ) -> None:
-        """Fill `n` records from `x` [n, 256] by ggml's search for scales and mins.
+        """Fill `n` blocks from `x` [n, 256] by ggml's search for scales and mins.
 
         `weights` is the importance of each element; `sigma2` is not used.
         """

@@ -29,7 +29,7 @@ class Q5_1(BlockCodec):
     def encode_blocks(
         self, x: F32, block: Blocks, *, fused: bool, weights: F32 | None, sigma2: F32 | None
     ) -> None:
-        """Fill `n` records from `x` [n, 32]: 31 steps from the smallest to the largest element.
+        """Fill `n` blocks from `x` [n, 32]: 31 steps from the smallest to the largest element.
 
         With importance (`weights` and `sigma2`) ggml's search finds scale and minimum.
         """

@@ -45,7 +45,7 @@ class Q6_K(BlockCodec):
     def encode_blocks(
         self, x: F32, block: Blocks, *, fused: bool, weights: F32 | None, sigma2: F32 | None
     ) -> None:
-        """Fill `n` records from `x` [n, 256] by ggml's search; `sigma2` is not used.
+        """Fill `n` blocks from `x` [n, 256] by ggml's search; `sigma2` is not used.
 
         `weights` is the importance of each element, not multiplied by its magnitude as elsewhere.
         """

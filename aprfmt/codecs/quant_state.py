@@ -1,5 +1,8 @@
 """Read and check the quant state of bitsandbytes: the companions of packed 4-bit weights.
 
+A *part* is one of the tensors that a weight is stored as, named by its suffix; the *main part*
+holds the codes.
+
 For a weight `W`, next to the packed bytes:
 
 W.absmax                              float32 a block; uint8 codes with double quantization

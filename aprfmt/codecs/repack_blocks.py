@@ -1,4 +1,7 @@
-"""Read blocks of GGUF as codes and scales, which a writer can lay out in other ways."""
+"""Read blocks of GGUF as codes and scales, which a writer can lay out in other ways.
+
+A *group* is the elements that share one scale.
+"""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -20,7 +23,7 @@ ReadRows = Callable[[int, int], memoryview | bytes]  # the stored bytes of rows 
 class BlockSource:
     """How the codes and the scales of groups are read from an encoding's blocks.
 
-    `half` is the number of code bytes in a run whose low nibbles come before its high ones.
+    `half` is a number of bytes: the low nibbles of so many bytes come before their high nibbles.
     `groups(blocks, scale of the scales or None)` returns the numbers of blocks [rows, blocks].
     """
 

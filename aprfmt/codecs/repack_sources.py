@@ -1,7 +1,10 @@
-"""Read a packed weight as four-bit codes and scales: the source side of a repack.
+"""Read a packed weight as four-bit codes and scales: the half of a repack that reads.
 
-Every function here raises CodecError with the reason where a weight of its dialect is no such grid
-of four-bit codes: of other bits, in order of activation, with factors for its inputs. `target` is
+A *part* is one of the tensors that a weight is stored as, named by its suffix; the *main part*
+holds the codes. A *group* is the elements that share one scale.
+
+Every function here raises CodecError with the reason where a weight of its dialect cannot be read
+as four-bit codes: of other bits, in order of activation, with factors for its inputs. `target` is
 the encoding that is to be written; only readers of E2M1 codes need it.
 """
 

@@ -1,6 +1,9 @@
 """Write codes and scales as the blocks of a GGUF encoding.
 
-The target side of a repack.
+A *group* is the elements that share one scale.
+
+The half of a repack that writes. `repack_sources` and `repack_blocks` read. A *member* is a field
+of a block, such as its scale.
 """
 
 from collections.abc import Callable, Mapping
@@ -146,7 +149,10 @@ def _stored_scales_and_minima(groups: Groups, made: BlockMembers) -> Groups:
 
 
 def _stored_bytes(member: str) -> Callable[[Groups, BlockMembers], Groups]:
-    """Return a function of (groups, members): the groups with the bytes of `member` as scales."""
+    """Return a function that gives groups with the scales that blocks store, from a byte field.
+
+    It takes the groups and the members of the blocks, whose member `member` has the scales.
+    """
     return lambda groups, made: replace(groups, scale=made[member], divisor=None)
 
 

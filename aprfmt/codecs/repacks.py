@@ -1,8 +1,11 @@
 """Repack weights: put codes and scales into the blocks of another encoding, without decoding.
 
-One row a pair of encodings. The source side gives codes two a byte, the low nibble first, and the
-scales of its groups; the target side puts both into blocks. Codes never change. A scale may not fit
-(BF16 in F16, say): then values change, which `judged` counts.
+A *group* is the elements that share one scale.
+
+A row of the table is a pair of encodings: the one that is read and the one that is written. The
+source side gives codes two a byte, the low nibble first, and the scales of its groups; the target
+side puts both into blocks. Codes never change. A scale may not fit (BF16 in F16, say): then values
+change, which `judged` counts.
 """
 
 from collections.abc import Callable, Container
@@ -92,7 +95,7 @@ class Repacked:
     """
 
     def __init__(self, row: Repack, packed: PackedWeight) -> None:
-        """Read `packed` by the pair `row` and check that the target's blocks can hold it.
+        """Read `packed` as the table's `row` says and check that the target's blocks can hold it.
 
         Raises CodecError with the reason where they cannot.
         """

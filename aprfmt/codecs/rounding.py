@@ -1,5 +1,7 @@
 """Round a weight to codes and scales of groups, as the libraries do without calibration data.
 
+A *group* is the elements that share one scale.
+
 All in float32. Where a scale is stored in another encoding it is rounded to that first, so that
 codes are nearest under what is stored.
 """

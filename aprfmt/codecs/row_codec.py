@@ -36,21 +36,21 @@ class RowCodec(BlockCodec):
         return found
 
     def decode_scaled(self, d: F32, block: Blocks, out: F32) -> None:
-        """Fill `out` [n, block_size] from `n` records; `d` [n, 1] are the scales of their rows.
+        """Fill `out` [n, block_size] from `n` blocks; `d` [n, 1] are the scales of their rows.
 
         Subclasses implement it: this one raises NotImplementedError.
         """
         raise NotImplementedError
 
     def row_steps(self, d: F32, block: Blocks) -> F32 | None:
-        """Return float32 [n, 1]: the largest distance between neighbouring values of each record.
+        """Return float32 [n, 1]: the largest distance between neighbouring values of each block.
 
-        `d` [n, 1] are the scales of the records' rows. None where the distance is not known.
+        `d` [n, 1] are the scales of the blocks' rows. None where the distance is not known.
         """
         return None
 
     def granule(self, raw: Mapping[str, Bytes], count: int) -> int:
-        """Return the number of elements in a row, the unit of `cut`.
+        """Return the number of elements in a row: `cut` may start at each multiple of it.
 
         Raises CodecError where the bytes of `raw` do not fit `count` elements.
         """

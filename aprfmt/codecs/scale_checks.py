@@ -1,5 +1,8 @@
 """Checks of scales that no tool stores: refused where a weight is decoded or repacked.
 
+A *part* is one of the tensors that a weight is stored as, named by its suffix; the *main part*
+holds the codes.
+
 An all-zero weight may have scales of 0, and so may a group of zeros. Scales that are 0 everywhere
 while the codes differ were lost: memory that was never filled, a hole in a download.
 """

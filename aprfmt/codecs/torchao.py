@@ -1,19 +1,22 @@
 """torchao: tensor subclasses flattened into plain tensors, described in the file's metadata.
 
+A *part* is one of the tensors that a weight is stored as, named by its suffix; the *main part*
+holds the codes.
+
 A weight M.weight is M._weight_qdata, M._weight_scale and what its class has more; `__metadata__`
 has under its name the class and its attributes, as JSON.
 
 Int8Tensor                 qdata int8, scale float32 and perhaps zero_point, one for each block
 IntxUnpackedToInt8Tensor   the same for integers of fewer bits, each in a byte of its own
-Float8Tensor               qdata E4M3 or E5M2, scale for each block
-MXTensor                   qdata E4M3, E5M2, or E2M1 two a byte; scale E8M0 for 32 inputs
-NVFP4Tensor                qdata E2M1 two a byte, scale E4M3 for 16 inputs, and per_tensor_scale
+Float8Tensor               qdata E4M3 or E5M2, scale for each block MXTensor                   qdata
+E4M3, E5M2, or E2M1 two a byte; scale E8M0 for 32 inputs NVFP4Tensor                qdata E2M1 two a
+byte, scale E4M3 for 16 inputs, and per_tensor_scale
 
 A block is `block_size` elements of each axis. Scales that are swizzled stand as tensor cores take
 them: of 128 rows and 4 columns at a time, row 32*i + j at byte 16*j + 4*i. Int4Tensor and its kin
 are packed by a library of kernels and are not decoded here. act_pre_scale [in] multiplies what goes
-into the layer, and so the columns of its weight.
-Source: torchao 0.18, prototype/safetensors/ and quantization/quantize_/workflows/.
+into the layer, and so the columns of its weight. Source: torchao 0.18, prototype/safetensors/ and
+quantization/quantize_/workflows/.
 """
 
 from collections.abc import Mapping, Sequence

@@ -38,7 +38,7 @@ class TQ1_0(BlockCodec):
     def encode_blocks(
         self, x: F32, block: Blocks, *, fused: bool, weights: F32 | None, sigma2: F32 | None
     ) -> None:
-        """Fill `n` records from `x` [n, 256]; `fused`, `weights` and `sigma2` are not used.
+        """Fill `n` blocks from `x` [n, 256]; `fused`, `weights` and `sigma2` are not used.
 
         The scale is the largest magnitude. Ties are rounded away from zero.
         """

@@ -1,5 +1,10 @@
 """The common form of every packed weight: where its codes lie, and its scales.
 
+A *tile* is the rows and columns that share one scale; where `group` names the scale of each column,
+a *group* is the columns of one scale.
+
+A *group* is the elements that share one scale.
+
     value = (number of the code - zero) * scale + offset        each step rounded to float32
 
 A weight is [matrices, rows, columns]; zeros, scales and offsets stand for tiles of it, or for
@@ -41,7 +46,8 @@ def _stream_of_rows(array: Array, start: int, stop: int) -> U8:
 def _stream_of_columns(array: Array, start: int, stop: int) -> U8:
     """Return the code bytes of rows [start, stop), uint8 [rows, bytes], of codes stored by columns.
 
-    `array` is [words of a row, rows]: a word packs codes of one row, and rows are side by side.
+    `array` is [words of a row, rows]: a word packs codes of one row, and the words of a row are in
+    one column.
     """
     return np.ascontiguousarray(array[:, start:stop].T).view(np.uint8)
 
@@ -218,9 +224,9 @@ class WeightLayout:
     def _chunks(
         self, start: int, stop: int, elements: int = _CHUNK
     ) -> Iterator[tuple[int, int, int, int]]:
-        """Yield (matrix, first, last, position) of pieces of rows [start, stop) of all matrices.
+        """Yield (matrix, first, last, position) of ranges of rows [start, stop) of all matrices.
 
-        A piece is rows [first, last) of the matrix, of about `elements` elements; `position` is
+        A range is rows [first, last) of the matrix, of about `elements` elements; `position` is
         that of its first row within [start, stop).
         """
         tall, at = self.shape[-2], start
@@ -245,8 +251,9 @@ class WeightLayout:
     ) -> list[tuple[int, int, int]]:
         """Fill `out` (bytes) with rows [start, stop) in an encoding for which `recodes` is True.
 
-        The decoded values are not kept. Returns for each piece of the rows a tuple: how many values
-        the encoding changed, how many finite ones it could not hold, how many others became zero.
+        The decoded values are not kept. Returns for each range of rows that was decoded at once a
+        tuple: how many values the encoding changed, how many finite ones it could not hold, how
+        many others became zero.
         """
         native = native_kernels()
         assert native is not None

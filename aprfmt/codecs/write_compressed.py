@@ -1,5 +1,7 @@
 """Write weights as compressed-tensors, uncalibrated: INT4 in groups, and FP8 with a scale a row.
 
+A *group* is the elements that share one scale.
+
 Scales are compressed-tensors' calculate_qparams for symmetric weights: the largest magnitude over
 half the range of the codes (15/2, 896/2), and its dtype's epsilon for a group of zeros.
 

@@ -1,7 +1,9 @@
 """Write weights as NVFP4 and MXFP4, uncalibrated, as compressed-tensors and as ModelOpt store them.
 
-NVFP4: both map the largest magnitude to 6 * 448, that of all tensors which engines join to one
-(q, k and v, gate and up), as these take one global scale for all. compressed-tensors divides by it
+A *group* is the elements that share one scale.
+
+NVFP4: both map the largest magnitude to 6 * 448, that of all tensors which engines join to one (q,
+k and v, gate and up), as these take one global scale for all. compressed-tensors divides by it
 (NVFP4A16: inputs are not quantized); ModelOpt multiplies by weight_scale_2. Without scales of
 inputs, which calibration gives, ModelOpt's algorithm is W4A16_NVFP4. MXFP4 (MXFP4A16): a quarter of
 the power of two at or below the largest magnitude, of the next one above from 1.75 times it on. So
@@ -97,8 +99,8 @@ def _check_micro(groups: Groups, size: int = _SIZE) -> None:
 def _hold_divided(groups: Groups, settings: Settings) -> Groups:
     """Return the scales of a weight to be repacked, with a global scale that divides them.
 
-    A global scale that multiplies is replaced by its reciprocal. Raises CodecError where it has
-    none, or for codes that are not E2M1 in groups of 16.
+    A global scale that multiplies is replaced by its reciprocal. Raises CodecError where the weight
+    has no global scale, or for codes that are not E2M1 in groups of 16.
     """
     _check_micro(groups)
     if groups.divisor is not None:

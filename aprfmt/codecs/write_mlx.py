@@ -1,5 +1,7 @@
 """Write weights in MLX's affine mode of four bits, bit for bit what mx.quantize makes.
 
+A *group* is the elements that share one scale.
+
 Per group: scale = (largest - smallest) / 15, at least 1e-7, negative where the largest magnitude is
 above; that end is the bias, and the scale is changed so that it has a code without error. Codes
 follow from both in float32, before they are stored in the weight's dtype.

@@ -1,5 +1,7 @@
 """Write weights in the layouts of GPTQ and AWQ, uncalibrated: words of eight 4-bit codes.
 
+A *group* is the elements that share one scale.
+
 GPTQ: words go along inputs; symmetric, scale = 2 * largest magnitude / 15, zero point 8, stored
 less one (version 2: unchanged), g_idx in order. AWQ: words go along outputs; scale = (largest -
 smallest) / 15, at least 1e-5 / 15, zero point -round(smallest / scale) within 0 to 15. Scales are

@@ -1,5 +1,8 @@
 """The type `Writer`: one way of storing a quantized weight in the several tensors of a dialect.
 
+A *part* is one of the tensors that a weight is stored as, named by its suffix; the *main part*
+holds the codes. A *group* is the elements that share one scale.
+
 A writer rounds values to the nearest on the scales that its library would choose without
 calibration, or takes codes and scales from a weight that is repacked; either way the same rows lay
 them out. The table is in `writers.py`. Parts are made one at a time, so that a large weight is

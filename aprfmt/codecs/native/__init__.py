@@ -303,7 +303,7 @@ def stats_of_rows(
 
 
 def number_pieces(pieces: Sequence[tuple[str, Any, int, int, int]]) -> NumberedPieces | None:
-    """Return pieces of rows with the number of its decoder in place of each piece's encoding.
+    """Return pieces of rows with the number of its decoder in place of each encoding's name.
 
     A piece is (encoding, raw, columns, first, wide): of each row of `columns` elements in `raw`,
     the `wide` elements from `first` on. None for an encoding that does not store single elements or

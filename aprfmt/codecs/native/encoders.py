@@ -13,7 +13,7 @@ class Encoder:
     """The native encoder of one encoding in one arithmetic: `fma` is "fused" or "strict"."""
 
     def __init__(self, index: int, name: str, block_size: int, type_size: int, fma: str) -> None:
-        """Set the encoder's facts; `index` is its number in the C extension."""
+        """Set the encoder's sizes; `index` is its number in the C extension."""
         self.index, self.name, self.fma = index, name, fma
         self.block_size, self.type_size = block_size, type_size
 

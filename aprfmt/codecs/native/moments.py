@@ -1,7 +1,7 @@
 """Statistics of float32 values in one pass, exact to the bit whatever the threads.
 
-Work goes in parts of PART elements that are joined in order, so neither the number of threads nor
-the processor changes a result.
+The moments of each PART elements are computed by themselves and joined in order, so neither the
+number of threads nor the processor changes a result.
 """
 
 import math
