@@ -1,5 +1,8 @@
 """Account for every tensor and companion file of a source in a copy, so that no loss is silent.
 
+An *item* is an entry of a model's ledger, the list of all that it is made of: a tensor, a key, a
+text, a file.
+
 Two open models are compared: the plan of the conversion is not trusted. Every stored tensor, the
 scales of packed weights, a tied head and the files next to the weights are copied, transformed or
 dropped; a drop needs a flag, which the copy records. Everything else is lost.
@@ -356,8 +359,8 @@ class _Comparison:
         """Yield an entry on what became of each file and key of the source unknown to aprfmt.
 
         Files that only other loaders need have an entry too. An unknown key is copied if the copy's
-        format has a place for it; an unknown file never is. Files and keys that cannot be read are
-        entered as not compared.
+        format can hold it; an unknown file never is. Files and keys that cannot be read are entered
+        as not compared.
         """
         fates: Mapping[State, tuple[Fate, str]] = {
             "equal": ("copied", ""),

@@ -22,7 +22,7 @@ def _same_float32(before: "Array", after: "Array") -> bool:
 
 
 def is_block_encoding(encoding: str) -> bool:
-    """Return whether one native kernel decodes an encoding's blocks from a single run of bytes.
+    """Return whether a native kernel decodes an encoding's blocks from consecutive bytes alone.
 
     False for encodings whose scales or zero points are in separate tensors, and for those whose
     codec has a decoder in Python.
@@ -42,7 +42,7 @@ class ChangeCounts:
     underflowed: int = 0
 
     def join(self, other: "ChangeCounts") -> None:
-        """Add the counts of another part of the tensor."""
+        """Add the counts of other elements of the same tensor."""
         self.changed += other.changed
         self.overflowed += other.overflowed
         self.underflowed += other.underflowed

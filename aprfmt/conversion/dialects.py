@@ -1,5 +1,9 @@
 """Outputs that store weights in a dialect's several tensors (GPTQ, MLX, NVFP4, ...).
 
+A *dialect* is a library's layout of packed weights, and a *writer* stores weights in one. A *grid*
+is a weight's codes with the scales of its groups. A *stack* is the experts of a layer as one
+tensor.
+
 Which dialect and how, the scheme says (`packing` of the options). A weight whose codes stand in
 blocks, or in another dialect, on the very grid that is asked for keeps its codes: that is no second
 quantization.
@@ -251,8 +255,8 @@ def convert_codes(
 ) -> "tuple[GridWeight, GroupCounts] | str":
     """Return (a packed weight's codes in the writer's layout, counts of what changes), or a text.
 
-    The text says why the codes of `output` cannot be kept. It is "" where no pair of encodings is
-    in the table. `settings` are the group size and dtypes of the new layout.
+    The text says why the codes of `output` cannot be kept. It is "" where the table has no repack
+    for these encodings. `settings` are the group size and dtypes of the new layout.
     """
     from aprfmt.codecs.writers import PAIRS, READS
 

@@ -135,7 +135,7 @@ class EmbeddedEdits:
         self._note(FILES_KEY, place, _value(self._texts, place))
 
     def _note(self, record: str, place: str, old: Value) -> None:
-        """Store the old value of a place that changes, and the metadata key of its record.
+        """Store the old value at `place`, "FILE:KEY", and the metadata key of its record.
 
         Raises UsageError where the request changes the same place twice.
         """

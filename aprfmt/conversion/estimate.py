@@ -1,8 +1,8 @@
 """Estimate a conversion's memory, disk space and time, from rates measured on this machine.
 
-The rates are those of small pieces of the work itself: a file without a name written next to the
-output and synced, SHA-256, comparing, every pair of encodings on rows of the source, and of a
-source that lies elsewhere a part of its largest tensor, fetched as the conversion would.
+The rates are measured by doing a little of the work itself: a file without a name written next to
+the output and synced, SHA-256, comparing, every pair of encodings on rows of the source, and for a
+remote source a range of its largest tensor, fetched as the conversion would.
 """
 
 import hashlib
@@ -77,7 +77,7 @@ def peak_memory(model: "Model", plan: "Plan", options: Options) -> int:
 def _remote_bytes() -> int:
     """Return the bytes of memory that reading a remote source takes.
 
-    These are parts under way, the cache, and parts that wait to be hashed.
+    These are the ranges being fetched, the cache, and ranges that wait to be hashed.
     """
     from aprfmt.remote.read_ahead import AHEAD, PART
     from aprfmt.remote.remote_file import KEPT
@@ -197,8 +197,8 @@ def _encoding_seconds(plan: "Plan", options: Options) -> float:
 def _fetching_seconds(plan: "Plan") -> float | None:
     """Return the seconds that fetching a remote source will take; 0 for a local one.
 
-    A part is fetched to measure the rate. None if the disk cache already had it: how much it has of
-    the rest is not known.
+    Some bytes are fetched to measure the rate. None if the disk cache already had them: how much it
+    has of the whole source is not known.
     """
     from aprfmt.conversion.outputs import stored_parts
     from aprfmt.remote.remote_file import RemoteFile

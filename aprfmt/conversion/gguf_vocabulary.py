@@ -1,4 +1,4 @@
-"""Carry a GGUF's token scores and types through formats that have no place for them.
+"""Carry a GGUF's token scores and types through formats that have no keys for them.
 
 A GGUF has a score and a type for every token. tokenizer.json has neither for a BPE: scores are made
 again from the order of merges, and types from what is an added token. The loader of a GGUF may use
@@ -107,7 +107,7 @@ def _unpack_numbers(text: object, kind: str, count: int, where: str) -> list[flo
 
 
 def _spell_blanks(tokens: Sequence[str], spaced: Sequence[int]) -> list[str]:
-    """Return tokens with spaces in those whose ids are in `spaced`, and U+2581 in the others."""
+    """Return tokens with a space for U+2581 in those of the ids `spaced`; the others unchanged."""
     ids = frozenset(spaced)
     return [
         token.replace(BLANK, " ") if i in ids else token.replace(" ", BLANK)

@@ -1,7 +1,7 @@
 """Find the key by which a file of each format stores one fact: one fact, three spellings.
 
-A fact is a hyperparameter (the architecture's table has its keys in config.json, GGUF and APR), or
-one of the tokenizer's (`tokenizer/keys.py`). So `rope_theta`, `llama.rope.freq_base` and
+A *fact* is a hyperparameter (the architecture's table has its keys in config.json, GGUF and APR),
+or one of the tokenizer's (`tokenizer/keys.py`). So `rope_theta`, `llama.rope.freq_base` and
 `rope.freq_base` are one thing, and `set` takes any of them for any file.
 """
 

@@ -112,7 +112,7 @@ def _resolution(model: Model, options: Options, *, known: bool = False) -> "Reso
 
 
 def _dropped_roles(resolution: "Resolution", plan: "Plan") -> set[str]:
-    """Return the roles of the plan's dropped tensors, including those dropped in part."""
+    """Return the roles of which the plan drops a tensor, or one of several tensors."""
     if not plan.dropped or plan.style is None:
         return set()
     bound = bind_names(resolution.spec, plan.style, plan.dropped)

@@ -46,7 +46,7 @@ class Output:
 
     @property
     def encoding(self) -> str:
-        """The encoding of the weight, also if the target stores its parts as plain bytes."""
+        """The encoding of the weight, also if its codes and scales are stored as plain bytes."""
         return self.info.encoding if self.part is None else self.part.packed.encoding
 
     @property

@@ -1,5 +1,7 @@
 """Outputs that store a weight in several tensors: bitsandbytes' packed bytes and companions.
 
+A *part* is one of the tensors that a packed weight is stored as: codes, scales and so on.
+
 The size of a quant state depends on the values, so a weight may be encoded once for the plan and
 again for writing. In between only small parts are kept in memory, and all parts of the weight
 encoded last. Dialects, whose sizes follow from the shape, are in `dialects`.

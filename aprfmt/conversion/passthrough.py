@@ -1,4 +1,7 @@
-"""Outputs that pass through under their own names, packed weights with them."""
+"""Outputs that pass through under their own names, packed weights with them.
+
+A *part* is one of the tensors that a packed weight is stored as; the *main part* has its codes.
+"""
 
 from dataclasses import replace
 from functools import partial

@@ -1,5 +1,9 @@
 """Make the list of a conversion's outputs: which stored bytes go where, and what is re-encoded.
 
+A *group* is roles that a format stores together, as one tensor or several. A *run* is consecutive
+bytes of the source. A *move* is consecutive elements that are copied from a source tensor into an
+output.
+
 If source and target share a naming style, stored tensors pass through under their own names.
 Otherwise every role is taken through the source's layout steps and back through the target's; if
 these only move rows, the plan is a list of byte runs and nothing is decoded.
@@ -319,10 +323,9 @@ def _element_moves(
 ) -> tuple[list[LazyTensor], Sequence[Sequence[Move]] | None]:
     """Return (the source's stored tensors, for each output the moves that copy elements into it).
 
-    A move is a run of elements of one of those tensors, which it names by index. The result is
-    ([], None) where values have to be decoded. `logical` are the tensors of the group's roles,
-    `shapes` the outputs' before and after each layout step of the target's binding, the stored
-    shapes first.
+    A move names its tensor by index. The result is ([], None) where values have to be decoded.
+    `logical` are the tensors of the group's roles, `shapes` the outputs' before and after each
+    layout step of the target's binding, the stored shapes first.
     """
     moves = chain_steps(group.binding.steps, shapes[:-1] or shapes, model.hyper, back=True)
     if moves is None:

@@ -1,5 +1,7 @@
 """Find packed weights of a source that become blocks of another encoding without being decoded.
 
+A *part* is one of the tensors that a packed weight is stored as: codes, scales and so on.
+
 A weight of a dialect, which has no single byte string, is replaced by a tensor of the target's
 encoding whose bytes are made when they are read; then the plan moves it like any stored tensor.
 """

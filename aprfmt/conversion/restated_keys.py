@@ -78,9 +78,10 @@ def _differing(
 
 
 def _replaced(config: Mapping[str, Any], pairs: Mapping[str, Any], section: str) -> dict[str, Any]:
-    """Return a config.json with new values, each at every place that has its key.
+    """Return a config.json with new values, each in every object that has its key.
 
-    A key that no place has is added to the object `section` if there is one, else outside.
+    A key that no object has is added to the object `section` if there is one, else to the
+    outermost.
     """
     made: dict[str, Any] = json.loads(json.dumps(config))
     inner = made.get(section)

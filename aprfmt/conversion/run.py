@@ -1,5 +1,8 @@
 """Make the bytes of a plan's outputs.
 
+A *piece* is some rows, or bytes, of an output that are made at once. A *band* is the same rows of a
+packed source, still packed. A *run* is consecutive bytes of the source.
+
 Bytes are copied in windows or re-encoded in chunks, and changed values are counted.
 """
 
@@ -351,7 +354,7 @@ def decoded_pieces(output: Output, chunk: int) -> Iterator[RowPiece]:
 def _split_bands(packed: "PackedWeight", output: Output, chunk: int) -> "list[PackedWeight]":
     """Return a packed weight in bands of rows, of about `chunk` elements each.
 
-    Raises ConversionError with its name where its parts do not fit each other.
+    Raises ConversionError with its name where its codes and scales do not fit each other.
     """
     try:
         return packed.split_bands(chunk)

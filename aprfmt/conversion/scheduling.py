@@ -1,5 +1,9 @@
 """Write a conversion's outputs in order, by several worker threads, or in the source's order.
 
+A *piece* is some rows or bytes of an output that one worker makes and writes. A *slot* is the range
+of a file that is reserved for an output. A *part* is one of the tensors that a packed weight is
+stored as.
+
 One after the other, on several workers (`WorkerPool`), or in the order in which a fetched source
 holds them (`write_in_source_order`), so that it is read once. The bytes are the same each time.
 Kernels, numpy and the system let go of the interpreter, so the workers are threads. They make and
@@ -105,7 +109,7 @@ def write_in_source_order(
     on_finished: Callable[[Output, WrittenTensor, DeferredSlot], None],
     already_written: Callable[[TensorInfo], bool],
 ) -> None:
-    """Write all outputs in the order of the source, each at the place reserved for it.
+    """Write all outputs in the order of the source, each into its reserved slot of the file.
 
     `outputs` is {name: (output, record)}, `files` the source's files in order. `on_finished` is
     called after each output. `already_written` says which outputs an earlier run wrote; these are
@@ -158,7 +162,10 @@ def _read_ranges(tensors: "Sequence[LazyTensor]") -> dict[ByteSource, list[tuple
 
 
 def _part_offsets(tensors: "Sequence[LazyTensor]") -> list[tuple[ByteSource, int]]:
-    """Return (file, offset of the first byte) of every stored part that is in a file."""
+    """Return (file, offset of the first byte) of every stored tensor that is in a file.
+
+    Of a packed weight these are its parts.
+    """
     found = [part.location() for tensor in tensors for part in stored_parts(tensor)]
     return [location for location in found if location is not None]
 
@@ -366,7 +373,7 @@ class WorkerPool:
         return read_back or self._options.resume or slot.crc
 
     def _tasks(self, output: Output) -> GivesWork | None:
-        """Return a function that takes an output's slot in the file and yields its pieces of work.
+        """Return a function that yields an output's pieces of work, given its slot in the file.
 
         None where one thread has to write the output in order: for what is fetched, and with one
         job for what is copied, or encoded by several threads at a time.
@@ -383,7 +390,7 @@ class WorkerPool:
         return partial(self._copy_work, output) if here else None
 
     def _part_work(self, output: Output, slot: DeferredSlot) -> Iterator[PieceWork]:
-        """Yield the one piece of work on a stored tensor of a packed weight, as (memory, function).
+        """Yield (memory in bytes, function) once, for a stored tensor of a packed weight.
 
         A lock lets only one such tensor be made at a time.
         """
@@ -408,7 +415,7 @@ class WorkerPool:
         data, summed = RunBytes(output.runs), self._needs_checksum(output, slot)
 
         def write_band(start: int, stop: int) -> PlacedPiece:
-            """Repack bytes [start, stop) of the output tensor and write them at their place.
+            """Repack bytes [start, stop) of the output tensor and write them into its slot.
 
             Returns their count and CRC-32, 0 if no checksum is asked for.
             """
@@ -462,7 +469,7 @@ class WorkerPool:
     ) -> Callable[[], PlacedPiece]:
         """Return the function that encodes and writes a piece.
 
-        It uses one thread, or all of them for a large tensor that is one piece. `parts` is the
+        It uses one thread, or all threads for a large tensor that is one piece. `parts` is the
         number of the tensor's pieces.
         """
         alone = parts == 1 and math.prod(output.info.shape) > LARGE

@@ -27,8 +27,8 @@ TURN = 0.001  # seconds after which a thread that waits for the interpreter gets
 class SourceHash:
     """The SHA-256 of a source, computed on another thread; a context manager that stops on leaving.
 
-    A conversion waits for it last. Its thread asks for the interpreter between pieces that take
-    less than a millisecond, so Python's switch interval is shortened while it runs. Where it is not
+    A conversion waits for it last. Its thread asks for the interpreter after each chunk of less
+    than a millisecond, so Python's switch interval is shortened while it runs. Where it is not
     `recorded`, only files that are fetched are read.
     """
 

@@ -4,8 +4,9 @@ A tensor is compared when the system has its bytes: copied ones with the source'
 and fetched ones by the checksum taken while they were made, or came. What is read is the file,
 through a mapping of its own, not the memory that was written from. Afterwards the published file is
 opened by its reader: a tensor that lies exactly where bytes were proven, in a file that has not
-changed since it was closed, is proven; any other one is read again. The system may answer from its
-cache, before or after the sync: what the disk itself returns, only reading the file later can say.
+changed since it was closed, is proven; any other tensor is read again. The system may answer from
+its cache, before or after the sync: what the disk itself returns, only reading the file later can
+say.
 """
 
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -35,7 +36,7 @@ LARGE = 1 << 20  # smaller tensors are read back at the end: they are no work
 class Verifier:
     """A context manager that compares written tensors on other threads.
 
-    Leaving it cancels the rest.
+    Leaving it cancels comparisons that have not begun.
 
     `wait` ends it in good order: ConversionError for the first tensor that differs.
     """
@@ -99,7 +100,7 @@ class Verifier:
             each.result()
 
     def is_proved(self, name: str, tensor: LazyTensor) -> bool:
-        """Return whether this tensor was already compared at the same place of the same file."""
+        """Return whether this tensor was already compared at the same offset of the same file."""
         file, at = self._places.get(name, (None, 0))
         location = tensor.location() if type(tensor) is StoredTensor else None
         if file is None or location is None or not file.identity:
