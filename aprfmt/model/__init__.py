@@ -1,5 +1,7 @@
 """A Model: an open file plus its folder, architecture, hyperparameters, and roles.
 
+A *part* is one of the stored tensors of a packed weight: codes, scales, zero points.
+
 `model[...]` are the file's own names (companions joined); `model.roles[...]` are the same type
 under role keys (`L3.attn_q.weight`), with the file's layout steps undone on demand.
 """
@@ -356,7 +358,7 @@ class Model(Mapping[str, View], Tabular):
 
     @cached_property
     def carried(self) -> "Carried":
-        """The parts of the tokenizer that the model's files contain, each read once on demand.
+        """The tokenizer's texts and lists in the model's files, each read once on demand.
 
         Later changes of the folder's text files are not seen.
         """
@@ -399,7 +401,7 @@ class Model(Mapping[str, View], Tabular):
 
     @cached_property
     def lost_parts(self) -> Mapping[str, LostParts]:
-        """{packed weight that does not decode: its tensors, and the parts that are not there}."""
+        """{packed weight that does not decode: its tensors, and the suffixes that are missing}."""
         found = {name: LostParts(one.stored, one.parts) for name, one in self._without.items()}
         if self.unread is not None and self.unread.lacks:
             lost = LostParts(tuple(one.name for one in self.unread.tensors), self.unread.lacks)

@@ -96,10 +96,10 @@ def astray_modules_text(model: "Model", base: "Model") -> str:
 
 
 def _pair_rank(config: dict[str, Any], module: str, shapes: Sequence[tuple[int, ...]]) -> int:
-    """Return the rank of a factor pair; 0 if no factor has two axes.
+    """Return the rank of the factors A and B of a module; 0 if neither has two axes.
 
-    `shapes` are the stored shapes of the pair. For factors of stacked experts, one of whose axes is
-    rank times experts, it is the configuration's `r`.
+    `shapes` are the stored shapes of the factors. For factors of stacked experts, one of whose axes
+    is rank times experts, it is the configuration's `r`.
     """
     if target_parameters(config, unwrap_module(module)[0]) and isinstance(config.get("r"), int):
         return int(config["r"])

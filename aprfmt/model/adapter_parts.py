@@ -1,9 +1,12 @@
 """The stored tensors of a LoRA adapter by name, and why it may not be mergeable.
 
-No numbers are read, so that `inspect` can promise what a merge will do.
-Source: peft 0.21, tuners/lora and utils/save_and_load.py; llama.cpp, convert_lora_to_gguf.py
-and llama-adapter.cpp, which refuses a tensor that is no factor; kohya's sd-scripts,
-networks/lora.py; mlx-lm, tuner/lora.py, tuner/dora.py and tuner/utils.py.
+A *module* is a weight's name without its ending. A *pair* is the factors A and B of one module. A
+*part* is what a tensor of a module is: "a", "b", "alpha" and so on.
+
+No numbers are read, so that `inspect` can promise what a merge will do. Source: peft 0.21,
+tuners/lora and utils/save_and_load.py; llama.cpp, convert_lora_to_gguf.py and llama-adapter.cpp,
+which refuses a tensor that is no factor; kohya's sd-scripts, networks/lora.py; mlx-lm,
+tuner/lora.py, tuner/dora.py and tuner/utils.py.
 """
 
 import math

@@ -1,5 +1,8 @@
 """Reads an adapter as stored: PEFT's folder, a GGUF of llama.cpp, kohya's file, MLX's folder.
 
+A *pair* is the factors A and B of one module with their scale; a *part* is one of its tensors by
+kind ("a", "b", "alpha", ...).
+
 PEFT base_model.model.MODULE.lora_A.weight [r, in], .lora_B.weight [out, r]; of embeddings
   .lora_embedding_A [r, tokens], .lora_embedding_B [size, r]; DoRA .lora_magnitude_vector
   [out]; of single parameters as parameters.py says; whole tensors (modules_to_save, bias)
@@ -13,8 +16,8 @@ kohya   PREFIX_MODULE_WITH_UNDERSCORES.lora_down.weight, .lora_up.weight, .alpha
 MLX     MODULE.lora_a [in, r], MODULE.lora_b [r, out]; of embeddings [tokens, r] and [r, size];
   DoRA MODULE.m [out]; adapter_config.json: lora_parameters with rank and scale
 
-The scale of a pair is alpha / r, with rsLoRA alpha / sqrt(r); MLX states the scale itself.
-Names of all spellings, and the sources, are in `model/adapter_parts.py`.
+The scale of a pair is alpha / r, with rsLoRA alpha / sqrt(r); MLX states the scale itself. Names of
+all spellings, and the sources, are in `model/adapter_parts.py`.
 """
 
 import math
@@ -51,13 +54,13 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class StoredPair:
-    """One pair as its file has it: its parts by kind, its rank and its scale.
+    """The factors of one module as the file has them: its tensors by kind, its rank and its scale.
 
     `embedding` marks exchanged factors, as for a token embedding. `parameters` are the names of
     single parameters of the module, one of which the pair changes: its rank is then that of all
     experts together, and its scale is not known without the base (`pair_scale`). `turned`: the
     factors are [in, r] and [r, out], as MLX stores them. `halves`: the outputs are read with their
-    halves exchanged. `joined`: the pair is several, whose outputs stand one behind the other.
+    halves exchanged. `joined`: the pair stands for several, whose outputs follow each other.
     """
 
     module: str

@@ -1,7 +1,9 @@
 """Finds weights whose last two axes are stored exchanged, by their shapes.
 
-Trainers and exporters write stacked experts as [experts, in, out] and matrices as [in, out].
-Where the two sizes are equal no shape tells; then only a comparison of values does.
+A *group* is roles that a file stores together, as one tensor or several.
+
+Trainers and exporters write stacked experts as [experts, in, out] and matrices as [in, out]. Where
+the two sizes are equal no shape tells; then only a comparison of values does.
 """
 
 from collections.abc import Mapping

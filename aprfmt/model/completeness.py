@@ -163,9 +163,9 @@ def require_shapes(
 
 
 def vector_text(count: int, wanted: Sequence[int]) -> str:
-    """Return what a vector of `count` values may be where the shape `wanted` is due, in words.
+    """Return in words what `count` values may be that are stored where `wanted` is the shape.
 
-    It is a joined weight, a placeholder of ZeRO, or one rank's part of flat parameters.
+    That is a joined weight, a placeholder of ZeRO, or one rank's range of flattened parameters.
     """
     if count == math.prod(wanted):
         return "a vector of as many values as are due: the axes were joined"

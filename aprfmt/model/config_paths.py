@@ -59,7 +59,8 @@ def path_of_name(values: Any, name: str) -> Key:
 def key_path(model: "Model", key: str) -> Key:
     """Return the path of a key that a user wrote, as its names from the outermost object.
 
-    Dots separate names only in a model with a config.json; of other metadata keys they are a part.
+    Dots separate names only in a model with a config.json; in other models they belong to the
+    metadata key.
     """
     config = None if model.folder is None else model.folder.config
     return (key,) if config is None else path_of_name(config, key)

@@ -1,8 +1,8 @@
 """Layouts that an engine gives its weights after loading, for its kernels, and their undoing.
 
-Each row of REPACKS is a plain permutation of the elements. A state in which every matrix of a kind
-stands so was laid out by the engine; one in which only some do was loaded wrongly, and is left to
-the comparison as it is.
+Each row of REPACKS is a plain permutation of the elements. A *state* is the weights that an engine
+saved. Where every matrix of a kind has the layout, the engine made it; where only some have it,
+they were loaded wrongly, and the state is compared as it is.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -171,7 +171,7 @@ def _all_in_layout(
     """Return whether an engine stores all its tensors of one kind in the layout `repack`.
 
     `held` are the engine's tensors with their published parameters. None may equal the published
-    tensor as stored only, and more than half must equal it once the layout is undone. The rest
+    tensor as stored only, and more than half must equal it once the layout is undone. The others
     have other values in either layout, and are compared later.
     """
     equal, left = 0, len(held)

@@ -1,10 +1,13 @@
 """Reads the weights that an engine saved, under the tensor names of the published model.
 
+A *state* is the weights that an engine saved, a *parameter* one tensor of it. A rank's *share* is
+what it holds of a parameter, a *part* what a parameter holds of one published tensor. A *reading*
+says how a parameter is cut into published tensors.
+
 `torch.save(model.state_dict())` of vLLM, SGLang or Megatron Core has q, k and v as one matrix, gate
 and up as one, all experts of a layer as a stack, and with tensor, expert or pipeline parallelism a
 file for each rank. Each tensor of the model is assembled from these, so that whatever compares
-models compares it. Which parameters an architecture has there is said by
-arch/engine_parameters.py.
+models compares it. Which parameters an architecture has there is said by arch/engine_parameters.py.
 """
 
 import math
@@ -145,7 +148,7 @@ def is_saved_state(path: Path, published: Model) -> bool:
 
 
 def _unwrapped(name: str) -> list[str]:
-    """Return a name, and what is left of it without its first one to four parts.
+    """Return a name, and what is left of it without its first one to four dotted components.
 
     A wrapper around a model, such as `_orig_mod.` or `actor.module.`, puts these before its names.
     """
@@ -156,9 +159,9 @@ def _unwrapped(name: str) -> list[str]:
 def _state_files(path: Path) -> list[tuple[Path, Mapping[str, int]]]:
     """Return (file, {parallel axis: rank}) of each file of a state; [] if there are none.
 
-    Ranks come from the paths, as in `tp_rank_01`. There are none for a single file, for the files
-    of a state in several parts, and for the only model of a folder. That model counts only if it
-    has names that an engine alone uses.
+    Ranks come from the paths, as in `tp_rank_01`. There are none for a single file, for a state
+    that is stored in several numbered files, and for the only model of a folder. That model counts
+    only if it has names that an engine alone uses.
     """
     if path.is_file():
         return [(path, {})] if path.suffix in _SUFFIXES else []
@@ -197,9 +200,9 @@ def _parts_of_state(folder: Path) -> list[Path]:
 
 
 def _refuse_missing_parts(folder: Path, files: Iterable[Path]) -> None:
-    """Raise FormatError where a numbered part of a state is missing, by the names of the others.
+    """Raise FormatError where a numbered file of a state is missing, by the names of the others.
 
-    Parts are numbered from 1, or from 0 where there is a part 0.
+    Files are numbered from 1, or from 0 where there is a file 0.
     """
     there: dict[tuple[str, int], set[int]] = {}
     for file in files:
@@ -322,7 +325,7 @@ class StackedExperts(LazyTensor):
 
 
 class EngineTensor(LazyTensor):
-    """A tensor under the model's name, assembled from the ranks' parts when its bytes are read."""
+    """A tensor under the model's name, assembled from the ranks' shares when its bytes are read."""
 
     __slots__ = ("_made", "_make", "_parts", "info", "reading")
 
@@ -335,9 +338,9 @@ class EngineTensor(LazyTensor):
         make: Callable[[], Cells],
         reading: EngineReading | None = None,
     ) -> None:
-        """Store the description, the ranks' parts, and `make`, which assembles the array.
+        """Store the description, the ranks' shares, and `make`, which assembles the array.
 
-        `reading` says what the parts are; None where they fit no parameter.
+        `reading` says how the shares are read; None where they fit no parameter.
         """
         self.info, self._parts, self._make, self.reading = info, tuple(parts), make, reading
         self._made: memoryview | None = None
@@ -555,7 +558,7 @@ def _name_tails(name: str) -> list[tuple[str, str]]:
 def _group_by_name(
     path: Path, sources: Sequence[tuple[Source, Mapping[str, int]]]
 ) -> dict[str, RankTensor]:
-    """Return {name: RankTensor} of all files' tensors, each with its parts in order of rank.
+    """Return {name: RankTensor} of all files' tensors, each with the ranks' shares in order.
 
     Layers that each rank of a pipeline numbers from 0, as Megatron does, get their numbers in the
     whole model. Experts of a rank that have a tensor each are stacked. Raises FormatError for a
@@ -623,9 +626,9 @@ def _group_parts(path: Path, sources: Sequence[Source]) -> dict[str, RankTensor]
 def _refuse_lost_rank_parts(
     path: Path, sources: Sequence[tuple[Source, Mapping[str, int]]]
 ) -> None:
-    """Raise FormatError where a rank's files are numbered parts, and one of them is missing.
+    """Raise FormatError where a rank has several numbered files, and one of them is missing.
 
-    vLLM writes `model-rank-1-part-0.safetensors`. Ranks of one stage hold parts of the same
+    vLLM writes `model-rank-1-part-0.safetensors`. Ranks of one stage hold shares of the same
     tensors: a rank that lacks some of them lacks a file.
     """
     parts = [_PART_OF_RANK.search(source.path.stem) for source, _ in sources]
@@ -1075,11 +1078,11 @@ class _StateReader:
     def _choose_place(
         self, name: str, published: LazyTensor, places: Sequence[tuple[EngineReading, Part]]
     ) -> tuple[EngineReading, Part]:
-        """Return the (reading, part) to compare, of several places in the state that hold a tensor.
+        """Return which (reading, part) of a state to compare, of several that hold a tensor.
 
-        A layer whose values are its keys has them twice in one parameter, say. It is the first
-        place with other values than published, else the first one; a warning is added where places
-        differ. A slot for a scale that was never loaded does not count if another place was loaded.
+        A layer whose values are its keys has them twice in one parameter, say. It is the first with
+        other values than published, else the first of all; a warning is added where they differ. A
+        scale that was never loaded does not count if another copy of it was loaded.
         """
         published_bytes = bytes(published.raw())
         made = [
@@ -1304,7 +1307,7 @@ def _is_one_more(stored: LazyTensor, published: LazyTensor) -> bool:
 
 
 def _lacks_bytes(whole: RankTensor, published: LazyTensor) -> bool:
-    """Return whether a rank's part has no bytes where the published tensor has some."""
+    """Return whether a rank's share has no bytes where the published tensor has some."""
     return bool(published.info.nbytes) and any(not one.info.nbytes for one in whole.parts)
 
 
@@ -1340,7 +1343,7 @@ def _engine_tensor(
 ) -> LazyTensor:
     """Return an EngineTensor of this shape whose bytes `make` assembles.
 
-    Its encoding is that of the ranks' parts, unless `encoding` is given.
+    Its encoding is that of the ranks' shares, unless `encoding` is given.
     """
     encoding = encoding or whole.parts[0].info.encoding
     row = ENCODINGS[encoding]

@@ -269,7 +269,7 @@ def rank_files(paths: Iterable[Path]) -> list[Path]:
 
 
 def holds_rank_files(folder: Path) -> bool:
-    """Return whether a folder's weights are files of ranks, each with a part of the tensors."""
+    """Return whether a folder's weights are files of ranks, each with a share of every tensor."""
     if not folder.is_dir() or any((folder / name).is_file() for name in WEIGHT_FILES):
         return False
     return bool(rank_files(model_candidates(folder)))
@@ -295,7 +295,7 @@ def _some_names(paths: Sequence[Path]) -> str:
 
 
 def _pipeline_text(folder: Path) -> str:
-    """Return the message that a folder is a diffusers pipeline, with its parts that are models."""
+    """Return the message that a folder is a diffusers pipeline, with its subfolders of models."""
     index = parse_config(read_text(folder / PIPELINE, MAX_CONFIG).encode(), folder / PIPELINE)
     name = index.get("_class_name", "")
     named = [key for key, value in index.items() if isinstance(value, list)]
@@ -355,7 +355,7 @@ def _is_pickled(path: Path) -> bool:
 def hub_cache_snapshot(name: str) -> Path | None:
     """Return the snapshot folder of `org/name` in the local hub cache; None without one.
 
-    None too for a name of another form.
+    None too for a name that is not `org/name`.
     """
     if name.count("/") != 1 or name.startswith((".", "/")):
         return None

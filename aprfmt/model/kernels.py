@@ -1,8 +1,8 @@
-"""Finds kernels that are stored in another shape than readers look for, by their sizes.
+"""Finds kernels of convolutions that are stored in another shape than readers look for.
 
-Exporters write the kernels [out, in, height, width] of a convolution as the matrix
-[out, in * height * width] that a product takes, or that matrix transposed, and MLX has the input
-channels last.
+Exporters write the kernels [out, in, height, width] of a convolution as the matrix [out, in *
+height * width] that a product takes, or that matrix transposed, and MLX has the input channels
+last.
 """
 
 import math

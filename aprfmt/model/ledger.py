@@ -1,5 +1,8 @@
 """The ledger: an inventory of all items of a model, and what two of them did not compare.
 
+An *item* is one thing that a model is made of: a file, a tensor, a key, a text. Its *reading* is
+what a loader takes it for. Of two compared models a *side* is one, "A" or "B".
+
 Each item has exactly one reading. Every command takes its totals from here, and
 `aprfmt.model.verdict` its verdict. Nothing is read before the ledger is asked for, and no tensor
 then.
@@ -111,9 +114,9 @@ class NotCompared:
     """An item that was not compared by its meaning, and what is known about it all the same.
 
     `state`: its bytes are equal or unequal on both sides, it is on one side only, it cannot be
-    read; `not reached` where a budget ended before it; `unread` where there is one model only;
-    `no counterpart` where the other side's format has no place for it, by the convention of its
-    writers. `side` is "A" or "B", or words for the two sides where they have other names.
+    read; `not reached` where a budget ended before it; `unread` where there is one model only; `no
+    counterpart` where the other model's format cannot hold it, by the convention of its writers.
+    `side` is "A" or "B", or words for the two sides where they have other names.
     """
 
     kind: str
@@ -243,7 +246,7 @@ def join_ledgers(first: Ledger, second: Ledger) -> Ledger:
 
 
 def items_of_other_model(other: "Model", model: "Model") -> tuple[NotCompared, ...]:
-    """Return the items of `other` that nothing reads, for a comparison of two models' passes.
+    """Return the items of `other` that nothing reads, where its passes are compared with `model`'s.
 
     Each has "the other model" as its `side`. () where both models are one file: its items are
     listed for `model`.
@@ -385,7 +388,7 @@ class _LedgerBuilder:
     def _file_item(self, path: Path) -> Item:
         """Return the ledger's item of a file or subfolder in the model's folder: how it is read.
 
-        Tables of file names say by what; some files depend on the model as well.
+        Tables of file names say how it is read; for some files it depends on the model too.
         """
         row = folder_row(path) if path.is_dir() else file_row(path.name)
         reading, of = row.reading, row.source
@@ -476,7 +479,7 @@ class _LedgerBuilder:
     # --- tensors -------------------------------------------------------------------------------
 
     def tensors(self) -> Iterator[Item]:
-        """Yield an item per stored tensor, with how it is read, also of a packed weight's parts.
+        """Yield an item per stored tensor, a packed weight's codes and scales too.
 
         Items of adapters and importance matrices have other kinds and readings.
         """
@@ -1157,10 +1160,10 @@ def list_not_compared(
 def _compare_items(
     kind: Kind, name: str, x: Item | None, y: Item | None, a: Ledger, b: Ledger
 ) -> NotCompared | None:
-    """Return the NotCompared of an item that one or both sides have; None if it is settled.
+    """Return the NotCompared of an item that one or both models have; None if it is settled.
 
-    It is if both sides read it by meaning, its stored values are equal, or it has no effect. `x` is
-    the item of ledger `a`, `y` that of `b`.
+    It is settled if both ledgers read it by meaning, its stored values are equal, or it has no
+    effect. `x` is the item of ledger `a`, `y` that of `b`.
     """
     there = x or y
     assert there is not None
@@ -1198,7 +1201,7 @@ def _compare_items(
 def _with_inner_keys(why: str, x: Value, y: Value) -> str:
     """Return `why` an item is unequal, followed by the first differing inner keys and their values.
 
-    `x` and `y` are the item's contents on both sides. Only `why` if they are not JSON objects.
+    `x` and `y` are the item's contents in both models. Only `why` if they are not JSON objects.
     """
     from aprfmt.base.inner_keys import differing_inner_keys
 

@@ -133,8 +133,8 @@ def file_rows(model: Model, blocks: bool = False) -> list[FileRow]:
     """Return {name, size, sha256, outside} of every file of weights, and of texts next to them.
 
     `outside` is SHA-256 of the bytes outside the tensors; with `blocks` the digests of each MiB are
-    in the row too. The rows of the index and the text files of the model come last and have
-    neither. Raises FormatError for one of those that is too large.
+    in the row too. The rows of the index and the text files of the model come last, without
+    `outside` and digests of each MiB. Raises FormatError for one of those that is too large.
     """
     source: Any = model.source
     rows: list[FileRow] = []
@@ -182,9 +182,9 @@ def _digest_outside_tensors(path: Path, shard: Shard[Any]) -> str:
 def bytes_between(
     file: ByteSource, parts: Iterable[tuple[int, int]]
 ) -> Iterator[tuple[int, memoryview]]:
-    """Yield (offset, bytes) of what lies before and between the parts of a file, in windows.
+    """Yield (offset, bytes) of what lies before and between ranges of a file, in windows.
 
-    `parts` are (first, end), sorted. Bytes after the last part are not yielded.
+    `parts` are the ranges (first, end), sorted. Bytes after the last range are not yielded.
     """
     at = 0
     for start, stop in parts:

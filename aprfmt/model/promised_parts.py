@@ -1,8 +1,8 @@
-"""Parts of packed weights that the configuration promises and the file does not have.
+"""Stored tensors of packed weights that the configuration promises and the file does not have.
 
-A weight decodes without them, to other values than those that were packed, or a layer runs with a
-scale of activations that nobody measured. Parts without which nothing decodes, such as zero points,
-are missed where the weight is read.
+A *part* is one of these tensors. A weight decodes without them, to other values than those that
+were packed, or a layer runs with a scale of activations that nobody measured. A missing part
+without which nothing decodes, such as zero points, is an error where the weight is read.
 
 Sources: compressed-tensors 0.20 (`actorder`, `input_activations`), AutoGPTQ (`desc_act`),
 transformers' fp8 (`activation_scheme`).
@@ -30,8 +30,8 @@ _INPUTS = "engines take a scale of inputs that nobody measured"
 class PromisedPart:
     """A part that the configuration of a packed weight promises.
 
-    `name` is the last part of its name, `promise` the words of the configuration, and `effect` what
-    comes of its absence.
+    `name` is the last component of its name, `promise` the words of the configuration, and `effect`
+    what comes of its absence.
     """
 
     name: str

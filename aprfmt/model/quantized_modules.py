@@ -238,10 +238,10 @@ def _remedy_command(
 
 
 def _covering_name(module: str, packed: Iterable[str], form: str) -> str:
-    """Return a list entry, in the method's `form`, that fits a plain module and no packed one.
+    """Return a list entry that fits a plain module and no packed one.
 
-    It is the pattern of the module's last two names where no packed module ends so, else the
-    module itself.
+    It is the pattern of the module's last two names where no packed module ends so, else the module
+    itself, spelled as the method's `form` says.
     """
     end = ".".join(module.split(".")[-2:])
     alone = any(name.endswith(f".{end}") for name in packed)

@@ -1,4 +1,8 @@
-"""One rank's stored tensors of a parameter, and their bytes as arrays of whole elements."""
+"""One rank's stored tensors of a parameter, and their bytes as arrays of whole elements.
+
+A rank's *share* is what it holds of a parameter of an engine. A *part* of a parameter is what it
+holds of one published tensor, as q, k and v in qkv_proj.
+"""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -17,7 +21,7 @@ Cells = NDArray[np.void]
 
 @dataclass(frozen=True)
 class RankTensor:
-    """A tensor of an engine's state: its stored part on each rank, and the ranks' numbers."""
+    """A tensor of an engine's state: its stored share on each rank, and the ranks' numbers."""
 
     name: str
     parts: tuple[LazyTensor, ...]
@@ -25,7 +29,7 @@ class RankTensor:
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """The shape of the first rank's part."""
+        """The shape of the first rank's share."""
         return self.parts[0].info.shape
 
 
@@ -38,7 +42,7 @@ class EngineReading:
     layout: RankLayout
 
     def rank_arrays(self) -> list[Cells]:
-        """Return each rank's part as an array of opaque elements, in the parameter's axes."""
+        """Return each rank's share as an array of opaque elements, in the parameter's axes."""
         shape = self.parameter.shape
         return [
             element_array(part).reshape(in_published_axes(part.info.shape, shape))
@@ -94,7 +98,7 @@ def in_published_axes(shape: tuple[int, ...], published: tuple[int, ...]) -> tup
 def element_array(tensor: LazyTensor) -> Cells:
     """Return a stored tensor as an array of opaque elements, without decoding it.
 
-    Raises FormatError for a block encoding, in which an element has no bytes alone.
+    Raises FormatError for a block encoding, in which no bytes belong to a single element.
     """
     shape, count = tensor.info.shape, math.prod(tensor.info.shape)
     size, rest = divmod(tensor.info.nbytes, max(count, 1))

@@ -224,7 +224,7 @@ def _other_sets_text(what: str, path: "Path", taken: str, others: Sequence[str])
 
 
 def side_of_other_names(a: "Model", b: "Model") -> Literal["a", "b"]:
-    """Return the side ("a" or "b") whose names are unusual: "a" if only B's have known roles."""
+    """Return which model ("a" or "b") has unusual names: "a" if only B's names have known roles."""
     return "a" if not _has_roles(a) and _has_roles(b) else "b"
 
 
@@ -244,7 +244,7 @@ def relation_between_names(
     left: Sequence[str] = (),
     more: Sequence[str] = (),
 ) -> Relation:
-    """Return the Relation that a rule maps B's names to A's; neither side has to be wrong.
+    """Return the Relation that a rule maps B's names to A's; neither model has to be wrong.
 
     `names` are {B's name: A's} of the tensors that are mapped. `left` are prefixes under which B
     has the same names again, `more` those of A: sets that are not compared. Where only B has the

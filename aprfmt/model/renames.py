@@ -1,7 +1,7 @@
 """Renames of tensors: the rule OLD=NEW, and the search for rules that make names fit.
 
-A rule is a prefix (`OLD` ends with a dot, or is empty) or a run of whole components anywhere in
-a name. `{N}` stands for a number in both, `{N+1}` and `{N-1}` for its neighbours in NEW.
+A rule is a prefix (`OLD` ends with a dot, or is empty) or neighbouring components anywhere in a
+name. `{N}` stands for a number in both, `{N+1}` and `{N-1}` for its neighbours in NEW.
 """
 
 import math
@@ -387,10 +387,10 @@ def _numbers_in(parts: Iterable[str]) -> tuple[str, ...]:
 
 
 def differing_run(parts: Sequence[str], other: Sequence[str]) -> tuple[str, str] | None:
-    """Return (old, new), dotted, of the one run in which two names differ; None if there are more.
+    """Return (old, new), dotted: the neighbouring components in which two names differ, or None.
 
-    `parts` and `other` are the names' components. Up to two neighbouring components may differ,
-    none of them a number.
+    `parts` and `other` are the names' components. None if they differ in more than one stretch. Up
+    to two neighbouring components may differ, none of them a number.
     """
     shorter = min(len(parts), len(other))
     start = 0
@@ -433,9 +433,9 @@ def prefix_rules_between(
 ) -> dict[Rename, dict[str, str]]:
     """Return {prefix rule: {their name: ours}} for names that only one of two files has each.
 
-    A rule maps nine of ten names of both sides. If one side has more names, such as a second set of
-    the same names or the state of an optimizer, it maps nine of ten names that have its prefix on
-    one of the sides, and at least `fewest`. Several rules stand for several sets of names; those
+    A rule maps nine of ten names of both files. If one file has more names, such as a second set of
+    the same names or the state of an optimizer, it maps nine of ten names that have its prefix in
+    one of the files, and at least `fewest`. Several rules stand for several sets of names; those
     with most names come first.
     """
     wanted = set(ours)

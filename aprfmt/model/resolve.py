@@ -1,9 +1,12 @@
 """Resolves an open file to its architecture, hyperparameters and roles.
 
+A *role* is what a tensor is for, by one name in all formats. A *group* is roles that the file
+stores together, as one tensor or several.
+
 The order: name the architecture (user, config, metadata), bind stored names to roles, read the
-hyperparameters from every key style the file has, and reconcile them. What a file's own format
-says wins over a carried config.json; where both say the same up to float32 rounding, the
-config's exact value is kept.
+hyperparameters from every key style the file has, and reconcile them. What a file's own format says
+wins over a carried config.json; where both say the same up to float32 rounding, the config's exact
+value is kept.
 """
 
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
@@ -428,9 +431,9 @@ def read_hyperparameters(
 
     The container's keys win over config.json. `tensors` and `style` are the names under which it is
     read, None for the file's. The reports are (that of config.json, that of the container's keys),
-    or (the only one, None). Required parts are {hyperparameter: value} for parts whose presence the
-    tensors show (biases, say), with the value that the keys or tables demand. Raises ArchError
-    where config.json is missing and the container states no hyperparameters.
+    or (the only one, None). Required parts are {hyperparameter: value} for optional weights whose
+    presence the tensors show (biases, say), with the value that the keys or tables demand. Raises
+    ArchError where config.json is missing and the container states no hyperparameters.
     """
     from aprfmt.arch.hyperparameters import read_hyper
     from aprfmt.arch.spec import Facts, HyperParams
@@ -465,7 +468,7 @@ def read_hyperparameters(
 
 
 def _required_values(report: "KeyReport", *, without_defaults: bool = False) -> dict[str, Value]:
-    """Return {hyperparameter: value} of the parts that one report's keys require.
+    """Return {hyperparameter: value} of optional weights, such as biases, that keys require.
 
     With `without_defaults` without those that only a default requires.
     """

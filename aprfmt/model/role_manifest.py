@@ -3,8 +3,8 @@
 Each parameter has its name in vLLM and SGLang (joined `qkv_proj` and `gate_up_proj`, stacked
 experts) next to the published one, and one digest for each tensor-parallel rank: SHA-256 of the
 little-endian float32 values of the rank's share. `rows` is how many rows of the share count: a
-table of the vocabulary has padding after them. `of` are the published tensors in it: one that is
-in no parameter of an engine was not loaded.
+table of the vocabulary has padding after them. `of` are the published tensors in it: a published
+tensor that is in no parameter of an engine was not loaded.
 """
 
 import hashlib

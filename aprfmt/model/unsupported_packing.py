@@ -130,8 +130,8 @@ def undecoded_packing(
 ) -> UndecodedPacking | None:
     """Return the packed weights that no codec decodes; None if there are none.
 
-    `tensors` are the stored ones after parts were joined, `config` has the quantization section.
-    `why` is the error of an earlier attempt to join them, "" without one.
+    `tensors` are the stored ones after codes and scales were joined, `config` has the quantization
+    section. `why` is the error of an earlier attempt to join them, "" without one.
     """
     # Without a section, only tensors that hold codes suggest packed weights.
     section, reason = quantization_section(config or {}), why

@@ -1,5 +1,8 @@
 """The verdict of a command, its sentence and its exit code: `pronounce` alone decides them.
 
+An *item* is one thing that a model is made of, or that was compared: a tensor, a key, a text, a
+file.
+
 No other function says equal, same, PASS, verified or complete. `aprfmt.base.exit_codes` has what
 every exit code of the program means.
 """
@@ -33,8 +36,8 @@ class Compared:
     `differs`: a difference, bug or failed check. `counts`: {what is counted: (compared, total)},
     such as {"tensors": (48, 50)}. `left`: what was not compared by meaning. `detail`: how the
     counted things compare, in words. `scope`: words for what was compared, where the counts do not
-    say it. `of_a_model`: the comparison is about a known model; a tensor of one side that nothing
-    reads then leaves the verdict open.
+    say it. `of_a_model`: the comparison is about a known model; a tensor of one of two models that
+    nothing reads then leaves the verdict open.
     """
 
     differs: bool
@@ -112,11 +115,11 @@ def _refuse_unmatched(patterns: Collection[str], rows: Sequence[NotCompared]) ->
 def pronounce(words: VerdictWords, compared: Compared, accept: Collection[str] = ()) -> Pronounced:
     """Return the verdict over what was compared. Every command's verdict is made here.
 
-    Exit code 1: a difference is established, or an item that can carry meaning is on one side only,
-    or is unread and unequal. 2: there is no difference, but something that had to be compared could
-    not be, or nothing was. 0: all that can carry meaning agrees; unread items are byte for byte
-    equal, or accepted by `accept`, a list of `unread:PATTERN`. Items that a budget left out are
-    never accepted. Raises UsageError for a pattern that matches none of the items.
+    Exit code 1: a difference is established, or an item that can carry meaning is in one model
+    only, or is unread and unequal. 2: there is no difference, but something that had to be compared
+    could not be, or nothing was. 0: all that can carry meaning agrees; unread items are byte for
+    byte equal, or accepted by `accept`, a list of `unread:PATTERN`. Items that a budget left out
+    are never accepted. Raises UsageError for a pattern that matches none of the items.
     """
     _refuse_unmatched(accept, compared.left)
     # Sort what was not compared: accepted, differing, unreadable, equal, without effect.

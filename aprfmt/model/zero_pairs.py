@@ -1,8 +1,8 @@
-"""The parts of an adapter that change nothing: pairs with a zero factor or scale, vectors of ones.
+"""What of an adapter changes nothing: pairs with a zero factor or scale, vectors of ones.
 
 Training begins with one factor at zero (lora_B; of an embedding lora_embedding_A). The vectors of
-an IA3 begin at one. It is still so where nothing was trained, or where the file was written before
-the values were gathered.
+an IA3 begin at one. A *pair* is the factors A and B of one module. It still changes nothing where
+nothing was trained, or where the file was written before the values were gathered.
 """
 
 import math
@@ -56,7 +56,7 @@ class ZeroPairs(NamedTuple):
 
     @property
     def text(self) -> str:
-        """Which parts change nothing and why, as a clause; "" if each pair changes its weight."""
+        """Which pairs or vectors change nothing and why, as a clause; "" if all change a weight."""
         said = []
         if self.zero:
             reasons = list(dict.fromkeys(self.zero.values()))
@@ -82,7 +82,7 @@ class ZeroPairs(NamedTuple):
 
 
 def find_zero_pairs(model: "Model") -> ZeroPairs:
-    """Return the parts of an adapter that change nothing: pairs of zero product, vectors of ones.
+    """Return what of an adapter changes nothing: pairs of zero product, vectors of ones.
 
     The beginning of every factor is read, and the whole of those that begin with zeros. A factor
     that cannot be decoded counts as not zero. Nothing is found in a file that is no adapter.
