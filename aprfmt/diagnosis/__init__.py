@@ -1,4 +1,7 @@
-"""`diagnose`: where two models, traces or runs first differ, and why."""
+"""`diagnose`: where two models, traces or runs first differ, and why.
+
+A and B are the two models, runs or traces that are compared; a *side* is one of them.
+"""
 
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
@@ -147,9 +150,9 @@ def _open_undecoded(a: str, b: str, arch: str | None, stack: ExitStack) -> tuple
 
 
 def _read_renamed(first: Side, second: Side, stack: ExitStack) -> tuple[Model, Finding] | None:
-    """Return (B with parts of its packed weights renamed so that it reads, the finding), or None.
+    """Return (B with tensors of its packed weights renamed so that it reads, the finding), or None.
 
-    None unless both sides are models, and where B can be read without renaming. `stack` closes B.
+    None unless A and B are models, and where B can be read without renaming. `stack` closes B.
     """
     if first.model is None or second.model is None or second.kind != "model":
         return None
@@ -165,7 +168,7 @@ def _read_renamed(first: Side, second: Side, stack: ExitStack) -> tuple[Model, F
 def _compare_damaged(a: str, b: str, first: Side, second: Side) -> Diagnosis:
     """Return the diagnosis by the readable tensors of two models, where a file of one is damaged.
 
-    Raises FormatError with what is damaged where one side is a trace or run.
+    Raises FormatError with what is damaged where A or B is a trace or run.
     """
     if first.model is None or second.model is None or {first.kind, second.kind} != {"model"}:
         for side in (first, second):
@@ -180,8 +183,8 @@ def _diagnose_packing(
 ) -> Diagnosis | None:
     """Return the diagnosis of a model that does not open because of its packed weights, or None.
 
-    Where the fault in these weights is not found, the rest is compared by stored names. None
-    where packed weights are not the reason. `error` is why the model did not open.
+    Where the fault in these weights is not found, all other tensors are compared by stored names.
+    None where packed weights are not the reason. `error` is why the model did not open.
     """
     try:
         first, second = (

@@ -1,4 +1,7 @@
-"""The results of examining a trace: where it diverges, and the change that explains it."""
+"""The results of examining a trace: where it diverges, and the change that explains it.
+
+A *point* is a capture point of a pass, a *change* a hypothesis applied to the reference model.
+"""
 
 import math
 from collections.abc import Mapping
@@ -117,9 +120,9 @@ class Solution:
 class Divergence:
     """A point that disagrees although computed from the run's own input, and its explanation.
 
-    `answer` is the change that explains it, `others` are equally good explanations. `likely` is a
-    suspected cause without one. `inside` are the keys of the weights that the unexplained
-    operations read.
+    `answer` is the change that explains it, `others` are changes that explain it equally well.
+    `likely` is a suspected cause without one. `inside` are the keys of the weights that the
+    unexplained operations read.
     """
 
     view: ShadowPoint

@@ -1,7 +1,9 @@
 """Dumps of several sequences: which one is examined, and whether one has another's rows.
 
-A server computes many requests in one batch. What it hands to one may be another's: then the rows
-stand in the same two dumps, and are found there before any operation is accused.
+A and B are the two models, runs or traces that are compared; a *side* is one of them.
+
+A server computes many requests in one batch. The values of one request may be another's: then the
+right rows are in the same two dumps, and are found there before any operation is accused.
 """
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
@@ -119,7 +121,7 @@ class BatchSequences:
                 yield NotCompared("sequence", f"{more} more of {label}", "unread")
 
     def source_of(self, given: str, ids: Ids) -> tuple[Ids, list[str]] | None:
-        """Return (ids of the sequence whose rows a side has in place of `ids`' own, points).
+        """Return (ids of the sequence whose rows a dump has for `ids`, points) or None.
 
         `given` is the side. At all points where the sides differ on `ids` it has what the other
         side has for the returned sequence. None if there is none.
@@ -165,7 +167,7 @@ def first_differing_sequence(
 class OtherRows:
     """The result that a dump has rows of another sequence: the finding, and traces put right.
 
-    `unfit`: the examined sequence still has another's rows, since its own are nowhere.
+    `unfit`: the examined sequence still has another's rows, since no dump has its own.
     """
 
     traces: Mapping[str, Trace]
@@ -266,7 +268,7 @@ def _departs(trace: Trace, model: Model, ids: Ids, dtype: str) -> bool | None:
 
 
 def _departing_side(batch: BatchSequences, ids: Ids, dtype: str) -> str:
-    """Return the side ("A" or "B") whose rows of a sequence the model contradicts.
+    """Return which dump ("A" or "B") has rows of a sequence that the model contradicts.
 
     "" where it contradicts both or neither, or there is no model.
     """

@@ -1,4 +1,9 @@
-"""A blend of two models: B with some weights and hyperparameters replaced by A's."""
+"""A blend of two models: B with some weights and hyperparameters replaced by A's.
+
+A *part* of B is some of its weights and hyperparameters: those that one finding is about. A *stage*
+is the embedding, one layer, or the head. A and B are the two models, runs or traces that are
+compared; a *side* is one of them.
+"""
 
 import math
 from collections.abc import Callable, Hashable, Mapping, Sequence
@@ -18,7 +23,7 @@ _EARLY = ("embedding_scale", "vocab_size", "hidden_size")
 
 
 class PairHolder(Holder):
-    """A Holder of placed weights that stores two models' weights of one key separately.
+    """A holder of placed weights that keeps two models' weights of one key apart.
 
     Both share one memory budget.
     """

@@ -1,8 +1,8 @@
-"""Finds the faulty part of packed weights whose scales are separate tensors (as bitsandbytes).
+"""Finds the faulty tensor of packed weights whose scales are separate tensors (bitsandbytes).
 
-No claim of config.json is needed to read one, so nothing can be wrong but a part: each is
-replaced by the reference's, and the one after which the weight decodes to the reference's
-values is the cause.
+A *part* is one of these stored tensors. No claim of config.json is needed to read them, so nothing
+can be wrong but a part. Each is replaced by the reference's: the part after which the weight
+decodes to the reference's values is the cause.
 """
 
 from collections.abc import Iterator, Mapping
@@ -46,8 +46,8 @@ def _wrong_parts_by_reference(
 ) -> Iterator[Wrong]:
     """Yield (cause, sentence, confirmed) for each part that differs from the reference's.
 
-    `right` is the reference's weight, `stored` the other side's tensors. Yields nothing where the
-    codes are missing or of another encoding.
+    `right` is the reference's weight, `stored` the tensors of the faulty model's weight. Yields
+    nothing where the codes are missing or of another encoding.
     """
     main = right.parts[""].info
     if main.name not in stored or stored[main.name].info.encoding != main.encoding:

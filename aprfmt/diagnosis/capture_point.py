@@ -222,7 +222,10 @@ def _refuse_rank_twice(case: Mismatch, keys: Sequence[str]) -> None:
 
 
 def _rank_order(case: Mismatch, key: str) -> list[int] | None:
-    """Return whose share each rank has of a point's recorded values; None if they are no shares."""
+    """Return whose share of columns each rank has at a point, by its number; None if unclear.
+
+    None, too, where the recorded values are not made of the ranks' shares.
+    """
     view = case.found.views[key]
     if view.recorded is None or np.ptp(view.recorded.values) == 0:
         return None

@@ -1,4 +1,7 @@
-"""The conclusion where no cause was found: equal, or different by rounding only."""
+"""The conclusion where no cause was found: equal, or different by rounding only.
+
+A and B are the two models, runs or traces that are compared; a *side* is one of them.
+"""
 
 import math
 from collections.abc import Iterator, Mapping, Sequence

@@ -91,7 +91,7 @@ def _repairs(a: Model, b: Model, changes: Changes, names: Collection[str]) -> bo
     """Return whether B with these changes has A's values of `names` and stays consistent.
 
     `changes` is {path of a key: value}. B must fit its tensors, and have no hyperparameter value
-    that neither side has.
+    that neither A nor B has.
     """
     made = read_with_changes(b, changes)
     if refusal_reason(made) or misfit_reason(made):

@@ -1,4 +1,7 @@
-"""The order of a diagnosis: identity, hyperparameters, tensors, forward pass, cause."""
+"""The order of a diagnosis: identity, hyperparameters, tensors, forward pass, cause.
+
+A and B are the two models, runs or traces that are compared; a *side* is one of them.
+"""
 
 import math
 import shlex

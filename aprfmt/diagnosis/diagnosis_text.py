@@ -1,4 +1,7 @@
-"""The text of a diagnosis, for `aprfmt diagnose` and for failing tests."""
+"""The text of a diagnosis, for `aprfmt diagnose` and for failing tests.
+
+A and B are the two models, runs or traces that are compared; a *side* is one of them.
+"""
 
 from collections.abc import Iterator, Sequence
 

@@ -11,7 +11,8 @@ from aprfmt.measure.repeated_tokens import repeated_tokens
 def differing_ranks(traces: Mapping[str, Trace]) -> Iterator[Finding]:
     """Yield a finding for each trace whose ranks differ in values that every rank computes.
 
-    `traces` is by side. Only the first differing array is reported; later ones follow from it.
+    `traces` is {side, "A" or "B": trace}. Only the first differing array is reported; later ones
+    follow from it.
     """
     for label, trace in traces.items():
         dump: Any = trace.run.get("dump")
@@ -39,8 +40,8 @@ def differing_ranks(traces: Mapping[str, Trace]) -> Iterator[Finding]:
 def differing_requests(traces: Mapping[str, Trace]) -> Iterator[Finding]:
     """Yield a finding for each trace whose requests with the same tokens have different values.
 
-    `traces` is {side: trace}. Only values beyond their tolerance count. The finding describes the
-    first such pair of requests, and counts the others.
+    `traces` is {side, "A" or "B": trace}. Only values beyond their tolerance count. The finding
+    describes the first two such requests, and counts the others.
     """
     for label, trace in traces.items():
         pairs = [one for one in repeated_tokens(trace) if one.beyond]

@@ -1,4 +1,8 @@
-"""Measures the effect of each finding by passes of B with other parts replaced by A's."""
+"""Measures the effect of each finding by passes of B with other parts replaced by A's.
+
+A *part* of B is the weights and hyperparameters that one finding is about; parts are numbered as
+findings. To *replace* a part is to take A's in its place.
+"""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -28,10 +32,10 @@ def make_run_pair(a: Model, b: Model) -> RunPair:
 class Share:
     """The effect of one finding on the logits, as relative L2 from A's.
 
-    `before`: with every other part replaced by A's; `after`: with all replaced. `first` is the
-    first point beyond its tolerance. `odd` locates NaN and infinities in the logits with every
-    other part replaced. `kl_before` and `kl_after` are in nats. `exact`: with it alone the logits
-    are A's to the bit. `alone` is False where no pass was spent on this part.
+    `before`: with the parts of all other findings replaced by A's; `after`: with all parts
+    replaced. `first` is the first point beyond its tolerance. `odd` locates NaN and infinities in
+    the logits with every other part replaced. `kl_before` and `kl_after` are in nats. `exact`: with
+    it alone the logits are A's to the bit. `alone` is False where no pass was spent on this part.
     """
 
     before: float
@@ -48,8 +52,8 @@ class Share:
 class MixedResult:
     """The effect of every finding on the logits, and the difference left with all replaced.
 
-    `shares` are in the order of the parts, `rest` is relative L2, `points` are those of the pass
-    with no part replaced.
+    `shares` are in the order of the parts, `rest` is the relative L2 that is left with all parts
+    replaced, `points` are those of the pass with no part replaced.
     """
 
     shares: tuple[Share, ...]

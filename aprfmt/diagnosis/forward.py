@@ -1,4 +1,7 @@
-"""Findings and evidence on one side's trace, from its comparison with the reference model."""
+"""Findings and evidence on one side's trace, from its comparison with the reference model.
+
+A and B are the two models, runs or traces that are compared; a *side* is one of them.
+"""
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
@@ -73,7 +76,7 @@ def _nonfinite_on_both_sides(label: str, examined: Examined) -> Iterable[Evidenc
 
 
 def _where_of(divergence: Divergence) -> tuple[str, ...]:
-    """Return the places of a divergence: its points, operations and weights, or its explanation's.
+    """Return what a divergence names: points, operations, weights, or those of its explanation.
 
     A point or weight of a change that is per layer is named in each of the change's layers.
     """
@@ -349,9 +352,9 @@ def _partial_rows_finding(label: str, examined: Examined) -> Finding | None:
 
 
 def with_side(finding: Finding, other: JudgedTrace) -> Finding:
-    """Return a finding about one of two traces, its sentence with the side and what the other has.
+    """Return a finding about one of two traces, its sentence with what the other trace has.
 
-    `other` is the trace that does not have this finding.
+    The sentence also names the side. `other` is the trace that does not have this finding.
     """
     view = other.examined.before.views.get(finding.first)
     right = view is not None and view.residual is not None and not view.flagged

@@ -1,7 +1,7 @@
 """Finds recorded q, k and v that were cut from one joined projection in the wrong column order.
 
-A fused projection gives [q | k | v], or such columns group by group, as Megatron and GPT-NeoX store
-them and as ranks have them whose parts stand one behind the other.
+A fused projection gives [q | k | v], or such columns group by group: for each group of heads its q,
+k and v, as Megatron and GPT-NeoX store them, and as the ranks' shares give them one after another.
 """
 
 from collections.abc import Sequence

@@ -1,4 +1,7 @@
-"""Collects the findings on configuration, tokenizer and tensors, before any pass is run."""
+"""Collects the findings on configuration, tokenizer and tensors, before any pass is run.
+
+A *part* is the weights and hyperparameters of B that one finding is about.
+"""
 
 from dataclasses import dataclass, field
 

@@ -1,8 +1,9 @@
 """Finds a run that used one part of another checkpoint: head, embedding or a layer.
 
-So it is where weights are synchronised in part: a rollout engine keeps its old head. One part
-of the other checkpoint is put into the model at a time, and the one that gives the recorded
-values is the cause. No number is fitted to them.
+So it is where only some weights are synchronised: a rollout engine keeps its old head. A *part* is
+the head, the embedding, another tensor outside layers, or one layer. One part of the other
+checkpoint is put into the model at a time: the part that gives the recorded values is the cause. No
+number is fitted to them.
 """
 
 from collections.abc import Iterator, Mapping, Sequence

@@ -1,4 +1,9 @@
-"""Two models: proves equal logits without a pass, else measures every finding by passes."""
+"""Two models: proves equal logits without a pass, else measures every finding by passes.
+
+A *part* is the weights and hyperparameters of B that one finding is about. A *probe* is token ids
+on which both models are run. A and B are the two models, runs or traces that are compared; a *side*
+is one of them.
+"""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -416,8 +421,8 @@ def _distance_text(distance: float, kl: float | None) -> str:
 def finalize_finding(finding: Finding, share: Share, bound: float) -> Finding:
     """Return a finding with its measured effect; `bound` is the tolerance of the logits.
 
-    It is confirmed if replacing the part removes a finite difference beyond the bound, or if the
-    stored values prove it. NaN or infinite logits on one side only are always a bug.
+    It is confirmed if A's part in place of B's removes a finite difference beyond the bound, or if
+    the stored values prove it. NaN or infinite logits on one side only are always a bug.
     """
     before, after = share.before, share.after
     finite = math.isfinite(before)

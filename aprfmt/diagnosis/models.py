@@ -1,5 +1,7 @@
 """Compares two models without a pass: identity, hyperparameters, then tensors.
 
+A and B are the two models, runs or traces that are compared; a *side* is one of them.
+
 Where B's configuration lost a key, or does not declare how its weights are packed, what that does
 is measured here too.
 """
@@ -326,7 +328,7 @@ def _head_is_equal(tensors: Mapping[str, TensorDiff]) -> bool:
 def _side_with_default(rows: Sequence[FieldDiff]) -> str:
     """Return the side ("A" or "B") that uses a default where the other states a value, or "".
 
-    "" where each side does so for some hyperparameter, or none does.
+    "" where both do so, each for some hyperparameter, or neither does.
     """
     sides = {
         "B" if row.origin_b.startswith("default") else "A"
@@ -458,6 +460,6 @@ def _packed_names(model: Model) -> set[str]:
 
 
 def _codes_name(model: Model, name: str) -> str:
-    """Return the name of the stored tensor that holds a weight's codes: its largest part."""
+    """Return the name of the stored tensor that has a weight's codes: its largest tensor."""
     parts = model[name].stored[0].parts
     return max(parts.values(), key=lambda part: part.info.nbytes).info.name

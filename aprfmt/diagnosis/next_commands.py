@@ -1,5 +1,7 @@
 """The next command for each finding, and what a trace should record where it lacks points.
 
+A and B are the two models, runs or traces that are compared; a *side* is one of them.
+
 A cause's row names the step; without a name it goes by the level of evidence.
 """
 
@@ -61,7 +63,7 @@ class StepParts:
 
     @property
     def pair(self) -> str:
-        """Both sides as arguments of a command, quoted for a shell."""
+        """A and B as arguments of a command, quoted for a shell."""
         return f"{shlex.quote(self.a.text)} {shlex.quote(self.b.text)}"
 
 

@@ -1,8 +1,11 @@
 """Finds which part, or which key of the configuration, makes a packed weight wrong.
 
+A *part* is one of the stored tensors of a packed weight: codes, scales, zero points. A and B are
+the two models, runs or traces that are compared; a *side* is one of them.
+
 Each possible repair is applied alone: a part as the reference has it, scales transposed back,
-another claim of config.json. What makes the weight decode to the reference's values is the
-cause. Where the reference is not packed, the errors must be those of a correct quantization.
+another claim of config.json. What makes the weight decode to the reference's values is the cause.
+Where the reference is not packed, the errors must be those of a correct quantization.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence

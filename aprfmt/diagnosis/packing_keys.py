@@ -85,8 +85,8 @@ def _remaining_distance(
 ) -> float:
     """Return the largest relative L2 of the tried weights from A's; inf if the change is no repair.
 
-    It is no repair if a weight of the finding stays far off, or another one gets further off than
-    `before`, {weight: distance}.
+    It is no repair if a weight of the finding stays far off, or another weight gets further off
+    than it was `before`, {weight: distance}.
     """
     packed = [key for key, view in made.roles.items() if any(one.packed for one in view.stored)]
     own = [

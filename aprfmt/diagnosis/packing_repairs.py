@@ -1,4 +1,8 @@
-"""The possible repairs of a packed weight that does not decode: other parts or other keys."""
+"""The possible repairs of a packed weight that does not decode: other parts or other keys.
+
+A *part* is one of the stored tensors of a packed weight: codes, scales, zero points. The *faulty
+side* is the model whose weight does not decode.
+"""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -164,7 +168,7 @@ class Sizes(NamedTuple):
 
 
 def _sizes_text(sizes: Sizes) -> str:
-    """Return bits and group size in words, such as "4 bits in groups of 128"."""
+    """Return the bits of a code and the group size in words, such as "4 bits in groups of 128"."""
     bits = "" if sizes.bits is None else f"{sizes.bits} bits in "
     return f"{bits}groups of {sizes.group}"
 

@@ -1,8 +1,12 @@
 """Forward passes of two models, stage by stage, with all points compared.
 
-A pass starts at the first stage that differs from A's, on A's own stream, and ends where no
-later stage differs and the stream is A's to the bit. Points are compared as they come, so that
-no more than one layer of each side is in memory.
+A *part* is the weights and hyperparameters of B that one finding is about. A *stage* is the
+embedding, one layer, or the head. A *blend* is B with some parts replaced by A's. A and B are the
+two models, runs or traces that are compared; a *side* is one of them.
+
+A pass starts at the first stage that differs from A's, on A's own stream, and ends where no later
+stage differs and the stream is A's to the bit. Points are compared as they come, so that no more
+than one layer of each side is in memory.
 """
 
 import math

@@ -1,4 +1,7 @@
-"""Chooses token ids that reach what differs: long contexts, embedding rows, experts."""
+"""Chooses token ids that reach what differs: long contexts, embedding rows, experts.
+
+A and B are the two models, runs or traces that are compared; a *side* is one of them.
+"""
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
@@ -58,7 +61,7 @@ def differing_rows(a: Model, b: Model, report: DiffReport | None) -> DifferingRo
 
 
 def _differing_units(sides: Sequence[Any], count: int) -> list[int]:
-    """Return the numbers of the rows or experts whose stored bytes differ between two sides.
+    """Return the numbers of the rows or experts whose stored bytes differ between two tensors.
 
     `count` is their number in the tensor. [] if the tensor has no plain bytes, or cannot be split
     into `count` equal parts.
@@ -88,10 +91,10 @@ def _differing_units(sides: Sequence[Any], count: int) -> list[int]:
 
 
 def _distant_rows(sides: Sequence[Any]) -> list[int]:
-    """Return the numbers of the rows of a weight in which its two sides differ far more than usual.
+    """Return the numbers of the rows of a weight in which A and B differ far more than usual.
 
-    `sides` are the same weight of A and of B. A row's distance is |x - y| / |x|: over 8 times the
-    median of all rows it is far, and so is one that is NaN.
+    `sides` are the weight of A and of B. A row's distance is |x - y| / |x|: over 8 times the median
+    of all rows it is far, and so is one that is NaN.
     """
     readers = [RowReader(side) for side in sides]
     count, columns = readers[0].rows, max(1, readers[0].columns)

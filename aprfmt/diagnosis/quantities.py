@@ -1,9 +1,10 @@
 """Compares what hyperparameters result in: rope frequencies, masks, activations, scales.
 
-Two files may spell one computation in two ways: a window no smaller than the context, a scaling
-by 1, a base that no layer uses. What a pass computes with is compared here up to the context
-length, without a pass: equal quantities are a proof, other ones say from which position on they
-differ.
+A and B are the two models, runs or traces that are compared; a *side* is one of them.
+
+Two files may spell one computation in two ways: a window no smaller than the context, a scaling by
+1, a base that no layer uses. What a pass computes with is compared here up to the context length,
+without a pass: equal quantities are a proof, other ones say from which position on they differ.
 """
 
 import math

@@ -1,5 +1,7 @@
 """The token ids of a diagnosis: whether both sides ran on the same ids, and what these show.
 
+A and B are the two models, runs or traces that are compared; a *side* is one of them.
+
 Findings on the ids that a trace recorded: their frame, and padding before the text.
 """
 
@@ -108,7 +110,7 @@ def ids_of_embedding(trace: Trace, model: Model | None) -> tuple[int, ...] | Non
 
 
 def _nearest_rows(rows: NDArray[np.float64], table: Weight) -> tuple[int, ...] | None:
-    """Return, for each of `rows`, the number of the table's row that it is; None if one is unclear.
+    """Return the number of the table's row that each of `rows` is; None if one is unclear.
 
     A row is clear if one row of the table is near it and no other.
     """
@@ -317,7 +319,7 @@ def _is_behind_attention(key: str) -> bool:
 def _order_of_rows(view: ShadowPoint, tokens: int) -> NDArray[np.int64] | None:
     """Return the number of the recorded row that belongs to each token, [tokens]; None if unclear.
 
-    None too where all rows are in their tokens' places.
+    None too where each token has its own row.
     """
     if (
         view.recorded is None

@@ -1,4 +1,7 @@
-"""The records of a diagnosis: findings, evidence, points and the Diagnosis itself."""
+"""The records of a diagnosis: findings, evidence, points and the Diagnosis itself.
+
+A and B are the two models, runs or traces that are compared; a *side* is one of them.
+"""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
@@ -75,11 +78,11 @@ class Evidence:
 class PointRow:
     """One capture point of both sides.
 
-    `direct` is the relative L2 distance of the two runs, `shadow` that of the reference's
-    operation on the run's own input from the run's value. `gain` is `direct` divided by that of
-    the layer's input. `apart`: the two runs do not agree. `beyond`: they do not, or an operation
-    does not. `side` is the side that `shadow` is about. `nonfinite` locates NaN and infinities: of
-    the two runs, or of the shadow pass, whose A is the model.
+    `direct` is the relative L2 distance of the two runs, `shadow` that of the reference's operation
+    on the run's own input from the run's value. `gain` is `direct` divided by that of the layer's
+    input. `apart`: the two runs do not agree. `beyond`: they do not, or an operation does not.
+    `side` is the side that `shadow` is about. `nonfinite` locates NaN and infinities: of the two
+    runs, or of the shadow pass, in which A is the model and B the run.
     """
 
     key: str

@@ -75,7 +75,7 @@ def relation_text(mine: Array, theirs: Array, bound: float) -> str:
 
 
 def _rank_order_text(x: Array, y: Array, bound: float) -> str:
-    """Return that ranks' blocks of columns are in another order, in words; "" if not."""
+    """Return a clause that ranks' blocks of columns are in another order; "" if they are not."""
     order = rank_order(x, y, bound)
     return "" if order is None else f"its value with {order_text(order)}"
 

@@ -1,4 +1,8 @@
-"""Finds parts of packed weights that are stored under names that no packing has, by A's values."""
+"""Finds codes and scales stored under names that no packing has, by A's values of the weights.
+
+A *part* is one of the stored tensors of a packed weight. A *group of inputs* shares a scale. A and
+B are the two models, runs or traces that are compared; a *side* is one of them.
+"""
 
 import math
 import shlex
@@ -41,9 +45,9 @@ def read_with_renamed_parts(good: Model, bad: Model, label: str) -> tuple[Model,
     """Return (`bad` read with parts of its packed weights renamed, the finding), or None.
 
     None where every tensor of its packed weights has a name that some packing has, or no renaming
-    of one to three parts brings more weights within READ of `good`'s values than are read
-    without. Parts that change no value must be `good`'s own, byte for byte, or the groups of
-    inputs in order. `label` is the side of `bad`. The caller closes the model.
+    of one to three parts brings more weights within READ of `good`'s values than are read without.
+    A part that changes no value must be `good`'s own, byte for byte, or assign inputs to groups in
+    order. `label` is the side of `bad`. The caller closes the model.
     """
     if quantization_section(packing_config(bad) or {}) is None:
         return None

@@ -1,11 +1,13 @@
 """The search for usual mistakes, alone and together, where no single operation can be tested.
 
+A *step* is one usual mistake made in some layers of the reference model.
+
 With outputs of layers, or logits alone, nothing can be solved from an operation's own input and
-output. So each change of the table is made in the reference pass. If none removes the
-difference, they are joined, beginning with what brings the values nearest. Nearness is the mean
-logarithm of the rows' distances, so that a change that makes the first rows agree exactly (a
-norm, where the rest differs by rope) counts for more than one that makes all rows a little
-better.
+output. So each change of the table is made in the reference pass. If no single change removes the
+difference, several are joined, beginning with the change that brings the values nearest. Nearness
+is the mean logarithm of the rows' distances, so that a change that makes the first rows agree
+exactly (a norm, where the other rows differ by rope) counts for more than one that makes all rows a
+little better.
 """
 
 import math

@@ -1,4 +1,7 @@
-"""Tensors whose byte ranges in a file overlap, and whether only the shared bytes differ."""
+"""Tensors whose byte ranges in a file overlap, and whether only the shared bytes differ.
+
+A and B are the two models, runs or traces that are compared; a *side* is one of them.
+"""
 
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -81,7 +84,7 @@ def overlap_findings(report: DiffReport, a: Model, b: Model, command: str) -> It
 
 
 def _pair_text(one: SharedRange, tensors: Mapping[str, LazyTensor]) -> str:
-    """Return one pair in words: names, ranges, and how many bytes they share."""
+    """Return in words two tensors that share bytes: names, ranges, number of shared bytes."""
     infos = [tensors[name].info for name in (one.first, one.second)]
     first, second = (f"{i.name} ({i.offset}..{i.offset + i.nbytes})" for i in infos)
     count = one.stop - one.start

@@ -1,9 +1,11 @@
 """Finds a series of the residual stream that a run recorded one entry early or late.
 
-transformers' Mamba models list no embedding among their `hidden_states`: every entry is the one
-that belongs to the next place. A run may have faults beside that, so the series is not asked to
-equal the model's own. It is judged by what reproduces: entries that no operation gives under their
-own names, and that the model's operations give, from the entry before, under the next names.
+A *series* is the outputs of all layers as a run lists them, and an *entry* one of them.
+
+transformers' Mamba models list no embedding among their `hidden_states`: every entry belongs to the
+next layer. A run may have faults beside that, so the series is not asked to equal the model's own.
+It is judged by what reproduces: entries that no operation gives under their own names, and that the
+model's operations give, from the entry before, under the next names.
 """
 
 from collections.abc import Iterator, Mapping
@@ -136,7 +138,7 @@ def _entries(
 def _agreeing_entries(
     case: Mismatch, found: ShadowPass, moved: Mapping[str, str]
 ) -> tuple[int, int]:
-    """Return (entries that agree in their new place only, entries compared).
+    """Return (entries that agree only with the next layer's output, entries compared).
 
     (0, 0) where one agrees as it was recorded, and no longer.
     """
@@ -148,9 +150,10 @@ def _agreeing_entries(
 
 
 def _all_nearer(case: Mismatch, found: ShadowPass, moved: Mapping[str, str]) -> bool:
-    """Return whether all differing entries are much NEARER to what is computed in their new place.
+    """Return whether all differing entries are much nearer to the next layer's output.
 
-    The first one need only be nearer, since a whole layer lies between it and the token ids.
+    Their distance from it is at most NEARER of that under their own name. The first one need only
+    be nearer, since a whole layer lies between it and the token ids.
     """
     near = {
         key: (after.residual or 0.0) <= (1.0 if key == case.view.key else NEARER) * view.residual

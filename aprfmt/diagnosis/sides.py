@@ -1,4 +1,7 @@
-"""The two sides of a comparison: each a model, a run of a model, or a saved trace."""
+"""The two sides of a comparison: each a model, a run of a model, or a saved trace.
+
+A and B are the two models, runs or traces that are compared; a *side* is one of them.
+"""
 
 from collections.abc import Sequence
 from contextlib import ExitStack

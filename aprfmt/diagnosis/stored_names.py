@@ -134,9 +134,9 @@ def _known_differences(report: DiffReport) -> Iterator[Finding]:
 
 
 def _part_sentence(a: Model, b: Model) -> str:
-    """Return a sentence on a side that is not a whole model, such as an adapter; else "".
+    """Return a sentence on A or B if it is not a whole model, such as an adapter; else "".
 
-    It says what to do. "" too for two parts of one kind, which are compared.
+    It says what to do. "" too where both are of one such kind, which are compared.
     """
     names = [None if side.kind is None or side.kind.foreign else side.kind.name for side in (a, b)]
     if names[0] == names[1]:
@@ -213,7 +213,7 @@ def stored_names_of_places(
 ) -> Mapping[str, tuple[str, ...]]:
     """Return {place of a finding: stored names} for places that a file has a name for.
 
-    They are B's names, and A's of what B lacks; for a finding about side A the reverse.
+    They are B's names, and A's of what B lacks; for a finding that A is wrong the reverse.
     """
     found: dict[str, tuple[str, ...]] = {}
     for finding in findings:

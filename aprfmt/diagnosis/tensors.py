@@ -1,4 +1,7 @@
-"""Compares the stored tensors of two models and makes findings of their differences."""
+"""Compares the stored tensors of two models and makes findings of their differences.
+
+A and B are the two models, runs or traces that are compared; a *side* is one of them.
+"""
 
 import math
 import shlex
@@ -117,8 +120,7 @@ def _leave_undecoded(a: Model, b: Model, rows: Sequence[TensorDiff], found: Leve
 def _add_packing_faults(a: Model, b: Model, rows: Sequence[TensorDiff], found: Levels) -> set[str]:
     """Add findings on packed weights that do not decode, or decode to another shape.
 
-    Returns the keys of the weights that they explain, all of one side: the other is the
-    reference.
+    Returns the keys of the weights that they explain, all of one model: the other is the reference.
     """
     for good, bad, label in ((a, b, "B"), (b, a, "A")):
         broken = [
@@ -432,7 +434,7 @@ def explained_findings(
 
 
 def coarser_copies(rows: Sequence[TensorDiff]) -> Iterator[tuple[Finding, Touched]]:
-    """Yield (finding, keys it is about) for tensors that one side has in a coarser encoding.
+    """Yield (finding, keys it is about) for tensors that A or B has in a coarser encoding.
 
     They agree within that encoding's rounding. One finding per cause and encoding.
     """

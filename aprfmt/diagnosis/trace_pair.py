@@ -1,4 +1,7 @@
-"""Compares two traces point by point, without a model."""
+"""Compares two traces point by point, without a model.
+
+A and B are the two models, runs or traces that are compared; a *side* is one of them.
+"""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, replace
@@ -56,7 +59,7 @@ def joined_stage_sentences(a: TraceLike, b: TraceLike) -> list[str]:
 
 
 def execution_order(key: str) -> tuple[int, int]:
-    """Return the sort key (layer, place in the layer) of a point; NO_POINT for unknown keys."""
+    """Return the sort key (layer, number in the layer) of a point; NO_POINT for unknown keys."""
     order = {name: i for i, name in enumerate(POINTS)}
     try:
         point, layer = parse_key(key)
@@ -248,7 +251,7 @@ def _neighbour_values(key: str, a: TraceLike) -> Iterator[tuple[str, Array]]:
 
 
 def guess_by_signature(key: str, a: TraceLike, b: TraceLike) -> tuple[str, str]:
-    """Return (cause, reason) that the form of a point's difference suggests; ("", "") if none.
+    """Return (cause, reason) that the difference at a point looks like; ("", "") if none.
 
     Only for finite values of equal number. The cause is a guess, never a proof.
     """

@@ -1,7 +1,8 @@
 """A file whose end was never written: all bytes after some offset are zero.
 
-A download or a save that stopped leaves a file of the right size whose last part is zero. Tensor by
-tensor this is many faults: some hold zeros, one is damaged, one bias is not added. It is one.
+A download or a save that stopped leaves a file of the right size whose last bytes are zero. Tensor
+by tensor this is many faults: some hold zeros, one is damaged, one bias is not added. All of it is
+one fault.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -87,7 +88,7 @@ def _first_zero(held: Sequence[LazyTensor]) -> int | None:
 
 
 def _is_cut(tensor: LazyTensor, other: LazyTensor | None, start: int) -> bool:
-    """Return whether a tensor's bytes before byte `start` of its file equal the other tensor's.
+    """Return whether a tensor's bytes before offset `start` of its file equal `other`'s.
 
     Both must have the same encoding. A tensor that ends before that byte has to be equal as a
     whole.

@@ -422,8 +422,9 @@ def _answer_rank(answer: Solution) -> tuple[float, bool, bool, int, float]:
 def _best_answer(answers: Sequence[Solution], layer: int) -> Solution:
     """Return the best solution to a divergence in `layer`.
 
-    Between a change of a whole layer and of a part of it, the part is chosen where the layer's
-    next points disagree: the table has changes of parts after those of the whole.
+    Between a change of a whole layer and of one operation in it, the latter is chosen where the
+    layer's next points disagree: the table has changes of single operations after those of the
+    whole layer.
     """
     best = max(answers, key=_answer_rank)
     if best.then is None or best.then.layer != layer:
@@ -612,8 +613,8 @@ def recheck_answers(
 def _is_doubtful(divergence: Divergence, divergences: Sequence[Divergence]) -> bool:
     """Return whether a loosely fitted explanation shares operations with an unexplained point.
 
-    Several changes together, or one with a free value for every column, fit one point by chance
-    where a change that nobody tried is the cause.
+    Several changes together, or one with a free value for every column, may fit one point by chance
+    where the cause is a change that is not in the table.
     """
     ops = {call.op for call in divergence.view.calls} - _COMMON
     answer = divergence.answer

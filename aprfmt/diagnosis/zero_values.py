@@ -1,4 +1,7 @@
-"""Checks for all-zero traces and models, and sentences on what rounding hides."""
+"""Checks for all-zero traces and models, and sentences on what rounding hides.
+
+A and B are the two models, runs or traces that are compared; a *side* is one of them.
+"""
 
 from collections.abc import Iterable, Iterator
 
