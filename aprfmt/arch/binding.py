@@ -1,5 +1,8 @@
 """Maps stored tensor names to roles (what a tensor is for) and back, by the binding tables.
 
+A *binding* is a row of a table: stored names, the roles that they hold together, and the layout
+steps between both. A *group* is a binding at one layer of a file.
+
 Nothing here knows an architecture: everything comes from the tables and the hyperparameters.
 """
 
@@ -24,7 +27,7 @@ FREQUENCIES = (".rotary_emb.inv_freq",)
 
 @dataclass(frozen=True, slots=True)
 class BoundGroup:
-    """One binding at one layer: the stored names in the binding's order, and the role keys.
+    """One binding at one layer of a file: stored names in the binding's order, and role keys.
 
     `experts` are the numbers of the experts that are there, where a second layout lacks some of
     them; () for a whole group.
@@ -57,7 +60,7 @@ class BoundNames:
 
 
 class ExecutionOrder:
-    """Execution order of role keys: the embedding, the layers, the rest; inside as in the table."""
+    """Execution order of role keys: the embedding, the layers, what follows them."""
 
     def __init__(self, spec: ArchSpec) -> None:
         """Take the order of the roles in the tensor table of `spec`."""
@@ -66,7 +69,7 @@ class ExecutionOrder:
         self._first = layered[0] if layered else 0
 
     def __call__(self, key: str) -> tuple[int, int, int, str]:
-        """Return the sort key of a role key: (phase, layer, place in the tensor table, the key).
+        """Return the sort key of a role key: (phase, layer, row of the tensor table, the key).
 
         Phase 0 is before the layers (embedding), 1 a layer, 2 after the layers. The layer is 0
         where there is none. Roles that are not in the table come last, by their names.

@@ -87,7 +87,7 @@ def read_aprfmt_key(
 def _check_value(
     name: str, key: str, value: Value, usual: Value, settled: Mapping[str, Value]
 ) -> Value:
-    """Return the value in the form that the hyperparameter has; ArchError if it cannot be one.
+    """Return the value in the hyperparameter's type, a tuple for a list; else ArchError.
 
     None stays None where the hyperparameter may be absent.
     """

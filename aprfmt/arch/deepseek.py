@@ -1,10 +1,10 @@
 """deepseek v2 and v3: compressed attention (MLA), shared experts, dense first layers.
 
-Queries and keys have an unrotated part and a rotated one whose pairs are adjacent in the source.
-GGUF calls both `deepseek2` and keeps kv_b cut into k_b, transposed, and v_b (older files: kv_b
-whole); its head counts and lengths describe attention on the compressed vectors. Source:
-docs/reference/architectures.md; the converter's deepseek.py; transformers' modeling_deepseek_v2
-and _v3.
+Queries and keys have elements without rope and elements with it; in the source those that rotate
+together are adjacent. GGUF calls both `deepseek2` and keeps kv_b cut into k_b, transposed, and v_b
+(older files: kv_b whole); its head counts and lengths describe attention on the compressed vectors.
+Source: docs/reference/architectures.md; the converter's deepseek.py; transformers'
+modeling_deepseek_v2 and _v3.
 """
 
 from collections.abc import Collection, Mapping
@@ -260,7 +260,7 @@ DEEPSEEK_V2 = ArchSpec(
 
 
 def v3_tables(*more: RoleRow) -> Made:
-    """Return the tensor table and bindings of v3, with `more` rows after attention's."""
+    """Return the tensor table and bindings of v3, with the rows `more` after those of attention."""
     return make_tables(
         _deepseek_rows(None, ROUTER, ROUTER_BIAS, more=more),
         hf_first=EXPERT_BINDINGS,

@@ -1,7 +1,8 @@
 """Lists of moves: the runs of elements a tensor is made of; how to chain and to invert them.
 
-A list of moves describes one output; `list[list[Move]]` one list for each output of a step. All
-positions count elements of row-major order.
+A *move* is a run: elements that follow each other in an input tensor and in the output. A list of
+moves describes one output; `list[list[Move]]` one list for each output of a step. All positions
+count elements of row-major order.
 """
 
 import math

@@ -1,5 +1,9 @@
 """The parameters of an inference engine or a trainer, made of the rows of an architecture.
 
+A *parameter* is one tensor of an engine. A *part* of it is what it holds of one published tensor,
+or of several. A rank's *share* is what it has of a parameter, and a *section* rows that the ranks
+divide among themselves. A *unit* of a section, such as a head, is on one rank.
+
 An engine joins what a checkpoint has apart (`qkv_proj`, `gate_up_proj`), stacks experts
 (`w13_weight`), and gives every rank its share. Both follow from the roles of an architecture and
 from the shapes in its table: an axis of `n_kv_heads*head_dim` rows is divided by heads, one of
@@ -462,7 +466,10 @@ class _Table:
             yield EngineParameter(names, tuple(parts))
 
     def _absent_part(self, key: str) -> Part:
-        """Return a part without stored tensors for a role, as large as in a layer that has it."""
+        """Return a part without stored tensors for a role that a layer lacks.
+
+        It is as large as the role's in a layer that has it.
+        """
         own = self._hp["own_kv_layers"]
         every = {**self._hp, "own_kv_layers": (True,) * len(own)}
         shape = shape_of(find_rule(self._spec, key, every).shape, every)
@@ -553,7 +560,7 @@ class _Table:
         return replace(part, steps=(RowsPermuted(heads),))
 
     def _turned_part(self, group: BoundGroup) -> Part:
-        """Return a stack of experts as a transposed part.
+        """Return a part of the parameter that is a stack of experts, transposed.
 
         Its gate and up rows stay interleaved, one row of gate, one of up.
         """
@@ -624,11 +631,11 @@ def companion_parameter(
 ) -> EngineParameter | None:
     """Return the parameter that holds a companion (scales, zero points) of `parameter`'s codes.
 
-    `leaves` are the last part of the published names, of codes and of companions; `shapes` are
-    the companions' published shapes, by the name of their codes. Companions are divided among
+    `leaves` are the last components of the published names, of codes and of companions; `shapes`
+    are the companions' published shapes, by the name of their codes. Companions are divided among
     ranks as the rows of the codes are; a scalar belongs to all rows. An engine may have `slots`
-    copies of the one scalar of a matrix that is published joined, one for each of its parts
-    (vLLM's PerTensorScaleParameter). None where a tensor has no such companion.
+    copies of the one scalar of a matrix that is published joined, one for each of its parts (vLLM's
+    PerTensorScaleParameter). None where a tensor has no such companion.
     """
     made = []
     for part in parameter.parts:
@@ -686,7 +693,7 @@ def _is_interleaved(group: BoundGroup) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class RankLayout:
-    """How ranks hold a parameter: whole (`axis` None), or each a part of `axis`.
+    """How ranks hold a parameter: whole (`axis` None), or each its share along `axis`.
 
     `sections` are the Sections of each of its arrays along that axis; () where ranks have equal
     blocks of the whole parameter. `padding` is the number of rows after the vocabulary.
@@ -699,7 +706,7 @@ class RankLayout:
     padding: int = 0
 
     def shares(self, arrays: Sequence[Array], rank: int) -> list[Array]:
-        """Return the part of each section that a rank has, in the rank's order.
+        """Return what a rank has of each section, in the rank's order.
 
         `arrays` are the parameter's whole arrays; they are returned where it is not divided.
         Without sections the list has one array: the rank's block of all of them joined.
@@ -727,7 +734,7 @@ class RankLayout:
         return self.join_shares(self.shares(arrays, rank))
 
     def join_shares(self, shares: Sequence[Array]) -> Array:
-        """Return one rank's array of the parameter, from its part of each section.
+        """Return one rank's array of the parameter, joined of its share of each section.
 
         Sections are the matrices that an engine joined (q, k and v; gate and up), in that order.
         """
@@ -741,7 +748,7 @@ class RankLayout:
         return np.concatenate(list(shares), parameter.axis)
 
     def split_shares(self, local: Array) -> list[Array]:
-        """Return a rank's array `local` cut into its part of each section, in order.
+        """Return a rank's array `local` cut into its share of each section, in order.
 
         It undoes `join_shares`.
         """
@@ -877,7 +884,7 @@ def _cut(array: Array, axis: int, start: int, count: int) -> Array:
 
 
 def _split(array: Array, axis: int, sizes: Sequence[int]) -> list[Array]:
-    """Return an array cut along an axis into parts of these sizes, as views."""
+    """Return views of an array that is cut along an axis into these sizes."""
     if len(sizes) == 1:
         return [array]
     ends = list(accumulate(sizes))

@@ -26,7 +26,7 @@ _SECOND = ("ffn_norm.weight", "ffn_norm.bias")
 
 
 def _falcon_rows(*norms: RoleRow) -> tuple[RoleRow, ...]:
-    """Return the table rows of a falcon model; `norms` are those of its norms in a layer."""
+    """Return the table rows of a falcon model; `norms` are the rows of the norms in a layer."""
     return with_model_rows(
         *norms,
         *fused_rows("attention_bias"),

@@ -1,7 +1,7 @@
 """gemma3n (text): several copies of the stream (altup), short cuts (laurel), embeddings by layer.
 
 The last layers look at the keys and values of earlier ones; files may hold unused ones for them.
-The first layers' MLPs keep the highest values of their gate only. Norms are stored unchanged, in
+The first layers' MLPs keep only the highest values of their gate. Norms are stored unchanged, in
 GGUF too. Sources: transformers' modeling_gemma3n; the gguf package's name map; the converter's
 gemma.py; llama.cpp's gemma3n.cpp.
 """
@@ -281,10 +281,9 @@ _SPARSE = "ffn_sparsity"
 
 
 def std_multiplier(share: float) -> float:
-    """Return the quantile of the standard normal distribution at `share`.
+    """Return how many standard deviations from the mean the fraction `share` of normal values ends.
 
-    A fraction `share` of normal values is below the mean plus that many standard deviations. -inf
-    for 0.
+    That is the quantile of the standard normal distribution at `share`; -inf for 0.
     """
     return NormalDist().inv_cdf(share) if share > 0 else -math.inf
 

@@ -1,10 +1,10 @@
 """gemma4 (text): other heads in layers without a window, shared keys and values, a scale a layer.
 
 Layers without a window have longer heads, perhaps fewer of them for keys, perhaps no values of
-their own, and rotate a part of a head. Some models have an embedding a layer, some experts besides
-the MLP. A GGUF says which part rotates by a tensor of divisors. Sources: transformers'
-modeling_gemma4 and modeling_gemma4_unified; the gguf package's name map; the converter's gemma.py;
-llama.cpp's gemma4.cpp.
+their own, and rotate only the first elements of a head. Some models have an embedding a layer, some
+experts besides the MLP. A GGUF says which elements rotate by a tensor of divisors. Sources:
+transformers' modeling_gemma4 and modeling_gemma4_unified; the gguf package's name map; the
+converter's gemma.py; llama.cpp's gemma4.cpp.
 """
 
 from collections.abc import Mapping, Sequence

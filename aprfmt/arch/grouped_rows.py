@@ -1,6 +1,7 @@
-"""Layout steps of projections whose rows follow the heads: groups of parts, tiled value heads.
+"""Layout steps of projections whose rows follow the heads: groups of q, k, v, tiled value heads.
 
-Sources: transformers' `fix_query_key_value_ordering`, llama.cpp's converter
+A *part* is the rows of one of several joined projections: q, k, v, z. A *group* is the rows that
+belong to one key head. Sources: transformers' `fix_query_key_value_ordering`, llama.cpp's converter
 (conversion/qwen.py).
 """
 
@@ -18,11 +19,11 @@ from aprfmt.errors import ArchError
 
 @dataclass(frozen=True, slots=True)
 class ByGroup:
-    """One stored tensor has rows of several parts group by group; logical ones have whole parts.
+    """One stored tensor has several parts group by group; logical tensors have whole parts.
 
     `groups` counts the groups; `parts` are the rows of each part over all groups; `outputs` lists
-    for each logical tensor its parts, one after the other. qwen3_next keeps q, k, v and z of
-    a key head together, and b and a; its gated attention keeps q and gate of a head together.
+    for each logical tensor its parts, one after the other. qwen3_next keeps q, k, v and z of a key
+    head together, and b and a; its gated attention keeps q and gate of a head together.
     """
 
     groups: str
@@ -78,8 +79,8 @@ class ByGroup:
     def moves(self, stored: Shapes, hp: Sizes) -> Moves | None:
         """Return for each logical tensor its runs of stored elements: one for each part and group.
 
-        The runs are in logical order. None for more than MAX_MOVES runs: the arrays are then
-        decoded.
+        A run is elements that follow each other. The runs are in logical order. None for more than
+        MAX_MOVES runs: the arrays are then decoded.
         """
         self.shapes(stored, hp)
         groups, sizes = self._group_sizes(hp)
@@ -236,7 +237,8 @@ class Tiled:
     def _swap_head_axes(self, x: Array, before: int, heads: tuple[int, int, int]) -> Array:
         """Return `x` with the two axes of its heads swapped; the `before` first elements stay.
 
-        `heads` is the shape (two head axes, elements of a head) of the rest along `axis`.
+        `heads` is the shape (two head axes, elements of a head) of the elements after them along
+        `axis`.
         """
         import numpy as np
 

@@ -66,7 +66,7 @@ def axis(role: str, number: int) -> Callable[[ShapesByName], int | None]:
     """Return a function (logical shapes -> size) that reads axis `number` of a role's tensor.
 
     For a role of a layer the tensor of layer 0 is read. The size is None without that tensor, and
-    where it is no matrix: a flat part of one has a length that is no size of the model.
+    where it is no matrix: a flattened shard of a matrix has a length that is no size of the model.
     """
 
     def read(shapes: ShapesByName) -> int | None:

@@ -154,11 +154,11 @@ class KeyReport:
 
     `read`: key -> the hyperparameter it gave. `defaulted`: hyperparameters that this style has a
     key for, but the file does not use it. `ignored`: keys known not to change the forward pass.
-    `unknown`: the rest. `assumed` are sentences, which say which values a file of another program
-    leaves to the defaults of the programs that read it. `demanded`: for parts whose presence
-    tensors show (biases, norms), whether keys or table defaults require them; whether they are
-    present is in the hyperparameters. `contradicted`: key -> what the tensors say. `overruled`:
-    hyperparameter -> what its key says where the tensors are believed.
+    `unknown`: all other keys. `assumed` are sentences, which say which values a file of another
+    program leaves to the defaults of the programs that read it. `demanded`: for optional weights
+    whose presence tensors show (biases, norms), whether keys or table defaults require them;
+    whether they are present is in the hyperparameters. `contradicted`: key -> what the tensors say.
+    `overruled`: hyperparameter -> what its key says where the tensors are believed.
     """
 
     read: Mapping[str, str]
@@ -285,11 +285,11 @@ class _Reader:
         return found
 
     def _record_stated_presence(self, rule: HyperRule, value: HyperParam | None) -> None:
-        """Store in `demanded` whether the file's keys say that the model has a part.
+        """Store in `demanded` whether the file's keys say that the model has an optional weight.
 
-        The part is something whose tensors show its presence, as biases; they are compared with
-        this later. `value` is what the keys say; without one the rule's default is stored, except
-        in styles where only the tensors say it.
+        Such are biases, whose presence tensors show; the tensors are compared with this later.
+        `value` is what the keys say; without one the rule's default is stored, except in styles
+        where only the tensors say it.
         """
         if value is None and self.facts.style not in rule.shown_in:
             value = self._default_value(rule)

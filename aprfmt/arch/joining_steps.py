@@ -1,6 +1,7 @@
 """Layout steps between several tensors: one stored tensor holds several, or several make one.
 
-layout_steps.py explains steps. Moves are runs of elements; interleaved rows give one run each.
+layout_steps.py explains steps. A *part* is one of the tensors that are joined. Moves are runs of
+elements that follow each other; interleaved rows give one run each.
 """
 
 import math
@@ -109,10 +110,10 @@ class Split:
 
 @dataclass(frozen=True, slots=True)
 class Joined:
-    """Several stored tensors are one logical tensor, one after the other on the first axis.
+    """Several stored tensors are joined to one logical tensor along the first axis.
 
-    `sizes` are size expressions of the parts that are written. Other parts are read too if they
-    add up to the same size: transformers 5 saves a kernel's channels in equal thirds.
+    `sizes` are size expressions of the parts that are written. Other parts are read too if they add
+    up to the same size: transformers 5 saves a kernel's channels in equal thirds.
     """
 
     sizes: tuple[str, ...]

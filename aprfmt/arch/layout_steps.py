@@ -1,5 +1,7 @@
 """Steps between one tensor's stored layout (a file's) and its logical one (Hugging Face's).
 
+A *run* is elements that follow each other both in the stored and in the logical tensor.
+
 joining_steps.py has the steps between several tensors. All steps but `Added` only move elements. So
 their `undo` and `apply` take arrays of any dtype, raw bit patterns included. Where every run would
 be a single element (a transposition), `moves` returns None and callers use `undo` on the whole
@@ -146,7 +148,7 @@ class Transposed:
         return self.shapes(logical, hp)
 
     def moves(self, stored: Shapes, hp: Sizes) -> Moves | None:
-        """Return [[one run of all elements]] if an axis has size 1: no element changes its place.
+        """Return [[one run of all elements]] if an axis has size 1: no element moves.
 
         Else None: the array is decoded.
         """
@@ -168,7 +170,7 @@ class Transposed:
 
 @dataclass(frozen=True, slots=True)
 class HalvesBelow:
-    """The right half of the columns stands below the left one, in as many rows as before.
+    """The right half of the columns is stored as further rows below the left half.
 
     SGLang keeps the positions of deepseek_v4's overlapping compressors so.
     """
@@ -203,7 +205,7 @@ class HalvesBelow:
         return [halves.swapaxes(0, 1).reshape(shape)]
 
     def apply(self, logical: Sequence[Array], hp: Sizes) -> list[Array]:
-        """Return [the halves side by side again]."""
+        """Return [the halves joined along the columns again]."""
         (shape,) = self.shapes([logical[0].shape], hp)
         halves = logical[0].reshape(2, shape[0], shape[1] // 2)
         return [halves.swapaxes(0, 1).reshape(shape)]
@@ -326,7 +328,7 @@ class Oriented(Transposed):
         return Transposed.shapes(self, logical, hp)
 
     def moves(self, stored: Shapes, hp: Sizes) -> Moves | None:
-        """Return [[one run of all elements]] if none changes its place, else None: decode whole."""
+        """Return [[one run of all elements]] if no element moves, else None: it is decoded."""
         shape = only_shape(stored, self)
         turned = self._is_swapped(shape, hp) and 1 not in shape[-2:]
         return None if turned else [[Move(0, 0, math.prod(shape))]]
@@ -391,7 +393,7 @@ class HalvesExchanged:
 
 
 class ChangesValues:
-    """Base class of steps that change every value in its place: shapes stay, nothing moves."""
+    """Base class of steps that change every value and move none: shapes stay."""
 
     __slots__ = ()
     permutes: ClassVar[bool] = False
@@ -472,7 +474,7 @@ class Reshaped:
         return [self._checked_shape(only_shape(logical, self), self.stored, hp)]
 
     def moves(self, stored: Shapes, hp: Sizes) -> Moves | None:
-        """Return [[one run of all elements]]: none changes its place."""
+        """Return [[one run of all elements]]: no element moves."""
         return [[Move(0, 0, math.prod(self.shapes(stored, hp)[0]))]]
 
     def undo(self, stored: Sequence[Array], hp: Sizes) -> list[Array]:

@@ -163,7 +163,7 @@ def time_step_rank_rule(hf: str) -> HyperRule:
 
 
 def _group_size(hp: Params) -> int:
-    """Return the channels of one group of heads."""
+    """Return the channels of one group: the heads that share B and C."""
     return int(hp["ssm_size"]) // int(hp["ssm_groups"])
 
 

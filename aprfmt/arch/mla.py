@@ -229,7 +229,7 @@ def _yarn_attn_scale(hp: Params) -> float:
 
 
 def expert_groups_rule(name: str, hf: str, gguf: str, default: int) -> HyperRule:
-    """Return the rule `name` for a number of groups of experts; a GGUF without the key means 1.
+    """Return the rule `name` for a number of groups of experts; a GGUF without the key has 1.
 
     `hf` and `gguf` are its keys, `default` is the number where config.json has no key.
     """

@@ -156,7 +156,7 @@ class NameIndex(Generic[T]):
 
 
 def _is_mark(part: str) -> bool:
-    """Return whether a part of a template stands for a number: {L}, {E} or a number itself."""
+    """Return whether a component of a template stands for a number: {L}, {E} or a number itself."""
     return part in ("{L}", "{E}") or (part.isascii() and part.isdigit())
 
 

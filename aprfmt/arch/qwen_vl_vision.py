@@ -265,7 +265,7 @@ _FRAMES = Binding(
 def _merger_rows(name: str, first: str, second: str, bias: bool) -> Rows:
     """Return the table rows of the merger: a norm, then two matrices that read joined patches.
 
-    `name`, `first` and `second` are the names of these three below `merger.`.
+    `name` (the norm), `first` and `second` (the matrices) are their names below `merger.`.
     """
     parts = ("weight", "bias") if bias else ("weight",)
     return (

@@ -50,7 +50,7 @@ class Depthwise:
         return [(channels, 1, taps)]
 
     def moves(self, stored: Shapes, hp: Sizes) -> Moves | None:
-        """Return [[one run of all elements]]: none changes its place."""
+        """Return [[one run of all elements]]: no element moves."""
         return [[Move(0, 0, math.prod(self.shapes(stored, hp)[0]))]]
 
     def undo(self, stored: Sequence[Array], hp: Sizes) -> list[Array]:

@@ -34,8 +34,8 @@ def expected_roles(
 ) -> dict[str, Shape]:
     """Return {role key: logical shape} of every required role, in execution order.
 
-    `hp` says which parts the tensors show, `demanded` which parts keys and table require
-    (KeyReport.demanded): a role is required if either says so.
+    `hp` says which optional weights (biases, norms) the tensors show, `demanded` which of them keys
+    and table require (KeyReport.demanded): a role is required if either says so.
     """
     expected: dict[str, Shape] = {}
     layers = range(size_of("n_layers", hp))
@@ -108,8 +108,8 @@ def compare_roles(
 ) -> Coverage:
     """Return which required roles a file lacks, and which have a wrong shape.
 
-    `shapes` are the file's logical shapes by role key. `demanded` says which parts keys and table
-    require; `accept` says whether a role key may be missing.
+    `shapes` are the file's logical shapes by role key. `demanded` says which optional weights, as
+    biases, keys and table require; `accept` says whether a role key may be missing.
     """
     expected = expected_roles(spec, hp, demanded)
     absent = [key for key in expected if key not in shapes]

@@ -77,8 +77,8 @@ def stored_scaling_name(kind: str, name: str, arch: str) -> str:
     """Return the name of the GGUF key or tensor that holds one value of a rope scaling.
 
     `kind` is the scaling's type, `name` the value's name in the normal form. `arch` begins the
-    keys. A llama3 or proportional scaling is a tensor of divisors. "" where a GGUF has no place
-    for it.
+    keys. A llama3 or proportional scaling is a tensor of divisors. "" where a GGUF has neither key
+    nor tensor for it.
     """
     if kind in ("llama3", "proportional"):
         return FREQS

@@ -150,7 +150,7 @@ class HFRope:
         return self.local.find("rope_theta") or top
 
     def read_partial(self) -> tuple[Value, str] | None:
-        """Return (rotated part of a head, key); None without the key."""
+        """Return (fraction of a head that rope rotates, key); None without the key."""
         keys = ("partial_rotary_factor", "rope_pct", "rotary_pct")
         top, _ = self.facts.first(*keys), self.local.find(*keys)  # not unknown then
         return self.full.find(*keys) or top
@@ -430,7 +430,7 @@ def full_head_dim(hp: Params) -> int:
 def _write_proportional(scaling: Params, hp: Params) -> Scaling:
     """Return the rope object of a proportional scaling.
 
-    The part is moved to the next float where rounding would lose a rotated pair.
+    The rotated fraction is moved to the next float where rounding would lose a rotated pair.
     """
     dim, rotated = full_head_dim(hp), scaling["rotated"]
     part = rotated / dim

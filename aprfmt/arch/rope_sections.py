@@ -1,7 +1,7 @@
-"""Rotary sections: which pairs of a head rotate by time, height and width (qwen2_vl and later).
+"""Rotary sections: which pairs of elements rotate by time, height, width (qwen2_vl and later).
 
-A text has one position for all three, so they change nothing in it; transformers reads them
-from the rope object, llama.cpp requires them in a GGUF (four numbers, of which the last is 0).
+A text has one position for all three, so they change nothing in it; transformers reads them from
+the rope object, llama.cpp requires them in a GGUF (four numbers, of which the last is 0).
 """
 
 from collections.abc import Mapping

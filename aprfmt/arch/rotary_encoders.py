@@ -1,10 +1,10 @@
 """Encoders with rope: nomic-bert, and jina v3, a roberta with adapters for its tasks.
 
 Both were published with code of their own, under other keys and names than transformers has for
-them now; both forms are read. jina's published matrices are the originals of parametrizations
-whose low-rank parts (`lora_A` and `lora_B`, one pair a task) have no role: without a task the
-model runs without them. Sources: transformers' modeling files and its conversion mapping; the
-gguf package's name map; the converter's bert.py.
+them now; both forms are read. jina's published matrices are the originals of parametrizations whose
+low-rank factors (`lora_A` and `lora_B`, one of each for a task) have no role: without a task the
+model runs without them. Sources: transformers' modeling files and its conversion mapping; the gguf
+package's name map; the converter's bert.py.
 """
 
 from collections.abc import Callable, Collection, Iterable
@@ -41,8 +41,8 @@ def _transformers_bindings(
 ) -> tuple[Binding, ...]:
     """Return the bindings of today's names in transformers, made of rows of published names.
 
-    `parts` are "weight", "bias" or both of q, k and v, which are separate there. `more` are
-    further (published, present) parts of names to replace.
+    `parts` are "weight", "bias" or both of q, k and v, which are separate there. `more` are further
+    (published, present) pieces of names to replace.
     """
     found = [
         Binding((f"layers.{{L}}.self_attn.{x}_proj.{part}",), (f"attn_{x}.{part}",))

@@ -1,6 +1,7 @@
 """Hyperparameter rules for the layers of an encoder and a decoder that share the layer number {L}.
 
-`n_layers` counts the longer stack; each stack has the first so many of these layers.
+A *stack* is the encoder's layers or the decoder's. `n_layers` counts the longer stack; each stack
+has the first so many of these layers.
 """
 
 from collections.abc import Mapping, Sequence

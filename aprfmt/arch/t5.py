@@ -1,9 +1,12 @@
 """t5 and its family: an encoder, and a decoder of as many or fewer layers that attends to it.
 
-Layers of both share the number {L}; the longer stack counts them. The MLP is gated (t5 v1.1,
-flan, mt5, umt5) or not; the tables of distances are in the first layers, umt5's in every one.
-An encoder alone (t5encoder, of diffusion models) is another row. Sources: transformers'
-modeling_t5 and modeling_umt5; the gguf package's name map; the converter's t5.py.
+A *stack* is the encoder's layers or the decoder's. A *part* of a layer is what Hugging Face numbers
+as `layer.N`: self-attention, attention to the encoder, the MLP.
+
+Layers of both share the number {L}; the longer stack counts them. The MLP is gated (t5 v1.1, flan,
+mt5, umt5) or not; the tables of distances are in the first layers, umt5's in every one. An encoder
+alone (t5encoder, of diffusion models) is another row. Sources: transformers' modeling_t5 and
+modeling_umt5; the gguf package's name map; the converter's t5.py.
 """
 
 from collections.abc import Collection, Mapping
@@ -223,7 +226,7 @@ def _has_name_part(names: Collection[str], *parts: str) -> bool:
 
 
 def _evidence_of_form(gated: bool, bias_in_all: bool, decoder: bool) -> Any:
-    """Return a function that says whether tensor names are those of one form of t5.
+    """Return a function that says whether tensor names are those of one variant of t5.
 
     `gated`: its MLP has a gate. `bias_in_all`: all layers have a table of distances, not only one.
     `decoder`: it has a decoder.

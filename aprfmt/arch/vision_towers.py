@@ -122,7 +122,7 @@ def tower_rules(
 
     `eps` and `activation` are defaults. `class_token`: the tower has one. `usual`: width, layers,
     heads, inner width and image size where no key says them. `rotates`: q and k are rotated by the
-    patch's place, else position embeddings are added to the patches.
+    patch's row and column, else position embeddings are added to the patches.
     """
     width, layers, heads, ffn, image = usual
     return hyper_rules.hyper_table(
@@ -154,10 +154,10 @@ def tower_rules(
 
 
 def _evidence_of_names(*parts: str) -> Any:
-    """Return an evidence function: whether a tensor name contains one of the parts."""
+    """Return an evidence function: whether a tensor name contains one of some texts."""
 
     def evidence(names: Collection[str], values: Mapping[str, Value]) -> bool:
-        """Return whether any tensor name contains one of the parts.
+        """Return whether any tensor name contains one of the texts.
 
         `values` (the metadata) is not used: every evidence function is given both.
         """
