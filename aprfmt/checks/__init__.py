@@ -82,7 +82,7 @@ def validate(
 def _report_unreadable(
     path: Path, error: FormatError, strict: bool, second_reader: bool
 ) -> Validation:
-    """Return the report on a file that cannot be opened: `layout` fails, the rest is NOT_RUN.
+    """Return the report on a file that cannot be opened: `layout` fails, the others are NOT_RUN.
 
     With `second_reader` that check is in the report too. Raises `error` again for a file that is no
     model at all.

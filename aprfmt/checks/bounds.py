@@ -123,7 +123,7 @@ def bounded_numbers(stats: "Stats", offset: float) -> Mapping[str, float]:
     """Return the statistics that a RoleBounds limits: {"mean", "std", "rms", "absmax", "zeros"}.
 
     `offset` is added to the mean (gemma stores norms less 1). All are NaN where no value is finite.
-    `zeros` is a share of the values; with an offset it is 0.
+    `zeros` is a fraction of the values; with an offset it is 0.
     """
     if stats.mean is None or stats.std is None or stats.absmax is None:
         return dict.fromkeys(("mean", "std", "rms", "absmax", "zeros"), math.nan)
@@ -194,7 +194,8 @@ LEAD = 0.1  # logits: below this lead, the next best token may win by rounding
 class Gibberish:
     """The limits beyond which a text is gibberish.
 
-    Lengths are in characters (those of fragments in bytes), shares are between 0 and 1.
+    Lengths are in characters (those of fragments in bytes), fractions of the text are between 0 and
+    1.
     """
 
     foreign_share: float = 0.6  # of non-ASCII characters, from foreign_length on

@@ -1,4 +1,8 @@
-"""Runs one row of the table of checks, and makes an answer of its result, error and time."""
+"""Runs one row of the table of checks, and makes an answer of its result, error and time.
+
+A *row* of the table of checks is one check or gate: its name, what a PASS proves, its function and
+what it needs.
+"""
 
 import time
 from collections.abc import Iterator

@@ -36,7 +36,7 @@ class CheckContext:
 
     @property
     def where(self) -> str:
-        """The path of the model as text, for the findings' places."""
+        """The path of the model as text, for findings to say where they were made."""
         return str(self.model.path)
 
     @cached_property
@@ -104,9 +104,8 @@ class CheckContext:
     def reported_by(self, error: AprfmtError) -> str:
         """Return the name of the check that reported an error first.
 
-        If none did, it is the running check, which is recorded as the first.
-        Two errors are the same if their texts are, or if both name the same unreadable part of the
-        model.
+        If none did, it is the running check, which is recorded as the first. Two errors are the
+        same if their texts are, or if both name the same unreadable tensor or file of the model.
         """
         text = str(error)
         parts = (row.name for row in self.ledger.unreadable if f"{row.name}: " in text)

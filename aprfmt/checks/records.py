@@ -1,4 +1,7 @@
-"""What checks return: findings, results, an answer for each row, and a report of all of them."""
+"""What checks return: findings, results, an answer for each row, and a report of all of them.
+
+A *row* of the table of checks is one check or gate.
+"""
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
@@ -40,8 +43,8 @@ class Finding:
 class Measure:
     """A number that a baseline keeps, its unit, and how far a later run's may be from it.
 
-    `tolerance` is a distance, or a share of the old value, as `kind` says. `reason` is why a later
-    number may be that far off.
+    `tolerance` is a distance, or a fraction of the old value, as `kind` says. `reason` is why a
+    later number may be that far off.
     """
 
     value: float
@@ -112,7 +115,7 @@ class Answer:
 
 
 def _answer_text(answer: Answer) -> str:
-    """Return an answer as a cell of a table: what failed, why it did not run, or what it proves."""
+    """Return the text of an answer in a table: what failed, why it did not run, what it proves."""
     if answer.outcome == "FAIL":
         return "; ".join(f"{one.where}: {one.found}".removeprefix(": ") for one in answer.failed)
     return answer.why if answer.outcome == "NOT_RUN" else answer.proves

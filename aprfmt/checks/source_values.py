@@ -13,8 +13,9 @@ _WRONG = ("DIFFERENT", "SHAPE_DIFFERS")
 def check_source_values(ctx: "CheckContext") -> Result:
     """Return a Result with a failure for each tensor whose values are not those of the source.
 
-    Values may be rounded to the coarser of both encodings. Tensors that one side lacks are not
-    judged here: `accounted` does. Raises NotRun without a source, or where no tensor is in both.
+    Values may be rounded to the coarser of both encodings. Tensors that the file or the source
+    lacks are not judged here: `accounted` does that. Raises NotRun without a source, or where no
+    tensor is in both.
     """
     from aprfmt.compare import diff_models
 

@@ -17,7 +17,7 @@ FACTORS = (".weight_global_scale", ".weight_scale_2")
 
 
 def check_joined_scales(ctx: CheckContext) -> Result:
-    """Return a Result with a warning where parts of a joined matrix have different NVFP4 factors.
+    """Return a Result with a warning where joined weights have different NVFP4 factors.
 
     Engines join query, key and value, or gate and up, and take one factor for the whole. Raises
     NotRun where no such weight has a factor of the whole tensor.
@@ -42,7 +42,7 @@ def check_joined_scales(ctx: CheckContext) -> Result:
 
 
 def _factors(ctx: CheckContext) -> Iterator[tuple[str, list[float]]]:
-    """Yield (names of the parts, their NVFP4 factors) of each matrix that engines join.
+    """Yield (names of the weights, their NVFP4 factors) of each matrix that engines join of them.
 
     Each expert has a matrix. A matrix is left out if a factor is no positive number, which other
     checks report.

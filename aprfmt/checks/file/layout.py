@@ -1,4 +1,4 @@
-"""Checks of the container: its parts, the bytes between them, checksums, and sets of files."""
+"""Checks of the container: header and tensors, bytes between, checksums, sets of files."""
 
 import re
 import shlex
@@ -58,7 +58,7 @@ def check_layout(ctx: CheckContext) -> Result:
 def _damage_finding(damage: Damage, lost: Collection[str]) -> Finding:
     """Return a damage of a file as a Finding that names the tensors it makes unreadable.
 
-    `lost` are packed weights that lack a part, and their tensors.
+    `lost` are packed weights of which a stored tensor is missing, and their other tensors.
     """
     names = damage.tensors
     unreadable = ""
@@ -143,7 +143,7 @@ def check_side_manifest(ctx: CheckContext) -> Result:
 
 
 def check_padding(ctx: CheckContext) -> Result:
-    """Return a Result with a warning for each file with nonzero bytes between its parts.
+    """Return a Result with a warning for each file with nonzero bytes between header and tensors.
 
     Raises NotRun for a damaged file.
     """
@@ -160,7 +160,7 @@ def check_padding(ctx: CheckContext) -> Result:
 
 
 def _first_nonzero_gap(shard: Shard[Any]) -> str:
-    """Return the first byte between parts that is not zero, in words; "" where there is none."""
+    """Return in words the first nonzero byte that is of no tensor or header; "" without one."""
     for first, piece in bytes_between(shard.data, sorted(shard.parsed.regions())):
         rest = bytes(piece).lstrip(b"\0")
         if rest:

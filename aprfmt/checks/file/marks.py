@@ -1,4 +1,4 @@
-"""Checks of the tokens that a chat template writes, and of their rows in the embedding."""
+"""Checks of the tokens that a chat template writes (marks), and of their embedding rows."""
 
 from collections.abc import Iterator
 from typing import Literal
@@ -59,7 +59,7 @@ def _unlisted_marks(
     """Yield a finding on tokens of the template that tokenizer.json alone would split.
 
     Only tokenizer_config.json lists them as added tokens, and not every program reads it. `side` is
-    the tokenizer, `found` are the template's tokens.
+    the model's tokenizer, `found` are the template's tokens.
     """
     if side is None or side.data is None:
         return

@@ -39,7 +39,7 @@ def check_ranges(ctx: CheckContext) -> Result:
 
 
 def _stated_values(ctx: CheckContext) -> Iterator[tuple[str, str, Any]]:
-    """Yield (place, name in bounds.SETTINGS, value) of each setting in the model's files."""
+    """Yield (file and key, name in bounds.SETTINGS, value) of each setting in the model's files."""
     texts = {
         "config.json": ctx.model.config or {},
         GENERATION_CONFIG: ctx.model.carried.parse_file(GENERATION_CONFIG),

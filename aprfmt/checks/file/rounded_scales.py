@@ -1,5 +1,7 @@
 """Scales of packed weights that were rounded once the codes were made, seen from the file alone.
 
+A *group* is the elements that share one scale.
+
 A quantizer that divides by the exact scale gives the largest value of every group the largest code.
 One that divides by a scale of few values (powers of two, E5M2) does so in some groups: by up to
 half of the codes the largest value falls short of the end. Scales of few values over codes that

@@ -1,7 +1,8 @@
 """Finds scales that no quantizer writes: NaN, infinity, and sums that contradict their block.
 
 ggml's own check of quantized rows (`ggml_validate_row_data`) refuses NaN and infinite scales; the
-rest follows from the layouts. A block with such a scale decodes to garbage, all of it.
+other rules follow from the layouts. A *block* is a quantization block. A block with such a scale
+decodes to garbage, all of it.
 """
 
 from collections.abc import Callable, Mapping

@@ -52,7 +52,7 @@ _ENDED = "its process ended: it crashed, or needs more memory or time than it ma
 
 @dataclass(frozen=True, slots=True)
 class Disagreement:
-    """One thing that two readers say differently.
+    """One fact that aprfmt and the official library read differently.
 
     `tensor` is "" where it is of the file as a whole. `what` is "opens", "present", "type",
     "shape", "place" or "bytes"; `ours` and `theirs` are what aprfmt and the library say. `outside`

@@ -100,7 +100,7 @@ def read_safetensors(path: str) -> Iterator[Row]:
 
 
 def _hash_tensor(file: Any, name: str, part: Any) -> Row:
-    """Return {nbytes, offset, sha256} of a tensor's bytes, read a band of rows at a time.
+    """Return {nbytes, offset, sha256} of a tensor's bytes, read some rows at a time.
 
     `part` is the tensor `name` of the open `file` as a slice.
     """

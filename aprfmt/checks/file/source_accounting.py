@@ -18,9 +18,9 @@ TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "generation_config
 
 
 def check_accounted(ctx: "CheckContext") -> Result:
-    """Return a Result with a failure for each part of the source that is lost in the file.
+    """Return a Result with a failure for each tensor, text or key of the source that is lost.
 
-    A part is lost if it is neither copied nor transformed, and the file does not record it as left
+    One is lost if it is neither copied nor transformed, and the file does not record it as left
     out. Raises NotRun without a source.
     """
     from aprfmt.conversion.accounting import account_for_source, recorded_omissions
@@ -45,7 +45,7 @@ def check_accounted(ctx: "CheckContext") -> Result:
 def check_settings(ctx: "CheckContext") -> Result:
     """Return a Result with a failure for each setting that differs from the source's.
 
-    Settings are the hyperparameters that either side states, the tokenizer, the chat template, and
+    Settings are the hyperparameters that either model states, the tokenizer, the chat template, and
     the ids that end a generation. What the file records as left out is not compared. Raises NotRun
     without a source, or where nothing of it could be compared; the result names what could not.
     """

@@ -37,8 +37,8 @@ def block_windows(tensor: LazyTensor) -> Iterator[tuple[int, MemoryTensor]]:
     """Yield (index of the first block, a window of blocks as a tensor), about WINDOW bytes each.
 
     Where rows have a scale before them or are padded, windows are whole rows; where they have such
-    a scale the index is that of the row. A header before all blocks (APR_Q8) is part of every
-    window. A window's pages are dropped before the next.
+    a scale the index is that of the row. A header before all blocks (APR_Q8) is in every window. A
+    window's pages are dropped before the next.
     """
     info = tensor.info
     row = encoding_row(info.encoding)

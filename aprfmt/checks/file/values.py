@@ -23,9 +23,9 @@ from aprfmt.tensors.view import View
 def check_values(ctx: CheckContext) -> Result:
     """Return a Result with a failure for each tensor with NaN or infinities, or without its scale.
 
-    A computed buffer, such as a mask, may hold infinities: that is a warning, and so are pairs of
-    an adapter that change nothing. Raises NotRun where a tensor cannot be decoded, or there are
-    none.
+    A computed buffer, such as a mask, may hold infinities: that is a warning, and so are factors A
+    and B of an adapter that change nothing. Raises NotRun where a tensor cannot be decoded, or
+    there are none.
     """
     buffers = _buffer_names(ctx)
     findings, counted, unread = [], 0, []
@@ -161,8 +161,8 @@ def _has_scales(encoding: str) -> bool:
 def check_packed(ctx: CheckContext) -> Result:
     """Return a Result with a failure for each packed weight without finite decoded values.
 
-    Parts that the configuration promises and weights do not have are failures too. Raises NotRun
-    where no weight is stored as several tensors, or one's format is not supported.
+    Scales and indices that the configuration promises and weights do not have are failures too.
+    Raises NotRun where no weight is stored as several tensors, or one's format is not supported.
     """
     findings: list[Finding] = []
     seen = 0
@@ -217,10 +217,11 @@ def _scale_findings(tensor: LazyTensor, name: str) -> list[Finding]:
 
 
 def _group_findings(ctx: CheckContext, tensor: View) -> list[Finding]:
-    """Return [finding] if a GPTQ weight's `g_idx` gives its groups unequal numbers of inputs.
+    """Return [finding] if a GPTQ weight's `g_idx` gives scales unequal numbers of inputs.
 
-    Else []. The last group may have fewer. ExLlama takes an index of zeros as none and other
-    kernels read it, so that without `desc_act` it is a warning. `tensor` is the weight.
+    Else []. A group is the inputs of one scale; the last one may have fewer. ExLlama takes an index
+    of zeros as none and other kernels read it, so that without `desc_act` it is a warning. `tensor`
+    is the weight.
     """
     index, scales = tensor.parts.get(".g_idx"), tensor.parts.get(".scales")
     if (

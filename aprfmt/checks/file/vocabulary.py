@@ -1,5 +1,7 @@
 """Checks of the tokenizer as stored: lists, sizes, ids, merges, and the chat template.
 
+A *piece* is the text of one token; a *kind* of vocabulary is BPE, unigram and the like.
+
 What is read here is the file's own lists, fillers and ids beyond the end included: building the
 tokenizer forgives some of that.
 """
@@ -363,7 +365,7 @@ def _find_wrong_ends(ctx: CheckContext) -> list[Finding]:
 def _find_misnamed_roles(ctx: CheckContext, told: set[str]) -> list[Finding]:
     """Return a finding for each special id whose token is named as that of another role.
 
-    Ids that config.json and the tokenizer's files state differently are warnings. `told` are places
+    Ids that config.json and the tokenizer's files state differently are warnings. `told` are keys
     that have a finding already. [] where the tokenizer cannot be read or is absent.
     """
     try:
@@ -402,8 +404,9 @@ def _find_misnamed_roles(ctx: CheckContext, told: set[str]) -> list[Finding]:
 def _find_unstopped_turn(ctx: CheckContext) -> list[Finding]:
     """Return [finding] where the chat template ends a turn with a token that stops no generation.
 
-    It is a failure where another part of the model contradicts that, else a warning: base models
-    come with a chat template too, and their eos is another token. [] if there is nothing to say.
+    It is a failure where another file or key of the model contradicts that, else a warning: base
+    models come with a chat template too, and their eos is another token. [] if there is nothing to
+    say.
     """
     try:
         found = find_unstopped_turn(ctx.carried)
@@ -422,7 +425,7 @@ def _find_unstopped_turn(ctx: CheckContext) -> list[Finding]:
 
 
 def _configured_ids(ctx: CheckContext) -> list[tuple[str, int]]:
-    """Return (place, id) of the ids that config.json and generation_config.json set."""
+    """Return (file and key, id) of the ids that config.json and generation_config.json set."""
     return [(where, i) for where, i in _id_values(ctx) if type(i) is int and i >= 0]
 
 
@@ -441,7 +444,7 @@ def _find_invalid_ids(ctx: CheckContext) -> list[Finding]:
 
 
 def _id_values(ctx: CheckContext) -> list[tuple[str, Any]]:
-    """Return (place, value) of the bos, eos and pad keys of both configuration files.
+    """Return (file and key, value) of bos, eos and pad in both configuration files.
 
     None where a key is missing; -1 means none in these files. A list gives an item for each value.
     """

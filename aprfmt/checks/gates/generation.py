@@ -1,5 +1,8 @@
 """The gate on generated text: golden answers, gibberish, stop tokens, and what is at fault.
 
+A *form* of prompt is a plain text ("direct") or a conversation ("chat"). A *cell* is the answer of
+one copy of the model to one form.
+
 A forward pass that agrees does not make generation right: templates, stop tokens and the cache are
 only seen here.
 """
@@ -323,7 +326,7 @@ def _ask_other_copy(
 def faulty_side(
     cells: Mapping[tuple[str, str], bool | None], original: str, copy: str | None
 ) -> str:
-    """Return what is at fault, in words, by which forms of prompt pass in the original and a copy.
+    """Return in words what is at fault, by which forms of prompt pass in the original and a copy.
 
     `cells` is {(original or copy, form): passed, or None if not asked}; forms are "direct" and
     "chat". `copy` is None without another copy.

@@ -71,7 +71,7 @@ def _repeated_fragment(text: str) -> str:
 def _repeated_tokens(ids: Sequence[int], spelled: Callable[[Sequence[int]], str]) -> str:
     """Return a sentence on tokens that are repeated three times or more in a row; "" without any.
 
-    The repeated part has up to a quarter of all tokens. `spelled` returns the text of tokens.
+    The repeated fragment has up to a quarter of all tokens. `spelled` returns the text of tokens.
     """
     row = tuple(ids)
     for start, size, times in _find_loops(row, 1, int(len(row) * GIBBERISH.longest)):
@@ -107,7 +107,7 @@ def _find_loops(row: Sequence[Any], low: int, high: int) -> Iterable[tuple[int, 
     """Yield (start, size, times) of each fragment of `low` to `high` items that repeats in a row.
 
     `times` is at least GIBBERISH.times; the shortest fragments come first. Candidates are found by
-    comparing places at multiples of the fragment's size, which no run of three copies escapes. A
+    comparing items at multiples of the fragment's size, which finds every three copies in a row. A
     text of n items takes about n log n steps.
     """
     for size in range(low, min(high, len(row) // GIBBERISH.times) + 1):

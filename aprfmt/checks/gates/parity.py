@@ -122,7 +122,7 @@ def _check_tensors(
 
 
 def _check_facts(report: DiffReport, name: str) -> Check:
-    """Return the Check that hyperparameters and token ids of both sides are equal.
+    """Return the Check that hyperparameters and token ids of both models are equal.
 
     `name` begins the check's name.
     """
@@ -284,8 +284,8 @@ def _check_logits_close(
 ) -> tuple[list[Check], float]:
     """Return (checks of logits `a` against the reference `b`, their relative L2).
 
-    A NaN or infinity fails, even where both sides have it, and the other checks are NOT_RUN, for it
-    has no distance and no loss. `labels` are the tokens after each row, `bound` is the tolerance,
+    A NaN or infinity fails, even where both have it, and the other checks are NOT_RUN, for it has
+    no distance and no loss. `labels` are the tokens after each row, `bound` is the tolerance,
     `other` names the reference.
     """
     within = f"at most {bound.rel_l2:g} ({bound.reason})"
@@ -349,8 +349,8 @@ def _first_differing_point(
 ) -> str | None:
     """Return the first capture point beyond its tolerance, in words; None where there is none.
 
-    Of a value that is not finite on one side, index, count and values are said too. `mine` and
-    `theirs` are sessions, `other` names the second; `moe` says that the model has experts.
+    Of values that are finite in one of the two only, index, count and values are said too. `mine`
+    and `theirs` are sessions, `other` names the second; `moe` says that the model has experts.
     """
     traces = []
     for session in (mine, theirs):
