@@ -36,7 +36,7 @@ class OpenSource(Protocol):
 class ReadStructure(Protocol):
     """The signature of the function that reads the structure of one file from its bytes.
 
-    Other files of a set are not looked at.
+    Other shards of the model are not looked at.
     """
 
     def __call__(self, view: Region, where: str, /, *, partial: bool = False) -> "Structure":
@@ -176,7 +176,7 @@ def open_source(
     """Return one open file (or all shards of a split), by its content; a context manager.
 
     `wanted` is what messages say was expected of a file that is something else. With `damaged`,
-    faults that leave the rest readable are collected in `source.damage`, and only reading an
+    faults that leave other tensors readable are collected in `source.damage`, and only reading an
     affected tensor raises; without it the first fault raises. Folders are handled by
     `aprfmt.model`. Raises FormatError if the file is not in one of FORMATS.
     """

@@ -117,8 +117,8 @@ class FileSet:
         """Return a new open file of the set, to be published as `path`.
 
         Raises OutputError at once for an existing file without `force`, for a folder, device or
-        pipe as destination, for a missing parent and for a place that cannot be written. ValueError
-        after the set was published or discarded.
+        pipe as destination, for a missing parent and for a folder that cannot be written.
+        ValueError after the set was published or discarded.
         """
         if self._closed:
             raise ValueError(f"{path}: the set of files is published or discarded already")
@@ -337,7 +337,7 @@ class FileSet:
         )
 
     def _swap_folder(self, staging: Path, target: Path) -> bool:
-        """Put the hidden sibling in the output folder's place in one step; return whether it is.
+        """Swap the hidden sibling with the output folder in one step; return whether that was done.
 
         False if the system cannot swap them at once: nothing has changed then.
         """

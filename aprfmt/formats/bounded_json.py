@@ -52,7 +52,7 @@ BUDGETS: tuple[Budget, ...] = (
 def check_json_limits(raw: "bytes | memoryview", where: str, max_depth: int) -> None:
     """Raise FormatError for too many values for the text's length, or nesting beyond `max_depth`.
 
-    `where` begins the message. The text is checked in pieces, so that little memory is needed.
+    `where` begins the message. The text is checked in windows, so that little memory is needed.
     """
     over = any(_exceeds_budget(budget, raw) for budget in BUDGETS)
     deep = sum(piece.count(b"[") + piece.count(b"{") for piece in _windows(raw)) > max_depth
@@ -79,7 +79,7 @@ def check_json_limits(raw: "bytes | memoryview", where: str, max_depth: int) -> 
 
 
 def _windows(raw: "bytes | memoryview") -> Iterator[bytes]:
-    """Yield a text in pieces of _WINDOW bytes."""
+    """Yield a text in windows of _WINDOW bytes."""
     for start in range(0, len(raw), _WINDOW):
         yield bytes(raw[start : start + _WINDOW])
 

@@ -1,4 +1,4 @@
-"""CRC-32 of a file that grows in pieces, some of them written by other threads in any order.
+"""CRC-32 of a file that is written piece by piece, some by other threads in any order.
 
 The checksum of A + B follows from those of A and of B and the length of B.
 """

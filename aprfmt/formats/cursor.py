@@ -29,7 +29,7 @@ def _compiled_struct(fmt: str) -> struct.Struct:
 
 
 def read_prefix(region: Region, stop: int, wish: int = 0) -> memoryview:
-    """Return the beginning of a file, at least its first `stop` bytes, as one piece of memory.
+    """Return the beginning of a file, at least its first `stop` bytes, as one memory view.
 
     For a mapped file it is the whole file. For a remote one `wish` bytes are fetched if `stop` are
     not there yet.

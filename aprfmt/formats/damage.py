@@ -1,6 +1,6 @@
 """Faults of a file: the first one raises, or all are collected and reading continues.
 
-A parser reports every fault that leaves the rest readable to `Faults`; it raises only faults
+A parser reports every fault that leaves other tensors readable to `Faults`; it raises only faults
 that make everything after them unreadable. Commands that inspect broken files open them with
 `damaged=True`; commands that use the content do not.
 """

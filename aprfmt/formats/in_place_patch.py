@@ -1,17 +1,19 @@
 """Changes bytes of a file in place; after a kill, the next write into its folder completes it.
 
-The new bytes are first written to `.NAME.aprfmt-patch` in the file's folder: a line of JSON,
-then the bytes. Then the file is changed, synced, and the patch removed. While a patch exists
-the file is half old and half new, and opening it is refused by name. Writing the same bytes
-again is harmless.
+A *piece* is the new bytes of one range of a file. A *patch* is a file with all pieces of one
+change.
+
+The new bytes are first written to `.NAME.aprfmt-patch` in the file's folder: a line of JSON, then
+the bytes. Then the file is changed, synced, and the patch removed. While a patch exists the file is
+half old and half new, and opening it is refused by name. Writing the same bytes again is harmless.
 
     {"schema": "aprfmt.patch/1", "file": identity, "pieces": [[offset, bytes], ...],
      "sha256": digest of the bytes, "signature": HMAC}
 
 The identity is the file's inode, size and owner. (The device's number may change when the system
-starts again.) A patch of another file is ignored. One of this file is applied only if this
-user's key signed it. A planted one, or another user's, is left alone with a warning, and the
-file is refused as long as it exists.
+starts again.) A patch of another file is ignored. One of this file is applied only if this user's
+key signed it. A planted one, or another user's, is left alone with a warning, and the file is
+refused as long as it exists.
 """
 
 import hashlib
@@ -203,7 +205,7 @@ def parse_patch(data: bytes, where: str) -> PatchRecord:
 
 
 def _is_place(place: object) -> bool:
-    """Return whether a value is a pair [offset, size] of integers from 0 to 2**62."""
+    """Return whether a value is [offset, size], two integers from 0 to 2**62."""
     return (
         isinstance(place, list)
         and len(place) == 2

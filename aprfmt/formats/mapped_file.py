@@ -1,7 +1,8 @@
 """Opens files mapped read-only; their stored tensors are views of the mapping.
 
 Only regular files are opened: a pipe or a device is refused before a byte is read. Mapped pages
-count as resident memory, so code that walks over a large tensor calls `drop` for parts it has read.
+count as resident memory, so code that walks over a large tensor calls `drop` for bytes that it has
+read.
 """
 
 import mmap

@@ -331,7 +331,7 @@ class ResumableFileSet(FileSet):
             os.close(log)
 
     def publish(self) -> None:
-        """Move all files to their final places, unless an earlier run did."""
+        """Rename all files to their final names, unless an earlier run did."""
         if self.published:
             self._files = []
             return
@@ -449,7 +449,7 @@ class ResumableFileSet(FileSet):
                 remove(staging / name)
 
     def _settle_moves(self, moves: Sequence[tuple[str, str, str]]) -> bool:
-        """Return whether an earlier run put all its files in place.
+        """Return whether an earlier run gave all its files their final names.
 
         If it moved only some, those that still have temporary names go back to the hidden folder.
         """

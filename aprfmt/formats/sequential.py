@@ -1,7 +1,8 @@
 """Writes model files from start to end by a program: literal bytes, tensor slots, a checksum.
 
-A format for which the plan fixes all bytes except the tensors' returns such a program;
-`SequentialSink` does the writing, the checks and the publishing.
+A *slot* is the range of a file that is reserved for one tensor. A format for which the plan fixes
+all bytes except the tensors' returns such a program; `SequentialSink` does the writing, the checks
+and the publishing.
 """
 
 import hashlib
@@ -24,7 +25,7 @@ FILES = 192  # files that are open at a time, about; systems allow 256 and more
 
 @dataclass(frozen=True, slots=True)
 class TensorSlot:
-    """The place of one tensor's bytes in a file."""
+    """The range of a file that is reserved for one tensor's bytes."""
 
     name: str
     nbytes: int
@@ -32,7 +33,7 @@ class TensorSlot:
 
 @dataclass(frozen=True, slots=True)
 class Checksum:
-    """The place of a checksum: the little-endian CRC-32 (zlib's) of all bytes before it.
+    """Where a file has a checksum: the little-endian CRC-32 (zlib's) of all bytes before it.
 
     `settle` gets the four computed bytes and returns the four to write.
     """
@@ -57,7 +58,7 @@ class FileProgram:
 
 @dataclass(frozen=True, slots=True)
 class DeferredSlot:
-    """The place of a tensor that other threads fill.
+    """The range of a file that other threads fill with a tensor's bytes.
 
     `crc` says that `SequentialSink.record_filled` needs the checksum of its bytes.
     """
@@ -119,7 +120,7 @@ class SequentialSink:
     ) -> Sequence[FileProgram]:
         """Return what each file to write holds, first the one that `amend` changes.
 
-        A FileProgram has the file's bytes and the places of its tensors, in order. Subclasses
+        A FileProgram has the file's bytes and the slots of its tensors, in order. Subclasses
         implement it: this one raises NotImplementedError.
         """
         raise NotImplementedError
@@ -290,9 +291,9 @@ class SequentialSink:
             self._files.publish()
 
     def _write_programs(self, programs: Sequence[FileProgram]) -> Iterator[TensorSlot]:
-        """Write each file's bytes up to a tensor's place and yield that place, to the end.
+        """Write each file's bytes up to a tensor's slot and yield that slot, to the end.
 
-        The caller writes the tensor before it asks for the next place.
+        The caller writes the tensor before it asks for the next slot.
         """
         for number, program in enumerate(programs):
             out = self._out = self._files.create(program.path)

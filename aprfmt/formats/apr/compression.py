@@ -1,8 +1,8 @@
-"""Decompresses APR files as one loader writes them: a plain header, then one compressed piece.
+"""Decompresses APR files as one loader writes them: a plain header, then compressed bytes.
 
 LZ4: u32 uncompressed length, then a raw LZ4 block. Zstd: an ordinary frame. After expansion the
-header's offsets apply. No known v2 writer makes such files, nor does aprfmt. The flag alone
-proves nothing, since the reference writer sets it on uncompressed files.
+header's offsets apply. No known v2 writer makes such files, nor does aprfmt. The flag alone proves
+nothing, since the reference writer sets it on uncompressed files.
 
 Source of the block layout: the LZ4 block format description of the lz4 project.
 """

@@ -1,8 +1,8 @@
 """From bytes to the structure of one APR v2 file; no file is opened and no tensor read here.
 
-Order of checks as in the reference: length, magic, header checksum, version, layout flag,
-metadata, index; then our own: sizes, overlap, end. Faults that leave the rest readable go to
-`Parsed.faults`.
+Order of checks as in the reference: length, magic, header checksum, version, layout flag, metadata,
+index; then our own: sizes, overlap, end. Faults that leave other tensors readable go to
+`ParsedApr.faults`.
 """
 
 import struct
@@ -29,8 +29,8 @@ def parse(buffer: Region, where: str, *, partial: bool = False, damaged: bool = 
     """Return the structure of the APR v2 file in `buffer`; `where` begins every message.
 
     `partial` lists tensors that are beyond the end of a truncated file, with a warning. `damaged`
-    collects faults that leave the rest readable in `faults`; without it the first fault raises.
-    Raises FormatError, TruncatedError or UnsupportedError.
+    collects faults that leave other tensors readable in `faults`; without it the first fault
+    raises. Raises FormatError, TruncatedError or UnsupportedError.
     """
     faults = Faults(where, damaged)
     try:
@@ -280,7 +280,7 @@ def _find_index(parsed: ParsedApr) -> Cursor:
 def _read_entries(cursor: Cursor, parsed: ParsedApr) -> Iterator[tuple[bytes, IndexEntry]]:
     """Yield (bytes of the name, entry) of every index entry.
 
-    An entry that cannot be read ends the list: entries have no fixed length, so the place of the
+    An entry that cannot be read ends the list: entries have no fixed length, so the offset of the
     next one is not known.
     """
     count, data = parsed.header.tensor_count, parsed.header.data_offset

@@ -64,7 +64,7 @@ def open_manifest(path: Path, read: Callable[[Path], AprShard], partial: bool) -
 def open_siblings(
     path: Path, opened: AprShard, read: Callable[[Path], AprShard], partial: bool
 ) -> AprSource:
-    """Return the open model of the set that an opened shard belongs to, by its file name.
+    """Return the open model of all shards that an opened shard belongs to, by its file name.
 
     `read` opens one shard. `partial` allows missing ones, each with a note. Without `partial`,
     FormatError for a missing shard, and where the file's name does not give those of the others.
@@ -149,7 +149,7 @@ def open_source(path: Path, *, partial: bool = False, damaged: bool = False) -> 
     """Return an open APR v2 model; a shard, or the manifest of a set, opens the whole set.
 
     `partial` opens truncated files and incomplete sets: `notes` say what is missing, and reading a
-    cut tensor raises TruncatedError. `damaged` collects faults that leave the rest readable in
+    cut tensor raises TruncatedError. `damaged` collects faults that leave other tensors readable in
     `damage`. Raises FormatError (TruncatedError, UnsupportedError).
     """
     path = parse_location(path)
@@ -180,7 +180,7 @@ def open_buffer(
     """Return an open source of one file's bytes in memory, without other shards of a set.
 
     `path` begins the messages. `partial` allows a truncated file. `damaged` collects faults that
-    leave the rest readable. Raises FormatError (TruncatedError, UnsupportedError).
+    leave other tensors readable. Raises FormatError (TruncatedError, UnsupportedError).
     """
     file = BufferFile(buffer, path)
     parsed = parse(file.view, str(path), partial=partial, damaged=damaged)

@@ -1,4 +1,4 @@
-"""Checks where the parts of one APR v2 file are: overlap, holes, alignment, end of the file."""
+"""Checks where header, index and tensors of an APR v2 file are: overlap, holes, alignment, end."""
 
 from collections.abc import Sequence
 from itertools import pairwise
@@ -33,9 +33,9 @@ def check_regions(parsed: ParsedApr) -> None:
 
 
 def _check_overlap(parsed: ParsedApr, fixed: Sequence[tuple[int, int, str]]) -> None:
-    """Report parts of the file that share bytes, and tensors that overlap one of them.
+    """Report header, metadata, index or tensors that share bytes with one another.
 
-    `fixed` are (start, stop, name) of the parts other than tensors.
+    `fixed` are (start, stop, name) of those other than tensors.
     """
     for (_, end, before), (start, stop, name) in pairwise(sorted(fixed)):
         if start < end:
@@ -53,7 +53,7 @@ def _check_overlap(parsed: ParsedApr, fixed: Sequence[tuple[int, int, str]]) -> 
 
 
 def _note_holes(parsed: ParsedApr, regions: Sequence[tuple[int, int, str]]) -> None:
-    """Warn about unused bytes between parts; `regions` are (start, stop, name), sorted."""
+    """Warn about unused bytes between regions, which are (start, stop, name), sorted."""
     holes = 0
     for (_, end, before), (start, _, name) in pairwise(regions):
         if start > align_size(end):

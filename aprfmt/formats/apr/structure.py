@@ -57,7 +57,7 @@ class ParsedApr(Structure):
         return "missing" if self.size <= self.end else "trailing"
 
     def regions(self) -> Iterator[tuple[int, int]]:
-        """Yield (start, stop) of header, metadata, index, tensors; the rest should be zeros."""
+        """Yield (start, stop) of header, metadata, index, tensors; other bytes should be zeros."""
         header = self.header
         yield 0, HEADER_SIZE
         yield header.metadata_offset, header.metadata_offset + header.metadata_size

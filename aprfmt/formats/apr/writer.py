@@ -83,7 +83,7 @@ class AprSink(sequential.SequentialSink):
     ) -> Sequence[sequential.FileProgram]:
         """Return what each output file holds: a copy of `like`, one new file, or shards.
 
-        A FileProgram has the file's bytes and the places of its tensors, in order.
+        A FileProgram has the file's bytes and the ranges of its tensors, in order.
         """
         where, like = str(self._path), self._like
         same = like is not None and _same_metadata(like, metadata)

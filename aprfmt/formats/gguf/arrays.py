@@ -182,7 +182,7 @@ class NestedArray(StoredArray):
     ) -> None:
         """Take an array that ends at the cursor; `marks` are the offsets of every 64th element.
 
-        `inner` is the part of the type's name that all elements share.
+        `inner` is the end of the type's name, as far as all elements share it.
         """
         super().__init__(cursor, start, ARRAY, count)
         self._marks = marks
@@ -316,7 +316,7 @@ def read_length(cursor: Cursor, what: str) -> int:
 def _skip_arrays(cursor: Cursor, count: int, what: str) -> tuple["array[int]", str]:
     """Move past `count` arrays, which may hold arrays, without recursion.
 
-    Returns (offset of every 64th, the part of the type's name that all of them share). Raises
+    Returns (offset of every 64th, the end of the type's name as far as all share it). Raises
     FormatError for more than MAX_COUNT arrays and for nesting from MAX_NESTING levels on.
     """
     marks = array("Q")

@@ -1,8 +1,8 @@
 """From a buffer to the structure of one GGUF file: no path, no mapping, no tensor bytes.
 
 Everything is checked by the C reader's rules. Where it refuses what can be read without doubt
-(holes, another data order, long names), the file opens with a note that says so. Faults that
-leave the rest readable go to `Parsed.faults`.
+(holes, another data order, long names), the file opens with a note that says so. Faults that leave
+other tensors readable go to `ParsedGguf.faults`.
 """
 
 import math
@@ -72,7 +72,7 @@ def parse(
     """Return the structure of the GGUF file in `buffer`; `where` begins every message.
 
     `partial` lists tensors that are beyond the end of a truncated file, with a warning; everything
-    before the data must be whole. `damaged` collects faults that leave the rest readable in
+    before the data must be whole. `damaged` collects faults that leave other tensors readable in
     `faults`; without it the first fault raises. `drop` is called with the ranges of large values
     that were skipped. Raises FormatError, TruncatedError or UnsupportedError.
     """

@@ -40,9 +40,10 @@ def open_source(path: Path, *, partial: bool = False, damaged: bool = False) -> 
     """Return an open GGUF model; any shard of a split opens the whole model.
 
     `partial` lists truncated files and incomplete splits: `notes` say what is missing, and asking
-    for the bytes of a cut tensor raises TruncatedError. `damaged` collects faults that leave the
-    rest readable in `damage`. Raises FormatError (TruncatedError, UnsupportedError) for what is not
-    GGUF, for a missing shard, and for a set whose shards disagree or were left half written.
+    for the bytes of a cut tensor raises TruncatedError. `damaged` collects faults that leave other
+    tensors readable in `damage`. Raises FormatError (TruncatedError, UnsupportedError) for what is
+    not GGUF, for a missing shard, and for shards that contradict each other or were left half
+    written.
     """
     from aprfmt.formats.shard_set import refuse_mixed
 
@@ -92,7 +93,7 @@ def open_buffer(
     """Return an open source of one file's bytes in memory, without other shards of a split.
 
     `path` begins the messages. `partial` allows a truncated file. `damaged` collects faults that
-    leave the rest readable. Raises FormatError (TruncatedError, UnsupportedError).
+    leave other tensors readable. Raises FormatError (TruncatedError, UnsupportedError).
     """
     file = BufferFile(buffer, path)
     parsed = parse(file.view, str(path), partial=partial, damaged=damaged)

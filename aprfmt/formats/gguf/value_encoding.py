@@ -52,7 +52,7 @@ def encode_key(key: str) -> bytes:
 
 
 def encode_value(key: str, value: Value | TypedValue) -> list[Piece]:
-    """Return the stored bytes of a value, its type first, in pieces to write one after the other.
+    """Return the stored bytes of a value, its type first, as a list to write one by one.
 
     Raises ConversionError for a value that its type cannot store.
     """
@@ -144,7 +144,7 @@ def _infer_int_type(low: int, high: int, what: str, names: Sequence[str]) -> str
 
 
 def _pack(kind: layout.ValueType, inner: str, value: Value, what: str, depth: int) -> list[Piece]:
-    """Return the stored bytes of a value of type `kind`, without the type, in pieces.
+    """Return the stored bytes of a value of type `kind`, without the type, as a list.
 
     `inner` is the element type of an array, `depth` how many arrays the value is inside of.
     """
@@ -158,7 +158,7 @@ def _pack(kind: layout.ValueType, inner: str, value: Value, what: str, depth: in
 
 
 def _pack_array(inner: str, value: Value, what: str, depth: int) -> list[Piece]:
-    """Return element type, count and elements in pieces; `inner` names the element type.
+    """Return the bytes of element type, count and elements as a list, for elements of type `inner`.
 
     Raises ConversionError for a value that is no list, an element type that GGUF lacks, and for too
     many elements or levels.

@@ -51,7 +51,7 @@ class GGUFSink(SequentialSink):
     ) -> Sequence[FileProgram]:
         """Return what each output file holds: one file, or the shards of a split.
 
-        A FileProgram has the file's bytes and the places of its tensors, in order.
+        A FileProgram has the file's bytes and the ranges of its tensors, in order.
         """
         for info in infos:
             _refuse_unstorable(info)
@@ -154,7 +154,7 @@ def open_sink(
 def _file_program(
     path: Path, metadata: Mapping[str, Sequence[Piece]], infos: Sequence[TensorInfo], alignment: int
 ) -> FileProgram:
-    """Return what one file holds: header, metadata, tensor table, places of the tensors.
+    """Return what one file holds: header, metadata, tensor table, ranges of the tensors.
 
     Nothing follows the last tensor where its encoding is unknown: a reader takes all that is left
     for such a tensor.
@@ -176,12 +176,12 @@ def _file_program(
 
 
 def _encode_pair(key: str, value: Value | TypedValue) -> list[Piece]:
-    """Return the stored bytes of a key and its value, in pieces."""
+    """Return the stored bytes of a key and its value, as a list to write one by one."""
     return [encode_key(key), *encode_value(key, value)]
 
 
 def _encode_split(number: int, count: int, tensors: int) -> dict[str, list[Piece]]:
-    """Return {key: stored pieces} of the split keys of shard `number`, counted from 0.
+    """Return {key: stored bytes, as a list} of the split keys of shard `number`, counted from 0.
 
     `tensors` is the number of tensors in all shards.
     """

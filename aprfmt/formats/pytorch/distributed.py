@@ -1,5 +1,7 @@
 """What a rank's file holds of tensors that ranks divide: DTensor and ShardedTensor of torch.
 
+A *part* is what one rank's file holds of a tensor that ranks divide; the *whole* is the tensor.
+
 Names as in torch/distributed/tensor/_dtensor_spec.py, torch/distributed/device_mesh.py and
 torch/distributed/_shard/sharded_tensor/api.py.
 """

@@ -98,7 +98,7 @@ def _is_standard(name: GlobalName) -> bool:
 def _leads_elsewhere(name: GlobalName) -> bool:
     """Return whether a name goes through a module to what it imports, such as torch's os.system.
 
-    Only classes have names with several parts; they begin with a capital letter.
+    Only classes have names with a dot in them; they begin with a capital letter.
     """
     parts = name.name.split(".")
     outer = any(not part.lstrip("_")[:1].isupper() for part in parts[:-1])

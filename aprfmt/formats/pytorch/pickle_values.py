@@ -129,7 +129,10 @@ class PickledDict:
 
 @dataclass(slots=True, eq=False)
 class SparseTensorValue:
-    """A described tensor in a layout other than strided, or a nested one: its parts and facts."""
+    """A described tensor in a layout other than strided, or a nested one.
+
+    It has its tensors (indices, values) by name, and facts.
+    """
 
     kind: str
     parts: dict[str, Any]

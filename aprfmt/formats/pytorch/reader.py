@@ -33,7 +33,7 @@ class ParsedPickle(Structure):
         self._contents = contents
 
     def regions(self) -> list[tuple[int, int]]:
-        """Return the parts of the file as (start, stop), in order; between them is padding."""
+        """Return (start, stop) of the records or storages in order; between them is padding."""
         return self._contents.regions()
 
 

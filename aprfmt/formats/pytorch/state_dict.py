@@ -212,7 +212,7 @@ def _is_named_tensor(value: Any) -> bool:
 
 
 def _key_text(key: Any) -> str:
-    """Return a key of a dict as a part of a path."""
+    """Return a key of a dict as one component of a path."""
     if isinstance(key, str):
         return key
     if isinstance(key, tuple) and all(isinstance(each, _SCALARS) for each in key):

@@ -44,7 +44,7 @@ _MEMBERS = frozenset(("pickle", "tensors", "storages", "sys_info"))  # of a tar 
 class PickleContents:
     """The described value of a file, and the bytes [start, stop) of every storage by key.
 
-    `unread` are parts of the file that loading does not read, by a name for each.
+    `unread` are records of the file that loading does not read, by a name for each.
     """
 
     form: str
@@ -57,10 +57,10 @@ class PickleContents:
     unread: Mapping[str, tuple[int, int]] = field(default_factory=dict)
 
     def regions(self) -> list[tuple[int, int]]:
-        """Return the parts of the file as (start, stop), in order.
+        """Return (start, stop) of the file's records in order, each with its local header.
 
-        A local header is padded to align its record, so each part ends where the next header
-        begins. After the last record is the directory. The older forms have no gaps: one part.
+        A local header is padded to align its record, so each range ends where the next header
+        begins. After the last record is the directory. The older forms have no gaps: one range.
         """
         if not self.records:
             return [(0, self.size)]
@@ -84,7 +84,7 @@ class Resolver:
         self.storages: dict[str, Storage] = {}
 
     def __call__(self, given: Any) -> Any:
-        """Return the Storage of ('storage', class, key, place, elements[, view]).
+        """Return the Storage of ('storage', class, key, device, elements[, view]).
 
         ValueError for any other persistent id, or a key that was declared with another size. A
         ('module', class, ...) gives the class.
@@ -240,7 +240,7 @@ def _read_legacy(file: ByteSource, where: str) -> PickleContents:
 def _locate_storage(
     file: ByteSource, at: int, storage: Storage, places: dict[str, tuple[int, int]], where: str
 ) -> int:
-    """Add the place of a storage whose count of elements is at offset `at`; return its end.
+    """Add (start, stop) of a storage whose count of elements is at offset `at`; return its end.
 
     Raises TruncatedError where the file ends before that, FormatError where the count contradicts
     the pickle.
@@ -353,9 +353,9 @@ class _TarReader:
         return found
 
     def read_storages(self) -> None:
-        """Read the storages' sizes and places, and the views of them, into this object.
+        """Read the storages' sizes and offsets, and the views of them, into this object.
 
-        Each storage is a pickled (key, place, class), the number of elements, and the elements.
+        Each storage is a pickled (key, device, class), the number of elements, and the elements.
         Raises FormatError for a storage or view that is damaged, UnsupportedError for a class of
         storage that is not known, TruncatedError for bytes that are missing.
         """

@@ -94,7 +94,7 @@ def is_cut_archive(path: Path) -> bool:
 
 
 def _find_end(view: Region, size: int) -> tuple[int, bytes, int]:
-    """Return (offset of the tail, the tail's bytes, place of the zip end record in the tail or -1).
+    """Return (offset of the tail, the tail's bytes, index in it of the zip end record or -1).
 
     The tail is the last bytes of the file, which has `size` bytes and is read through `view`. It is
     long enough for the record, and for an archive's comment if that follows the record.

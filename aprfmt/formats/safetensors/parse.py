@@ -1,8 +1,8 @@
 """From bytes to the structure of one safetensors file, under all rules of the format.
 
 The parser is strict: a file that breaks a rule of the format's text is refused, also where the
-reference accepts it (a space before `{`, unknown fields of an entry). Faults that leave the rest
-readable go to `Parsed.faults`, which raises them unless it collects.
+reference accepts it (a space before `{`, unknown fields of an entry). Faults that leave other
+tensors readable go to `ParsedSafe.faults`, which raises them unless it collects.
 """
 
 import json
@@ -72,7 +72,7 @@ def parse(
     """Return the structure of the safetensors file in `buffer`; `where` begins every message.
 
     `partial` lists a file whose data is cut, with a warning. `damaged` collects faults that leave
-    the rest readable in `faults`; without it the first fault raises. Raises FormatError or
+    other tensors readable in `faults`; without it the first fault raises. Raises FormatError or
     TruncatedError.
     """
     faults = Faults(where, damaged)

@@ -70,8 +70,8 @@ def open_source(path: Path, *, partial: bool = False, damaged: bool = False) -> 
     """Return one open safetensors file (a shard alone), or all shards of an index.
 
     `partial` lists a file whose data is cut; reading a cut tensor then raises TruncatedError.
-    `damaged` collects faults that leave the rest readable in `damage`. Raises FormatError for a
-    file that breaks a rule of the format.
+    `damaged` collects faults that leave other tensors readable in `damage`. Raises FormatError for
+    a file that breaks a rule of the format.
     """
     path = parse_location(path)
     file = open_bytes(path)
@@ -92,7 +92,7 @@ def open_buffer(
 ) -> SafetensorsSource:
     """Return an open source of one file's bytes in memory; `path` begins the messages.
 
-    `partial` allows a truncated file. `damaged` collects faults that leave the rest readable.
+    `partial` allows a truncated file. `damaged` collects faults that leave other tensors readable.
     Raises FormatError.
     """
     file = BufferFile(buffer, path)

@@ -75,7 +75,7 @@ class SafetensorsSink(SequentialSink):
     ) -> Sequence[FileProgram]:
         """Return what each output file holds: with the header of `like`, a new one, or shards.
 
-        A FileProgram has the file's bytes and the places of its tensors, in order. Raises
+        A FileProgram has the file's bytes and the ranges of its tensors, in order. Raises
         ConversionError for tensors in another order than the format's, or of a dtype that it cannot
         store.
         """
@@ -217,7 +217,7 @@ def _refuse_unstorable(info: TensorInfo, where: str) -> None:
 
 
 def _file_program(path: Path, texts: Mapping[str, str], infos: Sequence[TensorInfo]) -> FileProgram:
-    """Return what one file holds: its header, then the places of the tensors.
+    """Return what one file holds: its header, then the ranges of the tensors.
 
     `texts` is the metadata. ConversionError if the header is too long.
     """
