@@ -1,7 +1,10 @@
 """Answers whether B is the base A with an adapter merged: once, twice, in every shard.
 
-For each weight that the adapter changes, B is compared with A plus the change, as
-`merge_faults` does. The rest of B is compared with A as `diff` does.
+A *pair* is the factors A and B of one module; the *change* of a weight is scale * B @ A. B is also
+the model that is judged.
+
+For each weight that the adapter changes, B is compared with A plus the change, as `merge_faults`
+does. All other tensors of B are compared with A as `diff` does.
 """
 
 from collections import Counter
@@ -76,10 +79,9 @@ class ChangedWeight:
     at all" where B's type holds none of the change, "nothing to merge" where the pair is zero,
     "scaled otherwise", "with exchanged factors", "transposed", "another weight's change", "in some
     experts", "once and another change", "otherwise", or the order in which the ranks of stacked
-    experts were read,
-    where that one gives B. `says` is the mistake in words, or the state of the base that was
-    merged. `lost` is the share of the change that B's type took away, `source` the weight whose
-    change is in B in place of this one's, "" for none.
+    experts were read, where that one gives B. `says` is the mistake in words, or the state of the
+    base that was merged. `lost` is the fraction of the change that B's type took away, `source` the
+    weight whose change is in B in place of this one's, "" for none.
     """
 
     key: str
@@ -250,8 +252,8 @@ def _tensors_of_adapter(model: Model, found: Adapter) -> set[str]:
 def _says_of_own(key: str, a: Model, b: Model) -> str:
     """Return a sentence on a tensor that the adapter replaces, and that B does not have from it.
 
-    It says what B has in its place: nothing, the base's tensor, the base's token embedding, or
-    another one.
+    It says what B has instead: nothing, the base's tensor, the base's token embedding, or another
+    one.
     """
     base, theirs = a.find(key), b.find(key)
     if theirs is None:

@@ -1,9 +1,8 @@
-"""Finds what a merge did to one weight: once, twice, wrong scale, wrong place.
+"""Finds what a merge did to one weight: once, twice, with a wrong scale, into another weight.
 
-A weight is judged by reproduction: round(base + times * change) in the type that B stores has
-to give B's values. That holds too where the type takes most of the change away. Each usual
-mistake is tried as such a sum. Only where none gives B's values is the projection of B - A on
-the change used.
+A weight is judged by reproduction: round(base + times * change) in the type that B stores has to
+give B's values. That holds too where the type takes most of the change away. Each usual mistake is
+tried as such a sum. Only where none gives B's values is the projection of B - A on the change used.
 """
 
 import math
@@ -235,7 +234,7 @@ def _expert_changes(
 ) -> Iterator[OtherChange]:
     """Yield the changes that expert number `at` of a stacked weight may have received by mistake.
 
-    These are the other experts' changes, and this expert's part of other weights' changes.
+    These are the other experts' changes, and what other weights' changes are for this expert.
     """
     for number, change in enumerate(merge.change):
         if number != at:
@@ -532,8 +531,8 @@ def _reproduced_sums(merge: Merge) -> tuple[bool, bool]:
 def _is_nearest_code(merge: Merge, steps: Steps, full: "F64", dtype: str = "F32") -> bool:
     """Return whether every value of B is the code nearest to the sum `full`, in steps of B's codes.
 
-    Sums beyond a group's lowest and highest code are cut there. The sum and its parts were rounded
-    to the float type `dtype` first, so a value halfway between two codes may have either.
+    Sums beyond a group's lowest and highest code are cut there. The sum and its summands were
+    rounded to the float type `dtype` first, so a value halfway between two codes may have either.
     """
     held = np.clip(full, np.minimum(steps.low, steps.high), np.maximum(steps.low, steps.high))
     slack = np.ldexp(np.abs(full) + np.abs(merge.plain), -1 - FRACTIONS[dtype])
@@ -544,7 +543,7 @@ def _is_nearest_code(merge: Merge, steps: Steps, full: "F64", dtype: str = "F32"
 def _sum_gives(merge: Merge, full: "F64", change: "F64", rounds: int = 1) -> bool:
     """Return whether the sum `full`, rounded to B's float type, is B's value everywhere.
 
-    `change` is the part of it that was added, `rounds` the number of additions.
+    `change` is the summand that was added to the base, `rounds` the number of additions.
     """
     return bool(_rounded_equal(merge, full, change, rounds).all())
 
@@ -649,7 +648,7 @@ def _scheme_of_base(merge: Merge) -> str:
     """Return the name of the scheme in which A, quantized and decoded, plus the change gives B.
 
     "" if none does. Each value of A takes the scheme's nearest code value. The scale of a group is
-    fitted on every other value and judged on the rest, so that it also fits quantized scales.
+    fitted on every second value and judged on the others, so that it also fits quantized scales.
     """
     rows = merge.plain.reshape(-1, merge.plain.shape[-1])
     for scheme in SCHEMES:

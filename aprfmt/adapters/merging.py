@@ -1,9 +1,10 @@
 """A base model with an adapter merged, computed when bytes are read.
 
+A *pair* is the factors A and B of one module with their scale.
+
 The arithmetic: B @ A in float64, rounded to float32; times the scale in float32; added to the
-weight in float32; rounded once to the weight's own dtype. With DoRA the sum's rows are divided
-by their length (float64, rounded to float32) and multiplied by the magnitude before that
-rounding.
+weight in float32; rounded once to the weight's own dtype. With DoRA the sum's rows are divided by
+their length (float64, rounded to float32) and multiplied by the magnitude before that rounding.
 """
 
 import hashlib
@@ -198,7 +199,7 @@ class MergedSource:
     ) -> None:
         """Replace `tensors`; `record` is the JSON of merged adapters for the metadata, or "".
 
-        `gone` are stored parts of packed weights that are replaced as a whole.
+        `gone` are the stored tensors of packed weights that are replaced as a whole.
         """
         self._source = source
         left = {name: one for name, one in source.tensors.items() if name not in gone}

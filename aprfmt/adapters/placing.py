@@ -1,4 +1,8 @@
-"""Finds the base's stored weight for each pair of an adapter, and its order of rows."""
+"""Finds the base's stored weight for each pair of an adapter, and its order of rows.
+
+A *pair* is the factors A and B of one module with their scale; to *place* it is to find the base's
+stored weight that it changes.
+"""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -141,9 +145,9 @@ def misfit_text(adapter: Adapter, base: Model) -> str | None:
     """Return why an adapter does not fit a base model, by its first pair that does not; else None.
 
     A pair is LoRA's A and B of one module. It fits if the base has that module, stored by itself,
-    packed, or joined with others; one other prefix for all modules is allowed. If the base stores
-    the weight by itself, the pair's shape must be the weight's. Pairs of embeddings and of single
-    parameters are only looked up by name. None for an adapter in kohya's spelling.
+    packed, or joined with others; a different prefix is allowed if all modules have the same. If
+    the base stores the weight by itself, the pair's shape must be the weight's. Pairs of embeddings
+    and of single parameters are only looked up by name. None for an adapter in kohya's spelling.
     """
     if adapter.spelling == "kohya":
         return None
@@ -185,7 +189,7 @@ def _same_end_text(name: str, base: Model) -> str:
 def _names_of_stacked(adapter: Adapter, base: Model) -> frozenset[str]:
     """Return the names of the adapter's weights that are single experts, and that the base stacks.
 
-    Such a weight is a part of one of the base's tensors. Empty unless the adapter is PEFT's.
+    Such a weight is one matrix of a tensor of the base. Empty unless the adapter is PEFT's.
     """
     from aprfmt.arch.binding import bind_names
 
@@ -270,7 +274,7 @@ def with_base_names(adapter: Adapter, base: Model) -> "tuple[Adapter, Relation |
 def _named_by_role_only(adapter: Adapter, every: Sequence[str], base: Model) -> list[str]:
     """Return the names of a PEFT adapter's modules that the base does not have under these names.
 
-    `every` are the names of all its modules, each of which has a place in the base by its role. []
+    `every` are the names of all its modules, each of which has a weight in the base by its role. []
     for a base in another format than PEFT's, and for a multimodal base, whose modules are named
     otherwise in memory than in older files.
     """
@@ -295,7 +299,7 @@ def _component_renames(adapter: Adapter, astray: Sequence[str], base: Model) -> 
     """Return rename rules of components that give each pair a weight of its shape; [] if none.
 
     `astray` are the modules that the base does not have. Where another component of the base would
-    fit as well, nothing is chosen: a change that lands in the wrong weight is worse than none.
+    fit as well, nothing is chosen: a change of the wrong weight is worse than none.
     """
     if adapter.spelling != "peft" or not set(astray) <= {*adapter.pairs}:
         return []

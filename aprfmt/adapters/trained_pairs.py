@@ -1,4 +1,4 @@
-"""The pairs of an adapter as trainable factors, for gradients."""
+"""The pairs of an adapter (factors A and B of a module) as trainable factors, for gradients."""
 
 from collections.abc import Sequence
 from contextlib import ExitStack
@@ -35,9 +35,9 @@ def open_trained_pairs(adapter: Path | None, base: Model, stack: ExitStack) -> l
 def trained_pairs(adapter: Adapter, base: Model) -> list[AdapterPair]:
     """Return every pair of an adapter as an AdapterPair, which gradients can be computed for.
 
-    Of joined projections (qkv_proj) several roles have a part each. Raises UnsupportedError for a
-    pair of an embedding or of stacked experts, for DoRA's lengths of another spelling than PEFT's,
-    and for whole trained tensors (modules_to_save).
+    Of a joined projection (qkv_proj) each role has some rows. Raises UnsupportedError for a pair of
+    an embedding or of stacked experts, for DoRA's lengths of another spelling than PEFT's, and for
+    whole trained tensors (modules_to_save).
     """
     found, _ = with_base_names(adapter, base)
     if found.replacements:

@@ -1,4 +1,8 @@
-"""Writes an adapter in another spelling: PEFT's folder, a GGUF, or kohya's file."""
+"""Writes an adapter in another spelling: PEFT's folder, a GGUF, or kohya's file.
+
+A *pair* is the factors A and B of one module; a *part* of it is one tensor: "a", "b", "alpha", a
+magnitude.
+"""
 
 import json
 import math
