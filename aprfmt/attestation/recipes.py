@@ -35,7 +35,7 @@ class Recipe:
     """How to make the tensors of a quantized model again from its base.
 
     `type` is the scheme where the file or the user names one, "" where each tensor's encoding is
-    all that is known. `ways` are the ways to round that are tried. `lacks` names an importance
+    all that is known. `ways` are the kinds of rounding that are tried. `lacks` names an importance
     matrix that the file was made with and that was not given. `plan` has the tensors that the base
     gives by this recipe.
     """

@@ -2,7 +2,8 @@
 
 A statement has `_type`, `subject` (the files, by SHA-256), `predicateType` and `predicate`. Source:
 https://github.com/in-toto/attestation/blob/main/spec/v1/statement.md. The predicate is ours: the
-base, the recipe, and by role the digests of both sides with the state of each weight.
+base, the recipe, and by role the digests of the file's and of the made bytes with the state of each
+weight.
 """
 
 from collections import Counter
@@ -135,14 +136,14 @@ def _imatrix_digest(recipe: Mapping[str, Any]) -> str:
 
 
 def _part_column(rows: Mapping[str, Any], part: str) -> dict[str, Any]:
-    """Return {name: row[part]} over all rows; None where a row has no such part."""
+    """Return {name: row[part]} over all rows of a statement; None where a row has no such key."""
     return {key: row.get(part) if isinstance(row, Mapping) else None for key, row in rows.items()}
 
 
 def _changed_keys(what: str, old: Mapping[str, Any], new: Mapping[str, Any]) -> Iterator[str]:
     """Yield a sentence for each key that has another value, is new, or is missing now.
 
-    `what` begins the sentence. `old` is the earlier statement's part, `new` the one of now.
+    `what` begins the sentence. `old` are the earlier statement's values by key, `new` those of now.
     """
     for key in dict.fromkeys((*old, *new)):
         if key not in new:
