@@ -1,4 +1,4 @@
-"""Run an iterator one item ahead on another thread, while the caller uses the last item."""
+"""Run an iterator one item ahead on another thread, while the caller uses the item before."""
 
 import os
 from collections.abc import Generator, Iterator

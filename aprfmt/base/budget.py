@@ -17,7 +17,7 @@ class BudgetSpent(AprfmtError):
 
 
 class TimeOver(Exception):
-    """The time of a budget in force was over between two pieces of a file; see `in_force`.
+    """The time of a budget in force was over between two reads of a file; see `in_force`.
 
     No AprfmtError: what was being read is not damaged, and says nothing of its own.
     """
@@ -73,7 +73,7 @@ class Budget:
         """Apply the budget to a `with` block, which ends at its next read once the time is over.
 
         The block is left where this thread next calls `end_where_time_is_over`, as it does before
-        each piece of a file. The Reading that `with` gives says afterwards whether that happened. A
+        each read of a file. The Reading that `with` gives says afterwards whether that happened. A
         budget of an outer block stays in force, and ends that block.
         """
         reading = Reading()
@@ -99,7 +99,7 @@ _in_force: ContextVar[tuple[Budget, ...]] = ContextVar("budgets in force", defau
 
 
 def end_where_time_is_over() -> None:
-    """Raise TimeOver if a budget in force has no time left; called before each piece of a file.
+    """Raise TimeOver if a budget in force has no time left; called before each read of a file.
 
     Nothing is done without a budget in force.
     """

@@ -180,9 +180,9 @@ def _tags(part: str) -> Iterator[tuple[str, str]]:
 
 
 def _without_ranks(part: str, ranks: dict[str, int]) -> str:
-    """Return a part of a path without the ranks at its ends, and add these to `ranks`.
+    """Return a component of a path without the ranks at its ends, and add these to `ranks`.
 
-    The result is "" for a part that only names the process.
+    The result is "" for a component that only names the process.
     """
     megatron = _MODEL_PARALLEL.match(part)
     if megatron is not None:

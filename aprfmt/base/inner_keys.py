@@ -5,9 +5,9 @@ from typing import Any, NamedTuple
 
 
 class InnerKey(NamedTuple):
-    """An inner key in which two objects differ: its dotted path, and the value on both sides.
+    """An inner key in which two objects differ: its dotted path, and the value in both.
 
-    `in_a` and `in_b` say whether a side has the key: a value of None is stated as null there.
+    `in_a` and `in_b` say whether an object has the key: a value of None is stated as null there.
     """
 
     path: str
@@ -22,8 +22,8 @@ def differing_inner_keys(
 ) -> Iterator[InnerKey]:
     """Yield an InnerKey for each key that differs between two nested objects, in A's order first.
 
-    Where both sides have an object under a key, the keys inside it are compared instead. `above`
-    is the path of the two objects, put before every yielded path ("" or "rope_scaling.", say).
+    Where both have an object under a key, the keys inside it are compared instead. `above` is the
+    path of the two objects, put before every yielded path ("" or "rope_scaling.", say).
     """
     for key in dict.fromkeys((*a, *b)):
         x, y = a.get(key), b.get(key)

@@ -1,7 +1,7 @@
-"""Keep freed memory for the next piece of work, and release pages of mapped files.
+"""Keep freed memory for the next work, and release pages of mapped files.
 
-Otherwise the C library returns large pieces to the system, which clears every page of the next one:
-a third of a repack's processor time, a fifth of the system's time in a download.
+Otherwise the C library returns large blocks of memory to the system, which clears every page of the
+next block: a third of a repack's processor time, a fifth of the system's time in a download.
 """
 
 import mmap

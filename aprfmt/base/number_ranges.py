@@ -1,4 +1,4 @@
-"""Numbers of layers, positions or channels as text, in which runs are ranges."""
+"""Numbers of layers, positions or channels as text, in which consecutive numbers are ranges."""
 
 from collections.abc import Iterable
 

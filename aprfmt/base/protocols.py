@@ -1,7 +1,8 @@
 """The types between all parts: what a stored tensor is, where tensors come from, where they go.
 
-Reading: a `Source` is an open file with all its shards. Writing: a `Sink` is planned first
-(all names, shapes and encodings), then fed in plan order. Nothing here knows a format.
+A *part* is one of the stored tensors of a packed weight. Reading: a `Source` is an open file with
+all its shards. Writing: a `Sink` is planned first (all names, shapes and encodings), then fed in
+plan order. Nothing here knows a format.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -112,7 +113,7 @@ class LazyTensor(Protocol):
 
     @property
     def parts(self) -> Mapping[str, "LazyTensor"]:
-        """Companion tensors by suffix, "" being the main part; empty for most."""
+        """The stored tensors of a packed weight by suffix, "" for its codes; empty for most."""
         return {}
 
     @property
@@ -167,7 +168,7 @@ class LazyTensor(Protocol):
 
 
 def parts_of(tensor: LazyTensor) -> Mapping[str, LazyTensor]:
-    """Return {suffix: stored tensor} of a tensor's parts; {"": itself} without companions."""
+    """Return {suffix: stored tensor} of a packed weight's parts; {"": itself} for others."""
     return tensor.parts or {"": tensor}
 
 
@@ -194,7 +195,7 @@ SURPLUS = "surplus"  # kind of a Damage: bytes that belong to nothing; all the r
 
 @dataclass(frozen=True, slots=True)
 class Damage:
-    """Something wrong with a file whose other parts can still be read.
+    """Something wrong with a file of which other tensors can still be read.
 
     `tensors` are the tensors whose bytes are missing or cannot be trusted because of it: reading
     one of them raises. Empty if the broken rule affects no tensor.
@@ -218,8 +219,8 @@ def tensor_damage(tensor: LazyTensor) -> str:
 def shape_is_known(tensor: LazyTensor) -> bool:
     """Return whether a tensor's stated shape can be trusted.
 
-    It can where only bytes are cut off. It cannot where the tensor, or a part of it, is damaged in
-    what states its shape.
+    It can where only bytes are cut off. It cannot where the tensor, or a companion of it, is
+    damaged in what states its shape.
     """
     return not any(one.spoilt for one in (tensor, *tensor.parts.values()))
 

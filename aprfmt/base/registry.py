@@ -94,9 +94,9 @@ class Registry(Mapping[str, T], Generic[T]):
     ) -> None:
         """Set the built-in rows; nothing is imported yet.
 
-        `rows` is {name: "module:attribute"}, or a pair of that text and what to do where its
-        package is missing (a text, or a function that returns it). `held` are items that need no
-        import, `error` the exception for an unknown name.
+        `rows` is {name: "module:attribute"}, or (that text, what to do where its package is
+        missing: a text, or a function that returns it). `held` are items that need no import,
+        `error` the exception for an unknown name.
         """
         self.kind = kind
         self._error = error

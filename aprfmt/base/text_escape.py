@@ -49,7 +49,7 @@ def escape(text: str, limit: int | None = None) -> str:
 def guard_text(text: str) -> str:
     """Return `text` with unsafe characters spelled out; line breaks and existing escapes stay.
 
-    It is for text that should be escaped already, in case some part of it is not.
+    It is for text that should be escaped already, in case some of it is not.
     """
     return text if text.isprintable() else _RAW.sub(_spell, text)
 
@@ -83,7 +83,7 @@ def shorten(text: str, limit: int) -> str:
 def shorten_names(text: str) -> str:
     """Return a sentence in which every name longer than LONGEST has an ellipsis in its middle.
 
-    A name ends at a blank, a bracket, a slash or a mark, so that each part of a path is one.
+    A name ends at a blank, a bracket, a slash or a mark, so that each component of a path is one.
     """
     return _LONG_WORD.sub(lambda found: shorten(found[0], LONGEST), text)
 
