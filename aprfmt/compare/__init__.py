@@ -114,9 +114,9 @@ def diff(
     others are not compared and stay empty, and in the chosen ones every difference counts (None:
     all are compared). With `explain` every differing pair is tested against the hypotheses of
     causes.tensor; `images` is the number of worst tensors to make difference images of. Tensors
-    that `budget` has no time or memory for are named as not compared; each counts with the bytes
-    of its larger side. Raises FormatError for a file of which nothing can be read; a tensor that
-    cannot be read is UNREADABLE, and `report.damage` says what is wrong with the files.
+    that `budget` has no time or memory for are named as not compared; each counts with the bytes of
+    the larger of both tensors. Raises FormatError for a file of which nothing can be read; a tensor
+    that cannot be read is UNREADABLE, and `report.damage` says what is wrong with the files.
     """
     with ExitStack() as opened:
         # B may be the saved weights of an engine, read under A's names.
@@ -440,10 +440,11 @@ def _taken_finding(says: str, tensors: int) -> Finding:
 
 
 def _identity_sentences(a: Model, b: Model, rows: Sequence[TensorDiff]) -> tuple[str, str]:
-    """Return (which parts of one model the other consists of, why they are two different models).
+    """Return (which layers of one model the other consists of, why they are different models).
 
-    The first sentence is "" if neither model consists of parts of the other, the second if they are
-    copies of one model or the first is not "".
+    Channels of an MLP count as well as layers. The first sentence is "" if neither model consists
+    of layers or channels of the other, the second if they are copies of one model or the first is
+    not "".
     """
     if a.hyper == b.hyper and rows and all(row.verdict in EQUAL for row in rows):
         return "", ""
@@ -457,7 +458,7 @@ def _identity_sentences(a: Model, b: Model, rows: Sequence[TensorDiff]) -> tuple
 def _unreadable_where_lost(
     rows: Sequence[TensorDiff], lost: tuple[Sequence[Damage], Sequence[Damage]]
 ) -> list[TensorDiff]:
-    """Return the rows, UNREADABLE in place of one-sided where the tensor's shard may be missing.
+    """Return the rows, UNREADABLE instead of one-sided where the tensor's shard may be missing.
 
     `lost` are the missing shards of A and of B, whose tensors are not known.
     """
@@ -477,8 +478,9 @@ def _unreadable_where_lost(
 def _unreadable_where_packed(rows: Sequence[TensorDiff], a: Model, b: Model) -> list[TensorDiff]:
     """Return the rows, UNREADABLE for weights that one side stores in codes that are not decoded.
 
-    The rows of the codes, on that side only, become UNREADABLE too. Rows with an explanation
-    stay, and so do all rows of a side whose packing lacks a part: that is a fault of the file.
+    The rows of the codes, on that side only, become UNREADABLE too. Rows with an explanation stay,
+    and so do all rows of a model whose packed weights lack codes or scales: that is a fault of the
+    file.
     """
     causes: dict[tuple[str, str], str] = {}
     for model, mine, other in ((a, "ONLY_IN_A", "ONLY_IN_B"), (b, "ONLY_IN_B", "ONLY_IN_A")):

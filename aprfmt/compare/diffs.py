@@ -198,7 +198,7 @@ class DiffReport(Tabular):
         return not self.is_state or Path(self.b) not in (changed, *changed.parents)
 
     def _is_whole(self, path: str) -> bool:
-        """Return whether the side at a path, or in a folder, has nothing damaged or missing."""
+        """Return whether the model at a path, or in a folder, has nothing damaged or missing."""
         return all(Path(path) not in (Path(side), *Path(side).parents) for side in self.unwhole)
 
     def _own_key_command(self, cause: str) -> str:

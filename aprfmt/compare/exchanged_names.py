@@ -1,6 +1,6 @@
 """The renames that mend a B whose tensors stand under each other's names.
 
-What stands where is known of every tensor, so that A is not needed to put it right.
+For each tensor it is known whose values it has, so that A is not needed to rename it.
 """
 
 import shlex

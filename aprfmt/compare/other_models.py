@@ -11,7 +11,7 @@ _FAR = 0.05  # relative L2 beyond which a tensor that nothing explains is anothe
 
 
 def other_model_sentence(a: Model, b: Model, rows: Sequence[TensorDiff]) -> str:
-    """Return by what A and B are other models: sizes, blocks, or no equal tensor; else "".
+    """Return by what A and B are different models: sizes, block specs, no equal tensor; else "".
 
     `rows` are all their tensors, explained. What holds of single tensors of two such models says
     nothing of how one was made from the other.
@@ -44,13 +44,13 @@ def explains_vocabulary_size(rows: Sequence[TensorDiff]) -> bool:
     """Return whether two vocabulary sizes can belong to copies of one model.
 
     The sizes are read from the lengths of token tables, of which one may be padded, cut, or one
-    rank's part.
+    rank's share.
     """
     return differ_in_tables_alone(rows) or _are_parts_of_ranks(rows)
 
 
 def _are_parts_of_ranks(rows: Sequence[TensorDiff]) -> bool:
-    """Return whether all tensors of two shapes are confirmed as a rank's part or ranks' copies.
+    """Return whether all tensors of two shapes are confirmed as a rank's share or ranks' copies.
 
     False where no tensor has two shapes.
     """

@@ -1,7 +1,7 @@
 """The first lines that `diff` and `diagnose` print, at most 12: (text, style) each.
 
-Verdict, cause, place, certainty and size, what was not compared, and the next command.
-Everything else comes with `-v`, in the page and as JSON.
+Verdict, cause, where it is (its places), certainty and size, what was not compared, and the next
+command. Everything else comes with `-v`, in the page and as JSON.
 """
 
 import re

@@ -29,9 +29,9 @@ Layer = Mapping[str, View]
 def taken_parts_text(a: Model, b: Model, labels: tuple[str, str] = ("A", "B")) -> str:
     """Return the sentence that B consists of certain layers and MLP channels of A, else "".
 
-    "" too where the two have different blocks, or the same layers and channels. Values are
-    compared as stored: parts that were rounded, quantized or trained since are not found.
-    `labels` are the letters of the two sides.
+    "" too where the two have different blocks, or the same layers and channels. Values are compared
+    as stored: layers that were rounded, quantized or trained since are not found. `labels` are the
+    letters of the two models.
     """
     if not a.hyper or not b.hyper or a.spec.block != b.spec.block:
         return ""
@@ -92,7 +92,7 @@ def _other_kinds(
 
     `origins` gives, for each layer of B, its layer in A. This happens where a list of the
     configuration was cut at its end while layers were removed from the middle. `labels` are the
-    letters of the two sides.
+    letters of the two models.
     """
     whole, part = labels
     for name, mine in b.hyper.items():
