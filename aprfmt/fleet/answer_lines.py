@@ -1,5 +1,7 @@
 """An answer as a worker process returns it: its line of the results file, and its facts.
 
+A *row* is the answer to one question about one model, as the results file has it.
+
 Both are made in the process that asked, so that the process that gathers them only writes.
 """
 
@@ -12,7 +14,7 @@ from aprfmt.fleet.tasks import DERIVES, ERROR, OPEN, Row
 
 
 class RowFacts(NamedTuple):
-    """The parts of one row that a summary needs.
+    """The facts of one row that a summary needs.
 
     `model` are columns of its table of models, `tensors` rows (SHA-256 stored, SHA-256 decoded,
     bytes, key). `found`, `findings` and `details` (JSON) are empty where no list shows them.
@@ -43,7 +45,7 @@ def encode_answer(row: Row) -> AnswerLine:
 
 
 def summary_facts(row: Row) -> RowFacts:
-    """Return the parts of a row that a summary needs."""
+    """Return the facts of a row that a summary needs."""
     identity, name, outcome = row["identity"], row["check"], row["outcome"]
     details = row["details"]
     if name == DERIVES:

@@ -1,8 +1,8 @@
 """Finds every model under folders, hub caches, Ollama's store and addresses, each once.
 
-A subject is what `open_model` takes: a folder with its shards and texts, a GGUF or APR file with
+A *subject* is what `open_model` takes: a folder with its shards and texts, a GGUF or APR file with
 the later shards of its split, a safetensors file. Subjects of the same content are one, with all
-the places that lead to it.
+paths and addresses (*places*) that lead to it.
 """
 
 import hashlib
@@ -55,7 +55,7 @@ class FleetModel:
 
 @dataclass(frozen=True, slots=True)
 class Unlisted:
-    """A place that could not be searched, and why."""
+    """A path or address that could not be searched, and why."""
 
     place: str
     why: str
@@ -178,8 +178,8 @@ def shards_in_index(folder: Path, index: str = INDEX) -> set[str]:
 def _find_ollama(store: Path) -> Iterator[tuple[Path | Unlisted, str]]:
     """Yield (the GGUF blob, "ollama:" and the name) of every manifest of Ollama's store.
 
-    In place of the blob it is an Unlisted where the manifest cannot be read or its digests have
-    another form.
+    In place of the blob it is an Unlisted where the manifest cannot be read or its digests are no
+    SHA-256.
     """
     manifests = store / "manifests"
     for folder, _, names in os.walk(manifests):

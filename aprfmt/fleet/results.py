@@ -98,7 +98,7 @@ class Results:
     ) -> list[str]:
         """Return those questions `names` of a model that have no answer in the file.
 
-        `open` is asked again where the model has been found in other places since. `base` is the
+        `open` is asked again where the model has been found under other paths since. `base` is the
         second model of a question about two.
         """
         other = "" if base is None else base.identity

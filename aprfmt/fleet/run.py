@@ -238,13 +238,13 @@ def scan(request: ScanRequest, progress: UnitProgress | None = None) -> ScanRepo
 
 
 def _placeholder_model(unlisted: Unlisted) -> FleetModel:
-    """Return a FleetModel with an empty path, for a place where nothing could be read."""
+    """Return a FleetModel with an empty path, for a path or address where nothing could be read."""
     identity = hashlib.sha256(f"unlisted {unlisted.place}".encode(errors="replace")).hexdigest()
     return FleetModel("", identity, 0, (unlisted.place,))
 
 
 def _unlisted_reason(subject: FleetModel, met: Iterable[FleetModel | Unlisted]) -> str:
-    """Return why nothing could be read at the place that a placeholder stands for.
+    """Return why nothing could be read at the path or address that a placeholder stands for.
 
     `met` is what the search found.
     """
@@ -264,7 +264,7 @@ def _pending_tasks(
 
 
 def _within_budget(tasks: Iterable[Task], meter: _Meter) -> Iterator[Task]:
-    """Yield tasks until the budget is used up; the rest is dropped."""
+    """Yield tasks until the budget is used up; the remaining tasks are dropped."""
     for task in tasks:
         if not meter.within(task):
             return

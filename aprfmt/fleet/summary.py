@@ -190,7 +190,7 @@ class Summary:
         return [{"check": name, "outcome": what, "models": count} for name, what, count in lines]
 
     def copies(self) -> dict[str, Any]:
-        """Return {tensors, bytes, groups} of tensors whose stored bytes are in more than one place.
+        """Return {tensors, bytes, groups} of tensors whose stored bytes exist more than once.
 
         `tensors` is the number of different ones, `bytes` what storing each once would save.
         `groups` lists at most MANY, those that would save most, with up to 5 places of each.
@@ -274,7 +274,7 @@ class Summary:
         """Yield a row of `families` for each model that has most tensors of another one.
 
         The other is the first model by name that has a tensor of the same name and values. At least
-        the share SHARED of the tensors must be equal, by the SHA-256 of their decoded values.
+        the fraction SHARED of the tensors must be equal, by the SHA-256 of their decoded values.
         """
         lines = self._query(
             "WITH counted AS (SELECT identity, count(*) AS n FROM tensors GROUP BY 1), "
