@@ -1,5 +1,8 @@
 """Choose the encoding of every tensor when a model is quantized: llama.cpp's mixtures as a table.
 
+A *kind* of tensor is its role without layer, such as attn_v. A *group* is the inputs that share a
+scale.
+
 Order of decision for one tensor: tensors that are never quantized keep their encoding; then the
 head (or the embedding, if tied); then the first matching row; else the scheme's base; last, the
 fallback if the columns are not a whole number of blocks. Source: llama.cpp's `src/llama-quant.cpp`
@@ -49,7 +52,7 @@ class Scheme:
 
     @property
     def mixes(self) -> bool:
-        """Whether weights of different parts may get different encodings, as in llama.cpp."""
+        """Whether weights of different roles may get different encodings, as in llama.cpp."""
         row = ENCODINGS[self.base]
         return not (self.arch or self.dialect or row.flat or row.numpy)
 
@@ -205,7 +208,7 @@ class RunningNumber:
         )
 
     def first(self, share: int) -> bool:
-        """Return whether the tensor is among the first `total` / `share` tensors of its kind."""
+        """Return whether the tensor is among the first 1 / `share` of the tensors of its kind."""
         return self.number < self.total // share
 
 

@@ -52,11 +52,11 @@ def encode_rows(
     pieces: list[bytes] = [b""] * max(1, len(cuts))
 
     def make_task(index: int) -> Callable[[], None]:
-        """Return the function that encodes piece number `index` of the rows into `pieces`."""
+        """Return the function that encodes range number `index` of the rows into `pieces`."""
         low, high, weights = cuts[index] if cuts else (0, 0, importance)
 
         def encode_piece() -> None:
-            """Encode one piece of the rows and put the bytes into `pieces`.
+            """Encode one range of the rows and put the bytes into `pieces`.
 
             Raises CodecError for an encoding that needs more than one stored tensor.
             """
