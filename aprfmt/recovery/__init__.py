@@ -27,7 +27,7 @@ WINDOW = 8 << 20
 
 @dataclass
 class Repair:
-    """Which ranges were taken from the copy, why, and what proves the rest.
+    """Which ranges were taken from the copy, why, and what proves all other bytes.
 
     `proof` says what the bytes of the output were compared with: "compared" (the copy's, all of
     them), "sha256" (the file's digest), "blocks" or "tensors" (those digests), "" (nothing).

@@ -35,11 +35,10 @@ def write_by_index(folder: Path, output: Path, *, force: bool = False) -> Indexe
     """Write the folder `output` with every tensor of the index in the shard that it names.
 
     Copies of a tensor in other shards are left out, so are shards that the index does not name and
-    digests of the old files. Values, metadata and the other files that stand in the folder itself
-    are kept; `left_out` names its subfolders too, but no caches. Raises UsageError where the folder
-    has no index, or the shards already hold what it says and no more; FormatError for a tensor that
-    is not in its shard; OutputError for an `output` that exists without `force`. Then nothing is
-    written.
+    digests of the old files. Values, metadata and all other files of the folder itself are kept;
+    `left_out` names its subfolders too, but no caches. Raises UsageError where the folder has no
+    index, or the shards already hold what it says and no more; FormatError for a tensor that is not
+    in its shard; OutputError for an `output` that exists without `force`. Then nothing is written.
     """
     path = folder if folder.name.endswith(INDEX_SUFFIX) else folder / INDEX
     if not path.is_file():

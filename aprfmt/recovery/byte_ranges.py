@@ -16,7 +16,7 @@ class Range:
 def join_ranges(ranges: Sequence[Range], end: int) -> list[Range]:
     """Return ranges in order, cut at `end`; those that touch or overlap are joined.
 
-    A joined range has the reasons of all its parts.
+    A joined range has the reasons of all ranges in it.
     """
     found: list[Range] = []
     for one in sorted(ranges, key=lambda one: (one.start, one.stop)):
@@ -33,7 +33,7 @@ def join_ranges(ranges: Sequence[Range], end: int) -> list[Range]:
 
 
 def remaining_ranges(known: Sequence[tuple[int, int]], end: int) -> list[tuple[int, int]]:
-    """Return the (start, stop) parts of [0, end) that none of the known ranges covers."""
+    """Return the (start, stop) ranges of [0, end) that none of the known ranges covers."""
     found, at = [], 0
     for start, stop in [*sorted(known), (end, end)]:
         if start > at:

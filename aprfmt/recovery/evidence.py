@@ -1,4 +1,7 @@
-"""Finds which bytes of a file are wrong, by its structure, digests, or another copy."""
+"""Finds which bytes of a file are wrong, by its structure, digests, or another copy.
+
+A *block* is a fixed number of a file's bytes, of which the manifest has the SHA-256.
+"""
 
 import hashlib
 from collections.abc import Iterator, Mapping, Sequence
