@@ -105,10 +105,10 @@ class RequestTarget:
 
 
 def split_url(url: str) -> SplitResult | None:
-    """Return the parts of a URL, None for text that cannot be split.
+    """Return scheme, host, path and query of a URL, None for text that cannot be split.
 
-    That is a bracket without its pair, a bracket around no IPv6 address, anything but a port
-    after one, or a port that is not from 1 to 65,535.
+    That is a bracket without its pair, a bracket around no IPv6 address, anything but a port after
+    one, or a port that is not from 1 to 65,535.
     """
     try:
         parts = urlsplit(url)

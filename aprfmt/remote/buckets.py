@@ -127,7 +127,7 @@ class BucketSite:
     def _object_facts(self, path: str, meta: Any) -> FileFacts:
         """Return the facts in an answer's metadata: size, tag, and identity if the ETag is strong.
 
-        The identity includes endpoint and account, since other ones are other stores.
+        The identity includes endpoint and account, since others are different stores.
         """
         tag, size = str(meta.get("e_tag") or ""), int(meta["size"])
         if not is_strong(tag):
@@ -254,12 +254,12 @@ def _endpoint_settings() -> str:
 
 
 def _folder(path: str) -> str:
-    """Return the folder of a file's path: all before its last part, "" if there is no more."""
+    """Return the folder of a file's path: all before its last component, "" if that is all."""
     return path.rpartition("/")[0]
 
 
 def _name(path: str) -> str:
-    """Return the last part of a file's path."""
+    """Return the last component of a file's path."""
     return path.rpartition("/")[2]
 
 

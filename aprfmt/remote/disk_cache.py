@@ -1,8 +1,8 @@
 """A cache on disk of ranges of remote files, by the identity of the file and the range.
 
 One file a range, its SHA-256 after its bytes, so that a damaged one is fetched again. One run adds
-at most half of the limit (a model larger than that would only push itself out), and the ranges that
-were not used for the longest time are removed first.
+at most half of the limit (of a larger model the last ranges would only replace the first), and the
+ranges that were not used for the longest time are removed first.
 """
 
 import hashlib

@@ -1,5 +1,7 @@
 """Fetches ahead the bytes of a remote file that are expected to be read next.
 
+A *part* is bytes of the file that one request fetches ahead.
+
 Expected is what a reader announces (`expect`: a tensor, and the next ones), or, where nothing is
 announced, what follows sequential reads.
 """
@@ -57,7 +59,7 @@ class _Pool:
 
 @cache
 def _shared_pool() -> _Pool:
-    """Return the threads that fetch parts for all files.
+    """Return the threads that fetch ahead for all files.
 
     Their number limits the bytes in flight.
     """
@@ -77,7 +79,7 @@ class _Expected:
 def _is_short_rest(one: _Expected) -> bool:
     """Return whether a range has been read in part, with fewer than LITTLE bytes left.
 
-    Such a rest is mostly a short range that `_join_expected` joined to the one before it.
+    What is left is mostly a short range that `_join_expected` joined to the range before it.
     """
     return one.start < one.position and one.stop - one.position < LITTLE
 
@@ -114,7 +116,7 @@ class ReadAhead:
             self._fetch_ahead()
 
     def awaits(self, start: int, stop: int) -> bool:
-        """Return whether bytes [start, stop) are announced, and so come in a larger part."""
+        """Return whether bytes [start, stop) are announced, and so come with a larger request."""
         with self._lock:
             return any(one.start <= start and stop <= one.stop for one in self._expected)
 
@@ -195,7 +197,7 @@ class ReadAhead:
         return memoryview(b"".join([self._fetch(start, middle), rest.result()]))
 
     def _fetch_ahead(self) -> None:
-        """Start to fetch expected bytes, until AHEAD parts are there or on their way."""
+        """Start to fetch expected bytes, until AHEAD parts are fetched or being fetched."""
         last = self._expected[-1] if self._expected else None
         for one in self._expected:
             begin = one.position

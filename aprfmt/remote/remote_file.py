@@ -1,9 +1,9 @@
-"""A remote file as a ByteSource: its beginning is held, the rest fetched when it is read.
+"""A remote file as a ByteSource: its beginning is cached, other bytes fetched when read.
 
-The beginning grows as a parser needs it. Small reads that nobody announced fetch a piece around
-them, a larger one where that would have reached from the last: rows that a conversion moves come in
-megabytes, norms that lie apart and one look at a block in 64 KiB. Large reads, and announced ones,
-go through `ReadAhead`.
+The beginning grows as a parser needs it. A *piece* is bytes that one request fetches for small
+reads. Small reads that nobody announced fetch a piece around them, and a larger piece if it reaches
+as far as the last read: rows that a conversion moves come in megabytes, norms that lie apart and
+one look at a block in 64 KiB. Large reads, and announced ones, go through `ReadAhead`.
 """
 
 import hashlib
@@ -130,7 +130,7 @@ class RemoteObject:
             return self._held
 
     def small(self, start: int, stop: int) -> memoryview:
-        """Return bytes [start, stop), cached or fetched in one piece with bytes after them.
+        """Return bytes [start, stop), cached or fetched in one request with bytes after them.
 
         The piece is cached. Pieces get larger while reads are near each other.
         """
@@ -173,7 +173,7 @@ class RemoteObject:
         return memoryview(b"")
 
     def gather(self, start: int, stop: int) -> memoryview:
-        """Return bytes [start, stop), taken from memory where they are cached, the rest fetched."""
+        """Return bytes [start, stop), taken from memory where they are cached, else fetched."""
         with self._cache_lock:
             known = [(0, self._held), *self._pieces.items()]
         found, at = [], start

@@ -49,9 +49,9 @@ def hash_identity(*facts: str | int) -> str:
 
 
 class Site(Protocol):
-    """A place with files: their facts, listings and bytes.
+    """A host, repository or bucket with files: their facts, listings and bytes.
 
-    `path` is that of a file or folder within the site, of parts joined by `/`; "" is the site.
+    `path` is that of a file or folder within the site, of components joined by `/`; "" is the site.
     """
 
     def facts(self, path: str) -> FileFacts | None:

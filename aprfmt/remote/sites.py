@@ -16,9 +16,9 @@ class SiteSpec:
 
     An address begins with `depth` components that name the site: a host, an owner and a name.
     `settle(text)` returns the components of an address, or the path of a copy on this machine; it
-    stores what is secret in the text. `endpoint()` is what the environment says of where the scheme
-    leads: another one is another site. `first` is what its first component names, "" where that may
-    be empty.
+    stores what is secret in the text. `endpoint()` is the server that the environment names for the
+    scheme: another endpoint is another site. `first` is what its first component names, "" where
+    that may be empty.
     """
 
     depth: int

@@ -1,8 +1,8 @@
 """Stores fetched bytes of remote files in temporary files, for commands that read them again.
 
-They lie where temporary files do (TMPDIR), and take at most a quarter of what is free there, for
-all files together; what finds no room is fetched again. A file is mapped, as a file on this machine
-is, so that what a reader keeps takes no memory of its own.
+The files are in the folder of temporary files (TMPDIR), and take at most a quarter of what is free
+there, for all files together; what finds no room is fetched again. A file is mapped, as a file on
+this machine is, so that what a reader keeps takes no memory of its own.
 """
 
 import mmap
@@ -87,7 +87,7 @@ class TemporaryRanges:
         return data if gap == (start, stop) else fetch(start, stop)
 
     def _missing_range(self, start: int, stop: int) -> tuple[int, int]:
-        """Return the part (first, last) of [start, stop) not stored; (stop, stop) for none.
+        """Return the range (first, end) of [start, stop) not stored; (stop, stop) for none.
 
         It is one range, from the first missing byte to the last.
         """
