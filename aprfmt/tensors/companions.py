@@ -1,6 +1,7 @@
 """Join stored tensors that are one weight, once, before any architecture is asked.
 
-A quantized weight of bitsandbytes is four to six stored tensors; every later stage sees one
+A *part* is one of the stored tensors of a weight, named by its suffix; the *main part* has the
+codes. A quantized weight of bitsandbytes is four to six stored tensors; every later stage sees one
 LazyTensor with `parts`. Which ones, its codec says: a weight is found by a tensor next to it that
 claims it for an encoding (`Encoding.claim`), or by the dialect that config.json names. A missing
 part is an error by name, an unclaimed one stays an ordinary tensor.
@@ -223,7 +224,7 @@ _TEXT = "text_config"  # of a model with towers, which may have the section of i
 def quantization_section(config: Mapping[str, Value]) -> Mapping[str, Value] | None:
     """Return the quantization section of a configuration; None without one.
 
-    That of the text part counts where the configuration itself has none.
+    That of the text model's section counts where the configuration itself has none.
     """
     inner = config.get(_TEXT)
     for place in (config, inner if isinstance(inner, Mapping) else {}):
@@ -237,7 +238,7 @@ def quantization_section(config: Mapping[str, Value]) -> Mapping[str, Value] | N
 def key_of_section(config: Mapping[str, Value]) -> str:
     """Return the key of the configuration that holds the quantization section.
 
-    "" where there is no section, or where it is in the text part.
+    "" where there is no section, or where it is in the text model's section.
     """
     section = quantization_section(config)
     return next((key for key in SECTIONS if section is not None and config.get(key) is section), "")

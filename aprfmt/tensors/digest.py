@@ -29,7 +29,7 @@ BAND = 1 << 20  # elements decoded at a time
 
 
 def sha256_of_pieces(pieces: Iterable[Buffer]) -> str:
-    """Return the hex SHA-256 of bytes given in pieces."""
+    """Return the hex SHA-256 of bytes that are given piece by piece, in order."""
     digest = hashlib.sha256()
     for piece in pieces:
         end_where_time_is_over()
@@ -41,7 +41,7 @@ def file_sha256(path: Path, stop: Sequence[bool] = ()) -> str:
     """Return the hex SHA-256 of a file; AprfmtError once `stop` is not empty."""
 
     def read_pieces(file: ByteSource) -> Iterator[memoryview]:
-        """Yield the file's bytes, a piece at a time; AprfmtError once `stop` is not empty."""
+        """Yield the file's bytes in order, some at a time; AprfmtError once `stop` is not empty."""
         for window in _file_pieces(file):
             if stop:
                 raise AprfmtError(f"{path}: hashing was stopped")

@@ -1,4 +1,4 @@
-"""Compare two pieces of memory, as fast as the machine reads them."""
+"""Compare two blocks of memory, as fast as the machine reads them."""
 
 import ctypes
 from collections.abc import Callable

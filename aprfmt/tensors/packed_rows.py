@@ -49,7 +49,7 @@ class PackedRows:
     def _decode_into(self, out: "NDArray[Any]", which: int, row: "NDArray[Any]") -> None:
         """Fill `out` with the rows `row` of stored tensor number `which`.
 
-        Raises CodecError, with the tensor's name, for parts that cannot be decoded.
+        Raises CodecError, with the tensor's name, for codes and scales that cannot be decoded.
         """
         name = self._stored[which].info.name
         try:

@@ -1,4 +1,8 @@
-"""Stored bytes without decoding: runs of them, windows over runs, and where two sets differ."""
+"""Stored bytes without decoding: runs of them, windows over runs, and where two lists differ.
+
+A *run* is consecutive bytes of a stored tensor. A *move* is consecutive elements that are copied
+from a stored tensor.
+"""
 
 import hashlib
 import math
@@ -177,7 +181,7 @@ def expect_reads(runs: Sequence[ByteRun]) -> None:
 
 
 def published_equal(a: Sequence[ByteRun], b: Sequence[ByteRun]) -> bool:
-    """Return whether two lists of runs are the same places in files with one published SHA-256.
+    """Return whether two lists of runs are the same ranges of files with one published SHA-256.
 
     Their bytes are equal then, and need not be fetched.
     """
@@ -290,7 +294,7 @@ def difference_offset(a: bytes | memoryview, b: bytes | memoryview) -> int | Non
 def element_runs(stored: Sequence[LazyTensor], moves: "Sequence[Move]") -> Sequence[ByteRun] | None:
     """Return the runs of bytes that hold runs of elements (`moves`); None if a block would be cut.
 
-    Many runs, of rows that change places, are stored as columns of numbers only.
+    Many runs, of rows in another order, are stored as columns of numbers only.
     """
     if len(moves) > FEW:
         return _many_runs(stored, moves)

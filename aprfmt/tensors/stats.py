@@ -1,5 +1,7 @@
 """Statistics of a tensor's values or of a captured activation, in one function for both.
 
+PART is how many elements the moments are computed of at a time, from the first element on.
+
 Sums are float64. Mean, deviation, extremes and norm are over the finite values; how many are not
 finite is counted next to them. The deviation divides by n (`std`); `std_sample` divides by n - 1.
 """
@@ -111,7 +113,7 @@ class Accumulator:
         self._join(n, shift + total / n, max(squares - total * total / n, 0.0))
 
     def add_stats(self, part: Stats) -> None:
-        """Add the values of a part, of which only the statistics `part` are known."""
+        """Add values of which only the statistics, `part`, are known."""
         self._count += part.count
         self._nan += part.nan
         self._inf += part.inf
@@ -157,10 +159,11 @@ def compute_stats(values: Any, threads: int = 1) -> Stats:
 
 
 def compute_stats_of_parts(parts: Iterable[Any]) -> Stats:
-    """Return the statistics of contiguous float32 pieces, as of one array that they make up.
+    """Return the statistics of float32 arrays that follow each other, as of one array.
 
-    The result is that of `compute_stats` to the bit. Each piece but the last has PART elements, and
-    is used before the next is taken. ValueError for a longer one, or one after a shorter.
+    The result is that of `compute_stats` to the bit. `parts` yields the arrays. Each but the last
+    has PART elements, and is used before the next is taken. ValueError for a longer one, or one
+    after a shorter.
     """
     accumulator, native = Accumulator(), native_kernels()
     total: Moments | None = None
@@ -180,7 +183,7 @@ def compute_stats_of_parts(parts: Iterable[Any]) -> Stats:
 def stats_of_moments(count: int, found: "Moments") -> Stats:
     """Return the statistics of `count` values from their moments, as `compute_stats` gives them.
 
-    The moments have to be those of parts of PART elements, joined in order.
+    The moments have to be those of each PART elements, joined in order.
     """
     accumulator = Accumulator()
     accumulator.add_stats(_from_moments(count, found))
@@ -246,7 +249,7 @@ def tensor_stats(tensor: LazyTensor) -> Stats:
 def _kernel_stats(encoding: str, parts: Mapping[str, memoryview], count: int) -> Stats | None:
     """Return the statistics computed by native kernels.
 
-    None where there is no kernel, the tensor has several parts, or rows are padded.
+    None where there is no kernel, the tensor is stored as several tensors, or rows are padded.
     """
     native, row = native_kernels(), ENCODINGS[encoding]
     fits = len(parts[""]) * row.block_size == count * row.type_size and not row.header

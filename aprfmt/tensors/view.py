@@ -1,4 +1,8 @@
-"""A tensor as users see it: facts at once; bytes, rows and numbers when asked for."""
+"""A tensor as users see it: facts at once; bytes, rows and numbers when asked for.
+
+A *part* is one of the stored tensors of a packed weight: codes, scales and so on. A *run* is
+consecutive stored bytes.
+"""
 
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -245,8 +249,8 @@ class View:
     def raw(self, start: int = 0, stop: int | None = None) -> memoryview:
         """Return bytes [start, stop) of the tensor, in its own (or its restored) encoding.
 
-        Where the bytes are in one piece it is a read-only view of the file, valid until the model
-        is closed. Raises CodecError where there is no single byte string.
+        Where the bytes are one range of the file it is a read-only view of that, valid until the
+        model is closed. Raises CodecError where there is no single byte string.
         """
         if self.restored_bits is not None:
             return memoryview(self.restored_bits)[start:stop]
@@ -409,8 +413,8 @@ class View:
     def torch(self) -> Any:
         """Return the decoded values as a new torch tensor on the CPU.
 
-        F16, BF16 and FP8 come in torch's own dtype, bit for bit; the rest as `numpy()` gives it.
-        Raises BackendUnavailableError without torch.
+        F16, BF16 and FP8 come in torch's own dtype, bit for bit; other encodings as `numpy()` gives
+        them. Raises BackendUnavailableError without torch.
         """
         from aprfmt.tensors.as_torch import as_torch
 
