@@ -1,4 +1,4 @@
-"""Check a codec: its row of the table, lengths, pieces, encoding and decoding."""
+"""Check a codec: its row of the table, lengths, decoding whole and piece by piece, encoding."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -19,8 +19,8 @@ _WORST = 0.85
 def check_codec(name: str, seed: int = 0) -> tuple[str, ...]:
     """Check that the codec `name` does what base.Codec promises; return the names of the checks.
 
-    `seed` is that of the random inputs. A codec of several parts is checked with the bytes it
-    encodes, others with random bytes too. Raises AssertionError for the first that fails.
+    `seed` is that of the random inputs. A codec of several stored tensors is checked with the bytes
+    it encodes, others with random bytes too. Raises AssertionError for the first that fails.
     """
     codec = CODECS[name]
     row = find_encoding(name)
@@ -38,7 +38,7 @@ def check_codec(name: str, seed: int = 0) -> tuple[str, ...]:
 
 
 def _check_bytes(name: str, codec: Codec, seed: int) -> None:
-    """Raise AssertionError unless random bytes decode alike whole, in pieces and by the kernel.
+    """Raise AssertionError unless random bytes decode alike whole, in ranges and by the kernel.
 
     Bytes of another length must be refused.
     """

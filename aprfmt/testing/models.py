@@ -27,10 +27,10 @@ def assert_same_model(
 ) -> Diagnosis:
     """Return the diagnosis if A and B compute the same; AssertionError with its text otherwise.
 
-    Sides are what `aprfmt diagnose` takes: models in any format, `MODEL@RUN`, saved traces (with
-    the `model` they ran on). `within="precision"` allows the rounding of dtypes and of quantized
-    encodings, `within="same"` does not. Raises UsageError, FormatError and the other errors of
-    reading a file where a side cannot be read.
+    `a` and `b` are what `aprfmt diagnose` takes: models in any format, `MODEL@RUN`, saved traces
+    (with the `model` they ran on). `within="precision"` allows the rounding of dtypes and of
+    quantized encodings, `within="same"` does not. Raises UsageError, FormatError and the other
+    errors of reading a file where one of them cannot be read.
     """
     if within not in ALLOWED:
         raise UsageError(f"within={within!r}; expected one of {', '.join(ALLOWED)}")
