@@ -49,8 +49,8 @@ class Tokenizer:
 
     `origin` names the file or key it was built from. `frame` are the ids to put before and after a
     text, if the file's metadata give them; None leaves that to the engine. `texts` are the special
-    tokens that a chat template can use (`bos_token`). `template_origin` is the place of the chat
-    template.
+    tokens that a chat template can use (`bos_token`). `template_origin` is the file or key of the
+    chat template.
     """
 
     engine: Engine
@@ -137,7 +137,7 @@ class Tokenizer:
     def piece(self, i: int) -> str:
         """Return a token's text as it reads after other text: ` of` for `Ġof` and `▁of`.
 
-        Special tokens and parts of a character are returned as the vocabulary spells them. Raises
+        Special tokens and bytes of a character are returned as the vocabulary spells them. Raises
         UsageError for a negative id.
         """
         spelling = self.token(i)

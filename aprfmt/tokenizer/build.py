@@ -1,5 +1,7 @@
 """Builds a tokenizer.json from a vocabulary: for `tokenizers`, and for a Hugging Face folder.
 
+A *piece* is the text of one token.
+
 Byte-level BPE takes normalizer and splitting from the table by `pre` name. SentencePiece BPE gets
 its merges from the scores, in the order transformers' converter gives them.
 """
@@ -178,9 +180,9 @@ def piece_priorities(vocabulary: Vocabulary, where: str) -> dict[str, tuple[floa
 def merges_from_scores(vocabulary: Vocabulary, where: str) -> list[tuple[str, str]]:
     """Return every (left, right) of pieces that join to a piece, best first.
 
-    Order: keys of the joined piece, longer left part, longer right part, id (transformers'
-    `generate_merges`). A token of n characters has n - 1 candidates, so 262,144 tokens take about
-    a second.
+    Order: keys of the joined piece, longer left piece, longer right piece, id (transformers'
+    `generate_merges`). A token of n characters has n - 1 candidates, so 262,144 tokens take about a
+    second.
     """
     pieces = piece_priorities(vocabulary, where)
     found = []

@@ -151,8 +151,8 @@ def _gguf_vocabulary(
 def _frame_keys(data: Mapping[str, Any] | None) -> dict[str, Value | TypedValue]:
     """Return the GGUF keys of the one id before and the one after every text, as bos and eos.
 
-    They are the post-processor's in the tokenizer.json `data`; a side of no or several ids has no
-    key.
+    They are the post-processor's in the tokenizer.json `data`. No key is given for the beginning or
+    the end if no id, or several, stand there.
     """
     found: dict[str, Value | TypedValue] = {}
     for role, ids in zip(("bos", "eos"), post_processor_ids(data or {}), strict=True):

@@ -135,9 +135,9 @@ def differing_settings(a: "Carried", b: "Carried") -> list[tuple[str, Any, Any]]
 
 
 def settings_by_keys(carried: "Carried", other: "Carried") -> dict[str, Any]:
-    """Return {name: value} of the settings of a side that states them by a GGUF's keys alone.
+    """Return {name: value} of the settings of a model that states them by a GGUF's keys alone.
 
-    A setting that only `other` states, and that a GGUF has a key for, is None. {} where the side
+    A setting that only `other` states, and that a GGUF has a key for, is None. {} where the model
     has generation_config.json, or no such key. Raises FormatError for a damaged file.
     """
     if not has_keys_alone(carried):

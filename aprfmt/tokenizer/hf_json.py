@@ -139,7 +139,7 @@ def _checked_size(by_id: Mapping[int, str], where: str) -> int:
 def _merge_lines(model: Mapping[str, Any], where: str) -> list[str] | None:
     """Return merges as `"left right"`, None without any; FormatError for invalid ones.
 
-    A space inside a part is spelled as byte-level BPE does.
+    A space inside a piece is spelled as byte-level BPE does.
     """
     merges = model.get("merges")
     if merges is None:
@@ -376,11 +376,11 @@ Pieces = tuple[str | int, ...]
 
 
 def post_processor_pieces(data: Mapping[str, Any]) -> tuple[Pieces, Pieces]:
-    """Return (pieces of one text, pieces of a pair) as the post-processor joins them.
+    """Return what the post-processor makes of (one text, a pair of texts), as ids and text names.
 
-    Pieces are ids and the texts' names, "A" and "B": ("A",) and ("A", "B") where nothing is put
-    around them. Sources: TemplateProcessing, BertProcessing and RobertaProcessing of the
-    tokenizers library.
+    The texts are called "A" and "B": the result is ("A",) and ("A", "B") where nothing is put
+    around them. Sources: TemplateProcessing, BertProcessing and RobertaProcessing of the tokenizers
+    library.
     """
     for step in flatten_steps(data.get("post_processor"), "processors"):
         if isinstance(step.get("single"), list):
@@ -399,7 +399,7 @@ def _id_of_pair(value: Any) -> int | None:
 
 
 def _template_pieces(step: Mapping[str, Any], name: str) -> Pieces:
-    """Return the pieces of a TemplateProcessing: ids of special tokens, and the texts' names.
+    """Return what a TemplateProcessing makes: ids of special tokens, and the texts' names.
 
     `name` is "single" or "pair".
     """
@@ -414,7 +414,7 @@ def _template_pieces(step: Mapping[str, Any], name: str) -> Pieces:
 
 
 def _special_token_ids(step: Mapping[str, Any], piece: Any) -> list[int]:
-    """Return the ids that a piece of a TemplateProcessing stands for; [] if it is no token."""
+    """Return the ids that an entry of a TemplateProcessing stands for; [] if it is no token."""
     token = _get_item(_get_item(piece, "SpecialToken"), "id")
     ids = _get_item(_get_item(step.get("special_tokens"), token), "ids")
     return [i for i in ids if type(i) is int] if isinstance(ids, list) else []

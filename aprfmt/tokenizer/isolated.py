@@ -1,7 +1,7 @@
 """Runs the engine of a suspicious tokenizer.json in a child process with limits.
 
-The library has no limits of its own, and memory that it cannot have ends its process; so that
-is a child's, with limits of address space and CPU time. Where it ends, the call is a
+The library has no limits of its own, and memory that it cannot have ends its process. So it runs in
+a child process, with limits of address space and CPU time. Where the child ends, the call raises
 FormatError.
 """
 

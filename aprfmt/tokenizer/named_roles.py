@@ -1,8 +1,9 @@
 """Special ids whose token is named as another role's, and ids that two files of one model state.
 
 A vocabulary with `<s>`, `</s>` and `<unk>` says by these names which token begins a text, which
-ends it, and which stands for an unknown piece. An id of another such token was written for another
-vocabulary: llama's ids 1, 2 and 0, say, beside a vocabulary that counts otherwise.
+ends it, and which stands for an unknown piece. A special id (a *role*, such as bos) that is the id
+of a token named as another role was written for another vocabulary: llama's ids 1, 2 and 0, say,
+with a vocabulary that counts otherwise.
 """
 
 import json
@@ -52,10 +53,10 @@ def misnamed_roles(side: StatedTokenizer) -> list[MisnamedRole]:
 def find_misnamed(
     stated: Iterable[tuple[str, str, int]], tokens: Sequence[str], types: Sequence[int]
 ) -> list[MisnamedRole]:
-    """Return those of the `stated` ids (place, role, id) whose token is named as another role's.
+    """Return those of the `stated` ids whose token is named as that of another role.
 
-    A vocabulary without a token named as the role shows no such id. `tokens` and `types` are those
-    of a vocabulary by id, or of its first ids.
+    `stated` are (key that states it, role, id). A vocabulary without a token named as the role
+    shows no such id. `tokens` and `types` are those of a vocabulary by id, or of its first ids.
     """
     meanings = _meanings(tokens, types)
     own: dict[Meaning, int] = {}
@@ -87,7 +88,8 @@ _MEANING_OF: Mapping[str, Meaning] = {
 def _meanings(tokens: Sequence[str], types: Sequence[int]) -> dict[int, Meaning]:
     """Return {id: what its name says} of the special tokens with a name of PAIRS or UNKNOWN_TEXTS.
 
-    The two of a pair count where the vocabulary has both: alone, `<|endoftext|>` says nothing.
+    The two tokens of a row of PAIRS count where the vocabulary has both: alone, `<|endoftext|>`
+    says nothing.
     """
     kinds = (UNKNOWN, CONTROL, USER_DEFINED)
     special = {
@@ -105,7 +107,7 @@ def _meanings(tokens: Sequence[str], types: Sequence[int]) -> dict[int, Meaning]
 def _stated_ids(side: StatedTokenizer) -> Iterator[tuple[str, str, int]]:
     """Yield (place, role, id) of every special id that files or metadata state.
 
-    The place is "FILE:KEY", or a key of a GGUF. Ids without a token are left to another check.
+    `place` is "FILE:KEY", or a key of a GGUF. Ids without a token are left to another check.
     """
     count = len(side.vocabulary.tokens)
     if side.uses_lists:

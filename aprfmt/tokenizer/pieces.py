@@ -17,7 +17,7 @@ def byte_level_alphabet() -> Mapping[str, int]:
 
 
 def readable_piece(piece: str, kind: str) -> str:
-    r"""Return a piece of a vocabulary of this `kind` as text.
+    r"""Return a token's text in a vocabulary of this `kind` as readable text.
 
     Bytes that are no UTF-8 by themselves stay visible as `\xHH`. A piece that its kind could not
     have spelled (an added token) is returned unchanged.

@@ -79,7 +79,7 @@ PLACEHOLDER = re.compile("image|audio|video|vision|img|soft_token", re.IGNORECAS
 
 
 def _post_processor(carried: Carried) -> Any:
-    """Return the object post_processor of tokenizer.json, without parsing the rest.
+    """Return the object post_processor of tokenizer.json, without parsing all of it.
 
     None if it is missing, null, not an object or cannot be parsed.
     """

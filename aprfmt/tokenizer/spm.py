@@ -1,8 +1,9 @@
 """SentencePiece BPE that encodes directly by the scores, without building merges.
 
-Text is cut into characters. The best pair of neighbours that join to a piece is joined, until
-no such pair is left; characters without a piece then become byte tokens. The order of joining
-is that of `build.merges_from_scores`, so both give the same ids.
+A *piece* is the text of one token; while a text is merged, its *parts* are characters and what was
+joined of them. The text is cut into characters. The two neighbouring parts that join to the best
+piece are joined, until no two parts join to a piece; characters without a piece then become byte
+tokens. The order of joining is that of `build.merges_from_scores`, so both give the same ids.
 """
 
 import re

@@ -45,7 +45,7 @@ _SPELLING: Mapping[str, Callable[[Key], str]] = {
 
 
 def _first_template(stored: Iterator[tuple[Value, str]]) -> tuple[Value, str]:
-    """Return the first (chat template, or several by name; place); (None, "") without one."""
+    """Return the first (chat template, or several by name; file or key); (None, "") without one."""
     return next(((text, at) for text, at in stored if text), (None, ""))
 
 
@@ -253,7 +253,7 @@ class Carried:
             return None
 
     def _stored_templates(self) -> Iterator[tuple[Value, str]]:
-        """Yield (chat template or None, name of the place) per place, in order of precedence."""
+        """Yield (chat template or None, file or key it is from), in order of precedence."""
         if self.model.key_style in _SPELLING:
             for key in (CHAT_TEMPLATE, APR_CHAT_TEMPLATE):
                 yield self.model.metadata.get(key), key

@@ -1,7 +1,7 @@
-"""A model's tokenizer as the usual programs for its format read it, part by part.
+"""A model's tokenizer as the usual programs for its format read it: lists or tokenizer.json.
 
-A GGUF is read by its `tokenizer.ggml.*` lists, as llama.cpp reads them, whatever tokenizer.json
-it embeds; everything else by its tokenizer.json, if it has one.
+A GGUF is read by its `tokenizer.ggml.*` lists, as llama.cpp reads them, whatever tokenizer.json it
+embeds; everything else by its tokenizer.json, if it has one.
 """
 
 import json

@@ -1,8 +1,7 @@
 """Control tokens that a chat template writes, and whether the tokenizer finds them whole.
 
-A mark is a token that the template writes whole (`<|im_start|>`). It works only if the
-tokenizer splits it off the text before everything else; otherwise it is cut into pieces of
-plain text.
+A mark is a token that the template writes whole (`<|im_start|>`). It works only if the tokenizer
+splits it off the text before everything else; otherwise it is cut into tokens of plain text.
 """
 
 import re

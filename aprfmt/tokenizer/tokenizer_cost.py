@@ -65,7 +65,7 @@ def unbounded_reason_of_parts(parts: Mapping[str, Any]) -> str:
 def count_template_tokens(parts: Mapping[str, Any]) -> int:
     """Return how many tokens the templates of a parsed tokenizer.json put around its texts.
 
-    Each piece of a template stands for all ids of its special token, so that a short file can ask
+    Each entry of a template stands for all ids of its special token, so that a short file can ask
     for any number of them.
     """
     return sum(map(_template_tokens, _leaf_steps(parts.get("post_processor"))))
@@ -153,7 +153,7 @@ def _index_after_mark(text: str, at: int, mark: str) -> int:
 
 
 def _unbounded_reasons(parts: Mapping[str, Any]) -> Iterator[str]:
-    """Yield each reason why a tokenizer.json's parts may need unbounded memory or time."""
+    """Yield each reason why a tokenizer.json may need unbounded memory or time."""
     for name in PARTS:
         steps = list(_leaf_steps(parts.get(name)))
         if len(steps) > MOST_STEPS:
@@ -186,7 +186,7 @@ def _as_list(value: Any) -> Sequence[Any]:
 
 
 def _leaf_steps(part: Any) -> Iterator[Mapping[str, Any]]:
-    """Yield the steps of a part, those inside sequences in order."""
+    """Yield the steps of a normalizer or pre-tokenizer; those inside sequences in order."""
     waiting = [part]
     while waiting:
         step = waiting.pop()

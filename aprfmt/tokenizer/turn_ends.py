@@ -40,8 +40,8 @@ class UnstoppedTurn:
     """A turn's last token that is no stop id: the token, the stop ids, and where these are set.
 
     `contradicted`: the tokenizer's own eos is that token, so that two files disagree. `beside` are
-    the ids of config.json, which lack it too: readers of that file alone stop at them. `embedded`:
-    the files are embedded in a container, where `aprfmt set` does not change them.
+    the ids of config.json, if they lack it too: readers of that file alone stop at them.
+    `embedded`: the files are embedded in a container, where `aprfmt set` does not change them.
     """
 
     id: int

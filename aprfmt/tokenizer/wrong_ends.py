@@ -1,8 +1,8 @@
-"""Ids recorded as an end that no answer ends with: a piece of ordinary text, or a turn's beginning.
+"""Ids recorded as an end that no answer ends with: ordinary text, or a turn's beginning.
 
 A generation that ends at ordinary text is cut there, and one that ends at what begins a turn runs
-on to the next turn first. Some chat templates write nothing after an answer (GLM); their models
-do stop where the next turn begins, and are left alone.
+on to the next turn first. Some chat templates write nothing after an answer (GLM); their models do
+stop where the next turn begins, and are left alone.
 """
 
 import json
@@ -71,7 +71,7 @@ def find_wrong_ends(side: StatedTokenizer) -> list[WrongEnd]:
 
 
 def _recorded_ends(side: StatedTokenizer) -> Iterator[tuple[str, list[int]]]:
-    """Yield (key, ids) of every place that records an end: "FILE:KEY", or a key of a GGUF."""
+    """Yield (key, ids) of every key that records an end: "FILE:KEY", or a key of a GGUF."""
     if side.uses_lists:
         stated = side.carried.token_ids()
         yield from ((IDS[role].gguf, [stated[role]]) for role in END_ROLES if role in stated)
@@ -91,7 +91,7 @@ def _set_end_command(
     special: dict[str, int],
     end: str | None,
 ) -> str:
-    """Return the command that records the right end at a place; "" if it is not known.
+    """Return the command that records the right end at a key; "" if it is not known.
 
     The right one is the token that ends a turn, else the tokenizer's own end, else one of a known
     text.
