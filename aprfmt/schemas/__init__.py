@@ -35,7 +35,7 @@ def schema_names() -> Sequence[str]:
 
 
 def schema(command: str) -> dict[str, Any]:
-    """Return the whole schema of a command, with the common parts inside.
+    """Return the whole schema of a command, with the common schemas inside.
 
     Raises UsageError if `command` has no schema.
     """
