@@ -204,7 +204,7 @@ def validation_answer(report: "Validation", against: str | None) -> "list[Line]"
 
 
 def _first_tensor_name(places: "Sequence[str]") -> str:
-    """Return the stored name of the first place that is a weight or bias; "" where none is.
+    """Return the stored name of the first of `places` that is a weight or bias; "" without one.
 
     A place is a stored name, or a role with the stored name in parentheses.
     """

@@ -198,7 +198,7 @@ def compare_samples(
 ) -> int:
     """Compare random byte ranges of two files, report what they show, and return the exit code.
 
-    `nbytes` are the bytes read of each side. `patterns` choose tensors by name. `seed` chooses the
+    `nbytes` are the bytes read of each file. `patterns` choose tensors by name. `seed` chooses the
     ranges, None draws one.
     """
     from aprfmt.measure.sampling import sample_files
@@ -211,7 +211,7 @@ def compare_samples(
 def _whole_command(
     report: "SampleReport", a: Path, b: Path, patterns: Sequence[str], arch: str | None
 ) -> str:
-    """Return the command that compares the rest after a sample.
+    """Return the command that compares all that a sample did not.
 
     If a range differs, it compares the first differing tensor alone. If digests prove all tensors
     equal, it compares keys and texts.
@@ -298,7 +298,7 @@ def show(report: DiffReport, found: Pronounced, verbose: bool, top: int | None) 
 
 
 def _has_float_types(row: TensorDiff) -> bool:
-    """Return whether a tensor's encoding is floating-point on both sides."""
+    """Return whether a tensor's encoding is floating-point in both files."""
     from aprfmt.measure.encoding_noise import UNIT
 
     return {row.encoding_a, row.encoding_b} <= UNIT.keys()
@@ -425,7 +425,7 @@ def _layout_lines(tensors: Sequence[TensorDiff]) -> Iterator[str]:
 
 
 def _derivation_lines(tensors: Sequence[TensorDiff]) -> Iterator[str]:
-    """Yield a line for each side and finding: how many tensors are requantized from the base.
+    """Yield a line for each file and finding: how many tensors are requantized from the base.
 
     The findings are "requantized", with the kind of rounding, "do not derive" and "not known".
     """

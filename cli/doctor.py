@@ -1,4 +1,4 @@
-"""`aprfmt doctor`: what works here, and why the rest does not."""
+"""`aprfmt doctor`: what works here, and why other things do not."""
 
 import os
 import platform

@@ -148,7 +148,7 @@ def _print_estimate(found: "Estimate | str") -> None:
 
 
 def _print_device(found: "DeviceMemory") -> None:
-    """Print a device's peak memory in its parts: weights, cache, the rest."""
+    """Print a device's peak memory, divided into weights, cache and everything else."""
     size = render.size_text
     rest = found.peak_bytes - found.weights_bytes - found.cache_bytes
     free = "" if found.free_bytes is None else f" of {size(found.free_bytes)} free"

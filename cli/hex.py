@@ -1,4 +1,7 @@
-"""`aprfmt hex`: header fields or decoded blocks, each next to its bytes."""
+"""`aprfmt hex`: header fields or decoded blocks, each next to its bytes.
+
+A *block* is a quantization block: elements that are encoded together.
+"""
 
 from collections.abc import Iterator, Sequence
 from contextlib import closing
@@ -177,8 +180,8 @@ def tensor_blocks(
 def block_row(encoding: str, raw: bytes, block: int, offset: int) -> BlockRow:
     """Return one block's bytes, its fields as the encoding lays them out, and its decoded values.
 
-    `block` is the block's number, `offset` its place in the file. Values are None for an encoding
-    whose blocks cannot be decoded alone. `raw` are the bytes.
+    `block` is the block's number, `offset` where it begins in the file. Values are None for an
+    encoding whose blocks cannot be decoded alone. `raw` are the bytes.
     """
     reference = codec(encoding)
     layout = reference.layout

@@ -17,7 +17,7 @@ RUN = 1 << 15  # values of a run of such rows
 
 
 class Histogram(TypedDict):
-    """Counts of values in equal parts from low to high; `of` is how many were counted."""
+    """Counts of values in bins of equal width from low to high; `of` is how many were counted."""
 
     low: float
     high: float
@@ -62,9 +62,9 @@ def tensor_histogram(tensor: View, stats: Stats) -> Histogram | None:
 
 
 def _count_bins(flat: Array, low: float, high: float) -> NDArray[np.int64]:
-    """Return how many values are in each of BINS equal parts of [low, high], int64 [BINS].
+    """Return how many values are in each of BINS equal bins of [low, high], int64 [BINS].
 
-    All values must be finite and inside; the last part includes `high`.
+    All values must be finite and inside; the last bin includes `high`.
     """
     counts = np.zeros(BINS, np.int64)
     for start in range(0, flat.size, CHUNK):

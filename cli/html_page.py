@@ -1,9 +1,9 @@
 """HTML reports as one self-contained page that loads nothing and runs no text of a model.
 
-The parts of a page are the files of `pages/`. What differs from run to run is put in as JSON. What
-comes out of a model reaches the page in two ways only: as escaped text in the title, and in that
-JSON, which is inside a script element of a type that is not run. The page's own script writes text
-nodes of it.
+A *part* of a page is a file of `pages/`: HTML, style or script. What differs from run to run is put
+in as JSON. What comes out of a model reaches the page in two ways only: as escaped text in the
+title, and in that JSON, which is inside a script element of a type that is not run. The page's own
+script writes text nodes of it.
 """
 
 import json

@@ -1,4 +1,8 @@
-"""`aprfmt logits --reference`: log-probabilities of two runs by token, as one table."""
+"""`aprfmt logits --reference`: log-probabilities of two runs by token, as one table.
+
+A *side* is the log-probabilities of one of two runs: *this side* is judged, the other is the
+reference.
+"""
 
 import shlex
 from collections.abc import Sequence
@@ -105,8 +109,8 @@ def logit_bounds(
 ) -> "tuple[Threshold, Threshold | None]":
     """Return (the bound on logits, the bound in float32 or None).
 
-    The first is that of the coarser arithmetic of both sides. An unknown arithmetic is recognised
-    by logits of 16 bits. If these do not tell, the first bound assumes bfloat16, in which servers
+    The first is that of the coarser arithmetic of the two. An unknown arithmetic is recognised by
+    logits of 16 bits. If these do not tell, the first bound assumes bfloat16, in which servers
     compute, and the second float32. The second is None where nothing is assumed. `dtypes` are the
     sides', None where not known.
     """

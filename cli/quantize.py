@@ -26,8 +26,8 @@ def write_importance_matrix(
     """Yield the path of an importance matrix measured by running the text through SRC.
 
     It is written to `output`, or to a temporary file that is deleted afterwards. `chunks` limits
-    the pieces of 512 tokens. Raises UsageError for a text without tokens, ArchError for a model
-    that does not run, OutputError where `output` exists and `force` is not given.
+    the number of windows of 512 tokens. Raises UsageError for a text without tokens, ArchError for
+    a model that does not run, OutputError where `output` exists and `force` is not given.
     """
     from aprfmt.inference.importance import collect_imatrix
     from aprfmt.model import open_model

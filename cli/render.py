@@ -389,7 +389,7 @@ def field_text(name: str, value: object) -> str:
 
 
 def sides_text(name: str, a: object, b: object) -> str:
-    """Return both sides' values of a field in one line, "A | B"; of two objects only what differs.
+    """Return A's and B's values of a field in one line, "A | B"; of two objects only what differs.
 
     Of two objects the inner keys that differ are shown, the first MOST_INNER of them, and the
     others are counted.
@@ -510,7 +510,7 @@ class StatusLine:
             self._write(text)
 
     def counted(self) -> None:
-        """Show again what the command is doing, in place of the progress: all parts are done."""
+        """Show again what the command is doing, in place of the progress: all of it is done."""
         with self._lock:
             self._counted = ""
 
@@ -589,7 +589,7 @@ class ProgressLine:
     def __init__(self, what: str, unit: str = "", then: str = "") -> None:
         """Start the clock; `what` names the work, and with the unit "bytes" sizes are shown.
 
-        `then` says what the command does after the last part.
+        `then` says what the command does after that.
         """
         self._what, self._unit, self._then = what, unit, then
         self._on = progress_wanted()

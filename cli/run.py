@@ -21,7 +21,7 @@ CONTEXT = 4  # prompt tokens decoded with the output, so that its first word kee
 
 
 class TextWriter:
-    """Decodes generated tokens to text, and prints each new part as it comes (`live`).
+    """Decodes generated tokens to text, and prints the text as it comes (`live`).
 
     `tokenizer` is loaded in the background. `prompt` are the prompt's ids.
     """
@@ -71,7 +71,7 @@ class TextWriter:
                 self._print_rest(found)
 
     def finish(self, ids: Sequence[int]) -> None:
-        """Print the part of the text that was not printed yet, and end the line."""
+        """Print the text that was not printed yet, and end the line."""
         found = self.text(ids)
         if found is not None:
             self._print_rest(found)
@@ -80,7 +80,7 @@ class TextWriter:
         self._print("\n")
 
     def _print_rest(self, text: str) -> None:
-        """Print the part of a text, escaped, that was not printed yet."""
+        """Print what of a text was not printed yet, escaped."""
         shown = "\n".join(render.escape(line) for line in text.split("\n"))
         self._print(shown[self._shown :])
         self._shown = len(shown)

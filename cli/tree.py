@@ -24,7 +24,7 @@ class TreeNode(TypedDict):
 
 
 def build_tree(tensors: "list[tuple[str, View]]") -> TreeNode:
-    """Return (name, tensor) pairs as a tree by the dotted parts of names.
+    """Return (name, tensor) pairs as a tree by the dotted components of names.
 
     Each node has the sum of its tensors' bytes and their number; a leaf also shape and encoding.
     """

@@ -85,7 +85,7 @@ def score_batch_file(
     """Score a trainer's batch and judge its reported loss; return (JSON, reported loss, checks).
 
     `reported` is (loss, half a unit of its last printed digit), or None. `within` is how far the
-    reported loss may be off, as a part of the loss. The second item is None where no loss was
+    reported loss may be off, as a fraction of the loss. The second item is None where no loss was
     reported.
     """
     from aprfmt.inference.batch import read_batch, score_batch
@@ -240,7 +240,8 @@ def end_checks(batch: "Batch", spelled: Mapping[int, str]) -> list[Check]:
 def logits_check(batch: "Batch", ours: float, theirs: float, within: float) -> Check:
     """Return the check that the file's logits give the same loss as this model's.
 
-    `ours` and `theirs` are losses in nats per token, `within` the part they may differ by.
+    `ours` and `theirs` are losses in nats per token, `within` the fraction of the loss by which
+    they may differ.
     """
     return check(
         "logits-agree",

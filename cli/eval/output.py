@@ -39,7 +39,7 @@ def loss_to_json(loss: "MeanLoss") -> LossFacts:
 
 
 class DraftAcceptance(TypedDict):
-    """How many drafts the model accepts, and the share below which a head is dead."""
+    """How many drafts the model accepts, and the fraction below which a head is dead."""
 
     drafts: int
     accepted: int
@@ -48,7 +48,7 @@ class DraftAcceptance(TypedDict):
 
 
 class KlFacts(TypedDict):
-    """How far two models' predictions are apart: KL in nats per token, shares of 1."""
+    """How far two models' predictions are apart: KL in nats per token, fractions of tokens."""
 
     kl: float
     max_kl: float
@@ -71,7 +71,7 @@ class EvalFacts(LossFacts, WindowFacts):
 
 
 def draft_verdict(draft: DraftAcceptance) -> str:
-    """Return whether a draft head is alive or dead, with the share of drafts accepted."""
+    """Return whether a draft head is alive or dead, with the fraction of drafts accepted."""
     if not draft["drafts"]:
         return "not measured: no draft was scored"
     state = "alive" if draft["acceptance"] >= draft["least"] else "dead"

@@ -82,7 +82,7 @@ def _file_facts(opened: Model, full: bool) -> "InspectBody":
 
 
 def _unread_items(opened: Model) -> tuple[list[str], list[str]]:
-    """Return (unread items as "KIND NAME", unreadable parts as "NAME (why)").
+    """Return (unread items as "KIND NAME", unreadable files or keys as "NAME (why)").
 
     The first are files, index entries and metadata keys that no table lists. Other kinds of items,
     and those of a tokenizer of more than MAX_TOKENIZER characters, are only listed by --account.

@@ -55,7 +55,7 @@ class RolesFound(TypedDict):
 
 
 class InspectSummary(TypedDict):
-    """The parts of the first line, and the whole as `line`."""
+    """The facts of the first line, and the whole line as `line`."""
 
     name: str
     kind: str

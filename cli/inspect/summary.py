@@ -25,7 +25,7 @@ _PLAIN = re.compile(r"Q\d_(?:K|[01])")  # types whose name says what most tensor
 
 
 def summarize(opened: Model, body: "InspectBody") -> "InspectSummary":
-    """Return the parts of the summary line, and the whole as `line`.
+    """Return the facts of the summary line, and the whole line as `line`.
 
     `body` is the JSON of `inspect`.
     """
@@ -56,7 +56,7 @@ def summarize(opened: Model, body: "InspectBody") -> "InspectSummary":
 
 
 def _zero_clause(opened: Model) -> str:
-    """Return "; " and the pairs of an adapter that change nothing; "" for other files.
+    """Return "; " and the adapter's factor pairs that change nothing; "" for other files.
 
     "" for a remote adapter, too: its factors would have to be fetched.
     """
@@ -89,7 +89,7 @@ def summary_line(found: "InspectSummary") -> str:
     """Return the summary as one sentence: name, architecture, size, what is unusual.
 
     For a file that is no model, it says what the file is and what to do with it. `found` are the
-    parts of the sentence.
+    facts in the sentence.
     """
     if found["says"]:
         return f"{found['name']}: is {found['says']}; {found['next']}"

@@ -199,7 +199,7 @@ def worst_points(points: "Sequence[PointDiff]") -> "list[PointDiff]":
 
 
 def show_outcomes(pair: "RunPair") -> None:
-    """Print the distances of logits, losses and chosen experts between a pair of runs."""
+    """Print the distances of logits, losses and chosen experts between two runs."""
     logits = pair.logits
     if logits is not None:
         render.line(

@@ -1,4 +1,8 @@
-"""Prints a trace for `aprfmt trace`, and makes its JSON."""
+"""Prints a trace for `aprfmt trace`, and makes its JSON.
+
+A *slot* is what `apr` prints as one row: one capture point, or several of a layer joined, as q, k
+and v.
+"""
 
 from collections.abc import Mapping
 from statistics import median

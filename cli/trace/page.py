@@ -1,4 +1,7 @@
-"""The HTML page of `aprfmt trace --html`: heat map, histogram of a cell, sortable table."""
+"""The HTML page of `aprfmt trace --html`: heat map, histogram of a cell, sortable table.
+
+A *cell* of the heat map is one layer at one token position, or at a group of positions.
+"""
 
 import shlex
 from collections.abc import Mapping, Sequence
@@ -98,7 +101,7 @@ def heat_maps(
 
 
 def _split_groups(values: Sequence[T], size: int) -> list[Sequence[T]]:
-    """Return a sequence cut into pieces of `size`, the last of which may be shorter."""
+    """Return a sequence cut into groups of `size` items, the last of which may have fewer."""
     return [values[start : start + size] for start in range(0, len(values), size)]
 
 

@@ -211,7 +211,7 @@ def check_reference(
     """Return the saved trace that --reference names, opened; None for a model to be run later.
 
     It is called before anything runs or is written. Unless `runs`, only a saved trace can be
-    compared. `tokens` are this side's ids, None where they are not known. Raises UsageError where
+    compared. `tokens` are this run's ids, None where they are not known. Raises UsageError where
     the two cannot be compared.
     """
     path = Path(reference)
@@ -294,7 +294,7 @@ def _record_other(
     """Return (trace of MODEL[@RUN], whether it chooses experts, items that were not compared).
 
     The items are the points that `budget` left, and what nothing reads of that model. `this_run` is
-    this side's run, `where` its options. `text` is that MODEL[@RUN].
+    the run to compare with, `where` its options. `text` is that MODEL[@RUN].
     """
     assert asked.wanted is not None
     there = open_runner(text, None, where.for_other_model(), stack, this_run.request.draft)

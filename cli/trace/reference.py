@@ -19,7 +19,7 @@ SHOWN = 2  # points beyond tolerance, so that the answer has 12 lines; with -v a
 def show_difference(difference: TraceDiff, reference: str, show_all: bool) -> None:
     """Print the verdict, then the points beyond tolerance, or with `show_all` all.
 
-    `reference` is the other side's name.
+    `reference` is the name of the trace or model compared with.
     """
     render.say(f"against {reference}", style="head")
     text, style = reference_verdict(difference)
@@ -66,7 +66,7 @@ def show_difference(difference: TraceDiff, reference: str, show_all: bool) -> No
 def reference_answer(difference: TraceDiff, reference: str, model: str) -> "list[Line]":
     """Return the short answer as (text, style) lines: verdict, points beyond, next command.
 
-    `reference` is the other side's name, `model` this side's model.
+    `reference` is the name of the trace or model compared with, `model` the model that was run.
     """
     text, style = reference_verdict(difference)
     lines: list[Line] = [(f"{text} (against {reference})", style)]
