@@ -13,6 +13,7 @@ still written by hand.
 """
 
 import argparse
+import ast
 import dataclasses
 import inspect
 import json
@@ -22,6 +23,7 @@ import types
 import typing
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cache
 from importlib import import_module
 from pathlib import Path
 from typing import Any, Literal, get_args, get_origin
@@ -62,9 +64,26 @@ def is_record(kind: Any) -> bool:
     return dataclasses.is_dataclass(kind) or typing.is_typeddict(kind)
 
 
+@cache
+def names_for_types(module: str) -> dict[str, Any]:
+    """Return {name: object} of what a module imports for its annotations alone."""
+    tree = ast.parse(inspect.getsource(import_module(module)))
+    blocks = [
+        node
+        for node in tree.body
+        if isinstance(node, ast.If) and "TYPE_CHECKING" in ast.dump(node.test)
+    ]
+    rows = [row for node in blocks for row in node.body if isinstance(row, ast.ImportFrom)]
+    return {
+        name.asname or name.name: getattr(import_module(row.module or ""), name.name)
+        for row in rows
+        for name in row.names
+    }
+
+
 def fields_of(kind: Any) -> tuple[dict[str, Any], list[str]]:
     """Return the types of a record's fields by name, in order, and those that are always there."""
-    hints = typing.get_type_hints(kind)
+    hints = typing.get_type_hints(kind, localns=names_for_types(kind.__module__))
     if typing.is_typeddict(kind):
         return hints, [name for name in hints if name in kind.__required_keys__]
     names = [row.name for row in dataclasses.fields(kind)]
