@@ -19,8 +19,6 @@ from aprfmt.compare.diffs import SECTIONS
 from aprfmt.compare.short_answer import Line, short_answer
 from aprfmt.errors import UsageError
 from aprfmt.formats import FORMATS
-from aprfmt.measure.findings import Finding
-from aprfmt.measure.named_causes import share_text, written_again_text
 from aprfmt.measure.records import EQUAL, FLOATS, FieldDiff, TensorDiff, ulp_type
 from aprfmt.model import open_model
 from aprfmt.model.verdict import Pronounced
@@ -29,6 +27,7 @@ if TYPE_CHECKING:
     from aprfmt.adapters import AdapterAnswer
     from aprfmt.adapters.answers import ChangedWeight
     from aprfmt.cli.ci_reports import ReportCase
+    from aprfmt.measure.findings import Finding
     from aprfmt.measure.sampling import SampleReport
 
 
@@ -384,9 +383,12 @@ def _print_everything(report: DiffReport, top: int, found: Pronounced) -> None:
     if left > 0:
         render.line(f"... {left} more (--top, --json)", style="dim")
     commands = report.next if found.exit else ()
-    again = written_again_text(commands, report.a)
-    if again:
-        render.say(again, style="warn")
+    if commands:
+        from aprfmt.measure.named_causes import written_again_text
+
+        again = written_again_text(commands, report.a)
+        if again:
+            render.say(again, style="warn")
     for command in commands:
         if command.endswith(" -v"):
             continue  # this is what it would print
@@ -406,7 +408,7 @@ def _print_not_compared(found: Pronounced) -> None:
         render.say(f"  {row.text}", style="warn")
 
 
-def _print_findings(findings: Sequence[Finding]) -> None:
+def _print_findings(findings: "Sequence[Finding]") -> None:
     """Print one line for each cause that explains differing tensors."""
     for found in render.first_rows(findings, FINDINGS, "  ", "more findings"):
         sure = "" if found.certainty == "confirmed" else f" ({found.certainty})"
@@ -506,8 +508,10 @@ def _print_tensor(tensor: TensorDiff) -> None:
         render.line(f"      at most {tensor.steps_off:.3g} steps of the coarser encoding apart")
 
 
-def _print_explanation(found: Finding) -> None:
+def _print_explanation(found: "Finding") -> None:
     """Print the cause of a tensor's difference, how sure it is, and its evidence."""
+    from aprfmt.measure.named_causes import share_text
+
     sure = found.certainty + share_text(found.share)
     after = ""
     if found.residual_after is not None:

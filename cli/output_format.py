@@ -5,6 +5,8 @@ import sys
 
 import click
 
+from aprfmt.base.sequences import NAMED
+
 FORMS = ("human", "agent", "json")  # of every command
 CI_FORMS = (*FORMS, "sarif", "junit")  # of those whose answers a CI server shows
 AGENT_NAMES = 64  # names of a place in that form
@@ -75,6 +77,4 @@ def answer_format() -> str:
 
 def shown_names() -> int:
     """Return how many tensor names an answer lists for one finding; more for an agent."""
-    from aprfmt.measure.named_causes import NAMED
-
     return AGENT_NAMES if answer_format() == "agent" else NAMED

@@ -365,6 +365,8 @@ def test_a_plain_file_loads_what_reads_it_alone(
         causes |= {"aprfmt.model.wrong_size", "aprfmt.model.adapter_parts"}
         causes |= {"aprfmt.model.config_paths", "aprfmt.base.inner_keys"}
         causes |= {"aprfmt.formats.journal", "aprfmt.cli.shell_completion"}
+        causes |= {"aprfmt.compare.repairs", "aprfmt.measure.findings", "aprfmt.measure.proofs"}
+        causes |= {"aprfmt.measure.named_causes", "aprfmt.measure.item_repairs"}
     assert not loaded & {*others, *dear, *causes, "importlib.metadata"}
 
 

@@ -6,6 +6,8 @@ from typing import TYPE_CHECKING, TypeVar
 if TYPE_CHECKING:
     from pathlib import Path
 
+NAMED = 2  # places that a line names, of several; JSON has all
+
 Value = TypeVar("Value", bound="str | Path")
 
 

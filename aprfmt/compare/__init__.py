@@ -14,21 +14,11 @@ from aprfmt.arch.value_checks import same_value
 from aprfmt.base.budget import Budget
 from aprfmt.base.protocols import Damage, Value
 from aprfmt.base.sequences import join_first
-from aprfmt.causes import CAUSES
 from aprfmt.compare.diffs import METADATA_KEYS, SECTIONS, DiffReport
 from aprfmt.errors import ArchError, UsageError
 from aprfmt.formats import checksum_matches, has_checksum
 from aprfmt.measure.alignment import Alignment, TensorPair, align_models, numbered_pairs
-from aprfmt.measure.findings import Finding
-from aprfmt.measure.item_repairs import item_arguments
-from aprfmt.measure.named_causes import (
-    EXCHANGED,
-    contradicted_values,
-    has_trained_head,
-    input_scale_endings,
-)
 from aprfmt.measure.prefetch import BytePrefetch
-from aprfmt.measure.proofs import unfitted_proof
 from aprfmt.measure.records import EQUAL, DifferenceImage, FieldDiff, SideRelation, TensorDiff
 from aprfmt.measure.texts import (
     GENERATION_ITEM,
@@ -42,17 +32,26 @@ from aprfmt.measure.texts import (
 from aprfmt.model import Model, missing_shards, open_damaged
 from aprfmt.model.hf_folder import holds_rank_files
 from aprfmt.model.ledger import (
+    DIFFERING,
     LATE,
     WRONG_CHECKSUM,
     Kind,
+    Ledger,
     NotCompared,
     State,
     list_not_compared,
     make_ledger,
     same_content,
 )
-from aprfmt.model.own_keys import ITS_KEY, NOT_THERE, READ_HERE, contradicted_parts, misleading_keys
-from aprfmt.model.packing import packing_conflicts
+from aprfmt.model.own_keys import (
+    ITS_KEY,
+    NOT_THERE,
+    READ_HERE,
+    contradicted_parts,
+    contradicted_values,
+    misleading_keys,
+)
+from aprfmt.model.packing import input_scale_endings, packing_conflicts
 from aprfmt.model.patterns import matching_indices
 from aprfmt.model.relations import file_relations
 from aprfmt.model.resolve import ARCHITECTURE, spellings_by_role, stated_architecture
@@ -62,17 +61,10 @@ from aprfmt.tokenizer.keys import GENERATION_KEYS
 
 if TYPE_CHECKING:
     from aprfmt.causes.tensor.adapter_deltas import DeltaComparison
+    from aprfmt.measure.findings import Finding
     from aprfmt.measure.requantization import RequantizationOracle
 
-__all__ = [
-    "DiffReport",
-    "DifferenceImage",
-    "FieldDiff",
-    "Finding",
-    "TensorDiff",
-    "diff",
-    "diff_models",
-]
+__all__ = ["DiffReport", "DifferenceImage", "FieldDiff", "TensorDiff", "diff", "diff_models"]
 
 # Verdicts that the hypotheses are asked about.
 EXPLAINED = ("DIFFERENT", "SHAPE_DIFFERS", "ONLY_IN_A", "ONLY_IN_B")
@@ -269,7 +261,7 @@ def diff_models(
         )
     results = _unreadable_where_packed(results, a, b)
     found = (*_second_layout_findings(a, b, results), *found) if explain else found
-    if any(one.cause in EXCHANGED for one in found):
+    if found:
         from aprfmt.compare.exchanged_names import with_renames
 
         found = with_renames(found, results, a, b)
@@ -281,7 +273,7 @@ def diff_models(
     if deltas is not None and not any(one.certainty == "confirmed" for one in found):
         other = deltas.other
     if taken or other:  # what holds of single tensors does not say how one became the other
-        found = (_taken_finding(taken, len(results)),) if taken else ()
+        found = _taken_findings(taken, len(results))
     pictures: tuple[DifferenceImage, ...] = ()
     if images:
         from aprfmt.measure.difference_image import difference_images as made
@@ -371,16 +363,12 @@ def diff_models(
         },
         b.metadata.get("general.file_type"),
         contradicted_values(b),
-        tuple(
-            each
-            for each in dict.fromkeys(one.cause for one in found)
-            if has_trained_head(each, a, b)
-        ),
+        _trained_parts(found, a, b),
         tuple(not_tried),
         contradicted,
         taken,
         other,
-        item_arguments(left, *ledgers),
+        _set_arguments(left, ledgers),
         input_scale_endings(a),
         left_encodings=_left_encodings(alignment.pairs, done) if found else {},
         beside_tower=frozenset((*names_beside_tower(a, b), *names_beside_tower(b, a))),
@@ -407,7 +395,7 @@ def _left_encodings(
     }
 
 
-def _contradiction_findings(a: Model, b: Model) -> tuple[Finding, ...]:
+def _contradiction_findings(a: Model, b: Model) -> "tuple[Finding, ...]":
     """Return the findings of flags that tensors contradict, and of contradictory packing files."""
     found: list[Finding] = []
     sides = ((a, b, "A"), (b, a, "B"))
@@ -425,18 +413,40 @@ def _contradiction_findings(a: Model, b: Model) -> tuple[Finding, ...]:
     return tuple(found)
 
 
-def _taken_finding(says: str, tensors: int) -> Finding:
-    """Return the finding that one model consists of layers or channels of the other.
+def _taken_findings(says: str, tensors: int) -> "tuple[Finding, ...]":
+    """Return the finding that one model consists of parts of the other; () where `says` is "".
 
-    `says` is its sentence. `tensors` is the number of tensors of the smaller model, all of which
-    were found equal.
+    `says` is its sentence, `tensors` the number of tensors of the smaller model.
     """
-    return Finding(
-        "derived", says, "identity", CAUSES["derived"].verdict, (), True, "", 1.0, 0.0,
-        "share of the smaller model's tensors that are not the other's; before: by their names, "
-        "counted as 1",
-        counted=True, proof=unfitted_proof(tensors),
-    )  # fmt: skip
+    if not says:
+        return ()
+    from aprfmt.compare.taken_parts import taken_finding
+
+    return (taken_finding(says, tensors),)
+
+
+def _trained_parts(found: "Sequence[Finding]", a: Model, b: Model) -> tuple[str, ...]:
+    """Return the causes of findings that speak of a part that B alone has, trained, each once."""
+    if not found:
+        return ()
+    from aprfmt.measure.named_causes import has_trained_head
+
+    causes = dict.fromkeys(one.cause for one in found)
+    return tuple(cause for cause in causes if has_trained_head(cause, a, b))
+
+
+def _set_arguments(
+    left: Sequence[NotCompared], ledgers: tuple[Ledger, Ledger]
+) -> Mapping[tuple[str, str], str]:
+    """Return {(kind, name): arguments of `set` that give B what A holds} for unequal items.
+
+    `left` are the items that were not compared, `ledgers` those of A and of B.
+    """
+    if not any(row.state in DIFFERING for row in left):
+        return {}
+    from aprfmt.measure.item_repairs import item_arguments
+
+    return item_arguments(left, *ledgers)
 
 
 def _identity_sentences(a: Model, b: Model, rows: Sequence[TensorDiff]) -> tuple[str, str]:
@@ -679,7 +689,7 @@ def _explain_rows(
     results: list[TensorDiff],
     named: AbstractSet[str] = frozenset(),
     budget: Budget | None = None,
-) -> tuple[list[TensorDiff], tuple[Finding, ...], list[str]]:
+) -> "tuple[list[TensorDiff], tuple[Finding, ...], list[str]]":
     """Return (rows with explanations, findings that rows share, sentences on what was not tried).
 
     `results` are the rows of `pairs`, in the same order. `named` are keys whose difference is
@@ -708,7 +718,7 @@ def _explain_rows(
 
 def _second_layout_findings(
     a: Model, b: Model, results: Sequence[TensorDiff]
-) -> tuple[Finding, ...]:
+) -> "tuple[Finding, ...]":
     """Return the findings of parameters that one side alone stores in two layouts."""
     alone = {row.key for row in results if row.verdict in ("ONLY_IN_A", "ONLY_IN_B")}
     if not (alone or a.plain_duplicates or b.plain_duplicates):
@@ -919,18 +929,21 @@ def _differing_metadata(a: Model, b: Model, *, every: bool) -> tuple[FieldDiff, 
     if a.format != b.format:
         return ()
 
-    from aprfmt.base.metadata_values import short_value
-
     rows = []
     for key in dict.fromkeys((*a.metadata, *b.metadata)):
         if key.startswith(_OWN_KEYS) and not every:
             continue
         left, right = a.metadata.get(key), b.metadata.get(key)
         if not _metadata_equal(left, right):
-            rows.append(
-                FieldDiff(key, short_value(left), short_value(right), item=f"metadata key {key}")
-            )
-    return tuple(rows)
+            rows.append((key, left, right))
+    if not rows:
+        return ()
+    from aprfmt.base.metadata_values import short_value
+
+    return tuple(
+        FieldDiff(key, short_value(left), short_value(right), item=f"metadata key {key}")
+        for key, left, right in rows
+    )
 
 
 def _metadata_equal(left: Value, right: Value) -> bool:

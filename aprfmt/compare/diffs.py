@@ -1,36 +1,16 @@
 """The DiffReport: all that `diff` found, its verdict, and the next commands."""
 
-import shlex
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
-from pathlib import Path
+from typing import TYPE_CHECKING
 
 from aprfmt.base.data_frames import Row, Tabular
 from aprfmt.base.object_repr import short_repr
 from aprfmt.base.protocols import Damage
-from aprfmt.base.sequences import join_first
-from aprfmt.causes import CAUSES
-from aprfmt.measure.findings import Finding
-from aprfmt.measure.item_repairs import (
-    inspect_unreadable_command,
-    repair_items_command,
-    surplus_commands,
-)
-from aprfmt.measure.named_causes import (
-    MISLABELLED,
-    REWRITES,
-    TRAINED,
-    NamedCause,
-    completed_command,
-    is_repaired_by_rewriting,
-    overflows_encoding,
-    rewrite_command,
-    set_command,
-)
-from aprfmt.measure.proofs import unfitted_proof
 from aprfmt.measure.records import (
     EQUAL,
+    ONE_SIDED,
     TENSOR_VERDICTS,
     DifferenceImage,
     FieldDiff,
@@ -51,12 +31,14 @@ from aprfmt.model.ledger import (
 )
 from aprfmt.model.verdict import Compared, Pronounced, VerdictWords, acceptance_predicate, pronounce
 
+if TYPE_CHECKING:
+    from aprfmt.measure.findings import Finding
+    from aprfmt.measure.named_causes import NamedCause
+
 # What a report has besides notes and findings; --only names some of them.
 SECTIONS = ("tensors", "hyperparameters", "tokenizer", "metadata")
-_ONE_SIDED = ("ONLY_IN_A", "ONLY_IN_B")
 METADATA_KEYS = "metadata keys"  # what the section is called in counts
 WORDS = VerdictWords("equal", "different", "not decided")
-_KEYS_OF = {"tied_embedding": "tied_embeddings"}  # of causes that a key of B's own may mend
 _ELSEWHERE = VerdictWords("equal", "different to readers, though of equal values", "not decided")
 
 
@@ -76,7 +58,7 @@ class DiffReport(Tabular):
     tokenizer: tuple[FieldDiff, ...]
     metadata: tuple[FieldDiff, ...]
     notes: tuple[str, ...] = ()
-    findings: tuple[Finding, ...] = ()  # what explains the differing tensors
+    findings: "tuple[Finding, ...]" = ()  # what explains the differing tensors
     images: tuple[DifferenceImage, ...] = ()  # of the worst tensors, where they were asked for
     damage: tuple[Damage, ...] = ()  # what is wrong with either file, whatever was compared
     template: tuple[str, ...] = ()  # the chat templates as a unified diff
@@ -92,7 +74,7 @@ class DiffReport(Tabular):
     own_values: Mapping[str, str] = field(default_factory=dict)  # KEY=VALUE that B's tensors show
     own_parts: Collection[str] = ()  # causes that speak of a part that B alone has
     not_tried: tuple[str, ...] = ()  # explanations that could not be tried, and why
-    contradicted: tuple[Finding, ...] = ()  # what one file states and contradicts, the other not
+    contradicted: "tuple[Finding, ...]" = ()  # what one file states and contradicts, the other not
     taken: str = ""  # which layers or channels of A the whole of B is, in words
     other_model: str = ""  # by what A and B are seen to be other models
     item_arguments: Mapping[tuple[str, str], str] = field(default_factory=dict)  # words of `set`
@@ -110,134 +92,42 @@ class DiffReport(Tabular):
         return [row.to_json() for row in self.tensors]
 
     @property
-    def causes(self) -> tuple[NamedCause, ...]:
-        """All causes that were found, as NamedCause, in the order in which a report names them.
+    def causes(self) -> "tuple[NamedCause, ...]":
+        """All causes that were found, as NamedCause, in the order in which a report names them."""
+        if not (self.relations or self.contradicted or self.findings):
+            return ()
+        from aprfmt.compare.repairs import named_causes
 
-        The order: lost tensors that a relation of names leaves, relations of B's names,
-        contradicted statements, causes seen in tensors, relations of A's names. Relations that only
-        say that both sides name tensors differently come after the faults of values.
-        """
-        related = [
-            Finding(
-                one.cause,
-                f"{one.side.upper()}: {one.relation.says}{one.relation.examples_text}",
-                "tensor",
-                "bug",
-                one.relation.where,
-                True,
-                next=one.relation.remedy,
-                proof=unfitted_proof(len(self.tensors), 1.0 - self._one_sided_share),
-            ).to_named_cause({})
-            for one in self.relations
-        ]
-        of_a = [
-            cause for cause, one in zip(related, self.relations, strict=True) if one.side == "a"
-        ]
-        no_fault = [
-            cause
-            for cause, one in zip(related, self.relations, strict=True)
-            if one.between and one.side == "b"
-        ]
-        rows = [one.to_named_cause({}) for one in self.lost_after_relations]
-        rows += [one for one in related if one not in of_a and one not in no_fault]
-        rows += [one.to_named_cause(self.stored) for one in self.contradicted]
-        before = len(rows)
-        for one in self.findings:
-            mends = is_repaired_by_rewriting(one.cause, one.confirmed, one.values)
-            mends = mends and CAUSES[one.cause].verdict == "bug"
-            mends = mends and one.cause not in self.own_parts and one.side != "A"
-            mends = mends and not one.leaves_side_open
-            command = (
-                one.next
-                or self._own_key_command(one.cause)
-                or (self.rewriting_command if mends else "")
-            )
-            rows.append(replace(one, next=command).to_named_cause(self.stored))
-            if CAUSES[one.cause].verdict == "bug":
-                before = len(rows)
-        rows[before:before] = no_fault
-        return tuple(
-            one
-            if one.remedy is None or self._can_run(one.remedy.command)
-            else replace(one, remedy=None)
-            for one in (*rows, *of_a)
-        )
+        return named_causes(self)
 
     @property
-    def lost_after_relations(self) -> tuple[Finding, ...]:
+    def lost_after_relations(self) -> "tuple[Finding, ...]":
         """The tensors that B lacks with all relations applied, as a finding; () without a relation.
 
         A relation that maps all other names would hide them.
         """
-        lost = tuple(row.key for row in self.tensors if row.verdict == "ONLY_IN_A")
-        if not (lost and self.relations):
+        if not self.relations:
             return ()
-        says = f"B lacks {len(lost)} of the tensors: {join_first(lost, 4)}"
-        finding = Finding(
-            "missing_tensors",
-            says,
-            "tensor",
-            CAUSES["missing_tensors"].verdict,
-            lost,
-            True,
-            side="B",
-            proof=unfitted_proof(len(lost)),
-        )
-        return (finding,)
+        from aprfmt.compare.repairs import lost_tensors
 
-    def _can_run(self, command: str) -> bool:
-        """Return whether a command runs on these files.
-
-        No command changes a state dict, and none writes a damaged side anew. A command that writes
-        the model next to a state dict runs.
-        """
-        words = shlex.split(command)
-        changed = Path(words[2])
-        if words[1] in REWRITES and not self._is_whole(words[2]):
-            return False
-        return not self.is_state or Path(self.b) not in (changed, *changed.parents)
-
-    def _is_whole(self, path: str) -> bool:
-        """Return whether the model at a path, or in a folder, has nothing damaged or missing."""
-        return all(Path(path) not in (Path(side), *Path(side).parents) for side in self.unwhole)
-
-    def _own_key_command(self, cause: str) -> str:
-        """Return the command that sets a key of B to what B's tensors show; "" if none is wrong."""
-        value = self.own_values.get(_KEYS_OF.get(cause, ""))
-        return set_command(self.b, [value]) if value else ""
+        return lost_tensors(self)
 
     @cached_property
     def rewriting_command(self) -> str:
-        """The command that writes B again from A in B's encodings; "" if none does.
+        """The command that writes B again from A in B's encodings; "" if none does."""
+        from aprfmt.compare.repairs import rewriting_command
 
-        "" too if A is damaged, incomplete or B's tower alone, if B was trained further, and if B is
-        the state of an engine, which loads A.
-        """
-        if (
-            not self._is_whole(self.a)
-            or (self.beside_tower and not self.tower_options)
-            or self.of_engine
-            or any(one.cause in TRAINED for one in self.findings)
-        ):
-            return ""
-        wrong = {key for one in self.findings if one.cause in MISLABELLED for key in one.keys}
-        rows = [
-            row
-            for row in self.tensors
-            if row.shape_b is not None and len(row.shape_b) > 1 and row.key not in wrong
-        ]
-        mine = {row.key: row.encoding_a for row in rows if row.encoding_a}
-        theirs = {row.key: row.encoding_b for row in rows if row.encoding_b}
-        # What was not compared is as mislabelled as what was, in the same two encodings.
-        mislabelled = {(row.encoding_a, row.encoding_b) for row in self.tensors if row.key in wrong}
-        left = {key: pair for key, pair in self.left_encodings.items() if pair not in mislabelled}
-        mine |= {key: of_a for key, (of_a, _) in left.items() if of_a}
-        theirs |= {key: of_b for key, (_, of_b) in left.items()}
-        if any(overflows_encoding(one.values, theirs) for one in self.findings):
-            theirs = {}
-        return rewrite_command(
-            self.a, self.b, mine, theirs, self.file_type, self.input_scales, self.tower_options
-        )
+        return rewriting_command(self)
+
+    @property
+    def next(self) -> tuple[str, ...]:
+        """The next commands: those that repair B, else one that shows more; () for equal models."""
+        mends = [one.remedy.command for one in self.causes if one.remedy is not None]
+        if mends or self.exit_code() == 0:
+            return tuple(dict.fromkeys(mends))
+        from aprfmt.compare.repairs import next_commands
+
+        return next_commands(self)
 
     @cached_property
     def unlisted_tensors(self) -> tuple[NotCompared, ...]:
@@ -254,74 +144,6 @@ class DiffReport(Tabular):
             tensor_beside_tower(row) if row.name in self.beside_tower else row
             for row in (*of_a, *of_b)
         )
-
-    @property
-    def _one_sided_share(self) -> float:
-        """The fraction of tensors, 0 to 1, that only one side has with all relations applied."""
-        alone = sum(tensor.verdict in _ONE_SIDED for tensor in self.tensors)
-        return alone / max(1, len(self.tensors))
-
-    @property
-    def next(self) -> tuple[str, ...]:
-        """The next commands: those that repair B, else one that shows more; () for equal models."""
-        mends = [one.remedy.command for one in self.causes if one.remedy is not None]
-        if mends or self.exit_code() == 0:
-            return tuple(dict.fromkeys(mends))
-        if self._surplus_commands and all(map(self._can_run, self._surplus_commands)):
-            return self._surplus_commands
-        if self._items_command and self._can_run(self._items_command):
-            return (self._items_command,)
-        # A file that cannot be read whole cannot be diagnosed.
-        if any(one.kind != "codec" for one in self.damage):
-            return self._damage_commands
-        if self.exit_code() == 2 and any(row.state == LATE for row in self.not_compared):
-            return (f"aprfmt diff {shlex.quote(self.a)} {shlex.quote(self.b)}",)
-        unreadable = any(row.verdict == "UNREADABLE" for row in self.tensors)
-        if self.exit_code() == 2 and not unreadable:  # `diagnose` finds why they do not decode
-            return (inspect_unreadable_command(self.not_compared, self.a, self.b),)
-        if self.asked and "tensors" not in self.asked:  # `diagnose` sends to these sections
-            only = " ".join(f"--only {name}" for name in self.asked)
-            return (f"aprfmt diff {shlex.quote(self.a)} {shlex.quote(self.b)} {only} -v",)
-        if self.of_engine:
-            return (self._worst_command,)
-        return (f"aprfmt diagnose {shlex.quote(self.a)} {shlex.quote(self.b)}",)
-
-    @property
-    def _worst_command(self) -> str:
-        """The command that shows where the tensor differs that differs most, or all of them."""
-        rows = [row for row in self.tensors if row.verdict == "DIFFERENT"]
-        worst = max(rows, key=lambda row: row.stats.rel_l2 if row.stats else 0.0, default=None)
-        picked = "" if worst is None else f" --tensor {shlex.quote(worst.key)}"
-        return f"aprfmt diff {shlex.quote(self.a)} {shlex.quote(self.b)}{picked} -v"
-
-    @property
-    def _damage_commands(self) -> tuple[str, ...]:
-        """The command for a damaged file, as a tuple of one.
-
-        Where B's readable tensors have A's bytes, it completes B's file from A's; else it is
-        `aprfmt validate`.
-        """
-        rows = [row for row in self.tensors if row.verdict != "UNREADABLE"]
-        if rows and all(row.verdict == "SAME_BYTES" for row in rows):
-            places = {one.where for one in self.damage}
-            made = completed_command(places, self.a, self.b)
-            if made:
-                return (made,)
-        return (f"aprfmt validate {shlex.quote(self.damage[0].where)}",)
-
-    @cached_property
-    def _items_command(self) -> str:
-        """The command that makes B agree where only items of `not_compared` differ; else ""."""
-        if self.ledgers is None or replace(self, not_compared=()).exit_code() == 1:
-            return ""
-        return repair_items_command(self.not_compared, self.item_arguments, self.a, self.b)
-
-    @cached_property
-    def _surplus_commands(self) -> tuple[str, ...]:
-        """The commands that cut bytes of no tensor from B, if only these bytes differ; else ()."""
-        if self.ledgers is None or replace(self, not_compared=()).exit_code() == 1:
-            return ()
-        return surplus_commands(self.not_compared, self.ledgers[1], self.b)
 
     def count_differing_fields(self, accept: Collection[str] = ()) -> Mapping[str, int]:
         """Return {section: number of differences that count}, without the tensors' section.
@@ -402,7 +224,7 @@ class DiffReport(Tabular):
         alone = {row.name for row in self.unlisted_tensors}
         values = bool(apart) or not alone.issuperset(self.differing_tensors(accept))
         # How much was compared: tensors, or the other sections.
-        done = sum(t.verdict not in (*_ONE_SIDED, "UNREADABLE") for t in self.tensors)
+        done = sum(t.verdict not in (*ONE_SIDED, "UNREADABLE") for t in self.tensors)
         late = sum(row.kind == "tensor" and row.state == LATE for row in self.not_compared)
         counts: Mapping[str, tuple[int, int]] = {"tensors": (done, len(self.tensors) + late)}
         if not self.tensors and not late:

@@ -6,9 +6,13 @@ command. Everything else comes with `-v`, in the page and as JSON.
 
 import re
 from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING
 
+from aprfmt.base.sequences import NAMED
 from aprfmt.base.text_escape import shorten_names
-from aprfmt.measure.named_causes import NAMED, NamedCause, written_again_text
+
+if TYPE_CHECKING:
+    from aprfmt.measure.named_causes import NamedCause
 
 LINES = 12
 ALIKE = 3  # lines of one kind; more are one line with a count
@@ -38,7 +42,7 @@ def merge_similar_lines(rows: Sequence[Line]) -> list[Line]:
 
 
 def cause_lines(
-    causes: Sequence[NamedCause], *, first_said: bool, names: int = NAMED, first_token: str = ""
+    causes: "Sequence[NamedCause]", *, first_said: bool, names: int = NAMED, first_token: str = ""
 ) -> Iterator[Line]:
     """Yield (text, style): the first cause in several lines, then each other cause in one.
 
@@ -66,7 +70,7 @@ def cause_lines(
 
 def short_answer(
     headline: Line,
-    causes: Sequence[NamedCause],
+    causes: "Sequence[NamedCause]",
     *,
     first_said: bool,
     others: Sequence[Line] = (),
@@ -93,7 +97,10 @@ def short_answer(
         if rows:
             more = f"; {len(rows) - 1} more (-v)" if len(rows) > 1 else ""
             end.append((f"{title}: {rows[0]}{more}", "warn"))
-    unmended = unmended or (written_again_text(commands[:COMMANDS], source) if source else "")
+    if commands and source and not unmended:
+        from aprfmt.measure.named_causes import written_again_text
+
+        unmended = written_again_text(commands[:COMMANDS], source)
     end += [(unmended, "warn")] if unmended else []
     ways = [(f"next: {text}", "head") for text in commands[:COMMANDS]]
     if len(commands) > COMMANDS:

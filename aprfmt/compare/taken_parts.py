@@ -10,7 +10,10 @@ import numpy as np
 
 from aprfmt.arch.role_vocabulary import split_key
 from aprfmt.base.number_ranges import number_ranges
+from aprfmt.causes import CAUSES
 from aprfmt.causes.tensor.context import sample_line
+from aprfmt.measure.findings import Finding
+from aprfmt.measure.proofs import unfitted_proof
 from aprfmt.measure.row_reader import RowReader
 from aprfmt.model import Model
 from aprfmt.model.config_paths import path_of_name, value_at_path
@@ -182,3 +185,17 @@ def _channels(first: Layer, second: Layer) -> list[int] | None:
         if not np.array_equal(kept, y):
             return None
     return at
+
+
+def taken_finding(says: str, tensors: int) -> Finding:
+    """Return the finding that one model consists of layers or channels of the other.
+
+    `says` is its sentence. `tensors` is the number of tensors of the smaller model, all of which
+    were found equal.
+    """
+    return Finding(
+        "derived", says, "identity", CAUSES["derived"].verdict, (), True, "", 1.0, 0.0,
+        "share of the smaller model's tensors that are not the other's; before: by their names, "
+        "counted as 1",
+        counted=True, proof=unfitted_proof(tensors),
+    )  # fmt: skip

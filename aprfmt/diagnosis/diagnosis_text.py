@@ -5,10 +5,10 @@ A and B are the two models, runs or traces that are compared; a *side* is one of
 
 from collections.abc import Iterator, Sequence
 
+from aprfmt.base.sequences import NAMED
 from aprfmt.compare.short_answer import PLACES, Line, short_answer
 from aprfmt.diagnosis.records import Diagnosis
 from aprfmt.measure.findings import Finding
-from aprfmt.measure.named_causes import NAMED
 from aprfmt.measure.traces import FirstToken
 from aprfmt.model.verdict import items_clause
 

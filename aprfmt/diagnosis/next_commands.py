@@ -25,9 +25,7 @@ from aprfmt.measure.named_causes import (
     MENDS,
     MISLABELLED,
     TRAINED,
-    contradicted_values,
     has_trained_head,
-    input_scale_endings,
     is_repaired_by_rewriting,
     join_set_commands,
     matrix_encodings,
@@ -37,6 +35,8 @@ from aprfmt.measure.named_causes import (
 )
 from aprfmt.model import missing_shards
 from aprfmt.model.draft import is_draft_head
+from aprfmt.model.own_keys import contradicted_values
+from aprfmt.model.packing import input_scale_endings
 from aprfmt.model.towers import tower_options
 from aprfmt.tokenizer.turn_ends import find_turn_end, find_unstopped_turn
 

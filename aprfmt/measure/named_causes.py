@@ -5,7 +5,6 @@ models that are compared. A and B are the two files that are compared; a *side* 
 its tensor.
 """
 
-import json
 import math
 import re
 import shlex
@@ -16,8 +15,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from aprfmt.arch.role_vocabulary import split_key
-from aprfmt.arch.value_checks import same_value
 from aprfmt.base.encodings import ENCODINGS
+from aprfmt.base.sequences import NAMED
 from aprfmt.errors import AprfmtError
 from aprfmt.formats import suffix_to_write
 from aprfmt.measure.verdicts import CERTAINTIES, Certainty
@@ -31,7 +30,6 @@ if TYPE_CHECKING:
 # Commands that write a model.
 MENDS = ("aprfmt convert ", "aprfmt quantize ", "aprfmt set ", "aprfmt repair ", "mv ")
 REWRITES = ("convert", "quantize")  # verbs of those that read a whole model
-NAMED = 2  # places in a line; JSON has all
 _RELATED = 0.2  # correlation of the values from which two tables belong together
 _ROWS = 512  # rows of them that are read
 _NAMED = 4  # tensors that a command names, at most
@@ -387,19 +385,6 @@ def matrix_encodings(model: "Model") -> dict[str, str]:
     return {key: view.encoding for key, view in roles.items() if len(view.shape) > 1}
 
 
-def input_scale_endings(model: "Model") -> tuple[str, ...]:
-    """Return the endings of the names of a model's scales of activations, each once."""
-    names = dict.fromkeys(
-        suffix for view in model.values() for one in view.stored for suffix in one.parts
-    )
-    if not names:
-        return ()
-    from aprfmt.codecs.dialect import OF_INPUTS
-
-    found = (OF_INPUTS.search(name) for name in names)
-    return tuple(dict.fromkeys(match[0] for match in found if match))
-
-
 def has_trained_head(cause: str, a: "Model | None", b: "Model | None") -> bool:
     """Return whether the cause is a trained output head in B, where A's is its embedding.
 
@@ -454,32 +439,6 @@ def join_set_commands(commands: Sequence[str]) -> str:
         key, option = (next(given), f"{word} ") if word == "--remove" else (word, "")
         words.setdefault(key.partition("=")[0], option + shlex.quote(key))
     return f"{found[0][0]} {' '.join(words.values())} {found[0][2]}"
-
-
-def contradicted_values(b: "Model") -> dict[str, str]:
-    """Return {hyperparameter: KEY=VALUE} for keys of B that B's tensors contradict.
-
-    VALUE is that of the tensors, by which B is read. KEY=VALUE is quoted for a shell. {} where the
-    hyperparameters cannot be read.
-    """
-    try:
-        hyper = b.hyper
-    except AprfmtError:
-        return {}
-    found = {}
-    for name in hyper:
-        row = hyper.of(name)
-        if row.origin not in ("shape", "tensor") or not row.key:
-            continue
-        stated: object = b.metadata.get(row.key)
-        if stated is None and b.config is not None:
-            stated = b.config
-            for part in row.key.split("."):
-                stated = stated.get(part) if isinstance(stated, Mapping) else None
-        number = isinstance(row.value, int | float)
-        if number and stated is not None and not same_value(stated, row.value):
-            found[name] = shlex.quote(f"{row.key}={json.dumps(row.value)}")
-    return found
 
 
 def completed_command(files: Collection[str], a: Path | str, b: Path | str) -> str:

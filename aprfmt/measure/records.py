@@ -5,12 +5,14 @@ A and B (`a` and `b`) are the two files that are compared; a *side* is one of th
 
 from collections.abc import Collection
 from dataclasses import asdict, dataclass, replace
-from typing import Literal, get_args
+from typing import TYPE_CHECKING, Literal, get_args
 
 from aprfmt.base.protocols import Value
-from aprfmt.measure.findings import Finding
 from aprfmt.measure.nonfinite import HasNonFinite, NonFinite
 from aprfmt.model.relations import Relation
+
+if TYPE_CHECKING:
+    from aprfmt.measure.findings import Finding
 
 # Worst first: the order of human output.
 TensorVerdict = Literal[
@@ -25,6 +27,7 @@ TensorVerdict = Literal[
 ]
 TENSOR_VERDICTS: tuple[TensorVerdict, ...] = get_args(TensorVerdict)
 EQUAL: frozenset[TensorVerdict] = frozenset({"SAME_BYTES", "SAME_VALUES"})
+ONE_SIDED: tuple[TensorVerdict, ...] = ("ONLY_IN_A", "ONLY_IN_B")
 
 
 FLOATS = frozenset({"F64", "F32", "F16", "BF16"})  # encodings that units in the last place suit
@@ -108,7 +111,7 @@ class TensorDiff:
     stats: ValueStats | None = None
     steps_off: float | None = None  # largest |a-b| in steps of the coarser encoding
     derivations: tuple[DerivationResult, ...] = ()  # of the quantized sides, where a base was given
-    explanation: Finding | None = None
+    explanation: "Finding | None" = None
 
     @property
     def is_rounded(self) -> bool:

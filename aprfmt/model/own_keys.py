@@ -4,14 +4,16 @@ aprfmt believes the tensors where a key contradicts them, and reads the config.j
 carries where a key is missing. Other programs go by the keys alone.
 """
 
-from collections.abc import Iterator
+import json
+import shlex
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from aprfmt.arch.spec import Facts, HyperParam
 from aprfmt.arch.value_checks import same_value
 from aprfmt.base.protocols import Value
-from aprfmt.errors import ArchError
+from aprfmt.errors import AprfmtError, ArchError
 from aprfmt.model.resolve import ARCH_KEYS
 
 if TYPE_CHECKING:
@@ -105,3 +107,29 @@ def _unstated_keys(model: "Model") -> Iterator[MisleadingKey]:
             key = prefix + key.removeprefix(called[0])
         if key and key not in model.metadata and reread.of(name).origin == "metadata":
             yield MisleadingKey(key, name, None, model.hyper[name], style)
+
+
+def contradicted_values(model: "Model") -> dict[str, str]:
+    """Return {hyperparameter: KEY=VALUE} for a model's keys that its tensors contradict.
+
+    VALUE is that of the tensors, by which the model is read. KEY=VALUE is quoted for a shell. {}
+    where the hyperparameters cannot be read.
+    """
+    try:
+        hyper = model.hyper
+    except AprfmtError:
+        return {}
+    found = {}
+    for name in hyper:
+        row = hyper.of(name)
+        if row.origin not in ("shape", "tensor") or not row.key:
+            continue
+        stated: object = model.metadata.get(row.key)
+        if stated is None and model.config is not None:
+            stated = model.config
+            for part in row.key.split("."):
+                stated = stated.get(part) if isinstance(stated, Mapping) else None
+        number = isinstance(row.value, int | float)
+        if number and stated is not None and not same_value(stated, row.value):
+            found[name] = shlex.quote(f"{row.key}={json.dumps(row.value)}")
+    return found

@@ -318,3 +318,16 @@ def without_packing(config: Mapping[str, Value]) -> dict[str, Value]:
     if isinstance(inner, Mapping) and any(key in inner for key in SECTIONS):
         found["text_config"] = {k: v for k, v in inner.items() if k not in SECTIONS}
     return found
+
+
+def input_scale_endings(model: "Model") -> tuple[str, ...]:
+    """Return the endings of the names of a model's scales of activations, each once."""
+    names = dict.fromkeys(
+        suffix for view in model.values() for one in view.stored for suffix in one.parts
+    )
+    if not names:
+        return ()
+    from aprfmt.codecs.dialect import OF_INPUTS
+
+    found = (OF_INPUTS.search(name) for name in names)
+    return tuple(dict.fromkeys(match[0] for match in found if match))
