@@ -18,7 +18,6 @@ from typing import Any, Literal, NamedTuple, NoReturn
 from aprfmt.base.garbage_collector import pause_collector
 from aprfmt.base.text_escape import shorten
 from aprfmt.errors import ConversionError, FormatError
-from aprfmt.formats.foreign_formats import HEAD, download_left
 
 _WINDOW = 1 << 20  # bytes split at quotes at a time: bounds the pieces held at once
 _NO_STRUCTURE = bytes(set(range(256)) - set(b'"[]{},:'))
@@ -185,6 +184,8 @@ def loads(
         with pause_collector():  # parsing makes no cycles, and the walks double its time
             value = decoder.decode(text)
     except json.JSONDecodeError as error:
+        from aprfmt.formats.foreign_formats import HEAD, download_left
+
         left = download_left(bytes(raw[:HEAD]))
         if left:
             raise FormatError(f"{where}: is {left}") from None

@@ -11,15 +11,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from aprfmt.base.dump_names import parse_dump_path
 from aprfmt.base.protocols import Value
 from aprfmt.base.sequences import join_first
 from aprfmt.errors import AprfmtError, FormatError, UsageError
-from aprfmt.formats.foreign_formats import foreign_folder, refuse_trainer_shards
 from aprfmt.formats.mapped_file import Buffer, open_bytes
 from aprfmt.formats.shard_set import refuse_mixed
 from aprfmt.remote.paths import hub_cache, is_remote
-from aprfmt.remote.traffic import TRAFFIC
 
 # Files that travel with the weights, besides config.json and tokenizer.json; all are text.
 COMPANION_FILES: tuple[str, ...] = (
@@ -185,6 +182,9 @@ def find_weights(folder: Path) -> Path:
         pickled = pickled_weights(folder)
         if len(pickled) == 1:
             return pickled[0]
+
+        from aprfmt.formats.foreign_formats import foreign_folder, refuse_trainer_shards
+
         refuse_trainer_shards(folder, weights=True)
         if pickled:
             names = ", ".join(path.name for path in pickled[:12])
@@ -264,6 +264,8 @@ def rank_files(paths: Iterable[Path]) -> list[Path]:
 
     [] for fewer than two: one model alone may have such a name.
     """
+    from aprfmt.base.dump_names import parse_dump_path
+
     found = [path for path in paths if parse_dump_path(path.stem).ranks]
     return found if len(found) > 1 else []
 
@@ -392,6 +394,8 @@ def newest_snapshot(repository: Path, repository_name: str = "") -> Path | None:
     """
     found = _cached_snapshot(repository)
     if repository_name and found is not None:
+        from aprfmt.remote.traffic import TRAFFIC
+
         TRAFFIC.tell(f"{repository_name}: read from the local hub cache, commit {found.name}")
     return found
 

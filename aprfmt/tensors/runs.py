@@ -22,7 +22,6 @@ from aprfmt.base.encodings import find_encoding as encoding_row
 from aprfmt.base.protocols import ByteSource, LazyTensor
 from aprfmt.formats.mapped_file import MappedFile, StoredTensor
 from aprfmt.remote.paths import is_remote
-from aprfmt.remote.traffic import TRAFFIC
 
 if TYPE_CHECKING:
     import numpy as np
@@ -219,6 +218,8 @@ def same_published_file(a: ByteSource, b: ByteSource) -> bool:
         return False
     for one in (a, b):
         if is_remote(one.path) and one.path not in _computed:
+            from aprfmt.remote.traffic import TRAFFIC
+
             TRAFFIC.tell(
                 f"{one.path}: equal by the SHA-256 that its site publishes; not all of it was "
                 "fetched"

@@ -15,7 +15,6 @@ from aprfmt.base.text_escape import shorten
 from aprfmt.errors import CodecError, FormatError, TruncatedError, UnsupportedError
 from aprfmt.formats.cursor import MAX_DIMS, Cursor
 from aprfmt.formats.damage import Faults, Structure, report_overlap, tensor_label
-from aprfmt.formats.foreign_formats import joined_file_text
 from aprfmt.formats.gguf import layout
 from aprfmt.formats.gguf.fork_types import (
     TableLine,
@@ -401,6 +400,8 @@ def _check_end(parsed: ParsedGguf, buffer: Region, partial: bool) -> None:
         return  # offsets or sizes are wrong: where the data should end is not known
     padded = align_size(parsed.end, parsed.alignment)
     if parsed.size > padded:
+        from aprfmt.formats.foreign_formats import joined_file_text
+
         parsed.joined = joined_file_text(buffer, parsed.end, padded)
         text = f"{parsed.size - padded} bytes follow the data{parsed.joined}"
         parsed.warn("trailing_bytes", text)

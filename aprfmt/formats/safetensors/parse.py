@@ -18,7 +18,6 @@ from aprfmt.errors import FormatError, TruncatedError
 from aprfmt.formats import bounded_json, unsupported_encodings
 from aprfmt.formats.cursor import MAX_COUNT, MAX_HEADER, read_prefix
 from aprfmt.formats.damage import Faults, Structure, report_overlap, tensor_label
-from aprfmt.formats.foreign_formats import HEAD, download_left, joined_file_text
 from aprfmt.formats.safetensors.layout import (
     FIELDS,
     INDEX_SUFFIX,
@@ -106,10 +105,12 @@ def _parse_file(buffer: Region, partial: bool, faults: Faults) -> ParsedSafe:
             "limit of the format and no damage: store the tensors in several files, with an "
             f"index ({INDEX_SUFFIX[1:]})"
         )
-    left = download_left(bytes(buffer[:HEAD])) if length > MAX_HEADER else ""
-    if left:
-        raise FormatError(f"{where}: is {left}")
     if length > MAX_HEADER:
+        from aprfmt.formats.foreign_formats import HEAD, download_left
+
+        left = download_left(bytes(buffer[:HEAD]))
+        if left:
+            raise FormatError(f"{where}: is {left}")
         raise FormatError(
             f"{where}: header length at offset 0 is {length}, the format allows {MAX_HEADER}; "
             "the file is damaged or not a safetensors file"
@@ -549,6 +550,8 @@ def _check_end(parsed: ParsedSafe, partial: bool) -> None:
     faults = parsed.faults
     missing = parsed.end - parsed.size
     if missing < 0 and not faults.broken:
+        from aprfmt.formats.foreign_formats import joined_file_text
+
         error = FormatError(
             f"{parsed.where}: {-missing} bytes follow the last tensor, which ends at "
             f"{parsed.end}; the format wants the file to end there"
