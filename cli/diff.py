@@ -10,10 +10,8 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from aprfmt.base.budget import Budget
-from aprfmt.cli import html_page, options, output_format, render
+from aprfmt.cli import options, output_format, render
 from aprfmt.cli.captured import refuse_captures
-from aprfmt.cli.damage_report import report_damage
-from aprfmt.cli.html_page import add_page
 from aprfmt.compare import DiffReport, diff
 from aprfmt.compare.diffs import SECTIONS
 from aprfmt.compare.short_answer import Line, short_answer
@@ -156,6 +154,8 @@ def _report_cases(
 
 def render_page(report: DiffReport, body: Mapping[str, object], code: int) -> str:
     """Return the HTML page of a report; `body` is what `--json` prints, `code` the exit code."""
+    from aprfmt.cli import html_page
+
     fields = ("hyperparameters", "tokenizer", "metadata")
     found = {**body} | {name: _field_rows(getattr(report, name)) for name in fields}
     data = {
@@ -630,8 +630,14 @@ def command(
     for note in report.notes:
         render.warn(note, "comparison")
     body = report.to_json(accept)
-    add_page(body, html, force, lambda: render_page(report, body, code))
-    report_damage(report.damage)
+    if html is not None:
+        from aprfmt.cli.html_page import add_page
+
+        add_page(body, html, force, lambda: render_page(report, body, code))
+    if report.damage:
+        from aprfmt.cli.damage_report import report_damage
+
+        report_damage(report.damage)
     return render.emit(
         body,
         code,

@@ -8,13 +8,11 @@ import math
 from collections.abc import Mapping, Sequence
 from reprlib import repr as short_repr
 
-from aprfmt.arch.spec import Facts
+from aprfmt.arch.spec import CARRIED, Facts
 from aprfmt.arch.value_checks import divisors, finite_number, positive_number, text, whole_number
 from aprfmt.base.protocols import Value
 from aprfmt.errors import ArchError, FormatError
 
-CARRIED = "aprfmt.hyper."
-STYLES = ("gguf", "apr")  # the key styles that may hold such keys
 _MAX_BYTES = 1 << 20
 
 LAYERED = (
@@ -72,7 +70,7 @@ def read_aprfmt_key(
     `settled` are the hyperparameters read so far. Raises ArchError for a value the hyperparameter
     cannot have.
     """
-    found = facts.first(CARRIED + name) if facts.style in STYLES else None
+    found = facts.first(CARRIED + name)
     if found is None:
         return None
     from aprfmt.formats.bounded_json import loads

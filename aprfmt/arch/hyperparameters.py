@@ -9,9 +9,10 @@ import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from aprfmt.arch.carried_hyperparameters import CARRIED, STYLES, read_aprfmt_key
 from aprfmt.arch.other_keys import CAUSAL_KEY, IGNORED, KNOWN
 from aprfmt.arch.spec import (
+    CARRIED,
+    CARRYING,
     HYPER_NAMES,
     MISSING,
     SPECIAL_NAMES,
@@ -326,6 +327,10 @@ class _Reader:
         Our writer adds that key if the style has none for the hyperparameter.
         """
         usual = self._default_value(rule)
+        if self.facts.style not in CARRYING or CARRIED + rule.name not in self.facts.values:
+            return None
+        from aprfmt.arch.carried_hyperparameters import read_aprfmt_key
+
         found = read_aprfmt_key(self.facts, rule.name, usual.value if usual else MISSING, self.live)
         if found is None:
             return None
@@ -508,7 +513,7 @@ def write_hyper(
             out[key.replace("{arch}", arch_key)] = _thaw(value)
     heads = KNOWN[style].heads(spec, hp) if style in KNOWN else {}
     out = {**heads, **out}
-    if complete and style in STYLES:
+    if complete and style in CARRYING:
         for name in inexpressible_names(spec, hp, style, out):
             out[CARRIED + name] = json.dumps(_thaw(hp[name]), separators=(",", ":"))
     return out

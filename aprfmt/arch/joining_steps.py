@@ -7,13 +7,15 @@ elements that follow each other; interleaved rows give one run each.
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
-from aprfmt.arch.element_moves import Moves
 from aprfmt.arch.layout_steps import MAX_MOVES, Shape, Shapes, Sizes, joined_shape, only_shape
 from aprfmt.arch.size_expressions import shape_of, size_of
 from aprfmt.arch.spec import Array, Move
 from aprfmt.errors import ArchError
+
+if TYPE_CHECKING:
+    from aprfmt.arch.element_moves import Moves
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +62,7 @@ class Split:
             )
         return [joined_shape(self, logical, at, hp)]
 
-    def moves(self, stored: Shapes, hp: Sizes) -> Moves | None:
+    def moves(self, stored: Shapes, hp: Sizes) -> "Moves | None":
         """Return for each part its runs of stored elements: one for each index before the axis.
 
         With `interleaved` one for each row. None for more than MAX_MOVES runs: the arrays are then
@@ -149,7 +151,7 @@ class Joined:
             )
         return parts
 
-    def moves(self, stored: Shapes, hp: Sizes) -> Moves | None:
+    def moves(self, stored: Shapes, hp: Sizes) -> "Moves | None":
         """Return [the runs of the logical tensor]: each part whole, one after the other."""
         self.shapes(stored, hp)
         return [[Move(i, 0, math.prod(shape)) for i, shape in enumerate(stored)]]
@@ -212,7 +214,7 @@ class Stacked:
             raise ArchError(f"{self}: shape {list(shape)}; expected {count} on {where}")
         return [(*shape[:at], *shape[at + 1 :])] * count
 
-    def moves(self, stored: Shapes, hp: Sizes) -> Moves | None:
+    def moves(self, stored: Shapes, hp: Sizes) -> "Moves | None":
         """Return [the runs of the logical tensor]: by index before the axis, one for each tensor.
 
         None for more than MAX_MOVES runs: the arrays are then decoded.
@@ -279,7 +281,7 @@ class KvB:
             raise ArchError(f"{self}: shape {list(logical[0])}; expected {list(whole)}")
         return [k, v]
 
-    def moves(self, stored: Shapes, hp: Sizes) -> Moves | None:
+    def moves(self, stored: Shapes, hp: Sizes) -> "Moves | None":
         """Return None: k_b is transposed, so the arrays are decoded."""
         return None
 

@@ -11,13 +11,15 @@ array. Sources of the layouts: docs/reference/architectures.md, llama.cpp's conv
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import ClassVar, Protocol
+from typing import TYPE_CHECKING, ClassVar, Protocol
 
-from aprfmt.arch.element_moves import Moves
 from aprfmt.arch.size_expressions import shape_of, size_of
 from aprfmt.arch.spec import Array, Move
 from aprfmt.base.protocols import Value
 from aprfmt.errors import ArchError
+
+if TYPE_CHECKING:
+    from aprfmt.arch.element_moves import Moves
 
 Shape = tuple[int, ...]
 Shapes = Sequence[tuple[int, ...]]
@@ -90,7 +92,7 @@ class RowsPermuted:
         """
         return self.shapes(logical, hp)
 
-    def moves(self, stored: Shapes, hp: Sizes) -> Moves | None:
+    def moves(self, stored: Shapes, hp: Sizes) -> "Moves | None":
         """Return [the stored rows in logical order, one run each].
 
         None for more than MAX_MOVES rows: the array is then decoded.
@@ -147,8 +149,8 @@ class Transposed:
         """
         return self.shapes(logical, hp)
 
-    def moves(self, stored: Shapes, hp: Sizes) -> Moves | None:
-        """Return [[one run of all elements]] if an axis has size 1: no element moves.
+    def moves(self, stored: Shapes, hp: Sizes) -> "Moves | None":
+        """Return [[one run of all elements]] if an axis has size 1: no element changes its place.
 
         Else None: the array is decoded.
         """
@@ -191,7 +193,7 @@ class HalvesBelow:
         """
         return self.shapes(logical, hp)
 
-    def moves(self, stored: Shapes, hp: Sizes) -> Moves | None:
+    def moves(self, stored: Shapes, hp: Sizes) -> "Moves | None":
         """Return the runs of half a row of which the result is made."""
         rows, columns = only_shape(self.shapes(stored, hp), self)
         half = columns // 2
@@ -231,7 +233,7 @@ class TransposedEach:
         """
         return self.shapes(logical, hp)
 
-    def moves(self, stored: Shapes, hp: Sizes) -> Moves | None:
+    def moves(self, stored: Shapes, hp: Sizes) -> "Moves | None":
         """Return None: every run would be a single element, so the arrays are decoded whole."""
         return None
 
@@ -270,7 +272,7 @@ class ChannelsLast:
         self.shapes([shape], hp)
         return [(shape[0], *shape[2:], shape[1])]
 
-    def moves(self, stored: Shapes, hp: Sizes) -> Moves | None:
+    def moves(self, stored: Shapes, hp: Sizes) -> "Moves | None":
         """Return None: every run would be a single element, so the array is decoded whole."""
         return None
 
@@ -327,8 +329,8 @@ class Oriented(Transposed):
         self._is_swapped(only_shape(logical, self), hp)
         return Transposed.shapes(self, logical, hp)
 
-    def moves(self, stored: Shapes, hp: Sizes) -> Moves | None:
-        """Return [[one run of all elements]] if no element moves, else None: it is decoded."""
+    def moves(self, stored: Shapes, hp: Sizes) -> "Moves | None":
+        """Return [[one run of all elements]] if none changes its place, else None: decode whole."""
         shape = only_shape(stored, self)
         turned = self._is_swapped(shape, hp) and 1 not in shape[-2:]
         return None if turned else [[Move(0, 0, math.prod(shape))]]
@@ -366,7 +368,7 @@ class HalvesExchanged:
         """
         return self.shapes(logical, hp)
 
-    def moves(self, stored: Shapes, hp: Sizes) -> Moves | None:
+    def moves(self, stored: Shapes, hp: Sizes) -> "Moves | None":
         """Return [two runs for each row of stored elements: its second half, then its first].
 
         None for more than MAX_MOVES runs: the array is then decoded.
@@ -409,7 +411,7 @@ class ChangesValues:
         """
         return [only_shape(logical, self)]
 
-    def moves(self, stored: Shapes, hp: Sizes) -> Moves | None:
+    def moves(self, stored: Shapes, hp: Sizes) -> "Moves | None":
         """Return None: values change, so the array has to be decoded."""
         return None
 
@@ -473,8 +475,8 @@ class Reshaped:
         """
         return [self._checked_shape(only_shape(logical, self), self.stored, hp)]
 
-    def moves(self, stored: Shapes, hp: Sizes) -> Moves | None:
-        """Return [[one run of all elements]]: no element moves."""
+    def moves(self, stored: Shapes, hp: Sizes) -> "Moves | None":
+        """Return [[one run of all elements]]: none changes its place."""
         return [[Move(0, 0, math.prod(self.shapes(stored, hp)[0]))]]
 
     def undo(self, stored: Sequence[Array], hp: Sizes) -> list[Array]:

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
-from aprfmt.arch.rope_sections import ROPE_OBJECTS
+from aprfmt.arch.rope_hf import ROPE_OBJECTS
 from aprfmt.base.protocols import Value
 
 if TYPE_CHECKING:

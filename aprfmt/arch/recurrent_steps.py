@@ -6,13 +6,15 @@ Sources: transformers' Qwen3NextGatedDeltaNet, llama.cpp's converter (conversion
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
-from aprfmt.arch.element_moves import Moves
 from aprfmt.arch.layout_steps import ChangesValues, Shape, Shapes, Sizes, only_shape
 from aprfmt.arch.size_expressions import size_of
 from aprfmt.arch.spec import Array, Move
 from aprfmt.errors import ArchError
+
+if TYPE_CHECKING:
+    from aprfmt.arch.element_moves import Moves
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,8 +51,8 @@ class Depthwise:
         channels, taps = self.shapes([only_shape(logical, self)], hp)[0]
         return [(channels, 1, taps)]
 
-    def moves(self, stored: Shapes, hp: Sizes) -> Moves | None:
-        """Return [[one run of all elements]]: no element moves."""
+    def moves(self, stored: Shapes, hp: Sizes) -> "Moves | None":
+        """Return [[one run of all elements]]: none changes its place."""
         return [[Move(0, 0, math.prod(self.shapes(stored, hp)[0]))]]
 
     def undo(self, stored: Sequence[Array], hp: Sizes) -> list[Array]:

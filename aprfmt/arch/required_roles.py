@@ -6,10 +6,10 @@ required if the configuration requires it, or if tensors show that the part it b
 exists: biases in one layer make the biases of all layers required.
 """
 
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 
-from aprfmt.arch.binding import ExecutionOrder, Shape
+from aprfmt.arch.binding import BoundGroup, ExecutionOrder, Shape, logical_shapes
 from aprfmt.arch.size_expressions import needs_hold, shape_of, size_of
 from aprfmt.arch.spec import ArchSpec, TensorRule, role_key, split_key
 from aprfmt.base.protocols import Value
@@ -66,6 +66,18 @@ def find_rule(spec: ArchSpec, key: str, hp: Values) -> TensorRule:
     return next(
         (rule for rule in found if len(found) > 1 and is_required(rule, layer, hp)), found[0]
     )
+
+
+def shapes_fit(spec: ArchSpec, group: BoundGroup, stored: Sequence[Shape], hp: Values) -> bool:
+    """Return whether stored shapes give each role of a group the shape the config asks for."""
+    try:
+        logical = logical_shapes(group.binding, stored, hp)
+        return all(
+            tuple(shape) == logical_shape(spec, key, hp)
+            for key, shape in zip(group.roles, logical, strict=True)
+        )
+    except (ArchError, KeyError):
+        return False
 
 
 @dataclass(frozen=True, slots=True)

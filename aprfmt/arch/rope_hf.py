@@ -24,6 +24,7 @@ from aprfmt.errors import ArchError
 
 Scaling = dict[str, Value]
 ORIGINAL = "original_max_position_embeddings"
+ROPE_OBJECTS = ("rope_parameters", "rope_scaling")  # keys whose value is an object of rope
 YARN_BETAS = (32.0, 1.0)  # default beta_fast and beta_slow, from the YaRN paper
 
 

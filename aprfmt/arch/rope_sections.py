@@ -7,14 +7,13 @@ the rope object, llama.cpp requires them in a GGUF (four numbers, of which the l
 from collections.abc import Mapping
 from dataclasses import replace
 
-from aprfmt.arch.rope_hf import RopeDefaults, write_hf
+from aprfmt.arch.rope_hf import ROPE_OBJECTS, RopeDefaults, write_hf
 from aprfmt.arch.spec import Facts, HyperRule, Params
 from aprfmt.arch.value_checks import sequence, whole_number
 from aprfmt.base.protocols import Value
 
 Sections = tuple[int, int, int]
 _KEY = "{arch}.rope.dimension_sections"
-ROPE_OBJECTS = ("rope_parameters", "rope_scaling")
 INTERLEAVED = "mrope_interleaved"  # whether pairs take turns; fixed by the model type
 IGNORED = frozenset(f"{name}.{INTERLEAVED}" for name in ROPE_OBJECTS)
 

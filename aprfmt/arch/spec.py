@@ -235,6 +235,10 @@ class HyperParams(Mapping[str, Value]):
         return HyperParams(rows, self._subject)
 
 
+CARRIED = "aprfmt.hyper."  # what the keys of our own for hyperparameters begin with
+CARRYING = ("gguf", "apr")  # the key styles that may hold such keys
+
+
 @dataclass(frozen=True)
 class Facts:
     """What a file says of its hyperparameters, before the rules are applied.

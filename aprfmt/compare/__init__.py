@@ -52,7 +52,6 @@ from aprfmt.model.own_keys import (
     misleading_keys,
 )
 from aprfmt.model.packing import input_scale_endings, packing_conflicts
-from aprfmt.model.patterns import matching_indices
 from aprfmt.model.relations import file_relations
 from aprfmt.model.resolve import ARCHITECTURE, spellings_by_role, stated_architecture
 from aprfmt.model.towers import names_beside_tower, tower_architecture, tower_options
@@ -747,6 +746,8 @@ def _select_pairs(
     pairs = list(alignment.pairs)
     if not tensors:
         return pairs
+    from aprfmt.model.patterns import matching_indices
+
     of_a, of_b = spellings_by_role(a), spellings_by_role(b)
     names = [(*pair.spellings, *of_a.get(pair.key, ()), *of_b.get(pair.key, ())) for pair in pairs]
     return [pairs[i] for i in matching_indices(names, tensors, f"{a.path} and {b.path}")]

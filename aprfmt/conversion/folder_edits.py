@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from aprfmt.arch.other_keys import IGNORED
-from aprfmt.arch.rope_sections import ROPE_OBJECTS
+from aprfmt.arch.rope_hf import ROPE_OBJECTS
 from aprfmt.base.protocols import Value
 from aprfmt.base.text_escape import shorten
 from aprfmt.conversion.edits import KeyChange, parse_json_value

@@ -10,7 +10,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from aprfmt.arch.hyperparameters import read_hyper, write_hyper, written_pairs
-from aprfmt.arch.rope_sections import ROPE_OBJECTS
+from aprfmt.arch.rope_hf import ROPE_OBJECTS
 from aprfmt.arch.spec import Facts
 from aprfmt.arch.value_checks import same_value
 from aprfmt.errors import ArchError

@@ -43,7 +43,7 @@ from aprfmt.model.hf_folder import (
 from aprfmt.model.relations import Relation, list_relations, wrong_modules
 from aprfmt.model.renames import Rename, RenamedSource, rename_modules, rename_names
 from aprfmt.remote.paths import RemotePath, can_list, is_remote, parse_location
-from aprfmt.tensors.companions import has_parts, join_companions, quantization_section
+from aprfmt.tensors.companions import has_parts, holds_codes, join_companions, quantization_section
 from aprfmt.tensors.view import View
 
 if TYPE_CHECKING:
@@ -394,6 +394,9 @@ class Model(Mapping[str, View], Tabular):
     @cached_property
     def unread(self) -> "UndecodedPacking | None":
         """The packed weights that no codec decodes; None if there are none."""
+        # Without a section, only tensors that hold codes suggest packed weights.
+        if quantization_section(self._packing or {}) is None and not holds_codes(self._lazy):
+            return None
         from aprfmt.model.unsupported_packing import undecoded_packing
 
         why = str(self._unread[0]) if self._unread else ""

@@ -11,7 +11,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from aprfmt.errors import ArchError
+from aprfmt.arch.layout_steps import Transposed, TransposedEach
+from aprfmt.arch.required_roles import shapes_fit
 from aprfmt.model.relations import Relation, opening_path
 from aprfmt.model.renames import command_line
 
@@ -35,8 +36,6 @@ def exchange_axes(
     `shapes` are the stored shapes by name. Nothing is exchanged where fewer than two tensors need
     it: then `bound` is returned unchanged with no relation.
     """
-    from aprfmt.arch.layout_steps import Transposed, TransposedEach
-
     made: list[BoundGroup] = []
     found: list[tuple[str, Shape]] = []
     published = "[out, in]"
@@ -45,8 +44,8 @@ def exchange_axes(
         steps = (TransposedEach(), *group.binding.steps)
         other = replace(group, binding=replace(group.binding, steps=steps))
         matrices = all(len(shape) > 1 for shape in straight)
-        if matrices and not _shapes_fit(spec, group, straight, hyper):
-            if _shapes_fit(spec, other, straight, hyper):
+        if matrices and not shapes_fit(spec, group, straight, hyper):
+            if shapes_fit(spec, other, straight, hyper):
                 if any(isinstance(step, Transposed) for step in group.binding.steps):
                     published = "[in, out]"
                 found += zip(group.stored, straight, strict=True)
@@ -56,23 +55,6 @@ def exchange_axes(
     if len(found) < _LEAST:
         return bound, ()
     return replace(bound, groups=tuple(made)), (_axes_relation(found, published, path),)
-
-
-def _shapes_fit(
-    spec: "ArchSpec", group: "BoundGroup", stored: list[Shape], hyper: "HyperParams"
-) -> bool:
-    """Return whether stored shapes give each role of a group the shape the config asks for."""
-    from aprfmt.arch.binding import logical_shapes
-    from aprfmt.arch.required_roles import logical_shape
-
-    try:
-        logical = logical_shapes(group.binding, stored, hyper)
-        return all(
-            tuple(shape) == logical_shape(spec, key, hyper)
-            for key, shape in zip(group.roles, logical, strict=True)
-        )
-    except (ArchError, KeyError):
-        return False
 
 
 def _axes_relation(found: list[tuple[str, Shape]], published: str, path: Path) -> Relation:

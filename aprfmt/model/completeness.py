@@ -15,7 +15,6 @@ from aprfmt.arch.spec import split_key
 from aprfmt.base.protocols import Value
 from aprfmt.base.sequences import join_first
 from aprfmt.errors import AprfmtError, ArchError, FormatError, UsageError
-from aprfmt.model.patterns import similar_names, spelling_predicate
 
 if TYPE_CHECKING:
     from aprfmt.arch.spec import ArchSpec
@@ -67,6 +66,8 @@ def _pattern_predicate(spec: "ArchSpec", pattern: str, where: str) -> Callable[[
     Raises UsageError if the pattern matches no role of the architecture. `where` begins its
     message.
     """
+    from aprfmt.model.patterns import similar_names, spelling_predicate
+
     layer = _layer_in_pattern(pattern)
     keys = [f"L{layer}.{rule.role}" if rule.layered else rule.role for rule in spec.tensors]
     every = [spelling for key in keys for spelling in _spellings(spec, key)]

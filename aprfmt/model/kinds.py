@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from operator import methodcaller
 from typing import TYPE_CHECKING, Any
 
+from aprfmt.arch.role_vocabulary import PROJECTORS
 from aprfmt.base.registry import LazyFunction
 from aprfmt.base.text_escape import shorten
 
@@ -98,8 +99,6 @@ def _is_projector(model: "Model") -> bool:
 
     A vision tower without a projector is a separate model, and not one of these.
     """
-    from aprfmt.arch.role_vocabulary import PROJECTORS
-
     if model.metadata.get("clip.projector_type") in PROJECTORS.values():
         return False
     tower = model.metadata.get("general.architecture") == "clip"

@@ -393,7 +393,7 @@ class _LedgerBuilder:
         row = folder_row(path) if path.is_dir() else file_row(path.name)
         reading, of = row.reading, row.source
         needed = row.needed
-        if path.name in self._named_code:
+        if path.suffix == ".py" and path.name in self._named_code:
             of, needed = f"code that {self._named_code[path.name]} names", True
         if path.name in _CLAIM_FILES and self._is_claim_false:
             reading, of, needed = "contradicted", _NOT_PACKED, True

@@ -5,10 +5,16 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from aprfmt.arch.binding import groups_for
-from aprfmt.arch.role_vocabulary import split_key
 from aprfmt.base.protocols import Note
 from aprfmt.errors import AprfmtError, ArchError
-from aprfmt.model.relations import Relation, opening_path, rename_relation
+from aprfmt.model.relations import (
+    NESTED,
+    STYLE_OF,
+    Relation,
+    has_uncounted_layers,
+    opening_path,
+    rename_relation,
+)
 from aprfmt.model.renames import (
     Rename,
     command_line,
@@ -28,28 +34,24 @@ if TYPE_CHECKING:
 Read = Callable[[Mapping[str, str] | None, str | None], "Resolution"]
 _TABLE, _HEAD = "token_embd.weight", "output.weight"
 _ROUNDS = 3  # kinds of rules that one relation may have, one after the other
-# The names that every reader of a format looks for; APR's know both styles.
-NAMES_OF = {"gguf": ("gguf", "llama.cpp"), "safetensors": ("hf", "Hugging Face")}
+CALLED = {"gguf": "llama.cpp", "hf": "Hugging Face"}  # whose names are of a style
 
 
 def resolve_related(
     model: "Model",
+    found: "Resolution | None",
+    error: ArchError | None,
     read: Read,
     find_spec: "Callable[[], ArchSpec]",
     again: "Callable[[Model], Resolution]",
 ) -> "Resolution":
     """Return a model's Resolution (its tensors' roles), under changed names or keys if needed.
 
+    `found` is the resolution of the unchanged file, or None and `error` why there is none.
     `read(names, style)` resolves it under other names, `find_spec()` gives its architecture's
-    tables, `again(model)` resolves a model with another value of a key. Raises the ArchError of the
-    unchanged file if no change makes it complete.
+    tables, `again(model)` resolves a model with another value of a key. Raises `error` if no change
+    makes the model complete.
     """
-    found: Resolution | None = None
-    error: ArchError | None = None
-    try:
-        found = read(None, None)
-    except ArchError as problem:
-        error = problem
     better = _resolve_renamed(model, read, find_spec, found)
     if better is None and found is not None:
         better = _resolve_shared_table(model, read, found)
@@ -75,7 +77,7 @@ def _resolve_renamed(
     count.
     """
     if found is not None and not (
-        _missing_roles(found) and (found.unclaimed or _has_uncounted_layers(found))
+        _missing_roles(found) and (found.unclaimed or has_uncounted_layers(found))
     ):
         return None
     try:
@@ -138,7 +140,7 @@ def _contradicts_config(found: "Resolution") -> bool:
     They do if two or more have other shapes, or if there are layers beyond `n_layers`. Such layers
     do not count where they are a draft head's or come with tensors of no role.
     """
-    more = _has_uncounted_layers(found) and not found.unclaimed and not found.draft
+    more = has_uncounted_layers(found) and not found.unclaimed and not found.draft
     return len(found.coverage.misshapen) > 1 or more
 
 
@@ -149,12 +151,6 @@ def _missing_roles(found: "Resolution") -> tuple[str, ...]:
     """
     every = (*found.coverage.missing, *found.coverage.accepted)
     return tuple(key for key in every if key not in found.unread_roles)
-
-
-def _has_uncounted_layers(found: "Resolution") -> bool:
-    """Return whether there are roles of layers beyond the configured number of layers."""
-    count = int(found.hyper["n_layers"])
-    return any((split_key(key)[0] or 0) >= count for key in found.roles)
 
 
 def _add_rules(
@@ -271,10 +267,8 @@ def _resolve_towers(model: "Model", read: Read, found: "Resolution") -> "Resolut
     return replace(made, relations=(relation, *made.relations))
 
 
-# Prefixes of a language model inside a multimodal one, and what its own class has in their place.
-_NESTED = (("model.language_model.", "model."), ("language_model.", ""))
 # transformers/conversion_mapping.py: the text class takes `model.language_model.` off by itself.
-_TAKES_NESTED = ("qwen3_5", "qwen3_5_moe")
+_TAKESNESTED = ("qwen3_5", "qwen3_5_moe")
 
 
 def _note_nested_names(model: "Model", found: "Resolution") -> "Resolution":
@@ -291,7 +285,7 @@ def _note_nested_names(model: "Model", found: "Resolution") -> "Resolution":
     if model.metadata.get("format") == "mlx":
         return found
     stored = [name for view in found.roles.values() for name in view.names]
-    for old, new in _NESTED:
+    for old, new in NESTED:
         below = sum(name.startswith(old) for name in stored)
         if 2 * below <= len(stored):
             continue
@@ -299,7 +293,7 @@ def _note_nested_names(model: "Model", found: "Resolution") -> "Resolution":
         names = rename_names(model, [rule], model.path, strict=False)
         pairs = [(first, name) for name, first in names.items()]
         relation = rename_relation(model.path, [rule], pairs, len(model))
-        if old == _NESTED[0][0] and found.spec.name in _TAKES_NESTED:
+        if old == NESTED[0][0] and found.spec.name in _TAKESNESTED:
             classes = config.get("architectures")
             own = str(classes[0]) if isinstance(classes, list) and classes else found.spec.name
             says = (
@@ -318,14 +312,14 @@ def _note_container_names(model: "Model", found: "Resolution") -> "Resolution":
 
     Such as llama.cpp's tensor names in a safetensors file.
     """
-    wanted = NAMES_OF.get(model.format)
-    if wanted is None or found.style == wanted[0] or not found.roles:
+    wanted = STYLE_OF.get(model.format)
+    if wanted is None or found.style == wanted or not found.roles:
         return found
-    theirs = {style: name for style, name in NAMES_OF.values()}.get(found.style, found.style)
+    theirs = CALLED.get(found.style, found.style)
     names = {name for view in found.roles.values() for name in view.names}
     says = (
         f"{len(names)} of {len(model)} tensors have the names of {theirs} in a {model.format} "
-        f"file, where no loader looks for them (it looks for those of {wanted[1]})"
+        f"file, where no loader looks for them (it looks for those of {CALLED[wanted]})"
     )
     examples = tuple((view.names[0], key) for key, view in found.roles.items())[:2]
     out = "OUT.gguf" if model.format == "gguf" else "OUT"

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
+from aprfmt.arch.role_vocabulary import split_key
 from aprfmt.base.protocols import Note, Overlay, Value
 from aprfmt.errors import AprfmtError, ArchError
 from aprfmt.formats import FORMATS
@@ -17,11 +18,16 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from aprfmt.model import Model
+    from aprfmt.model.resolve import Resolution
 
 RelationKind = Literal[
     "names", "container", "extension", "index", "axes", "kernels", "keys", "modules", "claims"
 ]
 SHOWN = 2  # examples in a sentence
+# The style of names that every reader of a format looks for; APR's know both.
+STYLE_OF = {"gguf": "gguf", "safetensors": "hf"}
+# Prefixes of a language model inside a multimodal one, and what its own class has in their place.
+NESTED = (("model.language_model.", "model."), ("language_model.", ""))
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,6 +84,28 @@ class Relation:
     def as_note(self, where: object) -> Note:
         """Return the relation as a warning Note about the file `where`."""
         return Note("warning", str(where), self.text, "relation")
+
+
+def is_as_published(model: "Model", found: "Resolution") -> bool:
+    """Return whether a file shows no sign of other names, axes or keys than readers look for.
+
+    Every role is there in its shape, every tensor has a role or a place, and the names are of the
+    file's own format. `found` is the resolution under the names and keys as they are stored.
+    """
+    covered = found.coverage
+    nested = tuple(prefix for prefix, _ in NESTED)
+    return (
+        not (covered.missing or covered.accepted or covered.misshapen or found.unclaimed)
+        and STYLE_OF.get(model.format, found.style) == found.style
+        and not any(name.startswith(nested) for name in model)
+        and not has_uncounted_layers(found)
+    )
+
+
+def has_uncounted_layers(found: "Resolution") -> bool:
+    """Return whether there are roles of layers beyond the configured number of layers."""
+    count = int(found.hyper["n_layers"])
+    return any((split_key(key)[0] or 0) >= count for key in found.roles)
 
 
 def list_relations(model: "Model") -> tuple[Relation, ...]:

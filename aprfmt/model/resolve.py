@@ -18,7 +18,7 @@ from aprfmt.arch.name_templates import detect_style
 from aprfmt.base.protocols import Note, Value, shape_is_known
 from aprfmt.errors import ArchError
 from aprfmt.model.hf_folder import pooling_file
-from aprfmt.model.patterns import matching_indices, one_matching_index
+from aprfmt.model.relations import is_as_published
 from aprfmt.tensors.view import View
 
 if TYPE_CHECKING:
@@ -168,10 +168,20 @@ def resolve(model: "Model", forced: str | None) -> Resolution:
 
     Where tensors are missing and others have no role, renames and corrected keys are tried.
     """
+    found: Resolution | None = None
+    error: ArchError | None = None
+    try:
+        found = resolve_with_names(model, forced, None)
+    except ArchError as problem:
+        error = problem
+    if found is not None and is_as_published(model, found):
+        return found
     from aprfmt.model.relation_search import resolve_related
 
     return resolve_related(
         model,
+        found,
+        error,
         lambda names, style: resolve_with_names(model, forced, names, style),
         lambda: find_spec(model, forced),
         lambda made: resolve_with_names(made, forced, None),
@@ -187,7 +197,6 @@ def resolve_with_names(
     that of most names. `forced` is the user's --arch. Raises ArchError.
     """
     from aprfmt.arch.binding import bind_names, bind_packed, known_shapes, without_partial
-    from aprfmt.arch.draft_head import find_heads, first_head
     from aprfmt.arch.mlx_layout import STYLE, with_mlx_norms
     from aprfmt.arch.required_roles import compare_roles
     from aprfmt.arch.spec import split_key
@@ -222,16 +231,23 @@ def resolve_with_names(
     if style == STYLE:
         bound = with_mlx_norms(spec, bound, said)
     shapes = known_shapes(bound, said)
-    first = first_head(spec, style, tensors)
+    has_draft = style in spec.draft
+    first = _first_draft_layer(spec, style, tensors) if has_draft else None
     if first is not None:  # its block is no layer of the model
         shapes = {key: each for key, each in shapes.items() if (split_key(key)[0] or 0) < first}
     hyper, reports, notes, demanded = read_hyperparameters(model, spec, shapes, tensors, style)
     report, native = reports
-    drafts = find_heads(spec, style, hyper, [name for name in tensors if name not in codes], packed)
-    end = int(hyper["n_layers"]) if style in spec.draft else None
+    drafts: Sequence[Head] = ()
+    if has_draft:
+        from aprfmt.arch.draft_head import find_heads
+
+        plain = [name for name in tensors if name not in codes]
+        drafts = find_heads(spec, style, hyper, plain, packed)
+    end = int(hyper["n_layers"]) if has_draft else None
     bound, draft = _separate_drafts(without_partial(bound, hyper), drafts, tuple(tensors), end)
     axes: tuple[Relation, ...] = ()
-    if model.format == "safetensors":  # APR and GGUF writers turn shapes by hand: values may stand
+    # APR and GGUF writers turn shapes by hand: values may stand.
+    if model.format == "safetensors" and not _all_shapes_fit(spec, bound, said, hyper):
         from aprfmt.model.axes import exchange_axes
         from aprfmt.model.kernels import reshape_kernels
 
@@ -267,6 +283,31 @@ def resolve_with_names(
         native,
         _second_views(tensors, model, bound, roles, hyper),
     )
+
+
+def _all_shapes_fit(
+    spec: "ArchSpec",
+    bound: "BoundNames",
+    shapes: Mapping[str, tuple[int, ...]],
+    hyper: "HyperParams",
+) -> bool:
+    """Return whether every bound tensor has the shape that the config asks for.
+
+    `shapes` are the stored shapes by name.
+    """
+    from aprfmt.arch.required_roles import shapes_fit
+
+    return all(
+        shapes_fit(spec, group, [shapes.get(name, ()) for name in group.stored], hyper)
+        for group in bound.groups
+    )
+
+
+def _first_draft_layer(spec: "ArchSpec", style: str, tensors: Collection[str]) -> int | None:
+    """Return the block number of the first draft head; None if no tensor of one is stored."""
+    from aprfmt.arch.draft_head import first_head
+
+    return first_head(spec, style, tensors)
 
 
 def _separate_drafts(
@@ -400,6 +441,8 @@ def names_matching(model: "Model", patterns: Iterable[str]) -> list[str]:
 
     Raises UsageError for a pattern that matches none.
     """
+    from aprfmt.model.patterns import matching_indices
+
     every = list(spellings_by_name(model).values())
     names = list(model)
     return [names[i] for i in matching_indices(every, patterns, str(model.path))]
@@ -415,6 +458,8 @@ def find_one_tensor(model: "Model", name: str) -> "tuple[str, View]":
     role = model.find(name)
     if role is not None:
         return name, role
+    from aprfmt.model.patterns import one_matching_index
+
     names, every = list(model), list(spellings_by_name(model).values())
     found = names[one_matching_index(every, name, str(model.path))]
     return found, model[found]
@@ -514,8 +559,8 @@ def read_missing_as_default(
     default, and so does the result, with a note. `hyper` is what all keys say, `facts` are the
     file's.
     """
-    from aprfmt.arch.carried_hyperparameters import CARRIED
     from aprfmt.arch.hyperparameters import read_back_hyper, read_hyper
+    from aprfmt.arch.spec import CARRIED
     from aprfmt.arch.value_checks import same_value
 
     rows = {name: hyper.of(name) for name in hyper}

@@ -4,26 +4,17 @@ import re
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from operator import attrgetter, methodcaller
 from typing import TYPE_CHECKING
 
 from aprfmt.base.encodings import BY_CLAIM
 from aprfmt.base.protocols import LazyTensor, Note, TensorInfo, Value
 from aprfmt.base.sequences import join_first
 from aprfmt.errors import ArchError, CodecError, UnsupportedError
-from aprfmt.tensors.companions import quantization_section
+from aprfmt.tensors.companions import holds_codes, is_coded, quantization_section
 
 if TYPE_CHECKING:
     from aprfmt.arch.spec import ArchSpec, HyperParams
 
-# Encodings in which a module of a quantized model holds codes; I64 is for positions and counts.
-CODED = frozenset({
-    "I8", "U8", "I16", "U16", "I32", "U32", "F4",
-    "F8_E4M3", "F8_E5M2", "F8_E4M3FNUZ", "F8_E5M2FNUZ",
-})  # fmt: skip
-# Last parts of names that are codes whatever their encoding and axes: HQQ's, which may view them as
-# floats, and SpQR's.
-_CODES = ("W_q", "dense_weights")
 # What stands below a packed module, next to names like `_data`: the weight whose parts quanto
 # stores under its name, and the codebooks of VPTQ.
 _BELOW = ("weight", "centroids", "res_centroids", "outlier_centroids")
@@ -135,7 +126,7 @@ def undecoded_packing(
     """
     # Without a section, only tensors that hold codes suggest packed weights.
     section, reason = quantization_section(config or {}), why
-    if section is None and not _any_coded(tensors):
+    if section is None and not holds_codes(tensors):
         return None
     # Tensors by module, and what the section says about its method.
     modules: dict[str, list[TensorInfo]] = defaultdict(list)
@@ -148,7 +139,7 @@ def undecoded_packing(
         why = why or _undescribed_reason(section)
     # The modules with codes: all under an unknown method, else the unexplained ones.
     if section is not None and (why or not _has_known_convention(section)):
-        coded = {module for module, infos in modules.items() if any(map(_is_coded, infos))}
+        coded = {module for module, infos in modules.items() if any(map(is_coded, infos))}
         sparse = sparsity_format(section)
         if not why and (sparse or "format" in section):
             why = f"sparsity {sparse!r}" if sparse else f"format {section['format']!r}"
@@ -221,20 +212,6 @@ def _module_of(name: str) -> str:
     return module
 
 
-def _any_coded(tensors: Mapping[str, LazyTensor]) -> bool:
-    """Return whether any tensor holds a packed weight's codes; fast for a million names."""
-    if any(map(methodcaller("endswith", _CODES), tensors)):
-        return any(_is_coded(tensor.info) for tensor in tensors.values())
-    kinds = set(map(attrgetter("info.encoding"), tensors.values())) & CODED
-    return bool(kinds) and any(_is_coded(tensor.info) for tensor in tensors.values())
-
-
-def _is_coded(info: TensorInfo) -> bool:
-    """Return whether a tensor holds a weight's codes, by its name, encoding and axes."""
-    named = info.name.rpartition(".")[2] in _CODES
-    return named or (info.encoding in CODED and len(info.shape) > 1)
-
-
 def _is_undeclared_packed(
     module: str, infos: Sequence[TensorInfo], section: Mapping[str, Value] | None
 ) -> bool:
@@ -243,7 +220,7 @@ def _is_undeclared_packed(
     True where codes and scales of a known kind of packing occur together, and where a section
     declares the module packed but none of its tensors is part of a decoded weight.
     """
-    if not any(map(_is_coded, infos)):
+    if not any(map(is_coded, infos)):
         return False
     from aprfmt.codecs.dialects import dialects_at, dialects_of_codes, is_packed_part
 

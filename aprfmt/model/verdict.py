@@ -81,11 +81,12 @@ def acceptance_predicate(patterns: Collection[str]) -> Callable[[NotCompared], b
     (`model.layers.1` for `model.layers.1.mlp.bias`), or of a kind. It is matched with an item's
     name, its kind, and both with a space between. Raises UsageError for an invalid one.
     """
+    unread = [each.removeprefix(UNREAD) for each in patterns if each.startswith(UNREAD)]
+    if not unread:
+        return lambda row: False
     from aprfmt.model.patterns import exact_predicate
 
-    wanted = [
-        exact_predicate(each.removeprefix(UNREAD)) for each in patterns if each.startswith(UNREAD)
-    ]
+    wanted = list(map(exact_predicate, unread))
 
     def accept(row: NotCompared) -> bool:
         """Return whether an accepted pattern matches an item that was not compared.
@@ -101,10 +102,10 @@ def acceptance_predicate(patterns: Collection[str]) -> Callable[[NotCompared], b
 
 def _refuse_unmatched(patterns: Collection[str], rows: Sequence[NotCompared]) -> None:
     """Raise UsageError for an `unread:PATTERN` that matches none of the items not compared."""
-    from aprfmt.model.patterns import similar_names
-
     for each in patterns:
         if each.startswith(UNREAD) and not any(map(acceptance_predicate([each]), rows)):
+            from aprfmt.model.patterns import similar_names
+
             near = similar_names(each.removeprefix(UNREAD), [row.name for row in rows])
             raise UsageError(
                 f"--accept {each}: no item that was not compared matches; "

@@ -10,6 +10,7 @@ part is an error by name, an unclaimed one stays an ordinary tensor.
 import math
 from collections.abc import Callable, Mapping, Sequence
 from functools import cache, partial
+from operator import attrgetter, methodcaller
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 from aprfmt.base.encodings import BY_CLAIM, all_encodings
@@ -105,6 +106,16 @@ class FoundWeight(NamedTuple):
 
     names: Mapping[str, str]
     join: Callable[[Mapping[str, LazyTensor]], "Joined"]
+
+
+# Encodings in which a module of a quantized model holds codes; I64 is for positions and counts.
+CODED = frozenset({
+    "I8", "U8", "I16", "U16", "I32", "U32", "F4",
+    "F8_E4M3", "F8_E5M2", "F8_E4M3FNUZ", "F8_E5M2FNUZ",
+})  # fmt: skip
+# Last parts of names that are codes whatever their encoding and axes: HQQ's, which may view them as
+# floats, and SpQR's.
+_CODES = ("W_q", "dense_weights")
 
 
 Fault: TypeAlias = Callable[[AprfmtError], None]
@@ -415,6 +426,20 @@ def _join_unclaimed(name: str, dialect: "Dialect", parts: Tensors) -> Joined:
 
 
 FAMILIES: tuple[Family, ...] = (_find_claimed, _find_scaled, _find_dialect, _find_unclaimed)
+
+
+def holds_codes(tensors: Tensors) -> bool:
+    """Return whether any tensor holds a packed weight's codes; fast for a million names."""
+    if any(map(methodcaller("endswith", _CODES), tensors)):
+        return any(is_coded(tensor.info) for tensor in tensors.values())
+    kinds = set(map(attrgetter("info.encoding"), tensors.values())) & CODED
+    return bool(kinds) and any(is_coded(tensor.info) for tensor in tensors.values())
+
+
+def is_coded(info: TensorInfo) -> bool:
+    """Return whether a tensor holds a weight's codes, by its name, encoding and axes."""
+    named = info.name.rpartition(".")[2] in _CODES
+    return named or (info.encoding in CODED and len(info.shape) > 1)
 
 
 def has_parts(tensors: Tensors) -> bool:

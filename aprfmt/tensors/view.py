@@ -13,7 +13,6 @@ from aprfmt.base.budget import end_where_time_is_over
 from aprfmt.base.encodings import find_encoding as encoding_row
 from aprfmt.base.object_repr import public_dir, short_repr
 from aprfmt.base.protocols import LazyTensor, Value, raw_parts, tensor_damage
-from aprfmt.base.shapes import matrix_shape
 from aprfmt.errors import ArchError, CodecError, FormatError, UnsupportedError
 from aprfmt.tensors.runs import ByteRun, RunBytes, all_runs, element_runs
 
@@ -389,6 +388,8 @@ class View:
 
         Where rows cannot be cut out of the stored bytes, the whole tensor is decoded to get them.
         """
+        from aprfmt.base.shapes import matrix_shape
+
         rows, columns = matrix_shape(self.shape)
         if self.by_rows is not None:
             return self.by_rows.rows(start, stop)
@@ -401,6 +402,8 @@ class View:
 
         Values are [rows, last axis].
         """
+        from aprfmt.base.shapes import matrix_shape
+
         rows, columns = matrix_shape(self.shape)
         step = max(1, elements // max(columns, 1))
         by_rows = self.stored_row_bytes is not None or self.by_rows is not None

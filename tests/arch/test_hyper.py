@@ -14,7 +14,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from aprfmt.arch import ARCHS, arch_names, ernie_moe, gemma3n, gemma4, rope_sections
-from aprfmt.arch.carried_hyperparameters import CARRIED
 from aprfmt.arch.hyperparameters import (
     derived_tensors,
     expected_losses,
@@ -25,7 +24,15 @@ from aprfmt.arch.hyperparameters import (
 )
 from aprfmt.arch.rope_gguf import UNTURNED
 from aprfmt.arch.rope_hf import HFRope, RopeDefaults
-from aprfmt.arch.spec import HYPER_NAMES, MISSING, SPECIAL_NAMES, Facts, HyperParam, HyperParams
+from aprfmt.arch.spec import (
+    CARRIED,
+    HYPER_NAMES,
+    MISSING,
+    SPECIAL_NAMES,
+    Facts,
+    HyperParam,
+    HyperParams,
+)
 from aprfmt.arch.value_checks import inverse, nearest_float32, same_value, shortest_decimal
 from aprfmt.errors import ArchError
 from aprfmt.model.resolve import read_missing_as_default, reconcile_hyperparameters

@@ -5,9 +5,9 @@ from typing import Any
 import pytest
 
 from aprfmt.arch import ARCHS, gemma4, mla
-from aprfmt.arch.carried_hyperparameters import _OPTIONAL, CARRIED, SCALINGS, _check_scaling
+from aprfmt.arch.carried_hyperparameters import _OPTIONAL, SCALINGS, _check_scaling
 from aprfmt.arch.hyperparameters import read_hyper
-from aprfmt.arch.spec import Facts
+from aprfmt.arch.spec import CARRIED, Facts
 from aprfmt.base.protocols import Note
 from aprfmt.errors import ArchError
 from aprfmt.model.resolve import read_missing_as_default
