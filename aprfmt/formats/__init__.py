@@ -13,6 +13,7 @@ from aprfmt.base.encodings import Encoding
 from aprfmt.base.protocols import Note, Overlay, Region, Sink, Source, TensorInfo
 from aprfmt.base.registry import Registry
 from aprfmt.errors import FormatError, TruncatedError, UnsupportedError
+from aprfmt.formats.foreign_formats import EXTENSIONS, foreign_file
 from aprfmt.formats.unfinished_writes import may_be_half_changed
 from aprfmt.remote.paths import parse_location
 
@@ -158,7 +159,8 @@ def detect_format(path: Path, wanted: str = "a model file") -> FormatSpec:
     from aprfmt.formats.foreign_formats import foreign_file
     from aprfmt.formats.pytorch.zip_archive import CUT, is_cut_archive
 
-    if is_cut_archive(path):
+    # What another program's name stands on would not be read whole either.
+    if path.suffix.lower() not in EXTENSIONS and is_cut_archive(path):
         raise TruncatedError(f"{path}: {CUT}")
     what = foreign_file(path, head, size, wanted)
     if what:
