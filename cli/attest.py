@@ -117,6 +117,8 @@ def show(found: "Attestation", written: Path | None, verbose: bool) -> None:
     verdict = found.pronounced
     headline = verdict.says, render.EXIT_STYLES[verdict.exit]
     lines = list(_difference_lines(found, verbose))
+    if found.remark:
+        lines.insert(0, (f"  remark: {found.remark}", "warn"))
     if written is not None:
         lines.append((f"  statement written to {written}", ""))
     commands = []

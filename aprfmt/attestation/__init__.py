@@ -11,10 +11,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from aprfmt.attestation.recipes import Recipe, find_recipes
-from aprfmt.attestation.rederive import STATES, TensorAttestation, rederive
+from aprfmt.attestation.rederive import COPIED, STATES, TensorAttestation, rederive
 from aprfmt.attestation.statement import make_statement, statement_faults
 from aprfmt.base.budget import Budget
 from aprfmt.compare import diff_models
+from aprfmt.conversion.outputs import PLAIN_FLOATS
 from aprfmt.errors import UsageError
 from aprfmt.measure.records import FieldDiff
 from aprfmt.model import Model, open_model
@@ -86,6 +87,22 @@ class Attestation:
         )
 
     @property
+    def remark(self) -> str:
+        """A sentence on tensors other than plain floats that the base has as they are; "" if none.
+
+        Their bytes were compared, and nothing was quantized to get them.
+        """
+        rows = [row for row in self.tensors if row.encoding not in PLAIN_FLOATS]
+        copied = sum(row.how == COPIED for row in rows)
+        if not copied:
+            return ""
+        whose = "the base is the model itself" if self.model == self.base else "the base has them"
+        return (
+            f"{copied} quantized or packed tensors are the base's own bytes ({whose}): how they "
+            "were quantized was not tried; name the model from before quantization"
+        )
+
+    @property
     def exit_code(self) -> int:
         """0 where all was reproduced, 1 where something was not, 2 where that is not known."""
         return self.pronounced.exit
@@ -102,6 +119,7 @@ class Attestation:
             "counts": dict(self.counts),
             "tensors": [asdict(row) for row in self.tensors],
             "fields": [asdict(row) for row in self.fields],
+            "remark": self.remark or None,
             "not_compared": [asdict(row) for row in found.not_compared],
             "checked": self.checked,
             "faults": list(self.faults),

@@ -23,6 +23,7 @@ from aprfmt.quantizing.mixture import is_quantized
 
 State = Literal["reproduced", "not reproduced", "not tried", "not reached"]
 STATES: tuple[State, ...] = get_args(State)
+COPIED = "bytes of the base"  # TensorAttestation.how of a tensor that the base stores as it is
 _WORST: tuple[State, ...] = ("not reproduced", "not tried", "reproduced")
 
 
@@ -198,7 +199,7 @@ def _attest_tensor(
     searched = is_quantized(info.encoding)
     if output.copies or output.part is not None:
         found = _first_difference(output_chunks(output, recipe.options, WrittenTensor()), tensor)
-        how = "laid out anew" if output.made else "bytes of the base"
+        how = "laid out anew" if output.made else COPIED
         if output.part is not None:
             how = recipe.type or base.encoding
     elif searched and recipe.lacks:

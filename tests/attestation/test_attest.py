@@ -67,6 +67,24 @@ def test_every_scheme_is_reproduced(name: str, made: Mapping[str, Path]) -> None
     assert found.pronounced.says == "derived, 50 tensors: 50 reproduced"
 
 
+@pytest.mark.parametrize("name", ["Q8_0", "Q4_K_M", "GPTQ-g128"])
+@pytest.mark.parametrize("whose", ["itself", "a copy"])
+def test_bytes_of_the_base_are_said_to_be_no_quantization(
+    name: str, whose: str, made: Mapping[str, Path], tmp_path: Path
+) -> None:
+    base = made[name]
+    if whose == "a copy":
+        base = tmp_path / made[name].name
+        (shutil.copytree if made[name].is_dir() else shutil.copy)(made[name], base)
+    found = attest(made[name], base)
+    assert found.exit_code == 0 and found.to_json()["remark"] == found.remark
+    said = "the base is the model itself" if whose == "itself" else "the base has them"
+    assert f"quantized or packed tensors are the base's own bytes ({said})" in found.remark
+    assert found.remark in aprfmt("attest", made[name], "--from", base).out
+    # What was quantized again, and what was never quantized, has no remark.
+    assert not attest(made[name], DEMO).remark and not attest(DEMO, DEMO).remark
+
+
 def test_a_type_other_than_the_recorded_one_is_refused(made: Mapping[str, Path]) -> None:
     """Seen red: the statement said F16 of a file that is Q4_K_M."""
     with pytest.raises(UsageError, match="says Q4_K_M, --type says"):

@@ -266,13 +266,15 @@ def test_an_attestation_is_printed_with_what_differs_and_what_is_next(
     different = [("  t1: block 3 differs", "bad")] * (code == 1)
     monkeypatch.setattr(attest_command, "_difference_lines", lambda found, verbose: different)
     found: Any = SimpleNamespace(
-        pronounced=SimpleNamespace(says="the verdict", exit=code), base="a b", model="q.gguf"
-    )
+        pronounced=SimpleNamespace(says="the verdict", exit=code), base="a b", model="q.gguf",
+        remark="of the base" * (code == 2),
+    )  # fmt: skip
     attest_command.show(found, written, verbose)
     texts = [text for text, _ in told]
     assert texts[0] == "the verdict"
     assert ("  t1: block 3 differs" in texts) is (code == 1)
     assert ("  statement written to s.json" in texts) is (written is not None)
+    assert ("  remark: of the base" in texts) is (code == 2)
     assert any("aprfmt diagnose 'a b' q.gguf" in text for text in texts) is (code > 0)
 
 
