@@ -14,12 +14,12 @@ from typing import IO, Any
 
 from aprfmt.base.installation import install_command
 from aprfmt.base.version import __version__
-from aprfmt.errors import FormatError, OutputError
+from aprfmt.errors import FormatError, OutputError, UsageError
 from aprfmt.fleet.answer_lines import AnswerLine, encode_answer
 from aprfmt.fleet.model_search import FleetModel
 from aprfmt.fleet.tasks import ERROR, OPEN, SCHEMA, Row
 
-PARQUET = ".parquet"
+LINES, PARQUET = ".jsonl", ".parquet"
 
 
 def row_key(row: Row) -> int:
@@ -185,8 +185,16 @@ def _import_pyarrow() -> Any:
     return pyarrow
 
 
-def check_parquet(path: Path) -> None:
-    """Raise OutputError if a Parquet file is asked for and pyarrow is not installed."""
+def check_results_path(path: Path) -> None:
+    """Raise UsageError for a results file of another extension than .jsonl and .parquet.
+
+    Raises OutputError if a Parquet file is asked for and pyarrow is not installed.
+    """
+    if path.suffix not in (LINES, PARQUET):
+        raise UsageError(
+            f"{path}: rows are written as JSON lines ({LINES}) or as {PARQUET}; "
+            f"give -o {path.with_suffix(LINES)}"
+        )
     if path.suffix == PARQUET:
         _import_pyarrow()
 

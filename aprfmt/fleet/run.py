@@ -12,7 +12,7 @@ from aprfmt.errors import UsageError
 from aprfmt.fleet.answer_lines import AnswerLine, encode_answer, summary_facts
 from aprfmt.fleet.model_search import FleetModel, Unlisted, find_models
 from aprfmt.fleet.questions import select_questions
-from aprfmt.fleet.results import Results, check_parquet, read_rows
+from aprfmt.fleet.results import Results, check_results_path, read_rows
 from aprfmt.fleet.summary import Summary
 from aprfmt.fleet.tasks import DERIVES, ERROR, OPEN, Task, make_row
 from aprfmt.fleet.workers import Limits, Workers
@@ -188,13 +188,14 @@ class _Gathered:
 def scan(request: ScanRequest, progress: UnitProgress | None = None) -> ScanReport:
     """Ask every question that has no answer yet, and return a report of all answers.
 
-    Raises UsageError for a root or a check that does not exist, FormatError for a results file that
-    is not one, OutputError where it cannot be written.
+    Raises UsageError for a root or a check that does not exist, and for a results file of another
+    extension. Raises FormatError for one that holds something else, OutputError where it cannot be
+    written.
     """
     if request.ray is not None and request.budget.requests is not None:
         raise UsageError("--max-requests counts this machine's requests; leave it out with --ray")
     names = (OPEN, *select_questions(request.checks))
-    check_parquet(request.out)
+    check_results_path(request.out)
     met = list(find_models(request.roots))
     subjects = [each for each in met if isinstance(each, FleetModel)]
     subjects += [_placeholder_model(each) for each in met if isinstance(each, Unlisted)]

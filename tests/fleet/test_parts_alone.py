@@ -4,6 +4,7 @@ import hashlib
 import json
 import math
 import os
+import re
 import sys
 from collections.abc import Iterator, Sequence
 from functools import partial
@@ -13,12 +14,12 @@ from typing import Any, ClassVar, cast
 
 import pytest
 
-from aprfmt.errors import BackendUnavailableError, FormatError, OutputError
+from aprfmt.errors import BackendUnavailableError, FormatError, OutputError, UsageError
 from aprfmt.fleet import model_search, questions, ray_tasks, results
 from aprfmt.fleet import workers as workers_module
 from aprfmt.fleet.answer_lines import RowFacts, encode_answer
 from aprfmt.fleet.model_search import FleetModel, file_identity
-from aprfmt.fleet.results import Results, check_parquet, latest_rows, read_parquet, read_rows
+from aprfmt.fleet.results import Results, check_results_path, latest_rows, read_parquet, read_rows
 from aprfmt.fleet.summary import Summary
 from aprfmt.fleet.tasks import DERIVES, ERROR, OPEN, Task, make_row
 from aprfmt.fleet.workers import Limits, Workers, _Waiting
@@ -180,10 +181,17 @@ def test_a_table_without_pyarrow_is_refused_before_anything_is_asked(
     monkeypatch.setitem(sys.modules, "pyarrow.parquet", None)
     says = r"Parquet needs pyarrow, which is not installed; .*, or name a \.jsonl file"
     with pytest.raises(OutputError, match=says):
-        check_parquet(tmp_path / "rows.parquet")
+        check_results_path(tmp_path / "rows.parquet")
     with pytest.raises(OutputError, match=says):
         list(read_parquet(tmp_path / "rows.parquet"))
-    check_parquet(tmp_path / "rows.jsonl")
+    check_results_path(tmp_path / "rows.jsonl")
+
+
+@pytest.mark.parametrize("name", ["rows.txt", "rows", "rows.json", "m.gguf", "rows.jsonl.gz"])
+def test_rows_are_written_under_the_two_extensions_alone(name: str, tmp_path: Path) -> None:
+    near = re.escape(str((tmp_path / name).with_suffix(".jsonl")))
+    with pytest.raises(UsageError, match=rf"\(\.jsonl\) or as \.parquet; give -o {near}$"):
+        check_results_path(tmp_path / name)
 
 
 class Answering:
