@@ -28,7 +28,7 @@ from aprfmt.conversion.packed_weights import (
     has_companions,
     weight_dtype,
 )
-from aprfmt.conversion.quantize_options import check_fit
+from aprfmt.conversion.quantize_options import check_fit, matrix_text
 from aprfmt.conversion.restoration_record import target_steps
 from aprfmt.errors import ConversionError
 from aprfmt.formats import FormatSpec
@@ -237,8 +237,7 @@ def check_importance(plan: Plan, options: Options) -> None:
     if without:
         shown = ", ".join(without[:3]) + (" ..." if len(without) > 3 else "")
         text = f"says nothing about {len(without)} tensors, which are quantized without: {shown}"
-        where = str(options.imatrix or "importance matrix")
-        plan.notes.append(Note("warning", where, text, "imatrix_gaps"))
+        plan.notes.append(Note("warning", matrix_text(options), text, "imatrix_gaps"))
 
 
 def split_into_parts(

@@ -120,6 +120,16 @@ def model_mixture(model: Model, options: Options, imatrix: bool) -> Mixture:
     )
 
 
+def matrix_text(options: Options) -> str:
+    """Return the importance matrix in words: the text it was measured on, else its file.
+
+    The file of a matrix that `quantize --calibrate` made is gone after the run; its text is not.
+    """
+    said = options.extra_metadata.get(IMATRIX_RECORD + "dataset")
+    dataset = said.value if isinstance(said, TypedValue) else said
+    return f"importance matrix of {dataset}" if dataset else str(options.imatrix)
+
+
 def _first(value: Value) -> int:
     """Return an integer, or the first of a list with one per layer; 0 for anything else."""
     if isinstance(value, int):

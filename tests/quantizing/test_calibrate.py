@@ -4,6 +4,7 @@ Seen red, each alone: the output's matrix counted too; an expert's rows counted 
 entry of a fused tensor left out; windows without BOS; the text's tail run as one more window.
 """
 
+import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -174,6 +175,23 @@ def test_what_is_kept_gives_the_same_bytes(demo_model: Path, tmp_path: Path) -> 
     assert (
         "give --calibrate TEXT" in command("quantize", demo_model, made, *typed, "--chunks", 2).err
     )
+
+
+@pytest.mark.parametrize("kept", [False, True])
+def test_a_warning_names_the_text_that_was_measured(
+    kept: bool, demo_model: Path, tmp_path: Path
+) -> None:
+    """It named a temporary file, which is gone when the warning is read."""
+    text = tmp_path / "text.txt"
+    text.write_text("The quick brown fox jumps over the lazy dog.")
+    more = ("--imatrix", tmp_path / "kept.gguf") if kept else ()
+    out = tmp_path / "q.gguf"
+    done = command(
+        "quantize", demo_model, out, "--type", "Q4_K_M", "--calibrate", text, *more, "--json"
+    )
+    lines = [line for line in done.err.splitlines() if "imatrix_gaps" in line]
+    assert len(lines) == 1 and "warning: importance matrix of text.txt: says nothing" in lines[0]
+    assert tempfile.gettempdir() + "/aprfmt-" not in done.err + done.out
 
 
 def test_a_text_without_tokens_is_refused(demo_model: Path) -> None:
