@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from aprfmt.base.protocols import Value
 from aprfmt.base.sequences import join_first
@@ -31,6 +31,19 @@ class DumpedArrays:
     mapping: Path | None
 
 
+class MappedDump(NamedTuple):
+    """A model and the trace of arrays that another engine dumped of it.
+
+    `found` is the mapping as JSON: its file and a row per array. `new` is (path, text) of a
+    proposed mapping that is still to be written, None where there is none to write.
+    """
+
+    model: "Model"
+    trace: "Trace"
+    found: dict[str, object]
+    new: tuple[Path, str] | None
+
+
 def map_arrays(
     text: str,
     dumped: DumpedArrays,
@@ -39,12 +52,13 @@ def map_arrays(
     save: Path | None,
     force: bool,
     stack: ExitStack,
-) -> tuple["Model", "Trace", dict[str, object]]:
-    """Return (model, trace of the dumped arrays, mapping as JSON: file and a row per array).
+) -> MappedDump:
+    """Return the model, and the trace of the dumped arrays with its mapping.
 
-    Without a mapping file one is proposed, and written next to the trace that is saved. `stack`
+    Without a mapping file one is proposed; `save` is the trace that it will stand beside. `stack`
     closes what is opened. Raises UsageError where --ids disagrees with the ids of the dump,
-    FormatError where no array is a point. `text` names the model and its run.
+    FormatError where no array is a point: only then the mapping is written here (over an older one
+    with `force`), to be corrected. `text` names the model and its run.
     """
     from aprfmt.inference.engines.dumps import open_dump
     from aprfmt.inference.engines.mapping import mapped_trace, read_mapping
@@ -66,8 +80,10 @@ def map_arrays(
         given = _propose_mapping(captures, run, ids)
         if save is not None:
             written = save.with_name(f"{save.name.removesuffix('.safetensors')}.map.json")
-            given = _write_mapping(given, captures, written, force)
+            given = _placed_mapping(given, captures, written)
     if not any(row is not None for row in given.names.values()):
+        if written is not None:
+            write_mapping(written, given.text(written), force)
         near = _nearest_points(captures, run, len(ids))
         raise _no_point_error(dumped.arrays, near, run.model, written, given.reasons)
     trace = stack.enter_context(mapped_trace(captures, given, ids, run.model))
@@ -79,7 +95,10 @@ def map_arrays(
         }
         for name, row in given.names.items()
     ]
-    return run.model, trace, {"file": None if written is None else str(written), "names": rows}
+    file, new = None if written is None else str(written), None
+    if written is not None:
+        new = written, given.text(written)
+    return MappedDump(run.model, trace, {"file": file, "names": rows}, new)
 
 
 def mapping_verdict(
@@ -170,21 +189,24 @@ def _propose_mapping(captures: "Captures", run: "Run", ids: list[int]) -> "NameM
     )
 
 
-def _write_mapping(given: "NameMap", captures: "Captures", path: Path, force: bool) -> "NameMap":
-    """Write a mapping to `path` and return it with the relative path of the arrays.
+def _placed_mapping(given: "NameMap", captures: "Captures", path: Path) -> "NameMap":
+    """Return a mapping that is to stand in the file `path`, with the relative path of the arrays.
 
     That path is "" unless the arrays are in the mapping's folder or below. `given` is the mapping.
     """
-    from aprfmt.formats.atomic import FileSet
-
     try:
         place = captures.path.resolve().relative_to(path.parent.resolve())
-        given = replace(given, captures=place.as_posix())
+        return replace(given, captures=place.as_posix())
     except ValueError:
-        given = replace(given, captures="")
+        return replace(given, captures="")
+
+
+def write_mapping(path: Path, text: str, force: bool) -> None:
+    """Write the text of a mapping file; OutputError where it exists and `force` is not set."""
+    from aprfmt.formats.atomic import FileSet
+
     with FileSet(force=force) as published:
-        published.create(path).write(given.text(path).encode())
-    return given
+        published.create(path).write(text.encode())
 
 
 def show_mapping(found: Mapping[str, Value]) -> None:

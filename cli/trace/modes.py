@@ -108,9 +108,10 @@ def find_only_model() -> str:
 
     The name is printed on stderr.
     """
-    from aprfmt.model.hf_folder import model_candidates
+    from aprfmt.model.missing_path import likely_models
 
-    found = model_candidates(Path.cwd())
+    here = Path.cwd()
+    found = [path for path in likely_models(here) if path.is_file()]
     if len(found) != 1:
         names = ", ".join(path.name for path in found) or "no model here"
         raise UsageError(f"trace: name a MODEL; the current folder has {names}")
@@ -171,9 +172,7 @@ def show_run(
         # Choose what to record, and refuse a useless reference before anything runs.
         aprt = wanted.save_aprt is not None
         keys = point_selection.keys_to_record(run.points, request.points, request.layers, aprt)
-        other = None
-        if wanted.reference is not None:
-            other = recording.check_reference(wanted.reference, ids, run.model, stack)
+        other, same = recording.check_references(wanted, ids, run.model, stack)
         save = wanted.save is not None
         rows = len(ids) - request.draft  # a draft head has one row less
         places, few = recording.logits_to_record(run.model, rows, save, other)
@@ -202,7 +201,7 @@ def show_run(
         def against() -> "TraceDiff":
             """Return the trace's comparison with the reference, which is run or read now."""
             found = recording.compare_with_reference(
-                trace, other, wanted, run_request, run, where, request.budget
+                trace, (other, same), wanted, run_request, run, where, request.budget
             )
             unread = make_ledger(run.model, OF_A_PASS).not_compared
             return replace(found, left=tuple(dict.fromkeys((*found.left, *late, *unread))))
@@ -247,16 +246,14 @@ def show_saved(
         trace = point_selection.select_records(trace, request.points, request.layers)
         unknown: Any = trace.run.get("unknown") or {}
         recording.warn_of_unknown(str(path), unknown)
-        other = None
-        if wanted.reference is not None:
-            known: Any = trace.run.get("ids") or ids
-            other = recording.check_reference(wanted.reference, known, model, stack, runs=False)
+        known: Any = trace.run.get("ids") or ids
+        saved = recording.check_references(wanted, known, model, stack, runs=False)
         if wanted.html is not None:
             for key in trace.records:
                 values, mask = trace.recorded_values(key), trace.values_mask(key)
                 if values is not None:
                     histograms.add(key, values if mask is None else values[mask])
-        against = partial(compare_stored, trace, other, model, wanted, stack)
+        against = partial(compare_stored, trace, saved, model, wanted)
         return finish_trace(trace, output.trace_to_json(trace), wanted, against, histograms)
 
 
@@ -277,23 +274,25 @@ def show_mapped(
     from aprfmt.measure.repeated_tokens import repeated_tokens
 
     with ExitStack() as stack:
-        opened, trace, found = dumped_arrays.map_arrays(
+        opened, trace, found, new = dumped_arrays.map_arrays(
             model, dumped, tokens, where, wanted.save, wanted.force, stack
         )
         trace = point_selection.select_records(trace, request.points, request.layers)
         ids: Any = trace.run["ids"]
-        other = None
-        if wanted.reference is not None:
-            other = recording.check_reference(wanted.reference, ids, opened, stack, runs=False)
-        if output_format.answer_format() == "human":
-            dumped_arrays.show_mapping(found)
-        against = partial(compare_stored, trace, other, opened, wanted, stack)
+        saved = recording.check_references(wanted, ids, opened, stack, runs=False)
+        against = partial(compare_stored, trace, saved, opened, wanted)
         pairs = repeated_tokens(trace)
         if wanted.exact and wanted.reference is None and not pairs:
             raise UsageError(
                 "--exact is of a comparison, and no two requests of the dump have the same tokens; "
                 "give --reference RUN_OR_TRACE"
             )
+        # Both files are there before anything is printed: a reader may close the pipe.
+        if new is not None:
+            dumped_arrays.write_mapping(*new, wanted.force)
+        written = save_trace_files(trace, wanted)
+        if output_format.answer_format() == "human":
+            dumped_arrays.show_mapping(found)
         verdict = dumped_arrays.mapping_verdict(found, trace, wanted.exact)
         human = output_format.answer_format() == "human"
         if human or (verdict.exit == 2 and wanted.reference is None):
@@ -303,30 +302,26 @@ def show_mapped(
                 render.say(one.says, style="bad" if one.differs(wanted.exact) else "")
         body = output.trace_to_json(trace) | {"mapping": found, **verdict.to_json()}
         failed = verdict.exit  # 1: ranks that should agree do not; 2: a point was not read
-        return finish_trace(trace, body, wanted, against, page.Histograms(), failed)
+        return finish_trace(trace, body, wanted, against, page.Histograms(), failed, written)
 
 
 def compare_stored(
     trace: "Trace",
-    other: "Trace | None",
+    saved: "tuple[Trace | None, Trace | None]",
     model: "Model | None",
     wanted: TraceOutputs,
-    stack: ExitStack,
 ) -> "TraceDiff":
-    """Return the comparison of two stored traces: `trace` and its reference `other`.
+    """Return the comparison of a stored trace with the one that --reference names.
 
-    With --same-dtype a third one is read. `model` says whether there are experts (None: unknown).
-    For a page each token position is compared too. `wanted` has the names of the files and says
-    whether there is a page.
+    `saved` are the traces of --reference and --same-dtype. `model` says whether there are experts
+    (None: unknown). For a page each token position is compared too; `wanted` says whether there is
+    one.
     """
     from aprfmt.cli.trace import recording
     from aprfmt.measure.traces import compare_traces
 
+    other, same = saved
     assert other is not None
-    ids: Any = other.run.get("ids")
-    same = None
-    if wanted.same_dtype is not None:
-        same = recording.check_reference(wanted.same_dtype, ids, model, stack, runs=False)
     return compare_traces(
         trace,
         other,
@@ -343,19 +338,21 @@ def finish_trace(
     against: "Callable[[], TraceDiff]",
     histograms: "Histograms",
     failed: int = 0,
+    written: list[str] | None = None,
 ) -> int:
     """Save, print, compare and draw a recorded trace as asked, and return the exit code.
 
     `body` is its JSON, which is added to; `against` returns the comparison. `failed` is 1 if the
     trace itself is known to be wrong, 2 if it is known to be incomplete. `wanted` says what to
-    make of the trace; `histograms` are for its page.
+    make of the trace; `histograms` are for its page. `written` are the paths of a trace that is
+    saved already, None for one that is not.
     """
     from aprfmt.cli.html_page import add_page
     from aprfmt.cli.trace import output, reference
     from aprfmt.cli.trace.page import render_page
 
     code, difference = 1 if trace.nonfinite else failed, None
-    body["saved"] = save_trace_files(trace, wanted)
+    body["saved"] = save_trace_files(trace, wanted) if written is None else written
     if wanted.reference is not None:
         difference = replace(against(), accept=wanted.accept, exact=wanted.exact)
         verdict = difference.pronounced

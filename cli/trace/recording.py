@@ -1,5 +1,6 @@
 """Runs the model for `aprfmt trace`, on a backend or an engine, and compares with a reference."""
 
+import os
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
@@ -11,6 +12,7 @@ from aprfmt.cli import render, run_options
 from aprfmt.cli.trace.request import TraceOutputs
 from aprfmt.errors import UsageError
 from aprfmt.inference.capture import resolve_alias
+from aprfmt.inference.device import split_run
 from aprfmt.inference.engines.opening import is_trace, open_trace
 from aprfmt.inference.forward import LogitRows
 from aprfmt.inference.record import Record
@@ -28,6 +30,8 @@ from aprfmt.inference.trace_file import Spool
 from aprfmt.measure.traces import TraceDiff, check_ids, compare_traces
 from aprfmt.model import Model, open_model
 from aprfmt.model.ledger import LATE, NotCompared, items_of_other_model
+from aprfmt.model.missing_path import missing_path_message
+from aprfmt.remote.paths import is_address
 
 Watch = Callable[[str, "Numbers"], None]
 LOGITS = 1 << 28  # bytes of logits in float32 that are recorded with the last row's
@@ -206,13 +210,13 @@ def uses_experts(model: Model | None) -> bool:
 
 def check_reference(
     reference: str, tokens: list[int] | None, model: Model | None, stack: ExitStack,
-    *, runs: bool = True,
+    *, runs: bool = True, option: str = "--reference",
 ) -> Trace | None:  # fmt: skip
-    """Return the saved trace that --reference names, opened; None for a model to be run later.
+    """Return the saved trace that an option names, opened; None for a model to be run later.
 
     It is called before anything runs or is written. Unless `runs`, only a saved trace can be
-    compared. `tokens` are this run's ids, None where they are not known. Raises UsageError where
-    the two cannot be compared.
+    compared. `tokens` are this side's ids, None where they are not known. `option` begins the
+    messages: --reference or --same-dtype. Raises UsageError where the two cannot be compared.
     """
     path = Path(reference)
     if path.exists() and is_trace(path):
@@ -221,13 +225,35 @@ def check_reference(
             check_ids(Trace({"ids": tokens}, {}), saved)
         return saved
     if tokens is None or not runs:
+        if not os.path.exists(split_run(reference)[0]) and not is_address(path):
+            raise UsageError(f"{option} {missing_path_message(path)}")
         raise UsageError(
-            f"--reference {reference}: is no saved trace; a saved trace is compared with another, "
+            f"{option} {reference}: is no saved trace; a saved trace is compared with another, "
             "a model needs --payload"
         )
     with open_model(make_request(reference).model) as other:
         run_options.check_ids(other, tokens)
     return None
+
+
+def check_references(
+    wanted: TraceOutputs, tokens: list[int] | None, model: Model | None, stack: ExitStack,
+    *, runs: bool = True,
+) -> tuple[Trace | None, Trace | None]:  # fmt: skip
+    """Return the saved traces that --reference and --same-dtype name, opened.
+
+    None for an option that is not given, and for a model to be run later. Both are looked at before
+    anything runs or is written. Unless `runs`, only saved traces can be compared. `tokens` are this
+    side's ids, None where they are not known. Raises UsageError where one cannot be compared.
+    """
+    named = (("--reference", wanted.reference), ("--same-dtype", wanted.same_dtype))
+    first, second = (
+        None
+        if text is None
+        else check_reference(text, tokens, model, stack, runs=runs, option=option)
+        for option, text in named
+    )
+    return first, second
 
 
 def tokens_of_run(
@@ -251,32 +277,27 @@ def tokens_of_run(
 
 
 def compare_with_reference(
-    trace: Trace, saved: Trace | None, wanted: TraceOutputs, request: RunRequest, this_run: Run,
-    where: run_options.WhereOptions, budget: Budget | None = None,
+    trace: Trace, saved: tuple[Trace | None, Trace | None], wanted: TraceOutputs,
+    request: RunRequest, this_run: Run, where: run_options.WhereOptions,
+    budget: Budget | None = None,
 ) -> TraceDiff:  # fmt: skip
     """Return the comparison with a saved trace, or with another model's run on the same tokens.
 
-    `saved` is what check_reference returned, `request` what `this_run` recorded. Of `where` the
+    `saved` is what check_references returned, `request` what `this_run` recorded. Of `where` the
     other run takes threads, memory and determinism; its backend, device and dtype are those of its
     MODEL@RUN. For a page each token position is compared too. `wanted` has the reference and
     whether a page is written. What `budget` leaves of another run, and what nothing reads of its
     model, is in `left`. Raises BudgetSpent where it leaves all.
     """
     with ExitStack() as stack:
-        other, same, moe = saved, None, uses_experts(this_run.model)
+        (other, same), moe = saved, uses_experts(this_run.model)
         left: tuple[NotCompared, ...] = ()
         if other is None:
             other, moe, left = _record_other(
                 wanted.reference or "", request, this_run, where, stack, budget
             )
-        if wanted.same_dtype is not None:
-            same = check_reference(
-                wanted.same_dtype, list(request.ids or ()), this_run.model, stack
-            )
-            if same is None:
-                same, _, _ = _record_other(
-                    wanted.same_dtype, request, this_run, where, stack, budget
-                )
+        if wanted.same_dtype is not None and same is None:
+            same, _, _ = _record_other(wanted.same_dtype, request, this_run, where, stack, budget)
         found = compare_traces(
             trace, other, moe=moe, positions=wanted.html is not None, same_dtype=same
         )

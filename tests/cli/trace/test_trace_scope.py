@@ -5,15 +5,18 @@ record of no rows, a NaN named where it was first looked for instead of where it
 that --load took and did not use.
 """
 
+import io
 import json
 import re
 import shutil
+import sys
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
+from aprfmt.cli.main import main
 from aprfmt.inference.trace_file import load_trace
 from tests.cli.run import aprfmt
 from tests.cli.test_running import broken
@@ -328,3 +331,50 @@ def test_generated_text_comes_piece_by_piece(
     assert aprfmt("run", demo_model, "--prompt", "She", "--max-tokens", 6).code == 0
     assert len([piece for piece in pieces if piece.strip()]) > 3
     assert "".join(pieces) == f"{text}\n"
+
+
+@pytest.fixture(scope="module")
+def dumps(tiny: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Two arrays of a run of `tiny`, as another engine dumps them."""
+    folder = tmp_path_factory.mktemp("dumps")
+    aprfmt("trace", tiny, *IDS, "--points", "all", "-o", folder / "run.safetensors")
+    with load_trace(folder / "run.safetensors") as saved:
+        for name in ("ffn_out", "out"):
+            np.save(folder / f"{name}.npy", saved.recorded_values(f"L0.{name}"))
+    (folder / "run.safetensors").unlink()
+    return folder
+
+
+@pytest.mark.parametrize("form", ["human", "agent", "json"])
+def test_a_reader_that_leaves_leaves_both_files_or_none(
+    form: str, tiny: Path, dumps: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`trace --map -o | head` wrote the mapping, and then no trace beside it."""
+
+    class Leaves(io.StringIO):
+        def write(self, text: str) -> int:
+            raise BrokenPipeError
+
+    asked = ("trace", tiny, "--map", dumps, "--ids", "1,2,3", "-o", tmp_path / "run.safetensors")
+    monkeypatch.setattr(sys, "stdout", Leaves())
+    with pytest.raises(BaseException):  # noqa: B017  (SystemExit or the error itself)
+        main([*map(str, asked), "--format", form])
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["run.map.json", "run.safetensors"]
+
+
+@pytest.mark.parametrize("more", [("--exact",), ("--reference", "gone"), ("--reference", "{tiny}")])
+def test_a_refused_mapping_leaves_no_file(
+    more: tuple[str, ...], tiny: Path, dumps: Path, tmp_path: Path
+) -> None:
+    asked = ("trace", tiny, "--map", dumps, "--ids", "1,2,3", "-o", tmp_path / "run.safetensors")
+    done = aprfmt(*asked, *(word.format(tiny=tiny) for word in more))
+    assert done.code == 2 and not list(tmp_path.iterdir()), done.err
+
+
+def test_arrays_of_no_point_leave_the_mapping_to_correct(tiny: Path, tmp_path: Path) -> None:
+    (tmp_path / "dump").mkdir()
+    np.save(tmp_path / "dump" / "x.npy", np.ones((3, 7), np.float32))
+    out = tmp_path / "run.safetensors"
+    done = aprfmt("trace", tiny, "--map", tmp_path / "dump", "--ids", "1,2,3", "-o", out)
+    assert done.code == 2 and f"name them in {tmp_path / 'run.map.json'}" in done.err
+    assert (tmp_path / "run.map.json").is_file() and not out.exists()
