@@ -153,13 +153,15 @@ def read_side(
     FormatError for a trace without logits or token ids.
     """
     from aprfmt.inference.engines.logprobs import is_logprobs, read_logprobs
-    from aprfmt.inference.engines.opening import open_trace
+    from aprfmt.inference.engines.opening import is_trace, open_trace
     from aprfmt.measure.logprob_tables import rows_from_logits
 
     if not path.exists():
         raise UsageError(f"{path}: there is no such file")
     if is_logprobs(path):
         return read_logprobs(path, ids, piece_to_ids(model), ids or wanted), None
+    if not is_trace(path):
+        raise FormatError(no_logprobs_message(path))
     trace = stack.enter_context(open_trace(path, ids, model))
     record, values = trace.find_record("logits"), trace.recorded_values("logits")
     known = trace.run.get("ids") or ids
@@ -169,6 +171,26 @@ def read_side(
     positions = record.positions or tuple(range(len(values)))
     says = trace.run.get("format") != "captures"
     return rows_from_logits(known, values, positions, str(path)), record.dtype if says else None
+
+
+def no_logprobs_message(path: Path) -> str:
+    """Return the error for a file that is no server's answer and no saved trace.
+
+    It says how the file begins, by which keys an answer is known, and how a trace is saved.
+    """
+    from aprfmt.formats.foreign_formats import HEAD, text_kind
+    from aprfmt.inference.engines.logprobs import WRITERS
+
+    kind = ""
+    if path.is_file():
+        with path.open("rb") as file:
+            kind = text_kind(file.read(HEAD))
+    found = f"is {kind}, and has no log-probabilities" if kind else "has no log-probabilities"
+    return (
+        f"{path}: {found}; expected the answer of a server (vLLM, SGLang, OpenAI-compatible), "
+        f".json or .jsonl with one of the keys {', '.join(WRITERS)}; or a saved trace with "
+        "logits, as `aprfmt trace MODEL --payload -o run.safetensors` writes it"
+    )
 
 
 def piece_to_ids(model: "Model") -> Any:
