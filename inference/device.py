@@ -16,6 +16,7 @@ from aprfmt.errors import BackendUnavailableError, UsageError
 from aprfmt.inference.backends import BACKENDS
 from aprfmt.inference.cuda_driver import NOT_ELSEWHERE, gpu_problem
 from aprfmt.inference.engines import ENGINES
+from aprfmt.model.patterns import close_names
 
 if TYPE_CHECKING:
     from aprfmt.inference.backends.base import Backend
@@ -148,9 +149,12 @@ def parse_run(text: str) -> DeviceChoice:
         device = f"{place}:{device}" if device else place
         return choose_device(device, backend, dtype)
     if name not in BACKENDS and name not in ENGINES:
+        known = (*BACKENDS, *ENGINES)
+        near = ", ".join(close_names(name, (*known, *_SHORT)))
         raise UsageError(
-            f"run {text!r}: backend {name!r} is not known; expected BACKEND[:DEVICE][:DTYPE] with "
-            f"{', '.join((*BACKENDS, *ENGINES))}, or {', '.join(_SHORT)}"
+            f"run {text!r}: backend {name!r} is not known; "
+            + (f"near names: {near}; " if near else "")
+            + f"expected BACKEND[:DEVICE][:DTYPE] with {', '.join(known)}, or {', '.join(_SHORT)}"
         )
     return choose_device(device, name, dtype)
 

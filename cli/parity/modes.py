@@ -1,5 +1,6 @@
 """The ways `aprfmt parity` runs: comparing runs, calibrating, writing or replaying a bundle."""
 
+import os
 import sys
 from collections.abc import Sequence
 from contextlib import ExitStack
@@ -97,8 +98,18 @@ def split_arguments(words: Sequence[str]) -> tuple[list[str], list[str]]:
 
 
 def model_and_runs(words: Sequence[str]) -> tuple[str, list[str]]:
-    """Return (the one model, its runs); UsageError for more models, or fewer than two runs."""
+    """Return (the one model, its runs); UsageError for more models, or fewer than two runs.
+
+    Beside the model a word that is no file and no address is taken for a misspelt run.
+    """
+    from aprfmt.inference.device import parse_run
+    from aprfmt.remote.paths import is_address
+
     models, runs = split_arguments(words)
+    there = [word for word in models if os.path.exists(word) or is_address(Path(word))]
+    for word in models:
+        if word not in (there or models[:1]):
+            parse_run(word)  # raises UsageError, which lists the backends and engines
     if len(models) != 1:
         found = ", ".join(models) or "none"
         raise UsageError(
