@@ -4,12 +4,11 @@ import shlex
 from pathlib import Path
 
 from aprfmt.errors import UsageError
+from aprfmt.model.missing_path import names_parameters
 
 # Files that may hold either; GGUF and APR files hold models alone.
 _SUFFIXES = (".safetensors", ".npz", ".pt", ".pth")
-_HEAD = 1 << 16  # bytes in which a model's file has the name of a parameter
 _LONGEST = 1 << 23  # bytes of a header that lists captures: one array a module, some 80,000 of them
-_PARAMETERS = (b'.weight"', b'.bias"')
 
 
 def refuse_captures(*texts: Path | str, arch: str | None = None) -> None:
@@ -40,10 +39,8 @@ def _may_hold_captures(path: Path) -> bool:
 
         return not is_cut_archive(path)  # which holds nothing that can be read
     with path.open("rb") as file:
-        head = file.read(_HEAD)
-    if int.from_bytes(head[:8], "little") > _LONGEST:
-        return False
-    return not any(name in head for name in _PARAMETERS)
+        head = file.read(8)
+    return int.from_bytes(head, "little") <= _LONGEST and not names_parameters(path)
 
 
 def _captures_text(text: str, texts: list[str], held: int) -> str:

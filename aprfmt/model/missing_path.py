@@ -12,6 +12,9 @@ from aprfmt.model.patterns import close_names
 _REPOSITORY = re.compile(r"[\w.-]+/[\w.-]+")
 _HOST = re.compile(r"(?:www\.|huggingface\.co/|hf\.co/)")
 _MOST = 3
+CONFIG = "config.json"
+_HEAD = 1 << 16  # bytes in which a model's file has the name of a parameter
+_PARAMETERS = (b'.weight"', b'.bias"')
 
 
 def missing_path_message(path: Path) -> str:
@@ -34,8 +37,35 @@ def missing_path_message(path: Path) -> str:
     near = _similar_paths(path)
     if near:
         return f"{sentence}; near names: {', '.join(near)}"
-    models = [str(each) for each in model_candidates(folder)[:_MOST]]
+    models = [str(each) for each in likely_models(folder)[:_MOST]]
     return f"{sentence}; models there: {', '.join(models)}" if models else sentence
+
+
+def likely_models(folder: Path) -> list[Path]:
+    """Return a folder's files and then its folders that look like models, to be offered to a user.
+
+    Of .safetensors files those are left out that name no parameter: traces, batches, captures.
+    A folder is a model's if it has a config.json and a file of weights. [] where `folder` cannot be
+    listed.
+    """
+    try:
+        files = [each for each in model_candidates(folder) if names_parameters(each)]
+        below = sorted(each for each in folder.iterdir() if (each / CONFIG).is_file())
+        return files + [each for each in below if model_candidates(each)]
+    except OSError:
+        return []
+
+
+def names_parameters(path: Path) -> bool:
+    """Return whether a model file's first bytes name a parameter, as `x.weight` or `x.bias`.
+
+    True for a file of another format than safetensors: GGUF and APR files hold models alone.
+    """
+    if path.suffix != ".safetensors":
+        return True
+    with path.open("rb") as file:
+        head = file.read(_HEAD)
+    return any(name in head for name in _PARAMETERS)
 
 
 def _dead_end(link: Path) -> str:

@@ -13,7 +13,10 @@ import shutil
 from pathlib import Path
 from zipfile import ZipFile
 
+import numpy as np
 import pytest
+from safetensors import safe_open
+from safetensors.numpy import save_file
 
 from aprfmt.cli.commands import COMMANDS
 from aprfmt.formats.foreign_formats import EXTENSIONS
@@ -45,6 +48,12 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (folder / "dead.gguf").symlink_to("gone.gguf")
     (folder / "loop.gguf").symlink_to("loop.gguf")
     shutil.copy(folder / "m.gguf", folder / "-dash.gguf")
+    save_file({"input_ids": np.ones((1, 4), np.int64)}, folder / "batch.safetensors")
+    run = ("--payload", "--points", "all", "--ids", "1", "-o", folder / "run.safetensors")
+    assert aprfmt("trace", folder / "hf", *run).code == 0
+    (folder / "dumps").mkdir()
+    with safe_open(folder / "run.safetensors", "np") as saved:
+        np.save(folder / "dumps" / "ffn_out.npy", saved.get_tensor("L0.ffn_out"))
     return folder
 
 
@@ -84,7 +93,48 @@ LINES: tuple[tuple[str, str], ...] = (
     ("M.GGUF", "near names: m.gguf"),
     ("diff m.gguf ./n.gguf", "near names: m.gguf"),
     ("scan n.gguf", "near names: m.gguf"),
-    ("inspect zzzzzzzzzz", "zzzzzzzzzz: no such file or folder; models there: -dash.gguf, m.gguf"),
+    (
+        "inspect zzzzzzzzzz",
+        "zzzzzzzzzz: no such file or folder; models there: -dash.gguf, m.gguf, hf\n",
+    ),
+    ("step hf --after zzzzzzzzzz", "models there: -dash.gguf, m.gguf, hf\n"),  # no batch
+    ("inspect hf/zzzzzzzzzz", "models there: hf/model.safetensors\n"),
+    ("trace --payload --ids 1", "trace: name a MODEL; the current folder has -dash.gguf, m.gguf\n"),
+    (
+        "trace hf --payload --ids 1 --reference run.safetensors --same-dtype zzzzzzzzzz",
+        "zzzzzzzzzz: no such file or folder; models there: ",
+    ),
+    (
+        "trace --load run.safetensors --reference run.safetensors --same-dtype zzzzzzzzzz",
+        "--same-dtype zzzzzzzzzz: no such file or folder; models there: ",
+    ),
+    (
+        "trace --load run.safetensors --reference run.safetensors --same-dtype m.gguf",
+        "--same-dtype m.gguf: is no saved trace",
+    ),
+    (
+        "trace --load run.safetensors --reference zzzzzzzzzz --same-dtype run.safetensors",
+        "--reference zzzzzzzzzz: no such file or folder",
+    ),
+    ("trace hf --map dumps --ids 1 -o t.safetensors --reference zzzzzzzzzz", "--reference zzzz"),
+    ("trace hf --map dumps --ids 1 -o t.safetensors --exact", "no two requests of the dump have"),
+    (
+        "logits hf --ids 1 --reference notes.json",
+        "notes.json: is JSON that begins '[1, 2]', and has no log-probabilities; expected the "
+        "answer of a server (vLLM, SGLang, OpenAI-compatible), .json or .jsonl with one of the "
+        "keys prompt_logprobs, input_token_logprobs,",
+    ),
+    ("logits hf --ids 1 --reference m.gguf", "m.gguf: has no log-probabilities; expected the"),
+    ("logits hf --ids 1 --reference run.safetensors --load t.txt", "t.txt: is text that begins"),
+    ("parity hf --between cpu trch", "run 'trch': backend 'trch' is not known; near names: torch;"),
+    ("parity hf --between trch cpu", "run 'trch': backend 'trch' is not known"),
+    ("parity --between cpu trch hf", "run 'trch': backend 'trch' is not known"),
+    ("parity zzzzzzzzzz --between cpu tensorflow", "'tensorflow' is not known; expected BACKEND"),
+    ("parity zzzzzzzzzz --between cpu torch", "zzzzzzzzzz: no such file or folder"),
+    ("parity hf m.gguf --between cpu torch", "found the models hf, m.gguf"),
+    ("scan hf -o rows.txt", "rows.txt: rows are written as JSON lines (.jsonl) or as .parquet;"),
+    ("scan hf -o rows", "give -o rows.jsonl\n"),
+    ("scan hf -o m.gguf", "give -o m.jsonl\n"),
     ("inspect dead.gguf", "dead.gguf: is a link to gone.gguf, which is not there"),
     ("inspect loop.gguf", "loop.gguf: is a link to loop.gguf, which leads back to it"),
     ("convert - o.gguf", "-: a model is read from a file, not from standard input"),
