@@ -36,6 +36,7 @@ from aprfmt.training.saved_arrays import (
     plain_name,
     unread_files,
 )
+from aprfmt.training.shard_clipped_updates import judge_by_shards
 from aprfmt.training.shared_gradient_mistakes import measure_gradients
 from aprfmt.training.step_batch import read_step_batch
 from aprfmt.training.step_causes import (
@@ -228,6 +229,8 @@ def _make_report(step: ExplainedStep, updates: bool) -> StepReport:
         rows = judge_as_first(step, rows, judged, norm)
     rows = mark_lost_decay(step, rows, judged)
     rows = accept_rounded_away_steps(step, rows, judged)
+    if updates:
+        judge_by_shards(step, judged, norm)
     share_guesses(step, judged, norm)
     limit_missing_decays(judged)
     rows = open_unnumbered(step, rows, judged) if updates else rows

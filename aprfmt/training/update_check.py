@@ -98,7 +98,7 @@ def judge_update(parameter: Parameter, recipe: Recipe, held: StepInputs) -> Judg
     signs = held.gradient is None and held.first is None and held.second is None
     if signs and not _has_one_size(recipe):
         return Judgement("not compared", _missing_input(recipe))
-    sample = _sample_case(parameter, held, signs)
+    sample = sample_case(parameter, held, signs)
     check_finite_before(parameter.before, sample.before)
     if not np.isfinite(sample.after).all():
         return Judgement("differs", "holds NaN or infinite numbers")
@@ -116,7 +116,7 @@ def judge_update(parameter: Parameter, recipe: Recipe, held: StepInputs) -> Judg
         return Judgement("not compared", FAINT_STEPS)
     fits = [
         (one, fit)
-        for one in _possible_recipes(recipe, sample)
+        for one in possible_recipes(recipe, sample)
         if (fit := sample.fit(one)) is not None
     ]
     if not fits:
@@ -170,11 +170,11 @@ def moved_without_gradient(
     columns = matrix_shape(parameter.before.shape)[1]
     none = RowReader(lambda start, stop: np.zeros((stop - start, columns)))
     zero = replace(held, gradient=none)
-    case = _sample_case(parameter, zero, False)
+    case = sample_case(parameter, zero, False)
     kept = None if case.moments is None else case.moments.first
     if held.after and kept is not None and kept.any():
         return None
-    for one in _possible_recipes(recipe, case):
+    for one in possible_recipes(recipe, case):
         fit = case.fit(one)
         if fit is None or not fit.right:
             continue
@@ -461,7 +461,7 @@ def _fit_clippings(
     return [(one, fit, clipped) for one, fit, clipped in fits if fit is not None and fit.right]
 
 
-def _possible_recipes(recipe: Recipe, case: StepCase) -> list[Recipe]:
+def possible_recipes(recipe: Recipe, case: StepCase) -> list[Recipe]:
     """Return the recipes that a stated one may mean; two of a vector: with decay and without it.
 
     Only one if the recipe says which parameters decay.
@@ -493,7 +493,7 @@ def _has_common_size(case: StepCase, fit: Fit) -> bool:
     return bool((np.abs(rest[moved] - size) <= slack).mean() >= USUAL)
 
 
-def _sample_case(parameter: Parameter, held: StepInputs, signs: bool) -> StepCase:
+def sample_case(parameter: Parameter, held: StepInputs, signs: bool) -> StepCase:
     """Return a case of all elements of a parameter, or of about SAMPLE, spread over its rows.
 
     `signs` says that only the signs of the gradient are known, from the change.

@@ -66,7 +66,7 @@ def test_moments_of_a_sample_are_those_of_its_elements(known: tuple[str, ...], r
     parameter: Any = SimpleNamespace(
         key="k", vector=False, before=Numbers(before), after=Numbers(after)
     )
-    case = update_check._sample_case(parameter, held, False)
+    case = update_check.sample_case(parameter, held, False)
     numbers = np.unique(case.rows)
     assert len(case.before) == (rows * 64 if rows == 40 else len(numbers) * 64)
     assert len(numbers) < rows or rows == 40

@@ -51,7 +51,7 @@ def shard_clipping(
     }
     coarse = any(each.coarse for each in cases.values())
     room = SIDES[True] if coarse else SLACK / 10
-    for sharding in _shardings(shapes):
+    for sharding in shardings(shapes):
         given, computed = (_rank_norms(sums, sharding.cuts, side) for side in (0, 1))
         bound = next((each for each in bounds if abs(given.max() - each) <= room * each), None)
         if bound is None:
@@ -63,31 +63,59 @@ def shard_clipping(
             each.near(each.given, _clipped(each.computed, sharding.cuts[key], factors))
             for key, each in cases.items()
         ):
-            return _sentence(sharding, bound, factors, computed)
+            return shard_clipping_sentence(sharding, bound, factors, computed)
     return None
 
 
-def _shardings(shapes: Mapping[str, Sequence[int]]) -> Iterator[Sharding]:
+def shardings(shapes: Mapping[str, Sequence[int]]) -> Iterator[Sharding]:
     """Yield the usual ways to cut gradients of these shapes into shards, for each number of ranks.
 
-    A shard is some rows of each gradient (FSDP2, cut by torch.chunk), a range of elements of each
-    flattened gradient, or a range of one flat buffer of all gradients in their order (FSDP1, ZeRO).
+    They are rows of each gradient (FSDP2, cut by torch.chunk), a flat piece of each, and a piece of
+    one flat buffer of all of them (FSDP1, ZeRO): in their order, or with each layer's norms last.
     """
     sizes = {key: int(np.prod(shape)) for key, shape in shapes.items()}
     total = sum(sizes.values())
-    starts = dict(zip(sizes, np.cumsum([0, *sizes.values()])[:-1].tolist(), strict=True))
+    buffers = [_starts(sizes, order) for order in (tuple(sizes), _norms_last(sizes))]
     for count in RANKS:
         ranks = np.arange(1, count + 1)
-        rows, flat, joined = {}, {}, {}
+        rows, flat = {}, {}
         for key, shape in shapes.items():
             length = int(shape[0]) if shape else 1
             width = sizes[key] // length if length else 0
             rows[key] = np.minimum(ranks * -(-length // count), length) * width
             flat[key] = np.minimum(ranks * -(-sizes[key] // count), sizes[key])
-            joined[key] = np.clip(ranks * -(-total // count) - starts[key], 0, sizes[key])
         yield Sharding("its rows of each gradient", rows)
         yield Sharding("its flat piece of each gradient", flat)
-        yield Sharding("its piece of one flat buffer of all gradients", joined)
+        for starts in buffers:
+            ends = {
+                key: np.clip(ranks * -(-total // count) - starts[key], 0, sizes[key])
+                for key in sizes
+            }
+            yield Sharding("its piece of one flat buffer of all gradients", ends)
+
+
+def _starts(sizes: Mapping[str, int], order: Sequence[str]) -> dict[str, int]:
+    """Return where each gradient starts in a flat buffer that has the gradients `order`.
+
+    `sizes` are their counts of elements by key.
+    """
+    ends = np.cumsum([0, *(sizes[key] for key in order)])
+    return dict(zip(order, ends[:-1].tolist(), strict=True))
+
+
+def _norms_last(keys: Collection[str]) -> tuple[str, ...]:
+    """Return the keys of parameters with the norms of each layer behind its other parameters.
+
+    Modules of transformers' and torchtitan's decoder layers have their parameters so.
+    """
+    layers = list(dict.fromkeys(key.partition(".")[0] for key in keys))
+
+    def place(key: str) -> tuple[int, bool]:
+        """Return (number of the key's layer among all that are named, whether it is a norm)."""
+        layer = key.partition(".")[0]
+        return layers.index(layer), "norm" in key
+
+    return tuple(sorted(keys, key=place))
 
 
 def _rank_norms(sums: Mapping[str, tuple[F64, ...]], cuts: Cuts, side: int) -> F64:
@@ -100,16 +128,25 @@ def _rank_norms(sums: Mapping[str, tuple[F64, ...]], cuts: Cuts, side: int) -> F
     return np.asarray(np.sqrt(np.maximum(np.sum(squares, axis=0), 0.0)))
 
 
+def element_factors(ends: NDArray[np.int64], factors: F64, start: int, stop: int) -> F64:
+    """Return the factor of each flat element [start, stop) of one gradient, float64 [stop - start].
+
+    Rank r multiplies its elements by factors[r]; its last element is before ends[r]. Both are
+    [ranks].
+    """
+    return np.asarray(factors[np.searchsorted(ends, np.arange(start, stop), side="right")])
+
+
 def _clipped(gradient: F64, ends: NDArray[np.int64], factors: F64) -> F64:
     """Return a gradient with each rank's elements multiplied by its factor.
 
     `ends` are where each rank's flat elements end, [ranks].
     """
-    counts = np.diff(np.concatenate([[0], ends]))
-    return np.asarray(gradient * np.repeat(factors, counts).reshape(gradient.shape))
+    each = element_factors(ends, factors, 0, gradient.size)
+    return np.asarray(gradient * each.reshape(gradient.shape))
 
 
-def _sentence(sharding: Sharding, bound: float, factors: F64, norms: F64) -> str:
+def shard_clipping_sentence(sharding: Sharding, bound: float, factors: F64, norms: F64) -> str:
     """Return the sentence that each rank clipped its shards by their own norm to `bound`.
 
     `factors` and `norms` are those of the ranks' computed shards, float64 [ranks].
