@@ -239,3 +239,34 @@ def solve_masks(late: Array, n: int) -> Iterator[Change]:
         what = "token is" if hidden == 1 else f"{hidden} tokens are"
         says = f"the first {what} hidden from later ones"
         yield mask_change(says, hide_keys((key >= hidden) | (query == key)))
+
+
+STRIDES = range(2, 9)  # distances between the keys of a strided mask that are tried
+SPARSE = 2  # keys at least that the last token sees in strides: one alone may be a first token
+
+
+def solve_strided_masks(late: Array, n: int) -> Iterator[Change]:
+    """Yield changes of the mask to sparse ones that see each key of a stride, and the last keys.
+
+    Keys of a stride are those at distances divisible by it, or at positions divisible by it. How
+    many last keys a token also sees follows from the first differing row. `late` are the numbers of
+    the differing rows, `n` is the number of tokens.
+    """
+    if not len(late) or not late[0]:
+        return
+    first, at = int(late[0]), np.arange(n)
+    query, key = at[:, None], at[None]
+    for stride in STRIDES:
+        ways = [("distances", first, (query - key) % stride == 0)]
+        if first > 1:
+            ways.append(("positions", first - 1, (key % stride == 0) | (query < 0)))
+        for name, near, strided in ways:
+            local = query - key < near
+            causal = (strided | local) & (key <= query)
+            if causal[first, : first + 1].all() or (strided & ~local)[-1].sum() < SPARSE:
+                continue  # the first differing row would agree, or nothing shows the stride
+            if name == "distances" and (near - 1) % stride == 0:
+                near = max(1, near - 1)  # the furthest of the last keys is one of the stride
+            what = "their own key" if near == 1 else f"the last {near} keys"
+            says = f"tokens see {what}, and of earlier ones those at {name} divisible by {stride}"
+            yield mask_change(says, hide_keys(strided | local))

@@ -33,7 +33,13 @@ from aprfmt.causes.forward.usual_mistakes import (
     usual_mistakes,
 )
 from aprfmt.causes.forward.usual_steps import single_layer_mistakes
-from aprfmt.diagnosis.attention_rows import AGREES, row_solvers, solve_masks, solve_rows
+from aprfmt.diagnosis.attention_rows import (
+    AGREES,
+    row_solvers,
+    solve_masks,
+    solve_rows,
+    solve_strided_masks,
+)
 from aprfmt.errors import AprfmtError
 from aprfmt.inference.replay.patched_model import MOVES, PatchedModel
 from aprfmt.inference.replay.shadow import ROUTING, ShadowPoint
@@ -250,7 +256,10 @@ class Search:
         if len(here) > 1:
             scopes += [frozenset({layer}) for layer in here]
         if "probs" in ops:
-            for change in solve_masks(late, case.tokens):
+            for change in (
+                *solve_masks(late, case.tokens),
+                *solve_strided_masks(late, case.tokens),
+            ):
                 for layers in scopes:
                     yield SearchStep(change, layers)
         if "mix" in ops and len(late) and late[0] > 1:

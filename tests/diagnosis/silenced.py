@@ -14,7 +14,7 @@ def without(monkeypatch: pytest.MonkeyPatch, cause: str = "") -> None:
     """Take away everything that can name a cause, or every cause ("")."""
     rows = tuple(row for row in table.TABLE if cause and row.cause != cause)
     monkeypatch.setattr(table, "TABLE", rows)
-    for name in ("usual_mistakes", "single_layer_mistakes", "solve_masks"):
+    for name in ("usual_mistakes", "single_layer_mistakes", "solve_masks", "solve_strided_masks"):
         monkeypatch.setattr(searching, name, _left(getattr(searching, name), cause))
     if cause in ("", "kv_cache", "positions"):
         monkeypatch.setattr(searching, "row_solvers", lambda case: ())
