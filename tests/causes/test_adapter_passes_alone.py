@@ -26,14 +26,22 @@ def case_of(
     missing: tuple[str, ...] = (),
     adapter: tuple[float, int] | None = (2.0, 16),
     off: Values | None = None,
+    base: QuantizedBase | None = None,
 ) -> Any:
-    """Return a case of one pair; `off` are the distances of its gradients beside each base."""
+    """Return a case of one pair; `off` are the distances of its gradients beside each base.
+
+    `base` is the quantization that the given base shows. `tried` of the case lists the bases that
+    gradients were computed beside.
+    """
     shapes = dict(zip(keys, (a, b), strict=False))
     far: Values = {None: 1.0, **(off or {})}
 
+    tried: list[QuantizedBase | None] = []
+
     def recompute(change: BackwardChange, names: Any) -> Any:
+        tried.append(change.base)
         distance = far.get(change.base, 0.9)
-        return SimpleNamespace(keys=keys, gradient=lambda key: np.full(shapes[key], 1 + distance))
+        return SimpleNamespace(keys=keys, gradient=lambda key: np.full(shapes[key], 1 - distance))
 
     return SimpleNamespace(
         names={key: (key,) for key in keys},
@@ -46,6 +54,8 @@ def case_of(
             given=np.ones(shapes[key]), computed=np.full(shapes[key], 1 + far[None])
         ),
         recompute=recompute,
+        base=base,
+        tried=tried,
     )
 
 
@@ -96,3 +106,24 @@ def test_bases_that_the_gradients_do_not_tell_apart_are_all_named() -> None:
     (last,) = guess_quantized_base(case_of(off={far: 0.3}))
     assert last.change is not None and last.change.base == far
     assert not list(guess_quantized_base(case_of(off={FIRST: 0.6})))
+
+
+def test_a_base_that_is_quantized_is_not_quantized_in_other_ways() -> None:
+    """Seen red: all sizes of blocks tried beside a base of 4 bits."""
+    given, own = QuantizedBase("FP4", 128), QuantizedBase("FP4", 128, True)
+    case = case_of(base=given)
+    assert not list(guess_quantized_base(case))
+    assert {*case.tried} == {own}
+    (one,) = guess_quantized_base(case_of(base=given, off={own: 0.01}))
+    assert one.change is not None and (one.change.base, one.most) == (own, "confirmed")
+
+
+@pytest.mark.parametrize("distance", [20.0, 0.97])
+def test_the_search_ends_where_4_bits_move_gradients_much_further_or_less(distance: float) -> None:
+    """Seen red: 32 passes beside gradients that differ by another order of size."""
+    first, other = QuantizedBase("NF4", 64), QuantizedBase("FP4", 64)
+    near = {None: -1.0, first: 1 - 2 / 20}  # moves by a tenth of the differences
+    far = {first: distance}
+    case = case_of(off={**(far if distance > 1 else near), other: 0.0})
+    assert not list(guess_quantized_base(case))
+    assert {*case.tried} == {first}

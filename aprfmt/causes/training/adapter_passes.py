@@ -1,6 +1,8 @@
 """Gradients of an adapter computed with another base, or with its factors A and B exchanged."""
 
 from collections.abc import Collection, Iterator
+from dataclasses import replace
+from typing import Literal
 
 import numpy as np
 
@@ -49,6 +51,7 @@ CAUSE_ROWS = (
 FIRST = 64  # elements under one scale, where nothing else is stated
 LESS = 0.5  # of a difference: what another base may leave of it
 CLEAR = 0.1  # of it: no other base leaves as little
+ALIKE = 8.0  # times: how much further one quantization to 4 bits moves gradients than another
 EQUAL = 2.0  # times the smallest distance: bases that the gradients do not tell apart
 
 
@@ -117,17 +120,23 @@ def guess_quantized_base(case: BackwardCase) -> Iterator[BackwardGuess]:
     """Yield the guess that the trainer's base is quantized to 4 bits, and to which encoding.
 
     It is the quantization that leaves the least of the differences; others that leave hardly more
-    are named with it.
+    are named with it. The search ends after the first quantization if that one moves the gradients
+    by another order of size than the differences: then no quantization to 4 bits gives them.
     """
     if not pairs_of(case) or case.missing or not all_differ(case):
         return
     unlike = sorted(case.wrong | case.open)
     there = distance_of_pass(case, unlike, None)
     left: dict[QuantizedBase, float] = {}
-    for base in _tried_quantizations():
-        left[base] = distance_of_pass(case, unlike, BackwardChange(base=base))
+    for base in _tried_quantizations(case.base):
+        change = BackwardChange(base=base)
+        left[base] = distance_of_pass(case, unlike, change)
         if left[base] <= CLEAR * there and base.nested:
             break
+        if len(left) == 1:
+            moved = distance_of_pass(case, unlike, change, "computed")
+            if not there / ALIKE <= moved <= there * ALIKE:
+                return
     best = min(left, key=lambda base: left[base])
     if left[best] > LESS * there:
         return
@@ -138,8 +147,15 @@ def guess_quantized_base(case: BackwardCase) -> Iterator[BackwardGuess]:
     yield BackwardGuess("base_quantized", says, BackwardChange(base=best), most=most)
 
 
-def _tried_quantizations() -> Iterator[QuantizedBase]:
-    """Yield the quantizations that are tried, the usual ones first."""
+def _tried_quantizations(given: QuantizedBase | None) -> Iterator[QuantizedBase]:
+    """Yield the quantizations that are tried, the usual ones first.
+
+    `given` is the quantization that the given base shows already, None for none. Its codes are
+    those of the trainer then, and only the quantization of its scales is left to try.
+    """
+    if given is not None:
+        yield replace(given, nested=True)
+        return
     blocks = sorted(BLOCK_SIZES, key=lambda size: (size != FIRST, size))
     for block in blocks:
         for encoding in ("NF4", "FP4"):
@@ -154,11 +170,15 @@ def _base_text(base: QuantizedBase) -> str:
 
 
 def distance_of_pass(
-    case: BackwardCase, keys: Collection[str], change: BackwardChange | None
+    case: BackwardCase,
+    keys: Collection[str],
+    change: BackwardChange | None,
+    side: Literal["given", "computed"] = "given",
 ) -> float:
-    """Return the L2 distance of the given gradients of `keys` from those of another backward pass.
+    """Return the L2 distance of the gradients of `keys` from those of another backward pass.
 
-    The pass has `change`; None is the right one. A gradient that the pass does not give is zero.
+    They are the trainer's (`side` "given") or those of the right pass ("computed"). The other pass
+    has `change`; None is the right one. A gradient that the pass does not give is zero.
     """
     made = None if change is None else case.recompute(change, None)
     total = 0.0
@@ -167,7 +187,8 @@ def distance_of_pass(
         wanted = pair.computed
         if made is not None:
             wanted = made.gradient(key) if key in made.keys else np.zeros_like(wanted)
-        total += float(np.square(pair.given - wanted.reshape(pair.given.shape)).sum())
+        held = pair.given if side == "given" else pair.computed
+        total += float(np.square(held - wanted.reshape(held.shape)).sum())
     return float(np.sqrt(total))
 
 
