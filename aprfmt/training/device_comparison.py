@@ -17,7 +17,6 @@ from aprfmt.inference.device import parse_run
 from aprfmt.model import open_model
 from aprfmt.model.ledger import NotCompared, array_items
 from aprfmt.model.verdict import Compared, Pronounced, VerdictWords, pronounce
-from aprfmt.training.finite_weights import check_finite_base
 from aprfmt.training.reference_gradients import explaining_missing_torch
 from aprfmt.training.step_batch import read_step_batch
 
@@ -202,7 +201,7 @@ def compare_runs(
     adapter's factors train. `optimizer` is a recipe (`adamw:lr=2e-4`) whose first step is made of
     each run's gradients; it is not judged, as Adam makes whole steps of the smallest gradients.
     `accept` are patterns of what may stay uncompared. Raises UsageError for a text that is no run
-    and for weights that are NaN or infinite, and BackendUnavailableError without torch.
+    and for weights that make a gradient NaN or infinite, and BackendUnavailableError without torch.
     """
     step_of = None if optimizer is None else first_step_function(parse_recipe(optimizer))
     parsed = [parse_gradient_run(text) for text in runs]
@@ -214,7 +213,6 @@ def compare_runs(
         base = stack.enter_context(open_model(Path(model), arch=arch))
         loaded = read_step_batch(Path(batch), base)
         pairs = open_trained_pairs(None if adapter is None else Path(adapter), base, stack)
-        check_finite_base(base)
         every = [GradientRun(device, dtype) for device, dtype in parsed]
         made = gradients_between(base, loaded, every, pairs=pairs, step_of=step_of)
     rows = []

@@ -19,7 +19,6 @@ from aprfmt.inference.gradients.differences import (
 from aprfmt.inference.gradients.documents import routers
 from aprfmt.measure.encoding_noise import UNIT
 from aprfmt.model import Model
-from aprfmt.training.finite_weights import check_finite_base
 from aprfmt.training.gradient_verdict import judge_rounding
 from aprfmt.training.judgement import Judgement
 from aprfmt.training.reference_gradients import batch_numbers
@@ -102,7 +101,7 @@ def open_differences(model: Model, batch: Path) -> Iterator[DifferenceChecker]:
     """Yield a checker of gradients of this batch; FormatError for arrays that are no batch.
 
     `batch` is the file. The checker's weights are released at the end. Raises UsageError for
-    weights that are NaN or infinite.
+    weights that make the loss NaN or infinite.
     """
     loaded = read_step_batch(batch, model)
     if routers(loaded).any:
@@ -110,7 +109,6 @@ def open_differences(model: Model, batch: Path) -> Iterator[DifferenceChecker]:
             f"{batch}: {router_text(loaded)}, which differences of the loss do not have; leave out "
             "--check-gradients"
         )
-    check_finite_base(model)
     loss = BatchLoss(model, loaded)
     try:
         counts = batch_numbers(loaded).counts

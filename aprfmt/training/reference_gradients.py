@@ -23,7 +23,6 @@ from aprfmt.inference.loss import BITS, IMPLAUSIBLY_GOOD, RANDOM_BOUNDS
 from aprfmt.inference.weights import free_memory
 from aprfmt.model import Model
 from aprfmt.training import ComputedGradients
-from aprfmt.training.finite_weights import check_finite_base
 from aprfmt.training.step_batch import read_step_batch, router_text
 
 if TYPE_CHECKING:
@@ -252,7 +251,7 @@ def compute_gradients(
     `points` are the keys of the capture points whose gradients are wanted too. `head_twice` says
     that the model's file has a tied head next to the embedding: both are one parameter, whose key
     is the embedding's. Raises UsageError where the memory of the device does not suffice, and for
-    weights that are NaN or infinite.
+    weights that make the loss or a gradient NaN or infinite.
     """
     with explaining_missing_torch():
         from aprfmt.inference.gradients.batch_gradients import Activations, batch_gradients
@@ -264,7 +263,6 @@ def compute_gradients(
     loaded = read_step_batch(batch, base)
     with ExitStack() as stack:
         pairs = open_trained_pairs(adapter, base, stack)
-        check_finite_base(base)
         free = _free_device_memory(device)
         held: Activations = "all"
         if free is not None:
@@ -303,7 +301,6 @@ def compute_gradients(
         noisy: Iterable[BatchGradients] = ()
         if lower != dtype:
             rounded = _with_one_table(pass_in(dtype=lower), head_twice)
-        if lower != dtype and device == "cpu":
             noisy = NoisyPasses(
                 lambda: _with_one_table(pass_in(dtype=lower, points=()), head_twice)
             )

@@ -9,10 +9,10 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from aprfmt.inference.gradients.finite_weights import check_finite_before
 from aprfmt.measure.encoding_noise import UNIT, float_spacing
 from aprfmt.tensors.runs import first_difference
 from aprfmt.tensors.view import View
-from aprfmt.training.finite_weights import check_finite_before
 from aprfmt.training.parameters import Parameter
 from aprfmt.training.report import UpdateFacts
 

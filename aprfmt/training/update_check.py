@@ -27,8 +27,8 @@ from aprfmt.causes.training.step_case import (
 )
 from aprfmt.causes.training.step_size import SLACK, measured_factor, simple_factor
 from aprfmt.causes.training.table import UPDATES
+from aprfmt.inference.gradients.finite_weights import check_finite_before
 from aprfmt.measure.encoding_noise import UNIT, float_spacing
-from aprfmt.training.finite_weights import check_finite_before
 from aprfmt.training.judgement import ENOUGH, Judgement
 from aprfmt.training.parameters import Parameter
 from aprfmt.training.update import pieces

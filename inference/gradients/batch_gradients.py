@@ -30,6 +30,7 @@ from aprfmt.inference.gradients.documents import (
     join_documents,
     routers,
 )
+from aprfmt.inference.gradients.finite_weights import check_finite_base
 from aprfmt.inference.gradients.misread_base import misread_matrices
 from aprfmt.inference.gradients.parameter_leaves import Leaves, place_pairs, stored_gradients
 from aprfmt.inference.gradients.quantized_base import quantized_matrices
@@ -396,6 +397,8 @@ def batch_gradients(
                 adapter[name], keys[key] = grad.double().cpu().numpy(), name
     found, values = ({}, {}) if made.recorder is None else made.recorder.joined()
     made.weights.close()
+    if not all(np.isfinite(each).all() for each in (loss, *by_role.values(), *adapter.values())):
+        check_finite_base(model)
     scored = sum(int((each.labels >= 0).sum()) for each in parts)
     return BatchGradients(
         loss,

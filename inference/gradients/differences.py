@@ -27,6 +27,7 @@ from aprfmt.inference.backends import BACKENDS
 from aprfmt.inference.batch import Batch
 from aprfmt.inference.forward import Span
 from aprfmt.inference.gradients.documents import Reduction, documents
+from aprfmt.inference.gradients.finite_weights import check_finite_base, check_finite_before
 from aprfmt.inference.loss import log_probabilities
 from aprfmt.inference.session import load_forward
 from aprfmt.inference.weights import Weights, model_weights
@@ -61,7 +62,8 @@ class BatchLoss:
     def __init__(self, model: Model, batch: Batch, reduction: Reduction = "tokens") -> None:
         """Run the batch once, and store the input of every stage and the loss.
 
-        Raises UsageError or ArchError for a model that cannot be run.
+        Raises UsageError or ArchError for a model that cannot be run, and UsageError for weights
+        that make the loss NaN or infinite.
         """
         check_runnable(model.resolution, model.path)
         check_predicts(model.spec, str(model.path))
@@ -72,9 +74,12 @@ class BatchLoss:
         self._documents = documents(batch, reduction)
         self._entering: list[list[Any]] = []
         self.first: dict[str, int] = {}
-        for _ in self._documents:
-            self._entering.append(self._stages(len(self._entering)))
-        self.loss = self._total(self._weights, int(model.hyper["n_layers"]) + 1)
+        with np.errstate(invalid="ignore", over="ignore"):  # of infinite weights, refused below
+            for _ in self._documents:
+                self._entering.append(self._stages(len(self._entering)))
+            self.loss = self._total(self._weights, int(model.hyper["n_layers"]) + 1)
+        if not math.isfinite(self.loss):
+            check_finite_base(model)
 
     def _stages(self, number: int) -> list[Any]:
         """Return the input of every stage for document `number`; None enters the first.
@@ -120,13 +125,18 @@ class BatchLoss:
         return math.fsum(losses)
 
     def values(self, role: str) -> Array:
-        """Return a role's weight as float64 numbers; UsageError if the pass does not read it."""
+        """Return a role's weight as float64 numbers.
+
+        Raises UsageError if the pass does not read it, and where it is not finite.
+        """
         if role not in self.first:
             raise UsageError(
                 f"{self._model.path}: no weight {role!r} that the pass reads; expected a role such "
                 f"as {min(self.first)!r}"
             )
-        return np.asarray(self._weights[role].numpy(), np.float64)
+        found = np.asarray(self._weights[role].numpy(), np.float64)
+        check_finite_before(self._model.roles[role], found)
+        return found
 
     def loss_with(self, role: str, values: Array) -> float:
         """Return the loss in nats with `values` in place of one role's weight."""

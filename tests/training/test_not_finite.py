@@ -33,6 +33,7 @@ from tests.training.test_batch import made
 RECIPE = f"adamw:lr={LR},wd={WD},step=1"
 BAD = pytest.mark.parametrize("bad", [float("nan"), float("inf"), -float("inf")])
 PLACES = ((0, 3), (-1, -1))
+TABLE = "model.embed_tokens.weight"
 
 
 def planted(values: np.ndarray, bad: float) -> np.ndarray:
@@ -71,6 +72,32 @@ def test_weights_of_before_the_step_are_refused_beside_a_batch(
     text = str(caught.value)
     assert f"{name}: 2 of its {held[name].numel()} numbers are NaN or infinite" in text
     assert "\n" not in text
+
+
+@pytest.mark.parametrize("way", ["grads", "check", "between"])
+def test_rows_that_no_token_of_the_batch_reads_may_be_nan(way: str, tmp_path: Path) -> None:
+    """Nothing of the batch is computed from them. Seen red: all weights decoded once more."""
+    model, batch, grads = made("llama")
+    folder = tmp_path / "model"
+    folder.mkdir()
+    for each in model.iterdir():
+        (folder / each.name).write_bytes(each.read_bytes())
+    held = load_file(folder / "model.safetensors")
+    with np.load(batch) as file:
+        unread = sorted({*range(held[TABLE].shape[0])} - {*file["input_ids"].reshape(-1).tolist()})
+    held[TABLE][unread] = float("nan")
+    save_file(held, folder / "model.safetensors", metadata={"format": "pt"})
+    save_arrays(tmp_path / "grads.npz", grads)
+    if way == "between":
+        assert compare_runs(folder, batch, ["cpu", "cpu:float64"]).exit_code == 0
+        return
+    given: dict[str, Any] = {"batch": batch, "grads": [tmp_path / "grads.npz"]}
+    if way == "check":  # the table is moved as a whole
+        with pytest.raises(UsageError, match=f"{TABLE}: before the step .* are NaN"):
+            explain_step(folder, **given, differences=True)
+        return
+    report = explain_step(folder, **given)
+    assert {row.verdict for row in report.tensors} == {"agrees"}, report.causes
 
 
 @BAD

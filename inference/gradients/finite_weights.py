@@ -1,4 +1,4 @@
-"""Refusal of weights of before a step that are NaN or infinite: nothing is computed of them."""
+"""Refusal of weights of before a step that are NaN or infinite: nothing is said of their step."""
 
 from typing import TYPE_CHECKING, Any
 
