@@ -39,7 +39,7 @@ Pass = TypeVar("Pass")
 
 
 class RoundingNoise(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """A context in which torch's operations round at random, forward and backward, on the CPU.
+    """A context in which torch's operations round at random, forward and backward, on any device.
 
     The results of every operation that rounds move by one unit in the last place of their dtype, up
     or down, as two right ways to compute them differ. So the gradients of two passes in the dtype,
@@ -50,7 +50,8 @@ class RoundingNoise(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def __init__(self, seed: int) -> None:
         """Seed the random roundings; the same seed gives the same ones."""
         super().__init__()  # type: ignore[no-untyped-call]
-        self._random = torch.Generator().manual_seed(seed)
+        self._seed = seed
+        self._random: dict[torch.device, torch.Generator] = {}
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Run torch's operation `func`, and return its result with random rounding if it rounds."""
@@ -70,7 +71,11 @@ class RoundingNoise(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def _move(self, x: torch.Tensor) -> None:
         """Move random values of a float tensor by one unit in the last place, in place."""
         whole = COUNTED_BY[x.dtype]
-        drawn = torch.randint(OF_VALUES, x.shape, generator=self._random, dtype=torch.int8)
+        if x.device not in self._random:
+            self._random[x.device] = torch.Generator(x.device).manual_seed(self._seed)
+        drawn = torch.randint(
+            OF_VALUES, x.shape, generator=self._random[x.device], dtype=torch.int8, device=x.device
+        )
         steps = (drawn == 0).to(whole) - (drawn == 1).to(whole)
         # A zero has no number below it, and is mostly no rounded one.
         steps = torch.where(x == 0, steps.abs() * (x.dtype in UNDERFLOWING), steps)
@@ -82,7 +87,7 @@ class NoisyPasses(Generic[Pass]):
     """PASSES right passes of one kind that round at random; each is made when it is first asked."""
 
     def __init__(self, make: Callable[[], Pass]) -> None:
-        """Begin with no pass made; `make` runs one on the CPU, forward and backward."""
+        """Begin with no pass made; `make` runs one, forward and backward."""
         self._make = make
         self._made: list[Pass] = []
 

@@ -1,6 +1,7 @@
 """Gradients of recurrent states in bfloat16: right ones are not called wrong, wrong ones are seen.
 
-Seen red: what one pass in bfloat16 shows taken for all that rounding does.
+Seen red: what one pass in bfloat16 shows taken for all that rounding does; rounding measured on the
+CPU alone.
 """
 
 from collections.abc import Callable
@@ -11,10 +12,13 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
+from aprfmt.inference.gradients import batch_gradients as passes
+from aprfmt.model import open_model
+from aprfmt.training import reference_gradients
 from aprfmt.training.report import StepReport
 from aprfmt.training.step import explain_step
 from tests.inference.gradient_judge import write_batch
-from tests.models import tiny
+from tests.models import save_tiny, tiny
 
 Change = Callable[[str, Any], Any]
 
@@ -61,3 +65,29 @@ def test_wrong_gradients_are_seen(name: str, part: str, role: str, tmp_path: Pat
     wrong = {row.key for row in report.tensors if row.verdict == "differs"}
     assert report.exit_code == 1 and wrong
     assert all(key.endswith(role) for key in wrong)
+
+
+def test_rounding_is_measured_on_any_device(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """No GPU is asked for: its passes run on the CPU here, and say where they should."""
+    save_tiny("llama", tmp_path / "model")
+    write_batch(tmp_path / "batch.npz", False)
+    ran = []
+    right = passes.batch_gradients
+
+    def run(*given: Any, device: str, dtype: str, **named: Any) -> Any:
+        ran.append((device, dtype))
+        return right(*given, device="cpu", dtype=dtype, **named)
+
+    monkeypatch.setattr(passes, "batch_gradients", run)
+    with open_model(tmp_path / "model") as model:
+        computed, _ = reference_gradients.compute_gradients(
+            model, tmp_path / "batch.npz", device="cuda:0", trained_in="bfloat16"
+        )
+        key = "L1.ffn_down.weight"
+        usual = computed.rounding(key)
+        assert usual is not None and ran == [("cuda:0", "float64"), ("cuda:0", "bfloat16")]
+        most = computed.measured_rounding(key, 2.5 * usual)
+        assert most is not None and most > usual
+        assert ran[2:] and {*ran[2:]} == {("cuda:0", "bfloat16")}
