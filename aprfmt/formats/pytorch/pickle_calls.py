@@ -4,12 +4,19 @@ A row of the table takes the call's arguments, returns a description of the resu
 ValueError for other arguments. Nothing is called. Arguments as in torch/_utils.py.
 """
 
-import struct
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import Any
 
 from aprfmt.formats.cursor import MAX_DIMS
 from aprfmt.formats.pytorch.distributed import SHARDED, SHARDS
+from aprfmt.formats.pytorch.numpy_arrays import (
+    array_tensor,
+    describe_numpy_array,
+    describe_numpy_buffer,
+    describe_numpy_dtype,
+    describe_numpy_scalar,
+)
 from aprfmt.formats.pytorch.pickle_imports import is_value_class
 from aprfmt.formats.pytorch.pickle_reader import describe_value
 from aprfmt.formats.pytorch.pickle_values import (
@@ -23,9 +30,6 @@ from aprfmt.formats.pytorch.pickle_values import (
 )
 
 _LIMIT = 1 << 62  # of sizes, strides and offsets, as torch's 64 bits hold them
-# numpy's scalars: code of the dtype -> how struct reads it.
-_NUMPY = {"f8": "d", "f4": "f", "f2": "e", "i8": "q", "i4": "i", "i2": "h", "i1": "b",
-          "u8": "Q", "u4": "I", "u2": "H", "u1": "B", "b1": "?"}  # fmt: skip
 
 
 def describe_call(function: GlobalName, args: tuple[Any, ...]) -> Any:
@@ -226,6 +230,35 @@ def _add_attributes(tensor: TensorValue, state: Any) -> None:
             tensor.parts |= {key: value for key, value in table.pairs if isinstance(key, str)}
 
 
+def _describe_device_tensor(
+    data: Any, dtype: Any, device: Any, requires_grad: Any = False
+) -> TensorValue:
+    """Return the description of a tensor of a device without storages, such as XLA's.
+
+    torch saves the tensor's copy on the CPU, earlier versions a numpy array: bfloat16 as float32.
+    Raises ValueError where `data` is neither, and for numbers of another dtype.
+    """
+    found = array_tensor(data) if isinstance(data, PickledObject) else data
+    if not isinstance(found, TensorValue):
+        raise ValueError(f"the data is {describe_value(data)}")
+    wanted = dtype_of(dtype)
+    if (found.dtype, wanted) == ("float32", "bfloat16") and isinstance(data, PickledObject):
+        return _upper_halves(found)
+    if found.dtype != wanted:
+        raise ValueError(f"its numbers are {found.dtype}, and it is said to be {wanted}")
+    found.kind = ""
+    return found
+
+
+def _upper_halves(value: TensorValue) -> TensorValue:
+    """Return the bfloat16 numbers that a float32 array holds exactly: the upper half of each."""
+    assert value.storage is not None
+    halves = 1 if not value.storage.swapped else 0
+    storage = replace(value.storage, dtype="bfloat16")
+    stride = tuple(2 * step for step in value.stride)
+    return TensorValue(storage, "bfloat16", halves, value.shape, stride)
+
+
 def _describe_sparse(layout: Any, data: Any) -> SparseTensorValue:
     """Return the description of a sparse tensor: its parts by name, its layout and shape.
 
@@ -363,33 +396,8 @@ def _describe_nested_class(outer: Any, name: Any) -> GlobalName | None:
     return GlobalName(outer.module, f"{outer.name}.{name}") if is_value_class(outer) else None
 
 
-def _describe_numpy_dtype(code: Any, *more: Any) -> PickledObject:
-    """Return an object that stands for numpy.dtype(code); `more` arguments are ignored."""
-    return PickledObject(GlobalName("numpy", "dtype"), (code,))
-
-
-def _describe_numpy_scalar(dtype: Any, data: Any = b"") -> Any:
-    """Return the Python number of a numpy scalar's bytes; ValueError for an unknown dtype."""
-    code = dtype.args[0] if isinstance(dtype, PickledObject) and dtype.args else None
-    row = _NUMPY.get(code) if isinstance(code, str) else None
-    if row is None or not isinstance(data, bytes) or len(data) != struct.calcsize("<" + row):
-        raise ValueError(f"it is no number of a dtype that is read here ({code!r:.40})")
-    order = ">" if isinstance(dtype.state, tuple) and ">" in dtype.state[1:2] else "<"
-    return struct.unpack(order + row, data)[0]
-
-
-def _describe_numpy_array(kind: Any, *more: Any) -> PickledObject:
-    """Return an object that stands for a numpy array; its values are set later, as its state.
-
-    `more` arguments are ignored. Raises ValueError where `kind` is no class.
-    """
-    if not isinstance(kind, GlobalName):
-        raise ValueError(f"it makes {describe_value(kind)}")
-    return PickledObject(kind)
-
-
 _OF_TYPE = "torch._tensor._rebuild_from_type_v2"
-_NUMPY_CORE = ("numpy.core.multiarray", "numpy._core.multiarray")
+_NUMPY_CORE = ("numpy.core", "numpy._core")
 _CALLS: Mapping[str, Callable[..., Any]] = {
     "torch._utils._rebuild_tensor": _describe_tensor,
     "torch._utils._rebuild_tensor_v2": _describe_tensor,
@@ -400,6 +408,8 @@ _CALLS: Mapping[str, Callable[..., Any]] = {
     "torch._utils._rebuild_qtensor": _describe_quantized,
     "torch._utils._rebuild_meta_tensor_no_storage": _describe_meta,
     "torch._utils._rebuild_wrapper_subclass": _describe_wrapper,
+    "torch._utils._rebuild_device_tensor_from_cpu_tensor": _describe_device_tensor,
+    "torch._utils._rebuild_device_tensor_from_numpy": _describe_device_tensor,
     "torch._utils._rebuild_sparse_tensor": _describe_sparse,
     "torch._utils._rebuild_sparse_csr_tensor": _describe_sparse,
     "torch._utils._rebuild_nested_tensor": _describe_nested,
@@ -421,8 +431,9 @@ _CALLS: Mapping[str, Callable[..., Any]] = {
     "builtins.bytearray": _describe_bytes,
     "_codecs.encode": _encode_text,
     "copyreg._reconstructor": _describe_reconstructed,
-    "numpy.dtype": _describe_numpy_dtype,
-    **{f"{module}.scalar": _describe_numpy_scalar for module in _NUMPY_CORE},
-    **{f"{module}._reconstruct": _describe_numpy_array for module in _NUMPY_CORE},
+    "numpy.dtype": describe_numpy_dtype,
+    **{f"{module}.multiarray.scalar": describe_numpy_scalar for module in _NUMPY_CORE},
+    **{f"{module}.multiarray._reconstruct": describe_numpy_array for module in _NUMPY_CORE},
+    **{f"{module}.numeric._frombuffer": describe_numpy_buffer for module in _NUMPY_CORE},
 }
 DESCRIBED = frozenset(_CALLS)  # the functions of the table, by name

@@ -82,13 +82,17 @@ class GlobalName:
 class Storage:
     """A described storage: bytes that tensors share, by key.
 
-    `start` is the offset in bytes at which a view of the storage begins.
+    `start` is the offset in bytes at which a view of the storage begins. `data` are the bytes of an
+    array that stand in the pickle itself; None for a storage of the file. `swapped`: those are
+    big-endian.
     """
 
     key: str
     dtype: str
     nbytes: int
     start: int = 0
+    data: bytes | None = None
+    swapped: bool = False
 
 
 @dataclass(slots=True, eq=False)
@@ -109,6 +113,11 @@ class TensorValue:
     facts: dict[str, Any] = field(default_factory=dict)
     parts: dict[str, Any] = field(default_factory=dict)
     shifts: tuple[str, ...] = ()
+
+    @property
+    def in_pickle(self) -> bool:
+        """Whether its numbers stand in the pickle itself, as those of an array of numpy do."""
+        return self.storage is not None and self.storage.data is not None
 
     @property
     def quantized(self) -> bool:

@@ -23,7 +23,10 @@ _SEARCHED = 1 << 20  # bytes of a part that loading does not read, in which pick
 
 
 class ParsedPickle(Structure):
-    """The structure of one file: tensors, notes and regions. Damage raises when it is opened."""
+    """The structure of one file: tensors, notes and regions. Damage raises when it is opened.
+
+    `infos` are those of the tensors that the file stores: arrays in the pickle lie nowhere.
+    """
 
     def __init__(
         self, where: str, infos: dict[str, TensorInfo], notes: list[Note], contents: PickleContents
@@ -56,7 +59,8 @@ class PickledFile:
             name: open_tensor(file, name, value, places, swapped)
             for name, value in found.tensors.items()
         }
-        infos = {name: tensor.info for name, tensor in self.tensors.items()}
+        stored = [name for name, value in found.tensors.items() if not value.in_pickle]
+        infos = {name: self.tensors[name].info for name in stored}
         self.parsed = ParsedPickle(where, infos, list(_make_notes(found, self)), self.contents)
         self.contents.value = None
 

@@ -1,11 +1,13 @@
 """Tensors and single values of a described pickle by their path: `model.layers.0.weight`."""
 
+import hashlib
 from typing import Any
 
 from aprfmt.base.text_escape import shorten
 from aprfmt.errors import FormatError, UnsupportedError
 from aprfmt.formats.cursor import MAX_COUNT
 from aprfmt.formats.pytorch.distributed import LOCAL, SHARDS, RankPart, rank_parts
+from aprfmt.formats.pytorch.numpy_arrays import array_tensor
 from aprfmt.formats.pytorch.pickle_imports import is_enum_member, is_model_output
 from aprfmt.formats.pytorch.pickle_values import (
     GlobalName,
@@ -23,6 +25,17 @@ FREE_VISITS, BYTE_VISITS = 50_000, 2
 MAX_PATH = 4096  # characters of a name
 ALONE = "tensor"  # the name of a tensor that is all the file holds
 _MODULE = ("_parameters", "_buffers", "_modules")  # of a pickled module, none of them in its names
+# What torch.nn.Module keeps for itself beside these: hooks, names of buffers, a compiled call.
+_BOOKKEEPING = frozenset(
+    (
+        "_non_persistent_buffers_set", "_backward_pre_hooks", "_backward_hooks",
+        "_is_full_backward_hook", "_forward_hooks", "_forward_hooks_with_kwargs",
+        "_forward_hooks_always_called", "_forward_pre_hooks", "_forward_pre_hooks_with_kwargs",
+        "_state_dict_hooks", "_state_dict_pre_hooks", "_load_state_dict_pre_hooks",
+        "_load_state_dict_post_hooks", "_compiled_call_impl", "_backend",
+    )
+)  # fmt: skip
+_SHORT = 100  # bytes that are shown whole
 _SCALARS = (str, int, float, bool, type(None))
 
 
@@ -44,7 +57,14 @@ class Flattened:
         self.values: dict[str, Any] = {}
         self.classes: dict[str, int] = {}
         self._visits = 0
+        self._modules: set[int] = set()  # ids of the modules that were walked
+        self._settings: list[tuple[tuple[str, ...], Any, int]] = []
+        self._in_settings = False
         self._walk(value, (), 0)
+        # A setting may refer to a module, which has its place among the modules.
+        self._in_settings = True
+        for path, setting, depth in self._settings:
+            self._walk(setting, path, depth)
 
     def _walk(self, value: Any, path: tuple[str, ...], depth: int) -> None:
         """Add a value and everything inside it under `path`; `depth` counts containers.
@@ -80,8 +100,11 @@ class Flattened:
             self._add_tensor(TensorValue(value, "uint8", 0, size, (1,), "storage"), path, depth)
         elif isinstance(value, _SCALARS):
             self._add_value(path, value)
+        elif isinstance(value, bytes) and len(value) > _SHORT:
+            digest = hashlib.sha256(value).hexdigest()
+            self._add_value(path, f"{len(value)} bytes, SHA-256 {digest}")
         else:  # bytes, complex numbers and names
-            self._add_value(path, shorten(str(value), 200))
+            self._add_value(path, shorten(str(value), 500))
 
     def _add_dict(self, table: PickledDict, path: tuple[str, ...], depth: int) -> None:
         """Add the items of a dict; of equal keys the last one counts."""
@@ -111,8 +134,8 @@ class Flattened:
     def _add_object(self, value: PickledObject, path: tuple[str, ...], depth: int) -> None:
         """Add the state and items of an object, and count its class.
 
-        A module's parameters and submodules have no key of their own in the path, its settings are
-        left out. Of an Enum's member its value is added.
+        A module's parameters and submodules have no key of their own in the path. Of an Enum's
+        member its value is added, and an array of numbers is added as a tensor.
         """
         if is_model_output(value.kind) and value.items.pairs:
             # A dict of fields, which are attributes of the same names too.
@@ -120,27 +143,61 @@ class Flattened:
             held = [pair for pair in state if pair[1] is not None]
             self._add_dict(PickledDict([*held, *value.items.pairs]), path, depth)
             return
+        array = self._array(value)
+        if array is not None:
+            self._add_tensor(array, path, depth)
+            return
         name = str(value.kind)
         self.classes[name] = self.classes.get(name, 0) + 1
         if value.state is None and is_enum_member(value.kind, value.args):
             self._add_value(path, value.args[0])
             return
-        rows = value.state if isinstance(value.state, tuple) else (value.state,)
-        for state in rows:
-            if not isinstance(state, PickledDict):
-                continue
-            module = any(key == "_parameters" for key, _ in state.pairs)
-            for key, held in state.pairs:
-                inner = module and key in _MODULE
-                if module and not inner:
-                    continue  # a module's own settings
-                self._walk(held, path if inner else (*path, _key_text(key)), depth + 1)
+        if self._in_settings:
+            if id(value) in self._modules:
+                return
+            self._modules.add(id(value))
+        self._add_state(value, path, depth)
         if value.items.pairs:
             self._add_dict(value.items, path, depth)
         if value.rows:
             self._add_list(value.rows, path, depth)
-        if value.args and value.state is None:
+        if value.args:
             self._add_list(value.args, (*path, "args"), depth)
+
+    def _add_state(self, value: PickledObject, path: tuple[str, ...], depth: int) -> None:
+        """Add the attributes of an object, or another state under the name `state`.
+
+        A module's settings are put off until all modules are added. An object that several modules
+        share is then added once.
+        """
+        state = value.state
+        tables = state if isinstance(state, tuple) else (state,)  # without and with slots
+        if not all(table is None or isinstance(table, PickledDict) for table in tables):
+            self._walk(state, (*path, "state"), depth + 1)
+            return
+        for table in tables:
+            pairs = [] if table is None else table.pairs
+            module = any(key == "_parameters" for key, _ in pairs)
+            if module:
+                self._modules.add(id(value))
+            for key, held in pairs:
+                own = (*path, _key_text(key))
+                if not module:
+                    self._walk(held, own, depth + 1)
+                elif key in _MODULE:
+                    self._walk(held, path, depth + 1)
+                elif key not in _BOOKKEEPING:
+                    self._settings.append((own, held, depth + 1))
+
+    def _array(self, value: PickledObject) -> TensorValue | None:
+        """Return an object that is an array of numbers as a tensor; None for any other.
+
+        FormatError where its bytes do not fit its shape.
+        """
+        try:
+            return array_tensor(value)
+        except ValueError as error:
+            raise FormatError(f"{self.where}: {error}; it is damaged") from None
 
     def _add_tensor(self, value: TensorValue, path: tuple[str, ...], depth: int) -> None:
         """Add a tensor, and the tensors among its attributes; FormatError for a name used twice."""

@@ -9,7 +9,13 @@ from aprfmt.base.encodings import find_encoding
 from aprfmt.base.protocols import ByteSource, LazyTensor, TensorInfo
 from aprfmt.base.text_escape import shorten
 from aprfmt.errors import FormatError, TruncatedError, UnsupportedError, UsageError
-from aprfmt.formats.mapped_file import DamagedTensor, StoredTensor, checked_stop
+from aprfmt.formats.mapped_file import (
+    BufferFile,
+    DamagedTensor,
+    MemoryTensor,
+    StoredTensor,
+    checked_stop,
+)
 from aprfmt.formats.pytorch.pickle_values import DTYPES, PACKED, TensorValue
 
 if TYPE_CHECKING:
@@ -280,6 +286,10 @@ def open_tensor(
         info = tensor_info(name, value, str(file.path), 0)
         text = f"{where} has no data in the file (a meta tensor); save it with its data"
         return AbsentTensor(file, info, UnsupportedError(text))
+    data = value.storage.data
+    if data is not None:  # the bytes stand in the pickle
+        file, swapped = BufferFile(data, file.path), value.storage.swapped
+        places = {value.storage.key: (0, len(data))}
     # The last element must be inside the storage.
     start, stop = places[value.storage.key]
     start += value.storage.start
@@ -294,7 +304,9 @@ def open_tensor(
     # Bytes in order are mapped; anything else is made when it is read.
     units = size // 2 if value.dtype.startswith("complex") else size
     if not value.shifts and not (swapped and units > 1) and _is_contiguous(pairs):
-        return StoredTensor(file, info)
+        if data is None:
+            return StoredTensor(file, info)
+        return MemoryTensor(info, memoryview(data)[info.offset : info.offset + info.nbytes])
     if info.nbytes > file.size + REPEATED:
         raise UnsupportedError(
             f"{where} repeats {value.storage.nbytes} stored bytes as {info.nbytes}; "
