@@ -4,7 +4,6 @@ import shlex
 from pathlib import Path
 
 from aprfmt.errors import UsageError
-from aprfmt.model.missing_path import names_parameters
 
 # Files that may hold either; GGUF and APR files hold models alone.
 _SUFFIXES = (".safetensors", ".npz", ".pt", ".pth")
@@ -38,6 +37,8 @@ def _may_hold_captures(path: Path) -> bool:
         from aprfmt.formats.pytorch.zip_archive import is_cut_archive
 
         return not is_cut_archive(path)  # which holds nothing that can be read
+    from aprfmt.model.missing_path import names_parameters
+
     with path.open("rb") as file:
         head = file.read(8)
     return int.from_bytes(head, "little") <= _LONGEST and not names_parameters(path)

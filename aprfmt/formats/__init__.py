@@ -13,7 +13,6 @@ from aprfmt.base.encodings import Encoding
 from aprfmt.base.protocols import Note, Overlay, Region, Sink, Source, TensorInfo
 from aprfmt.base.registry import Registry
 from aprfmt.errors import FormatError, TruncatedError, UnsupportedError
-from aprfmt.formats.foreign_formats import EXTENSIONS, foreign_file
 from aprfmt.formats.unfinished_writes import may_be_half_changed
 from aprfmt.remote.paths import parse_location
 
@@ -156,7 +155,7 @@ def detect_format(path: Path, wanted: str = "a model file") -> FormatSpec:
     if name is not None:
         return FORMATS[name]
 
-    from aprfmt.formats.foreign_formats import foreign_file
+    from aprfmt.formats.foreign_formats import EXTENSIONS, foreign_file
     from aprfmt.formats.pytorch.zip_archive import CUT, is_cut_archive
 
     # What another program's name stands on would not be read whole either.

@@ -340,7 +340,9 @@ def dumps(tiny: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     aprfmt("trace", tiny, *IDS, "--points", "all", "-o", folder / "run.safetensors")
     with load_trace(folder / "run.safetensors") as saved:
         for name in ("ffn_out", "out"):
-            np.save(folder / f"{name}.npy", saved.recorded_values(f"L0.{name}"))
+            values = saved.recorded_values(f"L0.{name}")
+            assert values is not None
+            np.save(folder / f"{name}.npy", values)
     (folder / "run.safetensors").unlink()
     return folder
 
