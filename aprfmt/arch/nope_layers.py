@@ -9,7 +9,10 @@ FoundLayers = tuple[PerLayer, str] | None
 
 
 def all_but_every(hp: Params, interval: int = 4) -> PerLayer:
-    """Return one boolean a layer: True (rope, a delta net) in all but every `interval`-th."""
+    """Return one boolean a layer: False in every `interval`-th, True in all others.
+
+    True stands for what most layers have, as rope or a delta net.
+    """
     return tuple((i + 1) % interval != 0 for i in range(hp["n_layers"]))
 
 

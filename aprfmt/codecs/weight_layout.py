@@ -317,9 +317,10 @@ class WeightLayout:
         return held, tuple(None if one is None else one.table_of(matrix) for one in every)
 
     def _fill(self, matrix: int, first: int, out: F32, fresh: bool) -> None:
-        """Fill `out` with rows of a matrix from row `first` on, by kernels where there are any.
+        """Fill `out` with the decoded rows of a matrix from row `first` on.
 
-        `fresh` says that nothing was stored in `out` yet.
+        Native kernels decode them where there are any. `fresh` says that nothing was stored in
+        `out` yet, which chooses how a kernel stores.
         """
         native = native_kernels()
         # The numpy reference, else a kernel: across rows, or row by row from their streams.

@@ -164,7 +164,12 @@ class TraceDiff:
 
     @property
     def pronounced(self) -> Pronounced:
-        """The verdict on two traces: over capture points, and captured arrays that are none."""
+        """The verdict and exit code of two traces, with what was not compared.
+
+        They differ where a point is beyond its tolerance (with `exact`: where any value differs),
+        where ranks disagree, or where a repeated request does. Points recorded at other positions
+        and arrays that belong to no capture point count as not compared.
+        """
         why = {point.key: point.why for point in self.points}
         apart = [NotCompared("point", key, "unreadable", why[key]) for key in self.other_rows]
         counts = {"points": (self.compared, len(self.points))}

@@ -104,11 +104,13 @@ def placeless_settings(carried: "Carried", other: "Carried") -> tuple[str, ...]:
 
 
 def differing_settings(a: "Carried", b: "Carried") -> list[tuple[str, Any, Any]]:
-    """Return (name, value in A, value in B) of settings that differ, where a side has only keys.
+    """Return (name, value in A, value in B) of generation settings that differ.
 
-    A value is None where it is not stated. A default of transformers that generation_config.json
-    states is no difference. [] where both sides have that file, and where the formats differ and
-    one side states nothing. Raises FormatError for a damaged file.
+    At least one side states them as GGUF keys alone, without a generation_config.json. A value is
+    None where its side does not state it; a stated default of transformers is then equal to it.
+    Between two formats, a setting that writers leave out is not compared. [] also where nothing is
+    compared: both sides have that file, or the formats differ and one side states no setting.
+    Raises FormatError for a damaged file.
     """
     sides = a, b
     x, y = (generation_settings(side) for side in sides)

@@ -766,10 +766,11 @@ def _join_axes(
 
 
 def _is_whole(name: str, group: Mapping[int, JoinedArray], widths: PointWidths) -> bool:
-    """Return whether every rank's array has all columns of its point, as logits on rank 0 have.
+    """Return whether the arrays that ranks have of one point are not divided among them.
 
-    `group` is {rank: array}. True also for an array that describes the batch and for one of
-    unknown width.
+    Then nothing is lost where the other ranks have none, as where rank 0 alone keeps the logits.
+    `group` is {rank: array}; an array with all columns of its point is undivided. True also for an
+    array that describes the batch and for one of unknown width.
     """
     whole = widths.widths.get(name)
     each = {width_of(one.shape) for one in group.values()}

@@ -80,9 +80,9 @@ class PassInputs:
     _fixed: dict[Hashable, Array] = field(default_factory=dict)
 
     def find_rows(self, x: Numbers) -> Array:
-        """Return the device copy of row numbers: the pass's ids or positions.
+        """Return the device's copy of an array of the host: the pass's token ids or its positions.
 
-        Raises NotRecordable for any other array.
+        They choose rows of a table. Raises NotRecordable for any other array.
         """
         n = len(self.ids)
         if x is self.ids:

@@ -176,7 +176,7 @@ def _weight_rows(model: Model, key: str, weights: Weights | None) -> RowSource:
     """Return the source of a weight's numbers for a cell.
 
     `weights` are those that ran, None for the model's. Their numbers are taken if they were
-    encoded otherwise than the model's.
+    encoded otherwise than the model's; else they are the same, and the model's are read.
     """
     if weights is not None and weights[key].encoding != model.roles[key].encoding:
         return ArrayRows(weights[key].numpy())

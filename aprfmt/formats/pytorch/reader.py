@@ -314,9 +314,9 @@ def open_index(path: Path, *, partial: bool = False) -> PytorchSource:
 def check_record_checksums(source: Source, known: Mapping[Path, int]) -> bool | None:
     """Return whether every record of the archives has the CRC-32 that its directory gives.
 
-    None where a file has no CRC-32 (see `PickledFile.footer_matches`), and for an engine's state,
-    which is joined from several files. `known` is not used: it is for formats with a checksum of
-    the whole file.
+    None where a file has no CRC-32 (see `PickledFile.footer_matches`), and for tensors that were
+    joined from the files of several ranks. `known` is not used: it is for formats with a checksum
+    of the whole file.
     """
     return source.footer_matches() if isinstance(source, PytorchSource) else None
 
