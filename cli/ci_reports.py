@@ -23,7 +23,7 @@ DAMAGED = "damage"
 
 @dataclass(frozen=True)
 class ReportCase:
-    """One question about one file: the check or gate asked, the answer, and its place.
+    """One question about one file: the check or gate asked, the answer, and the place in the file.
 
     `place` is a tensor, a key or an offset inside `file`; "" where the answer is about all of it.
     The level "error" is for a question that could not be answered, "not run" for one not asked.

@@ -394,10 +394,9 @@ def show_top(top: list[TopToken], title: str) -> None:
 
 
 def show_nonfinite(points: "Iterable[PointDiff]", name: str) -> None:
-    """Print which points hold NaN or infinities, those of one side alone first.
+    """Print which points hold NaN or infinities, those of one run alone first.
 
-    `name` is what the first side is called. A router_margin that holds them on both sides is left
-    out.
+    `name` is what the first run is called. A router_margin that holds them in both is left out.
     """
     odd = [
         (point.key, found)

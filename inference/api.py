@@ -50,11 +50,12 @@ def trace(
 ) -> Trace:
     """Run tokens through MODEL[@RUN] and return every wanted point with its values.
 
-    `points` are names of points, slots or stages, or "all"; `layers` None is every layer. Exactly
-    one of `prompt` and `ids` gives the tokens. `Trace.run` has the hashes of the model's files
-    and of the token ids, as a saved trace has. `allow_missing` are patterns of required tensors
-    that may be missing. Raises UsageError for a point, layer or token that the model does not
-    have, BackendUnavailableError for a device that is not there.
+    `points` are names of points, of slots (several points joined, as `qkv`) or of `apr`'s stages,
+    or "all"; `layers` None is every layer. Exactly one of `prompt` and `ids` gives the tokens.
+    `Trace.run` has the hashes of the model's files and of the token ids, as a saved trace has.
+    `allow_missing` are patterns of required tensors that may be missing. Raises UsageError for a
+    point, layer or token that the model does not have, BackendUnavailableError for a device that is
+    not there.
     """
     request = make_request(
         model,

@@ -49,7 +49,7 @@ class Trace(Tabular):
     the recorded values of a key, None where only statistics were recorded. `nonfinite` is the first
     key with a NaN or an infinity; a pass with `stop` ended there. `masks` say which values are
     there of keys whose file holds only some, `resolution` half a unit of its last decimal. `blocks`
-    gives the values that `fetch` returns piece by piece, None where they can only be fetched whole.
+    gives the values that `fetch` returns block by block, None where they can only be fetched whole.
     """
 
     run: Mapping[str, Value]

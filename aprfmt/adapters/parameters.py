@@ -1,12 +1,14 @@
 """PEFT's pairs for single parameters (`target_parameters`): the stacked experts of a layer.
 
+A *pair* is the factors A and B of one module. A *rank* is one column of B with its row of A.
+
 One pair changes a parameter of all experts at once, [experts, rows, columns]:
 
-lora_A [r * experts, in]    expert by expert, the ranks of one expert one after the other
-lora_B [out, r * experts]   rank by rank, the experts of one rank one after the other
+lora_A [r * experts, in]    expert by expert, the ranks of one expert one after the other lora_B
+[out, r * experts]   rank by rank, the experts of one rank one after the other
 
-Several parameters of one module are wrapped one around the other. The pair of the outermost one
-stands at MODULE, the next one's at MODULE.base_layer, and so on. Their names stand nowhere in the
+PEFT wraps several parameters of one module one around the other. The pair of the outermost is named
+MODULE, that of the next MODULE.base_layer, and so on. The parameters' names are nowhere in the
 file: the shapes say which pair is whose. A matrix counts as one expert.
 
 Source: peft 0.21, tuners/lora/layer.py ParamWrapper, tuners/tuners_utils.py _inject_parameters.

@@ -373,8 +373,8 @@ class _Table:
         """Yield a parameter for each stored tensor that an engine holds with its rows reordered.
 
         gpt_neox stores q, k and v joined head by head, and an engine has all of q before all of k.
-        The positions of a compressor (deepseek_v4) whose windows overlap are two halves side by
-        side as published, and one below the other in an engine.
+        The positions of a compressor (deepseek_v4) whose windows overlap are two halves of columns
+        as published, and of rows in an engine.
         """
         for group in self._groups:
             moves = any(step.permutes for step in group.binding.steps)

@@ -37,8 +37,8 @@ def check(
 ) -> Check:
     """Return the Check `name`: PASS or FAIL by `passed`.
 
-    `found` and `expected` are what was seen and what should be, `where` the file or place. `todo`
-    says what to do, and is only kept for a FAIL.
+    `found` and `expected` are what was seen and what should be, `where` the file, tensor or key.
+    `todo` says what to do, and is only kept for a FAIL.
     """
     outcome: Outcome = "PASS" if passed else "FAIL"
     return Check(name, outcome, where, found, expected, "" if passed else todo)

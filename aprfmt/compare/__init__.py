@@ -1,4 +1,7 @@
-"""`diff`: compares two models tensor by tensor, with their configuration and tokenizer."""
+"""`diff`: compares two models tensor by tensor, with their configuration and tokenizer.
+
+A and B are the two models; a *side* is one of them. A *row* is the comparison of one tensor.
+"""
 
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet

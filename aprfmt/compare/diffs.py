@@ -1,4 +1,7 @@
-"""The DiffReport: all that `diff` found, its verdict, and the next commands."""
+"""The DiffReport: all that `diff` found, its verdict, and the next commands.
+
+A and B are the two models; a *side* is one of them.
+"""
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace

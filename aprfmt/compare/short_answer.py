@@ -47,8 +47,8 @@ def cause_lines(
     """Yield (text, style): the first cause in several lines, then each other cause in one.
 
     `first_said`: the line of the verdict already has the first one's sentence. `names` is how many
-    places are named. `first_token` is the sentence about the first token that differs, said after
-    the first cause.
+    of a cause's places are named. `first_token` is the sentence about the first token that differs,
+    said after the first cause.
     """
     for at, one in enumerate(causes[:1]):
         name = one.cause or "unknown cause"
@@ -84,13 +84,13 @@ def short_answer(
 ) -> list[Line]:
     """Return the short answer, at most LINES lines of (text, style).
 
-    `first_said`: the headline already has the first cause's sentence. `others` are differences
-    that are no causes, a line each. `not_compared` are sentences on what was not compared,
-    `unrun` on what was compared by values and never run. `unmended` says what no command repairs.
-    `source` is the path of A, from which a command may only write B again. `names` is how many
-    places are named. `first_token` is the sentence about the first token that differs, or "".
-    What does not fit is counted: the verdict, the first cause, what was not compared and the
-    commands are always shown. Long names are shortened, except in commands.
+    `first_said`: the headline already has the first cause's sentence. `others` are differences that
+    are no causes, a line each. `not_compared` are sentences on what was not compared, `unrun` on
+    what was compared by values and never run. `unmended` says what no command repairs. `source` is
+    the path of A, from which a command may only write B again. `names` is how many of a cause's
+    places are named. `first_token` is the sentence about the first token that differs, or "". What
+    does not fit is counted: the verdict, the first cause, what was not compared and the commands
+    are always shown. Long names are shortened, except in commands.
     """
     end: list[Line] = []
     for title, rows in (("not compared", not_compared), ("not reached by a pass", unrun)):

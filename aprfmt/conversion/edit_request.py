@@ -1,4 +1,8 @@
-"""Parse the changes of metadata that a user asks for, each placed where readers look for it."""
+"""Parse the changes of metadata that a user asks for, each placed where readers look for it.
+
+A *place* is where readers look for a value: a key of a file's metadata, or "FILE:KEY" of a JSON
+file.
+"""
 
 import json
 from collections.abc import Callable, Mapping, Sequence

@@ -109,7 +109,7 @@ class FolderEdits:
         )
 
     def set(self, key: str, text: str) -> None:
-        """Set a key to a new value at every place readers take it from.
+        """Set a key to a new value in every file that readers take it from.
 
         `text` is JSON or text, or `@FILE` for the content of a file. Raises UsageError if it does
         not fit.

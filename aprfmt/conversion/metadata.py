@@ -277,7 +277,7 @@ def _small_files(model: Model) -> dict[str, str]:
 
 
 def _foreign_gguf(model: Model) -> str | None:
-    """Return the GGUF keys that other formats have no place for, as JSON {key: [type, value]}.
+    """Return the GGUF keys that other formats have no key for, as JSON {key: [type, value]}.
 
     None where there is none.
     """

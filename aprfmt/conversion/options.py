@@ -76,8 +76,8 @@ class Options:
     stored tensors requires none either, and the shapes of the architecture. `carry=False` leaves
     the verbatim tokenizer.json out of a GGUF or APR, which has the tokenizer in its own keys as
     well. `resume` keeps what is written when the run is stopped, and continues what an earlier run
-    left. `jobs` workers make and write pieces of tensors, each on one thread; 1 writes in order,
-    and encodes on `threads`.
+    left. `jobs` workers make and write tensors, some rows at a time, each on one thread; 1 writes
+    in order, and encodes on `threads`.
     """
 
     arch: str | None = None

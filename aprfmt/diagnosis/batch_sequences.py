@@ -177,10 +177,10 @@ class OtherRows:
 
 
 def rows_of_another_sequence(batch: BatchSequences, dtype: str) -> OtherRows | None:
-    """Return the result that a side has one sequence's rows in the place of another's; None if not.
+    """Return the result that a dump has one sequence's rows for another's; None if not.
 
-    At all points that differ, the rows are those of another sequence in the other dump. The
-    faulty side is the one that the model's own pass contradicts; without a model it is not known.
+    At all points that differ, the rows are those of another sequence in the other dump. The faulty
+    side is the one that the model's own pass contradicts; without a model it is not known.
     """
     for given, owner in (("B", "A"), ("A", "B")):
         sources: dict[Ids, Ids] = {}

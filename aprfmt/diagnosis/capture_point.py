@@ -201,7 +201,7 @@ def _keys_in_all_layers(case: Mismatch, names: Sequence[str]) -> set[str]:
 
 
 def _refuse_rank_twice(case: Mismatch, keys: Sequence[str]) -> None:
-    """Raise FormatError where a dump has one rank's shares in another's place at most of `keys`.
+    """Raise FormatError where a dump has one rank's values for another's at most of `keys`.
 
     Two points at least have to show it. Later points agree: the engine computed with the right
     shares, only the dump has one rank's twice.

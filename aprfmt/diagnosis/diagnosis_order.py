@@ -506,8 +506,8 @@ class DiagnosisRun:
     def _judge_other_sequences(self) -> bool:
         """Compare the other sequences of two dumps; return whether they explain all differences.
 
-        Adds the finding that one side has another sequence's rows. Where the side's dump has its
-        own rows too, they are put in place and the comparison continues.
+        Adds the finding that one side has another sequence's rows. Where that dump has the right
+        rows too, these are compared from then on.
         """
         assert self.ids is not None
         if len(self.traces) < 2:
@@ -632,8 +632,8 @@ class DiagnosisRun:
     def _compare_passes(self) -> None:
         """Compare the forward passes and add findings and evidence to `levels`.
 
-        Two models are compared by parts, then each recorded side with its model, then both runs.
-        Stops where a side sets `levels.reason`.
+        Two models are compared by passes in which single findings are removed, then each recorded
+        side with its model, then both runs. Stops where a side sets `levels.reason`.
         """
         assert self.ids is not None
         dtype = self._pass_dtype()
@@ -911,7 +911,7 @@ def _unfitting_arrays(trace: TraceLike, views: Mapping[str, ShadowPoint]) -> Ite
 
 
 def _unseen_end_clause(views: Mapping[str, ShadowPoint]) -> str:
-    """Return a clause on the part of the pass after a trace's last compared point, or "".
+    """Return a clause on what the pass does after a trace's last compared point, or "".
 
     What lies between two compared points is judged with the second one.
     """

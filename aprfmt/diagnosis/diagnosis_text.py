@@ -1,5 +1,7 @@
 """The text of a diagnosis, for `aprfmt diagnose` and for failing tests.
 
+The *places* of a finding are the tensors, keys, operations or capture points that it names.
+
 A and B are the two models, runs or traces that are compared; a *side* is one of them.
 """
 

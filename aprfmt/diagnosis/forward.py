@@ -1,5 +1,7 @@
 """Findings and evidence on one side's trace, from its comparison with the reference model.
 
+The *places* of a finding are the points, operations and weights that it names.
+
 A and B are the two models, runs or traces that are compared; a *side* is one of them.
 """
 

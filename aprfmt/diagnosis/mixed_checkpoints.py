@@ -32,7 +32,7 @@ def find_mixture(
     """Return the finding that a run of `model` used one part of `other`, or None.
 
     None if no part explains the run, the run agrees with `model` itself, or a pass fails. `label`
-    is the run's side.
+    is the run's letter, "A" or "B".
     """
     recorded = RecordedTrace(trace, tuple(ids), {})
     patched = PatchedModel.unpatched(model, ids, dtype)
@@ -97,7 +97,8 @@ def _mixture_finding(
 ) -> Finding:
     """Return the finding that the run's weights `keys` are those of `other`.
 
-    `before` and `after` are the shadow passes without and with these, `label` is the run's side.
+    `before` and `after` are the shadow passes without and with these, `label` is the run's letter,
+    "A" or "B".
     """
     views: Mapping[str, float] = {
         key: view.residual for key, view in before.views.items() if view.residual is not None

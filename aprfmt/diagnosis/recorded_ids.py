@@ -56,7 +56,7 @@ def id_mismatch_sentence(
 
 
 def _first_difference_text(a: Sequence[int], b: Sequence[int]) -> str:
-    """Return the lengths and the first differing place of two sequences of ids, as text."""
+    """Return the lengths of two sequences of ids and where they first differ, as text."""
     at = next(
         (i for i, pair in enumerate(zip(a, b, strict=False)) if pair[0] != pair[1]),
         min(len(a), len(b)),

@@ -66,7 +66,7 @@ class RenamedTrace(WrappedTrace):
         return None if old is None else self._trace.values_mask(old)
 
     def value_blocks(self, key: str) -> ValueBlocks | None:
-        """Return the values that belong to a key, to be read piece by piece; None if impossible."""
+        """Return the values that belong to a key, to be read in blocks; None if impossible."""
         old = self._source(key)
         return None if old is None else self._trace.value_blocks(old)
 

@@ -32,8 +32,8 @@ def compare_by_name(
 
     It says what could not be compared, and how to enable that. The verdict is "same" if all items
     are equal, also those that nothing reads. If nothing differs but a file is damaged or unread,
-    `reason` says what was equal, and the verdict is "not_comparable" (exit 2). `texts` are the
-    sides as the user gave them, `only` the sections to compare, None for all.
+    `reason` says what was equal, and the verdict is "not_comparable" (exit 2). `texts` are A and B
+    as the user gave them, `only` the sections to compare, None for all.
     """
     part = _part_sentence(a, b)
     if part:

@@ -365,7 +365,7 @@ def _furthest_in_scope(
     """Return a Solution of these steps in the layers in which the pass agrees furthest, or None.
 
     None if a point up to the divergence still disagrees. `residual` is the Solution's, `known` are
-    keys of divergences to ignore, `order` the place of each point in the pass, `here` that of the
+    keys of divergences to ignore, `order` the number of each point in the pass, `here` that of the
     divergence.
     """
     # Within one layer each set of layers may be right; else the steps' own count.
@@ -525,8 +525,8 @@ def _verify_change(
     """Return the change as a Solution if all points up to the divergence agree with it, else None.
 
     It is tried in several sets of layers: the set is chosen with which the pass agrees furthest,
-    and then the one that leaves the fewest points wrong. `known` are keys of divergences to
-    ignore, `order` the place of each point, `here` that of the divergence.
+    and then the one that leaves the fewest points wrong. `known` are keys of divergences to ignore,
+    `order` the number of each point in the pass, `here` that of the divergence.
     """
     if change.drop:
         residual = 0.0
@@ -559,7 +559,7 @@ def _verify_change(
 
 
 def _point_order(view: ShadowPoint, order: Mapping[str, int]) -> float:
-    """Return the place of a point that the first pass lacks: after its layer's last point."""
+    """Return a sort key for a point that the first pass lacks: after its layer's last point."""
     same = [place for key, place in order.items() if key.startswith(f"L{view.layer}.")]
     return max(same, default=len(order)) + 0.5
 

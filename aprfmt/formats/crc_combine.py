@@ -1,5 +1,7 @@
 """CRC-32 of a file that is written piece by piece, some by other threads in any order.
 
+A *piece* is the bytes of one write, or of one range that other threads write.
+
 The checksum of A + B follows from those of A and of B and the length of B.
 """
 

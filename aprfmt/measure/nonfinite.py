@@ -19,8 +19,8 @@ class NonFinite:
 
     `alone` counts the elements where one side is not finite and the other holds something else,
     `at` is the index of the first and `values` what the sides hold there, as text. `both` counts
-    the places with the same NaN or infinity on both sides, `both_at` is the first. `a` and `b` are
-    each side's count, `count` the number of elements.
+    the indices with the same NaN or infinity in both arrays, `both_at` is the first. `a` and `b`
+    are each side's count, `count` the number of elements.
     """
 
     count: int
@@ -81,7 +81,7 @@ def _is_nonfinite_text(text: str) -> bool:
 
 
 class Census:
-    """Counts NaN and infinities of two arrays that come in pieces, in order."""
+    """Counts NaN and infinities of two arrays that come some elements at a time, in order."""
 
     def __init__(self) -> None:
         """Start with no elements counted."""
@@ -121,8 +121,8 @@ class Census:
         """Count two arrays as `add` does, from the counts that a kernel has taken of them.
 
         `odd` are the numbers of values of `x` and of `y` that are not finite. `alone` and `both`
-        are (number of places, index of the first or None): of places where a value that is not
-        finite differs from the other side's, and of places where both sides have the same one.
+        are (number of elements, index of the first or None): of elements where a value that is not
+        finite differs from the other array's, and where both have the same one.
         """
         base, self.count = self.count, self.count + x.size
         self.a, self.b = self.a + odd[0], self.b + odd[1]

@@ -48,8 +48,8 @@ class ValueStats(HasNonFinite):
     `rel_l2` is ||a-b|| / ||a||, over the elements finite on both sides; `max_abs_diff` with the
     multi-index where it occurs; `norm_a` and `norm_b` are ||a|| and ||b||; `ulp` the largest
     distance in representations of `ulp_type`; `changed` counts elements whose values differ (NaN
-    equals NaN); `nan_*` and `inf_*` are each side's own census. A NaN or infinity on one side
-    only counts as changed and makes max_abs_diff infinite; `nonfinite` has the places, None where
+    equals NaN); `nan_*` and `inf_*` are each side's own census. A NaN or infinity on one side only
+    counts as changed and makes max_abs_diff infinite; `nonfinite` says where they are, None where
     all values are finite. `count` is the number of elements, `cosine` the cosine similarity.
     """
 

@@ -52,9 +52,9 @@ class TraceOnSharedRows(WrappedTrace):
         return self._cut_rows(key, self._trace.values_mask(key))
 
     def value_blocks(self, key: str) -> ValueBlocks | None:
-        """Return the values of a capture point, to be read piece by piece.
+        """Return the values of a capture point, to be read in blocks.
 
-        None if only some of its rows are in both traces, so that a piece would have other rows.
+        None if only some of its rows are in both traces, so that a block would have other rows.
         """
         whole = self._shared_positions(key) is None
         return self._trace.value_blocks(key) if whole else None

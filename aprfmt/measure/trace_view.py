@@ -1,4 +1,8 @@
-"""The protocols of traces and records that comparing uses, and facts of a run."""
+"""The protocols of traces and records that comparing uses, and facts of a run.
+
+A *slot* is a name for several points of a layer that are joined along the last axis, as `qkv` for
+q, k and v.
+"""
 
 from collections.abc import Mapping, Sequence
 from typing import Protocol
@@ -69,7 +73,7 @@ class TraceLike(Protocol):
         ...
 
     def slot_parts(self, key: str) -> list[str]:
-        """Return the keys that a key stands for: a joined slot's parts, or the key itself."""
+        """Return the keys of the points that a slot's key (`L3.qkv`) names, or the key itself."""
         ...
 
     def recorded_values(self, key: str) -> Array | None:
@@ -81,7 +85,7 @@ class TraceLike(Protocol):
         ...
 
     def value_blocks(self, key: str) -> ValueBlocks | None:
-        """Return the values to be read piece by piece, None where that is not possible."""
+        """Return the values of a key to be read in blocks; None if they can only be read whole."""
         ...
 
     @property
@@ -91,7 +95,7 @@ class TraceLike(Protocol):
 
 
 class WrappedTrace:
-    """A trace that delegates everything to another one; subclasses override parts."""
+    """A trace that delegates everything to another one; subclasses override methods."""
 
     def __init__(self, trace: TraceLike) -> None:
         """Wrap a trace."""
@@ -117,7 +121,7 @@ class WrappedTrace:
         return self._trace.find_record(key)
 
     def slot_parts(self, key: str) -> list[str]:
-        """Return the keys that a key stands for: a joined slot's parts, or the key itself."""
+        """Return the keys of the points that a slot's key (`L3.qkv`) names, or the key itself."""
         return self._trace.slot_parts(key)
 
     def recorded_values(self, key: str) -> Array | None:
@@ -129,7 +133,7 @@ class WrappedTrace:
         return self._trace.values_mask(key)
 
     def value_blocks(self, key: str) -> ValueBlocks | None:
-        """Return the values to be read piece by piece, None where that is not possible."""
+        """Return the values of a key to be read in blocks; None if they can only be read whole."""
         return self._trace.value_blocks(key)
 
 

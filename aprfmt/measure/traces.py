@@ -1,6 +1,7 @@
 """Compares two traces point by point, and judges each point by its tolerance.
 
-A and B are the two files that are compared; a *side* is one of them, or its tensor.
+A and B are the two traces; a *side* is one of them, and B the reference. A *slot* is a name for
+several points that are joined, as `qkv` for q, k and v.
 """
 
 import math
@@ -227,8 +228,8 @@ def unrecorded_tokens_sentences(a: TraceLike, b: TraceLike) -> tuple[str, ...]:
 def common_keys(a: TraceLike, b: TraceLike) -> list[str]:
     """Return the keys of points that both traces have, in a's order.
 
-    A key that only `b` records, and that `a` has under other names (an alias, or the parts of a
-    joined slot), comes after the last of these names.
+    A key that only `b` records, and that `a` has under other names (an alias, or the points of a
+    slot), comes after the last of these names.
     """
     order = {key: place for place, key in enumerate(a.records)}
     places = {key: (order[key], 0) for key in a.records if b.find_record(key) is not None}
@@ -318,7 +319,7 @@ class RunPair:
         self, key: str, dtypes: tuple[str, str], a: TraceLike, b: TraceLike,
         shape: tuple[int, ...], point: str,
     ) -> PointDiff | None:  # fmt: skip
-        """Return the comparison of all values of a key, which are read piece by piece.
+        """Return the comparison of all values of a key, which are read some at a time.
 
         `dtypes` are those of a and of the reference b, `shape` is that of the values. `point` is
         the one that was recorded, where the key is an alias. None where the values have to be read
@@ -616,7 +617,7 @@ def _judge_point(
 def _reason_not_numbers(a: RecordLike, b: RecordLike) -> tuple[str, bool]:
     """Return (why a point without values is not compared, whether it differs all the same).
 
-    It differs where the recorded statistics have other counts of NaN or infinities on both sides.
+    It differs where the recorded statistics of the two have different counts of NaN or infinities.
     """
     why = "only statistics were kept; save the values"
     if a.stats is None or b.stats is None:

@@ -1,4 +1,4 @@
-"""The verdicts on two sides, the levels of evidence, and the levels of certainty."""
+"""The verdicts on two models or runs, the levels of evidence, and the levels of certainty."""
 
 from collections.abc import Iterable
 from typing import Literal

@@ -34,7 +34,7 @@ NESTED = (("model.language_model.", "model."), ("language_model.", ""))
 class Relation:
     """One change that explains many differences: a prefix, an index, exchanged axes, a key.
 
-    `says` is the sentence without the place, `where` are all items it maps, `examples` are the
+    `says` is the sentence without the items, `where` are all items it maps, `examples` are the
     first of them (as stored, as read), `remedy` is the command that mends the file, "" where none
     does. `rules` are renames of tensors, `values` keys of the configuration with their value.
     """

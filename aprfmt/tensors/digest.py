@@ -1,8 +1,9 @@
 r"""Ordered hashes: SHA-256 of files, of a tensor's stored bytes, and of its decoded values.
 
-The decoded hash is over `shape\n` and the little-endian float32 values (float64 for F64, int64
-for integers) of the logical tensor with all layout steps undone, so that it is equal across
-formats.
+A *piece* is bytes of a file that are read together.
+
+The decoded hash is over `shape\n` and the little-endian float32 values (float64 for F64, int64 for
+integers) of the logical tensor with all layout steps undone, so that it is equal across formats.
 """
 
 import hashlib

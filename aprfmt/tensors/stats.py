@@ -60,7 +60,7 @@ class Stats:
 
 
 class Accumulator:
-    """Statistics of values that come in pieces, in any shapes and dtypes.
+    """Statistics of values that come array by array, in any shapes and dtypes.
 
     Of complex numbers the real and the imaginary parts are counted as values.
     """

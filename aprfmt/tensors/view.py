@@ -475,5 +475,5 @@ def stored_by_name(views: Iterable[View]) -> dict[str, LazyTensor]:
 
 
 def is_zero(view: View) -> bool:
-    """Return whether a tensor is zero in every element; values are read piece by piece."""
+    """Return whether a tensor is zero in every element; values are read some at a time."""
     return not any(values.any() for _, _, values in view.chunks(1 << 16))

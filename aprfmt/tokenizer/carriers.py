@@ -1,5 +1,7 @@
 """Writes the tokenizer in the keys and files of a target format.
 
+A *piece* is the text of one token.
+
 Every target gets the verbatim tokenizer.json if there is one, and the format's own keys, so that
 other readers of the format understand it too.
 """

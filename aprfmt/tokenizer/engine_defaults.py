@@ -101,7 +101,7 @@ GGUF_MODELS: Mapping[str, str] = {"bpe": "gpt2", "spm": "llama"}
 
 
 def kind_of_pieces(tokens: Sequence[str], types: Sequence[int]) -> str:
-    """Return "bpe" or "spm" by how pieces spell blanks; "" where that does not show.
+    """Return "bpe" or "spm" by how tokens spell blanks; "" where that does not show.
 
     Byte-level BPE spells a blank as U+0120, SentencePiece as U+2581. As either letter may also
     occur in an ordinary piece, one of them has to be (nearly) absent and the other common.

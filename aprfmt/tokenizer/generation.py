@@ -104,13 +104,12 @@ def placeless_settings(carried: "Carried", other: "Carried") -> tuple[str, ...]:
 
 
 def differing_settings(a: "Carried", b: "Carried") -> list[tuple[str, Any, Any]]:
-    """Return (name, value in A, value in B) of generation settings that differ.
+    """Return (name, value in A, value in B) of settings that differ; [] if both have the file.
 
-    At least one side states them as GGUF keys alone, without a generation_config.json. A value is
-    None where its side does not state it; a stated default of transformers is then equal to it.
-    Between two formats, a setting that writers leave out is not compared. [] also where nothing is
-    compared: both sides have that file, or the formats differ and one side states no setting.
-    Raises FormatError for a damaged file.
+    The file is generation_config.json: if both have it, it is compared elsewhere. A model without
+    it states settings by a GGUF's keys alone. A value is None where it is not stated. A default of
+    transformers that generation_config.json states is no difference. [] too where the formats
+    differ and one model states nothing. Raises FormatError for a damaged file.
     """
     sides = a, b
     x, y = (generation_settings(side) for side in sides)

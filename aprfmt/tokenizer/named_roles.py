@@ -134,7 +134,7 @@ def _configured(side: StatedTokenizer, name: str) -> dict[str, list[int]]:
 
 
 def contradicted_ids(side: StatedTokenizer) -> Iterator[tuple[str, str]]:
-    """Yield (place, what is said) where the ids of config.json are not those of the tokenizer.
+    """Yield (key, sentence) where the ids of config.json are not those of the tokenizer.
 
     Both are files of one folder. An id that generation_config.json lists does not contradict, as a
     model may have several ends. Nothing is yielded for a tokenizer of a GGUF's lists.

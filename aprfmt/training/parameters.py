@@ -1,4 +1,4 @@
-"""The parameters that a step may change: pairs of weights, before it and after it."""
+"""The parameters that a step may change, each as a weight before it and a weight after it."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass

@@ -626,8 +626,8 @@ def _item_size(dtype: str) -> int:
 def decode_numbers(raw: bytes | NDArray[np.uint8], dtype: str, where: str) -> Numbers:
     """Return the numbers of raw bytes as a flat array in this machine's byte order.
 
-    `dtype` is numpy's name, or "bfloat16", whose numbers become float32. `where` names the place in
-    errors. FormatError if the bytes end inside a number.
+    `dtype` is numpy's name, or "bfloat16", whose numbers become float32. `where` names the file and
+    array in errors. FormatError if the bytes end inside a number.
     """
     kind = np.dtype("<u2" if dtype == "bfloat16" else dtype)
     if len(raw) % kind.itemsize:

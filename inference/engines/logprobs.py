@@ -82,9 +82,10 @@ def read_logprobs(
 ) -> Logprobs:
     """Return the log-probabilities of a server's answer; FormatError says what is missing.
 
-    `prompt` are the prompt's ids where the answer does not say them, `token_ids` gives the ids that
-    a piece of text may be. Of several answers it is the one whose ids begin with `wanted` (None:
-    `prompt`), or are the beginning of it; SeveralAnswersError where not exactly one does.
+    `prompt` are the prompt's ids where the answer does not say them, `token_ids` gives the ids of
+    the tokens that have a given text. Of several answers it is the one whose ids begin with
+    `wanted` (None: `prompt`), or are the beginning of it; SeveralAnswersError where not exactly one
+    does.
     """
     several, writer = _answers_of_file(path), logprobs_writer(path) or ""
     found: list[Logprobs] = []
@@ -225,9 +226,9 @@ class _Rows:
 def _parse_answer(said: Any, prompt: Sequence[int] | None, token_ids: TokenIds) -> Logprobs:
     """Return the log-probabilities of a server's answer, of its first choice.
 
-    `prompt` are the prompt's ids if the answer lacks them, `token_ids` gives the ids of a piece
-    of text. Raises ValueError, or an error of a missing key or a wrong type, for a damaged
-    answer.
+    `prompt` are the prompt's ids if the answer lacks them, `token_ids` gives the ids of the tokens
+    that have a given text. Raises ValueError, or an error of a missing key or a wrong type, for a
+    damaged answer.
     """
     rows = _Rows()
     if isinstance(said, list):

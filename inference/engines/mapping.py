@@ -84,7 +84,7 @@ class MappedArray:
 class NameMap:
     """A mapping file. `names` maps arrays to points, None: to none.
 
-    `reasons` say of some why they are none; the file has no place for them.
+    `reasons` say of some why they are none; they are not written to the file.
     """
 
     names: Mapping[str, MappedArray | None]

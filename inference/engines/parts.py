@@ -25,7 +25,7 @@ def has_vocabulary_axis(point: str) -> bool:
 def cut_to_vocabulary(values: Numbers, vocab: int) -> tuple[Numbers, str]:
     """Return (the columns of the vocabulary, a remark on columns after them; "" for padding).
 
-    Padding is one number in all places, 0 or minus infinity with most engines. ValueError where
+    Padding is one number in all columns, 0 or minus infinity with most engines. ValueError where
     columns are missing.
     """
     width = values.shape[-1]
@@ -106,7 +106,7 @@ def _matched_share_text(rows: Numbers, mine: Numbers, key: str, axis: int) -> st
 
 
 def finite_distance(theirs: Numbers, mine: Numbers) -> float:
-    """Return the relative L2 distance of the values that are finite on both sides."""
+    """Return the relative L2 distance of the values that are finite in both."""
     x, y = theirs.astype(np.float64), mine.astype(np.float64)
     both = np.isfinite(x) & np.isfinite(y)
     x, y = np.where(both, x, 0), np.where(both, y, 0)

@@ -32,7 +32,7 @@ _LOOKED = 3  # arrays of a pass that are read to see whether it is all zeros
 class Segment:
     """The tokens of one request in one pass: their rows there, positions and ids.
 
-    `number` is the request's place in the batch of `count`, `rows` index the pass's tokens.
+    `number` is the request's number in the batch of `count`, `rows` index the pass's tokens.
     `padding` is the number of hidden rows before the first token that the pass gave positions;
     `positions` are without them. `masked` are the ids before the first token that the attention
     mask of the pass hides. `cut`: later tokens of the pass were taken back.
@@ -101,7 +101,7 @@ class AlignedArrays:
     to the reason; `again` are those of the passes in it that hold tokens of the sequence once more.
     `notes` say what was left out. `masked` are ids before the first token that a mask hides.
     `sequences` are the ids of all sequences of the dump, None where they are not known, and
-    `chosen` is the place of this one among them. `repeats` are the other requests with the same
+    `chosen` is the index of this one among them. `repeats` are the other requests with the same
     tokens, which are none of `sequences`.
     """
 

@@ -90,7 +90,7 @@ def stored_tensor_gradients(view: View, logical: Sequence[Array]) -> list[Array]
     """Return the gradients of a weight's stored tensors from those of the roles in them.
 
     `logical` are the roles' gradients. The derivative of every layout step is applied backward. A
-    step that moves elements gives each stored element the gradient of the place it went to. Of
+    step that moves elements gives each stored element the gradient of the element it became. Of
     GGUF's two steps that change values, an added constant changes no gradient, and where -exp(x) is
     stored the gradient of x is divided by the stored value.
     """

@@ -131,7 +131,7 @@ class PatchedModel:
 
     @property
     def stored(self) -> Weights:
-        """The weights that the model stores, not those that a hypothesis puts in their place."""
+        """The weights that the model stores, not those that a hypothesis replaces them by."""
         return self.weights if self.original is None else self.original
 
     @property

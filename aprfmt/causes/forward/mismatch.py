@@ -1,4 +1,8 @@
-"""The first capture point that differs, what the reference computed there, and trial changes."""
+"""The first capture point that differs, what the reference computed there, and trial changes.
+
+The *view* of a point is its value in the reference next to the trace's. A *change* is a hypothesis
+applied to the reference.
+"""
 
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -42,9 +46,9 @@ class Change:
     keys of the trace that, by the hypothesis, were taken at another point or on other rows.
     `general` marks a change that fits any value of its kind (frequencies solved one by one): it is
     an answer only if no other change fits. `earlier`: what it does reads values of earlier layers.
-    `most` is how sure it can make a cause: less where values that were taken elsewhere are given by
-    no relation, or in part. `gives` is the point's value by the change, where the trace's own is
-    dropped and no pass has it.
+    `most` is how sure it can make a cause: less where values that were taken at another point
+    follow from no relation, or only some of them do. `gives` is the point's value by the change,
+    where the trace's own is dropped and no pass has it.
     """
 
     cause: str
@@ -119,7 +123,7 @@ class Mismatch:
         """Return the recorded value of a call's result, in the result's shape, or None.
 
         The result must be the whole point, or the last elements of its last axis (MLA's rotated
-        part).
+        elements).
         """
         result, mine = self.array(call.result), self.view.mine
         if result.size == mine.size and np.array_equal(result.reshape(mine.shape), mine):
@@ -145,7 +149,7 @@ class Mismatch:
     def recorded_rows(self) -> tuple[Array, Array]:
         """(The reference's values, the trace's values) of the point, only rows that the trace has.
 
-        In other rows the view has the reference's own values on both sides.
+        In all other rows the view has the reference's own values in place of the trace's.
         """
         view = self.view
         return np.take(view.mine, self.rows, view.axis), np.take(view.theirs, self.rows, view.axis)
@@ -367,7 +371,7 @@ def change_head_fields(patched: PatchedModel, layers: Layers, **values: Any) -> 
 
 @dataclass(frozen=True)
 class Hypothesis:
-    """A cause, and the function that proposes changes for it.
+    """A row of the table of hypotheses: a cause, and the function that proposes changes for it.
 
     Rows are tried by `rank`, the lowest first; `because` is the reason for it. Rows of other
     packages come after ours.

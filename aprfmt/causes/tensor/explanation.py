@@ -97,10 +97,10 @@ def _explain_differing(a: View, b: View, context: PairContext, key: str) -> Find
 
 
 def _with_nonfinite(case: DifferingPair, found: Finding | None) -> Finding | None:
-    """Return a finding that also covers the places where only one side is NaN or infinite.
+    """Return a finding that also covers elements where only one side is NaN or infinite.
 
     `found` is the finding for all values, or None; it is returned unchanged if there are no such
-    places. NaN and infinities are explained only by a transformation that gives exactly the same
+    elements. NaN and infinities are explained only by a transformation that gives exactly the same
     bits or values; otherwise the cause is "nonfinite", confirmed only if all other values are
     equal.
     """

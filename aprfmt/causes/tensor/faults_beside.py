@@ -168,7 +168,7 @@ def _rope_orders(context: PairContext, key: str, x: "Array") -> Iterator[_Fault]
 
 
 def _other_matrices(pairs: Mapping[str, TensorPair], key: str, y: "Array") -> Iterator[_Fault]:
-    """Yield a fault for each other matrix of A that may stand in B in place of `key`'s, `y`.
+    """Yield a fault for each other matrix of A that B may have under `key` (its matrix is `y`).
 
     It must have the same shape and a high cosine with `y` over up to eight of the rows.
     """

@@ -1,5 +1,7 @@
 """The orders in which writers store fused tensors: by part, head, group, row or shard.
 
+A *place* is the number of a row in B's fused tensor.
+
 A *part* is the rows of one projection in the fused tensor: q, k or v, gate or up. An order has, for
 each row of the fused tensor, its number in the canonical order: all of the first part, then all of
 the second, and so on.

@@ -43,8 +43,8 @@ class JoinedExchange:
 class _StoredStack:
     """One way in which `count` joined matrices may be stored as a stack, with axes exchanged.
 
-    `rows` has the row of the joined matrix at each place; `across`: its rows are the last axis.
-    Axis i of the values under the stored shape is axis `axes[i]` of what was meant.
+    `rows` has, for each stored row, its number in the joined matrix; `across`: its rows are the
+    last axis. Axis i of the values under the stored shape is axis `axes[i]` of what was meant.
     """
 
     count: int

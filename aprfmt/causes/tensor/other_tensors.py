@@ -201,7 +201,7 @@ def _is_stale_head(case: DifferingPair, label: str) -> bool:
 
 
 def _same_sample(x: RowReader, y: RowReader) -> bool:
-    """Return whether two tensors agree at a few fixed places, within their encodings."""
+    """Return whether two tensors agree in a few fixed elements, within their encodings."""
     a, b = sample_line(x), sample_line(y)
     norm = max(norms.exact_norm(a), norms.exact_norm(b))
     return norms.exact_norm(a - b) <= 1.5 * pair_noise(x.encoding, y.encoding) * norm
@@ -363,7 +363,7 @@ def guess_stale_tensor(case: DifferingPair) -> Iterator[Guess | Finding]:
 
 
 def explain_other_order(case: DifferingPair) -> Iterator[Finding]:
-    """Yield the finding that both sides have the same values at different places.
+    """Yield the finding that both sides have the same values in another order.
 
     Block encodings are left out: their rounding does not tell values apart.
     """

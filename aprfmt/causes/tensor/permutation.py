@@ -103,7 +103,7 @@ def one_to_one(a: "Array", b: "Array", at: "Array", slack: float) -> "Array":
 
 
 def _match_by_hash(case: DifferingPair) -> FoundLines | None:
-    """Return the places of A's rows in B by their bytes; None if most are not found.
+    """Return the numbers of A's rows in B, found by their bytes; None if most are not found.
 
     A row keeps its number if several rows are equal.
     """
@@ -146,9 +146,9 @@ def find_columns(case: DifferingPair) -> FoundLines | None:
 
 
 def _match_by_sorting(case: DifferingPair) -> FoundLines | None:
-    """Return the places of a vector's values in B by sorting; None if the values differ.
+    """Return the indices of A's values in B's vector, found by sorting; None if the values differ.
 
-    Equal values keep their place if possible. None too where most values have a neighbour within
+    Equal values keep their index if possible. None too where most values have a neighbour within
     the rounding: sorted, any two such vectors are equal.
     """
     if case.a.size > MATCHED or case.a.size != case.b.size:

@@ -105,7 +105,8 @@ def _explain_parameter(
 class MovedPieces(NamedTuple):
     """The cause that pieces are misplaced, a sentence, and the data for its proof.
 
-    `sample` are bytes of them, `nbytes` is the size of all, `free` how many places were found.
+    `sample` are bytes of them, `nbytes` is the size of all, `free` how many pieces' origins were
+    found.
     """
 
     cause: str

@@ -296,8 +296,8 @@ def joined_groups(
     """Yield a function that returns {tensor key: finding} of misplaced shards of fused matrices.
 
     A rank stores its shard of each matrix that is fused, such as q, k and v. Shards that were
-    joined rank by rank are not in the order of these matrices, and one may be there twice or in
-    another rank's place.
+    joined rank by rank are not in the order of these matrices, and one may be there twice or in the
+    position of another rank's.
     """
     yield partial(_explain_joined, context, pairs, rows)
 

@@ -38,7 +38,7 @@ _JSON: Mapping[str, str] = {
 
 
 def part_place(side: StatedTokenizer, part: str) -> tuple[str, ...]:
-    """Return (place,) where a tokenizer's part is stored: its GGUF key, or `FILE: KEY`."""
+    """Return (key,): where a tokenizer's part is stored, its GGUF key, or `FILE: KEY`."""
     if side.uses_lists:
         return (_LISTS[part],)
     config = side.carried.tokenizer_config

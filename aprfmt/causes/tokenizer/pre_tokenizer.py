@@ -96,7 +96,7 @@ def kind_difference(a: StatedTokenizer, b: StatedTokenizer) -> Iterator[Differen
 
 
 def _places_of_kind(a: StatedTokenizer, b: StatedTokenizer) -> tuple[str, ...]:
-    """Return where the two kinds of vocabulary are stated, B's places first.
+    """Return the files or keys that state the two kinds of vocabulary, B's first.
 
     For two tokenizer.json of one model type these are the parts that differ, such as the
     normalizer.

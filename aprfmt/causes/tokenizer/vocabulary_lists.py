@@ -71,10 +71,10 @@ class Difference:
     """One difference that the lists or files of two tokenizers show.
 
     `name` is the fact's name in `diff`, `parts` are the parts (causes.tokenizer.part_exchange) that
-    taking it away replaces, `where` the places, B's first. `sure` says that it is a difference
-    whether a probe shows it or not; otherwise it counts only if one does: two formats spell one
-    thing apart. `still` is a difference known to have no effect, `told` one that answers name all
-    the same. `mend` are KEY=VALUE for `aprfmt set`, which give B what A has.
+    taking it away replaces, `where` the files or keys that state it, B's first. `sure` says that it
+    is a difference whether a probe shows it or not; otherwise it counts only if one does: two
+    formats spell one thing apart. `still` is a difference known to have no effect, `told` one that
+    answers name all the same. `mend` are KEY=VALUE for `aprfmt set`, which give B what A has.
 
     What it does is measured later. `shown`: a probe shows it, and none is left once all differences
     are taken away. `probed` is False where texts could not be encoded, so that nothing could show

@@ -55,9 +55,9 @@ class Disagreement:
     """One fact that aprfmt and the official library read differently.
 
     `tensor` is "" where it is of the file as a whole. `what` is "opens", "present", "type",
-    "shape", "place" or "bytes"; `ours` and `theirs` are what aprfmt and the library say. `outside`
-    names who is outside the specification ("the file", "aprfmt", the library, or "not decided") and
-    `because` says how that was found.
+    "shape", "place" (the offset) or "bytes"; `ours` and `theirs` are what aprfmt and the library
+    say. `outside` names who is outside the specification ("the file", "aprfmt", the library, or
+    "not decided") and `because` says how that was found.
     """
 
     file: str

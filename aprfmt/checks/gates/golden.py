@@ -237,7 +237,7 @@ def _optional_ids(row: Mapping[str, Any], key: str, where: str) -> tuple[int, ..
 def _string_tuple(value: Any, key: str, where: str) -> tuple[str, ...]:
     """Return a list of texts as a tuple; FormatError for anything else.
 
-    `key` and `where`, its place in the file, are for the error.
+    `key` and `where`, which says where the file has it, are for the error.
     """
     if not isinstance(value, Sequence) or not all(isinstance(item, str) for item in value):
         raise FormatError(f"{where}: {key} is no list of texts")

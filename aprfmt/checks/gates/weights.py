@@ -65,7 +65,7 @@ def check_init_statistics(subject: ModelUnderTest) -> Result:
 
 
 def logical_stats(tensor: View) -> Stats:
-    """Return the statistics of a logical tensor, decoded in pieces."""
+    """Return the statistics of a logical tensor, decoded some rows at a time."""
     if tensor.moves is not None and len(tensor.roles) == 1:
         return merge_stats(tensor_stats(stored) for stored in tensor.stored)  # moved, not changed
     accumulator = Accumulator()

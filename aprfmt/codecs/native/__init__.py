@@ -293,7 +293,7 @@ def stats_of_rows(
     """Return the moments of each run of PART elements of rows whose columns are in several buffers.
 
     `pieces` are (encoding, raw, columns, first, wide): of each row of `columns` elements in `raw`,
-    the `wide` elements from `first` on are put next to those of the next piece, `width` in all. Of
+    the `wide` elements from `first` on are put next to those of the next entry, `width` in all. Of
     these rows one after another, `count` elements are read after the first `skip`. Decoded values
     are not kept. None where `number_pieces` returns None. Raises CodecError where lengths do not
     fit.

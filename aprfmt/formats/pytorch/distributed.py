@@ -72,7 +72,7 @@ def _shards(value: TensorValue) -> list[RankPart]:
 
 
 def _inside(offsets: Any, part: Sequence[int], whole: Sequence[int]) -> tuple[int, ...] | None:
-    """Return the offsets of a part as a tuple; None unless they place it inside of the whole."""
+    """Return the offsets of a part as a tuple; None unless the part is inside the whole by them."""
     if not isinstance(offsets, list | tuple) or not len(offsets) == len(part) == len(whole):
         return None
     if any(type(one) is not int or one < 0 for one in offsets):

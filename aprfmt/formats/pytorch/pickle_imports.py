@@ -121,7 +121,7 @@ class Imports:
         return iter(self.places)
 
     def add(self, name: GlobalName, place: str) -> None:
-        """Note that a name is imported at a place, if it is the first time."""
+        """Note where a name is imported (opcode and byte), if it is the first time."""
         text = str(name)
         if text not in self.places:
             self.places[text] = place

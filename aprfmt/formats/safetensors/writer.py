@@ -234,7 +234,7 @@ def _file_program(path: Path, texts: Mapping[str, str], infos: Sequence[TensorIn
 
 
 def _tensor_slots(infos: Sequence[TensorInfo]) -> list[TensorSlot]:
-    """Return the slots of the tensors, in order."""
+    """Return the ranges of the file that are reserved for the tensors, in order."""
     return [TensorSlot(info.name, info.nbytes) for info in infos]
 
 
