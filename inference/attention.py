@@ -28,8 +28,8 @@ from aprfmt.inference.rope import rotation_of_layer
 def attention(c: Context, layer: int, x: Array) -> Array:
     """Return a layer's attention [tokens, heads * value_dim], before the output product.
 
-    That is the point `attn`. x [tokens, hidden] is normalised already. Keys and values are those
-    of the cache and the pass, or of the earlier layer that this one shares them with.
+    That is the point `attn`. x [tokens, hidden] is normalised already. Keys and values are those of
+    the cache and the pass, or of the earlier layer whose keys and values this layer reads.
     """
     role = _GATES[c.block.attention_gate]
     gated = role and c.weights.get_role(layer, f"{role}.weight") is not None

@@ -53,12 +53,11 @@ class Recorder(Protocol):
 
 @dataclass
 class PassState:
-    """What the layers of a pass share besides the residual stream.
+    """What later layers of a pass read besides the residual stream.
 
-    `per_layer` [tokens, n_layers * per_layer_size] are per-layer embeddings, None without;
-    `shared` are {layer: (keys, values)} that later layers use. `chosen` [tokens, keys] is the mask
-    of keys that the last indexer chose, on the host or the device; None where attention reads every
-    key.
+    `per_layer` [tokens, n_layers * per_layer_size] are per-layer embeddings, None without; `shared`
+    are {layer: (keys, values)} that later layers use. `chosen` [tokens, keys] is the mask of keys
+    that the last indexer chose, on the host or the device; None where attention reads every key.
     """
 
     per_layer: Array | None = None
@@ -66,7 +65,7 @@ class PassState:
     chosen: Mask | Array | None = None
 
     def copy(self) -> "PassState":
-        """Return a copy that a later part of the pass may change; arrays are shared."""
+        """Return a copy that later layers may change; the arrays are the same."""
         return PassState(self.per_layer, dict(self.shared), self.chosen)
 
     def __bool__(self) -> bool:

@@ -79,7 +79,7 @@ class LossWindow:
         return range(first, first + self.label_count)
 
     def ids(self, sequence: Sequence[int]) -> list[int]:
-        """Return the tokens of the pass, cut from the whole sequence."""
+        """Return the tokens of the pass, taken from the whole sequence."""
         return [*sequence[: self.prefix], *sequence[self.start : self.stop]]
 
 

@@ -1,5 +1,7 @@
 """Short convolutions and gated delta nets in numpy, for backends without code for them.
 
+A *chunk* is CHUNK tokens that follow each other and are computed by one product.
+
 A gated delta net has, for each value head, a matrix S [key_dim, value_dim]. A token with key k,
 query q, value v, decay g and strength b changes it to S' = exp(g) S, then S' + k (b (v - k S')),
 and reads q times that. In Kimi delta attention exp(g) is a number for each row of S: the state

@@ -109,7 +109,8 @@ class Session:
     def truncate(self, length: int = 0) -> None:
         """Forget the tokens from `length` on; the default forgets all.
 
-        A recurrent state cannot be cut, so the tokens before `length` run again with the next call.
+        A recurrent state cannot go back, so the tokens before `length` run again with the next
+        call.
         """
         if self._cache is not None:
             kept = min(length, self._cache.length)

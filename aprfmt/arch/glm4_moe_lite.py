@@ -24,7 +24,7 @@ from aprfmt.errors import ArchError
 
 
 def _check_whole_rope(value: Value, facts: Facts, hp: Params) -> str:
-    """Return ""; ArchError if only a part of the rotated elements is asked for.
+    """Return ""; ArchError if only some of the rotary elements are to be rotated.
 
     transformers fails on such a model.
     """

@@ -64,7 +64,7 @@ class ByGroup:
     def stored_shapes(self, logical: Shapes, hp: Sizes, count: int) -> list[Shape]:
         """Return [the shape of the one stored tensor]; ArchError for other logical shapes.
 
-        `count`, the number of stored tensors, is used only by steps that stack.
+        `count`, the number of stored tensors, is used only by steps that join several of them.
         """
         groups, sizes = self._group_sizes(hp)
         wanted = [self._output_rows(output, groups, sizes) for output in self.outputs]
@@ -198,7 +198,7 @@ class Tiled:
     def stored_shapes(self, logical: Shapes, hp: Sizes, count: int) -> list[Shape]:
         """Return [the logical shape]; ArchError unless the heads fit it.
 
-        `count`, the number of stored tensors, matters only to steps that stack.
+        `count`, the number of stored tensors, is used only by steps that join several of them.
         """
         return self.shapes(logical, hp)
 

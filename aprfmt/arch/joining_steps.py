@@ -51,8 +51,8 @@ class Split:
     def stored_shapes(self, logical: Shapes, hp: Sizes, count: int) -> list[Shape]:
         """Return [the shape of the parts joined along the axis].
 
-        `count`, the number of stored tensors, matters only to steps that stack. Raises ArchError
-        for another number of parts, or for parts without that axis.
+        `count`, the number of stored tensors, is used only by steps that join several of them.
+        Raises ArchError for another number of parts, or for parts without that axis.
         """
         at = self.axis
         if len(logical) != len(self.sizes) or any(len(shape) <= at for shape in logical):
@@ -139,8 +139,8 @@ class Joined:
     def stored_shapes(self, logical: Shapes, hp: Sizes, count: int) -> list[Shape]:
         """Return one stored shape for each part of the logical tensor.
 
-        `count`, the number of stored tensors, matters only to steps that stack. Raises ArchError
-        where the rows of the parts do not add up to those of the logical tensor.
+        `count`, the number of stored tensors, is used only by steps that join several of them.
+        Raises ArchError where the rows of the parts do not add up to those of the logical tensor.
         """
         shape = only_shape(logical, self)
         parts = [(size_of(size, hp), *shape[1:]) for size in self.sizes]
@@ -274,7 +274,7 @@ class KvB:
     def stored_shapes(self, logical: Shapes, hp: Sizes, count: int) -> list[Shape]:
         """Return the shapes of k_b and v_b; ArchError unless kv_b fits the hyperparameters.
 
-        `count`, the number of stored tensors, matters only to steps that stack.
+        `count`, the number of stored tensors, is used only by steps that join several of them.
         """
         k, v, whole = self._expected_shapes(hp)
         if only_shape(logical, self) != whole:

@@ -88,7 +88,7 @@ class RowsPermuted:
     def stored_shapes(self, logical: Shapes, hp: Sizes, count: int) -> list[Shape]:
         """Return [the logical shape]; ArchError unless heads of even size fit the rows.
 
-        `count`, the number of stored tensors, matters only to steps that stack.
+        `count`, the number of stored tensors, is used only by steps that join several of them.
         """
         return self.shapes(logical, hp)
 
@@ -145,7 +145,7 @@ class Transposed:
     def stored_shapes(self, logical: Shapes, hp: Sizes, count: int) -> list[Shape]:
         """Return [the logical shape with its last two axes swapped]; ArchError below two axes.
 
-        `count`, the number of stored tensors, matters only to steps that stack.
+        `count`, the number of stored tensors, is used only by steps that join several of them.
         """
         return self.shapes(logical, hp)
 
@@ -229,7 +229,7 @@ class TransposedEach:
     def stored_shapes(self, logical: Shapes, hp: Sizes, count: int) -> list[Shape]:
         """Return the logical shapes, their last two axes swapped; ArchError below two axes.
 
-        `count`, the number of stored tensors, matters only to steps that stack.
+        `count`, the number of stored tensors, is used only by steps that join several of them.
         """
         return self.shapes(logical, hp)
 
@@ -266,7 +266,7 @@ class ChannelsLast:
     def stored_shapes(self, logical: Shapes, hp: Sizes, count: int) -> list[Shape]:
         """Return [the logical shape, its second axis last]; ArchError below three axes.
 
-        `count`, the number of stored tensors, matters only to steps that stack.
+        `count`, the number of stored tensors, is used only by steps that join several of them.
         """
         shape = only_shape(logical, self)
         self.shapes([shape], hp)
@@ -324,7 +324,7 @@ class Oriented(Transposed):
     def stored_shapes(self, logical: Shapes, hp: Sizes, count: int) -> list[Shape]:
         """Return [the shape that is written]: the logical one with its last two axes swapped.
 
-        `count`, the number of stored tensors, matters only to steps that stack.
+        `count`, the number of stored tensors, is used only by steps that join several of them.
         """
         self._is_swapped(only_shape(logical, self), hp)
         return Transposed.shapes(self, logical, hp)
@@ -364,7 +364,7 @@ class HalvesExchanged:
     def stored_shapes(self, logical: Shapes, hp: Sizes, count: int) -> list[Shape]:
         """Return [the logical shape]; ArchError unless rows have an even number of elements.
 
-        `count`, the number of stored tensors, matters only to steps that stack.
+        `count`, the number of stored tensors, is used only by steps that join several of them.
         """
         return self.shapes(logical, hp)
 
@@ -407,7 +407,7 @@ class ChangesValues:
     def stored_shapes(self, logical: Shapes, hp: Sizes, count: int) -> list[Shape]:
         """Return [the logical shape]: the step changes values, not shapes.
 
-        `count`, the number of stored tensors, matters only to steps that stack.
+        `count`, the number of stored tensors, is used only by steps that join several of them.
         """
         return [only_shape(logical, self)]
 
@@ -471,7 +471,7 @@ class Reshaped:
     def stored_shapes(self, logical: Shapes, hp: Sizes, count: int) -> list[Shape]:
         """Return [the shape that is written]; ArchError unless the element counts are equal.
 
-        `count`, the number of stored tensors, matters only to steps that stack.
+        `count`, the number of stored tensors, is used only by steps that join several of them.
         """
         return [self._checked_shape(only_shape(logical, self), self.stored, hp)]
 

@@ -21,8 +21,8 @@ WHOLE_HEADS = Loss(
 def common_losses(activation: str = "silu", *, partial: bool = False) -> tuple[Loss, ...]:
     """Return what GGUF or config.json cannot express of most architectures, as Loss records.
 
-    `activation` is the one that llama.cpp computes. `partial`: config.json has a key for rotating a
-    part of each head only.
+    `activation` is the one that llama.cpp computes. `partial`: config.json has a key for rotating
+    only some elements of each head.
     """
     return (
         *(() if partial else (WHOLE_HEADS,)),

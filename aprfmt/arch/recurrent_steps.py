@@ -46,7 +46,7 @@ class Depthwise:
     def stored_shapes(self, logical: Shapes, hp: Sizes, count: int) -> list[Shape]:
         """Return [(channels, 1, taps)], the shape that is written.
 
-        `count`, the number of stored tensors, matters only to steps that stack.
+        `count`, the number of stored tensors, is used only by steps that join several of them.
         """
         channels, taps = self.shapes([only_shape(logical, self)], hp)[0]
         return [(channels, 1, taps)]

@@ -66,7 +66,7 @@ def rope_rules(rope: RopeDefaults) -> tuple[HyperRule, ...]:
         return None, found[1]
 
     def check_partial(value: Value, facts: Facts, hp: Params) -> str:
-        """Return a warning if config.json asks for an ignored rotation of a part of each head.
+        """Return a warning if config.json asks for a partial rotation of heads that is ignored.
 
         Else "". `value` is the rope scaling. Raises ArchError where transformers' forward pass
         fails: with a rope scaling, and for some architectures without one.
@@ -110,7 +110,7 @@ def rope_rules(rope: RopeDefaults) -> tuple[HyperRule, ...]:
         return int(rotated), found[1]
 
     def write_rope_dim(value: Value, hp: Params) -> Params:
-        """Return config.json's {"partial_rotary_factor": rotated part of a head}.
+        """Return config.json's {"partial_rotary_factor": fraction of a head that rope rotates}.
 
         {} for whole heads. `value` is the number of rotated elements of a head.
         """

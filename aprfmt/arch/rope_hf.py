@@ -33,8 +33,8 @@ class RopeDefaults:
     """What differs between architectures in how config.json describes rope.
 
     Defaults for absent keys: `theta`; `theta_local` (windowed layers; None: same as theta);
-    `partial`, the rotated part of a head (None: transformers always rotates whole heads, and with
-    `partial_fails` its pass fails where a part is asked for, with a scaling or without);
+    `partial`, the rotated fraction of a head (None: transformers always rotates whole heads, and
+    with `partial_fails` its pass fails where a fraction is asked for, with a scaling or without);
     `original`, the trained length (phi3); `hf_default`, the scaling in normal form. `local_key` is
     the old config key of theta_local, `base_key` of theta. `layers`: the layers the scaling applies
     to ("all", "full"). `aliases`: old names of scaling types. `nested`: new configs have one object

@@ -248,7 +248,7 @@ def _difference_row(
 
 
 def _first_difference(made: Iterator[memoryview], tensor: LazyTensor) -> _Difference | None:
-    """Return the first byte in which the made chunks differ from the stored tensor.
+    """Return the first byte in which bytes that were made differ from the stored tensor.
 
     None where all are equal. A missing or additional byte is a difference. `made` are the chunks of
     bytes in order. `tensor` is the stored tensor.

@@ -31,7 +31,7 @@ _FIELD = re.compile(r"\{[^{}]*[.\[][^{}]*\}")
 
 
 def find_suspicious(template: str, environment: Any) -> list[str]:
-    """Return a sentence for each suspicious part, beginning with its line; [] if there is none.
+    """Return a sentence for each suspicious expression, beginning with its line; [] if none.
 
     `environment` is the jinja2 environment that parses the template.
     """

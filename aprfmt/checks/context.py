@@ -53,15 +53,15 @@ class CheckContext:
     def reported_parts(self) -> frozenset[str]:
         """Names of the stored tensors of `reported_weights`, for which no second finding is made.
 
-        These weights are packed and lack a part. They are read as their codes: their shape is not
-        the weight's, and their other parts have no role.
+        These weights are packed and lack a stored tensor. They are read as their codes: their shape
+        is not the weight's, and their other tensors have no role.
         """
         lost = self.model.lost_parts
         return frozenset(name for weight in self.reported_weights for name in lost[weight].stored)
 
     @cached_property
     def reported_weights(self) -> frozenset[str]:
-        """Names of packed weights that lack a part, and that the check `layout` reports for it."""
+        """Names of packed weights that lack a stored tensor, as the check `layout` reports."""
         said = " ".join(one.text for one in self.model.damage)
         lost = self.model.lost_parts
         return frozenset(one for one in lost if any(name in said for name in (one, *lost[one][0])))

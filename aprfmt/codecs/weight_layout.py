@@ -362,9 +362,9 @@ class WeightLayout:
     def _decodes_across(self, first: int, rows: int) -> bool:
         """Return whether to use the kernel that decodes eight rows at a time without transposing.
 
-        It is the faster one only where columns choose their own group: eight rows then share one
-        look-up of the group. `first`, `rows` and the columns must be multiples of eight, and a
-        row's codes fill whole 32-bit words.
+        It is the faster one only where columns choose their own group: one look-up of the group is
+        then enough for eight rows. `first`, `rows` and the columns must be multiples of eight, and
+        a row's codes fill whole 32-bit words.
         """
         bits, columns = self.codes.bits, self.shape[-1]
         widths = _ACROSS.get((self.codes.order, self.codes.array.itemsize), ())

@@ -1,4 +1,4 @@
-"""Count how many values of a tensor re-encoding changed, in chunks."""
+"""Count how many values of a tensor re-encoding changed, some rows (a *chunk*) at a time."""
 
 from dataclasses import dataclass
 from functools import partial

@@ -88,7 +88,7 @@ def check_planned_losses(
     """Raise ConversionError where the plan would lose something of the source.
 
     `weights` is the path of the output, `kind` its format. Nothing is checked where weights are
-    packed while they are written: only their written parts show what they hold.
+    packed while they are written: only the written codes and scales show what they hold.
     """
     if any(output.part is not None for output in plan.outputs):
         return

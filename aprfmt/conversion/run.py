@@ -185,8 +185,8 @@ def _encoded_chunks(
 ) -> Iterator[memoryview]:
     """Yield the output's encoded bytes, some rows at a time, and count changes in `counts`.
 
-    The output is one chunk where the source's rows cannot be decoded alone. Raises ConversionError
-    where values overflow without permission.
+    All of the output is encoded at once where the source's rows cannot be decoded alone. Raises
+    ConversionError where values overflow without permission.
     """
     importance = column_importances(output, options)
     for piece in decoded_pieces(output, chunk):

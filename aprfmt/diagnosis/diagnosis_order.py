@@ -353,7 +353,7 @@ class DiagnosisRun:
         return False
 
     def _find_mixed_checkpoint(self) -> bool:
-        """Return whether a trace's run used one part of another checkpoint; if so, add the finding.
+        """Return whether a run used some weights of another checkpoint; if so, add the finding.
 
         Only for a trace compared with a model, where `reference` is another model.
         """

@@ -58,10 +58,10 @@ class Probe:
 class PassResult:
     """How far a pass's logits are from A's, and the first point that differs.
 
-    `distance` is relative L2, a share of the norm of A's: 0 where both are all zeros,
-    infinite where only one side is not finite. `kl` is the mean divergence of the next token's
-    probabilities in nats, None where values are not finite. `first` is the first point beyond its
-    tolerance. `exact`: equal bits.
+    `distance` is relative L2, a fraction of the norm of A's: 0 where both are all zeros, infinite
+    where only one side is not finite. `kl` is the mean divergence of the next token's probabilities
+    in nats, None where values are not finite. `first` is the first point beyond its tolerance.
+    `exact`: equal bits.
     """
 
     distance: float

@@ -72,7 +72,7 @@ def _token_finding(one: Difference, b: Model) -> Finding:
 
 
 def _difference_proof(one: Difference) -> Proof | None:
-    """Return the Proof of a difference; None where probes differ even with A's part in B.
+    """Return the Proof of a difference; None where probes differ even with A's lists or texts in B.
 
     It is a weak proof where no probe showed the difference.
     """

@@ -679,9 +679,9 @@ def find_directed_mistake(
 ) -> list[Divergence]:
     """Return [a divergence] inside the run's own rounding that has a direction, or [].
 
-    Its mistake is never confirmed: removing it removes only a part of the difference. The
-    divergence has no explanation where no usual mistake removes enough of it: then it is not
-    known whether the run is only rounded. `plain` are the reference's values by point.
+    Its mistake is never confirmed: removing it removes only some of the difference. The divergence
+    has no explanation where no usual mistake removes enough of it: then it is not known whether the
+    run is only rounded. `plain` are the reference's values by point.
     """
     view = first_directed_point(patched, recorded, found)
     if view is None or not view.residual:

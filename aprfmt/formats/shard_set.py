@@ -64,7 +64,7 @@ def _name_fault(name: object) -> str | None:
 
 
 def _device_stem(component: str) -> str:
-    """Return a file name's part before the first dot, upper case, as Windows compares devices."""
+    """Return a file name up to its first dot, in upper case, as Windows compares devices."""
     return component.partition(".")[0].rstrip().upper()
 
 

@@ -1,5 +1,7 @@
 """Input scales stored with packed weights: they change no value of a weight.
 
+A *part* is one of the stored tensors of a packed weight: codes, scales, zero points.
+
 A and B are the two files that are compared; a *side* is one of them, or its tensor.
 
 So no verdict of a tensor depends on them, but what an engine computes does.

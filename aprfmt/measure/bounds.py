@@ -113,17 +113,18 @@ UNLIKE = 0.4  # correlation below which such a run of the copy is no run of the 
 class Fit:
     """Errors of a quantized copy in steps of its codes, without those of clipped values.
 
-    `near` and `beyond` are the shares of values within NEAR steps and beyond one. `mean` and `rms`
-    are of all errors, `run_mean` and `run_rms` the largest of RUN neighbours. `slope` is the factor
-    of the copy's values in the errors, `slope_limit` what rounding alone may make of it. `relative`
-    is the relative L2 distance, `ends` the share of clipped values, `far` of those that lay further
-    out than their group is wide. `multiple`: in WIDE_RUN values of a row the errors are a multiple
-    of the copy, as of a wrong scale. `likeness` is the least cosine of such a run and the source.
-    `cut` counts the values beyond the ends of their group where all others equal the copy, so that
-    nothing was rounded. `saturated` is the share of RUN neighbours that steps twice as wide would
-    bring nearer. `made_up`: large errors depend on each other as those do that GPTQ makes up for;
-    `in_part`: that was seen of some columns only. `room` is the root mean square of what rounded
-    scales may add to an error beyond a step; it is left out of `near`, `beyond` and `largest`.
+    `near` and `beyond` are the fractions of values within NEAR steps and beyond one. `mean` and
+    `rms` are of all errors, `run_mean` and `run_rms` the largest of RUN neighbours. `slope` is the
+    factor of the copy's values in the errors, `slope_limit` what rounding alone may make of it.
+    `relative` is the relative L2 distance, `ends` the fraction of clipped values, `far` of those
+    that lay further out than their group is wide. `multiple`: in WIDE_RUN values of a row the
+    errors are a multiple of the copy, as of a wrong scale. `likeness` is the least cosine of such a
+    run and the source. `cut` counts the values beyond the ends of their group where all others
+    equal the copy, so that nothing was rounded. `saturated` is the fraction of RUN neighbours that
+    steps twice as wide would bring nearer. `made_up`: large errors depend on each other as those do
+    that GPTQ makes up for; `in_part`: that was seen of some columns only. `room` is the root mean
+    square of what rounded scales may add to an error beyond a step; it is left out of `near`,
+    `beyond` and `largest`.
     """
 
     count: int
@@ -179,7 +180,7 @@ class Fit:
         return "rounded with the errors made up for, as GPTQ does" if few else ""
 
     def text(self) -> str:
-        """Return the errors' root mean square, mean, largest and share beyond one step as text."""
+        """Return as text the errors' root mean square, mean, largest, and fraction above a step."""
         return (
             f"errors in its own steps: root mean square {self.rms:.2g}, mean {self.mean:+.2g}, "
             f"largest {self.largest:.3g}, {100 * self.beyond:.2g} % beyond one"
@@ -317,7 +318,7 @@ def _lie_outside(x: "Array", low: "Array", high: "Array") -> "Array":
 
 
 def _share_of_saturated(delta: "Array", step: "Array", clipped: "Array", width: "Array") -> float:
-    """Return the share of runs of RUN values that steps twice as wide would bring nearer.
+    """Return the fraction of runs of RUN values that steps twice as wide would bring nearer.
 
     `delta` are errors, `step` the steps, `clipped` marks values far beyond the ends of their group
     and `width` is the distance of these ends, all [rows, columns]. A run counts whose squared
@@ -337,11 +338,11 @@ def _share_of_saturated(delta: "Array", step: "Array", clipped: "Array", width: 
 def _are_made_up_for(delta: "Array", step: "Array", matrices: int) -> bool:
     """Return whether errors are those of rounding with later columns making up for it, as in GPTQ.
 
-    Each column's own rounding is up to half a step, and the columns after it take their share of
-    it: the errors are these roundings times one triangular matrix with ones on the diagonal. So the
-    determinant of their covariance is that of the roundings, in whatever order the columns were
-    rounded, while any other change makes it larger. `delta` are errors and `step` their steps,
-    [rows of all matrices, columns]; each matrix had its own inputs.
+    Each column's own rounding is up to half a step, and the columns after it are changed to
+    compensate for it: the errors are these roundings times one triangular matrix with ones on the
+    diagonal. So the determinant of their covariance is that of the roundings, in whatever order the
+    columns were rounded, while any other change makes it larger. `delta` are errors and `step`
+    their steps, [rows of all matrices, columns]; each matrix had its own inputs.
     """
     if not matrices or not np.isfinite(delta).all():
         return False

@@ -46,11 +46,11 @@ class Finding:
     is on one side only; the second is None where nothing was transformed. `values` are the solved
     values. `side` is the side that departs from the model, "" if it is not known which side is
     right. `also` are causes that explain it equally well. `after`: if there is no explanation, the
-    last points that agree before `first`. `counted`: the residuals are shares of things counted, no
-    distances. `detail` is where in the first tensor: the row, the element, the byte. `keys` are the
-    differing tensors that it explains, where it was found in stored tensors; `where` also has those
-    they were confused with. `evidence` are sentences of a pair of tensors: the first is the same
-    for every tensor with the same defect, the later ones have this tensor's own numbers.
+    last points that agree before `first`. `counted`: the residuals are fractions of things counted,
+    no distances. `detail` is where in the first tensor: the row, the element, the byte. `keys` are
+    the differing tensors that it explains, where it was found in stored tensors; `where` also has
+    those they were confused with. `evidence` are sentences of a pair of tensors: the first is the
+    same for every tensor with the same defect, the later ones have this tensor's own numbers.
     """
 
     cause: str

@@ -192,7 +192,7 @@ def same_length(a: View, b: View) -> bool:
 
 
 def _same_packing(a: View, b: View) -> bool:
-    """Return whether two packed weights have the same parts and configuration.
+    """Return whether two packed weights have the same kinds of stored tensors and configuration.
 
     True if neither is packed.
     """

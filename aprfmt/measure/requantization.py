@@ -228,7 +228,7 @@ def store_through(values: Array, way: QuantRecipe) -> Array:
 def _derive_packed(name: str, raw: Mapping[str, memoryview], base: View) -> DerivationResult:
     """Return whether a bitsandbytes weight equals the base packed with the same options.
 
-    `raw` are the weight's stored parts by suffix.
+    `raw` are the bytes of the weight's stored tensors by suffix.
     """
     # Pack the base with the options that the weight's quant state has.
     state = quant_state.read_state(name, raw)

@@ -695,7 +695,7 @@ LARGEST = {"float16": 65504.0}  # the largest finite number of a type that activ
 
 
 def overflow_text(point: "PointDiff | None", run: TraceLike, reference: TraceLike) -> str:
-    """Return a sentence that a point overflows the type of `run`, with place and largest value.
+    """Return a sentence that a point overflows the type of `run`, and by how much.
 
     Wherever the run is not finite it has to be infinite with the sign of the reference's value, and
     that value has to be beyond the largest of the type, up to the point's tolerance. Else "", and

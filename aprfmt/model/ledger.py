@@ -69,12 +69,12 @@ class Item:
     """One thing that a model is made of: a file, a tensor, a key.
 
     `reading` says how it is used. `of` says what for: the role, the hyperparameter, the packed
-    weight it is a part of, the source that says it has no effect, or what contradicts it. `holds`
-    is its value, a function that returns it, or the path of a file; None for tensors. `as_stored`:
-    two such items are compared by their stored values, and where these differ by `means`: what a
-    loader makes of the value, None if that is not known. `needed`: a model without it is another
-    one, if it has other items of the same home. `loaded_first`: a weight file that transformers
-    loads instead of the index by which the model is opened.
+    weight it belongs to, the source that says it has no effect, or what contradicts it. `holds` is
+    its value, a function that returns it, or the path of a file; None for tensors. `as_stored`: two
+    such items are compared by their stored values, and where these differ by `means`: what a loader
+    makes of the value, None if that is not known. `needed`: a model without it is another one, if
+    it has other items of the same home. `loaded_first`: a weight file that transformers loads
+    instead of the index by which the model is opened.
     """
 
     kind: Kind
@@ -129,7 +129,7 @@ class NotCompared:
     def is_open(self) -> bool:
         """Whether its absence from the comparison leaves a verdict open.
 
-        It does if it was unreadable or not reached, or is a part of the weights that nothing reads.
+        It does if it was unreadable or not reached, or is a weight that nothing reads.
         """
         return self.state in OPEN or (self.state == "unread" and self.kind in OF_WEIGHTS)
 
@@ -151,7 +151,7 @@ class NotCompared:
 
 @dataclass(frozen=True)
 class Ledger:
-    """The items of a model, in the order of KINDS, and the parts of it that cannot be read.
+    """The items of a model, in the order of KINDS, and what of it cannot be read.
 
     `read_carried` returns the keys of another format that the file embeds. A ledger made for some
     kinds has no items of the others.
@@ -968,7 +968,7 @@ def _file_contents_text(path: Path) -> str:
 
 
 def weights_of_parts(model: "Model") -> Mapping[str, tuple[str, str]]:
-    """Return {stored name: (packed weight's name, part's suffix)} for parts of packed weights."""
+    """Return {stored name: (packed weight's name, suffix)} for the tensors of packed weights."""
     return {
         part.info.name: (name, suffix)
         for name, view in model.items()

@@ -278,8 +278,8 @@ def compare_manifest(
     """Return what differs from a manifest, as [{key, what}]; [] if nothing does.
 
     `key` is a tensor's key or a file's name, `what` a phrase. A manifest of the same model in
-    another format is compared by decoded values alone. With `selected`, `tensors` are a part of the
-    model, and nothing else is compared; without `files` no digest of a whole file is made.
+    another format is compared by decoded values alone. With `selected`, `tensors` are only some of
+    the model's, and nothing else is compared; without `files` no digest of a whole file is made.
     """
     expected = {row["key"]: row for row in manifest["tensors"]}
     found = {row["key"]: row for row in tensors}

@@ -54,7 +54,7 @@ class MisleadingKey:
 
 
 def contradicted_parts(model: "Model") -> Iterator[tuple[str, HyperParam]]:
-    """Yield (hyperparameter, what the keys say of it) for parts that the tensors contradict.
+    """Yield (hyperparameter, what keys say of it) for optional weights that tensors contradict.
 
     Such as biases that a flag denies, or an output head in a model that is said to be tied.
     """

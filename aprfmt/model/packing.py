@@ -40,8 +40,8 @@ _OLDER_COMPARED = (
 def unclaimed_part_text(config: Mapping[str, Value] | None, name: str) -> str:
     """Return what config.json says of quantization, for a message about an unexplained tensor.
 
-    "" unless `name`, a stored tensor, is a part of a packed weight by its name. The text begins
-    with a colon.
+    "" unless `name`, a stored tensor, is of a packed weight by its name. The text begins with a
+    colon.
     """
     from aprfmt.codecs.dialects import is_packed_part
 

@@ -114,7 +114,7 @@ def fitting_sizes(model: "Model") -> list[str]:
 
 
 def _wrong_weights(model: "Model") -> list[str]:
-    """Return the stored names of packed weights with a wrong shape or parts that do not fit."""
+    """Return the stored names of packed weights with a wrong shape, or scales that do not fit."""
     misshapen = {key for key, _, _ in model.resolution.coverage.misshapen}
     found: list[str] = []
     for key, view in model.roles.items():

@@ -50,10 +50,10 @@ def spelling_predicate(pattern: str, names: Iterable[str]) -> Callable[[str], bo
 
 
 def exact_predicate(pattern: str) -> Callable[[str, bool], bool]:
-    """Return a function of (name, whether it has parts) that says if the pattern matches the name.
+    """Return a function of (name, whether dots divide it) that says if the pattern matches it.
 
-    A pattern is `re:REGEX`, a glob, or the name itself. Where points divide a name into parts, it
-    may also be the first of them. Raises UsageError for a broken regular expression.
+    A pattern is `re:REGEX`, a glob, or the name itself. Where dots divide a name into components,
+    it may also be the first of them. Raises UsageError for a broken regular expression.
     """
     if pattern.startswith("re:") or any(c in pattern for c in _GLOB):
         matches = spelling_predicate(pattern, ())

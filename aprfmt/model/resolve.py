@@ -472,11 +472,11 @@ def read_hyperparameters(
     tensors: Mapping[str, View] | None = None,
     style: str | None = None,
 ) -> "tuple[HyperParams, tuple[KeyReport, KeyReport | None], list[Note], dict[str, Value]]":
-    """Return (hyperparameters, key reports, notes, required parts) from all keys of the file.
+    """Return (hyperparameters, key reports, notes, required weights) from all keys of the file.
 
     The container's keys win over config.json. `tensors` and `style` are the names under which it is
     read, None for the file's. The reports are (that of config.json, that of the container's keys),
-    or (the only one, None). Required parts are {hyperparameter: value} for optional weights whose
+    or (the only one, None). Required weights are {hyperparameter: value} for optional weights whose
     presence the tensors show (biases, say), with the value that the keys or tables demand. Raises
     ArchError where config.json is missing and the container states no hyperparameters.
     """

@@ -218,7 +218,7 @@ def _is_undeclared_packed(
     """Return whether a module holds a packed weight that the section does not declare.
 
     True where codes and scales of a known kind of packing occur together, and where a section
-    declares the module packed but none of its tensors is part of a decoded weight.
+    declares the module packed but none of its tensors belongs to a decoded weight.
     """
     if not any(map(is_coded, infos)):
         return False

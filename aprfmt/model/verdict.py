@@ -92,7 +92,7 @@ def acceptance_predicate(patterns: Collection[str]) -> Callable[[NotCompared], b
         """Return whether an accepted pattern matches an item that was not compared.
 
         It may match the name, the kind, or both with a space between. A plain pattern may also be
-        the first dotted parts of a name, except of a file's name.
+        the first dotted components of a name, except of a file's name.
         """
         names = [row.name, f"{row.kind} {row.name}", row.kind]
         return any(matches(name, row.kind != "file") for matches in wanted for name in names)

@@ -33,7 +33,7 @@ ZERO_TODO = (
 
 
 class ZeroPairs(NamedTuple):
-    """The parts of an adapter that change nothing: {module: why, in words}, and what else it has.
+    """What of an adapter changes nothing: {module: why, in words}, and what else it has.
 
     `lengths` are modules whose product is zero, but whose rows DoRA's magnitudes scale. `emptied`
     are those whose magnitudes are all zero, so that a merge makes the weight zero. `pairs` counts
@@ -49,7 +49,7 @@ class ZeroPairs(NamedTuple):
 
     @property
     def expected(self) -> str:
-        """What an adapter's parts should be instead, in words: ones that change their weights."""
+        """What an adapter should have instead, in words: pairs or vectors that change weights."""
         if self.noun == "vectors":
             return "vectors that are not one"
         return "pairs whose product is not zero"

@@ -245,7 +245,7 @@ class HubSite:
         """Return a digest that identifies a file's bytes at this hub; "" where nothing does.
 
         It is made of the digest that the hub publishes, or of a strong ETag `tag`. Another hub may
-        have other bytes under the same name and commit, so the endpoint is part of it.
+        have other bytes under the same name and commit, so the digest includes the endpoint.
         """
         named = row.sha256 or row.blob or (tag if is_strong(tag) else "")
         place = self._endpoint, self._owner, self._name, self.commit, path

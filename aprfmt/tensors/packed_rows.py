@@ -84,7 +84,7 @@ def packed_rows(
     """Return an object that decodes rows of a tensor of `shape` made from packed ones.
 
     `moves` say which elements of the tensors `stored` it has, in order. None where a tensor is not
-    packed, has no elements, or moves cut rows.
+    packed, has no elements, or a move has only some of a row.
     """
     columns = shape[-1] if len(shape) > 1 else 0
     if (

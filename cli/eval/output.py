@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 
 class LossFacts(TypedDict):
-    """A mean loss with its unit, and what it was measured on."""
+    """A mean loss with its unit (nats per token), and what it was measured on."""
 
     loss: float
     unit: str

@@ -131,7 +131,7 @@ class Backend(Recurrent, Hosted, ABC):
     def budget(self) -> int | None:
         """Return how many bytes of weights the device may hold.
 
-        None: the limit is a share of the host's free memory.
+        None: the limit is a fraction of the host's free memory.
         """
         return None
 

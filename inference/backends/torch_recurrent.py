@@ -1,5 +1,7 @@
 """The operations of layers that keep a state, in torch on the device of its tensors.
 
+A *chunk* is CHUNK tokens that follow each other and are computed by one product.
+
 The functions are those of recurrence.py; rounding is that of transformers' models. Deterministic
 runs use the base class's, token by token.
 """

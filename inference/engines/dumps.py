@@ -353,8 +353,8 @@ def _widths_by_name(model: Model | None) -> WidthsOf:
     def of_names(names: Sequence[str]) -> PointWidths:
         """Return what the model says of dumped arrays, by their names.
 
-        That is each whole array's width, the parts of a joined result such as qkv, and the
-        capture point.
+        That is each whole array's width, the widths of q, k and v in a joined result such as qkv,
+        and the capture point.
         """
         # Read names as transformers' modules or as our own keys.
         gated = has_engine_modules(names)

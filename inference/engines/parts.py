@@ -1,5 +1,7 @@
 """Arrays whose width is not the point's: padded vocabularies, and what one rank of several holds.
 
+A *part* is some columns or rows of a point's value, as one rank of several has them.
+
 An engine pads the rows of its head to a multiple of a block or of its ranks, so that logits have
 columns after the vocabulary. With tensor parallelism a rank holds some columns, with sequence
 parallelism some rows.

@@ -75,7 +75,7 @@ class CupyBackend(CupyExperts):
         }
 
     def budget(self) -> int | None:
-        """Return how many bytes of weights the GPU may hold: a share of its free memory."""
+        """Return how many bytes of weights the GPU may hold: a fraction of its free memory."""
         return int(memory.free_bytes() * FREE_SHARE)
 
     # in and out
@@ -310,7 +310,7 @@ class CupyBackend(CupyExperts):
         return cos, sin
 
     def rope(self, x: Array, table: tuple[Array, Array], *, style: Style, cast: RopeCast) -> Array:
-        """Return x with pairs of elements rotated; the rotated part comes out in split halves."""
+        """Return x with the first elements of each head rotated; these come out in split halves."""
         x = make_contiguous(x)
         cos, sin = table
         out, (_, heads, d) = self._empty(*x.shape), x.shape

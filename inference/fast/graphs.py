@@ -128,7 +128,8 @@ class _Recorded:
     def run_unrecorded(self) -> None:
         """Run the pass once without recording, so that kernels and buffers of first use exist.
 
-        The cache is cut back after it; the replay writes the same values again.
+        The positions that it adds to the cache are removed after it; the replay writes the same
+        values again.
         """
         self.backend.best(self.forward(self.inputs.ids, self.inputs.positions)[-1])
         self.rewind()
@@ -145,7 +146,7 @@ class _Recorded:
         self.best.copy_from_device(self.backend.best(self.logits[-1]))
 
     def rewind(self) -> None:
-        """Cut the cache back to the `cached` positions that the pass begins after."""
+        """Remove all positions from the cache but the `cached` ones that the pass begins after."""
         if self.cache is not None and self.cache.length != self.cached:
             self.cache.truncate(self.cached)
 

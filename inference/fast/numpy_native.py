@@ -75,7 +75,7 @@ class NativeBackend(NumpyBackend):
         return products
 
     def projections(self, x: Array, parts: Sequence[Part]) -> list[Array]:
-        """Return x [tokens, in] times each weight, plus its bias; threads share the whole work."""
+        """Return x [tokens, in] times each weight, plus its bias; threads divide all the work."""
         products = self._encoded_products(x, parts)
         return super().projections(x, parts) if products is None else products
 

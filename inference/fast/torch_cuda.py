@@ -107,7 +107,7 @@ class CudaBackend(TorchProducts):
         torch.cuda.set_device(device)
 
     def budget(self) -> int:
-        """Return how many bytes of weights may be held: a share of the devices' free memory."""
+        """Return how many bytes of weights may be held: a fraction of the devices' free memory."""
         return int(sum(torch.cuda.mem_get_info(d)[0] for d in self._devices) * MEMORY_SHARE)
 
     def graphs(self) -> PassGraphs | None:
@@ -267,7 +267,7 @@ class CudaBackend(TorchProducts):
         return (cos, sin) if cast == "result" else (self.narrow(cos), self.narrow(sin))
 
     def rope(self, x: Array, table: tuple[Array, Array], *, style: Style, cast: RopeCast) -> Array:
-        """Return x with pairs of elements rotated; the rotated part comes out in split halves."""
+        """Return x with the first elements of each head rotated; these come out in split halves."""
         return self.ropes([x], table, style=style, cast=cast)[0]
 
     def ropes(

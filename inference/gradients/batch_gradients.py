@@ -138,7 +138,7 @@ class PointGradients:
         self.values: dict[str, list[torch.Tensor]] = {}
 
     def begin(self, facts: PassFacts) -> None:
-        """Do nothing at the start of a pass, as a backward may run one in several parts."""
+        """Do nothing at the start of a pass, as a backward may run one stage by stage."""
 
     def wants(self, point: str, layer: int) -> bool:
         """Return whether the gradient of a capture point in this layer is wanted."""
@@ -316,10 +316,13 @@ class Pass:
 
 
 def as_new_leaves(entering: Any) -> Any:
-    """Return the tensors that enter a stage as new leaves, cut from the graph; None for None."""
+    """Return the tensors that enter a stage as new leaves, detached from the graph.
+
+    None for None.
+    """
 
     def leaf(x: torch.Tensor) -> torch.Tensor:
-        """Return a tensor cut from its graph, as a leaf that gets a gradient."""
+        """Return a tensor detached from its graph, as a leaf that gets a gradient."""
         return x.detach().requires_grad_()
 
     if isinstance(entering, StageOutput):

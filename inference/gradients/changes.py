@@ -92,19 +92,18 @@ class BackwardChange:
     `shift` is how far ahead of a row its label is, 1 for right, -1 for one before it, and
     `unmasked` says that every token of the mask is one, `inverted` that those are that are none in
     the batch. `labels` are factors of the scored labels in the loss, in the order of rows and
-    columns, 1.0 for right. `smoothing` is the share of a
-    label that is spread over the vocabulary, `z_loss` the factor of the squared logarithm of the
-    softmax's denominator in the loss. `router` are factors of auxiliary losses in place of those
-    that the batch states. `rolled` is by how many (rows, columns) the labels are rolled before the
-    loss shifts them, as torch.roll does it.
-    `edges` says that the first token of each document of a packed row is a label of the one before.
-    `adapter_scale` multiplies what an adapter adds. `merged` is how many times its product is in
-    the frozen base besides, by the stated scale. `factors` says how its factors are taken, None for
-    right, and `base` how the frozen base was quantized, None for as it is. `misread` says how the
-    backward alone decodes a base of 4 bits, None for rightly.
-    `padding` says what becomes of the padding at the beginning of a row: tokens attend to it, or
-    their positions count it; or of that at the end: its tokens are labels, too, and see the text
-    alone, or the padding before them as well.
+    columns, 1.0 for right. `smoothing` is the fraction of a label that is spread over the
+    vocabulary, `z_loss` the factor of the squared logarithm of the softmax's denominator in the
+    loss. `router` are factors of auxiliary losses in place of those that the batch states. `rolled`
+    is by how many (rows, columns) the labels are rolled before the loss shifts them, as torch.roll
+    does it. `edges` says that the first token of each document of a packed row is a label of the
+    one before. `adapter_scale` multiplies what an adapter adds. `merged` is how many times its
+    product is in the frozen base besides, by the stated scale. `factors` says how its factors are
+    taken, None for right, and `base` how the frozen base was quantized, None for as it is.
+    `misread` says how the backward alone decodes a base of 4 bits, None for rightly. `padding` says
+    what becomes of the padding at the beginning of a row: tokens attend to it, or their positions
+    count it; or of that at the end: its tokens are labels, too, and see the text alone, or the
+    padding before them as well.
     """
 
     operation: Operation | None = None
@@ -134,7 +133,7 @@ class BackwardChange:
 
     @property
     def runs_padding(self) -> bool:
-        """Whether the padding at the end of a row is part of the pass.
+        """Whether the pass includes the padding at the end of a row.
 
         It is if it is scored, if labels are earlier tokens (rows of padding then have labels too),
         or if the mask is left out.

@@ -53,9 +53,9 @@ class RouterCounts:
 class RouterTerms:
     """A recorder that adds the auxiliary losses of each router of a pass to `terms`.
 
-    `counts` are those of the whole batch: the losses multiply an expert's share of all tokens,
-    which has no gradient, by probabilities. So what each document adds can be computed alone.
-    Points are also given to `inner`.
+    `counts` are those of the whole batch: the losses multiply the fraction of all tokens that chose
+    an expert, which has no gradient, by probabilities. So what each document adds can be computed
+    alone. Points are also given to `inner`.
     """
 
     factors: RouterFactors

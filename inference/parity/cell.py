@@ -1,9 +1,10 @@
-"""One operation of a model cut out: the inputs it reads, its weights, and nothing else.
+"""One operation of a model alone: the inputs it reads, its weights, and nothing else.
 
-A cell is run by the model's own forward pass, shrunk to the one layer, with the given values at
-their points (`replay.shadow.value_at`). Weights that the operation does not need are zeros that
-take no memory. What is needed is found by leaving things out: an input or a weight without which
-the result is the same to the bit is not part of the cell.
+Such an operation with its inputs and weights is a *cell*. It is run by the model's own forward
+pass, shrunk to the one layer, with the given values at their points (`replay.shadow.value_at`).
+Weights that the operation does not need are zeros that take no memory. What is needed is found by
+leaving things out: an input or a weight without which the result is the same to the bit is not part
+of the cell.
 """
 
 from collections.abc import Callable, Mapping, Sequence

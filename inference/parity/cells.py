@@ -58,10 +58,10 @@ class Flip:
 class LogitsDiff:
     """The reference's logits `a` and another run's `b` over the same rows.
 
-    `argmax` and `top_k` are shares of rows and of the k best that agree; `kl_*` the divergence of b
-    from a in nats; `ce_*` the mean loss of the next ids in nats, None for a single token. `rel_l2`
-    is the relative L2 distance of all logits, `max_abs` the largest difference of one, `flips` are
-    the rows whose argmax differs.
+    `argmax` is the fraction of rows whose best token agrees, `top_k` that of the k best tokens;
+    `kl_*` the divergence of b from a in nats; `ce_*` the mean loss of the next ids in nats, None
+    for a single token. `rel_l2` is the relative L2 distance of all logits, `max_abs` the largest
+    difference of one, `flips` are the rows whose argmax differs.
     """
 
     rows: int

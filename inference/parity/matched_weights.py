@@ -46,7 +46,7 @@ class ThroughRows(ArrayRows):
 def weights_through_encoding(model: Model, through: str, budget: int | None) -> Weights:
     """Return a model's weights, the matrices of its layers encoded and decoded again.
 
-    `budget` is in bytes; None: a share of the free memory.
+    `budget` is in bytes; None: a fraction of the free memory.
     """
     rows = rows_through_encoding(model, through, StoredRows, ThroughRows)
     return Weights(rows, free_budget() if budget is None else budget, str(model.path))

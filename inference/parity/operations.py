@@ -1,4 +1,7 @@
-"""Operations of two runs on equal inputs: single ones alone, or all of a run in one pass."""
+"""Operations of two runs on equal inputs: single ones alone, or all of a run in one pass.
+
+A *cell* is one operation with its inputs and weights, taken out of the model and run alone.
+"""
 
 from contextlib import closing
 from typing import Any
@@ -42,7 +45,7 @@ def run_single_operations(
     """Return (results of single operations, the cell of the first wrong one).
 
     Operations of at most `limit` points beyond tolerance run on equal inputs, until one is wrong by
-    itself. If none is, the cell is the first that could be cut, or None. Nothing runs where the
+    itself. If none is, the cell is the first that could be made, or None. Nothing runs where the
     first of these points overflows the second run's float type.
     """
     beyond = [point for point in diff.points if point.beyond and "qkv" not in point.key]

@@ -298,9 +298,9 @@ def compare_runs(
 
     Rows after an explained expert flip are left out. A token that rounding sent to other experts is
     another computation from there on, and so is every token that attends to it: only earlier
-    positions are compared after that layer. The dict has the keys that are cut so. `moe` says
-    whether the model has experts, `calibrated` are bounds in place of the table's. With `positions`
-    each position is compared too.
+    positions are compared after that layer. The dict has the keys whose rows end earlier so. `moe`
+    says whether the model has experts, `calibrated` are bounds in place of the table's. With
+    `positions` each position is compared too.
     """
     limits: dict[int, int] = {}
     for flip in flips:

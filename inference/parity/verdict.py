@@ -97,7 +97,7 @@ def judge_pair(
 
     `diff` compares their points, `report` has the checks, `operations` ran alone on equal inputs;
     `amplified` are the residuals of operations in one pass, None if that was not run. `flipped`:
-    tokens went to other experts; `before` has the points that were cut for that.
+    tokens went to other experts; `before` has the points whose later rows were left out for that.
     """
     if not diff.compared:
         return "not_comparable", "no point has values on both sides"

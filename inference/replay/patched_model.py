@@ -402,8 +402,8 @@ class CallRecorder:
         """Return the operations that computed `x` from earlier captured values, in order.
 
         They are removed, so that later operations start from `x`. If no recorded operation made
-        `x`, all operations since the last point are returned; none if `x` is a part of what an
-        earlier point's operation made.
+        `x`, all operations since the last point are returned; none if `x` is some columns of what
+        an earlier point's operation made.
         """
         wanted: set[int] = set()
         front = [x]

@@ -143,7 +143,7 @@ def _without_tanh(patched: PatchedModel, layers: Layers) -> PatchedModel:
 
 
 def _without_gate_cut(patched: PatchedModel, layers: Layers) -> PatchedModel:
-    """Return the model whose sparse gate is not cut by gaussian top-k."""
+    """Return the model whose sparse gate keeps all values, without gaussian top-k."""
     return patched.with_op("gaussian_topk", lambda op, at, x, factor: x, layers)
 
 

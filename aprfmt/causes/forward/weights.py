@@ -234,8 +234,8 @@ def _loaded_change(
 ) -> Change:
     """Return the change that an engine uses `copy`, a quantized copy of a product's weight.
 
-    `how` is (encoding of the codes, rows and columns that share a scale, the same of the
-    product's input or None where that is not quantized).
+    `how` is (encoding of the codes, rows and columns that share a scale, the same for the product's
+    input or None where that is not quantized).
     """
     codes, block, taken = how
     says = f"{found.key} is a copy in {codes}, {_shared_scale(block, 'row')}"

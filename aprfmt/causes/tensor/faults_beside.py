@@ -38,7 +38,7 @@ _BESIDE = "beside what was done to all the others"
 
 @dataclass(frozen=True)
 class MovedMatrix:
-    """A differing matrix: how far it is from A's, as a share of A's norm, and their correlation."""
+    """A differing matrix: its distance from A's over A's norm, and their correlation."""
 
     key: str
     size: float

@@ -135,11 +135,11 @@ class LayerTensors:
         return any(name not in UNIT for side in sides if side for name in side.encodings)
 
     def roundings_apart(self, role: str, value: "Array", *, of_gain: bool = False) -> float:
-        """Return the distance of B from `value`, in units of the role's slack; up to 1 is equal.
+        """Return the distance of B from `value` over the role's slack; up to 1 is equal.
 
-        It is that of the whole tensor or of its worst column, whichever is larger. Infinite where
-        A is zero, or a difference is not finite. `of_gain`: what the rounding of a norm makes of
-        the columns is removed first.
+        It is that of the whole tensor or of its worst column, whichever is larger. Infinite where A
+        is zero, or a difference is not finite. `of_gain`: what the rounding of a norm makes of the
+        columns is removed first.
         """
         y = self.b[role].reshape(-1, self.b[role].shape[-1]).astype(np.float64)
         x = value.reshape(y.shape).astype(np.float64)

@@ -54,7 +54,7 @@ class PackedCopy:
     `scheme` says in words what it is, `whose` the side; `again` that it was decoded again. `rows`
     are the numbers of those looked at, None for all. `bits` are those of its codes, 0 for codes
     that are no integers, `scales` one number a cell. A copy that is not `finite` has no lattice
-    that means anything: only its parts may be read in another way.
+    that means anything: only its stored tensors may be read in another way.
     """
 
     case: DifferingPair

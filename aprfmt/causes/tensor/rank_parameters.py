@@ -34,7 +34,7 @@ _WORDS = {"attn_q": "q", "attn_k": "k", "attn_v": "v"}
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """One rank's part of one matrix: number of the rank, of the matrix, of the expert or None."""
+    """One rank's share of one matrix: number of the rank, of the matrix, of the expert or None."""
 
     rank: int
     matrix: int
@@ -121,8 +121,8 @@ def _pieces(
 ) -> Iterator[tuple[Piece, bytes]]:
     """Yield (label, bytes) of each piece of a rank: of each matrix, or of each expert's matrix.
 
-    `shares` has one array for each matrix of the parameter: the part that the rank holds. The label
-    names rank, matrix and expert.
+    `shares` has one array for each matrix of the parameter: the share that the rank holds. The
+    label names rank, matrix and expert.
     """
     stack = reading.parameter.axis == 1
     for matrix, share in enumerate(shares):
@@ -267,8 +267,8 @@ def _even_shares(
 ) -> MovedPieces | None:
     """Return the cause that joined matrices were divided among ranks as one matrix; or None.
 
-    Then the ranks' arrays one after the other are the published model's joined matrices, where
-    each rank should have a part of every matrix.
+    Then the ranks' arrays one after the other are the published model's joined matrices, where each
+    rank should have its share of every matrix.
     """
     axis = reading.layout.axis
     if axis is None or axis != reading.parameter.axis or len(reading.layout.shares(arrays, 0)) < 2:

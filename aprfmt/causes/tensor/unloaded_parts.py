@@ -1,5 +1,8 @@
 """Parts of a model that were never loaded: norms of 1 beside matrices unrelated to the other side.
 
+A *stack* of layers is those of the encoder, of the decoder, of a tower, or of a model that has only
+one. A *part* is layers, or a stack and what belongs to it.
+
 A and B are the two files that are compared; a *side* is one of them, or its tensor.
 
 The numbers of an initialisation need not be known. Norms of 1 and biases of 0 in one file alone,

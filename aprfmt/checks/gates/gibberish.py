@@ -46,7 +46,7 @@ def _foreign_script(text: str, prompt: str) -> str:
 
 
 def _non_ascii_share(text: str) -> float:
-    """Return the share of characters that are not ASCII; 0 for an empty text."""
+    """Return the fraction of characters that are not ASCII; 0 for an empty text."""
     return sum(not char.isascii() for char in text) / len(text) if text else 0.0
 
 
@@ -95,7 +95,7 @@ def _is_stuck(row: Sequence[Any], start: int, size: int, times: int) -> bool:
 
 
 def _is_number_or_rule(fragment: str, times: int) -> bool:
-    """Return whether a repeated fragment is part of a number or of a drawn line.
+    """Return whether a repeated fragment is inside a number or a drawn line.
 
     1,000,000,000 and - - - are such: the fragment has no letter, and its `times` copies are shorter
     than 32 characters.

@@ -260,7 +260,7 @@ def _upper_halves(value: TensorValue) -> TensorValue:
 
 
 def _describe_sparse(layout: Any, data: Any) -> SparseTensorValue:
-    """Return the description of a sparse tensor: its parts by name, its layout and shape.
+    """Return the description of a sparse tensor: its tensors by name, its layout and shape.
 
     Raises ValueError where layout or data have another form.
     """
@@ -354,7 +354,7 @@ def _describe_bytes(value: Any = b"", *more: Any) -> bytes:
 
 
 def _describe_complex(real: Any, imaginary: Any = 0.0) -> complex:
-    """Return a complex number; ValueError unless its parts are numbers."""
+    """Return a complex number; ValueError unless both are numbers."""
     if not all(isinstance(each, int | float) for each in (real, imaginary)):
         raise ValueError(f"it is given {describe_value(real)}")
     try:
