@@ -22,7 +22,7 @@ from aprfmt.tokenizer.stored_tokenizer import StatedTokenizer, read_tokenizer_pa
 
 @dataclass
 class CheckContext:
-    """One model to be checked, and what its checks share; costly parts are made when first used."""
+    """One model to be checked, and what its checks share; costly ones are made at first use."""
 
     model: Model
     arch: str | None = None

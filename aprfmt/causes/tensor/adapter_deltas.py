@@ -1,7 +1,7 @@
 """Two LoRA adapters, compared by what they add to a weight: scale * B @ A.
 
-A *module* is a weight that an adapter changes, and a *pair* its factors A and B. A and B are the
-two files that are compared; a *side* is one of them, or its tensor.
+A *module* is a weight that an adapter changes, and a *pair* its two factors, of which B @ A is the
+product. In all other sentences A and B are the two adapters; a *side* is one of them.
 
 The factors of one change are not unique: A may be multiplied by what B is divided by, both may turn
 their sign, ranks of zeros may be added, and the scale (alpha / r, with rsLoRA alpha / sqrt(r)) may

@@ -69,7 +69,7 @@ def _explain_parameter(
     keys: Sequence[str],
     rows: Mapping[str, TensorDiff],
 ) -> dict[str, Finding]:
-    """Return {tensor key: finding} of an engine's parameter with moved or scaled published parts.
+    """Return {tensor key: finding} of an engine's parameter with misplaced or scaled values.
 
     {} if that does not explain every difference of the parameter.
     """
