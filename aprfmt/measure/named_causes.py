@@ -1,8 +1,7 @@
 """The NamedCause record, which `diff` and `diagnose` print and give as JSON, and its remedy.
 
 A *place* is a tensor, a configuration key, an operation or a capture point. A and B are the two
-models that are compared. A and B are the two files that are compared; a *side* is one of them, or
-its tensor.
+models that are compared; a *side* is one of them.
 """
 
 import math

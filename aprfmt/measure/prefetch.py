@@ -1,8 +1,7 @@
 """Compares stored bytes of tensor pairs on threads, before the verdicts need the result.
 
 A *pair* is the tensors that files A and B have of one role. A *span* is a range of their bytes, a
-*run* a range that a file stores in one piece. A and B are the two files that are compared; a *side*
-is one of them, or its tensor.
+*run* a range that a file stores in one piece. A *side* is one of the two.
 """
 
 import threading

@@ -2,7 +2,7 @@
 
 A *pair* is the two tensors that files A and B have of one role. A *hypothesis* reads a pair and
 yields *guesses*, changes of A's or B's tensor that should make both equal. A *finding* is what is
-said of a pair. A and B are the two files that are compared; a *side* is one of them, or its tensor.
+said of a pair. A *side* is one of the two files, or its tensor.
 
 The cost is bounded. A pair takes one pass over both tensors for the distance, and samples of
 SAMPLE_ROWS rows for every hypothesis; each guess that fits the sample takes one more pass. The
