@@ -103,7 +103,7 @@ def _alike(parts: Mapping[str, float], size: float, bound: float, room: float) -
     ]
 
 
-def _says(names: Collection[str], size: float, bound: float, norm: float) -> str:
+def _clipping_sentence(names: Collection[str], size: float, bound: float, norm: float) -> str:
     """Return the sentence that gradients were clipped to `bound` by the norm of only some.
 
     `size` is that norm, `names` the parts that have it. `norm` is the norm of all gradients, which
@@ -137,7 +137,7 @@ def guess_clipping_by_part(case: StepCase, recipe: Recipe) -> Iterator[StepGuess
             continue
         names = _alike(case.part_norms, size, recipe.clip, ROUNDED if case.coarse else SAME)
         most: Certainty = "confirmed" if len(names) == 1 else "explained"
-        says = _says(names, size, recipe.clip, norm)
+        says = _clipping_sentence(names, size, recipe.clip, norm)
         yield StepGuess("clip_by_part", says, changed(recipe, scale=scale), most=most)
 
 
@@ -153,7 +153,7 @@ def clipping_by_part(
         for size in parts.values():
             if size > bound and abs(clip_factor(bound, size) - factor) <= SAME * factor:
                 names = _alike(parts, size, bound, SAME)
-                return _says(names, size, bound, norm), len(names) == 1
+                return _clipping_sentence(names, size, bound, norm), len(names) == 1
     return None
 
 
