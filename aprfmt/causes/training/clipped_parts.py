@@ -90,7 +90,9 @@ def _is_from_layer(key: str, first: int) -> bool:
     return role.startswith(BEHIND) if layer is None else layer >= first
 
 
-def _alike(parts: Mapping[str, float], size: float, bound: float, room: float) -> list[str]:
+def _parts_with_equal_factor(
+    parts: Mapping[str, float], size: float, bound: float, room: float
+) -> list[str]:
     """Return the names of the parts whose norm `bound` clips by the same factor as `size`.
 
     `room` is by how much their factors may differ, relative to the factor.
@@ -135,7 +137,9 @@ def guess_clipping_by_part(case: StepCase, recipe: Recipe) -> Iterator[StepGuess
         near = factor is None or abs(factor - scale) <= max(SLACK * scale, SIGMAS * off)
         if not near or scale == 1 or abs(scale - right) <= SLACK * right:
             continue
-        names = _alike(case.part_norms, size, recipe.clip, ROUNDED if case.coarse else SAME)
+        names = _parts_with_equal_factor(
+            case.part_norms, size, recipe.clip, ROUNDED if case.coarse else SAME
+        )
         most: Certainty = "confirmed" if len(names) == 1 else "explained"
         says = _clipping_sentence(names, size, recipe.clip, norm)
         yield StepGuess("clip_by_part", says, changed(recipe, scale=scale), most=most)
@@ -152,7 +156,7 @@ def clipping_by_part(
     for bound in bounds:
         for size in parts.values():
             if size > bound and abs(clip_factor(bound, size) - factor) <= SAME * factor:
-                names = _alike(parts, size, bound, SAME)
+                names = _parts_with_equal_factor(parts, size, bound, SAME)
                 return _clipping_sentence(names, size, bound, norm), len(names) == 1
     return None
 
