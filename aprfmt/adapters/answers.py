@@ -208,7 +208,7 @@ def answer_merge(a: Model, b: Model, adapter: Path) -> "tuple[AdapterAnswer, Dif
             weights = _try_rank_orders(a, b, adapter, weights)
         own = _tensors_of_adapter(model, found)
         wrong = tuple(key for key in others if key in own)
-        about = tuple(_says_of_own(key, a, b) for key in wrong)
+        about = tuple(_replaced_tensor_text(key, a, b) for key in wrong)
         others, says = _unexplained_others(
             model, b, [key for key in others if key not in own], changed
         )
@@ -249,7 +249,7 @@ def _tensors_of_adapter(model: Model, found: Adapter) -> set[str]:
     return {key for key, view in model.roles.items() if names.intersection(view.names)}
 
 
-def _says_of_own(key: str, a: Model, b: Model) -> str:
+def _replaced_tensor_text(key: str, a: Model, b: Model) -> str:
     """Return a sentence on a tensor that the adapter replaces, and that B does not have from it.
 
     It says what B has instead: nothing, the base's tensor, the base's token embedding, or another
