@@ -224,7 +224,7 @@ def answer_merge(a: Model, b: Model, adapter: Path) -> "tuple[AdapterAnswer, Dif
         says = (found.relation.text, *says)
     answer = AdapterAnswer(
         str(found.path),
-        _shared_words(weights),
+        _common_answer(weights),
         tuple(weights),
         tuple(others),
         says,
@@ -573,7 +573,7 @@ def _other_changes(model: Model, changed: Set[str], key: str) -> Iterator[OtherC
             yield from _change_of(model, changed, other, own.shape)
 
 
-def _shared_words(weights: Sequence[ChangedWeight]) -> str:
+def _common_answer(weights: Sequence[ChangedWeight]) -> str:
     """Return the one answer found in all weights, or how often each was found and in which files.
 
     A weight that does not tell whether the change was added (B's type holds none of it, or the pair
