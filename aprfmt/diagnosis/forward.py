@@ -77,7 +77,7 @@ def _nonfinite_on_both_sides(label: str, examined: Examined) -> Iterable[Evidenc
         )  # fmt: skip
 
 
-def _where_of(divergence: Divergence) -> tuple[str, ...]:
+def _divergence_places(divergence: Divergence) -> tuple[str, ...]:
     """Return what a divergence names: points, operations, weights, or those of its explanation.
 
     A point or weight of a change that is per layer is named in each of the change's layers.
@@ -114,7 +114,7 @@ def _divergence_finding(label: str, divergence: Divergence) -> Finding:
         change.says,
         CAUSES[change.cause].level if CAUSES[change.cause].level == "capture" else "forward",
         CAUSES[change.cause].verdict,
-        _where_of(divergence),
+        _divergence_places(divergence),
         not divergence.doubtful and not divergence.faint,
         view.key,
         view.residual,
@@ -163,7 +163,7 @@ def _unexplained_finding(label: str, divergence: Divergence) -> Finding:
         says,
         "forward",
         verdict,
-        _where_of(divergence),
+        _divergence_places(divergence),
         False,
         view.key,
         view.residual,
