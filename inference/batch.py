@@ -208,7 +208,7 @@ def read_batch(path: Path, vocab: int, ends: Collection[int] = ()) -> Batch:
         kept = _read_array(file, "scored labels", SCORED)
         names = {name for known in NAMES.values() for name in known} | set(packed) | set(factors)
         names |= set(SCORED)
-        unread = tuple(sorted(name for name in file.shapes if _own_name(name) not in names))
+        unread = tuple(sorted(name for name in file.shapes if _last_name(name) not in names))
     # The ids, and a mask whose padding is at the ends of rows only.
     ids = found["ids"]
     if ids is None:
@@ -398,7 +398,7 @@ def _open_arrays(path: Path, stack: ExitStack) -> Captures:
     return replace(file, shapes=shapes, read=read)
 
 
-def _own_name(name: str) -> str:
+def _last_name(name: str) -> str:
     """Return the last name in the path of an array of a .pt: `input_ids` of `batch.input_ids`."""
     return name.rpartition(".")[2]
 
@@ -408,7 +408,7 @@ def _read_array(file: Captures, name: str, known: tuple[str, ...]) -> Numbers | 
 
     Raises FormatError if it has two; `name` is what messages call it.
     """
-    there = [key for key in file.shapes if _own_name(key) in known]
+    there = [key for key in file.shapes if _last_name(key) in known]
     if len(there) > 1:
         raise FormatError(f"{file.path}: holds {' and '.join(there)}; expected one array of {name}")
     return file.read(there[0]) if there else None
