@@ -216,7 +216,7 @@ class RemainingDistance:
         whole = np.square(full, dtype=np.float64)
         self.apart += apart.sum(0)
         self.whole += whole.sum(0)
-        by_row = _shares(apart.sum(1), whole.sum(1))
+        by_row = _root_ratios(apart.sum(1), whole.sum(1))
         self.rows = max(self.rows, float(by_row.max(initial=0.0)))
 
     def within(self, allowed: float) -> bool:
@@ -225,7 +225,7 @@ class RemainingDistance:
         The distance is relative to the row or column of the full matrix, since a large row would
         hide the others.
         """
-        columns = float(_shares(self.apart, self.whole).max(initial=0.0))
+        columns = float(_root_ratios(self.apart, self.whole).max(initial=0.0))
         return self.rows <= 2 * allowed and columns <= 2 * allowed
 
     @property
@@ -234,7 +234,7 @@ class RemainingDistance:
         return float(np.sqrt(self.apart.sum()))
 
 
-def _shares(apart: "Array", whole: "Array") -> "Array":
+def _root_ratios(apart: "Array", whole: "Array") -> "Array":
     """Return sqrt(apart / whole) of two arrays of squares, element by element.
 
     0 where `apart` is 0, infinite where only `whole` is, and for NaN.
