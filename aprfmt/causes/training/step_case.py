@@ -174,7 +174,7 @@ class StepCase:
 
         These are rows that only shrink. None without such rows.
         """
-        return _shares(self, np.zeros_like(self.change), None if self.vector else self.rows)
+        return _decay_bounds(self, np.zeros_like(self.change), None if self.vector else self.rows)
 
     def part(self, index: Any) -> "StepCase":
         """Return the elements at `index` (a mask or indices) as a case; it has no `shape`."""
@@ -421,7 +421,7 @@ class Fit:
         found = case.idle_shares
         if found is None:
             length = max(self._size, self._edge[0]) * (1 + ARITHMETIC)
-            found = _shares(case, np.full_like(case.change, length))
+            found = _decay_bounds(case, np.full_like(case.change, length))
         if found is None:
             return 0.0, float("inf")
         low, high = found
@@ -550,7 +550,7 @@ class Fit:
         return self.factors[1] < 0.25
 
 
-def _shares(
+def _decay_bounds(
     case: StepCase, length: F64, rows: NDArray[np.int64] | None = None
 ) -> tuple[float, float] | None:
     """Return (least, largest) fraction of decay with which no step is longer than `length` [n].
