@@ -87,7 +87,7 @@ class RouterTerms:
         return found
 
     @cached_property
-    def _shares(self) -> torch.Tensor:
+    def _expert_fractions(self) -> torch.Tensor:
         """The fraction of tokens that each expert got [n_experts], over all layers' routers."""
         counts = self.counts.counts
         return torch.stack([*counts.values()]).sum(0) / (self.counts.tokens * len(counts))
@@ -98,7 +98,7 @@ class RouterTerms:
         `own` are the router's counts of tokens by expert.
         """
         tokens, routers = self.counts.tokens, len(self.counts.counts)
-        joint = torch.as_tensor(self._shares, dtype=x.dtype, device=x.device)
+        joint = torch.as_tensor(self._expert_fractions, dtype=x.dtype, device=x.device)
         alone = (own / tokens).to(x)
         sums = torch.softmax(x, -1).sum(0) * x.shape[-1] / (tokens * routers)
         squares = x.logsumexp(-1).square().sum() / (tokens * routers)
