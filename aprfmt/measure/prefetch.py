@@ -82,10 +82,10 @@ class BytePrefetch:
 
             It waits for the threads' result, or compares the runs `a` and `b` now.
             """
-            while not self._settled(number) and self._compare_next_span():
+            while not self._is_final(number) and self._compare_next_span():
                 end_where_time_is_over()
             with self._done:
-                self._done.wait_for(lambda: self._settled(number))
+                self._done.wait_for(lambda: self._is_final(number))
                 found = self._progress.get(number)
             if found is None:
                 return first_difference(a, b)
@@ -95,7 +95,7 @@ class BytePrefetch:
 
         return first
 
-    def _settled(self, number: int) -> bool:
+    def _is_final(self, number: int) -> bool:
         """Return whether no thread is going to change the result of a pair.
 
         Either all its bytes are compared, or none are going to be.
