@@ -73,7 +73,7 @@ def _guess_of_rows(
     if _are_equal(x + row, y, slack):
         vector, name = _named_row(case, row, slack)
         what = name or "plus one vector, the same for all"
-        made, free = _plus(case.a, vector), 0 if name else case.a.columns
+        made, free = _take_plus_vector(case.a, vector), 0 if name else case.a.columns
     elif _are_equal(_centred(x), y, slack):
         vector, what = column, "minus the mean of its values"
         made, free = (lambda index: _centred(to_float64(case.a.take(index)))), 0
@@ -111,7 +111,7 @@ def _centred(values: Array) -> Array:
     return found
 
 
-def _plus(side: RowReader, vector: Array) -> Take:
+def _take_plus_vector(side: RowReader, vector: Array) -> Take:
     """Return a function from row numbers to these rows plus a vector [columns]."""
     return lambda rows: to_float64(side.take(rows)) + vector
 
