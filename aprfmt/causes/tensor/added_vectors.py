@@ -74,9 +74,9 @@ def _guess_of_rows(
         vector, name = _named_row(case, row, slack)
         what = name or "plus one vector, the same for all"
         made, free = _take_plus_vector(case.a, vector), 0 if name else case.a.columns
-    elif _are_equal(_centred(x), y, slack):
+    elif _are_equal(_without_row_means(x), y, slack):
         vector, what = column, "minus the mean of its values"
-        made, free = (lambda index: _centred(to_float64(case.a.take(index)))), 0
+        made, free = (lambda index: _without_row_means(to_float64(case.a.take(index)))), 0
     elif _are_equal(x + column[:, None], y, slack):
         vector, what = column, "plus one number of its own"
         made, free = partial(_plus_numbers, case), case.a.rows if rows is None else len(rows)
@@ -105,7 +105,7 @@ def _are_equal(made: Array, wanted: Array, slack: float) -> bool:
     return bool((row_distances(made, wanted) <= slack).all())
 
 
-def _centred(values: Array) -> Array:
+def _without_row_means(values: Array) -> Array:
     """Return rows without their mean."""
     found: Array = values - values.mean(1, keepdims=True)
     return found
