@@ -58,7 +58,7 @@ def _explain_joined_tensors(
     made: dict[str, Finding] = {}
     for whole, parts in (("a", "b"), ("b", "a")):
         wholes, others = (_one_sided(context, rows, label) for label in (whole, parts))
-        starts = _beginnings(context, parts, others)
+        starts = _keys_by_first_row(context, parts, others)
         for key in wholes:
             try:
                 found = _parts_of(context, whole, key, parts, starts)
@@ -82,7 +82,7 @@ def _one_sided(context: PairContext, rows: Mapping[str, TensorDiff], label: str)
     ]
 
 
-def _beginnings(context: PairContext, label: str, keys: Sequence[str]) -> Beginnings:
+def _keys_by_first_row(context: PairContext, label: str, keys: Sequence[str]) -> Beginnings:
     """Return {(encoding, columns, bytes of the first row): tensor keys} of a side's tensors."""
     found: dict[tuple[str, int, bytes], list[str]] = {}
     for key in keys:
