@@ -308,13 +308,13 @@ class _Comparison:
 
         The arguments are those of `Disagreement`; an empty name is the file as a whole.
         """
-        outside, because = self._blame(name, what, ours, theirs)
+        outside, because = self._find_outsider(name, what, ours, theirs)
         shown = shorten(name, 200)
         self._reading.disagreements.append(
             Disagreement(self._file, shown, what, ours, theirs, outside, because)
         )
 
-    def _blame(self, name: str, what: str, ours: str, theirs: str) -> tuple[str, str]:
+    def _find_outsider(self, name: str, what: str, ours: str, theirs: str) -> tuple[str, str]:
         """Return (who is outside the specification, how that was found), by the header's entry.
 
         The first is the file, aprfmt, the library, or "not decided". `name` is the tensor, `what`
