@@ -11,10 +11,8 @@ from dataclasses import replace
 import numpy as np
 
 from aprfmt.errors import ArchError
-from aprfmt.inference import score_bias
 from aprfmt.inference.backends.base import Array, Heads, Numbers, Style
 from aprfmt.inference.context import Context
-from aprfmt.inference.indexer import choose_blocks, choose_keys
 from aprfmt.inference.layer_heads import (
     gives_keys_to_later,
     key_value_layer,
@@ -35,7 +33,11 @@ def attention(c: Context, layer: int, x: Array) -> Array:
     gated = role and c.weights.get_role(layer, f"{role}.weight") is not None
     gate = c.tap("attn_gate", layer, c.linear(layer, role, x)) if gated else None
     in_blocks = c.block.indexer == "blocks" and c.hp["index_layers"][layer]
-    chosen = choose_blocks(c, layer, x) if in_blocks else None
+    chosen = None
+    if in_blocks:
+        from aprfmt.inference.indexer import choose_blocks
+
+        chosen = choose_blocks(c, layer, x)
     q, k, v = _KINDS[c.block.attention](c, layer, x)
     source = key_value_layer(c.hp, layer)
     if source != layer:
@@ -83,7 +85,9 @@ def _attend(c: Context, layer: int, q: Array, k: Array, v: Array, chosen: Mask |
     if chosen is not None:
         return _attend_by_group(c, layer, (q, k, v), heads, chosen)
     if c.block.score_bias != "none":
-        return score_bias.biased_attention(c, layer, q, k, v, heads)
+        from aprfmt.inference.score_bias import biased_attention
+
+        return biased_attention(c, layer, q, k, v, heads)
     return attend_keys(c, layer, q, k, v, heads)
 
 
@@ -398,6 +402,8 @@ def _latent_query_key_value(c: Context, layer: int, x: Array) -> tuple[Array, Ar
         latent = c.rms_norm(latent, c.vector(layer, "attn_q_a_norm.weight"), eps)
         latent = c.tap("q_a_norm", layer, latent)
         if c.block.indexer != "none" and hp["index_layers"][layer]:
+            from aprfmt.inference.indexer import choose_keys
+
             c.state.chosen = choose_keys(c, layer, x, latent)
         q = c.linear(layer, "attn_q_b", latent).reshape(len(x), n_heads, -1)
         q = c.tap("q", layer, q)

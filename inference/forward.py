@@ -14,26 +14,22 @@ import numpy as np
 from aprfmt.arch.draft_head import EMBED_NORM, HIDDEN_NORM, JOIN
 from aprfmt.arch.spec import ArchSpec
 from aprfmt.base.protocols import Value
+from aprfmt.base.registry import LazyFunction
 from aprfmt.errors import UsageError
-from aprfmt.inference import altup, hyper_connections, per_layer
 from aprfmt.inference.attention import attention
 from aprfmt.inference.backends.base import Array, Backend
 from aprfmt.inference.capture import WHOLE
-from aprfmt.inference.compressed_attention import compressed_attention
 from aprfmt.inference.context import Context, Ids, PassFacts, PassState, Recorder
-from aprfmt.inference.delta_net import run_delta_net
-from aprfmt.inference.kimi_delta import run_kimi_delta
 from aprfmt.inference.kv_cache import KVCache
-from aprfmt.inference.lightning import run_lightning
-from aprfmt.inference.moe import run_experts
 from aprfmt.inference.placing import has_last_norm, has_mlp, mixer_of_layer
 from aprfmt.inference.points import adds_unscaled, has_input_norms, norm_placement, norm_role
 from aprfmt.inference.rope import RopeKind, all_frequencies
-from aprfmt.inference.short_conv import run_short_conv
-from aprfmt.inference.state_space import run_mamba, run_mamba2
 from aprfmt.inference.weights import Weights
 
 LogitRows = Literal["all", "last"] | Sequence[int]
+
+# A part of a layer that few architectures have is loaded by the first layer that has it.
+run_experts = LazyFunction("aprfmt.inference.moe:run_experts")
 
 
 @dataclass(frozen=True)
@@ -102,11 +98,8 @@ def forward(
     stop = count + 2 if span.stop is None else span.stop
     if x is None:
         x = _embed(c)
-        state.per_layer = per_layer.layer_inputs(c, x)
-        if spec.block.streams == "altup":
-            x = altup.make_copies(c, x)
-        if spec.block.streams == "hyper":
-            x = hyper_connections.copy_streams(c, x)
+        state.per_layer = _per_layer_inputs(c, x)
+        x = _copy_streams(c, x)
     if span.hidden is not None:
         x = _draft_input(c, x, span.hidden)
     # The layers of the span, then the head unless the span stops before it.
@@ -121,6 +114,31 @@ def forward(
     if stop > count + 1:
         return _head(c, x)
     return StageOutput(x, state) if state else x
+
+
+def _per_layer_inputs(c: Context, x: Array) -> Array | None:
+    """Return the per-layer embeddings of all layers; None for a model that has none.
+
+    x [tokens, hidden] are the embedded tokens.
+    """
+    if not int(c.hp["per_layer_size"]):
+        return None
+    from aprfmt.inference.per_layer import layer_inputs
+
+    return layer_inputs(c, x)
+
+
+def _copy_streams(c: Context, x: Array) -> Array:
+    """Return the stream that enters layer 0: AltUp's copies of x, its hyper streams, or x."""
+    if c.block.streams == "altup":
+        from aprfmt.inference.altup import make_copies
+
+        return make_copies(c, x)
+    if c.block.streams == "hyper":
+        from aprfmt.inference.hyper_connections import copy_streams
+
+        return copy_streams(c, x)
+    return x
 
 
 def _rope_tables(
@@ -298,6 +316,8 @@ def _run_layer(c: Context, layer: int, x: Array) -> Array:
     b = c.backend
     copies = None
     if c.block.streams == "altup":
+        from aprfmt.inference import altup
+
         copies, x = altup.predict_copies(c, layer, x)
     h = x
     if has_input_norms(c.block, c.hp, layer) and c.hp["attn_norm_layers"][layer]:
@@ -355,10 +375,14 @@ def _finish_layer(c: Context, layer: int, x: Array, copies: Array | None) -> Arr
     if given is not None or c.block.layer_scale:
         x = c.tap("ffn_stream", layer, x)
     if copies is not None:
+        from aprfmt.inference import altup
+
         copies = altup.correct_copies(c, layer, copies, x)
         x = altup.scale_first_copy(c, layer, copies)
     if given is not None:
-        added = per_layer.layer_input_contribution(c, layer, x, given)
+        from aprfmt.inference.per_layer import layer_input_contribution
+
+        added = layer_input_contribution(c, layer, x, given)
         x = b.add(x, added) if copies is None else altup.add_to_others(c, copies, added)
     return b.mul(x, c.vector(layer, "layer_output_scale.weight")) if c.block.layer_scale else x
 
@@ -368,6 +392,8 @@ def _run_hyper_layer(c: Context, layer: int, x: Array) -> Array:
 
     Attention and experts read one stream each, collapsed from the n streams x.
     """
+    from aprfmt.inference import hyper_connections
+
     h, post, comb = hyper_connections.collapse_streams(c, layer, x, "attn")
     h = c.tap("attn_norm", layer, c.norm(layer, "attn_norm", h))
     mix, half = _COMPRESSED
@@ -445,14 +471,29 @@ _ATTENTION = _Branch(
 )
 _MIXERS: Mapping[str, tuple[Callable[[Context, int, Array], Array], _Branch]] = {
     "none": (attention, _ATTENTION),
-    "gated_delta": (run_delta_net, replace(_ATTENTION, role="ssm_out")),
-    "kimi_delta": (run_kimi_delta, _ATTENTION),
-    "short_conv": (run_short_conv, replace(_ATTENTION, role="shortconv.out_proj")),
-    "mamba": (run_mamba, replace(_ATTENTION, role="ssm_out")),
-    "mamba2": (run_mamba2, replace(_ATTENTION, role="ssm_out")),
-    "lightning": (run_lightning, _ATTENTION),
+    "gated_delta": (
+        LazyFunction("aprfmt.inference.delta_net:run_delta_net"),
+        replace(_ATTENTION, role="ssm_out"),
+    ),
+    "kimi_delta": (LazyFunction("aprfmt.inference.kimi_delta:run_kimi_delta"), _ATTENTION),
+    "short_conv": (
+        LazyFunction("aprfmt.inference.short_conv:run_short_conv"),
+        replace(_ATTENTION, role="shortconv.out_proj"),
+    ),
+    "mamba": (
+        LazyFunction("aprfmt.inference.state_space:run_mamba"),
+        replace(_ATTENTION, role="ssm_out"),
+    ),
+    "mamba2": (
+        LazyFunction("aprfmt.inference.state_space:run_mamba2"),
+        replace(_ATTENTION, role="ssm_out"),
+    ),
+    "lightning": (LazyFunction("aprfmt.inference.lightning:run_lightning"), _ATTENTION),
 }
-_COMPRESSED = compressed_attention, replace(_ATTENTION, role="attn_output_b")
+_COMPRESSED = (
+    LazyFunction("aprfmt.inference.compressed_attention:compressed_attention"),
+    replace(_ATTENTION, role="attn_output_b"),
+)
 _MLP = _Branch(
     "ffn_down", "ffn_out", "post_ffw_norm", "ffn_contrib", "layer_output_norm", "ffn_sum"
 )
@@ -560,9 +601,13 @@ def _head(c: Context, x: Array) -> Array:
     """Return the logits of the wanted rows; for a model without a head, the pooled rows."""
     b = c.backend
     if c.block.streams == "altup":
-        x = altup.merge_copies(c, x)
+        from aprfmt.inference.altup import merge_copies
+
+        x = merge_copies(c, x)
     if c.block.streams == "hyper":
-        x = hyper_connections.merge_streams(c, x)
+        from aprfmt.inference.hyper_connections import merge_streams
+
+        x = merge_streams(c, x)
     # Norms and projections before the head; a dense head (BERT) has its norm last.
     dense, normed = c.block.head == "dense", has_last_norm(c.block, c.weights)
     if normed and not dense:

@@ -5,9 +5,17 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from aprfmt.inference.recurrence import convolve_causal, delta_rule, log_decay
-from aprfmt.inference.scan import gate_and_norm, run_scan, time_steps
-from aprfmt.inference.stream_weights import compressed_windows, stream_weights
+from aprfmt.base.registry import LazyFunction
+
+# Loaded by the first layer that has a recurrence, a scan, or several streams.
+convolve_causal = LazyFunction("aprfmt.inference.recurrence:convolve_causal")
+delta_rule = LazyFunction("aprfmt.inference.recurrence:delta_rule")
+log_decay = LazyFunction("aprfmt.inference.recurrence:log_decay")
+gate_and_norm = LazyFunction("aprfmt.inference.scan:gate_and_norm")
+run_scan = LazyFunction("aprfmt.inference.scan:run_scan")
+time_steps = LazyFunction("aprfmt.inference.scan:time_steps")
+compressed_windows = LazyFunction("aprfmt.inference.stream_weights:compressed_windows")
+stream_weights = LazyFunction("aprfmt.inference.stream_weights:stream_weights")
 
 Array = Any  # the backend's own
 Numbers = NDArray[Any]  # numpy's
