@@ -11,9 +11,9 @@ from aprfmt.base.encodings import find_encoding as encoding_row
 from aprfmt.base.protocols import raw_parts
 from aprfmt.base.shapes import matrix_shape
 from aprfmt.codecs import codec
-from aprfmt.codecs.bnb4 import Bnb4Codec, CodedParts
 
 if TYPE_CHECKING:
+    from aprfmt.codecs.bnb4 import CodedParts
     from aprfmt.tensors.view import View
 
 Array = NDArray[Any]
@@ -59,8 +59,8 @@ class RowSource(Protocol):
         """
         ...
 
-    def coded(self) -> CodedParts | None:
-        """Return codes, scales and code table of a bitsandbytes 4-bit weight, else None."""
+    def coded(self) -> "CodedParts | None":
+        """Return the parts of a bitsandbytes 4-bit weight; None for any other weight."""
         ...
 
     def touch(self) -> None:
@@ -102,7 +102,7 @@ class ArrayRows:
         """Return None: nothing is encoded."""
         return None
 
-    def coded(self) -> CodedParts | None:
+    def coded(self) -> "CodedParts | None":
         """Return None: nothing is encoded."""
         return None
 
@@ -191,11 +191,12 @@ class StoredRows:
             return None
         return data.window(start * size, stop * size)
 
-    def coded(self) -> CodedParts | None:
-        """Return checked codes, scales and code table of a bitsandbytes 4-bit weight; else None."""
+    def coded(self) -> "CodedParts | None":
+        """Return the checked parts of a bitsandbytes 4-bit weight; None for any other weight."""
         whole = self._tensor.whole
         if whole is None or not whole.parts:
             return None
+        from aprfmt.codecs.bnb4 import Bnb4Codec
 
         found = codec(self.encoding)
         if not isinstance(found, Bnb4Codec):

@@ -14,7 +14,6 @@ from numpy.typing import NDArray
 
 from aprfmt.base.data_frames import Row, Tabular
 from aprfmt.base.deferred import Deferred, DeferredField
-from aprfmt.base.notebook import ROWS, Card, Table
 from aprfmt.base.object_repr import short_repr
 from aprfmt.base.protocols import Value
 from aprfmt.errors import UsageError
@@ -140,6 +139,8 @@ class Trace(Tabular):
 
     def _repr_html_(self) -> str:
         """Return the HTML a notebook shows: the run, and the statistics of the first points."""
+        from aprfmt.base.notebook import ROWS, Card, Table
+
         ids = self.run.get("ids")
         known = [one for one in self.records.values() if one.stats is not None]
         rows = [

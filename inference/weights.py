@@ -21,13 +21,13 @@ from numpy.typing import NDArray
 
 from aprfmt.arch.role_vocabulary import role_key, split_key
 from aprfmt.base.budget import end_where_time_is_over
-from aprfmt.codecs.bnb4 import CodedParts
 from aprfmt.errors import ArchError, TensorNotFoundError
 from aprfmt.inference.rows import ArrayRows, ChangedRows, RowSource, StoredRows, as_floats
 from aprfmt.model import Model
 from aprfmt.model.patterns import similar_names
 
 if TYPE_CHECKING:
+    from aprfmt.codecs.bnb4 import CodedParts
     from aprfmt.inference.backends.base import Backend
 
 Array = NDArray[Any]
@@ -218,8 +218,8 @@ class Weight:
         first = 0 if self.part is None else self.part[0] * self.n_rows
         return self._rows.encoded(first, first + self.n_rows)
 
-    def bnb4_parts(self) -> CodedParts | None:
-        """Return codes, scales and code table of a whole bitsandbytes 4-bit weight, else None."""
+    def bnb4_parts(self) -> "CodedParts | None":
+        """Return the checked parts of a whole bitsandbytes 4-bit weight; None for any other."""
         return self._rows.coded() if self.part is None else None
 
     def release_pages(self) -> None:

@@ -18,7 +18,6 @@ from aprfmt.base.encodings import ENCODINGS
 from aprfmt.base.protocols import LazyTensor, raw_parts
 from aprfmt.codecs import codec, decode_chunked, native_kernels
 from aprfmt.codecs.parallel import cpu_count
-from aprfmt.codecs.scale_checks import check_block_scales, check_input_scale_tensors
 from aprfmt.tensors.norms import exact_dot
 
 if TYPE_CHECKING:
@@ -217,7 +216,10 @@ def tensor_stats(tensor: LazyTensor) -> Stats:
     """
     end_where_time_is_over()
     info = tensor.info
-    check_input_scale_tensors(tensor.parts)
+    if tensor.parts:
+        from aprfmt.codecs.scale_checks import check_input_scale_tensors
+
+        check_input_scale_tensors(tensor.parts)
     # Weights that a dialect packs are decoded in bands.
     if tensor.decode is not None:
         try:
@@ -227,7 +229,10 @@ def tensor_stats(tensor: LazyTensor) -> Stats:
     # Others by native kernels, else in chunks.
     reference = codec(info.encoding)
     parts = raw_parts(tensor)
-    check_block_scales(parts)
+    if len(parts) > 1:
+        from aprfmt.codecs.scale_checks import check_block_scales
+
+        check_block_scales(parts)
     count = math.prod(info.shape)
     try:
         fast = _kernel_stats(info.encoding, parts, count)
