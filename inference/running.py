@@ -20,12 +20,11 @@ from aprfmt.inference.capture import PointInstance, point_instances
 from aprfmt.inference.cuda_driver import name_memory_errors
 from aprfmt.inference.device import DeviceChoice, choose_device, parse_run, split_run
 from aprfmt.inference.engines import ENGINES
-from aprfmt.inference.engines.collect import weights_class_of
 from aprfmt.inference.forward import LogitRows
-from aprfmt.inference.parity.matched_weights import weights_through_encoding
 from aprfmt.inference.session import Session
 from aprfmt.inference.trace import Positions, Trace, ValueStore
 from aprfmt.inference.trace_file import Spool
+from aprfmt.measure.tolerances import weights_class_of
 from aprfmt.model import Model, open_model
 from aprfmt.model.completeness import check_runnable
 
@@ -81,6 +80,8 @@ class RunRequest:
         if self.through is None:
             main = Session.open(model, backend, memory=self.memory)
         else:
+            from aprfmt.inference.parity.matched_weights import weights_through_encoding
+
             weights = weights_through_encoding(model, self.through, self.memory)
             main = Session(model.spec, model.hyper, weights, backend)
         if not self.draft:

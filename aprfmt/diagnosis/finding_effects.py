@@ -10,9 +10,9 @@ from dataclasses import dataclass, field
 
 from aprfmt.diagnosis.paired_pass import SAME, PairedPass, PassResult, Probe
 from aprfmt.diagnosis.records import Touched as Touched
-from aprfmt.inference.engines.collect import weights_class_of
 from aprfmt.inference.trace import Trace
 from aprfmt.measure.nonfinite import NonFinite
+from aprfmt.measure.tolerances import weights_class_of
 from aprfmt.measure.trace_view import finer_weights_class
 from aprfmt.measure.traces import PointDiff, RunPair
 from aprfmt.model import Model

@@ -9,7 +9,10 @@ float64, f16 3.9e-3, bf16 1.5e-2; the smallest real bug seen is 2.7e-4.
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
+
+if TYPE_CHECKING:
+    from aprfmt.model import Model
 
 
 @dataclass(frozen=True, slots=True)
@@ -373,3 +376,9 @@ def point_threshold(
     bound = base.rel_l2 * growth
     grown = "" if growth == 1 else f", times the root of {depth}/{DEPTH} layers"
     return Threshold(bound, MAX_FACTOR * bound, base.reason + grown)
+
+
+def weights_class_of(model: "Model") -> str:
+    """Return the class of a model's matrices (by encoding) that tolerances depend on."""
+    matrices = [tensor.encoding for tensor in model.roles.values() if len(tensor.shape) > 1]
+    return weights_class(matrices)

@@ -26,7 +26,7 @@ from aprfmt.inference.forward import LogitRows
 from aprfmt.inference.layer_heads import kv_head_count
 from aprfmt.inference.trace import KeptValues, Positions, Record, Trace, ValueStore, order_slots
 from aprfmt.measure.distances import exact_16_bit_type, measure_blocks, rel_l2
-from aprfmt.measure.tolerances import BASE, DISCRETE, ONE_OPERATION, weights_class
+from aprfmt.measure.tolerances import BASE, DISCRETE, ONE_OPERATION
 from aprfmt.model import Model
 from aprfmt.tensors.digest import decoded_sha256
 from aprfmt.tensors.stats import Stats, compute_stats
@@ -595,9 +595,3 @@ def pairs_to_halves(x: Numbers, start: int = 0, stop: int | None = None) -> Numb
     return np.concatenate(
         [x[..., :start], pairs[..., 0::2], pairs[..., 1::2], x[..., end:]], axis=-1
     )
-
-
-def weights_class_of(model: Model) -> str:
-    """Return the class of a model's matrices (by encoding) that tolerances depend on."""
-    matrices = [tensor.encoding for tensor in model.roles.values() if len(tensor.shape) > 1]
-    return weights_class(matrices)

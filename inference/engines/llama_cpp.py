@@ -20,12 +20,13 @@ from numpy.typing import NDArray
 from aprfmt.conversion import Options, convert_model
 from aprfmt.errors import AprfmtError, ArchError, BackendUnavailableError, UsageError
 from aprfmt.inference.device import DeviceChoice
-from aprfmt.inference.engines.collect import Collector, weights_class_of
+from aprfmt.inference.engines.collect import Collector
 from aprfmt.inference.engines.graph import GraphNode, GraphReader
 from aprfmt.inference.engines.llama_library import Callback, Library
 from aprfmt.inference.forward import LogitRows
 from aprfmt.inference.trace import Positions, Trace
 from aprfmt.inference.trace_file import Spool
+from aprfmt.measure.tolerances import weights_class_of
 from aprfmt.model import Model, open_model
 from aprfmt.remote.paths import is_remote
 
