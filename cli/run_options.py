@@ -151,14 +151,16 @@ def open_session(
 
 def warn_of_model(model: "Model") -> None:
     """Print the warnings of an open model: notes, contradicted flags, accepted missing tensors."""
-    from aprfmt.causes.contradicted_flags import held_conflicts
     from aprfmt.model.completeness import accepted_absences_text
 
     for note in (*model.notes, *model.resolution.notes):
         if note.level == "warning":
             render.warn_note(note)
-    for conflict in held_conflicts(model.resolution):
-        render.warn(f"{model.path}: {conflict}", "contradiction")
+    if model.resolution.report.conflicts:
+        from aprfmt.causes.contradicted_flags import held_conflicts
+
+        for conflict in held_conflicts(model.resolution):
+            render.warn(f"{model.path}: {conflict}", "contradiction")
     accepted = accepted_absences_text(model.resolution)
     if accepted:
         render.warn(f"{model.path}: {accepted}", "accepted_missing")

@@ -375,7 +375,7 @@ def test_a_plain_file_loads_what_reads_it_alone(
 
 
 def test_parity_loads_nothing_of_diagnosis(demo_model: Path) -> None:
-    """Both replay a run on what it recorded. Seen red: token ids chosen by diagnosis.prompt."""
+    """Runs that agree are not replayed. Seen red: token ids chosen by diagnosis.prompt."""
     args = ["parity", str(demo_model), "--between", "numpy", "numpy::float64"]
     code = (
         "import io, contextlib\nfrom aprfmt.cli.main import main\n"
@@ -384,8 +384,12 @@ def test_parity_loads_nothing_of_diagnosis(demo_model: Path) -> None:
         "    except SystemExit as stop: assert not stop.code, stop.code"
     )
     loaded = modules_after(code, whole=True)
-    assert "aprfmt.inference.replay.shadow" in loaded
+    assert "aprfmt.inference.parity.run_comparison" in loaded
     unasked = {"aprfmt.cli.trace.page", "aprfmt.inference.parity.calibrate"}
+    unasked |= {"aprfmt.inference.replay.shadow", "aprfmt.inference.parity.operations"}
+    unasked |= {"aprfmt.inference.engines.collect", "aprfmt.causes.contradicted_flags"}
+    unasked |= {f"aprfmt.inference.{name}" for name in ("moe", "altup", "delta_net", "indexer")}
+    unasked |= {"aprfmt.codecs.bnb4", "aprfmt.codecs.scale_checks"}
     assert not loaded & {*unasked, "aprfmt.formats.journal", "aprfmt.inference.draft"}
     assert not [name for name in loaded if name.startswith("aprfmt.diagnosis")]
 

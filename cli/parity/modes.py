@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any
 
 from aprfmt.base.budget import Budget
 from aprfmt.cli import dry_run, output_format, render, run_options
-from aprfmt.cli.html_page import add_page
 from aprfmt.cli.parity import output
 from aprfmt.errors import UsageError
 
@@ -195,15 +194,11 @@ def finish_parity(found: "Parity", body: dict[str, object], wanted: ParityOutput
 
     `body` is the JSON of the comparison `found`; `wanted` says what to write.
     """
-
-    def page() -> str:
-        """Return the HTML page of the parity comparison."""
+    if wanted.html is not None:
+        from aprfmt.cli.html_page import add_page
         from aprfmt.cli.parity.page import render_page
 
-        return render_page(body)
-
-    add_page(body, wanted.html, wanted.force, page)
-
+        add_page(body, wanted.html, wanted.force, lambda: render_page(body))
     chosen, bundle = bool(body["ids_chosen"]), None
     if wanted.bundle is not None:
         none = "no operation to reproduce; wrote none"

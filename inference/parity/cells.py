@@ -6,14 +6,16 @@ A *run* is the model on one backend or engine. A *pair* is the reference run and
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from aprfmt.base.outcome import Check, Report
-from aprfmt.inference.parity.cell import OperationCell
 from aprfmt.measure.traces import TraceDiff
 from aprfmt.measure.verdicts import Verdict
 from aprfmt.model.ledger import NotCompared
 from aprfmt.model.verdict import Compared, Pronounced, VerdictWords, pronounce
+
+if TYPE_CHECKING:
+    from aprfmt.inference.parity.cell import OperationCell
 
 
 @dataclass(frozen=True)
@@ -177,7 +179,7 @@ class RunPair:
     report: Report
     verdict: Verdict
     cause: str
-    cell: OperationCell | None = None
+    cell: "OperationCell | None" = None
     recorded: Any = None  # an engine's own values of the cell's point
     compared_before: Mapping[str, int] | None = None
 

@@ -3,6 +3,7 @@
 A *cell* is one operation with its inputs and weights, taken out of the model and run alone.
 """
 
+from collections.abc import Sequence
 from contextlib import closing
 from typing import Any
 
@@ -24,7 +25,7 @@ from aprfmt.inference.weights import free_budget, model_weights
 from aprfmt.measure.distances import rel_l2
 from aprfmt.measure.tolerances import operation_tolerance
 from aprfmt.measure.trace_view import backend_name, finer_weights_class, run_arithmetic
-from aprfmt.measure.traces import PointDiff, TraceDiff
+from aprfmt.measure.traces import PointDiff
 from aprfmt.model import Model
 
 Numbers = NDArray[Any]
@@ -38,26 +39,23 @@ def run_single_operations(
     second: DeviceChoice,
     a: Trace,
     b: Trace,
-    diff: TraceDiff,
+    beyond: Sequence[PointDiff],
     request: ParityRequest,
-    limit: int,
+    amplified: bool,
 ) -> tuple[list[Operation], OperationCell | None]:
     """Return (results of single operations, the cell of the first wrong one).
 
-    Operations of at most `limit` points beyond tolerance run on equal inputs, until one is wrong by
-    itself. If none is, the cell is the first that could be made, or None. Nothing runs where the
-    first of these points overflows the second run's float type.
+    `beyond` are the points beyond tolerance. The operations of the first MAX_OPERATIONS of them
+    run on equal inputs, until one is wrong by itself; where only rounding was `amplified`, that of
+    the first one. If none is wrong, the cell is the first that could be cut, or None.
     """
-    beyond = [point for point in diff.points if point.beyond and "qkv" not in point.key]
-    if not beyond or first.is_engine or diff.overflow:
-        return [], None  # a value that the type cannot hold is no fault of the operation
     reference = request.with_choice(first).open_backend()
     other: Backend | None = None
     if not second.is_engine:
         other = request.with_choice(second).open_backend()
     found: list[Operation] = []
     fallback: OperationCell | None = None
-    for point in beyond[:limit]:
+    for point in beyond[: 1 if amplified else MAX_OPERATIONS]:
         try:
             cell = cut_point_cell(model, point, a, b, reference, other is None, request)
             operation = _run_operation(cell, point, a, b, reference, other)

@@ -4,7 +4,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -14,13 +14,7 @@ from aprfmt.base.outcome import Report
 from aprfmt.errors import UsageError
 from aprfmt.inference.capture import POINTS, parse_key
 from aprfmt.inference.device import DeviceChoice
-from aprfmt.inference.engines.collect import weights_class_of
 from aprfmt.inference.parity.cells import ExpertFlip, Losses, Parity, RunDistance, RunFacts, RunPair
-from aprfmt.inference.parity.operations import (
-    MAX_OPERATIONS,
-    judge_operations,
-    run_single_operations,
-)
 from aprfmt.inference.parity.outcomes import (
     compare_experts,
     compare_logits,
@@ -36,14 +30,18 @@ from aprfmt.inference.parity.verdict import (
     check_points,
     judge_pair,
 )
-from aprfmt.inference.replay.shadow import OperationResiduals
 from aprfmt.inference.running import open_run
 from aprfmt.inference.trace import Trace
 from aprfmt.measure.distances import rel_l2
-from aprfmt.measure.tolerances import CalibratedBound
+from aprfmt.measure.tolerances import CalibratedBound, weights_class_of
 from aprfmt.measure.traces import TraceDiff, common_keys, compare_traces
 from aprfmt.model import Model
 from aprfmt.model.ledger import LATE, OF_A_PASS, NotCompared, make_ledger
+
+if TYPE_CHECKING:
+    from aprfmt.inference.parity.cell import OperationCell
+    from aprfmt.inference.parity.cells import Operation
+    from aprfmt.inference.replay.shadow import OperationResiduals
 
 Numbers = NDArray[Any]
 PLAIN_ROWS = 64
@@ -225,10 +223,16 @@ def _compare_pair(
         found = measure_backend_loss(backend, y, request.ids)
         losses = Losses(logits.ce_a, logits.ce_b, found.nats, found.why, found.off, found.bound)
     # Single operations on equal inputs, then the checks and the verdict.
-    most = MAX_OPERATIONS if amplified is None else 1
-    operations, cell = run_single_operations(
-        model, choices[0], choices[index], a, b, diff, request, most
-    )
+    operations: Sequence[Operation] = ()
+    cell: OperationCell | None = None
+    beyond = [each for each in diff.points if each.beyond and "qkv" not in each.key]
+    # A value that the type cannot hold is no fault of the operation.
+    if beyond and not choices[0].is_engine and not diff.overflow:
+        from aprfmt.inference.parity.operations import run_single_operations
+
+        sides = choices[0], choices[index]
+        amplifies = amplified is not None
+        operations, cell = run_single_operations(model, *sides, a, b, beyond, request, amplifies)
     checks = [check_points(diff, amplified, str(choices[index]))]
     if x is not None and point is not None and not flips:
         for each in (0, index) if index == 1 else (index,):
@@ -271,8 +275,8 @@ def _compare_pair(
 
 def _judge_amplified(
     model: Model, first: DeviceChoice, a: Trace, b: Trace, diff: TraceDiff, request: ParityRequest
-) -> OperationResiduals | None:
-    """Return the residuals of `b`'s operations if each is right by itself though points differ.
+) -> "OperationResiduals | None":
+    """Return the residuals of `b`'s operations if all are right though points differ.
 
     Then the difference is rounding that later operations amplified. `first` is the backend of the
     reference `a`, on which the operations run. None if no point is beyond tolerance, an operation
@@ -281,6 +285,8 @@ def _judge_amplified(
     broken = any(p.nonfinite is not None and p.nonfinite.alone for p in diff.points)
     if diff.first is None or first.is_engine or broken:
         return None
+    from aprfmt.inference.parity.operations import judge_operations
+
     reference = request.with_choice(first).open_backend()
     found = judge_operations(model, reference, a, b, request)
     return found if found.all_right else None

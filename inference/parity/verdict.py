@@ -3,7 +3,7 @@
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -11,12 +11,14 @@ from numpy.typing import NDArray
 from aprfmt.base.outcome import Check, Outcome, Report
 from aprfmt.inference.device import DeviceChoice
 from aprfmt.inference.parity.cells import ExpertFlip, Losses, Operation, Outcomes
-from aprfmt.inference.replay.shadow import OperationResiduals
 from aprfmt.inference.trace import Trace
 from aprfmt.measure.distances import rel_l2
 from aprfmt.measure.tolerances import AMPLIFIED, DISCRETE, MAX_LOGITS, loss_bound
 from aprfmt.measure.traces import PointDiff, TraceDiff
 from aprfmt.measure.verdicts import Verdict
+
+if TYPE_CHECKING:
+    from aprfmt.inference.replay.shadow import OperationResiduals
 
 Numbers = NDArray[Any]
 
@@ -52,7 +54,7 @@ def check_fused(
     ]
 
 
-def check_points(diff: TraceDiff, amplified: OperationResiduals | None, where: str) -> Check:
+def check_points(diff: TraceDiff, amplified: "OperationResiduals | None", where: str) -> Check:
     """Return the check that every point is within its tolerance.
 
     `amplified` are the residuals of the run's operations if all of these are right: points beyond
@@ -89,7 +91,7 @@ def judge_pair(
     diff: TraceDiff,
     report: Report,
     operations: Sequence[Operation],
-    amplified: OperationResiduals | None,
+    amplified: "OperationResiduals | None",
     flipped: bool,
     before: Mapping[str, int],
 ) -> tuple[Verdict, str]:
@@ -181,7 +183,7 @@ def _one_sided_nonfinite_text(point: PointDiff | None) -> str:
     return f"; {odd.text('this run', 'the reference')}" if odd is not None and odd.alone else ""
 
 
-def _all_right_text(found: OperationResiduals) -> str:
+def _all_right_text(found: "OperationResiduals") -> str:
     """Return in words that every operation is right, and how near the worst is to its bound."""
     residual, bound = found.found[found.worst_key]
     return (
