@@ -80,6 +80,32 @@ def test_a_token_that_tokenizer_json_has_lost_is_said(
     assert "tokenizer_config.json alone" in noted.finding.found
 
 
+def without_ids(data: dict[str, Any], config: dict[str, Any]) -> None:
+    """The turn's tokens are in no list: who reads tokenizer_config.json too gives them new ids."""
+    data["added_tokens"] = [row for row in data["added_tokens"] if "im_" not in row["content"]]
+
+
+def and_another_flag(data: dict[str, Any], config: dict[str, Any]) -> None:
+    """Another added token has another flag besides."""
+    without_ids(data, config)
+    data["added_tokens"][0]["lstrip"] = not data["added_tokens"][0]["lstrip"]
+
+
+@pytest.mark.parametrize(("change", "rows"), [(without_ids, 1), (and_another_flag, 2)])
+@pytest.mark.parametrize("turned", [False, True])
+def test_lost_tokens_are_one_cause_of_their_other_ids(
+    change: Change, rows: int, turned: bool, tmp_path: Path
+) -> None:
+    """Seen red: one loss listed twice, and the flag of another token taken into it."""
+    broken = copied(tmp_path / "b", change)
+    pair = (broken, DEMO) if turned else (DEMO, broken)
+    with open_model(pair[0]) as a, open_model(pair[1]) as b:
+        found = [row for row in compare_tokens(a, b).findings if row.cause == "added_tokens"]
+    assert len(found) == rows
+    assert any("does not list" in row.says for row in found)
+    assert any(" differ, the first " in row.says for row in found)
+
+
 def kept(data: dict[str, Any], config: dict[str, Any]) -> None:
     """Both files name it."""
     config.update(eos_token=END, extra_special_tokens=[END])

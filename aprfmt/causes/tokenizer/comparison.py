@@ -107,8 +107,8 @@ def compare_tokens(a: Model, b: Model) -> TokensReport:
     try:
         mine, theirs = with_engine_types(mine, theirs), with_engine_types(theirs, mine)
         report = compare_tokenizers(mine, theirs)
-        lost = (*_lost_lists(mine, theirs), *_unlisted_tokens(mine, theirs))
-        report = replace(report, findings=(*report.findings, *lost))
+        rows = (*report.findings, *_lost_lists(mine, theirs))
+        report = replace(report, findings=_with_unlisted_tokens(rows, mine, theirs))
         own = compare_carried(theirs, b)
         if own is not None and compare_carried(mine, a) is None:
             report = _join_reports(report, own)
@@ -150,39 +150,88 @@ def _lost_lists(a: StatedTokenizer, b: StatedTokenizer) -> Iterator[Difference]:
     )
 
 
-def _unlisted_tokens(a: StatedTokenizer, b: StatedTokenizer) -> Iterator[Difference]:
-    """Yield the difference of added tokens that only one side's tokenizer.json lists.
+def _with_unlisted_tokens(
+    rows: Sequence[Difference], a: StatedTokenizer, b: StatedTokenizer
+) -> tuple[Difference, ...]:
+    """Return the differences, with those of added tokens that only one tokenizer.json lists.
 
-    The other side's tokenizer_config.json names them, so programs that read both files agree. A
-    token that tokenizer.json alone keeps in one piece is no difference.
+    Where no other added token differs, being unlisted is why ids or flags of added tokens differ,
+    and one difference says both.
     """
+    found = list(rows)
     for label, side, other in (("B", b, a), ("A", a, b)):
-        if side.data is None or other.data is None:
-            continue
-        listed, theirs = side.listed_tokens, other.listed_tokens
-        stated = {row["content"]: row["id"] for row in side.added_tokens}
-        lost = [text for text in theirs if text not in listed and text in stated]
-        cut = side.split_without_config(lost)
+        cut = _unlisted_tokens(side, other)
         if not cut:
             continue
-        first, ids = next(iter(cut.items()))
-        many = "" if len(cut) == 1 else f" and {len(cut) - 1} more"
-        where = (*part_place(b, "added"), *part_place(a, "added"))
-        yield Difference(
-            "added_tokens",
-            "added_tokens",
-            (),
-            (where[0], f"token {first}", *where[1:]),
-            f"{label}'s tokenizer.json does not list {value_text(first)}{many} among its added "
-            f"tokens, the other side's does; tokenizer_config.json alone names it: programs that "
-            f"read tokenizer.json alone (tokenizers, AutoTokenizer of transformers 5) make "
-            f"{len(ids)} tokens of it, {ids}, not {stated[first]}",
-            len(theirs) if label == "B" else len(listed),
-            len(listed) if label == "B" else len(theirs),
-            shown=True,  # by every text with such a token
-            before=1.0,
-            after=0.0,
-        )
+        places = _token_places(a, b, next(iter(cut)))
+        one = _unlisted_difference(label, side, other, cut, places)
+        at = next((i for i, row in enumerate(found) if row.name == one.name), None)
+        if at is None or not _differing_added_tokens(a, b) <= cut.keys():
+            found.append(one)
+        else:
+            found[at] = replace(found[at], says=f"{one.says}; {found[at].says}", a=one.a, b=one.b)
+    return tuple(found)
+
+
+def _unlisted_tokens(side: StatedTokenizer, other: StatedTokenizer) -> dict[str, list[int]]:
+    """Return {added token: ids that tokenizer.json alone makes of it} of those a side has lost.
+
+    The other side's tokenizer.json lists them. This side's does not, and its tokenizer_config.json
+    names them, so programs that read both files agree. A token that tokenizer.json alone keeps in
+    one piece is left out.
+    """
+    if side.data is None or other.data is None:
+        return {}
+    stated = {row["content"] for row in side.added_tokens}
+    listed = side.listed_tokens
+    lost = [text for text in other.listed_tokens if text not in listed and text in stated]
+    return side.split_without_config(lost)
+
+
+def _unlisted_difference(
+    label: str,
+    side: StatedTokenizer,
+    other: StatedTokenizer,
+    cut: Mapping[str, Sequence[int]],
+    places: tuple[str, ...],
+) -> Difference:
+    """Return the difference of the added tokens `cut`, which a side's tokenizer.json has lost.
+
+    `label` is the side's, "A" or "B"; `other` is the other side, `cut` the result of
+    `_unlisted_tokens`, `places` are where both sides list added tokens.
+    """
+    first, ids = next(iter(cut.items()))
+    stated = next(row["id"] for row in side.added_tokens if row["content"] == first)
+    many = "" if len(cut) == 1 else f" and {len(cut) - 1} more"
+    counts = len(other.listed_tokens), len(side.listed_tokens)
+    of_a, of_b = counts if label == "B" else counts[::-1]
+    return Difference(
+        "added_tokens",
+        "added_tokens",
+        (),
+        places,
+        f"{label}'s tokenizer.json does not list {value_text(first)}{many} among its added "
+        f"tokens, the other side's does; tokenizer_config.json alone names it: programs that "
+        f"read tokenizer.json alone (tokenizers, AutoTokenizer of transformers 5) make "
+        f"{len(ids)} tokens of it, {list(ids)}, not {stated}",
+        of_a,
+        of_b,
+        shown=True,  # by every text with such a token
+        before=1.0,
+        after=0.0,
+    )
+
+
+def _token_places(a: StatedTokenizer, b: StatedTokenizer, token: str) -> tuple[str, ...]:
+    """Return where both sides list added tokens, B's first, with the token that is meant."""
+    of_b, *rest = (*part_place(b, "added"), *part_place(a, "added"))
+    return of_b, f"token {token}", *rest
+
+
+def _differing_added_tokens(a: StatedTokenizer, b: StatedTokenizer) -> set[str]:
+    """Return the added tokens that one side lacks, or that have other ids or flags there."""
+    left, right = ({row["content"]: row for row in side.added_tokens} for side in (a, b))
+    return {text for text in {*left, *right} if left.get(text) != right.get(text)}
 
 
 def with_engine_types(side: StatedTokenizer, other: StatedTokenizer) -> StatedTokenizer:
