@@ -25,7 +25,7 @@ from aprfmt.conversion.sidecar_files import (
     embedded_files,
     sidecar_names,
 )
-from aprfmt.errors import ArchError, ConversionError
+from aprfmt.errors import AprfmtError, ArchError, ConversionError
 from aprfmt.model import Model
 from aprfmt.model.carried_files import FILES_KEY, foreign_gguf_keys, json_object
 from aprfmt.model.hf_folder import TEXT_FILES
@@ -48,6 +48,8 @@ from aprfmt.model.resolve import spellings_by_name
 from aprfmt.model.sidecar_files import companion_kind, file_row
 from aprfmt.tensors.view import View
 from aprfmt.tokenizer.carriers import has_tokenizer
+from aprfmt.tokenizer.hf_json import post_processor_ids
+from aprfmt.tokenizer.stored_tokenizer import has_listed_tokens, read_tokenizer_parts, same_frame
 
 if TYPE_CHECKING:
     from aprfmt.tensors.view import View
@@ -71,7 +73,8 @@ _INPUTS_GONE = "of activations, which a weight of the copy has not"
 class SourceItem:
     """One thing of the source: its name and kind, what became of it, and how or why.
 
-    `state` is that of an item which nothing reads and no flag speaks of, None for every other.
+    `state` is that of an item which nothing reads and no flag speaks of, and of a frame of texts
+    that the copy cannot state; None for every other.
     """
 
     name: str
@@ -100,7 +103,10 @@ class Account:
 
     @property
     def left(self) -> tuple[NotCompared, ...]:
-        """Keys and files unknown to aprfmt that the copy lacks or changed without a flag."""
+        """Keys and files unknown to aprfmt that the copy lacks or changed without a flag.
+
+        Also the ids that the copy puts around a text and the source does not.
+        """
         return tuple(
             NotCompared(
                 entry.kind.removeprefix("unread "), entry.name, entry.state, entry.how,
@@ -144,7 +150,7 @@ def account_for_source(
     """
     both = _Comparison(copy, source, excused, edited)
     files = sidecar_items(source, both.file)
-    rest = (*both.hyperparameters(), *both.keys(), *files, *both.unread())
+    rest = (*both.hyperparameters(), *both.keys(), *both.frames(), *files, *both.unread())
     return Account((*both.tensors(), *both.head(), *rest))
 
 
@@ -353,6 +359,33 @@ class _Comparison:
                     name, kind, "dropped" if why else "lost", why or "the copy has none"
                 )
 
+    def frames(self) -> Iterator[SourceItem]:
+        """Yield an entry where the copy's tokenizer puts other ids before or after a text.
+
+        llama.cpp puts [CLS] and [SEP] around every text of a WordPiece vocabulary, for example, and
+        no key of a GGUF says otherwise. Nothing is yielded where a tokenizer cannot be read, or
+        where keys of the tokenizer were to change.
+        """
+        if any(name.startswith("tokenizer.") for _, name in self.edited):
+            return
+        try:
+            if _keeps_processor(self.source, self.copy):
+                return
+            mine, theirs = (read_tokenizer_parts(one) for one in (self.source, self.copy))
+        except AprfmtError:
+            return  # what cannot be read has its own entry
+        if mine is None or theirs is None:
+            return
+        for at, place in enumerate(("before", "after")):
+            if same_frame(mine, theirs, at):
+                continue
+            put, puts = (list(side.frame[at]) or "nothing" for side in (mine, theirs))
+            how = f"{put} in the source, and {puts} in the copy"
+            why = self.excused("tokenizer.json")
+            state: State | None = None if why else "unequal"
+            name = f"ids {place} every text"
+            yield SourceItem(name, "tokenizer part", "transformed", why or how, state)
+
     # --- what nothing reads -------------------------------------------------------------------
 
     def unread(self) -> Iterator[SourceItem]:
@@ -448,6 +481,20 @@ def _roles(copy: Model, source: Model) -> Mapping[str, "View"]:
         for group in groups
         for key in group.roles
     }
+
+
+def _keeps_processor(source: Model, copy: Model) -> bool:
+    """Return whether a copy frames texts as its source's post-processor does, seen without a parse.
+
+    True where both have a tokenizer.json, which is copied, or both have lists. Of a tokenizer.json
+    beside lists only the post-processor is looked at: a large vocabulary takes seconds to read.
+    """
+    by_lists = [has_listed_tokens(one) for one in (source, copy)]
+    if by_lists[0] == by_lists[1]:
+        return True
+    lists, files = (source, copy) if by_lists[0] else (copy, source)
+    read = read_tokenizer_parts(lists)
+    return read is None or read.frame == post_processor_ids(files.carried.tokenizer_json_keys())
 
 
 def _licence(model: Model, key: str) -> Any:

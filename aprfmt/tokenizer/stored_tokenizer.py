@@ -216,6 +216,16 @@ class StatedTokenizer:
         return transformers_stop_ids(self.carried)
 
 
+def has_listed_tokens(model: "Model") -> bool:
+    """Return whether the usual programs read a model's tokenizer from the lists of its metadata.
+
+    They do of a GGUF with tokens, and of every file without a tokenizer.json.
+    """
+    carried = model.carried
+    has_lists = bool(carried.list_length(TOKENS))
+    return has_lists and (model.key_style == "gguf" or not carried.origin)
+
+
 def read_tokenizer_parts(model: "Model", *, carried_json: bool = False) -> StatedTokenizer | None:
     """Return the tokenizer as the usual programs for this format read it; None without one.
 
@@ -225,7 +235,7 @@ def read_tokenizer_parts(model: "Model", *, carried_json: bool = False) -> State
     """
     carried = model.carried
     has_lists = bool(carried.list_length(TOKENS))
-    if carried.origin and (carried_json or not (model.key_style == "gguf" and has_lists)):
+    if carried.origin and (carried_json or not has_listed_tokens(model)):
         data = carried.parse_tokenizer_json()
         assert data is not None
         return StatedTokenizer(carried, vocabulary_from_json(carried, data), data)
@@ -244,6 +254,33 @@ def read_tokenizer_parts(model: "Model", *, carried_json: bool = False) -> State
         vocabulary = replace(vocabulary, pre=DEFAULT_PRE)
     known = vocabulary.kind == "spm" or vocabulary.pre in PRE_TOKENIZERS
     return StatedTokenizer(carried, vocabulary, None, encodes=known)
+
+
+FrameIds = tuple[int | str, ...]
+
+
+def frame_roles(side: StatedTokenizer) -> tuple[FrameIds, FrameIds]:
+    """Return (ids before a text, ids after it), the side's own BOS and EOS as "bos" and "eos"."""
+    ids = side.vocabulary.engine_ids
+    names = {ids[role]: role for role in ("eos", "bos") if role in ids}
+    before, after = side.frame
+    return (
+        tuple(names.get(i, i) for i in before),
+        tuple("eos" if i == ids.get("eos") else names.get(i, i) for i in after),
+    )
+
+
+def same_frame(a: StatedTokenizer, b: StatedTokenizer, at: int) -> bool:
+    """Return whether two tokenizers put the same ids before a text (`at` 0), or after it (1).
+
+    BOS and EOS are the same by their roles. A GGUF also agrees with a tokenizer.json whose
+    post-processor puts its ids, though a flag of tokenizer_config.json may say otherwise to other
+    loaders.
+    """
+    if a.frame[at] == b.frame[at] or frame_roles(a)[at] == frame_roles(b)[at]:
+        return True
+    files, lists = (b, a) if a.uses_lists else (a, b)
+    return a.uses_lists != b.uses_lists and lists.frame[at] == files.post_processor_ids[at]
 
 
 def stale_post_processor_ids(side: StatedTokenizer) -> list[tuple[str, int, int | None]]:

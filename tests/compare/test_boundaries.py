@@ -161,7 +161,6 @@ def test_scores_differ_beyond_float32(
 def test_bos_twice_is_said_of_the_side_that_has_it_twice(
     puts: tuple[bool, bool], label: str, writes: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(special_ids, "_agrees_with_processor", lambda *args: False)
     monkeypatch.setattr(special_ids, "_defaults_text", lambda *args: "")
     monkeypatch.setattr(special_ids, "part_place", lambda one, name: ("here",))
     carried = SimpleNamespace(model=SimpleNamespace(key_style="gguf"))

@@ -679,4 +679,4 @@ def test_an_importance_has_a_number_for_every_column_or_for_those_of_each_expert
     assert not plan.notes
 
 
-OPTIONS = SimpleNamespace(importance=lambda name: None, imatrix=None)
+OPTIONS = SimpleNamespace(importance=lambda name: None, imatrix=None, extra_metadata={})

@@ -9,7 +9,6 @@ from dataclasses import replace
 from typing import Any
 
 from aprfmt.causes.tokenizer.pre_tokenizer import UNSAID
-from aprfmt.causes.tokenizer.special_ids import frame_roles
 from aprfmt.causes.tokenizer.vocabulary_lists import LOOKS_SPECIAL, comparable_pieces
 from aprfmt.tokenizer import pre_tokenizers
 from aprfmt.tokenizer.build import is_blank_run, merges_from_scores, tokenizer_json
@@ -25,7 +24,7 @@ from aprfmt.tokenizer.keys import (
     UNKNOWN,
     USER_DEFINED,
 )
-from aprfmt.tokenizer.stored_tokenizer import StatedTokenizer
+from aprfmt.tokenizer.stored_tokenizer import StatedTokenizer, frame_roles
 from aprfmt.tokenizer.vocabulary import BLANK, Vocabulary
 
 TokenizerParts = dict[str, Any]

@@ -11,7 +11,7 @@ from collections.abc import Set as AbstractSet
 from aprfmt.base.text_escape import shorten
 from aprfmt.causes.row import Cause
 from aprfmt.causes.tokenizer.file_places import part_place
-from aprfmt.causes.tokenizer.vocabulary_lists import Difference, is_list_and_json, value_text
+from aprfmt.causes.tokenizer.vocabulary_lists import Difference, value_text
 from aprfmt.errors import ArchError
 from aprfmt.tokenizer.generation import (
     ID_KEYS,
@@ -32,7 +32,13 @@ from aprfmt.tokenizer.keys import (
     IDS,
     STATED_ELSEWHERE,
 )
-from aprfmt.tokenizer.stored_tokenizer import StatedTokenizer, stale_post_processor_ids
+from aprfmt.tokenizer.stored_tokenizer import (
+    FrameIds,
+    StatedTokenizer,
+    frame_roles,
+    same_frame,
+    stale_post_processor_ids,
+)
 
 CAUSE_ROWS = (
     Cause(
@@ -378,9 +384,9 @@ def framing_differences(a: StatedTokenizer, b: StatedTokenizer) -> Iterator[Diff
     """Yield the differences of the ids put before a text and after it, such as BOS and EOS."""
     rows = (("begins", "add_bos", "bos", 0), ("ends", "add_eos", "eos", 1))
     for part, cause, role, at in rows:
-        left, right = (frame_roles(side)[at] for side in (a, b))
-        if a.frame[at] == b.frame[at] or left == right or _agrees_with_processor(a, b, at):
+        if same_frame(a, b, at):
             continue
+        left, right = (frame_roles(side)[at] for side in (a, b))
         # More than BOS or EOS alone differs.
         if {left, right} != {(role,), ()}:
             yield _frame_difference(a, b, part, at)
@@ -441,20 +447,6 @@ def _value(pieces: Sequence[int | str]) -> str:
     return shorten(str(list(pieces)), 200)
 
 
-FrameIds = tuple[int | str, ...]
-
-
-def frame_roles(side: StatedTokenizer) -> tuple[FrameIds, FrameIds]:
-    """Return (ids before a text, ids after it), with "bos" and "eos" for the tokenizer's own."""
-    ids = side.vocabulary.engine_ids
-    names = {ids[role]: role for role in ("eos", "bos") if role in ids}
-    before, after = side.frame
-    return (
-        tuple(names.get(i, i) for i in before),
-        tuple("eos" if i == ids.get("eos") else names.get(i, i) for i in after),
-    )
-
-
 def _frame_difference(a: StatedTokenizer, b: StatedTokenizer, part: str, at: int) -> Difference:
     """Return the difference of the ids put around a text, other than a BOS or EOS on one side only.
 
@@ -512,18 +504,6 @@ def _defaults_text(a: StatedTokenizer, b: StatedTokenizer, flag: str) -> str:
         for label, side in (("A", a), ("B", b))
         if side.uses_lists and side.carried.flag_value(flag) is None
     )
-
-
-def _agrees_with_processor(a: StatedTokenizer, b: StatedTokenizer, at: int) -> bool:
-    """Return whether a GGUF puts the same ids around a text as a tokenizer.json's post-processor.
-
-    `at` is 0 for the ids before a text, 1 for those after it. tokenizer_config.json may have a flag
-    that says otherwise, as other loaders read it. False where both sides are of one kind.
-    """
-    if not is_list_and_json(a, b):
-        return False
-    files, lists = (b, a) if a.uses_lists else (a, b)
-    return lists.frame[at] == files.post_processor_ids[at]
 
 
 def template_difference(a: StatedTokenizer, b: StatedTokenizer) -> Iterator[Difference]:
