@@ -61,6 +61,7 @@ REMOVED = f"--remove {FILES_KEY}"  # the flag for files whose key is taken out; 
 ALONE = "--arch none, --generic"  # the flags that copy a container without its companions
 _SHOWN = 5
 _UNREAD_KINDS: tuple[Kind, ...] = ("file", "metadata key", "config key")
+_PARTS_IN_FILES: tuple[Kind, ...] = ("tokenizer part", "generation setting")
 _NO_PLACE = "nothing reads it, and the copy has no place for it"
 _NOT_TAKEN = "a conversion leaves it where it is"
 _OTHER_VALUE = "another value, which nothing reads"
@@ -151,6 +152,7 @@ def account_for_source(
     both = _Comparison(copy, source, excused, edited)
     files = sidecar_items(source, both.file)
     rest = (*both.hyperparameters(), *both.keys(), *both.frames(), *files, *both.unread())
+    rest += (*both.unreadable_parts(),)
     return Account((*both.tensors(), *both.head(), *rest))
 
 
@@ -419,6 +421,19 @@ class _Comparison:
             why = self.excused(row.name)
             state = None if why else row.state
             yield SourceItem(row.name, f"unread {row.kind}", "dropped", why or row.why, state)
+
+    def unreadable_parts(self) -> Iterator[SourceItem]:
+        """Yield an entry on each part of the source's tokenizer and settings that cannot be read.
+
+        Its bytes may be in the copy, but what they say was not compared. A file that a flag left
+        out, or that was written anew, has none.
+        """
+        for row in make_ledger(self.source, _PARTS_IN_FILES).unreadable:
+            text = self._stated.get(row.name)
+            if self.excused(row.name) or self._texts.get(row.name, text) != text:
+                continue
+            fate: Fate = "copied" if row.name in self._texts else "dropped"
+            yield SourceItem(row.name, f"unread {row.kind}", fate, row.why, row.state)
 
     # --- files --------------------------------------------------------------------------------
 
