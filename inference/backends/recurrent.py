@@ -143,7 +143,10 @@ class Recurrent:
         """
         x, step, rate, b, c, skip = (self.to_numpy(y) for y in (x, step, rate, b, c, skip))
         with np.errstate(over="ignore", invalid="ignore"):
-            return run_scan(x, step, rate, b, c, skip, state, steps=self.deterministic)
+            found: tuple[Array, Array] = run_scan(
+                x, step, rate, b, c, skip, state, steps=self.deterministic
+            )
+        return found
 
     def gated_scan(
         self: _Operations,
