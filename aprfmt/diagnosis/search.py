@@ -21,7 +21,7 @@ from aprfmt.causes.forward.drafted_rows import drafted_row_changes
 from aprfmt.causes.forward.experts import find_capacity
 from aprfmt.causes.forward.kv_cache import later_pass_changes
 from aprfmt.causes.forward.mismatch import Change, Layers, Mismatch, spanned_layers
-from aprfmt.causes.forward.norm import eps_change
+from aprfmt.causes.forward.norm import EPS, eps_change
 from aprfmt.causes.forward.rope import position_divisor_change, theta_change
 from aprfmt.causes.forward.shards import find_shard_counts_beside_bias
 from aprfmt.causes.forward.single_pass import changes_of_one_pass, tokens_of_one_pass
@@ -47,6 +47,9 @@ from aprfmt.inference.replay.shadow import ROUTING, ShadowPoint
 RUNS = 2000  # passes of a small model at one divergence
 WORK = 4e10  # products of all passes of a large one
 ALL = 1.5  # the passes at all divergences of a trace together, times those at one
+PASSES_OF_A_FIT = 90  # that a number takes until it fits
+BESIDE = 3  # changes beside which the number of another one is fitted
+FITTED_CAUSES = ("rope_theta", "rope_scaling", "attention_scale", "norm_eps")
 FITTED = 0.35  # share of the passes that are left to rows and numbers
 JOINED = 0.6  # share of the passes at one divergence that joined changes have at least
 DEEPEST = 4  # changes that are joined
@@ -188,7 +191,7 @@ class Search:
             return found
         # Single layers take many passes; joined changes have their own share of them.
         self.runs = max(self.runs, int(JOINED * self.allowed))
-        return self._join_changes()
+        return self._join_changes() or self._fit_numbers_beside()
 
     def _measure_each(self, steps: Iterator[SearchStep], left: int = 0) -> Iterator[TriedSteps]:
         """Yield the result of each change that can be applied, until `left` passes are left."""
@@ -361,7 +364,7 @@ class Search:
         before = self.tried
         for change in case.best_number(make_in_layers, numbers):
             yield SearchStep(change, layers)
-        self.runs -= max(0, 90 - (self.tried - before))
+        self.runs -= max(0, PASSES_OF_A_FIT - (self.tried - before))
 
     def _join_changes(self) -> list[TriedSteps]:
         """Return the first joined changes that remove the difference, as a list of one; or [].
@@ -408,6 +411,52 @@ class Search:
                 if found is not None and found.nearness > best.nearness:
                     best = found
         return best
+
+    def _fit_numbers_beside(self) -> list[TriedSteps]:
+        """Return two changes, a number of the second fitted beside the first, as a list of one.
+
+        They remove the difference together. The first is one of those that bring the rows nearest,
+        or an epsilon fitted to the first row, on which no rotation acts. [] if there are none.
+        """
+        self.runs = max(self.runs, int(FITTED * self.allowed))
+        if self.runs < PASSES_OF_A_FIT:
+            return []
+        near = sorted((one for one in self.singles if one.steps[0].everywhere), key=_nearness)
+        first = [*self._measure_each(self._eps_of_first_row()), *reversed(near)]
+        started = dict.fromkeys(one.steps[0].changed_thing for one in first)
+        for about in list(started)[:BESIDE]:
+            one = next(each for each in first if each.steps[0].changed_thing == about)
+            step, view = one.steps[0], self.run_with_steps(one.steps)
+            if view is None or view.residual is None:
+                continue
+            changed = step.change.make(self.case.patched, step.layers)
+            view = replace(view, calls=self.case.view.calls)
+            beside = Search(replace(self.case, patched=changed, view=view), self.budget)
+            found = beside.fit_numbers(about)
+            self.runs, self.tried = self.runs - beside.tried, self.tried + beside.tried
+            if found is not None:
+                return [replace(found, steps=(step, *found.steps))]
+        return []
+
+    def _eps_of_first_row(self) -> Iterator[SearchStep]:
+        """Yield the change of the norms' epsilon to the value that the first row shows, if any."""
+        case = self.case.judged_by_first_row()
+        if case is not None:
+            self.runs -= PASSES_OF_A_FIT
+            for change in case.best_number(lambda eps: eps_change(case.patched, eps), EPS):
+                yield SearchStep(change, None)
+
+    def fit_numbers(self, without: tuple[str, tuple[str, ...]]) -> TriedSteps | None:
+        """Return the change with a fitted number that removes the difference of the point; or None.
+
+        Numbers of the changed thing `without` are not fitted.
+        """
+        usual = (step for step in self._usual_steps() if step.change.cause in FITTED_CAUSES)
+        self.singles = list(
+            self._measure_each(step for step in usual if step.changed_thing != without)
+        )
+        tried = (*self.singles, *self._measure_each(self._fitted_steps()))
+        return next((one for one in tried if self.solves(one)), None)
 
     # --- proving each of several ------------------------------------------------------------
 
@@ -463,6 +512,11 @@ class Search:
             if tried is not None and self.solves(tried):
                 found[other.change.cause] = other
         return list(found.values())
+
+
+def _nearness(tried: TriedSteps) -> float:
+    """Return how near tried steps bring the point to the trace, as a sort key."""
+    return tried.nearness
 
 
 def is_wide(case: Mismatch) -> bool:

@@ -5,15 +5,23 @@ earlier point ended the search; the bases, of which none below the model's own w
 """
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import pytest
 
+from aprfmt.causes.forward.mismatch import Mismatch
+from aprfmt.causes.forward.norm import eps_change
+from aprfmt.causes.forward.rope import theta_change
+from aprfmt.causes.forward.usual_mistakes import layers_of_rope_kinds
 from aprfmt.diagnosis import diagnose
+from aprfmt.diagnosis.search import Search
 from tests.diagnosis.engines import LONG, tiny_folder, trace
 from tests.diagnosis.test_hypotheses import MODULES, at_norm
 
+LAYERS = frozenset({"out", "logits"})
+LOGITS = frozenset({"logits"})
 How = Mapping[str, Any]
 
 
@@ -111,3 +119,68 @@ def test_each_fault_is_named_and_nothing_else(name: str) -> None:
     assert {one.cause for one in found.findings} == {*causes}
     for one in found.findings:
         assert causes[one.cause] in one.says
+
+
+# Two numbers of the configuration, of which one or both are no usual ones, and where they are seen.
+NUMBERS: Mapping[str, tuple[str, frozenset[str], Mapping[str, float]]] = {
+    "a usual epsilon, outputs of layers": ("qwen2", LAYERS, {"rope_theta": 7345, "norm_eps": 1e-5}),
+    "a usual epsilon, logits": ("qwen3", LOGITS, {"rope_theta": 777, "norm_eps": 1e-5}),
+    "two numbers, outputs of layers": ("llama", LAYERS, {"rope_theta": 7345, "norm_eps": 0.0023}),
+    "two numbers, logits": ("llama", LOGITS, {"rope_theta": 777, "norm_eps": 0.002}),
+}
+
+
+@pytest.mark.parametrize("name", NUMBERS)
+def test_two_numbers_are_fitted_together(name: str) -> None:
+    """Seen red: only the interval was said; neither number alone brings the points near."""
+    base, points, values = NUMBERS[name]
+    run = trace(tiny_folder(base), f"numbers {name}", points=points, hp=values)
+    found = diagnose(str(tiny_folder(base)), str(run))
+    assert found.complete and found.confidence == "confirmed", found.sentence
+    says = {one.cause: one.says for one in found.findings}
+    assert {*says} == {*values}
+    assert f"base is {values['rope_theta']:g};" in says["rope_theta"]
+    assert f"add eps {values['norm_eps']:g} where" in says["norm_eps"]
+
+
+@pytest.mark.parametrize(
+    "how",
+    [
+        {"hp": {"rope_theta": 7345}},
+        {"hp": {"norm_eps": 0.0023}},
+        product("ffn_down", (1.3, 1.1), 1),
+    ],
+)
+def test_a_second_number_is_not_fitted_where_none_is_wrong(how: How) -> None:
+    run = trace(tiny_folder("llama"), "one number", points=LAYERS, **how)
+    found = diagnose(str(tiny_folder("llama")), str(run))
+    wrong = {*how.get("hp", {"": 0})}
+    assert {one.cause for one in found.findings} == wrong, found.sentence
+    assert found.confidence == ("unconfirmed" if "" in wrong else "confirmed")
+
+
+def test_changes_are_judged_by_the_first_row_where_it_differs(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Epsilon changes the first token's row, the base of rope does not."""
+    cases: list[Mismatch] = []
+    seen = Search.run
+
+    def keep(self: Search, joined: bool = True) -> Any:
+        cases.append(self.case)
+        return seen(self, joined)
+
+    monkeypatch.setattr(Search, "run", keep)
+    values = {"rope_theta": 777.0, "norm_eps": 0.002}
+    run = trace(tiny_folder("llama"), "first row", points=LAYERS, hp=values)
+    diagnose(str(tiny_folder("llama")), str(run))
+    case = cases[0]
+    (kind,) = layers_of_rope_kinds(case.patched)
+    eps, base = eps_change(case.patched, 0.002), theta_change(case.patched, kind, 777.0)
+    first = case.judged_by_first_row()
+    assert first is not None and first.trial(base) == pytest.approx(first.view.residual)
+    assert case.trial(eps) > 0.1 > case.view.tolerance > first.trial(eps)
+    held = eps.make(case.patched, None)
+    view = case.attempt(eps)
+    assert view is not None
+    assert replace(case, patched=held, view=view).judged_by_first_row() is None

@@ -87,6 +87,7 @@ class Mismatch:
 
     `plain` are the reference's own values by key, `found` the pass that showed the divergence.
     `fitting`: numbers may be improved until they fit, which takes many passes and fits most things.
+    `first_row`: changes are judged by the point's first row alone, that of the first token.
     """
 
     patched: PatchedModel
@@ -95,6 +96,7 @@ class Mismatch:
     found: ShadowPass
     plain: Mapping[str, Array]
     fitting: bool = True
+    first_row: bool = False
 
     # --- what the reference did -------------------------------------------------------------
 
@@ -183,6 +185,19 @@ class Mismatch:
         out: Array = np.linalg.norm(mine - theirs, axis=1) / norm
         return out
 
+    def judged_by_first_row(self) -> "Mismatch | None":
+        """Return the same mismatch with changes judged by the first row alone.
+
+        Neither masks nor rotations act on the first token, so its row tells other changes from
+        them. None where the trace lacks rows, or the first one agrees.
+        """
+        if len(self.rows) != self.tokens:
+            return None
+        residual = float(self.distances_by_row(self.view)[0])
+        if not residual > self.view.tolerance:
+            return None
+        return replace(self, view=replace(self.view, residual=residual), first_row=True)
+
     # --- trying -----------------------------------------------------------------------------
 
     def without(self, drop: Iterable[str]) -> RecordedTrace:
@@ -237,7 +252,7 @@ class Mismatch:
             return 0.0  # the change gives the zeros that the trace has and the model had not
         if view is None or view.residual is None or math.isnan(view.residual):
             return math.inf
-        return view.residual
+        return float(self.distances_by_row(view)[0]) if self.first_row else view.residual
 
     def best_number(
         self, make: Callable[[float], Change], values: Iterable[float]
