@@ -56,6 +56,20 @@ class StageOutput:
     state: PassState
 
 
+def arrays_between_stages(carried: "Array | StageOutput | None") -> list[Array]:
+    """Return the arrays that one stage of a pass gives to the next, in a fixed order.
+
+    They are the stream, per-layer embeddings, the keys and values that later layers use, and the
+    mask of chosen keys; the stream alone where `carried` is that, [] before stage 0 (None).
+    """
+    if not isinstance(carried, StageOutput):
+        return [] if carried is None else [carried]
+    state = carried.state
+    shared = [x for layer in sorted(state.shared) for x in state.shared[layer]]
+    extra = (x for x in (state.per_layer, state.chosen) if x is not None)
+    return [carried.stream, *shared, *extra]
+
+
 WHOLE_PASS = Span()
 
 

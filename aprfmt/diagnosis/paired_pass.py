@@ -11,7 +11,7 @@ than one layer of each side is in memory.
 
 import math
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -23,7 +23,7 @@ from aprfmt.diagnosis.accumulated_rounding import TIMES
 from aprfmt.diagnosis.blend import Blend, count_stages, multiplications_per_token
 from aprfmt.diagnosis.records import Touched
 from aprfmt.inference.backends import BACKENDS
-from aprfmt.inference.forward import Span
+from aprfmt.inference.forward import Span, StageOutput, arrays_between_stages
 from aprfmt.inference.replay.patched_model import PassLocation, PatchedModel
 from aprfmt.inference.replay.shadow import PointRecorder
 from aprfmt.inference.weights import Holder, free_budget
@@ -250,7 +250,7 @@ class PairedPass:
         start = blend.own[0]
         x, first, looks = streams[start], "", LOOKS
         for stage in range(start, self.stages):
-            if stage > blend.own[-1] and np.array_equal(x, streams[stage]):
+            if stage > blend.own[-1] and stages_equal(x, streams[stage]):
                 return SAME
             try:
                 x, theirs = self.run_stage(blend, probe, stage, x, not first)
@@ -279,7 +279,7 @@ class PairedPass:
         y: Any = None
         for stage in range(max(blend.own, default=-1) + 1):
             y, moved = self.run_stage(sound, probe, stage, y, False)
-            y = round_to_type(y, "bfloat16")
+            y = round_stream(y, "bfloat16")
             if stage not in blend.own:
                 continue
             mine, theirs = (
@@ -310,12 +310,21 @@ class PairedPass:
     def _stage_differs(self, x: Any, y: Any, any_at_all: bool) -> bool:
         """Return whether two outputs of a stage differ beyond the bound, or in shape.
 
-        With `any_at_all` any difference counts.
+        Compared are the streams and all that later layers share beside them. With `any_at_all`
+        any difference counts, as in a mask of chosen keys.
         """
-        if x.shape != y.shape:
+        mine, theirs = arrays_between_stages(x), arrays_between_stages(y)
+        if [one.shape for one in mine] != [one.shape for one in theirs]:
             return True
-        found = measure_point(self.pair, "out", self.dtype, x, y)
-        return found.beyond or (any_at_all and bool(found.rel_l2))
+        for one, other in zip(mine, theirs, strict=True):
+            if one.dtype == bool:
+                if not np.array_equal(one, other):
+                    return True
+                continue
+            found = measure_point(self.pair, "out", self.dtype, one, other)
+            if found.beyond or (any_at_all and bool(found.rel_l2)):
+                return True
+        return False
 
     def _make_result(
         self, mine: Array, theirs: Array, first: str, points: Mapping[str, PointDiff]
@@ -339,6 +348,22 @@ class PairedPass:
             np.array_equal(mine, theirs),
             points,
         )
+
+
+def stages_equal(x: Any, y: Any) -> bool:
+    """Return whether two outputs of a stage are equal: streams and all that later layers share."""
+    mine, theirs = arrays_between_stages(x), arrays_between_stages(y)
+    return len(mine) == len(theirs) and all(map(np.array_equal, mine, theirs))
+
+
+def round_stream(carried: Any, dtype: str) -> Any:
+    """Return the output of a stage with its stream rounded to a shorter float type.
+
+    What later layers share beside the stream stays as it is.
+    """
+    if isinstance(carried, StageOutput):
+        return replace(carried, stream=round_to_type(carried.stream, dtype))
+    return round_to_type(carried, dtype)
 
 
 def compare_passes(

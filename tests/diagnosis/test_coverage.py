@@ -14,12 +14,19 @@ from aprfmt.compare import diff_models
 from aprfmt.diagnosis import diagnose, finding_effects
 from aprfmt.diagnosis.finding_effects import Share, make_run_pair
 from aprfmt.diagnosis.model_pair import finalize_finding
-from aprfmt.diagnosis.paired_pass import PairedPass, Probe, ProgressReporter, kl_divergence
+from aprfmt.diagnosis.paired_pass import (
+    PairedPass,
+    Probe,
+    ProgressReporter,
+    kl_divergence,
+    stages_equal,
+)
 from aprfmt.diagnosis.probes import differing_rows
 from aprfmt.diagnosis.quantities import compare_quantity
 from aprfmt.diagnosis.records import KINDS, Diagnosis, Touched
 from aprfmt.errors import AprfmtError
 from aprfmt.inference.backends import blas
+from aprfmt.inference.forward import StageOutput
 from aprfmt.inference.replay.patched_model import PatchedModel
 from aprfmt.inference.replay.shadow import record_points
 from aprfmt.measure.findings import Finding
@@ -113,7 +120,10 @@ def test_quantities_say_from_where_they_differ(
 # --- passes --------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("base", ["llama", "gemma3", "deepseek_v3", "gpt2", "cohere"])
+@pytest.mark.parametrize(
+    "base",
+    ["llama", "gemma3", "deepseek_v3", "gpt2", "cohere", "deepseek_v32", "gemma3n", "gemma4"],
+)
 def test_a_pass_from_where_it_differs_is_the_whole_pass(base: str) -> None:
     """Judged by a pass from the ids to the logits: equal to the bit, at the same first point."""
     other = tiny_folder(base, seed=3)
@@ -138,6 +148,51 @@ def test_a_pass_from_where_it_differs_is_the_whole_pass(base: str) -> None:
         assert passes.run_from_first_difference(
             passes.blend([kept, Touched((), (last,))]), probe
         ).exact
+        passes.close()
+
+
+SHARING = ("deepseek_v32", "gemma3n", "gemma4")
+
+
+@pytest.mark.parametrize("base", SHARING)
+def test_what_later_layers_share_is_compared_with_the_stream(base: str) -> None:
+    """Two findings are measured alone, also where layers share keys, values or chosen keys."""
+    changed = ("L0.ffn_down.weight", "L1.attn_output.weight")
+    with aprfmt.open(tiny_folder(base)) as a, aprfmt.open(tiny_folder(base, seed=3)) as b:
+        passes = PairedPass(a, b, frozenset(), make_run_pair(a, b), "float32")
+        probe = Probe(IDS[:12])
+        for one in changed:
+            kept = tuple(key for key in a.roles if key != one)
+            found = passes.run_from_first_difference(passes.blend([Touched((), kept)]), probe)
+            assert 0 < found.distance < math.inf and found.first.startswith(one[:3])
+        entering = passes.stage_inputs(probe)[2]
+        assert isinstance(entering, StageOutput)
+        other = replace(entering, state=entering.state.copy())
+        assert stages_equal(entering, other) and not passes._stage_differs(entering, other, True)
+        state = other.state
+        if state.chosen is not None:
+            state.chosen = ~np.asarray(state.chosen)
+        elif state.shared:
+            state.shared = {at: (k, v * 2) for at, (k, v) in state.shared.items()}
+        else:
+            state.per_layer = np.asarray(state.per_layer) * 2
+        assert not stages_equal(entering, other)
+        assert passes._stage_differs(entering, other, False)
+        assert not stages_equal(entering, entering.stream)
+        assert passes._stage_differs(entering, entering.stream, False)
+        passes.close()
+
+
+def test_rerouted_tokens_are_counted_where_layers_share_chosen_keys() -> None:
+    """A sound run is rounded in its stream alone; the mask of chosen keys has no rounding."""
+    with aprfmt.open(tiny_folder("deepseek_v32")) as a, aprfmt.open(
+        tiny_folder("deepseek_v32", seed=3)
+    ) as b:  # fmt: skip
+        passes = PairedPass(a, b, frozenset(), make_run_pair(a, b), "float32")
+        [router] = [key for key in a.roles if key.endswith("ffn_gate_inp.weight")][:1]
+        found = passes.count_rerouted_tokens([router], [], Probe(IDS[:12]))
+        assert found.keys() == {int(router[1 : router.index(".")])}
+        assert not passes.count_rerouted_tokens([], [], Probe(IDS[:12]))
         passes.close()
 
 
