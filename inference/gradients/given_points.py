@@ -208,12 +208,14 @@ def _is_neutral(value: object) -> bool:
 def _cut(values: Array, batch: Batch, part: Document, scores: bool) -> Array | None:
     """Return one document's values in an array of the batch; None where its shape does not fit.
 
-    The array is [rows, tokens, ...] or has both axes joined. `scores`: it is [rows, heads, tokens,
-    keys], and is cut in its last two axes.
+    The array is [rows, tokens, ...] or has both axes joined, or both and that of heads. `scores`:
+    it is [rows, heads, tokens, keys], and is cut in its last two axes.
     """
     rows, columns = batch.mask.shape
     if values.ndim and values.shape[0] == rows * columns and (rows > 1 or values.ndim < 3):
         values = values.reshape(rows, columns, *values.shape[1:])
+    elif values.ndim == 2 and values.shape[0] % (rows * columns) == 0:
+        values = values.reshape(rows, columns, -1)  # rows of the heads of each token
     if values.ndim and values.shape[0] == columns and rows == 1 and values.ndim < 3:
         values = values[None]
     if values.ndim < 3 or len(values) != rows:
