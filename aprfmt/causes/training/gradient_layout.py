@@ -73,8 +73,10 @@ CAUSE_ROWS = (
 Ints = NDArray[np.intp]
 SHARDS = 2, 3, 4, 8  # ranks or joined projections that a weight may be cut into
 MOST = 0.8  # of the rows of tokens that occur several times: those that are wrong
+LEAST = 64  # elements of a block: so many tell a factor of its own from anything else
 NEAR = 1e-2  # of a block's squares: what two blocks that are one may be apart
 _BLOCKS = ("n_heads", "n_kv_heads", "n_experts")
+_BLOCK_NAMES = {"n_heads": "head", "n_kv_heads": "key and value head", "n_experts": "expert"}
 
 
 def guess_transposed(case: GradientCase) -> Iterator[GradientGuess]:
@@ -173,20 +175,25 @@ def _guess_blocks(
     """Yield the guess that some of `count` equal blocks of a gradient are missing or scaled.
 
     `name` is the hyperparameter that counts the blocks (`n_heads`, `n_kv_heads`, `n_experts`);
-    `across`: they are blocks of columns, not of rows. Nothing where no block is wrong, or more than
-    half of them are.
+    `across`: they are blocks of columns, not of rows. Nothing where no block is wrong, or where
+    more than half of them are by one factor: the whole gradient is then.
     """
     given, computed = (
         (side.T if across else side).reshape(count, -1) for side in (case.given, case.computed)
     )
     sizes = (computed * computed).sum(axis=1)
     factors = (given * computed).sum(axis=1) / np.where(sizes == 0, 1.0, sizes)
-    wrong = np.abs(factors - 1) > 10 * case.bound
-    if not wrong.any() or wrong.mean() > 0.5 or (sizes == 0).all():
+    room = 10 * case.bound
+    wrong = (np.abs(factors - 1) > room) & (sizes > 0)
+    if not wrong.any():
         return
+    if wrong.sum() > 0.5 * (sizes > 0).sum():
+        alike = np.ptp(factors[wrong]) <= room * np.abs(factors[wrong]).max()
+        if alike or computed.shape[1] < LEAST:
+            return
     values = np.where(wrong, factors, 1.0)
     values = np.where(np.abs(values) < 10 * case.bound, 0.0, values)
-    what = {"n_heads": "head", "n_kv_heads": "key and value head", "n_experts": "expert"}[name]
+    what = _BLOCK_NAMES[name]
     shown = ", ".join(
         f"{what} {at}: {'none' if not values[at] else f'{values[at]:.3g} times'}"
         for at in np.flatnonzero(wrong)[:4]
@@ -202,7 +209,21 @@ def _guess_blocks(
         return np.ascontiguousarray(blocks.T if across else blocks)
 
     says = f"the gradient of some blocks is another one: {shown}"
+    if name == "n_experts" and _are_shares(factors[sizes > 0], case.bound):
+        says = (
+            f"each expert's gradient is divided by a number of its own: {shown}; a mean over the "
+            "tokens of an expert in place of their sum divides so"
+        )
     yield GradientGuess("gradient_part", says, made)
+
+
+def _are_shares(factors: F64, room: float) -> bool:
+    """Return whether different factors are each one over a whole number, within `room` of it."""
+    if (factors < room).any():
+        return False
+    counts = 1 / factors
+    whole = np.abs(counts - np.rint(counts)) <= room * counts
+    return bool(whole.all() and len(np.unique(np.rint(counts))) > 1)
 
 
 def guess_missing_rows(case: GradientCase) -> Iterator[GradientGuess]:
