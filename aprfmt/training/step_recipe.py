@@ -158,11 +158,14 @@ def adafactor_recipe(
     rate = recipe.lr
     if of_torch and recipe.step is not None:
         rate = min(rate, recipe.step**-0.5)
-    if of_torch or group.get("scale_parameter") is True:
-        rate *= max(least, (weights / count) ** 0.5)
+    size = max(least, (weights / count) ** 0.5)
+    scaled = of_torch or group.get("scale_parameter") is True
+    if scaled:
+        rate *= size
     decay = recipe.decay_factor if of_torch else recipe.decay_factor * rate / recipe.lr
     over = max(1.0, (squares / count) ** 0.5 / float(threshold))
-    return changed(recipe, relative=rate / over / recipe.lr, decay_factor=decay)
+    relative = rate / over / recipe.lr
+    return changed(recipe, relative=relative, decay_factor=decay, size=size, size_scaled=scaled)
 
 
 def _state_settings(state: OptimizerState) -> dict[str, float]:

@@ -55,6 +55,14 @@ def test_a_part_is_named_once_and_is_never_all_gradients() -> None:
     assert not part_norms({"token_embd.weight": 1.0})
 
 
+def test_a_tied_table_may_count_twice() -> None:
+    """Seen red: a norm for a table beside a head of its own."""
+    norms = {"token_embd.weight": 3.0, "L0.ffn_up.weight": 4.0}
+    name = "all, with the tied table counted twice"
+    assert part_norms(norms)[name] == pytest.approx(34**0.5)
+    assert name not in part_norms(norms | {"output.weight": 1.0})
+
+
 def test_groups_of_the_optimizer_are_parts() -> None:
     groups = [["token_embd.weight", "L0.attn_q.weight"], ["L1.ffn_up_exps.weight", "no such"]]
     found = part_norms(DENSE, groups)

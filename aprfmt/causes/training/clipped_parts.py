@@ -63,7 +63,8 @@ def part_norms(
 
     `norms` are the norms of all gradients by key, `groups` the keys of each group of the optimizer.
     Parts are one kind of parameters, all but that kind, the stages that a model is cut into between
-    two layers, and the groups. Of parts with the same gradients the first is there.
+    two layers, and the groups. Of parts with the same gradients the first is there. A table that is
+    the head as well, which has no gradient of its own, counts twice in one more norm.
     """
     every = frozenset(norms)
     parts: dict[frozenset[str], str] = {}
@@ -77,11 +78,15 @@ def part_norms(
         parts.setdefault(every - behind, f"layers below {first} and what is before them")
     for number, keys in enumerate(groups):
         parts.setdefault(every & frozenset(keys), f"group {number} of the optimizer")
-    return {
+    found = {
         name: sum(norms[key] ** 2 for key in keys) ** 0.5
         for keys, name in parts.items()
         if keys and keys != every
     }
+    if TABLE in norms and HEAD not in norms and len(norms) > 1:
+        twice = sum(size**2 for size in norms.values()) + norms[TABLE] ** 2
+        found["all, with the tied table counted twice"] = twice**0.5
+    return found
 
 
 def _is_from_layer(key: str, first: int) -> bool:

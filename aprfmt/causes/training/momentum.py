@@ -50,7 +50,8 @@ CAUSE_ROWS = (
         "momentum",
         "update",
         "bug",
-        "The momentum is used otherwise than stated: left out, Nesterov's or not, or damped.",
+        "The momentum is used otherwise than stated: left out, Nesterov's or not, damped, or on "
+        "the gradient in place of the buffer.",
         "The step is the gradient alone, or the gradient is in it once more.",
         "The step made that way gives every weight.",
     ),
@@ -187,8 +188,9 @@ def guess_first_step_count(case: StepCase, recipe: Recipe) -> Iterator[StepGuess
 
 
 def guess_momentum(case: StepCase, recipe: Recipe) -> Iterator[StepGuess]:
-    """Yield guesses that SGD's momentum is used otherwise: Nesterov's or not, none, or dampened.
+    """Yield guesses that SGD's momentum is used otherwise.
 
+    It is Nesterov's or not, left out, dampened, or multiplies the gradient in place of the buffer.
     Nothing for a recipe without momentum.
     """
     if not recipe.momentum:
@@ -202,6 +204,8 @@ def guess_momentum(case: StepCase, recipe: Recipe) -> Iterator[StepGuess]:
     if case.gradient is not None:
         says = "the step is the gradient without its momentum"
         yield StepGuess("momentum", says, changed(recipe, momentum=0.0))
+        says = "the momentum multiplies the gradient, not the buffer, which never decays"
+        yield StepGuess("momentum", says, changed(recipe, growing=True))
     if not recipe.dampening:
         says = f"the gradient is damped by the momentum, {recipe.momentum:g}"
         yield StepGuess("momentum", says, changed(recipe, dampening=recipe.momentum))

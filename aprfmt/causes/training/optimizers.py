@@ -51,6 +51,10 @@ class Recipe:
     decay_on: Literal["", "all", "matrices"] = ""
     sparse: bool = False
     relative: float = 1.0  # of the rate: what Adafactor's norms make of it for one parameter
+    # The parameter's root mean square, which Adafactor multiplies the rate by where it is
+    # `size_scaled`; None of other optimizers.
+    size: float | None = None
+    size_scaled: bool = False
     # Departures from the rule, one field for each kind of mistake.
     correction: Correction = "both"
     corrected_b1: float | None = None  # the rate that the first moment is corrected for
@@ -64,6 +68,7 @@ class Recipe:
     scale: float = 1.0  # of the gradient, by clipping
     decay_factor: float = 1.0  # of the decay
     old_moments: bool = False  # the moments of before the step are used
+    growing: bool = False  # the momentum multiplies the gradient, and the buffer never decays
     second_kept_in: str = ""  # the type that the second moment is rounded to, "" for a fine one
 
     @property
@@ -205,7 +210,10 @@ def _sgd(recipe: Recipe, g: F64 | None, held: Moments | None) -> F64 | None:
     elif g is None:
         return None
     elif held is not None and held.first is not None and held.step:
-        buffer = recipe.momentum * held.first + (1 - recipe.dampening) * g
+        kept, share = recipe.momentum, 1 - recipe.dampening
+        if recipe.growing:
+            kept, share = 1.0, recipe.momentum
+        buffer = kept * held.first + share * g
     elif held is None and recipe.step not in (None, 1):
         return None
     else:

@@ -61,6 +61,18 @@ def guess_double_step(case: StepCase, recipe: Recipe) -> Iterator[StepGuess]:
         yield StepGuess("step_twice", "the step was taken twice, its decay too", recipe)
 
 
+def guess_parameter_size(case: StepCase, recipe: Recipe) -> Iterator[StepGuess]:
+    """Yield the guess that Adafactor's rate is multiplied by the parameter's size, or is not.
+
+    It is the other of the two than stated.
+    """
+    if recipe.size is not None:
+        times = 1 / recipe.size if recipe.size_scaled else recipe.size
+        is_not = " not" if recipe.size_scaled else ""
+        says = f"the rate is{is_not} multiplied by the parameter's size (scale_parameter)"
+        yield StepGuess("step_factor", says, changed(recipe, factor=times * recipe.factor))
+
+
 def guess_step_factor(case: StepCase, recipe: Recipe) -> Iterator[StepGuess]:
     """Yield guesses that the step, or step and decay, is a measured factor times the expected one.
 
@@ -153,6 +165,7 @@ def simple_factor(factor: float, slack: float) -> str:
 
 
 HYPOTHESES = (
+    StepHypothesis(("step_factor",), guess_parameter_size, 69, "exact, before a fitted factor"),
     StepHypothesis(("step_sign",), guess_step_sign, 16, "exact, nothing is fitted"),
     StepHypothesis(("step_twice",), guess_double_step, 18, "two factors that are one statement"),
     StepHypothesis(

@@ -205,9 +205,12 @@ def guess_other_decay(case: StepCase, recipe: Recipe) -> Iterator[StepGuess]:
     """Yield the guess that the weight decays by another fraction than lr * wd, or though wd is 0.
 
     The fraction is measured on the elements. One near a usual mistake's is replaced by that.
-    Nothing where it cannot be measured.
+    Nothing where it cannot be measured, or where the step is not linear in a decay that is added to
+    the gradient.
     """
-    if not recipe.lr or case.coarse or (recipe.wd and recipe.adds_decay_to_gradient):
+    if not recipe.lr or case.coarse:
+        return
+    if recipe.wd and recipe.adds_decay_to_gradient and not _is_linear_in_decay(case, recipe):
         return
     # Without a stated decay the one of wd = 1 is measured.
     wanted = changed(recipe, decay_on="all", wd=recipe.wd or 1.0, coupled=False)
@@ -234,8 +237,20 @@ def guess_other_decay(case: StepCase, recipe: Recipe) -> Iterator[StepGuess]:
         if abs(factor - value) <= max(6 * off, 1e-2 * value):
             factor, says = value, f"the weight decays by {what}"
             break
+    if factor < 0:
+        says = f"the weight grows by {abs(share):.3g}: its decay has the other sign"
     other = changed(wanted, decay_factor=factor)
     yield StepGuess("decay_factor", says, other, 1, number=("decay_factor", factor))
+
+
+def _is_linear_in_decay(case: StepCase, recipe: Recipe) -> bool:
+    """Return whether a decay in the gradient takes lr * wd of the weight, as a decoupled one does.
+
+    SGD's does where the decay of this step is in no moment yet.
+    """
+    plain = recipe.name == "sgd" and not recipe.nesterov and not recipe.dampening
+    after = case.moments is not None and case.moments.after
+    return plain and not (recipe.momentum and after)
 
 
 HYPOTHESES = (

@@ -812,16 +812,17 @@ def test_a_step_must_be_seen_that_is_longer_than_a_spacing(times: float, encodin
 def test_momentum_is_used_otherwise_in_so_many_ways(nesterov: bool, gradient: bool) -> None:
     """Without a gradient only what the weights alone show is asked."""
     stated = parse_recipe("sgd:lr=0.1,momentum=0.9")
+    names = ("nesterov", "momentum", "dampening", "growing")
     for dampening in (0.0, 0.5):
         recipe = replace(stated, nesterov=nesterov, dampening=dampening)
         case: Any = SimpleNamespace(gradient=np.ones(1) if gradient else None)
         asked = [
-            {name: getattr(one.recipe, name) for name in ("nesterov", "momentum", "dampening")}
+            {name: getattr(one.recipe, name) for name in names}
             for one in momentum.guess_momentum(case, recipe)
         ]
-        own = {"nesterov": nesterov, "momentum": 0.9, "dampening": dampening}
+        own = dict(zip(names, (nesterov, 0.9, dampening, False), strict=True))
         expected = [own | {"nesterov": not nesterov}] if gradient or nesterov else []
-        expected += [own | {"momentum": 0.0}] if gradient else []
+        expected += [own | {"momentum": 0.0}, own | {"growing": True}] if gradient else []
         expected += [own | {"dampening": 0.9}] if not dampening else []
         assert asked == expected
         assert not list(momentum.guess_momentum(case, replace(recipe, momentum=0.0)))
