@@ -22,6 +22,7 @@ CAUSE_ROWS = (
         "The batch's gradients, computed with that loss, give every parameter's.",
     ),
 )
+LEAST = 1e-9  # a smaller factor is what rounding leaves of none
 ROUTER = "ffn_gate_inp"
 # What is tried, the fewest losses first: the fields of RouterFactors.
 WAYS = (("balance",), ("by_layer",), ("z",), ("balance", "z"), ("by_layer", "z"))
@@ -63,7 +64,7 @@ def guess_router_losses(case: BackwardCase) -> Iterator[BackwardGuess]:
             for x, field in zip(solved, way, strict=True)
         ]
         apart = distance(given, plain + parts @ np.array(values))
-        if all(value > 0 for value in values):
+        if all(value > LEAST for value in values):
             found.append((apart, RouterFactors(**dict(zip(way, values, strict=True)))))
     # Of those that are as near, the one of fewer losses is first.
     for apart, factors in sorted(found, key=lambda each: float(f"{each[0]:.1g}")):
