@@ -92,6 +92,7 @@ def _backward_case(step: ExplainedStep, computed: Computed) -> BackwardCase:
         _norm_offset(step.base or step.model),
         None if step.base is None else base_quantization(step.base),
         step.facts.partly_labelled,
+        _has_window(step.base or step.model),
     )
 
 
@@ -188,6 +189,11 @@ def _dropout_rates(*models: Model) -> dict[str, float]:
         for key, value in config.items()
         if "drop" in str(key) and isinstance(value, int | float) and 0 < value < 1
     }
+
+
+def _has_window(model: Model) -> bool:
+    """Return whether some layers of a model attend to a sliding window."""
+    return bool(model.hyper.get("sliding_window") and np.any(model.hyper.get("window_layers")))
 
 
 def _norm_offset(model: Model) -> int | None:

@@ -25,6 +25,7 @@ class PlacedPair:
     `a` [r, in] and `b` [out, r] are leaves, or rows of leaves where projections are joined.
     `merged` is the scale by which the same product is in the frozen weight too, 0.0 for not at all.
     With `lengths` [out] (DoRA) the rows of weight and product together have these lengths.
+    `lengths_in_graph` is a mistake: the lengths that they had are no constants in the backward.
     """
 
     a: torch.Tensor
@@ -32,6 +33,7 @@ class PlacedPair:
     scale: float
     merged: float = 0.0
     lengths: torch.Tensor | None = None
+    lengths_in_graph: bool = False
 
     def added(self, x: torch.Tensor) -> torch.Tensor:
         """Return what the pair adds to the product of x [tokens, in]: scale * (x @ a.T) @ b.T.
@@ -48,10 +50,10 @@ class PlacedPair:
         """Return the product of x with weight and pair, each row of their sum scaled to `lengths`.
 
         y is the product of x with the frozen `weight` alone. The lengths of the sum's rows are
-        constants in the backward, as in peft's DoraLinearLayer.
+        constants in the backward, as in peft's DoraLinearLayer, without the mistake.
         """
         assert self.lengths is not None
-        with torch.no_grad():
+        with torch.set_grad_enabled(self.lengths_in_graph and torch.is_grad_enabled()):
             whole = weight + (self.scale + self.merged) * (self.b @ self.a).to(weight)
             divisor = torch.linalg.vector_norm(whole, dim=1)
         found: torch.Tensor = (y + self.added(x)) * (self.lengths / divisor)

@@ -10,8 +10,10 @@ from aprfmt.inference.backends.base import Array, Heads, NormCast, Numbers, Rope
 from aprfmt.inference.backends.torch_maths import TorchMaths
 from aprfmt.inference.gradients.backend import HEAD, TABLE, GradientBackend
 from aprfmt.inference.gradients.changes import BackwardChange
+from aprfmt.inference.masks import causal_mask
 from aprfmt.inference.weights import Weight
 
+SHARED_GATE = ".ffn_gate_inp_shexp."  # in the role key of the gate of a shared expert
 # What is added to the factor of a norm in its backward; None: the factor is 1.
 _NORM_FACTORS = {"norm_offset_left_out": -1, "norm_offset_added": 1, "norm_weight_left_out": None}
 
@@ -52,8 +54,8 @@ class ChangedBackend(GradientBackend):
         """Return attention [tokens, heads, value_dim], its backward changed by the mistake.
 
         Mistakes are a mean or a single head in place of the sum over queries that share a key
-        head, and a mask that is left out. A mistake that hides padding keys from the mask changes
-        the values too.
+        head, and a mask that is left out, or whose window is. A mistake that hides padding keys
+        from the mask changes the values too.
         """
         group = q.shape[1] // k.shape[1]
         if self._operation == "kv_mean":
@@ -66,10 +68,27 @@ class ChangedBackend(GradientBackend):
             seen[:, len(seen) - self.document.padding :] = False  # padding is no key
             heads = replace(heads, mask=seen, causal=None)
         value = super().attention(q, k, v, heads)
-        if self._operation != "mask_left_out":
+        if self._operation == "mask_left_out":
+            seen = np.ones_like(heads.mask)
+        elif self._operation == "window_left_out" and heads.causal is not None:
+            seen = causal_mask(heads.causal[0], *heads.mask.shape, None)
+        else:
             return value
-        every = replace(heads, mask=np.ones_like(heads.mask), causal=None)
-        return with_gradient_of(value, super().attention(q, k, v, every))
+        more = replace(heads, mask=seen, causal=None)
+        return with_gradient_of(value, super().attention(q, k, v, more))
+
+    def delta(
+        self, q: Array, k: Array, v: Array, decay: Array, beta: Array, state: Array | None
+    ) -> tuple[Array, Array]:
+        """Return the gated delta rule's (reads, next state), its backward with the mistake.
+
+        Mistakes are a decay, or a strength of writing `beta`, that is a constant.
+        """
+        if self._operation == "decay_cut":
+            decay = decay.detach()
+        elif self._operation == "strength_cut":
+            beta = beta.detach()
+        return super().delta(q, k, v, decay, beta, state)
 
     def rope(self, x: Array, table: tuple[Array, Array], *, style: Style, cast: RopeCast) -> Array:
         """Return x rotated; its backward has the mistake, if that is one of rope."""
@@ -154,14 +173,19 @@ class ChangedBackend(GradientBackend):
         return y.detach() if self._operation == "router_cut" else y
 
     def linear(self, x: Array, w: Weight, bias: Array | None) -> Array:
-        """Return the product with the weight, with the mistake for tied heads or frozen bases."""
+        """Return the product with the weight, with the mistake of it.
+
+        Mistakes are those of tied heads, of frozen bases and of the gate of a shared expert.
+        """
         other = self.backward_weights.get(w.key)
         if other is not None:
             product = self.adapted(self.dense(x, other, None), x, w)
             return with_gradient_of(super().linear(x, w, bias), product)
         if self._operation == "head_cut" and w.key in (TABLE, HEAD):
             return self.dense(x, w.array(self).detach(), bias)
-        return super().linear(x, w, bias)
+        y = super().linear(x, w, bias)
+        gate = self._operation == "shared_gate_cut" and SHARED_GATE in w.key
+        return y.detach() if gate else y
 
     def embed(self, table: Weight, ids: Numbers) -> Array:
         """Return rows of a table; the mistake `embedding_cut` detaches the embedding's rows."""

@@ -6,11 +6,12 @@ from typing import Literal
 # Operations whose backward is another one:
 # a key head's gradient that is that of one query head of its group, or the mean over them;
 # rope that rotates gradients forward, passes them on unrotated, or gives none;
-# attention whose probabilities are computed again without the mask;
+# attention whose probabilities are computed again without the mask, or without the window of it;
+# a gated delta net whose decay, or whose strength of writing, is a constant;
 # norms whose scale, mean, or both are constants; norms that multiply by their weight where the
 # value has 1 + the weight, by 1 + the weight where it has the weight, or by nothing;
-# routers whose weights are constants, or the sum by which these are divided; a tied table's use as
-# the head, or as the embedding.
+# routers whose weights are constants, or the sum by which these are divided; a shared expert's gate
+# that is a constant; a tied table's use as the head, or as the embedding.
 Operation = Literal[
     "kv_first_head",
     "kv_last_head",
@@ -19,6 +20,9 @@ Operation = Literal[
     "rope_unrotated",
     "rope_cut",
     "mask_left_out",
+    "window_left_out",
+    "decay_cut",
+    "strength_cut",
     "norm_scale_constant",
     "norm_mean_constant",
     "norm_constant",
@@ -27,6 +31,7 @@ Operation = Literal[
     "norm_weight_left_out",
     "router_cut",
     "router_sum_constant",
+    "shared_gate_cut",
     "head_cut",
     "embedding_cut",
 ]
@@ -45,7 +50,10 @@ Misreading = Literal[
     "scales of the block behind",
     "one scale for all blocks",
     "codes of the other encoding",
+    "codes of a byte exchanged",
 ]
+
+Parts = Literal["layers", "head", "layers and head"]  # of a model, whose matrices are quantized
 
 
 @dataclass(frozen=True)
@@ -53,12 +61,14 @@ class QuantizedBase:
     """How the matrices of a frozen base's layers were quantized by bitsandbytes before a step.
 
     `encoding` is NF4 or FP4, `block` the elements under one scale, `nested` says that the scales
-    are quantized too (double quantization).
+    are quantized too (double quantization). `parts` are the matrices that were quantized: those of
+    the layers, the output head, or both.
     """
 
     encoding: Literal["NF4", "FP4"]
     block: int = 64
     nested: bool = False
+    parts: Parts = "layers"
 
 
 @dataclass(frozen=True)
@@ -92,18 +102,20 @@ class BackwardChange:
     `shift` is how far ahead of a row its label is, 1 for right, -1 for one before it, and
     `unmasked` says that every token of the mask is one, `inverted` that those are that are none in
     the batch. `labels` are factors of the scored labels in the loss, in the order of rows and
-    columns, 1.0 for right. `smoothing` is the fraction of a label that is spread over the
-    vocabulary, `z_loss` the factor of the squared logarithm of the softmax's denominator in the
-    loss. `router` are factors of auxiliary losses in place of those that the batch states. `rolled`
-    is by how many (rows, columns) the labels are rolled before the loss shifts them, as torch.roll
-    does it. `edges` says that the first token of each document of a packed row is a label of the
-    one before. `adapter_scale` multiplies what an adapter adds. `merged` is how many times its
-    product is in the frozen base besides, by the stated scale. `factors` says how its factors are
-    taken, None for right, and `base` how the frozen base was quantized, None for as it is.
-    `misread` says how the backward alone decodes a base of 4 bits, None for rightly. `padding` says
-    what becomes of the padding at the beginning of a row: tokens attend to it, or their positions
-    count it; or of that at the end: its tokens are labels, too, and see the text alone, or the
-    padding before them as well.
+    columns, 1.0 for right. `smoothing` is the share of a
+    label that is spread over the vocabulary, `z_loss` the factor of the squared logarithm of the
+    softmax's denominator in the loss. `router` are factors of auxiliary losses in place of those
+    that the batch states. `rolled` is by how many (rows, columns) the labels are rolled before the
+    loss shifts them, as torch.roll does it.
+    `edges` says that the first token of each document of a packed row is a label of the one before.
+    `adapter_scale` multiplies what an adapter adds. `merged` is how many times its product is in
+    the frozen base besides, by the stated scale. `factors` says how its factors are taken, None for
+    right, and `base` how the frozen base was quantized, None for as it is. `lengths_in_graph`: the
+    lengths that DoRA divides by, of the rows of weight and product, are no constants. `misread`
+    says how the backward alone decodes a base of 4 bits, None for rightly.
+    `padding` says what becomes of the padding at the beginning of a row: tokens attend to it, or
+    their positions count it; or of that at the end: its tokens are labels, too, and see the text
+    alone, or the padding before them as well.
     """
 
     operation: Operation | None = None
@@ -124,6 +136,7 @@ class BackwardChange:
     merged: float = 0.0
     factors: FactorOrder | None = None
     base: QuantizedBase | None = None
+    lengths_in_graph: bool = False
     misread: Misreading | None = None
 
     @property

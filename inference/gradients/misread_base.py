@@ -72,8 +72,11 @@ def misread_matrices(model: Model, misreading: Misreading) -> Iterator[tuple[str
             scales = np.roll(scales, -1)
         elif misreading == "one scale for all blocks":
             scales = np.full_like(scales, scales.max())
+        codes = blocks.codes
+        if misreading == "codes of a byte exchanged":
+            codes = codes.reshape(-1, 2)[:, ::-1].reshape(codes.shape)
         table = _values_of(other) if misreading == "codes of the other encoding" else blocks.table
-        return CodedBlocks(blocks.codes, scales, table).numbers().reshape(values.shape)
+        return CodedBlocks(codes, scales, table).numbers().reshape(values.shape)
 
     for key, view in matrices(model):
         again = with_values(view, misread)

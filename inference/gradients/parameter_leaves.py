@@ -200,7 +200,9 @@ def place_pairs(
                 at = torch.from_numpy(rows).to(b.device)
                 lengths = more[0][at] if more else None
                 merged = change.merged * pair.scale
-                placed[role] = PlacedPair(a, b[at], pair.scale, merged, lengths)
+                placed[role] = PlacedPair(
+                    a, b[at], pair.scale, merged, lengths, change.lengths_in_graph
+                )
         backend.pairs = placed
 
     return place

@@ -11,10 +11,11 @@ from aprfmt.base.encodings import ENCODINGS
 from aprfmt.base.protocols import LazyTensor, TensorInfo
 from aprfmt.codecs import decode, encode
 from aprfmt.formats.mapped_file import MemoryTensor
-from aprfmt.inference.gradients.changes import QuantizedBase
+from aprfmt.inference.gradients.changes import Parts, QuantizedBase
 from aprfmt.model import Model
 from aprfmt.tensors.view import View, decode_tensor
 
+HEAD, TABLE = "output.weight", "token_embd.weight"
 DTYPES = {"BF16": "bfloat16", "F16": "float16"}  # of a weight; else float32
 
 
@@ -50,12 +51,18 @@ class CodedBlocks:
         return found
 
 
-def matrices(model: Model) -> Iterator[tuple[str, View]]:
+def matrices(model: Model, parts: Parts = "layers") -> Iterator[tuple[str, View]]:
     """Yield (role key, view) of every matrix that QLoRA quantizes.
 
     These are the linear layers of attention and MLP, as transformers quantizes them: not the
-    embedding tables, the head, norms, routers and stacked experts.
+    tables, norms, routers and stacked experts. With `parts` the output head is one of them, or the
+    only one; a head that is tied is the table, and is not.
     """
+    head, table = (model.roles.get(key) for key in (HEAD, TABLE))
+    if parts != "layers" and head is not None and (table is None or head.names != table.names):
+        yield HEAD, head
+    if parts == "head":
+        return
     for key, view in model.roles.items():
         layer, role = split_key(key)
         linear = role.startswith(("attn_", "ffn_")) and role.endswith(".weight")
@@ -83,7 +90,7 @@ def quantized_matrices(
     Each stored tensor is quantized as a whole in the type that it has, and decoded again.
     """
     done: dict[tuple[str, ...], tuple[LazyTensor, ...]] = {}
-    for key, view in matrices(model):
+    for key, view in matrices(model, base.parts):
         if view.names not in done:
             done = {view.names: with_values(view, lambda tensor: _quantized(tensor, base)).stored}
         again = View(*done[view.names], role=view.role, group=view.group, hp=view.sizes)

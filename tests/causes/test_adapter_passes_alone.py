@@ -15,6 +15,7 @@ from aprfmt.inference.gradients.changes import BackwardChange, QuantizedBase
 
 KEYS = ("L1.attn_q.weight.lora_a", "L1.attn_q.weight.lora_b")
 FIRST = QuantizedBase("NF4", 64, True)
+WITH_HEAD = QuantizedBase("NF4", 64, True, "layers and head")
 Values = dict[QuantizedBase | None, float]
 
 
@@ -102,6 +103,11 @@ def test_bases_that_the_gradients_do_not_tell_apart_are_all_named() -> None:
     assert both.change is not None and (both.change.base, both.most) == (plain, "explained")
     assert both.says.endswith("scales in float32, or NF4 in blocks of 64, scales quantized too "
                               "(double quantization)")  # fmt: skip
+    (head,) = guess_quantized_base(case_of(off={FIRST: 0.4, WITH_HEAD: 0.01}))
+    assert head.change is not None and (head.change.base, head.most) == (WITH_HEAD, "confirmed")
+    assert "NF4 in blocks of 64, of the head too" in head.says
+    (alike,) = guess_quantized_base(case_of(off={FIRST: 0.3, WITH_HEAD: 0.3}))
+    assert alike.change is not None and alike.change.base == FIRST, "no head of its own"
     far = QuantizedBase("FP4", 4096, True)
     (last,) = guess_quantized_base(case_of(off={far: 0.3}))
     assert last.change is not None and last.change.base == far
@@ -113,7 +119,8 @@ def test_a_base_that_is_quantized_is_not_quantized_in_other_ways() -> None:
     given, own = QuantizedBase("FP4", 128), QuantizedBase("FP4", 128, True)
     case = case_of(base=given)
     assert not list(guess_quantized_base(case))
-    assert {*case.tried} == {own}
+    heads = {QuantizedBase("FP4", 128, nested, "head") for nested in (False, True)}
+    assert {*case.tried} == {own, *heads}
     (one,) = guess_quantized_base(case_of(base=given, off={own: 0.01}))
     assert one.change is not None and (one.change.base, one.most) == (own, "confirmed")
 

@@ -1,5 +1,6 @@
 """Gradients of an adapter computed with another base, or with its factors A and B exchanged."""
 
+import math
 from collections.abc import Collection, Iterator
 from dataclasses import replace
 from typing import Literal
@@ -36,6 +37,16 @@ CAUSE_ROWS = (
         "The factors of the adapter are taken the other way: A for B and B for A, or the product "
         "transposed.",
         "All gradients of an adapter differ, and the shapes of its factors allow both ways.",
+        _MADE,
+    ),
+    Cause(
+        "lengths_in_graph",
+        "gradient",
+        "bug",
+        "DoRA divides by the lengths of the rows of weight and product, which are constants in its "
+        "backward; here they are none.",
+        "Gradients of the factors A and B of DoRA differ, those of its magnitudes in the last "
+        "layer are right.",
         _MADE,
     ),
     Cause(
@@ -116,6 +127,14 @@ def guess_factor_order(case: BackwardCase) -> Iterator[BackwardGuess]:
         yield BackwardGuess("adapter_exchanged", says, BackwardChange(factors=way))
 
 
+def guess_lengths(case: BackwardCase) -> Iterator[BackwardGuess]:
+    """Yield the guess that what DoRA divides by is no constant in the backward."""
+    lengths = [key for key in case.names if key.endswith(".lora_magnitude")]
+    if lengths and case.right.intersection(lengths) and not case.missing:
+        says = "the lengths that DoRA divides by have a gradient: they are constants in DoRA"
+        yield BackwardGuess("lengths_in_graph", says, BackwardChange(lengths_in_graph=True))
+
+
 def guess_quantized_base(case: BackwardCase) -> Iterator[BackwardGuess]:
     """Yield the guess that the trainer's base is quantized to 4 bits, and to which encoding.
 
@@ -130,14 +149,22 @@ def guess_quantized_base(case: BackwardCase) -> Iterator[BackwardGuess]:
     left: dict[QuantizedBase, float] = {}
     for base in _tried_quantizations(case.base):
         change = BackwardChange(base=base)
-        left[base] = distance_of_pass(case, unlike, change)
-        if left[base] <= CLEAR * there and base.nested:
+        found = distance_of_pass(case, unlike, change)
+        # Without a head of its own a base is the same with its head quantized.
+        if base.parts == "layers" or found < min(left.values(), default=math.inf):
+            left[base] = found
+        if found <= CLEAR * there and base.nested:
             break
-        if len(left) == 1:
+        if len(left) == 1 and base.parts == "layers":
             moved = distance_of_pass(case, unlike, change, "computed")
-            if not there / ALIKE <= moved <= there * ALIKE:
+            if case.base is None and not there / ALIKE <= moved <= there * ALIKE:
                 return
     best = min(left, key=lambda base: left[base])
+    if best.parts == "layers" and case.base is None:
+        other = replace(best, parts="layers and head")
+        found = distance_of_pass(case, unlike, BackwardChange(base=other))
+        if found < left[best]:
+            left[other], best = found, other
     if left[best] > LESS * there:
         return
     near = [base for base in left if left[base] <= EQUAL * left[best]]
@@ -151,22 +178,28 @@ def _tried_quantizations(given: QuantizedBase | None) -> Iterator[QuantizedBase]
     """Yield the quantizations that are tried, the usual ones first.
 
     `given` is the quantization that the given base shows already, None for none. Its codes are
-    those of the trainer then, and only the quantization of its scales is left to try.
+    those of the trainer then, and only the quantization of its scales and of its head is left to
+    try.
     """
     if given is not None:
         yield replace(given, nested=True)
+        yield replace(given, nested=True, parts="head")
+        yield replace(given, parts="head")
         return
     blocks = sorted(BLOCK_SIZES, key=lambda size: (size != FIRST, size))
     for block in blocks:
         for encoding in ("NF4", "FP4"):
             for nested in (False, True):
                 yield QuantizedBase(encoding, block, nested)
+            if block == FIRST:
+                yield QuantizedBase(encoding, block, True, "layers and head")
 
 
 def _base_text(base: QuantizedBase) -> str:
-    """Return how a base was quantized, in words: `NF4 in blocks of 64, scales quantized too`."""
+    """Return a quantization in words: `NF4 in blocks of 64, of the head too, scales in float32`."""
     scales = "scales quantized too (double quantization)" if base.nested else "scales in float32"
-    return f"{base.encoding} in blocks of {base.block}, {scales}"
+    head = {"layers": "", "head": ", of the head alone", "layers and head": ", of the head too"}
+    return f"{base.encoding} in blocks of {base.block}{head[base.parts]}, {scales}"
 
 
 def distance_of_pass(
@@ -195,6 +228,7 @@ def distance_of_pass(
 HYPOTHESES = (
     BackwardHypothesis(("adapter_exchanged",), guess_factor_order, 316, "exact, nothing is fitted"),
     BackwardHypothesis(("adapter_merged",), guess_merged, 317, "nothing is fitted"),
+    BackwardHypothesis(("lengths_in_graph",), guess_lengths, 318, "exact, nothing is fitted"),
     BackwardHypothesis(
         ("base_quantized",), guess_quantized_base, 330, "the nearest of some bases is taken"
     ),

@@ -135,7 +135,8 @@ class BackwardCase:
     `adapter` is (scale, rank) of an adapter whose pairs all have these, else None. `norm_offset` is
     what an RMSNorm of the model adds to its weight, 0 or 1; None of a model with other norms.
     `base` is the quantization that the numbers of an adapter's base show, None for none.
-    `partly_labelled`: some tokens of the batch's text are no labels.
+    `partly_labelled`: some tokens of the batch's text are no labels. `windowed`: some layers attend
+    to a window.
     """
 
     case: Callable[[str], GradientCase]
@@ -159,6 +160,7 @@ class BackwardCase:
     norm_offset: int | None = None
     base: QuantizedBase | None = None
     partly_labelled: bool = False
+    windowed: bool = False
 
     @property
     def first(self) -> tuple[str, ...]:

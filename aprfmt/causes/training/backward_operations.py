@@ -29,7 +29,8 @@ CAUSE_ROWS = (
         "backward_mask",
         "gradient",
         "bug",
-        "The backward of attention computes its probabilities again, without the mask.",
+        "The backward of attention computes its probabilities again, without the mask or without "
+        "the window that the mask has.",
         "In the last wrong layer queries, keys and values are wrong, the output is right.",
         _MADE,
     ),
@@ -47,8 +48,17 @@ CAUSE_ROWS = (
         "gradient",
         "bug",
         "In the backward the weights of the experts are constants, and routers learn nothing; "
-        "or the sum that divides these weights is a constant.",
+        "or the sum that divides these weights is a constant, or the gate of a shared expert is.",
         "In the last wrong layer the router has no gradient or another, and the experts are right.",
+        _MADE,
+    ),
+    Cause(
+        "backward_recurrence",
+        "gradient",
+        "bug",
+        "The backward of a gated delta net takes its decay, or its strength of writing, for a "
+        "constant.",
+        "In the last wrong layer what makes the decay or the strength has no gradient or another.",
         _MADE,
     ),
     Cause(
@@ -115,10 +125,13 @@ def guess_rope(case: BackwardCase) -> Iterator[BackwardGuess]:
 
 
 def guess_no_mask(case: BackwardCase) -> Iterator[BackwardGuess]:
-    """Yield the guess that attention is not masked in the backward."""
+    """Yield guesses that attention is not masked in the backward, or without its window."""
     if _in_attention(case):
         says = "the probabilities that the backward of attention computes again are not masked"
         yield from _guesses("backward_mask", (("mask_left_out", says),))
+        if case.windowed:
+            says = "the backward of attention computes its probabilities again without the window"
+            yield from _guesses("backward_mask", (("window_left_out", says),))
 
 
 def guess_norms(case: BackwardCase) -> Iterator[BackwardGuess]:
@@ -147,10 +160,13 @@ def guess_norms(case: BackwardCase) -> Iterator[BackwardGuess]:
 
 
 def guess_router_cut(case: BackwardCase) -> Iterator[BackwardGuess]:
-    """Yield guesses that the experts' weights, or the sum dividing them, count as constants."""
+    """Yield guesses that weights of experts, the sum dividing them or a gate count as constants."""
     experts = ("ffn_down_exps", "ffn_up_exps", "ffn_gate_exps")
     if case.right_at("ffn_gate_inp") or not case.right_at(*experts):
         return
+    if not case.right_at("ffn_gate_inp_shexp"):
+        says = "the gate of the shared expert is a constant: it has no gradient and gives none on"
+        yield from _guesses("backward_router", (("shared_gate_cut", says),))
     yield from _guesses(
         "backward_router",
         (
@@ -161,6 +177,18 @@ def guess_router_cut(case: BackwardCase) -> Iterator[BackwardGuess]:
             ),
         ),
     )
+
+
+def guess_recurrence(case: BackwardCase) -> Iterator[BackwardGuess]:
+    """Yield guesses that a delta net's decay, or its strength of writing, counts as a constant."""
+    if not case.right_at("ffn"):
+        return
+    ways: list[tuple[Operation, str]] = []
+    if not case.right_at("ssm_alpha", "ssm_f_", "ssm_a.", "ssm_dt"):
+        ways.append(("decay_cut", "the decay of the state is a constant: it has no backward"))
+    if not case.right_at("ssm_beta"):
+        ways.append(("strength_cut", "the strength of writing is a constant: it has no backward"))
+    yield from _guesses("backward_recurrence", tuple(ways))
 
 
 def guess_tied_part(case: BackwardCase) -> Iterator[BackwardGuess]:
@@ -182,5 +210,8 @@ HYPOTHESES = (
     BackwardHypothesis(("backward_kv_group",), guess_key_groups, 304, "queries are right"),
     BackwardHypothesis(("backward_rope",), guess_rope, 306, "values are right"),
     BackwardHypothesis(("backward_mask",), guess_no_mask, 308, "the output of attention is right"),
+    BackwardHypothesis(
+        ("backward_recurrence",), guess_recurrence, 309, "begins at the decay or the strength"
+    ),
     BackwardHypothesis(("backward_norm",), guess_norms, 310, "the head is right"),
 )

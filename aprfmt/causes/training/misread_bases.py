@@ -19,7 +19,7 @@ CAUSE_ROWS = (
         "gradient",
         "bug",
         "The backward through a frozen base of 4 bits decodes its weights otherwise than the "
-        "forward: with other scales, or by the other table of values.",
+        "forward: with other scales, by the other table of values, or with codes exchanged.",
         "Gradients of an adapter are right down to the first product with the base, and wrong from "
         "there on.",
         "The batch's gradients, computed with the base decoded so in the backward alone, give "
@@ -32,6 +32,7 @@ SAYS = {
     "scales of the block behind": "with the scale of the block behind each",
     "one scale for all blocks": "with the largest scale for all blocks",
     "codes of the other encoding": "by the values of {other}",
+    "codes of a byte exchanged": "with the two codes of each byte exchanged",
 }
 LEFT = 0.01  # of a difference: what an offset leaves that is known to 1e-4 of it
 
