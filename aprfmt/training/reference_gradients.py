@@ -123,7 +123,7 @@ class Computed:
         most, right = usual, self.rounded.gradient(key)
         for other in self.noisy:
             made = other.gradient(key) if key in other.keys else None
-            most = max(most, largest_distance(right, made))
+            most = max(most, largest_distance(right, made, self.rounded.dtype))
             if apart <= most:
                 break
         return most

@@ -2,8 +2,9 @@
 
 A float64 pass on the CPU is the arbiter: it says of each run how far it is from the truth, and so
 which of two that differ is wrong. What rounding alone does is measured, not guessed: a run is held
-to the distance of a CPU pass in its own dtype, whatever other runs there are. No run is called
-wrong before passes that round at random have shown how far rounding moves its gradients.
+to the distance of a CPU pass in its own dtype, and in few bits to that of passes that round at
+random, whatever other runs there are. No run is called wrong before such passes have shown how far
+rounding moves its gradients.
 """
 
 import math
@@ -21,7 +22,7 @@ from aprfmt.inference.capture import point_instances
 from aprfmt.inference.gradients.adapter_pairs import AdapterPair
 from aprfmt.inference.gradients.backend import GradientBackend
 from aprfmt.inference.gradients.batch_gradients import BatchGradients, batch_gradients
-from aprfmt.inference.gradients.rounding_noise import MOST, NoisyPasses, largest_distance
+from aprfmt.inference.gradients.rounding_noise import FEW_BITS, MOST, NoisyPasses, largest_distance
 from aprfmt.model import Model
 
 Array = NDArray[Any]
@@ -32,6 +33,7 @@ UNIT: Mapping[str, float] = {
 # What a right backward of one layer is within in any order of adding, in units of roundoff. A run
 # that is further off has its rounding measured, whatever the CPU's pass in its dtype gives.
 ROOM = 16.0
+UNROUTED = 2  # passes that all choose other experts: the rounding of one choice is not seen then
 # A gradient smaller than this share of the largest is what rounding leaves of zero.
 NOTHING = 1e-12
 
@@ -200,6 +202,9 @@ def gradients_between(
         distances = tuple(_relative_distance(x, truth, size) for x in found)
         allowed = []
         for run in runs:
+            if run.dtype in FEW_BITS:
+                allowed.append(UNIT[run.dtype])  # what storing the gradient leaves
+                continue
             value = _value(references[run.dtype], key, parameter)
             usual = 0.0 if value is None else _relative_distance(value, truth, size)
             one = ROOM * UNIT[run.dtype]
@@ -247,19 +252,41 @@ def _with_measured_rounding(
     Only gaps that exceed theirs change. Measured is the largest distance of the `noisy` passes from
     `reference`, all right passes in the run's dtype; not their distance from float64, since an
     operation that the CPU computes wrongly in that dtype is in both. No further pass is made once
-    all gaps are explained.
+    all gaps are explained. Passes in which routers chose other experts come last, as they compute
+    another function; if the first UNROUTED of them all do, a gradient of few bits may be off by
+    what one layer's rounding leaves.
     """
-    found = list(gaps)
-    beyond = [at for at, gap in enumerate(found) if gap.exceeds(run)]
-    for other in noisy if beyond else ():
-        for at in beyond:
-            gap = found[at]
-            one, two = (_value(each, gap.key, gap.parameter) for each in (reference, other))
-            allowed = [*gap.allowed]
-            allowed[run] = max(allowed[run], largest_distance(one, two) / gap.size)
-            found[at] = replace(gap, allowed=tuple(allowed))
-        beyond = [at for at in beyond if found[at].exceeds(run)]
+    found, wide = list(gaps), ROOM * UNIT[reference.dtype]
+    flipped: list[BatchGradients] = []
+
+    def raised(least: Callable[[GradientGap], float]) -> bool:
+        """Raise the allowed distances of gaps beyond theirs; return whether some still are."""
+        for at, gap in enumerate(found):
+            if gap.exceeds(run):
+                allowed = [*gap.allowed]
+                allowed[run] = max(allowed[run], least(gap))
+                if allowed[run] >= 1 and gap.distances[run] <= wide:
+                    allowed[run] = wide  # so near the truth, rounding has not left nothing of it
+                found[at] = replace(gap, allowed=tuple(allowed))
+        return any(gap.exceeds(run) for gap in found)
+
+    def measured(other: BatchGradients, gap: GradientGap) -> float:
+        """Return the relative distance that rounding explains, by one of the noisy passes."""
+        one, two = (_value(each, gap.key, gap.parameter) for each in (reference, other))
+        return largest_distance(one, two, reference.dtype) / gap.size
+
+    beyond = any(gap.exceeds(run) for gap in found)
+    for number, other in enumerate(noisy if beyond else ()):
+        if flipped_routers(other.values, reference.values):
+            flipped.append(other)
+            if len(flipped) == number + 1 == UNROUTED:
+                beyond = raised(lambda gap: wide)
+        else:
+            beyond = raised(partial(measured, other))
         if not beyond:
+            break
+    for other in flipped if beyond else ():
+        if not (beyond := raised(partial(measured, other))):
             break
     return found
 

@@ -34,6 +34,11 @@ PASSES = 8
 # A right pass may be this many times as far from the truth as the passes show: another order of
 # adding, on another device, rounds otherwise.
 MOST = 4.0
+# Types of few bits, in which every operation adds up in more bits and rounds its result alone, as
+# the passes do. Gradients of many elements whose rounding is small are then no further off than the
+# passes show: 0.86 times at most, of 6,400 gradients of right passes in transformers and here.
+FEW_BITS = ("bfloat16", "float16")
+ELEMENTS, SMALL, NARROW = 64, 0.08, 1.5
 
 Pass = TypeVar("Pass")
 
@@ -100,15 +105,19 @@ class NoisyPasses(Generic[Pass]):
             yield self._made[number]
 
 
-def largest_distance(right: NDArray[Any] | None, noisy: NDArray[Any] | None) -> float:
+def largest_distance(right: NDArray[Any] | None, noisy: NDArray[Any] | None, dtype: str) -> float:
     """Return how far (L2) rounding may move a gradient from the exact one, by two passes of it.
 
-    `right` is of a plain pass, `noisy` of one that rounds at random: each is taken to be off by
-    their distance over the root of 2, times MOST. Infinity if the plain pass overflows; 0.0, which
-    says nothing, if only the other does or gives another shape.
+    `right` is of a plain pass in `dtype`, `noisy` of one that rounds at random: each is taken to be
+    off by their distance over the root of 2, times MOST, or times NARROW where more is not seen.
+    Infinity if the plain pass overflows; 0.0, which says nothing, if only the other does or gives
+    another shape.
     """
     if right is None or not np.isfinite(right).all():
         return math.inf
     if noisy is None or noisy.shape != right.shape or not np.isfinite(noisy).all():
         return 0.0
-    return MOST * float(np.linalg.norm(noisy - right)) / math.sqrt(2)
+    off = float(np.linalg.norm(noisy - right)) / math.sqrt(2)
+    small = off <= SMALL * float(np.linalg.norm(right))
+    narrow = dtype in FEW_BITS and right.size >= ELEMENTS and small
+    return off * (NARROW if narrow else MOST)

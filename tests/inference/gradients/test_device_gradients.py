@@ -7,7 +7,7 @@ point taken forward.
 import math
 import tempfile
 from collections.abc import Callable
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -53,6 +53,19 @@ class _Bent(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *grads: Any) -> Any:
         return grads[0] * ctx.factor, None
+
+
+class _Noise(torch.autograd.Function):
+    """The identity, whose gradient is multiplied by one plus noise."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Any, noise: Any) -> Any:
+        ctx.noise = noise
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Any) -> Any:
+        return grads[0] * (1 + ctx.noise), None
 
 
 def wrong(name: str, factor: float, at: int) -> Callable[[str, str], GradientBackend]:
@@ -117,6 +130,25 @@ def test_a_wrong_backward_shows_beside_much_rounding(
     assert found.wrong == (1,)
 
 
+@pytest.mark.parametrize("name", ["llama", "qwen3_5"])
+def test_noise_of_seven_percent_shows_in_few_bits(name: str) -> None:
+    """In a matrix of the last layer. Seen red: a bound of 16 units of roundoff for every run."""
+
+    class Noisy(GradientBackend):
+        def linear(self, x: Any, w: Any, bias: Any) -> Any:
+            y = super().linear(x, w, bias)
+            if w.key != "L2.ffn_down.weight":
+                return y
+            random = torch.Generator().manual_seed(0)
+            noise = 0.07 * torch.randn(y.shape, generator=random, dtype=torch.float64)
+            return _Noise.apply(y, noise.to(y))  # type: ignore[no-untyped-call]
+
+    runs = [GradientRun("cpu", "bfloat16"), GradientRun("cpu", "bfloat16", Noisy)]
+    found = gradients_between(*made(name), runs)
+    assert found.wrong == (1,)
+    assert found.first(1) in ("L2.ffn_down.weight", "L2.ffn_mul", "L2.ffn_gate", "L2.ffn_act")
+
+
 def test_a_gradient_that_rounding_may_leave_nothing_of_is_listed() -> None:
     found = gradients_between(*made("olmo_hybrid", 2), [GradientRun("cpu", "bfloat16")] * 2)
     lost = {gap.key for gap in found.gaps if gap.lost}
@@ -158,9 +190,24 @@ def test_random_roundings_make_no_infinity_and_no_nan(dtype: torch.dtype) -> Non
 
 def test_a_pass_that_alone_overflows_says_nothing_of_rounding() -> None:
     right, other = np.array([3.0, 4.0]), np.array([3.0, 5.0])
-    assert largest_distance(right, other) == pytest.approx(4 / 2**0.5)
-    assert largest_distance(right, np.array([np.nan, 1])) == largest_distance(right, None) == 0.0
-    assert largest_distance(np.array([np.inf, 1]), other) == largest_distance(None, other) == np.inf
+    distance = partial(largest_distance, dtype="bfloat16")
+    assert distance(right, other) == pytest.approx(4 / 2**0.5)
+    assert distance(right, np.array([np.nan, 1])) == distance(right, None) == 0.0
+    assert distance(np.array([np.inf, 1]), other) == distance(None, other) == np.inf
+
+
+def test_a_small_rounding_of_many_elements_is_held_to_a_narrow_bound() -> None:
+    """Seen red, each: in float32, of few elements, or where rounding is a large share."""
+    for dtype, elements, share, times in (
+        ("bfloat16", 64, 0.07, 1.5),
+        ("float16", 64, 0.07, 1.5),
+        ("float32", 64, 0.07, 4.0),
+        ("bfloat16", 63, 0.07, 4.0),
+        ("bfloat16", 64, 0.09, 4.0),
+    ):
+        right = np.ones(elements)
+        found = largest_distance(right, (1 + share * 2**0.5) * right, dtype)
+        assert found == pytest.approx(times * share * elements**0.5), (dtype, elements, share)
 
 
 @pytest.mark.parametrize("name", ["llama", "mamba2", "qwen3_next"])
