@@ -39,6 +39,7 @@ from tests.training.judged_steps import (
     written,
 )
 from tests.training.loop_steps import LOOP_FAULTS, LOOP_INNOCENTS, LOOP_RELATIVES
+from tests.training.mixer_steps import MIXER_FAULTS, MIXER_INNOCENTS
 from tests.training.part_steps import PART_FAULTS, PART_INNOCENTS
 from tests.training.thread_steps import THREAD_FAULTS, THREAD_INNOCENTS
 from tests.training.trainer_steps import TRAINER_FAULTS, TRAINER_INNOCENTS, TRAINER_RELATIVES
@@ -63,6 +64,8 @@ EVERY = (
     *FRAMEWORK_INNOCENTS,
     *PART_FAULTS,
     *PART_INNOCENTS,
+    *MIXER_FAULTS,
+    *MIXER_INNOCENTS,
 )
 
 # What is not known yet, and what nothing in the files can say.
