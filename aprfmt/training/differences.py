@@ -1,14 +1,16 @@
 """Given gradients checked by differences of a batch's loss: float64 forward passes, no torch."""
 
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from aprfmt.adapters.trained_pairs import open_trained_pairs
 from aprfmt.causes.training.gradient_case import COARSE, FINE, GradientGuess
 from aprfmt.causes.training.gradient_scale import factor_guess
 from aprfmt.causes.training.optimizers import F64
 from aprfmt.errors import UsageError
+from aprfmt.inference.gradients.adapter_differences import AdapterLoss
 from aprfmt.inference.gradients.differences import (
     BatchLoss,
     GradientCheck,
@@ -97,11 +99,14 @@ def judgement_of(found: GradientCheck, counts: Mapping[str, float]) -> Judgement
 
 
 @contextmanager
-def open_differences(model: Model, batch: Path) -> Iterator[DifferenceChecker]:
+def open_differences(
+    model: Model, batch: Path, adapter: Path | None = None
+) -> Iterator[DifferenceChecker]:
     """Yield a checker of gradients of this batch; FormatError for arrays that are no batch.
 
-    `batch` is the file. The checker's weights are released at the end. Raises UsageError for
-    weights that make the loss NaN or infinite.
+    `batch` is the file. With the folder of an `adapter` of the model they are those of its factors,
+    else those of the model's weights. The checker's weights are released at the end. Raises
+    UsageError for weights that make the loss NaN or infinite.
     """
     loaded = read_step_batch(batch, model)
     if routers(loaded).any:
@@ -109,9 +114,10 @@ def open_differences(model: Model, batch: Path) -> Iterator[DifferenceChecker]:
             f"{batch}: {router_text(loaded)}, which differences of the loss do not have; leave out "
             "--check-gradients"
         )
-    loss = BatchLoss(model, loaded)
-    try:
-        counts = batch_numbers(loaded).counts
+    with ExitStack() as stack:
+        pairs = open_trained_pairs(adapter, model, stack)
+        loss = AdapterLoss(model, loaded, pairs) if pairs else BatchLoss(model, loaded)
+        stack.callback(loss.close)
+        scales = {pair.scale for pair in pairs}
+        counts = batch_numbers(loaded, scales.pop() if len(scales) == 1 else None).counts
         yield DifferenceChecker(model, loss, counts, unread=loaded.unread)
-    finally:
-        loss.close()

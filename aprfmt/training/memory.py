@@ -76,7 +76,7 @@ def estimate_step(
         )
         backward = forward = on_device = None
         if batch is not None and differences:
-            forward = _forward_bytes(base, Path(batch))
+            forward = _forward_bytes(base, Path(batch), adapter)
         elif batch is not None:
             backward, on_device = _backward_bytes(base, Path(batch), adapter, dtype, device)
             backward += POINT_COPIES * 8 * recorded
@@ -110,18 +110,26 @@ def _backward_bytes(
         return (host + found.peak, None) if device == "cpu" else (host, found.peak)
 
 
-def _forward_bytes(base: Model, batch: Path) -> int:
+def _forward_bytes(base: Model, batch: Path, adapter: Path | str | None) -> int:
     """Return the bytes that differences of a batch's loss take, in float64.
 
-    All weights, the input of every layer for all tokens, and two arrays of logits.
+    All weights, the input of every layer for all tokens, and two arrays of logits; with an adapter
+    also the weights that its pairs are merged into.
     """
+    from aprfmt.adapters.trained_pairs import open_trained_pairs
+
     loaded = read_step_batch(batch, base)
     table = base.roles["token_embd.weight"].shape
     layers, width = int(base.hyper["n_layers"]) + 1, int(table[-1])
     sizes = [prod(view.shape) for view in base.roles.values()]
+    with ExitStack() as stack:
+        pairs = open_trained_pairs(None if adapter is None else Path(adapter), base, stack)
+        merged = [prod(base.roles[role].shape) for pair in pairs for role in pair.rows]
     entering = layers * width * int(loaded.mask.sum())
     logits = int(loaded.mask.sum(1).max()) * int(base.hyper["vocab_size"])
-    return PROGRAM + 8 * (sum(sizes) + 3 * max(sizes, default=0) + entering + 2 * logits)
+    return PROGRAM + 8 * (
+        sum(sizes) + sum(merged) + 3 * max(sizes, default=0) + entering + 2 * logits
+    )
 
 
 def _elements_in_memory(row: Parameter) -> int:

@@ -120,12 +120,8 @@ def explain_step(
                     "gradients are checked by differences of a batch's loss; give "
                     "--batch FILE and --grads FILE"
                 )
-            if adapter is not None:
-                raise UsageError(
-                    "--check-gradients: differences are of the weights of a whole "
-                    "model; leave it out for --adapter, or train the model itself"
-                )
-            checker = stack.enter_context(open_differences(base, Path(batch)))
+            own_adapter = None if adapter is None else Path(adapter)
+            checker = stack.enter_context(open_differences(base, Path(batch), own_adapter))
         elif batch is not None:
             if given is not None and given.points:
                 loaded = read_step_batch(Path(batch), base)

@@ -70,7 +70,7 @@ class BatchLoss:
         self._model = model
         self._backend = BACKENDS["numpy"]("cpu", "float64")
         self._forward = load_forward(model.spec)
-        self._weights = model_weights(model)
+        self._weights = self._open_weights(model)
         self._documents = documents(batch, reduction)
         self._entering: list[list[Any]] = []
         self.first: dict[str, int] = {}
@@ -80,6 +80,10 @@ class BatchLoss:
             self.loss = self._total(self._weights, int(model.hyper["n_layers"]) + 1)
         if not math.isfinite(self.loss):
             check_finite_base(model)
+
+    def _open_weights(self, model: Model) -> Weights:
+        """Return the weights that the passes run with."""
+        return model_weights(model)
 
     def _stages(self, number: int) -> list[Any]:
         """Return the input of every stage for document `number`; None enters the first.
@@ -140,11 +144,16 @@ class BatchLoss:
 
     def loss_with(self, role: str, values: Array) -> float:
         """Return the loss in nats with `values` in place of one role's weight."""
-        weights = self._weights.with_arrays({role: values})
+        changed = self._changed_weights(role, values)
+        weights = self._weights.with_arrays(changed)
         for key in self.first:
-            if key != role:
+            if key not in changed and key in weights:
                 weights.use_handle(key, self._weights[key])
         return self._total(weights, self.first[role])
+
+    def _changed_weights(self, role: str, values: Array) -> Mapping[str, Array]:
+        """Return the weights by role key that `values` in place of one parameter's change."""
+        return {role: values}
 
     def along(self, role: str, direction: Array, step: float = STEP) -> float:
         """Return the loss's derivative along a direction of one weight, by a central difference.
