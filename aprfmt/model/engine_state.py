@@ -45,6 +45,7 @@ from aprfmt.formats.pytorch.tensor import AbsentTensor
 from aprfmt.model import Model
 from aprfmt.model.engine_repacks import undo_repacks
 from aprfmt.model.hf_folder import model_candidates, pickled_weights, read_folder
+from aprfmt.model.placed_parts import join_placed_parts
 from aprfmt.model.rank_tensors import (
     Cells,
     EngineReading,
@@ -560,15 +561,18 @@ def _group_by_name(
 ) -> dict[str, RankTensor]:
     """Return {name: RankTensor} of all files' tensors, each with the ranks' shares in order.
 
-    Layers that each rank of a pipeline numbers from 0, as Megatron does, get their numbers in the
-    whole model. Experts of a rank that have a tensor each are stacked. Raises FormatError for a
+    A tensor of a trainer whose files say where parts belong is one part, put together. Layers that
+    each rank of a pipeline numbers from 0, as Megatron does, get their numbers in the whole model.
+    Experts of a rank that have a tensor each are stacked. Raises FormatError for a
     rank that is missing or given twice.
     """
     sources = _name_expert_ranks(sources)
     axes = [axis for axis in ("tp", "ep", RANK) if any(axis in ranks for _, ranks in sources)]
     axis = axes[0] if axes else ""
+    numbered = [(one, next(iter(ranks.values()), at)) for at, (one, ranks) in enumerate(sources)]
     if not any(ranks for _, ranks in sources):
-        return _group_parts(path, [source for source, _ in sources])
+        placed = join_placed_parts(path, numbered)
+        return _group_parts(path, [source for source, _ in sources], placed) | placed
     _refuse_ranks_given_twice(path, sources)
     _refuse_lost_rank_parts(path, sources)
     numbers = sorted({ranks.get(axis, 0) for _, ranks in sources})
@@ -578,11 +582,13 @@ def _group_by_name(
             f"{path}: {axis} rank {', '.join(map(str, lost[:8]))} is missing; there are "
             f"{', '.join(map(str, numbers))}, and perhaps more"
         )
+    placed = join_placed_parts(path, numbered)
     before = _layers_before(sources)
     found: dict[str, dict[int, LazyTensor]] = {}
     for source, ranks in sources:
         first = next((one for one in axes if one in ranks), axis)
-        for own, tensor in _stack_experts(source.tensors).items():
+        held_here = {name: one for name, one in source.tensors.items() if name not in placed}
+        for own, tensor in _stack_experts(held_here).items():
             name = _renumbered(own, before.get(ranks.get("pp", 0), 0))
             # With both axes ranks of one tp rank hold the same but for their experts.
             expert = len(axes) > 1 and axes[1] == "ep" and ".experts." in name
@@ -597,21 +603,26 @@ def _group_by_name(
                     + (", with other values" if again else "")
                 )
             held.setdefault(number, tensor)
-    made = {}
+    made = dict(placed)
     for name, parts in found.items():
         order = sorted(parts)
         made[name] = RankTensor(name, tuple(parts[one] for one in order), tuple(order))
     return made
 
 
-def _group_parts(path: Path, sources: Sequence[Source]) -> dict[str, RankTensor]:
+def _group_parts(
+    path: Path, sources: Sequence[Source], placed: Collection[str]
+) -> dict[str, RankTensor]:
     """Return {name: RankTensor} of the tensors of files that together are one state of one rank.
 
-    A name may be in two files with the same values. Raises FormatError where the values differ.
+    Those named in `placed` are left out. A name may be in two files with the same values. Raises
+    FormatError where the values differ.
     """
     found: dict[str, tuple[Source, LazyTensor]] = {}
     for source in sources:
         for name, tensor in _own_names(source).items():
+            if name in placed:
+                continue
             first, held = found.setdefault(name, (source, tensor))
             if first is not source and not _same_bytes(held, tensor):
                 raise FormatError(
