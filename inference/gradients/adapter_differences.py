@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 
@@ -79,7 +80,8 @@ class AdapterLoss(BatchLoss):
         pair = self._pairs.get(role)
         if pair is None:
             return super()._changed_weights(role, values)
-        other = replace(pair, **{_field(role): values})
+        changed: dict[str, Any] = {_field(role): values}
+        other = replace(pair, **changed)
         return {key: self._merged(key, other) for key in pair.rows}
 
     def close(self) -> None:
