@@ -57,9 +57,9 @@ def show_short(
 ) -> None:
     """Print a short answer in at most 12 lines, with a line on what passed.
 
-    `passed` is the number of items that passed, `what` the plural of their name. `skipped` has a
-    line for each item that did not run; where there is room, they replace the line that names all
-    of them.
+    `passed` is the number of checks, gates or answers that passed, `what` the plural of their name.
+    `skipped` has a line for each check or gate that did not run; where there is room, they replace
+    the line that names all of them.
     """
     named = [row for row in lines if row[0].startswith(_SKIPPED)]
     end = [row for row in lines if row[0].startswith((_SKIPPED, _WRITTEN, "next: "))]

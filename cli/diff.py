@@ -1,4 +1,7 @@
-"""`aprfmt diff`: which tensors of two files differ, by how much, and why."""
+"""`aprfmt diff`: which tensors of two files differ, by how much, and why.
+
+An *item* is one thing that a model is made of: a tensor, a key, a text.
+"""
 
 import shlex
 from collections import Counter

@@ -3,10 +3,11 @@
 A *group* is the query heads that read the keys which one head of the indexer chooses. A *block* is
 keys that follow each other and are chosen together.
 
-Its queries come from the compressed query, its one key a token from the layer's input. A key's
-score is the sum over the indexer's heads of weight * max(0, q.k). Sources: DeepSeek-V3.2's report
-(arXiv 2512.02556), section 2.1; transformers' modeling_deepseek_v32 and modeling_glm_moe_dsa. Of
-the rotation by a Hadamard matrix that other engines do nothing is left in the scores.
+An indexer's queries come from the compressed query, its one key a token from the layer's input. A
+key's score is the sum over the indexer's heads of weight * max(0, q.k). Sources: DeepSeek-V3.2's
+report (arXiv 2512.02556), section 2.1; transformers' modeling_deepseek_v32 and
+modeling_glm_moe_dsa. Of the rotation by a Hadamard matrix that other engines do nothing is left in
+the scores.
 """
 
 import numpy as np

@@ -3,8 +3,8 @@
 Experts may be in *groups* of equal size, as DeepSeek's: then only those in the best groups can be
 chosen.
 
-Each is written once, for numpy and for a device's arrays alike (`Maths`). Softmax and sigmoid are
-float32 (float64 in float64 runs).
+Each kind of router is written once, for numpy and for a device's arrays alike (`Maths`). Softmax
+and sigmoid are float32 (float64 in float64 runs).
 """
 
 from collections.abc import Callable, Mapping, Sequence

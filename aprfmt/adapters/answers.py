@@ -1,7 +1,8 @@
 """Answers whether B is the base A with an adapter merged: once, twice, in every shard.
 
 A *pair* is the two factors of one module, and the *change* of a weight their product times the
-scale. A is the base, and B the model that is judged.
+scale. A is the base, and B the model that is judged. An *item* is one thing that a model is made
+of: a tensor, a key, a text.
 
 For each weight that the adapter changes, B is compared with A plus the change, as `merge_faults`
 does. All other tensors of B are compared with A as `diff` does.

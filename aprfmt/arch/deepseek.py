@@ -1,9 +1,9 @@
 """deepseek v2 and v3: compressed attention (MLA), shared experts, dense first layers.
 
 Queries and keys have elements without rope and elements with it; in the source those that rotate
-together are adjacent. GGUF calls both `deepseek2` and keeps kv_b cut into k_b, transposed, and v_b
-(older files: kv_b whole); its head counts and lengths describe attention on the compressed vectors.
-Source: docs/reference/architectures.md; the converter's deepseek.py; transformers'
+together are adjacent. GGUF calls both models `deepseek2` and keeps kv_b cut into k_b, transposed,
+and v_b (older files: kv_b whole); its head counts and lengths describe attention on the compressed
+vectors. Source: docs/reference/architectures.md; the converter's deepseek.py; transformers'
 modeling_deepseek_v2 and _v3.
 """
 

@@ -3,10 +3,10 @@
 A *stack* is the encoder's layers or the decoder's. A *part* of a layer is what Hugging Face numbers
 as `layer.N`: self-attention, attention to the encoder, the MLP.
 
-Layers of both share the number {L}; the longer stack counts them. The MLP is gated (t5 v1.1, flan,
-mt5, umt5) or not; the tables of distances are in the first layers, umt5's in every one. An encoder
-alone (t5encoder, of diffusion models) is another row. Sources: transformers' modeling_t5 and
-modeling_umt5; the gguf package's name map; the converter's t5.py.
+Layers of both stacks share the number {L}; the longer stack counts them. The MLP is gated (t5 v1.1,
+flan, mt5, umt5) or not; the tables of distances are in the first layers, umt5's in every one. An
+encoder alone (t5encoder, of diffusion models) is another row. Sources: transformers' modeling_t5
+and modeling_umt5; the gguf package's name map; the converter's t5.py.
 """
 
 from collections.abc import Collection, Mapping

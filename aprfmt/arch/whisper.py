@@ -1,8 +1,8 @@
 """whisper: an encoder of mel spectra after two convolutions, and a decoder that attends to it.
 
-A *stack* is the encoder's layers or the decoder's. Layers of both share the number {L}; the longer
-stack counts them. Keys have no biases. GGUF has no form of the whole model. Source: transformers'
-modeling_whisper.
+A *stack* is the encoder's layers or the decoder's. Layers of both stacks share the number {L}; the
+longer stack counts them. Keys have no biases. GGUF has no form of the whole model. Source:
+transformers' modeling_whisper.
 """
 
 from aprfmt.arch import hyper_rules

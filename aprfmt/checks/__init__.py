@@ -1,8 +1,11 @@
 """The checks of `validate`: every byte of a file, with PASS, FAIL or NOT-RUN for each check.
 
-They are rows of one table; its other rows are the gates of `qa` (aprfmt.checks.gates.running). A
-damaged file is reported, not refused: what is wrong with it fails the check `layout`, and what the
-damage leaves is checked all the same. `inspect` looks at structure only, and reads no data.
+An *item* is one thing that a model is made of: a file, a tensor, a key, a text.
+
+The checks are rows of one table; its other rows are the gates of `qa`
+(aprfmt.checks.gates.running). A damaged file is reported, not refused: what is wrong with it fails
+the check `layout`, and what the damage leaves is checked all the same. `inspect` looks at structure
+only, and reads no data.
 """
 
 from collections.abc import Callable, Collection, Sequence

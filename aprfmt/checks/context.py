@@ -1,4 +1,7 @@
-"""What all checks of one model share: the open file, and the one pass over its values."""
+"""What all checks of one model share: the open file, and the one pass over its values.
+
+An *item* is one thing that a model is made of: a file, a tensor, a key, a text.
+"""
 
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field

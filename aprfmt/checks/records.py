@@ -1,6 +1,7 @@
 """What checks return: findings, results, an answer for each row, and a report of all of them.
 
-A *row* of the table of checks is one check or gate.
+A *row* of the table of checks is one check or gate. An *item* is one thing that a model is made of,
+a file, a tensor, a key, a text; where a budget left rows, these are listed as items too.
 """
 
 from collections.abc import Collection, Iterable, Mapping, Sequence

@@ -2,8 +2,8 @@
 
 A *group* is the elements that share one scale.
 
-All in float32. Where a scale is stored in another encoding it is rounded to that first, so that
-codes are nearest under what is stored.
+All arithmetic is in float32. Where a scale is stored in another encoding it is rounded to that
+first, so that codes are nearest under what is stored.
 """
 
 import numpy as np

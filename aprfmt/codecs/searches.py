@@ -2,10 +2,10 @@
 
 A *group* is the elements that share one scale.
 
-Each tries a few scales near the obvious one, rounds, fits the best scale to what came out and keeps
-what lowers the weighted error. The order of every operation decides bits, so it is that of
-ggml-quants.c: make_qx_quants (signed_scale), make_q3_quants (refined_scale), make_qkx2_quants and
-make_qkx3_quants (scale_and_min), make_qp_quants (positive_scale). What `fused` means stands in
+Each search tries a few scales near the obvious one, rounds, fits the best scale to what came out
+and keeps what lowers the weighted error. The order of every operation decides bits, so it is that
+of ggml-quants.c: make_qx_quants (signed_scale), make_q3_quants (refined_scale), make_qkx2_quants
+and make_qkx3_quants (scale_and_min), make_qp_quants (positive_scale). What `fused` means stands in
 arithmetic.py.
 
 Arrays are [size, n]: element first, so that a loop over the elements of all blocks works on

@@ -2,9 +2,9 @@
 
 A *group* is the elements that share one scale.
 
-NVFP4: both map the largest magnitude to 6 * 448, that of all tensors which engines join to one (q,
-k and v, gate and up), as these take one global scale for all. compressed-tensors divides by it
-(NVFP4A16: inputs are not quantized); ModelOpt multiplies by weight_scale_2. Without scales of
+NVFP4: both libraries map the largest magnitude to 6 * 448, that of all tensors which engines join
+to one (q, k and v, gate and up), as these take one global scale for all. compressed-tensors divides
+by it (NVFP4A16: inputs are not quantized); ModelOpt multiplies by weight_scale_2. Without scales of
 inputs, which calibration gives, ModelOpt's algorithm is W4A16_NVFP4. MXFP4 (MXFP4A16): a quarter of
 the power of two at or below the largest magnitude, of the next one above from 1.75 times it on. So
 gpt-oss stores its experts, whatever else is left unquantized (config.json of openai/gpt-oss-20b).

@@ -1,6 +1,7 @@
 """`diff`: compares two models tensor by tensor, with their configuration and tokenizer.
 
-A and B are the two models; a *side* is one of them. A *row* is the comparison of one tensor.
+A and B are the two models; a *side* is one of them. A *row* is the comparison of one tensor. An
+*item* is one thing that a model is made of, or that was compared: a tensor, a key, a text.
 """
 
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence

@@ -1,6 +1,7 @@
 """The DiffReport: all that `diff` found, its verdict, and the next commands.
 
-A and B are the two models; a *side* is one of them.
+A and B are the two models; a *side* is one of them. An *item* is one thing that a model is made of:
+a tensor, a key, a text.
 """
 
 from collections.abc import Collection, Mapping, Sequence

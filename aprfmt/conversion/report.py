@@ -1,4 +1,7 @@
-"""The report of a conversion: what was written, and how."""
+"""The report of a conversion: what was written, and how.
+
+An *item* is one thing that a model is made of: a tensor, a key, a text.
+"""
 
 from collections.abc import Collection, Mapping
 from dataclasses import asdict, dataclass, field

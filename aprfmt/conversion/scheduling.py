@@ -4,11 +4,11 @@ A *piece* is some rows or bytes of an output that one worker makes and writes. A
 of a file that is reserved for an output. A *part* is one of the tensors that a packed weight is
 stored as.
 
-One after the other, on several workers (`WorkerPool`), or in the order in which a fetched source
-holds them (`write_in_source_order`), so that it is read once. The bytes are the same each time.
-Kernels, numpy and the system let go of the interpreter, so the workers are threads. They make and
-write pieces of tensors in any order, as far ahead as BUDGET allows; what follows from a tensor that
-is whole (the journal's line, reading it back) is done by the thread that hands out.
+Tensors are written one after the other, on several workers (`WorkerPool`), or in the order in which
+a fetched source holds them (`write_in_source_order`), so that it is read once. The bytes are the
+same each time. Kernels, numpy and the system let go of the interpreter, so the workers are threads.
+They make and write pieces of tensors in any order, as far ahead as BUDGET allows; what follows from
+a tensor that is whole (the journal's line, reading it back) is done by the thread that hands out.
 """
 
 import math

@@ -1,4 +1,7 @@
-"""Compares two models by stored tensor names, and gives the stored names of a finding's places."""
+"""Compares two models by stored tensor names, and gives the stored names of a finding's places.
+
+An *item* is one thing that a model is made of: a file, a tensor, a key, a text.
+"""
 
 import shlex
 from collections import Counter

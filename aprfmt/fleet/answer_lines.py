@@ -2,7 +2,8 @@
 
 A *row* is the answer to one question about one model, as the results file has it.
 
-Both are made in the process that asked, so that the process that gathers them only writes.
+Line and facts are made in the process that asked, so that the process that gathers them only
+writes.
 """
 
 import json

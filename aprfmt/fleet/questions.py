@@ -1,6 +1,7 @@
 """The questions of a scan: the checks of a file, and reports that compare many models.
 
-The checks are the rows of the one table (aprfmt.checks); REPORTS are the others.
+The checks are the rows of the one table (aprfmt.checks); REPORTS are the others. An *item* is one
+thing that a model is made of: a file, a tensor, a key, a text.
 """
 
 import hashlib

@@ -1,4 +1,7 @@
-"""Runs one scan, from its roots to its summary."""
+"""Runs one scan, from its roots to its summary.
+
+An *item* is one thing that a model is made of: a file, a tensor, a key, a text.
+"""
 
 import hashlib
 import time

@@ -1,7 +1,7 @@
 """Summarizes the rows of many models: damage, faults, copies, families, templates.
 
 What has to be grouped is in a temporary database on disk, so that memory does not grow with the
-number of models.
+number of models. An *item* is one thing that a model is made of: a file, a tensor, a key, a text.
 """
 
 import json

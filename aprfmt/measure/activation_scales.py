@@ -1,10 +1,9 @@
 """Input scales stored with packed weights: they change no value of a weight.
 
-A *part* is one of the stored tensors of a packed weight: codes, scales, zero points.
-
-A and B are the two files that are compared; a *side* is one of them, or its tensor.
-
-So no verdict of a tensor depends on them, but what an engine computes does.
+So no verdict of a tensor depends on them, but what an engine computes does. A *part* is one of the
+stored tensors of a packed weight: codes, scales, zero points. A and B are the two files that are
+compared; a *side* is one of them, or its tensor. An *item* is one such scale that differs, as the
+verdict lists it.
 """
 
 from collections.abc import Callable, Iterator, Sequence

@@ -3,9 +3,9 @@
 A *side* is the log-probabilities of one of two runs: *this side* (`here`) is judged, the other is
 the reference. A *row* is one position.
 
-It has for each position the log-probabilities of some tokens, or of all. They are compared where
-both have them, after normalising: a row of logits is reduced by its log-sum-exp, a row that adds up
-to 1 already is taken unchanged.
+Each side has for a position the log-probabilities of some tokens, or of all. They are compared
+where both sides have them, after normalising: a row of logits is reduced by its log-sum-exp, a row
+that adds up to 1 already is taken unchanged.
 """
 
 import math

@@ -2,7 +2,7 @@
 
 A and B are the two models; a *side* is one of them.
 
-They can show a difference, never that there is none.
+Random ranges can show a difference, never that there is none.
 """
 
 import random

@@ -1,7 +1,7 @@
 """Compares the texts of two models: chat template line by line, generation config by key.
 
 A *part* is a text that comes with a model: tokenizer, chat template, generation config. A *side* is
-model A or model B.
+model A or model B. An *item* is one thing that a model is made of, as its ledger lists it.
 """
 
 from collections.abc import Iterator, Mapping

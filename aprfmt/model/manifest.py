@@ -308,8 +308,8 @@ def pronounce_manifest(
 
     `failures` are {key, what} of what differs, `tensors` the model's rows. Unless `selected`, files
     of the folder that nothing reads are among what was not compared. `late` says why whole files
-    were not compared, where a budget left them. `accept` are patterns (`unread:PATTERN`) of items
-    that the user accepts.
+    were not compared, where a budget left them. `accept` are patterns (`unread:PATTERN`) of what
+    was not compared and the user accepts.
     """
     from aprfmt.model.ledger import LATE, Kind, NotCompared, damaged_files, make_ledger
     from aprfmt.model.verdict import Compared, VerdictWords, pronounce

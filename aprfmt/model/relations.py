@@ -1,4 +1,7 @@
-"""A Relation: one change that maps what a file holds onto what its readers look for."""
+"""A Relation: one change that maps what a file holds onto what its readers look for.
+
+An *item* is one tensor, key, module or file of the model.
+"""
 
 import re
 import shlex

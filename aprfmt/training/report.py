@@ -1,4 +1,7 @@
-"""What is said of a training step: one list of tensors, the causes, and the verdict."""
+"""What is said of a training step: one list of tensors, the causes, and the verdict.
+
+An *item* is a stored array that was not compared.
+"""
 
 from collections.abc import Collection, Mapping
 from dataclasses import asdict, dataclass

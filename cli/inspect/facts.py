@@ -1,4 +1,7 @@
-"""The facts of `aprfmt inspect`, as plain data; no tensor is read."""
+"""The facts of `aprfmt inspect`, as plain data; no tensor is read.
+
+An *item* is one thing that a model is made of: a file, a tensor, a key, a text.
+"""
 
 import math
 from collections import Counter

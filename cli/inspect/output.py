@@ -1,4 +1,7 @@
-"""What `aprfmt inspect` prints: a summary line first, then tables of what the file holds."""
+"""What `aprfmt inspect` prints: a summary line first, then tables of what the file holds.
+
+An *item* is one thing that a model is made of: a file, a tensor, a key, a text.
+"""
 
 import shlex
 from collections.abc import Mapping

@@ -1,4 +1,7 @@
-"""Runs the model for `aprfmt trace`, on a backend or an engine, and compares with a reference."""
+"""Runs the model for `aprfmt trace`, on a backend or an engine, and compares with a reference.
+
+An *item* is a point that was not compared, or a part of a model's files that nothing reads.
+"""
 
 import os
 from collections.abc import Callable, Mapping, Sequence

@@ -3,7 +3,7 @@
 A *stack* is the weight of all experts of a layer, [n_experts, out, in]. A *block* of an
 ExpertBlocks is a fixed number of token rows that one expert multiplies.
 
-Their numbers are computed by numpy and copied to the backend.
+The numbers are computed by numpy and copied to the backend.
 """
 
 from collections.abc import Iterable, Mapping, Sequence

@@ -4,7 +4,7 @@ A *step* is one forward pass by its number. A rank's *part* is what it dumped of
 divide. An *axis* is one of the ways in which ranks divide work: tensor, data, sequence or context
 parallelism.
 
-Their arrays are read lazily. Ranks are put together first, then passes: what remains is one
+The arrays of a dump are read lazily. Ranks are put together first, then passes: what remains is one
 sequence's arrays by name, with the token positions of their rows. Nothing is unpickled.
 """
 

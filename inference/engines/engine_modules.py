@@ -4,9 +4,9 @@ A *joined result* is what one module computes for several projections, as qkv_pr
 are the columns of each projection. An *item* is one of the tensors in the tuple that a module
 returns.
 
-Both keep the residual stream apart: a decoder layer and a norm that adds give (hidden, residual).
-The stream after a layer is their sum. A norm that runs in place writes into both afterwards, so
-that a hook which did not copy holds the next norm's result and the stream itself.
+Both engines keep the residual stream apart: a decoder layer and a norm that adds give (hidden,
+residual). The stream after a layer is their sum. A norm that runs in place writes into both
+afterwards, so that a hook which did not copy holds the next norm's result and the stream itself.
 """
 
 import math

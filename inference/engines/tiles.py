@@ -6,7 +6,7 @@ statistics are summed over at a time, always from the first element on, so that 
 equal bits.
 
 A block is decoded from the files into the place where it is wanted: neither the array as a whole
-nor one rank's part of it is in memory before.
+nor one rank's part of the array is in memory before.
 """
 
 from collections.abc import Callable, Iterator, Sequence

@@ -2,9 +2,9 @@
 
 A and B are the two files that are compared; a *side* is one of them, or its tensor.
 
-Such a copy cannot be made again and compared. What can be said is that its values follow the
-source's everywhere alike, no further away than the type's few bits take them. A copy of a model
-that was changed by less than that looks the same, which the sentence says.
+A copy that was rounded so cannot be made again and compared. What can be said is that its values
+follow the source's everywhere alike, no further away than the type's few bits take them. A copy of
+a model that was changed by less than that looks the same, which the sentence says.
 """
 
 from collections.abc import Iterator

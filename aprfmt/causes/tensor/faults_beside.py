@@ -2,9 +2,9 @@
 
 A and B are the two files that are compared; a *side* is one of them, or its tensor.
 
-Training moved all other matrices a little, and one is as far away as another model's. A fault of it
-is told by what remains: with the fault made on A's matrix, B's is as near as a training leaves the
-others.
+Training moved all other matrices a little, and one is as far away as another model's. A fault of
+that matrix is told by what remains: with the fault made on A's matrix, B's is as near as a training
+leaves the others.
 """
 
 from collections.abc import Iterator, Mapping, Sequence

@@ -2,10 +2,10 @@
 
 A and B are the two files that are compared; a *side* is one of them, or its tensor.
 
-That replacing a tensor removes the difference proves nothing: this is so for any damage. A tensor
-from another checkpoint or from initialisation has values of the same size and spread as the right
-one, but no relation to it: neither the values nor their magnitudes correlate, and it is not a
-rearrangement. A damaged copy is related to the right one.
+Replacing a tensor always removes the difference, so that this proves nothing. A tensor from another
+checkpoint or from initialisation has values of the same size and spread as the right one, but no
+relation to it: neither the values nor their magnitudes correlate, and it is not a rearrangement. A
+damaged copy is related to the right one.
 """
 
 from collections.abc import Iterable, Iterator

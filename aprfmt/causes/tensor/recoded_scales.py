@@ -1,7 +1,7 @@
 """Scales of a packed weight that were rewritten by one rule: inverted, squared or exchanged.
 
 A *part* is one of the stored tensors of a packed weight: codes, scales, zero points. Both files
-pack the weight alike, and nothing but the numbers of some scales differs. Such numbers may be few
+pack the weight alike, and nothing but the numbers of some scales differs. The scales may be few
 bytes, as the one scale of a whole tensor is, so they are asked before damage.
 """
 

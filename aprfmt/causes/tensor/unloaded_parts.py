@@ -6,8 +6,8 @@ one. A *part* is layers, or a stack and what belongs to it.
 A and B are the two files that are compared; a *side* is one of them, or its tensor.
 
 The numbers of an initialisation need not be known. Norms of 1 and biases of 0 in one file alone,
-where the other file's vary, say which model was not loaded. Its biases then look dropped, and its
-matrices belong to nothing.
+where the other file's vary, say which model was not loaded. The biases of that model then look
+dropped, and its matrices belong to nothing.
 """
 
 import math

@@ -1,4 +1,7 @@
-"""Checks against the architecture: whether every tensor is there, of its shape, and plausible."""
+"""Checks against the architecture: whether every tensor is there, of its shape, and plausible.
+
+An *item* is one thing that a model is made of: a file, a tensor, a key, a text.
+"""
 
 import json
 import math

@@ -1,4 +1,7 @@
-"""What the gates of `qa` work on: the open model, its session, tokenizer and copies."""
+"""What the gates of `qa` work on: the open model, its session, tokenizer and copies.
+
+An *item* is one thing that a model is made of: a file, a tensor, a key, a text.
+"""
 
 import shutil
 import tempfile
