@@ -1,4 +1,7 @@
-"""Builders of ArchSpec from tables: architectures with names only, or with a forward pass."""
+"""Builders of ArchSpec from tables: architectures with names only, or with a forward pass.
+
+The *level* of an architecture says how much of it is known: names only, or all.
+"""
 
 from collections.abc import Mapping
 from dataclasses import replace

@@ -1,11 +1,12 @@
 """The causes: what can make two models, runs or traces differ, in words and in what finds them.
 
-A cause, or a family that is found in one way, is one module of `tensor/`, `tokenizer/`,
-`training/` or `forward/`, and is in the table by being there. `CAUSE_ROWS` of a module are its
-causes in words; `HYPOTHESES` are its functions, each with a rank, the reason for it and, where a
-cheap fact decides, what it is for. Both are written in literals and read from the module's text: a
-module is imported when the first of its functions is called. Other packages add rows through the
-entry-point group `aprfmt.causes`.
+A cause, or a family that is found in one way, is one module of `tensor/`, `tokenizer/`, `training/`
+or `forward/`, and is in the table by being there. `CAUSE_ROWS` of a module are its causes in words;
+`HYPOTHESES` are its functions, each with a rank, the reason for it and, where a cheap fact decides,
+what it is for. Both are written in literals and read from the module's text: a module is imported
+when the first of its functions is called. Other packages add rows through the entry-point group
+`aprfmt.causes`. The *level* of a cause is the first stage of a comparison that shows it: identity,
+configuration, tensors, forward pass, capture, gradient, update.
 """
 
 import ast

@@ -1,4 +1,8 @@
-"""What a row of the table of causes says."""
+"""What a row of the table of causes says.
+
+A *level* is one of the stages in which models are compared, from what identifies them to what a
+training step did (`aprfmt.measure.verdicts.LEVELS`).
+"""
 
 from dataclasses import dataclass
 

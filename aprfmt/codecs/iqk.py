@@ -138,7 +138,7 @@ class Iq2K(_HalfScaled):
     table, widest = IQ2, WIDEST["IQ2"]
 
     def codes(self, block: Blocks) -> Codes:
-        """Return the 2-bit codes [n, 16, 16]: 32 bytes hold four runs of 32."""
+        """Return the 2-bit codes [n, 16, 16]: byte i of 32 has codes i, i + 32, i + 64, i + 96."""
         return unpack_bit_pairs(block["qs"]).reshape(-1, 16, 16)
 
     def scales(self, block: Blocks) -> Codes:

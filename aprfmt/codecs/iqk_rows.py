@@ -239,7 +239,7 @@ class Iq2Bn(_Ternary):
     name = "IQ2_BN"
 
     def digits(self, block: Blocks) -> Codes:
-        """Return the 2-bit codes [n, 64]: 16 bytes hold four runs of 16."""
+        """Return the 2-bit codes [n, 64]: byte i of 16 has codes i, i + 16, i + 32, i + 48."""
         return unpack_fields(block["qs"], 4, 2).reshape(-1, 64)
 
 

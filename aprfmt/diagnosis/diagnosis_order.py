@@ -1,7 +1,7 @@
 """The order of a diagnosis: identity, hyperparameters, tensors, forward pass, cause.
 
 A and B are the two models, runs or traces that are compared; a *side* is one of them. An *item* is
-one thing that a model is made of: a tensor, a key, a text.
+one thing that a model is made of: a tensor, a key, a text. A *level* is one stage of the order.
 """
 
 import math

@@ -28,10 +28,10 @@ _OF = "logits as a reader of the flag has them; after: with the flag the tensors
 def add_flag_findings(a: Model, b: Model, found: Levels, *, measured: bool = True) -> None:
     """Add to `found` the config flags that a model's tensors contradict and the other model lacks.
 
-    Such a flag (as of tied heads or biases) is tried as stated and as the tensors imply. Where
-    both compute the same it is evidence only. With `measured` the logits of both are computed,
-    which makes it a confirmed finding or evidence; without, the finding has the level `located`.
-    So has the finding that two files state different packings.
+    Such a flag (as of tied heads or biases) is tried as stated and as the tensors imply. Where both
+    compute the same it is evidence only. With `measured` the logits of both are computed, which
+    makes it a confirmed finding or evidence; without, the finding is `located`. So is the finding
+    that two files state different packings.
     """
     for label, model, other in (("A", a, b), ("B", b, a)):
         found.stated += packing_file_findings(model, other, label)

@@ -1,6 +1,7 @@
 """Collects the findings on configuration, tokenizer and tensors, before any pass is run.
 
-A *part* is the weights and hyperparameters of B that one finding is about.
+A *part* is the weights and hyperparameters of B that one finding is about. A *level* is one stage
+of a comparison: identity, configuration, tensors, forward pass and so on.
 """
 
 from dataclasses import dataclass, field

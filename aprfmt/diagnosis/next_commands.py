@@ -2,7 +2,8 @@
 
 A and B are the two models, runs or traces that are compared; a *side* is one of them.
 
-A cause's row names the step; without a name it goes by the level of evidence.
+A cause's row names the step; without a name it goes by the *level*, the stage of a comparison that
+shows the cause first: configuration, tensors, forward pass and so on.
 """
 
 import shlex

@@ -193,7 +193,7 @@ def _spread_evenly(values: Sequence[int], most: int) -> list[int]:
 
 
 def probe_other_ids(vocab: int, length: int, count: int) -> Iterator[tuple[int, ...]]:
-    """Yield `count` runs of `length` ids each that together go through the vocabulary.
+    """Yield `count` sequences of `length` ids that together go through the vocabulary.
 
     The step from id to id has no factor in common with `vocab`, so that all ids come.
     """

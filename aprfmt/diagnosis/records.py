@@ -1,7 +1,8 @@
 """The records of a diagnosis: findings, evidence, points and the Diagnosis itself.
 
 A and B are the two models, runs or traces that are compared; a *side* is one of them. An *item* is
-one thing that a model or a trace is made of: a tensor, a key, a text, a point.
+one thing that a model or a trace is made of: a tensor, a key, a text, a point. A *level* is one
+stage of a comparison: identity, configuration, tensors, forward pass and so on.
 """
 
 from collections.abc import Mapping, Sequence

@@ -210,8 +210,8 @@ def _plain(value: Value) -> Value:
 def conflicting_packings(model: "Model") -> Note | None:
     """Return a warning where config.json and another file state different packings.
 
-    These are hf_quant_config.json, quantize_config.json and quant_config.json. None where they
-    agree or one states none.
+    The other files are hf_quant_config.json, quantize_config.json and quant_config.json. None where
+    they agree or one states none.
     """
     section = quantization_section(model.config or {})
     apart = packing_conflicts(model)

@@ -1,8 +1,8 @@
 """The arithmetic that forward.py calls, as one base class: every backend has the same operations.
 
-Abstract ones a backend writes; every other is made of these here, and a backend replaces it where
-it knows a better way. What exists only to be fast (fused operations, recorded passes, statistics
-that wait on a device) is such a replacement, and stands in inference/fast.
+A backend writes the abstract operations; every other operation is made of these here, and a backend
+replaces it where it knows a better way. What exists only to be fast (fused operations, recorded
+passes, statistics that wait on a device) is such a replacement, and stands in inference/fast.
 
 Arrays are the backend's own (numpy or torch). Activations are [tokens, width] or [tokens, heads,
 head_dim]; attention scores are [heads, tokens, keys]. No operation has a default for eps, theta,
