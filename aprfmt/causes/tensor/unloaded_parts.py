@@ -94,7 +94,7 @@ def _explain_side(
     compare = partial(_compare, side=side)
     seen = dict(find_in_pairs(context, pairs, keys, ("stale_tensor",), compare))
     layers = _unloaded_layers(rows, seen)
-    every = {_place(key) for key in rows}
+    every = {_stack_and_layer(key) for key in rows}
     whole = {
         tower
         for tower, _ in layers
@@ -106,7 +106,10 @@ def _explain_side(
         key: one
         for key, one in seen.items()
         if one.unloaded
-        and (_place(key) in layers or (_place(key)[1] is None and _place(key)[0] in whole))
+        and (
+            _stack_and_layer(key) in layers
+            or (_stack_and_layer(key)[1] is None and _stack_and_layer(key)[0] in whole)
+        )
     }
     told = [rows[key].explanation for key in found]
     if len({one and one.evidence[:1] for one in told}) == 1 and told[0] is not None:
@@ -126,7 +129,7 @@ def _explain_side(
     return made
 
 
-def _place(key: str) -> tuple[str, int | None]:
+def _stack_and_layer(key: str) -> tuple[str, int | None]:
     """Return (name of the stack of layers that a tensor belongs to, number of its layer or None).
 
     The stack of an encoder-decoder model is "encoder" or "decoder", "" else. A stored name, which
@@ -144,13 +147,13 @@ def _place(key: str) -> tuple[str, int | None]:
 def _unloaded_layers(
     rows: Mapping[str, TensorDiff], seen: Mapping[str, _Compared]
 ) -> set[tuple[str, int | None]]:
-    """Return the layers, as `_place` gives them, that one model did not load.
+    """Return the layers, as `_stack_and_layer` gives them, that one model did not load.
 
     No matrix of them is equal or related to the other side's, and a norm of theirs is 1.
     """
-    norms = {_place(key) for key, one in seen.items() if one.constant == 1}
+    norms = {_stack_and_layer(key) for key, one in seen.items() if one.constant == 1}
     loaded = {
-        _place(key)
+        _stack_and_layer(key)
         for key, row in rows.items()
         if len(row.shape_b or ()) > 1
         and math.prod(row.shape_b or ()) >= LEAST
@@ -158,7 +161,7 @@ def _unloaded_layers(
     }
     count: dict[tuple[str, int | None], int] = {}
     for key, one in seen.items():
-        count[_place(key)] = count.get(_place(key), 0) + one.unrelated
+        count[_stack_and_layer(key)] = count.get(_stack_and_layer(key), 0) + one.unrelated
     return {
         place for place in norms - loaded if place[1] is not None and count.get(place, 0) >= FEW
     }
@@ -195,7 +198,7 @@ def _sentence(
     side: str, rows: Mapping[str, TensorDiff], found: Mapping[str, _Compared], whole: set[str]
 ) -> str:
     """Return a sentence on the tensors that a side did not load, without their names."""
-    stacks = {_place(key)[0] for key, one in found.items() if one.unrelated} - {""}
+    stacks = {_stack_and_layer(key)[0] for key, one in found.items() if one.unrelated} - {""}
     known = bool(stacks) and stacks <= whole
     named = [f"the {one}" if one in TOWERS.values() else one for one in sorted(stacks)]
     part = f"{' and '.join(named)} of {side}" if known else side
