@@ -66,7 +66,7 @@ class EmbeddedEdits:
         the file only if that is embedded. `text` is the value, as JSON or plain text. Raises
         UsageError if it does not fit.
         """
-        place, name = self._place(key)
+        place, name = self._embedded_setting(key)
         kept = self._setting_key(name)
         if kept is not None:
             kind = GENERATION_KEYS[name].type
@@ -80,7 +80,7 @@ class EmbeddedEdits:
 
         Raises UsageError if neither has it.
         """
-        place, name = self._place(key)
+        place, name = self._embedded_setting(key)
         kept = self._setting_key(name)
         if kept in self._record:
             self._note(FOREIGN, kept, self._record.pop(kept)[1])
@@ -115,7 +115,7 @@ class EmbeddedEdits:
             found.append(KeyChange(shown, "removed" if new is None else how, old, new, "", ""))
         return found
 
-    def _place(self, key: str) -> tuple[str, str]:
+    def _embedded_setting(self, key: str) -> tuple[str, str]:
         """Return ("FILE:KEY" in an embedded file, name of the setting) for a user's key."""
         file, colon, rest = key.partition(":")
         if colon and file in _FILES:
