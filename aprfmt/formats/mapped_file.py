@@ -217,7 +217,9 @@ def truncated_files() -> list[tuple[Path, int, int]]:
             facts = os.stat(file.path)
         except OSError:
             continue
-        if facts.st_size < file.size and _place(file_identity(facts)) == _place(file.identity):
+        if facts.st_size < file.size and _device_and_inode(
+            file_identity(facts)
+        ) == _device_and_inode(file.identity):
             found.append((file.path, file.size, facts.st_size))
     return found
 
@@ -233,7 +235,7 @@ def file_identity(facts: os.stat_result) -> str:
     return f"{facts.st_dev}:{facts.st_ino}:{facts.st_size}:{facts.st_mtime_ns}"
 
 
-def _place(identity: str) -> list[str]:
+def _device_and_inode(identity: str) -> list[str]:
     """Return [device, inode] of an identity; both stay when the file's bytes change."""
     return identity.split(":")[:2]
 
