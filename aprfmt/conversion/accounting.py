@@ -212,7 +212,7 @@ class _Comparison:
             main = view.stored[0].parts.get("")
             for part in view.parts.values():
                 if part is not main:
-                    yield self._part(part.info.name, name, view, entry)
+                    yield self._scale(part.info.name, name, view, entry)
 
     def _copies_of(self, name: str) -> "tuple[View, ...]":
         """Return the copy's tensors that hold the values of a tensor of the source; () for none.
@@ -259,7 +259,7 @@ class _Comparison:
             return SourceItem(name, kind, "transformed", f"laid out anew: {names}")
         return SourceItem(name, kind, "copied", names if names != name else "")
 
-    def _part(self, name: str, weight: str, view: "View", main: SourceItem) -> SourceItem:
+    def _scale(self, name: str, weight: str, view: "View", main: SourceItem) -> SourceItem:
         """Return an entry that says what became of the scale `name` of a packed weight.
 
         `weight` is the weight's name and `main` the entry of its main tensor. The scale is copied
