@@ -211,7 +211,7 @@ class Collector:
         several values, the one with the lowest rank is recorded, of equal ranks the last. `seen` is
         a mask of the values that exist (a printed text leaves most out); None: all of them.
         """
-        key = self._take(point, layer, rank)
+        key = self._choose_key(point, layer, rank)
         if key is None:
             return
         # Keep only the rows of logits, then the positions, that are asked for.
@@ -264,7 +264,7 @@ class Collector:
         with the lowest `rank` is recorded. Only for float32 values, and where `takes_unread` is
         true.
         """
-        key = self._take(point, layer, rank, tiles)
+        key = self._choose_key(point, layer, rank, tiles)
         if key is None:
             return
         there = self._row_positions(point, shape[0], rows)
@@ -272,7 +272,7 @@ class Collector:
         self.records[key] = self._record(key, point, layer, shape, there, stats)
         self._spool.keep(self.records[key], np.empty(0, np.float32))
 
-    def _take(
+    def _choose_key(
         self, point: str, layer: int, rank: int, tiles: MeasuredTiles | None = None
     ) -> str | None:
         """Return the key under which a point's value is to be recorded, and note its origin.
