@@ -106,7 +106,7 @@ def read_points(
     refused: dict[str, str] = {}
     for name in sorted(shapes, key=lambda each: each not in known):
         targets = _targets(name, known, readers[0][1])
-        if isinstance(targets, str) or (why := _changed(name, known, model, readers[0][1])):
+        if isinstance(targets, str) or (why := _why_changed(name, known, model, readers[0][1])):
             left[name] = targets if isinstance(targets, str) else why
             continue
         bare = [WITHOUT_GRADIENT.get(key.rpartition(".")[2], "") for key in targets]
@@ -181,7 +181,7 @@ def _targets(
     return list(dict.fromkeys(keys)) or "the model has no such point"
 
 
-def _changed(
+def _why_changed(
     name: str, known: Mapping[str, PointInstance], model: Model, reader: ModuleReader
 ) -> str:
     """Return why a module's gradient is not that of its point; "" where it may be.
