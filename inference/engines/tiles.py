@@ -368,7 +368,7 @@ class MeasuredTiles:
     def read(self, shape: Sequence[int]) -> Numbers:
         """Return the whole array, reshaped to `shape`."""
         self._refuse_closed()
-        parts = self._parts()
+        parts = self._new_stats()
         values = self._tiles.read(parts)
         self._take(parts)
         return values.reshape(shape)
@@ -379,7 +379,7 @@ class MeasuredTiles:
         An array that was yielded is valid until the next one.
         """
         self._refuse_closed()
-        parts = self._parts()
+        parts = self._new_stats()
         yield from self._tiles.pieces(counts, parts)
         self._take(parts)
 
@@ -392,10 +392,10 @@ class MeasuredTiles:
         reader = self._tiles.stored_reader()
         if reader is None:
             return None
-        self._reading = self._parts()
+        self._reading = self._new_stats()
         return replace(reader, parts=self._reading)
 
-    def _parts(self) -> PartStats | None:
+    def _new_stats(self) -> PartStats | None:
         """Return new statistics to add elements to while they are read.
 
         None where the statistics are known already or no native kernel computes them.
