@@ -370,7 +370,7 @@ class MeasuredTiles:
         self._refuse_closed()
         parts = self._new_stats()
         values = self._tiles.read(parts)
-        self._take(parts)
+        self._store_stats(parts)
         return values.reshape(shape)
 
     def pieces(self, counts: Sequence[int]) -> Iterator[Numbers]:
@@ -381,7 +381,7 @@ class MeasuredTiles:
         self._refuse_closed()
         parts = self._new_stats()
         yield from self._tiles.pieces(counts, parts)
-        self._take(parts)
+        self._store_stats(parts)
 
     def stored_reader(self) -> StoredReader | None:
         """Return a reader of the stored elements; None where no native kernel reads them.
@@ -403,7 +403,7 @@ class MeasuredTiles:
         wanted = self._stats is None and self.size and native_kernels() is not None
         return PartStats(self.size) if wanted else None
 
-    def _take(self, parts: PartStats | None) -> None:
+    def _store_stats(self, parts: PartStats | None) -> None:
         """Store the array's statistics that `parts` accumulated over all values."""
         if parts is not None:
             self._stats = parts.result()
