@@ -88,7 +88,7 @@ class _Worker:
         assert self.process.stdin is not None
         self.tasks.append(task)
         if len(self.tasks) == 1:
-            self._next()
+            self._begin_task()
         with suppress(OSError):
             pickle.dump(task, self.process.stdin)
             self.process.stdin.flush()
@@ -122,12 +122,12 @@ class _Worker:
         """
         if isinstance(message, int):
             self.tasks.popleft()
-            self._next()
+            self._begin_task()
         else:
             self.done += 1
             self.until = time.monotonic() + self._limits.seconds
 
-    def _next(self) -> None:
+    def _begin_task(self) -> None:
         """Set the number of answers to 0 and the time limit anew, for the next task."""
         self.done = 0
         self.until = time.monotonic() + self._limits.seconds
