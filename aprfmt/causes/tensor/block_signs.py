@@ -74,7 +74,7 @@ def guess_block_signs(case: DifferingPair) -> Iterator[Guess | Finding]:
             return
         wrong = right & (values < HALF)
         placed = wrong if wrong.any() else right
-        yield from _turned_places(case, reader, label, placed, x[placed], y[placed])
+        yield from _flipped_signs(case, reader, label, placed, x[placed], y[placed])
         if wrong.any():
             yield from _reordered(case, reader, label, wrong, x[wrong], y[wrong])
             return
@@ -102,7 +102,7 @@ def _turned_blocks(
     yield from _turned_back(case, x, y, int(turned.sum()), (text, where))
 
 
-def _turned_places(
+def _flipped_signs(
     case: DifferingPair, reader: RowReader, label: str, wrong: "Array", x: "Array", y: "Array"
 ) -> Iterator[Finding]:
     """Yield the finding that the signs of values number i, j, ... of some blocks are flipped.
