@@ -474,7 +474,7 @@ def _merge_values(merged: View, b: View, close: bool) -> Merge:
 
             None where that type cannot be encoded from the values alone.
             """
-            return _store_through(b.encoding, values, dtype)
+            return _encode_and_decode(b.encoding, values, dtype)
 
     change, steps = full - plain, _own_steps(b)
     return Merge(plain, change, theirs, b.encoding, base, close, noise, store_again, steps)
@@ -517,7 +517,7 @@ def _rounded_to(values: "F64", dtype: str) -> "F64":
     return decode(dtype, encode(dtype, held), held.shape).astype(np.float64)
 
 
-def _store_through(kind: str, values: "F64", dtype: str) -> "F64 | None":
+def _encode_and_decode(kind: str, values: "F64", dtype: str) -> "F64 | None":
     """Return values encoded in the packed type `kind` and decoded again, as float64.
 
     They are rounded to the float type `dtype` before and after, as the library's own weights are.
