@@ -489,13 +489,13 @@ def _own_steps(b: View) -> "Steps | None":
     if not packed or any(one is None for one in packed) or b.lattice is None:
         return None
     tables = [table for one in packed if one is not None and (table := one().codes()) is not None]
-    if len(tables) < len(packed) or not all(_are_even(table.values) for table in tables):
+    if len(tables) < len(packed) or not all(_are_equally_apart(table.values) for table in tables):
         return None
     step, low, high = (np.asarray(part, np.float64) for part in b.lattice[:3])
     return Steps(step, low, high) if (step > 0).all() else None
 
 
-def _are_even(values: "F64") -> bool:
+def _are_equally_apart(values: "F64") -> bool:
     """Return whether the numbers of codes, once sorted, are all equally far apart."""
     return bool(np.ptp(np.diff(np.unique(np.asarray(values, np.float64)))) == 0)
 
