@@ -384,7 +384,7 @@ def _scale_relation(copy: PackedCopy, right: "Array", wrong: "Array", relative: 
         return NESTED
     # A number that stands everywhere is a shared scale only if it is right in one of the places.
     own = np.abs(true / grid - 1) <= limit
-    most = _most_numbers(copy)  # scales that are near each other are not one
+    most = _count_distinct_scales(copy)  # scales that are near each other are not one
     if np.ptp(stored) <= LEAST * stored.max() and stored.size > 1 and own.any() and most <= 1:
         return "one scale is shared by all"
     for axis, what in ((0, "rows"), (1, "groups of a row")):
@@ -410,7 +410,7 @@ def _scales_are_few_numbers(copy: PackedCopy) -> bool:
     return small or "NVFP4" in copy.reader.encoding or lattices.are_powers_of_two(copy.scales)
 
 
-def _most_numbers(copy: PackedCopy) -> int:
+def _count_distinct_scales(copy: PackedCopy) -> int:
     """Return how many distinct scales are stored for a copy's groups; 0 where it is not known.
 
     The copy's values may be of a type that shows distinct scales as equal ones.
