@@ -314,7 +314,7 @@ def _are_inverted_floats(copy: PackedCopy, right: "Array", limit: float) -> bool
     [groups], found from it: their product is then 4^n. False for scales that are powers of two
     themselves, which do not show it.
     """
-    table = _fp8_table(copy)
+    table = _fp8_type(copy)
     if table is None or lattices.are_powers_of_two(copy.scales):
         return False
     with np.errstate(all="ignore"):
@@ -510,11 +510,11 @@ def _are_fp8_codes(copy: PackedCopy) -> bool:
     Values show the scale of float codes only up to a power of two, so that a scale of 1 may be
     found as 2 or 4.
     """
-    table = _fp8_table(copy)
+    table = _fp8_type(copy)
     return table is not None and bool(np.isin(copy.y, table.values).all())
 
 
-def _fp8_table(copy: PackedCopy) -> "MinifloatCodec | None":
+def _fp8_type(copy: PackedCopy) -> "MinifloatCodec | None":
     """Return the 8-bit float type of a decoded copy's codes; None for any other copy."""
     tables = (kind for kind in fp8.OF_TWO_SIGNS if kind.name.removeprefix("F8_") in copy.scheme)
     return next(tables, None) if copy.again else None
