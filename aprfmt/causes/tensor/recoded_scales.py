@@ -188,14 +188,14 @@ def _explaining_move(found: list[ScalePart]) -> tuple[str, Proof] | None:
     A grid may be transposed, or two numbers, rows or columns of it exchanged. Other orders of the
     numbers are left to the comparison of values.
     """
-    moves = {_move_of_grid(part) for part in found}
+    moves = {_exchange_text(part) for part in found}
     if len(moves) != 1 or "" in moves:
         return None
     changed = sum(int((part.x != part.y).sum()) for part in found)
     return f"are A's {moves.pop()}", Proof(changed, 1.0, 0, float(min(p.bits for p in found)))
 
 
-def _move_of_grid(part: ScalePart) -> str:
+def _exchange_text(part: ScalePart) -> str:
     """Return in words which exchange of scales explains B's numbers; "" if none does."""
     x, y = part.x, part.y
     columns = part.shape[-1] if len(part.shape) > 1 else 1
