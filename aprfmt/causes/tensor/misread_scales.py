@@ -210,7 +210,7 @@ def _misread_tensor_scales(case: DifferingPair, side: CodedSide) -> Iterator[Sca
 
     It is left out, inverted, or that of a weight which engines fuse with this one.
     """
-    wholes = _wholes_of(side)
+    wholes = _tensor_scales(side)
     every = _whole_of_each_value(side, wholes)
     if every is None:
         return
@@ -223,7 +223,7 @@ def _misread_tensor_scales(case: DifferingPair, side: CodedSide) -> Iterator[Sca
 
 def _near_readings(case: DifferingPair, side: CodedSide) -> Iterator[ScaleReading]:
     """Yield the wrong readings that may be nearly right: the tensor scales of a fused weight."""
-    wholes = _wholes_of(side)
+    wholes = _tensor_scales(side)
     yield from _scales_of_fused(case, side, wholes, _whole_of_each_value(side, wholes))
 
 
@@ -242,7 +242,7 @@ def _scales_of_fused(
     for partner in next((names for names in FUSED if role in names), ()):
         key = case.key.removesuffix(role) + partner
         reader = None if partner == role else case.context.reader(label, key)
-        theirs = [] if reader is None else _wholes_of(CodedSide(reader))
+        theirs = [] if reader is None else _tensor_scales(CodedSide(reader))
         if [one.shape for one in theirs] != [one.shape for one in wholes]:
             continue
         others = _whole_of_each_value(side, theirs)
@@ -262,7 +262,7 @@ def _whole_of_each_value(side: CodedSide, wholes: "list[Array]") -> "Array | Non
     )
 
 
-def _wholes_of(side: CodedSide) -> "list[Array]":
+def _tensor_scales(side: CodedSide) -> "list[Array]":
     """Return the tensor scales of each weight, [matrices, 1]; [] where not all weights have one."""
     tables = [one.scale.table for one in side.weights if one.scale is not None]
     wholes = [one for table in tables if (one := _multiple_of(table, fp8.E4M3)) is not None]
