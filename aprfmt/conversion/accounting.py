@@ -446,7 +446,7 @@ class _Comparison:
             same = self._texts[name] == self._stated.get(name)
             return SourceItem(name, kind, "copied" if same else "transformed",
                          "" if same else "says what the copy is")  # fmt: skip
-        made = self._made_of(name, kind)
+        made = self._location_text(name, kind)
         if made:
             return SourceItem(name, kind, "transformed", made)
         why = self.excused(name)
@@ -454,7 +454,7 @@ class _Comparison:
             name, kind, "dropped" if why else "lost", why or "the copy has no such file"
         )
 
-    def _made_of(self, name: str, kind: str) -> str:
+    def _location_text(self, name: str, kind: str) -> str:
         """Return in words where the copy has the content of a source's file, "" if nowhere.
 
         The file itself is not in the copy. `name` is its name, `kind` what it holds.
