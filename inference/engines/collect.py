@@ -349,7 +349,7 @@ class Collector:
                     continue
                 values = kept = np.zeros(0)
             if not (rel_l2(values, kept) if apart is None else apart) <= bound:
-                made = self._made_of(values, kept, key)
+                made = self._derivation_text(values, kept, key)
                 if made:
                     point = parse_key(key)[0]
                     self.unknown[name] = f"another array is {point}; this is {made}"
@@ -367,7 +367,7 @@ class Collector:
                     f"was taken: {why}"
                 )
 
-    def _made_of(self, values: Numbers, kept: Numbers, key: str) -> str:
+    def _derivation_text(self, values: Numbers, kept: Numbers, key: str) -> str:
         """Return in words how a layer makes `values` from `kept`, the recorded values of `key`.
 
         Some modules return another value than the point's: that of another point, `kept` times a
