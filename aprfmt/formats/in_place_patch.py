@@ -189,7 +189,7 @@ def parse_patch(data: bytes, where: str) -> PatchRecord:
         head.get("schema") == SCHEMA
         and isinstance(head.get("file"), str)
         and isinstance(places, list)
-        and all(_is_place(place) for place in places)
+        and all(_is_range(place) for place in places)
         and sum(size for _, size in places) == len(payload)
         and head.get("sha256") == hashlib.sha256(payload).hexdigest()
     ):
@@ -204,7 +204,7 @@ def parse_patch(data: bytes, where: str) -> PatchRecord:
     return PatchRecord(head["file"], pieces, signed)
 
 
-def _is_place(place: object) -> bool:
+def _is_range(place: object) -> bool:
     """Return whether a value is [offset, size], two integers from 0 to 2**62."""
     return (
         isinstance(place, list)
