@@ -987,7 +987,7 @@ class _StateReader:
         reading, part = same[self._choose_order(name, published, same)]
         places = [one for one in same if one[0].parameter is reading.parameter]
         if len(places) > 1:
-            reading, part = self._choose_place(name, published, places)
+            reading, part = self._choose_part(name, published, places)
         if name == reading.parameter.parts[0].stored[0]:
             self._note_doubled(reading, published)
         copy = self._choose_copy(name, published, reading, part)
@@ -1086,7 +1086,7 @@ class _StateReader:
                 self.notes.append(Note("note", str(self._path), text, "remark"))
         return self._chosen[kind]
 
-    def _choose_place(
+    def _choose_part(
         self, name: str, published: LazyTensor, places: Sequence[tuple[EngineReading, Part]]
     ) -> tuple[EngineReading, Part]:
         """Return which (reading, part) of a state to compare, of several that hold a tensor.
