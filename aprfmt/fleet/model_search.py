@@ -70,7 +70,7 @@ def find_models(roots: Iterable[str]) -> Iterator[FleetModel | Unlisted]:
     """
     found: dict[str, FleetModel] = {}
     for root in roots:
-        for lying, shown in _find_places(_resolve_root(root)):
+        for lying, shown in _find_in_root(_resolve_root(root)):
             if isinstance(lying, Unlisted):
                 yield lying
                 continue
@@ -103,7 +103,7 @@ def _resolve_root(root: str) -> Path:
     return cached
 
 
-def _find_places(root: Path) -> Iterator[tuple[Path | Unlisted, str]]:
+def _find_in_root(root: Path) -> Iterator[tuple[Path | Unlisted, str]]:
     """Yield (path of a model or Unlisted, the text that names it) under a root."""
     if is_remote(root):
         yield from _find_remote(root)
