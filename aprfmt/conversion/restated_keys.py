@@ -195,7 +195,7 @@ def _restate_role(model: "Model", files: Mapping[str, dict[str, Any]], role: str
             name == "tokenizer_config.json" or f"{role}_token" in files.get(name, {})
         ):
             files[name][f"{role}_token"] = texts[i]
-    for place in _id_places(files):
+    for place in _id_objects(files):
         stated = place.get(f"{role}_token_id")
         if isinstance(stated, list):
             stops = model.tokenizer.stop_ids
@@ -204,7 +204,7 @@ def _restate_role(model: "Model", files: Mapping[str, dict[str, Any]], role: str
             place[f"{role}_token_id"] = i
 
 
-def _id_places(files: Mapping[str, dict[str, Any]]) -> Iterator[dict[str, Any]]:
+def _id_objects(files: Mapping[str, dict[str, Any]]) -> Iterator[dict[str, Any]]:
     """Yield the objects of {file name: object} in which transformers looks for token ids."""
     for name in _ID_FILES:
         content = files.get(name, {})
