@@ -110,7 +110,7 @@ def recognize_numbers(
         for at, number in enumerate(group):
             if number not in found or _layer(found[number]) is None:
                 continue
-            places = [p for p in _places_by_order(group, at, found) if p in every]
+            places = [p for p in _roles_by_order(group, at, found) if p in every]
             if places and split_key(found[number].key) not in places:
                 del found[number]
     shapes = {row.number: row.shape for row in numbered}
@@ -205,7 +205,7 @@ def _settle_by_order(
         for at, number in enumerate(group):
             if number in found or number not in shapes:
                 continue
-            votes = [p for p in _places_by_order(group, at, found) if p in every]
+            votes = [p for p in _roles_by_order(group, at, found) if p in every]
             fitting = [free[p] for p in votes if p in free]
             fitting = [row for row in fitting if row.shape == shapes[number]]
             if not votes:
@@ -301,7 +301,7 @@ def _module_rank(
     return rank
 
 
-def _places_by_order(
+def _roles_by_order(
     group: Sequence[str], at: int, found: Mapping[str, Candidate]
 ) -> list[tuple[int | None, str]]:
     """Return the (layer, role) that index `at` of a group should have, judged by other layers.
