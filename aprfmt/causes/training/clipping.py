@@ -213,7 +213,7 @@ def row_factors(share: float, gradients: F64, weights: F64) -> F64:
     return np.asarray(np.minimum(1.0, bound / np.maximum(gradients, 1e-6)))
 
 
-def _common_share(factors: F64, gradients: F64, weights: F64) -> float | None:
+def _common_ratio(factors: F64, gradients: F64, weights: F64) -> float | None:
     """Return the ratio of gradient norm to weight norm to which all clipped rows were clipped.
 
     `factors`, `gradients` and `weights` are [rows]: the factor of each row, and the norms before.
@@ -245,7 +245,7 @@ def row_clipping(
         factors = np.divide(given, right, out=np.ones_like(given), where=right > 0)
         every.append((factors, *sides[key]))
     factors, right, held = (np.concatenate(part) for part in zip(*every, strict=True))
-    share = _common_share(factors, right, held)
+    share = _common_ratio(factors, right, held)
     if share is None:
         return None
     for key, each in cases.items():
@@ -295,7 +295,7 @@ def guess_row_clipping(case: StepCase, recipe: Recipe) -> Iterator[StepGuess]:
     known = np.bincount(rows, np.square(update.step))
     made = np.bincount(rows, (case.change - update.decay) * update.step)
     factors = np.divide(made, known, out=np.ones_like(known), where=known > 0)
-    share = case.others.get("row_share") or _common_share(factors, gradients, weights)
+    share = case.others.get("row_share") or _common_ratio(factors, gradients, weights)
     if share is None:
         return
 
