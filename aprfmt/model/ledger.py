@@ -534,7 +534,7 @@ class _LedgerBuilder:
     def _special_tensors(self, kind: str) -> Iterator[Item]:
         """Yield the items of an adapter's or an importance matrix's tensors."""
         whole = _modules_to_save(self.model) if kind == "adapter" else ()
-        lengths = _lengths_of_mlx(self.model) if kind == "adapter" else frozenset()
+        lengths = _magnitudes_of_mlx(self.model) if kind == "adapter" else frozenset()
         for name in self.model.source.tensors:
             if kind == "imatrix":
                 known = name.endswith((".in_sum2", ".counts"))
@@ -987,7 +987,7 @@ def _modules_to_save(model: "Model") -> tuple[str, ...]:
     return tuple(map(str, found)) if isinstance(found, list) else ()
 
 
-def _lengths_of_mlx(model: "Model") -> frozenset[str]:
+def _magnitudes_of_mlx(model: "Model") -> frozenset[str]:
     """Return the stored names of DoRA's magnitudes in an adapter of MLX; empty for other adapters.
 
     Their names, MODULE.m, are only recognised next to the factors of the module.
