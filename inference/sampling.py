@@ -80,8 +80,9 @@ class Sampler:
 def token_probabilities(logits: Logits, sampling: Sampling) -> tuple[NDArray[np.int64], Logits]:
     """Return (tokens that may be drawn, likeliest first; their probabilities, which sum to 1).
 
-    From logits [vocab]. Applied in this order: temperature; the top_k highest; the fewest tokens
-    whose probabilities reach top_p together. The remaining probabilities are renormalised.
+    They are computed from logits [vocab]. Applied in this order: temperature; the top_k highest;
+    the fewest tokens whose probabilities reach top_p together. The remaining probabilities are
+    renormalised.
     """
     wide = logits.astype(np.float64)
     with np.errstate(over="ignore"):  # a tiny temperature keeps only the highest

@@ -102,8 +102,8 @@ def size(
 ) -> HyperRule:
     """Return a rule for a whole number above 0.
 
-    `hf`, `gguf` and `apr` are the keys of each style, separated by spaces; GGUF's without the
-    architecture's prefix. `hf_default` is the value transformers takes for an absent key.
+    `hf`, `gguf` and `apr` are the keys of each style, separated by spaces; GGUF's are given without
+    the architecture's prefix. `hf_default` is the value transformers takes for an absent key.
     """
     keys = {"hf": tuple(hf.split()), "apr": tuple(apr.split())}
     keys["gguf"] = tuple(f"{{arch}}.{key}" for key in gguf.split())

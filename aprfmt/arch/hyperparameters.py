@@ -195,7 +195,8 @@ def read_hyper(
     """Return (hyperparameters, key report) of a file, read by an architecture's rules.
 
     `subject` (a path) begins every message. A value of a wrong kind raises ArchError, as does a
-    hyperparameter without a value and without a default; `complete=False` leaves the latter out.
+    hyperparameter without a value and without a default; `complete=False` leaves hyperparameters
+    without a value out.
     """
     require_causal_mask(spec, facts, subject)
     reader = _Reader(spec, facts)

@@ -159,7 +159,7 @@ def _default_with_chunks(value: float) -> Callable[[Params], Value]:
 def _rope_layers_gguf(hp: Params) -> PerLayer:
     """Return one boolean a layer: whether llama.cpp rotates it.
 
-    Three of four layers, and without chunks all but the last.
+    It rotates three of four layers, and without chunks all but the last.
     """
     return all_but_every(hp, 4 if any(hp["window_layers"]) else hp["n_layers"])
 

@@ -70,7 +70,7 @@ def _check_pooling(value: Value, facts: Facts) -> str:
 def pooling_rule(default: str | None = None, *, causal: bool = True) -> HyperRule:
     """Return the rule for the pooling; `default` is for a folder without a pooling file.
 
-    Not `causal`: a GGUF says that attention looks both ways, which llama.cpp goes by.
+    Unless `causal`, a GGUF says that attention looks both ways, which llama.cpp goes by.
     """
 
     def check(value: Value, facts: Facts, hp: Params) -> str:

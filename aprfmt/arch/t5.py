@@ -142,7 +142,7 @@ def _bias_layers_rule(stack: str, in_all: bool) -> HyperRule:
     def default_layers(hp: Params) -> tuple[bool, ...]:
         """Return one boolean per layer: it has a table of position biases.
 
-        All of the stack or the first.
+        All layers of the stack have one, or the first alone.
         """
         layers: tuple[bool, ...] = hp[f"{stack}_layers"]
         return layers if in_all else tuple(on and i == 0 for i, on in enumerate(layers))

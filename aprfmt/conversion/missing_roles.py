@@ -99,7 +99,7 @@ def missing_output_roles(
 def _resolution(model: Model, options: Options, *, known: bool = False) -> "Resolution | None":
     """Return how the model's tensor names map to roles; None if that is not to be checked.
 
-    Also None if the architecture is unknown; with `known` that raises ArchError instead.
+    It is None too for an unknown architecture; with `known` that raises ArchError instead.
     """
     if options.arch == "none" or not options.complete:
         return None

@@ -460,7 +460,7 @@ def _split_dropped(outputs: list[Output], drops: Drops) -> tuple[list[Output], t
 def _check_names(outputs: Sequence[Output], target: FormatSpec) -> None:
     """Raise ConversionError for names that occur twice or that the target does not allow.
 
-    Also for a tensor with more dimensions than the target allows.
+    A tensor with more dimensions than the target allows raises it too.
     """
     seen: set[str] = set()
     for output in outputs:

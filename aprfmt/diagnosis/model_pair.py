@@ -269,9 +269,9 @@ class ModelPair:
     def _add_other_choices(self, measuring: PartMeasurement) -> None:
         """Add to findings on rounded routers for how many tokens they choose other experts.
 
-        Counted on the first probe. The size of a router's difference does not show it, since
-        rounding may make experts equal that are not. Such a finding becomes more than precision
-        where A's scores are further apart than a sound run moves them.
+        The tokens are those of the first probe. The size of a router's difference does not show it,
+        since rounding may make experts equal that are not. Such a finding becomes more than
+        precision where A's scores are further apart than a sound run moves them.
         """
         levels = self.levels
         for i, part in enumerate(levels.parts):

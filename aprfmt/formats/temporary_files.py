@@ -270,7 +270,7 @@ def lock_folder(folder: Path) -> Iterator[LockedFolder]:
     """Hold the folder's advisory lock during the block and yield the LockedFolder.
 
     On file systems without locks nothing is locked. Raises OutputError if another run holds it for
-    `LOCK_SECONDS`. Not reentrant.
+    `LOCK_SECONDS`. The lock is not reentrant.
     """
     fd = open_locked(folder, lambda: _open_folder(folder), lambda fd: _lock_descriptor(fd, folder))
     try:

@@ -204,8 +204,8 @@ def is_repaired_by_rewriting(
 ) -> bool:
     """Return whether B's tensors with this cause are repaired by writing B again from A.
 
-    Not if the cause is only located, unless B's bytes are damaged: then only A has what was there.
-    `values` are the finding's.
+    They are not if the cause is only located, unless B's bytes are damaged: then only A has what
+    was there. `values` are the finding's.
     """
     odd = (values or {}).get("nonfinite") or {}
     whole = bool(odd) and all(one["a"] == one["both"] for one in odd.values())
@@ -416,7 +416,7 @@ def _table_correlation(model: "Model", first: str, second: str) -> float:
 def set_command(b: Path | str, values: Sequence[str], *, in_place: bool = False) -> str:
     """Return the command that sets KEY=VALUE arguments, already quoted, in a copy of B.
 
-    Or `in_place`, where no copy can be made as the weights do not decode.
+    With `in_place` it sets them in B itself: no copy can be made of weights that do not decode.
     """
     place = opening_path(Path(b))
     target = "--in-place" if in_place else f"-o {fixed_name(place)}"

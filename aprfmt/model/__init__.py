@@ -211,7 +211,7 @@ class Model(Mapping[str, View], Tabular):
     def cache_remote_reads(self) -> None:
         """Cache the bytes fetched from remote files in temporary files until close().
 
-        For callers that read a model several times. Does nothing for local files.
+        It is for callers that read a model several times, and does nothing for local files.
         """
         if self._remembering is None and any(isinstance(p, RemotePath) for p in self.source.files):
             from aprfmt.remote.remote_file import keep_fetched

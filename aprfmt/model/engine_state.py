@@ -665,7 +665,8 @@ def _refuse_ranks_given_twice(
 ) -> None:
     """Raise FormatError where two files hold a tensor of one name for the same rank.
 
-    Also where they name their ranks differently: `tp_rank_1` and `rank_1` may be one rank or two.
+    It is raised too where they name their ranks differently: `tp_rank_1` and `rank_1` may be one
+    rank or two.
     """
     before: dict[str, tuple[Source, Mapping[str, int]]] = {}
     seen: dict[tuple[str, frozenset[tuple[str, int]]], Source] = {}

@@ -56,7 +56,7 @@ class MisleadingKey:
 def contradicted_parts(model: "Model") -> Iterator[tuple[str, HyperParam]]:
     """Yield (hyperparameter, what keys say of it) for optional weights that tensors contradict.
 
-    Such as biases that a flag denies, or an output head in a model that is said to be tied.
+    Examples are biases that a flag denies, or an output head in a model that is said to be tied.
     """
     for name, row in model.resolution.report.demanded.items():
         if name in model.hyper and not same_value(row.value, model.hyper[name]):

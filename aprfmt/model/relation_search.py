@@ -274,9 +274,9 @@ _TAKESNESTED = ("qwen3_5", "qwen3_5_moe")
 def _note_nested_names(model: "Model", found: "Resolution") -> "Resolution":
     """Return the resolution, with a Relation added if names have a multimodal model's prefix.
 
-    Such as `model.language_model.` in a file whose config.json is of a text model: transformers and
-    vLLM then find none of the tensors. mlx-lm removes the prefix. Where transformers does so too, a
-    note is added instead, as a warning about the other readers.
+    An example is `model.language_model.` in a file whose config.json is of a text model:
+    transformers and vLLM then find none of the tensors. mlx-lm removes the prefix. Where
+    transformers removes it too, a note is added instead, as a warning about the other readers.
     """
     config = model.config or {}
     nested = has_towers(config) or isinstance(config.get(found.spec.section), Mapping)
@@ -310,7 +310,7 @@ def _note_nested_names(model: "Model", found: "Resolution") -> "Resolution":
 def _note_container_names(model: "Model", found: "Resolution") -> "Resolution":
     """Return the resolution, with a Relation added if its names are of another container.
 
-    Such as llama.cpp's tensor names in a safetensors file.
+    An example are llama.cpp's tensor names in a safetensors file.
     """
     wanted = STYLE_OF.get(model.format)
     if wanted is None or found.style == wanted or not found.roles:

@@ -124,7 +124,7 @@ def check_backend(
 ) -> tuple[str, ...]:
     """Compare every operation of a backend with numpy's float64; return the names of the checks.
 
-    `seed` is that of the random inputs. Also checked: equal input gives equal bits, and in
+    `seed` is that of the random inputs. It is checked too that equal input gives equal bits, and in
     deterministic mode a row's bits do not depend on the rows next to it. Raises AssertionError for
     the first check that fails.
     """

@@ -91,7 +91,7 @@ def _puts_bos(carried: Carried, model: str, pre: str) -> bool:
 def _is_control_like(carried: Carried, token: str, i: int) -> bool:
     """Return whether the token of id `i` is a control token by its type.
 
-    In a vocabulary without types by its text. Unknown and user-defined tokens count too.
+    In a vocabulary without types its text decides. Unknown and user-defined tokens count too.
     """
     kinds: Any = carried.metadata_value(TYPES)
     if kinds is None:

@@ -228,7 +228,7 @@ def _token_content(value: Any) -> str | None:
 def special_texts(carried: Carried) -> dict[str, str]:
     """Return {role: text} of special tokens, such as {"bos": "<s>"}.
 
-    From tokenizer_config.json first, then special_tokens_map.json.
+    They are read from tokenizer_config.json first, then from special_tokens_map.json.
     """
     found: dict[str, str] = {}
     for source in (carried.tokenizer_config, carried.parse_file("special_tokens_map.json")):

@@ -240,8 +240,8 @@ class Carried:
     def chat_template(self) -> str | None:
         """Return the chat template, None without one. FormatError if it is no text or too long.
 
-        From the metadata, chat_template.jinja or tokenizer_config.json. Of several named templates
-        it is `default`, else the first.
+        It is read from the metadata, chat_template.jinja or tokenizer_config.json. Of several named
+        templates it is `default`, else the first.
         """
         return self.template_and_origin()[0]
 

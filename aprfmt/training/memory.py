@@ -113,8 +113,7 @@ def _backward_bytes(
 def _forward_bytes(base: Model, batch: Path, adapter: Path | str | None) -> int:
     """Return the bytes that differences of a batch's loss take, in float64.
 
-    All weights, the input of every layer for all tokens, and two arrays of logits; with an adapter
-    also the weights that its pairs are merged into.
+    They are all weights, the input of every layer for all tokens, and two arrays of logits.
     """
     from aprfmt.adapters.trained_pairs import open_trained_pairs
 

@@ -430,7 +430,7 @@ class Backend(Recurrent, Hosted, ABC):
         """Return the mask [tokens, keys] of the keys that the last tokens may see.
 
         `cached` positions come before the tokens. `window` limits how far back a query sees, None
-        not at all. Not `causal`: earlier and later keys, within the window.
+        not at all. Unless `causal`, a query sees later keys too, within the window.
         """
         if causal:
             return causal_mask(cached, tokens, keys, window)
@@ -568,8 +568,8 @@ class Backend(Recurrent, Hosted, ABC):
     def cross_entropy(self, logits: Array, labels: Numbers) -> Numbers | float:
         """Return the loss of each label [tokens] in nats; some backends return their mean.
 
-        Computed in the backend's arithmetic. Not what `eval` prints, which is one float64 function
-        for all: `parity` asks whether a run's loss is that of its logits [tokens, vocab].
+        It is computed in the backend's arithmetic, unlike what `eval` prints, which is one float64
+        function for all: `parity` asks whether a run's loss is that of its logits [tokens, vocab].
         """
         logs = log_softmax(self.to_numpy(logits))
         return np.asarray(-np.take_along_axis(logs, labels[:, None], -1)[:, 0])

@@ -89,7 +89,7 @@ class Recurrent:
         sqrt(key_dim). Each key head serves as many value heads in a row. `decay` [tokens,
         value_heads] is the logarithm of what the state is multiplied by ([tokens, value_heads,
         key_dim]: by channel), `beta` how much of a value's error is written. Computed in float32 at
-        least, the result is rounded once. Token by token in deterministic mode.
+        least, the result is rounded once. Deterministic mode computes token by token.
         """
         q, k, v, decay, beta = (self.to_numpy(x) for x in (q, k, v, decay, beta))
         with np.errstate(over="ignore", invalid="ignore"):
@@ -138,8 +138,8 @@ class Recurrent:
 
         x is shaped as the result, `step` [tokens, heads], `rate` [heads] or [heads, state] of
         `decay_rates`, b and c [tokens, groups, state], `skip` [heads]: how much of x is added.
-        Heads that follow each other share the B and C of one group. All is float32 at least. Token
-        by token in deterministic mode.
+        Heads that follow each other share the B and C of one group. All is float32 at least.
+        Deterministic mode computes token by token.
         """
         x, step, rate, b, c, skip = (self.to_numpy(y) for y in (x, step, rate, b, c, skip))
         with np.errstate(over="ignore", invalid="ignore"):

@@ -119,8 +119,8 @@ class CupyRecurrent(CupyElements):
         """Return a state space scan's (reads [tokens, heads, head_dim], state after them).
 
         x is shaped as the reads, `step` [tokens, heads], `rate` [heads] or [heads, state], b and c
-        [tokens, groups, state], `skip` [heads]; a `state` of None is zeros. Computed token by token
-        in float32 at least. Raises ArchError for more than 256 numbers of state.
+        [tokens, groups, state], `skip` [heads]; a `state` of None is zeros. It is computed token by
+        token in float32 at least. Raises ArchError for more than 256 numbers of state.
         """
         (tokens, heads, width), (_, groups, size) = x.shape, b.shape
         lane = next((n for n in LANE_KEYS if size <= n * _WARP), None)

@@ -88,7 +88,7 @@ class BatchLoss:
     def _stages(self, number: int) -> list[Any]:
         """Return the input of every stage for document `number`; None enters the first.
 
-        Also records in `first` which stage reads a weight first.
+        It is recorded in `first` which stage reads a weight first.
         """
         found: list[Any] = [None]
         last = int(self._model.hyper["n_layers"]) + 1

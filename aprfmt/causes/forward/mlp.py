@@ -62,7 +62,7 @@ def exchange_gate_and_up(patched: PatchedModel, layers: Layers) -> PatchedModel:
     def mul(op: Any, at: Any, a: Any, b: Any) -> Any:
         """Return the activation times the gate, where it was taken of up.
 
-        The product a * b elsewhere.
+        Elsewhere it returns a * b.
         """
         return op(a, held.pop("gate", b))
 
@@ -236,7 +236,7 @@ def _patch_gated_product(how: Callable[[Any, Any, Any], Any]) -> Patch:
         def mul(op: Any, at: Any, a: Any, b: Any) -> Any:
             """Return the mistaken how(op, a, b) where `a` is the MLP's activation.
 
-            A * b elsewhere.
+            Elsewhere it returns a * b.
             """
             inside = at.point == "ffn_act" or (held and a is held[0])
             return how(op, a, b) if inside else op(a, b)

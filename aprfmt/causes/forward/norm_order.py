@@ -201,8 +201,8 @@ def exchange_norm_kind(points: Collection[str] = ()) -> Patch:
 def divide_layer_norm_by(whole: bool) -> Patch:
     """Return a patch that divides layer norms by another number.
 
-    `whole`: by the root mean square of `x` before its mean is subtracted. Otherwise by the standard
-    deviation with n - 1 in place of n. Both subtract the mean in the numerator.
+    `whole`: by the root mean square of `x` before its mean is subtracted. Otherwise it divides by
+    the standard deviation with n - 1 in place of n. Both subtract the mean in the numerator.
     """
 
     def override(op: Any, at: Any, x: Any, w: Any, bias: Any, *, eps: float) -> Any:

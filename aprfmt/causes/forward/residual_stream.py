@@ -327,8 +327,8 @@ def find_factor(case: Mismatch) -> Iterator[Change]:
 def usual_embedding_factors(patched: PatchedModel) -> tuple[float, ...]:
     """Return the wrong factors that engines apply to the embedding.
 
-    Left out, applied twice, and sqrt(hidden size), alone or with the model's. () for models with
-    learned positions: a factor there is on the tokens' rows alone.
+    The model's factor is left out or applied twice, or sqrt(hidden size) is applied, alone or with
+    it. () for models with learned positions: a factor there is on the tokens' rows alone.
     """
     if patched.spec.block.position == "learned":
         return ()
@@ -601,7 +601,7 @@ def _scale_sublayer(sublayer: str, factor: float) -> Patch:
     def override(op: Any, at: Any, a: Any, b: Any) -> Any:
         """Return a + factor * b where `sublayer`'s result `b` is added to the stream.
 
-        A + b elsewhere.
+        Elsewhere it returns a + b.
         """
         inside = at.point in BEHIND[sublayer] and b.ndim > 1
         return op(a, b * b.dtype.type(factor)) if inside else op(a, b)

@@ -196,7 +196,7 @@ def use_rope_style(style: str, interleave: int) -> Patch:
 def try_layers_with_rope(case: Mismatch) -> Iterator[Change]:
     """Yield changes that turn a layer's rope off, on, or to another kind of layer's rope.
 
-    Each first in all layers of this layer's kind, then in this layer alone.
+    Each is tried first in all layers of this layer's kind, then in this layer alone.
     """
     kind, patched, hp = rope_kind_of_layer(case), case.patched, case.patched.hp
     still = kind is not None and not hp["rope_layers"][case.layer]

@@ -24,7 +24,7 @@ def change_score_bias(how: Callable[[Any, Array], Any]) -> Patch:
     def override(op: Any, at: Any, a: Any, b: Any) -> Any:
         """Return the mistaken how(scores, bias) where a bias of 3 axes is added.
 
-        A + b elsewhere.
+        Elsewhere it returns op(a, b), their sum.
         """
         return np.asarray(how(a, b), a.dtype) if b.ndim == 3 else op(a, b)
 

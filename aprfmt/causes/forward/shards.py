@@ -164,7 +164,7 @@ def _zero_half_table(key: str, alone: int) -> Patch:
         def linear(op: Any, at: Any, x: Any, w: Any, *rest: Any) -> Any:
             """Return the logits, zeros for ids outside the half `alone`.
 
-            Other products as usual.
+            Other products are as usual.
             """
             y = op(x, w, *rest)
             if w.key != key:

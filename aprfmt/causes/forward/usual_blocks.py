@@ -91,8 +91,8 @@ def _norm_offset_mistakes(patched: PatchedModel) -> Iterator[UsualMistake]:
 def _norm_kind_mistakes(patched: PatchedModel) -> Iterator[UsualMistake]:
     """Yield the mistakes of RMS norms in place of layer norms and the reverse.
 
-    In all norms, and in those before attention, before the MLP, and so on. For layer norms there
-    are two other divisors too.
+    They are tried in all norms, then in those before attention, before the MLP, and so on. For
+    layer norms there are two other divisors too.
     """
     yield UsualMistake(norm_kind_change(patched))
     if patched.spec.block.norm == "layer":

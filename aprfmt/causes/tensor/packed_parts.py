@@ -177,7 +177,7 @@ def _ignore_activation_order(weight: PackedWeight) -> PackedWeight | None:
 def _tensor_scale(weight: PackedWeight) -> tuple[str, float] | None:
     """Return (suffix, value) of the one scale of a whole tensor; None without a usable one.
 
-    Such as ModelOpt's `weight_scale_2`, which multiplies, and `weight_global_scale` of
+    Examples are ModelOpt's `weight_scale_2`, which multiplies, and `weight_global_scale` of
     compressed-tensors, which divides.
     """
     for suffix, part in weight.parts.items():

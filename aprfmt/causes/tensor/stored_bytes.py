@@ -467,7 +467,7 @@ def _file_offset(side: RowReader, at: int) -> tuple[str, int]:
 def _explain_float_bits(case: DifferingPair) -> Finding | None:
     """Return the finding of a few float32 values that differ, compared bit by bit, or None.
 
-    For two tensors of different encodings. It is confirmed only if few bits of each value differ.
+    The tensors have different encodings. It is confirmed only if few bits of each value differ.
     """
     from aprfmt.causes.tensor.arithmetic import equal_with_one_added
 

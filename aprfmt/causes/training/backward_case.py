@@ -244,10 +244,10 @@ def all_differ(case: BackwardCase) -> bool:
 class BackwardGuess:
     """A mistake of a whole backward pass; `change` makes the gradients that were given.
 
-    Or `source` does: {key: key whose computed gradient was given for it}. With neither it was not
-    made again, and is said as likely. `alone`: the mistake reaches the wrong gradients alone, and
-    all others are those of the batch. `most` is the most that may be said of it: "explained" where
-    other mistakes make the same gradients.
+    In its place `source` may say it: {key: key whose computed gradient was given for it}. A mistake
+    with neither was not made again, and is said as likely. `alone`: the mistake reaches the wrong
+    gradients alone, and all others are those of the batch. `most` is the most that may be said of
+    it: "explained" where other mistakes make the same gradients.
     """
 
     cause: str

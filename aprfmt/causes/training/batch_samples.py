@@ -393,8 +393,8 @@ def other_scales(scale: float, rank: int) -> dict[float, list[str]]:
 def guess_adapter_scale(case: BackwardCase) -> Iterator[BackwardGuess]:
     """Yield guesses that the adapter's scale is not the one that its configuration states.
 
-    Such as alpha over r in place of alpha over its root, alpha alone, or another alpha. Mistakes
-    with the same scale are one guess, which names them all. Nothing without an adapter.
+    Examples are alpha over r in place of alpha over its root, alpha alone, or another alpha.
+    Mistakes with the same scale are one guess, which names them all. Nothing without an adapter.
     """
     if case.adapter is None or not all_differ(case):
         return

@@ -24,8 +24,8 @@ WHOLE = (*range(2, 33), *(1 << power for power in range(6, 25)), 10, 100, 1000)
 def guess_scale(case: StepCase, recipe: Recipe) -> Iterator[StepGuess]:
     """Yield guesses that the optimizer's gradient was the given one times or over a whole number.
 
-    One for each number of WHOLE and its inverse. Nothing without a gradient, for an optimizer
-    without epsilon, and where the stored moments already have the gradient in them.
+    There is one for each number of WHOLE and its inverse. Nothing without a gradient, for an
+    optimizer without epsilon, and where the stored moments already have the gradient in them.
     """
     if case.gradient is None or "eps" not in recipe.row.settings:
         return
