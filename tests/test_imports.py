@@ -2,6 +2,7 @@
 
 import ast
 import re
+import shutil
 import subprocess
 import sys
 from collections.abc import Collection, Mapping
@@ -392,6 +393,29 @@ def test_parity_loads_nothing_of_diagnosis(demo_model: Path) -> None:
     unasked |= {"aprfmt.codecs.bnb4", "aprfmt.codecs.scale_checks"}
     assert not loaded & {*unasked, "aprfmt.formats.journal", "aprfmt.inference.draft"}
     assert not [name for name in loaded if name.startswith("aprfmt.diagnosis")]
+
+
+def test_diagnose_of_equal_models_loads_no_dumps_and_no_causes_of_values(
+    demo_model: Path, tmp_path: Path
+) -> None:
+    """What reads runs and tells causes is loaded by a run and by values that differ.
+
+    Seen red: `batch_sequences` at the top of the order of a diagnosis.
+    """
+    copy = shutil.copytree(demo_model, tmp_path / "copy")
+    args = ["diagnose", str(demo_model), str(copy)]
+    code = (
+        "import io, contextlib\nfrom aprfmt.cli.main import main\n"
+        "with contextlib.redirect_stdout(io.StringIO()):\n"
+        f"    try: main({args!r})\n"
+        "    except SystemExit as stop: assert not stop.code, stop.code"
+    )
+    loaded = modules_after(code, whole=True)
+    assert "aprfmt.diagnosis.model_pair" in loaded
+    unasked = {f"aprfmt.diagnosis.{name}" for name in ("batch_sequences", "forward", "packing")}
+    unasked |= {"aprfmt.inference.engines.dumps", "aprfmt.causes.tensor.derived_weights"}
+    unasked |= {"aprfmt.tokenizer.carriers", "aprfmt.codecs.dialects", "aprfmt.inference.moe"}
+    assert not loaded & unasked
 
 
 def test_the_child_that_scans_templates_loads_nothing_else_of_ours() -> None:

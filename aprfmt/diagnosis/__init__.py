@@ -14,11 +14,8 @@ from aprfmt.arch import check_arch
 from aprfmt.base.budget import Budget
 from aprfmt.compare import open_saved_state, reopen_beside_tower
 from aprfmt.diagnosis.diagnosis_order import DiagnosisRun
-from aprfmt.diagnosis.packing import examine_packed
-from aprfmt.diagnosis.packing_keys import repair_packing_command
 from aprfmt.diagnosis.paired_pass import ProgressReporter
 from aprfmt.diagnosis.records import Diagnosis, Evidence, PointRow
-from aprfmt.diagnosis.renamed_parts import read_with_renamed_parts
 from aprfmt.diagnosis.sides import Side, open_side, open_tolerating_damage
 from aprfmt.diagnosis.stored_names import compare_by_name, damage_texts
 from aprfmt.errors import AprfmtError, ArchError, CodecError, FormatError, UsageError
@@ -26,6 +23,8 @@ from aprfmt.inference.backends.blas import limit_blas_threads
 from aprfmt.measure.findings import Finding
 from aprfmt.model import Model, open_model
 from aprfmt.model.completeness import ANY
+from aprfmt.model.packing import packing_config
+from aprfmt.tensors.companions import quantization_section
 
 __all__ = ["Diagnosis", "Evidence", "Finding", "PointRow", "diagnose"]
 
@@ -157,6 +156,10 @@ def _read_renamed(first: Side, second: Side, stack: ExitStack) -> tuple[Model, F
     if first.model is None or second.model is None or second.kind != "model":
         return None
     try:
+        if quantization_section(packing_config(second.model) or {}) is None:
+            return None
+        from aprfmt.diagnosis.renamed_parts import read_with_renamed_parts
+
         found = read_with_renamed_parts(first.model, second.model, "B")
     except ArchError:
         return None  # said where the two are compared by their names
@@ -193,6 +196,9 @@ def _diagnose_packing(
         )
     except AprfmtError:
         return None
+    from aprfmt.diagnosis.packing import examine_packed
+    from aprfmt.diagnosis.packing_keys import repair_packing_command
+
     for good, bad, label in ((first, second, "B"), (second, first, "A")):
         fault = None if good.damage else examine_packed(good, bad, label)
         if fault is not None:

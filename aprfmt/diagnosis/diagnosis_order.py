@@ -10,24 +10,15 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from aprfmt.base.budget import BudgetSpent
 from aprfmt.causes.restored_keys import architecture_name, refusal_reason
-from aprfmt.diagnosis import conclusion, trace_pair
-from aprfmt.diagnosis.batch_sequences import (
-    BatchSequences,
-    first_differing_sequence,
-    rows_of_another_sequence,
-    rows_of_other_ids,
-)
+from aprfmt.diagnosis import trace_pair
 from aprfmt.diagnosis.blend import count_values
-from aprfmt.diagnosis.dumped_ranks import differing_ranks, differing_requests
-from aprfmt.diagnosis.forward import JudgedTrace, judge_trace, shared_findings, with_side
 from aprfmt.diagnosis.levels import Levels
-from aprfmt.diagnosis.mixed_checkpoints import find_mixture
 from aprfmt.diagnosis.model_pair import ModelPair
 from aprfmt.diagnosis.models import compare_models
 from aprfmt.diagnosis.next_commands import MOST_IDS, mapping_command, with_next_commands
@@ -46,7 +37,6 @@ from aprfmt.diagnosis.recorded_ids import (
 from aprfmt.diagnosis.records import ABSENT_POINTS, Diagnosis, Evidence, PointRow
 from aprfmt.diagnosis.renumbered_tokens import NUMBERED
 from aprfmt.diagnosis.sides import Side, open_side_trace, trace_ids
-from aprfmt.diagnosis.statistics_evidence import differing_statistics
 from aprfmt.diagnosis.stored_names import stored_names_of_places
 from aprfmt.diagnosis.trace_pair import point_rows
 from aprfmt.diagnosis.zero_values import hidden_by_rounding, zero_points_of_trace
@@ -85,6 +75,9 @@ from aprfmt.model.ledger import (
     make_ledger,
 )
 
+if TYPE_CHECKING:
+    from aprfmt.diagnosis.forward import JudgedTrace
+
 
 @dataclass
 class DiagnosisRun:
@@ -99,7 +92,7 @@ class DiagnosisRun:
     reporter: ProgressReporter = field(default_factory=ProgressReporter)
     levels: Levels = field(default_factory=Levels)
     traces: dict[str, Trace] = field(default_factory=dict)
-    judged: dict[str, JudgedTrace] = field(default_factory=dict)
+    judged: "dict[str, JudgedTrace]" = field(default_factory=dict)
     points: list[PointRow] = field(default_factory=list)
     relation: Finding | None = None  # the one under which B's packed weights are read
     rows_apart: Finding | None = None  # two traces compared on the rows that both have
@@ -367,6 +360,8 @@ class DiagnosisRun:
         self._load_trace(run)
         if self.levels.reason or self._settle_ids() or self.ids is None:
             return False
+        from aprfmt.diagnosis.mixed_checkpoints import find_mixture
+
         found = find_mixture(
             model, self.reference, self.traces[run.label], self.ids, self._pass_dtype(), run.label
         )
@@ -496,6 +491,8 @@ class DiagnosisRun:
         """Set `ids` to those of the first differing sequence, if both sides are dumps of many."""
         if self.ids is not None or not self.a.kind == self.b.kind == "trace":
             return
+        from aprfmt.diagnosis.batch_sequences import first_differing_sequence
+
         models = {side.label: self.model_of(side) for side in (self.a, self.b)}
         self.ids = first_differing_sequence((self.a, self.b), models, self.stack)
         if self.ids is not None:
@@ -511,6 +508,14 @@ class DiagnosisRun:
         rows too, these are compared from then on.
         """
         assert self.ids is not None
+        if not self.traces:
+            return False
+        from aprfmt.diagnosis.batch_sequences import (
+            BatchSequences,
+            rows_of_another_sequence,
+            rows_of_other_ids,
+        )
+
         if len(self.traces) < 2:
             self.levels.left = (*self.levels.left, *other_sequences(*self.traces.values()))
             for side in (self.a, self.b):
@@ -709,6 +714,7 @@ class DiagnosisRun:
         if self.levels.reason:
             return
         # Each operation is judged on the side's own input.
+        from aprfmt.diagnosis.forward import judge_trace
         from aprfmt.diagnosis.wrong_operations import examine  # with every cause of a pass
 
         patched = PatchedModel.unpatched(model, self.ids, dtype, self.memory)
@@ -764,6 +770,8 @@ class DiagnosisRun:
             )
         if len(self.traces) < 2:
             return
+        from aprfmt.diagnosis.statistics_evidence import differing_statistics
+
         a, b = self.traces["A"], self.traces["B"]
         # The reference is A, or the model if A is a trace and B is not.
         reference = "B" if self.a.kind == "trace" and self.b.kind != "trace" else "A"
@@ -818,6 +826,10 @@ class DiagnosisRun:
 
         What both sides do alike against the model is evidence, and no difference between them.
         """
+        from aprfmt.diagnosis import conclusion
+        from aprfmt.diagnosis.dumped_ranks import differing_ranks, differing_requests
+        from aprfmt.diagnosis.forward import shared_findings, with_side
+
         levels = self.levels
         # What both sides do alike against the model is no difference between them.
         a, b = (self.judged[x].findings if x in self.judged else [] for x in ("A", "B"))
@@ -923,7 +935,7 @@ def _unseen_end_clause(views: Mapping[str, ShadowPoint]) -> str:
     return f"; nothing behind {keys[last]} was compared"
 
 
-def _unseen_layers(judged: JudgedTrace) -> Iterator[NotCompared]:
+def _unseen_layers(judged: "JudgedTrace") -> Iterator[NotCompared]:
     """Yield a NotCompared for the last point of a series that holds the inputs of layers.
 
     What was taken for a layer's output is its input, and no later value is recorded: nothing of

@@ -9,17 +9,15 @@ shows the cause first: configuration, tensors, forward pass and so on.
 import shlex
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 
 from aprfmt.causes import CAUSES
 from aprfmt.causes.restored_keys import refusal_reason
 from aprfmt.causes.tokenizer.special_ids import CHOSEN_BY_TRAINING, ENDS
-from aprfmt.diagnosis.configuration_keys import repair_arguments
-from aprfmt.diagnosis.packing_keys import repair_packing_command
 from aprfmt.diagnosis.sides import Side
 from aprfmt.diagnosis.tokens import has_more_tokens, tokenizer_set_arguments
 from aprfmt.errors import AprfmtError
 from aprfmt.inference.points import POINTS
-from aprfmt.inference.replay.shadow import ShadowPoint
 from aprfmt.measure.findings import Finding
 from aprfmt.measure.named_causes import (
     EXCHANGED,
@@ -35,11 +33,12 @@ from aprfmt.measure.named_causes import (
     set_command,
 )
 from aprfmt.model import missing_shards
-from aprfmt.model.draft import is_draft_head
 from aprfmt.model.own_keys import contradicted_values
 from aprfmt.model.packing import input_scale_endings
 from aprfmt.model.towers import tower_options
-from aprfmt.tokenizer.turn_ends import find_turn_end, find_unstopped_turn
+
+if TYPE_CHECKING:
+    from aprfmt.inference.replay.shadow import ShadowPoint
 
 MOST_POINTS = 12  # points that are asked for
 MOST_IDS = 64  # ids of a command that the reference has as well
@@ -121,6 +120,8 @@ def set_keys_command(parts: StepParts, finding: Finding) -> str:
         return trace_layer_command(parts, finding)
     if refusal_reason(a) or refusal_reason(b):
         return rewrite_b_command(parts, finding)
+    from aprfmt.diagnosis.configuration_keys import repair_arguments
+
     own = [name for name in finding.values if name in b.hyper]
     for names in (dict.fromkeys((*own, *parts.differing)), own):
         words = repair_arguments(a, b, list(names)) if own else []
@@ -149,6 +150,8 @@ def repair_command(parts: StepParts, finding: Finding) -> str:
     """
     a, b = parts.a.model, parts.b.model
     if a is not None and b is not None and parts.b.kind != "trace":
+        from aprfmt.diagnosis.packing_keys import repair_packing_command
+
         mended = repair_packing_command(a, b, finding)
         if mended:
             return mended
@@ -217,6 +220,8 @@ def keep_training_command(parts: StepParts, finding: Finding) -> str:
     seen = f"aprfmt diff {parts.pair} --only tokenizer"
     if name not in ENDS:
         return seen
+    from aprfmt.tokenizer.turn_ends import find_turn_end, find_unstopped_turn
+
     try:
         open_turn, end = find_unstopped_turn(b.carried), find_turn_end(b.carried)
     except AprfmtError:
@@ -240,6 +245,8 @@ def reach_difference_command(parts: StepParts, finding: Finding) -> str:
 
     For a draft head it is `eval --draft`.
     """
+    from aprfmt.model.draft import is_draft_head
+
     if parts.b.model is not None and is_draft_head(parts.b.model, finding.where):
         return f"aprfmt eval {shlex.quote(parts.b.text)} --draft --text TEXT"
     if parts.length:
@@ -370,7 +377,7 @@ def _makes_model_of(a: Side, command: str) -> bool:
 # --- what to record ------------------------------------------------------------------------------
 
 
-def missing_points(view: ShadowPoint, views: Mapping[str, ShadowPoint]) -> list[str]:
+def missing_points(view: "ShadowPoint", views: "Mapping[str, ShadowPoint]") -> list[str]:
     """Return the keys that the trace lacks between the last agreeing points and a divergence.
 
     If they span several layers these are only the layers' outputs, which narrow it down to one
@@ -387,7 +394,7 @@ def missing_points(view: ShadowPoint, views: Mapping[str, ShadowPoint]) -> list[
 
 
 def recording_sentence(
-    view: ShadowPoint, views: Mapping[str, ShadowPoint], ids: Sequence[int], model: str
+    view: "ShadowPoint", views: "Mapping[str, ShadowPoint]", ids: Sequence[int], model: str
 ) -> str:
     """Return a sentence on which missing points to record, with commands; "" if none is missing.
 

@@ -18,8 +18,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from aprfmt.base.budget import Budget, BudgetSpent
-from aprfmt.causes.forward.rounding import round_to_type
-from aprfmt.diagnosis.accumulated_rounding import TIMES
 from aprfmt.diagnosis.blend import Blend, count_stages, multiplications_per_token
 from aprfmt.diagnosis.records import Touched
 from aprfmt.inference.backends import BACKENDS
@@ -274,6 +272,9 @@ class PairedPass:
         over TIMES what rounding moves such gaps: that is measured in a pass with a bfloat16
         stream and B's weights `rounded`.
         """
+        from aprfmt.causes.forward.rounding import round_to_type
+        from aprfmt.diagnosis.accumulated_rounding import TIMES
+
         blend, sound = self._with_alone(keys), self._with_alone(rounded)
         streams, found = self.stage_inputs(probe), dict[int, tuple[int, int]]()
         y: Any = None

@@ -8,18 +8,15 @@ import shlex
 from collections.abc import Iterator, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
 from aprfmt.base.encodings import find_encoding as encoding_row
 from aprfmt.base.sequences import join_first
 from aprfmt.causes import CAUSES
-from aprfmt.causes.tensor.derived_weights import RELATED, floor_text
-from aprfmt.causes.tensor.foreign_values import judge_foreign
-from aprfmt.causes.tensor.summary import add_measurements
 from aprfmt.causes.tensor.token_tables import common_rows
 from aprfmt.compare.diffs import DiffReport
 from aprfmt.diagnosis.finding_effects import Touched
 from aprfmt.diagnosis.levels import Levels
-from aprfmt.diagnosis.packing import examine_packed
 from aprfmt.diagnosis.records import KINDS, Evidence
 from aprfmt.diagnosis.unwritten_tail import unwritten_tails
 from aprfmt.measure.findings import Finding
@@ -28,7 +25,6 @@ from aprfmt.measure.proofs import Proof, unfitted_proof
 from aprfmt.measure.records import TensorDiff
 from aprfmt.measure.row_reader import RowReader
 from aprfmt.model import Model
-from aprfmt.model.draft import contradicted_draft, is_draft_head
 from aprfmt.model.ledger import (
     OF_TENSORS,
     SIDES,
@@ -38,7 +34,9 @@ from aprfmt.model.ledger import (
     tensor_beside_tower,
 )
 from aprfmt.model.towers import names_beside_tower
-from aprfmt.model.unsupported_packing import UndecodedPacking
+
+if TYPE_CHECKING:
+    from aprfmt.model.unsupported_packing import UndecodedPacking
 
 PADDED = "padded_vocabulary"
 SECOND_LAYOUTS = ("stored_twice", "stale_layout")  # findings of `diff` on tensors of one side
@@ -129,7 +127,11 @@ def _add_packing_faults(a: Model, b: Model, rows: Sequence[TensorDiff], found: L
             if row.verdict == "UNREADABLE" or _is_packed_of_other_shape(bad, row)
         ]
         names = [row.name_b if label == "B" else row.name_a for row in broken]
-        fault = examine_packed(good, bad, label, names) if broken else None
+        if not broken:
+            continue
+        from aprfmt.diagnosis.packing import examine_packed
+
+        fault = examine_packed(good, bad, label, names)
         if fault is None:
             continue
         found.evidence += [Evidence("tensor", row.cause, (row.key,)) for row in broken[:SHOWN]]
@@ -170,6 +172,8 @@ def _check_stale(a: Model, b: Model, finding: Finding, part: Touched, found: Lev
     """
     if finding.cause != "stale_tensor" or finding.confirmed:
         return finding
+    from aprfmt.causes.tensor.foreign_values import judge_foreign
+
     sure = True
     for key in part.keys:
         x, y = a.find(key), b.find(key)
@@ -303,11 +307,13 @@ def _add_lost_companions(a: Model, b: Model, rows: Sequence[TensorDiff], found: 
 
 def _is_role_of_pass(a: Model, b: Model, key: str) -> bool:
     """Return whether a forward pass of either model reads this role; a draft head's are not."""
+    from aprfmt.model.draft import is_draft_head
+
     return any(key in model.roles and not is_draft_head(model, [key]) for model in (a, b))
 
 
 def _add_lost_codes(
-    side: str, keys: Sequence[str], packing: UndecodedPacking, found: Levels
+    side: str, keys: Sequence[str], packing: "UndecodedPacking", found: Levels
 ) -> None:
     """Add to `found` that one side lacks tensors of weights that both store as undecoded codes.
 
@@ -393,6 +399,8 @@ def _add_lost_draft(a: Model, b: Model, side: str, keys: Sequence[str], found: L
 
     `keys` are the tensors that only `side` has.
     """
+    from aprfmt.model.draft import contradicted_draft, is_draft_head
+
     model, other = (a, b) if side == "A" else (b, a)
     lost = [key for key in keys if is_draft_head(model, [key])]
     claim = contradicted_draft(other) if lost else None
@@ -424,6 +432,10 @@ def explained_findings(
 
     Left out are findings whose tensors are all in `explained`, or whose cause is not in CAUSES.
     """
+    if not report.findings:
+        return
+    from aprfmt.causes.tensor.summary import add_measurements
+
     by_key = {row.key: row for row in report.tensors}
     for finding in report.findings:
         rows = [by_key[key] for key in finding.keys if key not in explained]
@@ -505,6 +517,8 @@ def _relation_words(rows: Sequence[TensorDiff]) -> str:
 
     Vectors are left out, as those of norms are all near one.
     """
+    from aprfmt.causes.tensor.derived_weights import RELATED, floor_text
+
     related = [
         row.stats.cosine
         for row in rows

@@ -15,7 +15,6 @@ from aprfmt.measure.named_causes import set_command
 from aprfmt.measure.proofs import Proof, unfitted_proof
 from aprfmt.measure.texts import uncompared_tokenizers
 from aprfmt.model import Model
-from aprfmt.tokenizer.carriers import to_gguf
 from aprfmt.tokenizer.keys import CHAT_TEMPLATE, TEMPLATE_FILE
 
 _OF = "probe texts, conversations and ends that are not A's; a share"
@@ -100,6 +99,8 @@ def tokenizer_set_arguments(a: Model, b: Model, where: Sequence[str]) -> list[st
     if b.key_style != "gguf":
         return []
     try:
+        from aprfmt.tokenizer.carriers import to_gguf
+
         return list(_set_arguments(a, b, to_gguf(a), dict.fromkeys(where)))
     except LookupError:
         return []

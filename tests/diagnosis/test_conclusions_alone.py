@@ -15,10 +15,14 @@ from aprfmt.diagnosis import (
     capture_point,
     conclusion,
     diagnosis_order,
+    dumped_ranks,
+    forward,
     mixed_checkpoints,
     model_pair,
     models,
     next_commands,
+    packing,
+    packing_keys,
     probes,
     trace_pair,
     unwritten_tail,
@@ -496,9 +500,9 @@ def test_packed_weights_are_mended_of_the_side_that_decodes(
         return SimpleNamespace(findings=[finding], evidence=(), left=("w",))
 
     monkeypatch.setattr(diagnosis, "open_model", opened)
-    monkeypatch.setattr(diagnosis, "examine_packed", examine)
+    monkeypatch.setattr(packing, "examine_packed", examine)
     monkeypatch.setattr(
-        diagnosis, "repair_packing_command", lambda good, bad, one: f"{good.name} to {bad.name}"
+        packing_keys, "repair_packing_command", lambda good, bad, one: f"{good.name} to {bad.name}"
     )
     monkeypatch.setattr(diagnosis, "compare_by_name", lambda texts, a, b: (texts, a.name, b.name))
     with ExitStack() as stack:
@@ -521,13 +525,13 @@ def test_packed_weights_are_mended_of_the_side_that_decodes(
     )  # fmt: skip
 
 
-@pytest.mark.parametrize("packing", ["", "set the key"])
+@pytest.mark.parametrize("mended", ["", "set the key"])
 @pytest.mark.parametrize("anew", [False, True])
 def test_what_repairs_b_is_a_key_or_b_written_again(
-    anew: bool, packing: str, monkeypatch: pytest.MonkeyPatch
+    anew: bool, mended: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Of two models a key first; what only differs is compared by its tensors."""
-    monkeypatch.setattr(next_commands, "repair_packing_command", lambda a, b, finding: packing)
+    monkeypatch.setattr(packing_keys, "repair_packing_command", lambda a, b, finding: mended)
     monkeypatch.setattr(next_commands, "is_repaired_by_rewriting", lambda *given: anew)
     monkeypatch.setattr(next_commands, "rewrite_b_command", lambda parts, finding: "write again")
     monkeypatch.setattr(next_commands, "diff_tensors_command", lambda parts, finding: "diff")
@@ -539,7 +543,7 @@ def test_what_repairs_b_is_a_key_or_b_written_again(
         side = SimpleNamespace(model=b, kind=kind)
         parts: Any = SimpleNamespace(a=SimpleNamespace(model=a), b=side)
         two = a is not None and b is not None and kind == "model"
-        assert next_commands.repair_command(parts, finding) == ((two and packing) or rest)
+        assert next_commands.repair_command(parts, finding) == ((two and mended) or rest)
 
 
 # --- what was found of two sides ------------------------------------------------------------------
@@ -554,11 +558,8 @@ def test_findings_of_traces_are_all_there_is_where_the_last_pass_agrees(
     """Two models are judged by what is left of their difference; ranks that differ come first."""
     ranks = Finding("rank_mismatch", "ranks differ", "forward", "bug", (), True)
     own = Finding("mask", "it is", "forward", "bug", ("k",), True)
-    for name, made in (
-        ("shared_findings", lambda a, b: []),
-        ("differing_ranks", lambda traces: [ranks] * unlike),
-    ):
-        monkeypatch.setattr(diagnosis_order, name, made)
+    monkeypatch.setattr(forward, "shared_findings", lambda a, b: [])
+    monkeypatch.setattr(dumped_ranks, "differing_ranks", lambda traces: [ranks] * unlike)
     monkeypatch.setattr(conclusion, "largest_gains", lambda points: ["a gain"])
     monkeypatch.setattr(trace_pair, "nonfinite_finding", lambda pairs: None)
     after = SimpleNamespace(flagged=["point"] * flagged)

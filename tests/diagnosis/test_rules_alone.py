@@ -23,6 +23,7 @@ from aprfmt.diagnosis.search import Search
 from aprfmt.errors import CodecError, FormatError, UnsupportedError, UsageError
 from aprfmt.model.completeness import ANY
 from aprfmt.model.ledger import LATE
+from aprfmt.tokenizer import carriers
 from aprfmt.tokenizer.keys import CHAT_TEMPLATE
 
 # --- the keys of a tokenizer that a command sets ------------------------------------------------
@@ -38,7 +39,7 @@ def arguments(written: Any, *where: str, style: str = "gguf", folder: Path | Non
         return written
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(tokens, "to_gguf", to_gguf)
+        patch.setattr(carriers, "to_gguf", to_gguf)
         return tokens.tokenizer_set_arguments(a, b, where)
 
 

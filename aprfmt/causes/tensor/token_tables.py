@@ -10,8 +10,6 @@ import numpy as np
 from aprfmt.errors import AprfmtError
 from aprfmt.measure.row_reader import RowReader, SelectedRows
 from aprfmt.tokenizer.hf_json import vocabulary_from_json
-from aprfmt.tokenizer.identity import tokenizer_facts
-from aprfmt.tokenizer.quick_checks import PLACEHOLDER
 
 if TYPE_CHECKING:
     from aprfmt.causes.tensor.context import PairContext
@@ -88,6 +86,9 @@ def _count_ids(model: "Model") -> int | None:
 
     None if it has no tokenizer that can be read.
     """
+    from aprfmt.tokenizer.identity import tokenizer_facts
+    from aprfmt.tokenizer.quick_checks import PLACEHOLDER
+
     carried = model.carried
     try:
         size = tokenizer_facts(model).get("vocab_size")
