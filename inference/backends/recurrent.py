@@ -143,10 +143,8 @@ class Recurrent:
         """
         x, step, rate, b, c, skip = (self.to_numpy(y) for y in (x, step, rate, b, c, skip))
         with np.errstate(over="ignore", invalid="ignore"):
-            found: tuple[Array, Array] = run_scan(
-                x, step, rate, b, c, skip, state, steps=self.deterministic
-            )
-        return found
+            read, after = run_scan(x, step, rate, b, c, skip, state, steps=self.deterministic)
+        return read, after
 
     def gated_scan(
         self: _Operations,
