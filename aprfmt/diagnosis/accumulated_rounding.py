@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from aprfmt.causes.forward.norm_order import NORMS, round_before_weight, round_norm_steps
+from aprfmt.causes.forward.norm_changes import NORMS, round_before_weight, round_norm_steps
 from aprfmt.causes.forward.rounding import round_rope_table, round_to_type
 from aprfmt.diagnosis.run_arithmetic import TraceInArithmetic
 from aprfmt.inference.replay.patched_model import MOVES, OPS, PatchedModel

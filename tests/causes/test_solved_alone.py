@@ -13,7 +13,7 @@ from aprfmt.causes.forward import (
     kv_cache,
     logit_relations,
     mlp,
-    norm_order,
+    norm_changes,
     rank_shares,
     residual_stream,
     single_steps,
@@ -321,9 +321,9 @@ def test_queries_and_keys_are_normalised_behind_rope_each_by_its_own_norm(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """What an earlier layer left is forgotten where the next one begins."""
-    monkeypatch.setattr(norm_order, "_is_query_key_norm", lambda at: at.point != "in")
+    monkeypatch.setattr(norm_changes, "_is_query_key_norm", lambda at: at.point != "in")
     made: Any = Patched()
-    norm_order.norm_after_rope(made, None)
+    norm_changes.norm_after_rope(made, None)
     norm, rope = made.ops["rms_norm"], made.ops["rope"]
     assert norm is made.ops["layer_norm"]
 

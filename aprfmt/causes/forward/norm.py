@@ -8,7 +8,7 @@ import numpy as np
 
 from aprfmt.arch.role_vocabulary import split_key
 from aprfmt.causes.forward.mismatch import Change, Hypothesis, Layers, Mismatch
-from aprfmt.causes.forward.norm_order import (
+from aprfmt.causes.forward.norm_changes import (
     NORMS,
     exchange_norm_kind,
     offset_norm_weights,

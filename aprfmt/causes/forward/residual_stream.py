@@ -18,7 +18,7 @@ from aprfmt.causes.forward.mismatch import (
     Patch,
     hyper_change,
 )
-from aprfmt.causes.forward.norm_order import NORMS
+from aprfmt.causes.forward.norm_changes import NORMS
 from aprfmt.causes.forward.product import replace_weights, weight_values
 from aprfmt.causes.forward.score_bias import is_score_bias
 from aprfmt.causes.forward.single_steps import BEHIND, Sum, change_sublayer_sum, share_norm_input

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from aprfmt.causes.forward.mismatch import Layers, Patch, change_head_fields
-from aprfmt.causes.forward.norm_order import NORMS
+from aprfmt.causes.forward.norm_changes import NORMS
 from aprfmt.inference.replay.patched_model import STREAM, PatchedModel, Tap
 
 # Points of each sublayer after which its result is added to the stream.

@@ -21,7 +21,7 @@ from aprfmt.causes.forward.norm import (
     norm_offset_changes_by_place,
     norm_places,
 )
-from aprfmt.causes.forward.norm_order import (
+from aprfmt.causes.forward.norm_changes import (
     add_to_normed,
     divide_layer_norm_by,
     norm_after_rope,

@@ -15,7 +15,7 @@ from aprfmt.causes.forward.linear import dropped_bias_change
 from aprfmt.causes.forward.mismatch import Change, Layers, Patch
 from aprfmt.causes.forward.mlp import usual_activation_numbers
 from aprfmt.causes.forward.norm import eps_outside_change
-from aprfmt.causes.forward.norm_order import skip_norms
+from aprfmt.causes.forward.norm_changes import skip_norms
 from aprfmt.causes.forward.per_layer import (
     shared_key_changes,
     usual_layer_input_mistakes,

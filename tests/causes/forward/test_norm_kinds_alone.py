@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from aprfmt.causes.forward import norm_order
+from aprfmt.causes.forward import norm_changes
 
 X = np.array([[1.0, 2.0, 3.0, 6.0], [4.0, 0.0, 0.0, 0.0]])
 W, BIAS, EPS = np.array([1.0, 2.0, 0.5, 1.0]), np.array([0.0, 1.0, 0.0, -1.0]), 0.25
@@ -33,10 +33,10 @@ def test_norms_are_exchanged_for_the_other_kind_where_they_are_chosen(
         made[name] = override
         return patched
 
-    monkeypatch.setattr(norm_order, "point_before_norm", lambda patched, at: at)
+    monkeypatch.setattr(norm_changes, "point_before_norm", lambda patched, at: at)
     patched: Any = SimpleNamespace(with_op=with_op)
     layers: Any = {2}
-    result: Any = norm_order.exchange_norm_kind(points)(patched, layers)
+    result: Any = norm_changes.exchange_norm_kind(points)(patched, layers)
     assert result is patched and set(made) == {"rms_norm", "layer_norm"}
     for at in ("in", "mid", "out"):
         chosen = not points or at in points
