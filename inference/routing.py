@@ -165,6 +165,32 @@ def _softmax(m: Maths, x: Array) -> Array:
     return e / m.total(e)
 
 
+def _sigmoid(m: Maths, x: Array) -> Array:
+    """Return the sigmoid of each element."""
+    return 1 / (1 + m.exp(-x))
+
+
+def _root_softplus(m: Maths, x: Array) -> Array:
+    """Return the square root of softplus of each element."""
+    return (m.maximum(x, 0 * x) + m.log1p(m.exp(-abs(x)))) ** 0.5
+
+
+# Kinds of scores that routers make of their logits.
+_SCORES: Mapping[str, Callable[[Maths, Array], Array]] = {
+    "softmax": _softmax,
+    "sigmoid": _sigmoid,
+    "root of softplus": _root_softplus,
+}
+
+
+def router_scores(kind: str, logits: NDArray[Any]) -> NDArray[Any]:
+    """Return a router's scores [tokens, experts] of its logits, in their dtype.
+
+    `kind` is "softmax", "sigmoid" or "root of softplus".
+    """
+    return np.asarray(_SCORES[kind](NUMPY, logits))
+
+
 def _choose_best(m: Maths, scores: Array, count: int) -> tuple[Array, Array]:
     """Return (indices [tokens, count] of each row's highest scores, margin [tokens] to the next).
 
@@ -238,7 +264,7 @@ def _route_sigmoid_bias(
     It is deepseek v3's. A bias is added for the choice only. `tiny` is added to the sum that
     weights are divided by.
     """
-    scores = 1 / (1 + m.exp(-logits))
+    scores = _sigmoid(m, logits)
     choice = scores if bias is None else scores + bias
 
     def sum_best_two(split: Array) -> Array:
@@ -249,11 +275,6 @@ def _route_sigmoid_bias(
     chosen, margin = _choose_best(m, m.where(kept, choice, -np.inf), int(hp["n_experts_used"]))
     weights = _finish_weights(m, m.pick(scores, chosen), hp, tiny)
     return Routing(chosen, weights, m.minimum(margin, group_margin))
-
-
-def _root_softplus(m: Maths, x: Array) -> Array:
-    """Return the square root of softplus of each element."""
-    return (m.maximum(x, 0 * x) + m.log1p(m.exp(-abs(x)))) ** 0.5
 
 
 def _route_sqrtsoftplus_bias(m: Maths, logits: Array, bias: Array | None, hp: Hyper) -> Routing:
@@ -304,7 +325,7 @@ def _route_sparsemixer(m: Maths, logits: Array, bias: Array | None, hp: Hyper) -
 def _route_sigmoid(m: Maths, logits: Array, bias: Array | None, hp: Hyper) -> Routing:
     """Return the routing by the best logits, weighted by the sigmoid of each (llama4)."""
     chosen, margin = _choose_best(m, logits, int(hp["n_experts_used"]))
-    weights = 1 / (1 + m.exp(-m.pick(logits, chosen)))
+    weights = _sigmoid(m, m.pick(logits, chosen))
     return Routing(chosen, _finish_weights(m, weights, hp, 0.0), margin)
 
 

@@ -13,7 +13,7 @@ import numpy as np
 
 from aprfmt.causes.forward.mismatch import Array, Change, Layers, Patch
 from aprfmt.inference.replay.patched_model import PatchedModel
-from aprfmt.inference.routing import Routing
+from aprfmt.inference.routing import Routing, router_scores
 from aprfmt.measure.softmax import softmax
 
 Scores = Literal["softmax", "sigmoid", "root of softplus"]
@@ -81,7 +81,7 @@ def route_by_rule(
     # Choose experts by their corrected scores, in the allowed groups.
     if rule.early and bias is not None:
         logits = logits + bias
-    scores = _scores_of(rule.scores, logits)
+    scores = router_scores(rule.scores, logits)
     ranked = scores + bias if bias is not None and rule.biased else scores
     choice = _scores_of_chosen_groups(ranked, rule.groups, hp)
     used = int(hp["n_experts_used"])
@@ -101,15 +101,6 @@ def route_by_rule(
     return Routing(
         np.take_along_axis(chosen, order, -1), np.take_along_axis(weights, order, -1), margin
     )
-
-
-def _scores_of(kind: Scores, logits: Array) -> Array:
-    """Return a router's scores [tokens, experts] of its logits: softmax, sigmoid, sqrt-softplus."""
-    if kind == "softmax":
-        return softmax(logits)
-    if kind == "sigmoid":
-        return np.asarray(1 / (1 + np.exp(-logits)))
-    return np.asarray(np.sqrt(np.logaddexp(0, logits)))
 
 
 def _scores_of_chosen_groups(ranked: Array, groups: Ranking, hp: Mapping[str, Any]) -> Array:
