@@ -322,7 +322,7 @@ def _other_difference_lines(report: DiffReport) -> Iterator[Line]:
     if report.other_model:
         yield f"  {report.other_model}", "bad"
     known = {role for cause in report.causes for role in cause.roles}
-    known |= set(report.beside_tower)
+    known |= set(report.outside_tower)
     apart = [row for row in report.worst() if row.verdict not in (*EQUAL, "WITHIN")]
     left = [row for row in apart if row.key not in known]
     if left:

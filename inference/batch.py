@@ -139,7 +139,7 @@ class Batch:
         return found
 
     @property
-    def behind_padding(self) -> int:
+    def unpredicted_labels(self) -> int:
         """The number of labels that only padding precedes: first tokens of texts."""
         return int(self.label[:, 1:].sum()) - self.label_count
 

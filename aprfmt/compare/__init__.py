@@ -58,7 +58,7 @@ from aprfmt.model.own_keys import (
 from aprfmt.model.packing import input_scale_endings, packing_conflicts
 from aprfmt.model.relations import file_relations
 from aprfmt.model.resolve import ARCHITECTURE, spellings_by_role, stated_architecture
-from aprfmt.model.towers import names_beside_tower, tower_architecture, tower_options
+from aprfmt.model.towers import names_outside_tower, tower_architecture, tower_options
 from aprfmt.remote.paths import is_remote
 from aprfmt.tokenizer.keys import GENERATION_KEYS
 
@@ -119,7 +119,7 @@ def diff(
         state = open_saved_state(b, first) if isinstance(b, Path) else None
         second = opened.enter_context(state or open_damaged(b, arch=arch))
         if arch is None and state is None:
-            first, second = reopen_beside_tower(first, second, opened, open_damaged)
+            first, second = reopen_as_tower(first, second, opened, open_damaged)
         if state is not None and only is None and state.folder is first.folder:
             only = ("tensors",)  # it has no configuration and no tokenizer of its own
         # A float base lets every quantized tensor be checked by encoding again.
@@ -149,7 +149,7 @@ def diff(
         return replace(report, of_engine=is_engine_state(Path(b)), is_state=True)
 
 
-def reopen_beside_tower(
+def reopen_as_tower(
     a: Model, b: Model, opened: ExitStack, open_again: Callable[..., Model]
 ) -> tuple[Model, Model]:
     """Return both models; if one is a (vision) tower alone, the other one is opened as its tower.
@@ -374,7 +374,7 @@ def diff_models(
         _set_arguments(left, ledgers),
         input_scale_endings(a),
         left_encodings=_left_encodings(alignment.pairs, done) if found else {},
-        beside_tower=frozenset((*names_beside_tower(a, b), *names_beside_tower(b, a))),
+        outside_tower=frozenset((*names_outside_tower(a, b), *names_outside_tower(b, a))),
         tower_options=tower_options(a, b),
         unwhole=tuple(
             str(model.path)

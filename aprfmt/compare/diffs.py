@@ -31,7 +31,7 @@ from aprfmt.model.ledger import (
     NotCompared,
     damaged_files,
     one_sided_tensors,
-    tensor_beside_tower,
+    tensor_outside_tower,
 )
 from aprfmt.model.verdict import Compared, Pronounced, VerdictWords, acceptance_predicate, pronounce
 
@@ -87,7 +87,7 @@ class DiffReport(Tabular):
     is_state: bool = False  # B is a state dict without a configuration: no command changes it
     # {key: (A's encoding, B's)} of B's matrices that were not compared; "" where A has none
     left_encodings: Mapping[str, tuple[str, str]] = field(default_factory=dict)
-    beside_tower: Collection[str] = ()  # tensors of a model that the other side's tower lacks
+    outside_tower: Collection[str] = ()  # tensors of a model that the other side's tower lacks
     tower_options: Sequence[str] = ()  # of the command that writes a tower alone from A
     unwhole: Collection[str] = ()  # paths of the sides whose files are damaged or incomplete
 
@@ -145,7 +145,7 @@ class DiffReport(Tabular):
             for side, ledger in zip(SIDES, self.ledgers, strict=True)
         )
         return tuple(
-            tensor_beside_tower(row) if row.name in self.beside_tower else row
+            tensor_outside_tower(row) if row.name in self.outside_tower else row
             for row in (*of_a, *of_b)
         )
 

@@ -146,7 +146,7 @@ def rewriting_command(report: "DiffReport") -> str:
     """
     if (
         not _is_whole(report, report.a)
-        or (report.beside_tower and not report.tower_options)
+        or (report.outside_tower and not report.tower_options)
         or report.of_engine
         or any(one.cause in TRAINED for one in report.findings)
     ):

@@ -12,7 +12,7 @@ import numpy as np
 
 from aprfmt.arch import check_arch
 from aprfmt.base.budget import Budget
-from aprfmt.compare import open_saved_state, reopen_beside_tower
+from aprfmt.compare import open_saved_state, reopen_as_tower
 from aprfmt.diagnosis.diagnosis_order import DiagnosisRun
 from aprfmt.diagnosis.paired_pass import ProgressReporter
 from aprfmt.diagnosis.records import Diagnosis, Evidence, PointRow
@@ -66,7 +66,7 @@ def diagnose(
                     stack.enter_context(state)
                     return compare_by_name((a, b), first.model, state, only=("tensors",))
             if arch is None and first.model is not None and second.model is not None:
-                first.model, second.model = reopen_beside_tower(
+                first.model, second.model = reopen_as_tower(
                     first.model, second.model, stack, open_tolerating_damage
                 )
             renamed = _read_renamed(first, second, stack)

@@ -23,7 +23,7 @@ from aprfmt.causes.forward.kv_cache import later_pass_changes
 from aprfmt.causes.forward.mismatch import Change, Layers, Mismatch, spanned_layers
 from aprfmt.causes.forward.norm import EPS, eps_change
 from aprfmt.causes.forward.rope import position_divisor_change, theta_change
-from aprfmt.causes.forward.shards import find_shard_counts_beside_bias
+from aprfmt.causes.forward.shards import find_shard_counts_with_bias
 from aprfmt.causes.forward.single_pass import changes_of_one_pass, tokens_of_one_pass
 from aprfmt.causes.forward.usual_blocks import UsualMistake
 from aprfmt.causes.forward.usual_mistakes import (
@@ -319,7 +319,7 @@ class Search:
         The numbers are counts of shards, rope bases, attention's scale and norms' epsilon.
         """
         case, patched = self.case, self.case.patched
-        for change in find_shard_counts_beside_bias(case):
+        for change in find_shard_counts_with_bias(case):
             yield SearchStep(change, None)
         for kind, layers in layers_of_rope_kinds(patched).items():
             for maker in (theta_change, position_divisor_change):

@@ -31,9 +31,9 @@ from aprfmt.model.ledger import (
     NotCompared,
     make_ledger,
     one_sided_tensors,
-    tensor_beside_tower,
+    tensor_outside_tower,
 )
-from aprfmt.model.towers import names_beside_tower
+from aprfmt.model.towers import names_outside_tower
 
 if TYPE_CHECKING:
     from aprfmt.model.unsupported_packing import UndecodedPacking
@@ -346,7 +346,7 @@ def _add_extra_tensors(
     Left out are codes of undecoded packed weights, and the keys in `named`, which have a finding.
     """
     name = a.spec.name
-    beside = {*names_beside_tower(a, b), *names_beside_tower(b, a)}
+    beside = {*names_outside_tower(a, b), *names_outside_tower(b, a)}
     for side in SIDES:
         label = f"ONLY_IN_{side}"
         unread, other = (a.unread, b.unread) if side == "A" else (b.unread, a.unread)
@@ -363,7 +363,7 @@ def _add_extra_tensors(
             continue
         ledger = make_ledger(a if side == "A" else b, OF_TENSORS)
         outside = one_sided_tensors([key for key in keys if key in beside], side, ledger)
-        found.left += tuple(map(tensor_beside_tower, outside))
+        found.left += tuple(map(tensor_outside_tower, outside))
         keys = [key for key in keys if key not in beside]
         if not keys:
             continue

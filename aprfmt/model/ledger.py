@@ -1334,6 +1334,6 @@ def one_sided_tensors(
     )
 
 
-def tensor_beside_tower(row: NotCompared) -> NotCompared:
+def tensor_outside_tower(row: NotCompared) -> NotCompared:
     """Return the row of a one-sided tensor as "no counterpart", since the other side is a tower."""
     return replace(row, state="no counterpart", why="the other side is a tower alone")

@@ -93,7 +93,7 @@ def tower_architecture(model: "Model", other: "Model") -> str:
     return tower.name if isinstance(stated, Mapping) else ""
 
 
-def names_beside_tower(model: "Model", other: "Model") -> tuple[str, ...]:
+def names_outside_tower(model: "Model", other: "Model") -> tuple[str, ...]:
     """Return the stored tensors of a multimodal model that are not of its tower, which `other` is.
 
     They are those of its language model. () unless `model` is opened as a tower, and every tensor
@@ -116,7 +116,7 @@ def tower_options(model: "Model", other: "Model") -> tuple[str, ...]:
 
     () where `other` is no tower alone.
     """
-    beside = names_beside_tower(model, other)
+    beside = names_outside_tower(model, other)
     if not beside:
         return ()
     parts = [name.split(".") for name in beside]

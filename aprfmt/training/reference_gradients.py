@@ -197,7 +197,7 @@ def batch_numbers(batch: Batch, scale: float | None = None) -> BatchNumbers:
 
 def _after_padding_text(batch: Batch) -> str:
     """Return a sentence on labels that are the first token after padding; "" if there are none."""
-    count = batch.behind_padding
+    count = batch.unpredicted_labels
     if not count:
         return ""
     return (

@@ -349,7 +349,7 @@ def test_logits_may_be_off_by_a_factor_or_a_number_for_each_row(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(logit_relations, "factor_change", lambda *given: given)
-    monkeypatch.setattr(logit_relations, "_factor_behind_cap", lambda *given: given)
+    monkeypatch.setattr(logit_relations, "_factor_after_cap", lambda *given: given)
     ours = RNG.normal(size=(1, 6, 9))
 
     def related(

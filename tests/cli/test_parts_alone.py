@@ -781,7 +781,7 @@ def test_what_no_cause_explains_is_named_once_and_counted(count: int) -> None:
     ]
     report: Any = SimpleNamespace(
         causes=(), worst=lambda: rows, hyperparameters=(), tokenizer=(), metadata=(), asked=(),
-        beside=None, tensors=(), other_model="", beside_tower=(),
+        beside=None, tensors=(), other_model="", outside_tower=(),
     )  # fmt: skip
     more = f", and {count - 1} more (-v)" if count > 1 else ""
     lines = list(diff_command._other_difference_lines(report))

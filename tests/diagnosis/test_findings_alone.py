@@ -152,7 +152,7 @@ def test_b_is_walked_as_it_is_read_with_renamed_parts(monkeypatch: pytest.Monkey
         lambda label, text, stack, arch: Side(label, text, "model", Path(text), models_of[text]),
     )
     monkeypatch.setattr(diagnosis, "_open_state", lambda side, model: None)
-    monkeypatch.setattr(diagnosis, "reopen_beside_tower", lambda a, b, *more: (a, b))
+    monkeypatch.setattr(diagnosis, "reopen_as_tower", lambda a, b, *more: (a, b))
     monkeypatch.setattr(diagnosis, "damage_texts", lambda model: [])
     monkeypatch.setattr(diagnosis, "DiagnosisRun", DiagnosisRun)
     read: Any = SimpleNamespace(name="b renamed")

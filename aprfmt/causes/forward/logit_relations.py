@@ -66,7 +66,7 @@ def find_logit_relation(case: Mismatch) -> Iterator[Change]:
     call = case.call("softcap")
     if call is not None:
         place = call.location
-        yield from case.rounded_change(lambda value: _factor_behind_cap(value, place), factor)
+        yield from case.rounded_change(lambda value: _factor_after_cap(value, place), factor)
 
 
 def _factor_of_rows(x: Array, y: Array, limit: float) -> float | None:
@@ -94,7 +94,7 @@ def _with_rows(case: Mismatch, values: Array) -> Array:
     return made
 
 
-def _factor_behind_cap(value: float, place: PassLocation) -> Change:
+def _factor_after_cap(value: float, place: PassLocation) -> Change:
     """Return the change that multiplies the logits by `value` after their softcap.
 
     `place` is the location of the softcap in the pass.

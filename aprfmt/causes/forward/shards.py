@@ -188,7 +188,7 @@ def find_shard_counts(case: Mismatch) -> Iterator[Change]:
         yield solved[0]
 
 
-def find_shard_counts_beside_bias(case: Mismatch) -> Iterator[Change]:
+def find_shard_counts_with_bias(case: Mismatch) -> Iterator[Change]:
     """Yield two changes of one product: how often shards are added, and how often its bias is.
 
     Neither explains the trace alone. They are solved on even rows and judged on odd ones.

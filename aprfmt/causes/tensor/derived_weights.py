@@ -24,7 +24,7 @@ from aprfmt.arch.role_vocabulary import split_key
 from aprfmt.causes.row import Cause
 from aprfmt.causes.tensor.context import PairContext, find_in_pairs
 from aprfmt.causes.tensor.differing_pair import WINDOW
-from aprfmt.causes.tensor.faults_beside import MovedMatrix, faults_beside_training
+from aprfmt.causes.tensor.faults_of_trained import MovedMatrix, faults_of_trained
 from aprfmt.causes.tensor.guess import Group, JointHypothesis
 from aprfmt.causes.tensor.proof import make_finding
 from aprfmt.causes.tensor.row_space import row_basis, squares_inside, tail_norms
@@ -158,7 +158,7 @@ def _explain_model(
     measured = find_in_pairs(context, by_key, keys, _CAUSES, _matrix_change)
     changes = [change for _, change in measured]
     # A fault of one matrix would be counted as a part of the training.
-    moved_far = faults_beside_training(
+    moved_far = faults_of_trained(
         context, by_key, [MovedMatrix(one.key, one.size, one.related) for one in changes]
     )
     rest = [one for one in changes if one.key not in moved_far]

@@ -15,7 +15,7 @@ from safetensors.torch import load_file, save_file
 
 import aprfmt
 from aprfmt.model import open_model
-from aprfmt.model.towers import names_beside_tower, tower_architecture, tower_name, tower_root
+from aprfmt.model.towers import names_outside_tower, tower_architecture, tower_name, tower_root
 from tests.cli.run import aprfmt as command
 from tests.model.relations.edits import remedied, same, substituted, with_names
 
@@ -182,7 +182,7 @@ def test_a_model_beside_a_tower_of_another_kind_is_read_as_it_was(gemma3: Path) 
     with open_model(gemma3) as whole:
         other: Any = SimpleNamespace(spec=SimpleNamespace(section="audio_config", name="whisper"))
         assert tower_architecture(whole, other) == ""
-        assert tower_architecture(whole, whole) == "" and not names_beside_tower(whole, whole)
+        assert tower_architecture(whole, whole) == "" and not names_outside_tower(whole, whole)
 
 
 @pytest.mark.parametrize(

@@ -54,7 +54,7 @@ class _Fault:
     values: "Array"
 
 
-def faults_beside_training(
+def faults_of_trained(
     context: PairContext, pairs: Mapping[str, TensorPair], moved: Sequence[MovedMatrix]
 ) -> dict[str, Finding]:
     """Return {tensor key: finding} of faults in matrices that moved much further than the others.
