@@ -16,9 +16,6 @@ Confidence = Literal["confirmed", "ambiguous", "unconfirmed"]
 # Whether passes reached a difference: beyond the bound, inside it, not at all; "": not measured.
 Exercised = Literal["", "shows", "below_rounding", "not_exercised"]
 
-# Of the evidence of two sides with the same codes: either may be the wrong one.
-EITHER_SIDE = "both have the same codes, which do not say whose"
-
 
 class PairCause(TypedDict):
     """The JSON that `diff` gives for one tensor: why its two sides differ."""
@@ -46,11 +43,12 @@ class Finding:
     is on one side only; the second is None where nothing was transformed. `values` are the solved
     values. `side` is the side that departs from the model, "" if it is not known which side is
     right. `also` are causes that explain it equally well. `after`: if there is no explanation, the
-    last points that agree before `first`. `counted`: the residuals are fractions of things counted,
-    no distances. `detail` is where in the first tensor: the row, the element, the byte. `keys` are
-    the differing tensors that it explains, where it was found in stored tensors; `where` also has
-    those they were confused with. `evidence` are sentences of a pair of tensors: the first is the
-    same for every tensor with the same defect, the later ones have this tensor's own numbers.
+    last points that agree before `first`. `counted`: the residuals are shares of things counted, no
+    distances. `detail` is where in the first tensor: the row, the element, the byte. `keys` are the
+    differing tensors that it explains, where it was found in stored tensors; `where` also has those
+    they were confused with. `evidence` are sentences of a pair of tensors: the first is the same
+    for every tensor with the same defect, the later ones have this tensor's own numbers.
+    `leaves_side_open`: either side may be the wrong one, and the files do not say which.
     """
 
     cause: str
@@ -76,6 +74,7 @@ class Finding:
     detail: str = ""
     keys: tuple[str, ...] = ()
     evidence: tuple[str, ...] = ()
+    leaves_side_open: bool = False
 
     @property
     def certainty(self) -> Certainty:
@@ -99,11 +98,6 @@ class Finding:
         """Whether removing the cause leaves a difference as large as before, or larger."""
         before, after = self.residual_before, self.residual_after
         return before is not None and after is not None and 0 < before <= after
-
-    @property
-    def leaves_side_open(self) -> bool:
-        """Whether its evidence says that either A or B may be the wrong one."""
-        return any(EITHER_SIDE in text for text in (self.says, *self.evidence))
 
     @property
     def share(self) -> float | None:
@@ -152,7 +146,7 @@ class Finding:
     def to_json(self) -> dict[str, Any]:
         """Return plain data for `diagnose`."""
         rest = asdict(replace(self, proof=None))
-        del rest["proof"], rest["evidence"]
+        del rest["proof"], rest["evidence"], rest["leaves_side_open"]
         rest |= {"reached": self.reached, "share": self.share}
         return {**rest, "confidence": self.confidence, "certainty": self.certainty}
 

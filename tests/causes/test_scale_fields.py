@@ -8,6 +8,7 @@ import gguf
 import numpy as np
 import pytest
 
+import aprfmt as package
 from aprfmt.codecs import CODECS
 from tests.cli.run import aprfmt
 
@@ -103,6 +104,8 @@ def test_of_two_reciprocals_either_may_be_wrong(demo: Path, tmp_path: Path) -> N
         made.append(pair(demo, tmp_path / name, "Q8_0", edit)[1])
     (found,) = aprfmt("diff", *made, "--json").json["causes"]
     assert found["cause"] == "quant_scale" and "or A's scales are wrong" in found["says"]
+    (told,) = package.diff(*made).findings
+    assert told.leaves_side_open and not told.side
 
 
 def doubled(blocks: Any) -> None:

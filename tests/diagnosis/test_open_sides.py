@@ -80,9 +80,13 @@ OF_A = Finding(
     "zero_point", "A's are less one", "tensor", "bug", ("x",), True, side="A", proof=SURE
 )
 EITHER = Finding(
-    "quant_scale", "A's are turned" + either_side_text("A's", "scales are"),
-    "tensor", "bug", ("y",), True, proof=SURE,
+    "quant_scale", "A's are turned", "tensor", "bug", ("y",), True, proof=SURE,
+    leaves_side_open=True,
 )  # fmt: skip
+# A sentence that reads like one of an open side is none: the field says it.
+WORDED = replace(
+    EITHER, says="A's are turned" + either_side_text("A's", "scales are"), leaves_side_open=False
+)
 OF_B = replace(OF_A, cause="bit_rot", side="B", next="aprfmt convert A B-fixed")
 
 
@@ -90,6 +94,7 @@ OF_B = replace(OF_A, cause="bit_rot", side="B", next="aprfmt convert A B-fixed")
     ("findings", "said"),
     [
         ((EITHER,), OPEN),
+        ((WORDED,), "no command mends B: it has to be made again by what made it"),
         ((OF_A,), "no command mends A: it is the side that departs, and B has the right values"),
         ((EITHER, OF_B),
          "no command mends quant_scale: the files do not say which side is wrong"),

@@ -48,7 +48,7 @@ RECORDS: tuple[Record, ...] = (
             "reached": Certainty | None,
             "share": float | None,
         },
-        ("proof", "evidence"),
+        ("proof", "evidence", "leaves_side_open"),
     ),
     Record("diagnose", "properties/points/items", "diagnosis.records:PointRow"),
     Record(

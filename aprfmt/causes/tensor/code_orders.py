@@ -13,6 +13,7 @@ that is the order. A code may also be stored as another, such as complemented: s
 
 import math
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
@@ -235,11 +236,12 @@ def guess_code_order(case: DifferingPair) -> Iterator[Guess]:
 
             says = f"{whose} blocks have their codes ({field}) in another order: {found.says}"
             rows = np.linspace(0, reader.rows - 1, min(reader.rows, PARTS[-1])).astype(np.int64)
-            if is_decoded_copy(read(rows), to_float64(other.take(rows))):
+            either = is_decoded_copy(read(rows), to_float64(other.take(rows)))
+            if either:
                 says += either_side_text(whose, "order is")
-            yield case.guess(
-                "packing_order", (says, reader.encoding), "B" if reader is case.b else "A", read
-            )
+            side = "B" if reader is case.b else "A"
+            guess = case.guess("packing_order", (says, reader.encoding), side, read)
+            yield replace(guess, either=either)
             return
     schemes.failed_orders += 1
 

@@ -263,7 +263,8 @@ def _confirm_guess(case: DifferingPair, guess: Guess, shapes: bool) -> Finding |
     capped = cap_proof(proof, guess.most)
     if equal and not proof.judged:
         says = (*says, "too few values judge it")
-    return make_finding(guess.cause, where, says, before, after.relative, capped, confirmed=equal)
+    found = make_finding(guess.cause, where, says, before, after.relative, capped, confirmed=equal)
+    return replace(found, leaves_side_open=guess.either)
 
 
 def _explain_rows(case: DifferingPair) -> Tried | None:

@@ -38,7 +38,8 @@ class Guess:
     values: as many differing ones again have to judge them (`measure/proofs.py`). `most` is how
     sure the cause can be: less where its name says more than was found. `within` is how many of
     their roundings the values of two plain floats may be apart, each for itself; 0 where they are
-    judged by `slack` alone.
+    judged by `slack` alone. `either`: either side may be the wrong one, and the files do not say
+    which.
     """
 
     cause: str
@@ -53,6 +54,7 @@ class Guess:
     sampled: bool = False
     most: Certainty = "confirmed"
     within: float = 0.0
+    either: bool = False
 
 
 # Cheap facts about a pair that a row may ask for, so that its module is imported for no other.

@@ -86,7 +86,9 @@ def explain_misread_scales(case: DifferingPair) -> Iterator[Finding]:
             proof = prove_values(x, plain.size, 0, ROUNDED * UNIT[plain.encoding])
             before = case.before.relative
             found = make_finding("quant_scale", (case.key,), (says,), before, 0.0, proof)
-            yield found if reading.either else replace(found, side=one)
+            yield replace(
+                found, side="" if reading.either else one, leaves_side_open=reading.either
+            )
             return
 
 

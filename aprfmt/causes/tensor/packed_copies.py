@@ -131,6 +131,7 @@ def explain_copy(
     after: Fit,
     free: int = 0,
     moved: float = math.inf,
+    either: bool = False,
 ) -> Finding:
     """Return the finding of a cause without which only a right copy's errors remain.
 
@@ -138,12 +139,12 @@ def explain_copy(
     numbers were fitted to the values, `moved` how many values the repair changes. A value within
     its step gives about as much evidence as its code has bits. Where the source is the same codes
     decoded, or has scales itself, fitted numbers do not say which side is wrong: the finding
-    names both.
+    names both. `either`: `says` names both already.
     """
     before = copy.case.before.relative
     two = cause == "quant_scale" and copy.source.side.lattice is not None
-    either = free > 0 and (two or _is_decoded_copy(copy, after))
-    if either:
+    fitted = free > 0 and (two or _is_decoded_copy(copy, after))
+    if fitted:
         says = (says[0] + either_side_text(copy.whose, "numbers are"), *says[1:])
     said = (
         *says,
@@ -158,12 +159,13 @@ def explain_copy(
         said = (*said, f"{stray} other rows are further apart than any of these")
     share = 1.0 if copy.rows is None or not stray else len(copy.rows) / copy.reader.rows
     bits = float(max(1, copy.bits - 1))
-    found = Proof(copy.x.size, share, free, bits, accused=either, moved=moved)
+    found = Proof(copy.x.size, share, free, bits, accused=fitted, moved=moved)
     # A sample stands for the other rows where these are no further apart, but proves no more.
     proof = found if copy.rows is None else cap_proof(found, "explained")
     made = make_finding(cause, (copy.case.key,), said, before, 0.0, proof)
-    wrong = made.verdict == "bug" and not made.leaves_side_open
-    return replace(made, side=copy.whose[0]) if wrong else made
+    either |= fitted
+    side = copy.whose[0] if made.verdict == "bug" and not either else ""
+    return replace(made, side=side, leaves_side_open=either)
 
 
 def _is_decoded_copy(copy: PackedCopy, after: Fit) -> bool:

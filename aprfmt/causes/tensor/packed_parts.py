@@ -316,12 +316,14 @@ def _confirm_reading(
     if not copy.is_repaired(after):
         return None
     says = f"{copy.whose} {says}"
+    either = False
     if cause == "packing_order":
         from aprfmt.causes.tensor.code_orders import is_decoded_copy
 
-        if is_decoded_copy(y.reshape(-1, y.shape[-1])[index], copy.x):
+        either = is_decoded_copy(y.reshape(-1, y.shape[-1])[index], copy.x)
+        if either:
             says += either_side_text(copy.whose, "order is")
-    return explain_copy(copy, cause, (says,), after, free)
+    return explain_copy(copy, cause, (says,), after, free, either=either)
 
 
 def _explain_inverted_scale(copy: PackedCopy, weights: list[PackedWeight]) -> Finding | None:

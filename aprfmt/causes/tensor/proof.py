@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from aprfmt.causes import CAUSES
-from aprfmt.measure.findings import EITHER_SIDE, Finding
+from aprfmt.measure.findings import Finding
 from aprfmt.measure.numbers import to_float64
 from aprfmt.measure.proofs import BITS, Proof
 from aprfmt.measure.verdicts import Verdict
@@ -129,4 +129,5 @@ def either_side_text(whose: str, what: str) -> str:
     `what` is what equal codes in both files do not decide, with its verb: "order is".
     """
     other = "A's" if whose == "B's" else "B's"
-    return f"; or {other} {what} wrong: {EITHER_SIDE} {what} right"
+    same = "both have the same codes, which do not say whose"
+    return f"; or {other} {what} wrong: {same} {what} right"

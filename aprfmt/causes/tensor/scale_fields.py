@@ -83,14 +83,15 @@ def _finding(case: DifferingPair, fields: _Fields, says: str, sides: Sequence[st
     """
     cause = "quant_min" if set(fields.a) <= {"m", "dmin"} else "quant_scale"
     text = f"the codes are equal, and {says} for the scales of blocks ({' and '.join(fields.a)})"
-    if len(sides) > 1:
+    either = len(sides) > 1
+    if either:
         text += either_side_text(f"{sides[0]}'s", "scales are")
     line = f"in {fields.apart} of {fields.blocks} blocks of {case.a.encoding}"
     proof = unfitted_proof(fields.apart) if sides else None
     after = 0.0 if sides else None
     before, known = case.before.relative, bool(sides)
     found = make_finding(cause, (case.key,), (text, line), before, after, proof, confirmed=known)
-    return replace(found, side=sides[0] if len(sides) == 1 else "")
+    return replace(found, side=sides[0] if len(sides) == 1 else "", leaves_side_open=either)
 
 
 def _float_fields_alone(case: DifferingPair) -> _Fields | None:

@@ -86,6 +86,7 @@ def add_measurements(finding: Finding, rows: Sequence[TensorDiff]) -> Finding:
         where=tuple(dict.fromkeys(key for row in made for key in row.where)),
         residual_before=max(before, default=None),
         residual_after=max(after, default=None),
+        leaves_side_open=finding.leaves_side_open or any(row.leaves_side_open for row in made),
         values={"evidence": [list(row.evidence) for row in made[:8]]}
         | ({"nonfinite": odd} if odd else {}),
     )

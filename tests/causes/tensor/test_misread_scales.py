@@ -115,6 +115,7 @@ def test_the_scale_of_the_weight_it_is_fused_with(
     found = judged(packed, copied(source, tmp_path / "b", plain(made))).explanation
     assert found is not None and (found.cause, found.certainty) == ("quant_scale", "confirmed")
     assert found.says.startswith("B's values") and "of ffn_gate.weight" in found.says
+    assert found.side == "B" and not found.leaves_side_open
 
 
 def test_tiles_divided_by_their_scales(values: Array, source: Path, tmp_path: Path) -> None:
@@ -130,6 +131,7 @@ def test_tiles_divided_by_their_scales(values: Array, source: Path, tmp_path: Pa
     found = judged(packed, copied(source, tmp_path / "b", plain(made))).explanation
     assert found is not None and found.cause == "quant_scale" and found.certainty == "confirmed"
     assert "B's values" in found.says and "or A's scales are wrong" in found.says
+    assert found.leaves_side_open and not found.side
 
 
 def test_exponents_of_blocks_read_as_numbers(values: Array, source: Path, tmp_path: Path) -> None:
@@ -157,6 +159,7 @@ def test_fitted_factors_of_decoded_codes_do_not_say_which_side_is_wrong(
     found = judged(packed, copied(source, tmp_path / "b", plain(made))).explanation
     assert found is not None and found.cause == "quant_scale", found
     assert found.certainty == "explained" and "or B's numbers are wrong" in found.says
+    assert found.leaves_side_open and not found.side
 
 
 def test_a_factor_of_each_group_is_no_other_float(

@@ -149,6 +149,7 @@ def test_two_with_the_same_codes_do_not_say_which_side_is_wrong() -> None:
     def said(a: Path, b: Path) -> str:
         found = [one for one in aprfmt.diff(a, b).findings if one.cause == "packing_order"]
         assert found, aprfmt.diff(a, b).findings
+        assert found[0].leaves_side_open is ("do not say whose" in found[0].says)
         return found[0].says
 
     assert "do not say whose order is right" in said(good, wrong)
