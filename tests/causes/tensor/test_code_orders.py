@@ -113,9 +113,10 @@ def test_codes_of_blocks_in_any_order(
             "confirmed",
         )
         assert f"blocks have their codes ({field}) in another order" in found.says
-        # Of the same codes the files do not say which order is right; a float original does.
-        assert found.leaves_side_open is (source == good)
-        assert ("do not say whose order is right" in found.says) is (source == good)
+        # Of the same codes the files do not say which order is right; a float original does, if
+        # it is not within 16-bit rounding of the codes, as that of Q8_0.
+        assert found.leaves_side_open is ("do not say whose order is right" in found.says)
+        assert found.leaves_side_open is (source == good or name == "Q8_0")
 
 
 @pytest.mark.parametrize("bits", [1, 2, 4, 8])
