@@ -26,12 +26,23 @@ def show(report: "StepReport", verbose: bool) -> None:
         report.causes,
         first_said=False,
         others=facts,
+        unmended=unmended_text(report),
         commands=list(_next_commands(report, verbose)) if found.exit else (),
         names=output_format.shown_names(),
     )
     render.say_lines(lines)
     if verbose:
         _table(report)
+
+
+def unmended_text(report: "StepReport") -> str:
+    """Return the sentence that no command mends a step with a fault; "" for a step without one.
+
+    What went wrong is in the trainer or its settings, not in a file that can be written again.
+    """
+    if report.pronounced.exit != 1 or any(cause.remedy for cause in report.causes):
+        return ""
+    return "no command mends it: the trainer has to be put right, and the step made again"
 
 
 def _next_commands(report: "StepReport", verbose: bool) -> Iterator[str]:
@@ -158,6 +169,8 @@ def show_runs(report: "RunsReport", model: str, verbose: bool) -> None:
             ("gradient", "norm", *names, "wrong"),
             "lr" + "r" * len(names) + "l",
         )
+    if found.exit == 1:
+        render.say("no command mends it: what a run computes is in no file", style="warn")
     if found.exit:
         render.say(f"next: {_more_command(model, verbose)}", style="head")
 

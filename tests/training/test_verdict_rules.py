@@ -7,7 +7,9 @@ import numpy as np
 import pytest
 
 from aprfmt.causes.training.gradient_case import GradientCase
-from aprfmt.measure.named_causes import NamedCause
+from aprfmt.cli import render
+from aprfmt.cli.step import output
+from aprfmt.measure.named_causes import NamedCause, name_cause
 from aprfmt.model.ledger import NotCompared
 from aprfmt.training.gradient_verdict import judge_gradient
 from aprfmt.training.report import StepReport, TensorStep
@@ -16,6 +18,7 @@ ROW = TensorStep("L0.attn_q.weight", ("q",), (2, 2), "F32", None, verdict="agree
 DIFFERS = replace(ROW, key="L1.attn_q.weight", verdict="differs", why="x")
 OPEN = replace(ROW, key="L2.attn_q.weight", verdict="not compared", why="x")
 CAUSE: Any = object.__new__(NamedCause)
+NAMED = name_cause("decay_missing", "no decay", ("L1.attn_q.weight",), {}, level="confirmed")
 LEFT = NotCompared("tensor", "lm_head.weight", "unreadable", "x")
 
 
@@ -81,3 +84,31 @@ def test_a_gradient_that_rounding_explains_is_judged_by_all_its_elements(
                         size * made)  # fmt: skip
     found = judge_gradient(case, rounding)
     assert (found.verdict, found.whole, found.guesses) == (verdict, True, ())
+
+
+@pytest.mark.parametrize(
+    ("rows", "causes", "left", "said"),
+    [
+        ((ROW,), (), (), False),
+        ((ROW, DIFFERS), (), (), True),
+        ((ROW, DIFFERS), (NAMED,), (), True),
+        ((DIFFERS, OPEN), (NAMED,), (LEFT,), True),
+        ((ROW,), (), (LEFT,), False),
+        ((ROW, OPEN), (), (), False),
+    ],
+)
+def test_a_wrong_step_says_that_no_command_mends_it(
+    rows: tuple[TensorStep, ...],
+    causes: tuple[NamedCause, ...],
+    left: tuple[NotCompared, ...],
+    said: bool,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Seen red: a command that shows more stood where others have the one that mends."""
+    told: list[str] = []
+    monkeypatch.setattr(render, "say_lines", lambda lines: told.extend(text for text, _ in lines))
+    output.show(StepReport("a", "b", None, None, rows, causes, left), False)
+    mends = [text for text in told if text.startswith("no command mends it: the trainer has to")]
+    assert len(mends) == said
+    if said:
+        assert told[told.index(mends[0]) + 1].startswith("next: aprfmt ")
