@@ -184,7 +184,7 @@ def _attest_models(
     recipes = find_recipes(base, quantized, scheme=scheme, imatrix=matrix, drop=drop)
     rows = tuple(rederive(recipes, quantized, progress, budget))
     # Of fields that differ only those count that change what the model computes.
-    report = replace(diff_models(base, quantized, only=_SECTIONS), asked=())
+    report = replace(diff_models(base, quantized, only=_SECTIONS, budget=budget), asked=())
     fields = [row for row in (*report.hyperparameters, *report.tokenizer) if row.decisive]
     files = list_not_compared(make_ledger(base, _FILES), make_ledger(quantized, _FILES), _FILES)
     found = Attestation(

@@ -225,7 +225,11 @@ def diff_models(
     tokens = _TokenizerComparison()
     with BytePrefetch(pairs, cpu_count()) as bytes_of:
         if "tokenizer" in only:
-            tokens = _compare_tokenizers(a, b)
+            with budget.in_force() as reading:
+                tokens = _compare_tokenizers(a, b)
+            if reading.over:
+                item = NotCompared("tokenizer part", "tokenizer", LATE, budget.reason)
+                tokens = _TokenizerComparison(left=(item,))
         for number, pair in numbered_pairs(pairs):
             if not budget.has_time():
                 break

@@ -416,3 +416,32 @@ def test_only_the_budget_in_force_ends_a_reader() -> None:
     end_where_time_is_over()
     with pytest.raises(TimeOver, match="left by the budget of 1 s"), Budget().in_force():
         raise TimeOver(over)
+
+
+def over_after(looks: int) -> Budget:
+    """Return a budget of one second whose time is over after so many looks at the clock."""
+    ticks = iter([0.0] * looks)
+    return Budget(1.0, clock=lambda: next(ticks, 9.0))
+
+
+@pytest.mark.parametrize("looks", [1, 2, 3, 4, 5])
+def test_a_tokenizer_that_a_budget_left_is_named_and_never_equal(
+    looks: int, demo_model: Path, tmp_path: Path
+) -> None:
+    """Seen red: two vocabularies of 262,144 tokens compared for seconds behind the budget's end."""
+    found = diff(demo_model, demo_model, only=["tokenizer"], budget=over_after(looks))
+    late = [row for row in found.not_compared if row.state == "not reached"]
+    assert [(row.kind, row.name) for row in late] == [("tokenizer part", "tokenizer")]
+    assert found.exit_code() == 2 and "left by the budget of 1 s" in found.pronounced().says
+    whole = diff(demo_model, demo_model, only=["tokenizer"], budget=over_after(999))
+    assert whole.exit_code() == 0 and not whole.not_compared
+
+
+def test_an_attestation_names_the_tokenizer_that_its_budget_left(
+    demo_model: Path, tmp_path: Path
+) -> None:
+    made = tmp_path / "q.gguf"
+    assert command("quantize", demo_model, made, "Q8_0").code == 0
+    found = attest(made, demo_model, budget=spent())
+    late = [row.name for row in found.pronounced.not_compared if row.kind == "tokenizer part"]
+    assert late == ["tokenizer"] and found.exit_code == 2

@@ -12,6 +12,7 @@ from bisect import bisect_left
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
+from aprfmt.base.budget import end_where_time_is_over
 from aprfmt.causes.row import Cause
 from aprfmt.causes.tokenizer import pre_tokenizer, special_ids, vocabulary_lists
 from aprfmt.causes.tokenizer.file_places import part_place
@@ -19,6 +20,7 @@ from aprfmt.causes.tokenizer.vocabulary_lists import Difference, value_text
 from aprfmt.errors import AprfmtError
 from aprfmt.model import Model
 from aprfmt.model.ledger import NotCompared
+from aprfmt.tokenizer.carriers import has_tokenizer
 from aprfmt.tokenizer.engine_defaults import overridden_types
 from aprfmt.tokenizer.keys import CONTROL, TOKENS
 from aprfmt.tokenizer.stored_tokenizer import StatedTokenizer, read_tokenizer_parts
@@ -86,10 +88,13 @@ class TokensReport:
 def compare_tokens(a: Model, b: Model) -> TokensReport:
     """Return the comparison of two open models' tokenizers.
 
-    What cannot be read is listed in `not_checked`, not raised.
+    What cannot be read is listed in `not_checked`, not raised. Between its parts it ends where the
+    time of a budget in force is over.
     """
     sides: list[StatedTokenizer | None] = []
     for label, model in (("A", a), ("B", b)):
+        if has_tokenizer(model.carried):
+            end_where_time_is_over()  # a large vocabulary takes seconds to read, and to compare
         try:
             sides.append(read_tokenizer_parts(model))
         except AprfmtError as error:
@@ -106,12 +111,15 @@ def compare_tokens(a: Model, b: Model) -> TokensReport:
         )
     try:
         mine, theirs = with_engine_types(mine, theirs), with_engine_types(theirs, mine)
+        end_where_time_is_over()
         report = compare_tokenizers(mine, theirs)
-        rows = (*report.findings, *_lost_lists(mine, theirs))
-        report = replace(report, findings=_with_unlisted_tokens(rows, mine, theirs))
+        lost = (*_lost_lists(mine, theirs), *_unlisted_tokens(mine, theirs))
+        report = replace(report, findings=(*report.findings, *lost))
+        end_where_time_is_over()
         own = compare_carried(theirs, b)
         if own is not None and compare_carried(mine, a) is None:
             report = _join_reports(report, own)
+        end_where_time_is_over()
         vocabularies = (
             replace(side.vocabulary, tokens=vocabulary_lists.comparable_pieces(side, other))
             for side, other in ((mine, theirs), (theirs, mine))
