@@ -255,7 +255,8 @@ def mistake_causes(
             proof = None if proof is None else cap_proof(proof, "explained")
         if cause == "clip_missing" and clipped:
             one = replace(one, says=f"{one.says}; those of other parameters were clipped")
-        text = one.says + ("" if most != "located" else UNSEEN_FACTOR)
+        unseen = most == "located" and isinstance(guess, StepGuess) and guess.recipe is not None
+        text = one.says + (UNSEEN_FACTOR if unseen else "")
         text += rivals_text(cause, also, step.given_options())
         if cause == step.doubted:
             proof = None if proof is None else cap_proof(proof, "explained")
