@@ -36,7 +36,7 @@ PASSES = 8
 MOST = 4.0
 # Types of few bits, in which every operation adds up in more bits and rounds its result alone, as
 # the passes do. Gradients of many elements whose rounding is small are then no further off than the
-# passes show: 0.86 times at most, of 6,400 gradients of right passes in transformers and here.
+# passes show: 0.93 times at most, of 8,600 gradients of right passes in transformers and here.
 FEW_BITS = ("bfloat16", "float16")
 ELEMENTS, SMALL, NARROW = 64, 0.08, 1.5
 
