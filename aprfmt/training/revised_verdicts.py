@@ -56,10 +56,7 @@ def accept_rounded_away_steps(
         for key, one in judged.items()
         if any(guess.cause == ROUNDED_AWAY for guess in one.guesses)
     }
-    told = [one for key, one in judged.items() if key in gone or one.verdict == "agrees"]
-    every = [one.held_counts for one in told]
-    moved, due, other, far = (sum(each[part] for each in every) for part in range(4))
-    held = held_in(int(moved), due, int(other), int(far))
+    held = weights_held_in(judged)
     if step.trained_in != "float32" and held != "finer":
         if not held:
             step.doubted = ROUNDED_AWAY
@@ -69,6 +66,20 @@ def accept_rounded_away_steps(
         decay = one.decay_shown
         judged[key] = Judgement("agrees", whole=True, shows=one.exact, decay_shown=decay)
     return [replace(row, verdict="agrees", why="") if row.key in gone else row for row in rows]
+
+
+def weights_held_in(judged: Mapping[str, Judgement]) -> str:
+    """Return what a step was made in: "finer" than the weights are stored, "stored", or "" (open).
+
+    The bits of the weights tell it that agree, or whose steps the stored type rounds away.
+    """
+    every = [
+        one.held_counts
+        for one in judged.values()
+        if one.verdict == "agrees" or any(guess.cause == ROUNDED_AWAY for guess in one.guesses)
+    ]
+    moved, due, other, far = (sum(each[part] for each in every) for part in range(4))
+    return held_in(int(moved), due, int(other), int(far))
 
 
 def judge_as_first(

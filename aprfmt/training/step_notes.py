@@ -7,6 +7,7 @@ import numpy as np
 
 from aprfmt.base.sequences import join_first
 from aprfmt.causes.training.clipping import CLIPPED_BY
+from aprfmt.causes.training.step_case import COARSE
 from aprfmt.measure.encoding_noise import UNIT
 from aprfmt.measure.named_causes import short_keys
 from aprfmt.model.ledger import NotCompared
@@ -17,6 +18,7 @@ from aprfmt.training.judgement import Judgement
 from aprfmt.training.parameters import Parameter
 from aprfmt.training.reference_gradients import doubtful_loss
 from aprfmt.training.report import TensorStep
+from aprfmt.training.revised_verdicts import weights_held_in
 from aprfmt.training.saved_arrays import hyper_of
 
 
@@ -46,6 +48,8 @@ def add_notes(
             NotCompared("step", key, "no counterpart", f"smaller than {kind} shows")
             for key in hidden
         ]
+        if kind in COARSE and step.trained_in != "float32":
+            _add_lost_steps(step, hidden, kind, weights_held_in(judged))
     if step.given is None and step.computed is not None and judged:
         step.notes.append(
             "no gradients were given: the update is held to those computed of the batch"
@@ -97,6 +101,25 @@ def add_notes(
         elif by == "value":
             what = "each element of the gradients given was clipped to"
         step.notes.append(f"{what} {bound:g} in the step")
+
+
+def _add_lost_steps(step: ExplainedStep, hidden: Sequence[str], kind: str, held: str) -> None:
+    """Add a note that steps below the resolution of the stored type are lost, or may be.
+
+    `held` says what the trainer's weights are held in, as of `weights_held_in`. Nothing is lost
+    where it is finer.
+    """
+    if held == "finer":
+        return
+    what = f"steps of {short_keys(hidden)} are smaller than {kind} shows, and leave no trace"
+    if held == "stored":
+        why = f"the bits of other weights show that none is held in more than {kind}"
+        step.notes.append(f"{what}: they are lost, as {why} (aprfmt explain update_rounded_away)")
+        return
+    step.notes.append(
+        f"{what}: they are lost unless the trainer holds finer copies; checkpoints of these "
+        "in float32 show it"
+    )
 
 
 def _add_doubts(step: ExplainedStep) -> None:

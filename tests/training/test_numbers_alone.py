@@ -156,6 +156,7 @@ def noted(**more: Any) -> tuple[list[tuple[str, str, str]], list[str]]:
             "notes": [],
             "used": set(),
             "has_state_after": lambda: True,
+            "trained_in": None,
         }
         | more
     )
@@ -178,13 +179,34 @@ def test_steps_that_agree_only_as_far_as_their_type_shows_are_left() -> None:
     found, notes = noted(
         judged={"a": agreed(shows=False), "b": agreed(), "c": Judgement("differs", shows=False)}
     )
-    assert found == [("step", "a", "smaller than BF16 shows")] and notes == []
+    assert found == [("step", "a", "smaller than BF16 shows")]
+    (note,) = notes
+    assert note.startswith("steps of a are smaller than BF16 shows, and leave no trace: they are")
+    assert "lost unless the trainer holds finer copies" in note
     found, _ = noted(judged={"a": agreed(shows=False), "b": agreed(shows=False)})
     assert [one[:2] for one in found] == [("step", "a"), ("step", "b")]
     (coarse,), _ = noted(judged={"c": agreed(), "a": agreed()})
     assert coarse[:2] == ("rounding", "c")
     assert coarse[2].startswith("F32 before the step, BF16 after")
     assert noted(judged={"c": Judgement("differs"), "a": agreed()}) == ([], [])
+
+
+@pytest.mark.parametrize(
+    ("counts", "trained_in", "says"),
+    [
+        ((1000, 200.0, 200, 0), None, "they are lost, as the bits of other weights show"),
+        ((1000, 200.0, 0, 0), None, ""),
+        ((1000, 0.0, 0, 0), None, "they are lost unless"),
+        ((1000, 200.0, 200, 0), "float32", ""),
+    ],
+)
+def test_steps_that_leave_no_trace_are_lost_where_no_finer_copies_are_held(
+    counts: tuple[int, float, int, int], trained_in: str | None, says: str
+) -> None:
+    """Seen red, each: a note beside finer copies; no note beside weights that hold none."""
+    judged = {"a": agreed(shows=False), "b": agreed(held_counts=counts)}
+    _, notes = noted(judged=judged, parameters=same_kinds(), trained_in=trained_in)
+    assert [says in note for note in notes] == ([True] if says else [])
 
 
 def test_a_direction_without_a_gradient_is_left_and_a_decay_that_sizes_do_not_show() -> None:
