@@ -27,6 +27,7 @@ from tests.training import (
     framework_steps,
     judged_steps,
     loop_steps,
+    mixer_steps,
     part_steps,
     thread_steps,
     trainer_steps,
@@ -167,7 +168,9 @@ def test_every_cause_of_a_step_has_its_fault() -> None:
     )  # fmt: skip
     loops = (*loop_steps.LOOP_FAULTS, *loop_steps.LOOP_RELATIVES)
     trainers = (*trainer_steps.TRAINER_FAULTS, *trainer_steps.TRAINER_RELATIVES)
-    others = (*framework_steps.FRAMEWORK_FAULTS, *part_steps.PART_FAULTS)
+    others = (
+        *framework_steps.FRAMEWORK_FAULTS, *part_steps.PART_FAULTS, *mixer_steps.MIXER_FAULTS,
+    )  # fmt: skip
     every: tuple[Any, ...] = (*FAULTS, *GRADIENT_FAULTS, *judged, *loops, *trainers, *others)
     seeded = {fault.cause for fault in every} - {"", "nonfinite"}
     rows = {row.name for module in modules_of("training") for row in causes_of(module)}
