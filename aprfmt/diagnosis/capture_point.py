@@ -24,6 +24,7 @@ from aprfmt.causes.forward.cut_points import (
     recorded_values_are_used,
 )
 from aprfmt.causes.forward.mismatch import Change, Mismatch
+from aprfmt.causes.forward.rank_rounding import short_ranks
 from aprfmt.causes.forward.rank_shares import order_text
 from aprfmt.diagnosis.joined_columns import find_other_column_order
 from aprfmt.diagnosis.relations import certainty_of_relations, rank_order, relation_text
@@ -32,6 +33,7 @@ from aprfmt.inference.capture import key_name, parse_key
 from aprfmt.inference.points import POINTS
 from aprfmt.inference.replay.shadow import ShadowPoint, run_shadow_pass, run_shadow_point
 
+ROUNDED = "rounded to"  # how the relation of a rank's shorter type begins
 UNKNOWN = "other values"  # that nothing relates to the reference's
 NEARER = 0.25  # of the distance from a point's own values, where they are another point's
 SHOWN = 4  # points that one sentence names
@@ -84,10 +86,10 @@ def find_other_capture_point(case: Mismatch) -> Change | None:
         first = _with_relative_layers(texts[other.partition(".")[2]], case.layer)
         known.append(text if _with_relative_layers(text, parse_key(other)[1]) == first else "")
     says = "; ".join(f"{name} is {text}" for name, text in zip(names, words, strict=True))
+    clause = _first_clause(list(texts.values()))
     return Change(
         "capture_point",
-        f"{_first_clause(any(texts.values()))}: {says}{_rows_text(case)}; {cut}, which is computed "
-        "from it, agrees",
+        f"{clause}: {says}{_rows_text(case)}; {cut}, which is computed from it, agrees",
         tuple(k for k in (*here, *sorted(others)) if case.recorded.has_record(k)),
         drop=frozenset((*here, *others)),
         values={"recorded_as": case.view.point, "is": words[0], "agrees": cut},
@@ -120,7 +122,7 @@ def _equal_to_other_points(case: Mismatch) -> Change | None:
         names[SHOWN - 1 : -1] = [f"{len(names) - SHOWN} more"]
     return Change(
         "capture_point",
-        f"{_first_clause(True)}: {'; '.join(names)}",
+        f"{_first_clause(names)}: {'; '.join(names)}",
         tuple(moved),
         drop=frozenset(moved),
         values={"recorded_as": case.view.point, "is": f"what belongs to {other}"},
@@ -184,7 +186,7 @@ def _stream_taken_elsewhere(case: Mismatch) -> Change | None:
         known = relation or UNKNOWN
         return Change(
             "capture_point",
-            f"{_first_clause(bool(relation))}: {case.view.point} is {known}"
+            f"{_first_clause([relation])}: {case.view.point} is {known}"
             f"{'' if relation else _rows_text(case)}; {cut}, which is computed from it, agrees",
             (key, *sorted(elsewhere - {key})),
             drop=frozenset(elsewhere),
@@ -262,14 +264,19 @@ def _recorded_values_show(case: Mismatch, cut: ShadowPoint) -> bool:
     )
 
 
-def _first_clause(related: bool) -> str:
+def _first_clause(relations: Sequence[str]) -> str:
     """Return the clause that begins the finding of values recorded elsewhere.
 
-    `related`: it is known that the values are those of another point.
+    `relations` say what the values are by point, "" where that is not known.
     """
-    if related:
-        return "what is recorded was taken at another point"
-    return "what is recorded is not what was computed there, and what it is instead is not known"
+    known = [text for text in relations if text]
+    if not known:
+        return (
+            "what is recorded is not what was computed there, and what it is instead is not known"
+        )
+    if all(text.startswith(ROUNDED) for text in known):
+        return "some ranks recorded what was computed in a shorter type"
+    return "what is recorded was taken at another point"
 
 
 def _rows_text(case: Mismatch) -> str:
@@ -297,6 +304,9 @@ def _relation_text(case: Mismatch, view: ShadowPoint) -> str:
     """
     if view.recorded is None or np.ptp(view.recorded.values) == 0:
         return ""
+    shorter = short_ranks(case, view)
+    if shorter is not None:
+        return f"{ROUNDED} {shorter.says}"
     for name, value in neighbour_values(replace(case, view=view)):
         if value.size == view.mine.size and view.distance(value.reshape(view.mine.shape)) <= (
             view.tolerance
