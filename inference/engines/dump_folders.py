@@ -32,6 +32,7 @@ from aprfmt.errors import FormatError
 from aprfmt.formats.bounded_json import load_file
 from aprfmt.inference.engines.attention_groups import AttentionGroups, find_attention_groups
 from aprfmt.inference.engines.captured_arrays import ArrayFile, ArrayFiles
+from aprfmt.inference.engines.plain_names import plain_names
 from aprfmt.inference.engines.rank_dims import Division
 from aprfmt.inference.engines.rank_joining import (
     SUMMED,
@@ -51,7 +52,7 @@ from aprfmt.inference.engines.rank_types import ranks_of_another_type
 SPEC = "ranks.json"  # {"axes": {"tp": 2}, "arrays": {"*.o_proj": "t h", "*.q_proj": "t h[tp]"}}
 MAX_SPEC = 1 << 20
 MAX_FILES = 1 << 17
-DEPTH = 4  # folders below the dump's
+DEPTH = 6  # folders below the dump's
 # What the last component of a name says about the batch of a pass -> what it is.
 BATCH: Mapping[str, str] = {
     "input_ids": "ids",
@@ -510,10 +511,11 @@ def _place_of_file(
         }
         where = DumpPlace(name, ranks, step if type(step) is int else place.step, None)
         return where, str(meta.get("dims") or ""), inner
-    if len(names) == 1 and names[0] == "":
-        return place, "", {place.name: names[0]}
     stem = f"{place.name}." if place.name else ""
-    return place, "", {f"{stem}{name}": name for name in names}
+    called = {f"{stem}{name}": name for name in names}
+    if len(names) == 1 and names[0] == "":
+        called = {place.name: names[0]}
+    return place, "", {plain: called[name] for plain, name in plain_names(called).items()}
 
 
 def _group_by_step(

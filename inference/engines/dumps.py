@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from aprfmt.base.dump_names import module_path, place_in_dump
+from aprfmt.base.dump_names import place_in_dump
 from aprfmt.base.garbage_collector import pause_collector
 from aprfmt.base.memory import keep_freed
 from aprfmt.base.text_escape import shorten
@@ -24,8 +24,9 @@ from aprfmt.inference.engines.engine_modules import (
     split_joined,
     under_module_names,
 )
-from aprfmt.inference.engines.modules import ModuleMap, hidden_state_points, points_named
+from aprfmt.inference.engines.modules import ModuleMap, hidden_state_points
 from aprfmt.inference.engines.parts import one_rank_text
+from aprfmt.inference.engines.plain_names import plain_names
 from aprfmt.inference.engines.point_shapes import point_shapes
 from aprfmt.inference.engines.rank_joining import JoinedArray, PointWidths, lone_shares
 from aprfmt.inference.engines.sequences import AlignedArrays, align, list_sequences
@@ -34,7 +35,6 @@ from aprfmt.model import Model
 WidthsOf = Callable[[Sequence[str]], PointWidths]
 _TOKENS = 8191  # a length that is no size of a model, to tell the axis of tokens
 _LISTED = 256  # sequences of a dump whose ids a trace of one of them has
-_RETURNED = ("output", "outputs")  # names of what a model returned, saved beside its ids
 _BATCHES = ("starts", "mask", "lengths", "counts", "requests")
 
 
@@ -182,18 +182,11 @@ def _captured_array(captures: Captures, name: str) -> JoinedArray:
 
 
 def _under_plain_names(captures: Captures) -> Captures:
-    """Return captures whose arrays of capture points have the points' plain names.
+    """Return captures whose arrays of modules and capture points have plain names.
 
-    Removed are what hooks add (`NAME.output` of a module's result, `NAME.input` of its input) and
-    `outputs.` before what a model returned. A name that would then be taken twice is kept.
+    Removed are what hooks and scripts add to them (see `plain_names`).
     """
-    own: dict[str, str] = {}
-    for name in captures.shapes:
-        short = module_path(name, None)
-        first, _, rest = short.partition(".")
-        short = rest if first in _RETURNED and rest else short
-        taken = points_named(name) or short in captures.shapes or short in own
-        own[short if points_named(short) and not taken else name] = name
+    own = plain_names(captures.shapes)
     if all(name == short for short, name in own.items()):
         return captures
     return replace(
