@@ -113,12 +113,16 @@ DISTRIBUTED_SHARD = (
     "is a distributed checkpoint of torch, in shards; join them: "
     "python -m torch.distributed.checkpoint.format_utils dcp_to_torch FOLDER FILE.pt"
 )
+ZERO_SHARD = (
+    "is one rank's part of a DeepSpeed ZeRO checkpoint, flat; join its weights: "
+    "python zero_to_fp32.py FOLDER OUTPUT, where FOLDER has the file `latest`"
+)
+ZERO_FILE = re.compile(r"(bf16_)?zero_pp_rank_\d+_mp_rank_\d+_(optim|model)_states\.pt")
 _TRAINER_SHARDS = (
     (re.compile(r".*\.distcp"), DISTRIBUTED_SHARD, DISTRIBUTED_SHARD),
     (
-        re.compile(r"(bf16_)?zero_pp_rank_\d+_mp_rank_\d+_(optim|model)_states\.pt"),
-        "is one rank's part of a DeepSpeed ZeRO checkpoint, flat; join its weights: "
-        "python zero_to_fp32.py FOLDER OUTPUT, where FOLDER has the file `latest`",
+        ZERO_FILE,
+        ZERO_SHARD,
         "is one rank's part of DeepSpeed's ZeRO state, flat; save moments by name, of each "
         'parameter p: deepspeed.utils.safe_get_full_optimizer_state(p, "exp_avg")',
     ),

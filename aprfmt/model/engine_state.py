@@ -40,6 +40,7 @@ from aprfmt.base.protocols import Damage, LazyTensor, Note, Source, TensorInfo, 
 from aprfmt.base.text_escape import shorten
 from aprfmt.errors import AprfmtError, FormatError, UnsupportedError, UsageError
 from aprfmt.formats import open_source
+from aprfmt.formats.foreign_formats import ZERO_FILE, ZERO_SHARD
 from aprfmt.formats.pytorch.state_dict import ALONE
 from aprfmt.formats.pytorch.tensor import AbsentTensor
 from aprfmt.model import Model
@@ -67,7 +68,12 @@ COMPUTED = (
     ".attn.bias",
 )
 # What a trainer saves next to the weights.
-NO_WEIGHTS = ("optimizer.", "opt_param_scheduler.", "rng_state.", "args.")
+NO_WEIGHTS = (
+    "optimizer.", "optimizer_state_dict.", "optimizer_states.", "opt_param_scheduler.",
+    "rng_state.", "args.",
+)  # fmt: skip
+# A module around a layer, in a server that can add adapters (vLLM's lora/layers, PEFT).
+_AROUND_A_LAYER = ".base_layer."
 # Scales of vLLM's attention (vllm/attention/layer.py), which are 1 where no checkpoint sets them.
 UNIT_SCALES = ("._k_scale", "._v_scale", "._q_scale", "._prob_scale")
 _DECODED = ("F64", "F32", "F16", "BF16")  # what an engine may have of packed weights' values
@@ -422,6 +428,7 @@ def open_engine_state(path: Path, published: Model) -> Model:
             for source in shared
             for name, tensor in source.tensors.items()
         }
+        by_name = _without_layers_around(by_name)
         by_name, aside, copies = _without_copies(path, by_name, published)
         reader = _read_as_loaded(path, published, by_name)
         reader.notes += copies
@@ -452,6 +459,16 @@ def open_engine_state(path: Path, published: Model) -> Model:
         )
     folder = read_folder(path) if (path / "config.json").is_file() else published.folder
     return Model(state, folder, published.forced, published.allow_missing)
+
+
+def _without_layers_around(by_name: Mapping[str, RankTensor]) -> dict[str, RankTensor]:
+    """Return a state's tensors by the names of layers without what may add an adapter to them."""
+    found: dict[str, RankTensor] = {}
+    for name, one in by_name.items():
+        own = name.replace(_AROUND_A_LAYER, ".", 1)
+        own = name if own in by_name else own
+        found[own] = RankTensor(own, one.parts, one.ranks)
+    return found
 
 
 def _without_copies(
@@ -1171,10 +1188,13 @@ class _StateReader:
         part = next(one for one in whole.parts if not one.info.nbytes)
         place = part.location()
         assert place is not None
+        why = "the engine packed it for its kernel after loading; save the state before that"
+        file = place[0].path.name
+        if ZERO_FILE.fullmatch(file):
+            why = f"{file} {ZERO_SHARD}"
         text = (
             f"{self._path}: {shorten(whole.name, 100)} holds no number (shape "
-            f"{list(part.info.shape)}): the engine packed it for its kernel after loading; save "
-            "the state before that"
+            f"{list(part.info.shape)}): {why}"
         )
         info = replace(published.info, name=name)
         return AbsentTensor(place[0], info, UnsupportedError(text))
