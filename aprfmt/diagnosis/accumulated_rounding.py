@@ -179,9 +179,13 @@ def with_recorded_arithmetic(
 
 
 def _exact_16_bit_type(view: ShadowPoint) -> str:
-    """Return the 16-bit type that holds all values of a point exactly; "" for none or too few."""
+    """Return the 16-bit type that holds all values of a point exactly; "" for none or too few.
+
+    Zeros do not count: every type holds them, so that they show none.
+    """
     assert view.recorded is not None
     values = np.asarray(view.recorded.values)
+    values = values[values != 0]
     return "" if values.size < FEWEST else exact_16_bit_type(values)
 
 
