@@ -74,6 +74,11 @@ def left_out(kept: str, at: str) -> Callable[[], Callable[[str, int, Any], Any]]
     return fresh
 
 
+def zeros_at(point: str) -> Callable[[], Callable[[str, int, Any], Any]]:
+    """Return a maker of a pass in which the value at `point` is zeros in every layer."""
+    return lambda: lambda name, layer, x: x * 0 if name == point else x
+
+
 def stale(rows: Callable[[int], Sequence[int]], layer: int = 0) -> Callable[[Any, int], Stale]:
     """Return a maker of caches that give back other rows in one layer."""
 
@@ -235,6 +240,8 @@ ENGINES: tuple[Fault, ...] = (
            alter=left_out("attn_out", "mid")),
     engine("residual-mlp", "qwen3", "the MLP is not added", "residual", "residual",
            alter=left_out("mid", "out")),
+    engine("experts-zero", "mixtral", "the experts' sum is zeros", "zero_result", "moe_out",
+           alter=zeros_at("moe_out")),
     engine("embedding-scale", "gemma", "embedding not multiplied", "multiplier",
            "embedding_scale", hp={"embedding_scale": 1.0}),
     engine("residual-scale", "granite", "what is added is not multiplied", "multiplier",

@@ -1,0 +1,90 @@
+"""Points of a pass that are zeros: in every layer, in one, in some rows, beside a shared expert.
+
+Seen red without the hypothesis: "no cause of the table fits", though a zero is read at a glance.
+"""
+
+from collections.abc import Callable, Collection
+from typing import Any
+
+import numpy as np
+import pytest
+
+from aprfmt.diagnosis import diagnose
+from tests.diagnosis.engines import tiny_folder, trace
+
+KEPT = frozenset({"attn_norm", "attn_out", "ffn_norm", "ffn_out", "moe_out", "out", "logits"})
+Alter = Callable[[], Callable[[str, int, Any], Any]]
+
+
+def emptied(point: str, layers: Collection[int] = (), rows: Any = slice(None)) -> Alter:
+    """Return a maker of a pass in which a point's `rows` are zeros in `layers`; () means all."""
+
+    def alter(name: str, layer: int, x: Any) -> Any:
+        if name != point or (layers and layer not in layers):
+            return x
+        made = np.array(x)
+        made[rows] = 0
+        return made
+
+    return lambda: alter
+
+
+def told(base: str, name: str, **how: Any) -> Any:
+    folder = tiny_folder(base)
+    return diagnose(str(folder), str(trace(folder, f"zeros-{name}", points=KEPT, **how)))
+
+
+@pytest.mark.parametrize(
+    ("base", "point", "layers", "rows", "says"),
+    [
+        ("mixtral", "moe_out", (), slice(None), "moe_out is zeros in every row"),
+        ("llama", "ffn_out", (1,), slice(None), "ffn_out is zeros in every row"),
+        ("llama", "attn_out", (), slice(None), "attn_out is zeros in every row"),
+        ("llama", "attn_out", (0,), [5, 6], "rows 5, 6, and as the model has it in the others"),
+        ("llama", "ffn_out", (2,), [7], "row 7, and as the model has it in the others"),
+    ],
+)
+def test_a_result_of_zeros_is_named(
+    base: str, point: str, layers: tuple[int, ...], rows: Any, says: str
+) -> None:
+    found = told(base, f"{base}{point}{layers}{rows}", alter=emptied(point, layers, rows))
+    lead = found.lead
+    assert lead is not None and (lead.cause, lead.certainty) == ("zero_result", "confirmed")
+    assert says in lead.says and len(found.findings) == 1
+    # Zeros are exact in 16 bits, too, which says nothing of the run's arithmetic.
+    assert not any("bfloat16" in text for text in found.not_checked)
+    assert {*lead.where} == ({f"L{n}.{point}" for n in layers} if layers else {point})
+
+
+def test_routed_experts_that_add_nothing_beside_a_shared_one() -> None:
+    """No zeros are recorded there: the shared expert is added, and its rule says it."""
+    found = told("deepseek_v3", "routed", hp={"routed_scale": 0.0})
+    assert found.lead is not None and found.lead.cause == "moe_routing"
+    assert found.lead.certainty == "confirmed" and "routed experts are left out" in found.lead.says
+
+
+def test_zeros_that_no_later_point_was_computed_from_are_no_result() -> None:
+    """The recorder lost the values: the engine's own next point has them."""
+
+    def lost(values: dict[str, Any]) -> dict[str, Any]:
+        return {k: np.zeros_like(v) if k == "L1.ffn_out" else v for k, v in values.items()}
+
+    found = told("llama", "lost", rename=lost)
+    assert found.lead is not None and found.lead.cause != "zero_result"
+
+
+def test_zero_rows_beside_other_wrong_rows_are_no_cause() -> None:
+    def alter(name: str, layer: int, x: Any) -> Any:
+        if (name, layer) != ("ffn_out", 1):
+            return x
+        made = np.array(np.random.default_rng(2).standard_normal(x.shape), x.dtype)
+        made[3] = 0
+        return made
+
+    found = told("llama", "noise", alter=lambda: alter)
+    assert all(one.cause != "zero_result" for one in found.findings)
+
+
+@pytest.mark.parametrize("base", ["llama", "mixtral", "deepseek_v3"])
+def test_a_sound_run_is_the_same(base: str) -> None:
+    assert told(base, f"sound-{base}").verdict in ("same", "precision")
