@@ -2,9 +2,11 @@
 
 from collections.abc import Iterator, Sequence
 
+import numpy as np
+
 from aprfmt.causes.forward.mismatch import Mismatch
 from aprfmt.inference.capture import POINTS, key_name, parse_key
-from aprfmt.inference.replay.shadow import run_shadow_point
+from aprfmt.inference.replay.shadow import ShadowPoint, run_shadow_point
 from aprfmt.measure.tolerances import DISCRETE
 
 # Points through which all earlier points of their sublayer act.
@@ -76,14 +78,34 @@ def agrees_without(case: Mismatch, cut: str) -> bool:
     """Return whether point `cut` agrees if the trace's values up to it are ignored.
 
     The points from the mismatch up to `cut` are then computed by the model. False if the trace
-    lacks `cut`.
+    lacks `cut`, or the model does not compute it from the differing point, as in a branch beside.
+    """
+    view = _view_without(case, cut, 0)
+    if view is None or view.residual is None or view.flagged:
+        return False
+    return depends_on_mismatch(case, cut)
+
+
+def depends_on_mismatch(case: Mismatch, cut: str) -> bool:
+    """Return whether the model computes point `cut` from the values of the differing point.
+
+    False for a point of a branch beside it, and where the trace lacks `cut`.
+    """
+    used, left = (_view_without(case, cut, first) for first in (1, 0))
+    return used is not None and left is not None and not np.array_equal(used.mine, left.mine)
+
+
+def _view_without(case: Mismatch, cut: str, first: int) -> ShadowPoint | None:
+    """Return point `cut` of a pass that ignores the trace's values up to it.
+
+    The values of the differing point are ignored, too, unless `first` is 1. None if the trace lacks
+    `cut`, or the model has no such points.
     """
     if not case.recorded.has_record(cut) or not {cut, case.view.key} <= case.patched.points.keys():
-        return False
+        return None
     keys = list(case.patched.points)
     inner = keys[keys.index(case.view.key) : keys.index(cut)]
-    view = run_shadow_point(case.patched, case.without(inner), cut)
-    return view is not None and view.residual is not None and not view.flagged
+    return run_shadow_point(case.patched, case.without(inner[first:]), cut)
 
 
 def is_computed_from(later: str, earlier: str) -> bool:
@@ -110,7 +132,9 @@ def recorded_values_are_used(case: Mismatch) -> bool:
     key = case.view.key
     for cut in cut_keys(key) if parse_key(key)[0] not in STREAM else keys_after(case):
         view = case.found.views.get(cut)
-        if view is not None and view.residual is not None:
+        if view is None or view.residual is None:
+            continue
+        if view.flagged or depends_on_mismatch(case, cut):
             return not view.flagged and not agrees_without(case, cut)
     return False
 

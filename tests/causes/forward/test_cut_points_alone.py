@@ -3,12 +3,14 @@
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 
 from aprfmt.causes.forward import cut_points
 from aprfmt.causes.forward.cut_points import (
     agrees_without,
     cut_keys,
+    depends_on_mismatch,
     is_computed_from,
     keys_after,
     may_be_mistaken,
@@ -93,8 +95,8 @@ def case_of(key: str, views: dict[str, Any], recorded: tuple[str, ...] = KEYS) -
     )
 
 
-def seen(residual: float | None, *, flagged: bool = False) -> Any:
-    return SimpleNamespace(residual=residual, flagged=flagged)
+def seen(residual: float | None, *, flagged: bool = False, mine: float = 0.0) -> Any:
+    return SimpleNamespace(residual=residual, flagged=flagged, mine=np.array([mine]))
 
 
 def test_the_keys_after_a_point_leave_out_whole_numbers() -> None:
@@ -105,23 +107,31 @@ def test_the_keys_after_a_point_leave_out_whole_numbers() -> None:
 
 def test_a_cut_is_recomputed_from_the_mismatch_on(monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[Any] = []
-    answers: list[Any] = [seen(0.0), None, seen(None), seen(0.5, flagged=True)]
+    first: list[Any] = [seen(0.0), None, seen(None), seen(0.5, flagged=True)]
 
     def run(patched: Any, recorded: Any, cut: str) -> Any:
         asked.append((recorded, cut))
-        return answers.pop(0)
+        return seen(0.9, mine=1.0) if case.view.key not in recorded else first[0]
 
     monkeypatch.setattr(cut_points, "run_shadow_point", run)
     case = case_of("L0.q_rope", {})
+    inner = ["L0.q_rope", "L0.experts", "L0.attn"]
     assert agrees_without(case, "L0.attn_out")
-    assert asked == [(["L0.q_rope", "L0.experts", "L0.attn"], "L0.attn_out")]
+    assert asked[0] == (inner, "L0.attn_out") and (inner[1:], "L0.attn_out") in asked
     for _ in range(3):
+        first.pop(0)
         assert not agrees_without(case, "L0.attn_out")
-    pair = case_of("L0.q", {})
+    first[0] = seen(0.0, mine=1.0)  # what is recorded changes nothing: a branch beside it
+    assert not agrees_without(case, "L0.attn_out")
+    assert not depends_on_mismatch(case, "L0.attn_out")
+    first[0] = seen(0.0)
+    assert depends_on_mismatch(case, "L0.attn_out")
+    pair = case = case_of("L0.q", {})
     pair.patched.points = dict.fromkeys(("L0.q", "L0.attn"))
-    answers.append(seen(0.0))
-    assert agrees_without(pair, "L0.attn") and asked.pop() == (["L0.q"], "L0.attn")
     asked.clear()
+    assert agrees_without(pair, "L0.attn") and asked[0] == (["L0.q"], "L0.attn")
+    asked.clear()
+    case = case_of("L0.q_rope", {})
     assert not agrees_without(case, "L0.ffn_out")  # no point of this pass
     assert not agrees_without(case_of("L0.q", {}, ("L0.q",)), "L0.attn")  # not in the trace
     assert not agrees_without(case_of("L9.q", {}), "L0.attn")
@@ -138,7 +148,9 @@ def test_recorded_values_are_used_where_only_they_give_the_next_point(
         tried.append(cut)
         return agrees
 
+    reached = {"L0.attn", "L0.attn_out", "L0.mid", "L0.out"}
     monkeypatch.setattr(cut_points, "agrees_without", agree)
+    monkeypatch.setattr(cut_points, "depends_on_mismatch", lambda case, cut: cut in reached)
     good, bad, unseen = seen(0.0), seen(0.9, flagged=True), seen(None)
     assert recorded_values_are_used(case_of("L0.q", {"L0.attn": good}))
     assert not recorded_values_are_used(case_of("L0.q", {"L0.attn": bad, "L0.mid": good}))
@@ -146,5 +158,8 @@ def test_recorded_values_are_used_where_only_they_give_the_next_point(
     assert not recorded_values_are_used(case_of("L0.q", {"L0.q_rope": good}))  # no cut
     assert tried == ["L0.attn", "L0.attn_out"]
     assert recorded_values_are_used(case_of("L0.mid", {"L0.out": good}))
+    reached.remove("L0.attn")  # it is of a branch beside: the next one tells
+    assert not recorded_values_are_used(case_of("L0.q", {"L0.attn": good, "L0.attn_out": bad}))
+    assert recorded_values_are_used(case_of("L0.q", {"L0.attn": good, "L0.attn_out": good}))
     agrees = True
-    assert not recorded_values_are_used(case_of("L0.q", {"L0.attn": good}))
+    assert not recorded_values_are_used(case_of("L0.q", {"L0.attn_out": good}))
