@@ -48,7 +48,8 @@ class Trace(Tabular):
     the recorded values of a key, None where only statistics were recorded. `nonfinite` is the first
     key with a NaN or an infinity; a pass with `stop` ended there. `masks` say which values are
     there of keys whose file holds only some, `resolution` half a unit of its last decimal. `blocks`
-    gives the values that `fetch` returns block by block, None where they can only be fetched whole.
+    gives the values that `fetch` returns piece by piece, None where they can only be fetched whole.
+    `fetch_unread` returns the values of an array of the dump that is no capture point, by its name.
     """
 
     run: Mapping[str, Value]
@@ -59,6 +60,7 @@ class Trace(Tabular):
     masks: Mapping[str, NDArray[np.bool_]] = field(default_factory=dict)
     resolution: float = 0.0
     blocks: Callable[[str], ValueBlocks | None] = no_blocks
+    fetch_unread: Callable[[str], Numbers | None] = lambda name: None
 
     def __repr__(self) -> str:
         """Return a short text: the class, the model, and the number of records."""
@@ -95,6 +97,10 @@ class Trace(Tabular):
         Traces of printed text have only some values of a point.
         """
         return self.masks.get(self.aliases.get(key, key))
+
+    def unread_values(self, name: str) -> Numbers | None:
+        """Return the values of a dumped array that is no capture point; None if it has none."""
+        return self.fetch_unread(name)
 
     def value_blocks(self, key: str) -> ValueBlocks | None:
         """Return the values of a key to be read in blocks; None if they can only be read whole."""

@@ -62,6 +62,7 @@ from aprfmt.measure.trace_view import (
     unread_arrays,
 )
 from aprfmt.measure.traces import FirstToken, PointDiff, find_first_token
+from aprfmt.measure.unread_arrays import compare_unread_arrays
 from aprfmt.model import Model
 from aprfmt.model.completeness import check_runnable
 from aprfmt.model.ledger import (
@@ -145,6 +146,8 @@ class DiagnosisRun:
         if self.levels.other_model or side is None:
             return f"aprfmt diff {a} {b} --top 20"
         trace = self.traces.get(side.label)
+        if trace is not None and len(self.traces) == 1 and _has_no_point(trace):
+            return f"aprfmt trace --load {shlex.quote(str(side.path))}"
         other = self.traces.get("A" if side.label == "B" else "B")
         recorded = [trace_ids(one) for one in (other, trace) if one is not None]
         ids = self.ids or next(filter(None, recorded), None)
@@ -169,7 +172,7 @@ class DiagnosisRun:
         """
         a, b = self.a.model, self.b.model
         report = self.levels.report
-        arrays = unread_arrays(*self.traces.values())
+        arrays = self._unread_arrays()
         said = any(one.cause == "capture_rows" for one in self.levels.findings)
         if a is None and b is None and len(self.traces) > 1 and not said:
             first, second = self.traces["A"], self.traces["B"]
@@ -196,6 +199,11 @@ class DiagnosisRun:
         whole = report.ledgers or ()
         joined = [join_ledgers(one, more) for one, more in zip(whole, sides, strict=False)]
         return left, (joined[0], joined[1]) if joined else None
+
+    def _unread_arrays(self) -> tuple[NotCompared, ...]:
+        """Return the arrays of the traces that are no point; of two traces, whether they differ."""
+        traces = list(self.traces.values())
+        return compare_unread_arrays(*traces) if len(traces) == 2 else unread_arrays(*traces)
 
     def facts(self) -> dict[str, Any]:
         """Return facts on both sides under "a" and "b", and the first differing token.
@@ -620,6 +628,10 @@ class DiagnosisRun:
             "token ids: the trace does not say them; give --ids for shadowing and causes"
         )
         if len(self.traces) < 2:
+            (trace,) = self.traces.values()
+            if _has_no_point(trace):
+                says = "none of the trace's arrays is a capture point of a language model"
+                return self.make_diagnosis(f"{says}{_unread_clause(trace)}")
             return self.make_diagnosis("the trace does not say its token ids; give --ids")
         self._compare_runs()
         options = "--ids" if self.model_of(self.a) is not None else "--model and --ids"
@@ -901,6 +913,8 @@ class DiagnosisRun:
         if self.traces and not any(
             row.direct is not None or row.shadow is not None for row in self.points
         ):
+            if any(one.state == "unequal" for one in self._unread_arrays()):
+                return ""  # a difference is known, though not at a point
             rest = _unread_clause(*self.traces.values())
             return f"no point of the two has values on the same rows{rest}"
         return ""
@@ -957,6 +971,11 @@ def _unseen_layers(judged: "JudgedTrace") -> Iterator[NotCompared]:
         if view.distance(there.mine.reshape(view.mine.shape)) <= view.whole_tolerance:
             why = f"it holds {entering}, and nothing recorded is computed in layer {layer}"
             yield NotCompared("captured array", last, "unreadable", why)
+
+
+def _has_no_point(trace: TraceLike) -> bool:
+    """Return whether none of a trace's arrays is a capture point by its name."""
+    return not trace.records and not trace.run.get("lost")
 
 
 def _unread_clause(*traces: TraceLike) -> str:

@@ -84,6 +84,10 @@ class TraceLike(Protocol):
         """Return which of the values are present (bool array), None for all."""
         ...
 
+    def unread_values(self, name: str) -> Array | None:
+        """Return the values of a dumped array that is no capture point; None if it has none."""
+        ...
+
     def value_blocks(self, key: str) -> ValueBlocks | None:
         """Return the values of a key to be read in blocks; None if they can only be read whole."""
         ...
@@ -131,6 +135,10 @@ class WrappedTrace:
     def values_mask(self, key: str) -> Array | None:
         """Return which of the values are present (bool array), None for all."""
         return self._trace.values_mask(key)
+
+    def unread_values(self, name: str) -> Array | None:
+        """Return the values of a dumped array that is no capture point; None if it has none."""
+        return self._trace.unread_values(name)
 
     def value_blocks(self, key: str) -> ValueBlocks | None:
         """Return the values of a key to be read in blocks; None if they can only be read whole."""

@@ -38,8 +38,8 @@ from aprfmt.measure.trace_view import (
     run_arithmetic,
     shows_routing,
     unequal_rank_sentences,
-    unread_arrays,
 )
+from aprfmt.measure.unread_arrays import compare_unread_arrays
 from aprfmt.model.ledger import NotCompared
 from aprfmt.model.verdict import Compared, Pronounced, VerdictWords, pronounce
 
@@ -177,9 +177,14 @@ class TraceDiff:
         differs = bool(self.unequal_ranks) or (self.first is not None and not apart)
         differs |= self.exact and bool(self.unequal) and not apart
         differs |= any(one.differs(self.exact) for one in self.repeats)
+        left = self.left
+        if not self.compared:  # equal arrays that are no point do not stand in for points
+            left = tuple(
+                replace(row, state="unread") if row.state == "equal" else row for row in left
+            )
         return pronounce(
             _EXACT if self.exact else _WORDS,
-            Compared(differs, counts, (*apart, *self.left)),
+            Compared(differs, counts, (*apart, *left)),
             self.accept,
         )
 
@@ -368,7 +373,7 @@ def compare_traces(
         tuple(key for key in b.records if a.find_record(key) is None),
         unrecorded_tokens_sentences(a, b),
         tuple(other_rows),
-        (*rows_of_one_side(a, b, compared), *unread_arrays(a, b), *other_sequences(a, b)),
+        (*rows_of_one_side(a, b, compared), *compare_unread_arrays(a, b), *other_sequences(a, b)),
         unequal_rank_sentences(a, b),
         find_first_token(points, mine, other),
         {} if same_dtype is None else rounding_ratios(keys, mine, other, same_dtype),

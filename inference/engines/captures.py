@@ -34,7 +34,7 @@ from aprfmt.formats.mapped_file import (
 )
 from aprfmt.formats.pytorch.layout import is_zip
 from aprfmt.formats.pytorch.state_dict import ALONE
-from aprfmt.inference.engines.modules import points_named
+from aprfmt.inference.engines.modules import is_of_tower, points_named
 from aprfmt.inference.engines.node_names import parse_node_name
 from aprfmt.inference.engines.npz import MAX_MEMBER, MAX_MEMBERS, ORDER, NpzFile, read_header
 from aprfmt.inference.engines.stored_arrays import (
@@ -257,11 +257,11 @@ def _shapes(source: Source) -> list[tuple[str, Sequence[int]]]:
 def _are_outputs(arrays: Sequence[tuple[str, Sequence[int]]]) -> bool:
     """Return whether arrays, given as (name, shape), were captured and are no parameters.
 
-    That needs a name of a capture point, or of a module whose output is one; the logits alone
-    count only next to the run's token ids. No name may end as a parameter's does. All arrays that
-    have a row for each token must have equally many rows, and the logits as many or one.
-    Parameters with such names fail this: a norm's has one axis, and a matrix has a row for each
-    output. Arrays of three axes are not looked at.
+    That needs a name of a capture point, of a module whose output is one, or of a tower's module;
+    the logits alone count only next to the run's token ids. No name may end as a parameter's does.
+    All arrays that have a row for each token must have equally many rows, and the logits as many or
+    one. Parameters with such names fail this: a norm's has one axis, and a matrix has a row for
+    each output. Arrays of three axes are not looked at.
     """
     if any(name.endswith(_PARAMETERS) for name, _ in arrays):
         return False
@@ -271,6 +271,7 @@ def _are_outputs(arrays: Sequence[tuple[str, Sequence[int]]]) -> bool:
     for name, shape in arrays:
         if 0 in shape:
             continue  # it holds nothing, so that it says nothing
+        per_token |= is_of_tower(name)  # whose modules are no points
         kinds = {point.rows for point in points_named(name)}
         held = _without_leading_ones(shape)
         count = held[0] if len(held) == 2 else 1

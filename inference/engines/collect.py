@@ -442,11 +442,18 @@ class Collector:
         # An engine that computes only the rows it needs computes the last one.
         return (self._tokens - 1,) if count == 1 else None
 
-    def trace(self, run: Mapping[str, Value], *, resolution: float = 0.0) -> Trace:
+    def trace(
+        self,
+        run: Mapping[str, Value],
+        *,
+        resolution: float = 0.0,
+        fetch_unread: Callable[[str], Numbers | None] = lambda name: None,
+    ) -> Trace:
         """Return what was recorded as a Trace, in execution order.
 
         Every alias of the model is known. `run` are facts of the run. `resolution` is half a unit
-        of the last printed decimal, 0 for exact values.
+        of the last printed decimal, 0 for exact values. `fetch_unread` returns the values of an
+        array that is no capture point, by its name.
         """
         # Bring the records into execution order.
         order = list(self.known) or sorted(self.records, key=_key_order)
@@ -470,6 +477,7 @@ class Collector:
             self.seen,
             resolution,
             self._tiles.get,
+            fetch_unread,
         )
 
     def close(self) -> None:

@@ -11,7 +11,7 @@ arrays it names, in its own folder:
 """
 
 import json
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from functools import partial
@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 
 from aprfmt.base.dump_names import MAPPING_FILE
 from aprfmt.base.protocols import Value
-from aprfmt.errors import FormatError, UsageError
+from aprfmt.errors import AprfmtError, FormatError, UsageError
 from aprfmt.formats.bounded_json import dumps, load_file
 from aprfmt.inference.capture import find_key, key_name, parse_key
 from aprfmt.inference.engines.captures import MAX_JSON, Captures, is_folder_of_arrays
@@ -256,9 +256,23 @@ def mapped_trace(
                 collector.unknown["rows of the same tokens"] = why
                 collector.lost.add("rows of the same tokens")
     try:
-        yield collector.trace(run)
+        unread = partial(_unread_values, captures, collector.unknown)
+        yield collector.trace(run, fetch_unread=unread)
     finally:
         collector.close()
+
+
+def _unread_values(captures: Captures, unknown: Collection[str], name: str) -> Numbers | None:
+    """Return the values of an array that is among those without a capture point, `unknown`.
+
+    None where the dump has no array of that name, or it cannot be read.
+    """
+    if name not in unknown or name not in captures.shapes or name in captures.left:
+        return None
+    try:
+        return captures.read(name)
+    except (AprfmtError, ValueError):
+        return None
 
 
 def _compare_repeats(

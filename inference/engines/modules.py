@@ -31,6 +31,7 @@ from aprfmt.inference.engines.node_names import points_of_node_name
 from aprfmt.inference.engines.parts import has_vocabulary_axis
 from aprfmt.inference.engines.tiles import MeasuredTiles, Tiles
 from aprfmt.inference.points import Name, Point
+from aprfmt.model.towers import MODULES as TOWERS
 
 Numbers = NDArray[Any]
 # Path prefixes before a layer's number, and before a whole-model module.
@@ -39,6 +40,8 @@ _NUMBER = re.compile(r"\d{1,9}#\w+")
 _UNDERSCORES = re.compile(r"(?:\w+_)??(?:layers|layer|h|blocks)_(\d{1,9})(?:_(\w+))?")
 # An entry of the tuple that `output_hidden_states=True` gives: hidden_states.3, hidden_states[-1].
 _HIDDEN_STATE = re.compile(r"(?:\w+\.)*?hidden_states?[._/-]?\[?(-?\d{1,9})\]?")
+# The beginnings of a tower's names in which underscores stand for the dots.
+_TOWER_FILES = tuple(f"{name}_" for name in TOWERS if name != "connector")
 _ABOVE = re.compile(
     r"(?:(?:model|language_model|transformer|base_model|gpt_neox|backbone|decoder|bert|roberta|cls)\.)*([\w.]+(?:#\w+)?)"
 )
@@ -97,8 +100,11 @@ class ModuleReading:
 def parse_module(key: str) -> tuple[int, str] | None:
     """Return (layer, path below it) of a module's key; None for any other key.
 
-    The layer of a module outside the layers is WHOLE.
+    The layer of a module outside the layers is WHOLE. None too for a module of a vision or audio
+    tower: its layers are not those of the language model.
     """
+    if is_of_tower(key):
+        return None
     match = _LAYER.fullmatch(f"layers.{key}" if _NUMBER.fullmatch(key) else key)
     if match:
         return int(match[1]), f"{match[2] or ''}{match[3] or ''}"
@@ -108,6 +114,15 @@ def parse_module(key: str) -> tuple[int, str] | None:
         return int(match[1]), _BY_UNDERSCORES[match[2]] if match[2] else ""
     above = _ABOVE.fullmatch(key)
     return (WHOLE, above[1]) if above and above[1] in _WHOLE_NAMES else None
+
+
+def is_of_tower(key: str) -> bool:
+    """Return whether a module's key names one of a vision or audio tower, such as `visual.merger`.
+
+    A file's name may have underscores in place of the dots.
+    """
+    parts = key.partition("#")[0].split(".")
+    return not TOWERS.isdisjoint(parts) or key.startswith(_TOWER_FILES)
 
 
 def points_named(key: str) -> tuple[Point, ...]:
@@ -133,7 +148,7 @@ def _no_point_text(key: str) -> str:
     """Return why a module's output is no point."""
     if key.rpartition(".")[2] in _POSITIONS:
         return "rows of the position table, no point of their own: embd_scaled is the sum with them"
-    return "not a capture point"
+    return "of a tower, which has no points here" if is_of_tower(key) else "not a capture point"
 
 
 def hidden_state_index(key: str) -> int | None:

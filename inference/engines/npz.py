@@ -13,6 +13,7 @@ import zipfile
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -20,7 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from aprfmt.base.text_escape import shorten
-from aprfmt.errors import FormatError, TruncatedError, UnsupportedError
+from aprfmt.errors import AprfmtError, FormatError, TruncatedError, UnsupportedError
 from aprfmt.formats.mapped_file import open_regular
 from aprfmt.formats.pytorch.zip_archive import CUT, is_cut_archive
 from aprfmt.inference.engines.collect import Collector
@@ -292,7 +293,21 @@ def load_npz(
             "ids_given": found is None and given is not None,
             "backend": {"backend": "npz", "of": "transformers module outputs"},
         }  # fmt: skip
-        yield collector.trace(run)
+        unread = partial(_unread_values, opened, collector.unknown)
+        yield collector.trace(run, fetch_unread=unread)
+
+
+def _unread_values(file: NpzFile, unknown: Collection[str], name: str) -> Numbers | None:
+    """Return the numbers of an array that is among those without a capture point, `unknown`.
+
+    None where the file has no such numbers, or they cannot be read.
+    """
+    if name not in unknown or name not in file.arrays or file.arrays[name][1].kind not in "iufb":
+        return None
+    try:
+        return file.read(name)
+    except AprfmtError:
+        return None
 
 
 def _token_ids(file: NpzFile) -> list[int] | None:

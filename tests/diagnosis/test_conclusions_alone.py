@@ -366,6 +366,7 @@ def command_after(
     trace: Any = None,
     other_model: bool = False,
     unrunnable: str = "",
+    records: Any = ("L0.q",),
 ) -> str:
     sides = [
         SimpleNamespace(kind=kind, path=Path(f"{label}.st"), text=f"{label} text", label=label)
@@ -375,7 +376,7 @@ def command_after(
         a=sides[0],
         b=sides[1],
         levels=SimpleNamespace(other_model=other_model),
-        traces={"B": SimpleNamespace(run=trace)} if trace is not None else {},
+        traces={"B": SimpleNamespace(run=trace, records=records)} if trace is not None else {},
         ids=ids,
         model_of=lambda side: SimpleNamespace(path=Path(model)) if model else None,
         _unrunnable_reason=lambda: unrunnable,
@@ -401,6 +402,9 @@ def test_the_command_behind_an_end_asks_for_what_is_missing(
     assert command_after(("model", "model"), ids=(1,)) == "aprfmt diff A.st B.st --top 20"
     assert command_after(one, model="m", unrunnable="a tower") == ""
     assert command_after(both, ids=(1,), other_model=True) == "aprfmt diff A.st B.st --top 20"
+    assert command_after(one, model="m", trace={}, records=()) == "aprfmt trace --load B.st"
+    lost = {"lost": ["L0.q"]}
+    assert "--ids IDS" in command_after(one, model="m", trace=lost, records=())
     assert command_after(both, ids=(1, 2), model="m") == "map m 1,2 B-again.safetensors"
     for run, begin in (({}, "map m"), ({"aprfmt": "1"}, "aprfmt trace m --payload --points all")):
         many = tuple(range(next_commands.MOST_IDS + 1))

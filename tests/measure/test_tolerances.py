@@ -55,6 +55,9 @@ class OneTrace:
     def find_record(self, key: str) -> OneRecord | None:
         return self.records.get(key)
 
+    def unread_values(self, name: str) -> None:
+        return None
+
     def slot_parts(self, key: str) -> list[str]:
         return [key]
 
