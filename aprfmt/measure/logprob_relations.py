@@ -19,11 +19,12 @@ from aprfmt.measure.short_numbers import short_number
 from aprfmt.measure.softmax import log_sum_exp
 
 Numbers = NDArray[np.float64]
-Kind = Literal["temperature", "listed", "offset", "fewer"]
+Kind = Literal["temperature", "listed", "offset", "fewer", "scaled"]
 SIDES = ("this side", "the reference")
 FEWEST = 3  # listed tokens of a position from which its factor shows
 POSITIONS = 4  # such positions from which a relation is judged
 SPAN = 1e-2  # nats that the log-probabilities of a position must span, at least
+UNLIKE = 1e-3  # how far a factor after the softmax is from 1, at least
 BETTER = 0.25  # of the distance at most is left by a relation
 ADDED = 1e-3  # nats that a sum of rounded probabilities may be off 0
 
@@ -62,8 +63,10 @@ class LogprobRelation:
     `kind` is "temperature": its logits are `factor` times the reference's; "listed": `side` is
     normalised over the tokens that it lists; "offset": `side` holds logits, which differ from
     log-probabilities by one number a position; "fewer": `side` is normalised over fewer tokens than
-    the other, and which is not known. `factor` and `temperature`, which is 1/factor, are 1 where
-    there is none; `says` states it in words. `harmless`: both sides say the same probabilities.
+    the other, and which is not known; "scaled": its log-probabilities are `factor` times the
+    reference's, with no softmax after it. `factor` and `temperature`, which is 1/factor, are 1
+    where there is none; `says` states it in words. `harmless`: both sides say the same
+    probabilities.
     """
 
     kind: Kind
@@ -84,7 +87,9 @@ def _apply_relation(row: SharedRow, factor: float, kind: Kind) -> Numbers:
 
     Where only some tokens are listed, the constant of the softmax is fitted to the row itself.
     """
-    scaled = factor * row.reference
+    scaled: Numbers = factor * row.reference
+    if kind == "scaled":
+        return scaled
     if kind == "listed" or (kind == "temperature" and row.whole):
         return scaled - log_sum_exp(scaled)
     moved: Numbers = scaled + (row.here - scaled).mean()
@@ -124,6 +129,17 @@ class _Search:
         for row in self.rows[::2]:
             x, y = row.reference - row.reference.mean(), row.here - row.here.mean()
             product, power = product + float(x @ y), power + float(x @ x)
+        return product / power if power and product > 0 else None
+
+    def scale(self) -> float | None:
+        """Return the factor from the reference's log-probabilities to this side's, or None.
+
+        It is fitted on every second row; None where it is not positive.
+        """
+        product = power = 0.0
+        for row in self.rows[::2]:
+            product += float(row.reference @ row.here)
+            power += float(row.reference @ row.reference)
         return product / power if power and product > 0 else None
 
     def temperature(self, factor: float) -> float:
@@ -177,6 +193,25 @@ def _relations(search: _Search) -> Iterator[LogprobRelation]:
     yield LogprobRelation("temperature", says, SIDES[0], count, factor, search.temperature(factor))
 
 
+def _scaled_after_softmax(search: _Search) -> LogprobRelation | None:
+    """Return the relation "scaled" if one factor gives all log-probabilities; None if none does.
+
+    A temperature before the softmax also adds a number to each position's, which this has not.
+    """
+    factor = search.scale()
+    if factor is None or abs(factor - 1) < UNLIKE or not search.holds("scaled", factor):
+        return None
+    after, before = SIDES if factor > 1 else SIDES[::-1]
+    larger = max(factor, 1 / factor)
+    divisor = short_number(1 / larger, 1e-4)
+    says = (
+        f"the log-probabilities of {after} are {larger:.6g} times those of {before}, at all "
+        f"{len(search.rows)} positions, as if they were divided by {divisor:g} after the softmax: "
+        "a temperature divides logits before it, and these do not add up to 1"
+    )
+    return LogprobRelation("scaled", says, after, len(search.rows), factor)
+
+
 def _of_fewer_tokens(search: _Search) -> Iterator[LogprobRelation]:
     """Yield the relation "fewer" if one side's values are all larger, by one number a position."""
     moved = [float((row.here - row.reference).mean()) for row in search.rows]
@@ -199,14 +234,17 @@ def find_relation(rows: Sequence[SharedRow], tolerance: float) -> LogprobRelatio
     distance, in units of a row, that rounding makes. None too where too few positions have enough
     tokens.
     """
-    some = [
+    finite = [
         row
         for row in rows
-        if len(row.here) >= FEWEST
-        and np.isfinite(row.here).all()
-        and np.isfinite(row.reference).all()
-        and np.ptp(row.reference) > SPAN
+        if len(row.here) and np.isfinite(row.here).all() and np.isfinite(row.reference).all()
     ]
+    values = [row.reference for row in finite]
+    if len(finite) >= 2 * POSITIONS and np.ptp(np.concatenate(values)) > SPAN:
+        scaled = _scaled_after_softmax(_Search(finite, tolerance))
+        if scaled is not None:
+            return scaled
+    some = [row for row in finite if len(row.here) >= FEWEST and np.ptp(row.reference) > SPAN]
     if len(some) < POSITIONS:
         return None
     return next(_relations(_Search(some, tolerance)), None)

@@ -167,3 +167,38 @@ def test_few_positions_show_none() -> None:
     assert compare_logprobs(some, whole(logits()), FINE).relation is None
     two = listed(logits() / 0.6, 2)
     assert compare_logprobs(two, whole(logits()), FINE).relation is None
+
+
+def divided(x: Logprobs, by: float) -> Logprobs:
+    """Return lists whose log-probabilities are divided by one number."""
+    return Logprobs(
+        IDS, {at: {token: v / by for token, v in row.items()} for at, row in x.rows.items()}
+    )
+
+
+@pytest.mark.parametrize("by", [0.6, 0.7, 1.3])
+@pytest.mark.parametrize("top", [1, 2, 20])
+@pytest.mark.parametrize("run", [True, False])
+def test_a_factor_after_the_softmax_is_no_temperature(by: float, top: int, run: bool) -> None:
+    """Of one token a position, too. Seen red: "beyond tolerance" alone, or a temperature."""
+    here, reference = divided(listed(logits(), top), by), listed(logits(), top)
+    for at, table in enumerate(both(here, whole(logits()) if run else reference, FINE)):
+        found = table.relation
+        assert found is not None and table.beyond and not found.harmless
+        assert (found.kind, found.positions) == ("scaled", ROWS)
+        assert found.factor == pytest.approx((by, 1 / by)[at == 0], rel=1e-4)
+        assert f"divided by {min(by, round(1 / by, 4)):g} after the softmax" in found.says
+
+
+@pytest.mark.parametrize("temperature", [0.6, 1.3])
+def test_a_temperature_of_one_token_a_position_is_no_factor(temperature: float) -> None:
+    """Nor is a factor of each position its own one factor, nor noise."""
+    x = listed(logits(), 1)
+    for other in (
+        listed(logits() / temperature, 1),
+        Logprobs(IDS, {at: {t: v * (1 + 0.1 * at) for t, v in row.items()}
+                       for at, row in x.rows.items()}),
+        listed(logits() + 0.3 * logits(1), 1),
+    ):  # fmt: skip
+        for table in both(other, whole(logits()), FINE):
+            assert table.relation is None or table.relation.kind != "scaled"
