@@ -57,6 +57,7 @@ class SchemeCache:
     found: list[Any] = field(default_factory=list)  # (code, grouping)
     failed_searches: int = 0
     failed_orders: int = 0
+    failed_fields: int = 0
 
 
 class PairContext:
