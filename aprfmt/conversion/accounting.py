@@ -498,6 +498,20 @@ def _roles(copy: Model, source: Model) -> Mapping[str, "View"]:
     }
 
 
+def _keeps_processor(source: Model, copy: Model) -> bool:
+    """Return whether a copy frames texts as its source's post-processor does, seen without a parse.
+
+    True where both have a tokenizer.json, which is copied, or both have lists. Of a tokenizer.json
+    beside lists only the post-processor is looked at: a large vocabulary takes seconds to read.
+    """
+    by_lists = [has_listed_tokens(one) for one in (source, copy)]
+    if by_lists[0] == by_lists[1]:
+        return True
+    lists, files = (source, copy) if by_lists[0] else (copy, source)
+    read = read_tokenizer_parts(lists)
+    return read is None or read.frame == post_processor_ids(files.carried.tokenizer_json_keys())
+
+
 def _metadata_value(model: Model, key: str) -> Any:
     """Return the value of a metadata key, such as the licence's; None where the model has none.
 

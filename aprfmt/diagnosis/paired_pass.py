@@ -272,7 +272,6 @@ class PairedPass:
         over TIMES what rounding moves such gaps: that is measured in a pass with a bfloat16
         stream and B's weights `rounded`.
         """
-        from aprfmt.causes.forward.rounding import round_to_type
         from aprfmt.diagnosis.accumulated_rounding import TIMES
 
         blend, sound = self._with_alone(keys), self._with_alone(rounded)
@@ -362,6 +361,8 @@ def round_stream(carried: Any, dtype: str) -> Any:
 
     What later layers share beside the stream stays as it is.
     """
+    from aprfmt.causes.forward.rounding import round_to_type
+
     if isinstance(carried, StageOutput):
         return replace(carried, stream=round_to_type(carried.stream, dtype))
     return round_to_type(carried, dtype)

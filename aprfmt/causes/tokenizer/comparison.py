@@ -113,8 +113,8 @@ def compare_tokens(a: Model, b: Model) -> TokensReport:
         mine, theirs = with_engine_types(mine, theirs), with_engine_types(theirs, mine)
         end_where_time_is_over()
         report = compare_tokenizers(mine, theirs)
-        lost = (*_lost_lists(mine, theirs), *_unlisted_tokens(mine, theirs))
-        report = replace(report, findings=(*report.findings, *lost))
+        rows = (*report.findings, *_lost_lists(mine, theirs))
+        report = replace(report, findings=_with_unlisted_tokens(rows, mine, theirs))
         end_where_time_is_over()
         own = compare_carried(theirs, b)
         if own is not None and compare_carried(mine, a) is None:
