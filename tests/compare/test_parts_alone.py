@@ -461,7 +461,7 @@ def test_experts_of_one_rank_in_two_files_are_there_twice() -> None:
     def source(name: str, *tensors: str) -> Any:
         info = SimpleNamespace(shape=(2,), encoding="F32")
         held = SimpleNamespace(info=info, raw=lambda: memoryview(b"12345678"))
-        return SimpleNamespace(path=Path(name), tensors=dict.fromkeys(tensors, held))
+        return SimpleNamespace(path=Path(name), tensors=dict.fromkeys(tensors, held), metadata={})
 
     expert = "decoder.layers.0.mlp.experts.linear_fc1.weight{}"
     group: Any = engine_state._group_by_name

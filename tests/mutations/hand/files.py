@@ -193,7 +193,7 @@ ROWS: tuple[Row, ...] = (
     ),
     Row(
         "imatrix-unnamed", "aprfmt/conversion/encoding_choice.py",
-        '        plan.notes.append(Note("warning", where, text, "imatrix_gaps"))',
+        '        plan.notes.append(Note("warning", matrix_text(options), text, "imatrix_gaps"))',
         "        pass",
         "tensors an importance matrix says nothing about are not named",
     ),

@@ -266,8 +266,8 @@ ROWS: tuple[Row, ...] = (
     ),
     Row(
         "accept-beginning", _VERDICT,
-        "exact_predicate(each.removeprefix(UNREAD)) for each",
-        'exact_predicate(each.removeprefix(UNREAD) + "*") for each',
+        "list(map(exact_predicate, unread))",
+        '[exact_predicate(each + "*") for each in unread]',
         "a name accepts every item whose name begins with it",
         ("tests/model/ledger/test_verdict.py::test_a_pattern_accepts_*",),
     ),
