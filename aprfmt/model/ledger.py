@@ -194,6 +194,17 @@ class Ledger:
         rows = (NotCompared(item.kind, item.name, "unread", item.of) for item in self.unread)
         return (*rows, *self.unreadable)
 
+    @cached_property
+    def has_tokenizer_file(self) -> bool:
+        """Whether the folder has a file of a tokenizer: it is a model's, and not weights alone.
+
+        False for a ledger made without files.
+        """
+        return any(
+            item.reading == "tokenizer part" and isinstance(item.holds, Path)
+            for item in self.items_of_kind("file").values()
+        )
+
     def items_of_kind(self, kind: Kind) -> Mapping[str, Item]:
         """Return {name: item} of the items of a kind."""
         return {item.name: item for item in self.items if item.kind == kind}
@@ -1233,6 +1244,8 @@ def _has_home_of(item: Item, a: Ledger, b: Ledger) -> bool:
     """Return whether both ledgers have what an item belongs to: a folder, file or key style."""
     if item.home in _OF_TEMPLATES:
         return a.has_template and b.has_template
+    if item.kind == "file" and item.name == "config.json":  # a folder with a tokenizer lost it
+        return a.has_tokenizer_file and b.has_tokenizer_file
     if item.kind == "file":  # a folder, of which the configuration tells
         tells = [side.items_of_kind("file").get("config.json") for side in (a, b)]
         if companion_kind(item.name):  # which a single file embeds

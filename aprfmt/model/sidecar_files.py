@@ -31,7 +31,7 @@ _OTHER_WEIGHTS = "from_pretrained takes model.safetensors before them"
 
 # The first row that fits counts.
 ROWS: tuple[FileRow, ...] = (
-    FileRow(r"config\.json", "hyperparameter", "its keys are items", "configuration"),
+    FileRow(r"config\.json", "hyperparameter", "its keys are items", "configuration", needed=True),
     FileRow(r"hf_quant_config\.json", "part of", "ModelOpt's claim of packed weights",
             "configuration", as_stored=True),
     FileRow(r"quant(ize)?_config\.json", "part of", "AutoGPTQ's and AutoAWQ's claim of packing",
