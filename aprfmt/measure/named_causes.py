@@ -284,9 +284,14 @@ def _encoding_options(
 
     The verb is "convert" or "quantize". `mine` and `theirs` are the encodings of A's and B's
     matrices by key, `file_type` is B's general.file_type. No options give back the codes of a
-    calibrated quantization.
+    calibrated quantization. Of B's matrices of whole numbers, where A's have others, none is asked
+    for: they are codes that were never decoded.
     """
-    common = [key for key in theirs if key in mine]
+    common = [
+        key
+        for key in theirs
+        if key in mine and (mine[key] == theirs[key] or not _is_of_whole_numbers(theirs[key]))
+    ]
     wished = Counter(theirs[key] for key in common)
     if all(mine[key] == theirs[key] for key in common):
         return ["convert"]
@@ -320,6 +325,12 @@ def _named_encodings(encodings: Mapping[str, str], counts: Counter[str]) -> list
         return None
     named = (f"--tensor {shlex.quote(f'{key}={name}')}" for key, name in others.items())
     return ["convert", f"--encoding {most}", *named]
+
+
+def _is_of_whole_numbers(encoding: str) -> bool:
+    """Return whether tensors of an encoding hold integers."""
+    row = ENCODINGS.get(encoding)
+    return row is not None and (row.numpy or "").startswith(("int", "uint"))
 
 
 def _holds_all(encoding: str, other: str) -> bool:

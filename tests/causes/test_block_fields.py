@@ -11,6 +11,7 @@ from typing import Any
 import gguf
 import numpy as np
 import pytest
+from safetensors.numpy import load_file
 
 from aprfmt.causes.tensor.block_fields import field_readings
 from aprfmt.codecs import CODECS
@@ -183,3 +184,40 @@ def test_no_reading_is_the_right_one_and_none_is_tried_twice(kind: str) -> None:
     assert tuple(range(layout.itemsize)) not in places
     assert len({one.says for one in made}) == len(made) > 20
     assert all(-8 <= min(one) and max(one) < layout.itemsize + 8 for one in places)
+
+
+WIDE = {"U8": np.uint8, "I8": np.int8, "U16": np.uint16, "F32": np.float32}
+
+
+@pytest.mark.parametrize("dtype", WIDE)
+def test_bytes_of_blocks_that_were_never_decoded_are_named(
+    dtype: str, demo: Path, tmp_path: Path
+) -> None:
+    """As a loader held them: as bytes, words, or their numbers. Seen red: "shape differs"."""
+    folder_of(demo, tmp_path, "Q5_1", None, "F32")
+    path, held = tmp_path / "b" / "model.safetensors", {}
+    for name, x in load_file(path).items():
+        held[name] = ("F32", x.shape, x.tobytes())
+    (one,) = [x for x in gguf.GGUFReader(tmp_path / "a.gguf").tensors if x.name == NAME]
+    raw = np.ascontiguousarray(one.data)
+    made = raw.astype(np.float32) if dtype == "F32" else raw.view(WIDE[dtype])
+    held["model.layers.1.mlp.up_proj.weight"] = (dtype, made.shape, made.tobytes())
+    write_mixed(path, held)
+    found = json.loads(aprfmt("diff", tmp_path / "a.gguf", tmp_path / "b", "--json").out)
+    (cause,) = found["causes"]
+    assert (cause["cause"], cause["level"]) == ("code_type", "confirmed")
+    assert "of A's Q5_1 blocks, read as " in cause["says"] and "never decoded" in cause["says"]
+    assert cause["where"] == ["model.layers.1.mlp.up_proj.weight"]
+    assert all("=U8" not in command and "=I8" not in command for command in found["next"])
+
+
+def test_other_bytes_are_not_those_of_blocks(demo: Path, tmp_path: Path) -> None:
+    folder_of(demo, tmp_path, "Q5_1", None, "F32")
+    path = tmp_path / "b" / "model.safetensors"
+    held = {name: ("F32", x.shape, x.tobytes()) for name, x in load_file(path).items()}
+    (one,) = [x for x in gguf.GGUFReader(tmp_path / "a.gguf").tensors if x.name == NAME]
+    made = np.array(one.data)
+    made.reshape(-1)[5] ^= 1
+    held["model.layers.1.mlp.up_proj.weight"] = ("U8", made.shape, made.tobytes())
+    write_mixed(path, held)
+    assert "never decoded" not in aprfmt("diff", tmp_path / "a.gguf", tmp_path / "b").out

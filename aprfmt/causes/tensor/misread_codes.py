@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
+from aprfmt.base.encodings import find_encoding
 from aprfmt.causes.row import Cause
 from aprfmt.causes.tensor.differing_pair import DifferingPair
 from aprfmt.causes.tensor.guess import PairHypothesis, Take
@@ -326,9 +327,9 @@ def explain_whole_bytes(case: DifferingPair) -> Iterator[Finding]:
 
 
 def explain_words_as_values(case: DifferingPair) -> Iterator[Finding]:
-    """Yield the finding that values are the words or bytes in which several codes are packed.
+    """Yield the finding that values are the words or bytes in which codes are stored.
 
-    The sides then have two shapes.
+    The sides then have two shapes: a word has several codes, and blocks have scales beside them.
     """
     for plain, coded, one, other in ((case.b, case.a, "B", "A"), (case.a, case.b, "A", "B")):
         tensor = coded.side.stored[0]
@@ -337,7 +338,7 @@ def explain_words_as_values(case: DifferingPair) -> Iterator[Finding]:
         if tensor.packed is not None:
             weight = tensor.packed()
             raw = weight.parts[weight.dialect.main].raw
-        elif tensor.parts:
+        elif tensor.parts or find_encoding(coded.encoding.split("+")[0]).block_size > 1:
             raw = tensor.raw()
         else:
             continue
@@ -356,9 +357,11 @@ def explain_words_as_values(case: DifferingPair) -> Iterator[Finding]:
             kind = "unsigned" if sign == "u" else "signed"
             what = "bytes" if width == 1 else f"words of {width} bytes"
             each = coded.size // plain.size
+            of, more = "codes", f"{each} codes are taken for one value"
+            if tensor.packed is None and not tensor.parts:
+                of, more = f"{coded.encoding} blocks", "they were never decoded"
             says = (
-                f"{one}'s values are the {what} of {other}'s codes, read as {kind} integers: "
-                f"{each} codes are taken for one value",
+                f"{one}'s values are the {what} of {other}'s {of}, read as {kind} integers: {more}",
             )
             proof = prove_values(values, values.size, 0, unit)
             yield make_finding("code_type", (case.key,), says, None, 0.0, proof)
