@@ -27,7 +27,13 @@ from aprfmt.conversion import Options, convert_model
 from aprfmt.errors import ConversionError, UnsupportedError
 from aprfmt.formats.mapped_file import MemoryTensor
 from aprfmt.model import Model, open_model
-from aprfmt.model.adapter_parts import OF_DIFFUSION, adapter_parts, diffusion_components
+from aprfmt.model.adapter_parts import (
+    OF_DIFFUSION,
+    adapter_parts,
+    assumed_alpha_text,
+    diffusion_components,
+    peft_config,
+)
 from aprfmt.model.adapter_reading import Adapter, read_adapter
 from aprfmt.model.resolve import architecture_names
 from aprfmt.model.zero_pairs import find_zero_pairs
@@ -393,14 +399,19 @@ def convert_merged(
             merged = [one for one in model.source.tensors.values() if isinstance(one, MergedTensor)]
             count = sum(one.pair.has_change for one in merged)
             zeros = find_zero_pairs(opened).text
+            assumed = assumed_alpha_text(peft_config(opened), adapter_parts(opened), opened)
             extra = {**options.extra_metadata, RECORD: model.metadata[RECORD]}
             made = convert_model(model, Path(dst), to, replace(options, extra_metadata=extra))
             losses = () if options.dry_run else tuple(merge_losses(model, Path(dst)))
         of = f" of {len(merged)}" if count < len(merged) else ""
         said = f"merged into {count}{of} weights: {ARITHMETIC}, rounded once to each weight's dtype"
         note = Note("note", str(found.path), said, "")
-        empty = (Note("warning", str(found.path), zeros, "zero_pairs"),) if zeros else ()
-        notes = (*made.notes, note, *empty, *stray_notes(found), *loss_notes(losses, found.path))
+        doubts = tuple(
+            Note("warning", str(found.path), text, code)
+            for text, code in ((zeros, "zero_pairs"), (assumed, "assumed_alpha"))
+            if text
+        )
+        notes = (*made.notes, note, *doubts, *stray_notes(found), *loss_notes(losses, found.path))
         return replace(made, notes=notes, tensors=tuple(_with_losses(made.tensors, losses)))
 
 

@@ -88,6 +88,9 @@ WARNINGS: Mapping[str, str] = {
     "zero_pairs": "a factor of an adapter's pairs, or its scale, is zero, so that they change "
     "nothing of the base: nothing was trained, or the file was written before its values were "
     "gathered (ZeRO stage 3, FSDP). Save it again from the run that trained it.",
+    "assumed_alpha": "an adapter's configuration does not state lora_alpha, so that each loader "
+    "takes a default of its own for the scale of the change. PEFT's is merged here. State the "
+    "number of the training in adapter_config.json.",
     "stray_tensor": "an adapter's file holds a tensor that is no part of an adapter, such as the "
     "rope frequencies that a converter adds to a model. llama.cpp refuses such a file. It is left "
     "out of a merge and of an adapter that is written.",

@@ -6,10 +6,12 @@ from typing import TYPE_CHECKING, Any
 from aprfmt.base.sequences import join_first
 from aprfmt.base.text_escape import shorten
 from aprfmt.model.adapter_parts import (
+    DEFAULT_ALPHA,
     HEADS,
     WRAPPED,
     adapter_parts,
     alpha_contradiction,
+    assumed_alpha_text,
     diffusion_components,
     lacks_scale,
     merge_obstacle,
@@ -42,6 +44,8 @@ def adapter_text(model: "Model") -> str:
     alpha = config.get("lora_alpha", model.metadata.get("adapter.lora.alpha"))
     scale = f", alpha {alpha:g}" if isinstance(alpha, (int, float)) else ""
     base = config.get("base_model_name_or_path", model.metadata.get("general.base_model.0.name"))
+    if assumed_alpha_text(config, parts, model):
+        scale = f", no alpha stated (PEFT takes {DEFAULT_ALPHA}, other loaders another number)"
     if parts.spellings == {"mlx"}:
         alpha, base = mlx_parameter(config, "scale"), config.get("model")
         scale = f", scale {alpha:g}" if isinstance(alpha, (int, float)) else ""

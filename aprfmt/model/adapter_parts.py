@@ -334,6 +334,28 @@ def stored_alpha(model: "Model", parts: AdapterParts, module: str) -> float | No
     return float(found)
 
 
+def assumed_alpha_text(config: Mapping[str, Any], parts: AdapterParts, model: "Model") -> str:
+    """Return that an adapter's configuration states no alpha, as a sentence; "" if it has one.
+
+    "" too for a file without a configuration, for names of other libraries than PEFT, and where
+    tensors or patterns give the alpha of every pair.
+    """
+    stated = "lora_alpha" in config or "adapter.lora.alpha" in model.metadata
+    if stated or not config or parts.spellings != {"peft"} or not parts.factors:
+        return ""
+    known = (
+        value_by_pattern(config.get("alpha_pattern"), module, None) is not None
+        or stored_alpha(model, parts, module) is not None
+        for module in parts.factors
+    )
+    if all(known):
+        return ""
+    return (
+        f"adapter_config.json has no lora_alpha: PEFT takes its default, {DEFAULT_ALPHA}, and "
+        "other loaders another number, or 0"
+    )
+
+
 def alpha_contradiction(config: Mapping[str, Any], parts: AdapterParts, model: "Model") -> str:
     """Return how stored alphas contradict adapter_config.json, as a sentence; "" if they agree.
 

@@ -182,3 +182,36 @@ def test_adapters_of_language_models_are_no_pipelines(
         save_file(arrays, folder / "adapter_model.safetensors")
         (folder / "adapter_config.json").write_text(json.dumps(CONFIG))
         assert "diffusion" not in aprfmt("inspect", folder).out
+
+
+NO_ALPHA = "adapter_config.json has no lora_alpha"
+
+
+def test_an_alpha_that_nothing_states_is_said_by_all_that_read_it(tmp_path: Path) -> None:
+    """Seen red: no word of it, and a merge by PEFT's default."""
+    base, adapter = llama_folder(tmp_path / "base", "F32"), peft(tmp_path / "a", CONFIG)
+    assert "no alpha stated (PEFT takes 8, other loaders" in aprfmt("inspect", adapter).out
+    checked = aprfmt("validate", adapter)
+    assert checked.code == 0 and f"warning: {adapter}" in checked.out and NO_ALPHA in checked.out
+    merged = aprfmt("convert", base, tmp_path / "o", "--adapter", adapter)
+    assert merged.code == 0 and NO_ALPHA in merged.err and "explain assumed_alpha" in merged.err
+    assert "State the number" in aprfmt("explain", "assumed_alpha").out
+
+
+@pytest.mark.parametrize(
+    "more", [{"lora_alpha": 8}, {"lora_alpha": 0}, {"alpha_pattern": {"q_proj": 16}}]
+)
+def test_of_a_stated_alpha_nothing_is_said(more: Mapping[str, Any], tmp_path: Path) -> None:
+    base, adapter = llama_folder(tmp_path / "base", "F32"), peft(tmp_path / "a", {**CONFIG, **more})
+    for command in (("inspect", adapter), ("validate", adapter),
+                    ("convert", base, tmp_path / "o", "--adapter", adapter)):  # fmt: skip
+        found = aprfmt(*command)
+        assert "no alpha stated" not in found.out and NO_ALPHA not in found.out + found.err
+
+
+def test_alphas_beside_the_factors_are_stated(tmp_path: Path) -> None:
+    adapter = peft(tmp_path / "a", CONFIG)
+    path = adapter / "adapter_model.safetensors"
+    alphas = {f"base_model.model.{one}.alpha": np.array(4, np.float32) for one in MODULES}
+    save_file({**load_file(path), **alphas}, path)
+    assert "no alpha stated" not in aprfmt("inspect", adapter).out

@@ -29,7 +29,12 @@ from aprfmt.measure.encoding_noise import UNIT
 from aprfmt.measure.named_causes import set_command
 from aprfmt.model import Model
 from aprfmt.model.adapter_description import drop_stray_command
-from aprfmt.model.adapter_parts import adapter_parts, pair_faults_text, peft_config
+from aprfmt.model.adapter_parts import (
+    adapter_parts,
+    assumed_alpha_text,
+    pair_faults_text,
+    peft_config,
+)
 from aprfmt.model.completeness import vector_text, vector_todo
 from aprfmt.model.config_paths import path_of_name, value_at_path
 from aprfmt.model.draft import contradicted_draft, draft_head
@@ -63,6 +68,10 @@ def check_architecture(ctx: CheckContext) -> Result:
         found = f"{', '.join(stray)}: no part of an adapter; loaders that know factors refuse it"
         todo = f"leave it out: {drop_stray_command(ctx.model, stray)}"
         return Result("", [Finding(ctx.where, found, "factors of a LoRA", todo)])
+    assumed = "" if parts is None else assumed_alpha_text(peft_config(ctx.model), parts, ctx.model)
+    if assumed:
+        todo = "state lora_alpha in adapter_config.json, as the training had it"
+        return Result("", [Finding(ctx.where, assumed, "the scale of its pairs", todo, "warning")])
     name = ctx.spec.name
     try:
         resolution = ctx.model.resolution
