@@ -62,6 +62,7 @@ def map_arrays(
     """
     from aprfmt.inference.engines.dumps import open_dump
     from aprfmt.inference.engines.mapping import mapped_trace, read_mapping
+    from aprfmt.inference.engines.modules import tower_sentence
 
     assert dumped.arrays is not None
     run = stack.enter_context(run_options.open_session(text, where))
@@ -72,6 +73,9 @@ def map_arrays(
     ids = captures.ids or (list(given.ids or ()) if given is not None else None)
     if ids and tokens.given and ids != wanted:
         raise UsageError(f"{dumped.arrays}: its token ids are known; leave {tokens.given[0]} out")
+    alone = "" if ids or given is not None else tower_sentence(captures.names)
+    if alone:
+        raise FormatError(f"{dumped.arrays}: holds {alone}")
     ids = ids or run_options.token_ids(run.model, tokens)[0]
     run_options.check_ids(run.model, ids)
     # Without a mapping, one is proposed by comparing with a run of the model.

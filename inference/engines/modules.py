@@ -19,6 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from aprfmt.arch.spec import BlockSpec
+from aprfmt.base.sequences import join_first
 from aprfmt.inference.capture import POINTS, WHOLE, find_key, key_name
 from aprfmt.inference.engines.collect import (
     HEADED,
@@ -31,12 +32,14 @@ from aprfmt.inference.engines.node_names import points_of_node_name
 from aprfmt.inference.engines.parts import has_vocabulary_axis
 from aprfmt.inference.engines.tiles import MeasuredTiles, Tiles
 from aprfmt.inference.points import Name, Point
-from aprfmt.model.towers import MODULES as TOWERS
+from aprfmt.model.towers import MODULES as TOWER_MODULES
 
 Numbers = NDArray[Any]
 # Path prefixes before a layer's number, and before a whole-model module.
 _LAYER = re.compile(r"(?:\w+\.)*?(?:layers|layer|h|blocks)\.(\d{1,9})(?:\.([\w.]+))?(#\w+)?")
 _NUMBER = re.compile(r"\d{1,9}#\w+")
+# A vision or audio tower's module, in a path or in a file's name with underscores.
+_TOWER = re.compile(rf"(?:\w+?[._])*?(?:{'|'.join(sorted(TOWER_MODULES))})[._].+")
 _UNDERSCORES = re.compile(r"(?:\w+_)??(?:layers|layer|h|blocks)_(\d{1,9})(?:_(\w+))?")
 # An entry of the tuple that `output_hidden_states=True` gives: hidden_states.3, hidden_states[-1].
 _HIDDEN_STATE = re.compile(r"(?:\w+\.)*?hidden_states?[._/-]?\[?(-?\d{1,9})\]?")
@@ -97,6 +100,27 @@ class ModuleReading:
     rank: int
 
 
+def is_of_tower(key: str) -> bool:
+    """Return whether a module's key is inside a vision or audio tower, such as `visual.blocks.0`.
+
+    `visual`, a tower's own result, counts too.
+    """
+    return key.rpartition(".")[2] in TOWER_MODULES or _TOWER.fullmatch(key) is not None
+
+
+def tower_sentence(names: Sequence[str]) -> str:
+    """Return the clause that arrays of a dump are all a vision or audio tower's; "" if not all are.
+
+    `names` are those of all arrays that the dump has.
+    """
+    if not names or not all(map(is_of_tower, names)):
+        return ""
+    return (
+        f"arrays of a vision or audio tower alone ({join_first(names, 2)}), of which no forward "
+        "pass is known; `aprfmt diagnose` compares two dumps of it by their names"
+    )
+
+
 def parse_module(key: str) -> tuple[int, str] | None:
     """Return (layer, path below it) of a module's key; None for any other key.
 
@@ -144,11 +168,16 @@ def points_named(key: str) -> tuple[Point, ...]:
 _POSITIONS = ("wpe", "embed_positions", "position_embeddings", "pos_embed")
 
 
+OF_TOWER = "of a vision or audio tower, of which no forward pass is known"
+
+
 def _no_point_text(key: str) -> str:
     """Return why a module's output is no point."""
     if key.rpartition(".")[2] in _POSITIONS:
         return "rows of the position table, no point of their own: embd_scaled is the sum with them"
-    return "of a tower, which has no points here" if is_of_tower(key) else "not a capture point"
+    if is_of_tower(key):
+        return OF_TOWER
+    return "not a capture point"
 
 
 def hidden_state_index(key: str) -> int | None:
@@ -188,11 +217,14 @@ class ModuleMap:
     """Maps a set of keys to points; `placement` None is derived from the norms of a layer."""
 
     def __init__(self, keys: Iterable[str], placement: str | None = None) -> None:
-        """Parse the keys; those that are no module's are left out."""
+        """Parse the keys; left out are those of no module, and those of a vision or audio tower.
+
+        A tower's layers are none of the text model's.
+        """
         self._below: dict[int, set[str]] = {}
         self._parsed: dict[str, tuple[int, str]] = {}
         for key in keys:
-            parsed = parse_module(key)
+            parsed = None if is_of_tower(key) else parse_module(key)
             if parsed is not None:
                 self._parsed[key] = parsed
                 self._below.setdefault(parsed[0], set()).add(parsed[1])
