@@ -51,7 +51,8 @@ def find_other_capture_point(case: Mismatch) -> Change | None:
     if case.view.point in STREAM:
         return _stream_taken_elsewhere(case)
     # A later point that depends on this one must agree once this one is left out.
-    cut = next((cut for cut in cut_keys(key) if agrees_without(case, cut)), None)
+    cuts = cut_keys(key, case.found.views)
+    cut = next((cut for cut in cuts if agrees_without(case, cut)), None)
     if cut is None:
         return None
     # Other points of the layer may have been recorded elsewhere too.

@@ -782,6 +782,24 @@ def test_a_factor_in_another_place_accuses_no_weight(factor: float, behind: str)
     )
 
 
+@pytest.mark.parametrize("point", ["ssm_gate", "ssm_conv_in", "ssm_dt"])
+@pytest.mark.parametrize("recorded", ["all", "one"])
+def test_what_runs_beside_attention_is_not_recorded_elsewhere(point: str, recorded: str) -> None:
+    """Attention agrees, since it is not computed from the mixer beside it.
+
+    Seen red: "what is recorded was taken at another point: ssm_gate is its value times 0.8; ...
+    L0.attn_out, which is computed from it, agrees" beside the multiplier that was lost.
+    """
+    folder = tiny_folder("falcon_h1")
+    mixer = {"ssm_gate", "ssm_conv_in", "ssm_dt"} if recorded == "all" else {point}
+    points = frozenset({"attn_norm", "q", "k", "v", "attn_out", "ssm_out", "ffn_norm", *mixer})
+    lost = {"ssm_in_scale": 1.0}
+    found = confirmed(folder, trace(folder, f"beside-{recorded}-{point}", points=points, hp=lost))
+    assert [one.cause for one in found.findings] == ["multiplier"], found.sentence
+    assert found.findings[0].where == ("ssm_in_scale",) and not found.left
+    assert found.findings[0].first == f"L0.{'ssm_gate' if recorded == 'all' else point}"
+
+
 @pytest.mark.parametrize("divides", [True, False])
 def test_scores_divided_by_the_layers_number_are_told_from_one_factor(divides: bool) -> None:
     """The key says it, and the model's own factor of that layer; a layer's half is a factor."""

@@ -1,6 +1,6 @@
 """Cut points: later capture points that all effects of a point pass through, and tests on them."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 
 import numpy as np
 
@@ -21,7 +21,20 @@ BRANCHES: tuple[tuple[tuple[str, ...], ...], ...] = (
         ("v_mm", "v", "v_cache"),
     ),
     (("ffn_gate", "ffn_act"), ("ffn_up",)),
-)
+    (("ssm_gate",), ("ssm_conv_in", "conv", "ssm_x", "ssm_dt", "ssm_step", "ssm_scan")),
+    (
+        ("ssm_gate", "ssm_conv_in", "conv", "ssm_x", "ssm_dt", "ssm_step", "ssm_scan", "ssm_gated"),
+        ("q_mm", "q", "q_norm", "q_rope", "k_mm", "k", "k_norm", "k_rope", "v_mm", "v", "scores",
+         "probs", "attn"),
+    ),
+)  # fmt: skip
+# Points of a state space mixer that runs beside attention: `ssm_out` is its last.
+BESIDE = (
+    "ssm_gate", "ssm_conv_in", "conv", "ssm_x", "ssm_dt", "ssm_step", "ssm_scan", "ssm_gated",
+    "ssm_out",
+)  # fmt: skip
+# A dense MLP's points where experts run beside it.
+DENSE = ("ffn_gate", "ffn_up", "ffn_act", "ffn_mul", "ffn_out", "ffn_mlp")
 
 
 def may_be_mistaken(key: str, other: str) -> bool:
@@ -36,20 +49,47 @@ def may_be_mistaken(key: str, other: str) -> bool:
     return point == its or {point, its} <= {*STREAM}
 
 
-def cut_keys(key: str) -> Iterator[str]:
+def cut_keys(key: str, points: Collection[str] = ()) -> Iterator[str]:
     """Yield the keys, nearest first, of points through which all effects of a point pass.
 
     Yields nothing for points outside the layers, of the residual stream, or of whole numbers
-    (experts).
+    (experts). `points` are the keys of all points of the model's pass: with these a point of a
+    branch that runs beside the point's own is left out, since it is not computed from it.
     """
     point, layer = parse_key(key)
     if layer < 0 or point in STREAM or point in DISCRETE:
         return
     order = list(POINTS)
-    for name in (*ATTENTION, *MLP):
-        if order.index(name) > order.index(point):
-            yield key_name(name, layer)
+    beside = _points_of_other_branches(point, layer, points)
+    for name in ("ssm_out", *ATTENTION, *MLP):
+        if order.index(name) > order.index(point) and name not in beside:
+            if name != "ssm_out" or key_name(name, layer) in points:
+                yield key_name(name, layer)
     yield from ("final_norm", "logits")
+
+
+def _points_of_other_branches(point: str, layer: int, points: Collection[str]) -> tuple[str, ...]:
+    """Return the cut points of a layer that are not computed from `point`, though behind it.
+
+    () where the model's points are not known. Branches run side by side in three kinds of layer:
+    attention beside a state space mixer, attention beside the MLP, experts beside a dense MLP.
+    """
+    if not points:
+        return ()
+
+    def has(name: str) -> bool:
+        """Return whether the model has this point in the layer."""
+        return key_name(name, layer) in points
+
+    if point in BESIDE and has("ssm_out"):
+        return "attn", "attn_out"
+    in_mixer = [*POINTS].index(point) <= [*POINTS].index("attn_contrib")
+    found: tuple[str, ...] = ()
+    if has("attn_out") and has("ffn_out") and not has("mid") and in_mixer:
+        found = MLP[: MLP.index("out")]
+    if has("moe_out") and has("ffn_mlp") and point in DENSE:
+        found = ("moe_out",)
+    return found
 
 
 def stream_keys_after(key: str, keys: Sequence[str]) -> Iterator[str]:
@@ -69,7 +109,7 @@ def deciding_key(key: str, keys: Sequence[str]) -> str:
     Its recorded value tells whether a run went on with what is recorded at `key`. `keys` are the
     points of a pass in execution order, `key` among them.
     """
-    return next((cut for cut in cut_keys(key) if cut in keys), "") or next(
+    return next((cut for cut in cut_keys(key, keys) if cut in keys), "") or next(
         stream_keys_after(key, keys), ""
     )
 
@@ -130,7 +170,8 @@ def recorded_values_are_used(case: Mismatch) -> bool:
     If so, the engine really computed with them, and they were not captured at another point.
     """
     key = case.view.key
-    for cut in cut_keys(key) if parse_key(key)[0] not in STREAM else keys_after(case):
+    points = case.found.views
+    for cut in cut_keys(key, points) if parse_key(key)[0] not in STREAM else keys_after(case):
         view = case.found.views.get(cut)
         if view is None or view.residual is None:
             continue

@@ -50,6 +50,43 @@ def test_a_point_acts_through_the_later_ends_of_its_sublayers() -> None:
         assert not list(cut_keys(other))
 
 
+MIXER = ("ssm_gate", "conv", "ssm_gated", "attn_out", "out")
+BESIDE = ("ssm_gate", "ssm_gated", "ssm_out", "q", "attn", "attn_out", "attn_contrib", "mid",
+          "ffn_out", "out")  # fmt: skip
+PARALLEL = ("q", "attn", "attn_out", "ffn_up", "ffn_mul", "ffn_out", "out")
+EXPERTS = ("q", "attn", "attn_out", "mid", "ffn_up", "ffn_mul", "ffn_out", "ffn_mlp", "router",
+           "moe_out", "ffn_contrib", "out")  # fmt: skip
+DENSE = ("q", "attn", "attn_out", "mid", "ffn_up", "ffn_mul", "ffn_out", "out")
+
+
+@pytest.mark.parametrize(
+    ("points", "point", "left_out"),
+    [
+        (BESIDE, "ssm_gate", {"attn", "attn_out"}),
+        (BESIDE, "ssm_out", {"attn", "attn_out"}),
+        (BESIDE, "q", {"ssm_out"}),
+        (MIXER, "ssm_gate", set()),
+        (PARALLEL, "q", {"ffn_mul", "ffn_out"}),
+        (PARALLEL, "attn_out", {"ffn_mul", "ffn_out"}),
+        (PARALLEL, "ffn_up", set()),
+        (EXPERTS, "ffn_up", {"moe_out"}),
+        (EXPERTS, "q", set()),
+        (DENSE, "q", set()),
+    ],
+)
+def test_a_branch_beside_a_point_is_no_cut_of_it(
+    points: tuple[str, ...], point: str, left_out: set[str]
+) -> None:
+    """What runs beside a point agrees, whatever the point is: that says nothing of it."""
+    found = list(cut_keys(f"L1.{point}", [f"L1.{name}" for name in points]))
+    usual = list(cut_keys(f"L1.{point}"))
+    here = {f"L1.{name}" for name in left_out}
+    ends = {f"L1.{name}" for name in points if name in (*cut_points.ATTENTION, *cut_points.MLP)}
+    assert not here & {*found} and found[-2:] == ["final_norm", "logits"]
+    assert (ends & {*usual}) - {*found} == here - {"L1.ssm_out"}
+    assert ("L1.ssm_out" in found) == (points is BESIDE and point == "ssm_gate")
+
+
 def test_after_a_point_of_the_stream_come_those_of_the_stream() -> None:
     keys = ["embd", "L0.in", "L0.q", "L0.mid", "L0.ffn_mul", "L0.out", "logits"]
     assert list(stream_keys_after("L0.in", keys)) == ["L0.mid", "L0.out", "logits"]
@@ -73,6 +110,11 @@ def test_after_a_point_of_the_stream_come_those_of_the_stream() -> None:
         ("L0.ffn_act", "L0.ffn_gate", True),
         ("L0.ffn_up", "L0.q", True),
         ("logits", "L0.q", True),
+        ("L0.ssm_conv_in", "L0.ssm_gate", False),
+        ("L0.ssm_gated", "L0.ssm_gate", True),
+        ("L0.ssm_dt", "L0.ssm_conv_in", True),  # by way of the convolution, in Mamba 1
+        ("L0.scores", "L0.ssm_gate", False),
+        ("L0.attn_contrib", "L0.ssm_gate", True),
     ],
 )
 def test_parallel_branches_are_not_computed_from_each_other(
