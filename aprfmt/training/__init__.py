@@ -29,6 +29,11 @@ class ComputedGradients(Protocol):
         ...
 
     @property
+    def scored(self) -> int:
+        """The number of labels whose losses the loss is the mean of."""
+        ...
+
+    @property
     def how(self) -> str:
         """Where and in which arithmetic the gradients were computed: `torch:cpu:float64`."""
         ...

@@ -76,6 +76,11 @@ class Computed:
         return self.exact.loss
 
     @property
+    def scored(self) -> int:
+        """The number of labels whose losses the loss is the mean of."""
+        return self.exact.scored
+
+    @property
     def how(self) -> str:
         """Where and in which arithmetic the gradients were computed: `torch:cpu:float64`."""
         return self.exact.how

@@ -50,6 +50,11 @@ class ChangedGradients(Protocol):
         """The role keys of all parameters that have a gradient."""
         ...
 
+    @property
+    def scored(self) -> int:
+        """The number of labels whose losses the loss is the mean of."""
+        ...
+
     def gradient(self, key: str) -> F64:
         """Return dL/dW of a parameter, float64 in the role's shape; KeyError for none."""
         ...

@@ -1,6 +1,7 @@
 """Gradients in which samples of a batch have other weights, or see what they should not."""
 
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from itertools import pairwise
 
 import numpy as np
@@ -241,8 +242,37 @@ def guess_other_labels(case: BackwardCase) -> Iterator[BackwardGuess]:
          BackwardChange(unmasked=True)),
     ):  # fmt: skip
         found = case.recompute(change, case.names[key])
-        if key in found.keys and is_near(case, key, _flat(found.gradient(key))):
-            yield BackwardGuess("other_labels", says, change)
+        if key not in found.keys:
+            continue
+        made = _flat(found.gradient(key))
+        for divided, factor in _divisors(case, found.scored):
+            if is_near(case, key, factor * made):
+                rows = None if factor == 1 else (factor,) * len(case.labels)
+                yield BackwardGuess("other_labels", says + divided, replace(change, rows=rows))
+                break
+
+
+def _divisors(case: BackwardCase, scored: int) -> Iterator[tuple[str, float]]:
+    """Yield (clause, factor) for each number that a sum over other labels may be divided by.
+
+    `scored` is the number of these labels. The factor is that number over the divisor: a mean has
+    1. A loss that lost its mask after the divisor was counted has the labels of the batch.
+    """
+    yield "", 1.0
+    labels, tokens = sum(case.labels), len(case.labels) * case.row_length
+    for divided, by in (
+        (
+            f"; the sum is divided by the {labels} labels of the batch, not by these {scored}",
+            labels,
+        ),
+        (
+            f"; the sum is divided by all {tokens} tokens of the batch, not by these {scored}",
+            tokens,
+        ),
+        (f"; the sum of these {scored} is not divided", 1),
+    ):
+        if by and by != scored:
+            yield divided, scored / by
 
 
 def guess_loss_terms(case: BackwardCase) -> Iterator[BackwardGuess]:
