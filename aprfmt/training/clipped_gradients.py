@@ -7,7 +7,7 @@ import numpy as np
 
 from aprfmt.base.shapes import matrix_shape
 from aprfmt.causes.training.backward_case import BackwardGuess
-from aprfmt.causes.training.clipped_parts import clipping_by_part, part_norms
+from aprfmt.causes.training.clipped_parts import clipping_by_part, counted_norms, part_norms
 from aprfmt.causes.training.clipped_shards import shard_clipping
 from aprfmt.causes.training.clipping import (
     CLIPPED_BY,
@@ -78,6 +78,8 @@ def accept_clipping(step: ExplainedStep, norm: float) -> None:
     stated = None if step.recipe is None else step.recipe.clip
     parts = part_norms(step.computed_norms, step.optimizer_groups)
     of_part = clipping_by_part(parts, norm / before, before, (stated,) if stated else CLIPS)
+    if of_part is None and stated:  # of an unstated bound too many counts would fit
+        of_part = clipping_by_part(counted_norms(parts, before), norm / before, before, (stated,))
     if of_part is not None:
         says, one = of_part
         says += "" if stated else ON_PURPOSE

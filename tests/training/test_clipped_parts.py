@@ -136,3 +136,59 @@ def test_parameters_that_a_clipping_left_out_are_told_from_those_that_it_had(
     every = by_sgd(lambda name: 1.0, CLIP).report(tmp_path / "every")
     assert [one.cause for one in every.causes] == ["clip_missing"]
     assert "of other parameters" not in every.causes[0].says
+
+
+# What the norm of all gradients counts otherwise than once, by the stored name: how often.
+COUNTS: dict[str, Callable[[str], float]] = {
+    "all with the norms counted 4 times": lambda name: 4 if "norm" in name else 1,
+    "all with the norms counted 2 times": lambda name: 2 if "norm" in name else 1,
+    "all with the embedding counted 2 times": lambda name: 2 if "embed" in name else 1,
+    "all with 1/2 of the embedding": lambda name: 0.5 if "embed" in name else 1,
+}
+
+
+@pytest.mark.parametrize("says", COUNTS)
+def test_a_norm_in_which_a_part_counts_several_times_is_named(says: str, tmp_path: Path) -> None:
+    """Seen red: "the step is 0.757 times the expected one", of copies that ranks added up."""
+    count = COUNTS[says]
+    norm = sum(count(n) * float(np.square(g).sum()) for n, g in gradients(1).items()) ** 0.5
+    (found,) = by_sgd(lambda name: clip_factor(CLIP, norm), CLIP).report(tmp_path).causes
+    assert (found.cause, found.level) == ("clip_by_part", "confirmed")
+    assert f"clipped by the norm of {says}, {norm:.4g}, to {CLIP:g}" in found.says
+
+
+def test_another_norm_that_clips_is_said_beside_the_factor(tmp_path: Path) -> None:
+    """No part and no count gives it: the norm that would is said all the same."""
+    norm = sum(float(np.square(g).sum()) for g in gradients(1).values()) ** 0.5
+    made = by_sgd(lambda name: clip_factor(CLIP, 1.3717 * norm), CLIP)
+    (found,) = made.report(tmp_path).causes
+    assert (found.cause, found.level) == ("step_factor", "confirmed")
+    said = f"as of clipping to {CLIP:g} by a norm of {1.3717 * norm:.4g}; that of all is {norm:.4g}"
+    assert said in found.says
+    (longer,) = by_sgd(lambda name: 3.5 / norm, CLIP).report(tmp_path / "longer").causes
+    (plain,) = by_sgd(lambda name: 0.77).report(tmp_path / "plain").causes
+    assert "as of clipping" not in longer.says + plain.says
+
+
+def test_counted_norms_are_those_of_one_kind_more_or_less_often() -> None:
+    parts = {"the norms alone": 3.0, "all but the norms": 4.0, "layers below 1": 2.0}
+    found = clipped_parts.counted_norms(parts, 5.0)
+    assert found["all with the norms counted 8 times"] == pytest.approx((25 + 7 * 9) ** 0.5)
+    assert found["all with 1/4 of the norms"] == pytest.approx((25 - 0.75 * 9) ** 0.5)
+    assert all("the norms" in name for name in found)
+
+
+def test_few_bits_tell_no_counts_apart(monkeypatch: pytest.MonkeyPatch) -> None:
+    parts = {"the norms alone": 3.0}
+    factor = clip_factor(1.0, (25 + 9) ** 0.5)
+    monkeypatch.setattr(clipped_parts, "measured_factor", lambda case, recipe: (factor, 0.0))
+    known: dict[str, Any] = {
+        "others": {"norm": 5.0}, "signs": False, "gradient": object(), "coarse": False,
+        "part_norms": parts,
+    }  # fmt: skip
+    recipe = parse_recipe("sgd:lr=0.1,clip=1")
+    (found,) = clipped_parts.guess_counted_parts(SimpleNamespace(**known), recipe)  # type: ignore[arg-type]
+    assert "counted 2 times" in found.says and found.most == "confirmed"
+    for less in ({"coarse": True}, {"others": {}}, {"part_norms": {"layers below 1": 3.0}}):
+        case: Any = SimpleNamespace(**{**known, **less})
+        assert not list(clipped_parts.guess_counted_parts(case, recipe))

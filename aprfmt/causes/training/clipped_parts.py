@@ -1,4 +1,4 @@
-"""Gradients that were clipped by the norm of some of them.
+"""Gradients that were clipped by the norm of some of them, or with some counted several times.
 
 A *part* is some of the step's gradients whose norm may have been taken in place of that of all:
 those of one kind of parameters, of one stage of layers, or of one optimizer group.
@@ -20,8 +20,8 @@ CAUSE_ROWS = (
         "clip_by_part",
         "update",
         "bug",
-        "Gradients were clipped by the norm of some of them, such as all but the experts, and not "
-        "by the norm of all.",
+        "Gradients were clipped by the norm of some of them, such as all but the experts, or by "
+        "one in which some count several times, and not by the norm of all.",
         "The factor of the gradients is the bound over the norm of that part.",
         "The step of the gradients clipped so gives every weight, or the computed gradients every "
         "element.",
@@ -47,11 +47,16 @@ KINDS: Mapping[str, Callable[[str], bool]] = {
     "the head": lambda role: role == HEAD,
     "embedding and head": lambda role: role in (TABLE, HEAD),
     "the norms": _is_norm,
+    "the norms of queries and keys": lambda role: role.startswith(("attn_q_norm", "attn_k_norm")),
     "the biases": _is_bias,
     "norms and biases": lambda role: _is_norm(role) or _is_bias(role),
     "the factors A": lambda role: role.endswith(".lora_a"),
     "the factors B": lambda role: role.endswith(".lora_b"),
 }
+# How often a part may be counted in the norm of all: by each of so many ranks that hold all of it,
+# or only by one of so many that hold a share each.
+COUNTED = (2, 3, 4, 5, 6, 7, 8, 16, 32, 64)
+ALONE = " alone"  # how the names of parts of one kind end
 BEHIND = ("output",)  # how whole-model roles behind the last layer begin
 ROUNDED = 0.02  # of a norm: two that are so near are one where steps are in BF16 or F16
 
@@ -71,7 +76,7 @@ def part_norms(
     for kind, has in KINDS.items():
         of_kind = frozenset(key for key in norms if has(split_key(key)[1]))
         parts.setdefault(every - of_kind, f"all but {kind}")
-        parts.setdefault(of_kind, f"{kind} alone")
+        parts.setdefault(of_kind, kind + ALONE)
     for first in range(1, 1 + max((split_key(key)[0] or 0 for key in norms), default=0)):
         behind = frozenset(key for key in norms if _is_from_layer(key, first))
         parts.setdefault(behind, f"layers from {first} on and what is behind them")
@@ -87,6 +92,21 @@ def part_norms(
         twice = sum(size**2 for size in norms.values()) + norms[TABLE] ** 2
         found["all, with the tied table counted twice"] = twice**0.5
     return found
+
+
+def counted_norms(parts: Mapping[str, float], norm: float) -> dict[str, float]:
+    """Return {what was counted how often, as words of a sentence: norm of all gradients so}.
+
+    `parts` are `part_norms`, `norm` is that of all gradients. In the sum of squares one kind of
+    parameters counts several times, as where each rank adds a copy of it, or in part.
+    """
+    found = {}
+    for name, size in parts.items():
+        kind = name.removesuffix(ALONE)
+        for times in COUNTED if kind != name and size else ():
+            found[f"all with {kind} counted {times} times"] = norm**2 + (times - 1) * size**2
+            found[f"all with 1/{times} of {kind}"] = norm**2 - (1 - 1 / times) * size**2
+    return {name: max(square, 0.0) ** 0.5 for name, square in found.items()}
 
 
 def _is_from_layer(key: str, first: int) -> bool:
@@ -129,6 +149,22 @@ def guess_clipping_by_part(case: StepCase, recipe: Recipe) -> Iterator[StepGuess
     recipe does not clip, no gradient is known, or the step does not depend on the gradient's
     size. Adam's first step shows it where the gradient is as small as epsilon.
     """
+    yield from _guess_sizes(case, recipe, case.part_norms)
+
+
+def guess_counted_parts(case: StepCase, recipe: Recipe) -> Iterator[StepGuess]:
+    """Yield the guesses that a part counts several times, or in part, in the norm of all gradients.
+
+    Nothing where steps are in BF16 or F16, which tell too few of these norms apart, and nothing
+    where `guess_clipping_by_part` has nothing.
+    """
+    norm = case.others.get("norm")
+    if norm is not None and not case.coarse:
+        yield from _guess_sizes(case, recipe, counted_norms(case.part_norms, norm))
+
+
+def _guess_sizes(case: StepCase, recipe: Recipe, sizes: Mapping[str, float]) -> Iterator[StepGuess]:
+    """Yield the guesses that gradients were clipped by one of the norms `sizes`, by its name."""
     norm = case.others.get("norm")
     sized = case.signs or (recipe.row.sizes and "eps" not in recipe.row.settings)
     if recipe.clip is None or norm is None or case.gradient is None or sized:
@@ -137,14 +173,12 @@ def guess_clipping_by_part(case: StepCase, recipe: Recipe) -> Iterator[StepGuess
     if not recipe.row.sizes:
         factor, off = measured_factor(case, changed(recipe, scale=1.0))
     right = clip_factor(recipe.clip, norm)
-    for size in case.part_norms.values():
+    for size in sizes.values():
         scale = clip_factor(recipe.clip, size)
         near = factor is None or abs(factor - scale) <= max(SLACK * scale, SIGMAS * off)
         if not near or scale == 1 or abs(scale - right) <= SLACK * right:
             continue
-        names = _parts_with_equal_factor(
-            case.part_norms, size, recipe.clip, ROUNDED if case.coarse else SAME
-        )
+        names = _alike(sizes, size, recipe.clip, ROUNDED if case.coarse else SAME)
         most: Certainty = "confirmed" if len(names) == 1 else "explained"
         says = _clipping_sentence(names, size, recipe.clip, norm)
         yield StepGuess("clip_by_part", says, changed(recipe, scale=scale), most=most)
@@ -169,5 +203,8 @@ def clipping_by_part(
 HYPOTHESES = (
     StepHypothesis(
         ("clip_by_part",), guess_clipping_by_part, 42, "norms of parts, after that of all"
+    ),
+    StepHypothesis(
+        ("clip_by_part",), guess_counted_parts, 43, "a part and a count, after parts alone"
     ),
 )

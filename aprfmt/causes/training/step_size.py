@@ -97,6 +97,7 @@ def guess_step_factor(case: StepCase, recipe: Recipe) -> Iterator[StepGuess]:
     times = near or f"{number} times"
     one = changed(recipe, factor=value * recipe.factor)
     says = f"the step is {times} the expected one" + (rate if case.signs else "")
+    says += _clipping_clause(case, recipe, value)
     # An average takes the same part of the step and of its decay.
     averaged = AVERAGE if value <= AVERAGED else ""
     most: Certainty = "explained" if averaged else "confirmed"
@@ -114,6 +115,23 @@ def guess_step_factor(case: StepCase, recipe: Recipe) -> Iterator[StepGuess]:
             yield StepGuess("step_factor", says, one, free, number=measured)
         else:
             yield StepGuess("step_factor", says + averaged, one, free, number=measured, most=most)
+
+
+def _clipping_clause(case: StepCase, recipe: Recipe, factor: float) -> str:
+    """Return the clause that clipping by another norm makes a step `factor` times as long; else "".
+
+    "" where the recipe does not clip, where the step does not depend on the size of the gradient,
+    and for a norm that the bound does not clip.
+    """
+    norm = case.others.get("norm")
+    if recipe.clip is None or norm is None or case.signs or recipe.row.sizes:
+        return ""
+    other = recipe.clip / (recipe.scale * factor)
+    if other <= recipe.clip:
+        return ""
+    return (
+        f", as of clipping to {recipe.clip:g} by a norm of {other:.4g}; that of all is {norm:.4g}"
+    )
 
 
 def _guess_rate(case: StepCase, recipe: Recipe) -> Iterator[StepGuess]:
