@@ -56,6 +56,8 @@ class ExplainedStep:
     left: list[NotCompared] = field(default_factory=list)
     gradients: dict[str, ArrayFacts] = field(default_factory=dict)
     compared: dict[str, ComparedGradient] = field(default_factory=dict)
+    # Keys whose update is what the rule makes of the given gradient, be that right or wrong.
+    ruled: set[str] = field(default_factory=set)
     # The sums of the sizes of all elements of given gradients, by key.
     sums: dict[str, float] = field(default_factory=dict)
     # Keys whose gradient made the step, or was compared with the moments of after it.
@@ -78,6 +80,13 @@ class ExplainedStep:
         """Return whether a parameter's given gradient is not the one computed of the batch."""
         one = self.compared.get(key)
         return one is not None and one.found is not None and one.found.verdict == "differs"
+
+    def follows_wrong_gradient(self, key: str) -> bool:
+        """Return whether a parameter's gradient is wrong, and its update the rule's for it.
+
+        Then the optimizer is right, and what made the gradient is not.
+        """
+        return key in self.ruled and self.has_wrong_gradient(key)
 
     def loss(self) -> tuple[float | None, str | None]:
         """Return (mean loss of the batch, device and arithmetic by which it was computed).

@@ -231,6 +231,9 @@ def _judge_parameter(
     recipe = recipe_of(step, parameter)
     found = judge_change(step, parameter, recipe, inputs_of(step, parameter, norm))
     assert row.update is not None
+    step.ruled.discard(parameter.key)
+    if found.verdict == "agrees" and found.shows and not found.signs and gradient is not None:
+        step.ruled.add(parameter.key)
     update = replace(row.update, step=found.step, decay=found.decay, arrived=found.arrived)
     row = replace(row, update=update)
     if row.verdict == "differs" and found.verdict != "differs":

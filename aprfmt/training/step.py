@@ -235,7 +235,7 @@ def _make_report(step: ExplainedStep, updates: bool) -> StepReport:
         *nonfinite_causes(rows, judged, stored),
         *frozen_factor_causes(step, rows, judged, stored),
         *mistake_causes(step, rows, judged, stored, norm),
-        *unknown_cause(rows, judged, stored),
+        *unknown_cause(step, rows, judged, stored),
     ]
     add_notes(step, rows, judged)
     return StepReport(

@@ -154,9 +154,15 @@ def joined_factor_causes(
 
 
 def unknown_cause(
-    rows: Sequence[TensorStep], judged: Mapping[str, Judgement], stored: Mapping[str, Sequence[str]]
+    step: ExplainedStep,
+    rows: Sequence[TensorStep],
+    judged: Mapping[str, Judgement],
+    stored: Mapping[str, Sequence[str]],
 ) -> Iterator[NamedCause]:
-    """Yield one cause without a name for all updates that differ and that no guess explains."""
+    """Yield one cause without a name for all updates that differ and that no guess explains.
+
+    Where the rule makes these updates of the given gradients, it is of the gradients alone.
+    """
     keys = [
         row.key
         for row in rows
@@ -170,6 +176,9 @@ def unknown_cause(
         for row in rows
         if row.update is not None and row.norm and len(row.shape) > 1
     ]
+    ruled = bool(keys) and all(map(step.follows_wrong_gradient, keys))
+    if ruled:
+        moves = []  # they are as long as the given gradients make them
     if keys and moves and min(moves) > OTHER:
         says = (
             f"the weights after the step are other ones, {min(moves):.2g} to {max(moves):.2g} of "
@@ -177,12 +186,14 @@ def unknown_cause(
         )
         yield step_cause("", says, keys, stored, None, size=max(moves))
     elif keys:
-        says = f"what happened is not known: {judged[keys[0]].why}"
+        what = "what happened to the gradients" if ruled else "what happened"
+        says = f"{what} is not known: {judged[keys[0]].why}"
         compared = [row for row in rows if row.distance is not None]
         right = [row.key for row in compared if row.verdict == "agrees"]
         if right and len(keys) > 1 and {row.key for row in compared}.issuperset(keys):
             says += f"; backward from the loss it begins {first_place(keys, right)}"
-        yield step_cause("", says, keys, stored, None, size=largest_update(rows, keys))
+        size = None if ruled else largest_update(rows, keys)
+        yield step_cause("", says, keys, stored, None, size=size)
 
 
 def largest_update(rows: Sequence[TensorStep], keys: Collection[str]) -> float | None:

@@ -86,6 +86,7 @@ def add_notes(
             for key, one in judged.items()
             if one.verdict == "agrees" and key in step.given.placed and key not in step.used
         ]
+    _add_right_halves(step, rows)
     _add_doubts(step)
     every = [key for key, one in judged.items() if one.decays_all]
     if every:
@@ -103,23 +104,31 @@ def add_notes(
         step.notes.append(f"{what} {bound:g} in the step")
 
 
-def _add_lost_steps(step: ExplainedStep, hidden: Sequence[str], kind: str, held: str) -> None:
-    """Add a note that steps below the resolution of the stored type are lost, or may be.
+def _add_right_halves(step: ExplainedStep, rows: Sequence[TensorStep]) -> None:
+    """Add a note where gradients are wrong and the updates right for them, or the reverse.
 
-    `held` says what the trainer's weights are held in, as of `weights_held_in`. Nothing is lost
-    where it is finer.
+    The gradient of a batch, and the update of a gradient, are two questions with two answers.
     """
-    if held == "finer":
-        return
-    what = f"steps of {short_keys(hidden)} are smaller than {kind} shows, and leave no trace"
-    if held == "stored":
-        why = f"the bits of other weights show that none is held in more than {kind}"
-        step.notes.append(f"{what}: they are lost, as {why} (aprfmt explain update_rounded_away)")
-        return
-    step.notes.append(
-        f"{what}: they are lost unless the trainer holds finer copies; checkpoints of these "
-        "in float32 show it"
-    )
+    wrong = [key for key in step.compared if step.has_wrong_gradient(key)]
+    ruled = [key for key in wrong if step.follows_wrong_gradient(key)]
+    if ruled and step.recipe is not None:
+        count = f"all {len(ruled)}" if len(ruled) == len(wrong) else f"{len(ruled)} of {len(wrong)}"
+        step.notes.append(
+            f"the updates are what {step.recipe.name} makes of the given gradients, in {count} "
+            "tensors whose gradients differ: the optimizer is right there, the gradients are not"
+        )
+    late = [row.key for row in rows if row.verdict == "differs" and row.update is not None]
+    if late and not wrong and all(_has_right_gradient(step, key) for key in late):
+        step.notes.append(
+            f"the given gradients are those of the batch, in all {len(late)} tensors whose updates "
+            "differ: the gradients are right, the update is not"
+        )
+
+
+def _has_right_gradient(step: ExplainedStep, key: str) -> bool:
+    """Return whether a parameter's given gradient was compared and is the one of the batch."""
+    one = step.compared.get(key)
+    return one is not None and one.found is not None and one.found.verdict == "agrees"
 
 
 def _add_doubts(step: ExplainedStep) -> None:

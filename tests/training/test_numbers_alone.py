@@ -166,6 +166,7 @@ def noted(**more: Any) -> tuple[list[tuple[str, str, str]], list[str]]:
         must_decay=lambda step, parameter: parameter.key == "b",
         add_hidden_decays=lambda step, judged, kinds: None,
         _add_doubts=lambda step: None,
+        _add_right_halves=lambda step, rows: None,
     ):
         step_notes.add_notes(held, rows, judged)
     return [(one.kind, one.name, one.why) for one in held.left], held.notes
