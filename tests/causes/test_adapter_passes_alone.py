@@ -129,9 +129,8 @@ def test_a_base_that_is_quantized_is_not_quantized_in_other_ways() -> None:
 def test_the_search_ends_where_4_bits_move_gradients_much_further_or_less(distance: float) -> None:
     """Seen red: 32 passes beside gradients that differ by another order of size."""
     first, other = QuantizedBase("NF4", 64), QuantizedBase("FP4", 64)
-    # moves by a tenth of the differences
-    near: dict[QuantizedBase | None, float] = {None: -1.0, first: 1 - 2 / 20}
-    far: dict[QuantizedBase | None, float] = {first: distance}
+    near: Values = {None: -1.0, first: 1 - 2 / 20}  # moves by a tenth of the differences
+    far: Values = {first: distance}
     case = case_of(off={**(far if distance > 1 else near), other: 0.0})
     assert not list(guess_quantized_base(case))
     assert {*case.tried} == {first}
