@@ -218,12 +218,16 @@ def _guess_blocks(
 
 
 def _are_shares(factors: F64, room: float) -> bool:
-    """Return whether different factors are each one over a whole number, within `room` of it."""
+    """Return whether factors are each one over a whole number, and two numbers above 1 are there.
+
+    `room` is how far a factor may be off, relative to it.
+    """
     if (factors < room).any():
         return False
     counts = 1 / factors
     whole = np.abs(counts - np.rint(counts)) <= room * counts
-    return bool(whole.all() and len(np.unique(np.rint(counts))) > 1)
+    divisors = {count for count in np.rint(counts).tolist() if count > 1}
+    return bool(whole.all()) and len(divisors) > 1
 
 
 def guess_missing_rows(case: GradientCase) -> Iterator[GradientGuess]:
