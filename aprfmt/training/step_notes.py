@@ -104,6 +104,25 @@ def add_notes(
         step.notes.append(f"{what} {bound:g} in the step")
 
 
+def _add_lost_steps(step: ExplainedStep, hidden: Sequence[str], kind: str, held: str) -> None:
+    """Add a note that steps below the resolution of the stored type are lost, or may be.
+
+    `held` says what the trainer's weights are held in, as of `weights_held_in`. Nothing is lost
+    where it is finer.
+    """
+    if held == "finer":
+        return
+    what = f"steps of {short_keys(hidden)} are smaller than {kind} shows, and leave no trace"
+    if held == "stored":
+        why = f"the bits of other weights show that none is held in more than {kind}"
+        step.notes.append(f"{what}: they are lost, as {why} (aprfmt explain update_rounded_away)")
+        return
+    step.notes.append(
+        f"{what}: they are lost unless the trainer holds finer copies; checkpoints of these "
+        "in float32 show it"
+    )
+
+
 def _add_right_halves(step: ExplainedStep, rows: Sequence[TensorStep]) -> None:
     """Add a note where gradients are wrong and the updates right for them, or the reverse.
 

@@ -32,14 +32,12 @@ from aprfmt.inference.engines.node_names import points_of_node_name
 from aprfmt.inference.engines.parts import has_vocabulary_axis
 from aprfmt.inference.engines.tiles import MeasuredTiles, Tiles
 from aprfmt.inference.points import Name, Point
-from aprfmt.model.towers import MODULES as TOWER_MODULES
+from aprfmt.model.towers import MODULES as TOWERS
 
 Numbers = NDArray[Any]
 # Path prefixes before a layer's number, and before a whole-model module.
 _LAYER = re.compile(r"(?:\w+\.)*?(?:layers|layer|h|blocks)\.(\d{1,9})(?:\.([\w.]+))?(#\w+)?")
 _NUMBER = re.compile(r"\d{1,9}#\w+")
-# A vision or audio tower's module, in a path or in a file's name with underscores.
-_TOWER = re.compile(rf"(?:\w+?[._])*?(?:{'|'.join(sorted(TOWER_MODULES))})[._].+")
 _UNDERSCORES = re.compile(r"(?:\w+_)??(?:layers|layer|h|blocks)_(\d{1,9})(?:_(\w+))?")
 # An entry of the tuple that `output_hidden_states=True` gives: hidden_states.3, hidden_states[-1].
 _HIDDEN_STATE = re.compile(r"(?:\w+\.)*?hidden_states?[._/-]?\[?(-?\d{1,9})\]?")
@@ -98,14 +96,6 @@ class ModuleReading:
     layer: int
     name: Name
     rank: int
-
-
-def is_of_tower(key: str) -> bool:
-    """Return whether a module's key is inside a vision or audio tower, such as `visual.blocks.0`.
-
-    `visual`, a tower's own result, counts too.
-    """
-    return key.rpartition(".")[2] in TOWER_MODULES or _TOWER.fullmatch(key) is not None
 
 
 def tower_sentence(names: Sequence[str]) -> str:

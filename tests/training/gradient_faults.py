@@ -45,6 +45,7 @@ class Computed:
     names: dict[str, str]  # role key -> stored name
     loss: float = 3.5
     how: str = "torch:cpu:float64"
+    scored: int = 9
 
     @cached_property
     def keys(self) -> Collection[str]:

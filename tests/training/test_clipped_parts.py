@@ -187,8 +187,14 @@ def test_few_bits_tell_no_counts_apart(monkeypatch: pytest.MonkeyPatch) -> None:
         "part_norms": parts,
     }  # fmt: skip
     recipe = parse_recipe("sgd:lr=0.1,clip=1")
-    (found,) = clipped_parts.guess_counted_parts(SimpleNamespace(**known), recipe)  # type: ignore[arg-type]
+    right: Any = SimpleNamespace(**known)
+    (found,) = clipped_parts.guess_counted_parts(right, recipe)
     assert "counted 2 times" in found.says and found.most == "confirmed"
-    for less in ({"coarse": True}, {"others": {}}, {"part_norms": {"layers below 1": 3.0}}):
+    fewer: tuple[dict[str, Any], ...] = (
+        {"coarse": True},
+        {"others": {}},
+        {"part_norms": {"layers below 1": 3.0}},
+    )
+    for less in fewer:
         case: Any = SimpleNamespace(**{**known, **less})
         assert not list(clipped_parts.guess_counted_parts(case, recipe))

@@ -178,7 +178,7 @@ def _guess_sizes(case: StepCase, recipe: Recipe, sizes: Mapping[str, float]) -> 
         near = factor is None or abs(factor - scale) <= max(SLACK * scale, SIGMAS * off)
         if not near or scale == 1 or abs(scale - right) <= SLACK * right:
             continue
-        names = _alike(sizes, size, recipe.clip, ROUNDED if case.coarse else SAME)
+        names = _parts_with_equal_factor(sizes, size, recipe.clip, ROUNDED if case.coarse else SAME)
         most: Certainty = "confirmed" if len(names) == 1 else "explained"
         says = _clipping_sentence(names, size, recipe.clip, norm)
         yield StepGuess("clip_by_part", says, changed(recipe, scale=scale), most=most)
