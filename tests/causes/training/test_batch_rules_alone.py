@@ -159,9 +159,9 @@ def test_other_labels_are_those_whose_gradients_are_given() -> None:
 
 DIVIDED: Sequence[tuple[float, str]] = (
     (1.0, ""),
-    (26 / 20, "; the sum over these 26 is divided by the 20 labels of the batch"),
-    (26 / 28, "; the sum over these 26 is divided by all 28 tokens of the batch"),
-    (26.0, "; the sum over these 26 is not divided"),
+    (26 / 20, "; the sum is divided by the 20 labels of the batch, not by these 26"),
+    (26 / 28, "; the sum is divided by all 28 tokens of the batch, not by these 26"),
+    (26.0, "; the sum of these 26 is not divided"),
 )
 
 
