@@ -5,7 +5,7 @@ differs says what is wrong with its own key, value or position; with that put ri
 that differs says the same of its token, and so on. It works from outputs of layers and logits too.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,10 +19,11 @@ from aprfmt.causes.forward.attention import (
     show_keys,
 )
 from aprfmt.causes.forward.kv_cache import cache_change
-from aprfmt.causes.forward.mismatch import Change, Layers, Mismatch
+from aprfmt.causes.forward.mismatch import Change, Layers, Mismatch, computed_layer, spanned_layers
 from aprfmt.causes.forward.residual_stream import token_ids_change
 from aprfmt.causes.forward.rope import positions_change
 from aprfmt.causes.forward.rotations import token_positions
+from aprfmt.inference.layer_heads import kv_head_count
 
 Array = NDArray[Any]
 ZERO = -1  # a row that was never written
@@ -30,6 +31,7 @@ NEAR = 12  # earlier rows that are tried for a token
 SMALL = 512  # ids of a vocabulary that are all tried for a token
 FAR = 40  # steps by which positions are tried to jump
 WIDEST = 64  # tokens at the start that may all see each other
+FEW_HEADS = 4  # key heads of which each alone is tried
 AGREES = 2.0  # times the tolerance of a point, for one of its rows
 
 # Returns the residual of every row of the point under a change; None if it cannot be run.
@@ -63,8 +65,10 @@ def row_solvers(case: Mismatch) -> Iterator[tuple[str, Solver]]:
     n = case.tokens
     own = np.arange(n)
     yield "probs", Solver(0 * own, forgotten_starts_change, None, _starts_to_try)
-    for name, keys, values in (("mix", True, True), ("scores", True, False), ("mix", False, True)):
-        yield name, Solver(own, _cache_solver(keys, values), n - 1, _rows_to_try(n))
+    parts = (("mix", True, True), ("scores", True, False), ("mix", False, True))
+    for heads in _key_heads_to_try(case):
+        for name, keys, values in parts if case.view.point == "attn" or not heads else parts[:1]:
+            yield name, Solver(own, _cache_solver(keys, values, heads), n - 1, _rows_to_try(n))
     where = token_positions(case.patched)
     yield (
         "rope",
@@ -90,12 +94,37 @@ def _starts_to_try(token: int, shift: int) -> Iterator[int]:
     yield from (token, 0) if token else ()
 
 
-def _cache_solver(keys: bool, values: bool) -> Make:
+def _cache_solver(keys: bool, values: bool, heads: Sequence[int]) -> Make:
     """Return a function from cached row numbers to the change that attention reads these rows.
 
-    It exchanges the rows of keys, of values, or of both.
+    It exchanges the rows of keys, of values, or of both, in the key heads `heads`, () for all.
     """
-    return lambda rows: cache_change(rows if keys else None, rows if values else None)
+    return lambda rows: cache_change(rows if keys else None, rows if values else None, heads=heads)
+
+
+def _key_heads_to_try(case: Mismatch) -> Iterator[tuple[int, ...]]:
+    """Yield the key heads whose cached rows may be other ones, () for all of them.
+
+    Attention's output shows which they are. Behind its product all are tried, then each alone where
+    they are few, and no other layer is in question.
+    """
+    layer = computed_layer(case)
+    count = kv_head_count(case.patched.hp, layer) if layer >= 0 else 0
+    if case.view.point != "attn":
+        yield ()
+        few = 1 < count <= FEW_HEADS and len(spanned_layers(case)) < 2
+        yield from ((head,) for head in range(count if few else 0))
+        return
+    mine, theirs = (np.asarray(x, np.float64) for x in case.recorded_rows)
+    width = mine[0].size
+    if not count or width % count:
+        yield ()
+        return
+    mine, theirs = (x.reshape(len(x), count, -1) for x in (mine, theirs))
+    apart = np.linalg.norm(mine - theirs, axis=(0, 2))
+    sizes = np.maximum(np.linalg.norm(theirs, axis=(0, 2)), 1e-30)
+    wrong = tuple(np.flatnonzero(apart > AGREES * case.view.tolerance * sizes).tolist())
+    yield () if len(wrong) == count else wrong
 
 
 def _rows_to_try(n: int) -> Tries:

@@ -187,6 +187,8 @@ class Search:
             # After the numbers: another base of rope leaves the first row, too, as it is.
             passes = self._measure_each(self._one_pass_steps())
             found = [one for one in passes if self.solves(one)]
+        if not found:
+            found = [one for one in self._measure_each(self._strided_steps()) if self.solves(one)]
         if found or not joined:
             return found
         # Single layers take many passes; joined changes have their own share of them.
@@ -259,10 +261,7 @@ class Search:
         if len(here) > 1:
             scopes += [frozenset({layer}) for layer in here]
         if "probs" in ops:
-            for change in (
-                *solve_masks(late, case.tokens),
-                *solve_strided_masks(late, case.tokens),
-            ):
+            for change in solve_masks(late, case.tokens):
                 for layers in scopes:
                     yield SearchStep(change, layers)
         if "mix" in ops and len(late) and late[0] > 1:
@@ -277,6 +276,21 @@ class Search:
                         yield SearchStep(found, layers)
         for change in drafted_row_changes(case) if "mix" in ops else ():
             yield SearchStep(change, None)
+
+    def _strided_steps(self) -> Iterator[SearchStep]:
+        """Yield changes of masks to those that see a stride of keys: in all layers, then in one."""
+        case = self.case
+        if len(case.rows) != case.tokens or all(call.op != "probs" for call in case.view.calls):
+            return
+        rows = case.distances_by_row(case.view)
+        late = np.flatnonzero(rows > AGREES * case.view.tolerance)
+        here = sorted(spanned_layers(case))
+        scopes: list[Layers] = [None]
+        if len(here) > 1:
+            scopes += [frozenset({layer}) for layer in here]
+        for layers in scopes:
+            for change in solve_strided_masks(late, case.tokens):
+                yield SearchStep(change, layers)
 
     def _one_pass_steps(self) -> Iterator[SearchStep]:
         """Yield usual mistakes as search steps that apply only in the pass of the differing rows.

@@ -1,6 +1,6 @@
 """Hypotheses about cached keys and values of other tokens: stale, moved or never written."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -30,11 +30,13 @@ SLOTS = 4  # newest slots of the cache that are tried: as many as are drafted at
 MOST = 64  # rows that are listed; those that are the tokens' own are no part of the change
 
 
-def _attend_to_rows(keys: Array | None, values: Array | None, since: int) -> Patch:
+def _attend_to_rows(
+    keys: Array | None, values: Array | None, since: int, heads: Sequence[int]
+) -> Patch:
     """Return a patch: for token j, attention reads the key of token keys[j]; -1 is a row of zeros.
 
     `values` says the same of values. None leaves keys or values unchanged. Queries of tokens
-    before `since` read the tokens' own rows.
+    before `since`, and other key heads than `heads` (() for all), read the tokens' own rows.
     """
 
     def pick(x: Any, rows: Array) -> Any:
@@ -50,16 +52,24 @@ def _attend_to_rows(keys: Array | None, values: Array | None, since: int) -> Pat
         `own` [tokens, heads, d] are the layer's, returned where no rows are chosen.
         """
         rows = keys if what == "k" else values
-        return own if rows is None else pick(own, rows)
+        if rows is None or not heads:
+            return own if rows is None else pick(own, rows)
+        made = own.copy()
+        some = [head for head in heads if head < own.shape[1]]
+        made[:, some] = pick(own[:, some], rows)
+        return made
 
     return lambda patched, layers: patched.with_keys_and_values(read, layers, since)
 
 
-def cache_change(keys: Array | None, values: Array | None, since: int = 0) -> Change:
+def cache_change(
+    keys: Array | None, values: Array | None, since: int = 0, heads: Sequence[int] = ()
+) -> Change:
     """Return the change that attention reads cached keys and values of other tokens.
 
     For token j they are those of tokens keys[j] and values[j]; -1 is a row of zeros, None means
-    unchanged. Queries of tokens before `since` read the right rows.
+    unchanged. Queries of tokens before `since` read the right rows, and so do other key heads than
+    `heads`, () for all.
     """
     rows = keys if keys is not None else values
     assert rows is not None
@@ -72,15 +82,18 @@ def cache_change(keys: Array | None, values: Array | None, since: int = 0) -> Ch
     )
     read = "zeros" if rows[j] < 0 else f"the row of token {int(rows[j])}"
     says = f"{f'from token {since} on ' * bool(since)}attention reads {read} for token {j}"
+    if heads:
+        says += f" in key head{'s' * (len(heads) > 1)} {', '.join(map(str, heads))}"
     if len(wrong) > 1:
         says += f", and other rows for {len(wrong) - 1} more tokens"
     return Change(
         "kv_cache",
         f"{what} are not the tokens' own: {says}",
         ("kv_cache",),
-        _attend_to_rows(keys, values, since),
+        _attend_to_rows(keys, values, since, heads),
         {"rows": {str(token): int(rows[token]) for token in wrong[:MOST]}}
-        | ({"since": since} if since else {}),
+        | ({"since": since} if since else {})
+        | ({"heads": list(heads)} if heads else {}),
     )
 
 
