@@ -96,8 +96,8 @@ WARNINGS: Mapping[str, str] = {
     "out of a merge and of an adapter that is written.",
     "partial_input_scales": "some packed weights have a scale of what goes into their layer, and "
     "others of the same kind have none. Engines then take 1.0, which clips or flattens what the "
-    "layer gets. Calibrate again with texts that reach those layers (experts that were never "
-    "chosen have none), or leave those layers unquantized.",
+    "layer gets, or 0, which makes NaN of it. Calibrate again with texts that reach those layers "
+    "(experts that were never chosen have none), or leave those layers unquantized.",
     "promised_parts": "config.json promises a part of packed weights that the file does not have: "
     "the group of each input (g_idx), or a scale of inputs. The weights "
     "decode to other values than were packed, or layers run with a scale that nobody measured.",

@@ -266,7 +266,7 @@ def partial_input_scales(model: "Model") -> Note | None:
             shown = join_first(lacking, _SHOWN)
             text = (
                 f"{len(lacking)} of {len(held) + len(lacking)} {kind.split()[0]} weights have no "
-                f"{what}, and the others do: {shown}; engines take 1.0 for theirs"
+                f"{what}, and the others do: {shown}; engines take 1.0, or 0, for theirs"
             )
             return Note("warning", str(model.path), text, "partial_input_scales")
     return None

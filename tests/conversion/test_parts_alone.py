@@ -453,7 +453,7 @@ def test_a_list_of_weights_without_a_scale_says_where_it_goes_on(held: int, lack
     shown = ", ".join(f"w{at}" for at in range(min(lacking, 3))) + ", ..." * (lacking > 3)
     assert note is not None and note.text == (
         f"{lacking} of {held + lacking} FP8 weights have no input_scale, and the others do: "
-        f"{shown}; engines take 1.0 for theirs"
+        f"{shown}; engines take 1.0, or 0, for theirs"
     )
 
 

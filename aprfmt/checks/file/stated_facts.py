@@ -315,8 +315,8 @@ def check_activation_scales(ctx: CheckContext) -> Result:
             f"{len(lacking)} of {len(lacking) + len(having)} {encoding} weights have no scale of "
             f"activations: {list_names(lacking)}",
             "one beside each, as beside the others, or none",
-            "engines take 1.0 where there is none: quantize those layers again, or name them in "
-            "the claim as ones whose activations are not quantized",
+            "engines take 1.0, or 0, where there is none: quantize those layers again, or name "
+            "them in the claim as ones whose activations are not quantized",
             "warning",
         )
         for encoding, (having, lacking) in found.items()
