@@ -190,11 +190,11 @@ def test_few_bits_tell_no_counts_apart(monkeypatch: pytest.MonkeyPatch) -> None:
     right: Any = SimpleNamespace(**known)
     (found,) = clipped_parts.guess_counted_parts(right, recipe)
     assert "counted 2 times" in found.says and found.most == "confirmed"
-    fewer: tuple[dict[str, Any], ...] = (
+    absences: list[dict[str, Any]] = [
         {"coarse": True},
         {"others": {}},
         {"part_norms": {"layers below 1": 3.0}},
-    )
-    for less in fewer:
+    ]
+    for less in absences:
         case: Any = SimpleNamespace(**{**known, **less})
         assert not list(clipped_parts.guess_counted_parts(case, recipe))
