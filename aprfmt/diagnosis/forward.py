@@ -8,6 +8,8 @@ A and B are the two models, runs or traces that are compared; a *side* is one of
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 
+import numpy as np
+
 from aprfmt.arch.role_vocabulary import split_key
 from aprfmt.causes import CAUSES
 from aprfmt.causes.forward.cut_points import deciding_key
@@ -152,6 +154,8 @@ def _unexplained_finding(label: str, divergence: Divergence) -> Finding:
         which = "any of these operations may be wrong, or what they read"
         says += f"; {which if several else 'it may be wrong, or what it reads'}: "
         says += f"{_routing_weights_text(view)}{weights}"
+    if not cause and "linear" in _computing_operations(view):
+        says += _rank_clause(view)
     # A difference as small as quantization or rounding gets that verdict.
     if cause == "quantisation":
         says += ", by no more than quantizing these weights costs: the run had finer ones"
@@ -171,6 +175,29 @@ def _unexplained_finding(label: str, divergence: Divergence) -> Finding:
         view.key,
         side=label,
         after=view.after,
+    )
+
+
+def _rank_clause(view: ShadowPoint) -> str:
+    """Return the clause that what a product differs by is of low rank, as an adapter's is; or "".
+
+    "" unless the rank is at most half the number of recorded rows: that of a few rows is low
+    whatever differs. "" too where no more columns differ than the rank: then rows of a weight do.
+    """
+    if view.recorded is None or view.recorded.values.size != view.mine.size or view.axis != 0:
+        return ""
+    mine, theirs = (np.asarray(x, np.float64).reshape(len(x), -1) for x in (view.mine, view.theirs))
+    apart, room = theirs - mine, view.tolerance * float(np.linalg.norm(theirs))
+    if not np.isfinite(apart).all():
+        return ""
+    left = np.sqrt(np.cumsum(np.linalg.svd(apart, compute_uv=False)[::-1] ** 2))[::-1]
+    rank = int(np.count_nonzero(left > room))
+    columns = int(np.count_nonzero(np.linalg.norm(apart, axis=0) > room / theirs.shape[1] ** 0.5))
+    if not 2 <= rank <= len(apart) // 2 or columns <= rank:
+        return ""
+    return (
+        f"; what it differs by has rank {rank} in {len(apart)} rows: an adapter of this rank that "
+        "is merged by another factor, or is not merged, gives such a difference"
     )
 
 
