@@ -18,6 +18,7 @@ from aprfmt.causes.forward.table import TABLE
 from aprfmt.causes.forward.usual_mistakes import usual_mistakes
 from aprfmt.diagnosis import diagnose
 from aprfmt.diagnosis.attention_rows import solve_masks
+from aprfmt.inference.kv_cache import KVCache
 from aprfmt.inference.replay.patched_model import PatchedModel
 from aprfmt.inference.replay.recorded_trace import RecordedTrace
 from aprfmt.inference.replay.shadow import record_points, run_shadow_pass
@@ -275,3 +276,16 @@ def test_a_fault_of_one_chunk_is_told_from_logits_alone(name: str) -> None:
 @pytest.mark.parametrize("rows", [[], [0, 1], [5, 7]])
 def test_rows_that_no_single_pass_has_are_of_none(rows: list[int]) -> None:
     assert tokens_of_one_pass(np.array(rows, np.int64)) is None
+
+
+@pytest.mark.parametrize(("base", "point"), [("llama", "attn_out"), ("mixtral", "moe_out")])
+def test_a_wrong_point_of_a_dump_of_later_rows_alone_is_located(base: str, point: str) -> None:
+    """Seen red: IndexError, where a rule took the rows of the dump for those of the pass."""
+
+    def alter(name: str, layer: int, x: Any) -> Any:
+        return x[:, ::-1] if (name, layer) == (point, 1) else x
+
+    folder = tiny_folder(base)
+    made = trace(folder, f"later-{base}", cached=20, cache=KVCache, alter=lambda: alter)
+    found = [row for row in diagnose(str(folder), str(made)).findings if row.verdict == "bug"]
+    assert found and found[0].first == f"L1.{point}"

@@ -238,7 +238,7 @@ def find_capacity(case: Mismatch) -> Iterator[Change]:
     At the points of one layer these are all rows that differ; at later points only the first of
     them is compared.
     """
-    late = case.rows[case.distances_by_row(case.view) > 2 * case.view.tolerance]
+    late = np.flatnonzero(case.distances_by_row(case.view) > 2 * case.view.tolerance)
     if not len(late):
         return
     here = case.layer >= 0 and "add_weighted" in {call.op for call in case.view.calls}
@@ -280,7 +280,7 @@ def lost_experts_change(rank: int, ranks: int, n_experts: int) -> Change:
 
 def find_lost_experts(case: Mismatch) -> Iterator[Change]:
     """Yield changes that one rank's experts add nothing, if just their tokens' rows differ."""
-    late = case.rows[case.distances_by_row(case.view) > 2 * case.view.tolerance]
+    late = np.flatnonzero(case.distances_by_row(case.view) > 2 * case.view.tolerance)
     if "add_weighted" not in {call.op for call in case.view.calls}:
         return
     n_experts = int(case.patched.hp["n_experts"])

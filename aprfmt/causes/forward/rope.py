@@ -320,7 +320,7 @@ def try_positions_of_a_side(case: Mismatch) -> Iterator[Change]:
     if rope_kind_of_layer(case) is None or not has_rope_between_points(case) or case.view.base:
         return
     ours = token_positions(case.patched)
-    late = case.rows[case.distances_by_row(case.view) > 2 * case.view.tolerance]
+    late = np.flatnonzero(case.distances_by_row(case.view) > 2 * case.view.tolerance)
     page = int(late[0]) if len(late) else 0
     for side, other in SIDES.items():
         yield Change(
