@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from aprfmt.model.verdict import Pronounced
 
 STYLES = {"PASS": "good", "FAIL": "bad", "NOT_RUN": "warn"}
+LONG_COMMAND = 300  # characters of a command that is printed once, as the next one
 ALIKE = 3  # findings of one kind that have a line each; more share one
 LINES = 20  # findings printed for one check; --json has more
 _SKIPPED = "not run: "
@@ -128,6 +129,12 @@ def show_validation(report: "Validation") -> None:
     show_verdict(report.pronounced)
 
 
+def _without_long_command(finding: "Finding", command: str) -> "Finding":
+    """Return a finding that refers to the next `command` where that is long and its own remedy."""
+    long = finding.todo == command and len(command) > LONG_COMMAND
+    return replace(finding, todo="the next command states them") if long else finding
+
+
 def _finding_lines(findings: "Sequence[Finding]", strict: bool) -> list[str]:
     """Return a line for each finding; more than `ALIKE` of one kind become one line with a count.
 
@@ -169,8 +176,14 @@ def validation_answer(report: "Validation", against: str | None) -> "list[Line]"
 
     found = report.pronounced
     lines: list[Line] = []
+    mends = {one.finding.todo for one in report.findings if one.finding.level == "fail"}
+    only = next((one for one in mends if len(mends) == 1 and one.startswith(MENDS)), "")
     for check in report.checks:
-        noted = [one.finding for one in report.findings if one.check == check.name]
+        noted = [
+            _without_long_command(one.finding, only)
+            for one in report.findings
+            if one.check == check.name
+        ]
         style = STYLES[check.outcome] if check.outcome == "FAIL" else "warn"
         lines += [
             (f"  {check.name}: {text}", style) for text in _finding_lines(noted, report.strict)
@@ -182,9 +195,7 @@ def validation_answer(report: "Validation", against: str | None) -> "list[Line]"
     if found.exit:
         failed = [one.finding for one in report.findings if one.finding.level == "fail"]
         tensor = _first_tensor_name([one.where for one in failed])
-        mends = {one.todo for one in failed}
-        (only,) = mends if len(mends) == 1 else ("",)
-        command = only if only.startswith(MENDS) else ""
+        command = only
         lost = {
             one.finding.todo
             for one in report.findings

@@ -6,7 +6,7 @@ An *item* is one thing that a model is made of: a file, a tensor, a key, a text.
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from aprfmt.arch.draft_head import stored_groups
 from aprfmt.arch.spec import ArchSpec
@@ -21,6 +21,9 @@ from aprfmt.model.verdict import acceptance_predicate
 from aprfmt.tokenizer.carriers import has_tokenizer
 from aprfmt.tokenizer.stored_parts import Carried
 from aprfmt.tokenizer.stored_tokenizer import StatedTokenizer, read_tokenizer_parts
+
+if TYPE_CHECKING:
+    from aprfmt.model.config_paths import Changes
 
 
 @dataclass
@@ -89,10 +92,17 @@ class CheckContext:
         Its sizes are those by which all of them decode; it is "" where no sizes do.
         """
         from aprfmt.measure.named_causes import set_command
-        from aprfmt.model.packing_sizes import fitting_sizes
+        from aprfmt.model.packing_sizes import changes_text
 
-        sizes = fitting_sizes(self.model)
+        sizes = changes_text(self.fitting_changes)
         return set_command(self.model.path, sizes, in_place=True) if sizes else ""
+
+    @cached_property
+    def fitting_changes(self) -> "Changes":
+        """The changes of config.json by which all packed weights decode; {} where none are."""
+        from aprfmt.model.packing_sizes import fitting_changes
+
+        return fitting_changes(self.model)
 
     @cached_property
     def unread(self) -> tuple[Item, ...]:

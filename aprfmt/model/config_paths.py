@@ -1,11 +1,12 @@
 """Reads, sets and removes keys of a nested configuration by their paths."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from aprfmt.arch.value_checks import same_value
 from aprfmt.model.renames import RenamedSource
+from aprfmt.tensors.companions import SECTIONS
 
 if TYPE_CHECKING:
     from aprfmt.base.protocols import Value
@@ -44,16 +45,32 @@ def with_changes(values: Mapping[str, Any], changes: Changes) -> dict[str, Any]:
 def path_of_name(values: Any, name: str) -> Key:
     """Return the keys, from the outermost, to which a dotted name leads in nested values.
 
-    A key that itself has dots (of a module in a quantization section) is not split where it exists.
+    A key that itself has dots (of a module in a quantization section) is not split where it exists,
+    nor where it is new in a section that has a key for each module with its own settings.
     """
     parts, path, value = name.split("."), [], values
     while parts:
+        if path and _names_a_new_module(path[-1], value, parts):
+            setting = parts[-1:] if parts[-1] in value else []
+            return (*path, ".".join(parts[: len(parts) - len(setting)]), *setting)
         sizes = range(len(parts), 1, -1) if isinstance(value, Mapping) else ()
         size = next((n for n in sizes if ".".join(parts[:n]) in value), 1)
         path.append(".".join(parts[:size]))
         value = value.get(path[-1]) if isinstance(value, Mapping) else None
         parts = parts[size:]
     return tuple(path)
+
+
+def _names_a_new_module(above: str, section: Any, parts: Sequence[str]) -> bool:
+    """Return whether the rest of a dotted name is a module that an MLX section does not name yet.
+
+    `above` is the section's key in config.json, `parts` are the rest's parts. An MLX section has
+    bits and no method, and next to them the settings of single modules by the modules' names.
+    """
+    if above not in SECTIONS or not isinstance(section, Mapping) or len(parts) < 2:
+        return False
+    known = any(".".join(parts[:size]) in section for size in range(1, len(parts) + 1))
+    return "bits" in section and "quant_method" not in section and not known
 
 
 def key_path(model: "Model", key: str) -> Key:

@@ -6,7 +6,9 @@ not at all. The shape that the rest of config.json asks for says which ones are 
 
 import json
 import shlex
+from collections import Counter
 from collections.abc import Collection, Iterator, Mapping
+from itertools import product
 from typing import TYPE_CHECKING
 
 from aprfmt.base.protocols import Value
@@ -93,24 +95,81 @@ def fitting_sizes(model: "Model") -> list[str]:
 
     [] where they do already, or by no sizes.
     """
+    return changes_text(fitting_changes(model))
+
+
+def lost_settings_text(changes: Changes) -> str:
+    """Return in words which settings of single modules a config.json lacks; "" for none.
+
+    `changes` are those of `fitting_changes`, such as "8 bits in groups of 64 fit 12 modules".
+    """
+    modules = {key[1]: value for key, value in changes.items() if isinstance(value, Mapping)}
+    sizes = Counter(
+        f"{one['bits']} bits in groups of {one['group_size']}" for one in modules.values()
+    )
+    parts = [f"{text} fit {count} module{'s' * (count > 1)}" for text, count in sizes.items()]
+    return ", ".join(parts) + ", of which the section has no settings" if parts else ""
+
+
+def fitting_changes(model: "Model") -> Changes:
+    """Return changes of config.json by which all packed weights have the shapes they should have.
+
+    {} where they have them already, or by no sizes.
+    """
     config = None if model.folder is None else model.folder.config
     section = quantization_section(config or {})
     if config is None or section is None:
-        return []
+        return {}
     try:
         wrong = _wrong_weights(model)
     except AprfmtError:
-        return []  # the checks of the architecture say it
+        return {}  # the checks of the architecture say it
     unjoined = len(model.damage) > len(model.source.damage)  # parts that are no weight as stated
     for changes in size_changes(section, wrong) if wrong or unjoined else ():
         inside = in_every_section(config, changes)
+        if inside and _all_fit(model, inside):
+            return inside
+    own = in_every_section(config, _sizes_by_module(model, section, wrong))
+    return own if own and _all_fit(model, own) else {}
+
+
+def _all_fit(model: "Model", changes: Changes) -> bool:
+    """Return whether a changed config.json gives all packed weights the shapes they should have."""
+    try:
+        made = read_with_changes(model, changes)
+        return not made.resolution.coverage.missing and not _wrong_weights(made)
+    except AprfmtError:
+        return False
+
+
+def _sizes_by_module(
+    model: "Model", section: Mapping[str, Value], wrong: Collection[str]
+) -> Changes:
+    """Return changes of an MLX section that give each module of `wrong` weights its own sizes.
+
+    `wrong` are stored names. They are the first bits and group size by which the module's weight
+    has its shape, as settings of single modules state that were lost. {} where a module has none,
+    and for other methods, whose sections name no single modules.
+    """
+    from aprfmt.codecs.mlx import DIALECT
+
+    config = None if model.folder is None else model.folder.config
+    if config is None or not DIALECT.recognises(section):
+        return {}
+    left, found = {name.rpartition(".")[0] for name in wrong}, {}
+    for bits, group in product(BITS, GROUPS):
+        sizes: dict[str, Value] = {"group_size": group, "bits": bits}
+        tried: Changes = {(module,): sizes for module in sorted(left)}
         try:
-            made = read_with_changes(model, inside)
-            if inside and not made.resolution.coverage.missing and not _wrong_weights(made):
-                return changes_text(inside)
+            still = _wrong_weights(read_with_changes(model, in_every_section(config, tried)))
         except AprfmtError:
             continue
-    return []
+        fits = left - {name.rpartition(".")[0] for name in still}
+        found |= {module: sizes for module in sorted(fits)}
+        left -= fits
+        if not left:
+            break
+    return {} if left else {(module,): found[module] for module in sorted(found)}
 
 
 def _wrong_weights(model: "Model") -> list[str]:

@@ -40,6 +40,7 @@ from aprfmt.model.config_paths import path_of_name, value_at_path
 from aprfmt.model.draft import contradicted_draft, draft_head
 from aprfmt.model.ledger import OF_TENSORS, Surplus
 from aprfmt.model.own_keys import misleading_keys
+from aprfmt.model.packing_sizes import lost_settings_text
 from aprfmt.model.relations import opening_path
 from aprfmt.model.renames import command_line
 from aprfmt.model.resolve import ARCH_KEYS, Resolution, stated_architecture
@@ -147,12 +148,14 @@ def check_shapes(ctx: CheckContext) -> Result:
         raise
     todo = "weights and configuration disagree: aprfmt diff SOURCE FILE says which changed"
     roles = resolution.roles
+    fits = ""
     if resolution.coverage.misshapen:
         todo = ctx.sizes_command or todo
+        fits = lost_settings_text(ctx.fitting_changes)
     findings = [
         _vector_finding(key, has[0], wanted)
         if len(has) == 1 < len(wanted)
-        else Finding(key, f"shape {list(has)}", f"{list(wanted)}", todo)
+        else Finding(key, f"shape {list(has)}", f"{list(wanted)}{f': {fits}' * bool(fits)}", todo)
         for key, has, wanted in resolution.coverage.misshapen
         if key not in roles or not ctx.reported_parts.intersection(roles[key].names)
     ]

@@ -13,6 +13,7 @@ from aprfmt.checks.file.rounded_scales import rounded_scales_text
 from aprfmt.checks.records import Finding, NotRun, Result
 from aprfmt.codecs.fp8 import OF_TWO_SIGNS
 from aprfmt.errors import AprfmtError, UnsupportedError
+from aprfmt.model.packing_sizes import lost_settings_text
 from aprfmt.model.promised_parts import missing_parts
 from aprfmt.model.zero_pairs import ZERO_TODO, find_zero_pairs
 from aprfmt.tensors.companions import quantization_section
@@ -177,7 +178,9 @@ def check_packed(ctx: CheckContext) -> Result:
             raise NotRun(f"{name}: {error}", findings) from error
         except AprfmtError as error:
             todo = ctx.sizes_command or "quantize again"
-            findings.append(Finding(name, str(error), "parts that fit each other", todo))
+            fits = lost_settings_text(ctx.fitting_changes)
+            expected = f"parts that fit each other{f': {fits}' * bool(fits)}"
+            findings.append(Finding(name, str(error), expected, todo))
             continue
         finally:
             tensor.drop()
