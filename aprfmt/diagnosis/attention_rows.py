@@ -29,6 +29,8 @@ Array = NDArray[Any]
 ZERO = -1  # a row that was never written
 NEAR = 12  # earlier rows that are tried for a token
 SMALL = 512  # ids of a vocabulary that are all tried for a token
+EVERY = 64  # rows of a sequence that are all tried for a token
+BLOCK = 16  # tokens of a cache's block, in a longer one
 FAR = 40  # steps by which positions are tried to jump
 WIDEST = 64  # tokens at the start that may all see each other
 FEW_HEADS = 4  # key heads of which each alone is tried
@@ -62,13 +64,14 @@ def row_solvers(case: Mismatch) -> Iterator[tuple[str, Solver]]:
     The quantities are the starts of passes whose mask forgot them, the rows read from the KV cache,
     positions and token ids. The operation must be one of those before the divergence.
     """
-    n = case.tokens
+    n, alone = case.tokens, len(spanned_layers(case)) < 2
     own = np.arange(n)
     yield "probs", Solver(0 * own, forgotten_starts_change, None, _starts_to_try)
     parts = (("mix", True, True), ("scores", True, False), ("mix", False, True))
     for heads in _key_heads_to_try(case):
         for name, keys, values in parts if case.view.point == "attn" or not heads else parts[:1]:
-            yield name, Solver(own, _cache_solver(keys, values, heads), n - 1, _rows_to_try(n))
+            tried = _rows_to_try(n, alone and not heads)
+            yield name, Solver(own, _cache_solver(keys, values, heads), n - 1, tried)
     where = token_positions(case.patched)
     yield (
         "rope",
@@ -127,21 +130,25 @@ def _key_heads_to_try(case: Mismatch) -> Iterator[tuple[int, ...]]:
     yield () if len(wrong) == count else wrong
 
 
-def _rows_to_try(n: int) -> Tries:
+def _rows_to_try(n: int, widely: bool = False) -> Tries:
     """Return a function (token, shift) that yields the cached rows that a token may have read.
 
     In order: at the same offset as the token before, a row never written, its neighbours, earlier
-    rows, the first, the last. `n` is the number of tokens.
+    rows, the first, the last; `widely`, then all others, or of a long sequence those whole blocks
+    away. `n` is the number of tokens.
     """
+    apart = 1 if n <= EVERY else BLOCK
 
     def tries(token: int, shift: int) -> Iterator[int]:
         """Yield the cached rows that attention may have read for a token, each once.
 
         `shift` is the offset of the row that the token before read; ZERO is a row never written.
+        A token's own row is one of them where the token before read another one's: a run ends.
         """
         found = [ZERO, token - 1, token + 1, *range(token - 2, max(-1, token - NEAR), -1), 0, n - 1]
-        found = [token + shift, *found] if shift else found
-        yield from (row for row in dict.fromkeys(found) if ZERO <= row < n and row != token)
+        found += range(token % apart, n, apart) if widely else ()
+        found = [token + shift, token, *found] if shift else [r for r in found if r != token]
+        yield from (row for row in dict.fromkeys(found) if ZERO <= row < n)
 
     return tries
 
@@ -160,14 +167,15 @@ def _positions_to_try(where: Array) -> Tries:
     def tries(token: int, shift: int) -> Iterator[int]:
         """Yield the positions that rope may have used for a token, each once.
 
-        `shift` is the offset of the position that the token before had.
+        `shift` is the offset of the position that the token before had. A token's own position
+        is one of them where the token before had another: a run ends.
         """
         own = int(where[token])
-        found = [own + shift] if shift else []
-        found += [0, own - 1]
+        found = [own + shift, own] if shift else []
+        found += [p for p in (0, own - 1) if p != own]
         for step in range(1, max(FAR, len(where)) + 1):
             found += [own + step, own - step]
-        yield from (p for p in dict.fromkeys(found) if p >= 0 and p != own)
+        yield from (p for p in dict.fromkeys(found) if p >= 0)
 
     return tries
 
@@ -214,7 +222,7 @@ def _candidate_values(
             yield alone, 0, 1
             continue
         step = 0 if value == ZERO else value - int(own[token])
-        if step:
+        if step or shift:
             moved = values.copy()
             moved[token:] = np.clip(own[token:] + step, 0, solver.highest)
             yield moved, step, 2

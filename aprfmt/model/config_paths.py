@@ -48,7 +48,8 @@ def path_of_name(values: Any, name: str) -> Key:
     A key that itself has dots (of a module in a quantization section) is not split where it exists,
     nor where it is new in a section that has a key for each module with its own settings.
     """
-    parts, path, value = name.split("."), [], values
+    parts, value = name.split("."), values
+    path: list[str] = []
     while parts:
         if path and _names_a_new_module(path[-1], value, parts):
             setting = parts[-1:] if parts[-1] in value else []

@@ -156,7 +156,8 @@ def _sizes_by_module(
     config = None if model.folder is None else model.folder.config
     if config is None or not DIALECT.recognises(section):
         return {}
-    left, found = {name.rpartition(".")[0] for name in wrong}, {}
+    left = {name.rpartition(".")[0] for name in wrong}
+    found: dict[str, dict[str, Value]] = {}
     for bits, group in product(BITS, GROUPS):
         sizes: dict[str, Value] = {"group_size": group, "bits": bits}
         tried: Changes = {(module,): sizes for module in sorted(left)}

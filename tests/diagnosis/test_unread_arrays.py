@@ -127,5 +127,5 @@ def test_a_dump_of_a_tower_alone_accuses_no_layer(tmp_path: Path) -> None:
     for ids in (None, [*range(1, 26)]):
         report = diagnose(str(model), str(made), ids=ids)
         assert report.exit_code == 2 and not report.findings
-        assert "of a tower" in report.reason and "--ids" not in report.reason
+        assert "audio tower" in report.reason and "--ids" not in report.reason
     assert "--ids" not in diagnose(str(model), str(made)).way_on

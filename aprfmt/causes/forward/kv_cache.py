@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from itertools import permutations
 from typing import Any
 
 import numpy as np
@@ -27,6 +28,9 @@ CAUSE_ROWS = (
 # Keys and values as a cache keeps them.
 WRITTEN = ("k", "k_norm", "k_rope", "k_attn", "k_cache", "v", "v_norm", "v_cache")
 SLOTS = 4  # newest slots of the cache that are tried: as many as are drafted at once
+BLOCKS = (4, 8, 16, 32, 64)  # tokens of a block of a cache
+MOST_BLOCKS = 6  # of which each is tried for each
+RUNS = 4  # runs of tokens that a sentence names
 MOST = 64  # rows that are listed; those that are the tokens' own are no part of the change
 
 
@@ -74,18 +78,14 @@ def cache_change(
     rows = keys if keys is not None else values
     assert rows is not None
     wrong = np.flatnonzero(rows != np.arange(len(rows)))
-    j = int(wrong[0])
     what = (
         "keys and values"
         if keys is not None and values is not None
         else ("keys" if keys is not None else "values")
     )
-    read = "zeros" if rows[j] < 0 else f"the row of token {int(rows[j])}"
-    says = f"{f'from token {since} on ' * bool(since)}attention reads {read} for token {j}"
+    says = f"{f'from token {since} on ' * bool(since)}attention reads {_runs_text(rows, wrong)}"
     if heads:
         says += f" in key head{'s' * (len(heads) > 1)} {', '.join(map(str, heads))}"
-    if len(wrong) > 1:
-        says += f", and other rows for {len(wrong) - 1} more tokens"
     return Change(
         "kv_cache",
         f"{what} are not the tokens' own: {says}",
@@ -97,11 +97,38 @@ def cache_change(
     )
 
 
+def _runs_text(rows: Array, wrong: Array) -> str:
+    """Return a clause on which rows attention reads for the tokens `wrong`: "zeros for token 3".
+
+    `rows` [tokens] are the rows read, -1 for zeros. Tokens whose rows follow one another are named
+    together; of more than RUNS such runs the first is named, and the other tokens are counted.
+    """
+    runs: list[tuple[int, int]] = []  # the first and the last token of each
+    for token in wrong.tolist():
+        first, last = runs[-1] if runs else (token, -2)
+        follows = rows[token] == rows[first] + (token - first if rows[first] >= 0 else 0)
+        if token == last + 1 and follows:
+            runs[-1] = (first, token)
+        else:
+            runs.append((token, token))
+    named = runs if len(runs) <= RUNS else runs[:1]
+    parts = []
+    for first, last in named:
+        many = last > first
+        source = f"{rows[first]} to {rows[last]}" if many else f"{rows[first]}"
+        read = "zeros" if rows[first] < 0 else f"the row{'s' * many} of token{'s' * many} {source}"
+        tokens = f"tokens {first} to {last}" if many else f"token {first}"
+        parts.append(f"{read} for {tokens}")
+    more = len(wrong) - sum(last + 1 - first for first, last in named)
+    counted = [f"and other rows for {more} more token{'s' * (more > 1)}"] if more else []
+    return ", ".join([*parts, *counted])
+
+
 def later_pass_changes(n: int, first: int) -> Iterator[Change]:
     """Yield changes in which tokens from `first` on read wrong cached rows of earlier tokens.
 
     An earlier pass filled the cache: its newest rows or its first one are stale or never written,
-    or all rows are off by one. `n` is the number of tokens.
+    all rows are off by one, or a block is read for another. `n` is the number of tokens.
     """
     at = np.arange(n)
     before = at < first
@@ -115,6 +142,24 @@ def later_pass_changes(n: int, first: int) -> Iterator[Change]:
     for rows in tried:
         for keys, values in ((rows, rows), (rows, None), (None, rows)):
             yield cache_change(keys, values, first)
+    for rows in _repeated_blocks(n, first):
+        yield cache_change(rows, rows, first)
+
+
+def _repeated_blocks(n: int, first: int) -> Iterator[Array]:
+    """Yield the cached row of each of `n` tokens where a block before `first` is read for another.
+
+    Blocks have the usual sizes of engines' caches; few are tried. A later query reads all blocks,
+    so that their order alone changes nothing.
+    """
+    for size in BLOCKS:
+        count = first // size
+        if not 2 <= count <= MOST_BLOCKS:
+            continue
+        for lost, read in permutations(range(count), 2):
+            rows = np.arange(n)
+            rows[lost * size : (lost + 1) * size] += (read - lost) * size
+            yield rows
 
 
 def find_cached_rows(case: Mismatch) -> Iterator[Change]:
