@@ -46,8 +46,8 @@ class GradientDistances:
     """One gradient in all runs: each run's relative distance from float64, and what it may be.
 
     `apart` are the distances by run, `allowed` the largest ones that rounding explains, `wrong` the
-    indices of the runs beyond that. Of a run whose rounding may be as large as the gradient
-    (`allowed` of 1 or more) nothing is said within that. `update` are the relative distances of the
+    indices of the runs beyond that, `lost` those of the runs in which rounding may have left
+    nothing of the gradient, of which nothing is said. `update` are the relative distances of the
     optimizer's steps, () for points and without an optimizer. `parameter` is False for the gradient
     at a point.
     """
@@ -59,6 +59,7 @@ class GradientDistances:
     allowed: tuple[float, ...]
     wrong: tuple[int, ...]
     update: tuple[float, ...] = ()
+    lost: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -103,7 +104,7 @@ class RunsReport:
             (row, run)
             for row in self.gradients
             for at, run in enumerate(self.runs)
-            if row.allowed[at] >= 1 and at not in row.wrong and not run.flips
+            if at in row.lost and not run.flips
         ]
         left += [
             NotCompared("gradient", row.key, "unreadable", f"rounding hides it in {run.run}")
@@ -240,6 +241,7 @@ def compare_runs(
                 g.allowed,
                 tuple(run for run in g.wrong if run not in made.flips),
                 tuple(x / g.step if g.step else 0.0 for x in g.update),
+                g.lost,
             )
             for g in made.gaps
         ),

@@ -33,6 +33,7 @@ UNIT: Mapping[str, float] = {
 # What a right backward of one layer is within in any order of adding, in units of roundoff. A run
 # that is further off has its rounding measured, whatever the CPU's pass in its dtype gives.
 ROOM = 16.0
+HALF = 0.5  # of a gradient: a run this near float64's has not lost it
 UNROUTED = 2  # passes that all choose other experts: the rounding of one choice is not seen then
 # A gradient smaller than this share of the largest is what rounding leaves of zero.
 NOTHING = 1e-12
@@ -66,7 +67,7 @@ class GradientGap:
     and `wrong` the runs that are further off. `size` is the norm of the float64 gradient. `update`
     are the L2 distances of the runs' optimizer steps from float64's, and `step` is the norm of
     that; () and None for points, and where no optimizer was given. Where rounding alone may be as
-    large as the gradient (`allowed` of 1 or more), a run within it is not judged.
+    large as the gradient (`allowed` of 1 or more), a run further off than HALF is not judged.
     """
 
     key: str
@@ -84,9 +85,15 @@ class GradientGap:
 
     @property
     def lost(self) -> tuple[int, ...]:
-        """The numbers of the runs whose rounding may be as large as the whole gradient."""
-        every = enumerate(self.allowed)
-        return tuple(i for i, allowed in every if allowed >= 1 and i not in self.wrong)
+        """The numbers of the runs of whose gradient rounding may have left nothing.
+
+        A run that came within HALF of float64's gradient has kept it, however far it may be off.
+        """
+        every = enumerate(zip(self.distances, self.allowed, strict=True))
+        return tuple(
+            run for run, (off, allowed) in every
+            if allowed >= 1 and off > HALF and run not in self.wrong
+        )  # fmt: skip
 
     def exceeds(self, run: int) -> bool:
         """Return whether a run's gradient is NaN or further from float64's than rounding allows.
@@ -265,8 +272,6 @@ def _with_measured_rounding(
             if gap.exceeds(run):
                 allowed = [*gap.allowed]
                 allowed[run] = max(allowed[run], least(gap))
-                if allowed[run] >= 1 and gap.distances[run] <= wide:
-                    allowed[run] = wide  # so near the truth, rounding has not left nothing of it
                 found[at] = replace(gap, allowed=tuple(allowed))
         return any(gap.exceeds(run) for gap in found)
 
