@@ -388,7 +388,8 @@ DEPARTURES: dict[str, tuple[Callable[[], tuple[StepCase, str]], tuple[str, ...]]
     "clipped twice": (
         lambda: clipped(lambda g: g * ONCE**2),
         (f"clip_twice: the gradients were clipped twice, by {ONCE:.4g} each time",
-         f"step_factor: the step is {ONCE**2:.3g} times the expected one{AVERAGE}"),
+         f"step_factor: the step is {ONCE**2:.3g} times the expected one, as of clipping to "
+         f"{CLIP:g} by a norm of {CLIP / ONCE**2:.4g}; that of all is {NORM:.4g}{AVERAGE}"),
     ),
     "clipped by its own norm": (
         lambda: clipped(lambda g: g * CLIP / (OWN + 1e-6)),
