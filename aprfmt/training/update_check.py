@@ -33,6 +33,7 @@ from aprfmt.training.judgement import ENOUGH, Judgement
 from aprfmt.training.parameters import Parameter
 from aprfmt.training.update import pieces
 
+MOST_WHOLE = 1 << 22  # elements of a matrix of which rules of whole matrices look at all
 SAMPLE = 1 << 16  # elements on which rules are tried; the one that fits is held to all
 
 
@@ -512,6 +513,20 @@ def sample_case(parameter: Parameter, held: StepInputs, signs: bool) -> StepCase
     return _join_cases(parts)
 
 
+def whole_case(parameter: Parameter, held: StepInputs, signs: bool) -> StepCase | None:
+    """Return a case of all elements of a matrix that `sample_case` takes only some rows of.
+
+    `signs` says that only the signs of the gradient are known. None for a vector, for a matrix that
+    a sample has whole, and for one above MOST_WHOLE.
+    """
+    size = int(np.prod(parameter.before.shape, dtype=np.int64))
+    if parameter.vector or not SAMPLE < size <= MOST_WHOLE:
+        return None
+    columns = parameter.before.shape[-1]
+    case = _case_of_rows(parameter, held, signs, 0, size // columns)
+    return replace(case, shape=(size // columns, columns))
+
+
 def _case_of_rows(
     parameter: Parameter, held: StepInputs, signs: bool, start: int, stop: int
 ) -> StepCase:
@@ -675,6 +690,13 @@ def _explain_difference(
                 scaled = guess.recipe is not None and guess.recipe.scale != recipe.scale
                 blind = scaled and not guess.shows_scale(sample)
                 found.append(replace(guess, most="located") if blind else guess)
+    whole = None if found or stated else whole_case(parameter, held, sample.signs)
+    if whole is not None and sample.change.any():
+        # Rules of whole matrices, such as Muon's, say nothing of some of their rows.
+        tried = [guess for row in UPDATES if row.whole for guess in row.find(whole, recipe)]
+        found = [
+            one for one in tried if one.recipe is None and one.seen(whole) and one.right(whole)
+        ]
     if not found and not stated and not sample.change.any() and sample.coarse:
         return Judgement("not compared", UNMOVED, shows=False)
     times, off = measured_factor(sample, recipe)
@@ -687,7 +709,7 @@ def _explain_difference(
         "differs",
         why,
         tuple(found),
-        sample.shape is not None,
+        sample.shape is not None or bool(found and whole is not None),
         size,
         rate,
         share,

@@ -128,7 +128,7 @@ def later_pass_changes(n: int, first: int) -> Iterator[Change]:
     """Yield changes in which tokens from `first` on read wrong cached rows of earlier tokens.
 
     An earlier pass filled the cache: its newest rows or its first one are stale or never written,
-    all rows are off by one, or a block is read for another. `n` is the number of tokens.
+    or all rows are off by one. `n` is the number of tokens.
     """
     at = np.arange(n)
     before = at < first
@@ -142,8 +142,6 @@ def later_pass_changes(n: int, first: int) -> Iterator[Change]:
     for rows in tried:
         for keys, values in ((rows, rows), (rows, None), (None, rows)):
             yield cache_change(keys, values, first)
-    for rows in _repeated_blocks(n, first):
-        yield cache_change(rows, rows, first)
 
 
 def _repeated_blocks(n: int, first: int) -> Iterator[Array]:
@@ -210,6 +208,8 @@ def find_cached_rows(case: Mismatch) -> Iterator[Change]:
             yield cache_change(None, rows)
     if start > 1:
         yield from later_pass_changes(case.tokens, start)
+        for rows in _repeated_blocks(case.tokens, start):
+            yield cache_change(rows, rows, start)
 
 
 def find_unwritten_rows(case: Mismatch) -> Change | None:
