@@ -55,7 +55,8 @@ CAUSE_ROWS = (
     ),
     Cause(
         "swapped_tensors", "tensor", "bug",
-        "Two tensors of one shape stand under each other's names, such as gate and up.",
+        "Two tensors of one shape stand under each other's names, such as gate and up, or one of "
+        "them stands under both names.",
         "A tensor equals a differently named one of the other side.",
         "Exchanging the names makes both equal.",
     ),
@@ -90,6 +91,8 @@ MOVED_APART = 0.1  # relative: values that moved are far from those that were th
 MOST_SORTED = 1 << 24  # values of two types up to which they are sorted
 SUMMED = 1e-9  # relative: norms of the same values in another order
 TIED = ("output.weight", "token_embd.weight")  # a tied head equals the embedding
+# Stored names of the two where the architecture is not known, behind those of their towers.
+HEADS, TABLES = ("lm_head.weight",), ("embed_tokens.weight", "wte.weight", "word_embeddings.weight")
 
 
 def guess_other_tensor(case: DifferingPair) -> Iterator[Guess]:
@@ -123,7 +126,9 @@ def _exchange_changes_nothing(case: DifferingPair, label: str, mine: RowReader, 
     """
     stored = case.context.reader(label.lower(), key)
     equal = stored is not None and stored.shape == mine.shape and _same_sample(stored, mine)
-    return equal and (case.key, key) != TIED and not _is_copy_of_other(case, label, key)
+    return (
+        equal and not _is_head_and_table(case.key, key) and not _is_copy_of_other(case, label, key)
+    )
 
 
 def _is_copy_of_other(case: DifferingPair, label: str, key: str) -> bool:
@@ -158,13 +163,14 @@ def _guess_renamed(
     exchanged = (
         returned is not None and returned.shape == held.shape and _same_sample(returned, held)
     )
-    if not exchanged and label == "A" and (case.key, key) != TIED:
+    tied = _is_head_and_table(case.key, key)
+    if not exchanged and label == "A" and not tied:
         return None
     # Name it: a tied head, another layer's tensor, or another role's.
-    if not exchanged and (case.key, key) == TIED:
+    if not exchanged and tied:
         cause = "tied_embedding"
         text = f"{told}'s head has the values of the embedding; {there} has a head of its own"
-        if _is_stale_head(case, there):
+        if (case.key, key) == TIED and _is_stale_head(case, there):
             text += f", though its configuration ties them: {there}'s head is stale"
     elif role == role_there and layer is not None and layer_there is not None:
         cause = "layer_order"
@@ -177,8 +183,11 @@ def _guess_renamed(
     more = (
         f"and the other way round: {case.key} and {key} are exchanged"
         if exchanged
-        else (f"{told}'s {case.key} equals {there}'s {key}")
+        else f"{told}'s {case.key} equals {there}'s {key}"
     )
+    own = case.context.reader(label.lower(), key)
+    if not exchanged and own is not None and own.shape == mine.shape and _same_sample(own, other):
+        more += f", and so does {told}'s {key}: one was copied over the other, not exchanged"
     return case.guess(
         cause,
         (text, more),
@@ -188,6 +197,15 @@ def _guess_renamed(
         where=(case.key, key),
         most="confirmed" if exchanged or cause != "swapped_tensors" else "explained",
     )
+
+
+def _is_head_and_table(key: str, other: str) -> bool:
+    """Return whether two keys are those of a head and of an embedding.
+
+    Keys are roles, or stored names where the architecture is not known.
+    """
+    named = key.endswith(HEADS) and other.endswith(TABLES)
+    return (key, other) == TIED or named
 
 
 def _is_stale_head(case: DifferingPair, label: str) -> bool:
