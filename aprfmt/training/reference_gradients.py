@@ -178,6 +178,7 @@ def batch_numbers(batch: Batch, scale: float | None = None) -> BatchNumbers:
         "tokens / labels, padding left out": tokens / max(1, labels),
         "tokens / labels, padding counted": batch.mask.size / max(1, labels),
         "row length": batch.row_length,
+        **_label_shares(labels, tokens, batch.mask.shape),
         "1 / ln 2, a loss in bits": BITS,
     }
     if scale is not None:
@@ -198,6 +199,21 @@ def batch_numbers(batch: Batch, scale: float | None = None) -> BatchNumbers:
         padded_last=bool((~batch.mask[:, -1]).any()),
         partly_labelled=bool(unlabelled(batch)[:, 1:].any()),
     )
+
+
+def _label_shares(labels: int, tokens: int, shape: tuple[int, ...]) -> dict[str, float]:
+    """Return {words: share} of the positions that are labels, as a mean over more of them divides.
+
+    The words say the two counts. `tokens` are those of the batch without padding, `shape` is its
+    samples and columns. Nothing where all positions are labels.
+    """
+    positions = shape[0] * (shape[1] - 1)
+    whole = "labels over all positions but each sample's first"
+    every = {
+        f"{labels} / {positions}, {whole}": positions,
+        f"{labels} / {tokens - shape[0]}, {whole}, padding left out": tokens - shape[0],
+    }
+    return {words: labels / count for words, count in every.items() if count > labels}
 
 
 def _after_padding_text(batch: Batch) -> str:

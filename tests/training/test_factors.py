@@ -26,6 +26,7 @@ from aprfmt.causes.training.gradient_scale import factor_guess, joined_factors
 from aprfmt.inference.gradients.changes import BackwardChange
 from aprfmt.training.backward_mistakes import _keys_explained_by
 from aprfmt.training.judgement import Judgement
+from aprfmt.training.reference_gradients import _label_shares
 from aprfmt.training.report import StepReport
 from aprfmt.training.step import explain_step
 from tests.inference.gradient_judge import write_batch
@@ -200,3 +201,17 @@ def test_each_other_factor_of_an_adapter_is_tried_once(alpha: int, rank: int) ->
     assert not list(guess_adapter_scale(case)), "most gradients agree"
     case.right, case.adapter = set(), None
     assert not list(guess_adapter_scale(case))
+
+
+@pytest.mark.parametrize(
+    ("factor", "says"),
+    [
+        (14 / 22, "14 / 22, labels over all positions but each sample's first"),
+        (14 / 19, "14 / 19, labels over all positions but each sample's first, padding left out"),
+    ],
+)
+def test_a_mean_over_more_than_the_labels_is_named_by_its_counts(factor: float, says: str) -> None:
+    """Seen red: "0.636 times the right one", of a loss divided by all 22 tokens for 14 labels."""
+    found = factor_guess(factor, 1e-5, _label_shares(14, 21, (2, 12)))
+    assert found.says.endswith(f"the right one: {says}") and found.most == "confirmed"
+    assert not _label_shares(22, 24, (2, 12))
