@@ -75,7 +75,9 @@ def row_solvers(case: Mismatch) -> Iterator[tuple[str, Solver]]:
     where = token_positions(case.patched)
     yield (
         "rope",
-        Solver(where, lambda at: positions_change(where, at), None, _positions_to_try(where)),
+        Solver(
+            where, lambda at: positions_change(where, at), None, _positions_to_try(where, alone)
+        ),
     )
     vocabulary = int(case.patched.hp["vocab_size"])
     if vocabulary <= SMALL:
@@ -143,12 +145,15 @@ def _rows_to_try(n: int, widely: bool = False) -> Tries:
         """Yield the cached rows that attention may have read for a token, each once.
 
         `shift` is the offset of the row that the token before read; ZERO is a row never written.
-        A token's own row is one of them where the token before read another one's: a run ends.
+        `widely`, a token's own row is one of them where the one before read another: a run ends.
         """
         found = [ZERO, token - 1, token + 1, *range(token - 2, max(-1, token - NEAR), -1), 0, n - 1]
         found += range(token % apart, n, apart) if widely else ()
-        found = [token + shift, token, *found] if shift else [r for r in found if r != token]
-        yield from (row for row in dict.fromkeys(found) if ZERO <= row < n)
+        found = [token + shift, token, *found] if shift else found
+        returns = bool(shift) and widely
+        yield from (
+            row for row in dict.fromkeys(found) if ZERO <= row < n and (returns or row != token)
+        )
 
     return tries
 
@@ -158,7 +163,7 @@ def _ids_to_try(vocabulary: int) -> Tries:
     return lambda token, shift: iter(range(vocabulary))
 
 
-def _positions_to_try(where: Array) -> Tries:
+def _positions_to_try(where: Array, widely: bool = False) -> Tries:
     """Return a function (token, shift) that yields positions that a token may have had.
 
     `where` are the right positions.
@@ -167,15 +172,16 @@ def _positions_to_try(where: Array) -> Tries:
     def tries(token: int, shift: int) -> Iterator[int]:
         """Yield the positions that rope may have used for a token, each once.
 
-        `shift` is the offset of the position that the token before had. A token's own position
-        is one of them where the token before had another: a run ends.
+        `shift` is the offset of the position that the token before had. `widely`, a token's own
+        position is one of them where the token before had another: a run ends.
         """
         own = int(where[token])
-        found = [own + shift, own] if shift else []
-        found += [p for p in (0, own - 1) if p != own]
+        returns = bool(shift) and widely
+        found = [own + shift] if shift else []
+        found += [own, 0, own - 1]
         for step in range(1, max(FAR, len(where)) + 1):
             found += [own + step, own - step]
-        yield from (p for p in dict.fromkeys(found) if p >= 0)
+        yield from (p for p in dict.fromkeys(found) if p >= 0 and (returns or p != own))
 
     return tries
 
