@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 
 from aprfmt.codecs import codec
+from aprfmt.measure.short_numbers import short_numbers
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -42,6 +43,7 @@ WIDE = 0.005  # share of the values that a rounded base leaves a step off, at le
 SPOTS = 0.05  # share of the values that damage of a weight changes, at most
 HALF_STEP = 2.0**-7  # of half a step of a packed type, that rounded scales move it
 SUMMED = 2.0**-18  # of a value, that a sum in another order moves a scale
+LEAST = 1e-3  # of a multiple of the change: its size, and how far a shorter number may be off
 TURNED = 1e-3  # share of the values that it may turn to the next code
 FLAT = 64  # values under one scale of bitsandbytes, which rows do not end
 
@@ -272,6 +274,7 @@ def _judge_whole(
         return found._replace(found=NOT)
     return (
         _usual_multiple(merge, found, factors)
+        or _unnamed_multiple(merge, found)
         or _misplaced_change(merge, found, others)
         or _summed_changes(merge, found, others)
         or _judge_other_base(merge, found)
@@ -298,6 +301,21 @@ def _usual_multiple(merge: Merge, found: Judged, factors: Sequence[Factor]) -> J
         return found._replace(found=SCALED, says=" or ".join(one.says for one in held))
     says = " or ".join(f"added {words[0]}" if not one.says else one.says for one in held)
     return found._replace(found=words[0], says=says if len(held) > 1 else "")
+
+
+def _unnamed_multiple(merge: Merge, found: Judged) -> Judged | None:
+    """Return the judgement that B has another multiple of the change, and nothing else; else None.
+
+    No mistake that is known gives the multiple: it is the shortest number near the projection by
+    which all values of B follow. None too where B is stored in a packed type.
+    """
+    if merge.encoding not in FRACTIONS or not np.isfinite(found.times) or abs(found.times) < LEAST:
+        return None
+    for times in short_numbers(found.times):
+        if abs(times - found.times) <= LEAST * abs(found.times) and _is_reproduced(merge, times):
+            says = f"{times:g} times the change, which no number of the adapter gives"
+            return found._replace(found=SCALED, says=says)
+    return None
 
 
 def _misplaced_change(

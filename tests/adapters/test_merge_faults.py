@@ -255,3 +255,20 @@ def test_an_expert_may_have_another_stacks_change_of_the_same_expert() -> None:
     assert found.found == "in some experts"
     assert "expert 1 another weight's change: " in found.says and "a stack" in found.says
     assert "expert 2 another weight's change: " in found.says and "a matrix" in found.says
+
+
+@pytest.mark.parametrize("encoding", TYPES)
+@pytest.mark.parametrize("times", [0.25, 0.3, 5.5, -0.5])
+def test_a_multiple_that_no_mistake_gives_is_a_scale(encoding: str, times: float) -> None:
+    """Nothing is left unexplained. Seen red: "otherwise", 0.25 times and 1e-07 unexplained."""
+    base, product = parts(0.3, encoding)
+    merged = stored(base + times * SCALE * product, encoding)
+    found = judged(base, product, merged, encoding)
+    assert found.found == "scaled otherwise"
+    assert found.says.endswith(" times the change, which no number of the adapter gives")
+    assert abs(found.times - times) < 0.01
+    rng = np.random.default_rng(5)
+    beside = stored(merged + rng.normal(0, 0.002, base.shape), encoding)
+    assert judged(base, product, beside, encoding).found != "scaled otherwise"
+    once = stored(base + SCALE * product, encoding)
+    assert judged(base, product, once, encoding).found == "once"
