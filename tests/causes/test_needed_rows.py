@@ -13,6 +13,7 @@ import pytest
 import aprfmt
 from aprfmt.causes.tensor import (
     arithmetic,
+    block_fields,
     block_order,
     block_signs,
     byte_shifts,
@@ -250,6 +251,7 @@ def test_every_row_of_the_table_is_taken_out_once() -> None:
     tried.add(code_orders.guess_code_order)  # by tests/causes/tensor/test_code_orders.py
     # by tests/causes/tensor/test_block_signs.py
     tried |= {block_signs.guess_block_signs, block_signs.guess_lost_signs}
+    tried.add(block_fields.guess_block_fields)  # by tests/causes/test_block_fields.py
     tried.add(coarse_groups.explain_coarse_groups)  # by tests/measure/test_coarse_steps.py
     tried.add(flat_shards.explain_flat_shard)  # by tests/causes/tensor/test_flat_shards.py
     tried.add(stored_shapes.explain_stored_shape)  # by tests/model/relations/test_kernels.py

@@ -228,7 +228,7 @@ def distance_of_pass(
 HYPOTHESES = (
     BackwardHypothesis(("adapter_exchanged",), guess_factor_order, 316, "exact, nothing is fitted"),
     BackwardHypothesis(("adapter_merged",), guess_merged, 317, "nothing is fitted"),
-    BackwardHypothesis(("lengths_in_graph",), guess_lengths, 318, "exact, nothing is fitted"),
+    BackwardHypothesis(("lengths_in_graph",), guess_lengths, 315, "exact, nothing is fitted"),
     BackwardHypothesis(
         ("base_quantized",), guess_quantized_base, 330, "the nearest of some bases is taken"
     ),
