@@ -149,9 +149,11 @@ def _products_by_head(x: Array, total: Array, k: Array) -> Array:
 
 
 def _products_by_channel(x: Array, total: Array, k: Array) -> Array:
-    """Return the sum over d of exp(c_id - c_jd) x_id k_jd [heads, i, j], zero for j after i.
+    """Return how much each token of a chunk reads of each earlier one, decayed by channel.
 
-    `total` is c [heads, tokens, key_dim], the log decay summed up to each token. Inside SUBCHUNK
+    The result [heads, i, j] is the sum over channels d of exp(c_id - c_jd) x_id k_jd, zero for a
+    token j after i. `x` are the chunk's queries or keys and `k` its keys, [heads, tokens, key_dim];
+    `total` is c in that shape, the log decay summed up to each token. Inside SUBCHUNK
     tokens the exponentials are taken pair by pair; for earlier tokens they are split at the rows'
     first token, where neither factor grows.
     """

@@ -36,7 +36,11 @@ def quick_warnings(carried: Carried) -> Iterator[str]:
 
 
 def _list_warnings(carried: Carried) -> Iterator[str]:
-    """Yield a sentence if a GGUF's token types or its kind contradict its template or tokens."""
+    """Yield a sentence for each contradiction among the lists of a GGUF's tokenizer.
+
+    These are: no control token though the chat template writes one; a special id at a token that
+    is named for another role; a kind of tokenizer that the pieces are not of.
+    """
     tokens: Any = carried.metadata_value(TOKENS)
     kinds: Any = carried.metadata_value(TYPES)
     template = carried.chat_template() or ""

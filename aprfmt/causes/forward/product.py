@@ -209,10 +209,11 @@ def scale_weights_change(
 
 
 def other_weight_changes(case: Mismatch, key: str, other: str) -> Iterator[Change]:
-    """Yield the changes in which the tensor `other` is read in place of the tensor `key`.
+    """Yield changes to try in which a model reads the tensor `other` where `key` belongs.
 
-    In the first the two are exchanged. For two roles of one layer a second one reads the tensor
-    of the role of `other` for both roles, in all layers.
+    In the first the two are exchanged; for one role in two layers, all tensors of these layers. For
+    two roles of one layer there is a second: in all layers the role of `key` reads the tensor of
+    the other role, which keeps its own.
     """
     yield exchange_weights_change(case, key, other)
     stored = case.patched.stored

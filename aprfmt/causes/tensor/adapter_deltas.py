@@ -578,7 +578,11 @@ def _keys_text(b: Adapter, held: Sequence[tuple[str, Any]]) -> str:
 
 
 def _other_values(a: Adapter, b: Adapter, times: float) -> Iterator[tuple[str, Any]]:
-    """Yield (key, value) of B's configuration that may undo the factor `times`, likeliest first."""
+    """Yield (key, value to try in B's configuration) that may make B's products equal to A's.
+
+    B's products are `times` A's. First come A's values of keys that differ, then `use_rslora` the
+    other way, then another alpha. Nothing for adapters that are not in PEFT's spelling.
+    """
     if b.spelling != "peft":
         return
     for key in SCALE_KEYS[1:]:
