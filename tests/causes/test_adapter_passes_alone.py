@@ -108,10 +108,24 @@ def test_bases_that_the_gradients_do_not_tell_apart_are_all_named() -> None:
     assert "NF4 in blocks of 64, of the head too" in head.says
     (alike,) = guess_quantized_base(case_of(off={FIRST: 0.3, WITH_HEAD: 0.3}))
     assert alike.change is not None and alike.change.base == FIRST, "no head of its own"
+    assert alike.most == "confirmed" and "head" not in alike.says
     far = QuantizedBase("FP4", 4096, True)
     (last,) = guess_quantized_base(case_of(off={far: 0.3}))
     assert last.change is not None and last.change.base == far
     assert not list(guess_quantized_base(case_of(off={FIRST: 0.6})))
+
+
+def test_a_quantized_head_is_found_beside_layers_of_any_encoding() -> None:
+    """Seen red, each: heads tried only beside the nearest layers, or only in blocks of 64."""
+    nearer = QuantizedBase("FP4", 64)
+    case = case_of(off={FIRST: 0.6, nearer: 0.4, WITH_HEAD: 0.01})
+    (first,) = guess_quantized_base(case)
+    assert first.change is not None and (first.change.base, first.most) == (WITH_HEAD, "confirmed")
+    assert nearer not in case.tried, "nothing is tried once a base leaves next to nothing"
+    layers, head = (QuantizedBase("NF4", 128, True, part) for part in ("layers", "layers and head"))
+    (other,) = guess_quantized_base(case_of(off={layers: 0.4, head: 0.01}))
+    assert other.change is not None and (other.change.base, other.most) == (head, "confirmed")
+    assert "NF4 in blocks of 128, of the head too" in other.says
 
 
 def test_a_base_that_is_quantized_is_not_quantized_in_other_ways() -> None:
