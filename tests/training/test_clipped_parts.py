@@ -171,11 +171,12 @@ def test_another_norm_that_clips_is_said_beside_the_factor(tmp_path: Path) -> No
 
 
 def test_counted_norms_are_those_of_one_kind_more_or_less_often() -> None:
+    """Seen red, each: counts of all but one kind, of a stage, or of a part without a gradient."""
     parts = {"the norms alone": 3.0, "all but the norms": 4.0, "layers below 1": 2.0}
-    found = clipped_parts.counted_norms(parts, 5.0)
+    found = clipped_parts.counted_norms(parts | {"the biases alone": 0.0}, 5.0)
     assert found["all with the norms counted 8 times"] == pytest.approx((25 + 7 * 9) ** 0.5)
     assert found["all with 1/4 of the norms"] == pytest.approx((25 - 0.75 * 9) ** 0.5)
-    assert all("the norms" in name for name in found)
+    assert all("the norms" in name and "all but" not in name for name in found)
 
 
 def test_few_bits_tell_no_counts_apart(monkeypatch: pytest.MonkeyPatch) -> None:
