@@ -186,6 +186,8 @@ def test_steps_that_agree_only_as_far_as_their_type_shows_are_left() -> None:
     assert "lost unless the trainer holds finer copies" in note
     found, _ = noted(judged={"a": agreed(shows=False), "b": agreed(shows=False)})
     assert [one[:2] for one in found] == [("step", "a"), ("step", "b")]
+    found, notes = noted(judged={"c": agreed(shows=False)})
+    assert found[0] == ("step", "c", "smaller than F32 shows") and notes == [], "F32 loses none"
     (coarse,), _ = noted(judged={"c": agreed(), "a": agreed()})
     assert coarse[:2] == ("rounding", "c")
     assert coarse[2].startswith("F32 before the step, BF16 after")
