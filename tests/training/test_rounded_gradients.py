@@ -88,6 +88,8 @@ def test_rounding_is_measured_on_any_device(
         key = "L1.ffn_down.weight"
         usual = computed.rounding(key)
         assert usual is not None and ran == [("cuda:0", "float64"), ("cuda:0", "bfloat16")]
+        assert computed.measured_rounding(key, usual) is not None
+        assert ran[2:] == [("cuda:0", "bfloat16")], "one pass covers the usual rounding"
         most = computed.measured_rounding(key, 2.5 * usual)
         assert most is not None and most > usual
-        assert ran[2:] and {*ran[2:]} == {("cuda:0", "bfloat16")}
+        assert {*ran[2:]} == {("cuda:0", "bfloat16")}
