@@ -191,6 +191,7 @@ def test_few_bits_tell_no_counts_apart(monkeypatch: pytest.MonkeyPatch) -> None:
     right: Any = SimpleNamespace(**known)
     (found,) = clipped_parts.guess_counted_parts(right, recipe)
     assert "counted 2 times" in found.says and found.most == "confirmed"
+    assert not list(clipped_parts.guess_counted_parts(right, parse_recipe("sgd:lr=0.1")))
     absences: list[dict[str, Any]] = [
         {"coarse": True},
         {"others": {}},
