@@ -149,7 +149,7 @@ COUNTS: dict[str, Callable[[str], float]] = {
 
 @pytest.mark.parametrize("says", COUNTS)
 def test_a_norm_in_which_a_part_counts_several_times_is_named(says: str, tmp_path: Path) -> None:
-    """Seen red: "the step is 0.757 times the expected one", of copies that ranks added up."""
+    """Seen red: "the step is 0.984 times the expected one", of norms counted 4 times."""
     count = COUNTS[says]
     norm = sum(count(n) * float(np.square(g).sum()) for n, g in gradients(1).items()) ** 0.5
     (found,) = by_sgd(lambda name: clip_factor(CLIP, norm), CLIP).report(tmp_path).causes
