@@ -5,6 +5,8 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
+import numpy as np
+
 from aprfmt.adapters.trained_pairs import open_trained_pairs
 from aprfmt.causes.training.gradient_case import COARSE, FINE, GradientGuess
 from aprfmt.causes.training.gradient_scale import factor_guess
@@ -40,7 +42,7 @@ class DifferenceChecker:
     """The loss of a batch, whose differences along random directions judge given gradients.
 
     `counts` are numbers of the batch by name, which a wrong factor may equal, and `unread` are
-    arrays of its file that nothing reads.
+    arrays of its file that nothing reads. `padding` are the ids that stand at its padding alone.
     """
 
     model: Model
@@ -48,6 +50,7 @@ class DifferenceChecker:
     counts: Mapping[str, float] = field(default_factory=dict)
     how: str = "numpy:cpu:float64, by differences"
     unread: tuple[str, ...] = ()
+    padding: tuple[int, ...] = ()
 
     @property
     def loss(self) -> float:
@@ -66,7 +69,7 @@ class DifferenceChecker:
         """
         if key not in self.batch.first:
             return None, None
-        parts = parts_of(self.model, key, given.shape) if given.ndim > 1 else {}
+        parts = parts_of(self.model, key, given.shape, self.padding) if given.ndim > 1 else {}
         tolerance = COARSE if coarse else FINE
         found = check_gradient(self.batch, key, given, tolerance=tolerance, parts=parts)
         judged = judgement_of(found, self.counts)
@@ -120,4 +123,7 @@ def open_differences(
         stack.callback(loss.close)
         scales = {pair.scale for pair in pairs}
         counts = batch_numbers(loaded, scales.pop() if len(scales) == 1 else None).counts
-        yield DifferenceChecker(model, loss, counts, unread=loaded.unread)
+        padding = np.setdiff1d(loaded.ids[:, :-1][~loaded.mask], loaded.ids[:, :-1][loaded.mask])
+        yield DifferenceChecker(
+            model, loss, counts, unread=loaded.unread, padding=tuple(padding[padding >= 0].tolist())
+        )

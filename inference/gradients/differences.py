@@ -13,7 +13,7 @@ No torch: the numpy backend runs every architecture with a forward pass.
 """
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Any, Literal
@@ -258,6 +258,10 @@ class GradientCheck:
 Maps = Sequence[tuple[Wrong, Callable[[Array], "Array | None"]]]
 
 
+# Weights that have a row for each token.
+_BY_TOKEN = ("token_embd.weight", "output.weight")
+
+
 def _transposed(g: Array) -> "Array | None":
     """Return a square matrix transposed; None for any other array."""
     return np.ascontiguousarray(g.T) if g.ndim == 2 and g.shape[0] == g.shape[1] else None
@@ -442,10 +446,13 @@ def _check_parts(
     return tuple(looked)
 
 
-def parts_of(model: Model, role: str, shape: Sequence[int]) -> dict[str, Array]:
+def parts_of(
+    model: Model, role: str, shape: Sequence[int], padding: Collection[int] = ()
+) -> dict[str, Array]:
     """Return {name: mask of the weight} of its experts, heads or key-value heads.
 
-    Other weights, as the token table, are cut into eight ranges of rows.
+    Other weights are cut into eight ranges of rows. In the token table and in the head the rows of
+    `padding`, the ids of a batch that stand at padding alone, are a part of their own.
     """
     hp, name = model.hyper, split_key(role)[1]
     heads = {
@@ -467,4 +474,9 @@ def parts_of(model: Model, role: str, shape: Sequence[int]) -> dict[str, Array]:
         mask[(slice(None),) * axis + (slice(start, stop),)] = True
         label = f"{word} {number}" if word != "rows" else f"rows {start} to {stop - 1}"
         found[label] = mask
-    return found
+    if name in _BY_TOKEN and padding:
+        rows = np.zeros(tuple(shape), bool)
+        rows[[*padding]] = True
+        found = {label: mask & ~rows for label, mask in found.items()}
+        found["the rows of padding"] = rows
+    return {label: mask for label, mask in found.items() if mask.any()}

@@ -112,6 +112,21 @@ def test_a_part_that_is_wrong_is_placed(name: str, role: str, part: str, index: 
     assert part in found.says and len(found.parts) > 1
 
 
+@pytest.mark.parametrize("role", ["token_embd.weight", "output.weight"])
+def test_rows_of_padding_are_a_part_of_their_own(role: str) -> None:
+    """Seen red: the range of rows that the padding's token is in."""
+    model, right, loss = made("llama")
+    given = right.gradient(role).copy()
+    unused = np.flatnonzero(~np.abs(right.gradient("token_embd.weight")).any(1))[:2]
+    given[unused] += np.abs(given).max()
+    parts = parts_of(model, role, given.shape, unused.tolist())
+    assert sum(mask.sum() for mask in parts.values()) == given.size
+    found = check_gradient(loss, role, given, parts=parts)
+    assert [one.part for one in found.parts if not one.agrees] == ["the rows of padding"]
+    assert "the rows of padding" in found.says
+    assert "the rows of padding" not in parts_of(model, "L0.ffn_up.weight", (8, 4), [1])
+
+
 @pytest.mark.parametrize("seed", range(12))
 def test_noise_is_right_nowhere(seed: int) -> None:
     """Seen red: a part right along one direction taken for right."""
