@@ -16,7 +16,6 @@ from aprfmt.errors import BackendUnavailableError, UsageError
 from aprfmt.inference.backends import BACKENDS
 from aprfmt.inference.cuda_driver import NOT_ELSEWHERE, gpu_problem
 from aprfmt.inference.engines import ENGINES
-from aprfmt.model.patterns import close_names
 
 if TYPE_CHECKING:
     from aprfmt.inference.backends.base import Backend
@@ -149,6 +148,8 @@ def parse_run(text: str) -> DeviceChoice:
         device = f"{place}:{device}" if device else place
         return choose_device(device, backend, dtype)
     if name not in BACKENDS and name not in ENGINES:
+        from aprfmt.model.patterns import close_names
+
         known = (*BACKENDS, *ENGINES)
         near = ", ".join(close_names(name, (*known, *_SHORT)))
         raise UsageError(

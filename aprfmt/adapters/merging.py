@@ -406,12 +406,12 @@ def convert_merged(
         of = f" of {len(merged)}" if count < len(merged) else ""
         said = f"merged into {count}{of} weights: {ARITHMETIC}, rounded once to each weight's dtype"
         note = Note("note", str(found.path), said, "")
-        doubts = tuple(
-            Note("warning", str(found.path), text, code)
-            for text, code in ((zeros, "zero_pairs"), (assumed, "assumed_alpha"))
-            if text
+        doubts = (
+            Note("warning", str(found.path), zeros, "zero_pairs"),
+            Note("warning", str(found.path), assumed, "assumed_alpha"),
         )
-        notes = (*made.notes, note, *doubts, *stray_notes(found), *loss_notes(losses, found.path))
+        shown = (doubt for doubt in doubts if doubt.text)
+        notes = (*made.notes, note, *shown, *stray_notes(found), *loss_notes(losses, found.path))
         return replace(made, notes=notes, tensors=tuple(_with_losses(made.tensors, losses)))
 
 

@@ -101,13 +101,14 @@ def model_and_runs(words: Sequence[str]) -> tuple[str, list[str]]:
 
     Beside the model a word that is no file and no address is taken for a misspelt run.
     """
-    from aprfmt.inference.device import parse_run
     from aprfmt.remote.paths import is_address
 
     models, runs = split_arguments(words)
     there = [word for word in models if os.path.exists(word) or is_address(Path(word))]
     for word in models:
         if word not in (there or models[:1]):
+            from aprfmt.inference.device import parse_run
+
             parse_run(word)  # raises UsageError, which lists the backends and engines
     if len(models) != 1:
         found = ", ".join(models) or "none"

@@ -1,5 +1,6 @@
 """Zeros, pruned copies, orders of codes and functions of values, each rule at its bounds."""
 
+from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import Any
 
@@ -181,6 +182,17 @@ def test_a_pruning_is_one_of_most_matrices(monkeypatch: pytest.MonkeyPatch) -> N
 # --- orders of codes ----------------------------------------------------------------------------
 
 
+@dataclass(frozen=True)
+class Told:
+    """What a rule says of a pair, as plain values."""
+
+    cause: str
+    says: tuple[str, str]
+    of: str
+    values: list[int]
+    either: bool = False
+
+
 def test_the_first_order_of_codes_that_fits_is_told_of_its_side(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -218,15 +230,14 @@ def test_the_first_order_of_codes_that_fits_is_told_of_its_side(
             "b": side("b"),
             "numbers": None,
             "context": SimpleNamespace(schemes=schemes),
-            "guess": lambda cause, says, label, take: (
-                cause,
-                says,
-                label,
-                take(np.array([1, 3])).ravel().tolist(),
+            "guess": lambda cause, says, label, take: Told(
+                cause, says, label, take(np.array([1, 3])).ravel().tolist()
             ),
         }
         found: Any = list(code_orders.guess_code_order(SimpleNamespace(**facts | more)))  # type: ignore[arg-type]
-        return found, schemes.failed_orders
+        assert all(one.either == decoded[0] for one in found)
+        told = [(one.cause, one.says, one.of, one.values) for one in found]
+        return told, schemes.failed_orders
 
     turned = SimpleNamespace(says="turned", put_right=lambda codes: codes * 10)
     assert told() == ([], 1) and told(3) == ([], 4)

@@ -110,6 +110,7 @@ def test_the_table_names_known_causes_and_every_one_is_seeded() -> None:
     others = {"expert_order", "missing_bias", "value_heads", "tap_order", "quant_signs"}
     others |= {
         "flat_shard",
+        "block_fields",
         "code_type",
         "fused_order",
         "stored_shape",

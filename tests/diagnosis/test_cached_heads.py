@@ -44,10 +44,10 @@ def rows(first: int, last: int, heads: list[int], read: int = -1) -> Edit:
 
 CASES: Mapping[str, tuple[str, frozenset[str], Mapping[str, Any], str]] = {
     "zeros": ("llama", MODULES | {"attn"}, cached(rows(9, 11, [0])),
-              "keys and values are not the tokens' own: attention reads zeros for token 9 in key "
-              "head 0, and other rows for 2 more tokens"),
+              "keys and values are not the tokens' own: attention reads zeros for tokens 9 to 11 "
+              "in key head 0"),
     "zeros, behind the product": ("llama", NARROW, cached(rows(9, 10, [1])),
-                                  "attention reads zeros for token 9 in key head 1, and"),
+                                  "attention reads zeros for tokens 9 to 10 in key head 1"),
     "another row of values": ("llama", MODULES | {"attn"}, cached(rows(7, 7, [1], 6), "v"),
                               "values are not the tokens' own: attention reads the row of token 6 "
                               "for token 7 in key head 1"),

@@ -134,6 +134,7 @@ def test_tables_name_causes_of_the_one_table() -> None:
 SEEDED_ELSEWHERE = {cause.name for name in modules_of("training") for cause in causes_of(name)} | {
     "added_vector",
     "architecture_key",
+    "block_fields",
     "clipped_codes",
     "code_type",
     "delta_change",

@@ -12,10 +12,10 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from aprfmt.causes.tensor import other_tensors
+from aprfmt.causes.tensor import foreign_values, other_tensors
 from aprfmt.causes.tensor.foreign_values import ForeignVerdict, judge_foreign
 from aprfmt.causes.tensor.proof import make_finding
-from aprfmt.diagnosis import diagnose, tensors
+from aprfmt.diagnosis import diagnose
 from aprfmt.diagnosis.zero_values import hidden_by_rounding
 from aprfmt.measure.proofs import unfitted_proof
 from aprfmt.measure.row_reader import RowReader
@@ -103,7 +103,7 @@ def test_a_stale_tensor_is_confirmed_by_evidence_only(monkeypatch: pytest.Monkey
     assert lead is not None and (found.cause, lead.confirmed) == ("stale_tensor", False)
     assert lead.residual_after == 0 and lead.residual_before
     assert "true of any damage" in " ".join(row.says for row in found.evidence)
-    for module in (tensors, other_tensors):
+    for module in (foreign_values, other_tensors):
         monkeypatch.setattr(module, "judge_foreign", lambda a, b: ForeignVerdict(True, "believed"))
     a, b = FAULTS["noise"].make()
     assert diagnose(str(a), str(b)).confidence == "confirmed"

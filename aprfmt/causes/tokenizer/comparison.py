@@ -20,7 +20,6 @@ from aprfmt.causes.tokenizer.vocabulary_lists import Difference, value_text
 from aprfmt.errors import AprfmtError
 from aprfmt.model import Model
 from aprfmt.model.ledger import NotCompared
-from aprfmt.tokenizer.carriers import has_tokenizer
 from aprfmt.tokenizer.engine_defaults import overridden_types
 from aprfmt.tokenizer.keys import CONTROL, TOKENS
 from aprfmt.tokenizer.stored_tokenizer import StatedTokenizer, read_tokenizer_parts
@@ -93,7 +92,7 @@ def compare_tokens(a: Model, b: Model) -> TokensReport:
     """
     sides: list[StatedTokenizer | None] = []
     for label, model in (("A", a), ("B", b)):
-        if has_tokenizer(model.carried):
+        if model.carried.origin or model.carried.list_length(TOKENS):
             end_where_time_is_over()  # a large vocabulary takes seconds to read, and to compare
         try:
             sides.append(read_tokenizer_parts(model))
