@@ -25,6 +25,7 @@ from aprfmt.inference.replay.recorded_trace import RecordedTrace
 from aprfmt.inference.replay.shadow import ShadowPoint, run_shadow_pass
 from aprfmt.inference.trace import Trace, no_blocks
 from aprfmt.inference.weights import Weight, model_weights
+from aprfmt.measure.distances import row_order
 from aprfmt.measure.findings import Finding
 from aprfmt.measure.proofs import cap_proof, unfitted_proof
 from aprfmt.model import Model
@@ -327,17 +328,7 @@ def _order_of_rows(view: ShadowPoint, tokens: int) -> NDArray[np.int64] | None:
         or view.recorded.values.size != (view.mine.size)
     ):
         return None
-    mine = view.mine.reshape(tokens, -1).astype(np.float64)
-    theirs = view.recorded.values.reshape(tokens, -1).astype(np.float64)
-    limit = 2 * view.tolerance * np.maximum(np.linalg.norm(mine, axis=1), 1e-30)
-    moved = np.flatnonzero(~(np.linalg.norm(mine - theirs, axis=1) <= limit))
-    order, rows = np.arange(tokens), theirs[moved]
-    for at in moved:
-        near = np.flatnonzero(np.linalg.norm(rows - mine[at], axis=1) <= limit[at])
-        if near.size != 1:
-            return None
-        order[at] = moved[near[0]]
-    return order if moved.size and len({*order.tolist()}) == tokens else None
+    return row_order(view.mine, view.recorded.values, 2 * view.tolerance)
 
 
 def _with_rows_in_order(

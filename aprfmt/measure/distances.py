@@ -286,6 +286,26 @@ def rel_l2(actual: ArrayLike, reference: ArrayLike) -> float:
     return relative_share(norms.exact_norm(np.where(same, 0.0, x) - np.where(same, 0.0, y)), norm)
 
 
+def row_order(mine: "Array", theirs: "Array", tolerance: float) -> "Array | None":
+    """Return the number of the row of `theirs` that each row of `mine` is, int64 [rows].
+
+    Both have the same number of values, with rows along the first axis of `mine`. Rows are equal
+    whose relative L2 distance is within `tolerance`. None if a row has no such row or several, and
+    where each row is at its own place.
+    """
+    x = np.asarray(mine, np.float64).reshape(len(mine), -1)
+    y = np.asarray(theirs, np.float64).reshape(x.shape)
+    limit = tolerance * np.maximum(np.linalg.norm(x, axis=1), 1e-30)
+    moved = np.flatnonzero(~(np.linalg.norm(x - y, axis=1) <= limit))
+    order, rows = np.arange(len(x)), y[moved]
+    for at in moved:
+        near = np.flatnonzero(np.linalg.norm(rows - x[at], axis=1) <= limit[at])
+        if near.size != 1:
+            return None
+        order[at] = moved[near[0]]
+    return order if moved.size and len({*order.tolist()}) == len(x) else None
+
+
 def exact_16_bit_type(values: ArrayLike) -> str:
     """Return the 16-bit float type that holds all values exactly; "" for none.
 

@@ -5,7 +5,7 @@ from dataclasses import replace
 import numpy as np
 
 from aprfmt.codecs.base import Array
-from aprfmt.measure.distances import rel_l2
+from aprfmt.measure.distances import rel_l2, row_order
 from aprfmt.measure.tolerances import BASE, run_tolerance
 from aprfmt.measure.trace_view import TraceLike, shows_routing, unread_arrays
 from aprfmt.model.ledger import NotCompared
@@ -59,9 +59,7 @@ def _has_rows_in_another_order(x: Array, y: Array, bound: float) -> bool:
 
     Both have one shape, with rows along the first axis. `bound` is the largest relative L2.
     """
-    x, y = (side.reshape(len(side), -1) if side.ndim else side.reshape(1, 1) for side in (x, y))
-    if not 1 < len(x) <= MOST_ROWS or not (np.isfinite(x).all() and np.isfinite(y).all()):
+    rows = len(x) if x.ndim else 1
+    if not 1 < rows <= MOST_ROWS or not (np.isfinite(x).all() and np.isfinite(y).all()):
         return False
-    squares = np.square(x).sum(axis=1)
-    order = np.argmin(squares[None] - 2 * y @ x.T, axis=1)
-    return len(np.unique(order)) == len(x) and rel_l2(y, x[order]) <= bound
+    return row_order(x, y, bound) is not None
