@@ -189,8 +189,12 @@ def test_a_factor_that_no_divisor_gives_is_none_of_other_labels() -> None:
     wanted = BackwardChange(unmasked=True)
     for factor in (1.2, 1.35, 0.5, -1.0):
         given = {key: factor * values for key, values in OTHER.items()}
-        made: Made = lambda change: OTHER if change == wanted else PLAIN  # noqa: E731
-        case = case_of(given, made, labels=(13, 7), row_length=14)
+        case = case_of(
+            given,
+            lambda change: OTHER if change == wanted else PLAIN,
+            labels=(13, 7),
+            row_length=14,
+        )
         assert not list(batch_samples.guess_other_labels(case))
 
 
