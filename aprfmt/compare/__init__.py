@@ -370,7 +370,7 @@ def diff_models(
         },
         b.metadata.get("general.file_type"),
         contradicted_values(b),
-        _trained_parts(found, a, b),
+        _trained_head_causes(found, a, b),
         tuple(not_tried),
         contradicted,
         taken,
@@ -432,8 +432,11 @@ def _taken_findings(says: str, tensors: int) -> "tuple[Finding, ...]":
     return (taken_finding(says, tensors),)
 
 
-def _trained_parts(found: "Sequence[Finding]", a: Model, b: Model) -> tuple[str, ...]:
-    """Return the causes of findings that speak of a part that B alone has, trained, each once."""
+def _trained_head_causes(found: "Sequence[Finding]", a: Model, b: Model) -> tuple[str, ...]:
+    """Return the causes that are a trained output head in B, where A's is its embedding.
+
+    Each stands once, in the order of the findings; () without any.
+    """
     if not found:
         return ()
     from aprfmt.measure.named_causes import has_trained_head

@@ -69,9 +69,9 @@ def accept_rounded_away_steps(
 
 
 def weights_held_in(judged: Mapping[str, Judgement]) -> str:
-    """Return what a step was made in: "finer" than the weights are stored, "stored", or "" (open).
+    """Return the precision of the trainer's weights: "finer" than stored, "stored", or "" (open).
 
-    The bits of the weights tell it that agree, or whose steps the stored type rounds away.
+    It is told from the bits of parameters whose step agrees, or is rounded away by their type.
     """
     every = [
         one.held_counts

@@ -263,9 +263,10 @@ def mapped_trace(
 
 
 def _unread_values(captures: Captures, unknown: Collection[str], name: str) -> Numbers | None:
-    """Return the values of an array that is among those without a capture point, `unknown`.
+    """Return the values of an array of the dump that is no capture point.
 
-    None where the dump has no array of that name, or it cannot be read.
+    `unknown` are the names of such arrays. None for any other name, and for an array that the dump
+    lacks or that cannot be read.
     """
     if name not in unknown or name not in captures.shapes or name in captures.left:
         return None

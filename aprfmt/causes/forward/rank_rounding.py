@@ -128,7 +128,7 @@ def _round_of_ranks(rounded: Set[Operation], short: ShortRanks) -> Patch:
         return override
 
     def make(patched: Any, layers: Any) -> Any:
-        """Return the model with all the operations overridden in these layers."""
+        """Return the model `patched` with the operations of `rounded` overridden in `layers`."""
         for name in sorted({name for name, _ in rounded}):
             patched = patched.with_op(name, override_of(name), layers)
         return patched

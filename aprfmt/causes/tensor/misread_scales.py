@@ -265,7 +265,10 @@ def _whole_of_each_value(side: CodedSide, wholes: "list[Array]") -> "Array | Non
 
 
 def _tensor_scales(side: CodedSide) -> "list[Array]":
-    """Return the tensor scales of each weight, [matrices, 1]; [] where not all weights have one."""
+    """Return the scale above the block scales of each weight; [] unless every weight has one.
+
+    A weight's block scales are E4M3 values times that scale, [matrices, 1].
+    """
     tables = [one.scale.table for one in side.weights if one.scale is not None]
     wholes = [one for table in tables if (one := _multiple_of(table, fp8.E4M3)) is not None]
     return wholes if len(wholes) == len(side.weights) else []

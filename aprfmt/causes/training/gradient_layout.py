@@ -218,9 +218,9 @@ def _guess_blocks(
 
 
 def _are_shares(factors: F64, room: float) -> bool:
-    """Return whether factors are each one over a whole number, and two numbers above 1 are there.
+    """Return whether every factor is 1/n for a whole n, and two different n above 1 occur.
 
-    `room` is how far a factor may be off, relative to it.
+    `room` is how far n may be off, relative to it. False if a factor is below `room`.
     """
     if (factors < room).any():
         return False
