@@ -52,19 +52,12 @@ def read_directory(file: ByteSource, where: str) -> dict[str, ZipRecord]:
     does not fit together, UnsupportedError for compressed and encrypted records.
     """
     entries = list(_read_entries(file.view, file.size, where))
-    heads = file.read([(entry.header, entry.header + _LOCAL.size) for entry in entries])
+    heads = file.read([(entry.header, _name_end(entry)) for entry in entries])
     records: dict[str, ZipRecord] = {}
     for entry, head in zip(entries, heads, strict=True):
         if entry.name in records:
             raise FormatError(f"{where}: its directory has {entry.name!r} twice; it is damaged")
         records[entry.name] = _locate_bytes(entry, bytes(head), file.size, where)
-    names = file.read([(e.header + _LOCAL.size, _name_end(e)) for e in entries])
-    for entry, name in zip(entries, names, strict=True):
-        if bytes(name) != entry.name.encode("utf-8", "surrogateescape"):
-            raise FormatError(
-                f"{where}: the record at byte {entry.header} is {shorten(repr(bytes(name)), 80)}, "
-                f"its directory says {entry.name!r}; it is damaged"
-            )
     _refuse_overlap(records, where)
     return records
 
@@ -246,27 +239,33 @@ def _record_text(where: str, name: str) -> str:
 
 
 def _locate_bytes(entry: ZipRecord, head: bytes, size: int, where: str) -> ZipRecord:
-    """Return the record with the start of its bytes, from its local header `head`.
+    """Return the record with the start of its bytes.
 
-    FormatError if the local header contradicts the directory, TruncatedError if the bytes go past
-    the file's end. `size` is the file's.
+    `head` is its local header and as many bytes after it as its name has in the directory. `size`
+    is the file's. FormatError if the header or the name contradicts the directory, TruncatedError
+    if the record's bytes go past the file's end.
     """
     if len(head) < _LOCAL.size or head[:4] != LOCAL:
         what = _record_text(where, entry.name)
         raise FormatError(f"{what}: no local zip header at byte {entry.header}; it is damaged")
-    _, _, flags, method, _, _, _, _, plain, name_size, extra_size = _LOCAL.unpack(head)
-    named = len(entry.name.encode("utf-8", "surrogateescape"))
+    _, _, flags, method, _, _, _, _, plain, name_size, extra_size = _LOCAL.unpack_from(head)
+    name = head[_LOCAL.size :]
     later = flags & _DESCRIPTOR and plain == 0
     if (
         method
         or flags & 1
-        or name_size != named
+        or name_size != len(name)
         or (plain not in (entry.size, _WIDE) and not later)
     ):
         what = _record_text(where, entry.name)
         raise FormatError(
             f"{what}: its local zip header at byte {entry.header} does not say what the directory "
             "says; it is damaged, or made to be read in two ways"
+        )
+    if name != entry.name.encode("utf-8", "surrogateescape"):
+        raise FormatError(
+            f"{where}: the record at byte {entry.header} is {shorten(repr(name), 80)}, its "
+            f"directory says {entry.name!r}; it is damaged"
         )
     start = entry.header + _LOCAL.size + name_size + extra_size
     if start + entry.size > size:
