@@ -50,8 +50,7 @@ def open_regular(path: Path) -> int:
 
 def first_bytes(path: Path) -> bytes:
     """Return the first HEAD bytes of a regular file on this machine; FormatError for others."""
-    with os.fdopen(open_regular(path), "rb") as file:
-        return file.read(HEAD)
+    return read_head(path, HEAD)[0]
 
 
 def open_bytes(path: Path) -> ByteSource:
