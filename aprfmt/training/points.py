@@ -193,7 +193,7 @@ def _sentence(
     says = ", ".join(f"{row.key}: {row.why}" for row in rows[:_SHOWN])
     right = list(dict.fromkeys(one.key for way in ways for one in way if one.key in known))
     if right:
-        says += f"; right behind {'it' if len(rows) == 1 else 'them'}: {', '.join(right[:_SHOWN])}"
+        says += f"; right after {'it' if len(rows) == 1 else 'them'}: {', '.join(right[:_SHOWN])}"
     named = [
         {word: one.key for one in way for word in one.operations} for way in ways
     ]  # operation -> the point that it makes

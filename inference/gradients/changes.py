@@ -47,7 +47,7 @@ FactorOrder = Literal["exchanged", "exchanged, gradients by name", "transposed"]
 Misreading = Literal[
     "scales without their offset",
     "scales of the block before",
-    "scales of the block behind",
+    "scales of the block after",
     "one scale for all blocks",
     "codes of the other encoding",
     "codes of a byte exchanged",

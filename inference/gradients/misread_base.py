@@ -68,7 +68,7 @@ def misread_matrices(model: Model, misreading: Misreading) -> Iterator[tuple[str
             scales = scales - scales.mean()
         elif misreading == "scales of the block before":
             scales = np.roll(scales, 1)
-        elif misreading == "scales of the block behind":
+        elif misreading == "scales of the block after":
             scales = np.roll(scales, -1)
         elif misreading == "one scale for all blocks":
             scales = np.full_like(scales, scales.max())

@@ -232,11 +232,11 @@ def test_keys_are_chosen_by_the_rule_that_is_named() -> None:
         return found
 
     assert chosen("every key") == mask[0].tolist()
-    assert chosen("behind") == [False, False, True, False]
+    assert chosen("after") == [False, False, True, False]
     assert chosen("before") == [True, False, False, False]
     assert chosen("score worst") == [True, False, False, False]
     late = np.array([[1.0, 2.0, 9.0, 2.0]])
-    (shift,) = (ops["best_keys"] for says, ops in by_words.items() if "behind" in says)
+    (shift,) = (ops["best_keys"] for says, ops in by_words.items() if "after each" in says)
     assert shift(best, None, late, mask, 1)[0].tolist() == mask[0].tolist()  # none is left
 
     def products(q: Any, k: Any, weights: Any, scale: float) -> Any:

@@ -158,7 +158,7 @@ def test_usual_masks_are_tried_where_none_is_recorded(monkeypatch: pytest.Monkey
     usual = [
         attention.NOT_CAUSAL,
         "queries do not see their own token",
-        "queries see the token behind their own",
+        "queries see the token after their own",
     ]
     found = masks(monkeypatch)
     assert [says for says, _ in found] == usual

@@ -336,11 +336,11 @@ def test_rows_of_tokens_that_are_not_there_are_told_with_their_places() -> None:
     def told(slots: dict[int, int], **more: bool) -> Any:
         return drafted_rows.drafted_rows_change(slots, 6, **more)
 
-    one, two = told({4: 17}), told({4: 17, 5: 9}, beside=True, rest=True)
+    one, two = told({4: 17}), told({4: 17, 5: 9}, added=True, rest=True)
     assert "the cached row of a token that is not there: id 17 at position 4, as" in one.says
     assert one.says.endswith("padding") and one.values == {"tokens": {"4": 17}, "since": 6}
     assert "the cached rows of tokens that are not there: id 17 at position 4, 9 at" in two.says
-    assert two.says.endswith("beside the tokens' own; the rows up to 5 saw it")
+    assert two.says.endswith("in addition to the tokens' own; the rows up to 5 saw it")
     assert two.values == {"tokens": {"4": 17, "5": 9}, "since": 6, "beside": 1}
-    assert told({4: 17}, beside=True).says.endswith(", beside the tokens' own")
+    assert told({4: 17}, added=True).says.endswith(", in addition to the tokens' own")
     assert told({4: 17}, rest=True).says.endswith("padding; the rows up to 5 saw it")

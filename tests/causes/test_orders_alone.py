@@ -46,7 +46,7 @@ def test_sums_and_norms_are_tried_where_a_model_has_them() -> None:
     for placement in ("pre", "post", "sandwich"):
         found = said(placement)
         assert found[: len(plain)] == plain
-        behind = [text for text in found if text.startswith("the norm behind")]
+        behind = [text for text in found if text.startswith("the norm after")]
         assert len(behind) == (0 if placement == "pre" else 3)
         assert [text for text in found if text.endswith("added twice")] == twice
         assert len(found) == len(plain) + len(twice) + (1 if placement == "pre" else 3)

@@ -337,11 +337,11 @@ def test_products_hold_the_weights_of_a_norm_that_kept_them(
 def test_rows_of_drafted_tokens_are_looked_for_in_the_newest_slots(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """One slot after the other, then several, beside the tokens' own too."""
+    """One slot after the other, then several, in addition to the tokens' own too."""
     monkeypatch.setattr(
         drafted_rows,
         "drafted_rows_change",
-        lambda slots, since, beside=False, rest=False: (dict(slots), since, beside, rest),
+        lambda slots, since, added=False, rest=False: (dict(slots), since, added, rest),
     )
 
     def tried(

@@ -61,9 +61,9 @@ def test_rows_behind_a_vocabulary_are_those_of_the_longer_table(
         return
     assert found is not None and found.cause == "padded_vocabulary"
     says, line = found.evidence
-    assert says == f"{longer} has 2 more rows behind the 6 that both have and that are equal"
+    assert says == f"{longer} has 2 more rows after the 6 that both have and that are equal"
     ids = f"the tokenizer has {max(known)} ids" if known else "neither side has a tokenizer"
-    assert line.startswith(f"{ids}; the rows behind are {content}")
+    assert line.startswith(f"{ids}; the rows after them are {content}")
     assert explain(TABLE, TABLE) is None and explain(long, TABLE[:, :3]) is None
     changed = TABLE.copy()
     changed[5, 3] += 1e-3  # in the last row that both have

@@ -251,7 +251,7 @@ TOLD: Mapping[str, Mapping[str, str | tuple[str, str]]] = {
         "q and k are not normalised": (ALONE, ""),
         "embedding_scale is 6.9375; the model says 6.92820323": (OWN, ""),
         "every layer has the window; the model says only": ("layer 5 rotates with base 300,", ""),
-        "the norm behind attention and the MLP is applied to the sum with the stream": (ALONE, ""),
+        "the norm after attention and the MLP is applied to the sum with the stream": (ALONE, ""),
         "1 is added to up": OWN,
         "a window": "attention reaches 5 tokens; the",
         "a cap": ("scores are capped at 25; the", ""),
@@ -310,7 +310,7 @@ TOLD: Mapping[str, Mapping[str, str | tuple[str, str]]] = {
         "in the delta net keys are not normalised": OWN,
         "in the delta net beta has no sigmoid": OWN,
         "in the delta net the output gate is left out": OWN,
-        "in the delta net the activation behind the convolution is left out": OWN,
+        "in the delta net the activation after the convolution is left out": OWN,
     },
     "gemma2": {
         "a cap of logits": "the logits are capped at 20; the",

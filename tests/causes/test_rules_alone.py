@@ -36,7 +36,7 @@ def test_the_decay_is_computed_as_its_words_say() -> None:
     e = np.exp(0.3)
     expected = {
         "dt_bias is subtracted": -e * soft(a - 0.2),
-        "dt_bias is added behind the softplus": -e * (soft(a) + 0.2),
+        "dt_bias is added after the softplus": -e * (soft(a) + 0.2),
         "A_log is taken as it is stored, without exp": 0.3 * soft(a + 0.2),
         "minus A_log is taken, without exp": -0.3 * soft(a + 0.2),
         "exp is taken twice of A_log": -np.exp(e) * soft(a + 0.2),
@@ -179,7 +179,7 @@ def test_usual_mistakes_of_a_delta_net_are_of_its_kind(monkeypatch: pytest.Monke
         "no dt_bias is added before the decay's softplus",
         "dt_bias is added twice before the decay's softplus",
         "in the delta net beta is its sigmoid, not 2 times that",
-        "the norm behind the state adds 1e-06, the model's epsilon; it has its own, 1e-05",
+        "the norm after the state adds 1e-06, the model's epsilon; it has its own, 1e-05",
     ]
     assert len(said("gated_delta", "L0.ssm_dt.weight")) == rows + len(delta_net.GATES)
 

@@ -239,8 +239,8 @@ IDLE: dict[str, tuple[str, ...]] = {
         *DECAY,
         *STREAM,
         "the norm before the head is left out",
-        "the norm behind attention and the MLP is applied to the sum with the stream",
-        "the norm behind attention is applied to the sum with the stream",
+        "the norm after attention and the MLP is applied to the sum with the stream",
+        "the norm after attention is applied to the sum with the stream",
     ),
 }
 # Rows with one result: no trace tells them apart.

@@ -149,7 +149,7 @@ def quantized(kind: str = "nf4", block: int = 64, nested: bool = True) -> Callab
 ADAPTER_FAULTS = (
     JudgedStep(
         "adapter_counted_twice",
-        "the adapter is merged into the base and applied beside it",
+        "the adapter is merged into the base and applied in addition",
         beside(merged(1.0)),
         cause="adapter_merged",
         named="adapter_merged.*counts twice",
@@ -165,10 +165,10 @@ ADAPTER_FAULTS = (
     ),
     JudgedStep(
         "adapter_merged_by_alpha",
-        "the adapter is merged by alpha, not alpha/r, and applied beside it",
+        "the adapter is merged by alpha, not alpha/r, and applied in addition",
         beside(merged(4.0)),
         cause="adapter_merged",
-        named="adapter_merged.*applied beside it; merged by the factor 8: .*times r",
+        named="adapter_merged.*applied in addition; merged by the factor 8: .*times r",
         where="lora",
     ),
     JudgedStep(

@@ -43,7 +43,7 @@ def test_parts_have_the_norm_of_their_gradients() -> None:
     assert found["the experts alone"] == 5.0
     assert found["the norms alone"] == pytest.approx(5**0.5)
     assert found["all but the norms"] == pytest.approx(50**0.5)
-    assert found["layers from 1 on and what is behind them"] == pytest.approx(29**0.5)
+    assert found["layers from 1 on and what is after them"] == pytest.approx(29**0.5)
     assert found["layers below 1 and what is before them"] == pytest.approx(26**0.5)
 
 

@@ -286,7 +286,7 @@ def test_an_open_point_behind_a_wrong_one_is_not_taken_for_right(tmp_path: Path)
     found = report(step)
     assert found.points[0].verdict == "not compared" and found.exit_code == 1
     (cause,) = found.causes
-    assert cause.roles == ("final_norm",) and "right behind" not in cause.says
+    assert cause.roles == ("final_norm",) and "right after" not in cause.says
     assert "the loss itself" in cause.says
     # Said to be float32, the same is a difference.
     stated = report(step, trained_in="float32")

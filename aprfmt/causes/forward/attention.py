@@ -516,7 +516,7 @@ def usual_masks(n: int) -> Iterator[Change]:
     for says, mask in (
         (NOT_CAUSAL, np.ones((n, n), np.bool_)),
         ("queries do not see their own token", own),
-        ("queries see the token behind their own", np.tril(np.ones((n, n), np.bool_), 1)),
+        ("queries see the token after their own", np.tril(np.ones((n, n), np.bool_), 1)),
     ):
         yield Change("mask", says, ("mask",), attend_with_mask(mask))
 

@@ -91,7 +91,7 @@ def keys_taken_elsewhere(case: Mismatch, keys: frozenset[str]) -> set[str]:
     have been recorded elsewhere. Empty where `keys` is the mismatching point alone.
     """
     if keys <= {case.view.key}:
-        return set()  # what is looked for beside it
+        return set()  # only other points are looked for
     full = run_shadow_pass(case.patched, case.without(keys)).views
     return {
         key

@@ -28,12 +28,12 @@ BRANCHES: tuple[tuple[tuple[str, ...], ...], ...] = (
          "probs", "attn"),
     ),
 )  # fmt: skip
-# Points of a state space mixer that runs beside attention: `ssm_out` is its last.
-BESIDE = (
+# Points of a state space mixer that runs parallel to attention: `ssm_out` is its last.
+PARALLEL_MIXER = (
     "ssm_gate", "ssm_conv_in", "conv", "ssm_x", "ssm_dt", "ssm_step", "ssm_scan", "ssm_gated",
     "ssm_out",
 )  # fmt: skip
-# A dense MLP's points where experts run beside it.
+# A dense MLP's points where experts run parallel to it.
 DENSE = ("ffn_gate", "ffn_up", "ffn_act", "ffn_mul", "ffn_out", "ffn_mlp")
 
 
@@ -54,25 +54,25 @@ def cut_keys(key: str, points: Collection[str] = ()) -> Iterator[str]:
 
     Yields nothing for points outside the layers, of the residual stream, or of whole numbers
     (experts). `points` are the keys of all points of the model's pass: with these a point of a
-    branch that runs beside the point's own is left out, since it is not computed from it.
+    branch that runs parallel to the point's own is left out, since it is not computed from it.
     """
     point, layer = parse_key(key)
     if layer < 0 or point in STREAM or point in DISCRETE:
         return
     order = list(POINTS)
-    beside = _points_of_other_branches(point, layer, points)
+    others = _points_of_other_branches(point, layer, points)
     for name in ("ssm_out", *ATTENTION, *MLP):
-        if order.index(name) > order.index(point) and name not in beside:
+        if order.index(name) > order.index(point) and name not in others:
             if name != "ssm_out" or key_name(name, layer) in points:
                 yield key_name(name, layer)
     yield from ("final_norm", "logits")
 
 
 def _points_of_other_branches(point: str, layer: int, points: Collection[str]) -> tuple[str, ...]:
-    """Return the cut points of a layer that are not computed from `point`, though behind it.
+    """Return the cut points of a layer that are not computed from `point`, though after it.
 
     () where the model's points are not known. Branches run side by side in three kinds of layer:
-    attention beside a state space mixer, attention beside the MLP, experts beside a dense MLP.
+    attention and a state space mixer, attention and the MLP, experts and a dense MLP.
     """
     if not points:
         return ()
@@ -81,7 +81,7 @@ def _points_of_other_branches(point: str, layer: int, points: Collection[str]) -
         """Return whether the model has this point in the layer."""
         return key_name(name, layer) in points
 
-    if point in BESIDE and has("ssm_out"):
+    if point in PARALLEL_MIXER and has("ssm_out"):
         return "attn", "attn_out"
     in_mixer = [*POINTS].index(point) <= [*POINTS].index("attn_contrib")
     found: tuple[str, ...] = ()
@@ -118,7 +118,7 @@ def agrees_without(case: Mismatch, cut: str) -> bool:
     """Return whether point `cut` agrees if the trace's values up to it are ignored.
 
     The points from the mismatch up to `cut` are then computed by the model. False if the trace
-    lacks `cut`, or the model does not compute it from the differing point, as in a branch beside.
+    lacks `cut`, or the model does not compute it from the differing point, as in a parallel branch.
     """
     view = _view_without(case, cut, 0)
     if view is None or view.residual is None or view.flagged:
@@ -129,7 +129,7 @@ def agrees_without(case: Mismatch, cut: str) -> bool:
 def depends_on_mismatch(case: Mismatch, cut: str) -> bool:
     """Return whether the model computes point `cut` from the values of the differing point.
 
-    False for a point of a branch beside it, and where the trace lacks `cut`.
+    False for a point of a parallel branch, and where the trace lacks `cut`.
     """
     used, left = (_view_without(case, cut, first) for first in (1, 0))
     return used is not None and left is not None and not np.array_equal(used.mine, left.mine)

@@ -47,7 +47,7 @@ POINTS = ("conv", "beta", "decay", "delta", "delta_norm", "attn_out", "mid", "ou
 # What is said -> the decay's logarithm of the product, A_log and dt_bias.
 DECAYS: Mapping[str, Callable[[Array, Array, Array], Array]] = {
     "dt_bias is subtracted": lambda a, rate, shift: -np.exp(rate) * softplus(a - shift),
-    "dt_bias is added behind the softplus": lambda a, rate, shift: (
+    "dt_bias is added after the softplus": lambda a, rate, shift: (
         -np.exp(rate) * (softplus(a) + shift)
     ),
     "A_log is taken as it is stored, without exp": lambda a, rate, shift: (
@@ -145,11 +145,11 @@ GATES: Mapping[str, Callable[[Array, Array, Array, float], Array]] = {
     "the output gate multiplies before the norm": lambda x, w, gate, eps: _rms_norm(
         x * silu(gate), w, eps
     ),
-    "the norm behind the state is left out": lambda x, w, gate, eps: x * silu(gate),
-    "the norm behind the state has no weight: it is taken as ones": lambda x, w, gate, eps: (
+    "the norm after the state is left out": lambda x, w, gate, eps: x * silu(gate),
+    "the norm after the state has no weight: it is taken as ones": lambda x, w, gate, eps: (
         _rms_norm(x, np.ones_like(w), eps) * silu(gate)
     ),
-    "the norm behind the state multiplies by its weight plus 1": lambda x, w, gate, eps: (
+    "the norm after the state multiplies by its weight plus 1": lambda x, w, gate, eps: (
         _rms_norm(x, w + 1, eps) * silu(gate)
     ),
 }
@@ -165,8 +165,8 @@ SIGMOID_GATES: Mapping[str, Callable[[Array, Array, Array, float], Array]] = {
     "the output gate multiplies before the norm": lambda x, w, gate, eps: _rms_norm(
         x / (1 + np.exp(-gate)), w, eps
     ),
-    "the norm behind the state is left out": lambda x, w, gate, eps: x / (1 + np.exp(-gate)),
-    "the norm behind the state has no weight: it is taken as ones": lambda x, w, gate, eps: (
+    "the norm after the state is left out": lambda x, w, gate, eps: x / (1 + np.exp(-gate)),
+    "the norm after the state has no weight: it is taken as ones": lambda x, w, gate, eps: (
         _rms_norm(x, np.ones_like(w), eps) / (1 + np.exp(-gate))
     ),
 }
@@ -206,7 +206,7 @@ def usual_delta_net_mistakes(patched: PatchedModel) -> Iterator[Change]:
     eps, own = float(patched.hp["norm_eps"]), float(patched.hp["delta_norm_eps"])
     if eps != own:
         says = (
-            f"the norm behind the state adds {eps:g}, the model's epsilon; it has its own, {own:g}"
+            f"the norm after the state adds {eps:g}, the model's epsilon; it has its own, {own:g}"
         )
         yield hyper_change("norm_eps", says, delta_norm_eps=eps)
     if channels:
@@ -215,7 +215,7 @@ def usual_delta_net_mistakes(patched: PatchedModel) -> Iterator[Change]:
     for says, gated in (SIGMOID_GATES if channels else GATES).items():
         yield _recurrence_change(says, "delta_norm", _patch_output_gate(gated))
     yield _recurrence_change(
-        "the activation behind the convolution is left out", "conv", _without_activation
+        "the activation after the convolution is left out", "conv", _without_activation
     )
 
 

@@ -87,11 +87,11 @@ def _written_rows(patched: PatchedModel, last: int) -> CachedRows:
 
 
 def drafted_rows_change(
-    slots: Mapping[int, int], since: int, beside: bool = False, rest: bool = False
+    slots: Mapping[int, int], since: int, added: bool = False, rest: bool = False
 ) -> Change:
     """Return the change that attention reads cached rows of other tokens, {position: token id}.
 
-    Queries of tokens from `since` on read them, in place of the tokens' own rows or, with `beside`,
+    Queries of tokens from `since` on read them, in place of the tokens' own rows or, with `added`,
     in addition. `rest`: the rows of all other positions before `since` are also those of the pass
     over the other tokens.
     """
@@ -101,8 +101,8 @@ def drafted_rows_change(
         f"from token {since} on attention reads the cached {'row' if len(slots) == 1 else 'rows'} "
         f"of {which} not there: id {tokens}, as of a rejected draft or of padding"
     )
-    if beside:
-        says += ", beside the tokens' own"
+    if added:
+        says += ", in addition to the tokens' own"
     if rest:
         says += f"; the rows up to {since - 1} saw it"
 
@@ -119,25 +119,25 @@ def drafted_rows_change(
         def read(what: str, layer: int, own: Any) -> Any:
             """Return the layer's keys ("k") or values ("v") with the other tokens' rows.
 
-            They replace rows of `own`, or are appended to it with `beside`. The first call runs
+            They replace rows of `own`, or are appended to it with `added`. The first call runs
             the pass over the other tokens.
             """
             if not held:
                 held.append(_written_rows(replace(patched, ids=tuple(ids)), patched.n_layers))
             theirs = (held[0].keys if what == "k" else held[0].values)[layer][rows]
-            if beside:
+            if added:
                 return np.concatenate([own, theirs])
             made = np.array(own)
             made[rows] = theirs
             return made
 
-        if beside:
+        if added:
             return _with_more_keys(patched, read, layers, len(rows), since)
         return patched.with_keys_and_values(read, layers, since)
 
     values = {"tokens": {str(slot): token for slot, token in slots.items()}, "since": since}
     says = "keys and values are not the tokens' own: " + says
-    return Change("kv_cache", says, ("kv_cache",), make, values | ({"beside": 1} if beside else {}))
+    return Change("kv_cache", says, ("kv_cache",), make, values | ({"beside": 1} if added else {}))
 
 
 def _with_more_keys(
@@ -193,12 +193,12 @@ def drafted_row_changes(case: Mismatch) -> Iterator[Change]:
     for n in range(1, asked.slots + 1):
         tried += [(newest[:n], False)] if n > 1 else []
         tried += [(later[:n], True)]
-    for slots, beside in tried:
-        found = asked.solve(slots, beside)
+    for slots, added in tried:
+        found = asked.solve(slots, added)
         if found is not None:
             found = dict(sorted(found.items()))
-            yield drafted_rows_change(found, first, beside)
-            if not beside and max(slots) < first - 1:
+            yield drafted_rows_change(found, first, added)
+            if not added and max(slots) < first - 1:
                 yield drafted_rows_change(found, first, rest=True)
             return
 
@@ -246,18 +246,18 @@ class _VocabularySearch:
         """Number of query heads that share one key head."""
         return int(self.probs.shape[0] // self.case.array(self.mix.args[1]).shape[1])
 
-    def solve(self, slots: Sequence[int], beside: bool) -> dict[int, int] | None:
+    def solve(self, slots: Sequence[int], added: bool) -> dict[int, int] | None:
         """Return {position: token id} whose rows explain the recorded output; None for none.
 
         `slots` are the positions. Their rows replace the tokens' own, or are read in addition
-        (`beside`). Several positions are solved one after the other, from several starting
+        (`added`). Several positions are solved one after the other, from several starting
         points: one start may end at wrong tokens that no exchange of a single one improves.
         """
         rows = self.late
         total = np.ones((len(self.probs), len(rows)))
         held = self.case.array(self.mix.result)[rows].astype(np.float64).transpose(1, 0, 2)
         values = self.case.array(self.mix.args[1]).astype(np.float64)
-        for slot in () if beside else slots:
+        for slot in () if added else slots:
             own = self.probs[:, rows, slot].astype(np.float64)
             total = total - own
             held = held - own[:, :, None] * np.repeat(values[slot], self.group, 0)[:, None]
@@ -266,7 +266,7 @@ class _VocabularySearch:
             part = self._vocabulary(slot)
             if part is None:
                 return None
-            seen: Array = np.any(self.probs[:, rows, slot], axis=0) | beside
+            seen: Array = np.any(self.probs[:, rows, slot], axis=0) | added
             parts[slot] = part[0] * seen[:, None], part[1]
         size, random = parts[slots[0]][1].shape[1], np.random.default_rng(0)
         starts = 2 + min(STARTS, TOKENS // size) if len(slots) > 1 else 1

@@ -113,7 +113,7 @@ def usual_key_choice_mistakes(patched: PatchedModel) -> Iterator[Change]:
         "best_keys",
         _choose_every_key,
     )
-    for by, where in ((1, "behind"), (-1, "before")):
+    for by, where in ((1, "after"), (-1, "before")):
         yield _operation_change(
             f"attention reads the key {where} each that an indexer chooses",
             "index_topk",

@@ -117,7 +117,7 @@ def usual_lightning_mistakes(patched: PatchedModel) -> Iterator[Change]:
         for at, name in ((0, "with attention"), (2, "with lightning attention"), (4, "of experts")):
             if configured[at : at + 2] != (1.0, 1.0):
                 other = (*configured[:at], 1.0, 1.0, *configured[at + 2 :])
-                says = f"the stream and what is added have no factors behind halves {name}"
+                says = f"the stream and what is added have no factors after halves {name}"
                 yield hyper_change("multiplier", says, residual_scales=other)
         if any(factor != 1 for factor in configured):
             says = "the stream and what is added to it have no factors"
@@ -132,7 +132,7 @@ def usual_lightning_mistakes(patched: PatchedModel) -> Iterator[Change]:
                   "lightning", _without_state)  # fmt: skip
     yield _lightning_change("ssm_gate", "the gate is left out", "lightning_gated", _without_gate)
     yield _lightning_change(
-        "ssm_gate", "the norm behind the state is left out", "lightning_norm", _without_norm
+        "ssm_gate", "the norm after the state is left out", "lightning_norm", _without_norm
     )
 
 

@@ -225,7 +225,7 @@ def _name_row_order(case: Mismatch, key: str, order: Array) -> tuple[str, str, M
         if whole and len({*shares.tolist()}) < ranks:
             found = shares.tolist()
             listed = ", ".join(map(str, found))
-            says = f"the rows are those of shards {listed} of {ranks}, one behind the other"
+            says = f"the rows are those of shards {listed} of {ranks}, one after the other"
             return "tensor_parallel", says, {"shards": found}
     # Any other order: a shift, or no known one.
     shift = np.unique((order - np.arange(count)) % count)

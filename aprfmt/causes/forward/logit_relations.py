@@ -110,7 +110,7 @@ def _factor_after_cap(value: float, place: PassLocation) -> Change:
 
         return patched.with_op("softcap", override, layers)
 
-    says = f"the logits are multiplied by {value:.6g} behind their cap: {temperature_text(value)}"
+    says = f"the logits are multiplied by {value:.6g} after their cap: {temperature_text(value)}"
     return Change("multiplier", says, ("logits",), make, {"factor": value}, scoped=False)
 
 

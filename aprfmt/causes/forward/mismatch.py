@@ -345,8 +345,8 @@ def computed_layer(case: Mismatch) -> int:
     """
     if case.layer >= 0:
         return case.layer
-    behind = any(call.location.layer >= case.patched.n_layers for call in case.view.calls)
-    spanned = spanned_layers(case) if behind else frozenset()
+    after_layers = any(call.location.layer >= case.patched.n_layers for call in case.view.calls)
+    spanned = spanned_layers(case) if after_layers else frozenset()
     return next(iter(spanned)) if len(spanned) == 1 else -1
 
 

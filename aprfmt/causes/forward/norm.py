@@ -207,7 +207,7 @@ def norm_places(patched: PatchedModel) -> list[tuple[str, ...]]:
 
 def norm_name(points: tuple[str, ...]) -> str:
     """Return the norms after these capture points in words; "the norms" for no points."""
-    names = dict.fromkeys(PLACES.get(point, f"behind {point}") for point in points)
+    names = dict.fromkeys(PLACES.get(point, f"after {point}") for point in points)
     return f"the norm{'' if len(points) == 1 else 's'} {' and '.join(names)}".strip()
 
 

@@ -286,7 +286,7 @@ def add_to_normed(sublayers: Collection[str]) -> Patch:
     """
     # Points that a sublayer's norm reads, and points of the sublayer's result.
     before = {"attn": ("in", "out", "embd", "embd_scaled"), "ffn": ("mid",)}
-    behind = {"attn": ("attn", "attn_out"), "ffn": ("ffn_mul", "ffn_act", "ffn_out", "moe_out")}
+    after = {"attn": ("attn", "attn_out"), "ffn": ("ffn_mul", "ffn_act", "ffn_out", "moe_out")}
 
     def make(patched: PatchedModel, layers: Layers) -> PatchedModel:
         """Return the model whose `sublayers` in `layers` add their result to the norm's output."""
@@ -306,7 +306,7 @@ def add_to_normed(sublayers: Collection[str]) -> Patch:
             Other sums are a + b.
             """
             for sublayer in sublayers:
-                if at.point in behind[sublayer] and b.ndim > 1 and sublayer in held:
+                if at.point in after[sublayer] and b.ndim > 1 and sublayer in held:
                     return op(held.pop(sublayer), b)
             return op(a, b)
 

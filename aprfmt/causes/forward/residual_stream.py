@@ -21,7 +21,12 @@ from aprfmt.causes.forward.mismatch import (
 from aprfmt.causes.forward.norm_changes import NORMS
 from aprfmt.causes.forward.product import replace_weights, weight_values
 from aprfmt.causes.forward.score_bias import is_score_bias
-from aprfmt.causes.forward.single_steps import BEHIND, Sum, change_sublayer_sum, share_norm_input
+from aprfmt.causes.forward.single_steps import (
+    POINTS_BEFORE_SUM,
+    Sum,
+    change_sublayer_sum,
+    share_norm_input,
+)
 from aprfmt.causes.row import Cause
 from aprfmt.inference.moe import ROUTED
 from aprfmt.inference.replay.patched_model import MOVES, STREAM, OperationCall, PatchedModel
@@ -351,8 +356,8 @@ def find_stream_size(case: Mismatch) -> Iterator[Change]:
     if case.layer < 0 or not usual:
         return
     configured = float(case.patched.hp["embedding_scale"])
-    behind = case.found.views.get("embd_scaled")
-    recorded = behind is not None and behind.recorded is not None
+    scaled = case.found.views.get("embd_scaled")
+    recorded = scaled is not None and scaled.recorded is not None
 
     def make(value: float) -> Change:
         """Return the change of the embedding's factor to `value`.
@@ -591,7 +596,7 @@ def sublayer_factor_change(patched: PatchedModel, sublayer: str, value: float) -
 def usual_sublayer_factor_mistakes(patched: PatchedModel) -> Iterator[Change]:
     """Yield changes that leave out residual_scale on one sublayer; none if the model has none."""
     if float(patched.hp["residual_scale"]) != 1:
-        for sublayer in BEHIND:
+        for sublayer in POINTS_BEFORE_SUM:
             yield sublayer_factor_change(patched, sublayer, 1.0)
 
 
@@ -603,7 +608,7 @@ def _scale_sublayer(sublayer: str, factor: float) -> Patch:
 
         Elsewhere it returns a + b.
         """
-        inside = at.point in BEHIND[sublayer] and b.ndim > 1
+        inside = at.point in POINTS_BEFORE_SUM[sublayer] and b.ndim > 1
         return op(a, b * b.dtype.type(factor)) if inside else op(a, b)
 
     return lambda patched, layers: patched.with_op("add", override, layers)
@@ -640,7 +645,7 @@ def find_sublayer_factor(case: Mismatch) -> Iterator[Change]:
 
 def _sublayer_of(case: Mismatch, call: OperationCall) -> str:
     """Return the sublayer (attn or ffn) that a call adds to the stream; "" for another sum."""
-    points = (name for name, points in BEHIND.items() if call.location.point in points)
+    points = (name for name, points in POINTS_BEFORE_SUM.items() if call.location.point in points)
     return next(points, "") if case.array(call.args[1]).ndim > 1 else ""
 
 

@@ -70,7 +70,7 @@ def other_rope_factors(patched: PatchedModel, kind: RopeKind) -> list[tuple[floa
         (1.0, "is left out"),
         (own**2, "is applied twice"),
         (formula, f"is the formula's, {formula:.6g}"),
-        (own * formula, f"is applied beside the formula's, {formula:.6g}"),
+        (own * formula, f"is applied in addition to the formula's, {formula:.6g}"),
     )
     first: list[tuple[float, str]] = []
     for factor, how in found:

@@ -14,7 +14,7 @@ from aprfmt.causes.forward.norm_changes import NORMS
 from aprfmt.inference.replay.patched_model import STREAM, PatchedModel, Tap
 
 # Points of each sublayer after which its result is added to the stream.
-BEHIND: Mapping[str, tuple[str, ...]] = {
+POINTS_BEFORE_SUM: Mapping[str, tuple[str, ...]] = {
     "attn": ("attn", "attn_out", "attn_contrib"),
     "ffn": ("ffn_mul", "ffn_act", "ffn_out", "moe_out", "ffn_contrib"),
 }
@@ -35,7 +35,7 @@ def change_sublayer_sum(sublayer: str, how: Sum) -> Patch:
 
         Other sums are a + b.
         """
-        if at.point not in BEHIND[sublayer] or b.ndim < 2:
+        if at.point not in POINTS_BEFORE_SUM[sublayer] or b.ndim < 2:
             return op(a, b)
         return np.asarray(how(a, b), a.dtype)
 
@@ -48,7 +48,7 @@ def share_norm_input(patched: PatchedModel, layers: Layers) -> PatchedModel:
 
     def add(op: Any, at: Any, a: Any, b: Any) -> Any:
         """Return a + b; where attention's result is added, keep the stream `a` in `held`."""
-        if at.point in BEHIND["attn"] and b.ndim > 1:
+        if at.point in POINTS_BEFORE_SUM["attn"] and b.ndim > 1:
             held[:] = [a]
         return op(a, b)
 
@@ -132,7 +132,7 @@ def scale_sum_or_stream(scale: float, whole: bool) -> Patch:
 
         Elsewhere op(x, value).
         """
-        inside = any(at.point in points for points in BEHIND.values())
+        inside = any(at.point in points for points in POINTS_BEFORE_SUM.values())
         return x if inside else op(x, value)
 
     def add(op: Any, at: Any, a: Any, b: Any) -> Any:
@@ -140,7 +140,7 @@ def scale_sum_or_stream(scale: float, whole: bool) -> Patch:
 
         Other sums are a + b.
         """
-        if b.ndim < 2 or not any(at.point in points for points in BEHIND.values()):
+        if b.ndim < 2 or not any(at.point in points for points in POINTS_BEFORE_SUM.values()):
             return op(a, b)
         factor = a.dtype.type(scale)
         return op(a, b) * factor if whole else op(a * factor, b)

@@ -159,7 +159,7 @@ STEPS: Mapping[str, Steps] = {
         lambda op, raw, bias, low, high: op(raw, bias, 0.001, 0.1)
     ),
     "time steps are not limited": lambda op, raw, bias, low, high: op(raw, bias, 0.0, np.inf),
-    "the bias is added behind the softplus": lambda op, raw, bias, low, high: np.asarray(
+    "the bias is added after the softplus": lambda op, raw, bias, low, high: np.asarray(
         op(raw, None, 0.0, np.inf) + (0 if bias is None else bias)
     ).clip(low, high),
 }  # fmt: skip
@@ -227,7 +227,7 @@ def usual_scan_mistakes(patched: PatchedModel) -> Iterator[Change]:
     )
     yield Change(
         "activation",
-        "the activation behind the convolution is left out",
+        "the activation after the convolution is left out",
         ("conv",),
         _without_activation,
         {"conv": "linear"},

@@ -60,7 +60,7 @@ def _sum_mistakes(patched: PatchedModel) -> Iterator[UsualMistake]:
         for sublayers in (("attn", "ffn"), ("attn",), ("ffn",)):
             said = " and ".join(HALVES[sublayer] for sublayer in sublayers)
             yield UsualMistake(Change(
-                "residual", f"the norm behind {said} is applied to the sum with the stream",
+                "residual", f"the norm after {said} is applied to the sum with the stream",
                 ("residual",), norm_sum(sublayers), {"norm_of_sum": list(sublayers)},
             ))  # fmt: skip
     scale = float(patched.hp["residual_scale"])

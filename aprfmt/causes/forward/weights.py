@@ -113,8 +113,8 @@ def try_other_16_bit_type(case: Mismatch) -> Iterator[Change]:
     First each weight or bias before the point, then all weights of that encoding.
     """
     stored = case.patched.stored
-    behind = list(case.calls("linear", "router", "embed"))
-    keys = [(call.args[0] if call.op == "embed" else call.args[1]).key for call in behind]
+    readers = list(case.calls("linear", "router", "embed"))
+    keys = [(call.args[0] if call.op == "embed" else call.args[1]).key for call in readers]
     norm, product = norm_key(case), product_of(case)
     if norm is not None:
         keys.append(norm)

@@ -36,7 +36,7 @@ CAUSE_ROWS = (
     ),
 )  # fmt: skip
 
-AROUND = 8  # bytes before and behind a block from which a field may be taken
+AROUND = 8  # bytes before and after a block from which a field may be taken
 FAILED = 4  # tensors without a result, after which no other is asked
 ROWS, VALUES = 2, 1024  # of a matrix, or a vector, on which readings are tried first
 ROUNDED = 4.0  # units of the plain type within which decoded values are the other side's
@@ -96,7 +96,7 @@ def _has_fields(reader: RowReader) -> bool:
 def field_readings(layout: np.dtype | None) -> Iterator[FieldReading]:
     """Yield the wrong ways to read blocks of a layout, none of which is the right one.
 
-    One field from other bytes; a field and all behind it from so many bytes on; two fields of one
+    One field from other bytes; a field and all after it from so many bytes on; two fields of one
     kind exchanged; the two bytes of all numbers of one kind exchanged.
     """
     assert layout is not None and layout.fields is not None
@@ -114,7 +114,7 @@ def field_readings(layout: np.dtype | None) -> Iterator[FieldReading]:
         for by in (-4, -2, -1, 1, 2, 4) if 0 < begin and end < size else ():
             places = np.where(right >= begin, right + by, right)
             way = f"{abs(by)} bytes too {'late' if by > 0 else 'early'}"
-            yield FieldReading(f"{name} and what is behind it are read {way}", places)
+            yield FieldReading(f"{name} and what follows it are read {way}", places)
     names = list(ends)
     for number, name in enumerate(names):
         for other in names[number + 1 :]:
@@ -137,7 +137,7 @@ def field_readings(layout: np.dtype | None) -> Iterator[FieldReading]:
 def read_with_fields(reader: RowReader, reading: FieldReading, rows: "Array") -> "Array":
     """Return rows of a side, decoded from blocks whose bytes are taken as `reading` says.
 
-    `rows` are row numbers. Bytes before the first row and behind the last one are 0.
+    `rows` are row numbers. Bytes before the first row and after the last one are 0.
     """
     rows = np.asarray(rows, np.int64)
     if not reader.decodes_rows:  # a vector: its blocks are one row
@@ -147,20 +147,20 @@ def read_with_fields(reader: RowReader, reading: FieldReading, rows: "Array") ->
         found: Array = decode_values(reader.encoding, {"": made.tobytes()}, (1, reader.rows))
         return widen_values(found).reshape(-1, 1)[rows]
     raw = reader.raw(rows)
-    before, behind = (np.zeros((len(rows), AROUND), np.uint8) for _ in range(2))
+    before, after = (np.zeros((len(rows), AROUND), np.uint8) for _ in range(2))
     if (inner := rows > 0).any():
         before[inner] = reader.raw(rows[inner] - 1)[:, -AROUND:]
     if (inner := rows < reader.rows - 1).any():
-        behind[inner] = reader.raw(rows[inner] + 1)[:, :AROUND]
-    return reader.decode_rows(_rearranged(reading, before, raw, behind))
+        after[inner] = reader.raw(rows[inner] + 1)[:, :AROUND]
+    return reader.decode_rows(_rearranged(reading, before, raw, after))
 
 
-def _rearranged(reading: FieldReading, before: "Array", raw: "Array", behind: "Array") -> "Array":
+def _rearranged(reading: FieldReading, before: "Array", raw: "Array", after: "Array") -> "Array":
     """Return blocks with their bytes taken as `reading` says, uint8 [rows, bytes], as `raw` is.
 
-    `before` and `behind` are the AROUND bytes beside each row, uint8 [rows, AROUND].
+    `before` and `after` are the AROUND bytes on both sides of each row, uint8 [rows, AROUND].
     """
-    whole = np.concatenate([before, raw, behind], axis=1)
+    whole = np.concatenate([before, raw, after], axis=1)
     starts = np.arange(0, raw.shape[1], len(reading.places))[:, None] + AROUND
     return np.ascontiguousarray(whole[:, (starts + reading.places).reshape(-1)])
 

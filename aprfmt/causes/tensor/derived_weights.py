@@ -144,8 +144,10 @@ def _explain_model(
         for row in rows
         if row.shape_a is not None and len(row.shape_a) > 1 and row.shape_a == row.shape_b
     ]
-    beside = _floats_were_trained(by_key, rows)
-    open_ = [row for row in matrices if _is_unexplained_float(row) or (beside and _is_open(row))]
+    floats_trained = _floats_were_trained(by_key, rows)
+    open_ = [
+        row for row in matrices if _is_unexplained_float(row) or (floats_trained and _is_open(row))
+    ]
     light, moved = _light_training(rows, matrices)
     open_ = light or open_
     if not open_:
@@ -163,9 +165,9 @@ def _explain_model(
     )
     rest = [one for one in changes if one.key not in moved_far]
     others = [row for row in matrices if row.key not in moved_far]
-    made = _derived_explanations(by_key, others, rest, beside, len(moved_far))
+    made = _derived_explanations(by_key, others, rest, floats_trained, len(moved_far))
     if not made and moved_far:
-        made, moved_far = _derived_explanations(by_key, matrices, changes, beside), {}
+        made, moved_far = _derived_explanations(by_key, matrices, changes, floats_trained), {}
     if made and next(iter(made.values())).cause in ("derived", "stale_tensor"):
         vectors = [row for row in rows if not light or row.key in moved]
         made |= _vector_explanations(vectors, next(iter(made.values())))
@@ -231,10 +233,10 @@ def _table_explanations(
         if row.key not in TABLES or pair.a is None or pair.b is None:
             continue
         first, second = RowReader(pair.a), RowReader(pair.b)
-        behind = extra_rows_text(context, first, second)
-        if behind is None:
+        extra = extra_rows_text(context, first, second)
+        if extra is None:
             continue
-        few, text = behind
+        few, text = extra
         common = np.arange(few)
         x, y = (np.asarray(side.take(common), np.float32) for side in (first, second))
         pair.drop()
@@ -499,14 +501,14 @@ def _derived_explanations(
     pairs: Mapping[str, TensorPair],
     matrices: Sequence[TensorDiff],
     changes: Sequence[MatrixChange],
-    beside: bool = False,
+    floats_trained: bool = False,
     faults: int = 0,
 ) -> dict[str, Finding]:
     """Return {tensor key: finding} that B is a training or a merge of A; {} if neither fits.
 
     `matrices` are all compared matrices without the `faults` ones that have a fault besides the
-    training, `changes` those that differ. `beside`: the float tensors show that B was trained,
-    though its matrices are packed.
+    training, `changes` those that differ. `floats_trained`: the float tensors show that B
+    was trained, though its matrices are packed.
     """
     # One direction lost in all of them is a direction taken out of the stream.
     found = _removal_explanations(changes)
@@ -516,7 +518,7 @@ def _derived_explanations(
     turned = [change for change in changes if change.related < -AKIN]
     if turned and len(turned) < len(changes):
         rest = [change for change in changes if not change.related < -AKIN]
-        found = _derived_explanations(pairs, matrices, rest, beside, faults)
+        found = _derived_explanations(pairs, matrices, rest, floats_trained, faults)
         return found and found | {change.key: _negated_explanation(change) for change in turned}
     # Differences of low rank are a merged adapter.
     low = [change for change in changes if change.rank]
@@ -524,7 +526,7 @@ def _derived_explanations(
         found = _merge_explanations(pairs, matrices, low)
         if found:
             return found
-    if not (beside or all(change.plain for change in changes)):
+    if not (floats_trained or all(change.plain for change in changes)):
         return {}  # a faulty quantization of all tensors looks like a training
     # Otherwise most must be related to the other side: a training or pruning.
     related = [change for change in changes if change.related > RELATED]
@@ -532,11 +534,13 @@ def _derived_explanations(
         return {}
     keys = [change.key for change in changes]
     # What a training did may be less than the rounding of a coarse type.
-    hidden = beside and sum(_is_quantized_copy(row) for row in matrices)
+    hidden = floats_trained and sum(_is_quantized_copy(row) for row in matrices)
     cause, file = "derived", _whole_files_clause(pairs, matrices, keys)
     if len(changes) >= max(FEW, NEARLY_ALL * (len(matrices) - hidden)):
         where = file and file + _OR_TRAINED
-    elif not beside and any(_is_open(row) and not _is_unexplained_float(row) for row in matrices):
+    elif not floats_trained and any(
+        _is_open(row) and not _is_unexplained_float(row) for row in matrices
+    ):
         return {}  # packed ones differ as well: no part alone
     elif _is_trained_part({row.key for row in matrices}, keys):
         where = f": {short_keys(keys)} alone{file}{file and _OR_TRAINED}"
@@ -647,7 +651,7 @@ def _derived_explanation(change: MatrixChange, text: str, cause: str = "derived"
 
 def _negated_explanation(change: MatrixChange) -> Finding:
     """Return the finding of one matrix that correlates with the negated one of the other side."""
-    text = "the sign is turned, beside what was done to all the others"
+    text = "the sign is turned, in addition to what was done to all the others"
     line = f"correlation {change.related:.3g}"
     return make_finding(
         "scale", (change.key,), (text, line), change.size, None, None, confirmed=False

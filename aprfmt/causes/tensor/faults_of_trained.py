@@ -28,12 +28,12 @@ FAR = 4.0  # times what the others moved, at the median, that a matrix moved whi
 HALVED = 0.5  # share of its distance that a fault leaves of it at most
 LEAST = 6  # differing matrices from which their median is what a training did
 UNRELATED = 0.2  # correlation below which two matrices have nothing in common
-RELATED = 0.9  # the same of all other matrices, beside which that is said
+RELATED = 0.9  # the same of all other matrices, where that is said
 TURNED = 0.1  # distance of a factor from -1 within which it turns the sign alone
 LARGEST = 1 << 24  # elements of a matrix whose rows are looked for one by one
 COLUMNS = 512  # of a row, by which it is known
 ROTATED = ("attn_q.", "attn_k.")  # begin the roles whose rows rope turns
-_BESIDE = "beside what was done to all the others"
+_AFTER_TRAINING = "in addition to what was done to all the others"
 
 
 @dataclass(frozen=True)
@@ -97,7 +97,7 @@ def _finding(
         size = norms.exact_norm(fault.values)
         left = norms.exact_norm(y - fault.values) / size if size > 0 else np.inf
         if left <= min(limit, HALVED * moved.size):
-            says = f"{fault.says}, {_BESIDE}"
+            says = f"{fault.says}, {_AFTER_TRAINING}"
             line = f"{moved.size:.3g} of the norm as stored, {left:.3g} with that"
             evidence = (says, line)
             return make_finding(
@@ -105,7 +105,7 @@ def _finding(
             )
     if not alone or abs(moved.related) > UNRELATED:
         return None
-    says = f"B holds values that have nothing of A's, {_BESIDE}"
+    says = f"B holds values that have nothing of A's, {_AFTER_TRAINING}"
     line = f"{moved.size:.3g} of the norm, correlation {moved.related:.2g}"
     return make_finding(
         "stale_tensor", (moved.key,), (says, line), moved.size, None, None, confirmed=False

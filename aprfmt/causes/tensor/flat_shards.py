@@ -60,7 +60,7 @@ def explain_flat_shard(case: DifferingPair) -> Iterator[Finding]:
             )
             text = f"{label} holds a flat part of the matrix: {saved}"
             others = flat.size - count
-            rest = f"; {others} more are of tensors beside it, or padding" if others else ""
+            rest = f"; {others} more are of tensors next to it, or padding" if others else ""
             held = f"it is {what} of {matrix.size}, in their order{rest}"
             proof = prove_values(
                 matrix_values(matrix, start, start + min(count, FEW)), count, 2, case.slack()

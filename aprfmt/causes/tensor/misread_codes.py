@@ -329,7 +329,7 @@ def explain_whole_bytes(case: DifferingPair) -> Iterator[Finding]:
 def explain_words_as_values(case: DifferingPair) -> Iterator[Finding]:
     """Yield the finding that values are the words or bytes in which codes are stored.
 
-    The sides then have two shapes: a word has several codes, and blocks have scales beside them.
+    The sides then have two shapes: a word has several codes, and blocks also have scales.
     """
     for plain, coded, one, other in ((case.b, case.a, "B", "A"), (case.a, case.b, "A", "B")):
         tensor = coded.side.stored[0]

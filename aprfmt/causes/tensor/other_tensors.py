@@ -91,7 +91,7 @@ MOVED_APART = 0.1  # relative: values that moved are far from those that were th
 MOST_SORTED = 1 << 24  # values of two types up to which they are sorted
 SUMMED = 1e-9  # relative: norms of the same values in another order
 TIED = ("output.weight", "token_embd.weight")  # a tied head equals the embedding
-# Stored names of the two where the architecture is not known, behind those of their towers.
+# Stored names of the two where the architecture is not known, after those of their towers.
 HEADS, TABLES = ("lm_head.weight",), ("embed_tokens.weight", "wte.weight", "word_embeddings.weight")
 
 

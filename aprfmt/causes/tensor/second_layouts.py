@@ -186,9 +186,9 @@ def _finding(rows: Sequence[SecondLayout], side: str, model: Model, other: Model
     )
     lost = sorted({one.lacks for one in rows if one.lacks})
     without = f" (without {' or '.join(map(str, lost))} of a layer's experts)" if lost else ""
-    beside = f"{names_text(seconds)}{without} beside {names_text(firsts)}"
+    both = f"{names_text(seconds)}{without} and {names_text(firsts)}"
     if rows[0].is_copy:
-        says, cause, proof, command = f"{many}: {beside}", "stored_twice", True, ""
+        says, cause, proof, command = f"{many}: {both}", "stored_twice", True, ""
     else:
         of_first, of_second = (
             all(_holds_values_of(other, view) for view in views) for views in (firsts, seconds)
@@ -199,7 +199,7 @@ def _finding(rows: Sequence[SecondLayout], side: str, model: Model, other: Model
             whose = f"; {names_text(firsts)} hold {names}'s values, which are read here"
         elif of_second:
             whose = f"; {names_text(seconds)} hold {names}'s values, which are not read here"
-        says = f"{many}, with other values: {beside}; loaders differ in which they take{whose}"
+        says = f"{many}, with other values: {both}; loaders differ in which they take{whose}"
         cause, proof = "stale_layout", of_first != of_second
         command = drop_command(model, where) if of_first else ""
     return Finding(
@@ -239,14 +239,14 @@ def drop_command(model: Model, names: Sequence[str]) -> str:
 
 
 def unpaired_plain_tensors(a: Model, b: Model) -> Iterator[NotCompared]:
-    """Yield a NotCompared for each differing plain tensor that is stored beside its packed form.
+    """Yield a NotCompared for each differing plain tensor stored next to its packed form.
 
     Such a tensor has the name of the packed weight that is read in its place. It is yielded if only
     one model stores it, or the two models' values differ.
     """
     for name in dict.fromkeys((*a.plain_duplicates, *b.plain_duplicates)):
         mine, theirs = a.plain_duplicates.get(name), b.plain_duplicates.get(name)
-        why = f"stores {name} again, beside its packed form"
+        why = f"stores {name} again, next to its packed form"
         if mine is None or theirs is None:
             side: Side = "B" if mine is None else "A"
             state: State = "only in B" if mine is None else "only in A"

@@ -72,7 +72,7 @@ def _guess_kernel(case: DifferingPair, said: str) -> Iterator[Guess]:
         kernel_steps(case.b.shape, case.a.shape),
         kernel_steps(case.a.shape, case.b.shape),
     )
-    if away and back:  # one axis beside the channels: either side may have them last
+    if away and back:  # one axis and the channels: either side may have them last
         if not may_be_mlx_kernel(case):
             return
         away, back = ((), back) if _is_of_mlx(case, "A") else (away, ())

@@ -59,7 +59,7 @@ def extra_rows_text(
         reached = "and neither side has a tokenizer that could reach them"
     else:
         reached = "which no id of a tokenizer reaches"
-    return few, f"{label} has {more} more rows behind the {few} of {shorter.upper()}, {reached}"
+    return few, f"{label} has {more} more rows after the {few} of {shorter.upper()}, {reached}"
 
 
 def is_longer_table(context: "PairContext", key: str, first: RowReader, second: RowReader) -> bool:

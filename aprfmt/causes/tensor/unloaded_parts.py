@@ -1,4 +1,4 @@
-"""Parts of a model that were never loaded: norms of 1 beside matrices unrelated to the other side.
+"""Parts of a model that were never loaded: norms of 1, and matrices unrelated to the other side.
 
 A *stack* of layers is those of the encoder, of the decoder, of a tower, or of a model that has only
 one. A *part* is layers, or a stack and what belongs to it.
@@ -204,11 +204,11 @@ def _sentence(
     part = f"{' and '.join(named)} of {side}" if known else side
     matrices = [one.related for one in found.values() if one.unrelated]
     constants = {one.constant for one in found.values()}
-    beside = " and biases of 0" if 0.0 in constants else ""
+    biases = " and biases of 0" if 0.0 in constants else ""
     equal = sum(row.verdict in EQUAL for row in rows.values())
     away = "A" if side == "B" else "B"
     return (
-        f"{part} was never loaded{'' if known else ' here'}: norms of 1{beside}, where {away}'s "
+        f"{part} was never loaded{'' if known else ' here'}: norms of 1{biases}, where {away}'s "
         f"vary, and {len(matrices)} matrices unrelated to {away}'s (correlation at most "
         f"{max(map(abs, matrices)):.2g}); {equal} other tensors are equal"
     )

@@ -82,9 +82,9 @@ def _explain_padding(context: PairContext, key: str, a: View, b: View) -> Findin
         return None  # ids of the longer vocabulary reach the other rows
     large = second if label == "B" else first
     more = large.rows - few
-    says = f"{label} has {more} more rows behind the {few} that both have and that are equal"
+    says = f"{label} has {more} more rows after the {few} that both have and that are equal"
     ids = f"the tokenizer has {max(known)} ids" if known else "neither side has a tokenizer"
-    line = f"{ids}; the rows behind are {_padding_content(large, few)}"
+    line = f"{ids}; the rows after them are {_padding_content(large, few)}"
     both = first.take(np.arange(min(few, FEW)))
     proof = prove_values(both, few * first.columns, 0, slack)
     return make_finding("padded_vocabulary", (key,), (says, line), None, worst, proof)

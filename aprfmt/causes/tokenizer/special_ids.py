@@ -392,7 +392,7 @@ def framing_differences(a: StatedTokenizer, b: StatedTokenizer) -> Iterator[Diff
             yield _frame_difference(a, b, part, at)
             continue
         x, y = bool(left), bool(right)
-        says = f"{role} is {'put' if x else 'not put'} {'before' if at == 0 else 'behind'} a text "
+        says = f"{role} is {'put' if x else 'not put'} {'before' if at == 0 else 'after'} a text "
         says += f"in A, {'put' if y else 'not put'} in B"
         for label, side, puts in (("A", a, x), ("B", b, y)):
             if at == 0 and puts and "bos_token" in (side.template or ""):
@@ -454,7 +454,7 @@ def _frame_difference(a: StatedTokenizer, b: StatedTokenizer, part: str, at: int
     after.
     """
     x, y = a.frame[at], b.frame[at]
-    where = ("before", "behind")[at]
+    where = ("before", "after")[at]
     says = f"the frame {where} a text is {_ids_text(a, x)} in A, {_ids_text(b, y)} in B"
     says += _repeated_id_text(x, y) + "".join(
         _wrong_ids_text(label, side) for label, side in (("A", a), ("B", b))

@@ -287,7 +287,7 @@ def _merges_text(mine: Sequence[str], theirs: Sequence[str], first: int) -> str:
     if first == len(theirs):
         return f"the merges of A cut to the first {first} of {len(mine)}"
     if first == len(mine):
-        return f"B has {len(theirs) - first} merges behind A's {first}"
+        return f"B has {len(theirs) - first} merges after A's {first}"
     at = f"merge {first} is {value_text(mine[first])} in A, {value_text(theirs[first])} in B"
     if list(theirs) == list(reversed(mine)):
         return f"the merges of A in reverse; {at}"

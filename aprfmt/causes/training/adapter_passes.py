@@ -84,7 +84,7 @@ def guess_merged(case: BackwardCase) -> Iterator[BackwardGuess]:
     """
     if not pairs_of(case) or not all_differ(case):
         return
-    both = "the adapter is merged into the base, and applied beside it"
+    both = "the adapter is merged into the base, and applied in addition"
     given = "the base that was given has the adapter merged, and the trainer's had not"
     yield BackwardGuess("adapter_merged", f"{both}: it counts twice", BackwardChange(merged=1.0))
     yield BackwardGuess("adapter_merged", given, BackwardChange(merged=-1.0))
@@ -169,7 +169,7 @@ def guess_quantized_base(case: BackwardCase) -> Iterator[BackwardGuess]:
         return
     near = [base for base in left if left[base] <= EQUAL * left[best]]
     text = ", or ".join(_base_text(base) for base in sorted(near, key=lambda one: left[one]))
-    says = f"the gradients are those beside the base quantized to {text}"
+    says = f"the gradients are those with the base quantized to {text}"
     most: Certainty = "confirmed" if len(near) == 1 else "explained"
     yield BackwardGuess("base_quantized", says, BackwardChange(base=best), most=most)
 

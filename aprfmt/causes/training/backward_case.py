@@ -241,8 +241,8 @@ def all_differ(case: BackwardCase) -> bool:
     unlike = case.wrong | case.open
     first = first_wrong(unlike | case.missing)
     every = first_wrong(unlike | case.missing | case.right)
-    behind = bool(first) and split_key(first[0])[0] == split_key(every[0])[0]
-    return behind and len(case.right) <= len(unlike) / 4
+    at_loss = bool(first) and split_key(first[0])[0] == split_key(every[0])[0]
+    return at_loss and len(case.right) <= len(unlike) / 4
 
 
 @dataclass(frozen=True)

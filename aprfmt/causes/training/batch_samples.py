@@ -303,7 +303,9 @@ def guess_loss_terms(case: BackwardCase) -> Iterator[BackwardGuess]:
             says = f"the labels are smoothed by {share:.3g}"
             yield BackwardGuess("loss_term", says, BackwardChange(smoothing=share))
         else:
-            says = f"the loss has {share:.3g} times the z-loss, log(sum(exp(logits)))^2, beside it"
+            says = (
+                f"the loss has {share:.3g} times the z-loss, log(sum(exp(logits)))^2, added to it"
+            )
             yield BackwardGuess("loss_term", says, BackwardChange(z_loss=share))
 
 

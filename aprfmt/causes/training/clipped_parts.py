@@ -57,7 +57,7 @@ KINDS: Mapping[str, Callable[[str], bool]] = {
 # or only by one of so many that hold a share each.
 COUNTED = (2, 3, 4, 5, 6, 7, 8, 16, 32, 64)
 ALONE = " alone"  # how the names of parts of one kind end
-BEHIND = ("output",)  # how whole-model roles behind the last layer begin
+AFTER_LAYERS = ("output",)  # how whole-model roles after the last layer begin
 ROUNDED = 0.02  # of a norm: two that are so near are one where steps are in BF16 or F16
 
 
@@ -78,9 +78,9 @@ def part_norms(
         parts.setdefault(every - of_kind, f"all but {kind}")
         parts.setdefault(of_kind, kind + ALONE)
     for first in range(1, 1 + max((split_key(key)[0] or 0 for key in norms), default=0)):
-        behind = frozenset(key for key in norms if _is_from_layer(key, first))
-        parts.setdefault(behind, f"layers from {first} on and what is behind them")
-        parts.setdefault(every - behind, f"layers below {first} and what is before them")
+        later = frozenset(key for key in norms if _is_from_layer(key, first))
+        parts.setdefault(later, f"layers from {first} on and what is after them")
+        parts.setdefault(every - later, f"layers below {first} and what is before them")
     for number, keys in enumerate(groups):
         parts.setdefault(every & frozenset(keys), f"group {number} of the optimizer")
     found = {
@@ -112,7 +112,7 @@ def counted_norms(parts: Mapping[str, float], norm: float) -> dict[str, float]:
 def _is_from_layer(key: str, first: int) -> bool:
     """Return whether a parameter is in layer `first`, in a later one, or after all layers."""
     layer, role = split_key(key)
-    return role.startswith(BEHIND) if layer is None else layer >= first
+    return role.startswith(AFTER_LAYERS) if layer is None else layer >= first
 
 
 def _parts_with_equal_factor(

@@ -104,7 +104,7 @@ def _starts(sizes: Mapping[str, int], order: Sequence[str]) -> dict[str, int]:
 
 
 def _norms_last(keys: Collection[str]) -> tuple[str, ...]:
-    """Return the keys of parameters with the norms of each layer behind its other parameters.
+    """Return the keys of parameters with the norms of each layer after its other parameters.
 
     Modules of transformers' and torchtitan's decoder layers have their parameters so.
     """

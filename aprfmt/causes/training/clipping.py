@@ -344,8 +344,8 @@ def guess_clipping(case: StepCase, recipe: Recipe) -> Iterator[StepGuess]:
             yield StepGuess("clip_missing", says, changed(recipe, clip_value=None))
     if recipe.clip is None or norm is None or own is None or case.gradient is None:
         return
-    beside = case.moments is not None and not case.moments.after and case.moments.step > 0
-    if case.signs or (recipe.row.sizes and not beside and "eps" not in recipe.row.settings):
+    moments_before = case.moments is not None and not case.moments.after and case.moments.step > 0
+    if case.signs or (recipe.row.sizes and not moments_before and "eps" not in recipe.row.settings):
         return  # the size of the gradient is not in the step
     largest = float(np.abs(case.gradient).max(initial=0.0))
     for bound in dict.fromkeys((recipe.clip, *VALUES)):

@@ -29,7 +29,7 @@ CAUSE_ROWS = (
 SAYS = {
     "scales without their offset": "without the offset of its scales (double quantization)",
     "scales of the block before": "with the scale of the block before each",
-    "scales of the block behind": "with the scale of the block behind each",
+    "scales of the block after": "with the scale of the block after each",
     "one scale for all blocks": "with the largest scale for all blocks",
     "codes of the other encoding": "by the values of {other}",
     "codes of a byte exchanged": "with the two codes of each byte exchanged",

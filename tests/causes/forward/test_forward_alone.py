@@ -134,13 +134,13 @@ ORDERS: dict[str, tuple[str, Any, str, str]] = {
         "ffn_up",
         np.tile(np.arange(16), 2),
         "tensor_parallel",
-        "the rows are those of shards 0, 0 of 2, one behind the other",
+        "the rows are those of shards 0, 0 of 2, one after the other",
     ),
     "of four shards": (
         "ffn_up",
         np.arange(COUNT).reshape(4, -1)[[0, 1, 1, 3]].reshape(-1),
         "tensor_parallel",
-        "the rows are those of shards 0, 1, 1, 3 of 4, one behind the other",
+        "the rows are those of shards 0, 1, 1, 3 of 4, one after the other",
     ),
     "any": (
         "ffn_up",

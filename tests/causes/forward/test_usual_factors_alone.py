@@ -99,9 +99,9 @@ def test_biases_are_left_out_by_kind_added_twice_and_by_every_device(
         ("the bias of attn_q is added twice", (q,), 2.0),
         ("the bias of attn_k is added twice", (k,), 2.0),
         ("the bias of ffn_down is added twice", (down,), 2.0),
-        ("the biases behind sums over devices are added 2 times", (down,), 2.0),
-        ("the biases behind sums over devices are added 4 times", (down,), 4.0),
-        ("the biases behind sums over devices are added 8 times", (down,), 8.0),
+        ("the biases after sums over devices are added 2 times", (down,), 2.0),
+        ("the biases after sums over devices are added 4 times", (down,), 4.0),
+        ("the biases after sums over devices are added 8 times", (down,), 8.0),
     ]
     # All of one kind: nothing is said twice.
     assert tried(q) == [

@@ -81,7 +81,7 @@ def test_a_vector_may_be_a_run_of_a_matrix(
         at = f"values {start} to {stop - 1} of 192, in their order"
         assert told(FLAT[start:stop]) == saved + at
         assert told(FLAT[start:stop] * (1 + 5e-4)).startswith("one run of values")
-    end = "; 40 more are of tensors beside it, or padding"
+    end = "; 40 more are of tensors next to it, or padding"
     whole = f"{saved}all values of 192, in their order{end}"
     assert told(np.concatenate([FLAT, MORE])) == told(np.concatenate([MORE, FLAT])) == whole
     assert told(np.concatenate([FLAT[100:], MORE])) == (

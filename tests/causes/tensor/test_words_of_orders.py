@@ -317,7 +317,7 @@ def test_rows_behind_a_shorter_table_are_lost_only_if_its_ids_reach_them(
         assert found is None
         return
     assert found is not None and found[0] == few
-    head = f"{long} has {abs(a_rows - b_rows)} more rows behind the {few} of {short}, "
+    head = f"{long} has {abs(a_rows - b_rows)} more rows after the {few} of {short}, "
     why = (
         f"for ids that {short}'s tokenizer does not have" if (longer or 0) > few
         else "and neither side has a tokenizer that could reach them" if own is longer is None
