@@ -110,7 +110,7 @@ def _cache_solver(keys: bool, values: bool, heads: Sequence[int]) -> Make:
 def _key_heads_to_try(case: Mismatch) -> Iterator[tuple[int, ...]]:
     """Yield the key heads whose cached rows may be other ones, () for all of them.
 
-    Attention's output shows which they are. Behind its product all are tried, then each alone where
+    Attention's output shows which they are. After its product all are tried, then each alone where
     they are few, and no other layer is in question.
     """
     layer = computed_layer(case)

@@ -609,7 +609,7 @@ class DiagnosisRun:
         return False
 
     def _unrunnable_reason(self) -> str:
-        """Return why no forward pass of the model beside a single trace is known; "" if one is.
+        """Return why no forward pass of the model for a single trace is known; "" if one is.
 
         Of a vision tower and others only names and shapes are known: token ids would not help.
         """
@@ -853,10 +853,10 @@ class DiagnosisRun:
             if finding not in shared and not any(
                 finding.cause == other.cause and finding.where == other.where for other in shared
             ):
-                beside = self.judged.get("B" if finding.side == "A" else "A")
-                told = beside is not None and finding.side and finding.verdict != "same"
+                other_side = self.judged.get("B" if finding.side == "A" else "A")
+                told = other_side is not None and finding.side and finding.verdict != "same"
                 levels.findings.append(
-                    with_side(finding, beside) if beside is not None and told else finding
+                    with_side(finding, other_side) if other_side is not None and told else finding
                 )
         # Findings about the recording itself: ranks, requests, rows, large gains.
         unlike = [*differing_ranks(self.traces), *differing_requests(self.traces)]
@@ -946,7 +946,7 @@ def _unseen_end_clause(views: Mapping[str, ShadowPoint]) -> str:
     last = max((i for i, key in enumerate(keys) if views[key].residual is not None), default=None)
     if last is None or last == len(keys) - 1:
         return ""
-    return f"; nothing behind {keys[last]} was compared"
+    return f"; nothing after {keys[last]} was compared"
 
 
 def _unseen_layers(judged: "JudgedTrace") -> Iterator[NotCompared]:

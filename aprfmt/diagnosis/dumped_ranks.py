@@ -20,7 +20,7 @@ def differing_ranks(traces: Mapping[str, Trace]) -> Iterator[Finding]:
         if not rows:
             continue
         first, names = rows[0], tuple(dict.fromkeys(row["name"] for row in rows))
-        more = f", and so in {len(names) - 1} arrays behind it" if len(names) > 1 else ""
+        more = f", and so in {len(names) - 1} arrays after it" if len(names) > 1 else ""
         yield Finding(
             "ranks_differ",
             f"{first['name']} (pass {first['pass']}): {first['says']}{more}",

@@ -181,10 +181,10 @@ def _weights_by_name(
             weight = prefix + dialect.weight
             if _is_joined(bad, weight) if names is None else weight not in names:
                 continue
-            beside = {
+            parts_by_suffix = {
                 s: dialect.stored(prefix, s, stored) for s in (*dialect.parts, *dialect.optional)
             }
-            parts = {s: _stored_part(bad, n) for s, n in beside.items() if n is not None}
+            parts = {s: _stored_part(bad, n) for s, n in parts_by_suffix.items() if n is not None}
             said = _section_of_weight(section, weight, dialect)
             if said is None and not any(s in parts for s in dialect.parts):
                 continue

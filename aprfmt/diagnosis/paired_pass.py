@@ -310,7 +310,7 @@ class PairedPass:
     def _stage_differs(self, x: Any, y: Any, any_at_all: bool) -> bool:
         """Return whether two outputs of a stage differ beyond the bound, or in shape.
 
-        Compared are the streams and all that later layers share beside them. With `any_at_all`
+        Compared are the streams and all else that later layers share. With `any_at_all`
         any difference counts, as in a mask of chosen keys.
         """
         mine, theirs = arrays_between_stages(x), arrays_between_stages(y)
@@ -359,7 +359,7 @@ def stages_equal(x: Any, y: Any) -> bool:
 def round_stream(carried: Any, dtype: str) -> Any:
     """Return the output of a stage with its stream rounded to a shorter float type.
 
-    What later layers share beside the stream stays as it is.
+    What later layers share apart from the stream stays as it is.
     """
     from aprfmt.causes.forward.rounding import round_to_type
 

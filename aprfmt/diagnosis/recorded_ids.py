@@ -203,7 +203,7 @@ def hidden_padding(
         if found.flagged or not found.compared_count:
             return None
         compared += found.compared_count
-    says = f"{padding_sentence(tokenizer, ids, count)}, which the rows behind it do not see; these "
+    says = f"{padding_sentence(tokenizer, ids, count)}, which the rows after it do not see; these "
     return count, Finding(
         "capture_rows",
         f"{says}{len(ids) - count} rows are those of a pass without it",
@@ -212,7 +212,7 @@ def hidden_padding(
         ("input_ids",),
         True,
         residual_after=0.0,
-        of="the rows behind the padding",
+        of="the rows after the padding",
         proof=unfitted_proof(compared),
     )
 
@@ -285,7 +285,7 @@ def exchanged_rows(
         recorded = RecordedTrace(trace, tuple(ids), {})
         keys = [key for key in patched.points if key in trace.records]
         first = next((key for key in keys if _rows_of(key) == "tokens"), "")
-        if not first or len(ids) < 2 or not any(map(_is_behind_attention, keys)):
+        if not first or len(ids) < 2 or not any(map(_is_after_attention, keys)):
             return None
         view = run_shadow_pass(patched, recorded, first).views.get(first)
         order = None if view is None or not view.flagged else _order_of_rows(view, len(ids))
@@ -295,7 +295,7 @@ def exchanged_rows(
             restored = _with_rows_in_order(trace, order, axes)
             found = run_shadow_pass(patched, RecordedTrace(restored, tuple(ids), {}))
             judged = [key for key, one in found.views.items() if one.residual is not None]
-            if not found.flagged and any(_is_behind_attention(key) for key in judged):
+            if not found.flagged and any(_is_after_attention(key) for key in judged):
                 return restored, _order_finding(order, judged)
     finally:
         patched.weights.close()
@@ -308,7 +308,7 @@ def _rows_of(key: str) -> str:
     return "" if row is None else row.rows
 
 
-def _is_behind_attention(key: str) -> bool:
+def _is_after_attention(key: str) -> bool:
     """Return whether a point is computed from the rows of several tokens, for certain.
 
     No point of the first layer counts.

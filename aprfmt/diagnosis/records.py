@@ -375,11 +375,11 @@ class Diagnosis(Tabular):
         also = "".join(self._also_clause(name) for name in dict.fromkeys(lead.also))
         at = f", first seen at {lead.first}" if lead.first else ""
         more = len({f.cause for f in self.findings if f.verdict == self.verdict}) - 1
-        others = f"; {more} more cause{'s' if more > 1 else ''} behind it" if more > 0 else ""
+        others = f"; {more} more cause{'s' if more > 1 else ''} after it" if more > 0 else ""
         left = f"{self._remainder_clause()}{self._accepted_clause()}"
         if self.underived_faults:
             made = [row.says for row in self.findings if row.cause in TRAINED]
-            left = f"; beside it B is derived: {'; '.join(dict.fromkeys(made))}{left}"
+            left = f"; apart from that B is derived: {'; '.join(dict.fromkeys(made))}{left}"
         return f"{words}: {name}{known} - {says}{at}{also}{others}{left}"
 
     def _also_clause(self, cause: str) -> str:
@@ -411,7 +411,7 @@ class Diagnosis(Tabular):
             for one in faults
         )
         place = "that" if any(one.level == "tensor" for one in faults) else "the weights"
-        return f"; beside {place}: {', '.join(names)}" if names else ""
+        return f"; apart from {place}: {', '.join(names)}" if names else ""
 
     def _absent_points_clause(self) -> str:
         """Return the end of a sentence about points that a trace lacks; "" if it has all."""

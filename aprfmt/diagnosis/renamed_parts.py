@@ -36,7 +36,7 @@ _NAMES = 12  # names that one unknown part may have had, the most similar first
 _PAIRS = 24  # pairs of names that are tried where two parts are unknown
 _TRIPLES = 48  # of names that are tried where three parts are unknown
 _GROUPS = (".g_idx", ".weight_g_idx")  # the group of each input
-_BESIDE = ("weight", "bias")  # tensors that modules have without any packing
+_PLAIN_PARAMETERS = ("weight", "bias")  # tensors that modules have without any packing
 
 Rules = tuple[Rename, ...]
 
@@ -237,7 +237,7 @@ def _unknown_tails(good: Model, bad: Model) -> dict[str, list[str]]:
     A module counts as packed where `good` has its weight and `bad` has not, whatever its tensors
     are called.
     """
-    ends = {f".{one}": one not in _BESIDE for one in part_suffixes()}
+    ends = {f".{one}": one not in _PLAIN_PARAMETERS for one in part_suffixes()}
     stems: dict[str, bool] = {}  # and whether a part of a packing stands there
     strange: list[str] = []
     for name in bad.source.tensors:

@@ -48,7 +48,7 @@ RUNS = 2000  # passes of a small model at one divergence
 WORK = 4e10  # products of all passes of a large one
 ALL = 1.5  # the passes at all divergences of a trace together, times those at one
 PASSES_OF_A_FIT = 90  # that a number takes until it fits
-BESIDE = 3  # changes beside which the number of another one is fitted
+FIRST_CHANGES = 3  # changes after which the number of another one is fitted
 FITTED_CAUSES = ("rope_theta", "rope_scaling", "attention_scale", "norm_eps")
 FITTED = 0.35  # share of the passes that are left to rows and numbers
 JOINED = 0.6  # share of the passes at one divergence that joined changes have at least
@@ -193,7 +193,7 @@ class Search:
             return found
         # Single layers take many passes; joined changes have their own share of them.
         self.runs = max(self.runs, int(JOINED * self.allowed))
-        return self._join_changes() or self._fit_numbers_beside()
+        return self._join_changes() or self._fit_second_number()
 
     def _measure_each(self, steps: Iterator[SearchStep], left: int = 0) -> Iterator[TriedSteps]:
         """Yield the result of each change that can be applied, until `left` passes are left."""
@@ -426,8 +426,8 @@ class Search:
                     best = found
         return best
 
-    def _fit_numbers_beside(self) -> list[TriedSteps]:
-        """Return two changes, a number of the second fitted beside the first, as a list of one.
+    def _fit_second_number(self) -> list[TriedSteps]:
+        """Return two changes, a number of the second fitted after the first, as a list of one.
 
         They remove the difference together. The first is one of those that bring the rows nearest,
         or an epsilon fitted to the first row, on which no rotation acts. [] if there are none.
@@ -438,16 +438,16 @@ class Search:
         near = sorted((one for one in self.singles if one.steps[0].everywhere), key=_nearness)
         first = [*self._measure_each(self._eps_of_first_row()), *reversed(near)]
         started = dict.fromkeys(one.steps[0].changed_thing for one in first)
-        for about in list(started)[:BESIDE]:
+        for about in list(started)[:FIRST_CHANGES]:
             one = next(each for each in first if each.steps[0].changed_thing == about)
             step, view = one.steps[0], self.run_with_steps(one.steps)
             if view is None or view.residual is None:
                 continue
             changed = step.change.make(self.case.patched, step.layers)
             view = replace(view, calls=self.case.view.calls)
-            beside = Search(replace(self.case, patched=changed, view=view), self.budget)
-            found = beside.fit_numbers(about)
-            self.runs, self.tried = self.runs - beside.tried, self.tried + beside.tried
+            second = Search(replace(self.case, patched=changed, view=view), self.budget)
+            found = second.fit_numbers(about)
+            self.runs, self.tried = self.runs - second.tried, self.tried + second.tried
             if found is not None:
                 return [replace(found, steps=(step, *found.steps))]
         return []

@@ -3,7 +3,7 @@
 A *series* is the outputs of all layers as a run lists them, and an *entry* one of them.
 
 transformers' Mamba models list no embedding among their `hidden_states`: every entry belongs to the
-next layer. A run may have faults beside that, so the series is not asked to equal the model's own.
+next layer. A run may have other faults, so the series is not asked to equal the model's own.
 It is judged by what reproduces: entries that no operation gives under their own names, and that the
 model's operations give, from the entry before, under the next names.
 """

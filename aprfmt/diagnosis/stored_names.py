@@ -53,7 +53,7 @@ def compare_by_name(
         replace(finding, next=finding.next or mends.get(finding.cause, ""))
         for finding, _ in explained_findings(report, set())
     ]
-    # Other names of which neither side need be wrong come behind the faults of values.
+    # Other names of which neither side need be wrong come after the faults of values.
     at = max((i + 1 for i, one in enumerate(findings) if one.verdict == "bug"), default=0)
     findings[at:at] = [one for one, of in zip(names, report.relations, strict=True) if of.between]
     told = {key for finding in findings for key in finding.where}

@@ -96,10 +96,10 @@ def compare_tensors(
         found.add(_check_stale(a, b, finding, part, found), part)
     # A pass shows a fault though tables have rows of more tokens, but not after a training.
     grown = all(finding.residual_before == 0 for finding, _ in derived)
-    beside = grown and any(finding.verdict == "bug" for finding in found.findings)
+    has_fault = grown and any(finding.verdict == "bug" for finding in found.findings)
     for finding, part in derived:
-        found.add(replace(finding, verdict="same") if beside else finding, part)
-    if derived and not beside:
+        found.add(replace(finding, verdict="same") if has_fault else finding, part)
+    if derived and not has_fault:
         found.reason = f"{KINDS['derived']}: {'; '.join(finding.says for finding, _ in derived)}"
     _add_extra_tensors(a, b, missing, found, named)
 
@@ -346,7 +346,7 @@ def _add_extra_tensors(
     Left out are codes of undecoded packed weights, and the keys in `named`, which have a finding.
     """
     name = a.spec.name
-    beside = {*names_outside_tower(a, b), *names_outside_tower(b, a)}
+    others = {*names_outside_tower(a, b), *names_outside_tower(b, a)}
     for side in SIDES:
         label = f"ONLY_IN_{side}"
         unread, other = (a.unread, b.unread) if side == "A" else (b.unread, a.unread)
@@ -362,9 +362,9 @@ def _add_extra_tensors(
         if not keys:
             continue
         ledger = make_ledger(a if side == "A" else b, OF_TENSORS)
-        outside = one_sided_tensors([key for key in keys if key in beside], side, ledger)
+        outside = one_sided_tensors([key for key in keys if key in others], side, ledger)
         found.left += tuple(map(tensor_outside_tower, outside))
-        keys = [key for key in keys if key not in beside]
+        keys = [key for key in keys if key not in others]
         if not keys:
             continue
         # They are a difference of the files, though not of the pass.

@@ -53,7 +53,7 @@ def unwritten_tails(a: Model, b: Model, rows: Sequence[TensorDiff]) -> Iterator[
             True,
             residual_before=1.0,
             residual_after=0.0,
-            of="stored bytes, by A's with zeros behind that byte",
+            of="stored bytes, by A's with zeros after that byte",
             proof=unfitted_proof(end - start),
         )
 

@@ -103,7 +103,7 @@ def test_a_confirmed_fault_beats_derived(
     found = diagnose(str(source), str(there))
     assert (found.kind, found.exit_code, found.cause) == ("bug", 1, cause), found.sentence
     lines = [text for text, _ in first_lines(found)]
-    assert lines[0].startswith(f"bug: {cause}") and "; beside it B is derived: " in lines[0]
+    assert lines[0].startswith(f"bug: {cause}") and "; apart from that B is derived: " in lines[0]
     assert "attn_output" in lines[0] and "q_proj.weight" in lines[1], lines
 
 
@@ -172,7 +172,7 @@ def test_a_training_with_other_rows_of_tokens_is_derived_with_both(more: int) ->
     there = files.copy(source, f"derived-rows-{more}", tensors=edit, config={"vocab_size": size})
     found = diagnose(str(source), str(there))
     assert (found.kind, found.exit_code) == ("derived", 1), found.sentence
-    assert "trained further" in found.sentence and "8 more rows behind" in found.sentence
+    assert "trained further" in found.sentence and "8 more rows after" in found.sentence
 
 
 def test_trained_biases_are_not_rounded() -> None:
@@ -245,7 +245,7 @@ def test_a_training_does_not_hide_another_tokenizer_or_stop(kind: str) -> None:
     found = diagnose(str(DEMO), str(there))
     assert (found.kind, found.exit_code) == ("derived", 1), found.sentence
     lines = [text for text, _ in first_lines(found)]
-    assert lines[0].endswith(f"; beside the weights: {cause}")
+    assert lines[0].endswith(f"; apart from the weights: {cause}")
     assert sum(line.startswith(f"  {cause} (confirmed") for line in lines) == 1, lines
     if kind in SET_BACK:  # what mends is printed first; run, it leaves the training alone
         words = shlex.split(found.next[0])

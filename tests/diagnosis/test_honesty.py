@@ -247,7 +247,7 @@ def test_what_lies_behind_the_last_compared_point_is_said() -> None:
         folder, "two-layers", rename=lambda own: {key: own[key] for key in ("L0.out", "L1.out")}
     )
     found = diagnose(str(folder), str(run))
-    assert "nothing behind L1.out was compared" in found.sentence
+    assert "nothing after L1.out was compared" in found.sentence
 
 
 # --- tensors of one side only, and units moved together -------------------------------------------

@@ -488,7 +488,7 @@ ENGINES: dict[str, tuple[str, dict[str, Any], str, str]] = {
                         "rounding", "rounded to float16 before their weight"),
     "next token": ("gpt2", {"backend": lambda: broken("probs", heads(
         mask=lambda own: own.mask | np.eye(own.mask.shape[-2], own.mask.shape[-1], 1, np.bool_),
-        causal=None))}, "mask", "see the token behind their own"),
+        causal=None))}, "mask", "see the token after their own"),
     "gate and up": ("llama", EXCHANGED, "swapped_tensors", "activation is taken of up"),
     "keys and values": ("llama", {"backend": lambda: broken(
         "attention", lambda op, q, k, v, own: op(q, v, k, own))}, "swapped_tensors",

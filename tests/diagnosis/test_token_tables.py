@@ -160,7 +160,7 @@ def test_in_another_container(ending: str) -> None:
 def test_rows_of_tokens_that_one_side_added() -> None:
     found = judged("resized", added=True)
     assert (found.kind, found.exit_code) == ("derived", 1)
-    assert "8 more rows behind the 1536 of A, for ids that A's tokenizer does not have" in (
+    assert "8 more rows after the 1536 of A, for ids that A's tokenizer does not have" in (
         found.sentence
     )
     assert not [one for one in found.findings if one.cause == "row_offset"]
