@@ -433,7 +433,7 @@ def _add_mixer(c: Context, layer: int, x: Array, h: Array) -> Array:
     A mixer is attention or a recurrence; a layer may have both in parallel.
     """
     kind = mixer_of_layer(c.block, c.hp, layer)
-    if kind != "none" and c.block.recurrence_place == "beside":
+    if kind != "none" and c.block.recurrence_place == "parallel":
         return c.backend.add(x, _attention_and_mixer(c, layer, h, kind))
     mix, half = _MIXERS[kind]
     return _add_branch(c, layer, x, mix(c, layer, h), half)

@@ -447,7 +447,7 @@ def _cache_bytes(model: Model, on: Placement, tokens: int) -> dict[str, int]:
         if has_mixer(block, hp, layer) and hp["own_kv_layers"][layer]:
             if block.attention == "compressed":
                 size = (rows * int(hp["head_dim"]) + _window_size(hp, layer, tokens)) * on.itemsize
-            elif kind == "none" or block.recurrence_place == "beside":
+            elif kind == "none" or block.recurrence_place == "parallel":
                 size = rows * _key_value_width(block.attention, hp, layer) * on.itemsize
             if (
                 block.indexer != "none"

@@ -95,7 +95,7 @@ class LayerFacts:
     @property
     def has_parallel_recurrence(self) -> bool:
         """Whether a recurrence runs parallel to the layer's attention."""
-        aside = self.block.recurrence_place == "beside"
+        aside = self.block.recurrence_place == "parallel"
         return aside and mixer_of_layer(self.block, self.hp, self.layer) != "none"
 
     @property

@@ -148,7 +148,7 @@ FALCON_H1 = full_spec(
         ),
         *_SCALES,
     ),
-    BlockSpec(recurrence="mamba2", recurrence_place="beside", multipliers="projections"),
+    BlockSpec(recurrence="mamba2", recurrence_place="parallel", multipliers="projections"),
     lost=(
         *LOST,
         *losses.common_losses(),
@@ -157,7 +157,7 @@ FALCON_H1 = full_spec(
             "gguf",
             "ssm_norm_first",
             lambda hp: hp["ssm_norm"] and hp["ssm_norm_first"],
-            "llama.cpp applies the mixers' norm behind the gate, this model before it",
+            "llama.cpp applies the mixers' norm after the gate, this model before it",
         ),
     ),
     derived=ROPE_TENSORS,

@@ -249,5 +249,5 @@ class Tiled:
 
     def __str__(self) -> str:
         where = f", axis {self.axis}" if self.axis else ""
-        behind = f", behind {self.before}" if self.before != "0" else ""
-        return f"Tiled({self.values} of {self.size}{behind}{where})"
+        after = f", after {self.before}" if self.before != "0" else ""
+        return f"Tiled({self.values} of {self.size}{after}{where})"

@@ -408,7 +408,7 @@ class _Reader:
         False if one of the roles is no bias.
         """
         stems = {role.removesuffix(".bias") for role in biases if role.endswith(".bias")}
-        stems = {_BESIDE.get(stem, stem) for stem in stems}
+        stems = {_WEIGHT_OF_BIAS.get(stem, stem) for stem in stems}
         if len(stems) != len(biases):
             return False
         return self.facts.roles.isdisjoint({*biases, *(f"{stem}.weight" for stem in stems)})
@@ -489,7 +489,7 @@ def _freeze(value: Value) -> Value:
 
 
 # The weight that a bias belongs to, where its role has another name.
-_BESIDE: Mapping[str, str] = {"exp_probs_b": "ffn_gate_inp"}
+_WEIGHT_OF_BIAS: Mapping[str, str] = {"exp_probs_b": "ffn_gate_inp"}
 
 
 # --- writing ----------------------------------------------------------------------------------

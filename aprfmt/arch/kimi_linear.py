@@ -280,7 +280,7 @@ def _unpublished_mix(hp: Params) -> str:
     """
     if not any(hp[IN_LAYERS]):
         return "the sizes of Kimi delta attention and no layer that has it"
-    return "" if hp["activation"] == "silu" else f"convolutions and {hp['activation']} behind them"
+    return "" if hp["activation"] == "silu" else f"convolutions and {hp['activation']} after them"
 
 
 _KV_RULE = next(rule for rule in mla_rules() if rule.name == "n_kv_heads")

@@ -300,7 +300,7 @@ LOST: tuple[Loss, ...] = (
     Loss("gguf", "ssm_step_high", lambda hp: hp["ssm_step_high"] is not None, _GGUF_ASSUMES),
     Loss(
         "gguf", "ssm_activation", lambda hp: hp["ssm_activation"] != "silu",
-        "GGUF has no key for it: llama.cpp computes silu behind the convolutions",
+        "GGUF has no key for it: llama.cpp computes silu after the convolutions",
     ),
 )  # fmt: skip
 # Keys that say how weights are drawn, or by how many tokens a scan goes: no output depends on them.

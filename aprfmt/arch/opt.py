@@ -75,7 +75,7 @@ def _check_usual(value: Value, facts: Facts, hp: Mapping[str, Value]) -> str:
     width = facts.first("word_embed_proj_dim")
     if width is not None and width[0] != hp["hidden_size"]:
         raise ArchError(
-            f"{width[1]}: is {width[0]}; expected {hp['hidden_size']}: projections beside the "
+            f"{width[1]}: is {width[0]}; expected {hp['hidden_size']}: projections after the "
             "embedding are not known"
         )
     _require_values(facts, {"do_layer_norm_before": True, "_remove_final_layer_norm": False})

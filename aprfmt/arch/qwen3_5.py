@@ -22,7 +22,7 @@ from aprfmt.arch.tensor_rows import RoleRow, gated_mlp, make_tables, with_model_
 SECTIONS = (11, 11, 10)  # transformers' default, and the converter's
 _ROPE = RopeDefaults(partial=0.25)
 _HEADS, _HEAD = (Tiled("delta_value_dim"),), (Tiled("1"),)
-_BEHIND_KEYS = (Tiled("delta_value_dim", f"2*{delta_net.KEYS}"),)
+_AFTER_KEYS = (Tiled("delta_value_dim", f"2*{delta_net.KEYS}"),)
 
 
 def _mixing_rows() -> tuple[RoleRow, ...]:
@@ -31,10 +31,10 @@ def _mixing_rows() -> tuple[RoleRow, ...]:
         *delta_net.gated_attention_rows(),
         *delta_net.delta_net_rows(
             rates=_HEAD,
-            kernel=_BEHIND_KEYS,
+            kernel=_AFTER_KEYS,
             output=(Tiled("delta_value_dim", axis=1),),
             projections=(
-                ("in_proj_qkv", "attn_qkv", _BEHIND_KEYS),
+                ("in_proj_qkv", "attn_qkv", _AFTER_KEYS),
                 ("in_proj_z", "attn_gate", _HEADS),
                 ("in_proj_b", "ssm_beta", _HEAD),
                 ("in_proj_a", "ssm_alpha", _HEAD),

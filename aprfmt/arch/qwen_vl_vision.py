@@ -33,7 +33,7 @@ _WIDE, _JOINED = "hidden_size", "patch_merge*patch_merge*hidden_size"
 _QKV = Split((Q, KV, KV))
 # The text's keys, which are with the tower's in the first configurations; and the tower's own
 # that change no weight.
-_BESIDE = frozenset(
+_NEUTRAL_KEYS = frozenset(
     """text_config hidden_act hidden_size intermediate_size max_position_embeddings
     max_window_layers num_attention_heads num_hidden_layers num_key_value_heads rms_norm_eps
     rope_scaling rope_parameters rope_theta sliding_window use_sliding_window tie_word_embeddings
@@ -291,7 +291,7 @@ def _tower(
         hyper,
         evidence=evidence_of_projector(PROJECTORS[name]),
         section=_SECTION,
-        ignored=UNUSED | _BESIDE,
+        ignored=UNUSED | _NEUTRAL_KEYS,
         **more,
     )
 

@@ -87,9 +87,9 @@ def rope_rules(rope: RopeDefaults) -> tuple[HyperRule, ...]:
             return ""
         if value is None and not rope.partial_fails:
             return f"{said}; transformers rotates whole heads of this architecture: ignored"
-        beside = "" if value is None else " beside a rope scaling"
+        scaled = "" if value is None else " with a rope scaling"
         raise ArchError(
-            f"{said}{beside}; expected no such key: transformers makes frequencies "
+            f"{said}{scaled}; expected no such key: transformers makes frequencies "
             "of the part for an architecture that rotates whole heads, and fails"
         )
 

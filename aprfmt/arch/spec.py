@@ -125,8 +125,8 @@ class BlockSpec:
     recurrence: Literal[
         "none", "gated_delta", "short_conv", "mamba", "mamba2", "lightning", "kimi_delta"
     ] = "none"
-    # Instead of attention, or in parallel, and the outputs are added (beside: falcon_h1).
-    recurrence_place: Literal["instead", "beside"] = "instead"
+    # Instead of attention, or in parallel, and the outputs are added (parallel: falcon_h1).
+    recurrence_place: Literal["instead", "parallel"] = "instead"
     # both: a layer is a mixer and an MLP, each after a norm. one: it is one of the two, after its
     # only norm (mamba, nemotron_h).
     halves: Literal["both", "one"] = "both"

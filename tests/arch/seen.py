@@ -152,7 +152,7 @@ BECAUSE: Mapping[str, str] = {
     **dict.fromkeys(
         ("clip_vision", "siglip_vision"), "a tower alone has no projector, and it loads none"
     ),
-    "pixtral_vision": "with the text's row of the token [IMG_BREAK] beside what is written",
+    "pixtral_vision": "with the text's row of the token [IMG_BREAK] in addition to what is written",
     "voxtral_tower": "it averages the frames in pairs, as transformers does not, and makes 188 "
     "rows of them where it expects 187",
     "nemotron_h": "it does not raise time steps to the model's smallest (0.001)",

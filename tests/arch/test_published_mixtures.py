@@ -57,7 +57,7 @@ REFUSED: tuple[tuple[str, Mapping[str, Any], str], ...] = (
     ("minimax_m3_vl", {"index_local_blocks": 4}, "3 blocks of keys that are read and 4 of them"),
     ("minimax_m3_vl", {"layer_types": [_FULL] * 3 + [_LINEAR]}, "layer 3 is 'linear_attention'"),
     ("kimi_linear", {"layer_types": [_FULL] * 4}, "no layer that has it"),
-    ("kimi_linear", {"hidden_act": "gelu"}, "convolutions and gelu behind them"),
+    ("kimi_linear", {"hidden_act": "gelu"}, "convolutions and gelu after them"),
     ("kimi_linear", {"mla_use_nope": False}, "mla_use_nope is False"),
     ("kimi_linear", {"moe_router_activation_func": "softmax"}, "is 'softmax'; expected 'sigmoid'"),
     ("kimi_linear", {"moe_layer_freq": 2}, "moe_layer_freq is 2"),

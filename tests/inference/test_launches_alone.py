@@ -319,7 +319,7 @@ def test_a_cache_holds_keys_states_and_what_an_indexer_reads(
     # A recurrence has its state and the last inputs of its kernels, and keys where it is beside.
     state = {"d0": 28000 + 2 * 30 * 3, "d1": 28000}
     assert cache_bytes(monkeypatch, 1, kind="mamba") == state
-    beside = {"recurrence_place": "beside"}
+    beside = {"recurrence_place": "parallel"}
     assert cache_bytes(monkeypatch, 1, kind="mamba", block=beside) == {
         "d0": state["d0"] + least * 20,
         "d1": state["d1"] + least * 22,

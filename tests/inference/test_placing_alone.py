@@ -52,7 +52,7 @@ def test_a_mixer_stands_for_attention_in_its_layers(kind: str) -> None:
     own = placing.only_mixers(kind)
     assert own(other) == HERE and own(attention) == ABSENT
     assert placing.only_mixers()(other) == ABSENT
-    beside = layer(1, block(recurrence=kind, recurrence_place="beside"))
+    beside = layer(1, block(recurrence=kind, recurrence_place="parallel"))
     assert beside.has_parallel_recurrence and not beside.lacks_attention
     assert not layer(0, beside.block).has_parallel_recurrence
     assert not other.has_parallel_recurrence
@@ -199,7 +199,7 @@ def test_norms_by_mixer_and_factors_of_a_branch() -> None:
     assert not layer(0, residual_scale=0.5).adds_unscaled
     assert not layer(0, block(multipliers="projections")).adds_unscaled
     assert not layer(0, block(residual="norm")).adds_unscaled
-    beside = block(recurrence="mamba2", recurrence_place="beside")
+    beside = block(recurrence="mamba2", recurrence_place="parallel")
     assert placing.place_mixer_sum(layer(1, beside)) == HERE
     assert placing.place_mixer_sum(layer(0, beside)) == "attn_out"
 
