@@ -125,7 +125,7 @@ def test_every_level_gives_the_same_bits() -> None:
 
 def test_what_does_not_fit_is_refused() -> None:
     x = np.ones(8, np.float32)
-    with pytest.raises(CodecError, match="found 7 numbers beside 8"):
+    with pytest.raises(CodecError, match="found 7 numbers for 8"):
         native.distances(x, x[:7].copy(), None, -1.0)
     for steps in (np.ones(7, np.float32), np.ones(8, np.int16)):
         with pytest.raises(CodecError, match="expected float32 or float64 of 8 elements"):
@@ -326,5 +326,5 @@ def test_one_odd_value_of_a_point_is_found_where_numpy_finds_it(
 @pytest.mark.usefixtures("level")
 def test_numbers_of_other_counts_are_refused() -> None:
     x = np.zeros(9, np.float32)
-    with pytest.raises(CodecError, match="apart: found 8 numbers beside 9"):
+    with pytest.raises(CodecError, match="apart: found 8 numbers for 9"):
         native.apart(x, x[:8])

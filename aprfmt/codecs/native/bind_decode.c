@@ -325,7 +325,7 @@ static PyObject *py_changes(PyObject *module, PyObject *args) {
         y = aprfmt_hold_floats(&held, after, 0, "after", &other);
         if (!y) goto done;
         if (count != other) {
-            aprfmt_error("changes: found %zu numbers beside %zu", other, count);
+            aprfmt_error("changes: found %zu numbers for %zu", other, count);
             goto done;
         }
     }

@@ -46,7 +46,7 @@ static PyObject *py_distances(PyObject *module, PyObject *args) {
         !(p.y = aprfmt_hold_floats(&held, y, 0, "y", &other)))
         goto done;
     if (p.count != other) {
-        aprfmt_error("distances: found %zu numbers beside %zu", other, p.count);
+        aprfmt_error("distances: found %zu numbers for %zu", other, p.count);
         goto done;
     }
     if (!hold_steps(&held, steps, &p)) goto done;
@@ -79,7 +79,7 @@ static PyObject *py_apart(PyObject *module, PyObject *args) {
     const float *y = x ? aprfmt_hold_floats(&held, y_object, 0, "y", &other) : NULL;
     if (!y) goto done;
     if (count != other) {
-        aprfmt_error("apart: found %zu numbers beside %zu", other, count);
+        aprfmt_error("apart: found %zu numbers for %zu", other, count);
         goto done;
     }
     Py_BEGIN_ALLOW_THREADS aprfmt_level->measure_apart(x, y, count, &found);

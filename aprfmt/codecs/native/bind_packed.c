@@ -8,7 +8,7 @@ PyDoc_STRVAR(
     "Fill float32 `out` [rows, columns] from `streams`, uint8 [rows, bytes], of codes of `bits`\n"
     "bits, whose numbers are `values`. `at` is (first row, rows and columns of a tile), `numbers`\n"
     "are (scale, zero, offset), each None or [down, across] of float32, or of bytes that are looked\n"
-    "up in the float32 [256] of `tables` beside it. `group` is None or the int32 [columns] that\n"
+    "up in the float32 [256] of `tables` with it. `group` is None or the int32 [columns] that\n"
     "says which column of the numbers is meant. `stream` stores past the cache as in `decode`.");
 
 /* Take one kind of numbers; 0, or -1 with an exception set. */
@@ -84,14 +84,14 @@ static int take_streams(buffers *held, PyObject *from, PyObject *values, packed 
     return take_values(held, values, p);
 }
 
-/* What stands beside codes, as the arguments have it. */
+/* What is stored with codes, as the arguments have it. */
 typedef struct {
     Py_ssize_t first, tall, wide;
     PyObject *scale, *zero, *offset, *tables[3], *group;
-} beside;
+} companions;
 
 /* Take tiles and numbers of the streams that were taken, for `count` elements of them. */
-static int take_beside(buffers *held, const beside *b, size_t count, packed *p) {
+static int take_companions(buffers *held, const companions *b, size_t count, packed *p) {
     size_t across;
     p->columns = p->rows ? count / p->rows : 0;
     if (b->first < 0 || b->tall < 1 || b->wide < 1 || p->columns * p->rows != count ||
@@ -115,7 +115,7 @@ static PyObject *py_decode_packed(PyObject *module, PyObject *args) {
     PyObject *streams, *values, *into, *result = NULL;
     int stream = -1;
     buffers held = {.used = 0};
-    beside b;
+    companions b;
     packed p;
     size_t count;
     (void)module;
@@ -126,7 +126,7 @@ static PyObject *py_decode_packed(PyObject *module, PyObject *args) {
     }
     if (take_streams(&held, streams, values, &p)) goto done;
     float *out = aprfmt_hold_floats(&held, into, 1, "packed weight", &count);
-    if (!out || take_beside(&held, &b, count, &p)) goto done;
+    if (!out || take_companions(&held, &b, count, &p)) goto done;
     /* Storing past the cache needs every run of eight aligned. */
     const int aligned = p.columns % 8 == 0 && (p.wide % 8 == 0 || p.wide >= p.columns);
     int mode = aligned ? aprfmt_store_mode(out, count, stream) : 0;
@@ -171,7 +171,7 @@ static PyObject *py_recode_packed(PyObject *module, PyObject *args) {
     PyObject *streams, *values, *into, *result = NULL;
     Py_ssize_t to, from, size = 0;
     buffers held = {.used = 0};
-    beside b;
+    companions b;
     packed p;
     changes found = {0, 0, 0};
     float *room = NULL;
@@ -193,7 +193,7 @@ static PyObject *py_recode_packed(PyObject *module, PyObject *args) {
         goto done;
     }
     const size_t count = (size_t)size / encoding->type_size;
-    if (take_beside(&held, &b, count, &p)) goto done;
+    if (take_companions(&held, &b, count, &p)) goto done;
     room = PyMem_Malloc(sizeof *room * (p.columns < FEW ? FEW : p.columns));
     if (!room) {
         PyErr_NoMemory();

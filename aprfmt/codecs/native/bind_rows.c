@@ -26,7 +26,7 @@ typedef struct {
     size_t row, column; /* of the piece `here` */
 } row_reader;
 
-static row_reader read_behind(const piece *pieces, size_t width, size_t skip) {
+static row_reader read_after(const piece *pieces, size_t width, size_t skip) {
     row_reader r = {pieces, pieces, skip / width, skip % width};
     while (r.column >= r.here->wide) r.column -= r.here++->wide;
     return r;
@@ -63,7 +63,7 @@ typedef struct {
 static void count_part_of_rows(void *work, size_t number) {
     const counting_rows *c = work;
     const size_t start = number * c->part;
-    row_reader reader = read_behind(c->pieces, c->width, c->skip + start);
+    row_reader reader = read_after(c->pieces, c->width, c->skip + start);
     float scratch[SEGMENT];
     for (size_t left = c->count - start < c->part ? c->count - start : c->part; left;) {
         const size_t now = left < SEGMENT ? left : SEGMENT;
@@ -111,7 +111,7 @@ static PyObject *py_moments_rows(PyObject *module, PyObject *args) {
         return NULL;
     if (width < 1 || skip < 0 || count < 1 || part < 1 || part % SEGMENT ||
         skip > PY_SSIZE_T_MAX - count - width) {
-        return aprfmt_error("found %zd elements behind %zd in rows of %zd, in parts of %zd", count,
+        return aprfmt_error("found %zd elements after %zd in rows of %zd, in parts of %zd", count,
                             skip, width, part);
     }
     const size_t rows = ((size_t)skip + (size_t)count + (size_t)width - 1) / (size_t)width;
@@ -168,7 +168,7 @@ static int hold_side(side *s, PyObject *given, Py_ssize_t count) {
     Py_ssize_t width, skip;
     if (!PyArg_ParseTuple(given, "O!nn", &PyTuple_Type, &pieces, &width, &skip)) return 0;
     if (width < 1 || skip < 0 || count < 1 || skip > PY_SSIZE_T_MAX - count - width) {
-        aprfmt_error("found %zd elements behind %zd in rows of %zd", count, skip, width);
+        aprfmt_error("found %zd elements after %zd in rows of %zd", count, skip, width);
         return 0;
     }
     s->count = PyTuple_Size(pieces);
@@ -180,7 +180,7 @@ static int hold_side(side *s, PyObject *given, Py_ssize_t count) {
     }
     const size_t rows = ((size_t)skip + (size_t)count + (size_t)width - 1) / (size_t)width;
     if (!hold_pieces(pieces, s->count, s->held, s->pieces, (size_t)width, rows)) return 0;
-    s->reader = read_behind(s->pieces, (size_t)width, (size_t)skip);
+    s->reader = read_after(s->pieces, (size_t)width, (size_t)skip);
     return 1;
 }
 

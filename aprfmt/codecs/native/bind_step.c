@@ -183,7 +183,7 @@ static PyObject *py_attention(PyObject *module, PyObject *args) {
     }
     if (!good) {
         aprfmt_error("attention: found %zu, %zu, %zu, %zu, %zu, %zu elements for shape (%zd, %zd, "
-                     "%zd, %zd, %zd, %zd) behind %zd positions; expected them to fit each other",
+                     "%zd, %zd, %zd, %zd) after %zd positions; expected them to fit each other",
                      count[0], count[1], count[2], count[3], count[4], count[5], s[0], s[1], s[2],
                      s[3], s[4], s[5], cached);
         return done(&held, 0);
@@ -228,7 +228,7 @@ static PyObject *py_softmax(PyObject *module, PyObject *args) {
                (!a.sinks || count[1] == a.heads);
     }
     if (!good) {
-        aprfmt_error("softmax: found %zu scores and %zu sinks for shape (%zd, %zd, %zd) behind %zd "
+        aprfmt_error("softmax: found %zu scores and %zu sinks for shape (%zd, %zd, %zd) after %zd "
                      "positions; expected them to fit each other",
                      count[0], count[1], s[0], s[1], s[2], cached);
         return done(&held, 0);

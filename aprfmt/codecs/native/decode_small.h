@@ -1,5 +1,5 @@
 /* Decoders of small blocks: one or two scales over 32 to 128 elements. All integers are
- * little-endian, d is float16; the byte maps are those of the numpy codecs, one file each beside
+ * little-endian, d is float16; the byte maps are those of the numpy codecs, one file each next to
  * this folder. */
 
 /* Sixteen bytes of nibbles: the low ones are elements 0-15, the high ones 16-31. */

@@ -40,7 +40,7 @@ FN float sums_total(sums s) {
     return lanes_total(sum);
 }
 
-/* The float16 at `at` and the one behind it. They go through memory, where a register's lanes are
+/* The float16 at `at` and the one after it. They go through memory, where a register's lanes are
  * filled from: the port that would do it otherwise is the one all picking goes through. */
 typedef struct {
     float at[4];
@@ -169,7 +169,7 @@ FN void block_q6_k(const uint8_t *raw, const float *x, sums *s) {
     }
 }
 
-/* Entries 8 to 15 behind entries 0 to 7. */
+/* Entries 8 to 15 after entries 0 to 7. */
 FN __m512 table16(vf low, vf high) {
     return _mm512_insertf32x8(_mm512_castps256_ps512((__m256)low), (__m256)high, 1);
 }

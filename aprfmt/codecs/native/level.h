@@ -87,7 +87,7 @@ enum { KEY_RUN = 64, MIX_RUN = 64 };
 /* q [tokens, heads, width], k [keys, kv_heads, width], v [keys, kv_heads, value_width], out
  * [tokens, heads, value_width]; probs [tokens, heads, keys] is room. Query t sees the keys up to
  * `cached` + t, and of these the last `window` if that is not 0; `first`, a multiple of KEY_RUN, is
- * not behind any of them. */
+ * not after any of them. */
 typedef struct {
     const float *q, *k, *v, *sinks; /* sinks [heads] or NULL */
     float *probs, *out;

@@ -1,4 +1,4 @@
-/* Packed weights of safetensors: codes in streams and the numbers of tiles beside them, as
+/* Packed weights of safetensors: codes in streams and the numbers of tiles with them, as
  * weight_layout.py has them. What numpy does there in steps is done here element by element, in the same
  * order of roundings: (number of the code - zero) * scale + offset. */
 

@@ -58,7 +58,7 @@ FN vf e4m3_8(vi byte) {
  * half is the first with the other sign. */
 enum { IN_ORDER, TWO_SIGNS, IS_E4M3, IS_E2M3, IS_E3M2, SIGNED_TABLE, IN_TABLE };
 
-/* Six bits with `fraction` of them behind the exponent, which is biased by `bias`, as float16: its
+/* Six bits with `fraction` of them after the exponent, which is biased by `bias`, as float16: its
  * exponent is biased by 15. */
 FN vf six_bits_8(vi code, int fraction, int bias) {
     const vi half = (code & 31) << (10 - fraction) | (code & 32) << 10;
