@@ -205,7 +205,7 @@ def _staging_notes(dst: Path, options: Options) -> list[Note]:
     hidden = staging_folder(dst)
     if options.resume or not hidden.is_dir():
         return []
-    text = f"{hidden.name} beside it is of an earlier run with --resume; it may be removed"
+    text = f"{hidden.name} next to it is of an earlier run with --resume; it may be removed"
     return [Note("warning", str(dst), text, "resume_left")]
 
 

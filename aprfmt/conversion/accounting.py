@@ -502,7 +502,7 @@ def _keeps_processor(source: Model, copy: Model) -> bool:
     """Return whether a copy frames texts as its source's post-processor does, seen without a parse.
 
     True where both have a tokenizer.json, which is copied, or both have lists. Of a tokenizer.json
-    beside lists only the post-processor is looked at: a large vocabulary takes seconds to read.
+    next to lists only the post-processor is looked at: a large vocabulary takes seconds to read.
     """
     by_lists = [has_listed_tokens(one) for one in (source, copy)]
     if by_lists[0] == by_lists[1]:

@@ -58,7 +58,8 @@ class DialectWeight(PackedWeight):
     settings: "Settings" = field(kw_only=True)
     output: Output = field(kw_only=True)
     latest: LatestGrid = field(kw_only=True)
-    beside: Mapping[str, bytes] = field(kw_only=True, default_factory=dict)  # float32 numbers
+    # {name of a companion tensor: its float32 numbers}
+    companion_bytes: Mapping[str, bytes] = field(kw_only=True, default_factory=dict)
     joined: Sequence[Output] = field(kw_only=True, default=())  # share its factor of the whole
 
     def part(self, suffix: str) -> bytes:
@@ -66,8 +67,8 @@ class DialectWeight(PackedWeight):
 
         Raises ConversionError for a weight that the layout cannot store.
         """
-        if suffix.lstrip(".") in self.beside:
-            return self.beside[suffix.lstrip(".")]
+        if suffix.lstrip(".") in self.companion_bytes:
+            return self.companion_bytes[suffix.lstrip(".")]
         try:
             made = self.writer.part(self.source(), suffix or self.writer.main, self.settings)
         except CodecError as error:
@@ -144,7 +145,7 @@ class DialectWeight(PackedWeight):
                 row.nbytes(part.shape),
                 row.row_bytes(part.shape),
             )
-        for name, data in self.beside.items():
+        for name, data in self.companion_bytes.items():
             shape = () if len(data) == 4 else (len(data) // 4,)
             found[f".{name}"] = TensorInfo(f"{stem}.{name}", shape, "F32", 0, len(data), None)
         self.nbytes = sum(info.nbytes for info in found.values())
@@ -191,7 +192,7 @@ def make_dialect_weight(
         settings=_settings(output, writer, options, dtype),
         output=output,
         latest=latest,
-        beside=_activation_scales(output, writer),
+        companion_bytes=_activation_scales(output, writer),
         joined=joined if writer.shares else (),
     )
 
@@ -246,7 +247,7 @@ def _activation_scales(output: Output, writer: "Writer") -> Mapping[str, bytes]:
     one = output.sources[0] if len(output.sources) == 1 else None
     if not isinstance(one, ScaledTensor) or writer.encoding != "MODELOPT":
         return {}
-    scales = one.beside.get(_ACTIVATIONS)
+    scales = one.companion_bytes.get(_ACTIVATIONS)
     return {} if scales is None else {_ACTIVATIONS: scales}
 
 
@@ -284,14 +285,14 @@ def _check_alone(outputs: Sequence[Output], model: "Model", options: Options) ->
     for output in outputs:
         if has_companions(output.info.encoding):
             raise ConversionError(
-                f"{output.info.name}: {output.info.encoding} beside {options.quantize} is a folder "
+                f"{output.info.name}: {output.info.encoding} with {options.quantize} is a folder "
                 "that no library loads; choose a plain float for it"
             )
         stays = next((parts[id(one)] for one in output.sources if id(one) in parts), None)
         if stays is not None:
             raise ConversionError(
                 f"{model.path}: {stays.name} is packed as {stays.encoding} already and would stay "
-                f"so beside {options.quantize}; start from the float model, or decode it with "
+                f"so with {options.quantize}; start from the float model, or decode it with "
                 "--tensor PATTERN=BF16"
             )
 
@@ -311,7 +312,9 @@ def _blocks_as_grid(output: Output) -> "GridWeight":
         raise CodecError("its rows are laid out anew")
     data, size = RunBytes(output.runs), row
     scales = {
-        one.beside.get("scale", b"") for one in output.sources if isinstance(one, ScaledTensor)
+        one.companion_bytes.get("scale", b"")
+        for one in output.sources
+        if isinstance(one, ScaledTensor)
     }
     if len(scales) > 1 or (scales and len(output.sources) > 1):
         raise CodecError("it is made of tensors with scales of their own")
@@ -368,7 +371,7 @@ def quantization_config(outputs: Sequence[Output]) -> tuple[Mapping[str, Any], M
     weights = [one.part.packed for one in outputs if one.part is not None]
     packed = [one for one in weights if isinstance(one, DialectWeight)]
     plain = [one for one in outputs if one.part is None and _is_module(one)]
-    every = all(one.beside for one in packed)
+    every = all(one.companion_bytes for one in packed)
     settings = packed[0].settings._replace(activations=every)
     names = [one.info.name.removesuffix(".weight") for one in plain]
     if not any(base_name(one.role)[0] == "output" for one in outputs if one.role):

@@ -175,7 +175,7 @@ class FolderEdits:
             return [ValueLocation(file, path_of_name(self._json(file), rest))]
         if CONFIG not in self._texts:
             raise UsageError(
-                f"{key}: belongs in a file beside the weights, and {self.folder} has no {CONFIG}; "
+                f"{key}: belongs in a file next to the weights, and {self.folder} has no {CONFIG}; "
                 f"{METADATA}:{key}=VALUE writes it into the weights, where no loader looks"
             )
         if key in TEMPLATE_KEYS:

@@ -274,7 +274,7 @@ def _check_unbound(model: Model, target: FormatSpec, drops: Drops, plan: Plan) -
         roots = dict.fromkeys(tower_root(name) for name in towers)
         options = " ".join(f"--drop {shlex.quote(root)}" for root in roots)
         raise ConversionError(
-            f"{model.path}: {len(towers)} tensors belong to a tower beside the language model "
+            f"{model.path}: {len(towers)} tensors belong to a tower next to the language model "
             f"({towers[0]}, ...), and a {target.name} of {model.spec.name} has no name for them; "
             f"write the language model with {options}, and the tower into a file of its own"
         )

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from aprfmt.codecs.repacks import GroupCounts, Repacked
 
 # Numbers next to a weight's blocks: name after the weight's -> the parts that hold it, by dialect.
-BESIDE: Mapping[str, tuple[str, ...]] = {
+ACTIVATION_SCALES: Mapping[str, tuple[str, ...]] = {
     "input_scale": (".input_scale", "_input_scale", "input_scale")
 }
 _WHOLE = "scale"
@@ -41,12 +41,12 @@ _WHOLE = "scale"
 class RepackedTensor(LazyTensor):
     """A weight in blocks of another encoding, made from the packed tensor `origin` when read.
 
-    `judged` has the counts of groups that change. `beside` has the numbers to be stored in
+    `judged` has the counts of groups that change. `companion_bytes` has the numbers to be stored in
     further tensors, {name: float32 bytes}. Its scales stay in memory from the first row that is
     read to the last.
     """
 
-    __slots__ = ("_blocks", "_turn", "beside", "info", "judged", "origin")
+    __slots__ = ("_blocks", "_turn", "companion_bytes", "info", "judged", "origin")
 
     info: TensorInfo
 
@@ -62,9 +62,9 @@ class RepackedTensor(LazyTensor):
             row.row_bytes(shape),
         )
         self.origin, self.judged = origin, made.judged(threads)
-        self.beside = dict(_activation_scales(origin))
+        self.companion_bytes = dict(_activation_scales(origin))
         if made.whole is not None:
-            self.beside[_WHOLE] = made.whole.astype("<f4").tobytes()
+            self.companion_bytes[_WHOLE] = made.whole.astype("<f4").tobytes()
         self._blocks: Repacked | None = None
         self._turn = threading.Lock()
 
@@ -111,29 +111,31 @@ class RepackedTensor(LazyTensor):
 def _activation_scales(origin: LazyTensor) -> Iterator[tuple[str, bytes]]:
     """Yield (name, float32 bytes) of the activation scales stored with a packed weight.
 
-    The names are the keys of BESIDE.
+    The names are the keys of ACTIVATION_SCALES.
     """
-    for name in BESIDE:
-        for part in _stored_beside(origin, name):
+    for name in ACTIVATION_SCALES:
+        for part in _activation_scale_tensors(origin, name):
             values = decode(part.info.encoding, part.raw(), part.info.shape)
             yield name, values.astype("<f4").tobytes()
 
 
-def _stored_beside(origin: LazyTensor, name: str) -> list[LazyTensor]:
-    """Return a weight's stored tensors that hold its activation scale `name`, a key of BESIDE.
+def _activation_scale_tensors(origin: LazyTensor, name: str) -> list[LazyTensor]:
+    """Return a weight's stored tensors of its activation scale `name`, a key of ACTIVATION_SCALES.
 
     The result is [] where the weight has no such part.
     """
-    return [origin.parts[suffix] for suffix in BESIDE.get(name, ()) if suffix in origin.parts]
+    return [
+        origin.parts[suffix] for suffix in ACTIVATION_SCALES.get(name, ()) if suffix in origin.parts
+    ]
 
 
 class ScaledTensor(LazyTensor):
     """The blocks of a tensor that has a scale in another tensor: a GGUF's NVFP4.
 
-    `beside` has the other tensors' bytes by name.
+    `companion_bytes` has the other tensors' bytes by name.
     """
 
-    __slots__ = ("beside", "info", "main", "origin")
+    __slots__ = ("companion_bytes", "info", "main", "origin")
 
     info: TensorInfo
 
@@ -141,7 +143,9 @@ class ScaledTensor(LazyTensor):
         """Set the blocks (the main part of `origin`) as the tensor, and read its scale tensors."""
         self.origin, self.main = origin, origin.parts[""]
         self.info = replace(self.main.info, name=origin.info.name)
-        self.beside = {name: bytes(part.raw()) for name, part in origin.parts.items() if name}
+        self.companion_bytes = {
+            name: bytes(part.raw()) for name, part in origin.parts.items() if name
+        }
 
     @property
     def unwrapped(self) -> LazyTensor:
@@ -290,11 +294,11 @@ def with_scale_tensors(outputs: Sequence[Output], drops: Drops) -> Iterator[Outp
             one for one in output.sources if isinstance(one, Substitute) and output.copies
         ]
         stem = output.info.name.removesuffix(".weight")
-        for name in dict.fromkeys(key for one in substitutes for key in one.beside):
+        for name in dict.fromkeys(key for one in substitutes for key in one.companion_bytes):
             stored = {
                 part.info.name: one.origin
                 for one in substitutes
-                for part in _stored_beside(one.origin, name)
+                for part in _activation_scale_tensors(one.origin, name)
             }
             # Leave out what --drop names, under its old or its new name.
             called = (f"{stem}.{name}", *stored)
@@ -336,7 +340,7 @@ def _joined_scales(output: Output, held: Sequence[Substitute], name: str) -> byt
     That is one number for the whole output, or one for each expert. Raises ConversionError where
     neither fits.
     """
-    every = [one.beside.get(name, b"") for one in held]
+    every = [one.companion_bytes.get(name, b"") for one in held]
     if len(set(every)) == 1 and (len(every) == 1 or len(output.info.shape) < 3):
         return every[0]
     whole = output.info.shape[0] if len(output.info.shape) > 2 else 1

@@ -32,8 +32,8 @@ def sidecar_names(source: Model) -> Sequence[str]:
         return sorted(source.carried.embedded_texts)
     names = set(source.folder.texts)
     if not is_remote(source.folder.path):
-        beside = (path.name for path in source.folder.path.iterdir() if path.is_file())
-        names.update(filter(companion_kind, beside))
+        others = (path.name for path in source.folder.path.iterdir() if path.is_file())
+        names.update(filter(companion_kind, others))
     return sorted(names - {path.name for path in source.source.files})
 
 

@@ -63,7 +63,7 @@ def encode_rows(
             part = values if len(pieces) == 1 else rows[low:high]
             found = encode(encoding, part, fma=fma, importance=weights)
             if list(found) != [""]:
-                raise CodecError(f"{encoding}: needs companion tensors beside its blocks")
+                raise CodecError(f"{encoding}: needs companion tensors in addition to its blocks")
             pieces[index] = bytes(found[""])
 
         return encode_piece

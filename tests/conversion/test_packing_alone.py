@@ -174,7 +174,7 @@ def test_codes_that_are_kept_are_judged_by_groups(monkeypatch: pytest.MonkeyPatc
     grid = Grid("kept", np.zeros((16, 4)))
     monkeypatch.setattr(dialects, "convert_codes", lambda *given: (grid, "judged"))
     writer = Writer()
-    one = weight(writer, LatestGrid(), beside={"input_scale": b"\0\0\x80?"})
+    one = weight(writer, LatestGrid(), companion_bytes={"input_scale": b"\0\0\x80?"})
     assert one.part("") == b"kept.qweight" and one.judged == "judged"
     assert one.counted and one.counts.changed == 0
     writer.asked.clear()
@@ -204,7 +204,7 @@ def test_weights_that_share_a_factor_share_the_largest_magnitude(
 
 
 def test_parts_have_the_librarys_names_and_shapes() -> None:
-    one = weight(Writer(), LatestGrid(), beside={"g": b"\0" * 4, "many": b"\0" * 12})
+    one = weight(Writer(), LatestGrid(), companion_bytes={"g": b"\0" * 4, "many": b"\0" * 12})
     found = one.infos("not used")
     assert {suffix: (i.name, i.encoding, i.shape, i.nbytes) for suffix, i in found.items()} == {
         "": ("w.qweight", "I32", (2, 4), 32),

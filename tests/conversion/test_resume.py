@@ -164,7 +164,7 @@ def test_a_run_without_resume_begins_anew_and_says_what_is_left(
     stopped(source, dst, monkeypatch)
     done = aprfmt("convert", source, dst)
     assert done.code == 0
-    assert f".x.gguf{SUFFIX} beside it is of an earlier run" in done.err
+    assert f".x.gguf{SUFFIX} next to it is of an earlier run" in done.err
     assert staging_folder(dst).is_dir()
 
 

@@ -170,7 +170,7 @@ def test_what_has_no_whole_groups_is_left_as_it_is(tmp_path: Path) -> None:
     [
         ({"quantize": "GPTQ-g32", "to": "gguf"}, "gguf has no code .*GPTQ.*dialects"),
         ({"quantize": "GPTQ-g32", "tensor_encodings": [("lm_head.weight", "NF4")]},
-         "NF4 beside GPTQ-g32 is a folder that no library loads"),
+         "NF4 with GPTQ-g32 is a folder that no library loads"),
         ({"tensor_encodings": [("lm_head.weight", "GPTQ")]}, "GPTQ is not written here.*--type"),
     ],
 )  # fmt: skip
