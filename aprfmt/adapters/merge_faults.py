@@ -36,7 +36,7 @@ HIDDEN = 0.25  # of what a packed type may round off: a smaller change may be lo
 NEAR, LITTLE = 0.05, 0.25  # of the projection to a whole number, and of what it leaves
 MANY = 3  # times that another weight's change is added, at most
 SAMPLE = 1 << 16  # values on which sums of changes are fitted
-ELSE = "no change of the adapter gives the rest: another base than A, or B was changed beside it"
+ELSE = "no change of the adapter gives the rest: another base than A, or B was changed in addition"
 MOST = 0.99  # share of the values that a quantized base has to give
 CHANCE = 0.7  # share of values that may lie on a code's entries by chance
 WIDE = 0.005  # share of the values that a rounded base leaves a step off, at least
@@ -256,7 +256,7 @@ def _judge_whole(
     """
     size = float(np.square(merge.change).sum())
     if not size:
-        says = "the change is nothing beside this weight, and both give the same values"
+        says = "the change is nothing next to this weight, and both give the same values"
         return Judged(EITHER, 0.0, 0.0, says) if merge.close else Judged(OTHERWISE, 0.0, 0.0)
     off = merge.theirs - merge.plain
     times = float((off * merge.change).sum() / size)

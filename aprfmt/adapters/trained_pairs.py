@@ -43,7 +43,7 @@ def trained_pairs(adapter: Adapter, base: Model) -> list[AdapterPair]:
     if found.replacements:
         name = next(iter(found.replacements))
         raise UnsupportedError(
-            f"{adapter.path}: {name} is a whole trained tensor (modules_to_save); gradients beside "
+            f"{adapter.path}: {name} is a whole trained tensor (modules_to_save); gradients with "
             "one are not computed: merge it into the base"
         )
     return [_trained_pair(found, module, pair, base) for module, pair in found.pairs.items()]

@@ -350,14 +350,14 @@ def _write_adapter(
     """
     in_folder = not dst.suffix
     weights = dst / ADAPTER_WEIGHTS if in_folder else dst
-    beside = {dst / name: text.encode() for name, text in texts.items()}
+    others = {dst / name: text.encode() for name, text in texts.items()}
     if in_folder and dst.exists() and not force:
         raise OutputError(f"{dst}: exists; use --force to replace it")
     spec = FORMATS[spelling.container]
     infos = {name: info for name, (info, _) in rows.items()}
     if dry_run:
         sizes = {weights: sum(info.nbytes for info in infos.values())}
-        return (weights, *beside), {**sizes, **{path: len(text) for path, text in beside.items()}}
+        return (weights, *others), {**sizes, **{path: len(text) for path, text in others.items()}}
     own = (ADAPTER_WEIGHTS, ADAPTER_CONFIG)
     with FileSet(force=force, folder=dst if in_folder else None, ours=lambda n: n in own) as files:
         with spec.open_sink(weights, force=force, files=files) as sink:
@@ -365,7 +365,7 @@ def _write_adapter(
             sink.plan(metadata, ordered)
             for info in ordered:
                 sink.write(info.name, iter([memoryview(rows[info.name][1])]))
-        for path, text in beside.items():
+        for path, text in others.items():
             files.create(path).write(text)
-    every = (weights, *beside)
+    every = (weights, *others)
     return every, {path: path.stat().st_size for path in every}

@@ -53,7 +53,7 @@ _UNREAD = ("lora_bias", "alora_invocation_tokens", "trainable_token_indices")
 _DECIDING = ("a", "b", "embedding_a", "embedding_b")
 # Inside PEFT's ModulesToSaveWrapper (utils/other.py): the trained module, and the one before.
 _SAVED, _ORIGINAL = ".modules_to_save.", ".original_module."
-MLX_LENGTHS = ".m"  # ending of DoRA's lengths in MLX, beside .lora_a and .lora_b
+MLX_LENGTHS = ".m"  # ending of DoRA's lengths in MLX, next to .lora_a and .lora_b
 _MLX_TABLES = ("embed_tokens", "wte", "tok_embeddings", "word_embeddings")  # ends of modules
 GGUF_EMBEDDING = "token_embd.weight"  # whose factors llama.cpp stores the other way round
 WRAPPED = ".base_layer"  # of a module that PEFT wrapped more than once
@@ -416,7 +416,7 @@ def merge_obstacle(
     if not compare and diffusion_components(model, parts):
         return OF_DIFFUSION
     if not compare and lacks_scale(config, parts):
-        return "no adapter_config.json that can be read lies beside it, and alpha is only there"
+        return "no adapter_config.json that can be read lies next to it, and alpha is only there"
     if parts.spellings == {"mlx"}:
         return _mlx_obstacle(config, parts, model)
     return "" if compare else alpha_contradiction(config, parts, model)
@@ -444,7 +444,7 @@ def pair_fault(config: Mapping[str, Any], parts: AdapterParts, model: "Model", m
     names = ("embedding_a", "embedding_b") if embedding else ("a", "b")
     for part in names:
         if part not in own:
-            return f"{module} has no {part} beside {', '.join(own)}"
+            return f"{module} has no {part} next to {', '.join(own)}"
     if parts.spellings == {"mlx"}:
         return _mlx_pair_fault(config, module, *(model[own[part]].shape for part in names))
     turned = parts.spellings == {"gguf"} and module == GGUF_EMBEDDING

@@ -1252,15 +1252,15 @@ class _StateReader:
             layout, whole = readings[0][0].layout, readings[0][0].tensor
             if not layout.padding:
                 continue
-            behind = b"".join(
+            padding = b"".join(
                 element_array(part)[
                     max(0, layout.parameter.shape[0] - at * part.info.shape[0]) :
                 ].tobytes()
                 for at, part in enumerate(whole.parts)
             )
-            zero = not np.any(np.frombuffer(behind, np.uint8))
+            zero = not np.any(np.frombuffer(padding, np.uint8))
             kind = "zeros" if zero else "no zeros, and were not compared"
-            text = f"{name}: {layout.padding} rows behind the vocabulary are {kind}"
+            text = f"{name}: {layout.padding} rows after the vocabulary are {kind}"
             level = "note" if zero else "warning"
             self.notes.append(Note(level, str(self._path), text, "remark"))
 

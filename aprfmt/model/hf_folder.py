@@ -52,7 +52,7 @@ _WEIGHTED = frozenset(
 )
 INDEX = "model.safetensors.index.json"
 WEIGHTS = "model.safetensors"
-MLX_ADAPTER = "adapters.safetensors"  # checkpoints beside it have a number before this name
+MLX_ADAPTER = "adapters.safetensors"  # checkpoints next to it have a number before this name
 PICKLED_INDEX = "pytorch_model.bin.index.json"
 PICKLED = "pytorch_model.bin"
 WEIGHT_FILES = (INDEX, WEIGHTS, PICKLED_INDEX, PICKLED)  # who names one may name its folder
@@ -171,7 +171,7 @@ def find_weights(folder: Path) -> Path:
     last = folder / MLX_ADAPTER
     others = [path for path in found if path != last]
     if last in found and all(path.name.endswith(f"_{MLX_ADAPTER}") for path in others):
-        return last  # beside checkpoints of its training, which mlx-lm does not load
+        return last  # next to checkpoints of its training, which mlx-lm does not load
     # No model file: other kinds of folders, files of torch.save, or why it is none.
     if not found:
         if (folder / PIPELINE).is_file():

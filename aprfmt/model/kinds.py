@@ -138,9 +138,9 @@ def _is_meta_format(model: "Model") -> bool:
 
 def _meta_format_text(model: "Model") -> str:
     """Return a description of a model in the original format of Meta's or Mistral's releases."""
-    beside = " with params.json" if model.path.with_name("params.json").is_file() else ""
+    sizes = " with params.json" if model.path.with_name("params.json").is_file() else ""
     return (
-        f"a model in Mistral's (and Meta's) own format{beside}: names like {_OWN[0]}, rows of q "
+        f"a model in Mistral's (and Meta's) own format{sizes}: names like {_OWN[0]}, rows of q "
         "and k in adjacent pairs"
     )
 

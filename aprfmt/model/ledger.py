@@ -390,10 +390,10 @@ class _LedgerBuilder:
         for one in said:
             text = surplus_text(one)
             at = next((i for i, each in enumerate(shards) if each.parsed.where == one.where), None)
-            behind = shards[at] if at is not None and " follow " in text else None
+            next_shard = shards[at] if at is not None and " follow " in text else None
             if at is not None and len(shards) > 1:
                 text = f"{text} (file {at + 1} of {len(shards)})"
-            held = Surplus(Path(one.where), one.text, behind)
+            held = Surplus(Path(one.where), one.text, next_shard)
             yield Item("file", text, "unread", NO_PART, held)
 
     def _file_item(self, path: Path) -> Item:
@@ -504,7 +504,7 @@ class _LedgerBuilder:
             weight, suffix = weights.get(stored, (stored, ""))
             reading, of = readings.get(weight, ("unread", ""))
             if stored in self.model.plain_duplicates:
-                reading, of = "unread", f"stores {stored} again, beside its packed form"
+                reading, of = "unread", f"stores {stored} again, next to its packed form"
             elif suffix:
                 reading, of = "part of", weight
             elif weight != stored and reading == "unread":
@@ -758,11 +758,11 @@ class _LedgerBuilder:
         """Yield an item per key of the tokenizer's files."""
         carried = self.model.carried
         try:
-            beside = carried.tokenizer_json_keys()
+            found = carried.tokenizer_json_keys()
         except AprfmtError as error:
             self._add_unreadable("tokenizer part", "tokenizer.json", error)
-            beside = {}
-        for key, value in beside.items():
+            found = {}
+        for key, value in found.items():
             yield self._file_key_item("tokenizer.json", key, value)
         for name in ("tokenizer_config.json", "special_tokens_map.json", "chat_template.json"):
             yield from self._file_keys(name, "tokenizer part")
@@ -1048,8 +1048,8 @@ def multimodal_towers(model: "Model") -> "Iterator[tuple[ArchSpec, tuple[str, ..
         return
     # Names without a role that are not under the language model's prefix.
     below = ("model.language_model.", "language_model.")
-    beside = (*resolution.unclaimed, *resolution.towers)
-    left = [name for name in beside if not name.startswith(below)]
+    unmapped = (*resolution.unclaimed, *resolution.towers)
+    left = [name for name in unmapped if not name.startswith(below)]
     if not left or resolution.spec.section in _SECTIONS:
         return
     from aprfmt.arch.binding import bind_names
@@ -1234,7 +1234,7 @@ def _json_object(held: Value) -> Mapping[str, Value] | None:
             text = read_text(held) if held.suffix == ".json" and held.is_file() else None
         if not isinstance(text, str) or not text.lstrip().startswith("{"):
             return None
-        found = loads(text, "a file beside the weights", max_bytes=MAX_TEXT)
+        found = loads(text, "a file next to the weights", max_bytes=MAX_TEXT)
     except AprfmtError:
         return None
     return found if isinstance(found, Mapping) else None

@@ -144,13 +144,13 @@ def file_rows(model: Model, blocks: bool = False) -> list[FileRow]:
         if blocks:
             row["blocks"] = {"size": BLOCK, "sha256": _block_digests(path)}
         rows.append(row)
-    beside = [] if source.path in source.files else [source.path]
+    others = [] if source.path in source.files else [source.path]
     if model.folder is not None:
-        beside += [model.folder.path / name for name in model.folder.texts]
-    for path in beside:
+        others += [model.folder.path / name for name in model.folder.texts]
+    for path in others:
         if path.stat().st_size > MAX_INDEX:
             raise FormatError(f"{path}: {path.stat().st_size} bytes; expected at most {MAX_INDEX}")
-    return rows + [_file_row(path) for path in beside]
+    return rows + [_file_row(path) for path in others]
 
 
 def _file_row(path: Path) -> FileRow:
@@ -389,7 +389,7 @@ def _file_differences(
     ]
     for name in dict.fromkeys((*texts[0], *texts[1])):
         if name not in texts[1]:
-            yield {"key": name, "what": "missing beside the model"}
+            yield {"key": name, "what": "missing next to the model"}
         elif name not in texts[0]:
             yield {"key": name, "what": "not in the manifest"}
         elif texts[0][name]["sha256"] != texts[1][name]["sha256"]:

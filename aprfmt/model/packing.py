@@ -49,7 +49,7 @@ def unclaimed_part_text(config: Mapping[str, Value] | None, name: str) -> str:
         return ""
     section = quantization_section(config or {})
     says = "nothing of packing" if section is None else repr(section.get("quant_method", "unnamed"))
-    return f": it stands beside packed weights, of which config.json says {says}"
+    return f": it stands next to packed weights, of which config.json says {says}"
 
 
 def packing_config(model: "Model") -> Mapping[str, Value] | None:

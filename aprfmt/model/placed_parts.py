@@ -94,7 +94,7 @@ def join_placed_parts(path: Path, sources: Sequence[tuple[Source, int]]) -> dict
 def _place(values: Mapping[str, object], name: str) -> tuple[Shape, Shape] | None:
     """Return (shape of the whole, offsets) of a file's part of a tensor; None where it says none.
 
-    `values` are those of the file beside its tensors.
+    `values` are those of the file other than its tensors.
     """
     shape, offsets = values.get(f"{name}.global_shape"), values.get(f"{name}.shard_offsets")
     if not isinstance(shape, list) or not isinstance(offsets, list):

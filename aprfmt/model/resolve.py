@@ -489,13 +489,13 @@ def read_hyperparameters(
     style = (model.style if style is None else style) or ""
     carried = None
     if config is not None:
-        beside = pooling_file(model.folder)
-        facts = Facts("hf", {**config, **beside}, shapes, names=style)
+        pooling = pooling_file(model.folder)
+        facts = Facts("hf", {**config, **pooling}, shapes, names=style)
         carried = read_hyper(spec, facts, subject)
     if model.key_style not in ARCH_KEYS:
         if carried is None:
             raise ArchError(
-                f"{subject}: no config.json beside the weights, so eps, theta and the head counts "
+                f"{subject}: no config.json next to the weights, so eps, theta and the head counts "
                 "are not known; put the model's config.json there"
             )
         return carried[0], (carried[1], None), [], _required_values(carried[1])

@@ -116,10 +116,10 @@ def tower_options(model: "Model", other: "Model") -> tuple[str, ...]:
 
     () where `other` is no tower alone.
     """
-    beside = names_outside_tower(model, other)
-    if not beside:
+    outside = names_outside_tower(model, other)
+    if not outside:
         return ()
-    parts = [name.split(".") for name in beside]
+    parts = [name.split(".") for name in outside]
     roots = dict.fromkeys(".".join(each[: 1 + (each[0] == "model")]) for each in parts)
     drops = (f"--drop {shlex.quote(f'{root}.*')}" for root in roots)
     return (f"--arch {model.spec.name}", *drops)

@@ -189,13 +189,13 @@ def _lost_companions(
         wanted = [*(part for part in codec.parts[1:] if part != claim), claim]
     else:
         wanted = [] if four else [_INT8_SCALE]
-    beside = {
+    stored_parts = {
         suffix
         for module in modules
         for suffix in wanted
         if not {f"{module}.{suffix}", f"{module}.weight.{suffix}"}.isdisjoint(tensors)
     }
-    return tuple(f".{suffix}" for suffix in wanted if suffix not in beside)
+    return tuple(f".{suffix}" for suffix in wanted if suffix not in stored_parts)
 
 
 def _module_of(name: str) -> str:

@@ -222,7 +222,7 @@ def test_what_no_sum_gives_is_not_once(encoding: str) -> None:
     trained = stored(base + SCALE * product + rng.normal(0, 0.002, base.shape), encoding)
     others = [OtherChange("L0.ffn_up.weight", SCALE * parts(0.3, encoding, seed=7)[1])]
     found = judged(base, product, trained, encoding, others)
-    assert found.found == MORE and "or B was changed beside it" in found.says, found
+    assert found.found == MORE and "or B was changed in addition" in found.says, found
     merged = stored(base + SCALE * product, encoding)
     merged[3, 5] += 0.01
     found = judged(base, product, merged, encoding)

@@ -137,7 +137,7 @@ REFUSED: Mapping[str, tuple[Callable[[Path], Path], str]] = {
         transposed,
         "its factors have 64; both are transposed: exchanged, they have that rank",
     ),
-    "one factor alone": (single, f"{QUERY.format(1)} has no b beside a"),
+    "one factor alone": (single, f"{QUERY.format(1)} has no b next to a"),
     "stacked experts": (stacked, "has MLX's factors of stacked experts, which are not read here"),
 }
 

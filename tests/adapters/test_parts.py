@@ -330,7 +330,7 @@ NO_PAIRS: Mapping[str, tuple[Any, str]] = {
         lambda held: held.update({f"{FIRST}A.weight": held[f"{FIRST}A.weight"][:2]}),
         "factors are [2, 64] and [64, 4]",
     ),
-    "a factor alone": (lambda held: held.pop(f"{FIRST}B.weight"), "has no b beside a"),
+    "a factor alone": (lambda held: held.pop(f"{FIRST}B.weight"), "has no b next to a"),
     "another rank than is said": (
         lambda held: held.update(
             {name: one[:2] if "lora_A" in name else one[:, :2] for name, one in held.items()}

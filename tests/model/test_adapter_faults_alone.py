@@ -48,11 +48,11 @@ def test_factors_of_a_pair_have_one_rank_which_the_configuration_says() -> None:
 
 
 def test_a_factor_without_the_other_or_of_other_axes_is_no_pair() -> None:
-    assert fault(None, (8, 4)) == "layers.0.q_proj has no a beside b"
-    assert fault((4, 16), None) == "layers.0.q_proj has no b beside a"
+    assert fault(None, (8, 4)) == "layers.0.q_proj has no a next to b"
+    assert fault((4, 16), None) == "layers.0.q_proj has no b next to a"
     embedding = ("embedding_a", "embedding_b")
     assert fault((4, 16), None, names=embedding) == (
-        "layers.0.q_proj has no embedding_b beside embedding_a"
+        "layers.0.q_proj has no embedding_b next to embedding_a"
     )
     assert fault((4, 16), (8, 4), names=embedding) == ""
     for a, b in (((4, 16), (8, 5)), ((16, 4), (5, 8)), ((4, 16, 1), (8, 4)), ((0, 16), (8, 0))):

@@ -1086,4 +1086,4 @@ def test_rows_behind_the_vocabulary_are_zeros_or_not_compared(
     assert {one["verdict"] for one in done.json["tensors"]} == {"SAME_BYTES"}
     (said,) = (text for text in done.json["notes"] if "lm_head.weight: " in text)
     kind = "zeros" if at is None else "no zeros, and were not compared"
-    assert said.endswith(f"{behind} rows behind the vocabulary are {kind}")
+    assert said.endswith(f"{behind} rows after the vocabulary are {kind}")

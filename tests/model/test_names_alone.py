@@ -68,11 +68,11 @@ def test_files_beside_a_model_are_held_to_the_manifest_by_name_and_weights_by_or
         assert told(good, now) == [("x", what)]
         hidden = change.keys() == {"sha256"}
         assert told(good, now, tensors=True) == ([] if hidden else [("x", what)])
-    assert told(good, good[:3]) == [("t.json", "missing beside the model")]
+    assert told(good, good[:3]) == [("t.json", "missing next to the model")]
     assert told(good[:3], good) == [("t.json", "not in the manifest")]
     assert told(good, [*good[:3], text("t.json", "x")]) == [("t.json", "its text differs")]
     assert told([*good[:2], text("a.txt")], [*good[:2], text("b.txt")]) == [
-        ("a.txt", "missing beside the model"),
+        ("a.txt", "missing next to the model"),
         ("b.txt", "not in the manifest"),
     ]
 
