@@ -109,11 +109,11 @@ def answer_end(
     """
     conversation = CONVERSATIONS["an answer, no prompt"]
     ((status, text),) = render_several(template, [conversation], variables, where)
-    _, answered, behind = text.rpartition(_ANSWER["content"])
+    _, answered, following = text.rpartition(_ANSWER["content"])
     if status != "ok" or not answered:
         return None
-    behind = behind.lstrip()
-    return max((t for t in tokens if t and behind.startswith(t)), key=len, default=None)
+    following = following.lstrip()
+    return max((t for t in tokens if t and following.startswith(t)), key=len, default=None)
 
 
 def turn_tokens(

@@ -41,7 +41,7 @@ def load_tokenizer(model: "Model") -> Tokenizer:
         found = f"; found {others}, which transformers can save as {TOKENIZER_JSON}" * bool(others)
         raise FormatError(
             f"{carried.where}: carries no tokenizer; looked for {looked}{found}; "
-            "put tokenizer.json beside the weights, or give token ids"
+            "put tokenizer.json next to the weights, or give token ids"
         )
     return _tokenizer_from_vocabulary(carried, vocabulary)
 

@@ -74,7 +74,7 @@ def _file_warnings(carried: Carried) -> Iterator[str]:
     beyond = [text for text, i in added.items() if rows is not None and i >= rows]
     if beyond and not all(PLACEHOLDER.search(text) for text in beyond):
         more = f" and {len(beyond) - 1} more" if len(beyond) > 1 else ""
-        yield f"{beyond[0]!r}{more} have ids behind the {rows} rows of the embedding"
+        yield f"{beyond[0]!r}{more} have ids after the {rows} rows of the embedding"
 
 
 # Tokens of images, sound and films, in whose place a tower's output is put: ids of these stand

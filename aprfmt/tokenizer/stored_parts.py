@@ -78,7 +78,7 @@ class Carried:
     model: "Model"
     cache: dict[str, Mapping[str, Any]] = field(default_factory=dict, repr=False)
     _parsed: dict[str, Mapping[str, Any]] = field(default_factory=dict, repr=False)
-    _beside: dict[str, Any] = field(default_factory=dict, repr=False)
+    _tokenizer_json_keys: dict[str, Any] = field(default_factory=dict, repr=False)
 
     @property
     def where(self) -> str:
@@ -210,7 +210,7 @@ class Carried:
         found = self._parse_object(text, self.origin, MAX_JSON)
         refuse_long_frame(found, self.origin)
         for key, value in found.items():
-            self._beside[key] = None if key in ("model", "added_tokens") else value
+            self._tokenizer_json_keys[key] = None if key in ("model", "added_tokens") else value
         return found
 
     def tokenizer_json_keys(self) -> Mapping[str, Any]:
@@ -219,9 +219,9 @@ class Carried:
         The vocabulary's keys have the value None. The file is parsed once for this. Raises
         FormatError.
         """
-        if not self._beside:
+        if not self._tokenizer_json_keys:
             self.parse_tokenizer_json()
-        return self._beside
+        return self._tokenizer_json_keys
 
     def _parse_object(self, text: str, where: str, limit: int) -> Mapping[str, Any]:
         """Return the JSON object in a text; FormatError if it is none or longer than `limit`."""

@@ -39,8 +39,8 @@ NOWHERE = "neither generation_config.json nor config.json states eos_token_id"
 class UnstoppedTurn:
     """A turn's last token that is no stop id: the token, the stop ids, and where these are set.
 
-    `contradicted`: the tokenizer's own eos is that token, so that two files disagree. `beside` are
-    the ids of config.json, if they lack it too: readers of that file alone stop at them.
+    `contradicted`: the tokenizer's own eos is that token, so that two files disagree. `config_ids`
+    are the ids of config.json, if they lack it too: readers of that file alone stop at them.
     `embedded`: the files are embedded in a container, where `aprfmt set` does not change them.
     """
 
@@ -49,7 +49,7 @@ class UnstoppedTurn:
     stops: tuple[int, ...]
     place: str
     contradicted: bool
-    beside: tuple[int, ...] = ()
+    config_ids: tuple[int, ...] = ()
     embedded: bool = False
 
     @property
@@ -79,7 +79,9 @@ class UnstoppedTurn:
         file, _, key = self.place.partition(": ")
         if key == "eos_token":
             return f"in {file}, set {key} to {self.text!r}"
-        too = f", in config.json to {sorted({*self.beside, self.id})}" if self.beside else ""
+        too = (
+            f", in config.json to {sorted({*self.config_ids, self.id})}" if self.config_ids else ""
+        )
         return f"in {file}, set {key} to {sorted({*self.stops, self.id})}{too}"
 
     @property
@@ -91,8 +93,8 @@ class UnstoppedTurn:
         if self.embedded and not self.place.startswith("tokenizer."):
             return []
         found = [self._assignment]
-        if self.beside:
-            found.append(f"config.json:eos_token_id={sorted({*self.beside, self.id})}")
+        if self.config_ids:
+            found.append(f"config.json:eos_token_id={sorted({*self.config_ids, self.id})}")
         return found
 
     @property
@@ -134,16 +136,16 @@ def find_unstopped_turn(carried: Carried, *, quick: bool = False) -> UnstoppedTu
     end = _rendered_end(carried, special)
     if end is None or tokens[end] in stops:
         return None
-    beside: list[int] = []
+    config_ids: list[int] = []
     if place.startswith(GENERATION_CONFIG):
-        beside = id_list((carried.model.config or {}).get("eos_token_id"))
+        config_ids = id_list((carried.model.config or {}).get("eos_token_id"))
     return UnstoppedTurn(
         tokens[end],
         end,
         tuple(sorted(stops)),
         place,
         roles.get("eos") == end,
-        () if tokens[end] in beside else tuple(beside),
+        () if tokens[end] in config_ids else tuple(config_ids),
         carried.model.folder is None,
     )
 

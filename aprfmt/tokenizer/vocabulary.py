@@ -140,7 +140,7 @@ def vocabulary_kind(carried: Carried) -> str:
         name = carried.text_value(_MODEL_TYPE)
     if name is None:
         raise FormatError(
-            f"{carried.key_text(keys.MODEL)}: missing beside the tokens; expected "
+            f"{carried.key_text(keys.MODEL)}: missing next to the tokens; expected "
             f"{', '.join(KINDS)}"
         )
     if name not in KINDS:

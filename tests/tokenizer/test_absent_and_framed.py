@@ -235,7 +235,7 @@ def processed(node: dict[str, Any] | None) -> Callable[[dict[str, Any]], object]
 FRAMED: Mapping[str, tuple[dict[str, Any] | None, dict[str, Any] | None, str]] = {
     "another token's id": (template((TEXT_END,)), template((101,)), "before a text is 1533"),
     "an id where there was none": (None, template((101,)), "is nothing in A, 101"),
-    "another id behind": (template((), (TEXT_END,)), template((), (102,)), "behind a text is"),
+    "another id behind": (template((), (TEXT_END,)), template((), (102,)), "after a text is"),
     "one twice": (template((TEXT_END,)), template((TEXT_END, TEXT_END)), "B puts 1533 2 times"),
     "one of two lost": (template((TEXT_END, START)), template((TEXT_END,)), "in B"),
     "Roberta's, with a stale id": (roberta(TEXT_END, 1535), roberta(TEXT_END, 102), "102"),

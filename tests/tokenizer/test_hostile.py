@@ -30,7 +30,7 @@ SPM: dict[str, Any] = {
 }
 
 DAMAGE: dict[str, tuple[dict[str, Any], type[AprfmtError], str]] = {
-    "no model": ({"tokenizer.ggml.model": None}, FormatError, "missing beside the tokens"),
+    "no model": ({"tokenizer.ggml.model": None}, FormatError, "missing next to the tokens"),
     "model number": ({"tokenizer.ggml.model": 3}, FormatError, "expected a string"),
     "wordpiece": ({"tokenizer.ggml.model": "bert"}, UnsupportedError, "bert"),
     "unigram": ({"tokenizer.ggml.model": "t5"}, UnsupportedError, "t5"),

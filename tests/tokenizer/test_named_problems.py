@@ -289,11 +289,11 @@ FILES: Mapping[str, tuple[Any, list[str]]] = {
     "last row": (file("", [{"content": "<z>", "id": 9}]), []),
     "one behind": (
         file("", [{"content": "<z>", "id": 10}]),
-        ["'<z>' have ids behind the 10 rows of the embedding"],
+        ["'<z>' have ids after the 10 rows of the embedding"],
     ),
     "two behind": (
         file("", [{"content": "<z>", "id": 11}, {"content": "<image>", "id": 10}]),
-        ["'<z>' and 1 more have ids behind the 10 rows of the embedding"],
+        ["'<z>' and 1 more have ids after the 10 rows of the embedding"],
     ),
     "pictures behind": (file("", [{"content": "<IMAGE_1>", "id": 12}]), []),
     "rows unknown": (file("", [{"content": "<z>", "id": 12}], None), []),  # type: ignore[arg-type]

@@ -197,7 +197,7 @@ def test_config_json_is_set_too_where_it_lacks_the_end(folder: Path) -> None:
         edit(folder, "config.json", eos_token_id=said)
         with open_model(folder) as model:
             found = find_unstopped_turn(model.carried)
-        assert found is not None and found.beside == beside, said
+        assert found is not None and found.config_ids == beside, said
 
 
 def test_what_is_set_follows_from_the_place_that_lacks_the_end() -> None:
@@ -215,7 +215,7 @@ def test_what_is_set_follows_from_the_place_that_lacks_the_end() -> None:
     assert turn(key).assignments == [f"{file}:eos_token_id=[5, 7]"]
     assert turn(key, (2, 7)).says.endswith(f"is not in {key} [2, 7]")
     assert turn(key, embedded=True).assignments == []
-    both = turn(key, beside=(3,))
+    both = turn(key, config_ids=(3,))
     assert both.remedy == f"in {file}, set eos_token_id to [5, 7], in config.json to [3, 5]"
     assert both.assignments == [f"{file}:eos_token_id=[5, 7]", "config.json:eos_token_id=[3, 5]"]
     text = turn("tokenizer_config.json: eos_token")

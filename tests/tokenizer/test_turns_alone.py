@@ -38,7 +38,7 @@ def test_what_mends_a_turn_is_set_where_its_readers_look() -> None:
             ["generation_config.json:eos_token_id=[9, 12]"],
         ),
         (
-            turn(GENERATION, (12,), beside=(12, 4)),
+            turn(GENERATION, (12,), config_ids=(12, 4)),
             "in generation_config.json, set eos_token_id to [9, 12], in config.json to [4, 9, 12]",
             ["generation_config.json:eos_token_id=[9, 12]", "config.json:eos_token_id=[4, 9, 12]"],
         ),
