@@ -150,7 +150,7 @@ SMALL_ROW = UsualRange(
     "of a usual row's length",
     "trained rows are 0.3 of it and more; new rows of a grown vocabulary are noise of any size",
 )
-LOST_ROW = 2.0**-24  # of a usual row's length: float32 rounds more away beside such a row
+LOST_ROW = 2.0**-24  # of a usual row's length: float32 rounds more away next to such a row
 SPREAD = 0.01  # of a usual row's distance from the mean: nearer rows are the mean
 MEAN_OF_ROWS_FROM = 64  # rows: of few the mean says nothing
 PIECES_FROM = 64  # pieces: a share of fewer says nothing

@@ -101,8 +101,8 @@ CHECKS: tuple[CheckRow, ...] = (
     ),
     CheckRow(
         "shards",
-        "index, file names and counts of a set agree, and no other weights lie beside it under the "
-        "name that loaders take",
+        "index, file names and counts of a set agree, and no other weights lie next to it under "
+        "the name that loaders take",
         ".file.layout:check_shards",
     ),
     CheckRow("names", "names of tensors and keys show as they are", ".file.layout:check_names"),
@@ -217,8 +217,8 @@ CHECKS: tuple[CheckRow, ...] = (
     ),
     CheckRow(
         "token_rows",
-        "the marks that the chat template writes have rows of their own: no zeros, not tiny beside "
-        "other rows, not the mean of all",
+        "the marks that the chat template writes have rows of their own: no zeros, not tiny next "
+        "to other rows, not the mean of all",
         ".file.marks:check_token_rows",
         reads_all_bytes=True,
     ),
@@ -327,7 +327,7 @@ CHECKS: tuple[CheckRow, ...] = (
     ),
     CheckRow(
         "state-isolation",
-        "no call leaves anything behind: the same question has the same bits as answer",
+        "no call changes the next one: the same question has the same bits as answer",
         ".gates.forward:check_state",
         needs="session",
     ),

@@ -106,7 +106,7 @@ def check_file_type(ctx: CheckContext) -> Result:
         )
     coded = [name for name in counts if not encoding_row(name).numpy]
     if coded and _QUANTIZATION_VERSION not in metadata:
-        text = f"no {_QUANTIZATION_VERSION} beside {coded[0]} tensors"
+        text = f"no {_QUANTIZATION_VERSION} with {coded[0]} tensors"
         findings.append(Finding(ctx.where, text, "2, as docs/gguf.md asks", level="warning"))
     return Result(f"{stated} ({claimed}); {share}", findings)
 
@@ -231,7 +231,7 @@ def check_quantization(ctx: CheckContext) -> Result:
     partial = partial_input_scales(ctx.model)
     if partial is not None:
         todo = "calibrate again with texts that reach those layers, or leave them unquantized"
-        findings.append(Finding(where, partial.text, "one beside every weight", todo, "warning"))
+        findings.append(Finding(where, partial.text, "one for every weight", todo, "warning"))
     conflict = conflicting_packings(ctx.model)
     if conflict is not None:
         todo = "set the file to what config.json says, by which the weights are read here"
@@ -314,7 +314,7 @@ def check_activation_scales(ctx: CheckContext) -> Result:
             lacking[0],
             f"{len(lacking)} of {len(lacking) + len(having)} {encoding} weights have no scale of "
             f"activations: {list_names(lacking)}",
-            "one beside each, as beside the others, or none",
+            "one for each, as for the others, or none",
             "engines take 1.0, or 0, where there is none: quantize those layers again, or name "
             "them in the claim as ones whose activations are not quantized",
             "warning",
@@ -332,7 +332,7 @@ def check_dtype(ctx: CheckContext) -> Result:
     """
     config = ctx.model.config
     if config is None or ctx.model.folder is None:
-        raise NotRun("there is no config.json beside the weights")
+        raise NotRun("there is no config.json next to the weights")
     stated = config.get("dtype", config.get("torch_dtype"))
     claimed = DTYPES.get(stated) if isinstance(stated, str) else None
     if claimed is None and (stated is None or (isinstance(stated, str) and stated in OTHER_DTYPES)):

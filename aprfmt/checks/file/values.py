@@ -89,7 +89,7 @@ def _codes_without_scale(ctx: CheckContext) -> Iterator[Finding]:
                 name,
                 f"{kind} values up to {_FLOAT8[kind]:g}, the largest of the type, and no scale: "
                 "codes whose scale is not in the file",
-                "a scale beside them, or values of a weight's size",
+                "a scale for them, or values of a weight's size",
                 "convert again from the source, with its scales",
             )
 

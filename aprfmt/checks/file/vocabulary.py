@@ -302,7 +302,7 @@ def _find_repeated_frame(ctx: CheckContext) -> list[Finding]:
     if side is None:
         return []
     findings = []
-    for ids, where in zip(side.frame, ("before", "behind"), strict=True):
+    for ids, where in zip(side.frame, ("before", "after"), strict=True):
         twice = next((i for i, other in pairwise(ids) if i == other), None)
         if twice is None:
             continue

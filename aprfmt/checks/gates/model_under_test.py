@@ -151,7 +151,7 @@ class ModelUnderTest(CheckContext):
     def need_tokenizer(self) -> Tokenizer:
         """Return the tokenizer; raises NotRun where the model has none."""
         if self.tokenizer is None:
-            raise NotRun("the model carries no tokenizer; put tokenizer.json beside it")
+            raise NotRun("the model carries no tokenizer; put tokenizer.json next to it")
         return self.tokenizer
 
     @cached_property

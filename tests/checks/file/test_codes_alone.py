@@ -241,6 +241,6 @@ def test_a_stated_type_is_held_to_the_type_of_most_weights(
         assert [one.found for one in result.findings] == ([] if words is None else [words])
         assert result.found == str(stated)
         assert all(one.level == "warning" for one in result.findings)
-    model.config, without = None, r"^there is no config.json beside the weights$"
+    model.config, without = None, r"^there is no config.json next to the weights$"
     with pytest.raises(NotRun, match=without):
         stated_facts.check_dtype(ctx)

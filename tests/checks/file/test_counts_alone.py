@@ -72,10 +72,10 @@ def test_an_id_that_is_put_twice_is_named_by_its_token_if_it_has_one() -> None:
 
     assert said((0, 1), (1,)) == said((), ()) == said((0, 1, 0), (0,)) == []
     assert said((1, 1), ()) == ["1 '<b>' is put twice before every text"]
-    assert said((0, 1), (0, 0)) == ["0 '<a>' is put twice behind every text"]
+    assert said((0, 1), (0, 0)) == ["0 '<a>' is put twice after every text"]
     assert said((2, 2), (3, 1, 1)) == [
         "2 is put twice before every text",
-        "1 '<b>' is put twice behind every text",
+        "1 '<b>' is put twice after every text",
     ]
     for none in (None, FormatError("damaged")):
         assert vocabulary._find_repeated_frame(_Context(none)) == []  # type: ignore[arg-type]

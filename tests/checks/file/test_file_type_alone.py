@@ -53,7 +53,7 @@ def test_a_file_type_is_held_to_the_tensors(monkeypatch: pytest.MonkeyPatch) -> 
     (one,) = checked(f16, {"F16": 49, "F32": 51})[1]
     assert one == ("fail", f"{f16} (F16), but 51.0% of the weights are F32")
     (one,) = checked(q4, {"Q4_K": 1}, **{VERSION: None})[1]
-    assert one == ("warning", f"no {VERSION} beside Q4_K tensors")
+    assert one == ("warning", f"no {VERSION} with Q4_K tensors")
     assert not checked(f16, {"F16": 1}, **{VERSION: None})[1]
     assert not checked(q4 | 1024, {"Q4_K": 1})[1]  # a type that a loader guessed
     (one,) = checked(999, {"Q4_K": 1})[1]

@@ -157,7 +157,7 @@ def beside(config: object, *encodings: str) -> Any:
         (source_accounting.check_accounted, beside({}), "no source was given (--against SRC)"),
         (source_accounting.check_settings, beside({}), "no source was given (--against SRC)"),
         (check_source_values, beside({}), "no source was given (--against SRC)"),
-        (check_dtype, beside(None, "F32"), "there is no config.json beside the weights"),
+        (check_dtype, beside(None, "F32"), "there is no config.json next to the weights"),
         (check_dtype, beside({}, "F32"), "config.json names no float dtype (None)"),
         (check_dtype, beside({"dtype": "int8"}, "F32"), "names no float dtype ('int8')"),
         (check_dtype, beside({"dtype": "float32"}), "the file holds no plain float matrices"),

@@ -105,7 +105,7 @@ def test_a_manifest_finds_a_changed_config(tmp_path: Path) -> None:
     assert done.code == 1
     assert done.json["failures"] == [
         {"key": "config.json", "what": "its text differs"},
-        {"key": "generation_config.json", "what": "missing beside the model"},
+        {"key": "generation_config.json", "what": "missing next to the model"},
     ]
 
 
