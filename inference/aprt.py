@@ -205,10 +205,10 @@ def save_aprt(folder: Path, trace: Trace, *, force: bool = False) -> list[Path]:
                 digest = hashlib.sha256(head)
                 digest.update(body)
                 facts[name] = stage_facts(record, values.shape, digest.hexdigest())
-        beside = folder / NAME
-        out = files.create(beside)
+        description = folder / NAME
+        out = files.create(description)
         said = facts_to_json(FolderFacts(trace.run, facts))
-        out.write(dumps(said, str(beside)).encode())
+        out.write(dumps(said, str(description)).encode())
         written.append(out.path)
     return written
 

@@ -90,9 +90,9 @@ class Batch:
 
         These are the tokens for which the file has labels, or all where it has none for padding.
         """
-        behind = np.zeros(self.label.shape, bool)
-        behind[:, :-1] = np.logical_or.accumulate(self.mask, 1) & ~self.mask
-        return behind & self.padding_label if self.padding_labels else behind
+        after_text = np.zeros(self.label.shape, bool)
+        after_text[:, :-1] = np.logical_or.accumulate(self.mask, 1) & ~self.mask
+        return after_text & self.padding_label if self.padding_labels else after_text
 
     @property
     def document_count(self) -> int:
@@ -170,7 +170,7 @@ class ScoredSample:
 
     Entry k of row t is the loss of token t + k. `with_padding` are those of a pass that includes
     the padding, whose tokens attend to the padding before them; the same array where there is no
-    padding. `hidden_padding` are those of a pass in which nothing attends to the padding behind the
+    padding. `hidden_padding` are those of a pass in which nothing attends to the padding after the
     text; None where a row begins with padding or has none. For a packed row `joined` has {how
     positions count: losses} of passes in which its documents see each other; None for a row that is
     one document. `continued` are those of its documents alone whose positions count from the

@@ -38,7 +38,7 @@ SLOTS: Mapping[str, tuple[str, ...]] = {
     "output": ("out",),
 }
 # Slot -> a slot shown next to it if the two differ: without biases they are the same points.
-BESIDE: Mapping[str, str] = {"qkv_nobias": "qkv"}
+NEIGHBOUR_SLOTS: Mapping[str, str] = {"qkv_nobias": "qkv"}
 # Stages of APRT folders: `apr`'s name -> the points joined in it, in table order.
 STAGES: Mapping[str, tuple[str, ...]] = {
     stage: tuple(point.name for point in POINTS.values() if point.apr == stage)

@@ -111,9 +111,9 @@ def plan_loss_windows(
     """
     room = capacity - prefix
     if capacity < 2 or tokens < 0 or min(prompt, prefix) < 0 or not 0 <= overlap < room:
-        behind = f" behind {prefix}" if prefix else ""
+        after = f" after {prefix}" if prefix else ""
         raise UsageError(
-            f"{tokens} tokens, prompt {prompt}, windows of {capacity}{behind}, overlap {overlap}; "
+            f"{tokens} tokens, prompt {prompt}, windows of {capacity}{after}, overlap {overlap}; "
             "expected windows of at least 2 and an overlap below what they hold"
         )
     if convention == "llama.cpp":

@@ -359,17 +359,17 @@ def _wrong_selections(
                 for i, one in each
             ],
         )
-        behind = batch.scored_padding
+        padding = batch.scored_padding
         yield (
             "padding_counted",
-            "labels of the padding behind a text are scored, by rows that attend to the text alone",
+            "labels of the padding after a text are scored, by rows that attend to the text alone",
             [
                 _picked_losses(
                     batch,
                     i,
                     one.nats if one.hidden_padding is None else one.hidden_padding,
                     1,
-                    batch.label[i] | behind[i],
+                    batch.label[i] | padding[i],
                 )
                 for i, one in each
             ],

@@ -191,11 +191,11 @@ def _from_json(header: Any, source: Source, where: str) -> Trace:
         raise FormatError(f"{where}: an alias is not a string")
     nonfinite = header.get("nonfinite")
     # Arrays that somebody put next to the records: nothing reads them, and verdicts name them.
-    beside = [name for name in source.tensors if name not in records]
+    others = [name for name in source.tensors if name not in records]
     known = run.get("unknown")
-    if beside:
+    if others:
         told = known if isinstance(known, dict) else {}
-        run = {**run, "unknown": {**told, **dict.fromkeys(beside, "no record names it")}}
+        run = {**run, "unknown": {**told, **dict.fromkeys(others, "no record names it")}}
 
     def fetch(key: str) -> Numbers | None:
         """Return the trace's values under `key`; None if the file has no tensor of that name.

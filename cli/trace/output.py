@@ -12,7 +12,7 @@ from aprfmt.base.number_ranges import number_ranges
 from aprfmt.base.protocols import Value
 from aprfmt.base.sequences import join_first
 from aprfmt.cli import render, run_options
-from aprfmt.inference.capture import BESIDE, ENTERING, SLOTS
+from aprfmt.inference.capture import ENTERING, NEIGHBOUR_SLOTS, SLOTS
 from aprfmt.inference.trace import Trace
 
 SPIKE = 10.0  # a slot's deviation over the median of all layers: an observation, never a verdict
@@ -40,11 +40,11 @@ def trace_to_json(trace: Trace) -> dict[str, Value]:
             stats = trace.slot_stats(slot, layer)
             if stats is None:
                 continue  # not captured is absent, never zero
-            found, beside = (
+            found, neighbour = (
                 [trace.find_record(f"L{layer}.{point}") for point in SLOTS[name]]
-                for name in (slot, BESIDE.get(slot, slot))
+                for name in (slot, NEIGHBOUR_SLOTS.get(slot, slot))
             )
-            if slot in BESIDE and found == beside:
+            if slot in NEIGHBOUR_SLOTS and found == neighbour:
                 continue
             first = found[0]
             assert first is not None  # it has statistics

@@ -153,9 +153,9 @@ class Collector:
         """
         if self.hp is None or not values.ndim or not has_vocabulary_axis(point):
             return values
-        values, behind = cut_to_vocabulary(values, int(self.hp["vocab_size"]))
-        if behind:
-            self.unknown[f"{name} (behind the vocabulary)"] = behind
+        values, remark = cut_to_vocabulary(values, int(self.hp["vocab_size"]))
+        if remark:
+            self.unknown[f"{name} (after the vocabulary)"] = remark
         return values
 
     def refuse_unlike(self, point: str, values: Numbers, rows: Sequence[int] | None = None) -> None:

@@ -231,7 +231,7 @@ class Library:
             raise BackendUnavailableError(
                 f"engine 'llama.cpp': {self.folder}: its context parameters have a layout that is "
                 f"not known (they begin with {list(words[:4])}, expected {list(_FIRST)} and the "
-                "documented defaults behind); use another version"
+                "documented defaults after them); use another version"
             )
         return fields
 

@@ -65,7 +65,7 @@ def refuse_logprobs(
         f"rows of logits; "
         f"compare them with `aprfmt logits MODEL --reference {path}`; to find the operation that "
         "differs, save what stands before the softmax, logits [tokens, vocabulary], as logits.npy "
-        "beside input_ids.npy, then `aprfmt trace MODEL --map FOLDER -o run.safetensors` and "
+        "next to input_ids.npy, then `aprfmt trace MODEL --map FOLDER -o run.safetensors` and "
         "diagnose that"
     )
 

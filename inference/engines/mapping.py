@@ -170,8 +170,8 @@ def load_mapped(
     Without a mapping, names are read as transformers' module paths and as our own keys. `ids` are
     the tokens if the dump does not say, `model` gives sizes.
     """
-    beside = path / MAPPING_FILE if path.is_dir() else path
-    mapping = read_mapping(beside) if beside.is_file() else None
+    mapping_file = path / MAPPING_FILE if path.is_dir() else path
+    mapping = read_mapping(mapping_file) if mapping_file.is_file() else None
     place = path if path.is_dir() else path.parent / _captures_path(mapping, path)
     with (
         open_dump(place, ids, model) as captures,
@@ -200,7 +200,8 @@ def _captures_path(mapping: NameMap | None, path: Path) -> str:
     name = "" if mapping is None else mapping.captures
     if not name or Path(name).is_absolute() or ".." in Path(name).parts:
         raise FormatError(
-            f"{path}: captures is {name[:200]!r}; expected a file or folder beside the mapping file"
+            f"{path}: captures is {name[:200]!r}; expected a file or folder next to the "
+            "mapping file"
         )
     return name
 

@@ -55,7 +55,7 @@ ADJACENT = (
 GROUPED = ("bloom", "falcon", "falcon_40b", "falcon_rw", "falcon_rw_40b", "gpt_bigcode", "gpt_neox")
 # Rope is applied to [batch, heads, tokens, head_dim]; projections are [batch, tokens, width].
 HEADS_FIRST = ("#q_rope", "#k_rope", "#q_attn", "#k_attn", "#v", "#k_cache", "#v_cache")
-BESIDE_MODULES = 99  # rank of a value that counts only where no module gives the point
+RANK_WITHOUT_MODULE = 99  # rank of a value that counts only where no module gives the point
 PASSING = ("fc1_latent_proj",)  # modules that do nothing in models without such a projection
 # Architectures whose projections of delta nets engines join whole, not by key heads.
 DELTA_JOINED = ("qwen3_5", "qwen3_5_moe", "olmo_hybrid")
@@ -376,7 +376,7 @@ class ModuleReader:
             self._collector.unknown[key] = str(error)
             self._collector.lost.add(key)
             return
-        self._collector.add(*self._hidden_states[key], values, rows=rows, rank=BESIDE_MODULES)
+        self._collector.add(*self._hidden_states[key], values, rows=rows, rank=RANK_WITHOUT_MODULE)
 
     def add_unread(self, key: str, tiles: Tiles, rows: Sequence[int] | None = None) -> bool:
         """Record one key's values without reading them; return whether that was done.
@@ -457,8 +457,9 @@ class ModuleReader:
         collector = self._collector
         if point in ("embd", "embd_scaled") and (name.part == "scaled") != bool(self._scaled):
             return False
-        beside = collector.known and collector.record_key(key_name("ssm_out", layer))
-        if name.text == "mamba.out_proj" and beside:  # next to attention, whose result is attn_out
+        parallel = collector.known and collector.record_key(key_name("ssm_out", layer))
+        # The mixer is next to attention, whose result is attn_out.
+        if name.text == "mamba.out_proj" and parallel:
             return point == "ssm_out"
         mixture = self.modules.is_mixture(layer)
         if name.text == "mlp" and not collector.known and (point == "moe_out") != mixture:
@@ -526,7 +527,7 @@ class ModuleReader:
         ids = np.argsort(-values, axis=1, kind="stable")[:, :used]
         weights = np.take_along_axis(values, ids, axis=1)
         for point, found in (("experts", ids), ("expert_w", weights)):
-            self._collector.add(point, layer, found, rows=rows, rank=BESIDE_MODULES)
+            self._collector.add(point, layer, found, rows=rows, rank=RANK_WITHOUT_MODULE)
 
     def _point_columns(self, point: str, layer: int, part: str, values: Numbers) -> Numbers | None:
         """Return the columns of a joined result such as qkv that are one capture point.

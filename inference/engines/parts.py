@@ -35,9 +35,9 @@ def cut_to_vocabulary(values: Numbers, vocab: int) -> tuple[Numbers, str]:
         raise ValueError(
             f"{width} of the {vocab} columns of the vocabulary{_rank_text(width, vocab)}"
         )
-    behind = values[..., vocab:]
-    constant = not behind.size or bool((behind == behind.flat[0]).all())
-    said = "" if constant else f"columns {vocab} to {width - 1} are behind the vocabulary"
+    padding = values[..., vocab:]
+    constant = not padding.size or bool((padding == padding.flat[0]).all())
+    said = "" if constant else f"columns {vocab} to {width - 1} are after the vocabulary"
     return values[..., :vocab], said
 
 

@@ -49,7 +49,7 @@ def parse_dims(text: str, where: str) -> tuple[Division, ...]:
         match = _DIM.fullmatch(token)
         if match is None:
             raise FormatError(
-                f"{where}: dims {text[:80]!r}: {token[:40]!r}; expected a name, and behind it the "
+                f"{where}: dims {text[:80]!r}: {token[:40]!r}; expected a name, and after it the "
                 "axes that divide it, such as h[tp]"
             )
         if match["new"]:

@@ -472,10 +472,10 @@ def _concatenate_ranks(name: str, rows: Sequence[JoinedArray], at: int, how: Lay
         assert made is not None
         return made
 
-    tiles, behind = _tiles_of(rows), len(shape) - 1 - at
-    if not tiles or behind > 1:
+    tiles, later_axes = _tiles_of(rows), len(shape) - 1 - at
+    if not tiles or later_axes > 1:
         return JoinedArray(name, tuple(shape), rows[0].dtype, read, how)
-    whole = join_rows(tiles) if behind else join_columns(tiles)
+    whole = join_rows(tiles) if later_axes else join_columns(tiles)
     return JoinedArray(name, tuple(shape), rows[0].dtype, whole.reader(shape), how, tiles=whole)
 
 

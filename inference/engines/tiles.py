@@ -30,7 +30,7 @@ Numbers = NDArray[Any]
 _TOGETHER = 1 << 21  # elements that are read together for a whole array
 _COUNTED = 1 << 20  # and for its statistics: they stay in the last-level cache
 _AHEAD = 1 << 19  # and for pieces of them
-_BESIDE = 256  # parts whose stored rows are held at a time: each may be a file of its own
+_HELD_PARTS = 256  # parts whose stored rows are held at a time: each may be a separate file
 _STORED = 8 * PART  # elements of which statistics are taken where they are stored, at a time
 
 
@@ -448,7 +448,7 @@ def join_columns(parts: Sequence[Tiles]) -> Tiles:
         """Return the stored bytes of rows [row, row + rows), an entry for each joined array."""
         return [piece for one in held for piece in one(row, rows)]
 
-    there = len(held) == len(parts) <= _BESIDE
+    there = len(held) == len(parts) <= _HELD_PARTS
     return Tiles(parts[0].rows, starts[-1], fill, stored if there else None)
 
 

@@ -18,7 +18,7 @@ FIELDS = {"lora_a": "a", "lora_b": "b", "lora_magnitude": "lengths"}
 
 
 class AdapterLoss(BatchLoss):
-    """The loss of a batch as a function of one factor of an adapter beside its frozen base.
+    """The loss of a batch as a function of one factor of an adapter on its frozen base.
 
     The passes run with the merged weights, float64. What DoRA divides by is the length of each
     row of weight and product before any change, as it is a constant in its backward. `first` has

@@ -1,4 +1,4 @@
-"""The frozen base of an adapter as bitsandbytes quantizes it, for gradients beside another base."""
+"""The frozen base of an adapter as bitsandbytes quantizes it, for gradients with another base."""
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass

@@ -33,7 +33,7 @@ Numbers = NDArray[Any]
 # Hyperparameters with one value a layer.
 PER_LAYER = ("moe_layers", "rope_layers", "window_layers")
 # Whole-model points after the layers.
-BEHIND = ("final_norm", "head_in", "logits_raw", "logits")
+AFTER_LAYERS = ("final_norm", "head_in", "logits_raw", "logits")
 # Rows of the vocabulary that a cell of the logits has.
 VOCAB_ROWS = 256
 _BUDGET = 1 << 62
@@ -127,7 +127,7 @@ def cut_cell(
     """
     name, layer = parse_key(key)
     known = point_instances(model.spec.block, model.hyper, model.roles)
-    whole = name in BEHIND
+    whole = name in AFTER_LAYERS
     hyper = _cell_hyper(model, None if layer == WHOLE else layer)
     held = _cell_roles(model, layer)
     cell = OperationCell(
@@ -206,7 +206,7 @@ def _recorded_inputs(
     for other, instance in known.items():
         if other == key:
             break
-        inside = instance.layer == layer and (layer != WHOLE or instance.point.name in BEHIND)
+        inside = instance.layer == layer and (layer != WHOLE or instance.point.name in AFTER_LAYERS)
         if not inside or instance.alias_of or instance.absent:
             continue
         value = values(other)

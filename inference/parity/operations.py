@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from aprfmt.errors import AprfmtError
 from aprfmt.inference.backends.base import Backend
 from aprfmt.inference.device import DeviceChoice
-from aprfmt.inference.parity.cell import BEHIND, OperationCell, cut_cell
+from aprfmt.inference.parity.cell import AFTER_LAYERS, OperationCell, cut_cell
 from aprfmt.inference.parity.cells import Operation
 from aprfmt.inference.parity.matched_weights import weights_through_encoding
 from aprfmt.inference.parity.request import ParityRequest
@@ -83,7 +83,7 @@ def cut_point_cell(
     has them.
     """
     columns: list[int] = []
-    if point.key.rpartition(".")[2] in BEHIND[1:]:
+    if point.key.rpartition(".")[2] in AFTER_LAYERS[1:]:
         x, y = a.recorded_values(point.key), b.recorded_values(point.key)
         if x is not None and y is not None:
             apart = np.max(np.abs(x.astype(np.float64) - y), axis=0)

@@ -166,7 +166,7 @@ def test_the_answer_comes_first() -> None:
     ("options", "says"),
     [
         (("--draft", "--against", SOUND, "--ids", "1,2,3"), "--draft measures one model"),
-        (("--draft", "--batch", TEXT), "found --draft beside it"),
+        (("--draft", "--batch", TEXT), "found --draft with it"),
         (("--least-accepted", "0.5", "--ids", "1,2,3"), "give --draft too"),
     ],
 )

@@ -544,7 +544,7 @@ def test_logits_are_cut_to_the_vocabulary_and_padding_is_not_remarked(
     found, said = parts.cut_to_vocabulary(values, 4)
     assert found.shape == (2, 4) and np.array_equal(found, values[:, :4])
     odd = width > 4 and behind in ("", "numbers")
-    assert said == (f"columns 4 to {width - 1} are behind the vocabulary" if odd else "")
+    assert said == (f"columns 4 to {width - 1} are after the vocabulary" if odd else "")
 
 
 @pytest.mark.parametrize("samples", [1, 2, 3, 4, 6, 8, 12])

@@ -1,4 +1,4 @@
-// Softmax and attention of a layer, behind layers.cu.
+// Softmax and attention of a layer, included after layers.cu.
 
 // The masked softmax of a row of scores, in float: block (row = head * tokens + token). The token
 // stands at position *cached + token (or `before` + token) and sees the last `window` keys up to

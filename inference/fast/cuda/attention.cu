@@ -98,14 +98,14 @@ KERNEL attend(const T* q, const T* k, const T* v, const u8* mask, const T* sinks
   i64 token = blockIdx.x, head = blockIdx.y, heads = gridDim.y, kv = head / (heads / kv_heads);
   const u8* visible = mask + token * keys;
   const T* query = q + (token * heads + head) * d;
-  float before = -(float)keys, behind = 0;  // places of the first key seen, negative, and of the end
+  float before = -(float)keys, end = 0;  // places of the first key seen, negative, and of the end
   for (i64 j = threadIdx.x; j < keys; j += GROUP) {
     row[j] = -(W)INFINITY;
     if (!visible[j]) continue;
     before = -(float)j > before ? -(float)j : before;
-    behind = j + 1;
+    end = j + 1;
   }
-  i64 first = (i64)-group_max((W)before, room), last = (i64)group_max((W)behind, room);
+  i64 first = (i64)-group_max((W)before, room), last = (i64)group_max((W)end, room);
   __syncthreads();
   for (i64 j = first + threadIdx.x / WARP; j < last; j += GROUP / WARP) {
     if (!visible[j]) continue;

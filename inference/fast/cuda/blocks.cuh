@@ -21,7 +21,7 @@ template <int N> __device__ __forceinline__ void near_bytes(const u8* p, u32* w)
   for (int i = 0; i < N / 4; i++) w[i] = near<u32>(p + 4 * i);
 }
 // The same at a 2-byte aligned place by aligned words: fewer reads. They touch up to 2 bytes before
-// and behind, which must lie in the same block or the same word as it.
+// and after, which must lie in the same block or the same word as it.
 template <int N> __device__ __forceinline__ void inner_bytes(const u8* p, u32* w) {
   const u32* from = (const u32*)((u64)p & ~(u64)3);
   u32 shift = ((u32)(u64)p & 2) * 8, now = from[0];

@@ -35,7 +35,7 @@ KERNEL lay_out(const i64* experts, const W* weights, i64* owners, i64* rows, W* 
   __syncthreads();
   i64 block = 0;
   for (i64 i = 0; i < expert; i++) block += (chosen[i] + size - 1) / size;
-  // Blocks behind the last one that is used are anybody's: all their rows are padding.
+  // Blocks after the last one that is used are anybody's: all their rows are padding.
   i64 stop = expert == last ? count : block + (chosen[expert] + size - 1) / size, slot = block * size;
   for (i64 i = slot + chosen[expert] + threadIdx.x; i < stop * size; i += GROUP) {
     rows[i] = 0;

@@ -113,7 +113,7 @@ __device__ __forceinline__ void rotate(const T* x, i64 x_stride, T* x_out, i64 x
 ROPE(rope_rounded, T)
 ROPE(rope_wide, float)
 
-// One token's keys and values behind the positions that a cache holds.
+// One token's keys and values after the positions that a cache holds.
 extern "C" __global__ void append(const T* k, const T* v, T* keys, T* values, const i64* cached,
                                   i64 k_width, i64 v_width) {
   i64 i = (i64)blockIdx.x * blockDim.x + threadIdx.x;

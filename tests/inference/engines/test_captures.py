@@ -254,7 +254,7 @@ def test_other_columns_behind_the_vocabulary_are_named(tmp_path: Path) -> None:
     wide = np.concatenate([right, right[:, :9]], 1)
     dumps = npy(tmp_path / "d", {"lm_head": wide, "input_ids": np.array(IDS)})
     done = aprfmt("diagnose", tiny_folder("llama"), dumps)
-    assert "behind the vocabulary" in done.out and "not compared" in done.out
+    assert "after the vocabulary" in done.out and "not compared" in done.out
 
 
 PARTS: dict[str, tuple[str, Any, str]] = {
@@ -411,7 +411,7 @@ BAD: Mapping[str, tuple[Any, str]] = {
     "rows": ({"aprfmt_mapping": 1, "names": {"a": {"key": "L0.q", "rows": "some"}}}, "rows"),
     "ids": ({"aprfmt_mapping": 1, "ids": [-1], "names": {}}, "token ids"),
     "dtype": ({"aprfmt_mapping": 1, "dtype": "int4", "names": {}}, "dtype"),
-    "outside": ({"aprfmt_mapping": 1, "captures": "../x", "names": {}}, "beside the mapping file"),
+    "outside": ({"aprfmt_mapping": 1, "captures": "../x", "names": {}}, "next to the mapping file"),
     "absent": ({"aprfmt_mapping": 1, "captures": "d", "names": {"b": "L0.q"}}, "no such array"),
 }
 
