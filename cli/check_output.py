@@ -274,8 +274,8 @@ def gates_answer(
         end.append((f"{_WRITTEN}{saved}", ""))
     if report.exit_code:
         path = str(report.subject)
-        beside = ["--against", other] if other else []
-        todo = _whole_command(report.pronounced, ["qa", path, *beside, *chosen])
+        against = ["--against", other] if other else []
+        todo = _whole_command(report.pronounced, ["qa", path, *against, *chosen])
         if not todo:
             todo = _next_command(path, other) if other else f"aprfmt validate {shlex.quote(path)}"
         end.append((f"next: {todo}", "head"))

@@ -107,7 +107,7 @@ def cases_of_diff(
         text = f"{verdict}: {row['cause']}".removesuffix(": ")
         found.append(ReportCase("tensor", file, level, text, row["name_b"] or row["name_a"]))
     for section, count in differing.items():
-        names = ", ".join(row["name"] for row in body[section]) or "what lies beside the tensors"
+        names = ", ".join(row["name"] for row in body[section]) or "what goes with the tensors"
         found.append(ReportCase(section, file, "fail", f"{count} differ: {names}"))
     return found
 

@@ -139,9 +139,9 @@ def _print_estimate(found: "Estimate | str") -> None:
         render.say(found, style="warn")
         return
     size = render.size_text
-    behind = f" and {found.steps} steps" if found.steps else ""
+    steps = f" and {found.steps} steps" if found.steps else ""
     kept = f", values recorded {size(found.values_bytes)}" if found.values_bytes else ""
-    text = f"{found.ran}: {found.tokens} tokens{behind}; reads {size(found.read_bytes)}{kept}"
+    text = f"{found.ran}: {found.tokens} tokens{steps}; reads {size(found.read_bytes)}{kept}"
     render.say(text, style="head")
     for device in found.devices:
         _print_device(device)

@@ -67,7 +67,7 @@ class LazyGroup(click.Group):
         from aprfmt.formats.truncation import exit_on_truncation
 
         set_listener(_print_notice)
-        install_signal_handlers()  # SIGTERM must leave no half-written file behind
+        install_signal_handlers()  # SIGTERM must leave no half-written file
         args = ctx.find_root().obj
         if args is not None:  # not while a shell asks for completions
             exit_on_truncation(lambda text: _print_error(args, "format", text, FormatError(text)))

@@ -132,7 +132,7 @@ def one_type(src: Path, dst: Path, named: str | None, option: str | None) -> str
         if len(types) == 1:
             words.remove(types[0])
             raise UsageError(
-                f"{types[0]}: is a type, which stands behind SRC and DST: {' '.join(words)} "
+                f"{types[0]}: is a type, which stands after SRC and DST: {' '.join(words)} "
                 f"{types[0]}"
             )
     if found:
@@ -142,4 +142,4 @@ def one_type(src: Path, dst: Path, named: str | None, option: str | None) -> str
         raise UsageError(
             f"{dst}: is a type, and DST is missing; give SRC, DST and then the type: OUT.gguf {dst}"
         )
-    raise UsageError("give the type: --type Q4_K_M, or Q4_K_M behind DST (quantize --help has all)")
+    raise UsageError("give the type: --type Q4_K_M, or Q4_K_M after DST (quantize --help has all)")

@@ -116,7 +116,7 @@ def report_speed(
             f"{took['prefill_tokens_per_second']:.1f} tokens/s"
         )
     parts.append(
-        f"loaded in {took['load_seconds']:.2f} s, tokenizer beside it in {tokenizer:.2f} s"
+        f"loaded in {took['load_seconds']:.2f} s, tokenizer meanwhile in {tokenizer:.2f} s"
     )
     parts.append(run_options.run_headline(run))
     click.echo("; ".join(parts), err=True)

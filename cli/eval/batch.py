@@ -185,7 +185,7 @@ def padding_checks(batch: "Batch") -> list[Check]:
             f"{count} label{'s' * (count != 1)} of tokens that the mask calls padding"
             if count
             else "no label is padding",
-            "no label behind the mask: a trainer that looks at labels alone scores it",
+            "no label after the mask: a trainer that looks at labels alone scores it",
             "set the labels of padding to -100",
             str(batch.path),
         )

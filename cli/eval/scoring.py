@@ -166,7 +166,7 @@ def evaluate_batch(model: str, request: EvalRequest, where: run_options.WhereOpt
     }  # fmt: skip
     found = [name for name, given in others.items() if given]
     if found:
-        raise UsageError(f"--batch is scored as it is; found {found[0]} beside it")
+        raise UsageError(f"--batch is scored as it is; found {found[0]} with it")
     from aprfmt.model.ledger import array_items
 
     assert request.batch is not None

@@ -160,8 +160,8 @@ def windows_to_json(
     `planned` are the samples with their windows. `capacity` is the tokens of a window, `overlap`
     how many of them two windows share, `convention` the name of the rule that cut them.
     """
-    behind = [(sample, windows) for sample, windows in planned if sample.prefix]
-    ids = list(behind[0][0].ids[: behind[0][0].prefix]) if behind else []
+    prefixed = [(sample, windows) for sample, windows in planned if sample.prefix]
+    ids = list(prefixed[0][0].ids[: prefixed[0][0].prefix]) if prefixed else []
     return {
         "convention": convention,
         "max_seq_len": capacity,
@@ -170,7 +170,7 @@ def windows_to_json(
         "bos": {
             "ids": ids,
             "tokens": [model.tokenizer.token(i) for i in ids],
-            "windows": sum(len(windows) for _, windows in behind),
+            "windows": sum(len(windows) for _, windows in prefixed),
         },
     }
 

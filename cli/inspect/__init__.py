@@ -89,7 +89,7 @@ def verify_checksum(source: Source) -> "Outcome":
     if matches is None:
         render.warn(
             f"{source.path}: carries no checksum of its bytes, so nothing was verified; "
-            "aprfmt hash --write makes a manifest beside it",
+            "aprfmt hash --write makes a manifest next to it",
             "no_checksum",
         )
         return "NOT_RUN"

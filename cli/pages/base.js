@@ -30,7 +30,7 @@ function digits(value, form, count) {
   if (!/^50+$/.test(long.slice(-40)) || !"02468".includes(kept.at(-1))) return value[form](count);
   return power === undefined ? kept : `${kept}e${power}`;
 }
-// `count` digits behind the point.
+// `count` digits after the point.
 function fixed(value, count) {
   return typeof value === "number" ? digits(value, "toFixed", count) : NAMES[value] ?? "-";
 }
@@ -168,7 +168,7 @@ function cellButton(text, key, flag, kind) {
 // A table whose headings sort it, empty cells last. `columns` are {name, left, of}, `of(row)` being
 // the value; `draw(row, line)` makes the cells. Returns the function that fills it with rows; of
 // many it shows the first, and a button for the others. Rows that `aside(row)` says do not apply
-// are behind a button too.
+// are hidden until a button is pressed too.
 const SHOWN_ROWS = 500;
 function sortable(table, columns, draw, aside = () => false) {
   let order = { of: null, down: false }, last = [], most = SHOWN_ROWS, whole = false;
@@ -233,7 +233,7 @@ function contents() {
   $("contents").hidden = heads.length < 2;
 }
 
-// What floats beside a cell that is pointed at or reached by the keyboard; `fill(box)` writes it.
+// What floats next to a cell that is pointed at or reached by the keyboard; `fill(box)` writes it.
 const tip = make("div", undefined, document.body, "tip");
 tip.hidden = true;
 function tipped(node, fill) {

@@ -75,7 +75,7 @@ function check(list, row) {
   return item;
 }
 
-// The checks of `validate`: a Check each, and the findings behind them.
+// The checks of `validate`: a Check each, and their findings.
 // `above` is the finding that the verdict says.
 function fileChecks(report, above) {
   return report.checks.map((row) => ({

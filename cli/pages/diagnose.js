@@ -68,7 +68,7 @@ function cause(row) {
 }
 const evidence = (row) => link(row.says, "dim", row.level,
   row.where.some((where) => !row.says.includes(where)) ? [listed(row.where)] : []);
-// Evidence that says no more than a cause does, behind the name of its tensor.
+// Evidence that says no more than a cause does, after the name of its tensor.
 const known = (row) => {
   const texts = [row.says, ...row.where.map((name) => row.says.replace(`${name}: `, ""))];
   return causes.some((one) => texts.some((text) => one.says.includes(text)));

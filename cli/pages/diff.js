@@ -133,7 +133,7 @@ function describe(tensor) {
 function certainty({ confirmed, reached }) {
   return confirmed ? reached || "confirmed" : reached === "explained" ? reached : "located";
 }
-// What each side is, beside the other.
+// What each side is, next to the other.
 function both({ stats, ...tensor }) {
   return [["name", tensor.name_a || "-", tensor.name_b || "-"],
     ["encoding", tensor.encoding_a || "-", tensor.encoding_b || "-"],

@@ -182,7 +182,7 @@ function drawTokenizer() {
   make("p", `${words.count} tokens (${words.kind}), ${plural(words.merges, "merge")}` +
     `${words.pre ? `, split by ${words.pre}` : ""}; ` +
     `${words.bos ? "BOS" : "nothing"} is put before a text and ` +
-    `${words.eos ? "EOS" : "nothing"} behind it.`, box);
+    `${words.eos ? "EOS" : "nothing"} after it.`, box);
   make("h3", `Special tokens: ${words.specials}`, box);
   const chips = make("div", undefined, box, "chips");
   for (const [id, piece, kind, roles] of words.special) {

@@ -110,7 +110,7 @@ function drawMap(map, images) {
     .find((button) => button.dataset.key === chosen.title).click();
 }
 
-// A, B and their difference beside each other under one cursor.
+// A, B and their difference next to each other under one cursor.
 const READ = "Move over an image, click it, or use the arrow keys, to read a cell of both sides.";
 const views = [["a", "A", "image-a"], ["b", "B", "image-b"], ["cells", "A - B", "image"]];
 const frames = new Map();

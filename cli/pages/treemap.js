@@ -67,7 +67,7 @@ function treemap(place, trail, tree, { fill, say, short, choose }) {
     place.replaceChildren();
     const box = place.getBoundingClientRect();
     draw(node, [0, 0, box.width, box.height], 0);
-    roving(place, beside);
+    roving(place, nextArea);
     if (focus) (place.querySelector("button") ?? place).focus();
   }
   function crumb(node, last) {
@@ -98,7 +98,7 @@ function treemap(place, trail, tree, { fill, say, short, choose }) {
     });
   }
   // The nearest area that begins further in a direction.
-  function beside(from, [right, down]) {
+  function nextArea(from, [right, down]) {
     const at = from.getBoundingClientRect();
     let best = null, least = Infinity;
     for (const other of place.querySelectorAll("button")) {

@@ -99,7 +99,7 @@ def command(
     rounding, 2 if a run is not possible here.
     """
     if wanted.html is not None and (replayed is not None or calibrate is not None):
-        raise UsageError("--html shows runs compared; leave it out beside --replay, --calibrate")
+        raise UsageError("--html shows runs compared; leave it out with --replay, --calibrate")
     options.check_new(wanted.force, wanted.html, wanted.bundle, calibrate)
     if replayed is not None:
         models, runs = modes.split_arguments(words)

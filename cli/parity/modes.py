@@ -99,7 +99,7 @@ def split_arguments(words: Sequence[str]) -> tuple[list[str], list[str]]:
 def model_and_runs(words: Sequence[str]) -> tuple[str, list[str]]:
     """Return (the one model, its runs); UsageError for more models, or fewer than two runs.
 
-    Beside the model a word that is no file and no address is taken for a misspelt run.
+    Next to the model a word that is no file and no address is taken for a misspelt run.
     """
     from aprfmt.remote.paths import is_address
 
@@ -113,7 +113,7 @@ def model_and_runs(words: Sequence[str]) -> tuple[str, list[str]]:
     if len(models) != 1:
         found = ", ".join(models) or "none"
         raise UsageError(
-            f"expected one MODEL and runs behind --between, found the models {found}; "
+            f"expected one MODEL and runs after --between, found the models {found}; "
             "a run begins with a backend, an engine, cpu or cuda"
         )
     if len(runs) < 2:

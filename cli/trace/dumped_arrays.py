@@ -55,7 +55,7 @@ def map_arrays(
 ) -> MappedDump:
     """Return the model, and the trace of the dumped arrays with its mapping.
 
-    Without a mapping file one is proposed; `save` is the trace that it will stand beside. `stack`
+    Without a mapping file one is proposed; `save` is the trace that it will stand next to. `stack`
     closes what is opened. Raises UsageError where --ids disagrees with the ids of the dump,
     FormatError where no array is a point: only then the mapping is written here (over an older one
     with `force`), to be corrected. `text` names the model and its run.

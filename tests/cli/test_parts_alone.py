@@ -1123,7 +1123,7 @@ def test_the_speed_of_a_run_is_said_of_what_was_measured(
         run_command.report_speed(where, count, end, took, 0.25)
         said = capsys.readouterr().err
         assert said.startswith(begins) and (not lacks or lacks not in said), changed
-        assert said.endswith("loaded in 1.50 s, tokenizer beside it in 0.25 s; on a machine\n")
+        assert said.endswith("loaded in 1.50 s, tokenizer meanwhile in 0.25 s; on a machine\n")
         assert (whole in said) is (lacks != "a step")
         assert ("prompt of 5 at 40.0 tokens/s" in said) is (lacks != "prompt")
 

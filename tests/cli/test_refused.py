@@ -165,10 +165,10 @@ LINES: tuple[tuple[str, str], ...] = (
     ("quantize hf Q4_K_M", "Q4_K_M: is a type, and DST is missing"),
     (
         "quantize hf Q4_K_M o.gguf",
-        "Q4_K_M: is a type, which stands behind SRC and DST: hf o.gguf Q4_K_M",
+        "Q4_K_M: is a type, which stands after SRC and DST: hf o.gguf Q4_K_M",
     ),
-    ("quantize q8_0 hf o.gguf", "q8_0: is a type, which stands behind SRC and DST: hf o.gguf q8_0"),
-    ("quantize hf o.gguf", "give the type: --type Q4_K_M, or Q4_K_M behind DST"),
+    ("quantize q8_0 hf o.gguf", "q8_0: is a type, which stands after SRC and DST: hf o.gguf q8_0"),
+    ("quantize hf o.gguf", "give the type: --type Q4_K_M, or Q4_K_M after DST"),
     ("quantize hf o.gguf Q4_K_M --type Q8_0", "give one of them"),
     ("quantize hf o.gguf Q4_K_X", "--type Q4_K_X: is not known; near names: "),
     ("inspect t.txt", "t.txt: is text that begins 'hello there'; expected a model file"),
