@@ -1,4 +1,4 @@
-"""Sets of equal tensor names in one file, each behind a prefix: a model and its average (EMA)."""
+"""Sets of equal tensor names in one file, each under a prefix: a model and its average (EMA)."""
 
 import re
 from collections.abc import Collection, Iterable, Mapping

@@ -10,14 +10,14 @@ WARNINGS: Mapping[str, str] = {
     "checksum": "the file ends with a checksum of its bytes, and the bytes give another one: some "
     "byte changed after the file was written. Get it again; `aprfmt validate` reads the rest.",
     "no_checksum": "nothing in the file can show a changed byte. `aprfmt hash FILE --write` makes "
-    "a manifest beside it that can.",
+    "a manifest next to it that can.",
     "truncated": "the file ends before its last tensor does, so tensors at the end are cut. Get "
     "it again; what is whole can be read with --partial.",
     "trailing_bytes": "bytes follow the last part of the file. Another file may have been joined "
     "on, or a download went on too long; `aprfmt hex FILE --offset N` shows them.",
     "holes": "bytes between two parts belong to neither. aprfmt reads such a file; llama.cpp "
     "refuses it. `aprfmt convert FILE OUT` writes it without holes.",
-    "missing_shard": "a file of a sharded model is not beside the others; its tensors are left "
+    "missing_shard": "a file of a sharded model is not next to the others; its tensors are left "
     "out. Get the missing file.",
     "shard_size": "a shard has another size than its manifest says: it may be of another version "
     "of the model.",
@@ -103,7 +103,7 @@ WARNINGS: Mapping[str, str] = {
     "decode to other values than were packed, or layers run with a scale that nobody measured.",
     "partly_packed": "the groups of a layout do not fit some matrices, which stay as they are: the "
     "file is larger than its type says. A type with smaller groups packs more.",
-    "index": "a file beside a sharded model holds tensors that its index does not name, so no "
+    "index": "a file next to a sharded model holds tensors that its index does not name, so no "
     "loader reads them; `aprfmt repair --index FOLDER` makes the index anew.",
     "unread_configuration": "the architecture is known, but a key of the configuration has "
     "no value that it can have, or the tensors do not fit; the line says which. Tensors are "
@@ -113,13 +113,13 @@ WARNINGS: Mapping[str, str] = {
     "command that ends the line writes it back, so that other readers find them too.",
     "meta_tensors": "a checkpoint of PyTorch names tensors whose values were never saved (device "
     "meta); reading one is an error.",
-    "rowless_tokens": "tokens of tokenizer.json have ids behind the rows of the embedding. The "
+    "rowless_tokens": "tokens of tokenizer.json have ids after the rows of the embedding. The "
     "lists of a GGUF or APR end with the rows, so that the copy splits texts with these tokens "
     "otherwise. Resize the embedding, or take the tokens out of tokenizer.json.",
     "dropped": "a tensor was left out because --drop asks for it.",
     "imatrix_gaps": "the importance matrix says nothing about some tensors, which are quantized "
     "without it: it was made for another model, or on too little text.",
-    "resume_left": "beside the output lies what a stopped run with --resume had written. Run it "
+    "resume_left": "next to the output lies what a stopped run with --resume had written. Run it "
     "with --resume again to go on, or remove the folder.",
     "completed_write": "an earlier run was ended (killed, or by a power cut) while it put files in "
     "place or changed one. What it had left was signed by your own key and was completed first.",
@@ -127,7 +127,7 @@ WARNINGS: Mapping[str, str] = {
     "signed by the key in your state folder: it came with the folder, or another user, another "
     "machine or a run without a home folder left it. It is never acted upon. Its writer can "
     "complete it; otherwise check the files that it names, and remove it.",
-    "turn_end": "the chat template ends turns with a token that no eos id is: chats run on behind "
+    "turn_end": "the chat template ends turns with a token that no eos id is: chats run on after "
     "their answers. Set it in generation_config.json, or tokenizer.ggml.eot_token_id in a GGUF.",
     "absent_key": "a GGUF does not state the id of a special token, and llama.cpp has one of its "
     "own for it, which is another token here: texts begin or end with a word of the text. The line "

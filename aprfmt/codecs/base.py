@@ -299,7 +299,7 @@ class BlockCodec(Codec):
 
     A subclass gives `name` and `decode_blocks`; `encode_blocks` where there is an encoder, and
     `step` (the member that is a block's step) or `block_steps` where a step is known, and `offset`
-    (the float16 member that is added) beside `step`. The members
+    (the float16 member that is added) as well. The members
     of a block are those of the layout in the encoding table.
     """
 

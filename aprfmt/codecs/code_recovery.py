@@ -77,8 +77,8 @@ def _doubtful_scales(
     range in which every code is recovered. None for codes that are not bytes, and where zero
     points, offsets or factors join the scales.
     """
-    beside = (laid.zero, laid.offset, laid.group, laid.factor)
-    if laid.scale is None or laid.codes.bits != 8 or any(one is not None for one in beside):
+    others = (laid.zero, laid.offset, laid.group, laid.factor)
+    if laid.scale is None or laid.codes.bits != 8 or any(one is not None for one in others):
         return None
     tall = laid.shape[-2]
     low, high = _safe_scale_range(table.astype(np.float32).tobytes(), stored)

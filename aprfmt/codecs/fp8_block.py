@@ -17,7 +17,7 @@ together are NAME and NAME_scale_inv.
 
 A file of a diffusion model stands alone, without config.json. FP8 codes with a float scale are read
 there by the same rule (`UNCLAIMED`). A tensor `scaled_fp8` marks such a file, and `comfy_quant`
-(JSON in bytes) such a weight. Marked weights are read so beside a config.json without a section
+(JSON in bytes) such a weight. Marked weights are read so with a config.json without a section
 too. Source: transformers 5.23, integrations/finegrained_fp8.py (Fp8Dequantize); ComfyUI,
 comfy/ops.py (scaled_fp8_ops) and comfy/quant_ops.py.
 """
@@ -106,7 +106,7 @@ class _DialectRows:
             return 1, shape[-1]
         if len(shape) < 2 or len(stored.shape) != len(shape):
             raise CodecError(
-                f"{NAME}: part {self.scale!r} has shape {list(stored.shape)} beside a weight of "
+                f"{NAME}: part {self.scale!r} has shape {list(stored.shape)} for a weight of "
                 f"{list(shape)}"
             )
         # Without a configured size the grid of scales divides the weight.

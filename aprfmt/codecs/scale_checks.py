@@ -78,8 +78,8 @@ def check_scales(name: str, main: str, parts: Parts, laid: WeightLayout) -> None
     stored = scale is None or not scale.array.size or _any_scale(scale)
     if (stored and (factor is None or factor.any())) or not _codes_differ(laid):
         return
-    beside = [suffix for suffix in parts if "scale" in suffix and not OF_INPUTS.search(suffix)]
-    zeros = [suffix for suffix in beside if _is_zero(parts, suffix)] or beside
+    scales = [suffix for suffix in parts if "scale" in suffix and not OF_INPUTS.search(suffix)]
+    zeros = [suffix for suffix in scales if _is_zero(parts, suffix)] or scales
     raise CodecError(f"{name}: {_lost_scales_text(zeros, main)}")
 
 

@@ -130,7 +130,7 @@ def diff(
             oracle = open_oracle(base, imatrix, arch)
             opened.enter_context(oracle.base)
         elif imatrix is not None:
-            raise UsageError("an importance matrix explains bytes only beside a base: --base")
+            raise UsageError("an importance matrix explains bytes only with a base: --base")
         report = diff_models(
             first,
             second,

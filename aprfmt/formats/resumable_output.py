@@ -1,4 +1,4 @@
-"""Output files that a stopped run leaves behind, and a later run completes.
+"""Output files that a stopped run leaves incomplete, and a later run completes.
 
 The files grow in the hidden folder `.NAME.aprfmt-resume` in the output's folder, under their
 final names. The journal `.NAME.aprfmt-resume.jsonl` says what they are and which tensors are
@@ -380,8 +380,8 @@ class ResumableFileSet(FileSet):
         super()._prepare_folder(folder)
         if self._staging is None:
             raise OutputError(
-                f"{folder}: is the working folder or a mount point, beside which nothing can grow; "
-                "resume in a folder of its own"
+                f"{folder}: is the working folder or a mount point, next to which nothing can "
+                "grow; resume in a folder of its own"
             )
 
     def _make_hidden_folder(self) -> None:

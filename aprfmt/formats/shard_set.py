@@ -38,7 +38,7 @@ def member_path(folder: Path, name: object, where: str) -> Path:
     shown = shorten(name, 80) if isinstance(name, str) else name
     raise FormatError(
         f"{where}: names {shown!r} as a file of the model: {why}; "
-        "expected a plain file name beside the index"
+        "expected a plain file name next to the index"
     )
 
 

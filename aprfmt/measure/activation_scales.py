@@ -91,7 +91,7 @@ def differing_input_scales(pairs: Sequence[TensorPair]) -> Iterator[NotCompared]
                 state = "only in A" if other is None else "only in B"
                 name = next(each.name for each in (one, other) if each is not None)
                 weight = (pair.b if state == "only in B" else pair.a).stored[key[0]].info.name
-                note = f"beside {weight}; engines take 1.0, or 0, where there is none"
+                note = f"next to {weight}; engines take 1.0, or 0, where there is none"
             many = "" if len(pair.a.stored) == 1 else f"[{key[0]}]"
             yield NotCompared("scale of activations", f"{pair.key}{many}: {name}", state, note)
 

@@ -177,7 +177,7 @@ def _pair_by_name(
     here, there = _names_for_pairing(a, names_a), _names_for_pairing(b, names_b)
     fewest = max(2, WHOLE * min(len(here), len(there)))
     found: dict[Rename, dict[str, str]] = {}
-    beside: list[Rename] = []
+    partial_rules: list[Rename] = []
     while True:
         ours = {name: stored for name, stored in here.items() if name not in there}
         theirs = {name: stored for name, stored in there.items() if name not in here}
@@ -201,9 +201,9 @@ def _pair_by_name(
         rule = min(rules, key=lambda one: apart[one])
         found[rule] = rules[rule]
         there = {rules[rule].get(name, name): stored for name, stored in there.items()}
-        beside += [one for one in rules if one != rule and apart[one][0] < WHOLE]
-    left = [one.old for one in beside if one.old not in {rule.old for rule in found}]
-    more = [one.new for one in beside if one.new not in {rule.new for rule in found}]
+        partial_rules += [one for one in rules if one != rule and apart[one][0] < WHOLE]
+    left = [one.old for one in partial_rules if one.old not in {rule.old for rule in found}]
+    more = [one.new for one in partial_rules if one.new not in {rule.new for rule in found}]
     related = [
         SideRelation(
             side_of_other_names(a, b),

@@ -177,8 +177,8 @@ def _manifest_row(manifest: Path | None, copy: Path, broken: Path) -> Mapping[st
     a manifest without a row of either file.
     """
     if manifest is None:
-        beside = [manifest_path(copy), manifest_path(broken)]
-        manifest = next((path for path in beside if path.is_file()), None)
+        manifests = [manifest_path(copy), manifest_path(broken)]
+        manifest = next((path for path in manifests if path.is_file()), None)
         if manifest is None:
             return None
     body = read_manifest(manifest)

@@ -115,8 +115,8 @@ def split_url(url: str) -> SplitResult | None:
         port, _ = parts.port, parts.hostname  # they raise what urlsplit leaves for later
     except ValueError:
         return None
-    behind = parts.netloc.rpartition("]")[2] if "]" in parts.netloc else ""
-    return None if port == 0 or behind[:1] not in ("", ":") else parts
+    port_text = parts.netloc.rpartition("]")[2] if "]" in parts.netloc else ""
+    return None if port == 0 or port_text[:1] not in ("", ":") else parts
 
 
 def parse_target(url: str, where: str) -> RequestTarget:

@@ -149,8 +149,8 @@ def _find_claimed(
             if main is not None:
                 codec = CODECS[row.name] if row else None
                 more = (*codec.parts[1:], *codec.optional_parts) if codec else ()
-                beside = {p: f"{weight}.{p}" for p in more if f"{weight}.{p}" in tensors}
-                names = {"": main, stem + kind: name} | beside
+                companions = {p: f"{weight}.{p}" for p in more if f"{weight}.{p}" in tensors}
+                names = {"": main, stem + kind: name} | companions
                 found[weight] = FoundWeight(names, partial(_join_claimed, weight))
     return found
 
@@ -200,9 +200,11 @@ def _find_scaled(
         if tensor.info.encoding != _SCALED:
             continue
         stem = name.removesuffix(".weight")
-        beside = {p: f"{stem}.{p}" for p in ("scale", "input_scale") if f"{stem}.{p}" in tensors}
-        if "scale" in beside:
-            found[name] = FoundWeight({"": name, **beside}, partial(_join_scaled, name))
+        companions = {
+            p: f"{stem}.{p}" for p in ("scale", "input_scale") if f"{stem}.{p}" in tensors
+        }
+        if "scale" in companions:
+            found[name] = FoundWeight({"": name, **companions}, partial(_join_scaled, name))
     return found
 
 
@@ -329,7 +331,7 @@ def _section_for(
     claimed = " or ".join(row.name for row in rows) or "one that is left as it is"
     raise CodecError(
         f"{name}: is a packed weight ({tensors[name].info.encoding}, with "
-        f"{', '.join(dialect.parts)} beside it); config.json says it is {claimed}"
+        f"{', '.join(dialect.parts)} next to it); config.json says it is {claimed}"
     )
 
 
@@ -337,8 +339,8 @@ def _stored_names(dialect: "Dialect", prefix: str, tensors: Tensors) -> Mapping[
     """Return {suffix: stored name} of a weight's tensors that exist, "" for the main part."""
     every = (*dialect.parts, *dialect.optional)
     stored = {part: dialect.stored(prefix, part, tensors) for part in every}
-    beside = {part: name for part, name in stored.items() if name is not None}
-    return {"": prefix + dialect.main, **beside}
+    companions = {part: name for part, name in stored.items() if name is not None}
+    return {"": prefix + dialect.main, **companions}
 
 
 def stored_part(tensor: LazyTensor) -> "StoredPart":
@@ -376,7 +378,7 @@ def _find_unclaimed(
 ) -> Mapping[str, FoundWeight]:
     """Return {weight: its stored tensors} of FP8 weights with a scale and no quantization section.
 
-    Beside a configuration that says nothing of quantization only weights are taken that ComfyUI's
+    With a configuration that says nothing of quantization only weights are taken that ComfyUI's
     markers claim, since these say by themselves that the codes have scales. `fault` is not used.
     """
     coded = any(tensor.info.encoding in _FP8 for tensor in tensors.values())

@@ -148,5 +148,5 @@ def check_backend(
     whole = steady.to_numpy(steady.linear(steady.array(x), w, None))
     alone = steady.to_numpy(steady.linear(steady.array(x[:3]), w, None))
     same = whole[:3].tobytes() == alone.tobytes()
-    assert same, f"{name}: deterministic, and a row's bits depend on the rows behind it"
+    assert same, f"{name}: deterministic, and a row's bits depend on the rows after it"
     return (*OPERATIONS, "repeatable", "deterministic")

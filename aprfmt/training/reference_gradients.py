@@ -222,7 +222,7 @@ def _after_padding_text(batch: Batch) -> str:
     if not count:
         return ""
     return (
-        f"labels left out: {count}, each the first token of a text behind padding, which no token "
+        f"labels left out: {count}, each the first token of a text after padding, which no token "
         "predicts; a trainer that scores it by the padding adds noise (label it -100)"
     )
 

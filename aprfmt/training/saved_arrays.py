@@ -204,7 +204,7 @@ def place_names(
     """
     plain: dict[str, str] = {}
     for name in names:
-        # Beside its weight the name of a module is of what the module gives.
+        # Next to its weight the name of a module is of what the module gives.
         changed = name if f"{name}.weight" in names else plain_name(name)
         for rule in rules:
             changed = rule(changed)

@@ -386,9 +386,9 @@ def frozen_factor_causes(
                 half.append(key)
         elif some:
             whole.append(key)
-    beside = Proof(len(half), 1.0, len(half), 0.0)  # found on the factors that it speaks of
+    of_half = Proof(len(half), 1.0, len(half), 0.0)  # found on the factors that it speaks of
     for cause, keys, says, proof in (
-        ("adapter_half_frozen", half, "did not move, and the other factor did", beside),
+        ("adapter_half_frozen", half, "did not move, and the other factor did", of_half),
         ("adapter_frozen", whole, "neither factor moved, and those of other pairs did", None),
     ):
         if keys:

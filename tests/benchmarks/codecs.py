@@ -325,7 +325,7 @@ def products(options: Options, threads: int) -> Iterator[Row]:
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run what was asked for."""
-    parser = argparse.ArgumentParser(description="Speed of the codecs beside peers and limits.")
+    parser = argparse.ArgumentParser(description="Speed of the codecs next to peers and limits.")
     parser.add_argument("--json", metavar="FILE")
     parser.add_argument("--size", type=int, default=64, help="Mi weights to dequantize")
     parser.add_argument("--rounds", type=int, default=5)

@@ -226,7 +226,7 @@ def peer_of(case: str, options: argparse.Namespace, clock: Callable[[], float]) 
         library, task = found(case, rows, options.columns)
         task()
     except ImportError as error:
-        print(f"{case}: NOT-RUN beside its library: {error}", file=sys.stderr)
+        print(f"{case}: NOT-RUN against its library: {error}", file=sys.stderr)
         return {}
     least = float("inf")
     for _ in range(min(options.rounds, 3)):

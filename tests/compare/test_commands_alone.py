@@ -295,7 +295,7 @@ def test_scales_of_inputs_that_differ_are_told_with_their_weight() -> None:
     assert told(view({"input_scale": x}), view({"activation_scale": inverse})) == [
         ("L0.q: input_scale, activation_scale in B", "unequal", "1/s stands for s")
     ]
-    beside = "beside w0; engines take 1.0, or 0, where there is none"
+    beside = "next to w0; engines take 1.0, or 0, where there is none"
     assert told(view({"input_scale": x}), view(weight)) == [
         ("L0.q: input_scale", "only in A", beside)
     ]

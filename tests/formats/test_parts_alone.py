@@ -303,7 +303,7 @@ def test_the_end_of_a_zip_is_of_one_file_and_stands_behind_its_directory() -> No
         ({"start": 9}, "is said to take bytes"),
         ({"size": length - 1}, "is said to take bytes"),
         ({"before": b"x"}, "is said to take bytes"),
-        ({"behind": b"x"}, "1 bytes stand behind"),
+        ({"behind": b"x"}, "1 bytes stand after"),
         ({"here": 2, "count": 2}, "claims 2 records"),
         ({"here": 0xFFFF, "count": 0xFFFF}, "has no zip64 locator"),
     ):

@@ -34,7 +34,9 @@ def open_manifest(path: Path, read: Callable[[Path], AprShard], partial: bool) -
     for one in members:
         if partial and not one.path.is_file():
             notes.append(
-                Note("warning", str(path), f"{one.path.name} is missing beside it", "missing_shard")
+                Note(
+                    "warning", str(path), f"{one.path.name} is missing next to it", "missing_shard"
+                )
             )
             continue
         # The manifest must list the shard's tensors; another size is only noted.
@@ -99,11 +101,11 @@ def open_siblings(
             shards.append(read(sibling))
         elif partial:
             notes.append(
-                Note("warning", str(path), f"{sibling.name} is missing beside it", "missing_shard")
+                Note("warning", str(path), f"{sibling.name} is missing next to it", "missing_shard")
             )
         else:
             raise FormatError(
-                f"{path}: {what}, {sibling.name} is missing beside it; get the missing file, "
+                f"{path}: {what}, {sibling.name} is missing next to it; get the missing file, "
                 "or list this one alone with --partial"
             )
     return _join_shards(path, shards, place.count, notes)

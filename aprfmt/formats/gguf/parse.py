@@ -406,4 +406,4 @@ def _check_end(parsed: ParsedGguf, buffer: Region, partial: bool) -> None:
         text = f"{parsed.size - padded} bytes follow the data{parsed.joined}"
         parsed.warn("trailing_bytes", text)
     elif parsed.size < padded and parsed.end > parsed.data_offset:
-        parsed.remark(f"{padded - parsed.size} bytes of padding are missing behind the last tensor")
+        parsed.remark(f"{padded - parsed.size} bytes of padding are missing after the last tensor")

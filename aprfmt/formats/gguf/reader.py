@@ -74,12 +74,12 @@ def open_source(path: Path, *, partial: bool = False, damaged: bool = False) -> 
                 shards.append(open_shard(sibling))
             elif not partial:
                 raise FormatError(
-                    f"{path}: belongs to a split of {len(names)} files, {name} is missing beside "
+                    f"{path}: belongs to a split of {len(names)} files, {name} is missing next to "
                     "it; get the missing file"
                 )
             else:
                 notes.append(
-                    Note("warning", str(path), f"{name} is missing beside it", "missing_shard")
+                    Note("warning", str(path), f"{name} is missing next to it", "missing_shard")
                 )
         check_set(shards, complete=len(shards) == len(names))
         source = GGUFSource(path, shards, notes)

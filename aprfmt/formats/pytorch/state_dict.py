@@ -25,7 +25,7 @@ FREE_VISITS, BYTE_VISITS = 50_000, 2
 MAX_PATH = 4096  # characters of a name
 ALONE = "tensor"  # the name of a tensor that is all the file holds
 _MODULE = ("_parameters", "_buffers", "_modules")  # of a pickled module, none of them in its names
-# What torch.nn.Module keeps for itself beside these: hooks, names of buffers, a compiled call.
+# What torch.nn.Module keeps for itself in addition: hooks, names of buffers, a compiled call.
 _BOOKKEEPING = frozenset(
     (
         "_non_persistent_buffers_set", "_backward_pre_hooks", "_backward_hooks",

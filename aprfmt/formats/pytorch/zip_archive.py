@@ -115,7 +115,7 @@ def _find_directory(view: Region, size: int, where: str) -> tuple[int, int, int,
     _, disk, first, here, count, length, start, comment = _END.unpack_from(tail, at)
     if at + _END.size + comment != len(tail):
         raise FormatError(
-            f"{where}: {len(tail) - at - _END.size - comment} bytes stand behind its directory; it "
+            f"{where}: {len(tail) - at - _END.size - comment} bytes stand after its directory; it "
             "is damaged, or something was appended"
         )
     stop = base + at

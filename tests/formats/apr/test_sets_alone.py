@@ -124,7 +124,7 @@ def test_a_manifest_lists_the_shards_and_their_tensors(
     source = opened(True)
     assert source[1] == [held["0.apr"]]
     assert notes_of(source) == [
-        ("warning", str(path), "1.apr is missing beside it", "missing_shard")
+        ("warning", str(path), "1.apr is missing next to it", "missing_shard")
     ]
     members[0].path.unlink()
     with pytest.raises(FormatError, match="none of the shards it names is there"):
@@ -150,7 +150,7 @@ def test_a_shard_finds_the_others_by_its_name(
         assert opened(partial) == (names[1], [other, own], [])
     names[0].unlink()
     source = opened(True)
-    missing = f"{names[0].name} is missing beside it"
+    missing = f"{names[0].name} is missing next to it"
     assert source[1] == [own]
     assert notes_of(source) == [("warning", str(names[1]), missing, "missing_shard")]
     with pytest.raises(FormatError) as error:

@@ -192,7 +192,7 @@ def test_partial_lists_an_incomplete_split(shards: list[Path]) -> None:
     with open_source(shards[0], partial=True) as source:
         assert source.files == (shards[0], shards[1], shards[3])
         texts = [note.text for note in source.notes]
-        assert texts[0] == "m-00003-of-00004.gguf is missing beside it"
+        assert texts[0] == "m-00003-of-00004.gguf is missing next to it"
         assert any("truncated" in text for text in texts)
         last = list(source.tensors.values())[-1]
         with pytest.raises(TruncatedError, match="m-00004-of-00004"):

@@ -242,7 +242,7 @@ ARCHIVES = {
     "overlapping": (_overlapping, "overlaps 'archive/data/1'"),
     "disk": (lambda: _field("archive/data/0", 34, b"\x01\0"), "is damaged"),
     "entry-magic": (lambda: _field("archive/data/0", 0, b"XX"), "no record of the zip directory"),
-    "appended": (lambda: whole() + b"x" * 10, "stand behind its directory"),
+    "appended": (lambda: whole() + b"x" * 10, "stand after its directory"),
     "prepended": (lambda: whole()[:4] + b"x" * 10 + whole()[4:], "expected|directory|zip"),
     "twice": (
         lambda: _rezipped(("x/data.pkl", EMPTY), ("x/data/0", b"1"), ("x/data/0", b"2")),
