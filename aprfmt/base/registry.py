@@ -6,7 +6,7 @@ backends, engines, causes) is a Registry; third parties add rows through the ent
 (hypotheses) is a tuple, followed by the rows of other packages.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from importlib import import_module
@@ -151,14 +151,15 @@ class Registry(Mapping[str, T], Generic[T]):
         result: T = loaded
         return result
 
-    def first(self, fits: Callable[[T], bool]) -> str | None:
+    def first(self, fits: Callable[[T], bool], without: Collection[str] = ()) -> str | None:
         """Return the name of the first item for which `fits` returns True; None without any.
 
-        Items of other packages are only tried if none of ours fits.
+        Items of other packages are only tried if none of ours fits. Those named in `without` are
+        not tried, and not imported.
         """
         for names in (self.own, self):
             for name in names:
-                if fits(self[name]):
+                if name not in without and fits(self[name]):
                     return name
         return None
 

@@ -112,6 +112,13 @@ class FormatSpec:
     collects: bool = False  # open_source takes `damaged=True`: damage is collected, not raised
 
 
+# What files begin with, blanks left out: a format of ours is imported for such a file alone. Those
+# that have no such bytes are asked about every file.
+BEGINNINGS: Mapping[str, tuple[bytes, ...]] = {
+    "apr": (b"APR", b"{"),  # a file, and the manifest of a set of files
+    "gguf": (b"GGUF",),
+}
+
 FORMATS: Registry[FormatSpec] = Registry(
     "formats",
     {
@@ -151,7 +158,9 @@ def detect_format(path: Path, wanted: str = "a model file") -> FormatSpec:
     from aprfmt.formats.mapped_file import read_head
 
     head, size = read_head(path, 4096)
-    name = FORMATS.first(lambda spec: spec.recognise(head, size))
+    begin = head.lstrip()
+    others = {name for name, begins in BEGINNINGS.items() if not begin.startswith(begins)}
+    name = FORMATS.first(lambda spec: spec.recognise(head, size), without=others)
     if name is not None:
         return FORMATS[name]
 

@@ -1,6 +1,6 @@
 """APR v2, the container of the aprender project: read, and written with the same bytes.
 
-Every file that is opened is tested for being APR, so what reads and writes it is imported only
+A file that begins like one is tested for being APR: what reads and writes it is imported only
 once one is found.
 """
 

@@ -1,6 +1,6 @@
 """GGUF, the container of llama.cpp: versions 2 and 3 read, version 3 written.
 
-Every file that is opened is tested for being GGUF, so what reads and writes it is imported only
+A file that begins like one is tested for being GGUF: what reads and writes it is imported only
 once one is found.
 """
 

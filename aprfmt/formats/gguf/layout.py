@@ -18,8 +18,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from aprfmt.base.encodings import BY_GGML, Encoding, unknown_encoding
+from aprfmt.formats import BEGINNINGS
 
-MAGIC = b"GGUF"
+(MAGIC,) = BEGINNINGS["gguf"]
 VERSIONS = (2, 3)
 VERSION = 3  # what is written
 HEADER_SIZE = 24
