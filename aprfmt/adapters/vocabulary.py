@@ -18,7 +18,7 @@ from aprfmt.model.adapter_reading import Adapter
 from aprfmt.model.carried_files import json_object
 from aprfmt.model.hf_folder import HFFolder, read_folder
 from aprfmt.tensors.view import View
-from aprfmt.tokenizer.stored_parts import TOKENIZER_JSON
+from aprfmt.tokenizer.keys import TOKENIZER_JSON
 
 _KEY = "vocab_size"
 _TEXT = "text_config"  # where a model of several parts has the key

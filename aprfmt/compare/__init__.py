@@ -28,6 +28,7 @@ from aprfmt.measure.texts import (
     GENERATION_ITEM,
     TOKENIZER_ITEM,
     SideVerdicts,
+    compare_equal_tokenizers,
     compare_texts,
     differing_generation_keys,
     template_diff,
@@ -894,9 +895,11 @@ class _TokenizerComparison:
 
 def _compare_tokenizers(a: Model, b: Model) -> _TokenizerComparison:
     """Return the comparison of two models' tokenizers: what differs, and what was not compared."""
-    from aprfmt.causes.tokenizer.comparison import compare_tokens
+    report = compare_equal_tokenizers(a, b)
+    if report is None:
+        from aprfmt.causes.tokenizer.comparison import compare_tokens
 
-    report = compare_tokens(a, b)
+        report = compare_tokens(a, b)
     verdicts = compare_texts(a, b, report)
     lacking = uncompared_tokenizers(a, b, report)
     if len(report.carried) == 1:  # ids cannot be compared

@@ -17,9 +17,8 @@ from aprfmt.errors import ArchError
 from aprfmt.model.carried_files import json_object
 from aprfmt.tokenizer.build import bos_eos_post_processor
 from aprfmt.tokenizer.hf_json import ROLES, id_list, post_processor_ids, special_texts
-from aprfmt.tokenizer.keys import TOKENS
+from aprfmt.tokenizer.keys import TOKENIZER_JSON, TOKENS
 from aprfmt.tokenizer.pre_tokenizers import flatten_steps
-from aprfmt.tokenizer.stored_parts import TOKENIZER_JSON
 from aprfmt.tokenizer.stored_tokenizer import read_tokenizer_parts
 
 if TYPE_CHECKING:

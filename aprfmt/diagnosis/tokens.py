@@ -3,26 +3,32 @@
 import json
 import shlex
 from collections.abc import Iterable, Iterator, Sequence
+from typing import TYPE_CHECKING
 
 from aprfmt.base.protocols import TypedValue, Value
-from aprfmt.causes.tokenizer.comparison import compare_tokens
-from aprfmt.causes.tokenizer.vocabulary_lists import Difference
 from aprfmt.diagnosis.levels import Levels
 from aprfmt.diagnosis.records import Evidence
 from aprfmt.errors import AprfmtError
 from aprfmt.measure.findings import Finding
 from aprfmt.measure.named_causes import set_command
 from aprfmt.measure.proofs import Proof, unfitted_proof
-from aprfmt.measure.texts import uncompared_tokenizers
+from aprfmt.measure.texts import compare_equal_tokenizers, uncompared_tokenizers
 from aprfmt.model import Model
 from aprfmt.tokenizer.keys import CHAT_TEMPLATE, TEMPLATE_FILE
+
+if TYPE_CHECKING:
+    from aprfmt.causes.tokenizer.vocabulary_lists import Difference
 
 _OF = "probe texts, conversations and ends that are not A's; a share"
 
 
 def add_tokenizer_findings(a: Model, b: Model, found: Levels) -> None:
     """Add findings and evidence on differing tokenizers to `found`; no pass is needed."""
-    report = compare_tokens(a, b)
+    report = compare_equal_tokenizers(a, b)
+    if report is None:
+        from aprfmt.causes.tokenizer.comparison import compare_tokens
+
+        report = compare_tokens(a, b)
     found.stated += [_token_finding(row, b) for row in report.findings]
     for row in report.findings:
         found.evidence += [
@@ -41,7 +47,7 @@ def add_tokenizer_findings(a: Model, b: Model, found: Levels) -> None:
     found.left += uncompared_tokenizers(a, b, report)
 
 
-def _token_finding(one: Difference, b: Model) -> Finding:
+def _token_finding(one: "Difference", b: Model) -> Finding:
     """Return the finding of one difference between the tokenizers."""
     says = one.says
     if one.example:
@@ -70,7 +76,7 @@ def _token_finding(one: Difference, b: Model) -> Finding:
     )
 
 
-def _difference_proof(one: Difference) -> Proof | None:
+def _difference_proof(one: "Difference") -> Proof | None:
     """Return the Proof of a difference; None where probes differ even with A's lists or texts in B.
 
     It is a weak proof where no probe showed the difference.

@@ -8,6 +8,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from aprfmt.base.budget import end_where_time_is_over
 from aprfmt.errors import AprfmtError
 from aprfmt.model.ledger import NotCompared, State, same_content
 from aprfmt.model.readings import FILES, KeyPattern, matching_row
@@ -26,9 +27,12 @@ from aprfmt.tokenizer.keys import (
     HF_JSON,
     KEYS,
 )
+from aprfmt.tokenizer.stored_parts import are_read_from_equal_texts
+from aprfmt.tokenizer.stored_tokenizer import read_tokenizer_parts
+from aprfmt.tokenizer.vocabulary import special_and_added_ids
 
 if TYPE_CHECKING:
-    from aprfmt.causes.tokenizer.comparison import TokensReport
+    from aprfmt.causes.tokenizer.vocabulary_lists import Difference
     from aprfmt.model import Model
 
 _AROUND = 2  # equal lines shown before and after
@@ -52,6 +56,10 @@ DIFFERING = ("different", "only in A", "only in B")
 _OTHERS = ("chat_template", "generation_config")  # rows of the tokenizers' report, judged apart
 _OF_THE_WRITER = ("transformers_version", "_from_model_config")
 
+COMPARED = (
+    "pieces, types, merges or scores, splitting, special ids, BOS and EOS, chat template, "
+    "generation settings"
+)
 TOKENIZER_PART, GENERATION_PART = "tokenizer", "generation config"  # parts in the ledger
 TOKENIZER_ITEM, GENERATION_ITEM = f"part {TOKENIZER_PART}", f"part {GENERATION_PART}"
 
@@ -113,7 +121,49 @@ class SideVerdicts:
         return f" ({', '.join(rows)})" if rows else ""
 
 
-def compare_texts(a: "Model", b: "Model", tokens: "TokensReport") -> SideVerdicts:
+@dataclass(frozen=True)
+class TokensReport:
+    """The comparison of two tokenizers: findings that count, harmless notes, what was compared.
+
+    `carried` are the labels of the sides that carry a tokenizer; `remarks` are sentences about a
+    template and the vocabulary next to it, and about ids that only one config.json states. `added`
+    are the ids of special and of added tokens. `unreadable` is the label of the side whose
+    tokenizer cannot be read.
+    """
+
+    findings: "tuple[Difference, ...]" = ()
+    notes: "tuple[Difference, ...]" = ()
+    remarks: tuple[str, ...] = ()
+    checked: tuple[str, ...] = ()
+    not_checked: tuple[str, ...] = ()
+    carried: str = "AB"
+    unreadable: str = ""
+    added: tuple[int, ...] = ()
+    counts: Mapping[str, int] = field(default_factory=dict)  # of tokens and merges that differ
+    left: tuple[NotCompared, ...] = ()  # tokens for which the other format has no place
+
+
+def compare_equal_tokenizers(a: "Model", b: "Model") -> TokensReport | None:
+    """Return the comparison of two tokenizers that are read from equal texts; None for others.
+
+    One of them is read, with all that a comparison looks at: equal texts that cannot be read are no
+    equal tokenizers. None for those too. The time of a budget in force ends it before it reads.
+    """
+    try:
+        if not are_read_from_equal_texts(a.carried, b.carried):
+            return None
+        end_where_time_is_over()
+        side = read_tokenizer_parts(a)
+        if side is None:
+            return None
+        _ = side.template, side.stop_ids  # of files that `read_tokenizer_parts` leaves alone
+    except AprfmtError:
+        return None  # the comparison part by part says what cannot be read
+    added = special_and_added_ids(side.vocabulary)
+    return TokensReport(checked=(f"tokenizer: {COMPARED}",), added=added)
+
+
+def compare_texts(a: "Model", b: "Model", tokens: TokensReport) -> SideVerdicts:
     """Return the verdicts on tokenizer, chat template and generation config of two models.
 
     `tokens` is the comparison of the tokenizers. Where only one side has a part, its verdict is
@@ -143,9 +193,7 @@ def compare_texts(a: "Model", b: "Model", tokens: "TokensReport") -> SideVerdict
     )
 
 
-def uncompared_tokenizers(
-    a: "Model", b: "Model", tokens: "TokensReport"
-) -> tuple[NotCompared, ...]:
+def uncompared_tokenizers(a: "Model", b: "Model", tokens: TokensReport) -> tuple[NotCompared, ...]:
     """Return the tokenizer parts and the generation config that were not compared.
 
     A tokenizer of a kind that is not read here is compared by its bytes. The generation config is
@@ -167,7 +215,7 @@ def uncompared_tokenizers(
     return (NotCompared("part", TOKENIZER_PART, stored, why, side), *settings, *unequal)
 
 
-def _keys_of_others(a: "Model", b: "Model", report: "TokensReport") -> Iterator[NotCompared]:
+def _keys_of_others(a: "Model", b: "Model", report: TokensReport) -> Iterator[NotCompared]:
     """Yield the tokenizer's keys that only other programs read, and that differ between A and B.
 
     aprfmt reads embedded files in their place: tokenizer.json for the keys of an APR file,

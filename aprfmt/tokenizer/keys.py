@@ -17,6 +17,16 @@ APR_CHAT_TEMPLATE = "chat_template"
 TEMPLATE_FILE = "chat_template.jinja"  # of a Hugging Face folder
 TEMPLATE_FOLDER = "additional_chat_templates"  # NAME.jinja: transformers' other templates
 GENERATION_CONFIG = "generation_config.json"
+# What a folder's tokenizer is read from: these files, and these keys of its config.json.
+TOKENIZER_JSON = "tokenizer.json"
+READ_FILES = (
+    TOKENIZER_JSON, "tokenizer_config.json", "special_tokens_map.json", GENERATION_CONFIG,
+    TEMPLATE_FILE, "chat_template.json",
+)  # fmt: skip
+READ_CONFIG_KEYS = (
+    "architectures", "model_type", "text_config", "vocab_size", "bos_token_id", "eos_token_id",
+    "pad_token_id",
+)  # fmt: skip
 APR_GGUF = FOREIGN_TOKENIZER  # JSON {key: [type, value or null]}: the way back to GGUF
 
 # GGUF token types (llama.cpp `llama_token_type`).

@@ -14,9 +14,9 @@ from aprfmt.tokenizer.hf_json import (
     special_texts,
 )
 from aprfmt.tokenizer.isolated import engine_of_data, engine_of_text
-from aprfmt.tokenizer.keys import HF_JSON, MODEL, PRE, TOKENS
+from aprfmt.tokenizer.keys import HF_JSON, MODEL, PRE, TOKENIZER_JSON, TOKENS
 from aprfmt.tokenizer.spm import SpmEngine
-from aprfmt.tokenizer.stored_parts import TOKENIZER_JSON, Carried
+from aprfmt.tokenizer.stored_parts import Carried
 from aprfmt.tokenizer.template import render
 from aprfmt.tokenizer.vocabulary import Vocabulary, collect_stop_ids, vocabulary_from_metadata
 

@@ -5,6 +5,7 @@ GGUF and APR has metadata keys, too; where both give a value the keys win (a use
 them).
 """
 
+import json
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -22,8 +23,11 @@ from aprfmt.tokenizer.keys import (
     FLAGS,
     HF_JSON,
     IDS,
+    READ_CONFIG_KEYS,
+    READ_FILES,
     TEMPLATE_FILE,
     TEMPLATE_FOLDER,
+    TOKENIZER_JSON,
     Key,
 )
 from aprfmt.tokenizer.tokenizer_cost import refuse_long_frame
@@ -31,7 +35,6 @@ from aprfmt.tokenizer.tokenizer_cost import refuse_long_frame
 if TYPE_CHECKING:
     from aprfmt.model import Model
 
-TOKENIZER_JSON = "tokenizer.json"
 MAX_JSON = 64 << 20  # the largest real tokenizer.json is about 35 MB
 MAX_TEMPLATE = 1 << 20  # the largest real chat template has about 100 kB
 MAX_TOKENS = 1 << 24
@@ -332,3 +335,30 @@ class Carried:
             return stated
         overruled = "vocab_size" in resolution.report.overruled
         return int(resolution.hyper["vocab_size"]) if overruled else stated
+
+
+def are_read_from_equal_texts(a: Carried, b: Carried) -> bool:
+    """Return whether equal files and equal keys of config.json state two folders' tokenizers.
+
+    Nothing of such tokenizers can differ. False where a side has no tokenizer.json, or where keys
+    of a GGUF or APR state parts. Raises FormatError for a file that cannot be read.
+    """
+    if any(not _has_files_alone(side) for side in (a, b)) or a.vocab_size() != b.vocab_size():
+        return False
+    stated = [_config_text(side.model.config) for side in (a, b)]
+    return stated[0] == stated[1] and all(
+        a.files.get(name) == b.files.get(name) for name in READ_FILES
+    )
+
+
+def _has_files_alone(side: Carried) -> bool:
+    """Return whether a tokenizer is stated by a folder's files alone, tokenizer.json among them."""
+    model, folder = side.model, side.model.folder
+    keyed = model.key_style in _SPELLING or HF_JSON in model.metadata
+    return folder is not None and TOKENIZER_JSON in folder.texts and not keyed
+
+
+def _config_text(config: Mapping[str, Any] | None) -> str:
+    """Return what a config.json states for the tokenizer, as JSON; "null" without the file."""
+    stated = config and {key: config[key] for key in READ_CONFIG_KEYS if key in config}
+    return json.dumps(stated, sort_keys=True)

@@ -69,6 +69,12 @@ class Vocabulary:
         return [i for i, kind in enumerate(self.types) if kind in wanted]
 
 
+def special_and_added_ids(*vocabularies: Vocabulary) -> tuple[int, ...]:
+    """Return the ids of special tokens, then of all added tokens, of vocabularies, each once."""
+    special = [i for v in vocabularies for i in v.ids.values()]
+    return tuple(dict.fromkeys([*special, *(i for v in vocabularies for i in v.added)]))
+
+
 def vocabulary_from_metadata(carried: Carried) -> Vocabulary | None:
     """Return the vocabulary in a GGUF's or APR's own keys; None if it has no such keys.
 

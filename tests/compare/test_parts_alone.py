@@ -17,7 +17,6 @@ import torch
 
 from aprfmt.arch.spec import HyperParams
 from aprfmt.causes import CAUSES
-from aprfmt.causes.tokenizer.comparison import TokensReport
 from aprfmt.cli import diff
 from aprfmt.compare.diffs import DiffReport
 from aprfmt.compare.short_answer import COMMANDS, LINES, short_answer
@@ -40,7 +39,7 @@ from aprfmt.measure.named_causes import (
 from aprfmt.measure.records import TENSOR_VERDICTS, FieldDiff
 from aprfmt.measure.requantization import RequantizationOracle
 from aprfmt.measure.sampling import DifferingRange, SampleReport
-from aprfmt.measure.texts import _stored_tokenizer
+from aprfmt.measure.texts import TokensReport, _stored_tokenizer
 from aprfmt.measure.trace_rows import TraceOnSharedRows
 from aprfmt.model import engine_state
 
@@ -443,6 +442,7 @@ def test_a_tokenizer_of_one_side_is_present_there(
     from aprfmt import compare
 
     report = TokensReport(carried=carried, remarks=("r",), not_checked=("n",), checked=("c",))
+    monkeypatch.setattr(compare, "compare_equal_tokenizers", lambda a, b: None)
     monkeypatch.setattr("aprfmt.causes.tokenizer.comparison.compare_tokens", lambda a, b: report)
     monkeypatch.setattr(compare, "compare_texts", lambda a, b, report: None)
     monkeypatch.setattr(compare, "uncompared_tokenizers", lambda a, b, report: ("left",))

@@ -171,7 +171,7 @@ def test_differences_of_tokenizers_are_findings_with_what_shows_them(
         checked=["tokenizer"],
         not_checked=["template"],
     )
-    monkeypatch.setattr(tokens, "compare_tokens", lambda a, b: report)
+    monkeypatch.setattr(tokens, "compare_equal_tokenizers", lambda a, b: report)
     monkeypatch.setattr(tokens, "uncompared_tokenizers", lambda a, b, report: ("left",))
     found = Levels()
     b: Any = SimpleNamespace(folder=None, path=Path("b.gguf"))

@@ -3,14 +3,18 @@
 import difflib
 import json
 import shutil
+from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from aprfmt.causes.tokenizer.comparison import TokensReport
+from aprfmt.causes.tokenizer.comparison import compare_tokens
 from aprfmt.compare import diff
-from aprfmt.measure.texts import SideVerdicts, compare_texts
-from aprfmt.model import open_model
+from aprfmt.measure.texts import SideVerdicts, TokensReport, compare_equal_tokenizers, compare_texts
+from aprfmt.model import Model, open_model
+from aprfmt.tokenizer.keys import READ_CONFIG_KEYS, READ_FILES
 from tests.cli.run import aprfmt
 
 
@@ -145,3 +149,102 @@ def test_lists_that_differ_without_an_effect_are_no_difference(
         made = compare_texts(model, model, report)
     assert made.text == "tokenizer stored otherwise (3 merges moved)"
     assert not made.differing
+
+
+# --- tokenizers that are read from equal texts -----------------------------------------------
+
+
+def copy_of(folder: Path, tmp_path: Path, file: str = "", text: str | None = None) -> Path:
+    """Return a copy of a folder, with another text in one file, or without it for None."""
+    made = shutil.copytree(folder, tmp_path / "copy")
+    if file and text is None:
+        (made / file).unlink()
+    elif text is not None:
+        (made / file).write_text(text)
+    return made
+
+
+class Watched(dict[str, Any]):
+    """What a file holds; `asked` are the keys that were looked for."""
+
+    def __init__(self, held: Mapping[str, Any]) -> None:
+        super().__init__(held)
+        self.asked: set[str] = set()
+
+    def get(self, key: str, default: Any = None) -> Any:
+        self.asked.add(key)
+        return super().get(key, default)
+
+    def __getitem__(self, key: str) -> Any:
+        self.asked.add(key)
+        return super().__getitem__(key)
+
+
+def watched(folder: Path) -> tuple[Model, Watched, Watched]:
+    """Return (the model of a folder, its config.json, its text files), of which keys are noted."""
+    model = open_model(folder)
+    assert model.roles and model.folder is not None and model.folder.config is not None
+    config, texts = Watched(model.folder.config), Watched(model.folder.texts)
+    del model.config  # which is kept after the first look
+    model.folder = replace(model.folder, config=config, texts=texts)
+    return model, config, texts
+
+
+@pytest.mark.parametrize("eps", [None, 1e-3])
+def test_tokenizers_of_equal_texts_are_compared_as_others(
+    eps: float | None, demo_model: Path, tmp_path: Path
+) -> None:
+    config = json.loads((demo_model / "config.json").read_text())
+    text = json.dumps(config | ({} if eps is None else {"rms_norm_eps": eps}))
+    a, b = open_model(demo_model), open_model(copy_of(demo_model, tmp_path, "config.json", text))
+    found = compare_equal_tokenizers(a, b)
+    assert found is not None and found == compare_tokens(a, b)
+    assert found.checked and found.added
+
+
+@pytest.mark.parametrize("file", READ_FILES)
+def test_a_file_that_differs_is_compared_part_by_part(
+    file: str, demo_model: Path, tmp_path: Path
+) -> None:
+    there = (demo_model / file).is_file()
+    text = (demo_model / file).read_text() + " " if there else '{"chat_template": "x"}'
+    other = open_model(copy_of(demo_model, tmp_path, file, text))
+    assert compare_equal_tokenizers(open_model(demo_model), other) is None
+
+
+@pytest.mark.parametrize("key", READ_CONFIG_KEYS)
+def test_a_key_that_differs_is_compared_part_by_part(
+    key: str, demo_model: Path, tmp_path: Path
+) -> None:
+    config = json.loads((demo_model / "config.json").read_text())
+    other = {"vocab_size": 1000, "model_type": "qwen3", "text_config": {"eos_token_id": 1}}
+    text = json.dumps({**config, key: other.get(key, [7])})
+    models = open_model(demo_model), open_model(copy_of(demo_model, tmp_path, "config.json", text))
+    assert compare_equal_tokenizers(*models) is None
+
+
+@pytest.mark.parametrize("file", ["tokenizer.json", "chat_template.json", "generation_config.json"])
+def test_equal_texts_that_cannot_be_read_are_not_equal(
+    file: str, demo_model: Path, tmp_path: Path
+) -> None:
+    """Seen red: without a look at the template and the ends."""
+    broken = copy_of(demo_model, tmp_path, file, "{")
+    (broken / "chat_template.jinja").unlink()
+    again = shutil.copytree(broken, tmp_path / "again")
+    assert compare_equal_tokenizers(open_model(broken), open_model(again)) is None
+    assert aprfmt("diff", broken, again).code == 2
+
+
+@pytest.mark.parametrize("file", ["tokenizer.json", "generation_config.json", "config.json"])
+def test_a_comparison_reads_no_other_file_or_key(
+    file: str, demo_model: Path, tmp_path: Path
+) -> None:
+    """What a tokenizer is read from is listed. Seen red: `special_tokens_map.json` left out."""
+    said = json.loads((demo_model / file).read_text())
+    said |= {"eos_token_id": 5, "normalizer": {"type": "Lowercase"}}
+    text = json.dumps(said)
+    sides = watched(demo_model), watched(copy_of(demo_model, tmp_path, file, text))
+    assert compare_tokens(sides[0][0], sides[1][0]).findings
+    for _, config, texts in sides:
+        assert config.asked <= {*READ_CONFIG_KEYS} and texts.asked <= {*READ_FILES}
+        assert "eos_token_id" in config.asked and "special_tokens_map.json" in texts.asked

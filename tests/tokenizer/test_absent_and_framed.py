@@ -13,8 +13,9 @@ from typing import Any
 
 import pytest
 
-from aprfmt.causes.tokenizer.comparison import TokensReport, compare_tokens
+from aprfmt.causes.tokenizer.comparison import compare_tokens
 from aprfmt.checks.file.vocabulary import _find_stale_ids
+from aprfmt.measure.texts import TokensReport
 from aprfmt.model import Model
 from aprfmt.tokenizer.absent_keys import absent_ids, absent_types
 from aprfmt.tokenizer.carriers import to_gguf

@@ -10,7 +10,7 @@ tokenizers, and by A's with one part of B's at a time. `diff` and `diagnose` pri
 
 from bisect import bisect_left
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 
 from aprfmt.base.budget import end_where_time_is_over
 from aprfmt.causes.row import Cause
@@ -18,12 +18,13 @@ from aprfmt.causes.tokenizer import pre_tokenizer, special_ids, vocabulary_lists
 from aprfmt.causes.tokenizer.file_places import part_place
 from aprfmt.causes.tokenizer.vocabulary_lists import Difference, value_text
 from aprfmt.errors import AprfmtError
+from aprfmt.measure.texts import COMPARED, TokensReport
 from aprfmt.model import Model
 from aprfmt.model.ledger import NotCompared
 from aprfmt.tokenizer.engine_defaults import overridden_types
 from aprfmt.tokenizer.keys import CONTROL, TOKENS
 from aprfmt.tokenizer.stored_tokenizer import StatedTokenizer, read_tokenizer_parts
-from aprfmt.tokenizer.vocabulary import Vocabulary
+from aprfmt.tokenizer.vocabulary import Vocabulary, special_and_added_ids
 
 CAUSE_ROWS = (
     Cause(
@@ -56,32 +57,6 @@ _LISTED = (
     special_ids.generation_differences,
     special_ids.config_id_differences,
 )
-COMPARED = (
-    "pieces, types, merges or scores, splitting, special ids, BOS and EOS, chat template, "
-    "generation settings"
-)
-
-
-@dataclass(frozen=True)
-class TokensReport:
-    """The comparison of two tokenizers: findings that count, harmless notes, what was compared.
-
-    `carried` are the labels of the sides that carry a tokenizer; `remarks` are sentences about a
-    template and the vocabulary next to it, and about ids that only one config.json states. `added`
-    are the ids of special and of added tokens. `unreadable` is the label of the side whose
-    tokenizer cannot be read.
-    """
-
-    findings: tuple[Difference, ...] = ()
-    notes: tuple[Difference, ...] = ()
-    remarks: tuple[str, ...] = ()
-    checked: tuple[str, ...] = ()
-    not_checked: tuple[str, ...] = ()
-    carried: str = "AB"
-    unreadable: str = ""
-    added: tuple[int, ...] = ()
-    counts: Mapping[str, int] = field(default_factory=dict)  # of tokens and merges that differ
-    left: tuple[NotCompared, ...] = ()  # tokens for which the other format has no place
 
 
 def compare_tokens(a: Model, b: Model) -> TokensReport:
@@ -125,7 +100,7 @@ def compare_tokens(a: Model, b: Model) -> TokensReport:
         )
         return replace(
             report,
-            added=_added_token_ids(mine, theirs),
+            added=special_and_added_ids(mine.vocabulary, theirs.vocabulary),
             counts=count_differences(*vocabularies),
             left=tuple(_without_counterpart(mine, theirs)),
         )
@@ -274,13 +249,6 @@ def _without_counterpart(a: StatedTokenizer, b: StatedTokenizer) -> Iterator[Not
             "embedding",
             label,
         )  # fmt: skip
-
-
-def _added_token_ids(*sides: StatedTokenizer) -> tuple[int, ...]:
-    """Return the ids of special tokens, then of all added tokens, of both sides, each once."""
-    vocabularies = [side.vocabulary for side in sides]
-    special = [i for v in vocabularies for i in v.ids.values()]
-    return tuple(dict.fromkeys([*special, *(i for v in vocabularies for i in v.added)]))
 
 
 def compare_tokenizers(mine: StatedTokenizer, theirs: StatedTokenizer) -> TokensReport:

@@ -15,10 +15,11 @@ import pytest
 
 from aprfmt.base.protocols import TypedValue
 from aprfmt.causes.tokenizer import effect as measuring
-from aprfmt.causes.tokenizer.comparison import TokensReport, compare_tokenizers, compare_tokens
+from aprfmt.causes.tokenizer.comparison import compare_tokenizers, compare_tokens
 from aprfmt.checks.context import CheckContext
 from aprfmt.checks.file.vocabulary import check_merges
 from aprfmt.checks.records import NotRun
+from aprfmt.measure.texts import TokensReport
 from aprfmt.model import Model, open_model
 from aprfmt.tokenizer.carriers import to_gguf, to_hf
 from aprfmt.tokenizer.conversations import named_tokens, unknown_tokens

@@ -13,7 +13,6 @@ from typing import Any
 
 import pytest
 
-from aprfmt.causes.tokenizer.comparison import TokensReport
 from aprfmt.checks import validate
 from aprfmt.checks.file import source_accounting, stated_facts
 from aprfmt.checks.file.stated_facts import check_dtype, check_quantization
@@ -21,6 +20,7 @@ from aprfmt.checks.records import NotRun
 from aprfmt.checks.source_values import check_source_values
 from aprfmt.diagnosis import diagnose
 from aprfmt.errors import ArchError
+from aprfmt.measure.texts import TokensReport
 from tests.cli.run import aprfmt
 from tests.diagnosis.engines import tiny_folder
 from tests.diagnosis.faults import DEMO
