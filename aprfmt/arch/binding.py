@@ -11,8 +11,7 @@ from dataclasses import dataclass, field, replace
 
 from aprfmt.arch.joining_steps import Stacked
 from aprfmt.arch.layout_steps import Transposed
-from aprfmt.arch.mlx_layout import mlx_bindings
-from aprfmt.arch.name_templates import NO_MODEL, NameIndex, expand_template
+from aprfmt.arch.name_templates import NO_MODEL, Match, NameIndex, expand_template
 from aprfmt.arch.name_templates import detect_style as detect_style
 from aprfmt.arch.size_expressions import needs_hold, size_of
 from aprfmt.arch.spec import ArchSpec, Binding, role_key, split_key
@@ -87,16 +86,17 @@ def bind_names(spec: ArchSpec, style: str, names: Iterable[str]) -> BoundNames:
     a role, the earlier one gets it, and the later one is in `again` with its names unbound. Raises
     ArchError if two names mean the same tensor.
     """
-    bindings = (*spec.bindings.get(style, ()), *mlx_bindings(spec, style))
-    index = NameIndex(
-        style,
-        [(name, (b, s)) for b, row in enumerate(bindings) for s, name in enumerate(row.stored)],
-    )
-    # First the binding, the layer and the expert of each name.
     every = list(names)
+    bindings = tuple(spec.bindings.get(style, ()))
+    matches = _matches_of(every, bindings, style)
+    if None in matches.values():  # MLX's converters may have given such names
+        from aprfmt.arch.mlx_layout import mlx_bindings
+
+        bindings = (*bindings, *mlx_bindings(spec, style))
+        matches = _matches_of(every, bindings, style)
+    # First the binding, the layer and the expert of each name.
     found: dict[tuple[int, int | None], dict[int, dict[int, str]]] = {}
-    for name in every:
-        match = index.find(name)
+    for name, match in matches.items():
         if match is None:
             continue
         b, s = match.value
@@ -148,6 +148,15 @@ def bind_names(spec: ArchSpec, style: str, names: Iterable[str]) -> BoundNames:
             if claims.isdisjoint(group.stored) and claimed.issuperset(group.roles)
         ),
     )
+
+
+def _matches_of(
+    names: Iterable[str], bindings: Sequence[Binding], style: str
+) -> dict[str, Match[tuple[int, int]] | None]:
+    """Return {name: the number of its binding and its place there}, None for an unknown name."""
+    rows = [(name, (b, s)) for b, row in enumerate(bindings) for s, name in enumerate(row.stored)]
+    index = NameIndex(style, rows)
+    return {name: index.find(name) for name in names}
 
 
 def _partial_group(

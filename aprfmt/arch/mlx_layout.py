@@ -110,14 +110,16 @@ def _mla_bindings(spec: ArchSpec) -> Iterator[Binding]:
 
 
 def with_mlx_norms(
-    spec: ArchSpec, bound: "BoundNames", shapes: Mapping[str, tuple[int, ...]]
+    spec: ArchSpec, style: str, bound: "BoundNames", shapes: Mapping[str, tuple[int, ...]]
 ) -> "BoundNames":
     """Return `bound`, the norms of a file of MLX's with the layout step 1 + w added.
 
-    Other files' are returned unchanged. `shapes` are the stored shapes by name. A file is MLX's
-    if all its convolution kernels have MLX's shape: mlx-lm adds the 1 to all norms of a file in
-    which a single kernel has another shape.
+    Other files' are returned unchanged. `style` is the naming style of `bound`, `shapes` are the
+    stored shapes by name. A file is MLX's if all its convolution kernels have MLX's shape: mlx-lm
+    adds the 1 to all norms of a file in which a single kernel has another shape.
     """
+    if style != STYLE:
+        return bound
     kernels = [
         shapes.get(name, ())
         for group in bound.groups

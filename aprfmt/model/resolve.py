@@ -197,7 +197,6 @@ def resolve_with_names(
     that of most names. `forced` is the user's --arch. Raises ArchError.
     """
     from aprfmt.arch.binding import bind_names, bind_packed, known_shapes, without_partial
-    from aprfmt.arch.mlx_layout import STYLE, with_mlx_norms
     from aprfmt.arch.required_roles import compare_roles
     from aprfmt.arch.spec import split_key
     from aprfmt.model.completeness import absence_predicate
@@ -228,8 +227,10 @@ def resolve_with_names(
         for name, tensor in tensors.items()
         if shape_is_known(tensor.stored[0]) and tensor.stored[0].info.name not in partial
     }
-    if style == STYLE:
-        bound = with_mlx_norms(spec, bound, said)
+    if any(len(shape) == 3 and shape[2] == 1 for shape in said.values()):  # as MLX's kernels are
+        from aprfmt.arch.mlx_layout import with_mlx_norms
+
+        bound = with_mlx_norms(spec, style, bound, said)
     shapes = known_shapes(bound, said)
     has_draft = style in spec.draft
     first = _first_draft_layer(spec, style, tensors) if has_draft else None
