@@ -10,7 +10,7 @@ from dataclasses import replace
 
 from aprfmt.arch import hyper_rules, moe
 from aprfmt.arch.deepseek import DEEPSEEK_V3, EXPERTS_HF, v3_rules, v3_tables
-from aprfmt.arch.layer_kinds import layers_with_role, listed_kinds, read_layer_kinds
+from aprfmt.arch.layer_kinds import layers_with_role, read_layer_kinds
 from aprfmt.arch.mla import (
     LISTED_EXPERTS_LOSS,
     expert_groups_rule,
@@ -21,7 +21,7 @@ from aprfmt.arch.mla import (
 )
 from aprfmt.arch.spec import Facts, Found, HyperRule, Params
 from aprfmt.arch.tensor_rows import linear, norm
-from aprfmt.arch.value_checks import sequence, text, whole_number
+from aprfmt.arch.value_checks import listed_kinds, sequence, text, whole_number
 from aprfmt.base.protocols import Value
 from aprfmt.errors import ArchError
 

@@ -17,7 +17,7 @@ from typing import Any
 from aprfmt.arch import hyper_rules, losses, moe
 from aprfmt.arch.deepseek import routed_scale_rule, sigmoid_router_rule
 from aprfmt.arch.joining_steps import Split, Stacked
-from aprfmt.arch.layer_kinds import layers_with_role, listed_kinds
+from aprfmt.arch.layer_kinds import layers_with_role
 from aprfmt.arch.layout_steps import Reshaped
 from aprfmt.arch.mla import q_lora_rank_rule, shared_experts_rule
 from aprfmt.arch.rope import rope_rules
@@ -27,6 +27,7 @@ from aprfmt.arch.spec_builders import full_spec
 from aprfmt.arch.tensor_rows import Q, RoleRow, make_tables, single_row, with_model_rows
 from aprfmt.arch.value_checks import (
     finite_number,
+    listed_kinds,
     positive_number,
     sequence,
     shortest_decimal,

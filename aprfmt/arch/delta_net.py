@@ -10,12 +10,12 @@ from aprfmt.arch import hyper_rules, rope_sections
 from aprfmt.arch.gemma import PLUS_ONE, gemma_norm_rows
 from aprfmt.arch.grouped_rows import ByGroup
 from aprfmt.arch.joining_steps import Split
-from aprfmt.arch.layer_kinds import listed_kinds, write_kinds
+from aprfmt.arch.layer_kinds import write_kinds
 from aprfmt.arch.nope_layers import all_but_every
 from aprfmt.arch.recurrent_steps import Depthwise, NegativeExp
 from aprfmt.arch.spec import Binding, BlockSpec, Facts, HyperRule, Loss, Params
 from aprfmt.arch.tensor_rows import KV, LAYER, Q, RoleRow, Steps, linear, norm
-from aprfmt.arch.value_checks import whole_number
+from aprfmt.arch.value_checks import listed_kinds, whole_number
 from aprfmt.base.protocols import Value
 from aprfmt.errors import ArchError
 

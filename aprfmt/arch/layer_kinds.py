@@ -4,9 +4,8 @@ A GGUF has zero key heads for a layer without attention. Sources: transformers' 
 the converter's jamba.py, granite.py, lfm2.py, nemotron.py.
 """
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from reprlib import repr as short_repr
 
 from aprfmt.arch import hyper_rules
 from aprfmt.arch.layout_steps import RowsPermuted
@@ -22,9 +21,8 @@ from aprfmt.arch.spec import (
     split_key,
 )
 from aprfmt.arch.tensor_rows import KV, LAYER, Q, RoleRow, linear
-from aprfmt.arch.value_checks import sequence, whole_number
+from aprfmt.arch.value_checks import listed_kinds, sequence, whole_number
 from aprfmt.base.protocols import Value
-from aprfmt.errors import ArchError
 
 IN, SSM = "attention_layers", "ssm_layers"
 KV_HEADS = "{arch}.attention.head_count_kv"
@@ -196,22 +194,6 @@ def read_layer_kinds(names: Sequence[str], rest: Sequence[str], *keys: str) -> R
         return tuple(kind in names for kind in listed), found[1]
 
     return read
-
-
-def listed_kinds(value: Value, key: str, layers: int, known: Collection[Value]) -> list[Value]:
-    """Return the kinds of the first `layers` layers, which config.json lists under `key`.
-
-    Raises ArchError for a list of fewer, and for a kind that is not among `known`.
-    """
-    kinds = list(sequence(value, key, layers)[:layers])
-    every = tuple(known)  # a kind may be a list, which no mapping can be asked for
-    for layer, kind in enumerate(kinds):
-        if kind not in every:
-            raise ArchError(
-                f"{key}: layer {layer} is {short_repr(kind)}; the layers of this architecture are "
-                f"one of: {', '.join(map(str, every))}"
-            )
-    return kinds
 
 
 def read_layer_numbers(key: str) -> Read:

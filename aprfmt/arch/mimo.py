@@ -12,7 +12,7 @@ from dataclasses import replace
 
 from aprfmt.arch import draft_head, hyper_rules, moe
 from aprfmt.arch.deepseek import EXPERTS_HF, ROUTER_BIAS, routed_scale_rule
-from aprfmt.arch.layer_kinds import KV_HEADS, listed_kinds
+from aprfmt.arch.layer_kinds import KV_HEADS
 from aprfmt.arch.layout_steps import HalvesExchanged
 from aprfmt.arch.mla import expert_groups_rule
 from aprfmt.arch.qwen2 import QWEN2, WINDOW
@@ -32,7 +32,7 @@ from aprfmt.arch.tensor_rows import (
     norm,
     with_model_rows,
 )
-from aprfmt.arch.value_checks import boolean, sequence, whole_number
+from aprfmt.arch.value_checks import boolean, listed_kinds, sequence, whole_number
 from aprfmt.base.protocols import Value
 
 _LOCAL, _FULL = "window_layers", "!window_layers"

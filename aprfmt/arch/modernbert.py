@@ -10,14 +10,14 @@ from dataclasses import replace
 from aprfmt.arch import hyper_rules
 from aprfmt.arch.encoders import BLOCK, embedding_rows, encoder_rules, encoder_spec
 from aprfmt.arch.fused_projection import GGUF_FUSED, IN_ORDER, fused_bindings, fused_rows
-from aprfmt.arch.layer_kinds import listed_kinds, write_kinds
+from aprfmt.arch.layer_kinds import write_kinds
 from aprfmt.arch.phi3 import GATE_UP, IN_GATE_UP
 from aprfmt.arch.rope import rope_rules
 from aprfmt.arch.rope_hf import RopeDefaults
 from aprfmt.arch.sliding_window import KINDS
 from aprfmt.arch.spec import Binding, Facts, Found, HyperRule, Params
 from aprfmt.arch.tensor_rows import Q, RoleRow, linear, make_tables, norm
-from aprfmt.arch.value_checks import sequence, whole_number
+from aprfmt.arch.value_checks import listed_kinds, sequence, whole_number
 from aprfmt.base.protocols import Value
 from aprfmt.errors import ArchError
 

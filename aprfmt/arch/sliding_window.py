@@ -5,9 +5,8 @@ from dataclasses import dataclass
 from reprlib import repr as short_repr
 from typing import Any
 
-from aprfmt.arch.layer_kinds import listed_kinds
 from aprfmt.arch.spec import Facts, Found, HyperRule, Loss, Params, PerLayer
-from aprfmt.arch.value_checks import boolean, sequence, whole_number
+from aprfmt.arch.value_checks import boolean, listed_kinds, sequence, whole_number
 from aprfmt.base.protocols import Value
 from aprfmt.errors import ArchError
 

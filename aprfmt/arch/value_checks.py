@@ -2,7 +2,7 @@
 
 import math
 import struct
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from reprlib import repr as short_repr
 from typing import TYPE_CHECKING
 
@@ -162,3 +162,19 @@ def object_under(facts: "Facts", key: str) -> Mapping[str, Value]:
     if not isinstance(found[0], Mapping):
         raise ArchError(f"{found[1]}: is {short_repr(found[0])}; expected an object")
     return found[0]
+
+
+def listed_kinds(value: Value, key: str, layers: int, known: Collection[Value]) -> list[Value]:
+    """Return the kinds of the first `layers` layers, which config.json lists under `key`.
+
+    Raises ArchError for a list of fewer, and for a kind that is not among `known`.
+    """
+    kinds = list(sequence(value, key, layers)[:layers])
+    every = tuple(known)  # a kind may be a list, which no mapping can be asked for
+    for layer, kind in enumerate(kinds):
+        if kind not in every:
+            raise ArchError(
+                f"{key}: layer {layer} is {short_repr(kind)}; the layers of this architecture are "
+                f"one of: {', '.join(map(str, every))}"
+            )
+    return kinds
