@@ -132,8 +132,6 @@ def _find_claimed(
     Those are bitsandbytes' 4-bit weights, and weights in encodings that other packages add. `fault`
     is not used.
     """
-    from aprfmt.codecs import CODECS
-
     if quantization_section(config) is not None:
         all_encodings()  # other packages' claims: only what config.json speaks of is worth the look
     stems = {claim.partition("__")[0] for claim in BY_CLAIM}
@@ -147,6 +145,8 @@ def _find_claimed(
             marked = f"{weight}@{row.name if row else kind[2:].upper()}"  # in an APR file
             main = next((n for n in (weight, marked) if n in tensors), None)
             if main is not None:
+                from aprfmt.codecs import CODECS
+
                 codec = CODECS[row.name] if row else None
                 more = (*codec.parts[1:], *codec.optional_parts) if codec else ()
                 companions = {p: f"{weight}.{p}" for p in more if f"{weight}.{p}" in tensors}
