@@ -14,7 +14,6 @@ from numpy.typing import NDArray
 
 from aprfmt.base.data_frames import Row, Tabular
 from aprfmt.base.deferred import Deferred, DeferredField
-from aprfmt.base.object_repr import short_repr
 from aprfmt.base.protocols import Value
 from aprfmt.errors import UsageError
 from aprfmt.inference.backends.base import Array, Backend
@@ -64,6 +63,8 @@ class Trace(Tabular):
 
     def __repr__(self) -> str:
         """Return a short text: the class, the model, and the number of records."""
+        from aprfmt.base.object_repr import short_repr
+
         return short_repr(self, self.run.get("model", ""), f"{len(self.records)} records")
 
     def _ipython_key_completions_(self) -> list[str]:

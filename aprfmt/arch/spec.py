@@ -31,7 +31,6 @@ from aprfmt.arch.role_vocabulary import HYPER_NAMES as HYPER_NAMES
 from aprfmt.arch.role_vocabulary import SPECIAL_NAMES as SPECIAL_NAMES
 from aprfmt.arch.role_vocabulary import role_key as role_key
 from aprfmt.arch.role_vocabulary import split_key as split_key
-from aprfmt.base.object_repr import short_repr
 from aprfmt.base.protocols import Value
 from aprfmt.errors import ArchError
 
@@ -213,6 +212,8 @@ class HyperParams(Mapping[str, Value]):
         return self._rows[name]
 
     def __repr__(self) -> str:
+        from aprfmt.base.object_repr import short_repr
+
         return short_repr(self, self._subject, f"{len(self)} values")
 
     def _ipython_key_completions_(self) -> list[str]:
@@ -513,6 +514,8 @@ class ArchSpec:
     mixed: Callable[[Params], str] | None = None
 
     def __repr__(self) -> str:
+        from aprfmt.base.object_repr import short_repr
+
         return short_repr(self, self.name)
 
     def __post_init__(self) -> None:

@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from aprfmt.base.budget import LEFT_BY
 from aprfmt.base.notebook import Card, Table, Tone
-from aprfmt.base.object_repr import short_repr
 from aprfmt.base.outcome import OUTCOMES, Check, Outcome, Report, count_outcomes, exit_code, verdict
 from aprfmt.errors import AprfmtError
 from aprfmt.model.ledger import LATE, OF_A_PASS, Ledger, NotCompared, make_ledger
@@ -133,6 +132,8 @@ class CheckReport:
     answers: tuple[Answer, ...]
 
     def __repr__(self) -> str:
+        from aprfmt.base.object_repr import short_repr
+
         return short_repr(self, self.subject, self.outcome, f"{len(self.answers)} rows")
 
     @property

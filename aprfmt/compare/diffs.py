@@ -10,7 +10,6 @@ from functools import cached_property
 from typing import TYPE_CHECKING
 
 from aprfmt.base.data_frames import Row, Tabular
-from aprfmt.base.object_repr import short_repr
 from aprfmt.base.protocols import Damage
 from aprfmt.measure.records import (
     EQUAL,
@@ -190,6 +189,8 @@ class DiffReport(Tabular):
 
     def __repr__(self) -> str:
         found = (f"{count} {verdict}" for verdict, count in self.counts.items() if count)
+        from aprfmt.base.object_repr import short_repr
+
         return short_repr(self, f"{self.a} and {self.b}", ", ".join(found))
 
     @property

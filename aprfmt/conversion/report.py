@@ -8,7 +8,6 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from aprfmt.base.object_repr import short_repr
 from aprfmt.base.protocols import Note
 from aprfmt.errors import UsageError
 from aprfmt.model.verdict import Compared, Pronounced, VerdictWords, pronounce
@@ -87,6 +86,8 @@ class ConversionReport:
 
     def __repr__(self) -> str:
         checked = "not verified" if self.verified is None else "verified"
+        from aprfmt.base.object_repr import short_repr
+
         return short_repr(
             self, f"{self.source} -> {self.target}", f"{len(self.tensors)} tensors", checked
         )

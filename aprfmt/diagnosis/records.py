@@ -11,7 +11,6 @@ from typing import Any, Literal
 
 from aprfmt.base.data_frames import Row, Tabular
 from aprfmt.base.notebook import Card, Table, Tone
-from aprfmt.base.object_repr import short_repr
 from aprfmt.causes import CAUSES
 from aprfmt.measure.findings import Confidence, Finding
 from aprfmt.measure.item_repairs import repair_items_command, surplus_commands
@@ -136,6 +135,8 @@ class Diagnosis(Tabular):
     way_on: str = ""  # the command to run next where the comparison ended with a `reason`
 
     def __repr__(self) -> str:
+        from aprfmt.base.object_repr import short_repr
+
         return short_repr(self, f"{self.a} and {self.b}", self.verdict, self.cause or "")
 
     @property

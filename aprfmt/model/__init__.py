@@ -18,7 +18,6 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from aprfmt.arch import check_arch
 from aprfmt.base.data_frames import Row, Tabular
 from aprfmt.base.garbage_collector import pause_collector
-from aprfmt.base.object_repr import public_dir, short_repr
 from aprfmt.base.protocols import Damage, Note, Source, TypedValue, Value
 from aprfmt.errors import (
     AprfmtError,
@@ -463,6 +462,8 @@ class Model(Mapping[str, View], Tabular):
             return None  # reported where the packing is read
 
     def __repr__(self) -> str:
+        from aprfmt.base.object_repr import short_repr
+
         return short_repr(
             self, self.path, self.format, self._architecture_text(), f"{len(self)} tensors"
         )
@@ -475,6 +476,8 @@ class Model(Mapping[str, View], Tabular):
             return "architecture not known"
 
     def __dir__(self) -> list[str]:
+        from aprfmt.base.object_repr import public_dir
+
         return public_dir(self, PUBLIC)
 
     def table_rows(self) -> list[Row]:

@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any
 
 from aprfmt.base.budget import end_where_time_is_over
 from aprfmt.base.encodings import find_encoding as encoding_row
-from aprfmt.base.object_repr import public_dir, short_repr
 from aprfmt.base.protocols import LazyTensor, Value, raw_parts, tensor_damage
 from aprfmt.errors import ArchError, CodecError, FormatError, UnsupportedError
 from aprfmt.tensors.runs import ByteRun, RunBytes, all_runs, element_runs
@@ -170,9 +169,13 @@ class View:
         return next((found for tensor in self.stored if (found := tensor_damage(tensor))), "")
 
     def __repr__(self) -> str:
+        from aprfmt.base.object_repr import short_repr
+
         return short_repr(self, self.name, list(self.shape), self.encoding)
 
     def __dir__(self) -> list[str]:
+        from aprfmt.base.object_repr import public_dir
+
         return public_dir(self, PUBLIC)
 
     def _repr_html_(self) -> str:

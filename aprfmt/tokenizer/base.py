@@ -4,7 +4,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from aprfmt.base.object_repr import short_repr
 from aprfmt.errors import FormatError, UsageError
 from aprfmt.tokenizer.template import render
 from aprfmt.tokenizer.vocabulary import filler_text
@@ -63,6 +62,8 @@ class Tokenizer:
     template_origin: str = ""
 
     def __repr__(self) -> str:
+        from aprfmt.base.object_repr import short_repr
+
         return short_repr(self, self.origin, f"{self.vocab_size} tokens")
 
     @property

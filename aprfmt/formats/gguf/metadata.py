@@ -3,7 +3,6 @@
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 
-from aprfmt.base.object_repr import short_repr
 from aprfmt.base.protocols import Value
 from aprfmt.base.text_escape import shorten
 from aprfmt.errors import FormatError
@@ -47,6 +46,8 @@ class Metadata(Mapping[str, Value]):
         self.fields: dict[str, MetadataField] = {}
 
     def __repr__(self) -> str:
+        from aprfmt.base.object_repr import short_repr
+
         return short_repr(self, f"{len(self)} keys")
 
     def __getitem__(self, key: str) -> Value:
