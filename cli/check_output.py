@@ -10,7 +10,7 @@ from aprfmt.cli import output_format, render
 
 if TYPE_CHECKING:
     from aprfmt.base.outcome import Check
-    from aprfmt.checks.records import Finding, QaReport, Validation
+    from aprfmt.checks.records import CheckFinding, QaReport, Validation
     from aprfmt.compare.short_answer import Line
     from aprfmt.model.verdict import Pronounced
 
@@ -129,18 +129,18 @@ def show_validation(report: "Validation") -> None:
     show_verdict(report.pronounced)
 
 
-def _without_long_command(finding: "Finding", command: str) -> "Finding":
+def _without_long_command(finding: "CheckFinding", command: str) -> "CheckFinding":
     """Return a finding that refers to the next `command` where that is long and its own remedy."""
     long = finding.todo == command and len(command) > LONG_COMMAND
     return replace(finding, todo="the next command states them") if long else finding
 
 
-def _finding_lines(findings: "Sequence[Finding]", strict: bool) -> list[str]:
+def _finding_lines(findings: "Sequence[CheckFinding]", strict: bool) -> list[str]:
     """Return a line for each finding; more than `ALIKE` of one kind become one line with a count.
 
     With `strict` a warning has no prefix, since it fails the file.
     """
-    alike: dict[tuple[str, str, str, str], list[Finding]] = {}
+    alike: dict[tuple[str, str, str, str], list[CheckFinding]] = {}
     for one in findings:
         alike.setdefault((one.level, one.found, one.expected, one.todo), []).append(one)
     lines = []
@@ -153,7 +153,7 @@ def _finding_lines(findings: "Sequence[Finding]", strict: bool) -> list[str]:
     return lines
 
 
-def _finding_line(finding: "Finding", strict: bool) -> str:
+def _finding_line(finding: "CheckFinding", strict: bool) -> str:
     """Return a finding as one line: where, found, expected, what to do.
 
     The line begins with "warning: " unless the finding fails the file (`strict`, or its level).

@@ -8,14 +8,16 @@ the check `layout`, and what the damage leaves is checked all the same. `inspect
 only, and reads no data.
 """
 
+import warnings
 from collections.abc import Callable, Collection, Sequence
 from contextlib import ExitStack, suppress
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from aprfmt.arch import check_arch
 from aprfmt.base.budget import Budget
 from aprfmt.base.outcome import check
-from aprfmt.checks.records import Answer, Finding, Measure, NotRun, Result, Validation
+from aprfmt.checks.records import Answer, CheckFinding, Measure, NotRun, Result, Validation
 from aprfmt.checks.table import SECOND_READER, CheckRow, file_checks
 from aprfmt.errors import AprfmtError, ArchError, FormatError, UnsupportedError
 from aprfmt.model import Model, open_model, recognize_format
@@ -23,9 +25,21 @@ from aprfmt.remote.paths import parse_location
 from aprfmt.remote.stream_hash import checked_by_published_digests
 
 __all__ = [
-    "Answer", "CheckRow", "Finding", "Measure", "NotRun", "Result", "Validation", "check",
+    "Answer", "CheckFinding", "CheckRow", "Measure", "NotRun", "Result", "Validation", "check",
     "validate", "validate_model",
 ]  # fmt: skip
+
+if not TYPE_CHECKING:  # else every name of this module would have a type
+
+    def __getattr__(name: str) -> object:
+        """Return CheckFinding for `Finding`, its name before 0.2, with a DeprecationWarning."""
+        if name != "Finding":
+            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        warnings.warn(
+            "aprfmt.checks.Finding is called CheckFinding", DeprecationWarning, stacklevel=2
+        )
+        return CheckFinding
+
 
 UNREAD = "it reads every stored byte, which was not asked for"
 

@@ -17,7 +17,7 @@ from aprfmt.checks.records import (
     LISTED,
     SHOWN,
     Answer,
-    Finding,
+    CheckFinding,
     NotRun,
     Result,
     list_names,
@@ -128,10 +128,10 @@ def make_answer(
     )
 
 
-def error_finding(error: AprfmtError) -> Finding:
-    """Return an error of the library as a Finding; its place is the text before the first colon."""
+def error_finding(error: AprfmtError) -> CheckFinding:
+    """Return an error of the library as a finding; its place is the text before the first colon."""
     where, _, found = str(error).partition(": ")
-    return Finding(where, found or str(error), "what the format and its users agree on")
+    return CheckFinding(where, found or str(error), "what the format and its users agree on")
 
 
 def _failed_check(row: CheckRow, error: Exception) -> Check:

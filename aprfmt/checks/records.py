@@ -29,8 +29,12 @@ MoveKind = Literal["absolute", "relative"]
 
 
 @dataclass(frozen=True, slots=True)
-class Finding:
-    """One thing that is wrong ("fail") or odd ("warning"): where, what, what was expected."""
+class CheckFinding:
+    """One thing of a model that a check finds wrong or odd: where, what, what was expected.
+
+    `level` is "fail" for wrong, "warning" for odd. `todo` is what repairs it, "" where that is not
+    known. It is no `Finding` of `diff` and `diagnose`, which is a cause why two models differ.
+    """
 
     where: str
     found: str
@@ -64,7 +68,7 @@ class Result:
     """
 
     found: str = ""
-    findings: Sequence[Finding] = ()
+    findings: Sequence[CheckFinding] = ()
     checks: Sequence[Check] = ()
     measures: Mapping[str, Measure] = field(default_factory=dict)
     details: Mapping[str, Any] = field(default_factory=dict)
@@ -77,7 +81,7 @@ class NotRun(AprfmtError):
     among them fails the check.
     """
 
-    def __init__(self, reason: str, findings: Iterable[Finding] = ()) -> None:
+    def __init__(self, reason: str, findings: Iterable[CheckFinding] = ()) -> None:
         """Store the reason, and the findings that were made before the check had to stop."""
         super().__init__(reason)
         self.findings = tuple(findings)
@@ -100,7 +104,7 @@ class Answer:
     details: Mapping[str, Any] = field(default_factory=dict)
     why: str = ""
     asked: bool = False
-    findings: tuple[Finding, ...] = ()
+    findings: tuple[CheckFinding, ...] = ()
 
     @property
     def failed(self) -> tuple[Check, ...]:
@@ -179,7 +183,7 @@ class NamedFinding:
     """A finding under the name of its check."""
 
     check: str
-    finding: Finding
+    finding: CheckFinding
 
 
 _WORDS = VerdictWords("PASS", "FAIL")

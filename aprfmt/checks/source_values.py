@@ -2,7 +2,7 @@
 
 from typing import TYPE_CHECKING
 
-from aprfmt.checks.records import Finding, NotRun, Result, list_names
+from aprfmt.checks.records import CheckFinding, NotRun, Result, list_names
 
 if TYPE_CHECKING:
     from aprfmt.checks.context import CheckContext
@@ -27,7 +27,7 @@ def check_source_values(ctx: "CheckContext") -> Result:
     if not held:
         raise NotRun(f"no tensor is in {ctx.source.path} too")
     findings = [
-        Finding(
+        CheckFinding(
             f"{ctx.where}: {row.name_b}",
             f"{row.verdict}: "
             + (

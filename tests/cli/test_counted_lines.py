@@ -8,7 +8,7 @@ import pytest
 
 from aprfmt.base.protocols import Note
 from aprfmt.checks import check_runner
-from aprfmt.checks.records import LISTED, Finding, Result
+from aprfmt.checks.records import LISTED, CheckFinding, Result
 from aprfmt.cli import diff, render
 from aprfmt.cli.ci_reports import cases_of_gates
 from aprfmt.cli.diff import FINDINGS
@@ -44,7 +44,7 @@ def test_what_sampling_shows_and_leaves_out_is_all_it_found(
 def test_a_gate_repeats_as_many_findings_as_a_sentence_holds(
     count: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    findings = [Finding(f"t{i}", f"found {i}", f"expected {i}") for i in range(count)]
+    findings = [CheckFinding(f"t{i}", f"found {i}", f"expected {i}") for i in range(count)]
     monkeypatch.setattr(
         check_runner, "check_result", lambda row, context: (Result(findings=findings), "")
     )

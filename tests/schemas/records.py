@@ -134,7 +134,9 @@ RECORDS: tuple[Record, ...] = (
     Record("repair", "properties/ranges/items", "recovery.byte_ranges:Range"),
     Record("run", "properties/sampling", "inference.sampling:Sampling"),
     Record("run", "properties/speed/properties/steps", "inference.generating:StepTimes"),
-    Record("scan", "properties/damage/items/properties/findings/items", "checks.records:Finding"),
+    Record(
+        "scan", "properties/damage/items/properties/findings/items", "checks.records:CheckFinding"
+    ),
     Record("set", "properties/changes/items", "conversion.edits:KeyChange"),
     Record("step", "properties/causes/items", "measure.named_causes:NamedCause"),
     Record(
@@ -186,5 +188,5 @@ RECORDS: tuple[Record, ...] = (
         "properties/second_reader/anyOf/0/properties/not_read/items",
         "checks.file.second_reader:NotRead",
     ),
-    Record("validate", "properties/findings/items", "checks.records:Finding", {"check": str}),
+    Record("validate", "properties/findings/items", "checks.records:CheckFinding", {"check": str}),
 )

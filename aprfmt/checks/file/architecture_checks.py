@@ -21,7 +21,7 @@ from aprfmt.causes.contradicted_flags import has_own_head, held_conflicts
 from aprfmt.causes.tensor.stored_bytes import SIXTEEN
 from aprfmt.checks import bounds
 from aprfmt.checks.context import CheckContext
-from aprfmt.checks.records import Finding, NotRun, Result
+from aprfmt.checks.records import CheckFinding, NotRun, Result
 from aprfmt.codecs import decode
 from aprfmt.errors import AprfmtError, ArchError
 from aprfmt.formats.safetensors.index_check import index_repair_text
@@ -54,35 +54,37 @@ def check_architecture(ctx: CheckContext) -> Result:
     kind = ctx.model.kind
     if kind is not None and kind.foreign:
         found = f"is {kind.says(ctx.model)}"
-        return Result("", [Finding(ctx.where, found, "Hugging Face's", kind.todo(ctx.model))])
+        return Result("", [CheckFinding(ctx.where, found, "Hugging Face's", kind.todo(ctx.model))])
     parts = adapter_parts(ctx.model) if kind is not None and kind.name == "adapter" else None
     fault = "" if parts is None else pair_faults_text(peft_config(ctx.model), parts, ctx.model)
     if fault:
         todo = "save the adapter again"
-        return Result("", [Finding(ctx.where, fault, "pairs of factors", todo)])
+        return Result("", [CheckFinding(ctx.where, fault, "pairs of factors", todo)])
     if parts is not None and parts.named:
         found = f"its names have the adapter's own, {parts.named!r}, in them"
         todo = "save it by PEFT's save_pretrained, which leaves it out; loaders find no factors"
-        return Result("", [Finding(ctx.where, found, "names that PEFT loads", todo)])
+        return Result("", [CheckFinding(ctx.where, found, "names that PEFT loads", todo)])
     stray = () if parts is None else parts.stray
     if stray:
         found = f"{', '.join(stray)}: no part of an adapter; loaders that know factors refuse it"
         todo = f"leave it out: {drop_stray_command(ctx.model, stray)}"
-        return Result("", [Finding(ctx.where, found, "factors of a LoRA", todo)])
+        return Result("", [CheckFinding(ctx.where, found, "factors of a LoRA", todo)])
     assumed = "" if parts is None else assumed_alpha_text(peft_config(ctx.model), parts, ctx.model)
     if assumed:
         todo = "state lora_alpha in adapter_config.json, as the training had it"
-        return Result("", [Finding(ctx.where, assumed, "the scale of its pairs", todo, "warning")])
+        return Result(
+            "", [CheckFinding(ctx.where, assumed, "the scale of its pairs", todo, "warning")]
+        )
     name = ctx.spec.name
     try:
         resolution = ctx.model.resolution
     except ArchError as error:
         found = str(error).removeprefix(f"{ctx.where}: ")
         todo = "see --arch" if len(ctx.model) else "write it again, with its tensors"
-        finding = Finding(ctx.where, found, f"tensors and keys of {name}", todo)
+        finding = CheckFinding(ctx.where, found, f"tensors and keys of {name}", todo)
         return Result(name, [finding])
     findings = [
-        Finding(
+        CheckFinding(
             ctx.where,
             relation.says + relation.examples_text,
             "what readers look for",
@@ -96,7 +98,7 @@ def check_architecture(ctx: CheckContext) -> Result:
         said = f"says {stated!r}" if stated else "is not there"
         right = ctx.model.spec.called[ctx.model.key_style][0]
         findings.append(
-            Finding(
+            CheckFinding(
                 ctx.where,
                 f"{key} {said}: other programs read that key alone",
                 f"{right}, the architecture of the carried config.json and the tensors",
@@ -115,7 +117,7 @@ def check_completeness(ctx: CheckContext) -> Result:
     found = ctx.resolution.coverage
     expected = f"all {found.expected} tensors of the configuration"
     findings = [
-        Finding(
+        CheckFinding(
             key,
             "missing",
             expected,
@@ -126,9 +128,11 @@ def check_completeness(ctx: CheckContext) -> Result:
     ]
     unread = ctx.resolution.unread
     if unread is not None and ctx.resolution.unread_roles:
-        findings.append(Finding(ctx.where, unread.text, "weights that can be read", unread.todo))
+        findings.append(
+            CheckFinding(ctx.where, unread.text, "weights that can be read", unread.todo)
+        )
     findings += [
-        Finding(key, "missing, and accepted as such", expected, level="warning")
+        CheckFinding(key, "missing, and accepted as such", expected, level="warning")
         for key in found.accepted
     ]
     tied = " (the head is the embedding)" if ctx.resolution.hyper["tied_embeddings"] else ""
@@ -155,29 +159,31 @@ def check_shapes(ctx: CheckContext) -> Result:
     findings = [
         _vector_finding(key, has[0], wanted)
         if len(has) == 1 < len(wanted)
-        else Finding(key, f"shape {list(has)}", f"{list(wanted)}{f': {fits}' * bool(fits)}", todo)
+        else CheckFinding(
+            key, f"shape {list(has)}", f"{list(wanted)}{f': {fits}' * bool(fits)}", todo
+        )
         for key, has, wanted in resolution.coverage.misshapen
         if key not in roles or not ctx.reported_parts.intersection(roles[key].names)
     ]
     return Result(f"{len(roles)} roles", findings)
 
 
-def _empty_weights(model: Model) -> Iterator[Finding]:
+def _empty_weights(model: Model) -> Iterator[CheckFinding]:
     """Yield a failure for each stored tensor that is called a weight and holds no value."""
     for info in model.infos:
         if info.name.endswith(".weight") and 0 in info.shape:
             kind = f": {vector_text(0, (1, 1))}" * (len(info.shape) == 1)
             found = f"shape {list(info.shape)}{kind}"
-            yield Finding(info.name, found, "a shape with values", vector_todo(0, (1, 1)))
+            yield CheckFinding(info.name, found, "a shape with values", vector_todo(0, (1, 1)))
 
 
-def _vector_finding(key: str, count: int, wanted: Sequence[int]) -> Finding:
+def _vector_finding(key: str, count: int, wanted: Sequence[int]) -> CheckFinding:
     """Return the failure of a tensor that is stored as a vector where the shape `wanted` is due.
 
     `count` is the number of its values, `wanted` the shape by the configuration.
     """
     found = f"shape [{count}]: {vector_text(count, wanted)}"
-    return Finding(key, found, f"{list(wanted)}", vector_todo(count, wanted))
+    return CheckFinding(key, found, f"{list(wanted)}", vector_todo(count, wanted))
 
 
 def check_unexpected(ctx: CheckContext) -> Result:
@@ -186,7 +192,7 @@ def check_unexpected(ctx: CheckContext) -> Result:
     A draft head that cannot run is a warning too.
     """
     findings = [
-        Finding(
+        CheckFinding(
             item.name,
             item.of or "a tensor of no role",
             f"tensors of {ctx.spec.name} only",
@@ -204,7 +210,7 @@ def check_unexpected(ctx: CheckContext) -> Result:
             draft_head(ctx.model)
         except ArchError as error:
             says = str(error).removeprefix(f"{ctx.where}: ")
-            findings.append(Finding(head[0], says, "a draft head that runs", level="warning"))
+            findings.append(CheckFinding(head[0], says, "a draft head that runs", level="warning"))
     return Result(f"none, and a draft head of {len(head)} tensors" if head else "none", findings)
 
 
@@ -225,7 +231,7 @@ def check_unread(ctx: CheckContext) -> Result:
         and not item.loaded_first  # of `shards`
     ]
     findings = [
-        Finding(
+        CheckFinding(
             f"{item.kind} {item.name}",
             item.of or "is in no table",
             "something that is read",
@@ -235,12 +241,14 @@ def check_unread(ctx: CheckContext) -> Result:
         for item in others
     ]
     findings += [
-        Finding(f"index entry {item.name}", item.of, "a tensor of that file", todo)
+        CheckFinding(f"index entry {item.name}", item.of, "a tensor of that file", todo)
         for item in ctx.ledger.items
         if item.kind == "index entry" and item.reading == "contradicted" and not index
     ]
     findings += [
-        Finding(f"{row.kind} {row.name}", row.why, "something that can be read", level="warning")
+        CheckFinding(
+            f"{row.kind} {row.name}", row.why, "something that can be read", level="warning"
+        )
         for row in ctx.ledger.unreadable
     ]
     return Result(f"{len(ctx.ledger.items)} items", findings)
@@ -276,7 +284,7 @@ def check_hyperparameters(ctx: CheckContext) -> Result:
     rule = f", {assumed} of them by a rule of the format's readers" if assumed else ""
     found = f"{len(list(resolution.hyper))} values{rule}"
     findings = [
-        Finding(one.where, one.text, "one value from every source", level="warning")
+        CheckFinding(one.where, one.text, "one value from every source", level="warning")
         for one in find_disagreements(ctx.model, ctx.where)
     ]
     more = (
@@ -288,7 +296,7 @@ def check_hyperparameters(ctx: CheckContext) -> Result:
     return Result(found, [*findings, *more])
 
 
-def _misleading_keys(ctx: CheckContext) -> Iterator[Finding]:
+def _misleading_keys(ctx: CheckContext) -> Iterator[CheckFinding]:
     """Yield a finding for each key of a GGUF or APR file by which other programs are misled.
 
     One that is missing, so that others do not open the file, is a failure.
@@ -298,10 +306,10 @@ def _misleading_keys(ctx: CheckContext) -> Iterator[Finding]:
             continue  # what its tensors contradict is said with the values that differ
         todo = set_command(ctx.model.path, [shlex.quote(f"{one.key}={json.dumps(one.read)}")])
         level: Literal["fail", "warning"] = "fail" if one.says is None else "warning"
-        yield Finding(ctx.where, one.text, f"{one.name} = {one.read!r}", todo, level)
+        yield CheckFinding(ctx.where, one.text, f"{one.name} = {one.read!r}", todo, level)
 
 
-def _unused_head(ctx: CheckContext) -> Iterator[Finding]:
+def _unused_head(ctx: CheckContext) -> Iterator[CheckFinding]:
     """Yield a failure where a key says that head and embedding are one tensor, and they differ.
 
     transformers and engines that go by the key take the embedding for the head.
@@ -314,7 +322,7 @@ def _unused_head(ctx: CheckContext) -> Iterator[Finding]:
     if not has_own_head(ctx.model):
         return
     name = head.names[0]
-    yield Finding(
+    yield CheckFinding(
         name,
         f"{key} says that the head is {table.names[0]}, and {name} is another tensor: loaders that "
         "go by the key leave it unread and give other logits",
@@ -323,14 +331,14 @@ def _unused_head(ctx: CheckContext) -> Iterator[Finding]:
     )
 
 
-def _claimed_draft(ctx: CheckContext) -> Iterator[Finding]:
+def _claimed_draft(ctx: CheckContext) -> Iterator[CheckFinding]:
     """Yield a warning where a key states other draft layers than are stored.
 
     transformers reads neither; llama.cpp and vLLM look for as many as the key states.
     """
     claim = contradicted_draft(ctx.model)
     if claim is not None:
-        yield Finding(
+        yield CheckFinding(
             ctx.where,
             f"{claim.says}: engines that run a draft head, and llama.cpp's converter, look for it",
             f"{claim.key} = {claim.stored}, or the tensors of the draft layers",
@@ -342,7 +350,7 @@ def _claimed_draft(ctx: CheckContext) -> Iterator[Finding]:
 LISTS_OF_LAYERS = ("layer_types", "mlp_layer_types")  # of config.json, an entry for each layer
 
 
-def _lists_of_other_lengths(ctx: CheckContext) -> Iterator[Finding]:
+def _lists_of_other_lengths(ctx: CheckContext) -> Iterator[CheckFinding]:
     """Yield a failure for each list of layers in config.json that has more entries than layers.
 
     transformers refuses such a model (`validate_layer_type`); other readers take the first entries,
@@ -363,7 +371,7 @@ def _lists_of_other_lengths(ctx: CheckContext) -> Iterator[Finding]:
             continue
         if len(listed) <= max(layers, there) or len(listed) - layers in drafts:
             continue
-        yield Finding(
+        yield CheckFinding(
             ctx.where,
             f"{'.'.join((*outer, key))} lists {len(listed)} layers, {stated} is {layers}: "
             "transformers refuses the model, other readers take the first entries",
@@ -415,7 +423,7 @@ def check_role_bounds(ctx: CheckContext) -> Result:
         bound, value = limits[name], bounds.bounded_numbers(stats, offset)[name]
         if not bound.holds(value):
             findings.append(
-                Finding(
+                CheckFinding(
                     f"{key} ({logical.stored[0].info.name})",
                     f"{_WORDS[name]} {value:.4g}{_reread_text(logical) * (name == 'std')}",
                     f"{bound}: {bound.reason}",
@@ -435,7 +443,7 @@ def check_role_bounds(ctx: CheckContext) -> Result:
     if positive:
         name = resolution.roles[positive[0]].stored[0].info.name
         findings.append(
-            Finding(
+            CheckFinding(
                 f"{positive[0]} ({name}){_and_more(positive)}",
                 "no negative value",
                 "values of both signs, as training leaves in a matrix",
@@ -490,11 +498,11 @@ def _stored_span(ctx: CheckContext, view: View) -> float:
     return max((one.max or 0.0) for one in found) - min((one.min or 0.0) for one in found)
 
 
-def _whole_matrices(resolution: Resolution, found: Mapping[str, float]) -> Finding:
+def _whole_matrices(resolution: Resolution, found: Mapping[str, float]) -> CheckFinding:
     """Return the finding on matrices of whole numbers; `found` is {key: smallest value}."""
     keys = list(found)
     sign = ", none of them negative" * (found[keys[0]] >= 0)
-    return Finding(
+    return CheckFinding(
         f"{keys[0]} ({resolution.roles[keys[0]].stored[0].info.name}){_and_more(keys)}",
         f"whole numbers only{sign}",
         "fractions: training leaves no matrix of whole numbers",
@@ -528,7 +536,7 @@ def _matrix_size(ctx: CheckContext, logical: View) -> float | None:
     return size if math.isfinite(size) and size else None
 
 
-def _far_matrices(resolution: Resolution, sizes: Mapping[str, float]) -> Finding:
+def _far_matrices(resolution: Resolution, sizes: Mapping[str, float]) -> CheckFinding:
     """Return the finding on matrices far larger or smaller than any trained one.
 
     `sizes` is {key: standard deviation}.
@@ -541,7 +549,7 @@ def _far_matrices(resolution: Resolution, sizes: Mapping[str, float]) -> Finding
     rows = f" in its first {FEW_ROWS} rows" * (packed or len(view.stored) > 1)
     what = "were its scales inverted or lost?" if packed else "was it converted correctly?"
     bound = bounds.LINEAR["std"]
-    return Finding(
+    return CheckFinding(
         f"{first} ({stored.info.name}){more}",
         f"{_WORDS['std']} {sizes[first]:.4g}{rows}{_reread_text(view)}",
         f"{bound}: {bound.reason}",
@@ -598,7 +606,9 @@ def check_filled(ctx: CheckContext) -> Result:
     if not seen:
         raise NotRun("no matrix is stored as numbers")
     findings = [
-        Finding(key, says, "codes that were filled", "get the file again, or quantize it again")
+        CheckFinding(
+            key, says, "codes that were filled", "get the file again, or quantize it again"
+        )
         for key, says in codes.items()
     ]
     # Zeros in both output matrices of a layer are on purpose; anything else was lost.
@@ -607,7 +617,7 @@ def check_filled(ctx: CheckContext) -> Result:
         outputs = {f"{key.removesuffix(role)}{one}" for one in _ADDED_TO_STREAM}
         idle = layer is not None and role in _ADDED_TO_STREAM and outputs <= flat.keys()
         findings.append(
-            Finding(
+            CheckFinding(
                 f"{key} ({resolution.roles[key].stored[0].info.name})",
                 f"every value is {value:g}" + "; the layer adds nothing" * idle,
                 "a matrix that was filled",

@@ -9,7 +9,7 @@ from typing import Any, Literal
 
 from aprfmt.base.encodings import find_encoding
 from aprfmt.checks.context import CheckContext
-from aprfmt.checks.records import Finding, Result
+from aprfmt.checks.records import CheckFinding, Result
 from aprfmt.model import Model
 
 
@@ -113,7 +113,7 @@ def check_writer(ctx: CheckContext) -> Result:
     """
     faults = [fault for fault in FAULTS if ctx.model.format in fault.formats]
     findings = [
-        Finding(
+        CheckFinding(
             ctx.where,
             f"a file of {fault.writer}: {fault.reason} ({fault.source})",
             "a file of a writer not known to be faulty",

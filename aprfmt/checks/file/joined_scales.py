@@ -7,7 +7,7 @@ import numpy as np
 from aprfmt.arch.engine_parameters import parts_of_one_factor
 from aprfmt.base.protocols import LazyTensor
 from aprfmt.checks.context import CheckContext
-from aprfmt.checks.records import Finding, NotRun, Result
+from aprfmt.checks.records import CheckFinding, NotRun, Result
 from aprfmt.codecs import decode
 from aprfmt.errors import AprfmtError
 
@@ -30,7 +30,7 @@ def check_joined_scales(ctx: CheckContext) -> Result:
     if not apart:
         return Result(says)
     worst = max(apart, key=lambda name: apart[name])
-    finding = Finding(
+    finding = CheckFinding(
         worst,
         f"{len(apart)} of {len(groups)} matrices that engines join have parts with other factors "
         f"of the whole tensor, here {apart[worst]:.3g} times apart",

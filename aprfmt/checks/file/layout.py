@@ -11,7 +11,7 @@ from aprfmt.base.protocols import Damage, Note, Source
 from aprfmt.base.sequences import join_first
 from aprfmt.base.text_escape import escape, shorten
 from aprfmt.checks.context import CheckContext
-from aprfmt.checks.records import Finding, NotRun, Result
+from aprfmt.checks.records import CheckFinding, NotRun, Result
 from aprfmt.errors import AprfmtError
 from aprfmt.formats import open_source
 from aprfmt.formats.apr.layout import ALIGNMENT
@@ -42,12 +42,14 @@ def check_layout(ctx: CheckContext) -> Result:
     if todo:
         findings = [replace(one, todo=todo) for one in findings]
     findings += [
-        Finding(note.where, note.text, "a file as its own writer makes it", level="warning")
+        CheckFinding(note.where, note.text, "a file as its own writer makes it", level="warning")
         for note in notes
         if note.level == "warning"
     ]
     findings += [
-        Finding(ctx.where, relation.says, "a name that says what the content is", relation.remedy)
+        CheckFinding(
+            ctx.where, relation.says, "a name that says what the content is", relation.remedy
+        )
         for relation in file_relations(ctx.model)
         if relation.kind == "extension"
     ]
@@ -55,8 +57,8 @@ def check_layout(ctx: CheckContext) -> Result:
     return Result(f"{count} tensors in {len(ctx.model.source.files)} files", findings)
 
 
-def _damage_finding(damage: Damage, lost: Collection[str]) -> Finding:
-    """Return a damage of a file as a Finding that names the tensors it makes unreadable.
+def _damage_finding(damage: Damage, lost: Collection[str]) -> CheckFinding:
+    """Return a damage of a file as a CheckFinding that names the tensors it makes unreadable.
 
     `lost` are packed weights of which a stored tensor is missing, and their other tensors.
     """
@@ -72,7 +74,7 @@ def _damage_finding(damage: Damage, lost: Collection[str]) -> Finding:
     if any(damage.text.startswith(f"{name}: ") for name in lost):
         wanted = "every part of a packed weight"
         todo = "convert again from the source, with all parts"
-    return Finding(damage.where, damage.text + unreadable, wanted, todo)
+    return CheckFinding(damage.where, damage.text + unreadable, wanted, todo)
 
 
 def check_checksum(ctx: CheckContext) -> Result:
@@ -85,7 +87,7 @@ def check_checksum(ctx: CheckContext) -> Result:
     if matches is False:
         damaged = [s.file.path for s in source.shards if s.footer_matches() is False]
         findings = [
-            Finding(
+            CheckFinding(
                 str(path),
                 "a footer checksum that is not that of the bytes before it",
                 "CRC-32 of every byte",
@@ -107,7 +109,7 @@ def check_imports(ctx: CheckContext) -> Result:
     """
     source: Any = ctx.model.source
     findings = [
-        Finding(
+        CheckFinding(
             str(shard.file.path),
             text,
             "names of what torch.save stores, each of which makes a value",
@@ -131,7 +133,7 @@ def check_side_manifest(ctx: CheckContext) -> Result:
     rows = manifest.tensor_rows(ctx.model, raw_only=True)
     failures = manifest.compare_manifest(manifest.read_manifest(path), ctx.model, rows)
     findings = [
-        Finding(
+        CheckFinding(
             failure["key"],
             failure["what"],
             f"what {path.name} says",
@@ -155,7 +157,7 @@ def check_padding(ctx: CheckContext) -> Result:
         text = _first_nonzero_gap(shard)
         if text:
             expected = "zeros between the parts of a file"
-            findings.append(Finding(str(path), text, expected, level="warning"))
+            findings.append(CheckFinding(str(path), text, expected, level="warning"))
     return Result("zeros", findings)
 
 
@@ -181,7 +183,7 @@ def check_alignment(ctx: CheckContext) -> Result:
             text = f"{len(off)} of {len(infos)} tensors, the first at offset {off[0].offset}"
             expected = f"multiples of {ALIGNMENT}"
             where = f"{path}: {off[0].name}"
-            findings.append(Finding(where, text, expected, level="warning"))
+            findings.append(CheckFinding(where, text, expected, level="warning"))
     return Result(f"multiples of {ALIGNMENT}", findings)
 
 
@@ -208,7 +210,7 @@ def check_shards(ctx: CheckContext) -> Result:
     todo, anew = "get all files of one set", index_repair_text(ctx.model.path)
     total = next((note for note in of_set if note.key == "index_size"), None)
     findings = [
-        Finding(
+        CheckFinding(
             note.where,
             note.text,
             "files of one set that agree",
@@ -220,7 +222,7 @@ def check_shards(ctx: CheckContext) -> Result:
     ]
     findings += rivals
     findings += [
-        Finding(
+        CheckFinding(
             str(ctx.model.path.with_name(name)),
             "a file of the set's naming that no index or count of the set includes",
             f"the {len(members)} files of the set",
@@ -234,7 +236,7 @@ def check_shards(ctx: CheckContext) -> Result:
     damaged = of_index and any(shard.parsed.faults.damage for shard in source.shards)
     first = "mend the damaged shards first (see layout), then: " if damaged else ""
     findings += [
-        Finding(
+        CheckFinding(
             ctx.where,
             relation.says + relation.examples_text,
             "an index of what the shards hold",
@@ -245,13 +247,13 @@ def check_shards(ctx: CheckContext) -> Result:
     return Result(f"{len(members)} files", findings)
 
 
-class RivalWeights(Finding):
+class RivalWeights(CheckFinding):
     """A finding that a folder has weights in one file and an index of other files."""
 
     __slots__ = ()
 
 
-def _rival_findings(ctx: CheckContext) -> Iterator[Finding]:
+def _rival_findings(ctx: CheckContext) -> Iterator[CheckFinding]:
     """Yield a failure where a folder has weights in one file and an index of other files.
 
     Which of them is loaded depends on the program. It is a warning where both hold the same bytes.
@@ -317,6 +319,6 @@ def check_names(ctx: CheckContext) -> Result:
         if escape(plain) != plain:
             text = f"{kind} '{escape(name, 200)}'"
             findings.append(
-                Finding(ctx.where, text, "names of visible characters", level="warning")
+                CheckFinding(ctx.where, text, "names of visible characters", level="warning")
             )
     return Result(f"{len(every)} names", findings)

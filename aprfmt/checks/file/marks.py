@@ -7,7 +7,7 @@ import numpy as np
 
 from aprfmt.checks import bounds
 from aprfmt.checks.context import CheckContext
-from aprfmt.checks.records import Finding, NotRun, Result, list_names
+from aprfmt.checks.records import CheckFinding, NotRun, Result, list_names
 from aprfmt.errors import AprfmtError
 from aprfmt.tensors.view import View
 from aprfmt.tokenizer.absent_keys import absent_types
@@ -28,7 +28,7 @@ def check_token_types(ctx: CheckContext) -> Result:
     findings = []
     if missing is not None:
         findings.append(
-            Finding(ctx.carried.where, missing.says, "a type for each token", missing.todo)
+            CheckFinding(ctx.carried.where, missing.says, "a type for each token", missing.todo)
         )
     side, found = _template_tokens(ctx)
     if not found and not findings:
@@ -41,7 +41,7 @@ def check_token_types(ctx: CheckContext) -> Result:
         )
         level: Literal["fail", "warning"] = "warning" if healed else "fail"
         findings.append(
-            Finding(
+            CheckFinding(
                 f"{ctx.carried.where}: {place}",
                 f"the chat template writes {cut.text}{note}",
                 "marks of type CONTROL or USER_DEFINED",
@@ -55,7 +55,7 @@ def check_token_types(ctx: CheckContext) -> Result:
 
 def _unlisted_marks(
     ctx: CheckContext, side: StatedTokenizer | None, found: list[Mark]
-) -> Iterator[Finding]:
+) -> Iterator[CheckFinding]:
     """Yield a finding on tokens of the template that tokenizer.json alone would split.
 
     Only tokenizer_config.json lists them as added tokens, and not every program reads it. `side` is
@@ -69,7 +69,7 @@ def _unlisted_marks(
     cut = side.split_without_config(lost)
     if cut:
         first, ids = next(iter(cut.items()))
-        yield Finding(
+        yield CheckFinding(
             f"{ctx.carried.where}: added_tokens",
             f"{list_names(list(cut))}: named in tokenizer_config.json alone; tokenizer.json makes "
             f"{len(ids)} tokens of {first!r}",
@@ -111,7 +111,7 @@ def check_token_rows(ctx: CheckContext) -> Result:
     if not written:
         raise NotRun("no chat template writes a token of the vocabulary")
     end = turn_end_of(side, found)
-    findings: list[Finding] = []
+    findings: list[CheckFinding] = []
     for role, ids in (("token_embd.weight", list(written)), ("output.weight", [end])):
         logical = ctx.resolution.roles.get(role)
         wanted = {i: written.get(i, "") for i in ids if i is not None}
@@ -122,7 +122,7 @@ def check_token_rows(ctx: CheckContext) -> Result:
     return Result(f"rows of {len(written)} tokens", findings)
 
 
-def _find_untrained_rows(tensor: View, wanted: dict[int, str]) -> Iterator[Finding]:
+def _find_untrained_rows(tensor: View, wanted: dict[int, str]) -> Iterator[CheckFinding]:
     """Yield a finding for rows of zeros, equal rows, tiny rows, and rows that are the mean of all.
 
     `tensor` is [vocab, hidden], `wanted` is {token id: its text} of the rows to look at.
@@ -138,7 +138,7 @@ def _find_untrained_rows(tensor: View, wanted: dict[int, str]) -> Iterator[Findi
     todo = "train them, or take the rows of the model that knows these tokens"
     zero = [i for i, row in rows.items() if not row.any()]
     if zero:
-        yield Finding(
+        yield CheckFinding(
             name, f"rows of zeros: {_list_tokens(zero, wanted)}", "rows that were trained", todo
         )
     # Rows of zeros are equal too, and are named above.
@@ -148,7 +148,7 @@ def _find_untrained_rows(tensor: View, wanted: dict[int, str]) -> Iterator[Findi
             alike.setdefault(row.tobytes(), []).append(i)
     for group in alike.values():
         if len(group) > 1:
-            yield Finding(
+            yield CheckFinding(
                 name,
                 f"one row for several tokens: {_list_tokens(group, wanted)}",
                 "a row of its own for each, trained",
@@ -162,7 +162,7 @@ def _find_untrained_rows(tensor: View, wanted: dict[int, str]) -> Iterator[Findi
     tiny = [i for i in rows if i not in zero and lengths[i] < bounds.SMALL_ROW.low * usual]
     if tiny:
         share = max(lengths[i] for i in tiny) / usual
-        yield Finding(
+        yield CheckFinding(
             name,
             f"rows of {share:.2g} of a usual row's length: {_list_tokens(tiny, wanted)}",
             f"at least {bounds.SMALL_ROW.low} of it: {bounds.SMALL_ROW.reason}",
@@ -180,7 +180,7 @@ def _find_untrained_rows(tensor: View, wanted: dict[int, str]) -> Iterator[Findi
         if i not in (*zero, *tiny) and np.linalg.norm(row - mean) <= limit
     ]
     if near:
-        yield Finding(
+        yield CheckFinding(
             name,
             f"rows that are the mean of all rows: {_list_tokens(near, wanted)}",
             "rows that were trained",

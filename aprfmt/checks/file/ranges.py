@@ -6,7 +6,7 @@ from typing import Any
 from aprfmt.base.metadata_values import short_value
 from aprfmt.checks import bounds
 from aprfmt.checks.context import CheckContext
-from aprfmt.checks.records import Finding, NotRun, Result
+from aprfmt.checks.records import CheckFinding, NotRun, Result
 from aprfmt.errors import AprfmtError
 from aprfmt.tokenizer.keys import GENERATION_CONFIG, GENERATION_KEYS
 
@@ -23,7 +23,7 @@ def check_ranges(ctx: CheckContext) -> Result:
     """
     stated = list(_stated_values(ctx))
     findings = [
-        Finding(
+        CheckFinding(
             where,
             str(short_value(value)),
             expected,

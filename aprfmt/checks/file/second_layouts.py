@@ -7,7 +7,7 @@ from aprfmt.causes.tensor.second_layouts import (
     stored_names,
 )
 from aprfmt.checks.context import CheckContext
-from aprfmt.checks.records import Finding, NotRun, Result
+from aprfmt.checks.records import CheckFinding, NotRun, Result
 
 
 def check_second_layouts(ctx: CheckContext) -> Result:
@@ -29,7 +29,7 @@ def check_second_layouts(ctx: CheckContext) -> Result:
         if one.lacks:
             what += f" (without {one.lacks} of its experts)"
         findings.append(
-            Finding(
+            CheckFinding(
                 one.second.name,
                 f"{what} in two layouts, with other values",
                 "one layout, or the same values in both",
@@ -39,7 +39,7 @@ def check_second_layouts(ctx: CheckContext) -> Result:
     copies = [one.second for one in found if one.is_copy]
     if copies:
         findings.append(
-            Finding(
+            CheckFinding(
                 ctx.where,
                 f"{len(copies)} parameters are stored twice, in two layouts, with the same values: "
                 f"{names_text(copies)}",

@@ -21,7 +21,7 @@ from aprfmt.base.encodings import find_encoding
 from aprfmt.base.protocols import TensorInfo
 from aprfmt.base.text_escape import shorten
 from aprfmt.checks.context import CheckContext
-from aprfmt.checks.records import LISTED, Finding, NotRun, Result
+from aprfmt.checks.records import LISTED, CheckFinding, NotRun, Result
 from aprfmt.checks.table import SECOND_READER
 from aprfmt.errors import FormatError
 from aprfmt.formats.cursor import MAX_HEADER
@@ -108,14 +108,14 @@ def check_second_reader(ctx: CheckContext) -> Result:
     return Result(agreed, findings)
 
 
-def _disagreement_finding(one: Disagreement, library: str) -> Finding:
-    """Return a disagreement as a Finding that names who is outside the specification.
+def _disagreement_finding(one: Disagreement, library: str) -> CheckFinding:
+    """Return a disagreement as a CheckFinding that names who is outside the specification.
 
     It is a warning where that is `library`.
     """
     place = f"{one.file}: {one.tensor}" if one.tensor else one.file
     said = f"{one.what}: aprfmt has {one.ours}, {library} {one.theirs}"
-    return Finding(
+    return CheckFinding(
         place,
         f"{said}; outside the specification: {one.outside} ({one.because})",
         "both readers to say the same",

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING
 from aprfmt.arch.value_checks import same_value
 from aprfmt.base.metadata_values import short_value
 from aprfmt.causes.tokenizer.comparison import compare_tokens
-from aprfmt.checks.records import Finding, NotRun, Result
+from aprfmt.checks.records import CheckFinding, NotRun, Result
 from aprfmt.errors import ArchError
 
 if TYPE_CHECKING:
@@ -29,7 +29,7 @@ def check_accounted(ctx: "CheckContext") -> Result:
         raise NotRun("no source was given (--against SRC)")
     found = account_for_source(ctx.model, ctx.source, recorded_omissions(ctx.model))
     findings = [
-        Finding(
+        CheckFinding(
             f"{ctx.where}: {entry.name}",
             f"{entry.kind} of the source: {entry.how}",
             "everything of the source, or a record of the flag that left it out",
@@ -54,7 +54,7 @@ def check_settings(ctx: "CheckContext") -> Result:
     if ctx.source is None:
         raise NotRun("no source was given (--against SRC)")
     excused, source, model = recorded_omissions(ctx.model), ctx.source, ctx.model
-    findings: list[Finding] = []
+    findings: list[CheckFinding] = []
     compared: list[str] = []
     left: list[str] = []
     # Hyperparameters that change what is computed.
@@ -64,7 +64,7 @@ def check_settings(ctx: "CheckContext") -> Result:
         for name in names if not excused("config.json") else ():
             if not same_value(source.hyper[name], model.hyper[name]):
                 findings.append(
-                    Finding(
+                    CheckFinding(
                         f"{ctx.where}: {_stated_key(model, name)}",
                         f"{short_value(model.hyper[name])}, in the source "
                         f"{short_value(source.hyper[name])}",
@@ -83,7 +83,7 @@ def check_settings(ctx: "CheckContext") -> Result:
     for row in report.findings if not any(map(excused, TOKENIZER_FILES)) else ():
         shown = f", first shown by {row.example[0]} in the source" if row.example else ""
         findings.append(
-            Finding(
+            CheckFinding(
                 f"{ctx.where}: {row.where[0] if row.where else 'tokenizer'}",
                 f"{row.cause}: {row.says}{shown}",
                 "what the source says",

@@ -9,7 +9,7 @@ from aprfmt.base.encodings import ENCODINGS
 from aprfmt.base.encodings import find_encoding as encoding_row
 from aprfmt.base.metadata_values import short_value
 from aprfmt.checks.context import CheckContext
-from aprfmt.checks.records import Finding, NotRun, Result, list_names
+from aprfmt.checks.records import CheckFinding, NotRun, Result, list_names
 from aprfmt.codecs import gptq
 from aprfmt.codecs.dialect import OF_INPUTS
 from aprfmt.codecs.dialects import dialects_of
@@ -81,14 +81,14 @@ def check_file_type(ctx: CheckContext) -> Result:
     if claimed is None:
         text = f"{short_value(stated)}, which is no type; most weights are {main}"
         todo = "set it to what they are"
-        return Result(text, [Finding(where, text, "a type of llama.cpp", todo, "warning")])
+        return Result(text, [CheckFinding(where, text, "a type of llama.cpp", todo, "warning")])
     share = f"{most / counts.total():.1%} of the weights are {main}"
     # A mixture has its encoding in some tensors, a float type in most weights.
     findings = []
     quantized = not ENCODINGS[claimed].numpy
     if quantized and not counts.keys() & _with_fallbacks(claimed):
         findings.append(
-            Finding(
+            CheckFinding(
                 where,
                 f"{stated} ({claimed}), and no tensor is {claimed}; {share}",
                 "a type that the tensors have",
@@ -97,7 +97,7 @@ def check_file_type(ctx: CheckContext) -> Result:
         )
     elif not quantized and main != claimed:
         findings.append(
-            Finding(
+            CheckFinding(
                 where,
                 f"{stated} ({claimed}), but {share}",
                 f"most weights {claimed}",
@@ -106,8 +106,8 @@ def check_file_type(ctx: CheckContext) -> Result:
         )
     coded = [name for name in counts if not encoding_row(name).numpy]
     if coded and _QUANTIZATION_VERSION not in metadata:
-        text = f"no {_QUANTIZATION_VERSION} with {coded[0]} tensors"
-        findings.append(Finding(ctx.where, text, "2, as docs/gguf.md asks", level="warning"))
+        text = f"no {_QUANTIZATION_VERSION} beside {coded[0]} tensors"
+        findings.append(CheckFinding(ctx.where, text, "2, as docs/gguf.md asks", level="warning"))
     return Result(f"{stated} ({claimed}); {share}", findings)
 
 
@@ -142,7 +142,7 @@ def check_code(ctx: CheckContext) -> Result:
     except NotRun:
         known = False
     findings = [
-        Finding(
+        CheckFinding(
             name,
             f"named by {whose}, and not there",
             "the module in the folder: loading with trust_remote_code fails without it",
@@ -175,14 +175,16 @@ def check_quantization(ctx: CheckContext) -> Result:
             what = ", ".join(sorted(packed)) or loose[0]
             found = f"nothing, but weights are packed ({what})"
             todo = "loaders would read them as they stand"
-            finding = Finding(where, found, "how the weights are quantized", todo)
+            finding = CheckFinding(where, found, "how the weights are quantized", todo)
             return Result("", [finding])
         raise NotRun("neither configuration nor tensors speak of packed weights")
     sparse = sparsity_format(section)
     if sparse and not any(name.endswith(_SPARSE) for name in ctx.model):
         found = f"sparsity_config says {sparse!r}; no tensor is a part of such a weight"
         todo = "take it away, or get the weights it means"
-        return Result("", [Finding(where, found, f"tensors named *{' or *'.join(_SPARSE)}", todo)])
+        return Result(
+            "", [CheckFinding(where, found, f"tensors named *{' or *'.join(_SPARSE)}", todo)]
+        )
     claimed = _claimed_encodings(section)
     if not claimed:
         method = section.get("quant_method", "unnamed")
@@ -196,7 +198,7 @@ def check_quantization(ctx: CheckContext) -> Result:
         there = ", ".join(sorted(packed)) or "no packed weight"
         found = f"says {', '.join(sorted(claimed))}; the file holds {there}"
         todo = "take it away, or get the weights it means"
-        finding = Finding(where, found, f"{' or '.join(sorted(claimed))} weights", todo)
+        finding = CheckFinding(where, found, f"{' or '.join(sorted(claimed))} weights", todo)
         return Result("", [finding])
     count = sum(name in packed for name in held)
     astray = ctx.model.modules
@@ -204,7 +206,7 @@ def check_quantization(ctx: CheckContext) -> Result:
         []
         if astray is None
         else [
-            Finding(
+            CheckFinding(
                 where,
                 astray.says + astray.examples_text,
                 "names of modules that are there",
@@ -215,10 +217,10 @@ def check_quantization(ctx: CheckContext) -> Result:
     wrong = wrong_claims(ctx.model)
     if wrong is not None:
         expected = "packed what it says is packed, plain what it leaves as it is"
-        findings.append(Finding(where, wrong.says, expected, wrong.remedy or _REQUANTIZE))
+        findings.append(CheckFinding(where, wrong.says, expected, wrong.remedy or _REQUANTIZE))
     else:
         findings += [
-            Finding(
+            CheckFinding(
                 where,
                 f"lists {name}",
                 "names of modules that are there",
@@ -231,18 +233,22 @@ def check_quantization(ctx: CheckContext) -> Result:
     partial = partial_input_scales(ctx.model)
     if partial is not None:
         todo = "calibrate again with texts that reach those layers, or leave them unquantized"
-        findings.append(Finding(where, partial.text, "one for every weight", todo, "warning"))
+        findings.append(
+            CheckFinding(where, partial.text, "one beside every weight", todo, "warning")
+        )
     conflict = conflicting_packings(ctx.model)
     if conflict is not None:
         todo = "set the file to what config.json says, by which the weights are read here"
         files = packing_conflicts(ctx.model)
         weighs = any(changes_weights(ctx.model, one.key) for one in files)
         level: Literal["fail", "warning"] = "warning" if files and not weighs else "fail"
-        findings.append(Finding(where, conflict.text, "one packing in both", todo, level))
+        findings.append(CheckFinding(where, conflict.text, "one packing in both", todo, level))
     return Result(f"{', '.join(sorted(claimed & packed))}, {count} weights", findings)
 
 
-def _contradicted_zeros(ctx: CheckContext, key: str, section: Mapping[str, Any]) -> list[Finding]:
+def _contradicted_zeros(
+    ctx: CheckContext, key: str, section: Mapping[str, Any]
+) -> list[CheckFinding]:
     """Return [finding] where symmetric GPTQ weights have zero points of the format not stated.
 
     By the stated `checkpoint_format` every code is then read one step off. `key` is where
@@ -276,7 +282,7 @@ def _contradicted_zeros(ctx: CheckContext, key: str, section: Mapping[str, Any])
         word = f"config.json:{key}.checkpoint_format={json.dumps(form)}"
         todo = command_line("set", opening_path(ctx.model.path), word, "--in-place")
     expected = "zero points in the middle of the codes of a symmetric weight"
-    return [Finding(f"config.json: {key}", found, expected, todo)]
+    return [CheckFinding(f"config.json: {key}", found, expected, todo)]
 
 
 _REQUANTIZE = "correct its lists of modules"
@@ -310,7 +316,7 @@ def check_activation_scales(ctx: CheckContext) -> Result:
     if not found:
         raise NotRun("no weight is packed by a dialect")
     findings = [
-        Finding(
+        CheckFinding(
             lacking[0],
             f"{len(lacking)} of {len(lacking) + len(having)} {encoding} weights have no scale of "
             f"activations: {list_names(lacking)}",
@@ -338,7 +344,7 @@ def check_dtype(ctx: CheckContext) -> Result:
     if claimed is None and (stated is None or (isinstance(stated, str) and stated in OTHER_DTYPES)):
         raise NotRun(f"config.json names no float dtype ({stated!r})")
     if claimed is None:
-        finding = Finding(
+        finding = CheckFinding(
             "config.json: dtype",
             str(short_value(stated)),
             "a dtype of torch",
@@ -352,7 +358,7 @@ def check_dtype(ctx: CheckContext) -> Result:
     findings = []
     if main != claimed:
         findings.append(
-            Finding(
+            CheckFinding(
                 "config.json: dtype",
                 f"{stated}; most float weights are {main}",
                 claimed,
@@ -377,7 +383,7 @@ def check_counts(ctx: CheckContext) -> Result:
         total = sum(math.prod(tensor.info.shape) for tensor in ctx.model.source.tensors.values())
         if stated != total:
             findings.append(
-                Finding(
+                CheckFinding(
                     f"{ctx.where}: param_count", f"{stated}", f"{total} elements", level="warning"
                 )
             )
@@ -389,7 +395,7 @@ def check_counts(ctx: CheckContext) -> Result:
             if found is None or list(found) != shape:
                 is_there = "no such tensor" if found is None else f"{list(found)}"
                 findings.append(
-                    Finding(
+                    CheckFinding(
                         f"{ctx.where}: tensor_shapes {name!r}",
                         f"{shape}",
                         is_there,

@@ -10,7 +10,7 @@ from aprfmt.base.encodings import find_encoding as encoding_row
 from aprfmt.base.protocols import LazyTensor
 from aprfmt.checks.context import CheckContext
 from aprfmt.checks.file.rounded_scales import rounded_scales_text
-from aprfmt.checks.records import Finding, NotRun, Result
+from aprfmt.checks.records import CheckFinding, NotRun, Result
 from aprfmt.codecs.fp8 import OF_TWO_SIGNS
 from aprfmt.errors import AprfmtError, UnsupportedError
 from aprfmt.model.packing_sizes import lost_settings_text
@@ -36,13 +36,15 @@ def check_values(ctx: CheckContext) -> Result:
             continue
         counted += 1
         if row.odd:
-            findings.append(Finding(name, row.odd, "0 or 1 in a BOOL tensor", "get the file again"))
+            findings.append(
+                CheckFinding(name, row.odd, "0 or 1 in a BOOL tensor", "get the file again")
+            )
         if row.stats is None or row.scale:
             continue  # a bad scale is named once, by block_scales
         nan, inf = row.stats.nan, row.stats.inf
         if nan or (inf and name not in buffers):
             findings.append(
-                Finding(
+                CheckFinding(
                     name,
                     f"{nan} NaN and {inf} infinite of {row.stats.count} {row.info.encoding} values",
                     "finite weights",
@@ -51,11 +53,11 @@ def check_values(ctx: CheckContext) -> Result:
             )
         elif inf:
             text = f"{inf} infinite values in a computed buffer"
-            findings.append(Finding(name, text, "finite values", level="warning"))
+            findings.append(CheckFinding(name, text, "finite values", level="warning"))
     findings += _codes_without_scale(ctx)
     zeros = find_zero_pairs(ctx.model)
     if zeros.text:
-        findings.append(Finding(ctx.where, zeros.text, zeros.expected, ZERO_TODO, "warning"))
+        findings.append(CheckFinding(ctx.where, zeros.text, zeros.expected, ZERO_TODO, "warning"))
     if unread:
         name, why = unread[0]
         raise NotRun(
@@ -69,7 +71,7 @@ def check_values(ctx: CheckContext) -> Result:
 LARGE = 1.0  # root mean square: of weights it is far below, of codes scaled to their type above
 
 
-def _codes_without_scale(ctx: CheckContext) -> Iterator[Finding]:
+def _codes_without_scale(ctx: CheckContext) -> Iterator[CheckFinding]:
     """Yield a failure for each 8-bit float matrix that was quantized and whose scale is missing.
 
     Values cast without a scale keep the size of weights; scaled codes reach the largest number of
@@ -85,7 +87,7 @@ def _codes_without_scale(ctx: CheckContext) -> Iterator[Finding]:
         if stats is None or stats.absmax is None or stats.l2 is None or not stats.finite:
             continue
         if stats.absmax == _FLOAT8[kind] and stats.l2 > LARGE * stats.finite**0.5:
-            yield Finding(
+            yield CheckFinding(
                 name,
                 f"{kind} values up to {_FLOAT8[kind]:g}, the largest of the type, and no scale: "
                 "codes whose scale is not in the file",
@@ -125,7 +127,7 @@ def check_block_scales(ctx: CheckContext) -> Result:
         seen += 1
         if row.scale:
             findings.append(
-                Finding(
+                CheckFinding(
                     name,
                     f"{row.scale} ({row.info.encoding})",
                     "finite scales that fit their block",
@@ -141,7 +143,7 @@ def check_block_scales(ctx: CheckContext) -> Result:
             stats = ctx.census[part.info.name].stats
             if stats is not None and stats.min is not None and stats.min < 0:
                 findings.append(
-                    Finding(
+                    CheckFinding(
                         part.info.name,
                         f"a negative absmax ({stats.min:g}) for {name}",
                         "magnitudes",
@@ -165,7 +167,7 @@ def check_packed(ctx: CheckContext) -> Result:
     Scales and indices that the configuration promises and weights do not have are failures too.
     Raises NotRun where no weight is stored as several tensors, or one's format is not supported.
     """
-    findings: list[Finding] = []
+    findings: list[CheckFinding] = []
     seen = 0
     for name, tensor in ctx.model.items():
         if not tensor.parts:
@@ -180,7 +182,7 @@ def check_packed(ctx: CheckContext) -> Result:
             todo = ctx.sizes_command or "quantize again"
             fits = lost_settings_text(ctx.fitting_changes)
             expected = f"parts that fit each other{f': {fits}' * bool(fits)}"
-            findings.append(Finding(name, str(error), expected, todo))
+            findings.append(CheckFinding(name, str(error), expected, todo))
             continue
         finally:
             tensor.drop()
@@ -191,7 +193,7 @@ def check_packed(ctx: CheckContext) -> Result:
         known = any(row.scale or (row.stats and row.stats.nan + row.stats.inf) for row in parts)
         if (stats.nan or stats.inf) and not known:
             findings.append(
-                Finding(
+                CheckFinding(
                     name,
                     f"{stats.nan} NaN and {stats.inf} infinite values once decoded",
                     "finite weights",
@@ -201,13 +203,15 @@ def check_packed(ctx: CheckContext) -> Result:
     if not seen:
         raise NotRun("no weight is stored as several tensors")
     findings += [
-        Finding(ctx.where, one.says, "the parts that the configuration promises", "quantize again")
+        CheckFinding(
+            ctx.where, one.says, "the parts that the configuration promises", "quantize again"
+        )
         for one in missing_parts(ctx.model)
     ]
     return Result(f"{seen} weights", findings)
 
 
-def _scale_findings(tensor: LazyTensor, name: str) -> list[Finding]:
+def _scale_findings(tensor: LazyTensor, name: str) -> list[CheckFinding]:
     """Return [warning] if a packed weight's codes were not made with its scales, else [].
 
     `name` is the weight's name for the finding.
@@ -216,10 +220,10 @@ def _scale_findings(tensor: LazyTensor, name: str) -> list[Finding]:
     says = "" if laid is None else rounded_scales_text(laid)
     todo = "take the scales that were not rounded, or quantize again"
     expected = "the scales that the codes were made with"
-    return [Finding(name, says, expected, todo, "warning")] if says else []
+    return [CheckFinding(name, says, expected, todo, "warning")] if says else []
 
 
-def _group_findings(ctx: CheckContext, tensor: View) -> list[Finding]:
+def _group_findings(ctx: CheckContext, tensor: View) -> list[CheckFinding]:
     """Return [finding] if a GPTQ weight's `g_idx` gives scales unequal numbers of inputs.
 
     Else []. A group is the inputs of one scale; the last one may have fewer. ExLlama takes an index
@@ -245,7 +249,7 @@ def _group_findings(ctx: CheckContext, tensor: View) -> list[Finding]:
     empty = set(counts) == {0} and not section.get("desc_act")
     group, most = counts.most_common(1)[0]
     return [
-        Finding(
+        CheckFinding(
             index.info.name,
             f"names {len(counts)} of {groups} groups, group {group} for {most} inputs",
             f"{size} inputs for each group",

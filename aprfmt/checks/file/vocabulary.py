@@ -17,7 +17,7 @@ from aprfmt.base.text_escape import shorten
 from aprfmt.checks.bounds import PIECES_FROM, PIECES_MADE, VOCAB_SHARE
 from aprfmt.checks.context import CheckContext
 from aprfmt.checks.file.stored_vocabulary import StoredVocabulary, read_vocabulary
-from aprfmt.checks.records import Finding, NotRun, Result, list_names
+from aprfmt.checks.records import CheckFinding, NotRun, Result, list_names
 from aprfmt.errors import AprfmtError, FormatError
 from aprfmt.measure import named_causes
 from aprfmt.tokenizer.absent_keys import absent_ids, set_command
@@ -42,7 +42,7 @@ from aprfmt.tokenizer.wrong_ends import find_wrong_ends
 _MANY = 20  # findings of one kind; the rest is counted
 
 
-def _limit_findings(findings: Iterable[Finding]) -> list[Finding]:
+def _limit_findings(findings: Iterable[CheckFinding]) -> list[CheckFinding]:
     """Return the first few findings, and one more that counts the others, if there are any."""
     every = list(findings)
     if len(every) <= _MANY:
@@ -50,7 +50,7 @@ def _limit_findings(findings: Iterable[Finding]) -> list[Finding]:
     last = every[_MANY]
     return [
         *every[:_MANY],
-        Finding(
+        CheckFinding(
             last.where, f"{len(every) - _MANY} more of this kind", last.expected, "", last.level
         ),
     ]
@@ -63,7 +63,7 @@ def check_lists(ctx: CheckContext) -> Result:
     """
     words = read_vocabulary(ctx.carried)
     findings = [
-        Finding(
+        CheckFinding(
             where,
             f"{length} elements",
             f"{len(words.tokens)}, one a token",
@@ -75,7 +75,7 @@ def check_lists(ctx: CheckContext) -> Result:
     counts = Counter(token for token in words.tokens if token is not None)
     twice = [token for token, count in counts.items() if count > 1]
     findings += _limit_findings(
-        Finding(
+        CheckFinding(
             words.where,
             f"token {token!r} stands {counts[token]} times",
             "each token once",
@@ -90,7 +90,7 @@ def check_lists(ctx: CheckContext) -> Result:
         side = ctx.stated  # as other programs read it: what a GGUF embeds next to its lists is ours
         if side is not None and side.lacks_list:
             findings.append(
-                Finding(
+                CheckFinding(
                     ctx.where,
                     f"{TOKENS.gguf} is not there, only a tokenizer.json, which aprfmt alone reads",
                     "the list that other programs read",
@@ -100,7 +100,7 @@ def check_lists(ctx: CheckContext) -> Result:
     return Result(f"{len(words.tokens)} tokens", findings)
 
 
-def _find_wrong_kind(ctx: CheckContext) -> list[Finding]:
+def _find_wrong_kind(ctx: CheckContext) -> list[CheckFinding]:
     """Return [finding] where pieces are spelled as in another kind of vocabulary than stated.
 
     Kinds are BPE, unigram and the like. [] where they agree or nothing can be read.
@@ -123,7 +123,7 @@ def _find_wrong_kind(ctx: CheckContext) -> list[Finding]:
         if own == "bpe" and ctx.carried.text_value(PRE) in (None, DEFAULT_PRE):
             todo += f", and {PRE.gguf} to the source's"
     return [
-        Finding(
+        CheckFinding(
             where,
             f"says that the vocabulary is {read}; its pieces are those of {pieces}",
             "the kind of the pieces, or every blank is cut otherwise",
@@ -132,7 +132,7 @@ def _find_wrong_kind(ctx: CheckContext) -> list[Finding]:
     ]
 
 
-def find_unknown_names(ctx: CheckContext) -> list[Finding]:
+def find_unknown_names(ctx: CheckContext) -> list[CheckFinding]:
     """Return a warning for each name of a GGUF's tokenizer that llama.cpp is not known to take.
 
     aprfmt reads the tokenizer.json that such a file carries; llama.cpp reads these keys alone, and
@@ -147,7 +147,7 @@ def find_unknown_names(ctx: CheckContext) -> list[Finding]:
     if kind == "gpt2":
         asked.append((PRE, pre, tuple(PRE_TOKENIZERS)))
     return [
-        Finding(
+        CheckFinding(
             carried.key_text(key),
             f"is {name!r}",
             f"a name that llama.cpp opens a file with, such as "
@@ -194,7 +194,7 @@ def check_size(ctx: CheckContext) -> Result:
         shown = list_names([f"{t!r} ({i})" for i, t in beyond])
         found += f"; without a row: {shown}"
         todo = "a text that has one cannot be computed; resize the embedding, or leave them out"
-    return Result(said, [Finding(words.where, found, expected, todo, level)])
+    return Result(said, [CheckFinding(words.where, found, expected, todo, level)])
 
 
 # Formats whose readers size the embedding by the list of tokens; others may pad the embedding.
@@ -226,7 +226,7 @@ def check_ids(ctx: CheckContext) -> Result:
     for where, i in stated:
         if i >= count or words.tokens[i] is None:
             findings.append(
-                Finding(
+                CheckFinding(
                     where,
                     f"id {i}",
                     f"an id below {count} that has a token",
@@ -234,7 +234,7 @@ def check_ids(ctx: CheckContext) -> Result:
                 )
             )
     findings += [
-        Finding(ctx.carried.where, one.says, "the id of a special token", one.todo, one.level)
+        CheckFinding(ctx.carried.where, one.says, "the id of a special token", one.todo, one.level)
         for one in (absent_ids(ctx.carried) if _ids_are_numbers(ctx.carried) else ())
     ]
     findings += _find_stale_ids(ctx)
@@ -247,7 +247,7 @@ def check_ids(ctx: CheckContext) -> Result:
     if not any(one.level == "fail" for one in findings):
         findings += _find_unstopped_turn(ctx)
     findings += [
-        Finding(
+        CheckFinding(
             where, "-1", "an id, or null", "readers that know no -1 look up token -1", "warning"
         )
         for where, value in _id_values(ctx)
@@ -256,7 +256,7 @@ def check_ids(ctx: CheckContext) -> Result:
     return Result(f"{len(stated)} ids", findings)
 
 
-def _find_empty_tokens(ctx: CheckContext) -> list[Finding]:
+def _find_empty_tokens(ctx: CheckContext) -> list[CheckFinding]:
     """Return a finding for each special token that a file states as an empty text.
 
     Null is how files say that there is none, and a finding only for an eos that the chat template
@@ -278,7 +278,7 @@ def _find_empty_tokens(ctx: CheckContext) -> list[Finding]:
             continue
         effect = f"the tokenizer has no {role} id" + written * ", and the chat template writes it"
         findings.append(
-            Finding(
+            CheckFinding(
                 f"{ctx.carried.where}: {place}",
                 f"is {'null' if stored is None else repr('')}: {effect}",
                 "a token of the vocabulary, or null where there is none",
@@ -289,7 +289,7 @@ def _find_empty_tokens(ctx: CheckContext) -> list[Finding]:
     return findings
 
 
-def _find_repeated_frame(ctx: CheckContext) -> list[Finding]:
+def _find_repeated_frame(ctx: CheckContext) -> list[CheckFinding]:
     """Return a failure for a special token that the tokenizer puts twice around every text.
 
     It is twice in a row, before the text or after it. [] where the tokenizer cannot be read or is
@@ -309,7 +309,7 @@ def _find_repeated_frame(ctx: CheckContext) -> list[Finding]:
         tokens = side.vocabulary.tokens
         name = f" {tokens[twice]!r}" if twice < len(tokens) else ""
         findings.append(
-            Finding(
+            CheckFinding(
                 side.carried.origin or side.carried.where,
                 f"{twice}{name} is put twice {where} every text",
                 "each special token once",
@@ -319,7 +319,7 @@ def _find_repeated_frame(ctx: CheckContext) -> list[Finding]:
     return findings
 
 
-def _find_stale_ids(ctx: CheckContext) -> list[Finding]:
+def _find_stale_ids(ctx: CheckContext) -> list[CheckFinding]:
     """Return a failure for each id in the post-processor that is not its token's id.
 
     [] where the tokenizer cannot be read, is absent, or is stored as lists, without a
@@ -337,7 +337,7 @@ def _find_stale_ids(ctx: CheckContext) -> list[Finding]:
         held = f"{tokens[i]!r}" if i < len(tokens) else "no token"
         own = "has no id" if right is None else f"is {right}"
         findings.append(
-            Finding(
+            CheckFinding(
                 f"{ctx.carried.origin}: post_processor",
                 f"puts {i} ({held}) around a text for {text!r}, which {own}",
                 "the id of the token that it names",
@@ -347,7 +347,7 @@ def _find_stale_ids(ctx: CheckContext) -> list[Finding]:
     return _limit_findings(findings)
 
 
-def _find_wrong_ends(ctx: CheckContext) -> list[Finding]:
+def _find_wrong_ends(ctx: CheckContext) -> list[CheckFinding]:
     """Return a failure for each id that should end a generation and whose token cannot be an end.
 
     Such a token is ordinary text, or begins a turn. The ids are eos_token_id and the like. [] where
@@ -359,10 +359,10 @@ def _find_wrong_ends(ctx: CheckContext) -> list[Finding]:
     except AprfmtError:
         return []
     expected = "the token that ends an answer"
-    return [Finding(one.place, one.says, expected, one.command) for one in found]
+    return [CheckFinding(one.place, one.says, expected, one.command) for one in found]
 
 
-def _find_misnamed_roles(ctx: CheckContext, told: set[str]) -> list[Finding]:
+def _find_misnamed_roles(ctx: CheckContext, told: set[str]) -> list[CheckFinding]:
     """Return a finding for each special id whose token is named as that of another role.
 
     Ids that config.json and the tokenizer's files state differently are warnings. `told` are keys
@@ -377,7 +377,7 @@ def _find_misnamed_roles(ctx: CheckContext, told: set[str]) -> list[Finding]:
     commands = [shlex.quote(one.assignment) for one in misnamed]
     todo = named_causes.set_command(ctx.model.path, commands) if commands else ""
     findings = [
-        Finding(
+        CheckFinding(
             one.place,
             one.says,
             "the id of the token with the role's own name",
@@ -389,7 +389,7 @@ def _find_misnamed_roles(ctx: CheckContext, told: set[str]) -> list[Finding]:
     ]
     told = told | {one.place for one in misnamed}
     return findings + [
-        Finding(
+        CheckFinding(
             place,
             says,
             "the same ids in all files of a model",
@@ -401,7 +401,7 @@ def _find_misnamed_roles(ctx: CheckContext, told: set[str]) -> list[Finding]:
     ]
 
 
-def _find_unstopped_turn(ctx: CheckContext) -> list[Finding]:
+def _find_unstopped_turn(ctx: CheckContext) -> list[CheckFinding]:
     """Return [finding] where the chat template ends a turn with a token that stops no generation.
 
     It is a failure where another file or key of the model contradicts that, else a warning: base
@@ -420,7 +420,9 @@ def _find_unstopped_turn(ctx: CheckContext) -> list[Finding]:
         words = [shlex.quote(one) for one in found.assignments]
         todo = named_causes.set_command(ctx.model.path, words)
     return [
-        Finding(ctx.carried.where, found.says, "a turn's end that stops a generation", todo, level)
+        CheckFinding(
+            ctx.carried.where, found.says, "a turn's end that stops a generation", todo, level
+        )
     ]
 
 
@@ -429,10 +431,10 @@ def _configured_ids(ctx: CheckContext) -> list[tuple[str, int]]:
     return [(where, i) for where, i in _id_values(ctx) if type(i) is int and i >= 0]
 
 
-def _find_invalid_ids(ctx: CheckContext) -> list[Finding]:
+def _find_invalid_ids(ctx: CheckContext) -> list[CheckFinding]:
     """Return a failure for each special id's key whose value is no token id."""
     return [
-        Finding(
+        CheckFinding(
             where,
             shorten(repr(value), 80),
             "an id, a list of ids, or null",
@@ -472,7 +474,7 @@ def check_merges(ctx: CheckContext) -> Result:
     wrong = _wrong_merges(words)
     expected = "two tokens that make a third"
     findings = _limit_findings(
-        Finding(
+        CheckFinding(
             f"{words.where}: merge {number}", repr(merge), expected, "the tokenizer is not whole"
         )
         for number, merge in wrong
@@ -482,7 +484,7 @@ def check_merges(ctx: CheckContext) -> Result:
     return Result(f"{len(words.merges)} merges", findings)
 
 
-def _find_missing_merges(ctx: CheckContext) -> list[Finding]:
+def _find_missing_merges(ctx: CheckContext) -> list[CheckFinding]:
     """Return [finding] where many pieces are made by no merge, so that merges were lost; else [].
 
     Only for byte-level BPE, in which merges alone make a piece of several characters.
@@ -505,7 +507,7 @@ def _find_missing_merges(ctx: CheckContext) -> list[Finding]:
     if PIECES_MADE.holds(share):
         return []
     return [
-        Finding(
+        CheckFinding(
             ctx.words.where,
             f"{len(unmade)} of {len(long)} pieces are made by no merge, the first {unmade[0]!r}",
             f"{PIECES_MADE} {PIECES_MADE.unit}: {PIECES_MADE.reason}",
@@ -540,7 +542,7 @@ def check_round_trip(ctx: CheckContext) -> Result:
         if back == text or (side.vocabulary.kind == "spm" and back.strip(" ") == text):
             continue
         findings.append(
-            Finding(
+            CheckFinding(
                 ctx.words.where,
                 f"{text!r} comes back as {shorten(repr(back), 60)}",
                 "the text that was encoded",
@@ -610,10 +612,10 @@ def check_template(ctx: CheckContext) -> Result:
     if foreign is not None:
         where, expected = f"chat template, line {foreign.line}", "a jinja2 template"
         todo = f"engines refuse it or use another; {TODO}"
-        one = Finding(where, f"is {foreign.says}", expected, todo)
+        one = CheckFinding(where, f"is {foreign.says}", expected, todo)
         return Result(f"{len(text)} characters", [one])
     findings = [
-        Finding(
+        CheckFinding(
             f"chat template, {line}",
             what,
             "a template that joins texts",
@@ -639,7 +641,7 @@ def _begun_twice_text(ctx: CheckContext) -> str:
     )
 
 
-def _find_unknown_tokens(ctx: CheckContext) -> list[Finding]:
+def _find_unknown_tokens(ctx: CheckContext) -> list[CheckFinding]:
     """Return a failure for each control token of the template that the vocabulary lacks.
 
     [] where the tokenizer cannot be read, which another check reports.
@@ -649,7 +651,7 @@ def _find_unknown_tokens(ctx: CheckContext) -> list[Finding]:
     except AprfmtError:
         return []  # the check tokenizer says it
     return _limit_findings(
-        Finding(
+        CheckFinding(
             "chat template",
             f"writes {token!r}",
             "tokens of the model's own vocabulary",

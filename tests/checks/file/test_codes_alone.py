@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from aprfmt.checks.file import marks, scales, stated_facts, values, vocabulary
-from aprfmt.checks.records import Finding, NotRun
+from aprfmt.checks.records import CheckFinding, NotRun
 from aprfmt.codecs import codec
 
 # --- blocks -------------------------------------------------------------------------------------
@@ -128,14 +128,14 @@ def test_codes_without_their_scale_reach_their_types_largest_number() -> None:
 
 
 def test_findings_beyond_the_limit_are_counted() -> None:
-    every = [Finding(f"w{i}", f"f{i}", f"e{i}", "todo", "warning") for i in range(23)]
+    every = [CheckFinding(f"w{i}", f"f{i}", f"e{i}", "todo", "warning") for i in range(23)]
     assert vocabulary._MANY == 20
     for count in (0, 19, 20):
         assert vocabulary._limit_findings(iter(every[:count])) == every[:count]
     for count in (21, 23):
         found = vocabulary._limit_findings(iter(every[:count]))
         assert found[:20] == every[:20] and found[20:] == [
-            Finding("w20", f"{count - 20} more of this kind", "e20", "", "warning")
+            CheckFinding("w20", f"{count - 20} more of this kind", "e20", "", "warning")
         ]
 
 

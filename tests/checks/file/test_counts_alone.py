@@ -10,7 +10,7 @@ from safetensors import safe_open
 from safetensors.numpy import save_file
 
 from aprfmt.checks.file import second_reader_child, stated_facts, vocabulary
-from aprfmt.checks.records import Finding, NotRun
+from aprfmt.checks.records import CheckFinding, NotRun
 from aprfmt.errors import FormatError
 
 
@@ -112,9 +112,9 @@ def test_every_rule_of_special_ids_is_asked(monkeypatch: pytest.MonkeyPatch) -> 
         return result.found, [(one.where, one.found, one.level) for one in result.findings]
 
     absent = SimpleNamespace(says="no eos", todo="set it", level="fail")
-    warned = Finding("m", "x", "y", "z", "warning")
-    failed = Finding("m", "f", "y", "z", "fail")
-    turn = Finding("m", "turn", "y", "z", "warning")
+    warned = CheckFinding("m", "x", "y", "z", "warning")
+    failed = CheckFinding("m", "f", "y", "z", "fail")
+    turn = CheckFinding("m", "turn", "y", "z", "warning")
     assert asked({"eos": 2}) == ("1 ids", [])
     for wrong in (1, 3):
         said = [("m: eos", f"id {wrong}", "fail")]

@@ -12,8 +12,9 @@ from typing import Any
 import numpy as np
 import pytest
 
+import aprfmt.checks
 from aprfmt.base.registry import Registry
-from aprfmt.checks import CheckRow, Finding, NotRun, Result, check_runner, table, validate
+from aprfmt.checks import CheckFinding, CheckRow, NotRun, Result, check_runner, table, validate
 from aprfmt.checks.context import CheckContext
 from aprfmt.checks.file import marks, stated_facts, vocabulary
 from aprfmt.checks.gates import parity as parity_gate
@@ -31,11 +32,11 @@ asked: list[str] = []
 
 def odd(context: CheckContext) -> Result:
     assert np.isinf(np.full(1, 3e38, np.float32) * np.float32(9))  # seen red: a warning of numpy's
-    return Result("looked", [Finding(context.where, "odd", "even", level="warning")])
+    return Result("looked", [CheckFinding(context.where, "odd", "even", level="warning")])
 
 
 def wrong(subject: Any) -> Result:
-    return Result("looked", [Finding(subject.where, "wrong", "right", "mend it")])
+    return Result("looked", [CheckFinding(subject.where, "wrong", "right", "mend it")])
 
 
 def stopped(subject: Any) -> Result:
@@ -147,8 +148,8 @@ def test_findings_of_a_repeated_check_are_one_line_of_the_first(
     note: str, count: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Those that say the same are one; so many different ones are named."""
-    findings = [Finding(f"t{i}", f"is {i}", f"not {i}") for i in range(count)]
-    findings += [Finding("u", "is 0", "not 0")] * bool(count)
+    findings = [CheckFinding(f"t{i}", f"is {i}", f"not {i}") for i in range(count)]
+    findings += [CheckFinding("u", "is 0", "not 0")] * bool(count)
     row = SimpleNamespace(name="x", formats=(), proves="all is well")
     monkeypatch.setattr(check_runner, "CHECKS", (row,))
     monkeypatch.setattr(
@@ -270,7 +271,8 @@ def test_facts_that_decide_are_listed_or_equal(decisive: int) -> None:
 def test_findings_of_one_kind_that_are_not_shown_are_counted(more: int, level: Any) -> None:
     most = vocabulary._MANY
     every = [
-        Finding(f"token {i}", "is wrong", "right", "mend it", level) for i in range(most + more)
+        CheckFinding(f"token {i}", "is wrong", "right", "mend it", level)
+        for i in range(most + more)
     ]
     shown = vocabulary._limit_findings(iter(every))
     assert shown[:most] == every[:most]
@@ -278,3 +280,12 @@ def test_findings_of_one_kind_that_are_not_shown_are_counted(more: int, level: A
         [f"{more} more of this kind"] if more > 0 else []
     )
     assert all(one.level == level for one in shown)
+
+
+def test_the_name_that_findings_of_checks_had_in_0_1_works_with_a_warning() -> None:
+    """Seen red: the old name left out; no warning; a name that never was, given all the same."""
+    before: Any = aprfmt.checks
+    with pytest.warns(DeprecationWarning, match="is called CheckFinding"):
+        assert before.Finding is CheckFinding
+    with pytest.raises(AttributeError, match="has no attribute 'Findings'"):
+        _ = before.Findings
