@@ -1,6 +1,22 @@
 """Causes that several kinds of evidence show, such as NaN or tensors under other names."""
 
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from aprfmt.base.sequences import join_first
 from aprfmt.causes.row import Cause
+from aprfmt.measure.findings import Finding
+from aprfmt.measure.proofs import unfitted_proof
+
+
+def is_odd_in_both(values: Mapping[str, Any]) -> bool:
+    """Return whether each NaN and infinity of A is in B too, so that A has no damage of its own.
+
+    `values` are a finding's: {"nonfinite": {tensor: counts}}. False where they name no tensor.
+    """
+    odd = values.get("nonfinite") or {}
+    return bool(odd) and all(one["a"] == one["both"] for one in odd.values())
+
 
 CAUSE_ROWS = (
     Cause(
@@ -19,6 +35,7 @@ CAUSE_ROWS = (
         "All other values of the tensor or point are equal, or within its bound; or a detour by "
         "another type gives just these.",
         next="stored",
+        is_lost=is_odd_in_both,
     ),
     Cause(
         "tensor_names", "tensor", "bug",
@@ -51,3 +68,17 @@ CAUSE_ROWS = (
         next="nothing",
     ),
 )  # fmt: skip
+
+
+def missing_tensors_finding(lost: Sequence[str]) -> Finding:
+    """Return the finding that B lacks the tensors of these keys, of which there is at least one."""
+    return Finding(
+        "missing_tensors",
+        f"B lacks {len(lost)} of the tensors: {join_first(lost, 4)}",
+        "tensor",
+        "bug",
+        tuple(lost),
+        True,
+        side="B",
+        proof=unfitted_proof(len(lost)),
+    )

@@ -371,7 +371,7 @@ def diff_models(
         },
         b.metadata.get("general.file_type"),
         contradicted_values(b),
-        _trained_head_causes(found, a, b),
+        _trained_part_causes(found, a, b),
         tuple(not_tried),
         contradicted,
         taken,
@@ -433,17 +433,17 @@ def _taken_findings(says: str, tensors: int) -> "tuple[Finding, ...]":
     return (taken_finding(says, tensors),)
 
 
-def _trained_head_causes(found: "Sequence[Finding]", a: Model, b: Model) -> tuple[str, ...]:
-    """Return the causes that are a trained output head in B, where A's is its embedding.
+def _trained_part_causes(found: "Sequence[Finding]", a: Model, b: Model) -> tuple[str, ...]:
+    """Return the causes of a part of B that was trained, so that A's does not replace it.
 
     Each stands once, in the order of the findings; () without any.
     """
     if not found:
         return ()
-    from aprfmt.measure.named_causes import has_trained_head
+    from aprfmt.causes.remedies import is_trained_part
 
     causes = dict.fromkeys(one.cause for one in found)
-    return tuple(cause for cause in causes if has_trained_head(cause, a, b))
+    return tuple(cause for cause in causes if is_trained_part(cause, a, b))
 
 
 def _set_arguments(

@@ -8,9 +8,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from aprfmt.causes import CAUSES
+from aprfmt.causes.remedies import has_weights
 from aprfmt.errors import UsageError
 from aprfmt.measure.findings import Finding
-from aprfmt.measure.named_causes import EXCHANGED, fixed_name
+from aprfmt.measure.named_causes import fixed_name
 from aprfmt.measure.records import EQUAL, TensorDiff
 from aprfmt.model import Model
 from aprfmt.model.relations import opening_path
@@ -33,7 +34,7 @@ def with_renames(
     known = {key for one in faults for key in one.keys}
     apart = {row.key for row in rows if row.verdict not in (*EQUAL, "WITHIN")}
     kept = getattr(b.source, "of_engine", False) or b.kind is not None
-    sure = all(one.cause in EXCHANGED and one.confirmed for one in faults)
+    sure = all(has_weights(one.cause, "exchanged") and one.confirmed for one in faults)
     if not faults or not sure or kept or not apart <= known:
         return tuple(findings)
     wanted = _right_names([row for row in rows if row.key in known], a, b)

@@ -5,8 +5,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from aprfmt.base.sequences import join_first
 from aprfmt.causes import CAUSES
+from aprfmt.causes.general import missing_tensors_finding
+from aprfmt.causes.remedies import has_weights, is_repaired_by_rewriting
 from aprfmt.measure.findings import Finding
 from aprfmt.measure.item_repairs import (
     inspect_unreadable_command,
@@ -14,12 +15,9 @@ from aprfmt.measure.item_repairs import (
     surplus_commands,
 )
 from aprfmt.measure.named_causes import (
-    MISLABELLED,
     REWRITES,
-    TRAINED,
     NamedCause,
     completed_command,
-    is_repaired_by_rewriting,
     overflows_encoding,
     rewrite_command,
     set_command,
@@ -30,8 +28,6 @@ from aprfmt.model.ledger import LATE
 
 if TYPE_CHECKING:
     from aprfmt.compare.diffs import DiffReport
-
-_KEYS_OF = {"tied_embedding": "tied_embeddings"}  # of causes that a key of B's own may mend
 
 
 def named_causes(report: "DiffReport") -> tuple[NamedCause, ...]:
@@ -94,18 +90,7 @@ def lost_tensors(report: "DiffReport") -> tuple[Finding, ...]:
     lost = tuple(row.key for row in report.tensors if row.verdict == "ONLY_IN_A")
     if not (lost and report.relations):
         return ()
-    says = f"B lacks {len(lost)} of the tensors: {join_first(lost, 4)}"
-    finding = Finding(
-        "missing_tensors",
-        says,
-        "tensor",
-        CAUSES["missing_tensors"].verdict,
-        lost,
-        True,
-        side="B",
-        proof=unfitted_proof(len(lost)),
-    )
-    return (finding,)
+    return (missing_tensors_finding(lost),)
 
 
 def _one_sided_share(report: "DiffReport") -> float:
@@ -134,7 +119,7 @@ def _is_whole(report: "DiffReport", path: str) -> bool:
 
 def _own_key_command(report: "DiffReport", cause: str) -> str:
     """Return the command that sets a key of B to what B's tensors show; "" if none is wrong."""
-    value = report.own_values.get(_KEYS_OF.get(cause, ""))
+    value = report.own_values.get(CAUSES[cause].own_key)
     return set_command(report.b, [value]) if value else ""
 
 
@@ -148,10 +133,12 @@ def rewriting_command(report: "DiffReport") -> str:
         not _is_whole(report, report.a)
         or (report.outside_tower and not report.tower_options)
         or report.of_engine
-        or any(one.cause in TRAINED for one in report.findings)
+        or any(has_weights(one.cause, "trained") for one in report.findings)
     ):
         return ""
-    wrong = {key for one in report.findings if one.cause in MISLABELLED for key in one.keys}
+    wrong = {
+        key for one in report.findings if has_weights(one.cause, "mislabelled") for key in one.keys
+    }
     rows = [
         row
         for row in report.tensors

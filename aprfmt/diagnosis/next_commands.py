@@ -12,20 +12,20 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from aprfmt.causes import CAUSES
+from aprfmt.causes.remedies import (
+    has_weights,
+    is_lost,
+    is_repaired_by_rewriting,
+    is_trained_part,
+    trained_command,
+)
 from aprfmt.causes.restored_keys import refusal_reason
-from aprfmt.causes.tokenizer.special_ids import CHOSEN_BY_TRAINING, ENDS
 from aprfmt.diagnosis.sides import Side
 from aprfmt.diagnosis.tokens import has_more_tokens, tokenizer_set_arguments
-from aprfmt.errors import AprfmtError
 from aprfmt.inference.points import POINTS
 from aprfmt.measure.findings import Finding
 from aprfmt.measure.named_causes import (
-    EXCHANGED,
     MENDS,
-    MISLABELLED,
-    TRAINED,
-    has_trained_head,
-    is_repaired_by_rewriting,
     join_set_commands,
     matrix_encodings,
     overflows_encoding,
@@ -88,13 +88,13 @@ def rewrite_b_command(parts: StepParts, finding: Finding) -> str:
         wrong_in_a
         or finding.leaves_side_open
         or parts.trained
-        or has_trained_head(finding.cause, a, b)
+        or is_trained_part(finding.cause, a, b)
     ):
         return diff_tensors_command(parts, finding)
     if a is None or b is None:
         return rewrite_command(parts.a.path, parts.b.path, {}, {})
     mine = matrix_encodings(a)
-    theirs = {} if finding.cause in MISLABELLED else matrix_encodings(b)
+    theirs = {} if has_weights(finding.cause, "mislabelled") else matrix_encodings(b)
     if overflows_encoding(finding.values, theirs):
         theirs = {}
     stated = b.metadata.get("general.file_type")
@@ -204,34 +204,6 @@ def repair_tokenizer_command(parts: StepParts, finding: Finding) -> str:
     return made if made.startswith(MENDS) else seen
 
 
-def keep_training_command(parts: StepParts, finding: Finding) -> str:
-    """Return the command for a tokenizer setting that B, trained further than A, chose for itself.
-
-    It is the `diff` that shows the setting, since A's value would undo the training. Where B's
-    chat template ends turns with a token at which no generation stops, it is the `set` command
-    that makes one stop there. "" for what B lost, for any other finding, and where A's end is
-    that of B's template.
-    """
-    b, ((name, values), *_) = parts.b.model, [*finding.values.items(), ("", {})]
-    if b is None or not parts.trained or finding.cause not in CHOSEN_BY_TRAINING:
-        return ""
-    if values.get("b") is None:
-        return ""
-    seen = f"aprfmt diff {parts.pair} --only tokenizer"
-    if name not in ENDS:
-        return seen
-    from aprfmt.tokenizer.turn_ends import find_turn_end, find_unstopped_turn
-
-    try:
-        open_turn, end = find_unstopped_turn(b.carried), find_turn_end(b.carried)
-    except AprfmtError:
-        return seen
-    if open_turn is not None:
-        words = [shlex.quote(one) for one in open_turn.assignments]
-        return set_command(parts.b.path, words) if words else seen
-    return "" if end is not None and values.get("a") == end != values["b"] else seen
-
-
 def distances_command(parts: StepParts, finding: Finding) -> str:
     """Return the `diff` command that lists the 20 tensors with the largest distances.
 
@@ -308,9 +280,8 @@ def _usual_step(parts: StepParts, finding: Finding) -> str:
     """
     shown = {} if parts.b.model is None else contradicted_values(parts.b.model)
     own = [shown.get(name, "") for name in finding.values]
-    tied = finding.values.get("tied_embeddings", {})
-    lost = isinstance(tied, Mapping) and (tied.get("a"), tied.get("b")) == (False, True)
-    if own and "" not in own and not lost:  # then B is read as it was made; a lost head is A's
+    # Then B is read as it was made. What B lost is A's.
+    if own and "" not in own and not is_lost(finding.cause, finding.values):
         return set_command(parts.b.path, own)
     named = CAUSES[finding.cause].next if finding.cause else ""
     made = STEPS[named] if named else LEVELS[finding.level]
@@ -333,7 +304,7 @@ def with_next_commands(
     sides whose trace holds the ids. A command that writes B again replaces single `set` commands,
     and several `set` commands become one.
     """
-    trained = any(finding.cause in TRAINED for finding in findings)
+    trained = any(has_weights(finding.cause, "trained") for finding in findings)
     apart = tuple(
         name for one in findings if one.level == "config" and _is_fault(one) for name in one.values
     )
@@ -342,15 +313,17 @@ def with_next_commands(
         for i in range(len(findings))
     ]
     made = [
-        replace(one, next=keep_training_command(parts, one) or one.next or next_command(parts, one))
+        replace(one, next=_kept_command(parts, one) or one.next or next_command(parts, one))
         for one, parts in zip(findings, asked, strict=True)
     ]
     # Renames mend names alone: with another fault B is written again.
-    apart_from_names = [one for one in made if _is_fault(one) and one.cause not in EXCHANGED]
+    apart_from_names = [
+        one for one in made if _is_fault(one) and not has_weights(one.cause, "exchanged")
+    ]
     if any(one.next for one in apart_from_names):
         made = [
             replace(one, next=next_command(parts, replace(one, next="")))
-            if one.cause in EXCHANGED and one.next
+            if has_weights(one.cause, "exchanged") and one.next
             else one
             for one, parts in zip(made, asked, strict=True)
         ]
@@ -361,6 +334,14 @@ def with_next_commands(
         replace(one, next=command) if command and _is_fault(one) and one.next in keys else one
         for one in made
     ]
+
+
+def _kept_command(parts: StepParts, finding: Finding) -> str:
+    """Return the command for what a training of B may have changed on purpose, by its cause; or "".
+
+    "" where B was not trained further than A.
+    """
+    return trained_command(parts.b.model, finding, parts.pair) if parts.trained else ""
 
 
 def _is_fault(finding: Finding) -> bool:

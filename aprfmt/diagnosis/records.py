@@ -12,9 +12,10 @@ from typing import Any, Literal
 from aprfmt.base.data_frames import Row, Tabular
 from aprfmt.base.notebook import Card, Table, Tone
 from aprfmt.causes import CAUSES
+from aprfmt.causes.remedies import has_weights
 from aprfmt.measure.findings import Confidence, Finding
 from aprfmt.measure.item_repairs import repair_items_command, surplus_commands
-from aprfmt.measure.named_causes import MENDS, TRAINED, NamedCause
+from aprfmt.measure.named_causes import MENDS, NamedCause
 from aprfmt.measure.nonfinite import NonFinite
 from aprfmt.measure.verdicts import Level, Verdict, worst_verdict
 from aprfmt.model.ledger import Ledger, NotCompared
@@ -161,7 +162,7 @@ class Diagnosis(Tabular):
         left out, as many trainings change them.
         """
         others = [row for row in self.findings if row.verdict == "not_comparable"]
-        if not others or any(row.cause not in TRAINED for row in others):
+        if not others or not all(has_weights(row.cause, "trained") for row in others):
             return ()
         if self.reason and not self.reason.startswith(KINDS["derived"]):
             return ()
@@ -265,7 +266,7 @@ class Diagnosis(Tabular):
         change no logits of the probes.
         """
         if self.verdict == "not_comparable":
-            derived = self.lead is not None and self.lead.cause in TRAINED
+            derived = self.lead is not None and has_weights(self.lead.cause, "trained")
             said = not self.reason or self.reason.startswith(KINDS["derived"])
             return "derived" if derived and said else "not_comparable"
         if self.verdict == "bug" and self._findings_verdict != "bug":
@@ -379,8 +380,8 @@ class Diagnosis(Tabular):
         others = f"; {more} more cause{'s' if more > 1 else ''} after it" if more > 0 else ""
         left = f"{self._remainder_clause()}{self._accepted_clause()}"
         if self.underived_faults:
-            made = [row.says for row in self.findings if row.cause in TRAINED]
-            left = f"; apart from that B is derived: {'; '.join(dict.fromkeys(made))}{left}"
+            made = [row.says for row in self.findings if has_weights(row.cause, "trained")]
+            left = f"; beside it B is derived: {'; '.join(dict.fromkeys(made))}{left}"
         return f"{words}: {name}{known} - {says}{at}{also}{others}{left}"
 
     def _also_clause(self, cause: str) -> str:
@@ -405,7 +406,7 @@ class Diagnosis(Tabular):
         faults = [
             one
             for one in self.findings
-            if one.verdict not in ("same", "precision") and one.cause not in TRAINED
+            if one.verdict not in ("same", "precision") and not has_weights(one.cause, "trained")
         ]
         names = dict.fromkeys(
             f"{one.cause} ({one.says})" if one.level == "tensor" else one.cause or "unknown"

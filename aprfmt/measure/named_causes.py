@@ -29,8 +29,6 @@ if TYPE_CHECKING:
 # Commands that write a model.
 MENDS = ("aprfmt convert ", "aprfmt quantize ", "aprfmt set ", "aprfmt repair ", "mv ")
 REWRITES = ("convert", "quantize")  # verbs of those that read a whole model
-_RELATED = 0.2  # correlation of the values from which two tables belong together
-_ROWS = 512  # rows of them that are read
 _NAMED = 4  # tensors that a command names, at most
 
 
@@ -184,32 +182,6 @@ def fixed_name(path: Path) -> str:
     name = path.name or path.resolve().name  # of "."
     stem, suffix = (name, "") if folder or not path.suffix else (path.stem, suffix_to_write(path))
     return shlex.quote(f"{stem}-fixed{suffix}")
-
-
-# Causes of which only the source has the bytes: where they are is enough to write them anew.
-LOST = frozenset({"bit_rot"})
-
-# Causes that say that B's encoding is not what its bytes are in: a copy in it keeps the fault.
-MISLABELLED = frozenset({"dtype_mislabel"})
-
-# Causes that say that tensors stand under each other's names, which renames may put right.
-EXCHANGED = frozenset({"swapped_tensors", "layer_order"})
-
-# Causes that say that B's weights are its own, though made from A's.
-TRAINED = frozenset({"derived", "lora_merge"})
-
-
-def is_repaired_by_rewriting(
-    cause: str, confirmed: bool, values: Mapping[str, Any] | None = None
-) -> bool:
-    """Return whether B's tensors with this cause are repaired by writing B again from A.
-
-    They are not if the cause is only located, unless B's bytes are damaged: then only A has what
-    was there. `values` are the finding's.
-    """
-    odd = (values or {}).get("nonfinite") or {}
-    whole = bool(odd) and all(one["a"] == one["both"] for one in odd.values())
-    return confirmed or cause in LOST or (cause == "nonfinite" and whole)
 
 
 def rewrite_command(
@@ -393,35 +365,6 @@ def matrix_encodings(model: "Model") -> dict[str, str]:
     except AprfmtError:
         return {}
     return {key: view.encoding for key, view in roles.items() if len(view.shape) > 1}
-
-
-def has_trained_head(cause: str, a: "Model | None", b: "Model | None") -> bool:
-    """Return whether the cause is a trained output head in B, where A's is its embedding.
-
-    A trained head resembles B's embedding, from which it started. False for one that does not: it
-    was newly created, and nothing is lost with it.
-    """
-    try:
-        if cause != "tied_embedding" or a is None or b is None or b.hyper["tied_embeddings"]:
-            return False
-        if not a.hyper["tied_embeddings"]:
-            return False
-        return _table_correlation(b, "token_embd.weight", "output.weight") > _RELATED
-    except (AprfmtError, KeyError):
-        return False
-
-
-def _table_correlation(model: "Model", first: str, second: str) -> float:
-    """Return the correlation of two tensors' first rows; 0.0 where one is not stored.
-
-    `first` and `second` are their roles.
-    """
-    views = [model.roles.get(key) for key in (first, second)]
-    if views[0] is None or views[1] is None or views[0].shape != views[1].shape:
-        return 0.0
-    x, y = (view.rows(0, min(_ROWS, view.shape[0])) for view in views if view is not None)
-    norm = math.sqrt(float((x * x).sum()) * float((y * y).sum()))
-    return float((x * y).sum()) / norm if norm else 0.0
 
 
 def set_command(b: Path | str, values: Sequence[str], *, in_place: bool = False) -> str:

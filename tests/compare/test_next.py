@@ -19,10 +19,10 @@ from safetensors.numpy import load_file, save_file
 
 import aprfmt
 from aprfmt.causes import CAUSES
+from aprfmt.causes.remedies import is_repaired_by_rewriting
 from aprfmt.compare import DiffReport
 from aprfmt.diagnosis import next_commands
 from aprfmt.measure.findings import Finding
-from aprfmt.measure.named_causes import LOST, is_repaired_by_rewriting
 from aprfmt.measure.proofs import Proof, unfitted_proof
 from tests.cli.run import aprfmt as command
 from tests.conversion.dialect_folders import write_folder
@@ -258,7 +258,7 @@ def test_a_model_is_written_again_only_for_what_was_reproduced(
     for name in MENDED:
         found = Finding(name, "", "tensor", "bug", ("w",), shown is not None, proof=shown)
         (row,) = DiffReport("a", "b", (), (), (), (), findings=(found,)).causes
-        again = shown is not None or name in LOST
+        again = shown is not None or CAUSES[name].weights == "lost"
         assert (row.remedy is not None) == again, name
         assert (next_commands.repair_command(parts, found) == said) == again, name
 

@@ -735,7 +735,7 @@ def test_b_is_written_again_or_its_tensors_are_compared(
     monkeypatch.setattr(next_commands, "input_scale_endings", lambda model: ())
     monkeypatch.setattr(next_commands, "tower_options", lambda a, b: ())
     monkeypatch.setattr(next_commands, "overflows_encoding", lambda values, theirs: False)
-    monkeypatch.setattr(next_commands, "has_trained_head", lambda *given: False)
+    monkeypatch.setattr(next_commands, "is_trained_part", lambda *given: False)
     model = SimpleNamespace(metadata={}, damage={}, source=SimpleNamespace(notes=()))
     side = SimpleNamespace(kind=kind, model=model, path="A")
     asked: Any = SimpleNamespace(a=side, b=side, trained=trained)

@@ -98,26 +98,6 @@ def test_a_recipe_is_given_up_where_most_blocks_are_wrong(monkeypatch: pytest.Mo
 # --- commands that write a copy again -----------------------------------------------------------
 
 
-def test_damage_is_repaired_by_the_side_that_still_has_the_values() -> None:
-    def odd(a: int, both: int) -> Any:
-        return {"nonfinite": {"k": {"a": a, "both": both}}}
-
-    for cause, confirmed, values, mended in (
-        ("nonfinite", False, odd(1, 1), True),  # all of A's are B's too: A holds them
-        ("nonfinite", False, odd(2, 1), False),
-        ("nonfinite", False, odd(0, 0), True),
-        ("nonfinite", False, {}, False),
-        ("nonfinite", False, None, False),
-        ("other", False, odd(1, 1), False),
-        ("other", True, None, True),
-        ("bit_rot", False, None, True),
-    ):
-        found = named_causes.is_repaired_by_rewriting(cause, confirmed, values)
-        assert found is mended, (cause, confirmed, values)
-    two = {"nonfinite": {"k": {"a": 1, "both": 1}, "v": {"a": 2, "both": 1}}}
-    assert not named_causes.is_repaired_by_rewriting("nonfinite", False, two)
-
-
 def test_encodings_of_few_matrices_are_named_one_by_one() -> None:
     def command(*others: str) -> Any:
         theirs = {"a": "Q8_0", "b": "Q8_0", "c": "Q8_0", "d": "Q8_0", "e": "Q8_0", "f": "Q8_0"}

@@ -51,6 +51,7 @@ CAUSE_ROWS = (
         "it was merged twice.",
         next="distances",
         most="located",
+        weights="trained",
     ),
     Cause(
         "partial_merge", "tensor", "bug",
@@ -67,6 +68,7 @@ CAUSE_ROWS = (
         "Most matrices differ, by the printed distances, and correlate with the other side's.",
         next="distances",
         most="located",
+        weights="trained",
     ),
 )  # fmt: skip
 

@@ -4,8 +4,9 @@ A *side* is file A or file B, named by `label`; `mine` is the side's tensor of t
 is a change of one tensor of a pair after which both should be equal.
 """
 
-from collections.abc import Iterator
-from typing import TYPE_CHECKING
+import math
+from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -17,16 +18,55 @@ from aprfmt.causes.tensor.differing_pair import DifferingPair, row_distances
 from aprfmt.causes.tensor.foreign_values import constant_value, fingerprint, judge_foreign
 from aprfmt.causes.tensor.guess import Guess, PairHypothesis
 from aprfmt.causes.tensor.proof import FEW, make_finding, prove_values
+from aprfmt.errors import AprfmtError
 from aprfmt.measure.encoding_noise import UNIT, pair_noise
 from aprfmt.measure.findings import Finding
 from aprfmt.measure.numbers import to_float64
 from aprfmt.measure.records import EQUAL
 from aprfmt.measure.row_reader import RowReader
+from aprfmt.model import Model
 from aprfmt.tensors import norms
 from aprfmt.tensors.companions import constant_codes
 
 if TYPE_CHECKING:
     from aprfmt.causes.tensor.context import PairContext
+
+_RELATED = 0.2  # correlation of the values from which a head started from the embedding
+_ROWS = 512  # rows of both that are read
+
+
+def has_trained_head(a: Model, b: Model) -> bool:
+    """Return whether B has a trained output head where A's is its embedding.
+
+    A trained head resembles B's embedding, from which it started. False for one that does not: it
+    was newly created, and nothing is lost with it.
+    """
+    try:
+        if b.hyper["tied_embeddings"] or not a.hyper["tied_embeddings"]:
+            return False
+        return _table_correlation(b, "token_embd.weight", "output.weight") > _RELATED
+    except (AprfmtError, KeyError):
+        return False
+
+
+def is_lost_head(values: Mapping[str, Any]) -> bool:
+    """Return whether A has an output head of its own and B has none, by a finding's `values`."""
+    tied = values.get("tied_embeddings", {})
+    return isinstance(tied, Mapping) and (tied.get("a"), tied.get("b")) == (False, True)
+
+
+def _table_correlation(model: Model, first: str, second: str) -> float:
+    """Return the correlation of two tensors' first rows; 0.0 where one is not stored.
+
+    `first` and `second` are their roles.
+    """
+    views = [model.roles.get(key) for key in (first, second)]
+    if views[0] is None or views[1] is None or views[0].shape != views[1].shape:
+        return 0.0
+    x, y = (view.rows(0, min(_ROWS, view.shape[0])) for view in views if view is not None)
+    norm = math.sqrt(float((x * x).sum()) * float((y * y).sum()))
+    return float((x * y).sum()) / norm if norm else 0.0
+
 
 CAUSE_ROWS = (
     Cause(
@@ -52,6 +92,9 @@ CAUSE_ROWS = (
         "Multiplying with the other matrix makes the logits equal.",
         keys=("tied_embeddings",),
         next="again",
+        own_key="tied_embeddings",
+        is_lost=is_lost_head,
+        is_trained=has_trained_head,
     ),
     Cause(
         "swapped_tensors", "tensor", "bug",
@@ -59,12 +102,14 @@ CAUSE_ROWS = (
         "them stands under both names.",
         "A tensor equals a differently named one of the other side.",
         "Exchanging the names makes both equal.",
+        weights="exchanged",
     ),
     Cause(
         "layer_order", "tensor", "bug",
         "Layers stand in another order, or each tensor of a layer belongs to another layer.",
         "Tensors of a layer equal those of another layer of the other side.",
         "Renumbering the layers makes them equal.",
+        weights="exchanged",
     ),
     Cause(
         "stale_tensor", "tensor", "bug",

@@ -33,6 +33,7 @@ CAUSE_ROWS = (
         "The same bytes under the label of another 16-bit type, such as BF16 weights tagged F16.",
         "Equal bytes and other encodings, or values that are finite and moderate but unrelated.",
         "Reading the bytes as the other type gives the other side's values, bit for bit.",
+        weights="mislabelled",
     ),
     Cause(
         "endianness", "tensor", "bug",
@@ -45,6 +46,7 @@ CAUSE_ROWS = (
         "Very few damaged bits in data that is otherwise equal to the byte.",
         "One or a few differing bytes; the other blocks and tensors are equal.",
         "Undoing the named bits makes the bytes equal.",
+        weights="lost",
     ),
 )  # fmt: skip
 

@@ -5,14 +5,16 @@ what a special token is for, such as bos.
 """
 
 import json
+import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
+from typing import TYPE_CHECKING
 
 from aprfmt.base.text_escape import shorten
 from aprfmt.causes.row import Cause
 from aprfmt.causes.tokenizer.file_places import part_place
 from aprfmt.causes.tokenizer.vocabulary_lists import Difference, value_text
-from aprfmt.errors import ArchError
+from aprfmt.errors import AprfmtError, ArchError
 from aprfmt.tokenizer.generation import (
     ID_KEYS,
     differing_settings,
@@ -40,6 +42,42 @@ from aprfmt.tokenizer.stored_tokenizer import (
     stale_post_processor_ids,
 )
 
+if TYPE_CHECKING:
+    from aprfmt.measure.findings import Finding
+    from aprfmt.model import Model
+
+# Names of the differences that decide where a generation ends.
+ENDS = ("eos_id", "config.eos_token_id", "chat_template", "generation_config")
+
+
+def keep_training_command(b: "Model", finding: "Finding", pair: str) -> str:
+    """Return the command for a tokenizer setting that B, trained further than A, chose for itself.
+
+    It is the `diff` that shows the setting, since A's value would undo the training: a training
+    sets anew on purpose where a chat's turn ends. Where B's chat template ends turns with a token
+    at which no generation stops, it is the `set` command that makes one stop there. "" for what B
+    lost, and where A's end is that of B's template. `pair` are A and B as quoted arguments.
+    """
+    ((name, values), *_) = (*finding.values.items(), ("", {}))
+    if values.get("b") is None:
+        return ""
+    seen = f"aprfmt diff {pair} --only tokenizer"
+    if name not in ENDS:
+        return seen
+    from aprfmt.tokenizer.turn_ends import find_turn_end, find_unstopped_turn
+
+    try:
+        open_turn, end = find_unstopped_turn(b.carried), find_turn_end(b.carried)
+    except AprfmtError:
+        return seen
+    if open_turn is not None:
+        from aprfmt.measure.named_causes import set_command
+
+        words = [shlex.quote(one) for one in open_turn.assignments]
+        return set_command(b.path, words) if words else seen
+    return "" if end is not None and values.get("a") == end != values["b"] else seen
+
+
 CAUSE_ROWS = (
     Cause(
         "special_ids", "identity", "bug",
@@ -47,17 +85,20 @@ CAUSE_ROWS = (
         "elsewhere or not at all.",
         "Ids by role, from the lists, tokenizer_config.json and config.json; where a GGUF states "
         "none, the one that llama.cpp takes.",
+        trained_command=keep_training_command,
     ),
     Cause(
         "add_bos", "identity", "bug",
         "BOS is put before a text on one side only; where the chat template writes it too, it "
         "stands there twice.",
         "`add_bos_token`, its default, or the post-processor.",
+        trained_command=keep_training_command,
     ),
     Cause(
         "add_eos", "identity", "bug",
         "EOS is put after a text on one side only.",
         "`add_eos_token`, or the post-processor.",
+        trained_command=keep_training_command,
     ),
     Cause(
         "frame", "identity", "bug",
@@ -66,26 +107,25 @@ CAUSE_ROWS = (
         "The ids that the post-processor or the lists put before and after a text, in their "
         "order; two spellings of the same ids are no difference. Also a text that a template puts "
         "twice or drops, and what stands between two texts.",
+        trained_command=keep_training_command,
     ),
     Cause(
         "chat_template", "identity", "bug",
         "The chat template differs, is cut, or is missing.",
         "Conversations rendered by both: with and without a system message, several turns, with "
         "and without a prompt to answer.",
+        trained_command=keep_training_command,
     ),
     Cause(
         "generation_config", "identity", "bug",
         "generation_config.json states other end ids or other sampling, or nothing states an end: "
         "a generation ends elsewhere, or never.",
         "Values in effect: a default written out is no difference.",
+        trained_command=keep_training_command,
     ),
 )  # fmt: skip
 
 _READ_OF_GGUF = ("bos", "eos", "pad", "unk")  # roles whose keys transformers reads of a GGUF
-# What a training sets anew on purpose, such as the end of a chat's turn: A's value would undo it.
-CHOSEN_BY_TRAINING = frozenset(row.name for row in CAUSE_ROWS)
-# Names of the differences that decide where a generation ends.
-ENDS = ("eos_id", "config.eos_token_id", "chat_template", "generation_config")
 # Those that a greedy generation does not read.
 SAMPLING = ("temperature", "top_k", "top_p", "min_p", "typical_p")
 
