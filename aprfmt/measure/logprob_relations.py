@@ -8,6 +8,8 @@ tokens that it lists, or hold logits of which no softmax was taken. Such a relat
 every second position and judged on the others.
 """
 
+import itertools
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, Literal
@@ -19,12 +21,14 @@ from aprfmt.measure.short_numbers import short_number
 from aprfmt.measure.softmax import log_sum_exp
 
 Numbers = NDArray[np.float64]
-Kind = Literal["temperature", "listed", "offset", "fewer", "scaled"]
+Kind = Literal["temperature", "listed", "offset", "fewer", "scaled", "base"]
 SIDES = ("this side", "the reference")
 FEWEST = 3  # listed tokens of a position from which its factor shows
 POSITIONS = 4  # such positions from which a relation is judged
 SPAN = 1e-2  # nats that the log-probabilities of a position must span, at least
 UNLIKE = 1e-3  # how far a factor after the softmax is from 1, at least
+LOGS = {"e": 1.0, "2": math.log(2), "10": math.log(10)}  # nats of one unit, by the base
+NEAR = 2e-4  # relative: how well a factor is fitted that is between two bases
 BETTER = 0.25  # of the distance at most is left by a relation
 ADDED = 1e-3  # nats that a sum of rounded probabilities may be off 0
 
@@ -64,7 +68,8 @@ class LogprobRelation:
     normalised over the tokens that it lists; "offset": `side` holds logits, which differ from
     log-probabilities by one number a position; "fewer": `side` is normalised over fewer tokens than
     the other, and which is not known; "scaled": its log-probabilities are `factor` times the
-    reference's, with no softmax after it. `factor` and `temperature`, which is 1/factor, are 1
+    reference's, with no softmax after it; "base": they are logarithms to another base than the
+    other side's, which `factor` makes of them. `factor` and `temperature`, which is 1/factor, are 1
     where there is none; `says` states it in words. `harmless`: both sides say the same
     probabilities.
     """
@@ -88,7 +93,7 @@ def _apply_relation(row: SharedRow, factor: float, kind: Kind) -> Numbers:
     Where only some tokens are listed, the constant of the softmax is fitted to the row itself.
     """
     scaled: Numbers = factor * row.reference
-    if kind == "scaled":
+    if kind in ("scaled", "base"):
         return scaled
     if kind == "listed" or (kind == "temperature" and row.whole):
         return scaled - log_sum_exp(scaled)
@@ -111,9 +116,9 @@ class _Search:
         """Return whether this side's log-probabilities are the reference's under relation `kind`.
 
         They are up to rounding, at all positions. A fitted `factor` is judged on the positions that
-        it was not fitted on.
+        it was not fitted on; that of two bases is fitted to none.
         """
-        rows = self.rows if factor == 1 else self.rows[1::2]
+        rows = self.rows if factor == 1 or kind == "base" else self.rows[1::2]
         apart = [row.distance(_apply_relation(row, factor, kind)) for row in rows]
         before = [row.distance(row.reference) for row in rows]
         left = float(np.sqrt(np.mean(np.square(apart))))
@@ -201,6 +206,9 @@ def _scaled_after_softmax(search: _Search) -> LogprobRelation | None:
     factor = search.scale()
     if factor is None or abs(factor - 1) < UNLIKE or not search.holds("scaled", factor):
         return None
+    between = _between_bases(search, factor)
+    if between is not None:
+        return between
     after, before = SIDES if factor > 1 else SIDES[::-1]
     larger = max(factor, 1 / factor)
     divisor = short_number(1 / larger, 1e-4)
@@ -210,6 +218,27 @@ def _scaled_after_softmax(search: _Search) -> LogprobRelation | None:
         "a temperature divides logits before it, and these do not add up to 1"
     )
     return LogprobRelation("scaled", says, after, len(search.rows), factor)
+
+
+def _between_bases(search: _Search, factor: float) -> LogprobRelation | None:
+    """Return the relation "base" if the sides hold logarithms to two bases; None if they do not.
+
+    `factor` is the fitted one from the reference's log-probabilities to this side's. The factor
+    between two bases is no fitted number: it is applied at all positions. The side whose base is
+    not e is the one that is named.
+    """
+    for here, reference in itertools.permutations(LOGS, 2):
+        exact = LOGS[reference] / LOGS[here]
+        if abs(factor / exact - 1) > NEAR or not search.holds("base", exact):
+            continue
+        named, other = (SIDES, SIDES[::-1])[here == "e"]
+        bases = (here, reference) if here != "e" else (reference, here)
+        says = (
+            f"{named} holds logarithms to base {bases[0]} and {other} to base {bases[1]}: "
+            f"recomputed to one base they agree, at all {len(search.rows)} positions"
+        )
+        return LogprobRelation("base", says, named, len(search.rows), exact)
+    return None
 
 
 def _of_fewer_tokens(search: _Search) -> Iterator[LogprobRelation]:

@@ -202,3 +202,44 @@ def test_a_temperature_of_one_token_a_position_is_no_factor(temperature: float) 
     ):  # fmt: skip
         for table in both(other, whole(logits()), FINE):
             assert table.relation is None or table.relation.kind != "scaled"
+
+
+BASE = {"e": 1.0, "2": float(np.log(2)), "10": float(np.log(10))}
+
+
+@pytest.mark.parametrize("base", ["2", "10"])
+@pytest.mark.parametrize("top", [1, 20])
+@pytest.mark.parametrize("run", [True, False])
+def test_logarithms_to_another_base_are_named(base: str, top: int, run: bool) -> None:
+    """Seen red: "as if they were divided by 0.6931 after the softmax"."""
+    here = divided(listed(logits(), top), BASE[base])
+    natural = whole(logits()) if run else listed(logits(), top)
+    for at, table in enumerate(both(here, natural, FINE)):
+        found = table.relation
+        assert found is not None and table.beyond and not found.harmless
+        assert (found.kind, found.positions) == ("base", ROWS)
+        named, other = ("the reference", "this side")[:: (1, -1)[at == 0]]
+        assert found.side == named and found.factor == (BASE[base], 1 / BASE[base])[at == 0]
+        assert f"{named} holds logarithms to base {base} and {other} to base e" in found.says
+
+
+def test_two_bases_that_are_not_e_are_both_named() -> None:
+    here, reference = (divided(listed(logits(), 20), BASE[base]) for base in ("2", "10"))
+    for table in both(here, reference, FINE):
+        assert table.relation is not None and table.relation.kind == "base"
+        assert "base 2" in table.relation.says and "base 10" in table.relation.says
+
+
+@pytest.mark.parametrize("by", [0.69, 0.7, 0.6935, 2.3, 2.5])
+def test_a_factor_near_that_of_a_base_is_no_base(by: float) -> None:
+    for table in both(divided(listed(logits(), 20), by), whole(logits()), FINE):
+        assert table.relation is not None and table.relation.kind == "scaled"
+
+
+@pytest.mark.parametrize("base", ["2", "10"])
+def test_one_position_to_another_base_is_no_base_of_all(base: str) -> None:
+    x = listed(logits(), 20)
+    some = {at: {t: v / BASE[base] for t, v in row.items()} if at else row
+            for at, row in x.rows.items()}  # fmt: skip
+    for table in both(Logprobs(IDS, some), whole(logits()), FINE):
+        assert table.relation is None or table.relation.kind != "base"
