@@ -4,6 +4,7 @@ A *pair* is the two tensors that files A and B have of one role. The *base* is a
 both come from.
 """
 
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -58,6 +59,7 @@ class SchemeCache:
     failed_searches: int = 0
     failed_orders: int = 0
     failed_fields: int = 0
+    failed_types: Counter[tuple[str, str]] = field(default_factory=Counter)  # by both encodings
 
 
 class PairContext:

@@ -36,10 +36,10 @@ if TYPE_CHECKING:
 CAUSE_ROWS = (
     Cause(
         "code_type", "tensor", "bug",
-        "Codes of a packed weight are read as numbers of another kind: the bytes of 8-bit floats "
-        "as integers, signed codes as unsigned ones, two codes as one byte.",
-        "Whole numbers where weights should be, often none of them negative.",
-        "The codes of the packed side, read so, give all values of the other.",
+        "Stored bytes or codes are read as numbers of another kind: blocks as those of another "
+        "type, 8-bit floats as integers, signed codes as unsigned ones, two codes as one byte.",
+        "Values of wild size, or whole numbers where weights should be, in all tensors of a type.",
+        "The bytes or codes of one side, read so, give all values of the other.",
         next="again",
     ),
 )  # fmt: skip

@@ -5,6 +5,7 @@ change of one tensor of a pair after which both should be equal.
 """
 
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -106,9 +107,14 @@ def guess_dtype_mislabel(case: DifferingPair) -> Iterator[Guess]:
             whose = "A" if label == "B" else "B"
             says = f"{label} holds {whose}'s values as {name}, under the label {side.encoding}"
             read = side.rows_as(name)
+            few = case.sample[:2]
+            exact = np.array_equal(read(few), other.take(few), equal_nan=True)
+            if exact and other.encoding in UNIT:  # as a reader of the bytes makes them, too
+                says += f"; or {whose}'s values are {label}'s {side.encoding} bytes read as {name}"
             left, right = (other.take, read) if label == "B" else (read, other.take)
             slack = pair_noise(name, other.encoding)
-            yield Guess("dtype_mislabel", (says,), left, right, slack=slack)
+            guess = Guess("dtype_mislabel", (says,), left, right, slack=slack)
+            yield replace(guess, either=exact and other.encoding in UNIT)
 
 
 def _same_size_encodings(side: RowReader) -> Iterator[str]:
