@@ -8,18 +8,13 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from aprfmt.arch import hyper_rules, losses
-from aprfmt.arch.layer_kinds import (
-    IN,
-    attention_rows,
-    layers_with_role,
-    listed_kinds,
-    other_layers_rule,
-)
+from aprfmt.arch.layer_kinds import IN, attention_rows, layers_with_role, other_layers_rule
 from aprfmt.arch.lfm2 import CONVOLUTION, GATED, LAST
 from aprfmt.arch.rope import rope_rules
 from aprfmt.arch.rope_hf import RopeDefaults, full_head_dim
 from aprfmt.arch.spec import ArchSpec, Binding, BlockSpec, Facts, Found, HyperRule, Params
 from aprfmt.arch.tensor_rows import LAYER, RoleRow, make_tables, model_rows, norm
+from aprfmt.arch.value_checks import listed_kinds
 from aprfmt.base.protocols import Value
 from aprfmt.errors import ArchError
 

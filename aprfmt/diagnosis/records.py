@@ -381,7 +381,7 @@ class Diagnosis(Tabular):
         left = f"{self._remainder_clause()}{self._accepted_clause()}"
         if self.underived_faults:
             made = [row.says for row in self.findings if has_weights(row.cause, "trained")]
-            left = f"; beside it B is derived: {'; '.join(dict.fromkeys(made))}{left}"
+            left = f"; apart from that B is derived: {'; '.join(dict.fromkeys(made))}{left}"
         return f"{words}: {name}{known} - {says}{at}{also}{others}{left}"
 
     def _also_clause(self, cause: str) -> str:

@@ -17,12 +17,7 @@ from aprfmt.tokenizer import keys
 from aprfmt.tokenizer.build import is_blank_run, tokenizer_json
 from aprfmt.tokenizer.hf_json import configured_stop_ids, post_processor_ids, vocabulary_from_json
 from aprfmt.tokenizer.pre_tokenizers import pre_name_of
-from aprfmt.tokenizer.stored_parts import (
-    DEFAULT_TEMPLATE,
-    TOKENIZER_JSON,
-    Carried,
-    templates_by_name,
-)
+from aprfmt.tokenizer.stored_parts import DEFAULT_TEMPLATE, Carried, templates_by_name
 from aprfmt.tokenizer.vocabulary import (
     BLANK,
     NO_VOCABULARY,
@@ -346,11 +341,11 @@ def to_hf(model: "Model") -> dict[str, str]:
         else _vocabulary_of_lists(carried)
     )
     if text is not None:
-        found[TOKENIZER_JSON] = text
+        found[keys.TOKENIZER_JSON] = text
     else:
         assert lists is not None
         data = tokenizer_json(lists, carried.where)
-        found[TOKENIZER_JSON] = json.dumps(data, ensure_ascii=False) + "\n"
+        found[keys.TOKENIZER_JSON] = json.dumps(data, ensure_ascii=False) + "\n"
     if lists is not None:  # a tokenizer.json does not say which tokens begin and end a text
         found.setdefault("tokenizer_config.json", _tokenizer_config(lists))
         stops = sorted(vocabulary_stop_ids(carried, lists))

@@ -332,12 +332,12 @@ def _comparable_rows(key: str, limits: Mapping[int, int]) -> int | None:
         return min(limits.values())
     layer = int(key.partition(".")[0][1:])
     at = order.index(name) if name in order else order.index("q")
-    limits = [
+    earlier = [
         limit
         for other, limit in limits.items()
         if other < layer or (other == layer and at >= order.index("experts"))
     ]
-    return min(limits, default=None)
+    return min(earlier, default=None)
 
 
 def measure_run_distance(

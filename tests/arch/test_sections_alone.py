@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from aprfmt.arch import draft_head, layer_kinds
+from aprfmt.arch import draft_head, layer_kinds, value_checks
 from aprfmt.arch.engine_parameters import (
     EngineParameter,
     Part,
@@ -287,7 +287,7 @@ def test_parts_of_groups_are_joined_whole_and_put_back() -> None:
 
 
 def test_a_list_of_layers_names_known_kinds_for_all_of_them() -> None:
-    listed = layer_kinds.listed_kinds
+    listed = value_checks.listed_kinds
     assert listed(["a", "b", "a", "x"], "k", 3, {"a", "b"}) == ["a", "b", "a"]
     with pytest.raises(
         ArchError, match="k: layer 1 is 'x'; the layers of this architecture are one of: a"

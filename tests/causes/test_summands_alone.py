@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from aprfmt.causes.forward import residual_stream, rope, usual_mistakes
-from aprfmt.causes.forward.single_steps import BEHIND
+from aprfmt.causes.forward.single_steps import POINTS_BEFORE_SUM
 from aprfmt.causes.tensor import flat_order, lattices, overwritten_bytes, permutation, stored_bytes
 from aprfmt.causes.tensor.overwritten_bytes import ByteSpan
 from aprfmt.causes.tensor.permutation import FoundLines
@@ -41,9 +41,9 @@ def test_a_factor_of_a_sublayer_takes_the_place_of_the_models(
     made["patched"] = found.make(patched, None)
     assert made["patched"] == "patched" and made["op"] == "add"
     stream, added = np.ones((2, 3), np.float32), np.full((2, 3), 5, np.float32)
-    inside = SimpleNamespace(point=next(iter(BEHIND[sublayer])))
+    inside = SimpleNamespace(point=next(iter(POINTS_BEFORE_SUM[sublayer])))
     other = "ffn" if sublayer == "attn" else "attn"
-    outside = SimpleNamespace(point=next(iter(BEHIND[other])))
+    outside = SimpleNamespace(point=next(iter(POINTS_BEFORE_SUM[other])))
     times = 1 + 5 * value / configured
     assert np.all(made["override"](np.add, inside, stream, added) == times)
     assert np.all(made["override"](np.add, outside, stream, added) == 6)

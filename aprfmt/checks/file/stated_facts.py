@@ -106,7 +106,7 @@ def check_file_type(ctx: CheckContext) -> Result:
         )
     coded = [name for name in counts if not encoding_row(name).numpy]
     if coded and _QUANTIZATION_VERSION not in metadata:
-        text = f"no {_QUANTIZATION_VERSION} beside {coded[0]} tensors"
+        text = f"no {_QUANTIZATION_VERSION} with {coded[0]} tensors"
         findings.append(CheckFinding(ctx.where, text, "2, as docs/gguf.md asks", level="warning"))
     return Result(f"{stated} ({claimed}); {share}", findings)
 
