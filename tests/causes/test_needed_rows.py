@@ -25,6 +25,7 @@ from aprfmt.causes.tensor import (
     misread_codes,
     misread_scales,
     misread_tiles,
+    misread_types,
     other_tensors,
     outliers,
     packed_damage,
@@ -263,6 +264,7 @@ def test_every_row_of_the_table_is_taken_out_once() -> None:
     }
     # by tests/causes/tensor/test_misread_scales.py
     tried |= {misread_scales.explain_misread_scales, misread_scales.explain_misread_exponents}
+    tried.add(misread_types.explain_misread_type)  # by tests/causes/tensor/test_misread_types.py
     tried.add(misread_tiles.explain_misread_tiles)  # by tests/causes/tensor/test_misread_tiles.py
     # by tests/causes/test_scale_fields.py
     tried |= {scale_fields.explain_rewritten_scales, scale_fields.explain_other_scales}
