@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, NotRequired, TypedDict
 import click
 
 from aprfmt.base.installation import install_command
+from aprfmt.base.processors import cpu_count
 from aprfmt.base.version import __version__
 from aprfmt.cli import options, render
 from aprfmt.errors import BackendUnavailableError
@@ -143,9 +144,7 @@ def collect_facts() -> DoctorFacts:
         "python": platform.python_version(),
         "system": f"{platform.system()} {platform.machine()}",
         "byteorder": sys.byteorder,
-        "cpus": len(os.sched_getaffinity(0))
-        if hasattr(os, "sched_getaffinity")
-        else os.cpu_count(),
+        "cpus": cpu_count(),
         "packages": [
             {
                 "name": name,

@@ -33,13 +33,6 @@ _lock = threading.Lock()
 _inside = threading.local()
 
 
-def cpu_count() -> int:
-    """Return the number of processors that this process may use."""
-    if hasattr(os, "sched_getaffinity"):
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1
-
-
 def run_tasks(tasks: Sequence[Callable[[], None]], threads: int) -> None:
     """Run all tasks on at most `threads` threads, the caller's included, and wait for them.
 

@@ -16,6 +16,7 @@ from aprfmt.arch.rope_gguf import have_equal_divisors
 from aprfmt.arch.spec import HyperParam
 from aprfmt.arch.value_checks import same_value
 from aprfmt.base.budget import Budget
+from aprfmt.base.processors import cpu_count
 from aprfmt.base.protocols import Damage, Value
 from aprfmt.base.sequences import join_first
 from aprfmt.compare.diffs import METADATA_KEYS, SECTIONS, DiffReport
@@ -210,7 +211,6 @@ def diff_models(
     that get a picture of their differences. Pairs that `budget` has no time or memory for are not
     compared; None sets no limit. `progress` is called with (pairs done, all pairs).
     """
-    from aprfmt.codecs.parallel import cpu_count
     from aprfmt.measure.pair_comparison import compare_pair
 
     asked = () if only is None else tuple(name for name in SECTIONS if name in only)

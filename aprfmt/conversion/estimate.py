@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from aprfmt.base.encodings import find_encoding
-from aprfmt.codecs.parallel import cpu_count
+from aprfmt.base.processors import cpu_count
 from aprfmt.conversion.options import Options
 from aprfmt.formats.atomic import FileSet, NullFileSet
 from aprfmt.remote.traffic import TRAFFIC

@@ -13,9 +13,10 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from aprfmt.base.encodings import ENCODINGS
+from aprfmt.base.processors import cpu_count
 from aprfmt.base.protocols import LazyTensor, TensorInfo
 from aprfmt.codecs import decode
-from aprfmt.codecs.parallel import cpu_count, run_tasks
+from aprfmt.codecs.parallel import run_tasks
 from aprfmt.conversion.options import Drops, Options
 from aprfmt.conversion.outputs import Output, make_info
 from aprfmt.errors import AprfmtError, CodecError, ConversionError

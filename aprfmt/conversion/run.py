@@ -18,10 +18,10 @@ from aprfmt.base.background_iterator import iterate_ahead
 from aprfmt.base.columns import Columns
 from aprfmt.base.crc import crc32
 from aprfmt.base.encodings import find_encoding
+from aprfmt.base.processors import cpu_count
 from aprfmt.base.protocols import LazyTensor
 from aprfmt.base.shapes import matrix_shape
 from aprfmt.codecs import codec, decode
-from aprfmt.codecs.parallel import cpu_count
 from aprfmt.conversion.change_counts import ChangeCounts
 from aprfmt.conversion.encoding_choice import column_importances
 from aprfmt.conversion.options import Options

@@ -6,8 +6,9 @@ from typing import Any, Literal
 from numpy.typing import NDArray
 
 from aprfmt.base.encodings import find_encoding as encoding_row
+from aprfmt.base.processors import cpu_count
 from aprfmt.codecs import encode
-from aprfmt.codecs.parallel import cpu_count, run_tasks
+from aprfmt.codecs.parallel import run_tasks
 from aprfmt.errors import CodecError
 
 SMALLEST = 1 << 14  # elements below which encoding is not worth a thread of its own

@@ -15,9 +15,9 @@ import numpy as np
 
 from aprfmt.base.budget import end_where_time_is_over
 from aprfmt.base.encodings import ENCODINGS
+from aprfmt.base.processors import cpu_count
 from aprfmt.base.protocols import LazyTensor, raw_parts
 from aprfmt.codecs import codec, decode_chunked, native_kernels
-from aprfmt.codecs.parallel import cpu_count
 from aprfmt.tensors.norms import exact_dot
 
 if TYPE_CHECKING:

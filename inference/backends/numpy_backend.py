@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from aprfmt.codecs.parallel import cpu_count
+from aprfmt.base.processors import cpu_count
 from aprfmt.errors import ArchError, BackendUnavailableError
 from aprfmt.inference.backends import blas
 from aprfmt.inference.backends.base import ROWS, Array, Heads, NormCast, RopeCast

@@ -27,7 +27,7 @@ import numpy as np
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
-from aprfmt.codecs.parallel import cpu_count
+from aprfmt.base.processors import cpu_count
 from tests.benchmarks.copies import BARE, timed, weights_of
 from tests.benchmarks.files import APRFMT, llama
 from tests.benchmarks.measure import compile_as_installed, cpu_name

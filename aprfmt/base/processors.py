@@ -1,0 +1,10 @@
+"""How many processors this process may use."""
+
+import os
+
+
+def cpu_count() -> int:
+    """Return the number of processors that this process may use."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
