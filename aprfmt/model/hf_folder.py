@@ -15,7 +15,7 @@ from aprfmt.base.protocols import Value
 from aprfmt.base.sequences import join_first
 from aprfmt.errors import AprfmtError, FormatError, UsageError
 from aprfmt.formats.mapped_file import Buffer, open_bytes
-from aprfmt.formats.shard_set import refuse_mixed
+from aprfmt.formats.unfinished_writes import refuse_mixed
 from aprfmt.remote.paths import hub_cache, is_remote
 
 # Files that travel with the weights, besides config.json and tokenizer.json; all are text.
