@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 Value = Any  # str, int, float, bool, None, sequences and mappings of these
+OWN_KEYS = "aprfmt."  # what those metadata keys begin with that aprfmt alone writes
 
 
 @dataclass(frozen=True, slots=True)
@@ -223,6 +224,11 @@ def shape_is_known(tensor: LazyTensor) -> bool:
     damaged in what states its shape.
     """
     return not any(one.spoilt for one in (tensor, *tensor.parts.values()))
+
+
+def has_own_keys(metadata: Mapping[str, Value]) -> bool:
+    """Return whether a file's metadata has keys that aprfmt alone writes, such as its records."""
+    return any(key.startswith(OWN_KEYS) for key in metadata)
 
 
 class Source(Protocol):

@@ -374,7 +374,9 @@ def _group_output(
     source_encoding = (
         encodings[0] if len(encodings) == 1 else ("F64" if "F64" in encodings else "F32")
     )
-    patch = model.records.stored.get(group.roles[0]) if len(group.roles) == 1 else None
+    patch = None
+    if model.records is not None and len(group.roles) == 1:
+        patch = model.records.stored.get(group.roles[0])
     one = logical[0] if len(logical) == 1 and len(group.stored) == 1 else None
     if one is not None and one.restored:
         source_encoding = one.restored

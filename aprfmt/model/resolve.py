@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 from aprfmt.arch import ARCHS, find_arch
 from aprfmt.arch.name_templates import detect_style
-from aprfmt.base.protocols import Note, Value, shape_is_known
+from aprfmt.base.protocols import Note, Value, has_own_keys, shape_is_known
 from aprfmt.errors import ArchError
 from aprfmt.model.hf_folder import pooling_file
 from aprfmt.model.relations import is_as_published
@@ -197,9 +197,8 @@ def resolve_with_names(
     that of most names. `forced` is the user's --arch. Raises ArchError.
     """
     from aprfmt.arch.binding import bind_names, bind_packed, known_shapes, without_partial
-    from aprfmt.arch.required_roles import compare_roles
+    from aprfmt.arch.required_roles import accept_nothing, compare_roles
     from aprfmt.arch.spec import split_key
-    from aprfmt.model.completeness import absence_predicate
     from aprfmt.model.towers import names_in_towers
 
     tensors: Mapping[str, View] = model
@@ -260,7 +259,12 @@ def resolve_with_names(
     logical = {key: role.shape for key, role in roles.items()}
     for head in drafts:
         roles |= _logical_tensors(tensors, model, head.bound, head.hyper)
-    found = compare_roles(spec, hyper, logical, demanded, absence_predicate(model, spec))
+    accept = accept_nothing
+    if model.allow_missing or has_own_keys(model.metadata):
+        from aprfmt.model.completeness import absence_predicate
+
+        accept = absence_predicate(model, spec)
+    found = compare_roles(spec, hyper, logical, demanded, accept)
     left = unread.roles_among(spec, style, hyper, found.missing) if unread else frozenset()
     unbound, buffers, draft, towers = (
         tuple(name if names is None else names[name] for name in each)
@@ -350,7 +354,7 @@ def _logical_tensors(
         stored = [tensors[name].stored[0] for name in group.stored]
         for key in group.roles:
             record = None
-            if key in records.encodings:
+            if records is not None and key in records.encodings:
                 record = (records.encodings[key], records.patches.get(key))
             roles[key] = View(*stored, role=key, group=group, hp=hyper, record=record)
     return roles

@@ -9,7 +9,6 @@ from collections.abc import Iterable, Mapping, Sequence
 from aprfmt.base.encodings import BY_SAFETENSORS, Encoding, find_encoding
 from aprfmt.base.protocols import TensorInfo, Value
 from aprfmt.formats.bounded_json import dumps
-from aprfmt.formats.unsupported_encodings import stored_info
 
 PREFIX = 8  # bytes of the header's length
 ALIGNMENT = 8  # the header is padded with spaces to this
@@ -43,6 +42,7 @@ def storage_order(infos: Iterable[TensorInfo]) -> list[TensorInfo]:
     Encodings that the format lacks are sorted by the dtype their bytes are stored as
     (unsupported_encodings.py).
     """
+    from aprfmt.formats.unsupported_encodings import stored_info
 
     def sort_key(info: TensorInfo) -> tuple[int, bytes]:
         """Return the key that sorts a tensor as the reference does: widest dtype, then name."""
@@ -54,6 +54,8 @@ def storage_order(infos: Iterable[TensorInfo]) -> list[TensorInfo]:
 
 def header_bytes(metadata: Mapping[str, str], infos: Sequence[TensorInfo]) -> bytes:
     """Return the length and the padded JSON header of a file with data in the order of `infos`."""
+    from aprfmt.formats.unsupported_encodings import stored_info
+
     header: dict[str, Value] = {METADATA: dict(metadata)} if metadata else {}
     at = 0
     for info in infos:

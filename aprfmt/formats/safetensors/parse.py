@@ -12,10 +12,10 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from aprfmt.base.encodings import BY_SAFETENSORS, UNNAMED, Encoding
-from aprfmt.base.protocols import SURPLUS, Note, Region, TensorInfo
+from aprfmt.base.protocols import SURPLUS, Note, Region, TensorInfo, has_own_keys
 from aprfmt.base.text_escape import shorten
 from aprfmt.errors import FormatError, TruncatedError
-from aprfmt.formats import bounded_json, unsupported_encodings
+from aprfmt.formats import bounded_json
 from aprfmt.formats.cursor import MAX_COUNT, MAX_HEADER, read_prefix
 from aprfmt.formats.damage import Faults, Structure, report_overlap, tensor_label
 from aprfmt.formats.safetensors.layout import (
@@ -138,7 +138,7 @@ def _parse_file(buffer: Region, partial: bool, faults: Faults) -> ParsedSafe:
     _check_end(parsed, partial)
     if end is None:
         _check_gaps(parsed)
-    if unsupported_encodings.KEY in metadata:
+    if has_own_keys(metadata):
         _restore_unsupported_encodings(parsed)
     return parsed
 
@@ -273,22 +273,21 @@ def _restore_unsupported_encodings(parsed: ParsedSafe) -> None:
 
     Changes `parsed`. A table that cannot be read is a warning, and the tensors stay bytes.
     """
+    from aprfmt.formats.unsupported_encodings import KEY, restore_encodings
+
+    if KEY not in parsed.metadata:
+        return
     where, stored = parsed.where, parsed.infos
-    text = parsed.metadata.pop(unsupported_encodings.KEY)
+    text = parsed.metadata.pop(KEY)
     try:
-        table: Any = bounded_json.loads(
-            text.encode(), f"{where}: {unsupported_encodings.KEY}", max_bytes=MAX_HEADER
-        )
+        table: Any = bounded_json.loads(text.encode(), f"{where}: {KEY}", max_bytes=MAX_HEADER)
     except (FormatError, UnicodeEncodeError) as error:
         parsed.warn(
             "carried_tensors",
-            f"{unsupported_encodings.KEY} cannot be read, its tensors stay bytes: "
-            f"{shorten(str(error), 200)}",
+            f"{KEY} cannot be read, its tensors stay bytes: {shorten(str(error), 200)}",
         )
         return
-    _, parsed.infos, notes = unsupported_encodings.restore_encodings(
-        {unsupported_encodings.KEY: table}, stored, where
-    )
+    _, parsed.infos, notes = restore_encodings({KEY: table}, stored, where)
     parsed.notes += notes
     names = dict(zip(stored, parsed.infos, strict=True))
     parsed.stored = stored
