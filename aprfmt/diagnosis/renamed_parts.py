@@ -25,8 +25,9 @@ from aprfmt.measure.named_causes import fixed_name
 from aprfmt.measure.proofs import unfitted_proof
 from aprfmt.model import Model, open_model
 from aprfmt.model.completeness import ANY
+from aprfmt.model.name_relations import rename_relation
 from aprfmt.model.packing import packing_config
-from aprfmt.model.relations import opening_path, rename_relation
+from aprfmt.model.relations import opening_path
 from aprfmt.model.renames import Rename, command_line, differing_run, rename_names, word_similarity
 from aprfmt.tensors.companions import quantization_section
 

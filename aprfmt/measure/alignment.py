@@ -10,8 +10,7 @@ from dataclasses import dataclass, replace
 from aprfmt.errors import AprfmtError, ArchError
 from aprfmt.measure.records import SideRelation
 from aprfmt.model import Model
-from aprfmt.model.relations import Relation, relation_between_names, side_of_other_names
-from aprfmt.model.renames import Rename, prefix_rules_between
+from aprfmt.model.relations import Relation
 from aprfmt.model.towers import has_towers, tower_name
 from aprfmt.tensors.runs import published_equal
 from aprfmt.tensors.view import View
@@ -175,6 +174,30 @@ def _pair_by_name(
     with the nearest values is paired. Towers may be in either of their layouts.
     """
     here, there = _names_for_pairing(a, names_a), _names_for_pairing(b, names_b)
+    related: Sequence[SideRelation] = ()
+    if here.keys() - there.keys() and there.keys() - here.keys():
+        there, related = _without_prefixes(a, b, here, there)
+    pairs = []
+    for name in dict.fromkeys((*here, *there)):
+        mine, other = here.get(name), there.get(name)
+        key = mine or other or name
+        pairs.append(
+            TensorPair(key, None if mine is None else a[mine], None if other is None else b[other])
+        )
+    return pairs, related
+
+
+def _without_prefixes(
+    a: Model, b: Model, here: Mapping[str, str], there: Mapping[str, str]
+) -> tuple[Mapping[str, str], Sequence[SideRelation]]:
+    """Return B's tensors by names without the prefixes that A's lack, and a relation for each.
+
+    `here` and `there` are {name used for pairing: stored name} of A and of B. Of several sets of
+    the same names the one with the nearest values loses its prefix.
+    """
+    from aprfmt.model.name_relations import relation_between_names, side_of_other_names
+    from aprfmt.model.renames import Rename, prefix_rules_between
+
     fewest = max(2, WHOLE * min(len(here), len(there)))
     found: dict[Rename, dict[str, str]] = {}
     partial_rules: list[Rename] = []
@@ -212,14 +235,7 @@ def _pair_by_name(
         )
         for rule, names in found.items()
     ]
-    pairs = []
-    for name in dict.fromkeys((*here, *there)):
-        mine, other = here.get(name), there.get(name)
-        key = mine or other or name
-        pairs.append(
-            TensorPair(key, None if mine is None else a[mine], None if other is None else b[other])
-        )
-    return pairs, related
+    return there, related
 
 
 def _set_distance(pairs: Sequence[tuple[View, View]]) -> tuple[float, float]:

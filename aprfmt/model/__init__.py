@@ -40,7 +40,6 @@ from aprfmt.model.hf_folder import (
     read_folder,
 )
 from aprfmt.model.relations import Relation, list_relations, wrong_modules
-from aprfmt.model.renames import Rename, RenamedSource, rename_modules, rename_names
 from aprfmt.remote.paths import RemotePath, can_list, is_remote, parse_location
 from aprfmt.tensors.companions import has_parts, holds_codes, join_companions, quantization_section
 from aprfmt.tensors.view import View
@@ -49,6 +48,7 @@ if TYPE_CHECKING:
     from aprfmt.arch.spec import ArchSpec, HyperParams
     from aprfmt.base.protocols import TensorInfo
     from aprfmt.model.kinds import Kind
+    from aprfmt.model.renames import Rename
     from aprfmt.model.resolve import Resolution
     from aprfmt.model.unsupported_packing import UndecodedPacking
     from aprfmt.tensors.restoration import Restoration
@@ -124,7 +124,11 @@ class Model(Mapping[str, View], Tabular):
             self._add_damage(error)
             return self.config
         self.modules = wrong_modules(self, said)
-        return said if self.modules is None else rename_modules(said or {}, self.modules.rules)
+        if self.modules is None:
+            return said
+        from aprfmt.model.renames import rename_modules
+
+        return rename_modules(said or {}, self.modules.rules)
 
     def _add_damage(self, error: AprfmtError) -> None:
         """Append an error to `damage`, its text without the model's path. Returns nothing."""
@@ -547,7 +551,7 @@ def open_model(
     partial: bool = False,
     damaged: bool = False,
     allow_missing: Sequence[str] = (),
-    rename: Sequence[Rename] = (),
+    rename: "Sequence[Rename]" = (),
 ) -> Model:
     """Return the opened Model of a file, shard index, folder, hub name or address.
 
@@ -618,7 +622,7 @@ def _open_checked(
     partial: bool,
     damaged: bool,
     allow_missing: Sequence[str],
-    rename: Sequence[Rename],
+    rename: "Sequence[Rename]",
 ) -> Model:
     """Return the opened model, with its folder and with `rename` applied.
 
@@ -648,12 +652,14 @@ def _open_checked(
 
 
 def _rename_source(
-    source: Source, folder: HFFolder | None, rules: Sequence[Rename]
+    source: Source, folder: HFFolder | None, rules: "Sequence[Rename]"
 ) -> tuple[Source, HFFolder | None]:
     """Return (source, folder) with tensors and the modules in config.json renamed by `rules`.
 
     Raises UsageError for a rule that changes nothing.
     """
+    from aprfmt.model.renames import RenamedSource, rename_modules, rename_names
+
     config = None if folder is None else folder.config
     made = None if config is None else rename_modules(config, rules)
     rename_names(source.tensors, rules, source.path, strict=made == config)

@@ -7,14 +7,8 @@ from typing import TYPE_CHECKING
 from aprfmt.arch.binding import groups_for
 from aprfmt.base.protocols import Note
 from aprfmt.errors import AprfmtError, ArchError
-from aprfmt.model.relations import (
-    NESTED,
-    STYLE_OF,
-    Relation,
-    has_uncounted_layers,
-    opening_path,
-    rename_relation,
-)
+from aprfmt.model.name_relations import rename_relation
+from aprfmt.model.relations import NESTED, STYLE_OF, Relation, has_uncounted_layers, opening_path
 from aprfmt.model.renames import (
     Rename,
     command_line,

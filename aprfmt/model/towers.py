@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING
 
 from aprfmt.base.protocols import Value
 from aprfmt.errors import ArchError
-from aprfmt.model.renames import Rename
 
 if TYPE_CHECKING:
     from aprfmt.model import Model
+    from aprfmt.model.renames import Rename
 
 MODULES = frozenset(
     "visual vision_tower vision_model vision_encoder vision_embed_tokens audio_tower audio_model "
@@ -49,7 +49,7 @@ def tower_root(name: str) -> str:
     return ".".join(parts[: at + 1])
 
 
-def tower_rule(names: Iterable[str], unbound: Iterable[str]) -> Rename | None:
+def tower_rule(names: Iterable[str], unbound: Iterable[str]) -> "Rename | None":
     """Return the rename that moves a tower to where loaders look for it; None if not needed.
 
     `names` are all names of the file, `unbound` those without a role.
@@ -63,6 +63,8 @@ def tower_rule(names: Iterable[str], unbound: Iterable[str]) -> Rename | None:
             found[tuple(parts[: at + 1])] = found.get(tuple(parts[: at + 1]), 0) + 1
     if not found:
         return None
+    from aprfmt.model.renames import Rename
+
     most = max(found, key=lambda each: found[each])
     return Rename(".".join(most) + ".", ("model." if below else "") + most[-1] + ".")
 

@@ -21,6 +21,7 @@ from aprfmt.measure import (
 )
 from aprfmt.measure.coarse_steps import WideSteps
 from aprfmt.measure.requantization import QuantRecipe
+from aprfmt.model import name_relations
 
 # --- blocks that derive from a base -------------------------------------------------------------
 
@@ -335,7 +336,7 @@ def test_tensors_under_one_prefix_are_pairs_though_no_shape_fits() -> None:
             return 1 - len(alike) / len(pairs), sum(off) / len(off) if off else 1.0
 
         monkeypatch.setattr(alignment, "_set_distance", apart)
-        monkeypatch.setattr(alignment, "relation_between_names", lambda *given: given[2])
+        monkeypatch.setattr(name_relations, "relation_between_names", lambda *given: given[2])
         found, _ = alignment._pair_by_name(Sets(a), Sets(b), list(a), list(b))  # type: ignore[arg-type]
         names = {id(one): name for side in (a, b) for name, one in side.items()}
         return [(names.get(id(one.a)), names.get(id(one.b))) for one in found]
