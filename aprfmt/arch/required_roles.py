@@ -105,6 +105,11 @@ class Coverage:
         """The number of required roles that the file has."""
         return len(self.required) - len(self.missing) - len(self.accepted)
 
+    @property
+    def is_whole(self) -> bool:
+        """Whether all required roles are there, and every role has its shape."""
+        return not (self.missing or self.accepted or self.misshapen)
+
 
 def accept_nothing(key: str) -> bool:
     """Return False for any role `key`: the default for `accept`, no role may be missing."""

@@ -22,7 +22,7 @@ from aprfmt.measure.proofs import unfitted_proof
 from aprfmt.measure.records import FieldDiff
 from aprfmt.model import Model
 from aprfmt.model.config_paths import GONE, Key, differing_keys, read_with_changes, value_at_path
-from aprfmt.model.own_keys import ITS_KEY, NOT_THERE, READ_HERE, MisleadingKey, misleading_keys
+from aprfmt.model.own_keys import MisleadingKey, is_of_own_keys, misleading_keys
 
 _MOST = 64  # differing keys that are tried
 
@@ -121,11 +121,6 @@ def misfitting_key_findings(a: Model, b: Model, rows: Sequence[FieldDiff]) -> tu
         if found is not None:
             return (found.finding(),)
     return tuple(misleading_findings(a, b, [row for row in rows if is_of_own_keys(row)]))
-
-
-def is_of_own_keys(row: FieldDiff) -> bool:
-    """Return whether a comparison is of what the files' keys state, not of derived values."""
-    return {row.origin_a, row.origin_b} <= {READ_HERE, ITS_KEY, NOT_THERE}
 
 
 def architecture_name(model: Model) -> str | None:

@@ -55,6 +55,7 @@ from aprfmt.model.own_keys import (
     READ_HERE,
     contradicted_parts,
     contradicted_values,
+    is_of_own_keys,
     misleading_keys,
 )
 from aprfmt.model.packing import input_scale_endings, packing_conflicts
@@ -299,7 +300,7 @@ def diff_models(
     if "hyperparameters" in only:
         fields = _differing_hyperparameters(a, b, alignment, results)
         fields += () if deltas is None else deltas.differing_fields()
-    if fields and explain:
+    if fields and explain and (any(map(is_of_own_keys, fields)) or not _are_whole(a, b)):
         from aprfmt.causes.restored_keys import misfitting_key_findings
 
         contradicted += misfitting_key_findings(a, b, [row for row in fields if row.decisive])
@@ -389,6 +390,17 @@ def diff_models(
     )
 
 
+def _are_whole(*models: Model) -> bool:
+    """Return whether every tensor that each model's configuration asks for is there in its shape.
+
+    False where the architecture of a model is not known.
+    """
+    try:
+        return all(model.resolution.coverage.is_whole for model in models)
+    except ArchError:
+        return False
+
+
 def _left_encodings(
     pairs: Sequence[TensorPair], done: Collection[str]
 ) -> Mapping[str, tuple[str, str]]:
@@ -467,13 +479,20 @@ def _identity_sentences(a: Model, b: Model, rows: Sequence[TensorDiff]) -> tuple
     of layers or channels of the other, the second if they are copies of one model or the first is
     not "".
     """
-    if a.hyper == b.hyper and rows and all(row.verdict in EQUAL for row in rows):
+    if _are_of_equal_sizes(a, b) and any(row.verdict in EQUAL for row in rows):
         return "", ""
     from aprfmt.compare.other_models import other_model_sentence
     from aprfmt.compare.taken_parts import taken_parts_text
 
     taken = taken_parts_text(a, b) or taken_parts_text(b, a, ("B", "A"))
     return taken, "" if taken else other_model_sentence(a, b, rows)
+
+
+def _are_of_equal_sizes(a: Model, b: Model) -> bool:
+    """Return whether two models have equal sizes, so that none lacks layers or channels."""
+    sizes = (*_SIZES, "n_experts")
+    first, second = ({n: model.hyper[n] for n in sizes if n in model.hyper} for model in (a, b))
+    return first == second
 
 
 def _unreadable_where_lost(

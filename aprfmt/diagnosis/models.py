@@ -21,7 +21,7 @@ from aprfmt.causes.hyperparameters import (
     lost_tensors,
     tensors_of_hyperparameter,
 )
-from aprfmt.causes.restored_keys import find_restored_key, is_of_own_keys, misleading_findings
+from aprfmt.causes.restored_keys import find_restored_key, misleading_findings
 from aprfmt.compare import diff_models
 from aprfmt.compare.diffs import DiffReport
 from aprfmt.compare.other_models import explains_vocabulary_size
@@ -44,6 +44,7 @@ from aprfmt.measure.records import EQUAL, FieldDiff, TensorDiff
 from aprfmt.model import Model
 from aprfmt.model.completeness import list_keys
 from aprfmt.model.ledger import LATE
+from aprfmt.model.own_keys import is_of_own_keys
 from aprfmt.model.packing import packing_config
 from aprfmt.model.resolve import ARCH_KEYS, ARCHITECTURE, stated_architecture
 from aprfmt.tensors.companions import SECTIONS, quantization_section

@@ -17,6 +17,7 @@ from aprfmt.errors import AprfmtError, ArchError
 from aprfmt.model.resolve import ARCH_KEYS
 
 if TYPE_CHECKING:
+    from aprfmt.measure.records import FieldDiff
     from aprfmt.model import Model
 
 # Where a side's value is from, in the row of a comparison of such keys.
@@ -51,6 +52,11 @@ class MisleadingKey:
             f"{self.key} says {self.says!r}, the tensors say {self.read!r}: other programs go by "
             "the key"
         )
+
+
+def is_of_own_keys(row: "FieldDiff") -> bool:
+    """Return whether a comparison is of what the files' keys state, not of derived values."""
+    return {row.origin_a, row.origin_b} <= {READ_HERE, ITS_KEY, NOT_THERE}
 
 
 def contradicted_parts(model: "Model") -> Iterator[tuple[str, HyperParam]]:

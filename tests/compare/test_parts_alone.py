@@ -389,7 +389,8 @@ def test_the_base_of_a_head_is_the_embedding_where_they_are_one() -> None:
 def test_parts_of_either_side_are_told_before_other_models(monkeypatch: pytest.MonkeyPatch) -> None:
     from aprfmt import compare
 
-    a, b, rows = (cast(Any, SimpleNamespace(hyper=n)) for n in range(3))
+    a, b = (cast(Any, SimpleNamespace(hyper={"n_layers": n})) for n in (2, 3))
+    rows: Any = [SimpleNamespace(verdict="SAME_BYTES")]
     taken: dict[Any, str] = {}
     said: list[Any] = []
 
@@ -407,6 +408,23 @@ def test_parts_of_either_side_are_told_before_other_models(monkeypatch: pytest.M
     for side, text in ((a, "A has B"), (b, "B has A")):
         taken = {id(side): text}
         assert compare._identity_sentences(a, b, rows) == (text, "")
+
+
+@pytest.mark.parametrize("name", ["hidden_size", "n_layers", "ffn_size", "vocab_size", "n_experts"])
+def test_models_of_equal_sizes_with_an_equal_tensor_are_no_others(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Seen red: a size left out of those that are compared, and `all` for `any`."""
+    from aprfmt import compare
+
+    monkeypatch.setattr("aprfmt.compare.taken_parts.taken_parts_text", lambda *given: "taken")
+    a, b, c = (cast(Any, SimpleNamespace(hyper={name: n, "eps": n - 1})) for n in (2, 3, 2))
+    less: Any = SimpleNamespace(hyper={})
+    rows: Any = [SimpleNamespace(verdict=one) for one in ("DIFFERENT", "SAME_VALUES")]
+    for other in (b, less):
+        assert compare._identity_sentences(a, other, rows) == ("taken", "")
+    assert compare._identity_sentences(a, c, rows[:1]) == ("taken", "")
+    assert compare._identity_sentences(a, c, rows) == ("", "")
 
 
 @pytest.mark.parametrize("carried", ["A", "B", "AB", ""])
