@@ -188,8 +188,8 @@ def _pair_by_name(
 
 
 def _without_prefixes(
-    a: Model, b: Model, here: Mapping[str, str], there: Mapping[str, str]
-) -> tuple[Mapping[str, str], Sequence[SideRelation]]:
+    a: Model, b: Model, here: Mapping[str, str], there: dict[str, str]
+) -> tuple[dict[str, str], Sequence[SideRelation]]:
     """Return B's tensors by names without the prefixes that A's lack, and a relation for each.
 
     `here` and `there` are {name used for pairing: stored name} of A and of B. Of several sets of

@@ -9,7 +9,7 @@ wins over a carried config.json; where both say the same up to float32 rounding,
 value is kept.
 """
 
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
@@ -259,7 +259,7 @@ def resolve_with_names(
     logical = {key: role.shape for key, role in roles.items()}
     for head in drafts:
         roles |= _logical_tensors(tensors, model, head.bound, head.hyper)
-    accept = accept_nothing
+    accept: Callable[[str], bool] = accept_nothing
     if model.allow_missing or has_own_keys(model.metadata):
         from aprfmt.model.completeness import absence_predicate
 
