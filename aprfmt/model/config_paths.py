@@ -5,7 +5,6 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from aprfmt.arch.value_checks import same_value
-from aprfmt.model.renames import RenamedSource
 from aprfmt.tensors.companions import SECTIONS
 
 if TYPE_CHECKING:
@@ -86,6 +85,8 @@ def key_path(model: "Model", key: str) -> Key:
 
 def read_with_changes(model: "Model", changes: Changes) -> "Model":
     """Return a model of the same files, with the configuration changed as `changes` says."""
+    from aprfmt.model.renames import RenamedSource
+
     source, folder = model.source, model.folder
     if folder is not None and folder.config is not None:
         folder = replace(folder, config=with_changes(folder.config, changes))
