@@ -147,7 +147,7 @@ def compare_equal_tokenizers(a: "Model", b: "Model") -> TokensReport | None:
     """Return the comparison of two tokenizers that are read from equal texts; None for others.
 
     One of them is read, with all that a comparison looks at: equal texts that cannot be read are no
-    equal tokenizers. None for those too. The time of a budget in force ends it before it reads.
+    equal tokenizers. None for those too. The time of a budget in force ends it.
     """
     try:
         if not are_read_from_equal_texts(a.carried, b.carried):
@@ -156,6 +156,7 @@ def compare_equal_tokenizers(a: "Model", b: "Model") -> TokensReport | None:
         side = read_tokenizer_parts(a)
         if side is None:
             return None
+        end_where_time_is_over()
         _ = side.template, side.stop_ids  # of files that `read_tokenizer_parts` leaves alone
     except AprfmtError:
         return None  # the comparison part by part says what cannot be read
