@@ -22,7 +22,16 @@ from aprfmt.base.registry import LazyFunction, Registry
 from aprfmt.causes.row import Cause
 from aprfmt.measure.verdicts import LEVELS
 
-__all__ = ["CAUSES", "FOLDERS", "Cause", "causes_of", "describe", "hypotheses_of", "modules_of"]
+__all__ = [
+    "CAUSES",
+    "FOLDERS",
+    "Cause",
+    "causes_of",
+    "describe",
+    "find_cause",
+    "hypotheses_of",
+    "modules_of",
+]
 
 FOLDERS = ("", "tokenizer", "tensor", "training", "forward")  # "" is this folder
 
@@ -155,6 +164,11 @@ class CauseTable(Mapping[str, Cause]):
 
 
 CAUSES = CauseTable()
+
+
+def find_cause(name: str) -> Cause | None:
+    """Return the row of a cause; None for "", a difference without one, and for an unknown name."""
+    return CAUSES[name] if name in CAUSES else None
 
 
 def describe(name: str) -> str:

@@ -7,28 +7,23 @@ without a cause.
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from aprfmt.causes import CAUSES
+from aprfmt.causes import find_cause
 
 if TYPE_CHECKING:
-    from aprfmt.causes.row import Cause, Weights
+    from aprfmt.causes.row import Weights
     from aprfmt.measure.findings import Finding
     from aprfmt.model import Model
 
 
-def _row_of(cause: str) -> "Cause | None":
-    """Return the row of a cause; None for "" and for a name that the table lacks."""
-    return CAUSES[cause] if cause in CAUSES else None
-
-
 def has_weights(cause: str, kind: "Weights") -> bool:
     """Return whether a cause says of B's weights that they are of this kind (`Cause.weights`)."""
-    row = _row_of(cause)
+    row = find_cause(cause)
     return row is not None and row.weights == kind
 
 
 def is_lost(cause: str, values: Mapping[str, Any]) -> bool:
     """Return whether only A has what stood in B, by the cause and the `values` of its finding."""
-    row = _row_of(cause)
+    row = find_cause(cause)
     if row is None:
         return False
     return row.weights == "lost" or (row.is_lost is not None and row.is_lost(values))
@@ -50,7 +45,7 @@ def is_trained_part(cause: str, a: "Model | None", b: "Model | None") -> bool:
 
     False where a model is not known.
     """
-    row = _row_of(cause)
+    row = find_cause(cause)
     if row is None or row.is_trained is None or a is None or b is None:
         return False
     return row.is_trained(a, b)
@@ -62,7 +57,7 @@ def trained_command(b: "Model | None", finding: "Finding", pair: str) -> str:
     "" where the usual command applies, and where B is no model. `pair` are A and B as quoted
     arguments.
     """
-    row = _row_of(finding.cause)
+    row = find_cause(finding.cause)
     if row is None or row.trained_command is None or b is None:
         return ""
     return row.trained_command(b, finding, pair)

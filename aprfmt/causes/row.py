@@ -18,8 +18,9 @@ if TYPE_CHECKING:
 # what stood there, so that where they are is enough to write B again from A. "mislabelled": their
 # encoding is not the one that their bytes are in, so no copy is written in it. "exchanged": they
 # stand under each other's names, which renames may put right. "trained": they are B's own, though
-# made from A's, so A's do not replace them.
-Weights = Literal["", "lost", "mislabelled", "exchanged", "trained"]
+# made from A's, so A's do not replace them. "rank": one side has the share or the copies of ranks
+# of a parallel run, so that tensors of other shapes make no other model.
+Weights = Literal["", "lost", "mislabelled", "exchanged", "trained", "rank"]
 
 EXCHANGED = (
     "Replacing this part of B's tokenizer by A's makes every probe equal: ids, chats and ends."
@@ -38,6 +39,11 @@ class Cause:
     is not the usual one of the level. `most` is how sure it can be: `located` where what happened
     is measured and never made again. `told_by` is what tells a training step's mistake from others
     that give the same weights: what to add to the command.
+
+    `by_place`: its values differ from place to place, so that several places are one finding all
+    the same. `shown_by_pass`: a pass with A's tensor in B's place shows it, where any other cause
+    of a tensor is only located so. `explains` are hyperparameters that differ with it and mean
+    nothing else.
 
     The rest decides how a command repairs B (`causes/remedies.py`). `weights` is what is known of
     B's weights; where a finding's values decide whether they are "lost", `is_lost(values)` returns
@@ -58,6 +64,9 @@ class Cause:
     next: str = ""
     most: Certainty = "confirmed"
     told_by: str = ""
+    by_place: bool = False
+    shown_by_pass: bool = False
+    explains: tuple[str, ...] = ()
     weights: Weights = ""
     is_lost: Callable[[Mapping[str, Any]], bool] | None = None
     own_key: str = ""

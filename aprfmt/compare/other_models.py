@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 
+from aprfmt.causes.remedies import has_weights
 from aprfmt.causes.tensor.token_tables import is_token_table
 from aprfmt.measure.records import EQUAL, TensorDiff
 from aprfmt.model import Model
@@ -58,7 +59,7 @@ def _are_parts_of_ranks(rows: Sequence[TensorDiff]) -> bool:
     return bool(shaped) and all(
         row.explanation is not None
         and row.explanation.confirmed
-        and row.explanation.cause in ("rank_part", "rank_copies")
+        and has_weights(row.explanation.cause, "rank")
         for row in shaped
     )
 

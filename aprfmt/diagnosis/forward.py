@@ -11,7 +11,7 @@ from dataclasses import asdict, dataclass, field, replace
 import numpy as np
 
 from aprfmt.arch.role_vocabulary import split_key
-from aprfmt.causes import CAUSES
+from aprfmt.causes import CAUSES, find_cause
 from aprfmt.causes.forward.cut_points import deciding_key
 from aprfmt.diagnosis.answers import Divergence, Examined, Solution, sentence_without_places
 from aprfmt.diagnosis.next_commands import recording_sentence
@@ -256,13 +256,10 @@ def _add_finding(found: list[Finding], finding: Finding) -> None:
     found.append(finding)
 
 
-# Causes whose values differ from place to place; several places are still one finding.
-_PLACES = ("capture_point", "quantisation", "rounding", "rope_layers")
-
-
 def _is_same_cause(a: Finding, b: Finding) -> bool:
     """Return whether two findings are one cause in several places."""
-    return a.cause in _PLACES or (
+    row = find_cause(a.cause)
+    return (row is not None and row.by_place) or (
         dict(a.values) == dict(b.values)
         and sentence_without_places(a.says) == sentence_without_places(b.says)
     )
@@ -270,7 +267,7 @@ def _is_same_cause(a: Finding, b: Finding) -> bool:
 
 def _is_elsewhere(answer: Solution, other: Solution) -> bool:
     """Return whether one of two solutions says that the values were taken at another point."""
-    return "capture_point" in (answer.change.cause, other.change.cause)
+    return any(one.change.is_of_recording for one in (answer, other))
 
 
 def _deciding_clause(key: str, keys: Sequence[str]) -> str:

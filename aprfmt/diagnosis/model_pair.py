@@ -11,7 +11,7 @@ from contextlib import closing
 from dataclasses import dataclass, field, replace
 
 from aprfmt.arch.role_vocabulary import split_key
-from aprfmt.causes import CAUSES
+from aprfmt.causes import CAUSES, find_cause
 from aprfmt.diagnosis.blend import count_stages, multiplications_per_token
 from aprfmt.diagnosis.finding_effects import (
     BUDGET,
@@ -431,10 +431,12 @@ def finalize_finding(finding: Finding, share: Share, bound: float) -> Finding:
     gone = after <= bound
     own = finding.residual_before is not None and finding.of == "stored values"
     # Replacing a tensor removes any difference, so this does not show what is wrong with it.
-    proof = finding.level != "tensor" or finding.cause == "missing_bias"
+    row = find_cause(finding.cause)
+    by_pass = row is not None and row.shown_by_pass
+    proof = finding.level != "tensor" or by_pass
     removed = shows and finite and not odd and gone and proof and share.alone
     confirmed = removed or (finding.confirmed and (gone or own))
-    if (removed and finding.level == "config") or (removed and finding.cause == "missing_bias"):
+    if removed and (finding.level == "config" or by_pass):
         # The pass with B's value in A's place is B's: nothing was found on the values it gives.
         finding = replace(finding, proof=finding.proof or unfitted_proof())
     if (finding.verdict == "same" and shows) or (odd and finding.verdict == "precision"):

@@ -38,7 +38,6 @@ from aprfmt.model.towers import names_outside_tower
 if TYPE_CHECKING:
     from aprfmt.model.unsupported_packing import UndecodedPacking
 
-PADDED = "padded_vocabulary"
 SECOND_LAYOUTS = ("stored_twice", "stale_layout")  # findings of `diff` on tensors of one side
 SHOWN = 4  # errors of tensors that cannot be read
 
@@ -442,7 +441,7 @@ def explained_findings(
         if rows and finding.cause in CAUSES:
             alone = all(row.explanation is None for row in rows)  # found of several tensors at once
             found = finding if alone else add_measurements(finding, rows)
-            yield found, Touched(("vocab_size",) if found.cause == PADDED else (), found.keys)
+            yield found, Touched(CAUSES[found.cause].explains, found.keys)
 
 
 def coarser_copies(rows: Sequence[TensorDiff]) -> Iterator[tuple[Finding, Touched]]:

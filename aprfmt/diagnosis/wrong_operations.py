@@ -191,7 +191,7 @@ def _is_judged_by_no_later_point(case: Mismatch, answers: Sequence[Solution]) ->
     An engine that leaves out an operation and a recorder that reads the value before it then give
     the same dump. So the usual mistakes are tried as well.
     """
-    if not any(answer.change.cause == "capture_point" for answer in answers):
+    if not any(answer.change.is_of_recording for answer in answers):
         return False
     keys = list(case.found.views)
     later = keys[keys.index(case.view.key) + 1 :]
@@ -415,8 +415,8 @@ def _answer_rank(answer: Solution) -> tuple[float, bool, bool, int, float]:
     residual.
     """
     change = answer.change
-    elsewhere = change.cause == "capture_point"
-    return (answer.reach, not change.general, not elsewhere, -answer.left, -answer.residual)
+    there = not change.is_of_recording
+    return (answer.reach, not change.general, there, -answer.left, -answer.residual)
 
 
 def _best_answer(answers: Sequence[Solution], layer: int) -> Solution:

@@ -776,7 +776,7 @@ def test_a_point_without_rounding_or_beyond_all_has_no_bound_of_its_own(
 def test_a_divergence_is_told_with_what_explains_it_and_what_else_would(
     faint: bool, others: int, doubtful: bool, explained: bool
 ) -> None:
-    change = SimpleNamespace(cause="rope_theta", says="the base as in A")
+    change = Change("rope_theta", "the base as in A", ())
     answer = SimpleNamespace(change=change, then=None, layers=(3, 1), residual=0.25)
     view = SimpleNamespace(
         key="L1.q_rope", base="L1.q", residual=0.5, tolerance=0.1,

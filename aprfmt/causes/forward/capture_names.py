@@ -19,6 +19,7 @@ CAUSE_ROWS = (
         "A point equals another point of the other side.",
         "Renaming the point makes it equal.",
         next="nothing",
+        by_place=True,
     ),
     Cause(
         "capture_rows", "capture", "same",

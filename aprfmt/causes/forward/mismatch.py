@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from aprfmt.causes import find_cause
 from aprfmt.causes.row import LAST
 from aprfmt.errors import AprfmtError
 from aprfmt.inference.replay.patched_model import MOVES, OperationCall, PatchedModel
@@ -62,6 +63,12 @@ class Change:
     earlier: bool = False
     most: Certainty = "confirmed"
     gives: Array | None = None
+
+    @property
+    def is_of_recording(self) -> bool:
+        """Whether it says that right values were recorded elsewhere, and not computed otherwise."""
+        row = find_cause(self.cause)
+        return row is not None and row.level == "capture"
 
 
 # Hyperparameters that no single layer reads.

@@ -65,6 +65,7 @@ CAUSE_ROWS = (
         "Some layers are equal after rope and others not.",
         "Turning rope on, off or to the other kind in the named layers makes them equal.",
         keys=("rope_scaling_layers", "rope_layers"),
+        by_place=True,
     ),
     Cause(
         "partial_rotary", "config", "bug",

@@ -54,12 +54,14 @@ CAUSE_ROWS = (
         "Small differences without a first jump, of the size the coarser arithmetic makes.",
         "Recomputing in the coarser arithmetic, or one operation on the other's input, stays "
         "inside the tolerance everywhere.",
+        by_place=True,
     ),
     Cause(
         "quantisation", "tensor", "precision",
         "One side is a quantized copy: every value is within its block's step.",
         "Another encoding, no outlier beyond a step, the usual mean square error.",
         "Quantizing the other side gives these bytes, or every value is inside the bound.",
+        by_place=True,
     ),
 )  # fmt: skip
 

@@ -83,6 +83,7 @@ CAUSE_ROWS = (
         keys=("attention_bias", "attention_out_bias", "mlp_bias", "head_bias", "conv_bias",
               "ssm_bias", "ssm_out_bias"),
         next="stored",
+        shown_by_pass=True,
     ),
     Cause(
         "tied_embedding", "config", "bug",

@@ -34,6 +34,7 @@ CAUSE_ROWS = (
         "parts of the other ranks.",
         "Shapes have one axis divided by one number, and the configurations state the same sizes.",
         "In all these tensors the values are those of the same part of the other side's tensor.",
+        weights="rank",
     ),
     Cause(
         "rank_copies", "tensor", "bug",
@@ -41,6 +42,7 @@ CAUSE_ROWS = (
         "as if they were parts.",
         "One axis is a multiple of the other side's, and the configurations state the same sizes.",
         "Each of the equal parts of the longer tensor is the shorter one.",
+        weights="rank",
     ),
 )  # fmt: skip
 

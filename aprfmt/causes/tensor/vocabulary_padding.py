@@ -28,6 +28,7 @@ CAUSE_ROWS = (
         "The embedding and the head have rows after the vocabulary, which no token id reaches.",
         "The first rows are equal, and the tokenizer has no ids for the others.",
         "The rows of the shorter side are equal, and so are their logits.",
+        explains=("vocab_size",),
     ),
 )  # fmt: skip
 

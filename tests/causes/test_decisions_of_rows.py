@@ -1,4 +1,4 @@
-"""What a cause's row says of the command that repairs B: lost, trained and exchanged weights.
+"""What a cause's row decides: the command that repairs B, and what else its finding explains.
 
 Seen red: any values taken for lost ones; a cause of another name taken for a lost one; a head that
 is no copy of an embedding taken for a trained one; the rows read beyond the sample.
@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 from aprfmt.causes import CAUSES
+from aprfmt.causes.forward.mismatch import Change
 from aprfmt.causes.remedies import (
     has_weights,
     is_lost,
@@ -20,7 +21,11 @@ from aprfmt.causes.remedies import (
     trained_command,
 )
 from aprfmt.causes.tensor.other_tensors import _ROWS, _table_correlation
+from aprfmt.diagnosis.forward import _is_same_cause
+from aprfmt.diagnosis.records import Touched
+from aprfmt.diagnosis.tensors import explained_findings
 from aprfmt.measure.findings import Finding
+from aprfmt.measure.records import TensorDiff
 from tests.test_imports import parsed, product
 
 
@@ -122,5 +127,34 @@ def test_what_chooses_a_command_knows_no_cause_by_its_name(module: str) -> None:
 
 def test_each_kind_of_weights_is_said_by_a_cause_of_tensors_or_of_another_model() -> None:
     said = {row.weights: row for row in CAUSES.values() if row.weights}
-    assert {*said} == {"lost", "mislabelled", "exchanged", "trained"}
+    assert {*said} == {"lost", "mislabelled", "exchanged", "trained", "rank"}
     assert {row.level for row in said.values()} == {"tensor", "identity"}
+
+
+def test_a_value_taken_at_another_point_is_no_other_computation() -> None:
+    """Seen red: every change taken for one of the recording; none."""
+    found = {
+        cause: Change(cause, "", ()).is_of_recording for cause in ("capture_point", "mask", "")
+    }
+    assert found == {"capture_point": True, "mask": False, "": False}
+
+
+@pytest.mark.parametrize(("cause", "one"), [("rope_layers", True), ("mask", False), ("", False)])
+def test_several_places_are_one_finding_where_the_row_says_so(cause: str, one: bool) -> None:
+    """Seen red: `by_place` of no row read; read as set in each."""
+    places = [Finding(cause, "x", "forward", "bug", (key,), True, values={key: 1}) for key in "ab"]
+    assert _is_same_cause(*places) is one
+
+
+@pytest.mark.parametrize(
+    ("cause", "sizes"), [("padded_vocabulary", ("vocab_size",)), ("scale", ())]
+)
+def test_a_finding_takes_the_sizes_with_it_that_its_row_names(
+    cause: str, sizes: tuple[str, ...]
+) -> None:
+    """Seen red: the sizes of no row read."""
+    row = TensorDiff("w", "DIFFERENT")
+    finding = Finding(cause, "x", "tensor", "same", ("w",), True, keys=("w",))
+    report: Any = SimpleNamespace(findings=(finding,), tensors=(row,))
+    ((_, touched),) = explained_findings(report, set())
+    assert touched == Touched(sizes, ("w",))
