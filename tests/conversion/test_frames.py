@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from tests.cli.run import aprfmt
-from tests.diagnosis.faults_encoders import pooled_otherwise
+from tests.diagnosis.changed_encoders import pooled_otherwise
 from tests.diagnosis.test_encoders import with_wordpieces
 
 CLS, SEP = 2, 3

@@ -22,14 +22,15 @@ from typing import Any
 
 from aprfmt.diagnosis import Finding, diagnose
 from aprfmt.errors import AprfmtError
+from tests.causes.seeded import seeded
+from tests.diagnosis.controls_tokens import CONTROLS_TOKENS
 from tests.diagnosis.faults import ENGINES, FAULTS
 from tests.diagnosis.faults_packed import PACKED_CONTROLS, PACKED_FAULTS
-from tests.diagnosis.faults_tokens import CONTROLS_TOKENS, FAULTS_TOKENS
 from tests.diagnosis.table import FLOAT32
 from tests.field.rows import BY_NAME, ROWS
 from tests.scope import chosen
 
-_TOKENIZER = [fault.name for fault in (*FAULTS_TOKENS, *CONTROLS_TOKENS)]
+_TOKENIZER = [fault.name for fault in (*seeded("tokenizer", "FILE_FAULTS"), *CONTROLS_TOKENS)]
 _PACKED = [fault.name for fault in (*PACKED_FAULTS, *PACKED_CONTROLS)]
 _ENGINES = [fault.name for fault in ENGINES]
 _OTHER = {*_TOKENIZER, *_PACKED, *_ENGINES}
@@ -133,9 +134,9 @@ def table(rows: Sequence[Row]) -> str:
         sure = f" {row.confidences[0]}" if row.confidences[:1] not in ((), ("confirmed",)) else ""
         counts.setdefault(row.seeded, Counter())[said + sure] += 1
     made = ["| seeded first | times | first named |", "| --- | --- | --- |"]
-    for seeded in sorted(counts):
-        said = ", ".join(f"{name} {count}" for name, count in sorted(counts[seeded].items()))
-        made.append(f"| {seeded} | {counts[seeded].total()} | {said} |")
+    for cause in sorted(counts):
+        said = ", ".join(f"{name} {count}" for name, count in sorted(counts[cause].items()))
+        made.append(f"| {cause} | {counts[cause].total()} | {said} |")
     return "\n".join(made)
 
 

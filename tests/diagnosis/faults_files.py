@@ -7,7 +7,6 @@ from typing import Any
 import numpy as np
 
 from aprfmt.arch.grouped_rows import Tiled
-from tests.causes.seeded import seeded
 from tests.diagnosis import files
 from tests.diagnosis.engines import tiny_folder
 from tests.diagnosis.fault import Fault, Pair
@@ -400,5 +399,4 @@ FILE_FAULTS: tuple[Fault, ...] = (
     damaged("zeros", "llama", "every tensor is zero", "stale_tensor", "lm_head.weight",
             confidence="unconfirmed", tensors=files.edit_all("", lambda x: 0 * x)),
     damaged("same-bytes", "llama", "nothing", (), (), verdict="same"),
-    *seeded("tensor", "FILE_FAULTS"),
 )  # fmt: skip

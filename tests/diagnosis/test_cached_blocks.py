@@ -12,8 +12,8 @@ import pytest
 
 from aprfmt.causes.forward.kv_cache import cache_change
 from aprfmt.diagnosis import diagnose
+from tests.diagnosis.engine_changes import stale
 from tests.diagnosis.engines import tiny_folder, trace
-from tests.diagnosis.faults import stale
 
 KEPT = frozenset({"attn_norm", "q", "k", "v", "attn_out", "ffn_norm", "out", "logits"})
 

@@ -11,7 +11,7 @@ from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, processor
 
 from aprfmt.model.hf_folder import WEIGHTS
 from tests.cli.run import aprfmt
-from tests.diagnosis.faults_encoders import CHANGED, changed_trace, pooled_otherwise
+from tests.diagnosis.changed_encoders import CHANGED, changed_trace, pooled_otherwise
 
 
 @pytest.mark.parametrize("fault", CHANGED)

@@ -22,8 +22,9 @@ from aprfmt.measure.row_reader import RowReader
 from aprfmt.measure.tolerances import ONE_OPERATION, SMALLEST_BUG
 from tests.cli.run import aprfmt as command
 from tests.diagnosis import files
+from tests.diagnosis.engine_changes import ALL, heads, number
 from tests.diagnosis.engines import COARSE, broken, place, tiny_folder, trace
-from tests.diagnosis.faults import ALL, FAULTS, UP, heads, neurons_moved, number
+from tests.diagnosis.faults import FAULTS, UP, neurons_moved
 from tests.diagnosis.silenced import without
 from tests.diagnosis.table import answer
 from tests.models import IDS

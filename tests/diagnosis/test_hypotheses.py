@@ -22,8 +22,8 @@ from aprfmt.inference.trace import Trace
 from aprfmt.inference.trace_file import load_trace, save_trace
 from aprfmt.model import open_model
 from tests.diagnosis import dumps, files
+from tests.diagnosis.engine_changes import heads, left_out
 from tests.diagnosis.engines import COARSE, LONG, broken, broken_here, place, tiny_folder, trace
-from tests.diagnosis.faults import heads, left_out
 from tests.diagnosis.faults_packed import INT4
 from tests.diagnosis.faults_undecoded import ALONE, PLAIN4, SIXTEEN, of_scale, one_is, undecoded
 from tests.models import IDS

@@ -21,9 +21,9 @@ from aprfmt.inference.replay.recorded_trace import RecordedTrace
 from aprfmt.model import open_model
 from tests.diagnosis import dumps
 from tests.diagnosis import wrong_modules as wrong
+from tests.diagnosis.engine_changes import LAYERS, LOGITS, THREE
 from tests.diagnosis.engines import COARSE, broken, tiny_folder, trace
 from tests.diagnosis.faults import FAULTS
-from tests.diagnosis.faults_engine import LAYERS, LOGITS, THREE
 from tests.diagnosis.silenced import without
 from tests.models import IDS
 

@@ -2,13 +2,13 @@
 
 import json
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 from tests.diagnosis import files
-from tests.diagnosis.engines import place
-from tests.diagnosis.fault import Pair
+from tests.diagnosis.engines import place, tiny_folder
+from tests.diagnosis.fault import Fault, Pair
 
 DEMO = Path(__file__).resolve().parents[2] / "fixtures" / "demo"
 GGML = "tokenizer.ggml."
@@ -172,3 +172,72 @@ def respelled(found: Texts) -> None:
     """The other quotes, more blanks in the tags, and a comment; the same program."""
     text = found["chat_template.jinja"].replace("'", '"')
     found["chat_template.jinja"] = text.replace("{% ", "{%  ").replace(" %}", "   %}") + "{# end #}"
+
+
+# --- a vocabulary that joins by scores ----------------------------------------------------------
+
+_WORDS = ("he", "el", "ll", "hel", "hell", "hello", "wo", "or", "wor", "\u2581w", "\u2581wor",
+          "\u2581h", "\u2581he", "\u2581hell", "\u2581hello", "ld", "world", "\u2581world", "th",
+          "\u2581th", "the", "\u2581the", "\u2581\u2581", "is", "in", "ing")  # fmt: skip
+
+
+def scored(found: Keys) -> None:
+    """Replace the tokenizer by one that joins by scores, as SentencePiece writes it."""
+    size = len(found[GGML + "tokens"])
+    letters = [chr(c) for c in range(0x21, 0x7F)]
+    whole = ["<unk>", "<s>", "</s>", *(f"<0x{byte:02X}>" for byte in range(256))]
+    made = [*whole, "\u2581", *letters, *_WORDS]
+    types = [2, 3, 3, *[6] * 256, *[1] * (len(made) - len(whole)), *[5] * (size - len(made))]
+    ranks = {word: i for i, word in enumerate(_WORDS)}
+    for key in [key for key in found if key.startswith("tokenizer.")]:
+        del found[key]
+    put(
+        model="llama",
+        pre="default",
+        tokens=made + [f"[PAD{i}]" for i in range(len(made), size)],
+        scores=[-float(ranks.get(piece, 1000 + i)) for i, piece in enumerate(made)]
+        + [-1e4] * (size - len(made)),
+        token_type=types,
+        bos_token_id=1,
+        eos_token_id=2,
+        unknown_token_id=0,
+        add_bos_token=True,
+        add_space_prefix=False,
+    )(found)
+
+
+# --- faults of what is changed ------------------------------------------------------------------
+
+# The architectures of faults of a configuration; all others are of the demo.
+BASES = {"sub-key-lost": "llama", "sub-key-unread": "llama", "flag-denies": "llama",
+         "flag-parallel": "stablelm", "flag-invents": "llama", "flag-ties": "llama",
+         "config-spelled": "llama"}  # fmt: skip
+
+
+def configured(base: str, change: Any, **how: Any) -> Callable[[str], Pair]:
+    """Return a maker of a tiny folder and a copy with another configuration."""
+    return lambda name: (
+        tiny_folder(base),
+        files.copy(tiny_folder(base), f"tokens-{name}", config=change, **how),
+    )
+
+
+def rows(
+    made: Mapping[str, tuple[Any, ...]], verdict: str, confidence: str = "confirmed"
+) -> tuple[Fault, ...]:
+    """Return faults of (says, maker, causes, place of the first)."""
+
+    def fault(name: str, says: str, make: Callable[[str], Pair], causes: Any, where: str) -> Fault:
+        named = (causes,) if isinstance(causes, str) else tuple(causes)
+        return Fault(
+            name,
+            BASES.get(name, "demo"),
+            says,
+            lambda: make(name),
+            named,
+            (where,) if where else (),
+            verdict,
+            confidence,
+        )
+
+    return tuple(fault(name, *row) for name, row in made.items())

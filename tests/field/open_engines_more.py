@@ -1,6 +1,6 @@
 """Engines whose norms, ropes of two kinds, and grouped routers compute something else."""
 
-from tests.diagnosis.faults import stale
+from tests.diagnosis.engine_changes import stale
 from tests.field import broken
 from tests.field.foreign import dump, layers_only, setting, slots_only, traced
 from tests.field.row import Row, cause, fault

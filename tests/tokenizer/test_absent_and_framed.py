@@ -24,8 +24,7 @@ from aprfmt.tokenizer.loading import load_tokenizer
 from aprfmt.tokenizer.quick_checks import quick_warnings
 from aprfmt.tokenizer.stored_tokenizer import read_tokenizer_parts
 from tests.cli.run import aprfmt
-from tests.diagnosis.faults_tokens import scored
-from tests.diagnosis.token_edits import GGML, Keys, lose, put, typed
+from tests.diagnosis.token_edits import GGML, Keys, lose, put, scored, typed
 from tests.tokenizer.fake import fake, folder_model, without_json
 
 TEXT_END, START, END = 1533, 1534, 1535  # <|endoftext|>, <|im_start|>, <|im_end|>

@@ -6,8 +6,23 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 
+from aprfmt.causes.forward.rounding import round_to_type
 from aprfmt.causes.tensor import arithmetic
 from tests.causes.faults import HIDDEN, NORM, UP, Fault, computed, moved
+from tests.diagnosis import dumps
+from tests.diagnosis.engine_changes import (
+    LOGITS,
+    How,
+    before_mlp,
+    changed,
+    dumped,
+    last,
+    placed,
+    traced,
+    without_offset,
+)
+from tests.diagnosis.engines import COARSE, broken, broken_here
+from tests.diagnosis.making import engine
 
 
 def _ulps(x: Any) -> Any:
@@ -47,4 +62,46 @@ FAULTS = (
     Fault("went through Q4_0", "quantisation", UP, computed(UP, through(UP, "Q4_0")),
           arithmetic.guess_quantization,
           "quantized to Q4_0 and decoded again / encoded 64 of 64 rows again: equal"),
+)  # fmt: skip
+
+
+def of_q(here: Any) -> bool:
+    """Stand behind q."""
+    return bool(here.point == "v")
+
+
+def cache_rounded(kind: Any) -> How:
+    """Keep keys and values in 16 bits."""
+
+    def short(x: Any) -> Any:
+        return x.astype(kind).astype(np.float32)
+
+    return broken_here(
+        scores=lambda here, op, q, k, *rest: op(q, short(k), *rest),
+        mix=lambda here, op, probs, v: op(probs, short(v)),
+    )
+
+
+ENGINE_FAULTS = (
+    engine("norm-offset", "gemma", "norms multiply by w for 1 + w", "norm_offset", "norm_offset",
+           backend=lambda: broken("rms_norm", lambda op, x, w, **k: op(x, w - 1, **k))),
+    engine("layer-norm-offset", "nemotron", "LayerNorms multiply by w for 1 + w", "norm_offset",
+           "norm_offset", backend=lambda: broken("shift", lambda op, x, by: x)),
+    engine("scaled", "llama", "a weight times 1.5", "scale", "L1.ffn_down.weight",
+           weights=changed("L1.ffn_down.weight", lambda x: 1.5 * x)),
+    traced("logits-softmax-bf16", "llama", "probabilities rounded to bfloat16, from logits alone",
+           ["rounding"], ["probs"], LOGITS, verdict="precision",
+           backend=lambda: broken("probs", lambda op, *a: round_to_type(op(*a), "bfloat16"))),
+    dumped("hf-clean", "gemma2", "nothing, every module's output as .npy", ["rounding"], [],
+           dumps.everything, dumps.as_npy, {}, verdict="precision"),
+    placed("norm-one-last", "gemma", "the last norm lacks its 1, from logits alone",
+           "norm_offset", "norm_offset", without_offset(last), LOGITS),
+    placed("norm-one-mid", "gemma", "the norms before the MLP lack their 1", "norm_offset",
+           "norm_offset", without_offset(before_mlp), COARSE),
+    placed("norm-one-q", "gemma3", "the norms of q lack their 1", "norm_offset", "norm_offset",
+           without_offset(of_q), None),
+    placed("cache-f16", "qwen2", "keys and values kept in float16", "rounding", "",
+           cache_rounded(np.float16), COARSE, "precision"),
+    placed("cache-f16-logits", "llama", "the same, from logits alone", "rounding", "",
+           cache_rounded(np.float16), LOGITS, "precision"),
 )  # fmt: skip

@@ -1,9 +1,18 @@
 """Seeded faults of `aprfmt/causes/tensor/stored_bytes.py`."""
 
+from typing import Any
+
 import numpy as np
 
 from aprfmt.causes.tensor import stored_bytes
 from tests.causes.faults import UP, Fault, computed, flipped, raw
+from tests.diagnosis import files
+from tests.diagnosis.engine_changes import changed
+from tests.diagnosis.engines import COARSE, trace
+from tests.diagnosis.fault import Fault as PairFault
+from tests.diagnosis.fault import Pair
+from tests.diagnosis.making import DEMO as DEMO
+from tests.diagnosis.making import engine
 
 FAULTS = (
     Fault(
@@ -82,3 +91,25 @@ FAULTS = (
         confirmed=False,
     ),
 )
+
+
+def one_bit(x: Any) -> Any:
+    """Flip the highest exponent bit of one value."""
+    x = x.copy()
+    x.view(np.uint32)[5, 7] ^= np.uint32(1 << 26)
+    return x
+
+
+def read_as_f16() -> Pair:
+    """Return the demo model, and the trace of an engine that reads its BF16 bytes as F16."""
+    wrong = files.copy(DEMO, "read-as-f16", tensors=files.relabel("F16"))
+    return DEMO, trace(wrong, "engine-read-as-f16", points=COARSE)
+
+
+ENGINE_FAULTS = (
+    PairFault("read-as-f16", "demo", "BF16 bytes read as F16", read_as_f16, ("dtype_mislabel",),
+          ("token_embd.weight", "L0.attn_norm.weight", "L1.attn_q.bias", "L2.ffn_up.weight"),
+          upstream=(8,)),
+    engine("one-bit", "llama", "one exponent bit of one weight", "bit_rot", "L1.ffn_down.weight",
+           weights=changed("L1.ffn_down.weight", one_bit)),
+)  # fmt: skip

@@ -1,4 +1,4 @@
-"""Faults of compressed attention, hyper-connections, and blocks of keys that an indexer chooses.
+"""Seeded faults of `aprfmt/causes/forward/compressed.py`.
 
 Seen red: without their hypotheses these are placed, and not named.
 """
@@ -7,20 +7,14 @@ from typing import Any
 
 import numpy as np
 
+from tests.diagnosis.engine_changes import V4
 from tests.diagnosis.engines import broken
 from tests.diagnosis.making import engine
-
-V4, M3 = "deepseek_v4", "minimax_m3_vl"
 
 
 def alike(op: Any, kv: Any, gate: Any) -> Any:
     """Weigh the tokens of a window alike."""
     return op(kv, np.where(np.isinf(gate), gate, gate.dtype.type(0)))
-
-
-def first_group(point: str, layer: int, x: Any) -> Any:
-    """Let every group of heads read the first one's blocks."""
-    return np.broadcast_to(x[:1], x.shape).copy() if point == "index_blocks" else x
 
 
 def unmixed(point: str, layer: int, x: Any) -> Any:
@@ -35,12 +29,7 @@ def undoubled(point: str, layer: int, x: Any) -> Any:
     return x * x.dtype.type(0.5) if point.startswith("hc_") and point.endswith("_post") else x
 
 
-def own_expert(op: Any, table: Any, ids: Any, n_experts: int) -> Any:
-    """List the experts of the token before in the vocabulary."""
-    return op(table, (np.asarray(ids) - 1) % table.shape[0], n_experts)
-
-
-COMPRESSED_FAULTS = (
+ENGINE_FAULTS = (
     engine(
         "v4-alike",
         V4,
@@ -58,15 +47,6 @@ COMPRESSED_FAULTS = (
         "heavy_layers",
         fine=True,
         hp={"heavy_layers": (False,) * 5, "index_layers": (False,) * 5},
-    ),
-    engine(
-        "v4-two",
-        V4,
-        "two windows chosen for three",
-        "key_choice",
-        "index_topk",
-        fine=True,
-        hp={"index_topk": 2},
     ),
     engine(
         "v4-unmixed",
@@ -95,40 +75,4 @@ COMPRESSED_FAULTS = (
         fine=True,
         hp={"hc_iterations": 1},
     ),
-    engine(
-        "v4-listed",
-        V4,
-        "experts of the token before",
-        "moe_routing",
-        "L0.ffn_gate_tid2eid.weight",
-        fine=True,
-        backend=lambda: broken("listed_experts", own_expert),
-    ),
-    engine(
-        "m3-blocks",
-        M3,
-        "three blocks chosen for four",
-        "key_choice",
-        "index_topk",
-        fine=True,
-        hp={"index_topk": 3},
-    ),
-    engine(
-        "m3-local",
-        M3,
-        "the query's own block not read first",
-        "key_choice",
-        "index_local_blocks",
-        fine=True,
-        hp={"index_local_blocks": 1},
-    ),
-    engine(
-        "m3-group",
-        M3,
-        "every group reads the first one's blocks",
-        "key_choice",
-        "index_blocks",
-        fine=True,
-        alter=lambda: first_group,
-    ),
-)
+)  # fmt: skip

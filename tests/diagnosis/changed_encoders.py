@@ -1,4 +1,4 @@
-"""Faults of encoders: traces of their own forward pass with one thing changed.
+"""Encoders with one thing changed: traces of their own forward pass, and copies of their files.
 
 Seen red: a causal mask named a window, positions and biases of scores not named.
 """
@@ -53,7 +53,8 @@ def changed_trace(name: str, path: Path) -> Path:
     return folder
 
 
-def _fault(name: str) -> Fault:
+def encoder(name: str) -> Fault:
+    """Return the fault of an encoder's trace with the change of this name in CHANGED."""
     label, _, _, cause, _, says = CHANGED[name]
 
     def make() -> Pair:
@@ -72,16 +73,3 @@ def pooled_otherwise() -> Pair:
         write_pooling(folder, kind)
         folders.append(folder)
     return folders[0], folders[1]
-
-
-ENCODER_FAULTS = (
-    *(_fault(name) for name in CHANGED),
-    Fault(
-        "encoder-pooling",
-        "bert",
-        "the mean of all rows for the first",
-        pooled_otherwise,
-        ("pooling",),
-        ("pooling",),
-    ),
-)

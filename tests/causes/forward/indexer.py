@@ -1,4 +1,4 @@
-"""Faults of sparse attention: the keys that an indexer chooses.
+"""Seeded faults of `aprfmt/causes/forward/indexer.py`.
 
 Seen red: without their hypotheses these are placed, and not named.
 """
@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from tests.diagnosis.engine_changes import M3, V4
 from tests.diagnosis.engines import broken
 from tests.diagnosis.making import engine
 
@@ -31,9 +32,12 @@ def before_rope() -> Any:
     return lambda point, layer, x: unrotated(point, layer, x, held)
 
 
-INDEXER_FAULTS = (
-    engine("lite-scale", "glm4_moe_lite", "experts' factor left out", "moe_routing",
-           "routed_scale", hp={"routed_scale": 1.0}),
+def first_group(point: str, layer: int, x: Any) -> Any:
+    """Let every group of heads read the first one's blocks."""
+    return np.broadcast_to(x[:1], x.shape).copy() if point == "index_blocks" else x
+
+
+ENGINE_FAULTS = (
     engine("index-four", "deepseek_v32", "four keys chosen for five", "key_choice", "index_topk",
            fine=True, hp={"index_topk": 4}),
     engine("index-every", "glm_moe_dsa", "every key read", "key_choice", "index_topk",
@@ -44,4 +48,40 @@ INDEXER_FAULTS = (
            "key_choice", "indexer", fine=True, alter=before_rope),
     engine("index-pairs", "glm_moe_dsa", "an indexer's halves rotated for its pairs",
            "key_choice", "indexer", block={"indexer": "half"}),
+    engine(
+        "v4-two",
+        V4,
+        "two windows chosen for three",
+        "key_choice",
+        "index_topk",
+        fine=True,
+        hp={"index_topk": 2},
+    ),
+    engine(
+        "m3-blocks",
+        M3,
+        "three blocks chosen for four",
+        "key_choice",
+        "index_topk",
+        fine=True,
+        hp={"index_topk": 3},
+    ),
+    engine(
+        "m3-local",
+        M3,
+        "the query's own block not read first",
+        "key_choice",
+        "index_local_blocks",
+        fine=True,
+        hp={"index_local_blocks": 1},
+    ),
+    engine(
+        "m3-group",
+        M3,
+        "every group reads the first one's blocks",
+        "key_choice",
+        "index_blocks",
+        fine=True,
+        alter=lambda: first_group,
+    ),
 )  # fmt: skip

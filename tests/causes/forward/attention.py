@@ -1,0 +1,151 @@
+"""Seeded faults of `aprfmt/causes/forward/attention.py`.
+
+Seen red: chunks taken for windows named a window of their size.
+"""
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from tests.diagnosis import wrong_modules as wrong
+from tests.diagnosis.changed_encoders import encoder
+from tests.diagnosis.dumps import as_npz, everything, logits_only
+from tests.diagnosis.engine_changes import (
+    ALL,
+    FIVE,
+    LAYERS,
+    LOGITS,
+    THREE,
+    How,
+    dumped,
+    heads,
+    placed,
+    traced,
+)
+from tests.diagnosis.engines import broken, broken_here
+from tests.diagnosis.making import engine
+
+
+def windowed_too() -> Any:
+    """Return a backend in which the third of six layers has the others' window of 8."""
+    turns = iter(range(1 << 30))
+
+    def probs(op: Any, scores: Any, heads: Any) -> Any:
+        if next(turns) % 6 != 2:
+            return op(scores, heads)
+        at = np.arange(scores.shape[-1])
+        near = heads.mask & (at > at[-scores.shape[1] :, None] - 8)
+        return op(scores, replace(heads, mask=near, causal=None))
+
+    return broken("probs", probs)
+
+
+def chunks(i: Any, j: Any) -> Any:
+    """See keys of the query's own nine only."""
+    return (j <= i) & (i // 9 == j // 9)
+
+
+def gone(key: int, token: int) -> How:
+    """Let keys before one be gone from a token on."""
+
+    def probs(here: Any, op: Any, scores: Any, own: Any) -> Any:
+        at = np.arange(own.mask.shape[-1])
+        mask = own.mask & ((at[None] >= key) | (at[: len(own.mask), None] < token))
+        return op(scores, replace(own, mask=mask, causal=None))
+
+    return broken_here(probs=probs)
+
+
+def ring(first: int, last: int) -> How:
+    """Let only the first keys of a full cache and the last ones be seen."""
+
+    def probs(here: Any, op: Any, scores: Any, own: Any) -> Any:
+        key = np.arange(own.mask.shape[-1])[None]
+        query = np.arange(len(own.mask))[:, None]
+        mask = own.mask & ((key < first) | (key > query - last))
+        return op(scores, replace(own, mask=mask, causal=None))
+
+    return broken_here(probs=probs)
+
+
+ENGINE_FAULTS = (
+    engine("window-dropped", "mistral", "no sliding window", "sliding_window", "sliding_window",
+           hp={"sliding_window": None}),
+    engine("window-5", "qwen2", "a window of 5 for 8, where layers have one", "sliding_window",
+           "L1.sliding_window", fine=True, hp={"sliding_window": 5}),
+    engine("mask-none", "llama", "attention sees later tokens", "mask", "mask", upstream=(25,),
+           backend=lambda: broken("probs", heads(mask=ALL, causal=None))),
+    engine("attn-softcap", "gemma2", "scores not capped", "softcap", "attn_softcap",
+           hp={"attn_softcap": None}),
+    engine("attn-softcap-3", "gemma2", "scores capped at 3 for 4", "softcap", "attn_softcap",
+           fine=True, hp={"attn_softcap": 3.0}),
+    engine("final-softcap", "gemma2", "logits not capped", "softcap", "final_softcap", fine=True,
+           hp={"final_softcap": None}),
+    engine("final-softcap-only-logits", "gemma2", "the same, from the ten slots", "softcap",
+           "final_softcap", confidence="ambiguous", hp={"final_softcap": None}),
+    engine("attention-scale", "granite", "1/sqrt(d) for the model's factor", "attention_scale",
+           "attn_scale", hp=lambda hp: {"attn_scale": hp["head_dim"] ** -0.5}),
+    engine("attention-scale-1", "phi3", "scores not scaled", "attention_scale", "attn_scale",
+           fine=True, hp={"attn_scale": 1.0}),
+    traced("logits-window", "mistral", "a window of 9 for 8, from logits alone",
+           ["sliding_window"], ["sliding_window"], LOGITS, THREE, hp={"sliding_window": 9}),
+    traced("logits-every-window", "gemma3", "every layer has the window, from logits alone",
+           ["sliding_window"], ["window_layers"], LOGITS, {},
+           hp=lambda hp: {"window_layers": (True,) * len(hp["window_layers"])}),
+    traced("logits-cap", "gemma2", "logits not capped, from logits alone", ["softcap"],
+           ["final_softcap"], LOGITS, {}, confidence="ambiguous", hp={"final_softcap": None}),
+    traced("stacked-scores", "llama", "base and scale of the scores, from outputs of layers",
+           ["attention_scale", "rope_theta"], ["attn_scale"], LAYERS, THREE,
+           hp=lambda hp: {"rope_theta": 1e4, "attn_scale": 1 / hp["head_dim"]}),
+    traced("stacked-caps", "gemma2", "cap, scale and activation, from outputs of layers",
+           ["attention_scale", "softcap", "activation"], ["attn_scale"], LAYERS, {},
+           hp=lambda hp: {"attn_softcap": None, "attn_scale": hp["head_dim"] ** -0.5,
+                          "activation": "gelu"}),
+    engine("chunks-dropped", "llama4", "no chunks", "sliding_window", "sliding_window",
+           hp={"sliding_window": None}),
+    engine("chunks-5", "llama4", "chunks of 5 for 8", "sliding_window", "sliding_window",
+           fine=True, hp={"sliding_window": 5}),
+    engine("chunks-windows", "llama4", "the last 8 positions seen for those of the chunk",
+           "sliding_window", "sliding_window", fine=True, block={"window": "sliding"}),
+    engine("queries-steady", "llama4", "no factor on the queries", "attention_scale",
+           "temperature_scale", fine=True, hp={"temperature_scale": None}),
+    engine("queries-length", "llama4", "their factor grows by 7 positions for 5",
+           "attention_scale", "temperature_length", fine=True, hp={"temperature_length": 7}),
+    engine("olmo3-window", "olmo3", "no sliding window", "sliding_window", "sliding_window",
+           hp={"sliding_window": None}),
+    engine("mpt-scale", "mpt", "scores not scaled", "attention_scale", "attn_scale", fine=True,
+           hp={"attn_scale": 1.0}),
+    engine("ministral-window", "ministral", "no sliding window", "sliding_window",
+           "sliding_window", hp={"sliding_window": None}),
+    engine("ministral-steady", "ministral3", "no factor on the queries", "attention_scale",
+           "temperature_scale", fine=True, hp={"temperature_scale": None}),
+    engine("gemma4-window", "gemma4", "a window of 9 for 8", "sliding_window", "L0.sliding_window",
+           fine=True, hp={"sliding_window": 9}),
+    engine("gemma4-wrong-window", "gemma4", "a window in a layer that has none", "sliding_window",
+           "L2.sliding_window", fine=True,
+           backend=windowed_too),
+    dumped("hf-prefix", "llama", "the first 7 tokens see each other, logits alone", ["mask"],
+           ["mask"], logits_only, as_npz, FIVE,
+           wrong=wrong.seen(lambda i, j: (j <= i) | (i < 7) & (j < 7))),
+    dumped("hf-chunks", "llama", "attention within nine tokens", ["mask"], ["mask"], everything,
+           as_npz, THREE, wrong=wrong.seen(chunks)),
+    dumped("hf-hidden-as-zero", "qwen3", "hidden keys have a score of zero, logits alone",
+           ["mask"], ["mask"], logits_only, as_npz, THREE, wrong=wrong.hidden_as_zero()),
+    dumped("hf-window-in-one", "mistral", "a window of 9 for 8 in layer 1, logits alone",
+           ["sliding_window"], ["L1.sliding_window"], logits_only, as_npz, THREE,
+           wrong=wrong.seen(lambda i, j: (j <= i) & (j > i - 9), 1)),
+    dumped("hf-twice-and-chunks", "llama", "attention added twice, within nine tokens",
+           ["mask", "residual"], ["mask"], everything, as_npz, THREE,
+           wrong=wrong.both(wrong.layer_of(wrong.twice_added), wrong.seen(chunks))),
+    placed("evicted", "llama", "the first key is gone from token 12 on", "mask", "mask",
+           gone(1, 12)),
+    placed("evicted-logits", "qwen2_5_vl", "the first 4 keys are gone from token 16 on",
+           "mask", "mask", gone(4, 16), LOGITS),
+    placed("ring", "llama", "the first 2 keys and the last 10 are seen", "mask", "mask",
+           ring(2, 10)),
+    placed("ring-logits", "qwen2_5_vl", "the first key and the last 15 are seen", "mask", "mask",
+           ring(1, 15), LOGITS),
+    encoder("causal"),
+    encoder("window"),
+)  # fmt: skip

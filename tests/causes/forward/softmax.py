@@ -1,0 +1,27 @@
+"""Seeded faults of `aprfmt/causes/forward/softmax.py`."""
+
+from typing import Any
+
+import numpy as np
+
+from tests.diagnosis.engine_changes import LOGITS, THREE, heads, traced
+from tests.diagnosis.engines import LONG, broken
+from tests.diagnosis.making import engine
+
+
+def first_tile(op: Any, scores: Any, own: Any) -> Any:
+    """Divide by the sum of the first 32 keys only."""
+    masked = np.where(own.mask, scores, -np.inf)
+    e = np.exp(masked - masked.max(-1, keepdims=True))
+    return e / e[..., :32].sum(-1, keepdims=True)
+
+
+ENGINE_FAULTS = (
+    engine("tiles", "llama", "softmax sums over the first 32 keys", "softmax_reduction",
+           "softmax", upstream=(25,), ids=LONG, backend=lambda: broken("probs", first_tile)),
+    engine("sinks", "gpt_oss", "sinks left out of the softmax", "softmax_reduction", "softmax",
+           fine=True, backend=lambda: broken("probs", heads(sinks=None))),
+    traced("logits-tiles", "llama", "a softmax over its first 32 keys, from logits alone",
+           ["softmax_reduction"], ["softmax"], LOGITS, THREE, ids=LONG,
+           backend=lambda: broken("probs", first_tile)),
+)  # fmt: skip
