@@ -62,7 +62,7 @@ from aprfmt.measure.trace_view import (
     unread_arrays,
 )
 from aprfmt.measure.traces import FirstToken, PointDiff, find_first_token
-from aprfmt.measure.unread_arrays import compare_unread_arrays
+from aprfmt.measure.unread_arrays import compare_unread_arrays, unequal_arrays
 from aprfmt.model import Model
 from aprfmt.model.completeness import check_runnable
 from aprfmt.model.ledger import (
@@ -172,8 +172,11 @@ class DiagnosisRun:
         """
         a, b = self.a.model, self.b.model
         report = self.levels.report
-        arrays = self._unread_arrays()
-        said = any(one.cause == "capture_rows" for one in self.levels.findings)
+        named = {key for one in self.levels.findings for key in one.where}
+        arrays = tuple(row for row in self._unread_arrays() if row.name not in named)
+        said = any(
+            one.cause == "capture_rows" and one.verdict == "same" for one in self.levels.findings
+        )
         if a is None and b is None and len(self.traces) > 1 and not said:
             first, second = self.traces["A"], self.traces["B"]
             shared = [key for key in trace_pair.shared_keys(first, second) if key in CHOSEN]
@@ -821,6 +824,25 @@ class DiagnosisRun:
                         "confirmation by recomputation: the traces do not hold the weights; give "
                         "--model"
                     )
+        self._compare_unmapped_arrays(a, b)
+
+    def _compare_unmapped_arrays(self, a: TraceLike, b: TraceLike) -> None:
+        """Add the finding that arrays of two dumps differ that are no capture point.
+
+        Where a capture point differs beyond rounding they may be its consequence: then they are
+        evidence.
+        """
+        from aprfmt.diagnosis.unmapped_arrays import unmapped_finding
+
+        alike = sum(row.state == "equal" for row in self._unread_arrays())
+        found = unmapped_finding(unequal_arrays(a, b), alike)
+        if found is None:
+            return
+        departs = any(one.verdict == "bug" for one in self.levels.findings)
+        if departs or any(pair.beyond for pair in self.pairs):
+            self.add_evidence("capture", found.says, *found.where, number=found.residual_before)
+        else:
+            self.levels.findings.append(found)
 
     def _store_points(self, pairs: Sequence[PointDiff]) -> None:
         """Store how each capture point compares.

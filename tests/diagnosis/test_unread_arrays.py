@@ -50,21 +50,68 @@ def both(folder: Path, mine: Any, theirs: Any, name: str = "visual", kind: str =
 @pytest.mark.parametrize("kind", [".safetensors", ".npz"])
 @pytest.mark.parametrize("name", ["visual", "some.module", "hidden"])
 def test_rows_in_another_order_are_a_difference(name: str, kind: str, tmp_path: Path) -> None:
-    report = both(tmp_path, VALUES, VALUES[::-1].copy(),
-                  name, kind)  # fmt: skip
+    order = [0, 4, 1, 3, 2, *range(5, 25)]
+    report = both(tmp_path, VALUES, VALUES[order], name, kind)
     assert report.exit_code == 1 and report.verdict == "bug"
-    assert f"captured array {name} unequal" in report.sentence
-    assert "the same rows in another order" in report.sentence
+    (found,) = report.findings
+    assert (found.cause, found.certainty, found.where) == ("capture_rows", "confirmed", (name,))
+    assert f"{name}: B has A's 25 rows in another order: row 1 of A is row 2 of B" in found.says
+    assert name not in {row.name for row in report.left}
 
 
-@pytest.mark.parametrize(
-    ("theirs", "says"),
-    [(VALUES * np.float32(1.01), "0.01 apart"), (VALUES[:20], "shape [25, 64] against [20, 64]")],
-)
-def test_other_values_are_a_difference(theirs: Any, says: str, tmp_path: Path) -> None:
+RELATED = {
+    "a factor": (VALUES * np.float32(1.01), "its value times 1.01", "explained"),
+    "a vector": (VALUES + LAYER[0], "the same vector added to every row", "explained"),
+    "pooled": (VALUES[:24].reshape(12, 2, 64).mean(1), "has other values", "located"),
+    "a part": (VALUES[5:25], "B has only 20 of A's 25 rows: 5, 6, 7, ...", "explained"),
+    "others": (LAYER[::-1].copy(), "has other values (1.4", "located"),
+    "one row twice": (VALUES[[0, 0, *range(2, 25)]], "has other values", "located"),
+}
+
+
+@pytest.mark.parametrize("name", RELATED)
+def test_other_values_are_a_difference(name: str, tmp_path: Path) -> None:
+    theirs, says, level = RELATED[name]
     report = both(tmp_path, VALUES, theirs)
-    assert report.exit_code == 1 and says in report.sentence
+    (found,) = report.findings
+    assert report.exit_code == 1 and says in found.says
+    assert (found.cause, found.certainty, found.where) == ("", level, ("visual",))
     assert "another order" not in report.sentence
+
+
+@pytest.mark.parametrize("count", [2, 5])
+@pytest.mark.parametrize("turned", [False, True])
+def test_pooled_rows_are_said_to_be_means(count: int, turned: bool, tmp_path: Path) -> None:
+    mine = RNG.normal(size=(20, 64)).astype(np.float32)
+    sides = [mine, mine.reshape(-1, count, 64).mean(1)]
+    (found,) = both(tmp_path, *sides[:: -1 if turned else 1]).findings
+    names = ("A", "B") if turned else ("B", "A")
+    assert f"each row of {names[0]} is the mean of {count} rows of {names[1]}" in found.says
+    assert found.certainty == "explained"
+
+
+def test_several_arrays_are_one_finding(tmp_path: Path) -> None:
+    """With the others of the same names that are equal."""
+    names = [f"visual.blocks.{at}" for at in range(6)]
+    mine = {name: VALUES * (at + 1) for at, name in enumerate(names)}
+    theirs = mine | {name: mine[name][::-1].copy() for name in names[2:]}
+    report = diagnose(
+        str(dump(tmp_path / "a.safetensors", mine)), str(dump(tmp_path / "b.safetensors", theirs))
+    )
+    (found,) = report.findings
+    assert (found.cause, found.where) == ("capture_rows", tuple(names[2:]))
+    assert "1 more arrays; 2 other arrays are equal" in found.says
+
+
+def test_behind_a_point_that_differs_an_array_is_evidence(tmp_path: Path) -> None:
+    """It may follow from the point, so that it is no second cause."""
+    a, b = (
+        dump(tmp_path / f"{side}.safetensors", {"model.layers.0": LAYER * by, "own": VALUES * by})
+        for side, by in (("a", np.float32(1)), ("b", np.float32(2)))
+    )
+    report = diagnose(str(a), str(b))
+    assert report.findings and all("own" not in one.where for one in report.findings)
+    assert any("own: B has A's: its value times 2" in row.says for row in report.evidence)
 
 
 NOISE = RNG.normal(size=VALUES.shape).astype(np.float32)

@@ -23,9 +23,10 @@ CAUSE_ROWS = (
     ),
     Cause(
         "capture_rows", "capture", "same",
-        "The values belong to other rows of the same computation, such as the last token only.",
+        "The values belong to other rows of the same computation, such as the last token only, or "
+        "are in another order.",
         "Other counts or positions; the shared rows are equal.",
-        "Comparing the rows of equal positions shows no difference.",
+        "Comparing the rows of equal positions, or in the other order, shows no difference.",
         next="nothing",
     ),
     Cause(
