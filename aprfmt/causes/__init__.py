@@ -76,7 +76,7 @@ def _read_rows(module: str, table: str, kind: type[T]) -> tuple[T, ...]:
                 *(_argument(module, text, node) for node in row.args),
                 **{str(one.arg): _argument(module, text, one.value) for one in row.keywords},
             )
-            for row in _calls_of(_assigned(text, table))
+            for row in _calls_of(_assigned_expression(text, table))
             if isinstance(row.func, ast.Name) and row.func.id == kind.__name__
         )
     except (ValueError, SyntaxError):
@@ -84,7 +84,7 @@ def _read_rows(module: str, table: str, kind: type[T]) -> tuple[T, ...]:
         return tuple(row for row in rows if isinstance(row, kind))
 
 
-def _assigned(text: str, name: str) -> ast.expr:
+def _assigned_expression(text: str, name: str) -> ast.expr:
     """Return the expression (ast) that a module's text assigns to a name in its first column.
 
     ValueError if it assigns nothing to it.
@@ -104,7 +104,7 @@ def _argument(module: str, text: str, node: ast.expr) -> Any:
     if not isinstance(node, ast.Name):
         return ast.literal_eval(node)
     if node.id.isupper():
-        return ast.literal_eval(_assigned(text, node.id))
+        return ast.literal_eval(_assigned_expression(text, node.id))
     return LazyFunction(f"{module}:{node.id}")
 
 

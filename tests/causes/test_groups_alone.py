@@ -296,7 +296,7 @@ def test_a_tensor_agrees_by_its_verdict_or_as_one_that_was_quantized() -> None:
     def agrees(verdict: str, cause: str = "", certainty: str = "confirmed") -> bool:
         told = SimpleNamespace(cause=cause, certainty=certainty) if cause else None
         tensor: Any = SimpleNamespace(verdict=verdict, explanation=told)
-        return summary._agrees(tensor)
+        return summary._have_same_values(tensor)
 
     for verdict, alone in (
         ("SAME_BYTES", True),

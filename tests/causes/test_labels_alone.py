@@ -65,7 +65,7 @@ def test_rows_and_tokens_that_are_left_out_are_named() -> None:
     }
     unscored = {
         one.says.partition(":")[0]: np.flatnonzero(one.factors).tolist()
-        for one in batch_labels._unscored(PARTS)
+        for one in batch_labels._guess_unscored_token(PARTS)
     }
     assert unscored == {
         "token 7 is never scored": [1, 3, 4],
@@ -154,7 +154,7 @@ def test_two_weights_are_told_by_what_the_sum_is_divided_by() -> None:
 
 def test_weights_of_single_labels_are_two_or_their_own() -> None:
     def told(*solved: float) -> str:
-        return batch_labels._own_weights(PARTS, np.array(solved)).says
+        return batch_labels._label_weights(PARTS, np.array(solved)).says
 
     rest = "count 0 times as much as the others, which count 2 times"
     assert told(0, 2, 2, 0, 2, 2) == f"2 of 6 labels of their rows, the first, {rest}"

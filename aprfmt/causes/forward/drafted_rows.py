@@ -301,7 +301,7 @@ class _VocabularySearch:
                         weights, theirs = parts[other]
                         sums = sums + weights[:, :, token]
                         mixed = mixed + weights[:, :, token, None] * theirs[:, None, token]
-                chosen[slot], best = self._nearest(parts[slot], sums, mixed)
+                chosen[slot], best = self._find_nearest_token(parts[slot], sums, mixed)
             if chosen == before:
                 break
         return best
@@ -335,7 +335,9 @@ class _VocabularySearch:
         self._parts[slot] = np.concatenate(weights, 2), joined
         return self._parts[slot]
 
-    def _nearest(self, part: tuple[Array, Array], total: Array, held: Array) -> tuple[int, float]:
+    def _find_nearest_token(
+        self, part: tuple[Array, Array], total: Array, held: Array
+    ) -> tuple[int, float]:
         """Return (token id, distance) of the token whose row best explains the recorded output.
 
         `part` are the vocabulary's (weights, values) at a position. `total` [heads, rows] and

@@ -443,7 +443,7 @@ def _findings(
     close = [row for row in rows if row.verdict == "WITHIN"]
     if close:
         says = f"scale * B @ A of {len(close)} modules is equal within the rounding of the factors"
-        yield _finding(
+        yield _factor_finding(
             "rounding", says, "precision", close, True, residual_after=0.0,
             proof=unfitted_proof(len(close)),
         )  # fmt: skip
@@ -467,7 +467,7 @@ def _findings(
                 f"that of the other side (cosine at least {nearest:.4g}): trained further, or by "
                 "other settings; the scales differ, so that the factors are not compared"
             )
-            yield _finding("derived", says, "not_comparable", trained, False)
+            yield _factor_finding("derived", says, "not_comparable", trained, False)
         left = [row for row in rescaled if row not in trained]
         relation = "what the other modules have" if trained else "a multiple of A's"
     if left:
@@ -476,10 +476,10 @@ def _findings(
             f"{max(row.rel_l2 for row in left):.3g} at most, and is not {relation}; the scales of "
             "the two differ, so that the factors are not compared one by one"
         )
-        yield _finding("delta_change", says, "bug", left, False)
+        yield _factor_finding("delta_change", says, "bug", left, False)
 
 
-def _finding(
+def _factor_finding(
     cause: str, says: str, verdict: Verdict, rows: Sequence[DeltaRow], confirmed: bool, **more: Any
 ) -> Finding:
     """Return a finding about the factors of the modules in `rows`; `more` are fields of Finding."""
@@ -509,14 +509,15 @@ def _scale_finding(
     says += f"; {_keys_text(b, own)}"
     commands = [
         set_command(
-            str(path), [shlex.quote(f"{ADAPTER_CONFIG}:{k}={_shown(v)}") for k, v in keys[:1]],
+            str(path),
+            [shlex.quote(f"{ADAPTER_CONFIG}:{k}={_config_text(v)}") for k, v in keys[:1]],
             in_place=True,
         ) if keys else ""
         for path, keys in zip(paths, (other, own), strict=True)
     ]  # fmt: skip
     if commands[0] and commands[1]:
         says += f"; if it is B, mend A: {commands[0]}"
-    return _finding(
+    return _factor_finding(
         "delta_scale", says, "bug", rows, True, residual_after=0.0, values={"times": times},
         next=commands[1],
         # One number is fitted, and every value of the changes judges it.
@@ -569,8 +570,8 @@ def _keys_text(b: Adapter, held: Sequence[tuple[str, Any]]) -> str:
         return f"{_SCALES_STAND[b.spelling]}; which side is meant, the two do not say"
     if not held:
         return f"no single key of B's {ADAPTER_CONFIG} makes all modules equal"
-    own = " or ".join(f"{key} {_shown(value)}" for key, value in held)
-    stated = ", ".join(f"{key} {_shown(b.config.get(key))}" for key, _ in held)
+    own = " or ".join(f"{key} {_config_text(value)}" for key, value in held)
+    stated = ", ".join(f"{key} {_config_text(b.config.get(key))}" for key, _ in held)
     return (
         f"all are equal with {own} in B's {ADAPTER_CONFIG} (B has {stated}); which side is meant, "
         "the two do not say"
@@ -610,6 +611,6 @@ def _makes_equal(a: Adapter, b: Adapter, key: str, value: Any, modules: Set[str]
     return all(row.verdict != "DIFFERENT" for row in rows if row.module in modules)
 
 
-def _shown(value: Any) -> str:
+def _config_text(value: Any) -> str:
     """Return a value as adapter_config.json shows it; None, an unset flag, as "false"."""
     return json.dumps(False if value is None else value)

@@ -143,7 +143,7 @@ def read_with_fields(reader: RowReader, reading: FieldReading, rows: "Array") ->
     if not reader.decodes_rows:  # a vector: its blocks are one row
         raw = np.frombuffer(reader.bytes.window(0, len(reader.bytes)), np.uint8)
         outside = np.zeros((1, AROUND), np.uint8)
-        made = _rearranged(reading, outside, raw.reshape(1, -1), outside)
+        made = _rearrange_bytes(reading, outside, raw.reshape(1, -1), outside)
         found: Array = decode_values(reader.encoding, {"": made.tobytes()}, (1, reader.rows))
         return widen_values(found).reshape(-1, 1)[rows]
     raw = reader.raw(rows)
@@ -152,10 +152,12 @@ def read_with_fields(reader: RowReader, reading: FieldReading, rows: "Array") ->
         before[inner] = reader.raw(rows[inner] - 1)[:, -AROUND:]
     if (inner := rows < reader.rows - 1).any():
         after[inner] = reader.raw(rows[inner] + 1)[:, :AROUND]
-    return reader.decode_rows(_rearranged(reading, before, raw, after))
+    return reader.decode_rows(_rearrange_bytes(reading, before, raw, after))
 
 
-def _rearranged(reading: FieldReading, before: "Array", raw: "Array", after: "Array") -> "Array":
+def _rearrange_bytes(
+    reading: FieldReading, before: "Array", raw: "Array", after: "Array"
+) -> "Array":
     """Return blocks with their bytes taken as `reading` says, uint8 [rows, bytes], as `raw` is.
 
     `before` and `after` are the AROUND bytes on both sides of each row, uint8 [rows, AROUND].

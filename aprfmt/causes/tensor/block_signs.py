@@ -76,7 +76,7 @@ def guess_block_signs(case: DifferingPair) -> Iterator[Guess | Finding]:
         placed = wrong if wrong.any() else right
         yield from _flipped_signs(case, reader, label, placed, x[placed], y[placed])
         if wrong.any():
-            yield from _reordered(case, reader, label, wrong, x[wrong], y[wrong])
+            yield from _guess_sign_order(case, reader, label, wrong, x[wrong], y[wrong])
             return
 
 
@@ -99,7 +99,7 @@ def _turned_blocks(
         f"{int(turned.sum())} of {turned.size} blocks of {reader.encoding}, the first in row "
         f"{first[0]}, block {first[1]}"
     )
-    yield from _turned_back(case, x, y, int(turned.sum()), (text, where))
+    yield from _find_flipped_signs(case, x, y, int(turned.sum()), (text, where))
 
 
 def _flipped_signs(
@@ -123,10 +123,10 @@ def _flipped_signs(
     more = f" and {len(edges) - SHOWN} more runs" if len(edges) > SHOWN else ""
     text = f"the signs of {label} are turned at places {shown}{more} of every {turned.size} values"
     where = f"{len(x)} of {wrong.size} blocks of {reader.encoding}"
-    yield from _turned_back(case, x[:, turned], y[:, turned], turned.size, (text, where))
+    yield from _find_flipped_signs(case, x[:, turned], y[:, turned], turned.size, (text, where))
 
 
-def _turned_back(
+def _find_flipped_signs(
     case: DifferingPair, x: "Array", y: "Array", free: int, says: tuple[str, str]
 ) -> Iterator[Finding]:
     """Yield the finding that stored values `y` are the right ones, `x`, with flipped signs.
@@ -151,7 +151,7 @@ def _turned_back(
     )
 
 
-def _reordered(
+def _guess_sign_order(
     case: DifferingPair, reader: RowReader, label: str, wrong: "Array", x: "Array", y: "Array"
 ) -> Iterator[Guess]:
     """Yield the guess that the signs of every eight values of some blocks are in another order.

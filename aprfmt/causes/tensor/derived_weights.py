@@ -197,16 +197,20 @@ def _light_training(
     beyond = [row for row in rows if _is_unexplained_float(row) and row.shape_a == row.shape_b]
     if not bounded or not beyond:
         return [], set()
-    moved = [_movement(row) for row in bounded]
+    moved = [_measure_change(row) for row in bounded]
     most = [ALIKE * max(one) for one in zip(*moved, strict=True)]
-    near = [row for row in beyond if any(x <= y for x, y in zip(_movement(row), most, strict=True))]
+    near = [
+        row
+        for row in beyond
+        if any(x <= y for x, y in zip(_measure_change(row), most, strict=True))
+    ]
     keys = {row.key for row in (*bounded, *near)}
     found = [row for row in matrices if row.key in keys]
     enough = near and len(found) >= max(FEW, NEARLY_ALL * len(matrices))
     return (found, keys) if enough else ([], set())
 
 
-def _movement(row: TensorDiff) -> tuple[float, float]:
+def _measure_change(row: TensorDiff) -> tuple[float, float]:
     """Return (root mean square of the change, relative L2 of the change) of a tensor.
 
     Steps of Adam have one size in all tensors, those of other optimizers are proportional to the

@@ -74,13 +74,13 @@ def faults_of_trained(
 
     def find(pair: TensorPair) -> Finding | None:
         """Return the finding on one matrix that moved too far, None without a fault."""
-        return _finding(context, pairs, by_key[pair.key], FAR * usual, min(near) > RELATED)
+        return _fault_finding(context, pairs, by_key[pair.key], FAR * usual, min(near) > RELATED)
 
     causes = ("transpose", "scale", "row_offset")
     return dict(find_in_pairs(context, pairs, by_key, causes, find))
 
 
-def _finding(
+def _fault_finding(
     context: PairContext,
     pairs: Mapping[str, TensorPair],
     moved: MovedMatrix,

@@ -66,7 +66,7 @@ def explain_lost_bits(case: DifferingPair) -> Iterator[Finding]:
                     "with these bits chosen anew, every value is within a step of the other side's"
                 )
             rest = sum(8 * (stop - start) // row.block_size for start, stop in places.values())
-            proof = Proof(case.before.count, 1.0, 0, _judging_digits(bits, rest - bits))
+            proof = Proof(case.before.count, 1.0, 0, _evidence_bits(bits, rest - bits))
             yield make_finding(
                 "bit_rot",
                 (case.key,),
@@ -78,7 +78,7 @@ def explain_lost_bits(case: DifferingPair) -> Iterator[Finding]:
             )
 
 
-def _judging_digits(lost: int, left: int) -> float:
+def _evidence_bits(lost: int, left: int) -> float:
     """Return how many bits of evidence a value gives that `lost` bits of its code are missing.
 
     `left` is the number of the other bits. Where the lost bits are the code's highest, three

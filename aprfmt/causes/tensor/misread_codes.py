@@ -133,7 +133,7 @@ class CodedSide:
         kind = np.uint8 if len(count) <= 1 << 8 else np.uint16
         return self._read(count).astype(kind)
 
-    def _has(self, part: str) -> bool:
+    def _has_part(self, part: str) -> bool:
         """Return whether any of the weights has a scale, zero point or offset, as `part` says."""
         return any(getattr(one, part) is not None for one in self.weights)
 
@@ -142,7 +142,7 @@ class CodedSide:
         """The scale of every value, float32 [rows, columns]; None without scales."""
         assert self.table is not None
         ones = np.ones(len(self.table))
-        return self._read(ones, "scale") if self._has("scale") else None
+        return self._read(ones, "scale") if self._has_part("scale") else None
 
     def read_scale_bytes(self, tables: "Sequence[Array]") -> "Array | None":
         """Return the number of every value's scale byte, float32; None where scales are no bytes.
@@ -167,14 +167,14 @@ class CodedSide:
         """The zero point of every value, in numbers of codes, [rows, columns]; None without any."""
         assert self.table is not None
         nothing = np.zeros(len(self.table))
-        return -self._read(nothing, "zero") if self._has("zero") else None
+        return -self._read(nothing, "zero") if self._has_part("zero") else None
 
     @cached_property
     def offset(self) -> "Array | None":
         """The number added to every value, float32 [rows, columns]; None without offsets."""
         assert self.table is not None
         nothing = np.zeros(len(self.table))
-        return self._read(nothing, "offset") if self._has("offset") else None
+        return self._read(nothing, "offset") if self._has_part("offset") else None
 
     def read_as(self, numbers: "Array", rows: "Array", *, scaled: bool, moved: bool) -> "Array":
         """Return rows of values if the codes stood for `numbers`, with scales if `scaled`.

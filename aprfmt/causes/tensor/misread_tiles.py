@@ -68,7 +68,7 @@ def explain_misread_tiles(case: DifferingPair) -> Iterator[Finding]:
             if whole and not _fits_few_rows(plain, held[0], reading, slack):
                 continue
             x = to_float64(plain.take(np.arange(plain.rows)))
-            made = _decoded(side, held, reading)
+            made = _decode_with_tiles(side, held, reading)
             if not nearly_equal(made.reshape(x.shape), x, slack):
                 continue
             says = (
@@ -135,13 +135,15 @@ def _over_tiles(weight: WeightLayout, reading: TileReading) -> WeightLayout:
     return replace(
         weight,
         tile=(reading.tall, reading.wide),
-        scale=_spread(weight.scale, weight, reading),
-        zero=_spread(weight.zero, weight, reading),
-        offset=_spread(weight.offset, weight, reading),
+        scale=_rearrange_groups(weight.scale, weight, reading),
+        zero=_rearrange_groups(weight.zero, weight, reading),
+        offset=_rearrange_groups(weight.offset, weight, reading),
     )
 
 
-def _decoded(side: CodedSide, weights: Sequence[WeightLayout], reading: TileReading) -> "Array":
+def _decode_with_tiles(
+    side: CodedSide, weights: Sequence[WeightLayout], reading: TileReading
+) -> "Array":
     """Return the values of a side, float64, with scales and zero points applied to other tiles.
 
     `weights` are the layouts of its stored tensors.
@@ -150,7 +152,7 @@ def _decoded(side: CodedSide, weights: Sequence[WeightLayout], reading: TileRead
     return to_float64(np.asarray(side.reader.side.undo_layout(list(made))))
 
 
-def _spread(
+def _rearrange_groups(
     numbers: GroupNumbers | None, weight: WeightLayout, reading: TileReading
 ) -> GroupNumbers | None:
     """Return the numbers of groups rearranged for a grid of other tiles; None for None."""

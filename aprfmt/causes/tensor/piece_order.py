@@ -97,7 +97,7 @@ def _runs_in_other_order(a: bytes, b: bytes, size: int) -> list[Run]:
         anchor = b[at : at + ANCHOR]
         if len(found) == MOST or len(anchor) < ANCHOR or len(set(anchor)) < VARIED:
             return []
-        place = _aligned_place(a, anchor, size)
+        place = _find_aligned(a, anchor, size)
         if place is None:
             return []
         back = _equal_values(x[: place // size][::-1], y[: at // size][::-1])
@@ -117,7 +117,7 @@ def _runs_in_other_order(a: bytes, b: bytes, size: int) -> list[Run]:
     return found if len(found) > 1 and ends == len(a) else []
 
 
-def _aligned_place(data: bytes, anchor: bytes, size: int) -> int | None:
+def _find_aligned(data: bytes, anchor: bytes, size: int) -> int | None:
     """Return the first offset of `anchor` in `data` that is a multiple of `size`, in bytes.
 
     `size` is that of one value. None where the anchor is at no such offset.

@@ -60,7 +60,7 @@ def explain_rewritten_scales(case: DifferingPair) -> Iterator[Finding]:
             if all((rewrite(right[name]) == wrong[name].view("<u2")).all() for name in right)
         ]
         if made:
-            yield _finding(case, fields, f"{made[0]} holds {says}", made)
+            yield _scale_finding(case, fields, f"{made[0]} holds {says}", made)
             return
 
 
@@ -71,10 +71,12 @@ def explain_other_scales(case: DifferingPair) -> Iterator[Finding]:
     """
     fields = _float_fields_alone(case)
     if fields is not None:
-        yield _finding(case, fields, "B holds other numbers", ())
+        yield _scale_finding(case, fields, "B holds other numbers", ())
 
 
-def _finding(case: DifferingPair, fields: _Fields, says: str, sides: Sequence[str]) -> Finding:
+def _scale_finding(
+    case: DifferingPair, fields: _Fields, says: str, sides: Sequence[str]
+) -> Finding:
     """Return the finding that two tensors have equal codes and other scales.
 
     `says` is what one file holds in place of the scales. `sides` are the files, "A" or "B", whose

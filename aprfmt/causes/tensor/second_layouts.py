@@ -170,10 +170,12 @@ def second_layout_findings(a: Model, b: Model, keys: Collection[str]) -> Iterato
         for is_copy in (True, False):
             rows = [one for one in found if one.is_copy is is_copy and one.verdict != "UNREADABLE"]
             if rows:
-                yield _finding(rows, side, model, other)
+                yield _twice_stored_finding(rows, side, model, other)
 
 
-def _finding(rows: Sequence[SecondLayout], side: str, model: Model, other: Model) -> Finding:
+def _twice_stored_finding(
+    rows: Sequence[SecondLayout], side: str, model: Model, other: Model
+) -> Finding:
     """Return the finding of parameters that a model stores twice.
 
     `rows` are all copies, or all not. `side` is the model's letter, "A" or "B"; `other` is the

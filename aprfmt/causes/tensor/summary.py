@@ -25,14 +25,14 @@ def summarize_explanations(tensors: Sequence[TensorDiff]) -> tuple[Finding, ...]
         found = tensor.explanation
         if found is not None:
             groups.setdefault(_finding_key(found), []).append(tensor)
-    equal = {tensor.key for tensor in tensors if _agrees(tensor)}
+    equal = {tensor.key for tensor in tensors if _have_same_values(tensor)}
     made = [_make_finding(*key, rows, equal) for key, rows in groups.items()]
     return tuple(
         sorted(made, key=lambda row: (row.verdict == "same", not row.confirmed, -len(row.keys)))
     )
 
 
-def _agrees(tensor: TensorDiff) -> bool:
+def _have_same_values(tensor: TensorDiff) -> bool:
     """Return whether both sides have the same values of a tensor, up to rounding of their types."""
     if tensor.verdict in EQUAL or tensor.explanation is None:
         return tensor.verdict in (*EQUAL, "WITHIN")

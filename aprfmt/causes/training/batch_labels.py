@@ -85,7 +85,7 @@ def guess_labels(case: BackwardCase) -> Iterator[BackwardGuess]:
     for way in (
         *_rows_cut_short(parts),
         *_first_or_last(parts),
-        *_unscored(parts),
+        *_guess_unscored_token(parts),
         *_means_of_parts(case, parts),
         *_means_of_rows(case, parts),
     ):
@@ -155,7 +155,7 @@ def _first_or_last(parts: LabelParts) -> Iterator[_LabelFactors]:
     yield from _kept_only(parts, first, "only the first label of each row is scored")
 
 
-def _unscored(parts: LabelParts) -> Iterator[_LabelFactors]:
+def _guess_unscored_token(parts: LabelParts) -> Iterator[_LabelFactors]:
     """Yield the ways in which one token is never scored, as if it were padding."""
     for token in np.unique(parts.tokens):
         yield from _kept_only(parts, parts.tokens != token, f"token {token} is never scored")
@@ -236,7 +236,7 @@ def _solve_weights(case: BackwardCase, parts: LabelParts) -> Iterator[tuple[floa
     if not found and head is not None and head.key in case.wrong | case.open:
         off, factors = head.solve(case.case(head.key).given)
         if off <= NEAR:
-            found.append((off, _own_weights(parts, factors)))
+            found.append((off, _label_weights(parts, factors)))
     yield from found
 
 
@@ -274,7 +274,7 @@ def _two_weights(part: Mask, solved: F64, says: str) -> _LabelFactors:
     return _LabelFactors("labels_weighted", f"{says}, which count {other:.3g} times", factors)
 
 
-def _own_weights(parts: LabelParts, solved: F64) -> _LabelFactors:
+def _label_weights(parts: LabelParts, solved: F64) -> _LabelFactors:
     """Return the way in which each label has its own solved factor."""
     low = solved <= (solved.min() + solved.max()) / 2
     two = np.where(low, solved[low].mean(), solved[~low].mean() if not low.all() else 0.0)

@@ -155,14 +155,14 @@ def guess_samples(case: BackwardCase) -> Iterator[BackwardGuess]:
     kind = "" if whole or not (case.wrong and case.right) else _kind_of_wrong(case) or "these"
     if not (2 <= len(scored) <= SAMPLES and (kind or whole)):
         return
-    key = _smallest(case, ENOUGH * len(scored))
+    key = _smallest_wrong_gradient(case, ENOUGH * len(scored))
     if key is None:
         return
     alone = []
     for row in scored:
         factors = tuple(float(other == row) for other in range(len(case.labels)))
         found = case.recompute(BackwardChange(rows=factors), case.names[key])
-        alone.append(_flat(found.gradient(key)) if key in found.keys else None)
+        alone.append(_flatten(found.gradient(key)) if key in found.keys else None)
     solved = _solve_sample_factors(case, key, alone)
     if solved is None:
         return
@@ -196,7 +196,7 @@ def _kind_of_wrong(case: BackwardCase) -> str:
 
 def guess_other_labels(case: BackwardCase) -> Iterator[BackwardGuess]:
     """Yield guesses that other tokens are labels: shifted otherwise, unmasked, or at row ends."""
-    key = _smallest(case, FEWEST) if all_differ(case) else None
+    key = _smallest_wrong_gradient(case, FEWEST) if all_differ(case) else None
     if key is None:
         return
     edges = "the first token of each document of a packed row is scored by the one before it"
@@ -244,7 +244,7 @@ def guess_other_labels(case: BackwardCase) -> Iterator[BackwardGuess]:
         found = case.recompute(change, case.names[key])
         if key not in found.keys:
             continue
-        made = _flat(found.gradient(key))
+        made = _flatten(found.gradient(key))
         for divided, factor in _divisors(case, found.scored):
             if is_near(case, key, factor * made):
                 rows = None if factor == 1 else (factor,) * len(case.labels)
@@ -280,10 +280,10 @@ def guess_loss_terms(case: BackwardCase) -> Iterator[BackwardGuess]:
 
     The amount is solved on one small parameter, whose gradient is linear in it.
     """
-    key = _smallest(case, FEWEST) if all_differ(case) else None
+    key = _smallest_wrong_gradient(case, FEWEST) if all_differ(case) else None
     if key is None:
         return
-    plain = _flat(case.case(key).computed)
+    plain = _flatten(case.case(key).computed)
     for kind, whole in (
         ("smoothing", BackwardChange(smoothing=1.0)),
         ("z-loss", BackwardChange(z_loss=1.0)),
@@ -291,8 +291,8 @@ def guess_loss_terms(case: BackwardCase) -> Iterator[BackwardGuess]:
         found = case.recompute(whole, case.names[key])
         if key not in found.keys:
             continue
-        term = _flat(found.gradient(key)) - plain
-        rest = _flat(case.case(key).given) - plain
+        term = _flatten(found.gradient(key)) - plain
+        rest = _flatten(case.case(key).given) - plain
         size = float((term[::2] ** 2).sum())
         share = float((term[::2] * rest[::2]).sum()) / size if size else 0.0
         if not 0 < share < 1 or not is_near(case, key, plain + share * term):
@@ -316,7 +316,7 @@ def is_near(case: BackwardCase, key: str, wanted: F64) -> bool:
 
 def distance_to_given(case: BackwardCase, key: str, wanted: F64) -> float:
     """Return the relative L2 distance of a parameter's given gradient from `wanted` [elements]."""
-    return distance(_flat(case.case(key).given), wanted)
+    return distance(_flatten(case.case(key).given), wanted)
 
 
 def _named_factors(
@@ -371,14 +371,14 @@ def guess_norm_columns(case: BackwardCase) -> Iterator[BackwardGuess]:
         return
     if any("norm" not in key for key in case.wrong):
         return
-    key = _smallest(case, ENOUGH * PARTS)
+    key = _smallest_wrong_gradient(case, ENOUGH * PARTS)
     if key is None:
         return
     ends = [case.row_length * part // PARTS for part in range(PARTS + 1)]
     alone = []
     for start, stop in pairwise(ends):
         found = case.recompute(BackwardChange(norm_tokens=(start, stop)), case.names[key])
-        alone.append(_flat(found.gradient(key)) if key in found.keys else None)
+        alone.append(_flatten(found.gradient(key)) if key in found.keys else None)
     solved = _solve_sample_factors(case, key, alone)
     if solved is None:
         return
@@ -464,7 +464,7 @@ def loss_differs(case: BackwardCase) -> bool:
     return all_differ(case) and split_key(first[0])[0] is None
 
 
-def _smallest(case: BackwardCase, elements: int) -> str | None:
+def _smallest_wrong_gradient(case: BackwardCase, elements: int) -> str | None:
     """Return the key of the smallest wrong gradient with at least `elements` elements, or None.
 
     Where no gradient is wrong, one whose difference may be rounding (open) is taken.
@@ -474,7 +474,7 @@ def _smallest(case: BackwardCase, elements: int) -> str | None:
     return min(enough, key=lambda key: sizes[key], default=None)
 
 
-def _flat(values: F64) -> F64:
+def _flatten(values: F64) -> F64:
     """Return the elements of an array as float64 [n]."""
     return values.astype(np.float64).reshape(-1)
 
@@ -486,7 +486,7 @@ def _solve_sample_factors(
 
     An entry None is a zero gradient. None if the fit leaves more than NEAR.
     """
-    given = _flat(case.case(key).given)
+    given = _flatten(case.case(key).given)
     parts = np.stack([np.zeros_like(given) if each is None else each for each in alone], axis=1)
     solved, left = fit_factors(parts, given)
     return [float(x) for x in solved] if left <= NEAR else None

@@ -60,7 +60,7 @@ def shard_clipping(
         if np.ptp(factors) <= SAME or (np.abs(given - factors * computed) > room * bound).any():
             continue
         if all(
-            each.near(each.given, _clipped(each.computed, sharding.cuts[key], factors))
+            each.near(each.given, _scale_by_rank(each.computed, sharding.cuts[key], factors))
             for key, each in cases.items()
         ):
             return shard_clipping_sentence(sharding, bound, factors, computed)
@@ -75,7 +75,7 @@ def shardings(shapes: Mapping[str, Sequence[int]]) -> Iterator[Sharding]:
     """
     sizes = {key: int(np.prod(shape)) for key, shape in shapes.items()}
     total = sum(sizes.values())
-    buffers = [_starts(sizes, order) for order in (tuple(sizes), _norms_last(sizes))]
+    buffers = [_buffer_offsets(sizes, order) for order in (tuple(sizes), _norms_last(sizes))]
     for count in RANKS:
         ranks = np.arange(1, count + 1)
         rows, flat = {}, {}
@@ -94,7 +94,7 @@ def shardings(shapes: Mapping[str, Sequence[int]]) -> Iterator[Sharding]:
             yield Sharding("its piece of one flat buffer of all gradients", ends)
 
 
-def _starts(sizes: Mapping[str, int], order: Sequence[str]) -> dict[str, int]:
+def _buffer_offsets(sizes: Mapping[str, int], order: Sequence[str]) -> dict[str, int]:
     """Return where each gradient starts in a flat buffer that has the gradients `order`.
 
     `sizes` are their counts of elements by key.
@@ -137,7 +137,7 @@ def element_factors(ends: NDArray[np.int64], factors: F64, start: int, stop: int
     return np.asarray(factors[np.searchsorted(ends, np.arange(start, stop), side="right")])
 
 
-def _clipped(gradient: F64, ends: NDArray[np.int64], factors: F64) -> F64:
+def _scale_by_rank(gradient: F64, ends: NDArray[np.int64], factors: F64) -> F64:
     """Return a gradient with each rank's elements multiplied by its factor.
 
     `ends` are where each rank's flat elements end, [ranks].

@@ -353,7 +353,7 @@ def decay_evidence(case: StepCase, recipe: Recipe) -> DecayEvidence | None:
     counts = []
     for part in PARTS:
         each = zip(_weights_with(case, part, update), without, strict=True)
-        counts += [_counted(case, having, other) for having, other in each]
+        counts += [_count_equal(case, having, other) for having, other in each]
     made = [_weights_with(case, times, update) for times in MULTIPLES]
     matches = [int(np.count_nonzero(pair[way] == case.after)) for way in (0, 1) for pair in made]
     return replace(
@@ -377,7 +377,7 @@ def _weights_with(case: StepCase, part: float, update: Update) -> tuple[F64, F64
     return round_to(together, encoding), round_to(apart, encoding)
 
 
-def _counted(case: StepCase, first: F64, second: F64) -> tuple[int, int]:
+def _count_equal(case: StepCase, first: F64, second: F64) -> tuple[int, int]:
     """Return how many weights equal `first` and how many equal `second`, where these two differ."""
     tells = first != second
     return (

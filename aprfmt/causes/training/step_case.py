@@ -358,7 +358,7 @@ class Fit:
         """
         case = self.case
         if case.signs and case.coarse:
-            return (*self._counted, 1.0, float("inf"))
+            return (*self._factor_by_counts, 1.0, float("inf"))
         if case.signs:
             return (*self._longest, *self._decay)
         step, decay = self.update.step, np.broadcast_to(self.update.decay, self.update.step.shape)
@@ -449,7 +449,7 @@ class Fit:
         return -found / float(self.case.before[at]) if found else 0.0
 
     @cached_property
-    def _counted(self) -> tuple[float, float]:
+    def _factor_by_counts(self) -> tuple[float, float]:
         """(Factor of the step in the change, its deviation), for steps below the type's spacing.
 
         An element whose trainer holds it finer moves by one whole spacing, with a probability of

@@ -369,7 +369,7 @@ def test_turned_signs_are_those_that_are_right_the_other_way() -> None:
 
     def told(y: Any) -> list[Any]:
         own = case(x, y, before=SimpleNamespace(relative=2.0))
-        return list(block_signs._turned_back(own, x, y, 3, ("turned", "here")))
+        return list(block_signs._find_flipped_signs(own, x, y, 3, ("turned", "here")))
 
     (found,) = told(-x)
     assert (found.cause, found.evidence[0]) == ("quant_signs", "turned")
@@ -393,7 +393,11 @@ def test_an_order_of_signs_is_one_that_most_of_them_follow(monkeypatch: pytest.M
 
         held: Any = Reader(y)
         rows = slice(0, 16)
-        list(block_signs._reordered(case(x, y, guess=guess), held, "B", blocks, x[rows], y[rows]))
+        list(
+            block_signs._guess_sign_order(
+                case(x, y, guess=guess), held, "B", blocks, x[rows], y[rows]
+            )
+        )
         return made
 
     y = size * behind
