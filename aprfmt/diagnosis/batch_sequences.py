@@ -257,7 +257,7 @@ def _with_values(trace: Trace, source: Trace, keys: Collection[str]) -> Trace:
     return replace(trace, fetch=fetch, blocks=no_blocks, nonfinite=held)
 
 
-def _departs(trace: Trace, model: Model, ids: Ids, dtype: str) -> bool | None:
+def _differs_from_model(trace: Trace, model: Model, ids: Ids, dtype: str) -> bool | None:
     """Return whether a trace differs from the model's own pass on these ids; None if not known."""
     patched = PatchedModel.unpatched(model, ids, dtype)
     try:
@@ -275,7 +275,11 @@ def _departing_side(batch: BatchSequences, ids: Ids, dtype: str) -> str:
     wrong = {}
     for label in batch.traces:
         trace, model = batch.trace(label, ids), batch.models[label]
-        departs = None if trace is None or model is None else _departs(trace, model, ids, dtype)
+        departs = (
+            None
+            if trace is None or model is None
+            else _differs_from_model(trace, model, ids, dtype)
+        )
         if departs is None:
             return ""
         wrong[label] = departs
@@ -292,10 +296,10 @@ def rows_of_other_ids(
     own ids, or no sequence of the dump.
     """
     others = [one for one in dump_sequences(trace)[1] if one is not None and len(one) == len(ids)]
-    if not others or not _departs(trace, model, ids, dtype):
+    if not others or not _differs_from_model(trace, model, ids, dtype):
         return None
     for other in others[:FEW]:
-        if other == ids or _departs(trace, model, other, dtype) is not False:
+        if other == ids or _differs_from_model(trace, model, other, dtype) is not False:
             continue
         says = (
             f"{label}'s rows of the sequence {sequence_name(ids)} are what the model makes of the "

@@ -40,7 +40,7 @@ def add_flag_findings(a: Model, b: Model, found: Levels, *, measured: bool = Tru
             says = row.says.format(side=label) + "; both readings compute the same"
             found.evidence.append(Evidence("config", says, (row.key, *row.keys[:4])))
         for one in contradiction_findings(changing, model, label):
-            made = _measured(one, model, other) if measured else one
+            made = _measure_finding(one, model, other) if measured else one
             if made is None:
                 says = f"{one.says}; the logits do not show it"
                 found.evidence.append(Evidence("config", says, one.where[:1]))
@@ -48,7 +48,7 @@ def add_flag_findings(a: Model, b: Model, found: Levels, *, measured: bool = Tru
                 found.stated.append(made)
 
 
-def _measured(one: Finding, model: Model, other: Model) -> Finding | None:
+def _measure_finding(one: Finding, model: Model, other: Model) -> Finding | None:
     """Return the finding on a flag with its measured effect on the logits.
 
     None if following the flag or the tensors gives the same logits. It is confirmed where the

@@ -392,7 +392,7 @@ def without_leading_rows(trace: Trace, tokens: int, count: int) -> Trace:
         None if not recorded.
         """
         values = trace.fetch(key)
-        return None if values is None else _cut(key, values, tokens, count)
+        return None if values is None else _drop_first_tokens(key, values, tokens, count)
 
     run = {**trace.run, "ids": list((trace_ids(trace) or ())[count:])}
     return replace(trace, run=run, records=kept, fetch=fetch, blocks=no_blocks)
@@ -402,12 +402,14 @@ def _cut_records(trace: Trace, tokens: int, count: int) -> Iterator[tuple[str, R
     """Yield (key, record) of each point with a row per token, without its first `count` rows."""
     for key, record in trace.records.items():
         values = trace.fetch(key)
-        cut = None if values is None else _cut(key, values, tokens, count)
+        cut = None if values is None else _drop_first_tokens(key, values, tokens, count)
         if cut is not None:
             yield key, replace(record, shape=cut.shape, positions=None, stats=None, sha256=None)
 
 
-def _cut(key: str, values: NDArray[Any], tokens: int, count: int) -> NDArray[Any] | None:
+def _drop_first_tokens(
+    key: str, values: NDArray[Any], tokens: int, count: int
+) -> NDArray[Any] | None:
     """Return a point's values without the rows of the first `count` tokens.
 
     None where they do not have a row for each of `tokens` tokens.

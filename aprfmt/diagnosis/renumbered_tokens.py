@@ -41,7 +41,7 @@ def settle_numbering(a: Model, b: Model, found: Levels) -> None:
     if any(one.level != "tensor" or not {*one.keys} <= apart for one in found.findings):
         return
     try:
-        order = _numbering(a, b)
+        order = _match_token_ids(a, b)
         if order is None or not all(_same_rows(a, b, key, order) for key in apart):
             return
     except AprfmtError:
@@ -74,7 +74,7 @@ def settle_numbering(a: Model, b: Model, found: Levels) -> None:
     found.ended, found.complete, found.remainder = True, True, 0.0
 
 
-def _numbering(a: Model, b: Model) -> Sequence[int] | None:
+def _match_token_ids(a: Model, b: Model) -> Sequence[int] | None:
     """Return B's id of each id of A, by the tokens' texts; None where more than ids differs."""
     mine, theirs = read_tokenizer_parts(a), read_tokenizer_parts(b)
     if mine is None or theirs is None:

@@ -48,7 +48,7 @@ class RenamedTrace(WrappedTrace):
     @cached_property
     def records(self) -> Mapping[str, RecordLike]:
         """The trace's records by the keys that they really belong to."""
-        return {key: self._renamed(key, old) for key, old in self._keys.items()}
+        return {key: self._rename_record(key, old) for key, old in self._keys.items()}
 
     def find_record(self, key: str) -> RecordLike | None:
         """Return the trace's record that really belongs to a key; None without one."""
@@ -77,7 +77,7 @@ class RenamedTrace(WrappedTrace):
         record = self._trace.find_record(key)
         return None if record is None or record.key in self._moved else key
 
-    def _renamed(self, key: str, old: str) -> RecordLike:
+    def _rename_record(self, key: str, old: str) -> RecordLike:
         """Return the record that was recorded under the key `old`, under the key it belongs to."""
         point, layer = parse_key(key)
         record = self._trace.records[old]
@@ -92,7 +92,7 @@ def find_shifted_series(case: Mismatch) -> ShiftedSeries | None:
     output of layer 0. A stale embedding is no shift: what the layers make of it agrees as
     recorded.
     """
-    for moved in _shifts(case):
+    for moved in _shifted_keys(case):
         recorded = case.recorded.with_trace(RenamedTrace(case.recorded.trace, moved))
         found = run_shadow_pass(case.patched, recorded)
         agree, judged = _agreeing_entries(case, found, moved)
@@ -102,7 +102,7 @@ def find_shifted_series(case: Mismatch) -> ShiftedSeries | None:
     return None
 
 
-def _shifts(case: Mismatch) -> Iterator[Mapping[str, str]]:
+def _shifted_keys(case: Mismatch) -> Iterator[Mapping[str, str]]:
     """Yield {recorded key: key that it belongs to} for a series one entry early or late."""
     first, key = case.view.point in ENTERING and case.layer <= 0, case.view.key
     outputs = [key_name("out", layer) for layer in range(case.patched.n_layers)]

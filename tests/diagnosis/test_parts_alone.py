@@ -1464,7 +1464,7 @@ def test_rows_of_another_sequence_are_told_where_they_are_of_one(
 
         asked.clear()
         monkeypatch.setattr(batch_sequences, "dump_sequences", lambda trace: (None, others))
-        monkeypatch.setattr(batch_sequences, "_departs", answer)
+        monkeypatch.setattr(batch_sequences, "_differs_from_model", answer)
         trace: Any = SimpleNamespace(records={"embd": 1, "L0.q": 2})
         return batch_sequences.rows_of_other_ids("B", trace, cast(Any, None), own, "float32")
 

@@ -266,17 +266,17 @@ def series_case(point: str, layer: int, plain: tuple[str, ...], layers: int = 2)
 def test_a_series_begins_where_a_stream_enters_and_without_one_there_is_none() -> None:
     """Seen red: a pass without a point of the embedding ended in an IndexError."""
     late = {"L0.out": "embd", "L1.out": "L0.out"}
-    assert [*shifted_series._shifts(series_case("out", 0, ("embd", "L0.attn")))] == [late]
+    assert [*shifted_series._shifted_keys(series_case("out", 0, ("embd", "L0.attn")))] == [late]
     early = {"embd": "L0.out", "L0.out": "L1.out", "L1.out": "final_norm"}
     for plain in ((), ("embd",)):
-        assert [*shifted_series._shifts(series_case("embd", -1, plain))] == [early]
+        assert [*shifted_series._shifted_keys(series_case("embd", -1, plain))] == [early]
     for case in (
         series_case("out", 0, ("L0.attn",)),
         series_case("out", 1, ("embd",)),
         series_case("attn", 0, ("embd",)),
         series_case("embd", -1, (), layers=0),
     ):
-        assert not [*shifted_series._shifts(case)]
+        assert not [*shifted_series._shifted_keys(case)]
 
 
 @pytest.mark.parametrize(("agree", "most"), [(3, "confirmed"), (2, "explained"), (0, "located")])
