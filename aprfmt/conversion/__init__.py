@@ -161,14 +161,16 @@ def _carried_and_absent(
     from aprfmt.conversion.missing_roles import record_missing_roles
     from aprfmt.conversion.preflight import check_planned_losses
 
-    carried = _carried(model, target, plan, options)
+    carried = _output_metadata(model, target, plan, options)
     absent = record_missing_roles(carried, model, plan, options)
     if options.verify:
         check_planned_losses(model, _weights_and_folder(target, dst)[0], target.name, plan, carried)
     return carried, absent
 
 
-def _carried(model: Model, target: FormatSpec, plan: "Plan", options: Options) -> "CarriedMetadata":
+def _output_metadata(
+    model: Model, target: FormatSpec, plan: "Plan", options: Options
+) -> "CarriedMetadata":
     """Return the output's metadata and texts, which record what the options left out.
 
     Raises ConversionError where companion files would be lost without a flag.

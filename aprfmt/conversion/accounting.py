@@ -297,13 +297,13 @@ class _Comparison:
         name = f"{key} (tied)"
         if key in self.roles:
             yield SourceItem(name, "tied head", "transformed", "a tensor of its own")
-        elif not self.roles or (table in self.roles and self._ties()):
+        elif not self.roles or (table in self.roles and self._has_tied_head()):
             yield SourceItem(name, "tied head", "copied", "tied")
         else:
             why = self.excused(key) or self.excused(table)
             yield SourceItem(name, "tied head", "dropped" if why else "lost", why or "is not tied")
 
-    def _ties(self) -> bool:
+    def _has_tied_head(self) -> bool:
         """Return whether the copy's head uses the embedding; True for an unknown architecture."""
         try:
             return bool(self.copy.hyper["tied_embeddings"])

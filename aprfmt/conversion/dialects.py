@@ -96,12 +96,12 @@ class DialectWeight(PackedWeight):
             self.judged = found[1]
             return found[0]
         try:
-            most = max(map(self._largest, self.joined), default=0.0)
+            most = max(map(self._find_largest, self.joined), default=0.0)
             return self.writer.quantize(self._row_values(), self.settings._replace(most=most))
         except CodecError as error:
             raise ConversionError(f"{self.name}: {error}") from error
 
-    def _largest(self, output: Output) -> float:
+    def _find_largest(self, output: Output) -> float:
         """Return the largest magnitude of the weight `output`; only the first call reads it."""
         if output.info.name not in self.latest.most:
             values = output.make()

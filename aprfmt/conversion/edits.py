@@ -129,7 +129,7 @@ def parse_json_value(key: str, present: Value, text: str, from_file: bool = Fals
     kind.
     """
     if isinstance(present, str):
-        return text if from_file else _unquoted(text)
+        return text if from_file else _unquote(text)
     value = _json_or_text(text, key)
     if present is not None and _kind_text(present) != _kind_text(value):
         raise UsageError(
@@ -167,7 +167,7 @@ def _parse_new(
         if kind.startswith(ARRAY) is listed:
             return TypedValue(parse_typed(text, kind, key, from_file), kind)
     if from_file or (spec.takes("") and not spec.takes(0)):  # a format of texts only
-        return text if from_file else _unquoted(text)
+        return text if from_file else _unquote(text)
     value = _json_or_text(text, key)
     if not spec.values.types:
         return value
@@ -198,7 +198,7 @@ def parse_typed(text: str, kind: str, key: str, from_file: bool) -> Value:
     """
     if not kind.startswith(ARRAY):
         if kind == "string":
-            return text if from_file else _unquoted(text)
+            return text if from_file else _unquote(text)
         return _convert_scalar(_json_or_text(text, key), kind, key, _quote_short(text))
     element = kind.removeprefix(ARRAY)
     if text.lstrip().startswith("["):
@@ -272,7 +272,7 @@ def _json_or_text(text: str, key: str) -> Any:
         return text
 
 
-def _unquoted(text: str) -> str:
+def _unquote(text: str) -> str:
     """Return quoted text as the string it stands for in JSON; other text unchanged.
 
     Quoted text that is no JSON loses its quotes.

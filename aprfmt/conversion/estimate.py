@@ -53,7 +53,7 @@ def estimate_conversion(
     return {
         "memory_bytes": peak_memory(model, plan, options),
         "disk_bytes": output,
-        "disk_free_bytes": _free(folder),
+        "disk_free_bytes": _free_disk_bytes(folder),
         "seconds": _seconds(model, folder, plan, output, options, hashing),
     }
 
@@ -121,7 +121,7 @@ def _existing_folder(path: Path) -> Path:
     return folder
 
 
-def _free(folder: Path) -> int | None:
+def _free_disk_bytes(folder: Path) -> int | None:
     """Return the free bytes on the disk of a folder; None if the system does not say."""
     import shutil
 
@@ -146,11 +146,13 @@ def _seconds(
         "write": None if rate is None else output / rate,
         "encode": _encoding_seconds(plan, options),
         "fetch": _fetching_seconds(plan),
-        "hash": source * _timed(lambda: hashlib.sha256(piece).digest()) / HASHED if hashing else 0,
+        "hash": source * _time_call(lambda: hashlib.sha256(piece).digest()) / HASHED
+        if hashing
+        else 0,
         "verify": 0.0,
     }
     if options.verify:
-        found["verify"] = (source + output) * _timed(lambda: bytes(bytearray(piece))) / HASHED
+        found["verify"] = (source + output) * _time_call(lambda: bytes(bytearray(piece))) / HASHED
     # The source is fetched, hashed and copied at once; the longest of the three counts.
     total = None
     if found["write"] is not None and found["fetch"] is not None:
@@ -172,7 +174,7 @@ def write_rate(folder: Path) -> float | None:
                 file.flush()
                 os.fsync(file.fileno())
 
-            return WRITTEN / _timed(write)
+            return WRITTEN / _time_call(write)
     except OSError:
         return None
 
@@ -215,7 +217,7 @@ def _fetching_seconds(plan: "Plan") -> float | None:
     (_, start), (file, size) = max(ranges.items(), key=lambda one: one[1][1])
     size = min(size, FETCHED[0], max(source // FETCHED[1], 1))
     before = TRAFFIC.received
-    took = _timed(lambda: sum(map(len, file.windows(start, start + size))))
+    took = _time_call(lambda: sum(map(len, file.windows(start, start + size))))
     return took * source / size if TRAFFIC.received - before >= size else None
 
 
@@ -224,11 +226,11 @@ def _seconds_per_element(output: "Output", options: Options) -> float:
     from aprfmt.conversion.run import first_chunk
 
     made: list[int] = []
-    took = _timed(lambda: made.append(first_chunk(output, options, ELEMENTS)))
+    took = _time_call(lambda: made.append(first_chunk(output, options, ELEMENTS)))
     return took / max(made[0], 1)
 
 
-def _timed(work: Callable[[], object]) -> float:
+def _time_call(work: Callable[[], object]) -> float:
     """Return the seconds that one call of `work` takes, more than 0."""
     began = time.perf_counter()
     work()

@@ -124,15 +124,15 @@ class FolderEdits:
                 new: Any = parse_json_value(key, "", text, whole)
             else:
                 new = _parse_like(key, present, text, whole)
-            self._put(place, new)
+            self._set_location(place, new)
 
     def remove(self, key: str) -> None:
         """Remove a key from every file that has it; UsageError where none has."""
         found = [place for place in self._locations(key) if self._value(place) is not _ABSENT]
         if not found:
-            raise UsageError(f"{self.folder}: has no key {key!r} to remove; {self._near(key)}")
+            raise UsageError(f"{self.folder}: has no key {key!r} to remove; {self._near_keys(key)}")
         for place in found:
-            self._put(place, _ABSENT)
+            self._set_location(place, _ABSENT)
 
     def texts(self) -> dict[str, str]:
         """Return {file name: new content} of every file that changes."""
@@ -183,11 +183,11 @@ class FolderEdits:
         found = list(self._existing_locations(key))
         if found:
             return found
-        home = self._home(key)
+        home = self._location_of_new_key(key)
         if home is None:
             raise UsageError(
                 f"{key}: stands in no file of {self.folder}, and is no key that their readers are "
-                f"known to take; {self._near(key)}; {CONFIG}:{key}=VALUE adds it all the same"
+                f"known to take; {self._near_keys(key)}; {CONFIG}:{key}=VALUE adds it all the same"
             )
         return [home]
 
@@ -230,7 +230,7 @@ class FolderEdits:
             raise UsageError(f"{name}: stands in {file} several times ({places}); name one of them")
         return [ValueLocation(file, each) for each in paths]
 
-    def _home(self, key: str) -> ValueLocation | None:
+    def _location_of_new_key(self, key: str) -> ValueLocation | None:
         """Return the location where a new key belongs; None for one that no reader knows."""
         for name in self._spellings(key):
             if name in GENERATION or name in GENERATION_KEYS:
@@ -250,7 +250,7 @@ class FolderEdits:
             return ValueLocation(TEMPLATE_FILE)
         return ValueLocation(TOKENIZER, ("chat_template",))
 
-    def _near(self, key: str) -> str:
+    def _near_keys(self, key: str) -> str:
         """Return "near names: ..." with the existing keys similar to `key`, for a message."""
         names = {path[-1] for file in FILES for path in _paths(self._json(file))}
         near = close_names(key.rpartition(".")[2], sorted(names))
@@ -274,7 +274,7 @@ class FolderEdits:
         found = self._whole[place.file]
         return _ABSENT if found is None else found
 
-    def _put(self, place: ValueLocation, new: Any) -> None:
+    def _set_location(self, place: ValueLocation, new: Any) -> None:
         """Set a location to a new value, or remove it for _ABSENT, and record the change.
 
         Raises UsageError for a location that is changed twice or that cannot hold keys.

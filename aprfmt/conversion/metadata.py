@@ -312,7 +312,7 @@ def _numbers_from_names(value: Any, type_name: str) -> Any:
 _NAMES = ("inf", "-inf", "nan")
 
 
-def _untyped(value: Value | TypedValue) -> Value:
+def _strip_type(value: Value | TypedValue) -> Value:
     """Return a metadata value without its type."""
     return value.value if isinstance(value, TypedValue) else value
 
@@ -357,7 +357,7 @@ def _to_gguf(model: Model, plan: Plan) -> CarriedMetadata:
     found.update(carried := _carried_gguf(model))
     heads = head_count_keys(spec, "gguf", hyper, plan.names)
     for key, value in {**write_hyper(spec, hyper, "gguf"), **heads}.items():
-        if key not in carried or not same_value(carried[key].value, _untyped(value)):
+        if key not in carried or not same_value(carried[key].value, _strip_type(value)):
             found[key] = value
     if not heads:
         found.pop(f"{spec.called['gguf'][0]}.nextn_predict_layers", None)
@@ -475,7 +475,7 @@ def bare_metadata(model: Model, target: FormatSpec, *, marked: bool = False) -> 
     in the source is stored under another key. Values without a type in the target (nulls, objects,
     arrays) are stored as JSON under one key, and are restored in a target that has such values.
     """
-    values = {k: _plain(v) for k, v in model.metadata.items() if not k.startswith("split.")}
+    values = {k: _expand_lazy(v) for k, v in model.metadata.items() if not k.startswith("split.")}
     held = values.pop(BARE_KEY, None)
     if isinstance(held, str):
         values |= json_object(held, f"{model.path}: {BARE_KEY}")
@@ -490,7 +490,7 @@ def bare_metadata(model: Model, target: FormatSpec, *, marked: bool = False) -> 
     return found
 
 
-def _plain(value: Value) -> Any:
+def _expand_lazy(value: Value) -> Any:
     """Return a lazy array as a list, any other value unchanged."""
     tolist = getattr(value, "tolist", None)
     return value if tolist is None else tolist()

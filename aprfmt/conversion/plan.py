@@ -113,7 +113,7 @@ def build_plan(model: Model, target: FormatSpec, options: Options) -> Plan:
         if _wants_encoding(options) or target.vectors_f32:
             plan.outputs = passthrough_outputs(model, target, options, repacking)
     else:
-        plan.outputs = _mapped(model, target, drops, plan, repacking)
+        plan.outputs = _map_roles(model, target, drops, plan, repacking)
     # Record what is left out.
     alone = options.arch == "none" and model.format != target.name
     plan.left_out = omissions_by_flag(model, drops, files_too=alone, removed=options.remove)
@@ -201,7 +201,7 @@ def _wants_encoding(options: Options) -> bool:
     return bool(options.encoding or options.tensor_encodings or options.choose)
 
 
-def _mapped(
+def _map_roles(
     model: Model, target: FormatSpec, drops: Drops, plan: Plan, repacking: Repacking
 ) -> list[Output]:
     """Return the outputs of every role, named in the target's style.

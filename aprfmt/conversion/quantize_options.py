@@ -112,8 +112,8 @@ def model_mixture(model: Model, options: Options, imatrix: bool) -> Mixture:
         options.quantize,
         names,
         n_layers=n_layers,
-        n_gqa=_first(heads) // max(_first(groups), 1),
-        n_experts=_first(n_experts),
+        n_gqa=_first_number(heads) // max(_first_number(groups), 1),
+        n_experts=_first_number(n_experts),
         pure=options.pure,
         imatrix=imatrix,
         arch=arch,
@@ -130,7 +130,7 @@ def matrix_text(options: Options) -> str:
     return f"importance matrix of {dataset}" if dataset else str(options.imatrix)
 
 
-def _first(value: Value) -> int:
+def _first_number(value: Value) -> int:
     """Return an integer, or the first of a list with one per layer; 0 for anything else."""
     if isinstance(value, int):
         return value

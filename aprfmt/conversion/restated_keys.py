@@ -48,7 +48,7 @@ def restated_hyperparameters(
     Only what differs is changed: the key that has it, else all of rope's keys or all keys.
     """
     own = [name for name in hyper if hyper.of(name).origin == "metadata"]
-    stale = _differing(spec, hyper, config, own)
+    stale = _differing_names(spec, hyper, config, own)
     if not stale:
         return dict(config)
     pairs = {
@@ -59,13 +59,16 @@ def restated_hyperparameters(
     }
     whole = write_hyper(spec, hyper, "hf")
     plain = {key: value for key, value in config.items() if key not in ROPE_OBJECTS}
-    for made in (_replaced(config, pairs, spec.section), _replaced(plain, whole, spec.section)):
-        if not _differing(spec, hyper, made, own):
+    for made in (
+        _replace_values(config, pairs, spec.section),
+        _replace_values(plain, whole, spec.section),
+    ):
+        if not _differing_names(spec, hyper, made, own):
             return made
     return whole
 
 
-def _differing(
+def _differing_names(
     spec: "ArchSpec", hyper: "HyperParams", config: Mapping[str, Any], names: Sequence[str]
 ) -> Sequence[str]:
     """Return those of the hyperparameters `names` that a config.json gives another value."""
@@ -76,7 +79,9 @@ def _differing(
     return [name for name in names if name in stated and not same_value(stated[name], hyper[name])]
 
 
-def _replaced(config: Mapping[str, Any], pairs: Mapping[str, Any], section: str) -> dict[str, Any]:
+def _replace_values(
+    config: Mapping[str, Any], pairs: Mapping[str, Any], section: str
+) -> dict[str, Any]:
     """Return a config.json with new values, each in every object that has its key.
 
     A key that no object has is added to the object `section` if there is one, else to the

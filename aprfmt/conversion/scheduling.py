@@ -314,10 +314,10 @@ class WorkerPool:
             self._held += cost
             self._out += 1
         future = self._pool.submit(work)
-        future.add_done_callback(partial(self._free, cost))
+        future.add_done_callback(partial(self._release_memory, cost))
         return future
 
-    def _free(self, cost: int, _: Future[PlacedPiece]) -> None:
+    def _release_memory(self, cost: int, _: Future[PlacedPiece]) -> None:
         """Count a finished piece as no longer under way: `cost` bytes of memory are free again."""
         with self._freed:
             self._held -= cost

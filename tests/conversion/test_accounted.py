@@ -75,13 +75,13 @@ def test_a_tensor_lost_by_the_code_fails(
     folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A plan that forgets one tensor does not pass, whatever it is."""
-    made = plans._mapped
+    made = plans._map_roles
 
     def forgets(*args: object) -> list[plans.Output]:
         outputs = made(*args)  # type: ignore[arg-type]
         return [output for output in outputs if output.info.name != "blk.1.attn_norm.weight"]
 
-    monkeypatch.setattr(plans, "_mapped", forgets)
+    monkeypatch.setattr(plans, "_map_roles", forgets)
     with pytest.raises(ConversionError, match="neither copied") as stop:
         aprfmt.convert(folder, tmp_path / "m.gguf")
     assert "model.layers.1.input_layernorm.weight (tensor)" in str(stop.value)

@@ -115,7 +115,7 @@ class _NoArchitecture:
 )
 def test_a_copy_without_an_architecture_may_tie_its_head(copy: Any, ties: bool) -> None:
     held: Any = SimpleNamespace(copy=copy)
-    assert accounting._Comparison._ties(held) is ties
+    assert accounting._Comparison._has_tied_head(held) is ties
 
 
 def test_an_account_counts_its_entries_by_what_became_of_them() -> None:

@@ -105,7 +105,7 @@ def test_a_run_that_writes_estimates_nothing(tmp_path: Path) -> None:
 
 
 def test_what_does_not_fit_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "_free", lambda folder: 1000)
+    monkeypatch.setattr(module, "_free_disk_bytes", lambda folder: 1000)
     source = llama_folder(tmp_path / "m", "BF16")
     done = aprfmt("convert", source, tmp_path / "x.gguf", "--dry-run")
     assert "of 1.0 kB free" in done.out
@@ -119,4 +119,4 @@ def test_free_bytes_are_those_of_the_disk_that_is_written_to(tmp_path: Path) -> 
         free = done["estimate"]["disk_free_bytes"]
         assert 0 < free <= disk.f_frsize * disk.f_blocks
         assert free == pytest.approx(disk.f_frsize * disk.f_bavail, rel=0.2)
-    assert module._free(tmp_path / "nowhere") is None
+    assert module._free_disk_bytes(tmp_path / "nowhere") is None

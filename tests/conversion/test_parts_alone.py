@@ -309,7 +309,8 @@ def test_a_run_that_waits_for_the_folders_lock_sleeps(
 def test_only_a_file_that_readers_have_begins_a_place(key: str, file: str | None) -> None:
     edits: Any = SimpleNamespace(
         _texts={folder_edits.CONFIG: "{}"}, folder="m", _json=lambda file: {},
-        _existing_locations=lambda key: [], _home=lambda key: None, _near=lambda key: "near",
+        _existing_locations=lambda key: [], _location_of_new_key=lambda key: None,
+        _near_keys=lambda key: "near",
     )  # fmt: skip
     if file is None:
         with pytest.raises(UsageError, match=f"{key}: stands in no file of m"):

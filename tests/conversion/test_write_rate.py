@@ -27,7 +27,7 @@ def test_the_rate_is_of_bytes_that_were_written(
         return files[-1]
 
     monkeypatch.setattr("tempfile.TemporaryFile", opened)
-    monkeypatch.setattr(estimate, "_timed", timed)
+    monkeypatch.setattr(estimate, "_time_call", timed)
     assert estimate.write_rate(tmp_path) == estimate.WRITTEN / 2
     assert sizes == [estimate.WRITTEN]
     assert estimate.write_rate(tmp_path / "none") is None

@@ -206,7 +206,7 @@ def test_a_plan_measures_the_network(
         work()
         return 1.0
 
-    monkeypatch.setattr(estimate, "_timed", second)
+    monkeypatch.setattr(estimate, "_time_call", second)
     done = command(*words)
     assert done.code == 0, done.err
     weights = (source / "model.safetensors").stat().st_size
