@@ -150,11 +150,11 @@ def is_saved_state(path: Path, published: Model) -> bool:
     except (AprfmtError, OSError):
         return False
     known = published.source.tensors.keys()
-    found = (_unwrapped(name) if path.is_dir() else [name] for name in names)
+    found = (_names_without_prefix(name) if path.is_dir() else [name] for name in names)
     return 2 * sum(not known.isdisjoint(each) for each in found) > len(names)
 
 
-def _unwrapped(name: str) -> list[str]:
+def _names_without_prefix(name: str) -> list[str]:
     """Return a name, and what is left of it without its first one to four dotted components.
 
     A wrapper around a model, such as `_orig_mod.` or `actor.module.`, puts these before its names.
@@ -606,7 +606,7 @@ def _group_by_name(
         first = next((one for one in axes if one in ranks), axis)
         held_here = {name: one for name, one in source.tensors.items() if name not in placed}
         for own, tensor in _stack_experts(held_here).items():
-            name = _renumbered(own, before.get(ranks.get("pp", 0), 0))
+            name = _renumber_layer(own, before.get(ranks.get("pp", 0), 0))
             # With both axes ranks of one tp rank hold the same but for their experts.
             expert = len(axes) > 1 and axes[1] == "ep" and ".experts." in name
             number = ranks.get("ep" if expert else first, 0)
@@ -643,9 +643,9 @@ def _group_parts(
             first, held = found.setdefault(name, (source, tensor))
             if first is not source and not _same_bytes(held, tensor):
                 raise FormatError(
-                    f"{path}: {shorten(name, 80)!r} is in {_below(first, path)} and in "
-                    f"{_below(source, path)}, with other values: keep the files of one state, or "
-                    "say in their names of which rank each is, as tp_rank_0"
+                    f"{path}: {shorten(name, 80)!r} is in {_relative_path(first, path)} and in "
+                    f"{_relative_path(source, path)}, with other values: keep the files of one "
+                    "state, or say in their names of which rank each is, as tp_rank_0"
                 )
     tensors = _stack_experts({name: tensor for name, (_, tensor) in found.items()})
     return {name: RankTensor(name, (tensor,), (0,)) for name, tensor in tensors.items()}
@@ -669,7 +669,7 @@ def _refuse_lost_rank_parts(
     for rank, files in held.items():
         lost = sorted(every - {name for source in files for name in source.tensors})
         if lost:
-            there = ", ".join(_below(source, path) for source in files[:_SHOWN])
+            there = ", ".join(_relative_path(source, path) for source in files[:_SHOWN])
             raise FormatError(
                 f"{path}: {_ranks_text(dict(rank))} lacks {len(lost)} tensors that another rank "
                 f"has, such as {shorten(lost[0], 80)!r}: is one of its files missing? There are "
@@ -693,19 +693,20 @@ def _refuse_ranks_given_twice(
             if others.keys() != ranks.keys():
                 words = " and ".join("+".join(sorted(one)) for one in (others, ranks))
                 raise FormatError(
-                    f"{path}: {shorten(name, 80)!r} is in {_below(first, path)} and "
-                    f"{_below(source, path)}, which count ranks by {words}: two states, or a rank "
-                    "twice? keep the files of one"
+                    f"{path}: {shorten(name, 80)!r} is in {_relative_path(first, path)} and "
+                    f"{_relative_path(source, path)}, which count ranks by {words}: two states, or "
+                    "a rank twice? keep the files of one"
                 )
             same = seen.setdefault((name, frozenset(ranks.items())), source)
             if same is not source:
                 raise FormatError(
                     f"{path}: {shorten(name, 80)!r} of {_ranks_text(ranks)} is there twice: "
-                    f"{_below(same, path)} and {_below(source, path)}; keep one of them"
+                    f"{_relative_path(same, path)} and {_relative_path(source, path)}; "
+                    "keep one of them"
                 )
 
 
-def _below(source: Source, folder: Path) -> str:
+def _relative_path(source: Source, folder: Path) -> str:
     """Return the path of a file in a folder, relative to it."""
     return source.path.relative_to(folder).as_posix()
 
@@ -761,7 +762,7 @@ def _layers_before(sources: Sequence[tuple[Source, Mapping[str, int]]]) -> dict[
     return before
 
 
-def _renumbered(name: str, more: int) -> str:
+def _renumber_layer(name: str, more: int) -> str:
     """Return a name with its layer's number raised by `more`."""
     found = _LAYER.search(name) if more else None
     if found is None:
@@ -899,7 +900,7 @@ class _StateReader:
             for one in (name, *names):
                 self._misfits.pop(one, None)
             self._readings[name] = found[name]
-            self._published[name] = _decoded(tensor, found[name][0][0].tensor)
+            self._published[name] = _decode_packed(tensor, found[name][0][0].tensor)
 
     def _collect_readings(
         self, tensors: Mapping[str, LazyTensor], wanted: Collection[str] | None = None
@@ -1348,7 +1349,7 @@ def _is_decoded(readings: Sequence[tuple[EngineReading, Part]]) -> bool:
     return readings[0][0].tensor.parts[0].info.encoding in _DECODED
 
 
-def _decoded(packed: LazyTensor, whole: RankTensor) -> LazyTensor:
+def _decode_packed(packed: LazyTensor, whole: RankTensor) -> LazyTensor:
     """Return a packed published weight as a tensor of its decoded values.
 
     They are rounded to the encoding of `whole`, the state's tensor.

@@ -135,7 +135,9 @@ def settings_of_older_file(model: "Model", name: str) -> Mapping[str, Value] | N
     if found is None:
         return None
     section = _with_defaults(found[0])
-    return {key: _plain(value) for key, value in section.items() if changes_weights(model, key)}
+    return {
+        key: _lower_text(value) for key, value in section.items() if changes_weights(model, key)
+    }
 
 
 def _with_defaults(section: Mapping[str, Value]) -> dict[str, Value]:
@@ -179,7 +181,7 @@ def packing_conflicts(model: "Model") -> tuple[PackingConflict, ...]:
     return tuple(
         PackingConflict(file, key, names.get(key, key), used[key], other[key])
         for key in _OLDER_COMPARED
-        if key in used and key in other and _plain(used[key]) != _plain(other[key])
+        if key in used and key in other and _lower_text(used[key]) != _lower_text(other[key])
     )
 
 
@@ -202,7 +204,7 @@ def changes_weights(model: "Model", key: str) -> bool:
         return True
 
 
-def _plain(value: Value) -> Value:
+def _lower_text(value: Value) -> Value:
     """Return a section's text in lower case (versions are GEMM or gemm), other values unchanged."""
     return value.lower() if isinstance(value, str) else value
 

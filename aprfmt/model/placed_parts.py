@@ -126,7 +126,7 @@ def _join(where: str, name: str, parts: Iterable[PlacedPart]) -> RankTensor:
     others = [one for each in held for one in each[1:]]
     unlike = [one for one in others if not _equals_first(one, held)]
     whole = [JoinedParts(name, first)]
-    whole += [JoinedParts(name, [_instead(one, each) for each in held]) for one in unlike]
+    whole += [JoinedParts(name, [_part_or_first(one, each) for each in held]) for one in unlike]
     return RankTensor(name, tuple(whole), (first[0].rank, *(one.rank for one in unlike)))
 
 
@@ -171,6 +171,6 @@ def _equals_first(part: PlacedPart, held: Iterable[Sequence[PlacedPart]]) -> boo
     return hold_same_bytes(first.tensor, part.tensor)
 
 
-def _instead(part: PlacedPart, each: Sequence[PlacedPart]) -> PlacedPart:
+def _part_or_first(part: PlacedPart, each: Sequence[PlacedPart]) -> PlacedPart:
     """Return `part` if it is one of the parts of a place, else the first of them."""
     return part if part in each else each[0]

@@ -71,7 +71,7 @@ def missing_parts(model: "Model") -> list[MissingParts]:
             if stored.packed is None:
                 continue
             count += 1
-            for part in _promised(stored):
+            for part in _promised_companions(stored):
                 there = any(each.lstrip("._").endswith(part.name) for each in stored.parts)
                 if there:
                     held.add(part)
@@ -90,7 +90,7 @@ def missing_part_notes(model: "Model") -> list[Note]:
     return [Note("warning", where, one.says, "promised_parts") for one in missing_parts(model)]
 
 
-def _promised(stored: LazyTensor) -> Iterator[PromisedPart]:
+def _promised_companions(stored: LazyTensor) -> Iterator[PromisedPart]:
     """Yield the parts that the configuration of a packed weight promises in addition to codes."""
     assert stored.packed is not None
     try:
