@@ -139,7 +139,7 @@ def open_unnumbered(
         for row in moved
         if judged[row.key].verdict == "differs"
         and not step.has_wrong_gradient(row.key)
-        and all(_departs(guess) for guess in judged[row.key].guesses)
+        and all(_is_other_recipe(guess) for guess in judged[row.key].guesses)
     }
     if len(known) >= len(moved) / 2:
         if moved and len(known) == len(moved):
@@ -194,6 +194,6 @@ def judge_by_schedule(
     return judge_parameters(step, True, norm)
 
 
-def _departs(guess: StepGuess | GradientGuess) -> bool:
+def _is_other_recipe(guess: StepGuess | GradientGuess) -> bool:
     """Return whether a guess is a recipe other than the stated one, such as another step number."""
     return isinstance(guess, StepGuess) and guess.recipe is not None

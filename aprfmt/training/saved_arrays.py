@@ -555,7 +555,7 @@ def open_state(
         tuple(dict.fromkeys(coded)),
         tuple(unplaced),
         factored,
-        _unused(arrays, parts["first"] | parts["second"], order),
+        _unread_state_arrays(arrays, parts["first"] | parts["second"], order),
         tuple(name for name in others if not _goes_with(name, arrays)),
         fewer,
     )
@@ -586,7 +586,7 @@ def _goes_with(name: str, names: Collection[str]) -> bool:
     return own == "RMS" and any(f"{head}.{each}" in names for each in (*ROWS, "exp_avg_sq"))
 
 
-def _unused(
+def _unread_state_arrays(
     arrays: Mapping[str, tuple[Captures, str]], moments: Mapping[str, str], order: Mapping[str, str]
 ) -> dict[str, str]:
     """Return {parameter name: end of an array's name} for arrays of the state that no rule reads.

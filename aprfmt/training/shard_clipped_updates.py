@@ -152,10 +152,10 @@ def _gives_updates(
         if right is None:
             return False
         shown = shown or (right.seen(case) and right.shows_scale(case))
-    return shown and all(_agrees(step, row, norm, sharding, factors) for row in known)
+    return shown and all(_gives_every_element(step, row, norm, sharding, factors) for row in known)
 
 
-def _agrees(
+def _gives_every_element(
     step: ExplainedStep, parameter: Parameter, norm: float | None, sharding: Sharding, factors: F64
 ) -> bool:
     """Return whether clipping by ranks gives every element of one update; see `_gives_updates`."""

@@ -212,7 +212,7 @@ def judge_moments(parameter: Parameter, recipe: Recipe, held: StepInputs) -> Jud
     if recipe.clip is None or norm is None:
         return None  # it may have been clipped to any bound
     stated = recipe.scale * clip_factor(recipe.clip, norm)
-    wrong, excluded = _contradicted(parameter, recipe, held, [stated])[stated]
+    wrong, excluded = _contradicted_factors(parameter, recipe, held, [stated])[stated]
     if not excluded:
         return None
     why = f"its gradient is not in the optimizer's moments: {wrong} elements leave none for before"
@@ -221,7 +221,7 @@ def judge_moments(parameter: Parameter, recipe: Recipe, held: StepInputs) -> Jud
         for cause, says, factor in other_factors(recipe, held.others, parameter.vector)
     ]
     tried = [each for *_, scale in ways for each in (scale, scale * ABOVE)]
-    found = _contradicted(parameter, recipe, held, tried)
+    found = _contradicted_factors(parameter, recipe, held, tried)
     guesses = tuple(
         StepGuess(cause, says, changed(recipe, scale=scale), most="explained")
         for cause, says, scale in ways
@@ -349,7 +349,7 @@ def _first_moment(parameter: Parameter, recipe: Recipe, held: StepInputs) -> Jud
     return Judgement("differs", says, (StepGuess("gradient_scaled", says),), whole=True)
 
 
-def _contradicted(
+def _contradicted_factors(
     parameter: Parameter, recipe: Recipe, held: StepInputs, scales: Sequence[float]
 ) -> dict[float, tuple[int, bool]]:
     """Return {factor of the gradient: (elements that contradict it, whether it is excluded)}.
