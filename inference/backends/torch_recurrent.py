@@ -218,7 +218,7 @@ def _delta_chunk(
     return read, state * last.exp().swapaxes(1, 2) + left.swapaxes(1, 2) @ change
 
 
-def _later(tokens: int, x: torch.Tensor) -> torch.Tensor:
+def _later_mask(tokens: int, x: torch.Tensor) -> torch.Tensor:
     """Return where column j is after row i: booleans [tokens, tokens] on the device of x."""
     return torch.ones(tokens, tokens, dtype=torch.bool, device=x.device).triu(1)
 
@@ -230,7 +230,7 @@ def _products_by_head(x: Array, total: Array, k: Array) -> torch.Tensor:
     each token.
     """
     between = total[:, :, None] - total[:, None, :]
-    between = between.masked_fill(_later(x.shape[1], x), -torch.inf).exp()
+    between = between.masked_fill(_later_mask(x.shape[1], x), -torch.inf).exp()
     found: torch.Tensor = (x @ k.swapaxes(1, 2)) * between
     return found
 
@@ -248,7 +248,7 @@ def _products_by_channel(x: Array, total: Array, k: Array) -> torch.Tensor:
         here = total[:, rows]
         size, keys = here.shape[1], k[:, rows]
         between = here[:, :, None] - here[:, None]
-        between = between.masked_fill(_later(size, x)[..., None], -torch.inf).exp()
+        between = between.masked_fill(_later_mask(size, x)[..., None], -torch.inf).exp()
         parts = [(x[:, rows, None] * between * keys[:, None]).sum(-1)]
         if start:
             first = total[:, start : start + 1]

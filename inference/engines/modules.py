@@ -229,12 +229,12 @@ class ModuleMap:
         # Of each point the first fitting name counts.
         for point, names in _NAMED.get((layer != WHOLE, below), {}).items():
             for rank, name in names:
-                if self._fits(name, layer):
+                if self._is_point(name, layer):
                     found.append(ModuleReading(POINTS[point], layer, name, rank))
                     break
         return found
 
-    def _fits(self, name: Name, layer: int) -> bool:
+    def _is_point(self, name: Name, layer: int) -> bool:
         """Return whether a module is the point in this layer, as the layer's other modules show.
 
         `name` is the row of the table of points that has the module's path, which has another

@@ -34,7 +34,7 @@ def ranks_of_another_type(
         return
     each = [{rank: _type_of_values(one) for rank, one in row.items()} for row in rows]
     for kind in _SHORT:
-        held = _holders(each, kind)
+        held = _ranks_of_type(each, kind)
         if held is not None and 0 < 2 * len(held) <= len(ranks):
             for rank in sorted(held):
                 yield f"{rank_of_axis(axis)} {rank}", kind
@@ -64,7 +64,7 @@ def _type_of_values(one: DumpedArray) -> str:
     return next(iter(kinds), one.dtype)
 
 
-def _holders(rows: Sequence[Mapping[int, str]], kind: str) -> Collection[int] | None:
+def _ranks_of_type(rows: Sequence[Mapping[int, str]], kind: str) -> Collection[int] | None:
     """Return the ranks whose type is `kind` in every row; None if they differ by row.
 
     Each row is {rank: type} of one array.

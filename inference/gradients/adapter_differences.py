@@ -50,7 +50,9 @@ class AdapterLoss(BatchLoss):
     def _open_weights(self, model: Model) -> Weights:
         """Return the base's weights with all pairs merged."""
         by_role = {role: pair for pair in self._pairs.values() for role in pair.rows}
-        return self._base.with_arrays({role: self._merged(role, by_role[role]) for role in by_role})
+        return self._base.with_arrays(
+            {role: self._merge_pair(role, by_role[role]) for role in by_role}
+        )
 
     def _product(self, role: str, pair: AdapterPair) -> Array:
         """Return a role's frozen weight plus its part of the pair's product, float64 [out, in]."""
@@ -59,7 +61,7 @@ class AdapterLoss(BatchLoss):
         found: Array = weight + pair.scale * (b @ np.asarray(pair.a, np.float64))
         return found
 
-    def _merged(self, role: str, pair: AdapterPair) -> Array:
+    def _merge_pair(self, role: str, pair: AdapterPair) -> Array:
         """Return what a role's product is made with: weight and pair, with DoRA's lengths."""
         found = self._product(role, pair)
         if pair.lengths is None:
@@ -73,16 +75,16 @@ class AdapterLoss(BatchLoss):
         pair = self._pairs.get(role)
         if pair is None:
             return super().values(role)
-        return np.asarray(getattr(pair, _field(role)), np.float64)
+        return np.asarray(getattr(pair, _factor_field(role)), np.float64)
 
     def _changed_weights(self, role: str, values: Array) -> Mapping[str, Array]:
         """Return the merged weights by role key with `values` in place of one factor."""
         pair = self._pairs.get(role)
         if pair is None:
             return super()._changed_weights(role, values)
-        changed: dict[str, Any] = {_field(role): values}
+        changed: dict[str, Any] = {_factor_field(role): values}
         other = replace(pair, **changed)
-        return {key: self._merged(key, other) for key in pair.rows}
+        return {key: self._merge_pair(key, other) for key in pair.rows}
 
     def close(self) -> None:
         """Release the weights, and those of the base."""
@@ -90,6 +92,6 @@ class AdapterLoss(BatchLoss):
         self._base.close()
 
 
-def _field(key: str) -> str:
+def _factor_field(key: str) -> str:
     """Return the field of AdapterPair that holds the factor of a key."""
     return FIELDS[key.rpartition(".")[2]]

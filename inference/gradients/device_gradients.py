@@ -168,7 +168,7 @@ def gradients_between(
     if len(runs) < 2:
         raise UsageError(f"{len(runs)} run to compare; give at least two: --between cpu cuda")
 
-    def computed(run: GradientRun) -> BatchGradients:
+    def compute_run(run: GradientRun) -> BatchGradients:
         """Return the batch's gradients as one run computes them, on its device and in its dtype."""
         return batch_gradients(
             model,
@@ -179,8 +179,8 @@ def gradients_between(
             backend=run.opens(run.device, run.dtype),
         )
 
-    exact = computed(GradientRun("cpu", "float64"))
-    every = [computed(run) for run in runs]
+    exact = compute_run(GradientRun("cpu", "float64"))
+    every = [compute_run(run) for run in runs]
     # What rounding does in each dtype, on the CPU; a run that is this pass is not made twice.
     references = {"float64": exact}
     for run, made in zip(runs, every, strict=True):
@@ -188,12 +188,12 @@ def gradients_between(
             references.setdefault(run.dtype, made)
     for run in runs:
         if run.dtype not in references:
-            references[run.dtype] = computed(GradientRun("cpu", run.dtype))
+            references[run.dtype] = compute_run(GradientRun("cpu", run.dtype))
     # Keys in backward order: points from the loss on, then parameters.
     order = [key for key in point_instances(model.spec.block, model.hyper, model.roles)][::-1]
     keys = [(key, False) for key in order if key in exact.points]
     keys += [(key, True) for key in _in_backward_order(exact.keys)]
-    floors = {parameter: _floor(exact, parameter) for parameter in (False, True)}
+    floors = {parameter: _zero_norm(exact, parameter) for parameter in (False, True)}
     gaps, left, missing = [], [], []
     for key, parameter in keys:
         truth = _value(exact, key, parameter)
@@ -232,7 +232,7 @@ def gradients_between(
     }
     # What a run may be off by where it is further off: passes that round at random say.
     passes = {
-        run.dtype: NoisyPasses(partial(computed, GradientRun("cpu", run.dtype))) for run in runs
+        run.dtype: NoisyPasses(partial(compute_run, GradientRun("cpu", run.dtype))) for run in runs
     }
     for number, run in enumerate(runs):
         if number not in flips:
@@ -266,7 +266,7 @@ def _with_measured_rounding(
     found, wide = list(gaps), ROOM * UNIT[reference.dtype]
     flipped: list[BatchGradients] = []
 
-    def raised(least: Callable[[GradientGap], float]) -> bool:
+    def raise_allowances(least: Callable[[GradientGap], float]) -> bool:
         """Raise the allowed distances of gaps beyond theirs; return whether some still are."""
         for at, gap in enumerate(found):
             if gap.exceeds(run):
@@ -275,7 +275,7 @@ def _with_measured_rounding(
                 found[at] = replace(gap, allowed=tuple(allowed))
         return any(gap.exceeds(run) for gap in found)
 
-    def measured(other: BatchGradients, gap: GradientGap) -> float:
+    def explained_distance(other: BatchGradients, gap: GradientGap) -> float:
         """Return the relative distance that rounding explains, by one of the noisy passes."""
         one, two = (_value(each, gap.key, gap.parameter) for each in (reference, other))
         return largest_distance(one, two, reference.dtype) / gap.size
@@ -285,18 +285,18 @@ def _with_measured_rounding(
         if flipped_routers(other.values, reference.values):
             flipped.append(other)
             if len(flipped) == number + 1 == UNROUTED:
-                beyond = raised(lambda gap: wide)
+                beyond = raise_allowances(lambda gap: wide)
         else:
-            beyond = raised(partial(measured, other))
+            beyond = raise_allowances(partial(explained_distance, other))
         if not beyond:
             break
     for other in flipped if beyond else ():
-        if not (beyond := raised(partial(measured, other))):
+        if not (beyond := raise_allowances(partial(explained_distance, other))):
             break
     return found
 
 
-def _floor(exact: BatchGradients, parameter: bool) -> float:
+def _zero_norm(exact: BatchGradients, parameter: bool) -> float:
     """Return the norm below which a gradient counts as zero with rounding.
 
     It is NOTHING times the largest norm of all parameters' gradients (`parameter`), or of all

@@ -262,12 +262,12 @@ Maps = Sequence[tuple[Wrong, Callable[[Array], "Array | None"]]]
 _BY_TOKEN = ("token_embd.weight", "output.weight")
 
 
-def _transposed(g: Array) -> "Array | None":
+def _transpose_square(g: Array) -> "Array | None":
     """Return a square matrix transposed; None for any other array."""
     return np.ascontiguousarray(g.T) if g.ndim == 2 and g.shape[0] == g.shape[1] else None
 
 
-_MAPS: Maps = (("factor", lambda g: g), ("transposed", _transposed))
+_MAPS: Maps = (("factor", lambda g: g), ("transposed", _transpose_square))
 
 
 def check_gradient(
@@ -329,11 +329,11 @@ def check_gradient(
     true_size = float(np.sqrt(np.mean(found**2)))
     if residual <= tolerance * size + noise:
         apart = residual / size if size else 0.0
-        return _checked(role, found, claimed, apart, noise, size, agrees=True)
+        return _make_check(role, found, claimed, apart, noise, size, agrees=True)
     # The gradient is wrong: look for one mistake that fits every direction, else part by part.
     apart = residual / size
     if not g.any():
-        return _checked(role, found, claimed, apart, noise, size, wrong="zero")
+        return _make_check(role, found, claimed, apart, noise, size, wrong="zero")
     bound, nearest = tolerance * true_size + noise, None
     for wrong, turn in _MAPS:
         other = turn(g)
@@ -359,11 +359,11 @@ def check_gradient(
         if wrong == "factor" and abs(factor + 1) < 100 * tolerance:
             named = "sign"
         room = SIGMAS * abs(factor) * max(left, noise) / true_size / len(found) ** 0.5
-        made = _checked(role, found, claimed, apart, noise, size, wrong=named, factor=factor)
+        made = _make_check(role, found, claimed, apart, noise, size, wrong=named, factor=factor)
         return replace(made, factor_room=room)
     looked = _check_parts(loss, role, g, parts or {}, tolerance, rng)
     some = {each.agrees for each in looked if each.seen} == {True, False}
-    made = _checked(
+    made = _make_check(
         role, found, claimed, apart, noise, size, wrong="parts" if some else "other", parts=looked
     )
     return replace(made, nearest=nearest)
@@ -389,7 +389,7 @@ def _left_over(
     return found
 
 
-def _checked(
+def _make_check(
     role: str,
     found: Array,
     given: Array,

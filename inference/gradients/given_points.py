@@ -124,7 +124,7 @@ def read_points(
         if copied and values.shape[1:3] == (rows, columns):
             values = np.moveaxis(values, 0, 2)  # copies of the stream, before the samples
             values = values.reshape(*values.shape[:2], -1)
-        cut = [_cut(values, batch, part, scores) for part in parts]
+        cut = [_fit_to_batch(values, batch, part, scores) for part in parts]
         if any(each is None for each in cut):
             refused[name] = f"shape {list(shapes[name])}; expected [{rows}, {columns}, ...]"
             continue
@@ -205,7 +205,7 @@ def _is_neutral(value: object) -> bool:
     return value is None or bool(np.all(np.asarray(value) == 1))
 
 
-def _cut(values: Array, batch: Batch, part: Document, scores: bool) -> Array | None:
+def _fit_to_batch(values: Array, batch: Batch, part: Document, scores: bool) -> Array | None:
     """Return one document's values in an array of the batch; None where its shape does not fit.
 
     The array is [rows, tokens, ...] or has both axes joined, or both and that of heads. `scores`:

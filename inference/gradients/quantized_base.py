@@ -92,12 +92,14 @@ def quantized_matrices(
     done: dict[tuple[str, ...], tuple[LazyTensor, ...]] = {}
     for key, view in matrices(model, base.parts):
         if view.names not in done:
-            done = {view.names: with_values(view, lambda tensor: _quantized(tensor, base)).stored}
+            done = {
+                view.names: with_values(view, lambda tensor: _quantize_tensor(tensor, base)).stored
+            }
         again = View(*done[view.names], role=view.role, group=view.group, hp=view.sizes)
         yield key, again.numpy().astype(np.float32)
 
 
-def _quantized(tensor: LazyTensor, base: QuantizedBase) -> NDArray[np.float32]:
+def _quantize_tensor(tensor: LazyTensor, base: QuantizedBase) -> NDArray[np.float32]:
     """Return a stored tensor's numbers quantized as `base` says and decoded, in its shape."""
     info = tensor.info
     options = {

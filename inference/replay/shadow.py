@@ -349,7 +349,7 @@ class _ShadowRecorder(CallRecorder):
         if point == "router":
             self._logits = mine
         if value is not None and self.records_calls:
-            self._hold(key, layer, goes_on)
+            self._store_input(key, layer, goes_on)
         self.set_location(point, layer)
         if not self.records_calls:
             self._recorded.forget(key)
@@ -418,7 +418,7 @@ class _ShadowRecorder(CallRecorder):
         self._found.add(view)
         return view
 
-    def _hold(self, key: str, layer: int, x: Any) -> None:
+    def _store_input(self, key: str, layer: int, x: Any) -> None:
         """Store a point's array as a possible input; drop those of layers before the last one."""
         self._held = {
             name: array

@@ -309,7 +309,7 @@ def test_gradients_that_rounding_leaves_of_zero_are_listed_and_not_compared(
     parameter: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Every key is compared, left or missing, and none is two of these."""
-    beneath, sizes = device_gradients._floor, {}
+    beneath, sizes = device_gradients._zero_norm, {}
 
     def floor(exact: Any, of_parameters: bool) -> float:
         if of_parameters is not parameter:
@@ -318,7 +318,7 @@ def test_gradients_that_rounding_leaves_of_zero_are_listed_and_not_compared(
         sizes[parameter] = sorted(float(np.linalg.norm(x)) for x in mine)
         return sizes[parameter][4]  # five are that small, or smaller
 
-    monkeypatch.setattr(device_gradients, "_floor", floor)
+    monkeypatch.setattr(device_gradients, "_zero_norm", floor)
     found = gradients_between(*made("llama"), [GradientRun("cpu", "float32")] * 2)
     assert len(found.open) == len(set(found.open)) == 5
     compared = [gap.key for gap in found.gaps]
