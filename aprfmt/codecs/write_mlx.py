@@ -64,7 +64,7 @@ def _codes(values: F32, groups: Groups) -> U8:
     return made
 
 
-def _hold(groups: Groups, settings: Settings) -> Groups:
+def _round_scales(groups: Groups, settings: Settings) -> Groups:
     """Return the scales and biases of a weight to be repacked, rounded to their stored encoding.
 
     Without an offset the bias is -8 times the scale. Raises CodecError for codes that are not
@@ -92,7 +92,7 @@ MLX = Writer(
     encoding="MLX",
     choose=_choose,
     codes=_codes,
-    hold=_hold,
+    hold=_round_scales,
     tensors={
         ".weight": OutTensor(
             "U32",

@@ -53,7 +53,7 @@ def _choose_affine(values: F32, settings: Settings) -> Groups:
     return Groups(settings.size, scale, -(zeros * scale), "it has zero points", zeros=zeros)
 
 
-def _hold(groups: Groups, settings: Settings) -> Groups:
+def _round_scales(groups: Groups, settings: Settings) -> Groups:
     """Return the scales of a weight to be repacked, rounded to float16.
 
     Raises CodecError for codes that are not integers, and for offsets that are not those of integer
@@ -75,7 +75,7 @@ def _hold_from_one(groups: Groups, settings: Settings) -> Groups:
     Raises CodecError for a zero point 0, which version 1 of the layout cannot store: it stores zero
     points less one.
     """
-    held = _hold(groups, settings)
+    held = _round_scales(groups, settings)
     zeros = held.zeros
     if zeros is not None and settings.version == 1 and (zeros == 0).any():
         raise CodecError(
@@ -208,7 +208,7 @@ AWQ = Writer(
     encoding="AWQ",
     choose=_choose_affine,
     codes=integer_codes,
-    hold=_hold,
+    hold=_round_scales,
     tensors={
         ".qweight": OutTensor("I32", lambda out, columns, n: (columns, out // 8), _along_outputs),
         ".qzeros": OutTensor(
