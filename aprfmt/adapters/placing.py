@@ -251,7 +251,7 @@ def with_base_names(adapter: Adapter, base: Model) -> "tuple[Adapter, Relation |
     if not rules:
         return adapter, None
     # The relation says so, and the adapter is returned under the new names.
-    apply = {name: _renamed(name, rules) for name in astray}
+    apply = {name: _rename_module(name, rules) for name in astray}
     pairs = tuple((name, apply[name]) for name in astray)
     says = (
         f"{len(astray)} of {len(every)} modules of the adapter have names that {base.path} has "
@@ -288,7 +288,7 @@ def _named_by_role_only(adapter: Adapter, every: Sequence[str], base: Model) -> 
     ]
 
 
-def _renamed(name: str, rules: Sequence[Rename]) -> str:
+def _rename_module(name: str, rules: Sequence[Rename]) -> str:
     """Return a module's name after applying every rename rule, in order."""
     for rule in rules:
         name = rule(name)
@@ -313,7 +313,7 @@ def _component_renames(adapter: Adapter, astray: Sequence[str], base: Model) -> 
         `astray` are the modules that the base does not have. Each has to get a weight of the base
         of its pair's shape, and no two the same one.
         """
-        made = [f"{_renamed(name, tried)}.weight" for name in astray]
+        made = [f"{_rename_module(name, tried)}.weight" for name in astray]
         taken = {f"{name}.weight" for name in adapter.pairs if name not in shapes}
         return len({*made} - taken) == len(astray) and all(
             name in base and base[name].shape == shape

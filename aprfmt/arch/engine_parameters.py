@@ -432,7 +432,10 @@ class _Table:
                 yield EngineParameter(names, parts)
                 if self._spec.name == "llama4" and row.roles[0] == "attn_q":
                     # Its pairs of rows that turn together are neighbours; vLLM's are halves.
-                    halves = self._halved(parts[0], "n_heads"), self._halved(parts[1], "n_kv_heads")
+                    halves = (
+                        self._to_split_halves(parts[0], "n_heads"),
+                        self._to_split_halves(parts[1], "n_kv_heads"),
+                    )
                     yield EngineParameter(names, (*halves, *parts[2:]))
 
     def completed(self, layer: int | None) -> Iterator[EngineParameter]:
@@ -552,7 +555,7 @@ class _Table:
                     return axis
         return None
 
-    def _halved(self, part: Part, heads: str) -> Part:
+    def _to_split_halves(self, part: Part, heads: str) -> Part:
         """Return a part whose heads' rows are reordered from adjacent pairs to split halves.
 
         `heads` names the hyperparameter that counts the heads.
@@ -719,13 +722,13 @@ class RankLayout:
         if not self.sections:
             whole = np.concatenate(list(arrays), axis) if len(arrays) > 1 else arrays[0]
             size = -(-(whole.shape[self.axis] + self.padding) // self.ranks)
-            return [_cut(whole, self.axis, rank * size, size)]
+            return [_slice_axis(whole, self.axis, rank * size, size)]
         made = []
         for array, sections in zip(arrays, self.sections, strict=True):
             at = 0
             for section in sections:
                 start = at + section.start(rank, self.ranks)
-                made.append(_cut(array, self.axis, start, section.share(self.ranks)))
+                made.append(_slice_axis(array, self.axis, start, section.share(self.ranks)))
                 at += section.rows
         return made
 
@@ -781,7 +784,7 @@ class RankLayout:
             return self.split_shares(rank_arrays[min(copy, len(rank_arrays) - 1)])
         if not self.sections:
             whole = np.concatenate(list(rank_arrays), self.axis)
-            whole = _cut(whole, self.axis, 0, parameter.shape[self.axis])
+            whole = _slice_axis(whole, self.axis, 0, parameter.shape[self.axis])
             sizes = (
                 [shape[parameter.axis] for shape in parameter.shapes]
                 if parameter.axis < len(parameter.shape)
@@ -878,7 +881,7 @@ def _section_forms(parameter: EngineParameter) -> Iterator[tuple[tuple[Section, 
     yield tuple(tuple(Section(one.rows, one.unit) for one in each) for each in parameter.sections)
 
 
-def _cut(array: Array, axis: int, start: int, count: int) -> Array:
+def _slice_axis(array: Array, axis: int, start: int, count: int) -> Array:
     """Return `count` elements of an axis from `start` on, as a view."""
     return array[(slice(None),) * axis + (slice(start, start + count),)]
 
@@ -888,4 +891,6 @@ def _split(array: Array, axis: int, sizes: Sequence[int]) -> list[Array]:
     if len(sizes) == 1:
         return [array]
     ends = list(accumulate(sizes))
-    return [_cut(array, axis, end - size, size) for end, size in zip(ends, sizes, strict=True)]
+    return [
+        _slice_axis(array, axis, end - size, size) for end, size in zip(ends, sizes, strict=True)
+    ]

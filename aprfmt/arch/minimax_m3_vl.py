@@ -61,7 +61,7 @@ _INDEX = tuple(
 )
 
 
-def _joined(module: str, end: str, size: str) -> Binding:
+def _bind_gate_up(module: str, end: str, size: str) -> Binding:
     """Return the binding of gate and up stored as one matrix in `module`, gate's rows first.
 
     `end` is the end of their roles, `size` the hyperparameter with the rows of each.
@@ -105,8 +105,8 @@ _MADE = make_tables(
         norm_steps=PLUS_ONE,
     ),
     hf_first=(
-        _joined("mlp", "", "ffn_size"),
-        _joined("mlp.shared_experts", "_shexp", "shared_ffn_size"),
+        _bind_gate_up("mlp", "", "ffn_size"),
+        _bind_gate_up("mlp.shared_experts", "_shexp", "shared_ffn_size"),
         *_EXPERT_BINDINGS[_EACH:],
         *_EXPERT_BINDINGS[:_EACH],
     ),

@@ -31,7 +31,7 @@ _BEFORE = re.compile(r"^(?:torch|np|numpy|mx|jnp|ggml_type|llama_ftype|mostly|al
 _BETWEEN = re.compile(r"[-_. ]")
 
 
-def _dashed(name: str) -> str:
+def _dash_name(name: str) -> str:
     """Return a name in lower case with dashes for separators, such as `q4-k`.
 
     The name of a library in front is removed.
@@ -44,7 +44,7 @@ def _dashed(name: str) -> str:
 
 def fold_name(name: str) -> str:
     """Return a name in lower case, without separators or a library in front: `float16`, `q4k`."""
-    return _dashed(name).replace("-", "")
+    return _dash_name(name).replace("-", "")
 
 
 def find_name(text: str, names: Iterable[str], aliases: Mapping[str, str] = ALIASES) -> str | None:
@@ -55,8 +55,8 @@ def find_name(text: str, names: Iterable[str], aliases: Mapping[str, str] = ALIA
     offered = list(names)
     if text in offered:
         return text
-    dashed = _dashed(text)
-    for spelled, form in ((dashed, _dashed), (fold_name(text), fold_name)):
+    dashed = _dash_name(text)
+    for spelled, form in ((dashed, _dash_name), (fold_name(text), fold_name)):
         found = [name for name in offered if form(name) == spelled]
         if len(found) == 1:  # Q8_KR8 and Q8_K_R8 are two types of ik_llama.cpp
             return found[0]

@@ -155,7 +155,7 @@ def block_encoding(name: str, block_size: int, layout: str, **codes: Any) -> Enc
     return Encoding(name, block_size, _layout_bytes(layout), layout=layout, **codes)
 
 
-def _plain(
+def _plain_row(
     name: str, size: int, numpy: str, ggml: int | None, apr: int | None, type: int | None = None
 ) -> Encoding:
     """Return the table's row of an encoding of single numbers of `size` bytes.
@@ -174,7 +174,7 @@ def _ggml(
     return block_encoding(name, block_size, layout, ggml=ggml, file_type=type, **codes)
 
 
-def _removed(name: str, ggml: int, todo: str) -> Encoding:
+def _removed_row(name: str, ggml: int, todo: str) -> Encoding:
     """Return the table's row of a type that ggml removed; `todo` says what to do about it."""
     return Encoding(name, 0, 0, ggml=ggml, removed=todo)
 
@@ -190,12 +190,12 @@ _DIALECTS = (
 
 # A ggml row: elements, layout (as in the C struct), type id, general.file_type.
 _ROWS: tuple[Encoding, ...] = (
-    _plain("F32", 4, "float32", 0, 0, 0),
-    _plain("F16", 2, "float16", 1, 1, 1),
+    _plain_row("F32", 4, "float32", 0, 0, 0),
+    _plain_row("F16", 2, "float16", 1, 1, 1),
     _ggml("Q4_0", 32, "d:f2 qs:16u1", 2, 2),
     _ggml("Q4_1", 32, "d:f2 m:f2 qs:16u1", 3, 3),
-    _removed("Q4_2", 4, _GONE),
-    _removed("Q4_3", 5, _GONE),
+    _removed_row("Q4_2", 4, _GONE),
+    _removed_row("Q4_3", 5, _GONE),
     _ggml("Q5_0", 32, "d:f2 qh:w4 qs:16u1", 6, 8),
     _ggml("Q5_1", 32, "d:f2 m:f2 qh:w4 qs:16u1", 7, 9),
     _ggml("Q8_0", 32, "d:f2 qs:32i1", 8, 7),
@@ -214,21 +214,21 @@ _ROWS: tuple[Encoding, ...] = (
     _ggml("IQ3_S", 256, "d:f2 qs:64u1 qh:8u1 signs:32u1 scales:4u1", 21, 26),
     _ggml("IQ2_S", 256, "d:f2 qs:32u1 signs:32u1 qh:8u1 scales:8u1", 22, 28),
     _ggml("IQ4_XS", 256, "d:f2 scales_h:u2 scales_l:4u1 qs:128u1", 23, 30),
-    _plain("I8", 1, "int8", 24, 6),
-    _plain("I16", 2, "int16", 25, None),
-    _plain("I32", 4, "int32", 26, 4),
-    _plain("I64", 8, "int64", 27, 5),
-    _plain("F64", 8, "float64", 28, 3),
+    _plain_row("I8", 1, "int8", 24, 6),
+    _plain_row("I16", 2, "int16", 25, None),
+    _plain_row("I32", 4, "int32", 26, 4),
+    _plain_row("I64", 8, "int64", 27, 5),
+    _plain_row("F64", 8, "float64", 28, 3),
     _ggml("IQ1_M", 256, "qs:32u1 qh:16u1 scales:4u2", 29, 31),
-    _plain("BF16", 2, "bfloat16", 30, 30, 32),
-    _removed("Q4_0_4_4", 31, _REPACK),
-    _removed("Q4_0_4_8", 32, _REPACK),
-    _removed("Q4_0_8_8", 33, _REPACK),
+    _plain_row("BF16", 2, "bfloat16", 30, 30, 32),
+    _removed_row("Q4_0_4_4", 31, _REPACK),
+    _removed_row("Q4_0_4_8", 32, _REPACK),
+    _removed_row("Q4_0_8_8", 33, _REPACK),
     _ggml("TQ1_0", 256, "qs:48u1 qh:4u1 d:f2", 34, 36),
     _ggml("TQ2_0", 256, "qs:64u1 d:f2", 35, 37),
-    _removed("IQ4_NL_4_4", 36, _REPACK),
-    _removed("IQ4_NL_4_8", 37, _REPACK),
-    _removed("IQ4_NL_8_8", 38, _REPACK),
+    _removed_row("IQ4_NL_4_4", 36, _REPACK),
+    _removed_row("IQ4_NL_4_8", 37, _REPACK),
+    _removed_row("IQ4_NL_8_8", 38, _REPACK),
     _ggml("MXFP4", 32, "e:u1 qs:16u1", 39, 38),
     _ggml("NVFP4", 64, "d:4u1 qs:32u1", 40, 39),
     _ggml("Q1_0", 128, "d:f2 qs:16u1", 41, 40),
@@ -239,17 +239,17 @@ _ROWS: tuple[Encoding, ...] = (
         Encoding(name, 0, 0, ggml=id, removed=why, measure=measure)
         for name, id, measure, why in MEASURED
     ),
-    _plain("U8", 1, "uint8", None, 7),
-    _plain("U16", 2, "uint16", None, None),
-    _plain("U32", 4, "uint32", None, None),
-    _plain("U64", 8, "uint64", None, None),
-    _plain("BOOL", 1, "bool", None, None),
-    _plain("C64", 8, "complex64", None, None),
-    _plain("F8_E4M3", 1, "float8_e4m3fn", None, None),
-    _plain("F8_E5M2", 1, "float8_e5m2", None, None),
-    _plain("F8_E8M0", 1, "float8_e8m0fnu", None, None),
-    _plain("F8_E4M3FNUZ", 1, "float8_e4m3fnuz", None, None),
-    _plain("F8_E5M2FNUZ", 1, "float8_e5m2fnuz", None, None),
+    _plain_row("U8", 1, "uint8", None, 7),
+    _plain_row("U16", 2, "uint16", None, None),
+    _plain_row("U32", 4, "uint32", None, None),
+    _plain_row("U64", 8, "uint64", None, None),
+    _plain_row("BOOL", 1, "bool", None, None),
+    _plain_row("C64", 8, "complex64", None, None),
+    _plain_row("F8_E4M3", 1, "float8_e4m3fn", None, None),
+    _plain_row("F8_E5M2", 1, "float8_e5m2", None, None),
+    _plain_row("F8_E8M0", 1, "float8_e8m0fnu", None, None),
+    _plain_row("F8_E4M3FNUZ", 1, "float8_e4m3fnuz", None, None),
+    _plain_row("F8_E5M2FNUZ", 1, "float8_e5m2fnuz", None, None),
     # safetensors counts 4- and 6-bit elements in the shape and refuses a tensor whose bits do not
     # end on a byte; elements run over row ends.
     Encoding("F4", 2, 1, safetensors="F4", flat=True),

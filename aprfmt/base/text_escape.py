@@ -41,9 +41,9 @@ def escape(text: str, limit: int | None = None) -> str:
     With `limit`, at most that many characters, the last being an ellipsis if something is missing.
     """
     if limit is not None and len(text) > limit + _LONGEST:
-        return _cut(_escape(text[: limit + _LONGEST]), limit)
+        return _shorten_escaped(_escape(text[: limit + _LONGEST]), limit)
     escaped = _escape(text)
-    return escaped if limit is None or len(escaped) <= limit else _cut(escaped, limit)
+    return escaped if limit is None or len(escaped) <= limit else _shorten_escaped(escaped, limit)
 
 
 def guard_text(text: str) -> str:
@@ -72,7 +72,7 @@ def shorten(text: str, limit: int) -> str:
     if limit < 1:
         return ""
     tail = (limit - 1) // 2
-    head = _cut(text[: limit + _LONGEST], limit - tail)
+    head = _shorten_escaped(text[: limit + _LONGEST], limit - tail)
     units = _UNIT.findall(text[max(0, len(text) - 4 * (tail + _LONGEST)) :])
     kept = ""
     while units and len(units[-1]) + len(kept) <= tail:
@@ -108,7 +108,7 @@ def spell_character(character: str) -> str:
     return f"\\u{code:04x}" if code < 0x10000 else f"\\U{code:08x}"
 
 
-def _cut(escaped: str, limit: int) -> str:
+def _shorten_escaped(escaped: str, limit: int) -> str:
     """Return the beginning of escaped text and an ellipsis, at most `limit` characters.
 
     No escape is cut in two.
