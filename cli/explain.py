@@ -263,7 +263,8 @@ def find_topics(name: str) -> list[tuple[str, str, str]]:
         (section, key, text)
         for section, rows in every.items()
         for key, text in rows.items()
-        if _bare(key) in (_bare(name), _bare(wanted)) or section == whole
+        if _normalize_name(key) in (_normalize_name(name), _normalize_name(wanted))
+        or section == whole
     ]
     if not found:
         keys = [*every, *(key for rows in every.values() for key in rows)]
@@ -273,7 +274,7 @@ def find_topics(name: str) -> list[tuple[str, str, str]]:
     return found
 
 
-def _bare(name: str) -> str:
+def _normalize_name(name: str) -> str:
     """Return a name in lower case with blanks for `_` and `-`, since answers print either."""
     return name.lower().replace("_", " ").replace("-", " ")
 

@@ -222,7 +222,7 @@ def fit_errors(x: "Array", y: "Array", lattice: "Lattice") -> Fit:
         inside = inner
     norm = float((x * x).sum())
     apart = np.where(inside, delta, 0.0)
-    slope, limit = _steepest(apart, y, step, inside, max(matrices, 1))
+    slope, limit = _fit_slope(apart, y, step, inside, max(matrices, 1))
     mean, rms = _worst_runs(finite)
     multiple, likeness = _worst_wide_runs(x, y)
     far = clipped & (np.abs(delta) > high - low)
@@ -260,7 +260,7 @@ def fit_errors(x: "Array", y: "Array", lattice: "Lattice") -> Fit:
     )
 
 
-def _steepest(
+def _fit_slope(
     apart: "Array", y: "Array", step: "Array", inside: "Array", matrices: int
 ) -> tuple[float, float]:
     """Return (slope of a matrix' errors over the copy's values, slope that rounding may make).

@@ -95,12 +95,19 @@ def _unequal_array(name: str, a: TraceLike, b: TraceLike) -> UnequalArray | None
     bound = _bound(a, b)
     x, y = np.asarray(x, np.float64), np.asarray(y, np.float64)
     if x.size != y.size:
-        return UnequalArray(name, x, y, None, bound)
-    apart = rel_l2(y.reshape(x.shape), x)
-    return None if apart <= bound else UnequalArray(name, x, y.reshape(x.shape), apart, bound)
+        why = f"{one.why}; shape {list(x.shape)} against {list(y.shape)}"
+        return replace(one, state="unequal", why=why)
+    x, y = np.asarray(x, np.float64), np.asarray(y, np.float64).reshape(x.shape)
+    bound, apart = _rounding_bound(a, b), rel_l2(y, x)
+    if apart <= bound:
+        return one
+    why = f"{one.why}; {apart:.3g} apart"
+    if _has_rows_in_another_order(x, y, bound):
+        why += ": the same rows in another order"
+    return replace(one, state="unequal", why=why)
 
 
-def _bound(a: TraceLike, b: TraceLike) -> float:
+def _rounding_bound(a: TraceLike, b: TraceLike) -> float:
     """Return the largest relative L2 distance that rounding in two runs' arithmetic makes."""
     dtypes = [next((row.dtype for row in each.records.values()), "float32") for each in (a, b)]
     known = [dtype if dtype in BASE else "float32" for dtype in dtypes]

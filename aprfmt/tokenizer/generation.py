@@ -156,7 +156,7 @@ def gguf_settings(model: "Model") -> dict[str, Value | TypedValue]:
     found: dict[str, Value | TypedValue] = {}
     for name, value in generation_settings(model.carried).items():
         key = GENERATION_KEYS.get(name)
-        if key is not None and _fits(value, key.type):
+        if key is not None and _fits_gguf_type(value, key.type):
             found[key.gguf] = TypedValue(float(value) if "float" in key.type else value, key.type)
     return found
 
@@ -194,7 +194,7 @@ def _samples(stated: Mapping[str, Any]) -> bool:
     return bool(stated.get("temperature", 1) > 0)
 
 
-def _fits(value: Any, kind: str) -> bool:
+def _fits_gguf_type(value: Any, kind: str) -> bool:
     """Return whether a value of generation_config.json fits a GGUF type."""
     if kind == "string":
         return isinstance(value, str)

@@ -120,12 +120,12 @@ def _stated_ids(side: StatedTokenizer) -> Iterator[tuple[str, str, int]]:
         if text in ids:
             yield place.replace(": ", ":"), role, ids[text]
     for name in FILES:
-        for role, each in _configured(side, name).items():
+        for role, each in _configured_ids(side, name).items():
             if len(each) == 1 and 0 <= each[0] < count:
                 yield f"{name}:{role}_token_id", role, each[0]
 
 
-def _configured(side: StatedTokenizer, name: str) -> dict[str, list[int]]:
+def _configured_ids(side: StatedTokenizer, name: str) -> dict[str, list[int]]:
     """Return {role: ids} of bos and eos in config.json or generation_config.json."""
     parsed = side.carried.parse_file(name) if name != "config.json" else side.carried.model.config
     values = parsed or {}
@@ -142,7 +142,7 @@ def contradicted_ids(side: StatedTokenizer) -> Iterator[tuple[str, str]]:
     if side.uses_lists:
         return
     ids = {text: i for i, text in enumerate(side.vocabulary.tokens)}
-    config, generation = (_configured(side, name) for name in FILES)
+    config, generation = (_configured_ids(side, name) for name in FILES)
     for role, (text, place) in token_statements(side.carried).items():
         own, stated = ids.get(text or ""), config.get(role, generation.get(role, []))
         if own is None or not stated or own in (*stated, *generation.get(role, [])):

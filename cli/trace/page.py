@@ -91,7 +91,7 @@ def heat_maps(
             "point": point,
             "rows": [key.rpartition(".")[0] or "model" for key in keys],
             "values": [
-                [_largest(part) for part in _split_groups(rows[key], group)] for key in keys
+                [_largest_number(part) for part in _split_groups(rows[key], group)] for key in keys
             ],
             "tolerances": [bounds.get(key, (None, False))[0] for key in keys],
             "beyond": [bounds.get(key, (None, False))[1] for key in keys],
@@ -105,7 +105,7 @@ def _split_groups(values: Sequence[T], size: int) -> list[Sequence[T]]:
     return [values[start : start + size] for start in range(0, len(values), size)]
 
 
-def _largest(values: Sequence[float | None]) -> float | None:
+def _largest_number(values: Sequence[float | None]) -> float | None:
     """Return the largest number, rounded to four digits; None where there is none."""
     known = [value for value in values if value is not None]
     return float(f"{max(known):.4g}") if known else None

@@ -82,7 +82,7 @@ def resolve_fork_types(
             f"{count_phrase(names, 'tensor')} of ggml type {number}, first {tensor_label(names[0])}"
         )
         # More bytes than any known meaning takes: the tensors cannot be decoded.
-        if not others and own.known and all(_exceeds(entry, extents, own) for entry in mine):
+        if not others and own.known and all(_is_longer_than(entry, extents, own) for entry in mine):
             found = _without_codec(found, number)
             said[number] = (
                 f"{what}: {extents.bytes_to_next(mine[0])[0]} bytes stand there, which is "
@@ -116,7 +116,7 @@ def _without_codec(entries: Iterable[TableLine], number: int) -> list[TableLine]
     ]
 
 
-def _exceeds(entry: TableLine, extents: TensorExtents, kind: Encoding) -> bool:
+def _is_longer_than(entry: TableLine, extents: TensorExtents, kind: Encoding) -> bool:
     """Return whether a tensor has more bytes than it would take in encoding `kind`, padded."""
     nbytes = _nbytes_in(entry, kind)
     return nbytes is not None and extents.bytes_to_next(entry)[0] > align_size(

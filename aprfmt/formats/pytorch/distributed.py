@@ -67,11 +67,13 @@ def _shards(value: TensorValue) -> list[RankPart]:
         if not isinstance(tensor, TensorValue):
             return []
         said = _state(_state(shard).get("metadata")).get("shard_offsets")
-        found.append(RankPart(tensor, _inside(said, tensor.shape, value.shape)))
+        found.append(RankPart(tensor, _offsets_inside(said, tensor.shape, value.shape)))
     return found
 
 
-def _inside(offsets: Any, part: Sequence[int], whole: Sequence[int]) -> tuple[int, ...] | None:
+def _offsets_inside(
+    offsets: Any, part: Sequence[int], whole: Sequence[int]
+) -> tuple[int, ...] | None:
     """Return the offsets of a part as a tuple; None unless the part is inside the whole by them."""
     if not isinstance(offsets, list | tuple) or not len(offsets) == len(part) == len(whole):
         return None
@@ -103,7 +105,7 @@ def _offsets(
         begin = min(number * chunk, left[axis])
         offsets[axis] += begin
         left[axis] = min(chunk, left[axis] - begin)
-    return _inside(offsets, part, whole) if list(part) == left else None
+    return _offsets_inside(offsets, part, whole) if list(part) == left else None
 
 
 def _mesh_sizes(mesh: PickledDict) -> list[int]:

@@ -174,7 +174,7 @@ class Unpickler:
             raise self._damage_error("finds nothing on the stack")
         return self._stack.pop()
 
-    def _top(self) -> Any:
+    def _peek(self) -> Any:
         """Return the top value and leave it on the stack; FormatError if there is none."""
         if not self._stack or self._stack[-1] is _MARK:
             raise self._damage_error("finds nothing on the stack")
@@ -270,15 +270,15 @@ class Unpickler:
 
     def _set_memo(self) -> None:
         """Store the top value as the memo whose number is in the next four bytes."""
-        self._memo[self.stream.uint(4, "a memo's number")] = self._top()
+        self._memo[self.stream.uint(4, "a memo's number")] = self._peek()
 
     def _set_short_memo(self) -> None:
         """Store the top value as the memo whose number is the next byte."""
-        self._memo[self.stream.byte("a memo's number")] = self._top()
+        self._memo[self.stream.byte("a memo's number")] = self._peek()
 
     def _memoize(self) -> None:
         """Store the top value as the next memo, numbered by how many there are."""
-        self._memo[len(self._memo)] = self._top()
+        self._memo[len(self._memo)] = self._peek()
 
     def _push_tuple(self, count: int) -> None:
         """Replace the top `count` values with a tuple of them, in the order they were pushed."""
@@ -287,7 +287,7 @@ class Unpickler:
 
     def _extend_top(self, values: list[Any]) -> None:
         """Append values to the list on top of the stack, or to the rows of an object there."""
-        target = self._top()
+        target = self._peek()
         if isinstance(target, PickledObject):
             target = target.rows
         if not isinstance(target, list):
@@ -296,7 +296,7 @@ class Unpickler:
 
     def _set_items(self, values: list[Any]) -> None:
         """Add (key, value, key, value, ...) to the dict or the object's items on top."""
-        target = self._top()
+        target = self._peek()
         if isinstance(target, PickledObject):
             target = target.items
         if not isinstance(target, PickledDict):
@@ -396,7 +396,7 @@ class Unpickler:
 
         A dict's state is dropped.
         """
-        state, target = self._pop(), self._top()
+        state, target = self._pop(), self._peek()
         if isinstance(target, PickledObject):
             target.state = state
         elif isinstance(target, TensorValue):
