@@ -51,7 +51,7 @@ class StoredBytes:
     """The bytes in which one side is stored, decoded as any type of the table.
 
     `by_rows`: a row begins where a row of the side's own type begins. Otherwise the values follow
-    one another without a gap. `beyond`: the bytes that the file holds behind the tensor are read
+    one another without a gap. `beyond`: the bytes that the file holds after the tensor are read
     as well.
     """
 
@@ -71,7 +71,7 @@ class StoredBytes:
         return tensor.info.nbytes if place is None else place[0].size - place[1]
 
     def _bytes(self, tensor: LazyTensor, start: int, stop: int) -> bytes:
-        """Return a copy of bytes [start, stop) of a stored tensor, or of what is behind it."""
+        """Return a copy of bytes [start, stop) of a stored tensor, or of what follows it."""
         place = tensor.location() if self.beyond else None
         if place is None:
             return bytes(tensor.raw(start, stop))
@@ -275,7 +275,7 @@ def _size_text(row: Encoding) -> str:
 
 
 class JudgedReading(NamedTuple):
-    """How many values the bytes give, how many behind them are 0, and how many are others.
+    """How many values the bytes give, how many after them are 0, and how many are others.
 
     `lost` is how many values are 0 where the bytes give no finite number, `slack` the relative
     distance within which the others agree.
@@ -290,12 +290,12 @@ class JudgedReading(NamedTuple):
     def says(self, beyond: bool) -> list[str]:
         """Return the sentences on values that the tensor's own bytes do not give.
 
-        `beyond`: bytes behind the tensor were read as well.
+        `beyond`: bytes after the tensor were read as well.
         """
         said = []
         total = self.given + self.zero + self.other
         if beyond:
-            said.append("the last values are what the file holds behind the tensor")
+            said.append("the last values are what the file holds after the tensor")
         if self.zero or self.other:
             rest = "are 0" if self.zero else "are others"
             said.append(f"the bytes end after {self.given} of {total} values; the rest {rest}")

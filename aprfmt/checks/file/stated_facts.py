@@ -234,7 +234,7 @@ def check_quantization(ctx: CheckContext) -> Result:
     if partial is not None:
         todo = "calibrate again with texts that reach those layers, or leave them unquantized"
         findings.append(
-            CheckFinding(where, partial.text, "one beside every weight", todo, "warning")
+            CheckFinding(where, partial.text, "one for every weight", todo, "warning")
         )
     conflict = conflicting_packings(ctx.model)
     if conflict is not None:

@@ -110,7 +110,7 @@ def test_reading_on_behind_the_tensor(kind: str, taken: str, tmp_path: Path) -> 
     made = read_as(padded + bytes(behind), taken)
     one = explained(a, save(tmp_path / "b.safetensors", {"x": made}))["x"]
     assert (one.cause, one.confirmed, one.side) == ("code_type", True, "B"), one
-    assert one.evidence[1] == "the last values are what the file holds behind the tensor"
+    assert one.evidence[1] == "the last values are what the file holds after the tensor"
     # Other values there are not explained by the bytes.
     made[-1, -1] += 1
     one = explained(a, save(tmp_path / "b.safetensors", {"x": made}))["x"]
