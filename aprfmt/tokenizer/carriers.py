@@ -16,7 +16,6 @@ from aprfmt.model.carried_files import json_object
 from aprfmt.tokenizer import keys
 from aprfmt.tokenizer.build import is_blank_run, tokenizer_json
 from aprfmt.tokenizer.hf_json import configured_stop_ids, post_processor_ids, vocabulary_from_json
-from aprfmt.tokenizer.keys import TOKENIZER_JSON
 from aprfmt.tokenizer.pre_tokenizers import pre_name_of
 from aprfmt.tokenizer.stored_parts import DEFAULT_TEMPLATE, Carried, templates_by_name
 from aprfmt.tokenizer.vocabulary import (

@@ -233,9 +233,7 @@ def check_quantization(ctx: CheckContext) -> Result:
     partial = partial_input_scales(ctx.model)
     if partial is not None:
         todo = "calibrate again with texts that reach those layers, or leave them unquantized"
-        findings.append(
-            CheckFinding(where, partial.text, "one for every weight", todo, "warning")
-        )
+        findings.append(CheckFinding(where, partial.text, "one for every weight", todo, "warning"))
     conflict = conflicting_packings(ctx.model)
     if conflict is not None:
         todo = "set the file to what config.json says, by which the weights are read here"
