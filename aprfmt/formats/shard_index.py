@@ -17,8 +17,7 @@ from aprfmt.errors import FormatError
 from aprfmt.formats.bounded_json import loads
 from aprfmt.formats.cursor import MAX_COUNT
 from aprfmt.formats.mapped_file import Buffer, open_bytes
-from aprfmt.formats.shard_set import MAX_INDEX, member_path, require_files
-from aprfmt.formats.unfinished_writes import refuse_mixed
+from aprfmt.formats.shard_set import MAX_INDEX, member_path, refuse_mixed, require_files
 from aprfmt.remote.paths import map_paths
 
 Opened = TypeVar("Opened")

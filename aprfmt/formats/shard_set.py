@@ -1,4 +1,4 @@
-"""Models in several files: checks of the file names in an index, and joined tensors."""
+"""Models in several files: checks of the file names in an index, and of half-written sets."""
 
 import stat
 from collections.abc import Iterable, Mapping, Sequence
@@ -7,6 +7,7 @@ from pathlib import Path
 from aprfmt.base.protocols import LazyTensor
 from aprfmt.base.text_escape import shorten
 from aprfmt.errors import FormatError, RemoteError
+from aprfmt.formats.unfinished_writes import known_journal_names
 from aprfmt.remote.paths import map_paths
 
 MAX_INDEX = 128 << 20  # bytes of an index or manifest: a million tensors with long names
@@ -88,6 +89,25 @@ def require_files(paths: Iterable[Path], where: str) -> None:
             raise FormatError(
                 f"{where}: {path.name} is not a regular file (pipe, device or folder)"
             )
+
+
+def refuse_mixed(path: Path, members: Sequence[Path]) -> None:
+    """Raise FormatError for a set that an interrupted run left partly old and partly new.
+
+    `path` is the index, `members` the set's files.
+    """
+    if not known_journal_names(path.parent):
+        return
+
+    from aprfmt.formats.journal import pending_journals
+
+    mixed = set(pending_journals(path.parent)).intersection([path, *members])
+    if mixed:
+        raise FormatError(
+            f"{path}: {', '.join(sorted(found.name for found in mixed))} belong to a set of files "
+            "whose writing was interrupted, so old and new files are mixed; write into this "
+            "folder again as the same user, which completes it first, or says why it cannot"
+        )
 
 
 def join_tensors(

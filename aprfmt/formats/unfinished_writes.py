@@ -1,10 +1,8 @@
 """The hidden files that an unfinished write leaves: patches of files, journals of folders."""
 
 import os
-from collections.abc import Sequence
 from pathlib import Path
 
-from aprfmt.errors import FormatError
 from aprfmt.remote.paths import RemotePath
 
 PATCH_SUFFIX = ".aprfmt-patch"
@@ -49,22 +47,3 @@ def known_journal_names(folder: Path) -> list[str]:
         return journal_names(folder)
     except OSError:
         return []
-
-
-def refuse_mixed(path: Path, members: Sequence[Path]) -> None:
-    """Raise FormatError for a set that an interrupted run left partly old and partly new.
-
-    `path` is the index, `members` the set's files.
-    """
-    if not known_journal_names(path.parent):
-        return
-
-    from aprfmt.formats.journal import pending_journals
-
-    mixed = set(pending_journals(path.parent)).intersection([path, *members])
-    if mixed:
-        raise FormatError(
-            f"{path}: {', '.join(sorted(found.name for found in mixed))} belong to a set of files "
-            "whose writing was interrupted, so old and new files are mixed; write into this "
-            "folder again as the same user, which completes it first, or says why it cannot"
-        )

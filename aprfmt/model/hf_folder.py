@@ -15,7 +15,7 @@ from aprfmt.base.protocols import Value
 from aprfmt.base.sequences import join_first
 from aprfmt.errors import AprfmtError, FormatError, UsageError
 from aprfmt.formats.mapped_file import Buffer, open_bytes
-from aprfmt.formats.unfinished_writes import refuse_mixed
+from aprfmt.formats.unfinished_writes import known_journal_names
 from aprfmt.remote.paths import hub_cache, is_remote
 
 # Files that travel with the weights, besides config.json and tokenizer.json; all are text.
@@ -120,7 +120,10 @@ def read_folder(path: Path) -> HFFolder:
     """
     config: Mapping[str, Value] | None = None
     target = path / "config.json"
-    refuse_mixed(target, [path / name for name in (*TEXT_FILES, WEIGHTS, INDEX)])
+    if known_journal_names(path):
+        from aprfmt.formats.shard_set import refuse_mixed
+
+        refuse_mixed(target, [path / name for name in (*TEXT_FILES, WEIGHTS, INDEX)])
     if target.is_file():
         with closing(open_bytes(target)) as file:
             config = parse_config(file.view[: MAX_CONFIG + 1], target)

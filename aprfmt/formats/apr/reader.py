@@ -12,8 +12,7 @@ from aprfmt.formats.apr.shards import ShardNumber, read_manifest, shard_number_o
 from aprfmt.formats.apr.source import AprShard as AprShard
 from aprfmt.formats.apr.source import AprSource as AprSource
 from aprfmt.formats.mapped_file import Buffer, BufferFile, open_bytes
-from aprfmt.formats.shard_set import require_files
-from aprfmt.formats.unfinished_writes import refuse_mixed
+from aprfmt.formats.shard_set import refuse_mixed, require_files
 from aprfmt.remote.paths import parse_location
 
 _OF_ONE_FILE = frozenset({"sharding", "total_size", "param_count"})  # may differ between shards

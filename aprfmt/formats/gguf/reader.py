@@ -45,7 +45,7 @@ def open_source(path: Path, *, partial: bool = False, damaged: bool = False) -> 
     not GGUF, for a missing shard, and for shards that contradict each other or were left half
     written.
     """
-    from aprfmt.formats.unfinished_writes import refuse_mixed
+    from aprfmt.formats.shard_set import refuse_mixed
 
     path = parse_location(path)
     with ExitStack() as stack:
