@@ -1,18 +1,15 @@
-"""The order of a diagnosis: identity, hyperparameters, tensors, forward pass, cause.
+"""The order of a diagnosis: identity, hyperparameters, tensors, token ids, forward pass.
 
 A and B are the two models, runs or traces that are compared; a *side* is one of them. An *item* is
 one thing that a model is made of: a tensor, a key, a text. A *level* is one stage of the order.
 """
 
-import math
 import shlex
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
-
-import numpy as np
 
 from aprfmt.base.budget import BudgetSpent
 from aprfmt.causes.restored_keys import architecture_name, refusal_reason
@@ -34,19 +31,13 @@ from aprfmt.diagnosis.recorded_ids import (
     seen_padding,
     without_leading_rows,
 )
-from aprfmt.diagnosis.records import ABSENT_POINTS, Diagnosis, Evidence, PointRow
+from aprfmt.diagnosis.records import Diagnosis, Evidence, PointRow
 from aprfmt.diagnosis.renumbered_tokens import NUMBERED
 from aprfmt.diagnosis.sides import Side, open_side_trace, trace_ids
 from aprfmt.diagnosis.stored_names import stored_names_of_places
-from aprfmt.diagnosis.trace_pair import point_rows
-from aprfmt.diagnosis.zero_values import hidden_by_rounding, zero_points_of_trace
+from aprfmt.diagnosis.zero_values import zero_points_of_trace
 from aprfmt.errors import AprfmtError, ArchError
-from aprfmt.inference.capture import key_name, parse_key, point_instances
-from aprfmt.inference.points import POINTS
 from aprfmt.inference.probe_ids import choose_ids
-from aprfmt.inference.replay.patched_model import PatchedModel
-from aprfmt.inference.replay.recorded_trace import RecordedTrace
-from aprfmt.inference.replay.shadow import OperationResiduals, ShadowPoint
 from aprfmt.inference.trace import Trace
 from aprfmt.measure.findings import Finding
 from aprfmt.measure.item_repairs import inspect_unreadable_command, item_arguments
@@ -61,8 +52,8 @@ from aprfmt.measure.trace_view import (
     sequence_name,
     unread_arrays,
 )
-from aprfmt.measure.traces import FirstToken, PointDiff, find_first_token
-from aprfmt.measure.unread_arrays import compare_unread_arrays, unequal_arrays
+from aprfmt.measure.traces import FirstToken, PointDiff
+from aprfmt.measure.unread_arrays import compare_unread_arrays
 from aprfmt.model import Model
 from aprfmt.model.completeness import check_runnable
 from aprfmt.model.ledger import (
@@ -173,7 +164,7 @@ class DiagnosisRun:
         a, b = self.a.model, self.b.model
         report = self.levels.report
         named = {key for one in self.levels.findings for key in one.where}
-        arrays = tuple(row for row in self._unread_arrays() if row.name not in named)
+        arrays = tuple(row for row in self.unread_arrays() if row.name not in named)
         said = any(
             one.cause == "capture_rows" and one.verdict == "same" for one in self.levels.findings
         )
@@ -203,7 +194,7 @@ class DiagnosisRun:
         joined = [join_ledgers(one, more) for one, more in zip(whole, sides, strict=False)]
         return left, (joined[0], joined[1]) if joined else None
 
-    def _unread_arrays(self) -> tuple[NotCompared, ...]:
+    def unread_arrays(self) -> tuple[NotCompared, ...]:
         """Return the arrays of the traces that are no point; of two traces, whether they differ."""
         traces = list(self.traces.values())
         return compare_unread_arrays(*traces) if len(traces) == 2 else unread_arrays(*traces)
@@ -270,7 +261,7 @@ class DiagnosisRun:
             if report is not None and any(row.state == LATE for row in report.not_compared):
                 self._record_omitted_pass()
                 return self.make_diagnosis()
-            if self._has_two_models():
+            if self.has_two_models():
                 self.pair = ModelPair(self.a.model, self.b.model, self.levels)
                 self.pair.compare_quantities()
                 if self.a.kind == self.b.kind == "model" and self.pair.prove_equal():
@@ -293,10 +284,12 @@ class DiagnosisRun:
         self._judge_recorded_ids()
         if self._find_seen_padding():
             return self.make_diagnosis()
+        from aprfmt.diagnosis import forward_level
+
         try:
             with self.reporter.budget.in_force() as reading:
                 if self._has_budget():
-                    self._compare_passes()
+                    forward_level.compare_passes(self)
                 else:
                     self._record_omitted_pass()
             if reading.over:
@@ -310,7 +303,7 @@ class DiagnosisRun:
         if not self.judged and not self.points and not self.levels.findings:
             if not self.levels.checked:
                 return self.make_diagnosis("there is nothing that both sides have")
-        return self.make_diagnosis(self._incomparable_reason())
+        return self.make_diagnosis(forward_level.incomparable_reason(self))
 
     def _empty_model_reason(self) -> str:
         """Return a sentence if a side's file holds no tensor, with what it does hold; else ""."""
@@ -374,7 +367,7 @@ class DiagnosisRun:
         from aprfmt.diagnosis.mixed_checkpoints import find_mixture
 
         found = find_mixture(
-            model, self.reference, self.traces[run.label], self.ids, self._pass_dtype(), run.label
+            model, self.reference, self.traces[run.label], self.ids, self.pass_dtype(), run.label
         )
         if found is None:
             return False
@@ -390,7 +383,7 @@ class DiagnosisRun:
         other = self.b if side is self.a else self.a
         return side.model or self.reference or other.model
 
-    def _store_trace(self, side: Side, trace: Trace) -> Trace:
+    def store_trace(self, side: Side, trace: Trace) -> Trace:
         """Store a side's trace and return it; set `levels.reason` if all its values are zero."""
         self.traces[side.label] = trace
         zeros = zero_points_of_trace(trace)
@@ -402,7 +395,7 @@ class DiagnosisRun:
 
     def _load_trace(self, side: Side) -> None:
         """Open a side's saved trace and add evidence about it."""
-        trace = self._store_trace(
+        trace = self.store_trace(
             side, open_side_trace(side, self.ids, self.stack, self.model_of(side))
         )
         held = sum(trace.recorded_values(key) is not None for key in list(trace.records)[:1])
@@ -495,7 +488,7 @@ class DiagnosisRun:
         )
         for side in sides:  # read again, since the ids say how many rows a point has
             trace = open_side_trace(side, self.ids, self.stack, self.model_of(side))
-            self._store_trace(side, trace)
+            self.store_trace(side, trace)
         return ""
 
     def _choose_sequence(self) -> None:
@@ -532,7 +525,7 @@ class DiagnosisRun:
             for side in (self.a, self.b):
                 trace, model = self.traces.get(side.label), self.model_of(side)
                 if trace is not None and model is not None:
-                    dtype = self._pass_dtype()
+                    dtype = self.pass_dtype()
                     rows = rows_of_other_ids(side.label, trace, model, self.ids, dtype)
                     if rows is not None:
                         self.levels.findings.append(rows)
@@ -544,7 +537,7 @@ class DiagnosisRun:
         batch = BatchSequences(sides, self.traces, models, self.ids, self.stack)
         if not batch.others("A") and not batch.others("B"):
             return False
-        found = rows_of_another_sequence(batch, self._pass_dtype())
+        found = rows_of_another_sequence(batch, self.pass_dtype())
         left = tuple(batch.not_compared(frozenset() if found is None else found.explained))
         self.levels.left = (*self.levels.left, *left)
         agree = [
@@ -572,7 +565,7 @@ class DiagnosisRun:
             trace = self.traces.get(side.label)
             if trace is None or self.ids is None:
                 continue
-            ordered = exchanged_rows(self.model_of(side), trace, self.ids, self._pass_dtype())
+            ordered = exchanged_rows(self.model_of(side), trace, self.ids, self.pass_dtype())
             if ordered is not None:
                 self.traces[side.label], finding = ordered
                 self.levels.stated.append(finding)
@@ -584,7 +577,7 @@ class DiagnosisRun:
         if not sides or self.ids is None or len(sides) < len(self.traces):
             return
         model = self.model_of(sides[0])
-        hidden = hidden_padding(model, self.traces, self.ids, self._pass_dtype())
+        hidden = hidden_padding(model, self.traces, self.ids, self.pass_dtype())
         if hidden is not None:
             count, finding = hidden
             for label, trace in list(self.traces.items()):
@@ -603,7 +596,7 @@ class DiagnosisRun:
             trace, model = self.traces.get(side.label), self.model_of(side)
             if trace is None or self.ids is None:
                 continue
-            found = seen_padding(model, trace, side.label, self.ids, self._pass_dtype())
+            found = seen_padding(model, trace, side.label, self.ids, self.pass_dtype())
             if found is not None:
                 self.levels.findings.append(found)
                 self.levels.checked.append(f"{side.label}: the pass that sees the padding")
@@ -627,6 +620,8 @@ class DiagnosisRun:
 
     def _compare_without_ids(self) -> Diagnosis:
         """Return the diagnosis of traces without token ids: compared point by point only."""
+        from aprfmt.diagnosis import forward_level
+
         self.levels.not_checked.append(
             "token ids: the trace does not say them; give --ids for shadowing and causes"
         )
@@ -634,9 +629,9 @@ class DiagnosisRun:
             (trace,) = self.traces.values()
             if _has_no_point(trace):
                 says = "none of the trace's arrays is a capture point of a language model"
-                return self.make_diagnosis(f"{says}{_unread_clause(trace)}")
+                return self.make_diagnosis(f"{says}{forward_level.unread_clause(trace)}")
             return self.make_diagnosis("the trace does not say its token ids; give --ids")
-        self._compare_runs()
+        forward_level.compare_runs(self)
         options = "--ids" if self.model_of(self.a) is not None else "--model and --ids"
         needed = f"the traces do not say their token ids: {options} would let it find the cause"
         self.levels.findings = [
@@ -645,31 +640,9 @@ class DiagnosisRun:
             else one
             for one in self.levels.findings
         ]
-        return self.make_diagnosis(self._incomparable_reason())
+        return self.make_diagnosis(forward_level.incomparable_reason(self))
 
-    # --- the forward pass -------------------------------------------------------------------
-
-    @np.errstate(all="ignore")  # NaN and infinities are reported with their place instead
-    def _compare_passes(self) -> None:
-        """Compare the forward passes and add findings and evidence to `levels`.
-
-        Two models are compared by passes in which single findings are removed, then each recorded
-        side with its model, then both runs. Stops where a side sets `levels.reason`.
-        """
-        assert self.ids is not None
-        dtype = self._pass_dtype()
-        if self.pair is not None:
-            self._measure_findings(dtype)
-        for side in (self.a, self.b):
-            if side.kind != "model":
-                self._examine_side(side, dtype)
-            if self.levels.reason:
-                return
-        if self.traces:
-            self._compare_runs()
-        self._conclude()
-
-    def _has_two_models(self) -> bool:
+    def has_two_models(self) -> bool:
         """Return whether both sides have a model, and not the same one."""
         return self.a.model is not None and self.b.model is not None and not self._has_same_model()
 
@@ -678,7 +651,7 @@ class DiagnosisRun:
         a, b = self.a.model, self.b.model
         return a is not None and b is not None and a.path.resolve() == b.path.resolve()
 
-    def _pass_dtype(self) -> str:
+    def pass_dtype(self) -> str:
         """Return the dtype of passes to run: "float64" if a side's run had it, else "float32"."""
         wide = any(
             side.device_choice is not None and side.device_choice.dtype == "float64"
@@ -688,322 +661,10 @@ class DiagnosisRun:
             wide |= any(record.dtype == "float64" for record in trace.records.values())
         return "float64" if wide else "float32"
 
-    def _measure_findings(self, dtype: str) -> None:
-        """Measure by forward passes how much each finding about the files changes the logits.
-
-        If a difference of the logits remains, B's own pass is examined with A as the reference.
-        Raises ArchError where A has a tensor of another shape than its hyperparameters give.
-        """
-        assert self.pair is not None and self.ids is not None
-        for key, has, wanted in self.pair.a.resolution.coverage.misshapen[:1]:
-            raise ArchError(f"A cannot be run: {key} has shape {list(has)}, not {list(wanted)}")
-        chosen = self.chosen or self.pair.probe_given_ids(self.ids)
-        rest = self.pair.measure_findings(chosen, dtype, self.memory, self.reporter)
-        self._store_points(list(self.pair.points.values()))
-        if rest:
-            self.add_evidence(
-                "forward",
-                f"what was found does not explain all: the logits still differ by {rest:.3g}",
-                number=rest,
-            )
-            self._examine_side(self.b, dtype, against=self.a.model)
-
-    def _examine_side(self, side: Side, dtype: str, against: Model | None = None) -> None:
-        """Compare each recorded value of a side with what the model makes of the recorded input.
-
-        The result is stored in `judged`; evidence and what was checked or not is added to
-        `levels`. `against` is the reference model; None means the one that the side ran on.
-        """
-        # The reference model, and the side's trace (run now if it is not saved).
-        model = against or self.model_of(side)
-        assert self.ids is not None
-        if model is None:
-            self.levels.not_checked.append(
-                f"{side.label}: shadowing and confirmation need the weights; give --model"
-            )
-            return
-        trace = self.traces.get(side.label)
-        if trace is None:
-            found_trace = open_side_trace(side, self.ids, self.stack, model, memory=self.memory)
-            trace = self._store_trace(side, found_trace)
-        if self.levels.reason:
-            return
-        # Each operation is judged on the side's own input.
-        from aprfmt.diagnosis.forward import judge_trace
-        from aprfmt.diagnosis.wrong_operations import examine  # with every cause of a pass
-
-        patched = PatchedModel.unpatched(model, self.ids, dtype, self.memory)
-        recorded = RecordedTrace(trace, self.ids, {})
-        found = judge_trace(side.label, examine(patched, recorded), self.ids, str(model.path))
-        patched.weights.close()
-        self.judged[side.label] = found
-        self.levels.evidence += found.evidence
-        # Say how many points were judged, and what could not be.
-        count = found.examined.before.compared_count
-        if count:
-            self.levels.checked.append(
-                f"{side.label}: {count} points on its own inputs through the operations of "
-                f"{model.path.name} (numpy {dtype})"
-            )
-        else:
-            self.levels.not_checked.append(
-                f"{side.label}: no point of it can be compared with {model.path.name}"
-            )
-        views = found.examined.before.views
-        self.levels.not_checked += hidden_by_rounding(
-            side.label,
-            [(view.tolerance, view.recorded.dtype) for view in views.values()
-             if view.recorded is not None and view.residual is not None],
-        )  # fmt: skip
-        self.levels.left = (*self.levels.left, *_unfitting_arrays(trace, views))
-        left = [key for key, view in views.items() if view.recorded is None]
-        if left:
-            self.levels.not_checked.append(
-                f"{side.label}: {len(left)} {ABSENT_POINTS}: {', '.join(left[:4])}"
-                f"{', ...' if len(left) > 4 else ''}{_unseen_end_clause(views)}"
-            )
-        self.levels.left = (*self.levels.left, *_unseen_layers(found))
-        if found.examined.unfinished:
-            self.levels.not_checked.append(f"{side.label}: divergences beyond the first ones")
-
-    def _compare_runs(self) -> None:
-        """Compare both sides' recorded values at every point; run models where needed."""
-        # A side that is a model is run to record the points that the other has.
-        model = self.model_of(self.a)
-        moe = model is not None and bool(model.hyper["n_experts"])
-        for side, other in ((self.a, self.b), (self.b, self.a)):
-            if side.label in self.traces or side.model is None:
-                continue
-            known = point_instances(side.model.spec.block, side.model.hyper, side.model.roles)
-            there = self.traces.get(other.label)
-            wanted = [key for key in (known if there is None else there.records) if key in known]
-            self._store_trace(
-                side,
-                open_side_trace(
-                    side, self.ids, self.stack, None, wanted or ["logits"], self.memory
-                ),
-            )
-        if len(self.traces) < 2:
-            return
-        from aprfmt.diagnosis.statistics_evidence import differing_statistics
-
-        a, b = self.traces["A"], self.traces["B"]
-        # The reference is A, or the model if A is a trace and B is not.
-        reference = "B" if self.a.kind == "trace" and self.b.kind != "trace" else "A"
-        # Every shared point, and the first token that differs.
-        pairs = trace_pair.compare_points(a, b, moe, reference)
-        token = find_first_token(pairs, *((b, a) if reference == "A" else (a, b)))
-        if token is not None:
-            self.first = token
-            self.add_evidence("forward", token.text, token.key, number=token.rel_l2)
-        self._store_points(pairs)
-        self.levels.evidence += differing_statistics(
-            a, b, "MODEL" if model is None else str(model.path)
-        )
-        # What was compared, and what could not be.
-        compared = sum(pair.rel_l2 is not None for pair in pairs)
-        self.levels.checked.append(f"both runs with each other: {compared} points")
-        self.levels.reason = self.levels.reason or trace_pair.no_common_row_sentence(pairs, a, b)
-        for pair in pairs:
-            if pair.why:
-                self.levels.not_checked.append(f"{pair.key}: {pair.why}")
-        if not self.judged:
-            self.levels.not_checked += trace_pair.joined_stage_sentences(a, b)
-            self.levels.not_checked += hidden_by_rounding(
-                "A and B", trace_pair.point_tolerances(pairs, a, b)
-            )
-        # Without a model only the traces' own signatures suggest a cause.
-        if self.a.kind == self.b.kind == "trace":
-            self.rows_apart = trace_pair.partial_rows_finding(pairs)
-        if not self.judged and not self._has_two_models():
-            finding = trace_pair.signature_finding(pairs, a, b)
-            if finding is not None:
-                self.levels.findings.append(finding)
-                if not finding.confirmed:
-                    self.levels.not_checked.append(
-                        "confirmation by recomputation: the traces do not hold the weights; give "
-                        "--model"
-                    )
-        self._compare_unmapped_arrays(a, b)
-
-    def _compare_unmapped_arrays(self, a: TraceLike, b: TraceLike) -> None:
-        """Add the finding that arrays of two dumps differ that are no capture point.
-
-        Where a capture point differs beyond rounding they may be its consequence: then they are
-        evidence.
-        """
-        from aprfmt.diagnosis.unmapped_arrays import unmapped_finding
-
-        alike = sum(row.state == "equal" for row in self._unread_arrays())
-        found = unmapped_finding(unequal_arrays(a, b), alike)
-        if found is None:
-            return
-        departs = any(one.verdict == "bug" for one in self.levels.findings)
-        if departs or any(pair.beyond for pair in self.pairs):
-            self.add_evidence("capture", found.says, *found.where, number=found.residual_before)
-        else:
-            self.levels.findings.append(found)
-
-    def _store_points(self, pairs: Sequence[PointDiff]) -> None:
-        """Store how each capture point compares.
-
-        Add evidence for NaN and infinities on both sides.
-        """
-        self.pairs = pairs
-        self.levels.evidence += trace_pair.nonfinite_on_both_sides(pairs)
-        self.points = point_rows(pairs, {k: v.examined.before for k, v in self.judged.items()})
-
-    # --- conclusion -------------------------------------------------------------------------
-
-    def _conclude(self) -> None:
-        """Add the findings that only one side has; if there are none, judge what rounding explains.
-
-        What both sides do alike against the model is evidence, and no difference between them.
-        """
-        from aprfmt.diagnosis import conclusion
-        from aprfmt.diagnosis.dumped_ranks import differing_ranks, differing_requests
-        from aprfmt.diagnosis.forward import shared_findings, with_side
-
-        levels = self.levels
-        # What both sides do alike against the model is no difference between them.
-        a, b = (self.judged[x].findings if x in self.judged else [] for x in ("A", "B"))
-        shared = shared_findings(a, b)
-        for finding in shared:
-            self.add_evidence("forward", f"both sides depart from the model alike: {finding.says}",
-                     *finding.where[:4])  # fmt: skip
-        for finding in (*a, *b):
-            if finding not in shared and not any(
-                finding.cause == other.cause and finding.where == other.where for other in shared
-            ):
-                other_side = self.judged.get("B" if finding.side == "A" else "A")
-                told = other_side is not None and finding.side and finding.verdict != "same"
-                levels.findings.append(
-                    with_side(finding, other_side) if other_side is not None and told else finding
-                )
-        # Findings about the recording itself: ranks, requests, rows, large gains.
-        unlike = [*differing_ranks(self.traces), *differing_requests(self.traces)]
-        levels.findings += unlike
-        apart = self.rows_apart
-        if apart is not None and all(finding.cause != apart.cause for finding in levels.findings):
-            levels.findings.append(apart)
-        levels.evidence += conclusion.largest_gains(self.points)
-        if self.judged and self.pair is None and levels.findings and not unlike:
-            passes = [found.examined.after for found in self.judged.values()]
-            levels.complete = not any(made.flagged for made in passes)
-        # NaN on one side is a bug even where no operation was found wrong.
-        broken = trace_pair.nonfinite_finding(self.pairs)
-        if broken is not None and not any(row.verdict == "bug" for row in levels.findings):
-            levels.findings.append(broken)
-        if any(finding.verdict in ("bug", "precision") for finding in levels.findings):
-            return
-        # A side of which nothing was compared agrees with nothing.
-        levels.reason = levels.reason or self._unread_side_reason()
-        if levels.reason:
-            return
-        # Without any bug or precision finding, judge whether the rest is rounding.
-        guess = next((made.examined.supposed for made in self.judged.values()), "")
-        short: dict[str, str] = {}
-        residuals = OperationResiduals()
-        for judged in self.judged.values():
-            short |= judged.examined.short
-            for view in judged.examined.after.views.values():
-                residuals.add(view)
-        rounded = conclusion.rounding_finding(
-            self.points, levels.findings, levels.evidence, residuals, guess, short
-        )
-        if rounded is not None:
-            levels.findings.append(rounded)
-
-    def _unread_side_reason(self) -> str:
-        """Return a sentence if no value of one side was compared with anything, else ""."""
-        if any(pair.rel_l2 is not None for pair in self.pairs):
-            return ""
-        silent = [
-            label
-            for label in self.traces
-            if label not in self.judged or not self.judged[label].examined.before.compared_count
-        ]
-        if not silent or len(silent) == len(self.traces) > 1:
-            return ""
-        rest = _unread_clause(self.traces[silent[0]])
-        return f"no point of {silent[0]} could be compared{rest}"
-
-    def _incomparable_reason(self) -> str:
-        """Return why nothing could be compared; "" if something was."""
-        if self.levels.findings or self.levels.reason:
-            return ""
-        if self.traces and not any(
-            row.direct is not None or row.shadow is not None for row in self.points
-        ):
-            if any(one.state == "unequal" for one in self._unread_arrays()):
-                return ""  # a difference is known, though not at a point
-            rest = _unread_clause(*self.traces.values())
-            return f"no point of the two has values on the same rows{rest}"
-        return ""
-
-
-def _unfitting_arrays(trace: TraceLike, views: Mapping[str, ShadowPoint]) -> Iterator[NotCompared]:
-    """Yield a NotCompared for each recorded point whose rows have another size than the model's.
-
-    Nothing was compared of them, so that they are neither right nor wrong.
-    """
-    for key, view in views.items():
-        record = trace.records.get(key)
-        row = POINTS[view.point].rows
-        if view.recorded is not None or record is None or row in ("scores", "logits"):
-            continue
-        count = len(record.positions or ()) or (record.shape[0] if record.shape else 0)
-        mine = view.mine.size // max(1, view.mine.shape[0] if view.mine.ndim else 1)
-        if count and math.prod(record.shape) != count * mine:
-            why = f"its rows have {math.prod(record.shape) / count:g} values, the model's {mine}"
-            yield NotCompared("captured array", key, "unreadable", why)
-
-
-def _unseen_end_clause(views: Mapping[str, ShadowPoint]) -> str:
-    """Return a clause on what the pass does after a trace's last compared point, or "".
-
-    What lies between two compared points is judged with the second one.
-    """
-    keys = [*views]
-    last = max((i for i, key in enumerate(keys) if views[key].residual is not None), default=None)
-    if last is None or last == len(keys) - 1:
-        return ""
-    return f"; nothing after {keys[last]} was compared"
-
-
-def _unseen_layers(judged: "JudgedTrace") -> Iterator[NotCompared]:
-    """Yield a NotCompared for the last point of a series that holds the inputs of layers.
-
-    What was taken for a layer's output is its input, and no later value is recorded: nothing of
-    this last layer was compared.
-    """
-    after = judged.examined.after.views
-    keys = [*after]
-    seen = max((i for i, key in enumerate(keys) if after[key].residual is not None), default=-1)
-    for finding in judged.findings:
-        taken = [key for key in finding.where if key in after and parse_key(key)[1] >= 0]
-        if finding.cause != "capture_point" or not taken:
-            continue
-        last = max(taken, key=keys.index)
-        view, layer = judged.examined.before.views[last], parse_key(last)[1]
-        entering = "embd" if layer == 0 else key_name("out", layer - 1)
-        there = after.get(entering)
-        if there is None or seen > keys.index(entering) or there.mine.size != view.theirs.size:
-            continue
-        if view.distance(there.mine.reshape(view.mine.shape)) <= view.whole_tolerance:
-            why = f"it holds {entering}, and nothing recorded is computed in layer {layer}"
-            yield NotCompared("captured array", last, "unreadable", why)
-
 
 def _has_no_point(trace: TraceLike) -> bool:
     """Return whether none of a trace's arrays is a capture point by its name."""
     return not trace.records and not trace.run.get("lost")
-
-
-def _unread_clause(*traces: TraceLike) -> str:
-    """Return the end of a sentence that lists arrays of traces that are no capture point, or ""."""
-    left = [f"{one.name}: {one.why}" for one in unread_arrays(*traces)]
-    return f"; {'; '.join(left[:3])}" + ", ..." * (len(left) > 3) if left else ""
 
 
 def _unexplained_points(findings: Sequence[Finding]) -> tuple[NotCompared, ...]:

@@ -17,7 +17,7 @@ from aprfmt.base.budget import Budget, TimeOver, end_where_time_is_over
 from aprfmt.checks import validate
 from aprfmt.checks.gates import running
 from aprfmt.compare import diff
-from aprfmt.diagnosis import diagnose
+from aprfmt.diagnosis import diagnose, forward_level
 from aprfmt.diagnosis.diagnosis_order import DiagnosisRun
 from aprfmt.formats.mapped_file import StoredTensor
 from aprfmt.inference.device import parse_run
@@ -399,7 +399,7 @@ def test_a_budget_ends_the_passes_of_a_diagnosis(
         end_where_time_is_over()
         raise AssertionError("the time is over")
 
-    monkeypatch.setattr(DiagnosisRun, "_compare_passes", late_pass)
+    monkeypatch.setattr(forward_level, "compare_passes", late_pass)
     found = diagnose(str(model), str(other), budget=Budget(1.0, clock=lambda: now[0]))
     late = [row.name for row in found.pronounced.not_compared if row.state == "not reached"]
     assert late == ["forward pass"]

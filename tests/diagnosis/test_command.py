@@ -10,7 +10,7 @@ import pytest
 
 import aprfmt
 from aprfmt.causes import CAUSES
-from aprfmt.diagnosis import Diagnosis, diagnose
+from aprfmt.diagnosis import Diagnosis, diagnose, forward_level
 from aprfmt.diagnosis.diagnosis_order import DiagnosisRun
 from aprfmt.errors import UsageError
 from aprfmt.inference.aprt import save_aprt
@@ -156,7 +156,7 @@ def test_a_run_that_was_asked_for_is_looked_at_though_models_compute_the_same(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:  # fmt: skip
     looked: list[str] = []
-    monkeypatch.setattr(DiagnosisRun, "_compare_passes", lambda self: looked.append("forward"))
+    monkeypatch.setattr(forward_level, "compare_passes", lambda run: looked.append("forward"))
     found = diagnose(f"{demo_model}{a}", f"{other_template}{b}", ids=IDS[:3])
     assert [one.cause for one in found.findings] == ["chat_template"]
     assert bool(looked) is passes

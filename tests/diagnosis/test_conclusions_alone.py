@@ -17,6 +17,7 @@ from aprfmt.diagnosis import (
     diagnosis_order,
     dumped_ranks,
     forward,
+    forward_level,
     mixed_checkpoints,
     model_pair,
     models,
@@ -429,7 +430,7 @@ def test_arrays_whose_rows_have_another_size_are_named(point_name: str) -> None:
         record = SimpleNamespace(shape=shape, positions=positions)
         views: Any = {"L0.q": view, "L0.lost": view}
         trace: Any = SimpleNamespace(records={"L0.q": record})
-        return [one.why for one in diagnosis_order._unfitting_arrays(trace, views)]
+        return [one.why for one in forward_level._unfitting_arrays(trace, views)]
 
     rows = point_name == "q"
     assert left((3, 8)) == [] and left((5, 8)) == [] and left((2, 4, 2)) == []
@@ -573,7 +574,7 @@ def test_findings_of_traces_are_all_there_is_where_the_last_pass_agrees(
         levels=levels, judged={"B": judged}, pair="models" if pair else None, traces={},
         rows_apart=None, points=[], pairs=[],
     )  # fmt: skip
-    diagnosis_order.DiagnosisRun._conclude(ended)
+    forward_level.conclude(ended)
     assert levels.findings == [own, *[ranks] * unlike] and levels.evidence == ["a gain"]
     assert levels.complete == ("as it was" if pair or unlike else not flagged)
 

@@ -636,7 +636,7 @@ def test_what_a_saved_trace_lacks_is_said_of_its_side(
     stage: Any = SimpleNamespace(
         ids=None, stack=None, levels=levels, model_of=lambda side: None,
         add_evidence=lambda *given: said.append(given),
-        _store_trace=lambda side, given: trace,
+        store_trace=lambda side, given: trace,
     )  # fmt: skip
     monkeypatch.setattr(diagnosis_order, "open_side_trace", lambda *given: trace)
     monkeypatch.setattr(diagnosis_order, "backend_name", lambda given: "")

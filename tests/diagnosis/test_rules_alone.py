@@ -11,6 +11,7 @@ from aprfmt.base.budget import Budget, BudgetSpent
 from aprfmt.base.protocols import TypedValue
 from aprfmt.diagnosis import (
     accumulated_rounding,
+    forward_level,
     quantities,
     renumbered_tokens,
     shared_ranges,
@@ -189,13 +190,14 @@ def end_of(walk: Any, *, budget: bool = True, passes: Any = None, **answers: Any
         "_judge_recorded_ids": None,
         "_find_seen_padding": False,
         "_has_budget": budget,
-        "_incomparable_reason": "not comparable",
     }
     for name, answer in (usual | answers).items():
         setattr(walk, name, lambda *given, answer=answer: answer)
     walk.make_diagnosis = lambda reason="": reason or "made"
-    walk._compare_passes = compare
-    return DiagnosisRun.run(walk)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(forward_level, "compare_passes", lambda run: compare())
+        patch.setattr(forward_level, "incomparable_reason", lambda run: "not comparable")
+        return DiagnosisRun.run(walk)
 
 
 def test_a_walk_without_anything_in_common_says_so() -> None:
