@@ -19,13 +19,12 @@ from aprfmt.compare import DiffReport, diff
 from aprfmt.compare.diffs import SECTIONS
 from aprfmt.compare.short_answer import Line, short_answer
 from aprfmt.errors import UsageError
-from aprfmt.formats import FORMATS
 from aprfmt.measure.records import EQUAL, FLOATS, FieldDiff, TensorDiff, ulp_type
 from aprfmt.model import open_model
 from aprfmt.model.verdict import Pronounced
 
 if TYPE_CHECKING:
-    from aprfmt.adapters import AdapterAnswer
+    from aprfmt.adapters import AdapterAnswer, MergeCommand
     from aprfmt.adapters.answers import ChangedWeight
     from aprfmt.cli.ci_reports import ReportCase
     from aprfmt.measure.findings import Finding
@@ -46,36 +45,26 @@ def compare_adapter(
     is not known. A is the file `a`, B the file `b`. `accept` are patterns of what may stay
     uncompared.
     """
-    from aprfmt.adapters import answer_merge, has_packed_weight
+    from aprfmt.adapters import answer_merge, has_packed_weight, merge_command
 
+    again = None
     with open_model(a, arch=arch) as base, open_model(b, arch=arch) as copy:
         found, report = answer_merge(base, copy, adapter)
-        again = _merge_command(a, adapter, copy.format)
-        if has_packed_weight(base, [one.key for one in found.weights]):
-            decoded = Path(f"{a.with_suffix('')}-decoded")
-            again = (
-                f"aprfmt convert {a} {decoded} --encoding F32 --to safetensors && "
-                f"{_merge_command(decoded, adapter, copy.format)}"
-            )
+        packed = has_packed_weight(base, [one.key for one in found.weights])
+        if found.differs:
+            again = merge_command(a, adapter, copy.format, arch, packed=packed)
     verdict = found.pronounced(accept)
     body = {**report.to_json(), "adapter": found.to_json(), **verdict.to_json()}
     return render.emit(body, verdict.exit, lambda: show_adapter(found, verdict, a, b, again))
 
 
-def _merge_command(base: Path, adapter: Path, container: str) -> str:
-    """Return the command that merges the adapter into `base`, into a file of format `container`."""
-    if FORMATS[container].weights_name is not None:
-        return f"aprfmt convert {base} OUT --adapter {adapter} --to {container}"
-    return f"aprfmt convert {base} OUT{FORMATS[container].extensions[0]} --adapter {adapter}"
-
-
 def show_adapter(
-    found: "AdapterAnswer", verdict: "Pronounced", a: Path, b: Path, again: str
+    found: "AdapterAnswer", verdict: "Pronounced", a: Path, b: Path, again: "MergeCommand | None"
 ) -> None:
     """Print the answer, the weights that are not merged once, other differences, what to do.
 
-    `again` is the command that merges the adapter anew. `found` is the answer; `a` is the base, `b`
-    the model with the adapter merged.
+    `again` is the command that merges the adapter anew, None where nothing differs. `found` is the
+    answer; `a` is the base, `b` the model with the adapter merged.
     """
     from aprfmt.adapters.merge_faults import NOTHING
 
@@ -116,8 +105,10 @@ def show_adapter(
     if found.others:
         others = ", ".join(render.escape(key) for key in found.others[:_LINES])
         render.line(f"  {len(found.others)} tensors differ that it does not change: {others}")
-    if found.differs:
-        render.line(f"next: {render.escape(again)}")
+    if again is not None and again.command:
+        render.line(f"next: {render.escape(again.command)}")
+    elif again is not None:
+        render.line(f"no command merges it anew here: {render.escape(again.why)}")
 
 
 def _weight_text(weight: "ChangedWeight") -> str:

@@ -245,6 +245,7 @@ def merge_adapter(
     adapter: Path,
     *,
     again: bool = False,
+    decoded: bool = False,
     order: ExpertOrder = PEFT_ORDER,
     encoding: str = "",
 ) -> tuple[Model, Model, Adapter]:
@@ -253,7 +254,8 @@ def merge_adapter(
     Closing the first closes the base. `order` is how the pairs for stacked experts order their
     ranks, `encoding` that of the merged weights, "" for the base's. Raises ConversionError for an
     adapter of another base, for packed weights, and for an adapter that the base's metadata record
-    as merged. `again` allows the last two, for a comparison. Raises UnsupportedError for an adapter
+    as merged. `again` allows the last two, for a comparison; `decoded` allows packed weights alone,
+    as those of a base that is to be decoded first. Raises UnsupportedError for an adapter
     of a diffusion pipeline.
     """
     opened, found = read_adapter(adapter, compare=again)
@@ -271,7 +273,9 @@ def merge_adapter(
             )
         whole = whole_tensors(found, base, untie=again)
         grown = resized_folder(found, whole, base)
-        tensors = dict(_merged_tensors(base, found, whole, order, again, encoding))
+        tensors = dict(
+            _merged_tensors(base, found, whole, order, again, again or decoded, encoding)
+        )
         record = json.dumps([*before, digest])
         gone = {
             part.info.name
@@ -298,18 +302,20 @@ def _merged_tensors(
     adapter: Adapter,
     replacements: Mapping[str, View],
     order: ExpertOrder,
+    untie: bool,
     decoded: bool,
     encoding: str,
 ) -> Iterator[tuple[str, LazyTensor]]:
     """Yield (name, tensor) of the merge's tensors that are not the base's.
 
     `replacements` are the adapter's whole tensors by name, `order` is how pairs for stacked experts
-    order their ranks. With `decoded` packed weights are decoded first; they raise ConversionError
-    without it. `encoding` is that of the merged weights, "" for the base's.
+    order their ranks, `untie` whether a tied head may be changed. With `decoded` packed weights are
+    decoded first; they raise ConversionError without it. `encoding` is that of the merged weights,
+    "" for the base's.
     """
     own = {name: RenamedTensor(view.stored[0], name) for name, view in replacements.items()}
     yield from own.items()
-    for name, pair in place_pairs(adapter, base, order, untie=decoded).items():
+    for name, pair in place_pairs(adapter, base, order, untie=untie).items():
         stored = own.get(name, base[name].stored[0])
         if stored.parts or stored.info.encoding not in _FLOATS:
             if decoded and name not in own:
