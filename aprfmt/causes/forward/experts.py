@@ -178,58 +178,84 @@ def usual_bias_mistakes(patched: PatchedModel) -> Iterator[Change]:
 # --- capacity ------------------------------------------------------------------------------------
 
 
-def drop_over_capacity(experts: Array, weights: Array, capacity: int, *, by_weight: bool) -> Array:
+# Which tokens an expert keeps that has more than its capacity -> sorting keys of the places
+# (token, choice) at which it is chosen, of its weights [places] there. The first are kept.
+KEPT: Mapping[str, Callable[[Array, Array], tuple[Array, ...]]] = {
+    "the first ones": lambda places, weights: (places[:, 1], places[:, 0]),
+    "those with the highest weights": lambda places, weights: (places[:, 0], -weights),
+    "all first choices of tokens before the second ones": lambda places, weights: (
+        places[:, 0],
+        places[:, 1],
+    ),
+}
+
+
+def drop_over_capacity(
+    experts: Array, weights: Array, capacity: int, which: str, *, renormalised: bool = False
+) -> Array:
     """Return experts' weights [tokens, used], zero where an expert has more than `capacity` tokens.
 
-    An expert keeps its first `capacity` tokens, or with `by_weight` those of highest weights.
+    `experts` [tokens, used] are the chosen experts' numbers, the heaviest of a token first. `which`
+    is the key of KEPT that says what an expert keeps. With `renormalised` the weights that a token
+    keeps are multiplied until their sum is what it was; a token that keeps none has zeros.
     """
     kept = np.array(weights)
     # Drop the places of an expert beyond its capacity.
     for expert in np.unique(experts):
         places = np.argwhere(experts == expert)
-        if by_weight:
-            order = np.argsort([-weights[i, j] for i, j in places], kind="stable")
-            places = places[order]
-        for i, j in places[capacity:]:
-            kept[i, j] = 0
+        order = np.lexsort(KEPT[which](places, weights[tuple(places.T)]))
+        kept[tuple(places[order[capacity:]].T)] = 0
+    if renormalised:
+        left = kept.sum(-1, keepdims=True)
+        kept *= np.divide(weights.sum(-1, keepdims=True), left, np.ones_like(left), where=left != 0)
     return kept
 
 
-def capacity_change(capacity: int, *, by_weight: bool) -> Change:
+def _capacity_rules(used: int) -> Iterator[tuple[str, bool]]:
+    """Yield (which tokens are kept, whether weights are renormalised), the usual ones first.
+
+    Of a token with one expert (`used` = 1) no weight is left to renormalise, and no choice is a
+    second one.
+    """
+    for renormalised in (False, True) if used > 1 else (False,):
+        for which in list(KEPT) if used > 1 else list(KEPT)[:2]:
+            yield which, renormalised
+
+
+def capacity_change(capacity: int, which: str, *, renormalised: bool) -> Change:
     """Return the change to experts that take at most `capacity` tokens.
 
-    `by_weight`: those with the highest weights; otherwise the first ones.
+    `which` is a key of KEPT. `renormalised`: the weights a token keeps have the sum of all of its
+    weights.
     """
-    which = "those with the highest weights" if by_weight else "the first ones"
+    also = ", and the weights that a token keeps are renormalised" if renormalised else ""
     return Change(
         "moe_routing",
-        f"an expert takes {capacity} tokens at most, {which}; the others are dropped",
+        f"an expert takes {capacity} tokens at most, {which}; the others are dropped{also}",
         ("expert_capacity",),
-        _limit_capacity(capacity, by_weight),
-        {"expert_capacity": capacity, "kept": which},
+        _limit_capacity(capacity, which, renormalised),
+        {"expert_capacity": capacity, "kept": which, "renormalised": renormalised},
     )
 
 
-def _limit_capacity(capacity: int, by_weight: bool) -> Patch:
-    """Return a patch function: every expert takes `capacity` tokens, the first or the heaviest."""
+def _limit_capacity(capacity: int, which: str, renormalised: bool) -> Patch:
+    """Return a patch function: every expert takes `capacity` tokens, those that `which` names."""
 
     def tap(patched: PatchedModel, layer: int, x: Any, held: Mapping[str, Any]) -> Any:
         """Return the experts' weights `x` [tokens, used], 0 for tokens over their capacity."""
-        return drop_over_capacity(np.asarray(held["experts"]), x, capacity, by_weight=by_weight)
+        chosen = np.asarray(held["experts"])
+        return drop_over_capacity(chosen, x, capacity, which, renormalised=renormalised)
 
     return lambda patched, layers: patched.with_tap("expert_w", tap, layers)
 
 
 def usual_capacities(patched: PatchedModel) -> Iterator[Change]:
-    """Yield changes to the capacities that trainers' usual factors give.
-
-    Each is tried with an expert's first tokens, then with those of highest weight.
-    """
+    """Yield changes to the capacities that trainers' usual factors give, by each usual rule."""
     share = len(patched.ids) * int(patched.hp["n_experts_used"]) / int(patched.hp["n_experts"])
     found = [round_(share * factor) for factor in FACTORS for round_ in (np.floor, np.ceil)]
-    for capacity in dict.fromkeys(int(value) for value in found if value >= 1):
-        for by_weight in (False, True):
-            yield capacity_change(capacity, by_weight=by_weight)
+    for which, renormalised in _capacity_rules(int(patched.hp["n_experts_used"])):
+        for capacity in dict.fromkeys(int(value) for value in found if value >= 1):
+            yield capacity_change(capacity, which, renormalised=renormalised)
 
 
 def find_capacity(case: Mismatch) -> Iterator[Change]:
@@ -242,19 +268,20 @@ def find_capacity(case: Mismatch) -> Iterator[Change]:
     if not len(late):
         return
     here = case.layer >= 0 and "add_weighted" in {call.op for call in case.view.calls}
-    for by_weight in (False, True):
+    routing = _recorded_routing(case)
+    for which, renormalised in _capacity_rules(max((x.shape[1] for x, _ in routing), default=0)):
         tried: dict[int, None] = {}
-        for chosen, weights in _recorded_routing(case):
+        for chosen, weights in routing:
             used = np.bincount(chosen.reshape(-1))
             # A capacity fits if it drops just these tokens.
             for number in range(1, int(used.max())):
-                kept = drop_over_capacity(chosen, weights, number, by_weight=by_weight)
+                kept = drop_over_capacity(chosen, weights, number, which, renormalised=renormalised)
                 lost = np.flatnonzero((kept != weights).any(-1))
                 lost = lost[np.isin(lost, case.rows)]
                 if np.array_equal(lost, late) if here else len(lost) and lost[0] == late[0]:
                     tried[number] = None
         for number in tried:
-            yield capacity_change(number, by_weight=by_weight)
+            yield capacity_change(number, which, renormalised=renormalised)
 
 
 def lost_experts_change(rank: int, ranks: int, n_experts: int) -> Change:

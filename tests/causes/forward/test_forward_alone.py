@@ -597,6 +597,35 @@ def test_a_capacity_drops_just_the_rows_that_differ_where_they_are_added(
     assert told == found
 
 
+CHOSEN = np.array([[0, 1], [0, 1], [1, 0], [0, 1]])
+WEIGHED = np.array([[0.6, 0.4], [0.7, 0.3], [0.8, 0.2], [0.9, 0.1]])
+
+
+@pytest.mark.parametrize(
+    ("which", "kept"),
+    [
+        ("the first ones", [[1, 1], [1, 1], [0, 0], [0, 0]]),
+        ("those with the highest weights", [[0, 1], [1, 0], [1, 0], [1, 0]]),
+        ("all first choices of tokens before the second ones", [[1, 1], [1, 0], [1, 0], [0, 0]]),
+    ],
+)
+def test_a_full_expert_keeps_two_tokens(which: str, kept: list[list[int]]) -> None:
+    """Renormalised weights of a token have the sum that they had, where one is left."""
+    plain = experts.drop_over_capacity(CHOSEN, WEIGHED, 2, which)
+    assert np.array_equal(plain, WEIGHED * kept)
+    whole = experts.drop_over_capacity(CHOSEN, WEIGHED, 2, which, renormalised=True)
+    left = np.any(kept, axis=1)
+    assert np.allclose(whole.sum(-1), left) and np.array_equal(whole != 0, plain != 0)
+
+
+def test_a_token_with_one_expert_has_no_second_choice() -> None:
+    """No rule is tried twice where two rules drop the same tokens."""
+    patched: Any = SimpleNamespace(ids=range(8), hp={"n_experts_used": 1, "n_experts": 8})
+    told = [change.values for change in experts.usual_capacities(patched)]
+    assert {one["kept"] for one in told} == set(list(experts.KEPT)[:2])
+    assert not any(one["renormalised"] for one in told)
+
+
 # --- weights of norms -----------------------------------------------------------------------------
 
 
