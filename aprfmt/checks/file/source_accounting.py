@@ -36,7 +36,7 @@ def check_accounted(ctx: "CheckContext") -> Result:
             "convert the source again",
         )
         for entry in found.lost
-        if entry.kind != "hyperparameter"  # a row of its own
+        if entry.kind != "hyperparameter"  # a separate row
     ]
     dropped = [entry.name for entry in found.entries if entry.fate == "dropped"]
     return Result(found.says, findings, details={"dropped": dropped})

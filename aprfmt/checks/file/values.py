@@ -134,7 +134,7 @@ def check_block_scales(ctx: CheckContext) -> Result:
                     "get the file again, or quantize again",
                 )
             )
-    # bitsandbytes stores absmax in a tensor of its own, which cannot be negative.
+    # bitsandbytes stores absmax in a separate tensor, which cannot be negative.
     for name, tensor in ctx.model.items():
         for suffix, part in tensor.parts.items():
             if not suffix.endswith("absmax"):
