@@ -328,7 +328,7 @@ def _estimate(
     extra = _extra_bytes(on, weights)
     few = len(on.gpus) == 1 and not on.deterministic
     if steps > 1 and few and (not on.fused or model.hyper["n_experts"]):
-        # The second step runs on a stream of its own, which gets a workspace too.
+        # The second step runs on a separate stream, which gets a workspace too.
         head = max(head, on.workspace)
     devices = []
     for name, free in zip(on.devices, on.free(), strict=True):

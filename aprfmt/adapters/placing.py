@@ -449,7 +449,7 @@ def _place_by_role(
         raise ConversionError(
             f"{adapter.path}: {pair.module} has no place in {base.path}: {error}"
         ) from error
-    # Files of multimodal models have the text model's weights below a module of its own, and so
+    # Files of multimodal models have the text model's weights below a separate module, and so
     # has the model in memory, whose names PEFT writes.
     view = base.roles.get(group.roles[0])
     nested = _NESTED in name.split(".") and has_towers(base.config)

@@ -88,7 +88,7 @@ NEXTN: Mapping[str, DraftNames] = {
         ("num_nextn_predict_layers",),
     ),
 }
-# Qwen3-Next and Qwen3.5: a module of its own.
+# Qwen3-Next and Qwen3.5: a separate module.
 MTP: Mapping[str, DraftNames] = {
     "gguf": _GGUF,
     "hf": DraftNames(

@@ -289,7 +289,7 @@ BERT_CAUSAL = encoder_spec(
     _causal_rules(_attention_bias_rule(causal=True)),
     _CAUSAL,
     evidence=_is_decoder,
-    unused=("cls.predictions.bias",),  # of a head of its own, which has another one
+    unused=("cls.predictions.bias",),  # of a separate head, which has another one
 )
 ROBERTA_CAUSAL = encoder_spec(
     "roberta_causal",

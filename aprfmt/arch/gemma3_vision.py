@@ -1,4 +1,4 @@
-"""gemma3's vision tower and projector, which GGUF keeps in a file of its own (mmproj).
+"""gemma3's vision tower and projector, which GGUF keeps in a separate file (mmproj).
 
 The tower is siglip's without its head; the projector normalises the pooled patches (with 1 + w)
 and multiplies them into the text model's width. The folder is that of the whole model: what reads

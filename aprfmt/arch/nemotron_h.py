@@ -165,7 +165,7 @@ def _width_rule(rule: HyperRule, layers: str) -> HyperRule:
         """Return GGUF's {key: value} for a width: the list by layer, and the width's own key.
 
         The list has 0 in layers that the hyperparameter `layers` does not mark. Not every width
-        has a key of its own.
+        has a separate key.
         """
         return {_WIDTHS: [value if on else 0 for on in hp[layers]], **dict.fromkeys(own, value)}
 

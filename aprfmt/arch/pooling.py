@@ -1,6 +1,6 @@
 """How the rows of the last layer become one embedding: read where each style says it.
 
-sentence-transformers has it in a file of its own (FILE), GGUF under a key. Sources:
+sentence-transformers has it in a separate file (FILE), GGUF under a key. Sources:
 sentence_transformers/models/Pooling.py; llama.cpp's `enum llama_pooling_type`.
 """
 

@@ -123,7 +123,7 @@ SPECIAL_NAMES: dict[str, str] = {
     "with lightning attention, after the MLP (minimax)",
     "delta_strength": "factor on what a delta net writes of a value's error (olmo_hybrid: 2)",
     "delta_norm_eps": "epsilon of the norm after a delta net (olmo_hybrid: 1e-5)",
-    "index_layers": "tuple of bool: has layer i an indexer of its own (deepseek_v32, glm_moe_dsa): "
+    "index_layers": "tuple of bool: has layer i a separate indexer (deepseek_v32, glm_moe_dsa): "
     "the others read the keys that the last one before them chose",
     "index_heads": "heads of an indexer",
     "index_head_dim": "elements of an indexer's heads",
@@ -156,7 +156,7 @@ SPECIAL_NAMES: dict[str, str] = {
     "patch_merge": "patches side by side that are joined to one (mistral3)",
     "patch_frames": "frames of a video that are a patch together (qwen2_vl and later)",
     "image_window": "pixels of a window's side (qwen2_5_vl)",
-    "merger_layers": "tuple of bool: has layer i of a tower a merger of its own (qwen3_vl)",
+    "merger_layers": "tuple of bool: has layer i of a tower a separate merger (qwen3_vl)",
     "merger_count": "how many layers have",
     "deepstack_layers": "first layers to which a tower adds what it saw (qwen3_vl; text: nothing)",
     "projection_size": "width of the text model after a projector",

@@ -1,6 +1,6 @@
 """Vision towers of clip and siglip: the image encoders of multimodal models.
 
-GGUF keeps a tower in a file of its own (mmproj, architecture `clip`), with the names `v.*`; a
+GGUF keeps a tower in a separate file (mmproj, architecture `clip`), with the names `v.*`; a
 tower alone has no projector. Of a whole clip or siglip the tower is read below `vision_config`.
 siglip's pooling head has no name there. Sources: transformers' modeling_clip and
 modeling_siglip; the gguf package's name map and keys; the converter's base.py.

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-# Elements below which a part is not worth a thread of its own: 50 us of decoding or multiplying,
+# Elements below which a part is not worth a separate thread: 50 us of decoding or multiplying,
 # twice what handing over to a thread and back takes.
 SMALLEST_PART = 1 << 19
 # Parts begin at multiples of this many elements, so that they are aligned as the whole is.

@@ -296,7 +296,7 @@ class _Comparison:
             return
         name = f"{key} (tied)"
         if key in self.roles:
-            yield SourceItem(name, "tied head", "transformed", "a tensor of its own")
+            yield SourceItem(name, "tied head", "transformed", "a separate tensor")
         elif not self.roles or (table in self.roles and self._has_tied_head()):
             yield SourceItem(name, "tied head", "copied", "tied")
         else:

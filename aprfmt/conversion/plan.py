@@ -276,7 +276,7 @@ def _check_unbound(model: Model, target: FormatSpec, drops: Drops, plan: Plan) -
         raise ConversionError(
             f"{model.path}: {len(towers)} tensors belong to a tower next to the language model "
             f"({towers[0]}, ...), and a {target.name} of {model.spec.name} has no name for them; "
-            f"write the language model with {options}, and the tower into a file of its own"
+            f"write the language model with {options}, and the tower into a separate file"
         )
     for name in left:
         if any(match(name) for match in drops):

@@ -109,7 +109,7 @@ def texts_to_write(
         whose = f"that of {others[0].name}" if others else "of another model"
         raise OutputError(
             f"{taken[0]}: is there already and says something else ({whose}?); give "
-            f"{weights.name} a folder of its own"
+            f"{weights.name} a separate folder"
         )
     return found
 

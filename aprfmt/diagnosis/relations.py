@@ -63,12 +63,10 @@ def relation_text(mine: Array, theirs: Array, bound: float) -> str:
         return ""
     scale = np.sum(other * flat, 1) / np.maximum(np.sum(flat * flat, 1), 1e-300)
     if rel_l2(flat * scale[:, None], other) <= bound:
-        return "its value with every row multiplied by a number of its own, as by a norm"
+        return "its value with every row multiplied by a different number, as by a norm"
     column = np.sum(other * flat, 0) / np.maximum(np.sum(flat * flat, 0), 1e-300)
     if len(x) > 2 and rel_l2(flat * column, other) <= bound:
-        return (
-            "its value with every column multiplied by a number of its own, as by a norm's weight"
-        )
+        return "its value with every column multiplied by a different number, as by a norm's weight"
     if np.allclose(np.sort(x, axis=None), np.sort(y, axis=None), rtol=bound, atol=bound):
         return REORDERED
     return ""

@@ -1,7 +1,7 @@
 """Runs the questions of a scan as Ray tasks, which Ray places, and retries on lost nodes.
 
 A *unit* is one question about one model. It runs under the same limits as on one machine: each Ray
-worker asks in a process of its own, which is replaced when it takes too long, too much, or dies.
+worker asks in a separate process, which is replaced when it takes too long, too much, or dies.
 """
 
 import os

@@ -381,7 +381,7 @@ class ResumableFileSet(FileSet):
         if self._staging is None:
             raise OutputError(
                 f"{folder}: is the working folder or a mount point, next to which nothing can "
-                "grow; resume in a folder of its own"
+                "grow; resume in a separate folder"
             )
 
     def _make_hidden_folder(self) -> None:

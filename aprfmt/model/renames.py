@@ -38,7 +38,7 @@ WRAPPERS: Mapping[str, str] = {
 
 
 ASIDE = "others."  # before the names of a second set of the same names, which is not read
-# What training programs call the running average of the weights, in a key of its own.
+# What training programs call the running average of the weights, in a separate key.
 _AVERAGES = frozenset({"ema", "swa", "avg", "average", "averaged", "shadow"})
 
 

@@ -11,7 +11,7 @@ from aprfmt.codecs import encode
 from aprfmt.codecs.parallel import run_tasks
 from aprfmt.errors import CodecError
 
-SMALLEST = 1 << 14  # elements below which encoding is not worth a thread of its own
+SMALLEST = 1 << 14  # elements below which encoding is not worth a separate thread
 
 
 def encode_rows(

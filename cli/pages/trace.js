@@ -33,7 +33,7 @@ function verdict() {
   return { text: `${cells.length} points, all finite; compared with nothing, so there is no ` +
     "verdict." };
 }
-// What stands out is no verdict: it has a part of its own, as the likeliest tokens do.
+// What stands out is no verdict: it has a separate part, as the likeliest tokens do.
 function notes() {
   if (data.observations.length) {
     const box = part($("notes"), "Observations", "What stands out in the numbers; no verdict.");

@@ -485,7 +485,7 @@ _ENCODINGS: Mapping[str, str] = {
 
 @dataclass(frozen=True)
 class _FileArray:
-    """An array in a file of its own, from a byte on; `dtype` says the byte order, too.
+    """An array in a separate file, from a byte on; `dtype` says the byte order, too.
 
     `identity` is the file's content; "" where it may change.
     """

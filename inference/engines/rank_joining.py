@@ -83,7 +83,7 @@ class PointWidths:
 class JoinedArray:
     """A whole array; `how` says how its ranks' parts were put together.
 
-    `read_parts` returns the parts of a joined result such as qkv_proj, each an array of its own.
+    `read_parts` returns the parts of a joined result such as qkv_proj, each a separate array.
     `tiles` holds what `read` returns where blocks of it can be read.
     """
 

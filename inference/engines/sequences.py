@@ -153,7 +153,7 @@ def align(dump: Dump, ids: Sequence[int] | None) -> AlignedArrays:
     again = dict(
         _computed_again([one for one in found if one not in repeated], chosen, aligned.ids)
     )
-    # A request that only begins alike is a sequence of its own.
+    # A request that only begins alike is a separate sequence.
     every = [one for one in found if one not in repeated or one.ids != chosen.ids]
     return replace(
         aligned,

@@ -1,6 +1,6 @@
 """The sequences of a trainer's batch, and what each label weighs in the batch's loss.
 
-Every document of the batch is a sequence of its own, without its padding, as `batch.score` runs
+Every document of the batch is a separate sequence, without its padding, as `batch.score` runs
 them. The loss is the mean over the scored labels of the whole batch (reduction `tokens`,
 transformers' and torch's), or the mean over rows of each row's mean (`rows`).
 """

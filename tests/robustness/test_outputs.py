@@ -71,7 +71,7 @@ def test_a_foreign_config_is_left_alone(force: bool, source: Path, tmp_path: Pat
     folder.mkdir()
     (folder / "config.json").write_text(FOREIGN)
     (folder / "other.gguf").write_bytes(b"weights it may belong to")
-    with pytest.raises(OutputError, match=r"config\.json: is there already .*folder of its own"):
+    with pytest.raises(OutputError, match=r"config\.json: is there already .*separate folder"):
         aprfmt.convert(source, folder / "x.safetensors", force=force)
     assert sorted(path.name for path in folder.iterdir()) == ["config.json", "other.gguf"]
     assert (folder / "config.json").read_text() == FOREIGN

@@ -357,7 +357,7 @@ def tied_head_change(patched: PatchedModel) -> Iterator[Change]:
     if head is not None and head.shape == table.shape:
         yield Change(
             "tied_embedding",
-            "the head is the embedding; the model has a head of its own",
+            "the head is the embedding; the model has a separate head",
             ("output.weight",),
             lambda patched, layers: patched.with_weights({"output.weight": table.numpy()}),
             scoped=False,

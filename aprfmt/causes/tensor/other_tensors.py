@@ -215,7 +215,7 @@ def _guess_renamed(
     # Name it: a tied head, another layer's tensor, or another role's.
     if not exchanged and tied:
         cause = "tied_embedding"
-        text = f"{told}'s head has the values of the embedding; {there} has a head of its own"
+        text = f"{told}'s head has the values of the embedding; {there} has a separate head"
         if (case.key, key) == TIED and _is_stale_head(case, there):
             text += f", though its configuration ties them: {there}'s head is stale"
     elif role == role_there and layer is not None and layer_there is not None:

@@ -272,7 +272,7 @@ def _block_values_of_scale(encoding: str) -> int:
     """
     row = encoding_row(encoding)
     raw = np.random.default_rng(0).integers(0, 256, row.type_size, np.uint8)
-    # One bit of every byte is turned, of each half: a half may be a scale of its own.
+    # One bit of every byte is turned, of each half: a half may be a separate scale.
     edits = np.concatenate([np.eye(row.type_size, dtype=np.uint8) << bit for bit in (0, 4)])
     blocks = np.concatenate([raw[None], raw ^ edits])
     with np.errstate(all="ignore"):

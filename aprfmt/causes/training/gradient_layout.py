@@ -211,7 +211,7 @@ def _guess_blocks(
     says = f"the gradient of some blocks is another one: {shown}"
     if name == "n_experts" and _are_shares(factors[sizes > 0], case.bound):
         says = (
-            f"each expert's gradient is divided by a number of its own: {shown}; a mean over the "
+            f"each expert's gradient is divided by a different number: {shown}; a mean over the "
             "tokens of an expert in place of their sum divides so"
         )
     yield GradientGuess("gradient_part", says, made)

@@ -84,7 +84,7 @@ def parse_manifest(value: Any, path: Path) -> list[ManifestShard]:
         raise FormatError(f"{where}: lists {len(shards)} shards; expected 1 to {MAX_SHARDS}")
     members = [_parse_member(path, at, shard) for at, shard in enumerate(shards)]
     if len({one.path for one in members}) != len(members):
-        raise FormatError(f"{where}: names a shard file twice; every shard has a file of its own")
+        raise FormatError(f"{where}: names a shard file twice; every shard has a separate file")
     weight_map = value.get("weight_map")
     if not isinstance(weight_map, dict):
         raise FormatError(f"{where}: has no object 'weight_map'; expected an APR shard manifest")

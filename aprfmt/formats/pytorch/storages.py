@@ -161,7 +161,7 @@ def _read_zip(file: ByteSource, where: str) -> PickleContents:
         raise FormatError(
             f"{where}: {pickles[0]} has {record.size} bytes; at most {MAX_PICKLE} are read"
         )
-    # The pickle declares the storages; each has a record of its own.
+    # The pickle declares the storages; each has a separate record.
     imports = Imports()
     resolver = Resolver()
     stream = Stream(file.view, record.start, record.start + record.size, f"{where}: {pickles[0]}")

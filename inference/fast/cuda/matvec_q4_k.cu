@@ -84,7 +84,7 @@ __device__ __forceinline__ u32 small_halves(u32 two) {
 __device__ __forceinline__ void multiply(const Piece& p, int s, const XParts& x, float* total) {
   int lane = threadIdx.x % WARP, g = lane / 4, t = lane % 4, n = g < 3 ? g : 3;
   float low[4] = {}, high[4] = {}, least[4] = {};
-  u32 mins[2], pick = t & 1 ? 0x4342 : 0x4140;  // bytes 2t, 2t + 1 mod 4, each in a half of its own
+  u32 mins[2], pick = t & 1 ? 0x4342 : 0x4140;  // bytes 2t, 2t + 1 mod 4, each in a separate half
 #pragma unroll
   for (int r = 0; r < 2; r++) {
     u32 b = __byte_perm(p.head[r].z, 0, pick), c = __byte_perm(p.head[r].w, 0, pick);
