@@ -143,6 +143,6 @@ def test_names_are_exchanged_only_where_both_are(both: bool, tmp_path: Path) -> 
     write_mixed(b / "model.safetensors", rows)
     found = {row.key: row.explanation for row in diff(a, b).tensors if row.verdict == "DIFFERENT"}
     gate, up = found["L0.ffn_gate.weight"], found["L0.ffn_up.weight"]
-    assert gate is not None and gate.cause == "swapped_tensors"
-    assert gate.certainty == ("confirmed" if both else "explained")
+    assert gate is not None and gate.certainty == "confirmed"
+    assert gate.cause == ("swapped_tensors" if both else "copied_tensor")
     assert up is None or (up.cause == "swapped_tensors") == both

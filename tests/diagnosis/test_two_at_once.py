@@ -152,16 +152,20 @@ def test_a_fault_of_one_matrix_is_no_part_of_a_training(
     assert answer.exit_code == 1
 
 
-def test_exchanged_matrices_are_no_part_of_a_training() -> None:
+@pytest.mark.parametrize("both", [True, False])
+def test_exchanged_matrices_are_no_part_of_a_training(both: bool) -> None:
+    """Nor is one that was copied over another."""
     gate = UP.replace("up_proj", "gate_proj")
 
     def edit(rows: Rows) -> None:
         each(trained)(rows)
-        rows[UP], rows[gate] = rows[gate], rows[UP]
+        rows[UP], rows[gate] = rows[gate], rows[UP] if both else rows[gate]
 
-    answer = diagnose(str(DEMO), str(files.copy(DEMO, "trained-exchanged", tensors=edit)))
-    found = [one for one in answer.findings if one.cause == "swapped_tensors"]
-    assert {key for one in found for key in one.keys} == {"L2.ffn_up.weight", "L2.ffn_gate.weight"}
+    answer = diagnose(str(DEMO), str(files.copy(DEMO, f"trained-exchanged-{both}", tensors=edit)))
+    found = [one for one in answer.findings if one.cause != "derived"]
+    assert {one.cause for one in found} == {"swapped_tensors" if both else "copied_tensor"}
+    named = {"L2.ffn_up.weight", "L2.ffn_gate.weight"} if both else {"L2.ffn_up.weight"}
+    assert {key for one in found for key in one.keys} == named
 
 
 @pytest.mark.parametrize(

@@ -68,7 +68,7 @@ PAIRS: Mapping[str, tuple[str, How, Mapping[str, str]]] = {
         product("ffn_down", (1, 1, 1, 2), 4, "L0."),
         {
             "tensor_parallel": "shard 3 of 4 counts twice",
-            "missing_bias": "L0.ffn_down.bias is added 4 times",
+            "repeated_bias": "L0.ffn_down.bias is added 4 times",
         },
     ),
     "base and one epsilon": (

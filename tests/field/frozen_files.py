@@ -59,5 +59,5 @@ ROWS: tuple[Row, ...] = (
           "the norm before the MLP is the one behind attention",
           "https://github.com/NVIDIA-NeMo/Megatron-Bridge/pull/4201",
           edited("gemma2", "norm-of-another-place", edits.norm_of_another_place),
-          ("wrong_rows", "swapped_tensors"), "L?.ffn_norm.weight"),
+          ("wrong_rows", "copied_tensor"), "L?.ffn_norm.weight"),
 )  # fmt: skip

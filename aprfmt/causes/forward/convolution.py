@@ -106,7 +106,7 @@ def usual_convolution_mistakes(patched: PatchedModel) -> Iterator[Change]:
     if biases:
         says = "the bias of the convolution is"
         yield zero_weights_change("missing_bias", f"{says} not added", biases, patched)
-        yield scale_weights_change("missing_bias", f"{says} added twice", biases, patched, 2.0)
+        yield scale_weights_change("repeated_bias", f"{says} added twice", biases, patched, 2.0)
     if not short:
         return
     for point, says in GATES.items():

@@ -190,7 +190,7 @@ def usual_delta_net_mistakes(patched: PatchedModel) -> Iterator[Change]:
         says = "no dt_bias is added before the decay's softplus"
         yield zero_weights_change("missing_bias", says, shifts, patched)
         says = "dt_bias is added twice before the decay's softplus"
-        yield scale_weights_change("missing_bias", says, shifts, patched, 2.0)
+        yield scale_weights_change("repeated_bias", says, shifts, patched, 2.0)
     # Each part of the rule in turn: decay, rule, strength, norm, gate.
     for decay, decays in DECAYS.items():
         yield _recurrence_change(decay, "decay", _patch_decay(decays))

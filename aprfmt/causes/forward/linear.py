@@ -16,10 +16,20 @@ from aprfmt.causes.forward.product import (
     weights_of_same_shape,
     zero_weights_change,
 )
+from aprfmt.causes.row import Cause
 from aprfmt.causes.tensor.permutation import adjacent_pair_order, invert_permutation
 from aprfmt.inference.replay.patched_model import PatchedModel
 from aprfmt.measure.distances import rel_l2
 from aprfmt.tensors.norms import exact_norm
+
+CAUSE_ROWS = (
+    Cause(
+        "repeated_bias", "forward", "bug",
+        "A bias is added more than once: twice, or by each of several devices before their sum.",
+        "The difference is the same vector in every row, a whole multiple of the bias.",
+        "Adding the bias as often makes the difference vanish.",
+    ),
+)  # fmt: skip
 
 
 def find_missing_bias(case: Mismatch) -> Iterator[Change]:
@@ -61,7 +71,7 @@ def find_missing_bias(case: Mismatch) -> Iterator[Change]:
     elif (times := _bias_repetitions(vector, found.bias, near)) is not None:
         often = "twice" if times == 2 else f"{times} times"
         yield Change(
-            "missing_bias",
+            "repeated_bias",
             f"{name} is added {often}",
             (name,),
             replace_weights({name: (times * found.bias).astype(np.float32)}),
@@ -98,7 +108,7 @@ def dropped_bias_change(patched: PatchedModel, name: str) -> Change:
 def repeated_bias_change(patched: PatchedModel, name: str, times: float) -> Change:
     """Return the change that adds the bias `name` `times` times."""
     says = f"{name} is added {'twice' if times == 2 else f'{times:g} times'}"
-    return scale_weights_change("missing_bias", says, (name,), patched, times)
+    return scale_weights_change("repeated_bias", says, (name,), patched, times)
 
 
 def _leave_out_biases(case: Mismatch) -> Iterator[Change]:

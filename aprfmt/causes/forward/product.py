@@ -228,7 +228,7 @@ def other_weight_changes(case: Mismatch, key: str, other: str) -> Iterator[Chang
         if own in stored and there in stored and stored[own].shape == stored[there].shape
     }
     yield Change(
-        "swapped_tensors",
+        "copied_tensor",
         f"{other_role} is read in place of {role}, too",
         (role,),
         replace_weights(arrays),

@@ -208,7 +208,7 @@ def usual_scan_mistakes(patched: PatchedModel) -> Iterator[Change]:
         says = "no dt_bias is added before the time step's softplus"
         yield zero_weights_change("missing_bias", says, shifts, patched)
         says = "dt_bias is added twice before the time step's softplus"
-        yield scale_weights_change("missing_bias", says, shifts, patched, 2.0)
+        yield scale_weights_change("repeated_bias", says, shifts, patched, 2.0)
     grouped = "mamba2" in kinds and int(hp["ssm_groups"]) > 1
     # Other operands, time steps, gates and states.
     for says, (cause, taken) in TAKEN.items():

@@ -284,11 +284,11 @@ def _bias_mistakes(patched: PatchedModel) -> Iterator[UsualMistake]:
     for keys in seen:
         what = " and ".join(dict.fromkeys(key.split(".")[-2] for key in keys))
         says = f"the bias of {what} is added twice"
-        yield UsualMistake(scale_weights_change("missing_bias", says, keys, patched, 2.0))
+        yield UsualMistake(scale_weights_change("repeated_bias", says, keys, patched, 2.0))
     summed = tuple(key for key in stored if key.split(".")[-2] in SUMMED)
     for times in RANKS if summed else ():
-        says = f"the biases after sums over devices are added {times:g} times"
-        yield UsualMistake(scale_weights_change("missing_bias", says, summed, patched, times))
+        says = f"the biases behind sums over devices are added {times:g} times"
+        yield UsualMistake(scale_weights_change("repeated_bias", says, summed, patched, times))
 
 
 def _weight_mistakes(patched: PatchedModel) -> Iterator[UsualMistake]:

@@ -170,7 +170,8 @@ def _rope_orders(context: PairContext, key: str, x: "Array") -> Iterator[_Fault]
 def _other_matrices(pairs: Mapping[str, TensorPair], key: str, y: "Array") -> Iterator[_Fault]:
     """Yield a fault for each other matrix of A that B may have under `key` (its matrix is `y`).
 
-    It must have the same shape and a high cosine with `y` over up to eight of the rows.
+    It must have the same shape and a high cosine with `y` over up to eight of the rows. The two
+    are exchanged where B has the matrix of `key` under the other name as well.
     """
     some = np.linspace(0, len(y) - 1, min(len(y), 8)).astype(np.int64)
     for other, pair in pairs.items():
@@ -178,7 +179,11 @@ def _other_matrices(pairs: Mapping[str, TensorPair], key: str, y: "Array") -> It
             continue
         values = _matrix(pair, "a")
         if norms.cosine(values[some], y[some]) > UNRELATED:
-            yield _Fault("swapped_tensors", f"B's matrix is that of {other} in A", values)
+            own = _matrix(pairs[key], "a")
+            there = own if pair.b is None else _matrix(pair, "b")
+            back = pair.b is not None and norms.cosine(own[some], there[some]) > UNRELATED
+            cause = "swapped_tensors" if back else "copied_tensor"
+            yield _Fault(cause, f"B's matrix is that of {other} in A", values)
         pair.drop()
 
 

@@ -52,7 +52,8 @@ SHOWN = 2
 WINDOW = 1 << 22  # values looked up together
 WEAK = (
     "wrong_rows", "row_offset", "head_order", "stale_tensor", "byte_offset", "bit_rot",
-    "swapped_tensors", "layer_order", "derived", "scale", "function_of", "expert_order",
+    "swapped_tensors", "copied_tensor", "layer_order", "derived", "scale", "function_of",
+    "expert_order",
 )  # fmt: skip
 
 

@@ -99,11 +99,17 @@ CAUSE_ROWS = (
     ),
     Cause(
         "swapped_tensors", "tensor", "bug",
-        "Two tensors of one shape stand under each other's names, such as gate and up, or one of "
-        "them stands under both names.",
-        "A tensor equals a differently named one of the other side.",
+        "Two tensors of one shape stand under each other's names, such as gate and up.",
+        "Each of two tensors equals the other one of the other side.",
         "Exchanging the names makes both equal.",
         weights="exchanged",
+    ),
+    Cause(
+        "copied_tensor", "tensor", "bug",
+        "A tensor was overwritten by a copy of another one, or the other one is read in its place.",
+        "A tensor equals a differently named one of the other side, and that one does not equal it "
+        "in turn.",
+        "The other tensor in its place makes both equal.",
     ),
     Cause(
         "layer_order", "tensor", "bug",
@@ -222,7 +228,7 @@ def _guess_renamed(
         cause = "layer_order"
         text = f"{told}'s layer {layer} has the tensor of {there}'s layer {layer_there}"
     else:
-        cause = "swapped_tensors"
+        cause = "swapped_tensors" if exchanged else "copied_tensor"
         text = f"{told}'s {role} has the values of {there}'s {role_there}"
         if layer != layer_there:
             text = f"{told}'s {case.key} has the values of {there}'s {key}"
@@ -241,7 +247,6 @@ def _guess_renamed(
         other.take,
         pair_noise(mine.encoding, other.encoding),
         where=(case.key, key),
-        most="confirmed" if exchanged or cause != "swapped_tensors" else "explained",
     )
 
 
@@ -478,7 +483,7 @@ HYPOTHESES = (
         part=True,
     ),
     PairHypothesis(
-        ("layer_order", "swapped_tensors", "tied_embedding"),
+        ("layer_order", "swapped_tensors", "copied_tensor", "tied_embedding"),
         guess_other_tensor,
         120,
         "equal to another tensor, before orders of this one",

@@ -55,6 +55,8 @@ def layers(data: dict[str, bytes]) -> None:
 FAULTS = (
     Fault("gate and up exchanged", "swapped_tensors", UP, exchanged(UP, GATE),
           other_tensors.guess_other_tensor, "are exchanged"),
+    Fault("gate over up", "copied_tensor", UP, copied(GATE, UP),
+          other_tensors.guess_other_tensor, "one was copied over the other"),
     Fault("the embedding for the head", "tied_embedding", HEAD, copied(EMBEDDING, HEAD),
           other_tensors.guess_other_tensor, "B's head has the values of the embedding"),
     Fault("layers exchanged", "layer_order", UP, layers, other_tensors.guess_other_tensor,
@@ -171,10 +173,10 @@ ENGINE_FAULTS = (
            "L0.ssm_dt.bias", NO_DT, LOGITS),
     placed("scan-dt", "granite_hybrid", "no dt_bias", "missing_bias", "",
            steps(lambda raw, dt: softplus(raw))),
-    placed("bias-twice", "qwen2", "q, k and v have their biases twice", "missing_bias",
+    placed("bias-twice", "qwen2", "q, k and v have their biases twice", "repeated_bias",
            "L0.attn_q.bias", biases(2, "attn_q", "attn_k", "attn_v")),
     placed("bias-four-times", "gpt2", "each of four devices adds the biases, from logits alone",
-           "missing_bias", "L0.attn_output.bias", biases(4, "attn_output", "ffn_down"), LOGITS),
+           "repeated_bias", "L0.attn_output.bias", biases(4, "attn_output", "ffn_down"), LOGITS),
 )  # fmt: skip
 
 

@@ -1,6 +1,6 @@
 """One tensor copied over another: no exchange, and a tied head where these are head and table.
 
-Seen red: "swapped_tensors" of a head overwritten by the embedding, where nothing was exchanged.
+Seen red: "swapped_tensors" of tensors that another overwrote, where nothing was exchanged.
 """
 
 import json
@@ -48,7 +48,7 @@ def test_a_head_overwritten_by_the_embedding_is_tied(known: bool, tmp_path: Path
 @pytest.mark.parametrize(("to", "of"), [(UP, GATE), (V, K)])
 def test_a_copy_is_called_no_exchange(to: str, of: str, tmp_path: Path) -> None:
     ((cause, says),) = causes(*pair(tmp_path, {to: of}))
-    assert cause == "swapped_tensors" and COPIED in says and "are exchanged" not in says
+    assert cause == "copied_tensor" and COPIED in says and "are exchanged" not in says
 
 
 def test_two_that_are_exchanged_are_called_so(tmp_path: Path) -> None:
