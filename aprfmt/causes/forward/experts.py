@@ -1,12 +1,13 @@
 """Hypotheses about what experts add: the shared one, exchanged weights, a capacity, lost ones."""
 
+import math
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import numpy as np
 
 from aprfmt.arch.role_vocabulary import split_key
-from aprfmt.causes.forward.mismatch import Array, Change, Hypothesis, Mismatch, Patch
+from aprfmt.causes.forward.mismatch import Array, Change, Hypothesis, Mismatch, Patch, hyper_change
 from aprfmt.causes.forward.shards import COUNTS
 from aprfmt.inference.moe import ROUTED
 from aprfmt.inference.replay.patched_model import PatchedModel
@@ -18,6 +19,7 @@ TURNED = {
     1: "each that of the next larger one",
     -1: "each that of the next smaller one",
 }
+SAME = 1e-3  # relative: how far a fitted factor is from 1 where it is none
 FACTORS = (1.0, 1.25, 1.5, 2.0)  # capacities over an even share of the tokens
 # What is said -> the shared expert's gate, of the product before its sigmoid.
 GATES: Mapping[str, Callable[[Any, Array], Array]] = {
@@ -44,6 +46,15 @@ def weight_side_change(patched: PatchedModel) -> Change:
     )
 
 
+def routed_scale_change(patched: PatchedModel, value: float) -> Change:
+    """Return the change of `routed_scale`, the common factor on experts' weights, to `value`."""
+    configured = float(patched.hp["routed_scale"])
+    twice = configured != 1 and math.isclose(value, configured**2, rel_tol=1e-3)
+    more = ": it is applied twice" if twice else ""
+    says = f"routed experts are weighted by {value:g}; the model says {configured:g}{more}"
+    return hyper_change("moe_routing", says, routed_scale=value)
+
+
 def usual_shared_expert_mistakes(patched: PatchedModel) -> Iterator[Change]:
     """Yield changes for the usual mistakes of the shared expert; none for models without one."""
     if patched.spec.block.shared_expert == "none" or not patched.hp["shared_ffn_size"]:
@@ -54,13 +65,7 @@ def usual_shared_expert_mistakes(patched: PatchedModel) -> Iterator[Change]:
     if scale != 1:
         factors[scale] = f"is multiplied by the routed experts' factor {scale:g}, too"
     for factor, says in factors.items():
-        yield Change(
-            "moe_routing",
-            f"the shared expert {says}",
-            ("shared_expert",),
-            _scale_shared_expert(factor),
-            {"shared_expert": factor},
-        )
+        yield _shared_factor_change(says, factor)
     if patched.spec.block.shared_expert != "plain":
         for says, gate in GATES.items():
             yield Change(
@@ -70,6 +75,20 @@ def usual_shared_expert_mistakes(patched: PatchedModel) -> Iterator[Change]:
                 _gate_shared_expert(gate),
                 {"shared_gate": says},
             )
+
+
+def _shared_factor_change(says: str, factor: float) -> Change:
+    """Return the change that multiplies the shared expert's result by `factor`.
+
+    `says` ends the sentence on it.
+    """
+    return Change(
+        "moe_routing",
+        f"the shared expert {says}",
+        ("shared_expert",),
+        _scale_shared_expert(factor),
+        {"shared_expert": factor},
+    )
 
 
 def _scale_shared_expert(factor: float) -> Patch:
@@ -357,6 +376,60 @@ def try_expert_mistakes(case: Mismatch) -> Iterator[Change]:
     yield from find_lost_experts(case)
 
 
+def solve_factors_of_sums(case: Mismatch) -> Iterator[Change]:
+    """Yield the change of the factors on the routed experts' sum and on the shared expert.
+
+    Both are fitted to every second row of what the trace adds beside the reference's own parts.
+    The routed part is what is gone where experts are weighted by 0.
+    """
+    moe = case.layer >= 0 and case.patched.hp["moe_layers"][case.layer]
+    if not moe or case.view.point not in SHARED or case.view.theirs.ndim < 2:
+        return
+    configured = float(case.patched.hp["routed_scale"])
+    parts = [_part_without(case, routed_scale_change(case.patched, 0.0))]
+    if case.patched.spec.block.shared_expert != "none" and case.patched.hp["shared_ffn_size"]:
+        parts.append(_part_without(case, _shared_factor_change("is left out", 0.0)))
+    known = [part for part in parts if part is not None and part.any()]
+    if len(known) < len(parts) or not configured:
+        return
+    mine, theirs = (np.asarray(x, np.float64) for x in (case.view.mine, case.view.theirs))
+    left = theirs - mine + sum(known)
+    columns = np.stack([part[::2].reshape(-1) for part in known], axis=1)
+    found = [float(x) for x in np.linalg.lstsq(columns, left[::2].reshape(-1), rcond=None)[0]]
+    routed, added = found[0], found[1] if len(found) > 1 else 1.0
+    if abs(added - 1) < SAME:
+        yield from case.rounded_change(
+            lambda value: routed_scale_change(case.patched, value), routed * configured
+        )
+    elif abs(routed - 1) < SAME:
+        yield from case.rounded_change(
+            lambda value: _shared_factor_change(f"is multiplied by {value:g}", value), added
+        )
+    else:
+        yield _both_factors_change(case.patched, routed * configured, added)
+
+
+def _part_without(case: Mismatch, change: Change) -> Array | None:
+    """Return what a change takes away from the point's value, float64; None if not computed."""
+    view = case.attempt(change)
+    if view is None or view.mine.shape != case.view.mine.shape:
+        return None
+    left: Array = np.asarray(case.view.mine, np.float64) - np.asarray(view.mine, np.float64)
+    return left
+
+
+def _both_factors_change(patched: PatchedModel, routed: float, added: float) -> Change:
+    """Return the change that weights routed experts by `routed` and the shared one by `added`."""
+    first, second = routed_scale_change(patched, routed), _scale_shared_expert(added)
+    return Change(
+        "moe_routing",
+        f"{first.says}; and the shared expert is multiplied by {added:g}",
+        ("routed_scale", "shared_expert"),
+        lambda patched, layers: second(first.make(patched, layers), layers),
+        {"routed_scale": routed, "shared_expert": added},
+    )
+
+
 def usual_expert_mistakes(patched: PatchedModel) -> Iterator[Change]:
     """Yield changes for the usual mistakes of experts; none for models without them."""
     if any(patched.hp["moe_layers"]):
@@ -370,5 +443,8 @@ def usual_expert_mistakes(patched: PatchedModel) -> Iterator[Change]:
 HYPOTHESES = (
     Hypothesis(
         "moe_routing", try_expert_mistakes, 415, "parts of single experts, after which are chosen"
+    ),
+    Hypothesis(
+        "moe_routing", solve_factors_of_sums, 418, "two numbers, after mistakes without any"
     ),
 )

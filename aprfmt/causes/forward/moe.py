@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 
 from aprfmt.base.sequences import join_first
-from aprfmt.causes.forward.experts import weight_side_change
+from aprfmt.causes.forward.experts import routed_scale_change, weight_side_change
 from aprfmt.causes.forward.mismatch import Array, Change, Hypothesis, Mismatch, hyper_change
 from aprfmt.causes.forward.product import replace_weights, zero_weights_change
 from aprfmt.causes.row import Cause
@@ -89,13 +89,6 @@ def without_choice_correction(patched: PatchedModel) -> Iterator[Change]:
     says = "the correction added for the choice of experts is left out"
     if keys:
         yield zero_weights_change("moe_routing", says, keys, patched)
-
-
-def routed_scale_change(patched: PatchedModel, value: float) -> Change:
-    """Return the change of `routed_scale`, the common factor on experts' weights, to `value`."""
-    configured = float(patched.hp["routed_scale"])
-    says = f"routed experts are weighted by {value:g}; the model says {configured:g}"
-    return hyper_change("moe_routing", says, routed_scale=value)
 
 
 def _find_routed_scale(case: Mismatch) -> Iterator[Change]:

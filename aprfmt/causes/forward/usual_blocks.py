@@ -6,13 +6,9 @@ from functools import partial
 from typing import Any
 
 from aprfmt.arch.role_vocabulary import split_key
-from aprfmt.causes.forward.experts import usual_expert_mistakes
+from aprfmt.causes.forward.experts import routed_scale_change, usual_expert_mistakes
 from aprfmt.causes.forward.mismatch import Change, Layers, Patch, hyper_change
-from aprfmt.causes.forward.moe import (
-    routed_scale_change,
-    usual_routing_rules,
-    without_choice_correction,
-)
+from aprfmt.causes.forward.moe import usual_routing_rules, without_choice_correction
 from aprfmt.causes.forward.norm import (
     eps_change,
     head_weight_changes,
@@ -336,8 +332,9 @@ def _routing_mistakes(patched: PatchedModel) -> Iterator[UsualMistake]:
         return
     for says, values in usual_routing_rules(patched.hp):
         yield hyper_mistake("moe_routing", says, **values)
-    if float(patched.hp["routed_scale"]) != 1:
-        yield UsualMistake(routed_scale_change(patched, 1.0))
+    configured = float(patched.hp["routed_scale"])
+    for scale in (1.0, configured**2) if configured != 1 else ():
+        yield UsualMistake(routed_scale_change(patched, scale))
     yield from with_layers(without_choice_correction(patched))
     yield from with_layers(usual_expert_mistakes(patched))
     shared = tuple(key for key in patched.weights if key.endswith(".ffn_down_shexp.weight"))
