@@ -278,9 +278,25 @@ def test_slopes_are_those_that_their_words_say() -> None:
         [1.0, *own[:5]],
         2 * own,
         own / 2,
+        own,  # powers of two have few bits
     ]
     for slopes, right in zip(found.values(), expected, strict=True):
         assert np.allclose(slopes, right)
+    short = score_bias.TAKEN["are rounded to bfloat16"](alibi_slopes(12, 8.0), 8.0)
+    assert not np.array_equal(short, alibi_slopes(12, 8.0))
+    assert np.allclose(short, alibi_slopes(12, 8.0), rtol=2**-8)
+
+
+def test_ranks_that_do_not_know_their_heads_have_slopes_of_the_first_rank() -> None:
+    """Or those of a model with as many heads as one rank has."""
+    own = alibi_slopes(6, 8.0)
+    told = dict(score_bias._slopes_by_rank(own, 8.0))
+    assert len(told) == 6  # of two, three and six ranks
+    first = told["of each of 2 ranks are those of the first one's heads"]
+    assert np.array_equal(first, [*own[:3], *own[:3]])
+    two = told["of each of 3 ranks are those of a model of 2 heads"]
+    assert np.allclose(two, [2**-4, 2**-8] * 3)
+    assert list(score_bias._slopes_by_rank(alibi_slopes(1, 8.0), 8.0)) == []
 
 
 def bias_mistakes(**given: Any) -> list[Any]:
@@ -313,8 +329,8 @@ def test_a_bias_on_scores_is_left_out_doubled_or_has_other_slopes() -> None:
         assert np.allclose(factors[says], alibi_slopes(4, most) / own, rtol=1e-3)
     scaled = "the slopes on distances are multiplied by the scale of the scores, too"
     assert np.allclose(factors[scaled], 0.5, atol=1e-3)
-    assert len(factors) == 2 + 5 + 5 + 1  # four heads are a power of two
-    assert len(bias_mistakes(n_heads=6)) == 2 + 5 + 9 + 1
+    assert len(factors) == 2 + 5 + 5 + 4 + 1  # four heads are a power of two
+    assert len(bias_mistakes(n_heads=6)) == 2 + 5 + 9 + 6 + 1
     assert not any("end at 2^-8;" in says for says in factors)
     assert any("end at 2^-8;" in one.says for one in bias_mistakes(alibi_max_bias=4.0))
     assert len(bias_mistakes(attn_scale=1.0)) == len(factors) - 1

@@ -6,6 +6,7 @@ from typing import Any
 import numpy as np
 
 from aprfmt.causes.forward.mismatch import Array, Change, Hypothesis, Mismatch, Patch
+from aprfmt.causes.forward.rounding import round_to_type
 from aprfmt.inference.replay.patched_model import PatchedModel
 from aprfmt.inference.score_bias import alibi_slopes, key_bias
 
@@ -64,7 +65,28 @@ TAKEN: Mapping[str, Callable[[Array, float], Array]] = {
     "begin one head early, with 1": lambda own, most: np.concatenate([[1.0], own[:-1]]),
     "are twice as large": lambda own, most: 2 * own,
     "are half as large": lambda own, most: own / 2,
+    "are rounded to bfloat16": lambda own, most: round_to_type(own, "bfloat16"),
 }  # fmt: skip
+
+
+def _slopes_by_rank(own: Array, most: float) -> Iterator[tuple[str, Array]]:
+    """Yield (what is said, slopes [heads]) of ranks that do not know which heads are theirs.
+
+    The heads are divided evenly among ranks. Every rank takes the slopes of the first rank's heads,
+    or those of a model that has no more heads than one rank.
+    """
+    for ranks in range(2, len(own) + 1):
+        if len(own) % ranks:
+            continue
+        share = len(own) // ranks
+        yield (
+            f"of each of {ranks} ranks are those of the first one's heads",
+            np.tile(own[:share], ranks),
+        )
+        yield (
+            f"of each of {ranks} ranks are those of a model of {share} heads",
+            np.tile(alibi_slopes(share, most), ranks),
+        )
 
 
 def _use_slopes(patched: PatchedModel, own: Array, slopes: Array) -> Patch:
@@ -113,8 +135,8 @@ def usual_score_bias_mistakes(patched: PatchedModel) -> Iterator[Change]:
                 make,
                 {"alibi_max_bias": most},
             )
-    for says, taken in TAKEN.items():
-        slopes = taken(own, configured)
+    rules = ((says, taken(own, configured)) for says, taken in TAKEN.items())
+    for says, slopes in (*rules, *_slopes_by_rank(own, configured)):
         if not np.allclose(slopes, own, rtol=1e-6):
             yield Change(
                 "positions",

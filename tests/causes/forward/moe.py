@@ -37,8 +37,14 @@ def shared_gate(change: Callable[[Any, Any], Any]) -> How:
     return broken_here(sigmoid=lambda here, op, x: change(op, x) if here.point in INSIDE else op(x))
 
 
-def full(capacity: int, *, heaviest: bool = False) -> How:
-    """Let an expert take so many tokens only: the first ones, or the heaviest."""
+def full(
+    capacity: int, *, heaviest: bool = False, by_choice: bool = False, renormalised: bool = False
+) -> How:
+    """Let an expert take so many tokens only: the first ones, or the heaviest.
+
+    `by_choice`: every token's first choice comes before any second one. `renormalised`: the
+    weights that a token keeps sum to what all of its weights did.
+    """
 
     def fresh() -> Callable[[str, int, Any], Any]:
         held: dict[str, Any] = {}
@@ -47,11 +53,16 @@ def full(capacity: int, *, heaviest: bool = False) -> How:
             held[point] = np.array(x)
             if point != "expert_w":
                 return x
+            before = held[point].sum(-1, keepdims=True)
             for expert in range(held["experts"].max() + 1):
                 at = np.argwhere(held["experts"] == expert)
                 if heaviest:
                     at = at[np.argsort(-x[at[:, 0], at[:, 1]], kind="stable")]
+                if by_choice:
+                    at = at[np.argsort(at[:, 1], kind="stable")]
                 held[point][at[capacity:, 0], at[capacity:, 1]] = 0
+            if renormalised:
+                held[point] *= before / np.maximum(held[point].sum(-1, keepdims=True), 1e-9)
             return held[point]
 
         return alter
@@ -167,6 +178,12 @@ ENGINE_FAULTS = (
            "moe_routing", "expert_capacity", full(11), LOGITS),
     placed("capacity-heaviest", "mixtral", "experts take their 8 heaviest tokens", "moe_routing",
            "expert_capacity", full(8, heaviest=True)),
+    placed("capacity-choices", "olmoe", "experts take 8 tokens, first choices before second ones",
+           "moe_routing", "expert_capacity", full(8, by_choice=True)),
+    placed("capacity-sums", "deepseek_v3", "experts take 9 tokens, the others are weighed anew",
+           "moe_routing", "expert_capacity", full(9, renormalised=True)),
+    placed("capacity-sums-logits", "mixtral", "the same with 8 heaviest tokens, logits alone",
+           "moe_routing", "expert_capacity", full(8, heaviest=True, renormalised=True), LOGITS),
     placed("weights-first", "mixtral", "experts' weights multiply inputs, from logits alone",
            "moe_routing", "expert_weights", {"block": {"expert_weights": "input"}}, LOGITS),
     placed("bias-whole", "gpt_oss", "output biases of experts are not weighted", "moe_routing",

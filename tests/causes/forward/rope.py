@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from aprfmt.inference.score_bias import alibi_slopes
 from tests.diagnosis import wrong_modules as wrong
 from tests.diagnosis.changed_encoders import encoder
 from tests.diagnosis.dumps import as_npz, everything, layer_outputs, logits_only
@@ -153,6 +154,13 @@ ENGINE_FAULTS = (
            "alibi_slopes", EVEN, LOGITS),
     placed("alibi-sign", "bloom", "slopes of the other sign", "positions", "alibi_slopes",
            slopes(lambda own: -own)),
+    placed("alibi-rank", "bloom", "both ranks take the first one's slopes", "positions",
+           "alibi_slopes", slopes(lambda own: np.tile(own[: len(own) // 2], 2))),
+    placed("alibi-rank-logits", "mpt", "slopes of half as many heads on both ranks, logits alone",
+           "positions", "alibi_slopes",
+           slopes(lambda own: np.tile(alibi_slopes(len(own) // 2, 8.0), 2)), LOGITS),
+    placed("alibi-ranks", "bloom", "three ranks take the slopes of two heads", "positions",
+           "alibi_slopes", slopes(lambda own: np.tile(alibi_slopes(2, 8.0), 3))),
     placed("alibi-solved", "bloom", "slopes that no formula gives, from the scores", "positions",
            "alibi_slopes", slopes(lambda own: own * np.linspace(1.1, 1.7, len(own))), None),
     placed("rotary-end", "phi2", "the last elements of heads rotate", "partial_rotary",
