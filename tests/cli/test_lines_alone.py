@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from aprfmt.adapters.merge_command import MergeCommand
 from aprfmt.cli import (
     check_page,
     diff,
@@ -165,7 +166,7 @@ def test_what_is_said_of_a_merge_is_printed_line_by_line(told: list[tuple[str, s
         others=["t1", "t2"], differs=False, adapter=Path("a"),
     )  # fmt: skip
     verdict: Any = SimpleNamespace(not_compared=(), exit=0, says="all of it")
-    diff.show_adapter(found, verdict, Path("c"), Path("b"), "again")
+    diff.show_adapter(found, verdict, Path("c"), Path("b"), MergeCommand("again"))
     texts = [text for text, _ in told]
     assert texts[0] == "a is merged into b, of the base c: as it says"
     assert [text.replace("\\", "") for text in texts[1:3]] == ["  one [x]", "  two"]

@@ -19,6 +19,7 @@ import safetensors.numpy
 
 from aprfmt import codecs, errors
 from aprfmt.adapters.answers import ChangedWeight
+from aprfmt.adapters.merge_command import MergeCommand
 from aprfmt.base.protocols import Damage
 from aprfmt.cli import attest as attest_command
 from aprfmt.cli import (
@@ -691,7 +692,7 @@ def test_weights_with_one_mistake_are_shown_and_the_rest_is_counted(
         undecided=False,
     )
     verdict: Any = SimpleNamespace(exit=1, not_compared=(), says="said")
-    diff_command.show_adapter(found, verdict, Path("a"), Path("b"), "aprfmt convert")
+    diff_command.show_adapter(found, verdict, Path("a"), Path("b"), MergeCommand("aprfmt convert"))
     first, *lines, last = capsys.readouterr().out.splitlines()
     assert first == f"ad is merged into b, of the base a: mixed ({3 + count} weights)"
     assert last == "next: aprfmt convert"
@@ -817,7 +818,7 @@ def test_a_weight_is_odd_if_it_is_not_merged_once_or_something_is_said_of_it(
         weights=[ChangedWeight(f"w{i}", "", 1.0, 0.0, *row) for i, row in enumerate(rows)],
     )  # fmt: skip
     verdict: Any = SimpleNamespace(exit=1, not_compared=(), says="said")
-    diff_command.show_adapter(found, verdict, Path("a"), Path("b"), "aprfmt convert")
+    diff_command.show_adapter(found, verdict, Path("a"), Path("b"), MergeCommand("aprfmt convert"))
     _, *lines, _ = capsys.readouterr().out.splitlines()
     assert sorted(line.split(":")[0].strip() for line in lines) == ["w1", "w2", "w3"]
 

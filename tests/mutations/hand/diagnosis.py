@@ -132,8 +132,8 @@ ROWS: tuple[Row, ...] = (
     ),
     Row(
         "examine-name-last", "aprfmt/diagnosis/wrong_operations.py",
-        "not change.general, not elsewhere, -answer.left",
-        "not change.general, elsewhere, -answer.left",
+        "not change.general, there, -answer.left",
+        "not change.general, not there, -answer.left",
         "a wrong name of a point is preferred to the wrong operation",
     ),
 )  # fmt: skip
