@@ -27,7 +27,6 @@ from tests.diagnosis.engine_changes import (
     DELTA,
     LOGITS,
     THREE,
-    How,
     Values,
     changed,
     decay,
@@ -105,17 +104,6 @@ def unbiased(op: Any, raw: Any, bias: Any, low: float, high: float) -> Any:
 NO_DT = decay(lambda a, rate, dt: -np.exp(rate) * softplus(a))
 
 
-def biases(times: int, *roles: str) -> How:
-    """Add biases several times."""
-    return {
-        "weights": lambda held: {
-            key: times * np.array(held[key].numpy(), np.float32)
-            for key in held
-            if key.endswith(".bias") and key.split(".")[-2] in roles
-        }
-    }
-
-
 def mlp_biases(rows: files.Rows) -> None:
     for layer in range(3):
         for part, size in (("gate", 72), ("up", 72), ("down", 48)):
@@ -173,10 +161,6 @@ ENGINE_FAULTS = (
            "L0.ssm_dt.bias", NO_DT, LOGITS),
     placed("scan-dt", "granite_hybrid", "no dt_bias", "missing_bias", "",
            steps(lambda raw, dt: softplus(raw))),
-    placed("bias-twice", "qwen2", "q, k and v have their biases twice", "repeated_bias",
-           "L0.attn_q.bias", biases(2, "attn_q", "attn_k", "attn_v")),
-    placed("bias-four-times", "gpt2", "each of four devices adds the biases, from logits alone",
-           "repeated_bias", "L0.attn_output.bias", biases(4, "attn_output", "ffn_down"), LOGITS),
 )  # fmt: skip
 
 
