@@ -61,7 +61,7 @@ OTHER_ORDERS = (
 
 
 @dataclass(frozen=True)
-class Change:
+class LowRankChange:
     """The change of one stored weight: scale * (left @ right), for each expert its own.
 
     `left` is [rows, r] or [experts, rows, r], `right` [r, columns] or [experts, r, columns].
@@ -82,7 +82,7 @@ class _Target(NamedTuple):
 
 def parameter_changes(
     adapter: Adapter, base: Model, order: ExpertOrder
-) -> Iterator[tuple[str, StoredPair, Change]]:
+) -> Iterator[tuple[str, StoredPair, LowRankChange]]:
     """Yield (stored name of the base, pair, change) of each pair for a single parameter.
 
     `order` is how the pairs order the ranks of all experts. Raises ConversionError for a pair that
@@ -99,7 +99,7 @@ def parameter_changes(
             if target.group is None:
                 if len(target.shape) == 2:
                     left, right = left[0], right[0]
-                yield target.name, pair, Change(left, right, scale)
+                yield target.name, pair, LowRankChange(left, right, scale)
                 continue
             if len(target.shape) == 2:
                 raise ConversionError(
@@ -107,7 +107,7 @@ def parameter_changes(
                     f"{base.path}; merge the adapter into a base in its own format"
                 )
             for name, (one, other) in _place_factors(adapter, pair, target, base, left, right):
-                yield name, pair, Change(one, other, scale)
+                yield name, pair, LowRankChange(one, other, scale)
 
 
 def _assign_targets(
@@ -282,7 +282,7 @@ def _store_factors(
 
 def stacked_changes(
     adapter: Adapter, base: Model, pairs: Mapping[str, StoredPair]
-) -> Iterator[tuple[str, Change]]:
+) -> Iterator[tuple[str, LowRankChange]]:
     """Yield (stored name of the base, change) of pairs for single experts that the base stacks.
 
     `pairs` are by the weight's name, such as `mlp.experts.3.up_proj.weight`. Where one tensor joins
@@ -326,7 +326,7 @@ def stacked_changes(
                 rows[key][:, :, start : start + found[key][0].shape[2]] = found[key][0]
         try:
             for name, (mine, other) in _store_factors(base, rows, whose, right):
-                yield name, Change(mine, other, 1.0)
+                yield name, LowRankChange(mine, other, 1.0)
         except ArchError as error:
             raise ConversionError(
                 f"{adapter.path}: pairs of single experts have no place in {base.path}: {error}"
