@@ -17,7 +17,7 @@ from aprfmt.model import Model
 from aprfmt.tokenizer.keys import CHAT_TEMPLATE, TEMPLATE_FILE
 
 if TYPE_CHECKING:
-    from aprfmt.causes.tokenizer.vocabulary_lists import Difference
+    from aprfmt.causes.tokenizer.vocabulary_lists import TokenizerDifference
 
 _OF = "probe texts, conversations and ends that are not A's; a share"
 
@@ -47,7 +47,7 @@ def add_tokenizer_findings(a: Model, b: Model, found: Levels) -> None:
     found.left += uncompared_tokenizers(a, b, report)
 
 
-def _token_finding(one: "Difference", b: Model) -> Finding:
+def _token_finding(one: "TokenizerDifference", b: Model) -> Finding:
     """Return the finding of one difference between the tokenizers."""
     says = one.says
     if one.example:
@@ -76,7 +76,7 @@ def _token_finding(one: "Difference", b: Model) -> Finding:
     )
 
 
-def _difference_proof(one: "Difference") -> Proof | None:
+def _difference_proof(one: "TokenizerDifference") -> Proof | None:
     """Return the Proof of a difference; None where probes differ even with A's lists or texts in B.
 
     It is a weak proof where no probe showed the difference.

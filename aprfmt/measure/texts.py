@@ -32,7 +32,7 @@ from aprfmt.tokenizer.stored_tokenizer import read_tokenizer_parts
 from aprfmt.tokenizer.vocabulary import special_and_added_ids
 
 if TYPE_CHECKING:
-    from aprfmt.causes.tokenizer.vocabulary_lists import Difference
+    from aprfmt.causes.tokenizer.vocabulary_lists import TokenizerDifference
     from aprfmt.model import Model
 
 _AROUND = 2  # equal lines shown before and after
@@ -131,8 +131,8 @@ class TokensReport:
     tokenizer cannot be read.
     """
 
-    findings: "tuple[Difference, ...]" = ()
-    notes: "tuple[Difference, ...]" = ()
+    findings: "tuple[TokenizerDifference, ...]" = ()
+    notes: "tuple[TokenizerDifference, ...]" = ()
     remarks: tuple[str, ...] = ()
     checked: tuple[str, ...] = ()
     not_checked: tuple[str, ...] = ()

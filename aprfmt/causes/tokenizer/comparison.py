@@ -16,7 +16,7 @@ from aprfmt.base.budget import end_where_time_is_over
 from aprfmt.causes.row import Cause
 from aprfmt.causes.tokenizer import pre_tokenizer, special_ids, vocabulary_lists
 from aprfmt.causes.tokenizer.file_places import part_place
-from aprfmt.causes.tokenizer.vocabulary_lists import Difference, value_text
+from aprfmt.causes.tokenizer.vocabulary_lists import TokenizerDifference, value_text
 from aprfmt.errors import AprfmtError
 from aprfmt.measure.texts import COMPARED, TokensReport
 from aprfmt.model import Model
@@ -108,7 +108,7 @@ def compare_tokens(a: Model, b: Model) -> TokensReport:
         return TokensReport(not_checked=(f"tokenizer: not compared: {error}",))
 
 
-def _lost_lists(a: StatedTokenizer, b: StatedTokenizer) -> Iterator[Difference]:
+def _lost_lists(a: StatedTokenizer, b: StatedTokenizer) -> Iterator[TokenizerDifference]:
     """Yield the difference that one GGUF has no list of tokens, though it embeds a tokenizer.json.
 
     aprfmt reads the embedded file; other programs read only the list.
@@ -117,7 +117,7 @@ def _lost_lists(a: StatedTokenizer, b: StatedTokenizer) -> Iterator[Difference]:
     if lacking["A"] == lacking["B"]:
         return
     label = "A" if lacking["A"] else "B"
-    yield Difference(
+    yield TokenizerDifference(
         "tokens_list",
         "carried_tokenizer",
         (),
@@ -133,8 +133,8 @@ def _lost_lists(a: StatedTokenizer, b: StatedTokenizer) -> Iterator[Difference]:
 
 
 def _with_unlisted_tokens(
-    rows: Sequence[Difference], a: StatedTokenizer, b: StatedTokenizer
-) -> tuple[Difference, ...]:
+    rows: Sequence[TokenizerDifference], a: StatedTokenizer, b: StatedTokenizer
+) -> tuple[TokenizerDifference, ...]:
     """Return the differences, with those of added tokens that only one tokenizer.json lists.
 
     Where no other added token differs, being unlisted is why ids or flags of added tokens differ,
@@ -176,7 +176,7 @@ def _unlisted_difference(
     other: StatedTokenizer,
     cut: Mapping[str, Sequence[int]],
     places: tuple[str, ...],
-) -> Difference:
+) -> TokenizerDifference:
     """Return the difference of the added tokens `cut`, which a side's tokenizer.json has lost.
 
     `label` is the side's, "A" or "B"; `other` is the other side, `cut` the result of
@@ -187,7 +187,7 @@ def _unlisted_difference(
     many = "" if len(cut) == 1 else f" and {len(cut) - 1} more"
     counts = len(other.listed_tokens), len(side.listed_tokens)
     of_a, of_b = counts if label == "B" else counts[::-1]
-    return Difference(
+    return TokenizerDifference(
         "added_tokens",
         "added_tokens",
         (),
@@ -267,7 +267,7 @@ def compare_tokenizers(mine: StatedTokenizer, theirs: StatedTokenizer) -> Tokens
     from aprfmt.causes.tokenizer.part_exchange import with_empty_merges
 
     mine, theirs = with_empty_merges(mine), with_empty_merges(theirs)
-    unseen: list[Difference] = []
+    unseen: list[TokenizerDifference] = []
     missing: tuple[str, ...] = ()
     # Where texts cannot be encoded, no probe can show a difference of encoding.
     if not _can_encode(mine, theirs):
@@ -305,7 +305,7 @@ def _kinds_text(a: StatedTokenizer, b: StatedTokenizer) -> str:
     return " and ".join(dict.fromkeys(names)) + ", which aprfmt does not split by"
 
 
-def _listed_differences(a: StatedTokenizer, b: StatedTokenizer) -> Iterator[Difference]:
+def _listed_differences(a: StatedTokenizer, b: StatedTokenizer) -> Iterator[TokenizerDifference]:
     """Yield all differences of two tokenizers that their files show.
 
     A difference of more than three parts, such as another vocabulary, covers these parts: later

@@ -26,7 +26,7 @@ from aprfmt.causes.tokenizer.probe_texts import (
     special_texts_of,
 )
 from aprfmt.causes.tokenizer.special_ids import SAMPLING
-from aprfmt.causes.tokenizer.vocabulary_lists import Difference
+from aprfmt.causes.tokenizer.vocabulary_lists import TokenizerDifference
 from aprfmt.errors import AprfmtError
 from aprfmt.tokenizer.base import Engine
 from aprfmt.tokenizer.conversations import render_conversations
@@ -262,8 +262,8 @@ def _share_of_probes(labels: Sequence[SideLabel], reference: Readings) -> float:
 
 
 def measure_effects(
-    a: StatedTokenizer, b: StatedTokenizer, found: Sequence[Difference]
-) -> list[Difference]:
+    a: StatedTokenizer, b: StatedTokenizer, found: Sequence[TokenizerDifference]
+) -> list[TokenizerDifference]:
     """Return the differences, each with its effect on the probe texts filled in.
 
     Set are `shown`, the fractions of probe results that differ before and after the exchange, and

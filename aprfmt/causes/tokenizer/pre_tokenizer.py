@@ -8,7 +8,11 @@ from typing import Any
 
 from aprfmt.causes.row import Cause
 from aprfmt.causes.tokenizer.file_places import part_place
-from aprfmt.causes.tokenizer.vocabulary_lists import Difference, is_list_and_json, value_text
+from aprfmt.causes.tokenizer.vocabulary_lists import (
+    TokenizerDifference,
+    is_list_and_json,
+    value_text,
+)
 from aprfmt.tokenizer.engine_defaults import GGUF_MODELS, KIND_NAMES, kind_of_pieces
 from aprfmt.tokenizer.keys import MODEL, PRE
 from aprfmt.tokenizer.pre_tokenizers import (
@@ -67,7 +71,7 @@ _STEPS = ("pre_tokenizer", "normalizer", "decoder")
 _IDLE = ("trim_offsets",)  # settings of a pre-tokenizer that move offsets and no id
 
 
-def kind_difference(a: StatedTokenizer, b: StatedTokenizer) -> Iterator[Difference]:
+def kind_difference(a: StatedTokenizer, b: StatedTokenizer) -> Iterator[TokenizerDifference]:
     """Yield the difference of the kinds of vocabulary (BPE, SPM, ...); nothing for equal kinds.
 
     Unigram in a tokenizer.json equals SPM in a GGUF.
@@ -83,7 +87,7 @@ def kind_difference(a: StatedTokenizer, b: StatedTokenizer) -> Iterator[Differen
             says += f", though {label}'s pieces are those of {KIND_NAMES[own]}"
             if label == "B" and own == x and b.uses_lists and b.carried.model.key_style == "gguf":
                 mend = _keys_of_kind(a, b, own)
-    yield Difference(
+    yield TokenizerDifference(
         "kind",
         "tokenizer_model",
         ("options", "pieces", "merges", "scores", "added", "pre_tokenizer", "normalizer"),
@@ -122,7 +126,7 @@ def _keys_of_kind(a: StatedTokenizer, b: StatedTokenizer, kind: str) -> tuple[st
     return tuple(f"{key}={value}" for key, value in keys.items())
 
 
-def option_differences(a: StatedTokenizer, b: StatedTokenizer) -> Iterator[Difference]:
+def option_differences(a: StatedTokenizer, b: StatedTokenizer) -> Iterator[TokenizerDifference]:
     """Yield differing options of the models of two tokenizer.json (byte_fallback, unk_token)."""
     if a.data is None or b.data is None:
         return
@@ -135,7 +139,7 @@ def option_differences(a: StatedTokenizer, b: StatedTokenizer) -> Iterator[Diffe
     if apart:
         says = ", ".join(f"{key} {left.get(key)!r} in A, {right.get(key)!r} in B" for key in apart)
         where = tuple(f"tokenizer.json: model.{key}" for key in apart)
-        yield Difference(
+        yield TokenizerDifference(
             "model",
             "tokenizer_model",
             ("options",),
@@ -146,14 +150,14 @@ def option_differences(a: StatedTokenizer, b: StatedTokenizer) -> Iterator[Diffe
         )
 
 
-def prefix_difference(a: StatedTokenizer, b: StatedTokenizer) -> Iterator[Difference]:
+def prefix_difference(a: StatedTokenizer, b: StatedTokenizer) -> Iterator[TokenizerDifference]:
     """Yield the difference of the blank put before a text, for two SPM vocabularies."""
     x, y = a.vocabulary.add_space_prefix, b.vocabulary.add_space_prefix
     if x == y or not a.vocabulary.kind == b.vocabulary.kind == "spm":
         return
     stated = b.carried.flag_value("add_space_prefix") if b.uses_lists else True
     absent = " (the key is missing: true is the default)" if b.uses_lists and stated is None else ""
-    yield Difference(
+    yield TokenizerDifference(
         "add_space_prefix",
         "space_prefix",
         ("normalizer", "pre_tokenizer"),
@@ -164,7 +168,9 @@ def prefix_difference(a: StatedTokenizer, b: StatedTokenizer) -> Iterator[Differ
     )
 
 
-def pre_tokenizer_difference(a: StatedTokenizer, b: StatedTokenizer) -> Iterator[Difference]:
+def pre_tokenizer_difference(
+    a: StatedTokenizer, b: StatedTokenizer
+) -> Iterator[TokenizerDifference]:
     """Yield the difference of how texts are split into words; nothing for equal splittings.
 
     Two names of one splitting are yielded as without effect (`still`).
@@ -174,7 +180,7 @@ def pre_tokenizer_difference(a: StatedTokenizer, b: StatedTokenizer) -> Iterator
     where = (*part_place(b, "pre"), *part_place(a, "pre"))
     if left == right and left is not None:
         if x != y:
-            yield Difference(
+            yield TokenizerDifference(
                 "pre",
                 "pre_tokenizer",
                 ("pre_tokenizer",),
@@ -192,7 +198,7 @@ def pre_tokenizer_difference(a: StatedTokenizer, b: StatedTokenizer) -> Iterator
         left, right
     ):  # every piece's own text is a probe: none shows it, or it has effect
         where, known = (where[0], "ignore_merges", *where[1:]), False
-    yield Difference(
+    yield TokenizerDifference(
         "pre",
         "pre_tokenizer",
         ("pre_tokenizer",),
@@ -252,7 +258,7 @@ def _splitting_name(side: StatedTokenizer) -> str:
     return text if len(text) <= 90 else text[:87] + "..."
 
 
-def metaspace_difference(a: StatedTokenizer, b: StatedTokenizer) -> Iterator[Difference]:
+def metaspace_difference(a: StatedTokenizer, b: StatedTokenizer) -> Iterator[TokenizerDifference]:
     """Yield the difference of the Metaspace pre-tokenizers of two tokenizer.json."""
     if a.data is None or b.data is None or a.vocabulary.kind != "spm" != b.vocabulary.kind:
         return
@@ -262,7 +268,7 @@ def metaspace_difference(a: StatedTokenizer, b: StatedTokenizer) -> Iterator[Dif
         if side.data is not None
     )
     if left != right and a.vocabulary.add_space_prefix == b.vocabulary.add_space_prefix:
-        yield Difference(
+        yield TokenizerDifference(
             "pre",
             "pre_tokenizer",
             ("pre_tokenizer", "normalizer"),
@@ -273,13 +279,13 @@ def metaspace_difference(a: StatedTokenizer, b: StatedTokenizer) -> Iterator[Dif
         )
 
 
-def normalizer_difference(a: StatedTokenizer, b: StatedTokenizer) -> Iterator[Difference]:
+def normalizer_difference(a: StatedTokenizer, b: StatedTokenizer) -> Iterator[TokenizerDifference]:
     """Yield the difference of the normalizers; llama.cpp has none but the blank in front."""
     left, right = _comparable_steps(a, b), _comparable_steps(b, a)
     if left == right:
         return
     shown = [", ".join(step for step, _ in side) or "none" for side in (left, right)]
-    yield Difference(
+    yield TokenizerDifference(
         "normalizer",
         "normalizer",
         ("normalizer",),

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from aprfmt.base.text_escape import shorten
 from aprfmt.causes.row import Cause
 from aprfmt.causes.tokenizer.file_places import part_place
-from aprfmt.causes.tokenizer.vocabulary_lists import Difference, value_text
+from aprfmt.causes.tokenizer.vocabulary_lists import TokenizerDifference, value_text
 from aprfmt.errors import AprfmtError, ArchError
 from aprfmt.tokenizer.generation import (
     ID_KEYS,
@@ -130,7 +130,7 @@ _READ_OF_GGUF = ("bos", "eos", "pad", "unk")  # roles whose keys transformers re
 SAMPLING = ("temperature", "top_k", "top_p", "min_p", "typical_p")
 
 
-def special_id_differences(a: StatedTokenizer, b: StatedTokenizer) -> Iterator[Difference]:
+def special_id_differences(a: StatedTokenizer, b: StatedTokenizer) -> Iterator[TokenizerDifference]:
     """Yield one difference for each special id that differs or is missing on one side."""
     dropped = list(dropped_token_differences(a, b))
     yield from dropped
@@ -151,7 +151,7 @@ def special_id_differences(a: StatedTokenizer, b: StatedTokenizer) -> Iterator[D
         if lost and role == "eos" and _is_frame_of_encoder(a, b, {x, y} - {None}):
             continue
         shown = [_role_text(side, role, i) for side, i in ((a, x), (b, y))]
-        yield Difference(
+        yield TokenizerDifference(
             f"{role}_id",
             "special_ids",
             (f"role:{role}",),
@@ -187,7 +187,9 @@ def _lacks_stated_id(a: StatedTokenizer, b: StatedTokenizer, role: str) -> str:
     return f"transformers has no {role} token in {'A' if ids[0] is None else 'B'}"
 
 
-def dropped_token_differences(a: StatedTokenizer, b: StatedTokenizer) -> Iterator[Difference]:
+def dropped_token_differences(
+    a: StatedTokenizer, b: StatedTokenizer
+) -> Iterator[TokenizerDifference]:
     """Yield a difference for each special token that the files of one of two folders lack.
 
     An empty text or null is no token, whatever id config.json has for it, though a generation may
@@ -210,7 +212,7 @@ def dropped_token_differences(a: StatedTokenizer, b: StatedTokenizer) -> Iterato
         places = [found.get(role, (None, key))[1] for found in (right, left)]
         shown = [_statement_text(side, found, role) for side, found in ((a, left), (b, right))]
         value = "null" if x is None and role in left else x
-        yield Difference(
+        yield TokenizerDifference(
             f"{role}_id",
             "special_ids",
             (f"role:{role}",),
@@ -352,7 +354,7 @@ def _token_text(side: StatedTokenizer, i: int) -> str:
     return f"{i} ({shorten(tokens[i], 30)})" if i < len(tokens) else f"{i} (no token)"
 
 
-def config_id_differences(a: StatedTokenizer, b: StatedTokenizer) -> Iterator[Difference]:
+def config_id_differences(a: StatedTokenizer, b: StatedTokenizer) -> Iterator[TokenizerDifference]:
     """Yield the ids that only the config.json files state differently, not the other files.
 
     A difference without effect is marked so: an eos where both sides stop at the same ids and B's
@@ -386,7 +388,7 @@ def config_id_differences(a: StatedTokenizer, b: StatedTokenizer) -> Iterator[Di
             continue
         else:
             still = role == "eos" and a.stop_ids == b.stop_ids and {*y} <= b.stop_ids
-        yield Difference(
+        yield TokenizerDifference(
             f"config.{key}",
             "special_ids",
             (f"config:{role}",),
@@ -420,7 +422,7 @@ def _listed_text(ids: Sequence[int]) -> str:
     return json.dumps(ids[0] if len(ids) == 1 else list(ids)) if ids else "not stated"
 
 
-def framing_differences(a: StatedTokenizer, b: StatedTokenizer) -> Iterator[Difference]:
+def framing_differences(a: StatedTokenizer, b: StatedTokenizer) -> Iterator[TokenizerDifference]:
     """Yield the differences of the ids put before a text and after it, such as BOS and EOS."""
     rows = (("begins", "add_bos", "bos", 0), ("ends", "add_eos", "eos", 1))
     for part, cause, role, at in rows:
@@ -446,12 +448,14 @@ def framing_differences(a: StatedTokenizer, b: StatedTokenizer) -> Iterator[Diff
             if b.uses_lists and b.carried.model.key_style == "gguf"
             else ()
         )
-        yield Difference(
+        yield TokenizerDifference(
             cause, cause, parts, (*part_place(b, part), *part_place(a, part)), says, x, y, mend=mend
         )
 
 
-def processed_text_differences(a: StatedTokenizer, b: StatedTokenizer) -> Iterator[Difference]:
+def processed_text_differences(
+    a: StatedTokenizer, b: StatedTokenizer
+) -> Iterator[TokenizerDifference]:
     """Yield the differences of post-processors in how they arrange one text or a pair of texts.
 
     These are a text that comes twice or not at all, and the ids between two texts, which only
@@ -469,7 +473,9 @@ def processed_text_differences(a: StatedTokenizer, b: StatedTokenizer) -> Iterat
         says += f"{_pieces_text(b, y)} in B"
         place = ("tokenizer.json: post_processor",)
         still = part == "pair" and not (a.judges_pairs or b.judges_pairs)
-        yield Difference(part, "frame", (part,), place, says, _value(x), _value(y), still=still)
+        yield TokenizerDifference(
+            part, "frame", (part,), place, says, _value(x), _value(y), still=still
+        )
 
 
 def _pieces_text(side: StatedTokenizer, pieces: Sequence[int | str]) -> str:
@@ -487,7 +493,9 @@ def _value(pieces: Sequence[int | str]) -> str:
     return shorten(str(list(pieces)), 200)
 
 
-def _frame_difference(a: StatedTokenizer, b: StatedTokenizer, part: str, at: int) -> Difference:
+def _frame_difference(
+    a: StatedTokenizer, b: StatedTokenizer, part: str, at: int
+) -> TokenizerDifference:
     """Return the difference of the ids put around a text, other than a BOS or EOS on one side only.
 
     `part` is "begins" or "ends"; `at` is 0 for what comes before a text and 1 for what comes
@@ -501,7 +509,7 @@ def _frame_difference(a: StatedTokenizer, b: StatedTokenizer, part: str, at: int
     )
     places = (*_frame_keys(b, part, at), *_frame_keys(a, part, at))
     parts = (part, "pair")  # what is put around one text is put around two
-    return Difference("frame", "frame", parts, places, says, str(list(x)), str(list(y)))
+    return TokenizerDifference("frame", "frame", parts, places, says, str(list(x)), str(list(y)))
 
 
 def _ids_text(side: StatedTokenizer, ids: Sequence[int]) -> str:
@@ -546,7 +554,7 @@ def _defaults_text(a: StatedTokenizer, b: StatedTokenizer, flag: str) -> str:
     )
 
 
-def template_difference(a: StatedTokenizer, b: StatedTokenizer) -> Iterator[Difference]:
+def template_difference(a: StatedTokenizer, b: StatedTokenizer) -> Iterator[TokenizerDifference]:
     """Yield the difference of the chat templates; nothing if they are equal.
 
     Two spellings of one program are yielded as without effect (`still`).
@@ -572,7 +580,7 @@ def template_difference(a: StatedTokenizer, b: StatedTokenizer) -> Iterator[Diff
             f"B {value_text(y[at : at + 40])}"
         )
         says += "; both are one program, spelled otherwise" * spelled
-    yield Difference(
+    yield TokenizerDifference(
         "chat_template",
         "chat_template",
         ("template",),
@@ -584,7 +592,7 @@ def template_difference(a: StatedTokenizer, b: StatedTokenizer) -> Iterator[Diff
     )
 
 
-def generation_differences(a: StatedTokenizer, b: StatedTokenizer) -> Iterator[Difference]:
+def generation_differences(a: StatedTokenizer, b: StatedTokenizer) -> Iterator[TokenizerDifference]:
     """Yield the difference of two generation_config.json: end ids and sampling settings.
 
     If a folder has no such file, the ids that end a generation are compared instead. With a GGUF
@@ -633,7 +641,7 @@ def generation_differences(a: StatedTokenizer, b: StatedTokenizer) -> Iterator[D
 
 def _settings_difference(
     b: StatedTokenizer, apart: Sequence[tuple[str, object, object]]
-) -> Difference:
+) -> TokenizerDifference:
     """Return the difference of generation settings.
 
     `apart` has (name in generation_config.json, value in A, value in B) each; a value is None
@@ -653,7 +661,7 @@ def _settings_difference(
         for place, (_, x, _) in zip(places, apart, strict=True)
         if x is not None and (writable or place.startswith("general."))
     )
-    return Difference(
+    return TokenizerDifference(
         "generation_config",
         "generation_config",
         ("generation",),
@@ -665,7 +673,7 @@ def _settings_difference(
     )
 
 
-def _end_differences(a: StatedTokenizer, b: StatedTokenizer) -> Iterator[Difference]:
+def _end_differences(a: StatedTokenizer, b: StatedTokenizer) -> Iterator[TokenizerDifference]:
     """Yield the difference of the ids that end a generation, by config.json alone.
 
     It is for a side that has no generation_config.json. transformers stops at the ids in the
@@ -677,7 +685,7 @@ def _end_differences(a: StatedTokenizer, b: StatedTokenizer) -> Iterator[Differe
     shown = [
         f"ends at {ids}" if ids else "never ends (no file states eos_token_id)" for ids in (x, y)
     ]
-    yield Difference(
+    yield TokenizerDifference(
         "generation_config",
         "generation_config",
         ("generation", "config:eos", "class:eos"),

@@ -67,7 +67,7 @@ LOOKS_SPECIAL = re.compile(
 
 
 @dataclass(frozen=True)
-class Difference:
+class TokenizerDifference:
     """One difference that the lists or files of two tokenizers show.
 
     `name` is the fact's name in `diff`, `parts` are the parts (causes.tokenizer.part_exchange) that
@@ -132,7 +132,7 @@ def comparable_pieces(side: StatedTokenizer, other: StatedTokenizer) -> list[str
     ]
 
 
-def vocabulary_difference(a: StatedTokenizer, b: StatedTokenizer) -> Iterator[Difference]:
+def vocabulary_difference(a: StatedTokenizer, b: StatedTokenizer) -> Iterator[TokenizerDifference]:
     """Yield one difference for all ids whose pieces differ; nothing if no piece does.
 
     Fillers such as [PAD0] and added tokens are left out. If most pieces differ, it covers all parts
@@ -177,7 +177,7 @@ def vocabulary_difference(a: StatedTokenizer, b: StatedTokenizer) -> Iterator[Di
         f"{what}; the first at id {first}: A {value_text(mine[first])}, B "
         f"{value_text(theirs[first])}"
     )
-    yield Difference(
+    yield TokenizerDifference(
         "tokens",
         "tokenizer_pieces",
         parts,
@@ -188,7 +188,9 @@ def vocabulary_difference(a: StatedTokenizer, b: StatedTokenizer) -> Iterator[Di
     )
 
 
-def rowless_token_difference(a: StatedTokenizer, b: StatedTokenizer) -> Iterator[Difference]:
+def rowless_token_difference(
+    a: StatedTokenizer, b: StatedTokenizer
+) -> Iterator[TokenizerDifference]:
     """Yield the difference of tokens that have no embedding row, for two tokenizer.json.
 
     Added tokens are not compared here.
@@ -205,7 +207,7 @@ def rowless_token_difference(a: StatedTokenizer, b: StatedTokenizer) -> Iterator
     if left == right:
         return
     first = next(i for i in (*left, *right) if left.get(i) != right.get(i))
-    yield Difference(
+    yield TokenizerDifference(
         "tokens_without_row",
         "tokenizer_pieces",
         ("pieces",),
@@ -241,7 +243,7 @@ def _moved_text(mine: Sequence[str], theirs: Sequence[str], apart: Sequence[int]
 # --- merges and scores -----------------------------------------------------------------------
 
 
-def merge_difference(a: StatedTokenizer, b: StatedTokenizer) -> Iterator[Difference]:
+def merge_difference(a: StatedTokenizer, b: StatedTokenizer) -> Iterator[TokenizerDifference]:
     """Yield the difference of the merges; nothing if they are equal.
 
     Where only one side has merges and a side joins by scores, the difference counts only if a
@@ -251,7 +253,7 @@ def merge_difference(a: StatedTokenizer, b: StatedTokenizer) -> Iterator[Differe
     if mine == theirs:
         return
     if (mine is None or theirs is None) and "spm" in (a.vocabulary.kind, b.vocabulary.kind):
-        yield Difference(
+        yield TokenizerDifference(
             "merges",
             "tokenizer_scores",
             ("merges",),
@@ -269,7 +271,7 @@ def merge_difference(a: StatedTokenizer, b: StatedTokenizer) -> Iterator[Differe
         (i for i, (x, y) in enumerate(zip(left, right, strict=False)) if x != y),
         min(len(left), len(right)),
     )
-    yield Difference(
+    yield TokenizerDifference(
         "merges",
         "tokenizer_merges",
         ("merges",),
@@ -298,11 +300,11 @@ def _merges_text(mine: Sequence[str], theirs: Sequence[str], first: int) -> str:
     return f"{counts}; {at}"
 
 
-def score_difference(a: StatedTokenizer, b: StatedTokenizer) -> Iterator[Difference]:
+def score_difference(a: StatedTokenizer, b: StatedTokenizer) -> Iterator[TokenizerDifference]:
     """Yield the difference of the scores of normal pieces that both sides have."""
     if a.vocabulary.scores is None or b.vocabulary.scores is None:
         if a.vocabulary.scores is not None and b.uses_lists and not b.vocabulary.merges:
-            yield Difference(
+            yield TokenizerDifference(
                 "scores",
                 "tokenizer_scores",
                 ("merges", "scores"),
@@ -327,7 +329,7 @@ def score_difference(a: StatedTokenizer, b: StatedTokenizer) -> Iterator[Differe
     still = a.vocabulary.kind == "spm" and _score_ranks(left, both) == _score_ranks(right, both)
     flat = len({right[token] for token in apart}) == 1
     what = f"{len(apart)} of {len(left)} scores differ" + ("; B's are one value" * flat)
-    yield Difference(
+    yield TokenizerDifference(
         "scores",
         "tokenizer_scores",
         ("merges", "scores"),
@@ -359,7 +361,7 @@ def _scores_by_piece(side: StatedTokenizer, other: StatedTokenizer) -> dict[str,
 # --- types and added tokens --------------------------------------------------------------------
 
 
-def type_difference(a: StatedTokenizer, b: StatedTokenizer) -> Iterator[Difference]:
+def type_difference(a: StatedTokenizer, b: StatedTokenizer) -> Iterator[TokenizerDifference]:
     """Yield the difference of token types, where at least one side has lists."""
     if not a.uses_lists and not b.uses_lists:
         return
@@ -380,7 +382,7 @@ def type_difference(a: StatedTokenizer, b: StatedTokenizer) -> Iterator[Differen
         for (x, y), count in counts.most_common(3)
     )
     first = apart[0]
-    yield Difference(
+    yield TokenizerDifference(
         "token_type",
         "token_types",
         ("added",),
@@ -438,7 +440,7 @@ def _types_agree(token: str, x: int, y: int, lists_a: bool, lists_b: bool) -> bo
     return more and bool(LOOKS_SPECIAL.fullmatch(token))
 
 
-def added_token_difference(a: StatedTokenizer, b: StatedTokenizer) -> Iterator[Difference]:
+def added_token_difference(a: StatedTokenizer, b: StatedTokenizer) -> Iterator[TokenizerDifference]:
     """Yield the difference of the added tokens, which are never split, of two tokenizer.json."""
     if a.uses_lists or b.uses_lists:
         return
@@ -460,7 +462,7 @@ def added_token_difference(a: StatedTokenizer, b: StatedTokenizer) -> Iterator[D
         flags = ", ".join(f"{key} {x[key]} in A, {y[key]} in B" for key in x if x[key] != y[key])
         what.append(f"{len(other)} differ, the first {value_text(other[0])}: {flags}")
     first = (lost or new or other)[0]
-    yield Difference(
+    yield TokenizerDifference(
         "added_tokens",
         "added_tokens",
         ("added", "pieces"),
