@@ -53,14 +53,6 @@ CAUSE_ROWS = (
         next="again",
     ),
     Cause(
-        "overlapping_ranges", "tensor", "bug",
-        "Two tensors of a file share bytes: a writer left less room than one needs, or stated a "
-        "wrong offset.",
-        "The range of one tensor begins before that of another ends.",
-        "Every byte that differs from the other side's lies in a shared range.",
-        next="again",
-    ),
-    Cause(
         "extra_tensor", "tensor", "same",
         "One side stores a tensor that nothing of the architecture reads.",
         "A name on one side only that is no role; everything else is compared without it.",

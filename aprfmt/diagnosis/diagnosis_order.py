@@ -364,7 +364,7 @@ class DiagnosisRun:
         self._load_trace(run)
         if self.levels.reason or self._settle_ids() or self.ids is None:
             return False
-        from aprfmt.diagnosis.mixed_checkpoints import find_mixture
+        from aprfmt.causes.forward.mixed_checkpoints import find_mixture
 
         found = find_mixture(
             model, self.reference, self.traces[run.label], self.ids, self.pass_dtype(), run.label

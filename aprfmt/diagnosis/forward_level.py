@@ -226,8 +226,8 @@ def conclude(run: "DiagnosisRun") -> None:
 
     What both sides do alike against the model is evidence, and no difference between them.
     """
+    from aprfmt.causes.forward.dumped_ranks import differing_ranks, differing_requests
     from aprfmt.diagnosis import conclusion
-    from aprfmt.diagnosis.dumped_ranks import differing_ranks, differing_requests
     from aprfmt.diagnosis.forward import shared_findings, with_side
 
     levels = run.levels

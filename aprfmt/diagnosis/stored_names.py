@@ -13,11 +13,11 @@ from aprfmt.base.sequences import join_first
 from aprfmt.causes import CAUSES
 from aprfmt.causes.hyperparameters import stored_sub_key
 from aprfmt.causes.restored_keys import refusal_reason
+from aprfmt.causes.tensor.shared_ranges import overlap_findings
 from aprfmt.compare import diff_models
 from aprfmt.compare.diffs import DiffReport
 from aprfmt.diagnosis.models import relation_findings
 from aprfmt.diagnosis.records import Diagnosis, Evidence
-from aprfmt.diagnosis.shared_ranges import overlap_findings
 from aprfmt.diagnosis.tensors import coarser_copies, explained_findings
 from aprfmt.errors import AprfmtError
 from aprfmt.measure.findings import Finding
@@ -62,7 +62,7 @@ def compare_by_name(
     # Shared bytes of a file are what made their tensors differ.
     if a.damage or b.damage:
         seen = f"aprfmt validate {shlex.quote(str(b.path))}"
-        shared = list(overlap_findings(report, a, b, report.rewriting_command or seen))
+        shared = list(overlap_findings(report.tensors, a, b, report.rewriting_command or seen))
         overlapped = {key for one in shared for key in one.keys}
         findings = [*shared, *(one for one in findings if not overlapped.issuperset(one.where))]
     # Differing tensors that no cause covers.

@@ -11,8 +11,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from aprfmt.causes.forward.cut_points import cut_keys, may_be_mistaken, stream_keys_after
+from aprfmt.causes.forward.relations import certainty_of_relations, relation_text
 from aprfmt.diagnosis.records import Evidence, PointRow
-from aprfmt.diagnosis.relations import certainty_of_relations, relation_text
 from aprfmt.errors import UsageError
 from aprfmt.inference.capture import key_name, parse_key
 from aprfmt.inference.points import POINTS
@@ -207,7 +207,7 @@ def equal_neighbour(key: str, a: TraceLike, b: TraceLike, bound: float) -> str:
     theirs = b.recorded_values(key)
     if theirs is None:
         return ""
-    from aprfmt.diagnosis.capture_point import NEARER
+    from aprfmt.causes.forward.capture_point import NEARER
 
     theirs = np.asarray(theirs)
     if not np.isfinite(theirs).all() or np.ptp(theirs) == 0:

@@ -9,8 +9,8 @@ from typing import NamedTuple
 
 import numpy as np
 
+from aprfmt.causes.forward.relations import relation_text
 from aprfmt.codecs.base import Array
-from aprfmt.diagnosis.relations import relation_text
 from aprfmt.measure.distances import rel_l2
 from aprfmt.measure.findings import Finding
 from aprfmt.measure.proofs import Proof, cap_proof

@@ -9,8 +9,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from aprfmt.base.registry import offered_items
+from aprfmt.causes.forward.capture_point import find_other_capture_point
 from aprfmt.causes.forward.kv_cache import find_unwritten_rows
 from aprfmt.causes.forward.mismatch import Change, Layers, Mismatch, computed_layer, spanned_layers
+from aprfmt.causes.forward.shifted_series import find_shifted_series
 from aprfmt.diagnosis.accumulated_rounding import (
     explain_by_arithmetic,
     first_directed_point,
@@ -28,10 +30,8 @@ from aprfmt.diagnosis.answers import (
     sentence_without_places,
     weights_inside,
 )
-from aprfmt.diagnosis.capture_point import find_other_capture_point
 from aprfmt.diagnosis.run_arithmetic import TraceInArithmetic, arithmetic_of_products
 from aprfmt.diagnosis.search import Search, SearchBudget, SearchStep, is_wide
-from aprfmt.diagnosis.shifted_series import find_shifted_series
 from aprfmt.inference.replay.patched_model import MOVES, PatchedModel
 from aprfmt.inference.replay.recorded_trace import RecordedTrace
 from aprfmt.inference.replay.shadow import ShadowPass, ShadowPoint, record_points, run_shadow_pass

@@ -17,10 +17,10 @@ import pytest
 from aprfmt.attestation.rederive import _first_difference, _tensor_digest
 from aprfmt.causes.tensor.context import PairContext
 from aprfmt.causes.tensor.initial_values import _are_untrained
+from aprfmt.causes.tensor.unwritten_tail import _first_zero, _is_cut
 from aprfmt.causes.tensor.vocabulary_padding import _explain_tables
 from aprfmt.codecs.base import Array
 from aprfmt.compare import diff_models
-from aprfmt.diagnosis.unwritten_tail import _first_zero, _is_cut
 from aprfmt.measure import prefetch
 from aprfmt.measure.alignment import TensorPair
 from aprfmt.measure.numbers import CHUNK, PairSums

@@ -11,14 +11,13 @@ import pytest
 
 from aprfmt import diagnosis
 from aprfmt.base.protocols import TensorInfo
+from aprfmt.causes.forward import capture_point, dumped_ranks, mixed_checkpoints
+from aprfmt.causes.tensor import unwritten_tail
 from aprfmt.diagnosis import (
-    capture_point,
     conclusion,
     diagnosis_order,
-    dumped_ranks,
     forward,
     forward_level,
-    mixed_checkpoints,
     model_pair,
     models,
     next_commands,
@@ -26,7 +25,6 @@ from aprfmt.diagnosis import (
     packing_keys,
     probes,
     trace_pair,
-    unwritten_tail,
     zero_values,
 )
 from aprfmt.errors import CodecError

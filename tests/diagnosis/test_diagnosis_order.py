@@ -10,10 +10,10 @@ import pytest
 
 import aprfmt
 from aprfmt.causes.forward.attention import solve_cap
+from aprfmt.causes.forward.relations import certainty_of_relations, relation_text
 from aprfmt.diagnosis import conclusion as conclude
 from aprfmt.diagnosis import diagnose
 from aprfmt.diagnosis.recorded_ids import hidden_causes
-from aprfmt.diagnosis.relations import certainty_of_relations, relation_text
 from aprfmt.inference import aprt
 from aprfmt.inference.aprt import save_aprt
 from aprfmt.inference.probe_ids import LONGEST, choose_ids

@@ -15,9 +15,11 @@ import pytest
 
 from aprfmt import diagnosis
 from aprfmt.causes import restored_keys
-from aprfmt.causes.forward import linear, rotations, weights
+from aprfmt.causes.forward import linear, mixed_checkpoints, rotations, weights
+from aprfmt.causes.forward.dumped_ranks import differing_ranks, differing_requests
 from aprfmt.causes.forward.mismatch import Change
 from aprfmt.causes.forward.product import Product
+from aprfmt.causes.forward.relations import relation_text
 from aprfmt.causes.forward.usual_blocks import UsualMistake
 from aprfmt.codecs import scale_checks as credible
 from aprfmt.codecs.dialects import DIALECTS
@@ -28,7 +30,6 @@ from aprfmt.diagnosis import (
     block_scales,
     configuration_keys,
     diagnosis_order,
-    mixed_checkpoints,
     model_pair,
     models,
     next_commands,
@@ -48,13 +49,11 @@ from aprfmt.diagnosis import forward as forward_words
 from aprfmt.diagnosis import search as searching
 from aprfmt.diagnosis.answers import Divergence, Solution, layer_scopes
 from aprfmt.diagnosis.diagnosis_text import titled_lines
-from aprfmt.diagnosis.dumped_ranks import differing_ranks, differing_requests
 from aprfmt.diagnosis.levels import Levels
 from aprfmt.diagnosis.next_commands import missing_points
 from aprfmt.diagnosis.paired_pass import PairedPass, compare_passes
 from aprfmt.diagnosis.probes import POSITIONS, DifferingRows
 from aprfmt.diagnosis.records import Touched
-from aprfmt.diagnosis.relations import relation_text
 from aprfmt.diagnosis.search import DEEPEST, LEAST, Search, SearchStep, TriedSteps, may_act
 from aprfmt.errors import ArchError
 from aprfmt.inference.backends import blas

@@ -9,12 +9,12 @@ import pytest
 
 from aprfmt.base.budget import Budget, BudgetSpent
 from aprfmt.base.protocols import TypedValue
+from aprfmt.causes.tensor import shared_ranges
 from aprfmt.diagnosis import (
     accumulated_rounding,
     forward_level,
     quantities,
     renumbered_tokens,
-    shared_ranges,
     sides,
     tokens,
     wrong_operations,
@@ -278,9 +278,8 @@ def test_pairs_that_share_bytes_are_counted_beyond_two(monkeypatch: pytest.Monke
         tensors = ranges(*((8 * i, 9) for i in range(pairs + 1)))
         model: Any = SimpleNamespace(source=SimpleNamespace(tensors=tensors), path=Path("m"))
         good: Any = SimpleNamespace(source=SimpleNamespace(tensors={}), path=Path("n"))
-        report: Any = SimpleNamespace(tensors=[])
         for a, b, label in ((model, good, "A"), (good, model, "B")):
-            (row,) = shared_ranges.overlap_findings(report, a, b, "write B")
+            (row,) = shared_ranges.overlap_findings([], a, b, "write B")
             assert row.says.startswith(f"{label}'s tensors share bytes of m, so that")
             assert row.says.count(", 1 byte") == min(pairs, 2)
             assert row.says.endswith(f"; {pairs - 2} more pairs") is (pairs > 2)

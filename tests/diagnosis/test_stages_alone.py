@@ -6,9 +6,10 @@ from typing import Any
 import numpy as np
 import pytest
 
+from aprfmt.causes.forward import shifted_series
 from aprfmt.causes.tokenizer import recorded_ids
 from aprfmt.checks import bounds
-from aprfmt.diagnosis import blend, shifted_series
+from aprfmt.diagnosis import blend
 from aprfmt.errors import FormatError
 from aprfmt.inference.capture import key_name
 

@@ -24,20 +24,6 @@ CAUSE_ROWS = (
         "Equal parts of a weight, or blocks of columns of a product, are those of other ones.",
         "The weight, or the product, whose shares are taken in that order is equal.",
     ),
-    Cause(
-        "ranks_differ", "forward", "bug",
-        "Ranks hold different values where every rank computes the same: another weight, or a "
-        "sum over ranks that one of them did not get.",
-        "A norm's result or a sum after its all-reduce is not equal on all ranks.",
-        "None: the ranks' own values are compared with one another.",
-    ),
-    Cause(
-        "requests_differ", "forward", "bug",
-        "Two requests of one dump have the same tokens and other values: what is computed of a "
-        "request depends on its batch, or on its place in it.",
-        "The rows of the same tokens are beyond tolerance apart.",
-        "None: the requests' own values are compared with each other.",
-    ),
 )  # fmt: skip
 
 # Products with a rank's share of rows -> the points they make, those of one sublayer together.

@@ -12,9 +12,9 @@ from typing import Any
 import numpy as np
 import pytest
 
+from aprfmt.causes.forward.capture_point import find_other_capture_point
 from aprfmt.causes.forward.mismatch import Mismatch
 from aprfmt.diagnosis import diagnose
-from aprfmt.diagnosis.capture_point import find_other_capture_point
 from aprfmt.diagnosis.trace_pair import equal_neighbour
 from aprfmt.inference.engines.modules import hidden_state_index, hidden_state_points
 from aprfmt.inference.engines.opening import open_trace

@@ -238,7 +238,7 @@ ROWS: tuple[Row, ...] = (
         "what was only measured or replaced is confirmed without a reproduction",
     ),
     Row(
-        "rows-relate-nothing", "aprfmt/diagnosis/capture_point.py",
+        "rows-relate-nothing", "aprfmt/causes/forward/capture_point.py",
         '    if view.recorded is None or np.ptp(view.recorded.values) == 0:\n        return ""\n',
         '    if view.recorded is None or view.recorded.rows is not None:\n'
         '        return "some rows of another point"\n',

@@ -23,11 +23,11 @@ from aprfmt.causes.forward.cut_points import (
     may_be_mistaken,
     recorded_values_are_used,
 )
+from aprfmt.causes.forward.joined_columns import find_other_column_order
 from aprfmt.causes.forward.mismatch import Change, Mismatch
 from aprfmt.causes.forward.rank_rounding import short_ranks
 from aprfmt.causes.forward.rank_shares import order_text
-from aprfmt.diagnosis.joined_columns import find_other_column_order
-from aprfmt.diagnosis.relations import certainty_of_relations, rank_order, relation_text
+from aprfmt.causes.forward.relations import certainty_of_relations, rank_order, relation_text
 from aprfmt.errors import FormatError
 from aprfmt.inference.capture import key_name, parse_key
 from aprfmt.inference.points import POINTS

@@ -3,9 +3,27 @@
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from aprfmt.causes.row import Cause
 from aprfmt.inference.trace import Trace
 from aprfmt.measure.findings import Finding
 from aprfmt.measure.repeated_tokens import repeated_tokens
+
+CAUSE_ROWS = (
+    Cause(
+        "ranks_differ", "forward", "bug",
+        "Ranks hold different values where every rank computes the same: another weight, or a "
+        "sum over ranks that one of them did not get.",
+        "A norm's result or a sum after its all-reduce is not equal on all ranks.",
+        "None: the ranks' own values are compared with one another.",
+    ),
+    Cause(
+        "requests_differ", "forward", "bug",
+        "Two requests of one dump have the same tokens and other values: what is computed of a "
+        "request depends on its batch, or on its place in it.",
+        "The rows of the same tokens are beyond tolerance apart.",
+        "None: the requests' own values are compared with each other.",
+    ),
+)  # fmt: skip
 
 
 def differing_ranks(traces: Mapping[str, Trace]) -> Iterator[Finding]:

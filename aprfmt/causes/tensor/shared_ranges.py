@@ -3,25 +3,34 @@
 A and B are the two models, runs or traces that are compared; a *side* is one of them.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
 from aprfmt.base.protocols import LazyTensor
-from aprfmt.causes import CAUSES
-from aprfmt.compare.diffs import DiffReport
+from aprfmt.causes.row import Cause
 from aprfmt.errors import AprfmtError
 from aprfmt.measure.findings import Finding
 from aprfmt.measure.proofs import Proof, unfitted_proof
+from aprfmt.measure.records import TensorDiff
 from aprfmt.model import Model
 from aprfmt.remote.paths import is_remote
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-OVERLAP = "overlapping_ranges"
+CAUSE_ROWS = (
+    Cause(
+        "overlapping_ranges", "tensor", "bug",
+        "Two tensors of a file share bytes: a writer left less room than one needs, or stated a "
+        "wrong offset.",
+        "The range of one tensor begins before that of another ends.",
+        "Every byte that differs from the other side's lies in a shared range.",
+        next="again",
+    ),
+)  # fmt: skip
 _SHOWN = 2  # pairs in a sentence
 
 
@@ -53,11 +62,14 @@ def shared_ranges(tensors: Mapping[str, LazyTensor]) -> Iterator[SharedRange]:
             furthest[one.path] = one
 
 
-def overlap_findings(report: DiffReport, a: Model, b: Model, command: str) -> Iterator[Finding]:
+def overlap_findings(
+    rows: Sequence[TensorDiff], a: Model, b: Model, command: str
+) -> Iterator[Finding]:
     """Yield the finding of each side whose tensors share bytes of their file.
 
     It is confirmed where every byte that differs from the other side's lies in a shared range, as
-    far as tensors can be read. `command` is the next command for B.
+    far as tensors can be read. `rows` are the compared tensors, `command` is the next command for
+    B.
     """
     for label, model, other in (("A", a, b), ("B", b, a)):
         tensors = model.source.tensors
@@ -66,9 +78,7 @@ def overlap_findings(report: DiffReport, a: Model, b: Model, command: str) -> It
             continue
         names = {name for one in found for name in (one.first, one.second)}
         keys = tuple(
-            row.key
-            for row in report.tensors
-            if names & {row.key, row.name_a if label == "A" else row.name_b}
+            row.key for row in rows if names & {row.key, row.name_a if label == "A" else row.name_b}
         )
         shown = "; ".join(_pair_text(one, tensors) for one in found[:_SHOWN])
         more = f"; {len(found) - _SHOWN} more pairs" if len(found) > _SHOWN else ""
@@ -78,7 +88,7 @@ def overlap_findings(report: DiffReport, a: Model, b: Model, command: str) -> It
         )
         proof = _proof(found, tensors, other.source.tensors, model.path)
         yield Finding(
-            OVERLAP, says, "tensor", CAUSES[OVERLAP].verdict, keys or tuple(sorted(names)), True,
+            "overlapping_ranges", says, "tensor", "bug", keys or tuple(sorted(names)), True,
             side=label, keys=keys, proof=proof, next=command if label == "B" else "",
         )  # fmt: skip
 
