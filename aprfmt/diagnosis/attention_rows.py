@@ -85,7 +85,11 @@ def row_solvers(case: Mismatch) -> Iterator[tuple[str, Solver]]:
         yield (
             "embed",
             Solver(
-                ids, lambda read: token_ids_change(ids, read), None, _ids_to_try(vocabulary), True
+                ids,
+                lambda read: token_ids_change(ids, read),
+                None,
+                _ids_to_try(ids, vocabulary),
+                True,
             ),
         )
 
@@ -158,9 +162,18 @@ def _rows_to_try(n: int, widely: bool = False) -> Tries:
     return tries
 
 
-def _ids_to_try(vocabulary: int) -> Tries:
-    """Return a function (token, shift) that yields all ids of a small vocabulary."""
-    return lambda token, shift: iter(range(vocabulary))
+def _ids_to_try(ids: Array, vocabulary: int) -> Tries:
+    """Return a function (token, shift) that yields all ids of a small vocabulary.
+
+    Those that `ids`, the recorded ones, have right behind and before the token come first.
+    """
+
+    def tries(token: int, shift: int) -> Iterator[int]:
+        """Yield the ids that the run may have read for a token, each once."""
+        near = (int(ids[at]) for at in (token + 1, token - 1) if 0 <= at < len(ids))
+        yield from dict.fromkeys([*near, *range(vocabulary)])
+
+    return tries
 
 
 def _positions_to_try(where: Array, widely: bool = False) -> Tries:
@@ -195,7 +208,7 @@ def solve_rows(
     residuals without a change, `bound` is the largest residual of a row that agrees.
     """
     values, shift, change = solver.right, 0, None
-    for _ in range(len(values)):
+    for _ in range(len(values) + 1):
         late = np.flatnonzero(rows > bound)
         if not len(late):
             return change

@@ -83,6 +83,7 @@ FACTORS = {
 
 MOST_WRONG = 0.5  # share of the tokens up to which single ids are wrong, not the table
 MOST_ROWS = 512
+MOST_PLACES = 4  # by which recorded ids are looked for before or after their rows
 HALVES: Mapping[str, str] = {"attn": "attention", "ffn": "the MLP"}  # sublayers in words
 POWERS = (-3, -2, -1, 1, 2, 3)  # of 2: factors that are tried before a number is fitted
 
@@ -122,9 +123,10 @@ def find_embedding_rows(case: Mismatch) -> Iterator[Change]:
             return
         found.append(best)
     ids = np.asarray(case.patched.ids)[case.rows][: len(found)]
-    # A few wrong rows: the run read other token ids.
+    # A few wrong rows, or all tokens some places on: the run read other token ids.
     few = np.flatnonzero(np.asarray(found) != ids)
-    if 0 < len(few) <= MOST_WRONG * len(ids):
+    moved = _places_moved(ids, np.asarray(found))
+    if 0 < len(few) <= MOST_WRONG * len(ids) or moved:
         read = np.asarray(case.patched.ids).copy()
         read[case.rows[few]] = np.asarray(found)[few]
         yield token_ids_change(np.asarray(case.patched.ids), read)
@@ -144,14 +146,45 @@ def find_embedding_rows(case: Mismatch) -> Iterator[Change]:
         )
 
 
+def _places_moved(own: Array, read: Array) -> int:
+    """Return by how many places the ids `read` are the ids `own` moved; 0 where they are not.
+
+    1: the first of `own` is not in `read`. -1: another token stands before them. Two thirds of the
+    ids, and four of them, must be there, and not all be alike.
+    """
+    for places in range(1, min(MOST_PLACES, len(own) // 3) + 1):
+        rest = len(own) - places
+        for move, ours, theirs in (
+            (places, own[places:], read[:rest]),
+            (-places, own[:rest], read[places:]),
+        ):
+            if rest >= 4 and len(np.unique(ours)) > 1 and np.array_equal(ours, theirs):
+                return move
+    return 0
+
+
+def _ids_text(own: Array, read: Array) -> str:
+    """Return in words where the recorded ids `own` differ from the ids `read` by the run."""
+    places = _places_moved(own, read)
+    if places:
+        way = "late" if places > 0 else "early"
+        count = f"{abs(places)} place{'s' if abs(places) > 1 else ''}"
+        return (
+            f"the recorded ids stand {count} too {way}: the run read "
+            f"{', '.join(map(str, read[:4]))}, ..., and the records begin with "
+            f"{', '.join(map(str, own[:4]))}"
+        )
+    at = np.flatnonzero(own != read)
+    shown = [f"token {i} is {own[i]} in the records, and the run read {read[i]}" for i in at[:4]]
+    return "; ".join(shown) + (f", and {len(at) - 4} more" if len(at) > 4 else "")
+
+
 def token_ids_change(own: Array, read: Array) -> Change:
     """Return the change that the embedding rows of other tokens were read.
 
     `own` are the recorded ids and `read` the ids whose rows the run used, both int arrays.
     """
     at = np.flatnonzero(own != read)
-    shown = [f"token {i} is {own[i]} in the records, and the run read {read[i]}" for i in at[:4]]
-    more = f", and {len(at) - 4} more" if len(at) > 4 else ""
 
     def make(patched: PatchedModel, layers: Layers) -> PatchedModel:
         """Return the model whose embedding looks up the ids `read`; `layers` is not used."""
@@ -167,7 +200,7 @@ def token_ids_change(own: Array, read: Array) -> Change:
         return patched.with_op("embed", override, layers)
 
     return Change(
-        "token_ids", "; ".join(shown) + more, ("input_ids",), make,
+        "token_ids", _ids_text(own, read), ("input_ids",), make,
         {"positions": at.tolist(), "recorded": own[at].tolist(), "read": read[at].tolist()},
         scoped=False,
     )  # fmt: skip
