@@ -23,7 +23,7 @@ from aprfmt.inference.loss import BITS, IMPLAUSIBLY_GOOD, RANDOM_BOUNDS
 from aprfmt.inference.weights import free_memory
 from aprfmt.model import Model
 from aprfmt.training import ComputedGradients
-from aprfmt.training.step_batch import read_step_batch, router_text
+from aprfmt.training.step_batch import has_routers, read_step_batch, router_text
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -363,7 +363,7 @@ def compute_gradients(
         return label_gradients(base, loaded, device=device, dtype=dtype, activations=held)
 
     numbers = batch_numbers(loaded, scales.pop() if len(scales) == 1 else None)
-    experts = bool(base.hyper.get("n_experts"))
+    experts = has_routers(base)
     one = kinds.pop() if len(kinds) == 1 else None
     return (
         Computed(

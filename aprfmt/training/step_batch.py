@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 
+from aprfmt.arch.role_vocabulary import split_key
 from aprfmt.inference.batch import BALANCE, Batch, read_batch
 from aprfmt.inference.gradients.documents import routers
 from aprfmt.model import Model
@@ -19,13 +20,21 @@ def read_step_batch(path: Path, model: Model) -> Batch:
     Raises FormatError for arrays that are no batch.
     """
     batch = read_batch(path, int(model.hyper["vocab_size"]))
-    if batch.router_balance is not None or not model.hyper.get("n_experts"):
+    if batch.router_balance is not None or not has_routers(model):
         return batch
     config = model.config if isinstance(model.config, Mapping) else {}
     factor = config.get(BALANCE)
     if config.get(RETURNED) is not True or not isinstance(factor, int | float) or factor < 0:
         return batch
     return replace(batch, router_balance=float(factor), router_by_config=True)
+
+
+def has_routers(model: Model) -> bool:
+    """Return whether a layer of the model has a router.
+
+    A configuration may count experts and make every layer dense.
+    """
+    return any(split_key(key)[1] == "ffn_gate_inp.weight" for key in model.roles)
 
 
 def router_text(batch: Batch) -> str:

@@ -365,7 +365,16 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> Iterator[GradientsOf]:
     yield gradients
 
 
-BASE: Any = SimpleNamespace(path="m", hyper={"n_experts": 8}, roles={})
+BASE: Any = SimpleNamespace(path="m", hyper={"n_experts": 8}, roles={"L1.ffn_gate_inp.weight": 0})
+
+
+def test_a_model_whose_layers_are_all_dense_has_no_routers(asked: GradientsOf) -> None:
+    """Its configuration counts experts; guesses about routers' losses are not for it."""
+    dense: Any = SimpleNamespace(path="m", hyper={"n_experts": 8}, roles={"L1.ffn_up.weight": 0})
+    for base, experts in ((BASE, True), (dense, False)):
+        batch: Any = None
+        _, numbers = reference_gradients.compute_gradients(base, batch, device={})
+        assert numbers.experts is experts
 
 
 def computed(**how: Any) -> Any:
