@@ -100,6 +100,9 @@ FOLDERS: tuple[FileRow, ...] = (
 _PLAIN = frozenset({"text", "without effect"})
 _UNKNOWN = FileRow("", "unread", "")
 _OF_TEXT = FileRow("", "without effect", "no file in it is one that loaders read", as_stored=True)
+_OF_ADAPTERS = FileRow(
+    "", "without effect", "an adapter, which loaders take only where its own folder is named"
+)
 
 
 @cache
@@ -112,15 +115,20 @@ def folder_row(path: Path) -> FileRow:
     """Return the table's row of a subfolder, which says whether loaders read its files.
 
     A name without a row is judged by the files in it, at any depth: "unread" if a loader may read
-    one of them, else "without effect". Links to folders are not followed.
+    one of them, else "without effect". Files of an adapter's folder, which has adapter_config.json,
+    are the adapter's and no part of the model. Links to folders are not followed.
     """
     row = matching_row(FOLDERS, path.name)
     if row is not None:
         return row
-    for _, _, names in os.walk(path):
-        if any(file_row(name).reading not in _PLAIN for name in names):
+    found = _OF_TEXT
+    for _, folders, names in os.walk(path):
+        if ADAPTER_CONFIG in names:
+            found = _OF_ADAPTERS
+            folders.clear()
+        elif any(file_row(name).reading not in _PLAIN for name in names):
             return _UNKNOWN
-    return _OF_TEXT
+    return found
 
 
 def companion_kind(name: str) -> str:

@@ -62,6 +62,22 @@ def test_folders_of_modules_are_read_by_their_type(folder: Path) -> None:
     assert [item.name for item in made.unreadable] == ["modules.json"]
 
 
+def test_a_folder_of_an_adapter_is_no_part_of_the_model(folder: Path) -> None:
+    """Nor are adapters deeper in a folder; weights beside them may be read."""
+    own, more, mixed = folder / "lora_adapter", folder / "adapters" / "one", folder / "mixed" / "a"
+    for place in (own, more, mixed):
+        place.mkdir(parents=True)
+        for name in ("adapter_config.json", "adapter_model.safetensors", "tokenizer.json"):
+            (place / name).write_text("{}")
+    (folder / "mixed" / "model.safetensors").write_text("")
+    (folder / "weights").mkdir()
+    (folder / "weights" / "adapter_model.safetensors").write_text("")
+    found = items_of(folder)
+    assert found["lora_adapter"] == found["adapters"]
+    assert found["adapters"][0] == "without effect" and "an adapter" in found["adapters"][1]
+    assert found["mixed"][0] == found["weights"][0] == "unread"
+
+
 def replaced(make: Callable[[Path], object]) -> Callable[[Path], object]:
     """Return what puts something else in the place of a.txt."""
 
