@@ -17,10 +17,10 @@ from aprfmt.codecs.quant_state import ABSMAX
 from aprfmt.errors import UsageError
 from aprfmt.inference.backends import PLACEMENTS
 from aprfmt.inference.backends.base import ITEM_SIZES, QUERY_BLOCK, ROWS
-from aprfmt.inference.blocked import block_shape
 from aprfmt.inference.capture import PointInstance, point_instances
 from aprfmt.inference.device import DeviceChoice
 from aprfmt.inference.engines.point_shapes import point_shapes
+from aprfmt.inference.expert_blocks import block_shape
 from aprfmt.inference.layer_heads import compress_rate, head_dim_of_layer, kv_head_count
 from aprfmt.inference.parity.matched_weights import rows_through_encoding
 from aprfmt.inference.placing import has_mixer, mixer_of_layer

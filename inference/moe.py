@@ -3,8 +3,8 @@
 A *stack* is the weight of all experts of a layer, [n_experts, out, in].
 
 Routing is done in numpy, and experts are computed one by one, unless a backend does both for all
-tokens at once (blocked.py): then nothing comes to the host. A backend whose numbers carry gradients
-leaves the experts' weights on its device (`Hosted.router_numbers`).
+tokens at once (expert_blocks.py): then nothing comes to the host. A backend whose numbers carry
+gradients leaves the experts' weights on its device (`Hosted.router_numbers`).
 """
 
 from collections.abc import Sequence
@@ -14,8 +14,8 @@ import numpy as np
 
 from aprfmt.inference.backends.base import Array
 from aprfmt.inference.backends.hosted import ExpertRows
-from aprfmt.inference.blocked import run_expert_blocks
 from aprfmt.inference.context import Context
+from aprfmt.inference.expert_blocks import run_expert_blocks
 from aprfmt.inference.routing import choose_experts
 from aprfmt.inference.weights import Weight
 

@@ -189,7 +189,7 @@ FAMILIES: Mapping[str, Family] = {
     "tests/inference/gpu/test_odd_sizes.py": Family(16),
     "tests/inference/gpu/test_torch_cuda.py": Family(4),
     "tests/inference/gpu/test_torch_many.py": Family(4),
-    "tests/inference/test_blocked.py": Family(4),
+    "tests/inference/test_expert_blocks.py": Family(4),
     "tests/inference/test_cache.py": Family(8),
     "tests/inference/engines/test_captures.py": Family(4),
     "tests/inference/test_device_errors.py": Family(4),

@@ -16,7 +16,7 @@ import numpy as np
 from aprfmt.base.protocols import Value
 from aprfmt.inference.backends.base import Array, Numbers
 from aprfmt.inference.backends.hosted import ExpertBlocks
-from aprfmt.inference.blocked import block_shape
+from aprfmt.inference.expert_blocks import block_shape
 from aprfmt.inference.fast.cuda import gemm, memory
 from aprfmt.inference.fast.cuda.ops import Ops
 from aprfmt.inference.fast.cupy_elements import make_contiguous

@@ -17,7 +17,7 @@ from aprfmt.inference.backends.base import Array, Numbers, Part
 from aprfmt.inference.backends.hosted import ExpertBlocks
 from aprfmt.inference.backends.torch_backend import DTYPES, STEPS, TorchBackend
 from aprfmt.inference.backends.torch_maths import TORCH
-from aprfmt.inference.blocked import block_shape
+from aprfmt.inference.expert_blocks import block_shape
 from aprfmt.inference.fast.cuda import batched, layers
 from aprfmt.inference.fast.gpu_encodings import SCRATCH, stays_encoded
 from aprfmt.inference.fast.graphs import NotRecordable

@@ -17,8 +17,8 @@ from aprfmt.base.protocols import LazyTensor
 from aprfmt.errors import UsageError
 from aprfmt.inference import memory_estimate
 from aprfmt.inference.backends.torch_backend import TorchBackend
-from aprfmt.inference.blocked import block_shape
 from aprfmt.inference.device import parse_run
+from aprfmt.inference.expert_blocks import block_shape
 from aprfmt.inference.fast import encoded, pages, placement
 from aprfmt.inference.memory_estimate import (
     Estimate,

@@ -1,4 +1,4 @@
-// Experts that are chosen and given their rows on the device (routing.py, blocked.py).
+// Experts that are chosen and given their rows on the device (routing.py, expert_blocks.py).
 
 // Places of each row's elements, highest first: of equals the first, numbers that are none last.
 KERNEL ranked(const W* x, i64* y, i64 count, i64 width) {

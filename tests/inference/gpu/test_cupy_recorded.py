@@ -17,7 +17,7 @@ from pytest import MonkeyPatch
 
 from aprfmt.errors import ArchError, UsageError
 from aprfmt.inference.backends.base import Backend
-from aprfmt.inference.blocked import block_shape
+from aprfmt.inference.expert_blocks import block_shape
 from aprfmt.inference.fast import graphs
 from aprfmt.inference.fast.cuda import memory
 from aprfmt.inference.fast.cupy_backend import CupyBackend
@@ -33,7 +33,7 @@ from tests.inference.encoders import IDS as ENCODED
 from tests.inference.encoders import encoded
 from tests.inference.gpu.machine import on
 from tests.inference.judge import backend, judged, rel
-from tests.inference.test_blocked import HYPER
+from tests.inference.test_expert_blocks import HYPER
 from tests.models import IDS
 
 FEW = (

@@ -13,8 +13,8 @@ import pytest
 import torch
 
 from aprfmt.inference.backends.torch_maths import TORCH
-from aprfmt.inference.blocked import MOST, block_shape
 from aprfmt.inference.device import parse_run
+from aprfmt.inference.expert_blocks import MOST, block_shape
 from aprfmt.inference.fast.placement import WORKSPACE
 from aprfmt.inference.fast.torch_products import lay_out_blocks
 from aprfmt.inference.memory_estimate import estimate_run
