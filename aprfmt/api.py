@@ -145,7 +145,7 @@ def run(
     **where: Unpack[RunOptions],
 ) -> Generation:
     """Return the text generated with MODEL[@RUN]; the arguments are those of `aprfmt.run`."""
-    from aprfmt.inference.generating import room_in_context
+    from aprfmt.inference.generation import room_in_context
     from aprfmt.tokenizer.loading import metadata_stop_ids, try_load_tokenizer
 
     with open_run(_run_request(model, where)) as run:

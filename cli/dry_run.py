@@ -30,7 +30,7 @@ def report_run(
     """
     from dataclasses import replace
 
-    from aprfmt.inference.generating import room_in_context
+    from aprfmt.inference.generation import room_in_context
     from aprfmt.inference.memory_estimate import estimate_run
     from aprfmt.model import open_model
 

@@ -13,7 +13,7 @@ from aprfmt.cli import dry_run as dry
 from aprfmt.cli import options, output_format, render, run_options
 
 if TYPE_CHECKING:
-    from aprfmt.inference.generating import BackgroundValue, Speed
+    from aprfmt.inference.generation import BackgroundValue, Speed
     from aprfmt.tokenizer.base import Tokenizer
 
 
@@ -180,7 +180,7 @@ def command(
     """
     if dry_run:
         return dry.report_run(model, tokens, where, max_tokens)
-    from aprfmt.inference.generating import (
+    from aprfmt.inference.generation import (
         BackgroundValue,
         StopIds,
         generate,

@@ -119,7 +119,7 @@ def test_eval_gives_the_golden_loss(
 
 def test_times_of_steps_have_median_and_range_with_the_first_apart(demo_model: Path) -> None:
     """Literals of a published run: median 264.74 ms, range 257.86 to 467.66, the first 467.66."""
-    from aprfmt.inference.generating import run_speed
+    from aprfmt.inference.generation import run_speed
 
     steps = (0.46766, 0.25786, 0.26474, 0.2701)
     times = [1.0, 3.0]  # the prompt takes 2 s

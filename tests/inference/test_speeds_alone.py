@@ -1,6 +1,6 @@
 """Seconds and rates of a run by the times of its tokens."""
 
-from aprfmt.inference.generating import run_speed
+from aprfmt.inference.generation import run_speed
 
 
 def test_a_run_is_as_fast_as_its_tokens_come() -> None:

@@ -133,7 +133,7 @@ RECORDS: tuple[Record, ...] = (
     Record("qa", "properties/gates/items", "checks.records:Answer", without=("findings",)),
     Record("repair", "properties/ranges/items", "recovery.byte_ranges:Range"),
     Record("run", "properties/sampling", "inference.sampling:Sampling"),
-    Record("run", "properties/speed/properties/steps", "inference.generating:StepTimes"),
+    Record("run", "properties/speed/properties/steps", "inference.generation:StepTimes"),
     Record(
         "scan", "properties/damage/items/properties/findings/items", "checks.records:CheckFinding"
     ),
