@@ -100,7 +100,7 @@ def command(
 
     from aprfmt.checks.records import pronounce_report
     from aprfmt.formats.npy import write_npy
-    from aprfmt.inference.gates import check_last_row
+    from aprfmt.inference.logits_checks import check_last_row
 
     options.check_new(force, out)
     # Judge the last row, as a working model's is spread and peaked.

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from aprfmt.errors import UsageError
 from aprfmt.inference.evaluation import Sample, no_label_reason
-from aprfmt.inference.gates import check_logits
+from aprfmt.inference.logits_checks import check_logits
 from aprfmt.inference.loss import (
     LossWindow,
     MeanLoss,

@@ -15,7 +15,7 @@ from aprfmt.checks.gates.model_under_test import ModelUnderTest
 from aprfmt.checks.records import Measure, NotRun, Result
 from aprfmt.inference import evaluation
 from aprfmt.inference.evaluation import Sample, plan_windows
-from aprfmt.inference.gates import check_last_row
+from aprfmt.inference.logits_checks import check_last_row
 from aprfmt.inference.loss import MeanLoss, assess_loss, count_leading, is_in_bits, window_size
 from aprfmt.inference.session import Session
 from aprfmt.measure.distances import rel_l2
