@@ -11,9 +11,9 @@ from aprfmt.base.registry import LazyFunction
 convolve_causal = LazyFunction("aprfmt.inference.recurrence:convolve_causal")
 delta_rule = LazyFunction("aprfmt.inference.recurrence:delta_rule")
 log_decay = LazyFunction("aprfmt.inference.recurrence:log_decay")
-gate_and_norm = LazyFunction("aprfmt.inference.scan:gate_and_norm")
-run_scan = LazyFunction("aprfmt.inference.scan:run_scan")
-time_steps = LazyFunction("aprfmt.inference.scan:time_steps")
+gate_and_norm = LazyFunction("aprfmt.inference.state_space_scan:gate_and_norm")
+run_scan = LazyFunction("aprfmt.inference.state_space_scan:run_scan")
+time_steps = LazyFunction("aprfmt.inference.state_space_scan:time_steps")
 compressed_windows = LazyFunction("aprfmt.inference.stream_weights:compressed_windows")
 stream_weights = LazyFunction("aprfmt.inference.stream_weights:stream_weights")
 

@@ -289,7 +289,7 @@ def _scan_by_head(
 
     There each head has one decay rate: `rate` is [heads], and `step`, the time steps, [tokens,
     heads]. x is [tokens, heads, head_dim], b and c [tokens, groups, state], `state` [heads,
-    head_dim, state]. CHUNK tokens are computed at once; scan.py explains the products.
+    head_dim, state]. CHUNK tokens are computed at once; state_space_scan.py explains the products.
     """
     groups = b.shape[1]
     each = x.shape[1] // groups
@@ -308,7 +308,7 @@ def _scan_chunk(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Return (reads [groups, heads of each, tokens, head_dim], state) of one chunk of a scan.
 
-    Inputs have groups and heads first. `_scan_chunk` of scan.py explains the products.
+    Inputs have groups and heads first. `_scan_chunk` of state_space_scan.py explains the products.
     """
     decay = step * rate[..., None]  # (group, head, token)
     tokens = decay.shape[-1]

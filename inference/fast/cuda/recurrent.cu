@@ -1,4 +1,4 @@
-// Layers that keep a state (inference/recurrence.py and inference/scan.py have the mathematics): a
+// Layers that keep a state (inference/recurrence.py and inference/state_space_scan.py have the mathematics): a
 // short convolution, a decay, the gated delta rule and a state space scan, token by token; sums and
 // state in W.
 

@@ -26,8 +26,8 @@ from aprfmt.inference.fast.graphs import PassGraphs
 from aprfmt.inference.recurrence import delta_rule
 from aprfmt.inference.routing import ROUTERS, choose_experts
 from aprfmt.inference.sampling import Sampler, Sampling
-from aprfmt.inference.scan import run_scan
 from aprfmt.inference.session import Session
+from aprfmt.inference.state_space_scan import run_scan
 from aprfmt.model import open_model
 from tests.inference.encoders import IDS as ENCODED
 from tests.inference.encoders import encoded

@@ -13,13 +13,13 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from aprfmt.inference import scan
+from aprfmt.inference import state_space_scan
 from tests.inference.judge import backend, everything_float64, rel
 
 HEADS, GROUPS, WIDTH, STATE = 6, 3, 5, 7
-TOKENS = 2 * scan.CHUNK + 23  # whole chunks, and a part of one
+TOKENS = 2 * state_space_scan.CHUNK + 23  # whole chunks, and a part of one
 RUNS = ("numpy:float64", "torch:float64")
-scanned: Any = scan.run_scan  # stars among its arguments
+scanned: Any = state_space_scan.run_scan  # stars among its arguments
 
 
 def drawn(tokens: int, *, each: bool, size: float = 1.0) -> tuple[Any, ...]:
@@ -58,7 +58,7 @@ def by_transformers(given: tuple[Any, ...]) -> tuple[Any, Any]:
 
 
 @pytest.mark.parametrize("size", [0.001, 1.0, 60.0], ids=["long", "usual", "forgetful"])
-@pytest.mark.parametrize("tokens", [1, 2, scan.CHUNK, TOKENS])
+@pytest.mark.parametrize("tokens", [1, 2, state_space_scan.CHUNK, TOKENS])
 @pytest.mark.parametrize("each", [True, False], ids=["mamba", "mamba2"])
 def test_steps_chunks_and_torch_are_transformers_step(each: bool, tokens: int, size: float) -> None:
     inputs = drawn(tokens, each=each, size=size)
