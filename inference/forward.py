@@ -21,7 +21,7 @@ from aprfmt.inference.backends.base import Array, Backend
 from aprfmt.inference.capture import WHOLE
 from aprfmt.inference.context import Context, Ids, PassFacts, PassState, Recorder
 from aprfmt.inference.kv_cache import KVCache
-from aprfmt.inference.placing import has_last_norm, has_mlp, mixer_of_layer
+from aprfmt.inference.point_placement import has_last_norm, has_mlp, mixer_of_layer
 from aprfmt.inference.points import adds_unscaled, has_input_norms, norm_placement, norm_role
 from aprfmt.inference.rope import RopeKind, all_frequencies
 from aprfmt.inference.weights import Weights

@@ -23,7 +23,7 @@ from aprfmt.inference.engines.point_shapes import point_shapes
 from aprfmt.inference.expert_blocks import block_shape
 from aprfmt.inference.layer_heads import compress_rate, head_dim_of_layer, kv_head_count
 from aprfmt.inference.parity.matched_weights import rows_through_encoding
-from aprfmt.inference.placing import has_mixer, mixer_of_layer
+from aprfmt.inference.point_placement import has_mixer, mixer_of_layer
 from aprfmt.inference.points import POINTS
 from aprfmt.inference.recurrence import CHUNK
 from aprfmt.inference.rows import FREE, StoredRows

@@ -11,8 +11,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from aprfmt.inference.placing import ABSENT as ABSENT
-from aprfmt.inference.placing import (
+from aprfmt.inference.point_placement import ABSENT as ABSENT
+from aprfmt.inference.point_placement import (
     ACTIVATED,
     BLOCKS_SCORED,
     COMPRESSED,
@@ -66,14 +66,14 @@ from aprfmt.inference.placing import (
     place_rotated,
     place_values,
 )
-from aprfmt.inference.placing import BEFORE as BEFORE
-from aprfmt.inference.placing import HERE as HERE
-from aprfmt.inference.placing import WHOLE as WHOLE
-from aprfmt.inference.placing import LayerFacts as LayerFacts
-from aprfmt.inference.placing import adds_unscaled as adds_unscaled
-from aprfmt.inference.placing import has_input_norms as has_input_norms
-from aprfmt.inference.placing import norm_placement as norm_placement
-from aprfmt.inference.placing import norm_role as norm_role
+from aprfmt.inference.point_placement import BEFORE as BEFORE
+from aprfmt.inference.point_placement import HERE as HERE
+from aprfmt.inference.point_placement import WHOLE as WHOLE
+from aprfmt.inference.point_placement import LayerFacts as LayerFacts
+from aprfmt.inference.point_placement import adds_unscaled as adds_unscaled
+from aprfmt.inference.point_placement import has_input_norms as has_input_norms
+from aprfmt.inference.point_placement import norm_placement as norm_placement
+from aprfmt.inference.point_placement import norm_role as norm_role
 
 RowMeaning = Literal["tokens", "scores", "keys", "logits", "sequence"]
 
@@ -137,7 +137,7 @@ class Point:
     `llama_cpp` are graph nodes and `hf` modules; the first one that exists is used. `apr` is the
     stage of `--save-tensor` (points of one stage are joined in this table's order). `inner`: inside
     a fused operation, so that wanting it makes the pass run step by step. `finite`: infinities are
-    a fault. `where` returns the point's placing in a layer (placing.py).
+    a fault. `where` returns the point's placing in a layer (point_placement.py).
     """
 
     name: str

@@ -8,7 +8,7 @@ import numpy as np
 from aprfmt.causes.forward.mismatch import Array, Change, Hypothesis, Mismatch, Patch
 from aprfmt.causes.forward.product import scale_weights_change, zero_weights_change
 from aprfmt.causes.row import Cause
-from aprfmt.inference.placing import mixer_of_layer
+from aprfmt.inference.point_placement import mixer_of_layer
 from aprfmt.inference.replay.patched_model import PatchedModel
 
 CAUSE_ROWS = (

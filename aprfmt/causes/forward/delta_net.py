@@ -25,7 +25,7 @@ from aprfmt.causes.forward.mismatch import (
 from aprfmt.causes.forward.product import scale_weights_change, zero_weights_change
 from aprfmt.causes.row import Cause
 from aprfmt.inference.backends.numpy_backend import silu
-from aprfmt.inference.placing import mixer_of_layer
+from aprfmt.inference.point_placement import mixer_of_layer
 from aprfmt.inference.recurrence import by_channel, delta_rule_by_token, softplus, unit_length
 from aprfmt.inference.replay.patched_model import PatchedModel
 

@@ -6,8 +6,8 @@ from typing import Any
 import pytest
 
 from aprfmt.arch.spec import BlockSpec
-from aprfmt.inference import placing
-from aprfmt.inference.placing import ABSENT, BEFORE, HERE, WHOLE, LayerFacts
+from aprfmt.inference import point_placement
+from aprfmt.inference.point_placement import ABSENT, BEFORE, HERE, WHOLE, LayerFacts
 from aprfmt.inference.points import POINTS
 
 HP: dict[str, Any] = {
@@ -47,11 +47,11 @@ def test_a_mixer_stands_for_attention_in_its_layers(kind: str) -> None:
     made = block(recurrence=kind)
     attention, other = layer(0, made), layer(1, made)
     assert not attention.lacks_attention and other.lacks_attention
-    assert placing.place_attention_result(attention) == HERE
-    assert placing.place_attention_result(other) == MIXERS[kind]
-    own = placing.only_mixers(kind)
+    assert point_placement.place_attention_result(attention) == HERE
+    assert point_placement.place_attention_result(other) == MIXERS[kind]
+    own = point_placement.only_mixers(kind)
     assert own(other) == HERE and own(attention) == ABSENT
-    assert placing.only_mixers()(other) == ABSENT
+    assert point_placement.only_mixers()(other) == ABSENT
     beside = layer(1, block(recurrence=kind, recurrence_place="parallel"))
     assert beside.has_parallel_recurrence and not beside.lacks_attention
     assert not layer(0, beside.block).has_parallel_recurrence
@@ -78,19 +78,25 @@ def test_a_layer_of_one_half_is_a_mixer_or_an_mlp() -> None:
     assert mixer.has_mixer and not mixer.has_mlp and not mixer.lacks_attention
     experts = layer(1, one)
     assert experts.has_mlp and not experts.has_dense_mlp and not experts.has_mixer
-    assert placing.place_attention_result(mlp) == ABSENT
-    assert placing.place_attention_result(mixer) == HERE
-    assert placing.place_ffn_norm(mlp) == "attn_norm" and placing.place_ffn_norm(mixer) == ABSENT
-    assert placing.place_between_halves(mlp) == ABSENT
-    assert placing.place_mlp_out(mixer) == ABSENT and placing.place_mlp_out(mlp) == HERE
-    assert placing.place_mlp_out(experts) == "moe_out"
+    assert point_placement.place_attention_result(mlp) == ABSENT
+    assert point_placement.place_attention_result(mixer) == HERE
+    assert (
+        point_placement.place_ffn_norm(mlp) == "attn_norm"
+        and point_placement.place_ffn_norm(mixer) == ABSENT
+    )
+    assert point_placement.place_between_halves(mlp) == ABSENT
+    assert (
+        point_placement.place_mlp_out(mixer) == ABSENT
+        and point_placement.place_mlp_out(mlp) == HERE
+    )
+    assert point_placement.place_mlp_out(experts) == "moe_out"
     assert layer(0).has_mixer and layer(0).has_mlp
-    assert placing.only_mixing_layers(lambda place: "x")(mlp) == ABSENT
-    assert placing.only_mixing_layers(lambda place: "x")(mixer) == "x"
-    assert placing.only_mlp_layers(lambda place: "x")(mlp) == "x"
-    assert placing.only_mlp_layers(lambda place: "x")(mixer) == ABSENT
-    assert placing.only_attention(lambda place: "x")(mixer) == "x"
-    assert placing.only_attention(lambda place: "x")(mlp) == ABSENT
+    assert point_placement.only_mixing_layers(lambda place: "x")(mlp) == ABSENT
+    assert point_placement.only_mixing_layers(lambda place: "x")(mixer) == "x"
+    assert point_placement.only_mlp_layers(lambda place: "x")(mlp) == "x"
+    assert point_placement.only_mlp_layers(lambda place: "x")(mixer) == ABSENT
+    assert point_placement.only_attention(lambda place: "x")(mixer) == "x"
+    assert point_placement.only_attention(lambda place: "x")(mlp) == ABSENT
 
 
 def test_experts_replace_the_dense_mlp_or_stand_beside_it() -> None:
@@ -99,19 +105,34 @@ def test_experts_replace_the_dense_mlp_or_stand_beside_it() -> None:
     assert beside.has_dense_mlp and beside.parallel_experts
     dense = layer(0, block(experts="parallel"))
     assert dense.has_dense_mlp and not dense.parallel_experts
-    assert placing.place_mlp_out(instead) == "moe_out" and placing.place_mlp_out(beside) == HERE
-    assert placing.place_multiplied(instead) == ABSENT
-    assert placing.place_multiplied(beside) == HERE
-    assert placing.place_multiplied(layer(0, block(mlp="plain"))) == "ffn_act"
-    assert placing.GATED(layer(0)) == HERE and placing.GATED(layer(1)) == ABSENT
-    assert placing.GATED(layer(0, block(mlp="plain"))) == ABSENT
-    assert placing.ACTIVATED(layer(0)) == HERE
-    assert placing.ACTIVATED(layer(0, swiglu_limit=7.0)) == placing.ACTIVATED(layer(1)) == ABSENT
-    assert placing.SPARSE(layer(0)) == HERE
-    assert placing.SPARSE(layer(0, ffn_sparsity=(0.0, 0.5))) == placing.SPARSE(layer(1)) == ABSENT
+    assert (
+        point_placement.place_mlp_out(instead) == "moe_out"
+        and point_placement.place_mlp_out(beside) == HERE
+    )
+    assert point_placement.place_multiplied(instead) == ABSENT
+    assert point_placement.place_multiplied(beside) == HERE
+    assert point_placement.place_multiplied(layer(0, block(mlp="plain"))) == "ffn_act"
+    assert point_placement.GATED(layer(0)) == HERE and point_placement.GATED(layer(1)) == ABSENT
+    assert point_placement.GATED(layer(0, block(mlp="plain"))) == ABSENT
+    assert point_placement.ACTIVATED(layer(0)) == HERE
+    assert (
+        point_placement.ACTIVATED(layer(0, swiglu_limit=7.0))
+        == point_placement.ACTIVATED(layer(1))
+        == ABSENT
+    )
+    assert point_placement.SPARSE(layer(0)) == HERE
+    assert (
+        point_placement.SPARSE(layer(0, ffn_sparsity=(0.0, 0.5)))
+        == point_placement.SPARSE(layer(1))
+        == ABSENT
+    )
     latent = "L1.ffn_latent_down.weight"
-    assert placing.LATENT(layer(1, PLAIN, latent)) == HERE
-    assert placing.LATENT(layer(1)) == placing.LATENT(layer(0, PLAIN, latent)) == ABSENT
+    assert point_placement.LATENT(layer(1, PLAIN, latent)) == HERE
+    assert (
+        point_placement.LATENT(layer(1))
+        == point_placement.LATENT(layer(0, PLAIN, latent))
+        == ABSENT
+    )
 
 
 def test_roles_are_those_of_the_layer_or_the_whole_model() -> None:
@@ -124,7 +145,7 @@ def test_roles_are_those_of_the_layer_or_the_whole_model() -> None:
 @pytest.mark.parametrize("part", ["q", "k", "v"])
 def test_a_product_is_the_point_where_no_bias_is_added(part: str) -> None:
     weight, bias = f"L0.attn_{part}.weight", f"L0.attn_{part}.bias"
-    where = placing.place_product(part)
+    where = point_placement.place_product(part)
     assert where(layer(0)) == where(layer(0, PLAIN, bias)) == ABSENT
     assert where(layer(0, PLAIN, weight)) == part
     assert where(layer(0, PLAIN, weight, bias)) == HERE
@@ -132,15 +153,17 @@ def test_a_product_is_the_point_where_no_bias_is_added(part: str) -> None:
 
 def test_queries_are_normed_before_or_after_they_are_rotated() -> None:
     before, after = layer(0), layer(0, block(qk_norm_place="after_rope"))
-    assert placing.has_norms_before_rope(before) and not before.norms_after_rope
-    assert not placing.has_norms_before_rope(after) and after.norms_after_rope
+    assert point_placement.has_norms_before_rope(before) and not before.norms_after_rope
+    assert not point_placement.has_norms_before_rope(after) and after.norms_after_rope
     rotated = block(qk_norm_place="rotated")
     assert layer(0, rotated).norms_after_rope and not layer(1, rotated).norms_after_rope
     for none in (layer(0, qk_norm=False), layer(0, after.block, qk_norm=False)):
-        assert not placing.has_norms_before_rope(none) and not none.norms_after_rope
-    assert not placing.has_norms_before_rope(layer(0, block(attention="mla")))
-    assert placing.has_norms_before_rope(layer(0, block(attention="compressed"), qk_norm=False))
-    where = placing.place_rotated("k")
+        assert not point_placement.has_norms_before_rope(none) and not none.norms_after_rope
+    assert not point_placement.has_norms_before_rope(layer(0, block(attention="mla")))
+    assert point_placement.has_norms_before_rope(
+        layer(0, block(attention="compressed"), qk_norm=False)
+    )
+    where = point_placement.place_rotated("k")
     assert where(layer(0)) == HERE and where(layer(1)) == "k_norm"
     assert where(layer(1, qk_norm=False)) == "k"
     assert where(layer(1, block(attention="mla"))) == HERE
@@ -173,67 +196,79 @@ def test_norms_before_and_after_a_branch(
 ) -> None:
     made = block(placement=placement)
     facts = layer(0, made)
-    assert placing.has_input_norms(made, HP, 0) == reads and facts.adds_unscaled == adds
+    assert point_placement.has_input_norms(made, HP, 0) == reads and facts.adds_unscaled == adds
     assert facts.has_attention_norm == reads and not layer(1, made).has_attention_norm
     assert facts.norms_after_sum == (placement == "after")
-    assert placing.has_last_norm(made, ()) == last
-    assert placing.has_last_norm(made, ("output_norm.weight",))
-    assert not placing.has_last_norm(replace(made, head="none"), ())
-    assert placing.place_ffn_norm(facts) == (HERE if reads else "mid")
+    assert point_placement.has_last_norm(made, ()) == last
+    assert point_placement.has_last_norm(made, ("output_norm.weight",))
+    assert not point_placement.has_last_norm(replace(made, head="none"), ())
+    assert point_placement.place_ffn_norm(facts) == (HERE if reads else "mid")
     parallel = layer(0, made, parallel_residual=True)
-    assert placing.place_ffn_norm(parallel) == ("attn_norm" if reads else "in")
+    assert point_placement.place_ffn_norm(parallel) == ("attn_norm" if reads else "in")
     two = layer(0, replace(made, parallel_norm="two"), parallel_residual=True)
-    assert placing.place_ffn_norm(two) == (HERE if reads else "mid")
-    assert placing.place_between_halves(parallel) == ABSENT
-    assert placing.place_between_halves(facts) == HERE
-    assert placing.place_contribution(lambda place: "x")(facts) == ("x" if adds else HERE)
-    assert placing.place_mixer_sum(facts) == ("attn_out" if adds else HERE)
-    assert placing.norm_role(made, "post_attention_norm") == "post_attention_norm"
+    assert point_placement.place_ffn_norm(two) == (HERE if reads else "mid")
+    assert point_placement.place_between_halves(parallel) == ABSENT
+    assert point_placement.place_between_halves(facts) == HERE
+    assert point_placement.place_contribution(lambda place: "x")(facts) == ("x" if adds else HERE)
+    assert point_placement.place_mixer_sum(facts) == ("attn_out" if adds else HERE)
+    assert point_placement.norm_role(made, "post_attention_norm") == "post_attention_norm"
 
 
 def test_norms_by_mixer_and_factors_of_a_branch() -> None:
     by_mixer = block(placement="by_mixer", recurrence="gated_delta")
-    assert [placing.norm_placement(by_mixer, HP, n) for n in (0, 1)] == ["post", "pre"]
-    assert placing.norm_role(by_mixer, "post_attention_norm") == "ffn_norm"
-    assert placing.norm_role(by_mixer, "post_ffw_norm") == "post_ffw_norm"
+    assert [point_placement.norm_placement(by_mixer, HP, n) for n in (0, 1)] == ["post", "pre"]
+    assert point_placement.norm_role(by_mixer, "post_attention_norm") == "ffn_norm"
+    assert point_placement.norm_role(by_mixer, "post_ffw_norm") == "post_ffw_norm"
     assert not layer(0, residual_scale=0.5).adds_unscaled
     assert not layer(0, block(multipliers="projections")).adds_unscaled
     assert not layer(0, block(residual="norm")).adds_unscaled
     beside = block(recurrence="mamba2", recurrence_place="parallel")
-    assert placing.place_mixer_sum(layer(1, beside)) == HERE
-    assert placing.place_mixer_sum(layer(0, beside)) == "attn_out"
+    assert point_placement.place_mixer_sum(layer(1, beside)) == HERE
+    assert point_placement.place_mixer_sum(layer(0, beside)) == "attn_out"
 
 
 def test_what_enters_a_layer() -> None:
-    assert placing.place_entering(layer(1)) == BEFORE == "out-"
-    assert placing.place_entering(layer(0)) == "embd"
-    assert placing.place_entering(layer(0, block(streams="altup"))) == "altup_embd"
-    assert placing.place_entering(layer(0, block(streams="hyper"))) == "hc_embd"
-    join = placing._JOIN
-    assert placing.place_entering(layer(0, PLAIN, join)) == "draft_in"
-    assert placing.DRAFT(layer(0, PLAIN, join)) == HERE and placing.DRAFT(layer(0)) == ABSENT
-    assert placing.place_entering(layer(0, embedding_scale=2.0)) == "embd_scaled"
-    assert placing.place_entering(layer(0, block(position="learned"))) == "embd_scaled"
-    assert placing.place_entering(layer(0, PLAIN, "token_types.weight")) == "embd_scaled"
+    assert point_placement.place_entering(layer(1)) == BEFORE == "out-"
+    assert point_placement.place_entering(layer(0)) == "embd"
+    assert point_placement.place_entering(layer(0, block(streams="altup"))) == "altup_embd"
+    assert point_placement.place_entering(layer(0, block(streams="hyper"))) == "hc_embd"
+    join = point_placement._JOIN
+    assert point_placement.place_entering(layer(0, PLAIN, join)) == "draft_in"
+    assert (
+        point_placement.DRAFT(layer(0, PLAIN, join)) == HERE
+        and point_placement.DRAFT(layer(0)) == ABSENT
+    )
+    assert point_placement.place_entering(layer(0, embedding_scale=2.0)) == "embd_scaled"
+    assert point_placement.place_entering(layer(0, block(position="learned"))) == "embd_scaled"
+    assert point_placement.place_entering(layer(0, PLAIN, "token_types.weight")) == "embd_scaled"
     normed = layer(0, PLAIN, "token_embd_norm.weight", embedding_scale=2.0)
-    assert placing.place_entering(normed) == "embd_norm" == placing.place_embedded(normed)
+    assert (
+        point_placement.place_entering(normed)
+        == "embd_norm"
+        == point_placement.place_embedded(normed)
+    )
     assert at("embd_scaled", layer(WHOLE)) == "embd" and at("embd_scaled", normed) == HERE
 
 
 def test_logits_before_a_factor_or_a_softcap() -> None:
-    assert placing.place_raw_logits(layer(WHOLE)) == "logits"
-    assert placing.place_raw_logits(layer(WHOLE, logit_scale=0.5)) == HERE
-    assert placing.place_raw_logits(layer(WHOLE, final_softcap=30.0)) == HERE
-    assert placing.place_raw_logits(layer(WHOLE, block(head="none"), logit_scale=2.0)) == ABSENT
+    assert point_placement.place_raw_logits(layer(WHOLE)) == "logits"
+    assert point_placement.place_raw_logits(layer(WHOLE, logit_scale=0.5)) == HERE
+    assert point_placement.place_raw_logits(layer(WHOLE, final_softcap=30.0)) == HERE
+    assert (
+        point_placement.place_raw_logits(layer(WHOLE, block(head="none"), logit_scale=2.0))
+        == ABSENT
+    )
 
 
 def test_keys_of_an_earlier_layer_and_values_that_are_keys() -> None:
-    where = placing.only_own_keys(lambda place: "x")
+    where = point_placement.only_own_keys(lambda place: "x")
     assert where(layer(0)) == "x" and where(layer(1)) == ABSENT
-    assert placing.place_values(layer(1)) == HERE
-    assert placing.place_values(layer(1, value_is_key=True)) == "k"
-    assert placing.place_values(layer(0, value_is_key=True)) == HERE  # a window of its own keys
-    assert placing.place_values(layer(0, block(attention="compressed"))) == "k_rope"
+    assert point_placement.place_values(layer(1)) == HERE
+    assert point_placement.place_values(layer(1, value_is_key=True)) == "k"
+    assert (
+        point_placement.place_values(layer(0, value_is_key=True)) == HERE
+    )  # a window of its own keys
+    assert point_placement.place_values(layer(0, block(attention="compressed"))) == "k_rope"
 
 
 def test_an_indexer_scores_tokens_or_blocks_in_its_layers() -> None:
@@ -243,7 +278,8 @@ def test_an_indexer_scores_tokens_or_blocks_in_its_layers() -> None:
         ("blocks", "gqa"): ".BK.", ("none", "compressed"): "T..W",
     }  # fmt: skip
     rows = (
-        placing.TOKENS_SCORED, placing.BLOCKS_SCORED, placing.INDEX_KEYS, placing.INDEX_WINDOWS
+        point_placement.TOKENS_SCORED, point_placement.BLOCKS_SCORED,
+        point_placement.INDEX_KEYS, point_placement.INDEX_WINDOWS
     )  # fmt: skip
     for (indexer, attention), letters in wanted.items():
         made = block(indexer=indexer, attention=attention)
@@ -252,31 +288,34 @@ def test_an_indexer_scores_tokens_or_blocks_in_its_layers() -> None:
             for row, letter in zip(rows, "TBKW", strict=True)
         )
         assert found == letters, (indexer, attention)
-        assert (placing.INDEXED(layer(0, made)) == HERE) == any(c in "TB" for c in letters)
-        assert all(row(layer(1, made)) == ABSENT for row in (*rows, placing.INDEXED))
+        assert (point_placement.INDEXED(layer(0, made)) == HERE) == any(c in "TB" for c in letters)
+        assert all(row(layer(1, made)) == ABSENT for row in (*rows, point_placement.INDEXED))
 
 
 def test_points_of_latent_and_compressed_attention() -> None:
     mla, compressed = block(attention="mla"), block(attention="compressed")
-    assert placing.MLA(layer(0, mla)) == HERE
-    assert placing.MLA(layer(0)) == placing.MLA(layer(0, compressed)) == ABSENT
-    assert placing.COMPRESSED(layer(0, compressed)) == HERE
-    assert placing.COMPRESSED(layer(0, mla)) == ABSENT
+    assert point_placement.MLA(layer(0, mla)) == HERE
+    assert point_placement.MLA(layer(0)) == point_placement.MLA(layer(0, compressed)) == ABSENT
+    assert point_placement.COMPRESSED(layer(0, compressed)) == HERE
+    assert point_placement.COMPRESSED(layer(0, mla)) == ABSENT
     for made, has in ((mla, True), (compressed, True), (PLAIN, False)):
-        assert placing.LATENT_Q(layer(0, made, q_lora_rank=8)) == (HERE if has else ABSENT)
-        assert placing.LATENT_Q(layer(0, made)) == ABSENT
-    assert placing.MIXED(layer(0, compressed)) == HERE and placing.MIXED(layer(0)) == ABSENT
-    assert placing.MIXED(layer(0, block(attention_gate="sigmoid"))) == HERE
-    assert placing.WINDOW_KEYS(layer(0, compressed)) == HERE
-    assert placing.WINDOW_KEYS(layer(0, mla)) == ABSENT
-    assert placing.WINDOW_KEYS(layer(1, compressed)) == ABSENT
-    assert placing.WINDOW_KEYS(layer(1, compressed, heavy_rate=1)) == HERE
+        assert point_placement.LATENT_Q(layer(0, made, q_lora_rank=8)) == (HERE if has else ABSENT)
+        assert point_placement.LATENT_Q(layer(0, made)) == ABSENT
+    assert (
+        point_placement.MIXED(layer(0, compressed)) == HERE
+        and point_placement.MIXED(layer(0)) == ABSENT
+    )
+    assert point_placement.MIXED(layer(0, block(attention_gate="sigmoid"))) == HERE
+    assert point_placement.WINDOW_KEYS(layer(0, compressed)) == HERE
+    assert point_placement.WINDOW_KEYS(layer(0, mla)) == ABSENT
+    assert point_placement.WINDOW_KEYS(layer(1, compressed)) == ABSENT
+    assert point_placement.WINDOW_KEYS(layer(1, compressed, heavy_rate=1)) == HERE
 
 
 def test_second_embeddings_and_copies_of_the_stream() -> None:
-    assert placing.PER_LAYER(layer(0, per_layer_size=8)) == HERE
-    assert placing.PER_LAYER(layer(0)) == ABSENT
+    assert point_placement.PER_LAYER(layer(0, per_layer_size=8)) == HERE
+    assert point_placement.PER_LAYER(layer(0)) == ABSENT
     for kind, copied, hyper in (("one", 0, 0), ("altup", 1, 0), ("hyper", 0, 1)):
         facts = layer(0, block(streams=kind))
-        assert (placing.COPIED(facts) == HERE) == copied
-        assert (placing.HYPER(facts) == HERE) == hyper
+        assert (point_placement.COPIED(facts) == HERE) == copied
+        assert (point_placement.HYPER(facts) == HERE) == hyper
