@@ -176,7 +176,7 @@ def _no_point_error(
 def _propose_mapping(captures: "Captures", run: "Run", ids: list[int]) -> "NameMap":
     """Return the mapping proposed by comparing the arrays with the points of a run on `ids`."""
     from aprfmt.inference.engines.mapping import arithmetic_dtype
-    from aprfmt.inference.engines.proposing import propose_mapping
+    from aprfmt.inference.engines.mapping_proposal import propose_mapping
     from aprfmt.inference.trace import KeptValues
 
     kept = KeptValues()

@@ -39,9 +39,9 @@ from aprfmt.inference.engines import (
     captures,
     dump_folders,
     dumps,
+    mapping_proposal,
     modules,
     parts,
-    proposing,
     sequences,
     statistics,
     stored_arrays,
@@ -953,9 +953,11 @@ def test_an_array_whose_file_was_cut_is_said_and_not_waited_for(kept: int, tmp_p
 
 def test_of_points_that_fit_alike_arrays_take_those_in_their_own_order() -> None:
     keys, names = ["L0.a", "L0.b", "L0.c"], ["x", "y", "z"]
-    fits = {name: [proposing.PointFit(key, (), "all", 0.5) for key in keys] for name in names}
+    fits = {
+        name: [mapping_proposal.PointFit(key, (), "all", 0.5) for key in keys] for name in names
+    }
     found: dict[str, list[tuple[float, str]]] = {}
-    for fit, name in proposing._best_pairs(fits, names, keys):
+    for fit, name in mapping_proposal._best_pairs(fits, names, keys):
         assert 0.5 <= fit.distance <= 0.5 + 1e-9
         found.setdefault(name, []).append((fit.distance, fit.key))
     assert [min(found[name])[1] for name in names] == keys

@@ -19,8 +19,8 @@ from aprfmt.inference.engines import captures, statistics
 from aprfmt.inference.engines.captures import open_captures
 from aprfmt.inference.engines.layouts import CHAINS, PADDED, PointLayout, apply_layout
 from aprfmt.inference.engines.mapping import load_mapped, read_mapping
+from aprfmt.inference.engines.mapping_proposal import propose_mapping
 from aprfmt.inference.engines.opening import open_trace, trace_kind
-from aprfmt.inference.engines.proposing import propose_mapping
 from aprfmt.inference.trace_file import load_trace
 from aprfmt.measure.trace_view import unread_arrays
 from aprfmt.model import open_model
