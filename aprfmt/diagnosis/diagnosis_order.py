@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from aprfmt.base.budget import BudgetSpent
 from aprfmt.causes.restored_keys import architecture_name, refusal_reason
 from aprfmt.diagnosis import trace_pair
-from aprfmt.diagnosis.blend import count_values
+from aprfmt.diagnosis.blended_model import count_values
 from aprfmt.diagnosis.levels import Levels
 from aprfmt.diagnosis.model_pair import ModelPair
 from aprfmt.diagnosis.models import compare_models

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 
 from aprfmt.arch.role_vocabulary import split_key
 from aprfmt.causes import CAUSES, find_cause
-from aprfmt.diagnosis.blend import count_stages, multiplications_per_token
+from aprfmt.diagnosis.blended_model import count_stages, multiplications_per_token
 from aprfmt.diagnosis.finding_effects import (
     BUDGET,
     MixedResult,

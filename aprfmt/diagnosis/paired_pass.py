@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from aprfmt.base.budget import Budget, BudgetSpent
-from aprfmt.diagnosis.blend import Blend, count_stages, multiplications_per_token
+from aprfmt.diagnosis.blended_model import Blend, count_stages, multiplications_per_token
 from aprfmt.diagnosis.records import Touched
 from aprfmt.inference.backends import BACKENDS
 from aprfmt.inference.forward import Span, StageOutput, arrays_between_stages

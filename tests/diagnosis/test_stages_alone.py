@@ -9,7 +9,7 @@ import pytest
 from aprfmt.causes.forward import shifted_series
 from aprfmt.causes.tokenizer import recorded_ids
 from aprfmt.checks import bounds
-from aprfmt.diagnosis import blend
+from aprfmt.diagnosis import blended_model, shifted_series
 from aprfmt.errors import FormatError
 from aprfmt.inference.capture import key_name
 
@@ -27,7 +27,7 @@ def test_a_weight_is_read_in_its_layers_stage() -> None:
         ("output_norm.weight", True, {5}),
         ("position_embd.weight", True, {0}),
     ):
-        assert blend._stages_reading(key, 5, tied=tied) == stages, (key, tied)
+        assert blended_model._stages_reading(key, 5, tied=tied) == stages, (key, tied)
 
 
 def test_a_number_changes_the_stages_that_read_it() -> None:
@@ -41,7 +41,7 @@ def test_a_number_changes_the_stages_that_read_it() -> None:
         ("window_layers", (True, False), (True, True), {1, 2, 3, 4}),  # of no layer each
         ("window_layers", (1, 2, 3), None, {1, 2, 3, 4}),
     ):
-        assert blend._stages_changed_by(name, mine, other, 4) == stages, (name, mine, other)
+        assert blended_model._stages_changed_by(name, mine, other, 4) == stages, (name, mine, other)
 
 
 def differing(a: Any, b: Any, *, of_a: Any = (), **more: Any) -> list[int]:
@@ -59,7 +59,7 @@ def differing(a: Any, b: Any, *, of_a: Any = (), **more: Any) -> list[int]:
         hp={"n_layers": 2, **b[1]},
         spec=spec(forward=more.get("all"), block=more.get("block", 1)),
     )
-    return blend._differing_stages(own, made)
+    return blended_model._differing_stages(own, made)
 
 
 def test_a_blend_differs_in_the_stages_of_its_own_weights_and_numbers() -> None:
@@ -91,14 +91,14 @@ def test_the_work_of_a_token_is_that_of_its_layers_and_chosen_experts() -> None:
         ({"n_experts": 0, "n_experts_used": 0}, 16 + 192),
     ):
         model: Any = SimpleNamespace(hyper=hyper, roles=roles, values=roles.values)
-        assert blend.multiplications_per_token(model) == total
-        assert blend.count_values(model) == 36 + 16 + 192
+        assert blended_model.multiplications_per_token(model) == total
+        assert blended_model.count_values(model) == 36 + 16 + 192
     plain, own = (
         SimpleNamespace(spec=SimpleNamespace(forward=way), hyper={"n_layers": 3})
         for way in (None, "own")
     )
     models: list[Any] = [plain, own]
-    assert blend.count_stages(*models[:1]) == 5 and blend.count_stages(*models) == 1
+    assert blended_model.count_stages(*models[:1]) == 5 and blended_model.count_stages(*models) == 1
 
 
 def test_weights_of_both_sides_are_held_apart() -> None:
@@ -110,7 +110,7 @@ def test_weights_of_both_sides_are_held_apart() -> None:
         ("L2.q", "B L2.q"),
         ("L0.qk", "B L0.qk"),
     ):
-        assert blend.Blend._label(made, key) == label
+        assert blended_model.Blend._label(made, key) == label
     base: Any = SimpleNamespace(
         budget=5,
         get_or_place=lambda *given: given,
@@ -119,7 +119,7 @@ def test_weights_of_both_sides_are_held_apart() -> None:
         is_placed_by=lambda *given: given,
         is_placed=lambda *given: given,
     )
-    holder: Any = blend.PairHolder(base, lambda key: f"A {key}")
+    holder: Any = blended_model.PairHolder(base, lambda key: f"A {key}")
     assert holder.budget == 5
     assert holder.get_or_place("k", "o", 3, None) == ("A k", "o", 3, None)
     assert holder.find("k", "o") == holder.is_placed_by("k", "o") == ("A k", "o")
