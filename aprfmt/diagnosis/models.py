@@ -31,7 +31,7 @@ from aprfmt.diagnosis.levels import Levels
 from aprfmt.diagnosis.records import ALL_ZERO, KINDS, Evidence
 from aprfmt.diagnosis.renumbered_tokens import settle_numbering
 from aprfmt.diagnosis.tensors import compare_tensors
-from aprfmt.diagnosis.tokens import add_tokenizer_findings
+from aprfmt.diagnosis.tokenizer_findings import add_tokenizer_findings
 from aprfmt.diagnosis.zero_values import zero_tensors_of_model
 from aprfmt.errors import AprfmtError
 from aprfmt.inference.probe_ids import choose_ids

@@ -21,7 +21,7 @@ from aprfmt.causes.remedies import (
 )
 from aprfmt.causes.restored_keys import refusal_reason
 from aprfmt.diagnosis.sides import Side
-from aprfmt.diagnosis.tokens import has_more_tokens, tokenizer_set_arguments
+from aprfmt.diagnosis.tokenizer_findings import has_more_tokens, tokenizer_set_arguments
 from aprfmt.inference.points import POINTS
 from aprfmt.measure.findings import Finding
 from aprfmt.measure.named_causes import (

@@ -41,7 +41,7 @@ from aprfmt.diagnosis import (
     run_arithmetic,
     statistics_evidence,
     tensors,
-    tokens,
+    tokenizer_findings,
     trace_pair,
     wrong_operations,
 )
@@ -141,10 +141,12 @@ def test_tensors_that_one_side_lacks_are_evidence_and_the_reason(
 def test_factors_of_columns_are_said_only_of_rows_enough_to_show_them(tokens: int) -> None:
     """Two rows are any two rows' multiples nearly: a fit of them is none."""
     rng = np.random.default_rng(3)
-    mine = rng.normal(size=(tokens, 8))
+    mine = rng.normal(size=(tokenizer_findings, 8))
     said = relation_text(mine, mine * rng.uniform(0.5, 2, 8), 1e-3)
     assert ("every column" in said) == (tokens > 2)
-    assert "every row" in relation_text(mine, mine * rng.uniform(0.5, 2, (tokens, 1)), 1e-3)
+    assert "every row" in relation_text(
+        mine, mine * rng.uniform(0.5, 2, (tokenizer_findings, 1)), 1e-3
+    )
     assert "same vector added" in relation_text(mine, mine + 5 * rng.normal(size=8), 1e-3)
     assert relation_text(mine, mine, 1e-3) == ""
 
@@ -166,7 +168,9 @@ def test_an_experts_capacity_is_tried_where_all_rows_are_compared(
 ) -> None:
     monkeypatch.setattr("aprfmt.diagnosis.search.find_capacity", lambda case: ["change"])
     calls = [SimpleNamespace(op="add_weighted")]
-    case = SimpleNamespace(view=SimpleNamespace(calls=calls), rows=range(rows), tokens=5)
+    case = SimpleNamespace(
+        view=SimpleNamespace(calls=calls), rows=range(rows), tokenizer_findings=5
+    )
     steps = list(Search._row_steps(cast(Any, SimpleNamespace(case=case))))
     assert [cast(Any, step.change) for step in steps] == ["change"] * (rows == 5)
 
@@ -272,7 +276,7 @@ def test_masks_are_tried_in_every_layer_and_in_each_that_lies_between(
     monkeypatch.setattr("aprfmt.diagnosis.search.row_solvers", lambda case: [])
     view = SimpleNamespace(calls=[SimpleNamespace(op="probs")], tolerance=1e-3)
     case = SimpleNamespace(
-        view=view, rows=range(5), tokens=5, distances_by_row=lambda view: np.ones(5)
+        view=view, rows=range(5), tokenizer_findings=5, distances_by_row=lambda view: np.ones(5)
     )
     steps = list(Search._row_steps(cast(Any, SimpleNamespace(case=case))))
     each = [frozenset({layer}) for layer in range(layers)] if layers > 1 else []
@@ -689,7 +693,7 @@ def test_what_differs_behind_the_longest_probe_is_not_reached(tokens: int, equal
             coverage=SimpleNamespace(not_reached=left),
         ),
     )
-    model_pair.ModelPair._add_unreached_quantities(pair, tokens)
+    model_pair.ModelPair._add_unreached_quantities(pair, tokenizer_findings)
     says = f"sliding_window: the masks differ; the longest probe has {tokens} tokens"
     assert left == ([says] if tokens < 8 and not equal else [])
 
@@ -709,13 +713,13 @@ def test_what_differs_behind_the_longest_probe_is_not_reached(tokens: int, equal
 def test_a_difference_of_tokenizers_says_what_shows_it(
     example: tuple[str, ...], probed: bool, shown: bool, ends: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(tokens, "_set_command", lambda model, mend: f"set {mend}")
-    monkeypatch.setattr(tokens, "_difference_proof", lambda one: None)
+    monkeypatch.setattr(tokenizer_findings, "_set_command", lambda model, mend: f"set {mend}")
+    monkeypatch.setattr(tokenizer_findings, "_difference_proof", lambda one: None)
     one: Any = SimpleNamespace(
         says="a merge is missing", example=example, probed=probed, shown=shown, cause="merges",
         where=("B",), before=0.5, after=0.0, name="merges", a=3, b=2, mend=("k=v",),
     )  # fmt: skip
-    found = tokens._token_finding(one, cast(Any, None))
+    found = tokenizer_findings._token_finding(one, cast(Any, None))
     assert found.says == f"a merge is missing{ends}"
     assert found.exercised == ("shows" if shown else "not_exercised")
     assert (found.values, found.next) == ({"merges": {"a": 3, "b": 2}}, "set ('k=v',)")

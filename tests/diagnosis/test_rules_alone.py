@@ -16,7 +16,7 @@ from aprfmt.diagnosis import (
     quantities,
     renumbered_tokens,
     sides,
-    tokens,
+    tokenizer_findings,
     wrong_operations,
 )
 from aprfmt.diagnosis.diagnosis_order import DiagnosisRun
@@ -41,7 +41,7 @@ def arguments(written: Any, *where: str, style: str = "gguf", folder: Path | Non
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(carriers, "to_gguf", to_gguf)
-        return tokens.tokenizer_set_arguments(a, b, where)
+        return tokenizer_findings.tokenizer_set_arguments(a, b, where)
 
 
 def test_a_command_holds_short_texts_and_numbers() -> None:

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from aprfmt.base.budget import BudgetSpent
-from aprfmt.diagnosis import paired_pass, stored_names, tokens, trace_pair
+from aprfmt.diagnosis import paired_pass, stored_names, tokenizer_findings, trace_pair
 from aprfmt.diagnosis.levels import Levels
 from aprfmt.diagnosis.next_commands import recording_sentence
 from aprfmt.diagnosis.records import Evidence
@@ -171,11 +171,11 @@ def test_differences_of_tokenizers_are_findings_with_what_shows_them(
         checked=["tokenizer"],
         not_checked=["template"],
     )
-    monkeypatch.setattr(tokens, "compare_equal_tokenizers", lambda a, b: report)
-    monkeypatch.setattr(tokens, "uncompared_tokenizers", lambda a, b, report: ("left",))
+    monkeypatch.setattr(tokenizer_findings, "compare_equal_tokenizers", lambda a, b: report)
+    monkeypatch.setattr(tokenizer_findings, "uncompared_tokenizers", lambda a, b, report: ("left",))
     found = Levels()
     b: Any = SimpleNamespace(folder=None, path=Path("b.gguf"))
-    tokens.add_tokenizer_findings(b, b, found)
+    tokenizer_findings.add_tokenizer_findings(b, b, found)
     assert [one.says for one in found.stated] == [
         "so; first shown by 'x' is [1] in A, [2] in B",
         "other; no probe text and no conversation shows it",
@@ -192,7 +192,7 @@ def test_differences_of_tokenizers_are_findings_with_what_shows_them(
     assert "'k=it'\"'\"'s'" in found.stated[0].next and not found.stated[1].next
     assert [one.exercised for one in found.stated] == ["shows", "not_exercised"]
     assert all(one.proof is not None for one in found.stated)
-    odd = tokens._token_finding(difference(probed=False, after=0.5), b)
+    odd = tokenizer_findings._token_finding(difference(probed=False, after=0.5), b)
     assert odd.says == "so; texts could not be encoded on both sides, so that none was tried"
     assert odd.proof is None
 
