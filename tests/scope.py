@@ -289,7 +289,7 @@ CHEAP = frozenset(
         "tests/cli/test_summary_lines.py",
         "tests/compare/test_other_models.py",
         "tests/diagnosis/test_agreement_rule.py",
-        "tests/diagnosis/test_quantities.py",
+        "tests/diagnosis/test_derived_quantities.py",
         "tests/inference/test_device.py",
         "tests/inference/engines/test_engine_files.py",
         "tests/inference/engines/test_llama_library.py",

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field, replace
 from aprfmt.arch.role_vocabulary import split_key
 from aprfmt.causes import CAUSES, find_cause
 from aprfmt.diagnosis.blended_model import count_stages, multiplications_per_token
+from aprfmt.diagnosis.derived_quantities import Quantity, compare_quantity
 from aprfmt.diagnosis.finding_effects import (
     BUDGET,
     MixedResult,
@@ -32,7 +33,6 @@ from aprfmt.diagnosis.probes import (
     probe_other_ids,
     unrouted_experts,
 )
-from aprfmt.diagnosis.quantities import Quantity, compare_quantity
 from aprfmt.diagnosis.records import Evidence
 from aprfmt.inference.probe_ids import LONGEST, MARGIN, critical_lengths
 from aprfmt.measure.findings import Exercised, Finding

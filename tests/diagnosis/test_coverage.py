@@ -12,6 +12,7 @@ import pytest
 import aprfmt
 from aprfmt.compare import diff_models
 from aprfmt.diagnosis import diagnose, finding_effects
+from aprfmt.diagnosis.derived_quantities import compare_quantity
 from aprfmt.diagnosis.finding_effects import Share, make_run_pair
 from aprfmt.diagnosis.model_pair import finalize_finding
 from aprfmt.diagnosis.paired_pass import (
@@ -22,7 +23,6 @@ from aprfmt.diagnosis.paired_pass import (
     stages_equal,
 )
 from aprfmt.diagnosis.probes import differing_rows
-from aprfmt.diagnosis.quantities import compare_quantity
 from aprfmt.diagnosis.records import KINDS, Diagnosis, Touched
 from aprfmt.errors import AprfmtError
 from aprfmt.inference.backends import blas

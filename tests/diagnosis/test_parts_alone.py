@@ -29,13 +29,13 @@ from aprfmt.diagnosis import (
     batch_sequences,
     block_scales,
     configuration_keys,
+    derived_quantities,
     diagnosis_order,
     model_pair,
     models,
     next_commands,
     packing,
     packing_repairs,
-    quantities,
     records,
     renamed_parts,
     run_arithmetic,
@@ -226,9 +226,9 @@ def test_frequencies_are_looked_at_where_they_may_change(kind: str, turned: bool
     }
     plain: dict[str, Any] = {"rope_scaling": None, "context_length": 512}
     a, b = (plain, scaled) if turned else (scaled, plain)
-    assert quantities._critical_lengths(a, b, 1024) == [1, 65, 257, 1024]
-    assert quantities._critical_lengths(a, b, 100) == [1, 65, 100]
-    assert quantities._critical_lengths(plain, plain, 1024) == [1]
+    assert derived_quantities._critical_lengths(a, b, 1024) == [1, 65, 257, 1024]
+    assert derived_quantities._critical_lengths(a, b, 100) == [1, 65, 100]
+    assert derived_quantities._critical_lengths(plain, plain, 1024) == [1]
 
 
 class Values:
@@ -521,17 +521,19 @@ def test_products_of_a_diagnosis_have_one_thread_and_then_their_own_again(
 def test_another_rotation_says_in_which_layers_and_from_which_length_on(demo_model: Path) -> None:
     with open_model(demo_model) as model:
         hyper = dict(model.hyper)
-    other = quantities.compare_quantity("rope_theta", hyper, {**hyper, "rope_theta": 1e4})
+    other = derived_quantities.compare_quantity("rope_theta", hyper, {**hyper, "rope_theta": 1e4})
     assert other is not None and not other.equal
     assert (other.position, other.length) == (1, 2)
     assert other.where == tuple(f"L{layer}" for layer in range(int(hyper["n_layers"])))
     assert "in 4 layers (L0, ...) and for any sequence" in other.says
     long = {**hyper, "context_length": 2048}
     scaling = {"type": "dynamic", "factor": 2.0}
-    other = quantities.compare_quantity("rope_scaling", long, {**hyper, "rope_scaling": scaling})
+    other = derived_quantities.compare_quantity(
+        "rope_scaling", long, {**hyper, "rope_scaling": scaling}
+    )
     assert other is not None and other.position == 512, other
     assert "for sequences of more than 512 tokens" in other.says
-    same = quantities.compare_quantity("rope_theta", hyper, dict(hyper))
+    same = derived_quantities.compare_quantity("rope_theta", hyper, dict(hyper))
     assert same is not None and same.equal and not same.where and same.length == 0
 
 
@@ -671,13 +673,13 @@ def test_pairs_that_turn_in_neither_model_are_the_same(
 ) -> None:
     """Rope over a part of a head, as some models store it: the other frequencies are zero."""
     made = {"a": np.array(one), "b": np.array(other)}
-    monkeypatch.setattr(quantities, "rotation_of_layer", lambda hp, layer: "default")
+    monkeypatch.setattr(derived_quantities, "rotation_of_layer", lambda hp, layer: "default")
     monkeypatch.setattr(
-        quantities,
+        derived_quantities,
         "compute_frequencies",
         lambda hp, kind, length: SimpleNamespace(inv_freq=made[hp["of"]], factor=1.0),
     )
-    assert quantities._frequency_distance({"of": "a"}, {"of": "b"}, 0, 8) == apart
+    assert derived_quantities._frequency_distance({"of": "a"}, {"of": "b"}, 0, 8) == apart
 
 
 @pytest.mark.parametrize("tokens", [7, 8, 9])
@@ -687,7 +689,7 @@ def test_what_differs_behind_the_longest_probe_is_not_reached(tokens: int, equal
     left: list[str] = []
     row = SimpleNamespace(equal=equal, length=8, says="the masks differ")
     pair: Any = SimpleNamespace(
-        quantities={1: [row]},
+        derived_quantities={1: [row]},
         levels=SimpleNamespace(
             findings=[SimpleNamespace(cause=cause) for cause in ("rope_theta", "sliding_window")],
             coverage=SimpleNamespace(not_reached=left),

@@ -12,8 +12,8 @@ from aprfmt.base.protocols import TypedValue
 from aprfmt.causes.tensor import shared_ranges
 from aprfmt.diagnosis import (
     accumulated_rounding,
+    derived_quantities,
     forward_level,
-    quantities,
     renumbered_tokens,
     sides,
     tokenizer_findings,
@@ -288,8 +288,8 @@ def test_pairs_that_share_bytes_are_counted_beyond_two(monkeypatch: pytest.Monke
 
 
 def test_layers_are_counted_with_the_first_of_them() -> None:
-    assert quantities._layer_count_text(["L3"]) == "1 layer (L3)"
-    assert quantities._layer_count_text(["L0", "L1"]) == "2 layers (L0, ...)"
+    assert derived_quantities._layer_count_text(["L3"]) == "1 layer (L3)"
+    assert derived_quantities._layer_count_text(["L0", "L1"]) == "2 layers (L0, ...)"
 
 
 def test_the_share_that_a_single_change_leaves_is_that_of_the_best() -> None:

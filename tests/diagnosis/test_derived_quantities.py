@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from aprfmt.diagnosis import quantities
-from aprfmt.diagnosis.quantities import Quantity
+from aprfmt.diagnosis import derived_quantities
+from aprfmt.diagnosis.derived_quantities import Quantity
 from aprfmt.inference.rope import compute_frequencies, rotation_of_layer
 from aprfmt.model import open_model
 from tests.diagnosis.engines import tiny_folder
@@ -40,7 +40,7 @@ def test_frequencies_are_apart_by_parts_of_those_of_a(
     a: dict[str, Any], b: dict[str, Any], apart: float, hyper: Mapping[str, Any]
 ) -> None:
     plain = {"rope_scaling": None}
-    found = quantities.compare_frequencies({**hyper, **plain, **a}, {**hyper, **plain, **b})
+    found = derived_quantities.compare_frequencies({**hyper, **plain, **a}, {**hyper, **plain, **b})
     assert not found.equal and f"differ by {apart:.3g} of their size at most" in found.says
     assert found.where == tuple(f"L{i}" for i in range(hyper["n_layers"]))
     assert found.position == 1  # rope leaves position 0 as it is
@@ -56,7 +56,7 @@ def test_of_all_pairs_the_one_furthest_apart_counts(
         for hp in sides
         if (kind := rotation_of_layer(hp, 0)) is not None
     )
-    found = quantities.compare_frequencies(*sides)
+    found = derived_quantities.compare_frequencies(*sides)
     assert f"differ by {np.max(np.abs(x - y) / x):.3g} of their size" in found.says
 
 
@@ -68,13 +68,15 @@ def test_layers_that_rotate_on_one_side_alone_differ_from_the_first_token(
         (hyper, {**hyper, "rope_layers": layers}),
         ({**hyper, "rope_layers": layers}, hyper),
     ):
-        found = quantities.compare_frequencies(a, b)
+        found = derived_quantities.compare_frequencies(a, b)
         assert (found.position, found.where) == (0, ("L1",)) and "in kind or factor" in found.says
 
 
 def score_scales(hyper: Mapping[str, Any]) -> tuple[Quantity, Quantity]:
     a, b = {**hyper, "attn_scale": 0.125}, {**hyper, "attn_scale": 0.25}
-    return quantities.compare_score_scales(a, b), quantities.compare_score_scales(b, a)
+    return derived_quantities.compare_score_scales(a, b), derived_quantities.compare_score_scales(
+        b, a
+    )
 
 
 def test_each_side_has_its_own_number(hyper: Mapping[str, Any]) -> None:
@@ -82,7 +84,10 @@ def test_each_side_has_its_own_number(hyper: Mapping[str, Any]) -> None:
     assert "0.125 in A, 0.25 in B" in one.says and "0.25 in A, 0.125 in B" in turned.says
     assert one.position == turned.position == 0
     gelu, silu = {**hyper, "activation": "gelu"}, {**hyper, "activation": "silu"}
-    said = quantities.compare_activations(gelu, silu), quantities.compare_activations(silu, gelu)
+    said = (
+        derived_quantities.compare_activations(gelu, silu),
+        derived_quantities.compare_activations(silu, gelu),
+    )
     assert said[0].says.startswith("gelu and silu differ by up to ")
     assert said[1].says.startswith("silu and gelu differ by up to ")
 
@@ -95,5 +100,5 @@ def test_masks_differ_from_the_smaller_window_on(
 ) -> None:
     layers = tuple(i == 1 for i in range(hyper["n_layers"]))
     sides = [{**hyper, "sliding_window": size, "window_layers": layers} for size in (mine, other)]
-    found = quantities.compare_masks(*sides)
+    found = derived_quantities.compare_masks(*sides)
     assert (found.position, found.where) == (first, ("L1",))
