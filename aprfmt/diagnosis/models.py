@@ -26,7 +26,7 @@ from aprfmt.compare import diff_models
 from aprfmt.compare.diffs import DiffReport
 from aprfmt.compare.other_models import explains_vocabulary_size
 from aprfmt.diagnosis.finding_effects import Touched, make_run_pair
-from aprfmt.diagnosis.flags import add_flag_findings, compute_logits
+from aprfmt.diagnosis.flag_effects import add_flag_findings, compute_logits
 from aprfmt.diagnosis.levels import Levels
 from aprfmt.diagnosis.records import ALL_ZERO, KINDS, Evidence
 from aprfmt.diagnosis.renumbered_tokens import settle_numbering
