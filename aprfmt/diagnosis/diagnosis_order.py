@@ -16,8 +16,8 @@ from aprfmt.causes.restored_keys import architecture_name, refusal_reason
 from aprfmt.diagnosis import trace_pair
 from aprfmt.diagnosis.blended_model import count_values
 from aprfmt.diagnosis.levels import Levels
+from aprfmt.diagnosis.model_comparison import compare_models
 from aprfmt.diagnosis.model_pair import ModelPair
-from aprfmt.diagnosis.models import compare_models
 from aprfmt.diagnosis.next_commands import MOST_IDS, mapping_command, with_next_commands
 from aprfmt.diagnosis.paired_pass import ProgressReporter
 from aprfmt.diagnosis.probes import ChosenProbes

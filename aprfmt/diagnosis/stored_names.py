@@ -16,7 +16,7 @@ from aprfmt.causes.restored_keys import refusal_reason
 from aprfmt.causes.tensor.shared_ranges import overlap_findings
 from aprfmt.compare import diff_models
 from aprfmt.compare.diffs import DiffReport
-from aprfmt.diagnosis.models import relation_findings
+from aprfmt.diagnosis.model_comparison import relation_findings
 from aprfmt.diagnosis.records import Diagnosis, Evidence
 from aprfmt.diagnosis.tensors import coarser_copies, explained_findings
 from aprfmt.errors import AprfmtError

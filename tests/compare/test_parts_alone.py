@@ -20,7 +20,7 @@ from aprfmt.causes import CAUSES
 from aprfmt.cli import diff
 from aprfmt.compare.diffs import DiffReport
 from aprfmt.compare.short_answer import COMMANDS, LINES, short_answer
-from aprfmt.diagnosis import forward, models
+from aprfmt.diagnosis import forward, model_comparison
 from aprfmt.diagnosis.stored_names import _damage_sentence
 from aprfmt.errors import ArchError, FormatError
 from aprfmt.formats.pytorch import FORMAT as PYTORCH
@@ -205,7 +205,7 @@ def test_only_dynamic_scaling_depends_on_the_length(turned: bool, scaling: str |
     one: Any = SimpleNamespace(hyper={"rope_scaling": scaling and {"type": scaling}})
     other: Any = SimpleNamespace(hyper={"rope_scaling": None})
     pair = (other, one) if turned else (one, other)
-    assert models._differs_by_length(*pair) is (scaling == "dynamic")
+    assert model_comparison._differs_by_length(*pair) is (scaling == "dynamic")
 
 
 @pytest.mark.parametrize(

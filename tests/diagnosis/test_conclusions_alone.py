@@ -18,8 +18,9 @@ from aprfmt.diagnosis import (
     diagnosis_order,
     forward,
     forward_level,
+    mixed_checkpoints,
+    model_comparison,
     model_pair,
-    models,
     next_commands,
     packing,
     packing_keys,
@@ -449,7 +450,7 @@ def test_a_weights_codes_are_its_largest_part() -> None:
     for order in ((8, 64, 16), (64, 8, 16), (8, 16, 64)):
         parts = {str(size): part(f"p{size}", size) for size in order}
         model: Any = {"w": SimpleNamespace(stored=[SimpleNamespace(parts=parts)])}
-        assert models._codes_name(model, "w") == "p64"
+        assert model_comparison._codes_name(model, "w") == "p64"
 
 
 @pytest.mark.parametrize("window", [1, 4, 1 << 20])
@@ -636,7 +637,7 @@ def test_a_tied_head_explains_the_head_that_differs_and_no_other_key_does(
         ("lost_tensors", lambda name, a, b: ()),
         ("_side_with_default", lambda rows: ""),
     ):
-        monkeypatch.setattr(models, name, made)
+        monkeypatch.setattr(model_comparison, name, made)
     rows = [SimpleNamespace(name=name, a=1, b=2, decisive=True) for (name,) in causes.values()]
     added: list[tuple[Any, Any]] = []
     found: Any = SimpleNamespace(
@@ -646,7 +647,9 @@ def test_a_tied_head_explains_the_head_that_differs_and_no_other_key_does(
     tensors: Any = {"output.weight": SimpleNamespace(verdict=head)} if head else {}
     sides: list[Any] = [SimpleNamespace(label=label, resolution=None) for label in "AB"]
     report: Any = SimpleNamespace(hyperparameters=rows, tensors=[])
-    explained = models._compare_hyperparameters(sides[0], sides[1], report, tensors, found)
+    explained = model_comparison._compare_hyperparameters(
+        sides[0], sides[1], report, tensors, found
+    )
     rope = (
         "rope_theta",
         ("part of rope_theta", "rope_theta", "tensor of rope_theta"),

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from aprfmt import diagnosis
-from aprfmt.diagnosis import batch_sequences, models, paired_pass
+from aprfmt.diagnosis import batch_sequences, model_comparison, paired_pass
 from aprfmt.diagnosis.sides import Side
 from aprfmt.model.resolve import ARCH_KEYS
 
@@ -104,8 +104,8 @@ def test_an_architecture_of_another_name_is_told_of_each_side(
 ) -> None:
     """The name that the other side's own key has is the right one, where it is of one style."""
     key = ARCH_KEYS[style][0][1]
-    monkeypatch.setattr(models, "stated_architecture", lambda model: model.stated)
-    monkeypatch.setattr(models, "set_command", lambda path, words: f"set {path} {words}")
+    monkeypatch.setattr(model_comparison, "stated_architecture", lambda model: model.stated)
+    monkeypatch.setattr(model_comparison, "set_command", lambda path, words: f"set {path} {words}")
 
     def model(stated: str, name: str = "qwen2", called: str = "own", **more: Any) -> Any:
         held = {key: called if stated == name else stated}
@@ -116,7 +116,7 @@ def test_an_architecture_of_another_name_is_told_of_each_side(
         return SimpleNamespace(**vars(made) | more)
 
     def told(a: Any, b: Any) -> list[tuple[str, str, str]]:
-        found = list(models._architecture_findings(a, b))
+        found = list(model_comparison._architecture_findings(a, b))
         for one in found:
             assert one.cause == "architecture_key" and one.where == (key,) and one.confirmed
             assert "are those of qwen2: other programs" in one.says

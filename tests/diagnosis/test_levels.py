@@ -14,9 +14,9 @@ from aprfmt.causes import restored_keys
 from aprfmt.codecs.dialect import StoredPart
 from aprfmt.conversion import convert
 from aprfmt.diagnosis import diagnose, packing
-from aprfmt.diagnosis import models as unread
+from aprfmt.diagnosis import model_comparison as unread
 from aprfmt.diagnosis.accumulated_rounding import TIMES, _experts_may_flip
-from aprfmt.diagnosis.models import compare_models
+from aprfmt.diagnosis.model_comparison import compare_models
 from aprfmt.diagnosis.stored_names import stored_names_of_places
 from aprfmt.measure.findings import Finding
 from aprfmt.model import open_model

@@ -31,8 +31,9 @@ from aprfmt.diagnosis import (
     configuration_keys,
     derived_quantities,
     diagnosis_order,
+    mixed_checkpoints,
+    model_comparison,
     model_pair,
-    models,
     next_commands,
     packing,
     packing_repairs,
@@ -487,7 +488,7 @@ def test_one_file_twice_is_said_to_be_one_and_a_copy_is_compared(
     with open_model(path) as a:
         for other, same in ((path, True), (tmp_path / "link.gguf", True), (copy, False)):
             with open_model(other) as b:
-                found = models.compare_models(a, b)
+                found = model_comparison.compare_models(a, b)
             says = [one.says for one in found.evidence]
             assert ("A and B are the same file, m.gguf" in says) == same
             assert ("identity: the same file" in found.checked) == same
@@ -608,7 +609,10 @@ def test_a_side_that_is_read_with_a_restored_key_is_compared_in_its_place(
     label: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     found: Any = SimpleNamespace(
-        stated=["later"], evidence=["more"], models={}, checked=["tokens", models._NO_PASS]
+        stated=["later"],
+        evidence=["more"],
+        model_comparison={},
+        checked=["tokens", model_comparison._NO_PASS],
     )
     compared: list[Any] = []
 
@@ -616,9 +620,9 @@ def test_a_side_that_is_read_with_a_restored_key_is_compared_in_its_place(
         compared.extend(given)
         return found
 
-    monkeypatch.setattr(models, "compare_models", compare)
+    monkeypatch.setattr(model_comparison, "compare_models", compare)
     whole: Any = ("made", "finding", "error")
-    made: Any = models._compare_with_repaired(cast(Any, "good"), whole, label, None)
+    made: Any = model_comparison._compare_with_repaired(cast(Any, "good"), whole, label, None)
     assert made is found
     assert compared == (["made", "good", None] if label == "A" else ["good", "made", None])
     assert (found.stated, found.evidence) == (["finding", "later"], ["error", "more"])
@@ -1424,7 +1428,7 @@ def test_what_no_packing_knows_is_a_tail_of_the_module_that_it_stands_behind() -
 def test_the_source_that_a_file_names_is_told_with_its_digest() -> None:
     def told(**metadata: Any) -> str:
         held = {f"aprfmt.source.{key}": value for key, value in metadata.items()}
-        return models._named_source(cast(Any, SimpleNamespace(metadata=held)))
+        return model_comparison._named_source(cast(Any, SimpleNamespace(metadata=held)))
 
     assert told() == told(sha256="ab" * 32) == told(file=3) == ""
     assert told(file="m.gguf") == told(file="m.gguf", sha256=4) == ", made from m.gguf"

@@ -12,7 +12,7 @@ import pytest
 
 from aprfmt.causes import CAUSES
 from aprfmt.diagnosis import diagnose
-from aprfmt.diagnosis.models import read_with_claim_of
+from aprfmt.diagnosis.model_comparison import read_with_claim_of
 from aprfmt.model import open_model
 from aprfmt.model.completeness import ANY
 from tests.cli.run import aprfmt

@@ -9,7 +9,7 @@ from aprfmt.arch.required_roles import collapse_roles
 from aprfmt.causes import CAUSES
 from aprfmt.causes.tokenizer import comparison
 from aprfmt.codecs import compressed_scope
-from aprfmt.diagnosis import models, packing_repairs, recorded_ids, tensors
+from aprfmt.diagnosis import model_comparison, packing_repairs, recorded_ids, tensors
 
 
 def test_ids_are_those_that_were_given_and_those_of_the_other_trace() -> None:
@@ -67,7 +67,7 @@ def test_a_relation_is_confirmed_where_most_tensors_are_then_on_both_sides() -> 
         report: Any = SimpleNamespace(
             relations=[one], tensors=[SimpleNamespace(verdict=verdict) for verdict in verdicts]
         )
-        (made,) = models.relation_findings(report)
+        (made,) = model_comparison.relation_findings(report)
         return made
 
     both, a, b = "SAME_BYTES", "ONLY_IN_A", "ONLY_IN_B"
