@@ -6,7 +6,10 @@ from typing import Any
 import numpy as np
 
 from aprfmt.arch.role_vocabulary import split_key
-from aprfmt.causes.forward.compressed import usual_compression_mistakes, usual_connection_mistakes
+from aprfmt.causes.forward.compressed_attention import (
+    usual_compression_mistakes,
+    usual_connection_mistakes,
+)
 from aprfmt.causes.forward.convolution import usual_convolution_mistakes
 from aprfmt.causes.forward.delta_net import usual_delta_net_mistakes
 from aprfmt.causes.forward.indexer import usual_key_choice_mistakes

@@ -9,7 +9,7 @@ import pytest
 
 from aprfmt.causes.forward import (
     attention,
-    compressed,
+    compressed_attention,
     experts,
     indexer,
     kv_cache,
@@ -227,14 +227,14 @@ def test_streams_are_mixed_another_number_of_times(configured: int) -> None:
     )
     found = [
         (change.values["hc_iterations"], change.says)
-        for change in compressed.usual_connection_mistakes(patched)
+        for change in compressed_attention.usual_connection_mistakes(patched)
         if "hc_iterations" in change.values
     ]
     counts = {1: [2], 2: [1, 3], 20: [1, 19, 21]}[configured]
     assert [count for count, _ in found] == counts
     assert all(f"{count} times; the model says {configured}" in says for count, says in found)
     block.streams = "plain"
-    assert not list(compressed.usual_connection_mistakes(patched))
+    assert not list(compressed_attention.usual_connection_mistakes(patched))
 
 
 def test_a_row_of_a_cache_is_its_own_within_twice_the_tolerance() -> None:

@@ -1,4 +1,4 @@
-"""Seeded faults of `aprfmt/causes/forward/compressed.py`.
+"""Seeded faults of `aprfmt/causes/forward/compressed_attention.py`.
 
 Seen red: without their hypotheses these are placed, and not named.
 """
