@@ -13,7 +13,7 @@ from aprfmt.causes.forward.compressed_attention import (
 from aprfmt.causes.forward.convolution import usual_convolution_mistakes
 from aprfmt.causes.forward.delta_net import usual_delta_net_mistakes
 from aprfmt.causes.forward.indexer import usual_key_choice_mistakes
-from aprfmt.causes.forward.lightning import usual_lightning_mistakes as lightnings
+from aprfmt.causes.forward.lightning_attention import usual_lightning_mistakes as lightnings
 from aprfmt.causes.forward.linear import dropped_bias_change
 from aprfmt.causes.forward.mismatch import Change, Layers, Patch
 from aprfmt.causes.forward.mlp import usual_activation_numbers

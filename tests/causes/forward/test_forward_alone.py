@@ -13,7 +13,7 @@ from aprfmt.causes.forward import (
     experts,
     indexer,
     kv_cache,
-    lightning,
+    lightning_attention,
     linear,
     moe,
     norm,
@@ -536,8 +536,8 @@ def test_factors_of_the_stream_are_left_out_in_pairs() -> None:
 def usual(patched: Any) -> list[Any]:
     """The usual changes of a model without lightning attention."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(lightning, "mixer_kinds", lambda patched: ())
-        return list(lightning.usual_lightning_mistakes(patched))
+        patch.setattr(lightning_attention, "mixer_kinds", lambda patched: ())
+        return list(lightning_attention.usual_lightning_mistakes(patched))
 
 
 def test_blocks_of_an_indexer_have_other_sizes_and_neighbours() -> None:
