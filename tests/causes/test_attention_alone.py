@@ -9,9 +9,9 @@ import pytest
 from aprfmt.causes.forward import (
     attention_operands,
     indexer,
+    operation_patches,
     rounding,
     score_bias,
-    single_steps,
     softmax,
 )
 from aprfmt.causes.tensor import pruned_copies
@@ -477,7 +477,7 @@ def test_a_pruned_copy_is_known_by_its_zeros_and_what_is_left(
 
 def test_a_norm_over_the_whole_latent_row_divides_by_the_mean_square_of_both_parts() -> None:
     patched: Any = Patched(hp={"norm_eps": 0.5})
-    single_steps.norm_over_rotated_keys(patched, "some")  # type: ignore[arg-type]
+    operation_patches.norm_over_rotated_keys(patched, "some")  # type: ignore[arg-type]
     row = np.random.default_rng(3).standard_normal((4, 6)).astype(np.float32)
     latent, weight = row[:, :4], np.arange(1, 5, dtype=np.float32)
     own = latent / np.sqrt(np.square(latent).mean(-1, keepdims=True) + 0.5) * weight

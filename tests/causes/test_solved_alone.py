@@ -14,9 +14,9 @@ from aprfmt.causes.forward import (
     logit_relations,
     mlp,
     norm_changes,
+    operation_patches,
     rank_shares,
     residual_stream,
-    single_steps,
     state_space,
 )
 
@@ -306,7 +306,7 @@ def test_the_residual_factor_is_on_the_sum_or_on_the_stream() -> None:
     made: Any = Patched()
     a, b = np.ones((2, 3)), np.full((2, 3), 4.0)
     for whole, expected in ((True, 2.5), (False, 4.5)):
-        single_steps.scale_sum_or_stream(0.5, whole)(made, None)
+        operation_patches.scale_sum_or_stream(0.5, whole)(made, None)
         for point, behind in (("attn_out", True), ("moe_out", True), ("embd", False)):
             at = SimpleNamespace(point=point)
             total = made.ops["add"](np.add, at, a, b)

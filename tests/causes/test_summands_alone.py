@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from aprfmt.causes.forward import residual_stream, rope, usual_mistakes
-from aprfmt.causes.forward.single_steps import POINTS_BEFORE_SUM
+from aprfmt.causes.forward.operation_patches import POINTS_BEFORE_SUM
 from aprfmt.causes.tensor import flat_order, lattices, overwritten_bytes, permutation, stored_bytes
 from aprfmt.causes.tensor.overwritten_bytes import ByteSpan
 from aprfmt.causes.tensor.permutation import FoundLines

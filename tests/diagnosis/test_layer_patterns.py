@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from aprfmt.causes.forward.single_steps import limit_window
+from aprfmt.causes.forward.operation_patches import limit_window
 from aprfmt.causes.forward.softmax import sum_over_keys
 from aprfmt.diagnosis import diagnose
 from aprfmt.inference.replay.patched_model import PatchedModel

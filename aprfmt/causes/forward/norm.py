@@ -17,12 +17,12 @@ from aprfmt.causes.forward.norm_changes import (
     round_before_weight,
     use_eps,
 )
+from aprfmt.causes.forward.operation_patches import add_eps_outside_root
 from aprfmt.causes.forward.product import (
     other_weight_changes,
     replace_weights,
     weights_of_same_shape,
 )
-from aprfmt.causes.forward.single_steps import add_eps_outside_root
 from aprfmt.causes.row import Cause
 from aprfmt.inference.replay.patched_model import PatchedModel
 from aprfmt.measure.distances import rel_l2

@@ -19,14 +19,14 @@ from aprfmt.causes.forward.mismatch import (
     hyper_change,
 )
 from aprfmt.causes.forward.norm_changes import NORMS
-from aprfmt.causes.forward.product import replace_weights, weight_values
-from aprfmt.causes.forward.score_bias import is_score_bias
-from aprfmt.causes.forward.single_steps import (
+from aprfmt.causes.forward.operation_patches import (
     POINTS_BEFORE_SUM,
     Sum,
     change_sublayer_sum,
     share_norm_input,
 )
+from aprfmt.causes.forward.product import replace_weights, weight_values
+from aprfmt.causes.forward.score_bias import is_score_bias
 from aprfmt.causes.row import Cause
 from aprfmt.inference.moe import ROUTED
 from aprfmt.inference.replay.patched_model import MOVES, STREAM, OperationCall, PatchedModel

@@ -19,6 +19,20 @@ from aprfmt.causes.forward.mismatch import Change, Layers, Patch
 from aprfmt.causes.forward.mlp import usual_activation_numbers
 from aprfmt.causes.forward.norm import eps_outside_change
 from aprfmt.causes.forward.norm_changes import skip_norms
+from aprfmt.causes.forward.operation_patches import (
+    FUNCTIONS,
+    cap_after_mask,
+    divide_by_length,
+    limit_window,
+    mask_with_zero,
+    norm_over_rotated_keys,
+    norm_sum,
+    rotate_times,
+    rotate_values,
+    scale_sum_or_stream,
+    use_activation_function,
+    use_earlier_layer_cache,
+)
 from aprfmt.causes.forward.per_layer import (
     shared_key_changes,
     usual_layer_input_mistakes,
@@ -34,20 +48,6 @@ from aprfmt.causes.forward.residual_stream import (
 from aprfmt.causes.forward.rope import rotated_element_changes
 from aprfmt.causes.forward.routing_rules import routing_rule_changes
 from aprfmt.causes.forward.score_bias import usual_score_bias_mistakes
-from aprfmt.causes.forward.single_steps import (
-    FUNCTIONS,
-    cap_after_mask,
-    divide_by_length,
-    limit_window,
-    mask_with_zero,
-    norm_over_rotated_keys,
-    norm_sum,
-    rotate_times,
-    rotate_values,
-    scale_sum_or_stream,
-    use_activation_function,
-    use_earlier_layer_cache,
-)
 from aprfmt.causes.forward.state_space import usual_scan_mistakes
 from aprfmt.causes.forward.usual_blocks import UsualMistake, with_layers
 from aprfmt.inference.replay.patched_model import PatchedModel

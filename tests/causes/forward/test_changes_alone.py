@@ -16,8 +16,8 @@ from aprfmt.causes.forward import (
     routing_rules,
     state_space,
 )
+from aprfmt.causes.forward.operation_patches import use_earlier_layer_cache
 from aprfmt.causes.forward.residual_stream import parallel_change
-from aprfmt.causes.forward.single_steps import use_earlier_layer_cache
 from aprfmt.causes.forward.usual_mistakes import usual_mistakes
 from aprfmt.inference.replay.patched_model import PatchedModel
 from aprfmt.model import open_model
