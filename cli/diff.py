@@ -14,7 +14,7 @@ import click
 
 from aprfmt.base.budget import Budget
 from aprfmt.cli import options, output_format, render
-from aprfmt.cli.captured import refuse_captures
+from aprfmt.cli.captured_activations import refuse_captures
 from aprfmt.compare import DiffReport, diff
 from aprfmt.compare.diffs import SECTIONS
 from aprfmt.compare.short_answer import Line, short_answer

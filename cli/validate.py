@@ -7,7 +7,7 @@ import click
 
 from aprfmt.base.budget import Budget
 from aprfmt.cli import check_output, check_page, options, render
-from aprfmt.cli.captured import refuse_captures
+from aprfmt.cli.captured_activations import refuse_captures
 from aprfmt.cli.ci_reports import append_verdict_case, cases_of_validation
 from aprfmt.cli.html_page import add_page
 

@@ -7,7 +7,7 @@ import click
 
 from aprfmt.base.protocols import Source
 from aprfmt.cli import options, render
-from aprfmt.cli.captured import refuse_captures
+from aprfmt.cli.captured_activations import refuse_captures
 from aprfmt.cli.damage_report import report_damage
 from aprfmt.cli.inspect.page import PageRequest, write_inspect_page
 from aprfmt.errors import UsageError

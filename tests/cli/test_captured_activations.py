@@ -108,6 +108,6 @@ def test_a_header_of_a_whole_model_is_not_searched_for_captures(
 
     monkeypatch.setattr("aprfmt.inference.engines.opening.is_trace", is_trace)
     for longest, held in ((header, True), (header - 1, False)):
-        monkeypatch.setattr("aprfmt.cli.captured._LONGEST", longest)
+        monkeypatch.setattr("aprfmt.cli.captured_activations._LONGEST", longest)
         assert aprfmt("inspect", path).code == (2 if held else 0)
     assert asked == [path]
