@@ -47,7 +47,7 @@ from aprfmt.tensors.view import View
 if TYPE_CHECKING:
     from aprfmt.arch.spec import ArchSpec, HyperParams
     from aprfmt.base.protocols import TensorInfo
-    from aprfmt.model.kinds import Kind
+    from aprfmt.model.file_kinds import Kind
     from aprfmt.model.renames import Rename
     from aprfmt.model.resolve import Resolution
     from aprfmt.model.unsupported_packing import UndecodedPacking
@@ -305,7 +305,7 @@ class Model(Mapping[str, View], Tabular):
     @cached_property
     def kind(self) -> "Kind | None":
         """The Kind of a file that is no whole model (adapter, imatrix, ...); None for a model."""
-        from aprfmt.model.kinds import find_kind
+        from aprfmt.model.file_kinds import find_kind
 
         return find_kind(self)
 

@@ -1016,7 +1016,7 @@ def _adapter_reading(name: str, trained_whole: Sequence[str]) -> tuple[Reading, 
     `trained_whole` are the modules of its modules_to_save.
     """
     from aprfmt.model.adapter_parts import adapter_name, without_adapter_name
-    from aprfmt.model.kinds import FACTOR_PARTS, FACTORS
+    from aprfmt.model.file_kinds import FACTOR_PARTS, FACTORS
 
     name = without_adapter_name(name, adapter_name([name]))
     if name.endswith(FACTORS):

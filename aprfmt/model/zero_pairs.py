@@ -18,7 +18,7 @@ from aprfmt.model.adapter_parts import (
     stored_alpha,
     value_by_pattern,
 )
-from aprfmt.model.kinds import is_scaling_vector
+from aprfmt.model.file_kinds import is_scaling_vector
 from aprfmt.tensors.view import is_zero
 
 if TYPE_CHECKING:

@@ -18,7 +18,7 @@ import pytest
 from jsonschema import Draft202012Validator
 
 from aprfmt.cli.commands import COMMANDS
-from aprfmt.model.kinds import KINDS
+from aprfmt.model.file_kinds import KINDS
 from aprfmt.schemas import COMMON, NUMBERS, schema, schema_names, schema_number
 from tests import approved
 from tests.cli.run import aprfmt
