@@ -368,7 +368,11 @@ def test_a_plain_file_loads_what_reads_it_alone(
         causes |= {"aprfmt.formats.journal", "aprfmt.cli.shell_completion"}
         causes |= {"aprfmt.compare.repairs", "aprfmt.measure.findings", "aprfmt.measure.proofs"}
         causes |= {"aprfmt.measure.named_causes", "aprfmt.measure.item_repairs"}
-        causes |= {"aprfmt.model.relation_search", "aprfmt.model.axes", "aprfmt.model.kernels"}
+        causes |= {
+            "aprfmt.model.relation_search",
+            "aprfmt.model.axes",
+            "aprfmt.model.convolution_kernels",
+        }
         causes |= {"aprfmt.model.unsupported_packing"}
         causes |= {"aprfmt.arch.draft_head", "aprfmt.arch.carried_hyperparameters"}
         causes |= {"aprfmt.formats.foreign_formats", "aprfmt.cli.html_page"}

@@ -16,7 +16,7 @@ from aprfmt.conversion.repacking import Repacking
 from aprfmt.errors import ConversionError
 from aprfmt.formats import FormatSpec
 from aprfmt.model import Model
-from aprfmt.model.kernels import kernel_steps, undo_steps
+from aprfmt.model.convolution_kernels import kernel_steps, undo_steps
 from aprfmt.model.patterns import matching_indices
 from aprfmt.model.resolve import spellings_by_name
 from aprfmt.quantizing.mixture import deciding_name

@@ -249,7 +249,7 @@ def resolve_with_names(
     # APR and GGUF writers turn shapes by hand: values may stand.
     if model.format == "safetensors" and not _all_shapes_fit(spec, bound, said, hyper):
         from aprfmt.model.axes import exchange_axes
-        from aprfmt.model.kernels import reshape_kernels
+        from aprfmt.model.convolution_kernels import reshape_kernels
 
         mlx = model.metadata.get("format") == "mlx"
         bound, kernels = reshape_kernels(spec, bound, said, hyper, model.path, mlx)

@@ -15,7 +15,7 @@ from aprfmt.causes.tensor.guess import Guess, PairHypothesis
 from aprfmt.causes.tensor.kernel_orders import STACKS, is_of_mlx
 from aprfmt.causes.tensor.proof import FEW, make_finding, prove_values
 from aprfmt.measure.findings import Finding
-from aprfmt.model.kernels import kernel_steps
+from aprfmt.model.convolution_kernels import kernel_steps
 
 CAUSE_ROWS = (
     Cause(
