@@ -370,7 +370,7 @@ def test_a_plain_file_loads_what_reads_it_alone(
         causes |= {"aprfmt.measure.named_causes", "aprfmt.measure.item_repairs"}
         causes |= {
             "aprfmt.model.relation_search",
-            "aprfmt.model.axes",
+            "aprfmt.model.exchanged_axes",
             "aprfmt.model.convolution_kernels",
         }
         causes |= {"aprfmt.model.unsupported_packing"}

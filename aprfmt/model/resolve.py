@@ -248,8 +248,8 @@ def resolve_with_names(
     axes: tuple[Relation, ...] = ()
     # APR and GGUF writers turn shapes by hand: values may stand.
     if model.format == "safetensors" and not _all_shapes_fit(spec, bound, said, hyper):
-        from aprfmt.model.axes import exchange_axes
         from aprfmt.model.convolution_kernels import reshape_kernels
+        from aprfmt.model.exchanged_axes import exchange_axes
 
         mlx = model.metadata.get("format") == "mlx"
         bound, kernels = reshape_kernels(spec, bound, said, hyper, model.path, mlx)

@@ -13,7 +13,7 @@ import pytest
 
 import aprfmt
 from aprfmt.model import open_model
-from aprfmt.model.axes import _axes_relation
+from aprfmt.model.exchanged_axes import _axes_relation
 from tests.cli.run import aprfmt as command
 from tests.model.relations.edits import edited, remedied, same
 from tests.models import save_tiny
