@@ -25,7 +25,7 @@ from aprfmt.model.verdict import Pronounced
 
 if TYPE_CHECKING:
     from aprfmt.adapters import AdapterAnswer, MergeCommand
-    from aprfmt.adapters.answers import ChangedWeight
+    from aprfmt.adapters.merge_answers import ChangedWeight
     from aprfmt.cli.ci_reports import ReportCase
     from aprfmt.measure.findings import Finding
     from aprfmt.measure.sampling import SampleReport

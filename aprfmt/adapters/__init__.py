@@ -1,6 +1,6 @@
 """LoRA adapters: read in four spellings, merged into a base, written in another spelling."""
 
-from aprfmt.adapters.answers import AdapterAnswer, answer_merge
+from aprfmt.adapters.merge_answers import AdapterAnswer, answer_merge
 from aprfmt.adapters.merge_command import MergeCommand, merge_command
 from aprfmt.adapters.merging import convert_merged, has_packed_weight, merge_adapter
 from aprfmt.adapters.placing import LowRank, place_pairs

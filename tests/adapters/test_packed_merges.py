@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 import aprfmt
-from aprfmt.adapters.answers import AdapterAnswer, answer_merge
+from aprfmt.adapters.merge_answers import AdapterAnswer, answer_merge
 from tests.diagnosis.engines import place
 from tests.models import save_tiny
 

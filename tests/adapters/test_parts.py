@@ -12,7 +12,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from aprfmt.adapters import answers
+from aprfmt.adapters import merge_answers
 from aprfmt.adapters.merging import MergeLoss, loss_notes
 from tests.cli.run import aprfmt
 
@@ -420,7 +420,7 @@ def test_pairs_that_are_all_as_many_layers_off_are_told_together() -> None:
 
     def said(*moves: tuple[int, int], more: Any = ()) -> tuple[str, ...]:
         rows = [weight(f"L{to}.attn_q.weight", f"L{own}.attn_q.weight") for own, to in moves]
-        found: tuple[str, ...] = answers._layer_offset_text([*rows, *more], 4)
+        found: tuple[str, ...] = merge_answers._layer_offset_text([*rows, *more], 4)
         return found
 
     own = weight("L0.attn_q.weight", "L0.attn_q.weight")
@@ -450,7 +450,7 @@ def test_a_packed_weight_is_of_the_coarsest_type_that_holds_it() -> None:
         ([fine, 2.0**100], "F32"),
         ([1 + 2.0**-11], "F32"),
     ):
-        assert answers._dtype_of_values(np.array([values])) == dtype, values
+        assert merge_answers._dtype_of_values(np.array([values])) == dtype, values
 
 
 def test_changes_of_other_layers_come_nearest_first_and_those_of_known_ways_before() -> None:
@@ -462,11 +462,13 @@ def test_changes_of_other_layers_come_nearest_first_and_those_of_known_ways_befo
     views |= {"L3.attn_k.weight": views["L0.attn_q.weight"], "output.weight": None}
     model: Any = SimpleNamespace(roles=views, find=views.get)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(answers, "merged_values", lambda view, times: np.full(1, 3.0 * times))
-        patch.setattr(answers, "OtherChange", lambda key, values: (keys[key], float(values[0])))
+        patch.setattr(merge_answers, "merged_values", lambda view, times: np.full(1, 3.0 * times))
+        patch.setattr(
+            merge_answers, "OtherChange", lambda key, values: (keys[key], float(values[0]))
+        )
 
         def tried(key: str, *first: int, changed: str = "t0 t1 t2 t4 t7") -> list[Any]:
-            rows = answers._changes_of_layers(model, set(changed.split()), key, set(first))
+            rows = merge_answers._changes_of_layers(model, set(changed.split()), key, set(first))
             return [layer for layer, change in rows if change == 3.0]
 
         assert tried("L2.attn_q.weight") == [1, 0, 4]
@@ -486,4 +488,4 @@ def test_a_change_was_moved_by_as_many_layers_as_its_own_is_above() -> None:
         ("output.weight", "output.weight", 0),
     ):
         weight: Any = SimpleNamespace(key=key, source=source)
-        assert answers._layers_moved(weight) == moved, key
+        assert merge_answers._layers_moved(weight) == moved, key

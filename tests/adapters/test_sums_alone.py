@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import aprfmt.arch.binding
-from aprfmt.adapters import answers, merge_faults, parameters, placing
+from aprfmt.adapters import merge_answers, merge_faults, parameters, placing
 from aprfmt.adapters.merge_faults import Judged, Merge, OtherChange
 from aprfmt.errors import ConversionError
 
@@ -133,7 +133,7 @@ def test_only_weights_that_nothing_gives_are_judged_again_with_other_ranks(
 ) -> None:
     """Each order of the ranks once, until every weight has an answer."""
     orders = [SimpleNamespace(says=f"order {i}") for i in range(3)]
-    monkeypatch.setattr(answers, "OTHER_ORDERS", orders)
+    monkeypatch.setattr(merge_answers, "OTHER_ORDERS", orders)
     tried: list[str] = []
     right = {"one": "order 1", "two": "order 0", "never": ""}
 
@@ -147,18 +147,20 @@ def test_only_weights_that_nothing_gives_are_judged_again_with_other_ranks(
         word = merge_faults.ONCE if right[key] == order else merge_faults.OTHERWISE
         return Judged(word, 0.0, 1.0)
 
-    monkeypatch.setattr(answers, "merge_adapter", merged)
-    monkeypatch.setattr(answers, "_merge_values", lambda mine, theirs, close: (mine, theirs, close))
-    monkeypatch.setattr(answers, "judge_merge", judge)
+    monkeypatch.setattr(merge_answers, "merge_adapter", merged)
+    monkeypatch.setattr(
+        merge_answers, "_merge_values", lambda mine, theirs, close: (mine, theirs, close)
+    )
+    monkeypatch.setattr(merge_answers, "judge_merge", judge)
     changed = lambda key, b, judged: SimpleNamespace(key=key, found=judged.found)  # noqa: E731
-    monkeypatch.setattr(answers, "_changed_weight", changed)
+    monkeypatch.setattr(merge_answers, "_changed_weight", changed)
     base: Any = None
     other: Any = SimpleNamespace(find=lambda key: None if key == "gone" else key)
 
     def again(*keys: str, found: str = merge_faults.OTHERWISE) -> dict[str, str]:
         tried.clear()
         weights: Any = [SimpleNamespace(key=key, found=found) for key in keys]
-        made = answers._try_rank_orders(base, other, Path("adapter"), weights)
+        made = merge_answers._try_rank_orders(base, other, Path("adapter"), weights)
         return {one.key: one.found for one in made}
 
     odd = merge_faults.OTHERWISE

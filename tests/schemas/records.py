@@ -79,7 +79,7 @@ RECORDS: tuple[Record, ...] = (
     Record(
         "diff",
         "properties/adapter",
-        "adapters.answers:AdapterAnswer",
+        "adapters.merge_answers:AdapterAnswer",
         {"merged": bool},
         ("same", "left"),
     ),

@@ -130,7 +130,7 @@ ROWS: tuple[Row, ...] = (
         "arrays of a batch that nothing reads are not in the verdict",
     ),
     Row(
-        "adapter-unread", "aprfmt/adapters/answers.py",
+        "adapter-unread", "aprfmt/adapters/merge_answers.py",
         "        left = (*report.not_compared, *_unread_items(opened, found, model))\n",
         "        left = ()\n",
         "merged is said while a file beside differs",
