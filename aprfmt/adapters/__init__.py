@@ -3,7 +3,7 @@
 from aprfmt.adapters.merge_answers import AdapterAnswer, answer_merge
 from aprfmt.adapters.merge_command import MergeCommand, merge_command
 from aprfmt.adapters.merging import convert_merged, has_packed_weight, merge_adapter
-from aprfmt.adapters.placing import LowRank, place_pairs
+from aprfmt.adapters.pair_placement import LowRank, place_pairs
 from aprfmt.adapters.writing import convert_adapter
 from aprfmt.model.adapter_reading import Adapter, StoredPair, read_adapter
 

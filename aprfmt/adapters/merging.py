@@ -17,8 +17,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from aprfmt.adapters.pair_placement import LowRank, place_pairs, whole_tensors, with_base_names
 from aprfmt.adapters.parameters import PEFT_ORDER, ExpertOrder
-from aprfmt.adapters.placing import LowRank, place_pairs, whole_tensors, with_base_names
 from aprfmt.adapters.vocabulary import resized_folder
 from aprfmt.base.encodings import ENCODINGS
 from aprfmt.base.protocols import Damage, LazyTensor, Note, Source, TensorInfo, Value

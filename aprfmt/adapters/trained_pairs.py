@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from aprfmt.adapters.placing import weight_name, with_base_names
+from aprfmt.adapters.pair_placement import weight_name, with_base_names
 from aprfmt.arch.binding import bind_names
 from aprfmt.arch.element_moves import to_logical
 from aprfmt.errors import ArchError, UnsupportedError

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from aprfmt.adapters.merging import stray_notes
-from aprfmt.adapters.placing import (
+from aprfmt.adapters.pair_placement import (
     Array,
     LowRank,
     place_pairs,

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from aprfmt.adapters.placing import misfit_text
+from aprfmt.adapters.pair_placement import misfit_text
 from aprfmt.arch.binding import bind_names
 from aprfmt.arch.role_vocabulary import split_key
 from aprfmt.causes.contradicted_flags import HEAD, holds_head_twice

@@ -13,7 +13,7 @@ import pytest
 from safetensors.numpy import load_file, save_file
 
 from aprfmt.adapters import answer_merge, convert_merged
-from aprfmt.adapters.placing import _prefix_rules
+from aprfmt.adapters.pair_placement import _prefix_rules
 from aprfmt.model import open_model
 from tests.adapters.golden import write
 from tests.cli.run import aprfmt as command

@@ -5,7 +5,7 @@ import pytest
 
 from aprfmt.adapters.merge_faults import Judged, Merge, OtherChange, judge_misplaced
 from aprfmt.adapters.merging import merge_rows
-from aprfmt.adapters.placing import LowRank
+from aprfmt.adapters.pair_placement import LowRank
 
 RNG = np.random.default_rng(8)
 

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import aprfmt.arch.binding
-from aprfmt.adapters import merge_answers, merge_faults, parameters, placing
+from aprfmt.adapters import merge_answers, merge_faults, pair_placement, parameters
 from aprfmt.adapters.merge_faults import Judged, Merge, OtherChange
 from aprfmt.errors import ConversionError
 
@@ -26,7 +26,7 @@ def test_a_tensor_that_ends_alike_is_named_where_it_is_the_only_one() -> None:
             "0.weight",
         )
     )
-    found = placing._same_end_text
+    found = pair_placement._same_end_text
     there = "; model.layers.1.mlp.up.weight is there"
     assert found("model.layers.1.mlp.up.weight", base) == there
     assert found("language.model.layers.1.mlp.up.weight", base) == there

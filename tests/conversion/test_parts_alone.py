@@ -17,7 +17,7 @@ import numpy as np
 import pytest
 import torch
 
-from aprfmt.adapters import placing
+from aprfmt.adapters import pair_placement
 from aprfmt.arch import ARCHS
 from aprfmt.arch.gemma2 import pattern_loss
 from aprfmt.attestation.rederive import TensorAttestation, _Difference, _difference_row
@@ -191,7 +191,7 @@ def test_a_head_is_the_table_only_where_the_base_ties_them(
     def tensor(number: int) -> Any:
         return SimpleNamespace(numpy=lambda: np.full(3, number))
 
-    monkeypatch.setattr(placing, "_embedding_name", lambda base: "table")
+    monkeypatch.setattr(pair_placement, "_embedding_name", lambda base: "table")
     base: Any = {"table": tensor(1)}
     base = SimpleNamespace(hyper={"tied_embeddings": tied}, path="base", __getitem__=None)
     held = {"table": tensor(1), name: tensor(1 if equal else 2)}
@@ -201,9 +201,9 @@ def test_a_head_is_the_table_only_where_the_base_ties_them(
     head = tied and name == "lm_head.weight"
     if head and not equal:
         with pytest.raises(ConversionError, match="untie the base first"):
-            placing._is_tied_head(adapter, name, of)
+            pair_placement._is_tied_head(adapter, name, of)
     else:
-        assert placing._is_tied_head(adapter, name, of) == head
+        assert pair_placement._is_tied_head(adapter, name, of) == head
 
 
 # --- rows of tables ------------------------------------------------------------------------------

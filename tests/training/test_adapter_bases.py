@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file, save_file
 
-from aprfmt.adapters.placing import with_base_names
+from aprfmt.adapters.pair_placement import with_base_names
 from aprfmt.errors import UsageError
 from aprfmt.model import open_model
 from aprfmt.model.adapter_reading import read_adapter
