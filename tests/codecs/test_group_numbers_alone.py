@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from aprfmt.codecs import awq, codec, compressed_tensors, lattice, repack_sources, write_words
+from aprfmt.codecs import awq, codec, compressed_tensors, lattice, repack_sources, write_gptq_awq
 from aprfmt.codecs.base import check_out
 from aprfmt.codecs.dialect import StoredPart
 from aprfmt.codecs.grids import Groups
@@ -95,22 +95,22 @@ def test_scales_are_rounded_and_zero_points_are_moved_by_the_rounded_ones() -> N
     """0.1 is 0.0999755859375 in float16; a value of code 0 is minus the zero point times it."""
     scale = np.array([[0.1, 2.0]], np.float32)
     zeros = np.array([[3, 8]], np.float32)
-    held = write_words._round_scales(Groups(8, scale, zeros=zeros, why="w"), SETTINGS)
+    held = write_gptq_awq._round_scales(Groups(8, scale, zeros=zeros, why="w"), SETTINGS)
     rounded = np.float32(0.0999755859375)
     assert held.scale.tolist() == [[rounded, 2.0]] and held.size == 8 and held.why == "w"
     assert held.offset is not None and held.offset.tolist() == [[-3 * rounded, -16.0]]
     assert held.zeros is not None and np.array_equal(held.zeros, zeros)
-    plain = write_words._round_scales(Groups(8, scale), SETTINGS)
+    plain = write_gptq_awq._round_scales(Groups(8, scale), SETTINGS)
     assert plain.offset is plain.zeros is None and plain.scale.tolist() == [[rounded, 2.0]]
     with pytest.raises(CodecError, match="it has minimums, which are no zero points"):
-        write_words._round_scales(Groups(8, scale, offset=scale), SETTINGS)
+        write_gptq_awq._round_scales(Groups(8, scale, offset=scale), SETTINGS)
     with pytest.raises(CodecError, match="its mins, which are no zero points"):
-        write_words._round_scales(Groups(8, scale, offset=scale, why="its mins"), SETTINGS)
+        write_gptq_awq._round_scales(Groups(8, scale, offset=scale, why="its mins"), SETTINGS)
     for odd in (Groups(8, scale, codes="e2m1"), Groups(32, scale.astype(np.uint8))):
         with pytest.raises(CodecError, match="its codes are no integers"):
-            write_words._round_scales(odd, SETTINGS)
+            write_gptq_awq._round_scales(odd, SETTINGS)
     with pytest.raises(CodecError, match=r"scale 70000.0 at \[0, 1\] is beyond F16"):
-        write_words._round_scales(Groups(8, np.array([[1, 70000]], np.float32)), SETTINGS)
+        write_gptq_awq._round_scales(Groups(8, np.array([[1, 70000]], np.float32)), SETTINGS)
 
 
 def test_a_scale_that_is_no_number_is_named_with_its_dialect_and_place() -> None:

@@ -17,8 +17,8 @@ from aprfmt.codecs import (
     modelopt_scope,
     native_kernels,
     repack_targets,
+    write_gptq_awq,
     write_micro,
-    write_words,
 )
 from aprfmt.codecs.compressed_tensors import _numbers_by_group, weight_arguments
 from aprfmt.codecs.grids import GridWeight, Groups
@@ -203,7 +203,7 @@ def test_the_arguments_of_weights_are_those_of_the_groups_that_have_some(
     assert isinstance(raised.value, UnsupportedError if "different" in found else CodecError)
 
 
-@pytest.mark.parametrize("outputs", [8, write_words._ROWS, write_words._ROWS + 8, 1032])
+@pytest.mark.parametrize("outputs", [8, write_gptq_awq._ROWS, write_gptq_awq._ROWS + 8, 1032])
 @pytest.mark.parametrize("native", [True, False])
 def test_words_along_inputs_hold_every_output(native: bool, outputs: int) -> None:
     """Rows are turned some at a time: with the kernels and without them, to the last one.
@@ -216,8 +216,8 @@ def test_words_along_inputs_hold_every_output(native: bool, outputs: int) -> Non
     grid = GridWeight(codes.shape, groups, lambda a, b: np.ascontiguousarray(pairs[a:b]))
     with pytest.MonkeyPatch.context() as patch:
         if not native:
-            patch.setattr(write_words, "native_kernels", lambda: None)
-        found = write_words._along_inputs(grid, Settings(16, "F16"))
+            patch.setattr(write_gptq_awq, "native_kernels", lambda: None)
+        found = write_gptq_awq._along_inputs(grid, Settings(16, "F16"))
     assert found.shape == (2, outputs)
     unpacked = (found[:, None, :].view(np.uint32) >> np.arange(0, 32, 4)[:, None]) & 15
     assert np.array_equal(unpacked.reshape(16, outputs), codes.T)
@@ -274,12 +274,12 @@ def test_a_number_that_float16_cannot_hold_is_named() -> None:
 def test_modules_that_gptq_leaves_out_are_patterns_of_their_whole_names() -> None:
     settings: Any = SimpleNamespace(size=32, version=1)
     left = ["model.layers.0.mlp.up_proj", "lm_head", "model.layers.10"]
-    section = write_words._gptq_section(settings, left)["quantization_config"]
+    section = write_gptq_awq._gptq_section(settings, left)["quantization_config"]
     patterns = [key.removeprefix("-:") for key in section["dynamic"]]
     assert len(patterns) == 2 and re.fullmatch(patterns[0], left[0])
     assert re.fullmatch(patterns[1], left[2]) and not re.match(patterns[1], "modelxlayers.10")
     assert not re.match(patterns[1], "model.layers.101")
     assert section["checkpoint_format"] == "gptq" and section["group_size"] == 32
     settings.version = 2
-    section = write_words._gptq_section(settings, ["lm_head"])["quantization_config"]
+    section = write_gptq_awq._gptq_section(settings, ["lm_head"])["quantization_config"]
     assert section["checkpoint_format"] == "gptq_v2" and "dynamic" not in section
