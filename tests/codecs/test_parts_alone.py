@@ -17,8 +17,8 @@ from aprfmt.codecs import (
     modelopt_scope,
     native_kernels,
     repack_targets,
+    write_fp4,
     write_gptq_awq,
-    write_micro,
 )
 from aprfmt.codecs.compressed_tensors import _numbers_by_group, weight_arguments
 from aprfmt.codecs.grids import GridWeight, Groups
@@ -234,13 +234,13 @@ def micro(scale: float | None, divisor: float | None = None) -> Groups:
 def test_a_scale_of_scales_that_multiplies_is_divided_by_where_it_has_a_reciprocal() -> None:
     settings: Any = None
     for scale, divisor in ((None, 1.0), (4.0, 0.25), (-0.5, -2.0)):
-        (found,) = cast(Any, write_micro._hold_divided(micro(scale), settings).divisor)
+        (found,) = cast(Any, write_fp4._hold_divided(micro(scale), settings).divisor)
         assert found == divisor
     kept = micro(4.0, 3.0)
-    assert write_micro._hold_divided(kept, settings) is kept
+    assert write_fp4._hold_divided(kept, settings) is kept
     for scale in (0.0, 1e-40, np.inf, -np.inf, np.nan):
         with pytest.raises(CodecError, match="which has no reciprocal"):
-            write_micro._hold_divided(micro(scale), settings)
+            write_fp4._hold_divided(micro(scale), settings)
 
 
 def test_scales_of_scales_are_as_many_as_divide_the_blocks() -> None:
