@@ -15,7 +15,7 @@ from aprfmt.codecs.arithmetic import (
     truncate_to_int,
 )
 from aprfmt.codecs.base import U8
-from aprfmt.codecs.searches import ScaleSteps, scale_and_min, signed_scale
+from aprfmt.codecs.scale_searches import ScaleSteps, scale_and_min, signed_scale
 
 WEIGHTED_STEPS = ScaleSteps(-0.9, 0.05, 36)
 

@@ -9,7 +9,7 @@ import numpy as np
 
 from aprfmt.codecs.arithmetic import F32, I32, largest_magnitude, sum_of_products
 from aprfmt.codecs.importance_weights import element_first, element_weights, square_sum
-from aprfmt.codecs.searches import SMALLEST
+from aprfmt.codecs.scale_searches import SMALLEST
 
 _TRIES = 7
 

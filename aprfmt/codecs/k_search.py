@@ -23,7 +23,7 @@ from aprfmt.codecs.importance_weights import (
     element_weights,
     square_sum,
 )
-from aprfmt.codecs.searches import ScaleSteps, positive_scale, scale_and_min
+from aprfmt.codecs.scale_searches import ScaleSteps, positive_scale, scale_and_min
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,7 @@
 from aprfmt.codecs.base import F32, BlockCodec, Blocks, Codes, largest_steps, scale_column
 from aprfmt.codecs.bits import pack_crumbs
 from aprfmt.codecs.k_search import SearchPlan, encode_scales_and_mins
-from aprfmt.codecs.searches import ScaleSteps
+from aprfmt.codecs.scale_searches import ScaleSteps
 
 
 def pack_scales_and_mins(scales: Codes, mins: Codes) -> Codes:

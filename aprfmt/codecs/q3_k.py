@@ -14,7 +14,7 @@ from aprfmt.codecs.base import F32, BlockCodec, Blocks, Codes, largest_steps, sc
 from aprfmt.codecs.bits import pack_crumbs, unpack_crumbs, unpack_halves
 from aprfmt.codecs.importance_weights import block_first, element_first
 from aprfmt.codecs.k_search import encode_codes, importance_weights
-from aprfmt.codecs.searches import refined_scale, signed_scale
+from aprfmt.codecs.scale_searches import refined_scale, signed_scale
 
 
 def unpack_scales(packed: Codes) -> Codes:

@@ -13,7 +13,7 @@ from aprfmt.codecs import k_scales
 from aprfmt.codecs.base import F32, BlockCodec, Blocks, largest_steps, scale_column
 from aprfmt.codecs.bits import pack_halves
 from aprfmt.codecs.k_search import SearchPlan, encode_scales_and_mins
-from aprfmt.codecs.searches import ScaleSteps
+from aprfmt.codecs.scale_searches import ScaleSteps
 
 _PLAN = SearchPlan(
     32,

@@ -16,7 +16,7 @@ from aprfmt.codecs.base import F32, BlockCodec, Blocks, largest_steps, scale_col
 from aprfmt.codecs.bits import pack_crumbs, pack_halves
 from aprfmt.codecs.importance_weights import block_first, element_first
 from aprfmt.codecs.k_search import encode_codes
-from aprfmt.codecs.searches import SMALLEST, signed_scale
+from aprfmt.codecs.scale_searches import SMALLEST, signed_scale
 
 
 class Q6_K(BlockCodec):

@@ -1,6 +1,6 @@
 /* ggml's searches for the scale of a block, in eight blocks at a time: one a lane.
  *
- * The same functions under the same names, described at length, stand in aprfmt/codecs/searches.py.
+ * The same functions under the same names, described at length, stand in aprfmt/codecs/scale_searches.py.
  * The order of every operation decides bits: sums run in order of index, which lanes keep, and what
  * is fused is what aprfmt/codecs/arithmetic.py says. `fuse` is a constant wherever these are
  * inlined. */
