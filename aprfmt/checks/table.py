@@ -213,13 +213,13 @@ CHECKS: tuple[CheckRow, ...] = (
     CheckRow(
         "token_types",
         "the marks that the chat template writes are split off a text whole",
-        ".file.marks:check_token_types",
+        ".file.template_tokens:check_token_types",
     ),
     CheckRow(
         "token_rows",
         "the marks that the chat template writes have rows of their own: no zeros, not tiny next "
         "to other rows, not the mean of all",
-        ".file.marks:check_token_rows",
+        ".file.template_tokens:check_token_rows",
         reads_all_bytes=True,
     ),
     CheckRow(

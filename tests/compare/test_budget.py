@@ -302,7 +302,7 @@ SIZES = (
     "aprfmt.measure.tensors.CHUNK",
     "aprfmt.tensors.digest.BAND",
     "aprfmt.checks.gates.weights.ELEMENTS_AT_ONCE",
-    "aprfmt.checks.file.marks.ELEMENTS_AT_ONCE",
+    "aprfmt.checks.file.template_tokens.ELEMENTS_AT_ONCE",
     "aprfmt.checks.file.architecture_checks.REREAD",
 )
 

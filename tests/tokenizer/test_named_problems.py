@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from aprfmt.checks.file import marks
+from aprfmt.checks.file import template_tokens
 from aprfmt.checks.records import NotRun
 from aprfmt.tokenizer import template_marks
 from aprfmt.tokenizer.keys import CONTROL, NORMAL, USER_DEFINED
@@ -336,17 +336,17 @@ def test_a_cut_mark_is_a_finding_with_its_place(
     """A mark that no test conversation has, or that llama.cpp heals, is a warning."""
     cut = CutMark(Mark("<x>", 3, written, False), (1, 2), ("<", "x>"), healed)
     parts = SimpleNamespace(uses_lists=lists, data=None), [cut.mark, cut.mark]
-    monkeypatch.setattr(marks, "absent_types", lambda carried: None)
-    monkeypatch.setattr(marks, "_template_tokens", lambda ctx: parts)
-    monkeypatch.setattr(marks, "cut_marks", lambda side, found: iter([cut]))
+    monkeypatch.setattr(template_tokens, "absent_types", lambda carried: None)
+    monkeypatch.setattr(template_tokens, "_template_tokens", lambda ctx: parts)
+    monkeypatch.setattr(template_tokens, "cut_marks", lambda side, found: iter([cut]))
     context: Any = SimpleNamespace(carried=SimpleNamespace(where="m"))
-    result = marks.check_token_types(context)
+    result = template_tokens.check_token_types(context)
     (finding,) = result.findings
     place = "tokenizer.ggml.token_type" if lists else "added_tokens"
     assert finding.where == f"m: {place}"
     assert finding.level == ("fail" if written and not healed else "warning")
     assert cut.text in finding.found and ("llama.cpp overrides" in finding.found) == healed
     assert "2 marks of the chat template" in str(result)
-    monkeypatch.setattr(marks, "_template_tokens", lambda ctx: (None, []))
+    monkeypatch.setattr(template_tokens, "_template_tokens", lambda ctx: (None, []))
     with pytest.raises(NotRun):
-        marks.check_token_types(context)
+        template_tokens.check_token_types(context)

@@ -7,7 +7,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from aprfmt.checks.file import marks, scales, stated_facts, values, vocabulary
+from aprfmt.checks.file import scales, stated_facts, template_tokens, values, vocabulary
 from aprfmt.checks.records import CheckFinding, NotRun
 from aprfmt.codecs import codec
 
@@ -184,14 +184,14 @@ def test_rows_of_tokens_are_looked_at_where_they_can_be_read(
         SimpleNamespace(id=7, text="<end>", written=True),
         SimpleNamespace(id=9, text="<b>", written=False),
     ]
-    monkeypatch.setattr(marks, "_template_tokens", lambda ctx: ("side", found))
-    monkeypatch.setattr(marks, "turn_end_of", lambda side, marks: 7)
+    monkeypatch.setattr(template_tokens, "_template_tokens", lambda ctx: ("side", found))
+    monkeypatch.setattr(template_tokens, "turn_end_of", lambda side, marks: 7)
 
     def rows(logical: Any, wanted: Any) -> list[str]:
         looked.append((logical.name, wanted))
         return [logical.name]
 
-    monkeypatch.setattr(marks, "_find_untrained_rows", rows)
+    monkeypatch.setattr(template_tokens, "_find_untrained_rows", rows)
     sound = {
         role: SimpleNamespace(
             name=role,
@@ -205,9 +205,9 @@ def test_rows_of_tokens_are_looked_at_where_they_can_be_read(
     ctx: Any = SimpleNamespace(carried=None, resolution=SimpleNamespace(roles=roles))
     if "token_embd.weight" not in roles:
         with pytest.raises(NotRun, match=r"^the model stores no token embedding$"):
-            marks.check_token_rows(ctx)
+            template_tokens.check_token_rows(ctx)
         return
-    result: Any = marks.check_token_rows(ctx)
+    result: Any = template_tokens.check_token_rows(ctx)
     table = ("token_embd.weight", {5: "<a>", 7: "<end>"})
     head = ("output.weight", {7: "<end>"})
     wanted = {"table": [table], "both": [table, head]}.get(stored, [])

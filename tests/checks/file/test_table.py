@@ -16,7 +16,7 @@ import aprfmt.checks
 from aprfmt.base.registry import Registry
 from aprfmt.checks import CheckFinding, CheckRow, NotRun, Result, check_runner, table, validate
 from aprfmt.checks.context import CheckContext
-from aprfmt.checks.file import marks, stated_facts, vocabulary
+from aprfmt.checks.file import stated_facts, template_tokens, vocabulary
 from aprfmt.checks.gates import parity as parity_gate
 from aprfmt.checks.gates import running as qa
 from aprfmt.checks.records import LISTED, list_names
@@ -240,7 +240,8 @@ def test_rows_that_nothing_trained_are_those_of_zeros_and_equal_ones(rows: list[
         chunks=lambda size: iter([(0, len(rows), values)]),
     )  # fmt: skip
     found = [
-        one.found for one in marks._find_untrained_rows(tensor, {i: f"<t{i}>" for i in range(3)})
+        one.found
+        for one in template_tokens._find_untrained_rows(tensor, {i: f"<t{i}>" for i in range(3)})
     ]
     zero = [i for i, each in enumerate(rows) if not each]
     alike = [i for i, each in enumerate(rows) if each and rows.count(each) > 1]

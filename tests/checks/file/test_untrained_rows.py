@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from aprfmt.checks.file.marks import _find_untrained_rows
+from aprfmt.checks.file.template_tokens import _find_untrained_rows
 
 SIZE, WIDTH = 1500, 64
 WANTED = {SIZE - 2: "<a>", SIZE - 1: "<b>"}
