@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from aprfmt.diagnosis import Diagnosis
     from aprfmt.fleet.run import ScanReport
     from aprfmt.inference.api import TraceOptions
-    from aprfmt.inference.parity.cells import Parity
+    from aprfmt.inference.parity.parity_records import Parity
     from aprfmt.inference.trace import Trace
     from aprfmt.model import Model
     from aprfmt.recovery import Repair

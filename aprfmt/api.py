@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from aprfmt.fleet.run import ScanReport
     from aprfmt.inference.evaluation import Sample
     from aprfmt.inference.loss import KlDivergence, MeanLoss
-    from aprfmt.inference.parity.cells import Parity
+    from aprfmt.inference.parity.parity_records import Parity
     from aprfmt.model.verdict import Pronounced
     from aprfmt.recovery import Repair
     from aprfmt.tokenizer.base import Tokenizer

@@ -16,7 +16,7 @@ from aprfmt.errors import UsageError
 
 if TYPE_CHECKING:
     from aprfmt.inference.device import DeviceChoice
-    from aprfmt.inference.parity.cells import Parity
+    from aprfmt.inference.parity.parity_records import Parity
     from aprfmt.inference.parity.request import ParityRequest
     from aprfmt.measure.tolerances import CalibratedBound
     from aprfmt.model import Model

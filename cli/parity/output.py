@@ -10,7 +10,13 @@ if TYPE_CHECKING:
     from aprfmt.compare.short_answer import Line
     from aprfmt.inference.parity.bundle import ReplayResult
     from aprfmt.inference.parity.calibrate import Calibration
-    from aprfmt.inference.parity.cells import Operation, Parity, RunDistance, RunFacts, RunPair
+    from aprfmt.inference.parity.parity_records import (
+        Operation,
+        Parity,
+        RunDistance,
+        RunFacts,
+        RunPair,
+    )
     from aprfmt.measure.traces import PointDiff
 
 MOST_IDS = 64  # chosen ids printed; --json has all

@@ -35,7 +35,7 @@ from aprfmt.formats.bounded_json import dumps, loads
 from aprfmt.inference.backends.base import Backend
 from aprfmt.inference.device import DeviceChoice, parse_run
 from aprfmt.inference.parity.cell import PER_LAYER, BundledRows, OperationCell
-from aprfmt.inference.parity.cells import Parity
+from aprfmt.inference.parity.parity_records import Parity
 from aprfmt.inference.rows import ArrayRows, RowSource
 from aprfmt.inference.trace_file import byte_windows
 from aprfmt.measure.distances import rel_l2

@@ -14,8 +14,8 @@ from aprfmt.errors import AprfmtError
 from aprfmt.inference.backends.base import Backend
 from aprfmt.inference.device import DeviceChoice
 from aprfmt.inference.parity.cell import AFTER_LAYERS, OperationCell, cut_cell
-from aprfmt.inference.parity.cells import Operation
 from aprfmt.inference.parity.matched_weights import weights_through_encoding
+from aprfmt.inference.parity.parity_records import Operation
 from aprfmt.inference.parity.request import ParityRequest
 from aprfmt.inference.replay.patched_model import PatchedModel
 from aprfmt.inference.replay.recorded_trace import RecordedTrace

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from aprfmt.inference.backends.base import Backend
 from aprfmt.inference.capture import parse_key
 from aprfmt.inference.loss import cross_entropy, log_probabilities
-from aprfmt.inference.parity.cells import ExpertFlip, Flip, LogitsDiff, Outcomes
+from aprfmt.inference.parity.parity_records import ExpertFlip, Flip, LogitsDiff, Outcomes
 from aprfmt.inference.trace import Trace
 from aprfmt.measure.nonfinite import equal_or_both_nan
 from aprfmt.measure.tolerances import label_loss_bound

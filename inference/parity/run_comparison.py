@@ -14,13 +14,20 @@ from aprfmt.base.outcome import Report
 from aprfmt.errors import UsageError
 from aprfmt.inference.capture import POINTS, parse_key
 from aprfmt.inference.device import DeviceChoice
-from aprfmt.inference.parity.cells import ExpertFlip, Losses, Parity, RunDistance, RunFacts, RunPair
 from aprfmt.inference.parity.outcomes import (
     compare_experts,
     compare_logits,
     make_outcomes,
     mean_label_loss,
     measure_backend_loss,
+)
+from aprfmt.inference.parity.parity_records import (
+    ExpertFlip,
+    Losses,
+    Parity,
+    RunDistance,
+    RunFacts,
+    RunPair,
 )
 from aprfmt.inference.parity.request import ParityRequest
 from aprfmt.inference.parity.verdict import (
@@ -40,7 +47,7 @@ from aprfmt.model.ledger import LATE, OF_A_PASS, NotCompared, make_ledger
 
 if TYPE_CHECKING:
     from aprfmt.inference.parity.cell import OperationCell
-    from aprfmt.inference.parity.cells import Operation
+    from aprfmt.inference.parity.parity_records import Operation
     from aprfmt.inference.replay.shadow import OperationResiduals
 
 Numbers = NDArray[Any]

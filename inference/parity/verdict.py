@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from aprfmt.base.outcome import Check, Outcome, Report
 from aprfmt.inference.device import DeviceChoice
-from aprfmt.inference.parity.cells import ExpertFlip, Losses, Operation, Outcomes
+from aprfmt.inference.parity.parity_records import ExpertFlip, Losses, Operation, Outcomes
 from aprfmt.inference.trace import Trace
 from aprfmt.measure.distances import rel_l2
 from aprfmt.measure.tolerances import AMPLIFIED, DISCRETE, MAX_LOGITS, loss_bound

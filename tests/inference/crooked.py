@@ -11,7 +11,7 @@ import pytest
 from aprfmt.inference.backends import BACKENDS
 from aprfmt.inference.backends.numpy_backend import NumpyBackend
 from aprfmt.inference.device import parse_run
-from aprfmt.inference.parity.cells import Parity
+from aprfmt.inference.parity.parity_records import Parity
 from aprfmt.inference.parity.request import ParityRequest
 from aprfmt.inference.parity.run_comparison import compare_choices
 from aprfmt.model import open_model

@@ -10,7 +10,7 @@ from aprfmt.measure.findings import Finding, PairCause
 from aprfmt.measure.verdicts import Certainty
 from tests.schemas.generate import Record
 
-_PARITY = "inference.parity.cells"
+_PARITY = "inference.parity.parity_records"
 RECORDS: tuple[Record, ...] = (
     Record("attest", "properties/tensors/items", "attestation.rederive:TensorAttestation"),
     Record("common", "$defs/check", "base.outcome:Check"),

@@ -15,9 +15,9 @@ import pytest
 from aprfmt.conversion import convert
 from aprfmt.inference.backends import BACKENDS
 from aprfmt.inference.device import parse_run
-from aprfmt.inference.parity.cells import Parity
 from aprfmt.inference.parity.matched_weights import weights_through_encoding
 from aprfmt.inference.parity.outcomes import measure_backend_loss
+from aprfmt.inference.parity.parity_records import Parity
 from aprfmt.inference.parity.request import ParityRequest
 from aprfmt.inference.parity.run_comparison import compare_choices
 from aprfmt.inference.session import Session

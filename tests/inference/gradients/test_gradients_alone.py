@@ -9,7 +9,7 @@ import pytest
 from aprfmt.inference.gradients import differences
 from aprfmt.inference.gradients.changes import RouterFactors
 from aprfmt.inference.parity import verdict as gates
-from aprfmt.inference.parity.cells import Outcomes
+from aprfmt.inference.parity.parity_records import Outcomes
 from aprfmt.measure.tolerances import MAX_LOGITS, loss_bound
 
 torch = pytest.importorskip("torch", reason="NOT-RUN: torch is not installed")

@@ -17,8 +17,8 @@ from aprfmt.conversion import convert
 from aprfmt.inference.backends import BACKENDS
 from aprfmt.inference.backends.torch_backend import TorchBackend
 from aprfmt.inference.device import parse_run
-from aprfmt.inference.parity.cells import Parity
 from aprfmt.inference.parity.outcomes import measure_backend_loss
+from aprfmt.inference.parity.parity_records import Parity
 from aprfmt.inference.parity.request import ParityRequest
 from aprfmt.inference.parity.run_comparison import compare_choices
 from aprfmt.measure import tolerances
