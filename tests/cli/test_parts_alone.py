@@ -19,6 +19,7 @@ import safetensors.numpy
 
 from aprfmt import codecs, errors
 from aprfmt.adapters.merge_answers import ChangedWeight
+from aprfmt.adapters.merge_command import MergeCommand
 from aprfmt.base.protocols import Damage
 from aprfmt.cli import attest as attest_command
 from aprfmt.cli import (

@@ -18,7 +18,6 @@ from aprfmt.diagnosis import (
     diagnosis_order,
     forward,
     forward_level,
-    mixed_checkpoints,
     model_comparison,
     model_pair,
     next_commands,

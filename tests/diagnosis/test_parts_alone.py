@@ -31,7 +31,6 @@ from aprfmt.diagnosis import (
     configuration_keys,
     derived_quantities,
     diagnosis_order,
-    mixed_checkpoints,
     model_comparison,
     model_pair,
     next_commands,
@@ -142,12 +141,10 @@ def test_tensors_that_one_side_lacks_are_evidence_and_the_reason(
 def test_factors_of_columns_are_said_only_of_rows_enough_to_show_them(tokens: int) -> None:
     """Two rows are any two rows' multiples nearly: a fit of them is none."""
     rng = np.random.default_rng(3)
-    mine = rng.normal(size=(tokenizer_findings, 8))
+    mine = rng.normal(size=(tokens, 8))
     said = relation_text(mine, mine * rng.uniform(0.5, 2, 8), 1e-3)
     assert ("every column" in said) == (tokens > 2)
-    assert "every row" in relation_text(
-        mine, mine * rng.uniform(0.5, 2, (tokenizer_findings, 1)), 1e-3
-    )
+    assert "every row" in relation_text(mine, mine * rng.uniform(0.5, 2, (tokens, 1)), 1e-3)
     assert "same vector added" in relation_text(mine, mine + 5 * rng.normal(size=8), 1e-3)
     assert relation_text(mine, mine, 1e-3) == ""
 
@@ -169,9 +166,7 @@ def test_an_experts_capacity_is_tried_where_all_rows_are_compared(
 ) -> None:
     monkeypatch.setattr("aprfmt.diagnosis.search.find_capacity", lambda case: ["change"])
     calls = [SimpleNamespace(op="add_weighted")]
-    case = SimpleNamespace(
-        view=SimpleNamespace(calls=calls), rows=range(rows), tokenizer_findings=5
-    )
+    case = SimpleNamespace(view=SimpleNamespace(calls=calls), rows=range(rows), tokens=5)
     steps = list(Search._row_steps(cast(Any, SimpleNamespace(case=case))))
     assert [cast(Any, step.change) for step in steps] == ["change"] * (rows == 5)
 
@@ -277,7 +272,7 @@ def test_masks_are_tried_in_every_layer_and_in_each_that_lies_between(
     monkeypatch.setattr("aprfmt.diagnosis.search.row_solvers", lambda case: [])
     view = SimpleNamespace(calls=[SimpleNamespace(op="probs")], tolerance=1e-3)
     case = SimpleNamespace(
-        view=view, rows=range(5), tokenizer_findings=5, distances_by_row=lambda view: np.ones(5)
+        view=view, rows=range(5), tokens=5, distances_by_row=lambda view: np.ones(5)
     )
     steps = list(Search._row_steps(cast(Any, SimpleNamespace(case=case))))
     each = [frozenset({layer}) for layer in range(layers)] if layers > 1 else []
@@ -611,7 +606,7 @@ def test_a_side_that_is_read_with_a_restored_key_is_compared_in_its_place(
     found: Any = SimpleNamespace(
         stated=["later"],
         evidence=["more"],
-        model_comparison={},
+        models={},
         checked=["tokens", model_comparison._NO_PASS],
     )
     compared: list[Any] = []
@@ -693,13 +688,13 @@ def test_what_differs_behind_the_longest_probe_is_not_reached(tokens: int, equal
     left: list[str] = []
     row = SimpleNamespace(equal=equal, length=8, says="the masks differ")
     pair: Any = SimpleNamespace(
-        derived_quantities={1: [row]},
+        quantities={1: [row]},
         levels=SimpleNamespace(
             findings=[SimpleNamespace(cause=cause) for cause in ("rope_theta", "sliding_window")],
             coverage=SimpleNamespace(not_reached=left),
         ),
     )
-    model_pair.ModelPair._add_unreached_quantities(pair, tokenizer_findings)
+    model_pair.ModelPair._add_unreached_quantities(pair, tokens)
     says = f"sliding_window: the masks differ; the longest probe has {tokens} tokens"
     assert left == ([says] if tokens < 8 and not equal else [])
 

@@ -9,7 +9,7 @@ import pytest
 from aprfmt.causes.forward import shifted_series
 from aprfmt.causes.tokenizer import recorded_ids
 from aprfmt.checks import bounds
-from aprfmt.diagnosis import blended_model, shifted_series
+from aprfmt.diagnosis import blended_model
 from aprfmt.errors import FormatError
 from aprfmt.inference.capture import key_name
 

@@ -373,7 +373,8 @@ def test_a_model_whose_layers_are_all_dense_has_no_routers(asked: GradientsOf) -
     dense: Any = SimpleNamespace(path="m", hyper={"n_experts": 8}, roles={"L1.ffn_up.weight": 0})
     for base, experts in ((BASE, True), (dense, False)):
         batch: Any = None
-        _, numbers = reference_gradients.compute_gradients(base, batch, device={})
+        device: Any = {}
+        _, numbers = reference_gradients.compute_gradients(base, batch, device=device)
         assert numbers.experts is experts
 
 
