@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from aprfmt.causes.forward.cut_points import cut_keys, may_be_mistaken, stream_keys_after
+from aprfmt.causes.forward.point_signatures import likely_cause
 from aprfmt.causes.forward.relations import certainty_of_relations, relation_text
 from aprfmt.diagnosis.records import Evidence, PointRow
 from aprfmt.errors import UsageError
@@ -31,7 +32,6 @@ from aprfmt.measure.tolerances import BASE, DISCRETE
 from aprfmt.measure.trace_rows import positions_differ, positions_text
 from aprfmt.measure.trace_view import TraceLike
 from aprfmt.measure.traces import PointDiff, RunPair, compare_point, record_dtypes
-from aprfmt.tensors.norms import exact_norm
 
 Array = NDArray[Any]
 OTHER_ROWS = "no row of it is of the same position"
@@ -251,48 +251,6 @@ def _neighbour_values(key: str, a: TraceLike) -> Iterator[tuple[str, Array]]:
             yield f"{point} less the residual stream", np.asarray(own) - added
 
 
-def guess_by_signature(key: str, a: TraceLike, b: TraceLike) -> tuple[str, str]:
-    """Return (cause, reason) that the difference at a point looks like; ("", "") if none.
-
-    Only for finite values of equal number. The cause is a guess, never a proof.
-    """
-    # Only finite values of the same number.
-    x, y = a.recorded_values(key), b.recorded_values(key)
-    point = key.rpartition(".")[2]
-    if x is None or y is None or np.asarray(x).size != np.asarray(y).size:
-        return "", ""
-    if not (np.isfinite(x).all() and np.isfinite(y).all()):
-        return "", ""
-    x, y = np.asarray(x, np.float64), np.asarray(y, np.float64).reshape(np.asarray(x).shape)
-    rows = x.reshape(len(x), -1)
-    away = y.reshape(rows.shape) - rows
-    # A bias adds the same vector to every row.
-    if point in ("q", "k", "v", "attn_out", "ffn_gate", "ffn_up", "ffn_out", "router"):
-        if len(rows) > 1 and exact_norm(away - away.mean(0)) < 1e-3 * exact_norm(away):
-            return "missing_bias", "the difference is the same vector in every row"
-    # Probabilities show a wrong mask or a wrong sum.
-    if point in ("probs",):
-        upper = np.triu(np.ones(y.shape[-2:]), 1) > 0
-        if np.abs(y[..., upper]).sum() > 1e-6:
-            return "mask", "probabilities of later tokens are not zero"
-        sums = y.sum(-1)
-        if np.abs(sums - 1).max() > 1e-3:
-            return "softmax_reduction", "rows of the probabilities do not sum to 1"
-    # Rotated vectors keep their lengths; factors and norms scale all or each row.
-    lengths = (np.linalg.norm(value, axis=-1) for value in (y, x))
-    if point.endswith("_rope") and rel_l2(*lengths) < 1e-4:
-        return "rope_theta", "the rotated vectors have equal lengths and other angles"
-    factor = float(np.sum(x * y) / max(float(np.sum(x * x)), 1e-300))
-    if rel_l2(x * factor, y) < 1e-4:
-        cause = "attention_scale" if point == "scores" else "multiplier"
-        return cause, f"all values differ by the factor {factor:.6g}"
-    if point.endswith("norm"):
-        ratio = np.sum(rows * (rows + away), 1) / np.maximum(np.sum(rows * rows, 1), 1e-300)
-        if rel_l2(rows * ratio[:, None], rows + away) < 1e-4:
-            return "norm_eps", "each row differs by a factor of its own"
-    return "", ""
-
-
 def partial_rows_finding(pairs: Sequence[PointDiff]) -> Finding | None:
     """Return the finding that two traces share only some rows, which agree.
 
@@ -330,7 +288,7 @@ def signature_finding(pairs: Sequence[PointDiff], a: TraceLike, b: TraceLike) ->
     dead = {pair.key: cut for pair in beyond if (cut := _agreeing_later_point(pair, pairs))}
     if all(pair.key in moved or pair.key in dead for pair in beyond):
         return _capture_point_finding(beyond, moved, dead, a, b)
-    cause, why = guess_by_signature(first.key, a, b)
+    cause, why = likely_cause(first.key, a, b)
     says = why or f"{first.key} is the first point beyond its tolerance"
     says += _first_row_clause(first, a, b)
     return Finding(

@@ -13,6 +13,7 @@ from aprfmt import causes
 from aprfmt.base.registry import LazyFunction
 from aprfmt.causes import CAUSES, FOLDERS, causes_of, modules_of
 from aprfmt.causes.forward import table as forward_table
+from aprfmt.causes.forward.point_signatures import point_signatures
 from aprfmt.causes.row import LAST, Cause
 from aprfmt.causes.tensor import table as tensor_table
 from aprfmt.causes.training import table as training_table
@@ -21,7 +22,7 @@ from tests.test_imports import modules_after
 
 TABLES: dict[str, tuple[Any, ...]] = {
     "tensor": (*tensor_table.TABLE, *tensor_table.JOINT),
-    "forward": forward_table.TABLE,
+    "forward": (*forward_table.TABLE, *point_signatures()),
     "training": (*training_table.UPDATES, *training_table.GRADIENTS, *training_table.BACKWARDS),
 }
 GUESS = ("tensor.guess",)  # what the rows of a table are made of

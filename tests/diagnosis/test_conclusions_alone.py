@@ -146,7 +146,7 @@ def test_points_were_recorded_elsewhere_where_each_is_another_or_no_later_one_di
         trace_pair, "_agreeing_later_point", lambda pair, pairs: later.get(pair.key, "")
     )
     monkeypatch.setattr(trace_pair, "_capture_point_finding", lambda *given: ("elsewhere", *given))
-    monkeypatch.setattr(trace_pair, "guess_by_signature", lambda key, a, b: ("mask", ""))
+    monkeypatch.setattr(trace_pair, "likely_cause", lambda key, a, b: ("mask", ""))
     monkeypatch.setattr(trace_pair, "_first_row_clause", lambda *given: "; of 3 rows")
     monkeypatch.setattr(trace_pair, "partial_rows_finding", lambda pairs: "rows")
     a, b = SimpleNamespace(name="A"), SimpleNamespace(name="B")

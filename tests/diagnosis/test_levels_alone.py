@@ -8,7 +8,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from aprfmt.diagnosis import recorded_ids, tensors, trace_pair
+from aprfmt.causes.forward.point_signatures import likely_cause
+from aprfmt.diagnosis import recorded_ids, tensors
 from aprfmt.diagnosis.levels import Levels
 from aprfmt.diagnosis.records import Touched
 from aprfmt.measure.records import TensorDiff
@@ -196,7 +197,7 @@ def test_the_form_of_a_points_difference_suggests_a_cause() -> None:
     def guessed(key: str, a: Any, b: Any) -> str:
         one: Any = Values(a)
         other: Any = Values(b)
-        cause, reason = trace_pair.guess_by_signature(key, one, other)
+        cause, reason = likely_cause(key, one, other)
         assert bool(cause) is bool(reason)
         return cause
 

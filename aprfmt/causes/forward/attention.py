@@ -17,6 +17,7 @@ from aprfmt.causes.forward.mismatch import (
     change_head_fields,
     hyper_change,
 )
+from aprfmt.causes.forward.point_signatures import PointPair, PointSignature
 from aprfmt.causes.row import Cause
 from aprfmt.inference.layer_heads import kv_head_count
 from aprfmt.inference.masks import chunk_mask
@@ -564,10 +565,26 @@ def try_masks(case: Mismatch) -> Iterator[Change]:
         yield forgotten_starts_change(np.where(at >= late[0], late[0], 0))
 
 
+def see_later_tokens(pair: PointPair) -> str:
+    """Return that B's probabilities of later tokens are not zero; "" if they are."""
+    if pair.point != "probs":
+        return ""
+    later = np.triu(np.ones(pair.b.shape[-2:]), 1) > 0
+    seen = np.abs(pair.b[..., later]).sum() > 1e-6
+    return "probabilities of later tokens are not zero" if seen else ""
+
+
+def see_score_factor(pair: PointPair) -> str:
+    """Return that all scores differ by one factor; "" if they do not, and at other points."""
+    return pair.factor_text if pair.point == "scores" else ""
+
+
 HYPOTHESES = (
     Hypothesis("gqa_mapping", find_head_mapping, 280, "which keys are read, before scores"),
     Hypothesis("attention_scale", find_score_scale, 290, "one factor of the scores"),
     Hypothesis("softcap", try_softcaps, 300, "a function of the scores, after a factor"),
     Hypothesis("sliding_window", find_window, 310, "one number says what is masked"),
     Hypothesis("mask", try_masks, 320, "any mask, after a window"),
+    PointSignature("mask", see_later_tokens, 1010, "what is summed, before the sums"),
+    PointSignature("attention_scale", see_score_factor, 1040, "of scores, before any other factor"),
 )

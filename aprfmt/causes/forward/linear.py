@@ -6,6 +6,7 @@ from typing import Any
 import numpy as np
 
 from aprfmt.causes.forward.mismatch import Array, Change, Hypothesis, Mismatch
+from aprfmt.causes.forward.point_signatures import PointPair, PointSignature
 from aprfmt.causes.forward.product import (
     other_weight_changes,
     product_of,
@@ -269,9 +270,23 @@ def _wrong_head_count(order: Array, right: int) -> tuple[int, str] | None:
     return None
 
 
+# Points that products with a bias make.
+BIASED = ("q", "k", "v", "attn_out", "ffn_gate", "ffn_up", "ffn_out", "router")
+
+
+def see_added_vector(pair: PointPair) -> str:
+    """Return that every row of a product differs by one vector, as by a bias; "" if not."""
+    if pair.point not in BIASED or len(pair.rows) < 2:
+        return ""
+    spread = exact_norm(pair.away - pair.away.mean(0))
+    alike = spread < 1e-3 * exact_norm(pair.away)
+    return "the difference is the same vector in every row" if alike else ""
+
+
 HYPOTHESES = (
     Hypothesis("missing_bias", find_missing_bias, 40, "one vector in every row"),
     Hypothesis("swapped_tensors", try_other_weights, 90, "a stored matrix, before solved ones"),
     Hypothesis("transpose", try_transposed_weight, 100, "the same values in one known order"),
     Hypothesis("head_order", match_weight_rows, 110, "the same values in any order"),
+    PointSignature("missing_bias", see_added_vector, 1000, "a vector, before any factor"),
 )

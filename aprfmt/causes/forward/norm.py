@@ -18,6 +18,7 @@ from aprfmt.causes.forward.norm_changes import (
     use_eps,
 )
 from aprfmt.causes.forward.operation_patches import add_eps_outside_root
+from aprfmt.causes.forward.point_signatures import ALIKE, PointPair, PointSignature
 from aprfmt.causes.forward.product import (
     other_weight_changes,
     replace_weights,
@@ -398,6 +399,17 @@ def try_head_weights(case: Mismatch) -> Iterator[Change]:
         yield from head_weight_changes()
 
 
+def see_factors_of_rows(pair: PointPair) -> str:
+    """Return that each row of a norm's result differs by its own factor; "" if not."""
+    if not pair.point.endswith("norm"):
+        return ""
+    squares = np.maximum(np.sum(pair.rows * pair.rows, 1), 1e-300)
+    theirs = pair.rows + pair.away
+    ratio = np.sum(pair.rows * theirs, 1) / squares
+    alike = rel_l2(pair.rows * ratio[:, None], theirs) < ALIKE
+    return "each row differs by a factor of its own" if alike else ""
+
+
 HYPOTHESES = (
     Hypothesis("norm_eps", find_eps, 50, "one number for all rows, before weights"),
     Hypothesis("norm_eps", try_eps_outside, 52, "another rule of it, after its number"),
@@ -409,4 +421,5 @@ HYPOTHESES = (
     Hypothesis(
         "stale_tensor", find_norm_weight, 70, "a vector that is solved fits more than a number"
     ),
+    PointSignature("norm_eps", see_factors_of_rows, 1060, "a factor of each row, after one of all"),
 )

@@ -25,6 +25,7 @@ from aprfmt.causes.forward.operation_patches import (
     change_sublayer_sum,
     share_norm_input,
 )
+from aprfmt.causes.forward.point_signatures import PointPair, PointSignature
 from aprfmt.causes.forward.product import replace_weights, weight_values
 from aprfmt.causes.forward.score_bias import is_score_bias
 from aprfmt.causes.row import Cause
@@ -761,6 +762,11 @@ def try_logit_caps(case: Mismatch) -> Iterator[Change]:
         yield from case.rounded_change(cap_logits, found)
 
 
+def see_one_factor(pair: PointPair) -> str:
+    """Return that all values differ by one factor; "" if they do not."""
+    return pair.factor_text
+
+
 HYPOTHESES = (
     Hypothesis(
         "row_offset", find_embedding_rows, 20, "rows of a table, before what is computed from them"
@@ -776,4 +782,5 @@ HYPOTHESES = (
     Hypothesis("token_type_ids", try_token_types, 27, "one row of a table, before a factor"),
     Hypothesis("multiplier", find_sublayer_factor, 35, "a factor of a part, after one of all"),
     Hypothesis("dropout", find_dropout, 440, "zeros at random, which any operation may have"),
+    PointSignature("multiplier", see_one_factor, 1050, "one factor, before one of each row"),
 )

@@ -22,6 +22,7 @@ from aprfmt.causes.forward.mismatch import (
     Patch,
     hyper_change,
 )
+from aprfmt.causes.forward.point_signatures import ALIKE, PointPair, PointSignature
 from aprfmt.causes.forward.rotations import (
     explaining_rotation,
     has_rope_between_points,
@@ -40,6 +41,7 @@ from aprfmt.causes.row import Cause
 from aprfmt.errors import AprfmtError
 from aprfmt.inference.replay.patched_model import PatchedModel
 from aprfmt.inference.rope import RopeKind, compute_frequencies, rotation_of_layer
+from aprfmt.measure.distances import rel_l2
 from aprfmt.tensors.norms import exact_norm
 
 CAUSE_ROWS = (
@@ -911,6 +913,14 @@ def find_position_rows(case: Mismatch) -> Iterator[Change]:
         yield hyper_change("positions", says, position_offset=first)
 
 
+def see_other_angles(pair: PointPair) -> str:
+    """Return that rotated vectors have equal lengths, so other angles alone; "" if not."""
+    lengths = (np.linalg.norm(value, axis=-1) for value in (pair.b, pair.a))
+    if not pair.point.endswith("_rope") or rel_l2(*lengths) >= ALIKE:
+        return ""
+    return "the rotated vectors have equal lengths and other angles"
+
+
 HYPOTHESES = (
     Hypothesis("rope_layers", try_layers_with_rope, 200, "rope at all, before its numbers"),
     Hypothesis(
@@ -927,4 +937,5 @@ HYPOTHESES = (
         "rope_scaling", find_rope_scaling, 270, "a frequency for each pair fits more than a base"
     ),
     Hypothesis("partial_rotary", try_rotated_elements, 255, "which elements turn, after how many"),
+    PointSignature("rope_theta", see_other_angles, 1030, "lengths that no factor leaves equal"),
 )

@@ -15,6 +15,7 @@ from aprfmt.causes.forward.mismatch import (
     Patch,
     change_head_fields,
 )
+from aprfmt.causes.forward.point_signatures import PointPair, PointSignature
 from aprfmt.causes.row import Cause
 from aprfmt.inference.replay.patched_model import PatchedModel
 
@@ -143,8 +144,16 @@ def usual_softmax_mistakes(patched: PatchedModel) -> Iterator[Change]:
             )
 
 
+def see_other_sums(pair: PointPair) -> str:
+    """Return that B's probabilities do not sum to 1 in every row; "" if they do."""
+    if pair.point != "probs" or np.abs(pair.b.sum(-1) - 1).max() <= 1e-3:
+        return ""
+    return "rows of the probabilities do not sum to 1"
+
+
 HYPOTHESES = (
     Hypothesis(
         "softmax_reduction", try_softmax_sums, 330, "the sums, once scores and mask are right"
     ),
+    PointSignature("softmax_reduction", see_other_sums, 1020, "the sums, once the mask is right"),
 )
