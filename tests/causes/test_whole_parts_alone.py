@@ -167,13 +167,18 @@ def test_tensors_of_one_side_are_those_without_a_role_that_nothing_explains() ->
 
 
 def test_shares_are_looked_for_in_the_products_of_ranks(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of their rows or of their columns, by the role; only in a dump, and of two tokens or more."""
+    """Of their rows or of their columns, by the role, and of two tokens or more.
+
+    Where the run is not put together from ranks, only columns that two of them have.
+    """
     monkeypatch.setattr(rank_shares, "role_of", lambda key: key)
     monkeypatch.setattr(
         rank_shares, "_find_row_share_order", lambda case, name, group, role: [("rows", name, role)]
     )
     monkeypatch.setattr(
-        rank_shares, "_find_column_share_order", lambda case, found, role: [("columns", role)]
+        rank_shares,
+        "_find_column_share_order",
+        lambda case, found, role, *, permuted: [("columns", role, permuted)],
     )
 
     def tried(role: str | None, *, dump: str = "dump", tokens: int = 2) -> list[Any]:
@@ -190,7 +195,8 @@ def test_shares_are_looked_for_in_the_products_of_ranks(monkeypatch: pytest.Monk
     for role in ("ffn_gate", "ffn_up"):
         assert tried(role) == [("rows", "the MLP", role)]
     for role in ROLES:
-        assert tried(role)[-1] == ("columns", role)
+        assert tried(role)[-1] == ("columns", role, True)
+        assert tried(role, dump="") == [("columns", role, False)]
     assert tried("output") == tried(None) == []
 
 

@@ -7,6 +7,7 @@ position of its own, or multiplies its input by columns that belong to another r
 """
 
 from collections.abc import Iterator, Mapping, Sequence
+from itertools import permutations
 from typing import Any
 
 import numpy as np
@@ -15,6 +16,7 @@ from aprfmt.causes.forward.mismatch import Array, Change, Hypothesis, Mismatch, 
 from aprfmt.causes.forward.product import Product, product_of, weight_values
 from aprfmt.causes.forward.shards import COUNTS, ROLES, role_of
 from aprfmt.causes.row import Cause
+from aprfmt.inference.replay.patched_model import PatchedModel
 from aprfmt.measure.distances import rel_l2
 
 CAUSE_ROWS = (
@@ -54,27 +56,30 @@ def block_order(mine: Array, theirs: Array, count: int, bound: float) -> list[in
 
 def order_text(order: Sequence[int]) -> str:
     """Return a sentence on which rank has which rank's share; order[rank] is whose share it is."""
+    permuted = len(set(order)) == len(order)
     moved = [f"rank {at} has that of rank {one}" for at, one in enumerate(order) if at != one]
-    return f"the shares of {len(order)} ranks in another order ({', '.join(moved)})"
+    how = f"the shares of {len(order)} ranks in another order"
+    if not permuted:
+        how = f"one of the shares of {len(order)} ranks several times"
+    return f"{how} ({', '.join(moved)})"
 
 
 def find_share_order(case: Mismatch) -> Iterator[Change]:
-    """Yield the change that ranks have each other's shares of a weight, for dumps of ranks only.
+    """Yield the change that ranks have each other's shares of a weight.
 
     It is found on even rows and judged on odd ones. In a run that was not put together from ranks,
-    heads in another order look the same.
+    heads in another order look the same: there only columns are looked at that two ranks have.
     """
-    if not case.recorded.trace.run.get("dump"):
-        return
+    joined = bool(case.recorded.trace.run.get("dump"))
     found = product_of(case)
     role = "" if found is None else role_of(found.key)
     if found is None or len(found.x) < 2:
         return
     for name, group in SHARED.items():
-        if role in [one for one, _ in group]:
+        if joined and role in [one for one, _ in group]:
             yield from _find_row_share_order(case, name, group, role)
     if role in ROLES:
-        yield from _find_column_share_order(case, found, role)
+        yield from _find_column_share_order(case, found, role, permuted=joined)
 
 
 def _find_row_share_order(
@@ -104,10 +109,13 @@ def _find_row_share_order(
             return
 
 
-def _find_column_share_order(case: Mismatch, found: Product, role: str) -> Iterator[Change]:
+def _find_column_share_order(
+    case: Mismatch, found: Product, role: str, *, permuted: bool
+) -> Iterator[Change]:
     """Yield the change in which ranks multiply their input by another rank's columns of the weight.
 
-    `found` is the product, `role` its weight's role.
+    `found` is the product, `role` its weight's role. Without `permuted` only where a share is
+    multiplied twice.
     """
     w = weight_values(case.patched, found.key)
     even = np.arange(len(found.x)) % 2 == 0
@@ -128,11 +136,52 @@ def _find_column_share_order(case: Mismatch, found: Product, role: str) -> Itera
         chosen = solved.argmax(1)
         if not np.array_equal(solved, np.eye(count)[chosen]) or list(chosen) == list(range(count)):
             continue
+        if not permuted and len(np.unique(chosen)) == count:
+            return
         made = np.tensordot(solved.reshape(-1), parts, 1)
         if rel_l2(made[~even], found.output_without_bias[~even]) <= 3 * case.view.tolerance:
             order = [int(one) for one in chosen]
             yield _share_order_change("the sum", (role,), order, _patch_input_order(role, order))
             return
+
+
+def _repeated_shares() -> Iterator[tuple[int, ...]]:
+    """Yield usual wrong shares of ranks: all have the first one's, or one has another's.
+
+    Each is a tuple of the ranks whose shares the ranks have, of 2 ranks and then of 4.
+    """
+    yield from ((0, 0), (1, 1), (0, 0, 0, 0))
+    for rank, other in permutations(range(4), 2):
+        yield tuple(other if one == rank else one for one in range(4))
+
+
+def usual_share_mistakes(patched: PatchedModel) -> Iterator[Change]:
+    """Yield the changes that a rank holds another one's share of some weights.
+
+    They are rows of one product, rows of all products of a sublayer that read the same input, or
+    columns of its last product. Rows and columns at once count the other rank's part twice, as
+    `usual_shard_sum_mistakes` has it.
+    """
+    held = {role_of(key) for key in patched.weights}
+    heads = {"attn_q": "n_heads", "attn_k": "n_kv_heads", "attn_v": "n_kv_heads"}
+    last = {"attention": "attn_output", "the MLP": "ffn_down"}
+    for order in _repeated_shares():
+        for name, group in SHARED.items():
+            if last[name] in held:
+                columns = _patch_input_order(last[name], order)
+                yield _share_order_change(name, (last[name],), order, columns)
+            # Ranks that outnumber the key heads have whole heads, of which several ranks have one.
+            rows = tuple(
+                role
+                for role, _ in group
+                if role in held
+                and (role not in heads or int(patched.hp[heads[role]]) % len(order) == 0)
+            )
+            every = len(set(order)) < len(order) - 1 or len(order) == 2
+            for roles in dict.fromkeys([rows, *((role,) for role in rows)] if every else [rows]):
+                if roles:
+                    made = _patch_output_order(roles, order)
+                    yield _share_order_change(name, roles, order, made)
 
 
 def _share_order_change(

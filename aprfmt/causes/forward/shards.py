@@ -125,6 +125,14 @@ def usual_shard_sum_mistakes(patched: PatchedModel) -> Iterator[Change]:
         for name, roles in parts.items():
             if roles:
                 yield _shard_change(name, roles, factors)
+    for count in COUNTS:
+        yield Change(
+            "tensor_parallel",
+            f"every sum of attention and the MLP over {count} devices is divided by their number",
+            tuple(parts["attention and the MLP"]),
+            weight_column_blocks(parts["attention and the MLP"], (1 / count,)),
+            {"factor": 1 / count},
+        )
 
 
 def usual_shard_table_mistakes(patched: PatchedModel) -> Iterator[Change]:

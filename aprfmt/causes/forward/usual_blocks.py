@@ -25,6 +25,7 @@ from aprfmt.causes.forward.norm_changes import (
     skip_norms,
 )
 from aprfmt.causes.forward.product import scale_weights_change, zero_weights_change
+from aprfmt.causes.forward.rank_shares import usual_share_mistakes
 from aprfmt.causes.forward.residual_stream import (
     factor_change,
     keep_one_summand,
@@ -429,8 +430,9 @@ def _embedding_mistakes(patched: PatchedModel) -> Iterator[UsualMistake]:
 
 
 def _shard_mistakes(patched: PatchedModel) -> Iterator[UsualMistake]:
-    """Yield the mistakes of sums over devices, and of tables with only one device's rows."""
+    """Yield the mistakes of sums over devices, of their shares, and of tables with one's rows."""
     yield from with_layers(usual_shard_sum_mistakes(patched))
+    yield from with_layers(usual_share_mistakes(patched))
     yield from with_layers(usual_shard_table_mistakes(patched))
 
 

@@ -21,6 +21,7 @@ from tests.diagnosis.engine_changes import (
 from tests.diagnosis.engines import broken_here
 from tests.diagnosis.making import engine
 from tests.diagnosis.token_edits import configured, rows
+from tests.models import IDS
 
 
 def factor(points: tuple[str, ...], value: float) -> How:
@@ -115,6 +116,11 @@ ENGINE_FAULTS = (
            reading({5: 33})),
     placed("other-ids-logits", "gemma", "two other tokens, from logits alone", "token_ids",
            "input_ids", reading({4: 11, 20: 9}), LOGITS),
+    placed("ids-early", "llama", "the recorded ids lack the first token that was read",
+           "token_ids", "input_ids", reading({0: 77, **dict(enumerate(IDS[:-1], 1))})),
+    placed("ids-late-logits", "qwen3", "the recorded ids begin with one that was not read",
+           "token_ids", "input_ids",
+           reading({**dict(enumerate(IDS[1:])), len(IDS) - 1: 77}), LOGITS),
     placed("types-one", "bert_causal", "every token has type 1", "token_type_ids",
            "token_types.weight", types(lambda x: np.roll(x, -1, 0))),
     placed("types-none", "bert_causal", "no token types, from logits alone", "token_type_ids",

@@ -28,6 +28,17 @@ def lost(w: Any, half: int) -> None:
     w[:, half:] = 0
 
 
+def halved(*roles: str) -> How:
+    """Divide what products give by two, as a mean over two devices does."""
+    return {
+        "weights": lambda held: {
+            key: np.array(held[key].numpy(), np.float32) / 2
+            for key in held
+            if key.split(".")[-2] in roles
+        }
+    }
+
+
 def doubled(role: str) -> How:
     """Give the second device the first one's shard of everything around an MLP's last product."""
 
@@ -53,4 +64,6 @@ ENGINE_FAULTS = (
            columns("ffn_down", lost, "L1.")),
     placed("shards-twice", "llama", "one device has the other's shard, from logits alone",
            "tensor_parallel", "ffn_down", doubled("ffn_down"), LOGITS),
+    placed("sums-divided", "mistral", "each sum over two devices is their mean, logits alone",
+           "tensor_parallel", "ffn_down", halved("attn_output", "ffn_down"), LOGITS),
 )  # fmt: skip

@@ -59,8 +59,12 @@ def test_shares_of_columns_are_found_among_two_and_four_ranks(
 ) -> None:
     monkeypatch.setattr(rank_shares, "weight_values", lambda patched, key: patched)
     case, made = product(order, wrong)
-    changes = list(rank_shares._find_column_share_order(case, made, "attn_output"))
+    changes = list(rank_shares._find_column_share_order(case, made, "attn_output", permuted=True))
     assert [change.values["order"] for change in changes] == ([] if found is None else [found])
+    # Heads in another order look the same, where no ranks are known; a share twice does not.
+    alone = list(rank_shares._find_column_share_order(case, made, "attn_output", permuted=False))
+    twice = found is not None and len(set(found)) < len(found)
+    assert len(alone) == twice
 
 
 @pytest.mark.parametrize("arch", ["llama", "gpt2", "phi2", "bloom"])
