@@ -9,24 +9,24 @@ from contextlib import AbstractContextManager, ExitStack, contextmanager, nullco
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from aprfmt.arch import check_arch
 from aprfmt.base.encoding_names import encoding_name
 from aprfmt.base.protocols import Value
 from aprfmt.errors import UsageError
-from aprfmt.inference.backends.base import Backend
-from aprfmt.inference.capture import PointInstance, point_instances
 from aprfmt.inference.cuda_driver import name_memory_errors
 from aprfmt.inference.device import DeviceChoice, choose_device, parse_run, split_run
 from aprfmt.inference.engines import ENGINES
-from aprfmt.inference.forward import LogitRows
-from aprfmt.inference.session import Session
-from aprfmt.inference.trace import Positions, Trace, ValueStore
-from aprfmt.inference.trace_file import Spool
-from aprfmt.measure.tolerances import weights_class_of
 from aprfmt.model import Model, open_model
 from aprfmt.model.completeness import check_runnable
+
+if TYPE_CHECKING:
+    from aprfmt.inference.backends.base import Backend
+    from aprfmt.inference.capture import PointInstance
+    from aprfmt.inference.forward import LogitRows
+    from aprfmt.inference.session import Session
+    from aprfmt.inference.trace import Positions, Trace, ValueStore
 
 Asked = TypeVar("Asked", bound="RunRequest")
 
@@ -53,8 +53,8 @@ class RunRequest:
     through: str | None = None
     draft: bool = False
     wanted: Collection[str] | None = None
-    positions: Positions = "all"
-    logits_rows: LogitRows = "all"
+    positions: "Positions" = "all"
+    logits_rows: "LogitRows" = "all"
     behind: int = 0
     hashes: bool = False
 
@@ -67,15 +67,17 @@ class RunRequest:
         """Return the same request on another backend, engine, device or dtype."""
         return replace(self, choice=choice)
 
-    def open_backend(self) -> Backend:
+    def open_backend(self) -> "Backend":
         """Return the backend that the request names, opened; UsageError for an engine."""
         return self.choice.open(deterministic=self.deterministic, threads=self.threads)
 
-    def open_session(self, model: Model, backend: Backend | None = None) -> Session:
+    def open_session(self, model: Model, backend: "Backend | None" = None) -> "Session":
         """Return a session of a model, which the caller closes (a context manager).
 
         It is on `backend`, or on a new one. With `draft` it is a DraftSession.
         """
+        from aprfmt.inference.session import Session
+
         backend = self.open_backend() if backend is None else backend
         if self.through is None:
             main = Session.open(model, backend, memory=self.memory)
@@ -133,7 +135,7 @@ class Run:
 
     request: RunRequest
     model: Model
-    own: Session | None
+    own: "Session | None"
 
     @property
     def choice(self) -> DeviceChoice:
@@ -141,7 +143,7 @@ class Run:
         return self.request.choice
 
     @property
-    def session(self) -> Session:
+    def session(self) -> "Session":
         """The session; raises UsageError for an engine, which has none."""
         if self.own is None:
             self.choice.open()  # says what takes an engine
@@ -149,8 +151,10 @@ class Run:
         return self.own
 
     @cached_property
-    def points(self) -> Mapping[str, PointInstance]:
+    def points(self) -> "Mapping[str, PointInstance]":
         """{key: capture point} of the model, in execution order."""
+        from aprfmt.inference.capture import point_instances
+
         if self.own is not None:
             return self.own.points
         return point_instances(self.model.spec.block, self.model.hyper, self.model.roles)
@@ -160,10 +164,10 @@ class Run:
         self,
         request: RunRequest | None = None,
         *,
-        place: ValueStore | None = None,
+        place: "ValueStore | None" = None,
         stop: bool = False,
         facts: Mapping[str, Value] | None = None,
-    ) -> Iterator[Trace]:
+    ) -> "Iterator[Trace]":
         """Yield the trace of a request's tokens (None: this run's request), with its values.
 
         Values are on disk until the `with` is left, or in the store `place`. A NaN or an infinity
@@ -171,6 +175,9 @@ class Run:
         `facts`; for engines `unknown` too: names that are no point of ours or could not be split,
         each with the reason. Raises UsageError for a request without token ids.
         """
+        from aprfmt.inference.trace_file import Spool
+        from aprfmt.measure.tolerances import weights_class_of
+
         asked = self.request if request is None else request
         if asked.ids is None:
             raise UsageError(f"{asked.model}: a run needs token ids; give --ids or --prompt")
@@ -196,7 +203,7 @@ class Run:
 
     def _trace_by_engine(
         self, asked: RunRequest, ids: Sequence[int]
-    ) -> AbstractContextManager[Trace]:
+    ) -> "AbstractContextManager[Trace]":
         """Return a context manager of an engine's trace.
 
         Raises UsageError if the request needs a backend.
@@ -253,7 +260,7 @@ def open_run(
 @contextmanager
 def run_and_trace(
     request: RunRequest, model: Model | None = None, facts: Mapping[str, Value] | None = None
-) -> Iterator[Trace]:
+) -> "Iterator[Trace]":
     """Yield the trace of a request: `open_run` and `Run.trace` in one.
 
     `model` is an open model, None: it is opened here. `facts` are added to the trace's facts of the

@@ -14,7 +14,7 @@ from aprfmt.arch import check_arch
 from aprfmt.base.budget import Budget
 from aprfmt.compare import open_saved_state, reopen_as_tower
 from aprfmt.diagnosis.diagnosis_order import DiagnosisRun
-from aprfmt.diagnosis.paired_pass import ProgressReporter
+from aprfmt.diagnosis.progress import ProgressReporter
 from aprfmt.diagnosis.records import Diagnosis, Evidence, PointRow
 from aprfmt.diagnosis.sides import Side, open_side, open_tolerating_damage
 from aprfmt.diagnosis.stored_names import compare_by_name, damage_texts

@@ -5,8 +5,7 @@ is the embedding, one layer, or the head. A and B are the two models, runs or tr
 compared; a *side* is one of them.
 """
 
-import math
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from typing import Any
 
 from aprfmt.arch.role_vocabulary import split_key
@@ -165,19 +164,3 @@ def _stages_changed_by(name: str, mine: Any, other: Any, head: int) -> set[int]:
     if len(lists) == 2 and len(lists[0]) == len(lists[1]) == head - 1:
         return {i + 1 for i, pair in enumerate(zip(*lists, strict=True)) if pair[0] != pair[1]}
     return set(range(0 if name in _EARLY else 1, head + 1))
-
-
-def multiplications_per_token(model: Model) -> float:
-    """Return about how many multiplications one token takes in all layers."""
-    hp: Mapping[str, Any] = model.hyper
-    share = int(hp["n_experts_used"]) / int(hp["n_experts"]) if hp["n_experts"] else 1.0
-    total = 0.0
-    for key, view in model.roles.items():
-        if split_key(key)[0] is not None:
-            total += math.prod(view.shape) * (share if "_exps" in key else 1.0)
-    return total
-
-
-def count_values(model: Model) -> int:
-    """Return the number of values in all tensors."""
-    return sum(math.prod(view.shape) for view in model.values())

@@ -13,47 +13,19 @@ from typing import TYPE_CHECKING, Any
 
 from aprfmt.base.budget import BudgetSpent
 from aprfmt.causes.restored_keys import architecture_name, refusal_reason
-from aprfmt.diagnosis import trace_pair
-from aprfmt.diagnosis.blended_model import count_values
 from aprfmt.diagnosis.levels import Levels
 from aprfmt.diagnosis.model_comparison import compare_models
 from aprfmt.diagnosis.model_pair import ModelPair
 from aprfmt.diagnosis.next_commands import MOST_IDS, mapping_command, with_next_commands
-from aprfmt.diagnosis.paired_pass import ProgressReporter
-from aprfmt.diagnosis.probes import ChosenProbes
-from aprfmt.diagnosis.recorded_ids import (
-    exchanged_rows,
-    frame_finding,
-    hidden_causes,
-    hidden_padding,
-    id_mismatch_sentence,
-    ids_of_embedding,
-    seen_padding,
-    without_leading_rows,
-)
+from aprfmt.diagnosis.progress import ProgressReporter, count_values
 from aprfmt.diagnosis.records import Diagnosis, Evidence, PointRow
 from aprfmt.diagnosis.renumbered_tokens import NUMBERED
 from aprfmt.diagnosis.sides import Side, open_side_trace, trace_ids
 from aprfmt.diagnosis.stored_names import stored_names_of_places
 from aprfmt.diagnosis.zero_values import zero_points_of_trace
 from aprfmt.errors import AprfmtError, ArchError
-from aprfmt.inference.probe_ids import choose_ids
-from aprfmt.inference.trace import Trace
 from aprfmt.measure.findings import Finding
 from aprfmt.measure.item_repairs import inspect_unreadable_command, item_arguments
-from aprfmt.measure.repeated_tokens import repeated_tokens
-from aprfmt.measure.trace_rows import CHOSEN, rows_of_one_side
-from aprfmt.measure.trace_view import (
-    TraceLike,
-    backend_name,
-    dump_sentences,
-    other_sequences,
-    records_token_ids,
-    sequence_name,
-    unread_arrays,
-)
-from aprfmt.measure.traces import FirstToken, PointDiff
-from aprfmt.measure.unread_arrays import compare_unread_arrays
 from aprfmt.model import Model
 from aprfmt.model.completeness import check_runnable
 from aprfmt.model.ledger import (
@@ -69,6 +41,10 @@ from aprfmt.model.ledger import (
 
 if TYPE_CHECKING:
     from aprfmt.diagnosis.forward import JudgedTrace
+    from aprfmt.diagnosis.probes import ChosenProbes
+    from aprfmt.inference.trace import Trace
+    from aprfmt.measure.trace_view import TraceLike
+    from aprfmt.measure.traces import FirstToken, PointDiff
 
 
 @dataclass
@@ -83,15 +59,15 @@ class DiagnosisRun:
     memory: int | None = None
     reporter: ProgressReporter = field(default_factory=ProgressReporter)
     levels: Levels = field(default_factory=Levels)
-    traces: dict[str, Trace] = field(default_factory=dict)
+    traces: "dict[str, Trace]" = field(default_factory=dict)
     judged: "dict[str, JudgedTrace]" = field(default_factory=dict)
     points: list[PointRow] = field(default_factory=list)
     relation: Finding | None = None  # the one under which B's packed weights are read
     rows_apart: Finding | None = None  # two traces compared on the rows that both have
-    pairs: Sequence[PointDiff] = ()
-    first: FirstToken | None = None  # the earliest token that differs between two runs
+    pairs: "Sequence[PointDiff]" = ()
+    first: "FirstToken | None" = None  # the earliest token that differs between two runs
     pair: ModelPair | None = None  # two different models
-    chosen: ChosenProbes | None = None  # their probes
+    chosen: "ChosenProbes | None" = None  # their probes
     embedded: tuple[str, ...] = ()  # sides whose recorded embedding says the ids
 
     def make_diagnosis(self, reason: str = "") -> Diagnosis:
@@ -101,10 +77,8 @@ class DiagnosisRun:
         lengths = {} if self.pair is None else self.pair.lengths_needed()
         left, ledgers = self._uncompared_items()
         left = (*left, *_unexplained_points(levels.findings))
-        held = [label for label, trace in self.traces.items() if records_token_ids(trace)]
-        held += self.embedded
         findings = with_next_commands(
-            self.a, self.b, self.ids or (), levels.findings, lengths, held
+            self.a, self.b, self.ids or (), levels.findings, lengths, self._sides_with_ids()
         )
         return Diagnosis(
             self.a.text, self.b.text, tuple(findings),
@@ -117,6 +91,15 @@ class DiagnosisRun:
             other_model=levels.other_model and not reason,
             way_on=self._command_after_end(reason or levels.reason, left),
         )  # fmt: skip
+
+    def _sides_with_ids(self) -> list[str]:
+        """Return the labels of the sides whose trace says its token ids."""
+        if not self.traces:
+            return [*self.embedded]
+        from aprfmt.measure.trace_view import records_token_ids
+
+        held = [label for label, trace in self.traces.items() if records_token_ids(trace)]
+        return [*held, *self.embedded]
 
     def _command_after_end(self, reason: str, left: Sequence[NotCompared]) -> str:
         """Return the next command to advise where two sides cannot be compared completely.
@@ -169,6 +152,9 @@ class DiagnosisRun:
             one.cause == "capture_rows" and one.verdict == "same" for one in self.levels.findings
         )
         if a is None and b is None and len(self.traces) > 1 and not said:
+            from aprfmt.diagnosis import trace_pair
+            from aprfmt.measure.trace_rows import CHOSEN, rows_of_one_side
+
             first, second = self.traces["A"], self.traces["B"]
             shared = [key for key in trace_pair.shared_keys(first, second) if key in CHOSEN]
             arrays = (*rows_of_one_side(second, first, shared), *arrays)
@@ -197,6 +183,11 @@ class DiagnosisRun:
     def unread_arrays(self) -> tuple[NotCompared, ...]:
         """Return the arrays of the traces that are no point; of two traces, whether they differ."""
         traces = list(self.traces.values())
+        if not traces:
+            return ()
+        from aprfmt.measure.trace_view import unread_arrays
+        from aprfmt.measure.unread_arrays import compare_unread_arrays
+
         return compare_unread_arrays(*traces) if len(traces) == 2 else unread_arrays(*traces)
 
     def facts(self) -> dict[str, Any]:
@@ -383,7 +374,7 @@ class DiagnosisRun:
         other = self.b if side is self.a else self.a
         return side.model or self.reference or other.model
 
-    def store_trace(self, side: Side, trace: Trace) -> Trace:
+    def store_trace(self, side: Side, trace: "Trace") -> "Trace":
         """Store a side's trace and return it; set `levels.reason` if all its values are zero."""
         self.traces[side.label] = trace
         zeros = zero_points_of_trace(trace)
@@ -395,6 +386,9 @@ class DiagnosisRun:
 
     def _load_trace(self, side: Side) -> None:
         """Open a side's saved trace and add evidence about it."""
+        from aprfmt.measure.repeated_tokens import repeated_tokens
+        from aprfmt.measure.trace_view import backend_name, dump_sentences
+
         trace = self.store_trace(
             side, open_side_trace(side, self.ids, self.stack, self.model_of(side))
         )
@@ -424,6 +418,10 @@ class DiagnosisRun:
 
         They are those recorded in traces, else the given ones, else chosen ones.
         """
+        from aprfmt.diagnosis.recorded_ids import hidden_causes, id_mismatch_sentence
+        from aprfmt.inference.probe_ids import choose_ids
+        from aprfmt.measure.trace_view import records_token_ids
+
         reason = self._take_ids_of_embeddings()
         if reason:
             return reason
@@ -470,6 +468,8 @@ class DiagnosisRun:
 
         Returns a sentence if two traces' embeddings belong to different ids, else "".
         """
+        from aprfmt.diagnosis.recorded_ids import id_mismatch_sentence, ids_of_embedding
+
         sides = [side for side in (self.a, self.b) if side.label in self.traces]
         if self.ids is not None or any(trace_ids(self.traces[side.label]) for side in sides):
             return ""
@@ -493,6 +493,8 @@ class DiagnosisRun:
 
     def _choose_sequence(self) -> None:
         """Set `ids` to those of the first differing sequence, if both sides are dumps of many."""
+        from aprfmt.measure.trace_view import sequence_name
+
         if self.ids is not None or not self.a.kind == self.b.kind == "trace":
             return
         from aprfmt.diagnosis.batch_sequences import first_differing_sequence
@@ -511,6 +513,8 @@ class DiagnosisRun:
         Adds the finding that one side has another sequence's rows. Where that dump has the right
         rows too, these are compared from then on.
         """
+        from aprfmt.measure.trace_view import other_sequences
+
         assert self.ids is not None
         if not self.traces:
             return False
@@ -561,6 +565,14 @@ class DiagnosisRun:
         Padding that no later row sees is removed from ids and traces. Rows of a trace that are in
         another order than its tokens are put in order.
         """
+        from aprfmt.diagnosis.recorded_ids import (
+            exchanged_rows,
+            frame_finding,
+            hidden_padding,
+            without_leading_rows,
+        )
+        from aprfmt.measure.trace_view import records_token_ids
+
         for side in (self.a, self.b):
             trace = self.traces.get(side.label)
             if trace is None or self.ids is None:
@@ -592,6 +604,8 @@ class DiagnosisRun:
 
     def _find_seen_padding(self) -> bool:
         """Return whether a trace's rows attend to the padding before them; add the finding then."""
+        from aprfmt.diagnosis.recorded_ids import seen_padding
+
         for side in (self.a, self.b):
             trace, model = self.traces.get(side.label), self.model_of(side)
             if trace is None or self.ids is None:
@@ -662,7 +676,7 @@ class DiagnosisRun:
         return "float64" if wide else "float32"
 
 
-def _has_no_point(trace: TraceLike) -> bool:
+def _has_no_point(trace: "TraceLike") -> bool:
     """Return whether none of a trace's arrays is a capture point by its name."""
     return not trace.records and not trace.run.get("lost")
 

@@ -11,7 +11,6 @@ from aprfmt.base.sequences import NAMED
 from aprfmt.compare.short_answer import PLACES, Line, short_answer
 from aprfmt.diagnosis.records import Diagnosis
 from aprfmt.measure.findings import Finding
-from aprfmt.measure.traces import FirstToken
 from aprfmt.model.verdict import items_clause
 
 MOST = 24  # lines under a title; JSON has all
@@ -55,6 +54,8 @@ def _first_token_text(result: Diagnosis) -> str:
     row = result.facts.get("first_token")
     if row is None or result.kind in ("same", "precision"):
         return ""
+    from aprfmt.measure.traces import FirstToken
+
     return FirstToken(**row).text
 
 

@@ -1,4 +1,4 @@
-"""Config flags that the tensors contradict: the model is run by the flag and by the tensors."""
+"""What a flag does that the tensors contradict: the model is run by the flag and by the tensors."""
 
 from collections.abc import Mapping
 from dataclasses import replace
@@ -6,11 +6,7 @@ from dataclasses import replace
 import numpy as np
 
 from aprfmt.base.protocols import Value
-from aprfmt.causes.contradicted_flags import contradiction_findings, judged_contradictions
-from aprfmt.causes.packing_files import packing_file_findings
 from aprfmt.diagnosis.finding_effects import make_run_pair
-from aprfmt.diagnosis.levels import Levels
-from aprfmt.diagnosis.records import Evidence
 from aprfmt.inference.backends import BACKENDS
 from aprfmt.inference.probe_ids import choose_ids
 from aprfmt.inference.replay.patched_model import PatchedModel
@@ -25,30 +21,7 @@ from aprfmt.tensors.norms import exact_norm
 _OF = "logits as a reader of the flag has them; after: with the flag the tensors ask for"
 
 
-def add_flag_findings(a: Model, b: Model, found: Levels, *, measured: bool = True) -> None:
-    """Add to `found` the config flags that a model's tensors contradict and the other model lacks.
-
-    Such a flag (as of tied heads or biases) is tried as stated and as the tensors imply. Where both
-    compute the same it is evidence only. With `measured` the logits of both are computed, which
-    makes it a confirmed finding or evidence; without, the finding is `located`. So is the finding
-    that two files state different packings.
-    """
-    for label, model, other in (("A", a, b), ("B", b, a)):
-        found.stated += packing_file_findings(model, other, label)
-        changing, idle = judged_contradictions(model, other)
-        for row in idle:
-            says = row.says.format(side=label) + "; both readings compute the same"
-            found.evidence.append(Evidence("config", says, (row.key, *row.keys[:4])))
-        for one in contradiction_findings(changing, model, label):
-            made = _measure_finding(one, model, other) if measured else one
-            if made is None:
-                says = f"{one.says}; the logits do not show it"
-                found.evidence.append(Evidence("config", says, one.where[:1]))
-            else:
-                found.stated.append(made)
-
-
-def _measure_finding(one: Finding, model: Model, other: Model) -> Finding | None:
+def measure_flag(one: Finding, model: Model, other: Model) -> Finding | None:
     """Return the finding on a flag with its measured effect on the logits.
 
     None if following the flag or the tensors gives the same logits. It is confirmed where the

@@ -12,6 +12,16 @@ from aprfmt.measure.findings import Finding
 from aprfmt.model import Model
 from aprfmt.model.ledger import NotCompared
 
+POSITIONS = "position_embd.weight"
+
+
+@dataclass
+class DifferingRows:
+    """The numbers of rows or experts that differ in tensors of two models, by role key."""
+
+    rows: dict[str, list[int]] = field(default_factory=dict)
+    experts: dict[str, list[int]] = field(default_factory=dict)
+
 
 @dataclass
 class Levels:

@@ -25,18 +25,14 @@ from aprfmt.causes.restored_keys import find_restored_key, misleading_findings
 from aprfmt.compare import diff_models
 from aprfmt.compare.diffs import DiffReport
 from aprfmt.compare.other_models import explains_vocabulary_size
-from aprfmt.diagnosis.finding_effects import Touched, make_run_pair
-from aprfmt.diagnosis.flag_effects import add_flag_findings, compute_logits
+from aprfmt.diagnosis.flag_findings import add_flag_findings
 from aprfmt.diagnosis.levels import Levels
-from aprfmt.diagnosis.records import ALL_ZERO, KINDS, Evidence
+from aprfmt.diagnosis.records import ALL_ZERO, KINDS, Evidence, Touched
 from aprfmt.diagnosis.renumbered_tokens import settle_numbering
 from aprfmt.diagnosis.tensors import compare_tensors
 from aprfmt.diagnosis.tokenizer_findings import add_tokenizer_findings
 from aprfmt.diagnosis.zero_values import zero_tensors_of_model
 from aprfmt.errors import AprfmtError
-from aprfmt.inference.probe_ids import choose_ids
-from aprfmt.inference.replay.patched_model import PatchedModel
-from aprfmt.measure.distances import rel_l2
 from aprfmt.measure.findings import Finding
 from aprfmt.measure.named_causes import set_command
 from aprfmt.measure.proofs import unfitted_proof
@@ -386,6 +382,12 @@ def _logit_distance(good: Model, made: Model) -> tuple[float, float]:
     Both passes use `good`'s weights; the distance is infinite if they do not fit the sizes of
     `made`.
     """
+    from aprfmt.diagnosis.finding_effects import make_run_pair
+    from aprfmt.diagnosis.flag_effects import compute_logits
+    from aprfmt.inference.probe_ids import choose_ids
+    from aprfmt.inference.replay.patched_model import PatchedModel
+    from aprfmt.measure.distances import rel_l2
+
     ids = choose_ids([good.hyper, made.hyper], long=False)
     bound = make_run_pair(good, made).threshold_of("logits", ("float32", "float32")).rel_l2
     mine = PatchedModel.unpatched(good, ids, "float32")
@@ -426,6 +428,8 @@ def read_with_claim_of(
     if not names or _packed_names(bad):
         return None
     # Read `bad` by the other side's claim: its weights must come near.
+    from aprfmt.measure.distances import rel_l2
+
     folder = replace(bad.folder, config={**config, SECTIONS[0]: section})
     try:
         made = Model(bad.source, folder, allow_missing=bad.allow_missing)

@@ -9,37 +9,24 @@ import math
 from collections.abc import Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING
 
 from aprfmt.arch.role_vocabulary import split_key
 from aprfmt.causes import CAUSES, find_cause
-from aprfmt.diagnosis.blended_model import count_stages, multiplications_per_token
-from aprfmt.diagnosis.derived_quantities import Quantity, compare_quantity
-from aprfmt.diagnosis.finding_effects import (
-    BUDGET,
-    MixedResult,
-    PartMeasurement,
-    Share,
-    make_run_pair,
-)
-from aprfmt.diagnosis.levels import Levels
-from aprfmt.diagnosis.paired_pass import PairedPass, Probe, ProgressReporter
-from aprfmt.diagnosis.probes import (
-    POSITIONS,
-    ChosenProbes,
-    DifferingRows,
-    choose_probes,
-    differing_rows,
-    make_probe,
-    probe_other_ids,
-    unrouted_experts,
-)
+from aprfmt.diagnosis.levels import POSITIONS, DifferingRows, Levels
+from aprfmt.diagnosis.progress import ProgressReporter, multiplications_per_token
 from aprfmt.diagnosis.records import Evidence
-from aprfmt.inference.probe_ids import LONGEST, MARGIN, critical_lengths
 from aprfmt.measure.findings import Exercised, Finding
 from aprfmt.measure.proofs import unfitted_proof
 from aprfmt.measure.records import EQUAL
-from aprfmt.measure.traces import PointDiff
 from aprfmt.model import Model
+
+if TYPE_CHECKING:
+    from aprfmt.diagnosis.derived_quantities import Quantity
+    from aprfmt.diagnosis.finding_effects import MixedResult, PartMeasurement, Share
+    from aprfmt.diagnosis.paired_pass import Probe
+    from aprfmt.diagnosis.probes import ChosenProbes
+    from aprfmt.measure.traces import PointDiff
 
 EQUIVALENT = "equal_quantities"
 ROUTERS = ("ffn_gate_inp.weight", "ffn_gate_inp.bias", "exp_probs_b.bias")  # choose experts
@@ -60,8 +47,8 @@ class ModelPair:
     b: Model
     levels: Levels
     differing: DifferingRows = field(default_factory=DifferingRows)
-    quantities: dict[int, list[Quantity]] = field(default_factory=dict)
-    points: Mapping[str, PointDiff] = field(default_factory=dict)
+    quantities: "dict[int, list[Quantity]]" = field(default_factory=dict)
+    points: "Mapping[str, PointDiff]" = field(default_factory=dict)
 
     # --- without a pass -------------------------------------------------------------------------
 
@@ -75,6 +62,8 @@ class ModelPair:
         for i, (finding, part) in enumerate(zip(levels.findings, levels.parts, strict=True)):
             if finding.level != "config" or not part.hyper or part.keys:
                 continue
+            from aprfmt.diagnosis.derived_quantities import compare_quantity
+
             changed = {name: self.b.hyper[name] for name in part.hyper if name in self.b.hyper}
             mixed = self.a.hyper.with_values(**changed)
             rotates = "rope" in (self.a.spec.block.position, self.b.spec.block.position)
@@ -150,11 +139,14 @@ class ModelPair:
 
     # --- tokens ---------------------------------------------------------------------------------
 
-    def choose_probes_for_pair(self, runs: bool) -> ChosenProbes:
+    def choose_probes_for_pair(self, runs: bool) -> "ChosenProbes":
         """Return probes whose token ids and length reach what differs between the models.
 
         `runs`: one side is an engine's run, so that probes are as long as every attention window.
         """
+        from aprfmt.diagnosis.probes import choose_probes, differing_rows
+        from aprfmt.inference.probe_ids import LONGEST, MARGIN, critical_lengths
+
         models = [self.a, self.b]
         self.differing = differing_rows(self.a, self.b, self.levels.report)
         hypers = [model.hyper for model in models]
@@ -171,8 +163,10 @@ class ModelPair:
             models, self.differing, long=runs or cheap, least=least, added=self.levels.added
         )
 
-    def probe_given_ids(self, ids: Sequence[int]) -> ChosenProbes:
+    def probe_given_ids(self, ids: Sequence[int]) -> "ChosenProbes":
         """Return one probe of the user's ids, with the differing embedding rows among them."""
+        from aprfmt.diagnosis.probes import ChosenProbes, differing_rows, make_probe
+
         self.differing = differing_rows(self.a, self.b, self.levels.report)
         rows = set(self.differing.rows.get("token_embd.weight", ())) & set(ids)
         one = make_probe(ids, [self.a.hyper, self.b.hyper], "given")
@@ -181,13 +175,16 @@ class ModelPair:
     # --- with passes ----------------------------------------------------------------------------
 
     def measure_findings(
-        self, chosen: ChosenProbes, dtype: str, memory: int | None, reporter: ProgressReporter
+        self, chosen: "ChosenProbes", dtype: str, memory: int | None, reporter: ProgressReporter
     ) -> float:
         """Confirm or reject each finding by its effect on passes; return what no finding explains.
 
         That is the relative L2 of the logits with all findings' parts replaced, 0.0 if within the
         tolerance.
         """
+        from aprfmt.diagnosis.finding_effects import PartMeasurement, make_run_pair
+        from aprfmt.diagnosis.paired_pass import PairedPass
+
         # Weights that are equal on both sides need no second copy.
         report = self.levels.report
         rows = () if report is None else report.tensors
@@ -216,13 +213,16 @@ class ModelPair:
         return found.rest if found.rest > bound or math.isnan(found.rest) else 0.0
 
     def _reach_experts(
-        self, measuring: PartMeasurement, found: MixedResult, neutral: Sequence[int]
-    ) -> MixedResult:
+        self, measuring: "PartMeasurement", found: "MixedResult", neutral: Sequence[int]
+    ) -> "MixedResult":
         """Return `found`, the measured effects, or new ones with probes that use more experts.
 
         The new probes are chosen to reach experts that differ between the models. `neutral` are
         the findings whose parts A's replace in every pass.
         """
+        from aprfmt.diagnosis.finding_effects import BUDGET, PartMeasurement
+        from aprfmt.diagnosis.probes import make_probe, probe_other_ids, unrouted_experts
+
         passes, hp = measuring.passes, self.a.hyper
         left = unrouted_experts(self.differing, passes.routed)
         if not left:
@@ -245,7 +245,7 @@ class ModelPair:
         measuring.probes, measuring.known = again.probes, {}
         return measuring.measure_shares(neutral)
 
-    def _finalize_findings(self, shares: Sequence[Share], bound: float) -> None:
+    def _finalize_findings(self, shares: "Sequence[Share]", bound: float) -> None:
         """Replace each finding by one with its measured effect; add evidence for each.
 
         `bound` is the tolerance of the logits (relative L2).
@@ -266,13 +266,15 @@ class ModelPair:
                 )
             )
 
-    def _add_other_choices(self, measuring: PartMeasurement) -> None:
+    def _add_other_choices(self, measuring: "PartMeasurement") -> None:
         """Add to findings on rounded routers for how many tokens they choose other experts.
 
         The tokens are those of the first probe. The size of a router's difference does not show it,
         since rounding may make experts equal that are not. Such a finding becomes more than
         precision where A's scores are further apart than a sound run moves them.
         """
+        from aprfmt.diagnosis.blended_model import count_stages
+
         levels = self.levels
         for i, part in enumerate(levels.parts):
             finding, probe = levels.findings[i], measuring.probes[0]
@@ -306,7 +308,7 @@ class ModelPair:
                 levels.findings[i] = replace(finding, verdict="bug") if sure else finding
 
     def _remove_confirmed_causes(
-        self, measuring: PartMeasurement, neutral: Sequence[int], bound: float
+        self, measuring: "PartMeasurement", neutral: Sequence[int], bound: float
     ) -> None:
         """Measure B with the parts of the confirmed causes replaced by A's, one after the other.
 
@@ -339,8 +341,10 @@ class ModelPair:
                 )
             )
 
-    def _add_coverage(self, measuring: PartMeasurement, chosen: ChosenProbes) -> None:
+    def _add_coverage(self, measuring: "PartMeasurement", chosen: "ChosenProbes") -> None:
         """Add sentences on what the probes covered, and which differences they did not reach."""
+        from aprfmt.diagnosis.probes import unrouted_experts
+
         coverage, passes = self.levels.coverage, measuring.passes
         # Sequence lengths and added tokens of the probes.
         for one in measuring.probes:
@@ -392,7 +396,7 @@ class ModelPair:
                     )
 
 
-def _effect_sentence(finding: Finding, share: Share, bound: float) -> str:
+def _effect_sentence(finding: Finding, share: "Share", bound: float) -> str:
     """Return a sentence about a finding's effect on the logits; `bound` is their tolerance."""
     if not share.alone:
         return f"{finding.cause} was not taken away alone: passes of this size take too long"
@@ -418,7 +422,7 @@ def _distance_text(distance: float, kl: float | None) -> str:
     return f"{distance:.3g}" + ("" if kl is None else f" (KL {kl:.3g})")
 
 
-def finalize_finding(finding: Finding, share: Share, bound: float) -> Finding:
+def finalize_finding(finding: Finding, share: "Share", bound: float) -> Finding:
     """Return a finding with its measured effect; `bound` is the tolerance of the logits.
 
     It is confirmed if A's part in place of B's removes a finite difference beyond the bound, or if
@@ -460,7 +464,7 @@ def finalize_finding(finding: Finding, share: Share, bound: float) -> Finding:
     return replace(found, residual_before=before, residual_after=after, of="logits")
 
 
-def exercised_level(share: Share, shows: bool) -> Exercised:
+def exercised_level(share: "Share", shows: bool) -> Exercised:
     """Return how far passes showed a difference: "shows", "below_rounding" or "not_exercised".
 
     `shows` is whether it is beyond the bound; "not_exercised" means that the logits have equal

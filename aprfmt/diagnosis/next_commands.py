@@ -22,7 +22,6 @@ from aprfmt.causes.remedies import (
 from aprfmt.causes.restored_keys import refusal_reason
 from aprfmt.diagnosis.sides import Side
 from aprfmt.diagnosis.tokenizer_findings import has_more_tokens, tokenizer_set_arguments
-from aprfmt.inference.points import POINTS
 from aprfmt.measure.findings import Finding
 from aprfmt.measure.named_causes import (
     MENDS,
@@ -381,6 +380,8 @@ def recording_sentence(
 
     `ids` and `model` go into the commands.
     """
+    from aprfmt.inference.points import POINTS
+
     lacking = missing_points(view, views)
     if not lacking:
         return ""

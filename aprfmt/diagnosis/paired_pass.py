@@ -10,15 +10,15 @@ than one layer of each side is in memory.
 """
 
 import math
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from aprfmt.base.budget import Budget, BudgetSpent
-from aprfmt.diagnosis.blended_model import Blend, count_stages, multiplications_per_token
+from aprfmt.diagnosis.blended_model import Blend, count_stages
+from aprfmt.diagnosis.progress import ProgressReporter, multiplications_per_token
 from aprfmt.diagnosis.records import Touched
 from aprfmt.inference.backends import BACKENDS
 from aprfmt.inference.forward import Span, StageOutput, arrays_between_stages
@@ -32,8 +32,6 @@ from aprfmt.model import Model
 
 Array = NDArray[Any]
 MOST_HELD = 5 << 28  # bytes of decoded weights that are kept; others are decoded at each use
-PER_SECOND = 3e10  # multiplications and additions of a pass on two cores, decoding included
-VALUES_PER_SECOND = 2e7  # two sides of another encoding decoded and compared, on one core
 LOOKS = 4  # stages that differ inside the bound whose points are compared
 ROWS_AT_ONCE = 8  # rows of logits whose probabilities are compared together
 
@@ -74,40 +72,6 @@ MISFIT = object()  # in place of a pass whose weights do not fit together
 SAME = PassResult(0.0, 0.0, exact=True)
 
 
-@dataclass(frozen=True)
-class ProgressReporter:
-    """Reports the progress of passes to a user, and announces passes that take minutes."""
-
-    progress: Callable[[int, int], None] | None = None
-    notice: Callable[[str], None] | None = None
-    budget: Budget = field(default_factory=Budget)
-
-    def announce_passes(self, flops: float) -> None:
-        """Notify the user how long passes of `flops` operations take, if over half a minute."""
-        seconds = flops / PER_SECOND
-        if self.notice is not None and seconds > 30:
-            self.notice(
-                f"passes of {flops:.2g} operations follow, about {max(1, round(seconds / 60))} "
-                "minutes on two cores"
-            )
-
-    def announce_comparison(self, values: int) -> None:
-        """Notify the user how long comparing so many stored values takes, if over half a minute."""
-        seconds = values / VALUES_PER_SECOND
-        if self.notice is not None and seconds > 30:
-            self.notice(
-                f"{values:.2g} stored values are compared, which takes about "
-                f"{max(1, round(seconds / 60))} minutes"
-            )
-
-    def report_progress(self, done: int, total: int) -> None:
-        """Report that `done` stages of `total` are finished; BudgetSpent if no time is left."""
-        if not self.budget.has_time():
-            raise BudgetSpent(self.budget.reason)
-        if self.progress is not None:
-            self.progress(done, total)
-
-
 class _PointValues(PointRecorder):
     """Records the values of all points, or of the chosen experts only."""
 
@@ -136,10 +100,13 @@ class PairedPass:
         pair: RunPair,
         dtype: str,
         memory: int | None = None,
-        reporter: ProgressReporter = ProgressReporter(),
+        reporter: ProgressReporter | None = None,
     ) -> None:
-        """Prepare the passes; `memory` is the bytes for decoded weights, None for a default."""
-        self.reporter = reporter
+        """Prepare the passes; `memory` is the bytes for decoded weights, None for a default.
+
+        `reporter` tells a user how far they are; None tells nobody.
+        """
+        self.reporter = reporter or ProgressReporter()
         self.a, self.b, self.equal, self.pair, self.dtype = a, b, equal, pair, dtype
         self.holder = Holder(min(free_budget(), MOST_HELD) if memory is None else memory)
         self.backend = BACKENDS["numpy"]("cpu", dtype)

@@ -5,12 +5,13 @@ A and B are the two models, runs or traces that are compared; a *side* is one of
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
 from aprfmt.compare.diffs import DiffReport
+from aprfmt.diagnosis.levels import POSITIONS, DifferingRows
 from aprfmt.diagnosis.paired_pass import Probe
 from aprfmt.errors import AprfmtError
 from aprfmt.inference.probe_ids import LONGEST, TILE, choose_ids, critical_lengths
@@ -26,16 +27,7 @@ LENGTHS = (1, 2, TILE - 1, TILE, TILE + 1)
 MOST_LOGITS = 16 << 20  # bytes of logits of a pass; above, only the rows of LENGTHS and some more
 FAR, TINY = 8.0, 1e-12  # times the median distance of a table's rows
 SLICE = 1 << 24  # bytes compared together
-POSITIONS = "position_embd.weight"
 TABLES = ("token_embd.weight", POSITIONS)
-
-
-@dataclass
-class DifferingRows:
-    """The numbers of rows or experts that differ in tensors of two models, by role key."""
-
-    rows: dict[str, list[int]] = field(default_factory=dict)
-    experts: dict[str, list[int]] = field(default_factory=dict)
 
 
 def differing_rows(a: Model, b: Model, report: DiffReport | None) -> DifferingRows:

@@ -7,10 +7,9 @@ stage of a comparison: identity, configuration, tensors, forward pass and so on.
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from aprfmt.base.data_frames import Row, Tabular
-from aprfmt.base.notebook import Card, Table, Tone
 from aprfmt.causes import CAUSES
 from aprfmt.causes.remedies import has_weights
 from aprfmt.measure.findings import Confidence, Finding
@@ -21,6 +20,9 @@ from aprfmt.measure.verdicts import Level, Verdict, worst_verdict
 from aprfmt.model.ledger import Ledger, NotCompared
 from aprfmt.model.verdict import Compared, Pronounced, VerdictWords, items_clause, pronounce
 from aprfmt.tokenizer.keys import STATED_ELSEWHERE
+
+if TYPE_CHECKING:
+    from aprfmt.base.notebook import Tone
 
 # The class of an answer, finer than its verdict: the first words of the report.
 DivergenceKind = Literal["same", "precision", "derived", "not_exercised", "bug", "not_comparable"]
@@ -453,6 +455,8 @@ class Diagnosis(Tabular):
 
     def _repr_html_(self) -> str:
         """Return HTML for a notebook: the sentence, the causes, the next commands."""
+        from aprfmt.base.notebook import Card, Table
+
         tones: Mapping[str, Tone] = {"same": "good", "precision": "good", "bug": "bad"}
         rows = [
             (one.cause or "unknown", one.confidence, ", ".join(one.where[:4]), one.first)

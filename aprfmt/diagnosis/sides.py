@@ -7,15 +7,17 @@ from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 from aprfmt.errors import CodecError, FormatError
 from aprfmt.inference.device import DeviceChoice
 from aprfmt.inference.engines.opening import open_trace, trace_kind
 from aprfmt.inference.running import RunRequest, make_request, run_and_trace
-from aprfmt.inference.trace import Trace
 from aprfmt.model import Model, open_damaged, open_model
 from aprfmt.model.completeness import ANY
+
+if TYPE_CHECKING:
+    from aprfmt.inference.trace import Trace
 
 SideKind = Literal["model", "run", "trace"]
 
@@ -70,7 +72,7 @@ def open_side_trace(
     reference: Model | None,
     wanted: Sequence[str] | None = None,
     memory: int | None = None,
-) -> Trace:
+) -> "Trace":
     """Return a side's trace: read from its file, or made by running its model on `ids`.
 
     `stack` closes it. `reference` is the model that the trace ran on, `wanted` the points to record
@@ -85,7 +87,7 @@ def open_side_trace(
     return stack.enter_context(run_and_trace(asked, side.model))
 
 
-def trace_ids(trace: Trace) -> tuple[int, ...] | None:
+def trace_ids(trace: "Trace") -> tuple[int, ...] | None:
     """Return the token ids of a trace; None if it does not record them."""
     found = trace.run.get("ids")
     return None if found is None else tuple(int(i) for i in found)

@@ -4,22 +4,26 @@ A and B are the two models, runs or traces that are compared; a *side* is one of
 """
 
 from collections.abc import Iterable, Iterator
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from aprfmt.base.budget import Budget
-from aprfmt.diagnosis.trace_pair import NO_POINT, execution_order
 from aprfmt.errors import AprfmtError
 from aprfmt.measure.row_reader import RowReader
-from aprfmt.measure.tolerances import DISCRETE, SMALLEST_BUG
-from aprfmt.measure.trace_view import TraceLike
 from aprfmt.model import Model
+
+if TYPE_CHECKING:
+    from aprfmt.measure.trace_view import TraceLike
 
 WINDOW = 1 << 20  # elements read at a time
 
 
-def zero_points_of_trace(trace: TraceLike) -> int:
+def zero_points_of_trace(trace: "TraceLike") -> int:
     """Return the number of a trace's points if every value in the trace is zero, else 0."""
+    from aprfmt.diagnosis.trace_pair import NO_POINT, execution_order
+    from aprfmt.measure.tolerances import DISCRETE
+
     count = 0
     for key, record in trace.records.items():
         if record.point in DISCRETE or execution_order(key) == NO_POINT:
@@ -69,6 +73,8 @@ def hidden_by_rounding(label: str, bounds: Iterable[tuple[float, str]]) -> Itera
 
     `bounds` are (tolerance, dtype) of the points, `label` is the side.
     """
+    from aprfmt.measure.tolerances import SMALLEST_BUG
+
     found: dict[str, list[float]] = {}
     for bound, dtype in bounds:
         if bound > SMALLEST_BUG:

@@ -7,18 +7,20 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from aprfmt.base.dump_names import MAPPING_FILE, SHAPES_FILE
 from aprfmt.base.registry import LazyFunction
 from aprfmt.errors import FormatError
 from aprfmt.formats.mapped_file import first_bytes
 from aprfmt.formats.pytorch.layout import is_zip, recognise
-from aprfmt.inference.trace import Trace
-from aprfmt.inference.trace_file import is_trace_file, load_trace
 from aprfmt.model import Model
 from aprfmt.model.hf_folder import INDEX, WEIGHTS, captured_files
 
-Opener = Callable[[Path, "Sequence[int] | None", "Model | None"], AbstractContextManager[Trace]]
+if TYPE_CHECKING:
+    from aprfmt.inference.trace import Trace
+
+Opener = Callable[[Path, "Sequence[int] | None", "Model | None"], "AbstractContextManager[Trace]"]
 # Suffixes of what is no text: nobody has to look for lines in it.
 _BINARY = (".gguf", ".safetensors", ".apr", ".npz")
 
@@ -40,14 +42,14 @@ def _holds_npz(folder: Path) -> bool:
 
 def _load_only_npz(
     folder: Path, ids: Sequence[int] | None, model: Model | None
-) -> AbstractContextManager[Trace]:
+) -> "AbstractContextManager[Trace]":
     """Return the trace of the one .npz file that a folder holds."""
     return _load_npz(captured_files(folder)[0], ids, model)
 
 
 def _load_npz(
     path: Path, ids: Sequence[int] | None, model: Model | None
-) -> AbstractContextManager[Trace]:
+) -> "AbstractContextManager[Trace]":
     """Return the trace of an .npz file's arrays, named as those of any engine.
 
     Without a model they are taken for outputs of transformers' modules.
@@ -59,6 +61,15 @@ def _load_npz(
     from aprfmt.inference.engines.npz import load_npz
 
     return load_npz(path, ids)
+
+
+def _load_own(
+    path: Path, ids: Sequence[int] | None, model: Model | None
+) -> "AbstractContextManager[Trace]":
+    """Return the trace that aprfmt saved at a path, which has its token ids."""
+    from aprfmt.inference.trace_file import load_trace
+
+    return load_trace(path)
 
 
 def _is_pickled(path: Path) -> bool:
@@ -81,7 +92,7 @@ def _is_eval_text(path: Path) -> bool:
 
 def _load_aprt(
     path: Path, ids: Sequence[int] | None, model: Model | None
-) -> AbstractContextManager[Trace]:
+) -> "AbstractContextManager[Trace]":
     """Return the trace of an APRT folder; `ids` and `model` are not needed."""
     from aprfmt.inference.aprt import load_aprt
 
@@ -142,7 +153,7 @@ TRACES: Mapping[str, TraceKind] = {
     "folder of an npz": TraceKind(_holds_npz, _load_only_npz, (), folder=True),
     "npz": TraceKind(_is_npz, _load_npz),
     "pt": TraceKind(_is_pickled, LazyFunction(_ENGINES + "mapping:load_arrays")),
-    "aprfmt": TraceKind(is_trace_file, lambda path, ids, model: load_trace(path)),
+    "aprfmt": TraceKind(LazyFunction("aprfmt.inference.trace_file:is_trace_file"), _load_own),
     "safetensors": TraceKind(
         LazyFunction(_ENGINES + "captures:is_stored_captures"),
         LazyFunction(_ENGINES + "mapping:load_arrays"),
@@ -173,7 +184,7 @@ def is_trace(path: Path) -> bool:
 
 def open_trace(
     path: Path, ids: Sequence[int] | None = None, model: Model | None = None
-) -> AbstractContextManager[Trace]:
+) -> "AbstractContextManager[Trace]":
     """Open a saved trace of any kind; its values and statistics can be read inside the `with`.
 
     `ids` are its tokens where the file does not say, `model` what it was made from: its sizes name

@@ -14,6 +14,7 @@ from aprfmt.base.protocols import TensorInfo
 from aprfmt.causes.forward import capture_point, dumped_ranks, mixed_checkpoints
 from aprfmt.causes.tensor import unwritten_tail
 from aprfmt.diagnosis import (
+    blended_model,
     conclusion,
     diagnosis_order,
     forward,
@@ -583,7 +584,7 @@ def test_rounded_routers_that_choose_other_experts_are_counted_by_layer(
     layers: int, sure: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The layers with most tokens; a bug where a gap is wider than rounding moves a sound run."""
-    monkeypatch.setattr(model_pair, "count_stages", lambda a, b: 4)
+    monkeypatch.setattr(blended_model, "count_stages", lambda a, b: 4)
     router = "L0.ffn_gate_inp.weight"
     finding = Finding("encoding", "rounded", "tensor", "precision", (router,), False)
     other = Finding("other", "other", "tensor", "precision", ("L1.attn_q.weight",), False)

@@ -32,11 +32,13 @@ from aprfmt.diagnosis import (
     configuration_keys,
     derived_quantities,
     diagnosis_order,
+    finding_effects,
     model_comparison,
     model_pair,
     next_commands,
     packing,
     packing_repairs,
+    probes,
     records,
     renamed_parts,
     run_arithmetic,
@@ -50,10 +52,9 @@ from aprfmt.diagnosis import forward as forward_words
 from aprfmt.diagnosis import search as searching
 from aprfmt.diagnosis.answers import Divergence, Solution, layer_scopes
 from aprfmt.diagnosis.diagnosis_text import titled_lines
-from aprfmt.diagnosis.levels import Levels
+from aprfmt.diagnosis.levels import POSITIONS, DifferingRows, Levels
 from aprfmt.diagnosis.next_commands import missing_points
 from aprfmt.diagnosis.paired_pass import PairedPass, compare_passes
-from aprfmt.diagnosis.probes import POSITIONS, DifferingRows
 from aprfmt.diagnosis.records import Touched
 from aprfmt.diagnosis.search import DEEPEST, LEAST, Search, SearchStep, TriedSteps, may_act
 from aprfmt.errors import ArchError
@@ -63,7 +64,7 @@ from aprfmt.inference.replay.patched_model import OperationCall, PassLocation, P
 from aprfmt.inference.replay.recorded_trace import RecordedValue
 from aprfmt.inference.replay.shadow import ShadowPoint
 from aprfmt.inference.trace import Trace
-from aprfmt.measure import tolerances
+from aprfmt.measure import tolerances, trace_view
 from aprfmt.measure.nonfinite import NonFinite
 from aprfmt.measure.records import TensorDiff
 from aprfmt.measure.traces import PointDiff, RunPair
@@ -541,8 +542,8 @@ def test_ids_that_reach_experts_become_probes_while_there_is_time(
         made.append(probes)
         return SimpleNamespace(probes=probes)
 
-    monkeypatch.setattr(model_pair, "PartMeasurement", measurement)
-    monkeypatch.setattr(model_pair, "make_probe", lambda ids, hyper, why: tuple(ids))
+    monkeypatch.setattr(finding_effects, "PartMeasurement", measurement)
+    monkeypatch.setattr(probes, "make_probe", lambda ids, hyper, why: tuple(ids))
     for budget, tried, kept in ((math.inf, 3, 2), (5, 2, 1), (0, 0, 0)):
         routed: dict[int, set[int]] = {0: {1}}
         passes = SimpleNamespace(routed=routed, flops=0, pass_flops=lambda one: 2, runs=[])
@@ -560,7 +561,7 @@ def test_ids_that_reach_experts_become_probes_while_there_is_time(
             known={1: 1},
             measure_shares=lambda neutral: "again",
         )
-        monkeypatch.setattr(model_pair, "BUDGET", budget)
+        monkeypatch.setattr(finding_effects, "BUDGET", budget)
         side: Any = SimpleNamespace(hyper={"vocab_size": 100})
         apart = DifferingRows(experts={"L0.ffn_gate_exps.weight": [1, 4, 6]})
         pair = model_pair.ModelPair(side, side, cast(Any, None), apart)
@@ -641,7 +642,7 @@ def test_what_a_saved_trace_lacks_is_said_of_its_side(
         store_trace=lambda side, given: trace,
     )  # fmt: skip
     monkeypatch.setattr(diagnosis_order, "open_side_trace", lambda *given: trace)
-    monkeypatch.setattr(diagnosis_order, "backend_name", lambda given: "")
+    monkeypatch.setattr(trace_view, "backend_name", lambda given: "")
     diagnosis_order.DiagnosisRun._load_trace(stage, cast(Any, SimpleNamespace(label="B")))
     assert said[0] == ("identity", "B: a trace of 2 points from m.gguf")
     assert [one for one in said[1:]] == (

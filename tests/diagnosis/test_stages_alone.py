@@ -9,7 +9,7 @@ import pytest
 from aprfmt.causes.forward import shifted_series
 from aprfmt.causes.tokenizer import recorded_ids
 from aprfmt.checks import bounds
-from aprfmt.diagnosis import blended_model
+from aprfmt.diagnosis import blended_model, progress
 from aprfmt.errors import FormatError
 from aprfmt.inference.capture import key_name
 
@@ -91,8 +91,8 @@ def test_the_work_of_a_token_is_that_of_its_layers_and_chosen_experts() -> None:
         ({"n_experts": 0, "n_experts_used": 0}, 16 + 192),
     ):
         model: Any = SimpleNamespace(hyper=hyper, roles=roles, values=roles.values)
-        assert blended_model.multiplications_per_token(model) == total
-        assert blended_model.count_values(model) == 36 + 16 + 192
+        assert progress.multiplications_per_token(model) == total
+        assert progress.count_values(model) == 36 + 16 + 192
     plain, own = (
         SimpleNamespace(spec=SimpleNamespace(forward=way), hyper={"n_layers": 3})
         for way in (None, "own")

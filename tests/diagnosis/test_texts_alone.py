@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from aprfmt.base.budget import BudgetSpent
-from aprfmt.diagnosis import paired_pass, stored_names, tokenizer_findings, trace_pair
+from aprfmt.diagnosis import paired_pass, progress, stored_names, tokenizer_findings, trace_pair
 from aprfmt.diagnosis.levels import Levels
 from aprfmt.diagnosis.next_commands import recording_sentence
 from aprfmt.diagnosis.records import Evidence
@@ -286,10 +286,8 @@ def test_long_passes_are_announced_and_stop_where_the_time_is_up() -> None:
     told: list[str] = []
     done: list[tuple[int, int]] = []
     budget: Any = SimpleNamespace(has_time=lambda: len(done) < 1, reason="time is up")
-    reporter = paired_pass.ProgressReporter(
-        lambda at, of: done.append((at, of)), told.append, budget
-    )
-    rate, speed = paired_pass.PER_SECOND, paired_pass.VALUES_PER_SECOND
+    reporter = progress.ProgressReporter(lambda at, of: done.append((at, of)), told.append, budget)
+    rate, speed = progress.PER_SECOND, progress.VALUES_PER_SECOND
     for seconds, minutes in ((30, 0), (31, 1), (80, 1), (100, 2), (3600, 60)):
         told.clear()
         reporter.announce_passes(seconds * rate)
@@ -300,4 +298,4 @@ def test_long_passes_are_announced_and_stop_where_the_time_is_up() -> None:
     with pytest.raises(BudgetSpent, match="time is up"):
         reporter.report_progress(3, 5)
     assert done == [(2, 5)]
-    paired_pass.ProgressReporter().announce_passes(1e15)
+    progress.ProgressReporter().announce_passes(1e15)
