@@ -51,21 +51,14 @@ class Holder:
         self.used = 0
         self._held: dict[tuple[str, Hashable], Any] = {}
 
-    def get_or_place(
-        self, key: str, owner: Hashable, size: int, place: Callable[[], Any]
-    ) -> Any | None:
-        """Return the placed tensor, calling `place` now if `size` bytes fit the budget.
+    def has_room(self, size: int) -> bool:
+        """Return whether `size` bytes more fit the budget."""
+        return self.used + size <= self.budget
 
-        `owner` is the backend that holds it: each has its own copy. None if it is not placed and
-        does not fit.
-        """
-        where = (key, owner)
-        if where not in self._held:
-            if self.used + size > self.budget:
-                return None
-            self._held[where] = place()
-            self.used += size
-        return self._held[where]
+    def hold(self, key: str, owner: Hashable, placed: Any, size: int) -> None:
+        """Hold a tensor of `size` bytes that its owner has placed; each owner has its own copy."""
+        self._held[key, owner] = placed
+        self.used += size
 
     def find(self, key: str, owner: Hashable) -> Any | None:
         """Return the placed tensor, or None if this owner has not placed it."""
@@ -166,18 +159,30 @@ class Weight:
         self._looked_up = (key, found.copy()) if found.nbytes <= KEPT_ROWS else None
         return found
 
-    def placed_on(self, backend: "Backend") -> Any | None:
+    def placed_on(self, backend: "Backend", *, always: bool = False) -> Any | None:
         """Return the whole tensor as placed by the backend; None if the budget is spent.
 
-        A tensor whose rows cannot be decoded one by one is then placed too, for this use only.
+        With `always` it is then placed for this use only, and so is a tensor whose rows cannot be
+        decoded one by one. It is uploaded as stored where the backend can, else decoded. Raises
+        TimeOver where the time of a budget in force is over.
         """
         placed = self._holder.find(self.key, backend)
         if placed is not None:
             return placed
         size = self._size * backend.itemsize
-        placed = self._holder.get_or_place(self.key, backend, size, lambda: self._place(backend))
-        if placed is None and not self._rows.by_rows:
-            return self._place(backend)
+        held = self._holder.has_room(size)
+        if not held and not always and self._rows.by_rows:
+            return None
+        end_where_time_is_over()
+        placed, is_view = backend.place(self), False
+        if placed is None:
+            values = self.numpy()
+            placed = backend.array(as_floats(values))
+            is_view = placed is values and not values.flags.writeable  # of the mapped file
+        if not is_view:
+            self._rows.drop()
+        if held:
+            self._holder.hold(self.key, backend, placed, size)
         return placed
 
     def fits_budget(self, backend: "Backend") -> bool:
@@ -195,8 +200,7 @@ class Weight:
 
     def array(self, backend: "Backend") -> Any:
         """Return the whole tensor placed by the backend, over budget too; for vectors."""
-        placed = self.placed_on(backend)
-        return self._place(backend) if placed is None else placed
+        return self.placed_on(backend, always=True)
 
     def encoded_on(self, owner: Hashable) -> Any | None:
         """Return what an earlier call of `place_encoded` placed for this owner, or None."""
@@ -207,7 +211,12 @@ class Weight:
 
         `size` is the bytes it takes. Later calls of this owner return the same object.
         """
-        return self._holder.get_or_place(f"{self.key}@{self.encoding}", owner, size, place)
+        key = f"{self.key}@{self.encoding}"
+        if not self._holder.is_placed_by(key, owner):
+            if not self._holder.has_room(size):
+                return None
+            self._holder.hold(key, owner, place(), size)
+        return self._holder.find(key, owner)
 
     def replace_placed(self, backend: "Backend", placed: Any) -> None:
         """Replace the placed tensor by a copy, after several tensors were joined into one."""
@@ -225,22 +234,6 @@ class Weight:
     def release_pages(self) -> None:
         """Release the mapped pages of the stored bytes."""
         self._rows.drop()
-
-    def _place(self, backend: "Backend") -> Any:
-        """Return the tensor placed by the backend: uploaded as stored, else decoded.
-
-        Raises TimeOver where the time of a budget in force is over.
-        """
-        end_where_time_is_over()
-        direct = backend.place(self)
-        if direct is not None:
-            self._rows.drop()
-            return direct
-        values = self.numpy()
-        placed = backend.array(as_floats(values))
-        if placed is not values or values.flags.writeable:  # not a view of the mapped file
-            self._rows.drop()
-        return placed
 
 
 class Weights(Mapping[str, Weight]):

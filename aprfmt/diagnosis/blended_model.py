@@ -32,14 +32,13 @@ class PairHolder(Holder):
         super().__init__(base.budget)
         self._base, self._label = base, label
 
-    def get_or_place(
-        self, key: str, owner: Hashable, size: int, place: Callable[[], Any]
-    ) -> Any | None:
-        """Return a backend's placed weight, calling `place` if `size` bytes fit the common budget.
+    def has_room(self, size: int) -> bool:
+        """Return whether `size` bytes more fit the common budget."""
+        return self._base.has_room(size)
 
-        None if it is not placed and does not fit. `owner` is the backend that asks.
-        """
-        return self._base.get_or_place(self._label(key), owner, size, place)
+    def hold(self, key: str, owner: Hashable, placed: Any, size: int) -> None:
+        """Hold a weight of `size` bytes that the backend `owner` has placed."""
+        self._base.hold(self._label(key), owner, placed, size)
 
     def find(self, key: str, owner: Hashable) -> Any | None:
         """Return the weight of this key that the backend `owner` has placed; None if it has not."""
