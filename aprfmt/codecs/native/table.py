@@ -1,6 +1,7 @@
 """A table of kernels that are checked when they are first asked for."""
 
 from collections.abc import Callable, Iterator, Mapping
+from functools import cached_property
 from typing import Generic, TypeVar
 
 K = TypeVar("K")
@@ -28,15 +29,12 @@ class CheckedTable(Mapping[K, V], Generic[K, V]):
         self._make = make
         self._check = check
         self._label = label
-        self._made: Mapping[K, V] | None = None
         self._passed: dict[K, bool] = {}
 
-    @property
+    @cached_property
     def rows(self) -> Mapping[K, V]:
         """All rows, checked or not."""
-        if self._made is None:
-            self._made = self._make()
-        return self._made
+        return self._make()
 
     def __getitem__(self, key: K) -> V:
         """Return a row that passed its check; KeyError for every other key."""
