@@ -55,29 +55,33 @@ UNUSED_WITH: Mapping[str, Mapping[str, tuple[str, ...]]] = {
 }
 
 
-def refuse_unused_options(function: F) -> F:
-    """Return a command's function that first refuses options which would have no effect."""
+def _refuse_unused_options(context: click.Context) -> None:
+    """Raise UsageError for the first option of a command that would have no effect."""
+    names = {each.name: _label(each) for each in context.command.params if each.name}
+    given = [
+        name for name in names if context.get_parameter_source(name) is ParameterSource.COMMANDLINE
+    ]
+    name = context.info_name or ""
+    for option in given:
+        needed = NEEDED.get(name, {}).get(option, ())
+        if needed and not set(needed) & set(given):
+            wanted = " or ".join(names[each] for each in needed)
+            raise UsageError(f"{names[option]}: needs {wanted}; alone it has no effect")
+        others = [each for each in UNUSED_WITH.get(name, {}).get(option, ()) if each in given]
+        if others:
+            raise UsageError(f"{names[option]}: has no effect with {names[others[0]]}")
+
+
+def run_as_command(function: F) -> F:
+    """Return a command's function that refuses unused options, and runs with a status line."""
 
     @wraps(function)
     def command(*args: Any, **kwargs: Any) -> Any:
         """Run the command's function; raise UsageError for the first option without effect."""
         context = click.get_current_context()
-        names = {each.name: _label(each) for each in context.command.params if each.name}
-        given = [
-            name
-            for name in names
-            if context.get_parameter_source(name) is ParameterSource.COMMANDLINE
-        ]
-        name = context.info_name or ""
-        for option in given:
-            needed = NEEDED.get(name, {}).get(option, ())
-            if needed and not set(needed) & set(given):
-                wanted = " or ".join(names[each] for each in needed)
-                raise UsageError(f"{names[option]}: needs {wanted}; alone it has no effect")
-            others = [each for each in UNUSED_WITH.get(name, {}).get(option, ()) if each in given]
-            if others:
-                raise UsageError(f"{names[option]}: has no effect with {names[others[0]]}")
-        return function(*args, **kwargs)
+        _refuse_unused_options(context)
+        with render.status_line(context):
+            return function(*args, **kwargs)
 
     return cast(F, command)
 
@@ -274,8 +278,7 @@ def _common_options(names: tuple[str, ...], says: str) -> Callable[[F], F]:
             callback=_allow_http,
             help="Read from http:// addresses of other machines too.",
         ),
-        refuse_unused_options,
-        render.with_status_line,
+        run_as_command,
     )
 
 

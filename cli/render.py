@@ -10,9 +10,9 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from functools import wraps
+from contextlib import contextmanager
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, TypeVar, cast
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
@@ -33,7 +33,6 @@ MOST_INNER = 4  # inner keys of a field that are shown in a line for people
 EXIT_STYLES = {0: "good", 1: "bad", 2: "warn"}  # style of a verdict by its exit code
 
 T = TypeVar("T")
-F = TypeVar("F", bound=Callable[..., Any])
 
 
 def envelope(command: str, exit_code: int, body: Mapping[str, object]) -> dict[str, object]:
@@ -561,26 +560,20 @@ class StatusLine:
 STATUS = StatusLine()
 
 
-def with_status_line(function: F) -> F:
-    """Return a command's function that shows a status line on a terminal while it runs."""
-
-    @wraps(function)
-    def command(*args: Any, **kwargs: Any) -> Any:
-        """Run the command's function with the status line shown until it ends."""
-        context = click.get_current_context()
-        given = [
-            context.params.get(parameter.name or "")
-            for parameter in context.command.params
-            if isinstance(parameter, click.Argument)
-        ]
-        names = [str(value) for value in given if isinstance(value, (str, os.PathLike))]
-        STATUS.begin(context.info_name or "", f"reading {', '.join(names)}" if names else "at work")
-        try:
-            return function(*args, **kwargs)
-        finally:
-            STATUS.end()
-
-    return cast(F, command)
+@contextmanager
+def status_line(context: click.Context) -> Iterator[None]:
+    """Show a status line on a terminal while the `with` of a command runs."""
+    given = [
+        context.params.get(parameter.name or "")
+        for parameter in context.command.params
+        if isinstance(parameter, click.Argument)
+    ]
+    names = [str(value) for value in given if isinstance(value, (str, os.PathLike))]
+    STATUS.begin(context.info_name or "", f"reading {', '.join(names)}" if names else "at work")
+    try:
+        yield
+    finally:
+        STATUS.end()
 
 
 class ProgressLine:
