@@ -3,7 +3,7 @@
 import sys
 from collections.abc import Callable, Collection, Hashable, Iterator, Mapping, Sequence
 from copy import copy
-from functools import cached_property
+from functools import cached_property, partial
 from itertools import pairwise
 from typing import Any, Self
 
@@ -157,26 +157,26 @@ class Session:
         self, ids: Sequence[int], cache: KVCache | None, recorder: Recorder | None, rows: LogitRows
     ) -> Any:
         """Return the logits of `rows` from the forward pass, replayed where it was recorded."""
-
-        def run(ids: Sequence[int] | Numbers, positions: Numbers | None = None) -> Any:
-            """Return the logits of one forward pass over `ids`, for the rows asked for."""
-            return self._forward(
-                self.backend,
-                self.spec,
-                self.hp,
-                self.weights,
-                ids,
-                cache=cache,
-                recorder=recorder,
-                positions=positions,
-                logits_rows=rows,
-            )
-
+        forward_pass = partial(
+            self._forward,
+            self.backend,
+            self.spec,
+            self.hp,
+            self.weights,
+            cache=cache,
+            recorder=recorder,
+            logits_rows=rows,
+        )
         tracer = (
             recorder if isinstance(recorder, Tracer) and recorder.replay_key is not None else None
         )
         if self._graphs is None or (recorder is not None and (tracer is None or cache is not None)):
-            return run(ids)
+            return forward_pass(ids)
+
+        def run(ids: Numbers, positions: Numbers) -> Any:
+            """Return the logits of one forward pass over `ids` that stand at `positions`."""
+            return forward_pass(ids, positions=positions)
+
         tokens = check_tokens(ids, self._vocab_size)
         kind = rows if isinstance(rows, str) else tuple(rows)
         if tracer is None:
@@ -288,7 +288,7 @@ class Session:
         The session's sequence and cache are not changed.
         """
         check_predicts(self.spec, self.weights.subject)
-        return self.backend.to_numpy(self._run_without_cache(ids, recorder, "all"))
+        return self.backend.to_numpy(self._run_pass(ids, None, recorder, "all"))
 
     def embedding(self, ids: Sequence[int]) -> Numbers:
         """Return the pooled last rows of a sequence, [1, hidden].
@@ -298,18 +298,12 @@ class Session:
         if self.hp["pooling"] is None:
             raise UsageError(f"{self.spec.name}: states no pooling; expected mean, cls or last")
         if self.spec.block.head == "none":
-            return self.backend.to_numpy(self._run_without_cache(ids, None, "last"))
+            return self.backend.to_numpy(self._run_pass(ids, None, None, "last"))
         kept = KeptValues()
         self.trace(ids, ("pooled",), keep=kept.keep)
         found = kept.fetch("pooled")
         assert found is not None
         return found
-
-    def _run_without_cache(
-        self, ids: Sequence[int], recorder: Recorder | None, rows: LogitRows
-    ) -> Any:
-        """Return the logits of `rows` of a pass that uses no cache."""
-        return self._run_pass(ids, None, recorder, rows)
 
     def generate(
         self,
@@ -379,7 +373,7 @@ class Session:
                 self.prefill(ids[:behind])
                 self.extend(ids[behind:], tracer, logits_rows)
             else:
-                self._run_without_cache(ids, tracer, logits_rows)
+                self._run_pass(ids, None, tracer, logits_rows)
         except StoppedTrace:
             pass  # the trace says where
         return tracer.trace(self.facts(ids) | dict(run or {}), fetch)

@@ -311,7 +311,7 @@ def bench_trace(bandwidth: float) -> None:
                     session.truncate()
                     begin = time.perf_counter()
                     if wanted is None:
-                        session.backend.to_numpy(session._run_without_cache(ids, None, "last"))
+                        session.backend.to_numpy(session._run_pass(ids, None, None, "last"))
                     else:
                         session.trace(ids, wanted)
                     taken.append(time.perf_counter() - begin)

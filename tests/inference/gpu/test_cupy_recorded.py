@@ -161,14 +161,12 @@ def test_encoders_are_recorded(machine: Any, name: str) -> None:
     with open_model(encoded(name).folder) as model:
         with Session.open(model, CupyBackend("cuda", "float32")) as session:
             runs = [
-                session.backend.to_numpy(session._run_without_cache(ids, None, "last"))
+                session.backend.to_numpy(session._run_pass(ids, None, None, "last"))
                 for ids in (ENCODED, ENCODED, ENCODED[::-1], ENCODED)
             ]
             recorded(session)
         with Session.open(model, CupyBackend("cuda", "float32")) as session:
-            other = session.backend.to_numpy(
-                session._run_without_cache(ENCODED[::-1], None, "last")
-            )
+            other = session.backend.to_numpy(session._run_pass(ENCODED[::-1], None, None, "last"))
     for found, expected in zip(runs[1:], (runs[0], other, runs[0]), strict=True):
         np.testing.assert_array_equal(found, expected)
 
