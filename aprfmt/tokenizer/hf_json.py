@@ -4,7 +4,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from aprfmt.errors import FormatError
-from aprfmt.tokenizer.engine_defaults import CLASS_EOS
 from aprfmt.tokenizer.keys import (
     BYTE,
     CONTROL,
@@ -320,6 +319,8 @@ def transformers_stop_ids(carried: Carried) -> frozenset[int]:
         return stated
     if GENERATION_CONFIG in carried.files:  # it replaces what the configuration has
         return frozenset()
+    from aprfmt.tokenizer.engine_defaults import CLASS_EOS
+
     types = [source.get("model_type") for source in reversed(configs)]
     names = [name for name in types if isinstance(name, str)]
     return next((CLASS_EOS[name] for name in names if name in CLASS_EOS), frozenset())

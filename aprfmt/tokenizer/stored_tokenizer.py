@@ -11,7 +11,6 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from aprfmt.errors import UnsupportedError
-from aprfmt.tokenizer.engine_defaults import DEFAULTS, EngineDefaults, default_ids, default_types
 from aprfmt.tokenizer.hf_json import (
     effective_added_tokens,
     post_processor_ids,
@@ -174,10 +173,13 @@ class StatedTokenizer:
         Flags that say whether BOS and EOS are added come before the post-processor.
         """
         ids = self.vocabulary.engine_ids
-        row = DEFAULTS.get(self.carried.text_value(MODEL) or "") if self.uses_lists else None
-        if row is not None and row.framed is not None:
-            first, last = (ids.get(role) for role in row.framed)
-            return (() if first is None else (first,), () if last is None else (last,))
+        if self.uses_lists:
+            from aprfmt.tokenizer.engine_defaults import DEFAULTS
+
+            row = DEFAULTS.get(self.carried.text_value(MODEL) or "")
+            if row is not None and row.framed is not None:
+                first, last = (ids.get(role) for role in row.framed)
+                return (() if first is None else (first,), () if last is None else (last,))
         sides = []
         for at, (role, puts) in enumerate((("bos", self.adds_bos), ("eos", self.adds_eos))):
             i, found = ids.get(role), self.post_processor_ids[at]
@@ -298,6 +300,13 @@ def stale_post_processor_ids(side: StatedTokenizer) -> list[tuple[str, int, int 
 
 def _plain_vocabulary(carried: Carried, kind: str) -> Vocabulary:
     """Return the lists as a Vocabulary, for a kind that aprfmt does not encode with."""
+    from aprfmt.tokenizer.engine_defaults import (
+        DEFAULTS,
+        EngineDefaults,
+        default_ids,
+        default_types,
+    )
+
     tokens = carried.list_value(TOKENS, str) or []
     count = count_without_fillers(tokens)
     is_gguf = carried.model.key_style == "gguf"

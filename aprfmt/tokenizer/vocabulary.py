@@ -6,7 +6,6 @@ from dataclasses import dataclass, field
 
 from aprfmt.errors import FormatError, UnsupportedError
 from aprfmt.tokenizer import keys
-from aprfmt.tokenizer.engine_defaults import BLANK_PRE, default_ids, default_types
 from aprfmt.tokenizer.pre_tokenizers import BY_ARCHITECTURE, PRE_TOKENIZERS
 from aprfmt.tokenizer.stored_parts import Carried
 
@@ -84,6 +83,8 @@ def vocabulary_from_metadata(carried: Carried) -> Vocabulary | None:
     tokens = carried.list_value(keys.TOKENS, str)
     if not tokens:
         return None
+    from aprfmt.tokenizer.engine_defaults import BLANK_PRE, default_ids
+
     kind = vocabulary_kind(carried)
     count = count_without_fillers(tokens)
     del tokens[count:]
@@ -207,6 +208,8 @@ def _default_types(kind: str, tokens: Sequence[str]) -> list[int]:
 
     llama.cpp finds the byte tokens of SentencePiece by their text, whatever their type.
     """
+    from aprfmt.tokenizer.engine_defaults import default_types
+
     types = default_types(tokens)
     if kind == "spm":
         types = [
