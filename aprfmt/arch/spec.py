@@ -236,6 +236,7 @@ class HyperParams(Mapping[str, Value]):
         return HyperParams(rows, self._subject)
 
 
+TEXT_SECTION = "text_config"  # the object of a multimodal config.json for its language model
 CARRIED = "aprfmt.hyper."  # what the keys of our own for hyperparameters begin with
 CARRYING = ("gguf", "apr")  # the key styles that may hold such keys
 
@@ -510,8 +511,13 @@ class ArchSpec:
     forward: str = ""  # "module:function" of its own forward pass; "": the shared one
     draft: Mapping[str, DraftNames] = field(default_factory=dict)
     draft_layer: Mapping[str, bool] = field(default_factory=dict)
-    section: str = "text_config"
+    section: str = TEXT_SECTION
     mixed: Callable[[Params], str] | None = None
+
+    @property
+    def is_tower(self) -> bool:
+        """Whether it is a part of a multimodal model, such as its vision tower."""
+        return self.section != TEXT_SECTION
 
     def __repr__(self) -> str:
         from aprfmt.base.object_repr import short_repr

@@ -61,7 +61,6 @@ from aprfmt.model.own_keys import (
 from aprfmt.model.packing import input_scale_endings, packing_conflicts
 from aprfmt.model.relations import file_relations
 from aprfmt.model.resolve import ARCHITECTURE, spellings_by_role, stated_architecture
-from aprfmt.model.towers import names_outside_tower, tower_architecture, tower_options
 from aprfmt.remote.paths import is_remote
 from aprfmt.tokenizer.keys import GENERATION_KEYS
 
@@ -160,6 +159,10 @@ def reopen_as_tower(
     `open_again(path, arch=NAME)` opens a model under an architecture, and `opened` closes it later.
     A multimodal model that cannot be read as the tower is returned as it was.
     """
+    if not _is_tower(a) and not _is_tower(b):
+        return a, b
+    from aprfmt.model.towers import tower_architecture
+
     pair = [a, b]
     for number, (model, other) in enumerate(((a, b), (b, a))):
         name = tower_architecture(model, other)
@@ -171,6 +174,28 @@ def reopen_as_tower(
         except ArchError:
             continue
     return pair[0], pair[1]
+
+
+def _is_tower(model: Model) -> bool:
+    """Return whether a model is opened as a (vision) tower; False where its architecture is not."""
+    try:
+        return model.spec.is_tower
+    except ArchError:
+        return False
+
+
+def _tower_facts(a: Model, b: Model) -> tuple[frozenset[str], tuple[str, ...]]:
+    """Return (the names of one model that are not of its tower, which the other one is; options).
+
+    The options are those of `convert` that write the tower alone. Both are empty unless one model
+    is a tower.
+    """
+    if not _is_tower(a) and not _is_tower(b):
+        return frozenset(), ()
+    from aprfmt.model.towers import names_outside_tower, tower_options
+
+    outside = frozenset((*names_outside_tower(a, b), *names_outside_tower(b, a)))
+    return outside, tower_options(a, b)
 
 
 def open_saved_state(path: Path, model: Model) -> Model | None:
@@ -346,6 +371,7 @@ def diff_models(
     if deltas is not None:
         left = tuple(row for row in left if not deltas.covers(row.name))
     spoken = "tokenizer" in only
+    outside, options = _tower_facts(a, b)
     return DiffReport(
         str(a.path),
         str(b.path),
@@ -380,8 +406,8 @@ def diff_models(
         _set_arguments(left, ledgers),
         input_scale_endings(a),
         left_encodings=_left_encodings(alignment.pairs, done) if found else {},
-        outside_tower=frozenset((*names_outside_tower(a, b), *names_outside_tower(b, a))),
-        tower_options=tower_options(a, b),
+        outside_tower=outside,
+        tower_options=options,
         unwhole=tuple(
             str(model.path)
             for model, gone in zip((a, b), lost, strict=True)

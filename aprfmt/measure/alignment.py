@@ -11,7 +11,6 @@ from aprfmt.errors import AprfmtError, ArchError
 from aprfmt.measure.records import SideRelation
 from aprfmt.model import Model
 from aprfmt.model.relations import Relation
-from aprfmt.model.towers import has_towers, tower_name
 from aprfmt.tensors.runs import published_equal
 from aprfmt.tensors.view import View
 
@@ -270,7 +269,12 @@ def _names_for_pairing(model: Model, names: Sequence[str]) -> dict[str, str]:
     Where several would have one name, the one that is stored under it has it, else the first. The
     others keep their stored names. Adapters of diffusion pipelines are paired by module and factor.
     """
+    if not names:
+        return {}
+    from aprfmt.model.towers import has_towers, tower_name
+
     own = frozenset(names)
+    in_towers = has_towers(model.config)
     rules = [rule.function for relation in model.relations for rule in relation.rules]
     modules: Mapping[str, str] = {}
     if model.kind is not None and model.kind.name == "adapter":
@@ -282,7 +286,7 @@ def _names_for_pairing(model: Model, names: Sequence[str]) -> dict[str, str]:
         name = modules.get(stored, stored)
         for apply in rules:
             name = apply(name)
-        if has_towers(model.config):
+        if in_towers:
             name = tower_name(name) or name
         found[stored if name in found or name in own else name] = stored
     return found

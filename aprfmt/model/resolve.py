@@ -199,7 +199,6 @@ def resolve_with_names(
     from aprfmt.arch.binding import bind_names, bind_packed, known_shapes, without_partial
     from aprfmt.arch.required_roles import accept_nothing, compare_roles
     from aprfmt.arch.spec import split_key
-    from aprfmt.model.towers import names_in_towers
 
     tensors: Mapping[str, View] = model
     if names is not None:
@@ -266,9 +265,14 @@ def resolve_with_names(
         accept = absence_predicate(model, spec)
     found = compare_roles(spec, hyper, logical, demanded, accept)
     left = unread.roles_among(spec, style, hyper, found.missing) if unread else frozenset()
+    of_towers: tuple[str, ...] = ()
+    if bound.unbound:
+        from aprfmt.model.towers import names_in_towers
+
+        of_towers = names_in_towers(model, bound.unbound)
     unbound, buffers, draft, towers = (
         tuple(name if names is None else names[name] for name in each)
-        for each in (bound.unbound, bound.buffers, draft, names_in_towers(model, bound.unbound))
+        for each in (bound.unbound, bound.buffers, draft, of_towers)
     )
     return Resolution(
         spec,
