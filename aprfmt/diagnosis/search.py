@@ -13,18 +13,18 @@ little better.
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 
 import numpy as np
 
-from aprfmt.causes.forward.attention import score_scale_change
 from aprfmt.causes.forward.drafted_rows import drafted_row_changes
 from aprfmt.causes.forward.experts import find_capacity
 from aprfmt.causes.forward.kv_cache import later_pass_changes
 from aprfmt.causes.forward.mismatch import Change, Layers, Mismatch, spanned_layers
 from aprfmt.causes.forward.norm import EPS, eps_change
-from aprfmt.causes.forward.rope import position_divisor_change, theta_change
 from aprfmt.causes.forward.shards import find_shard_counts_with_bias
 from aprfmt.causes.forward.single_pass import changes_of_one_pass, tokens_of_one_pass
+from aprfmt.causes.forward.table import NUMBERS
 from aprfmt.causes.forward.usual_blocks import UsualMistake
 from aprfmt.causes.forward.usual_mistakes import (
     added_window_mistake,
@@ -49,7 +49,6 @@ WORK = 4e10  # products of all passes of a large one
 ALL = 1.5  # the passes at all divergences of a trace together, times those at one
 PASSES_OF_A_FIT = 90  # that a number takes until it fits
 FIRST_CHANGES = 3  # changes after which the number of another one is fitted
-FITTED_CAUSES = ("rope_theta", "rope_scaling", "attention_scale", "norm_eps")
 FITTED = 0.35  # share of the passes that are left to rows and numbers
 JOINED = 0.6  # share of the passes at one divergence that joined changes have at least
 DEEPEST = 4  # changes that are joined
@@ -330,27 +329,23 @@ class Search:
     def _fitted_steps(self) -> Iterator[SearchStep]:
         """Yield changes whose number is fitted to the trace.
 
-        The numbers are counts of shards, rope bases, attention's scale and norms' epsilon.
+        The numbers are counts of shards, and those of the rows of NUMBERS.
         """
         case, patched = self.case, self.case.patched
         for change in find_shard_counts_with_bias(case):
             yield SearchStep(change, None)
         for kind, layers in layers_of_rope_kinds(patched).items():
-            for maker in (theta_change, position_divisor_change):
-                step = self._fit_number(
-                    [
-                        one
-                        for one in self.singles
-                        if one.steps[0].layers == layers
-                        and one.steps[0].change.cause == maker(patched, kind, 2.0).cause
-                    ],
-                    lambda v, make=maker, kind=kind: make(patched, kind, v),
-                    layers,
-                )
-                yield from step
-        for cause, make in (("attention_scale", score_scale_change), ("norm_eps", eps_change)):
-            near = [one for one in self.singles if one.steps[0].change.cause == cause]
-            yield from self._fit_number(near, lambda v, make=make: make(case.patched, v), None)
+            for row in (row for row in NUMBERS if row.by_rope):
+                near = [one for one in self._singles_of(row.cause) if one.steps[0].layers == layers]
+                make = partial(row.make, patched, kind)
+                yield from self._fit_number(near, make, layers)
+        for row in (row for row in NUMBERS if not row.by_rope):
+            near = self._singles_of(row.cause)
+            yield from self._fit_number(near, partial(row.make, patched), None)
+
+    def _singles_of(self, cause: str) -> list[TriedSteps]:
+        """Return the single changes of a cause that were tried."""
+        return [one for one in self.singles if one.steps[0].change.cause == cause]
 
     def _fit_number(
         self, near: Sequence[TriedSteps], make: object, layers: Layers
@@ -465,7 +460,8 @@ class Search:
 
         Numbers of the changed thing `without` are not fitted.
         """
-        usual = (step for step in self._usual_steps() if step.change.cause in FITTED_CAUSES)
+        causes = {row.cause for row in NUMBERS}
+        usual = (step for step in self._usual_steps() if step.change.cause in causes)
         self.singles = list(
             self._measure_each(step for step in usual if step.changed_thing != without)
         )

@@ -22,7 +22,7 @@ from tests.test_imports import modules_after
 
 TABLES: dict[str, tuple[Any, ...]] = {
     "tensor": (*tensor_table.TABLE, *tensor_table.JOINT),
-    "forward": (*forward_table.TABLE, *point_signatures()),
+    "forward": (*forward_table.TABLE, *forward_table.NUMBERS, *point_signatures()),
     "training": (*training_table.UPDATES, *training_table.GRADIENTS, *training_table.BACKWARDS),
 }
 GUESS = ("tensor.guess",)  # what the rows of a table are made of
@@ -63,7 +63,7 @@ def test_tables_read_from_the_text_are_those_of_the_modules(
     assert len(read) == len(written)
     for row in written:
         found = read[row.rank]
-        name = "propose" if hasattr(row, "propose") else "find"
+        name = next(name for name in ("propose", "find", "make") if hasattr(row, name))
         assert getattr(found, name).load() is getattr(row, name)
         assert replace(found, **{name: getattr(row, name)}) == row
 
@@ -86,7 +86,7 @@ def test_a_hypothesis_names_causes_that_are_known() -> None:
 # Modules of causes whose faults no pair of files and no trace has: of the dumps of several ranks
 # (tests/inference/engines/test_rank_dumps), of angles in few bits (test_rope_precision), of
 # recorded ids (tests/diagnosis/test_recorded_ids).
-WITHOUT_FILE = {"dumped_ranks", "rank_shares", "rope_precision", "recorded_ids"}
+WITHOUT_FILE = {"dumped_ranks", "rope_precision", "recorded_ids"}
 
 
 @pytest.mark.parametrize("folder", ["", "tensor", "tokenizer", "forward"])

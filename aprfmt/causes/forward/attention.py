@@ -10,6 +10,7 @@ import numpy as np
 from aprfmt.causes.forward.mismatch import (
     Array,
     Change,
+    FittedNumber,
     Hypothesis,
     Layers,
     Mismatch,
@@ -587,4 +588,5 @@ HYPOTHESES = (
     Hypothesis("mask", try_masks, 320, "any mask, after a window"),
     PointSignature("mask", see_later_tokens, 1010, "what is summed, before the sums"),
     PointSignature("attention_scale", see_score_factor, 1040, "of scores, before any other factor"),
+    FittedNumber("attention_scale", score_scale_change, 2020, "scores, after what they are of"),
 )

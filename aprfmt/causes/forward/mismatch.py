@@ -403,3 +403,19 @@ class Hypothesis:
     propose: Callable[[Mismatch], Iterator[Change]]
     rank: int = LAST
     because: str = "offered by another package"
+
+
+@dataclass(frozen=True, slots=True)
+class FittedNumber:
+    """A row of the table of numbers that are fitted next to other changes: a cause, and its change.
+
+    `make(patched, number)` returns the change of the whole pass to a number. With `by_rope` it is
+    `make(patched, kind, number)`, which is fitted for each kind of rope by itself. Rows are tried
+    by `rank`, the lowest first; `because` is the reason for it.
+    """
+
+    cause: str
+    make: Callable[..., Change]
+    rank: int
+    because: str
+    by_rope: bool = False

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from aprfmt.arch.role_vocabulary import split_key
-from aprfmt.causes.forward.mismatch import Change, Hypothesis, Layers, Mismatch
+from aprfmt.causes.forward.mismatch import Change, FittedNumber, Hypothesis, Layers, Mismatch
 from aprfmt.causes.forward.norm_changes import (
     NORMS,
     exchange_norm_kind,
@@ -422,4 +422,5 @@ HYPOTHESES = (
         "stale_tensor", find_norm_weight, 70, "a vector that is solved fits more than a number"
     ),
     PointSignature("norm_eps", see_factors_of_rows, 1060, "a factor of each row, after one of all"),
+    FittedNumber("norm_eps", eps_change, 2030, "the smallest effect of them all"),
 )

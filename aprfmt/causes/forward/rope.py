@@ -16,6 +16,7 @@ from aprfmt.base.sequences import join_first
 from aprfmt.causes.forward.mismatch import (
     Array,
     Change,
+    FittedNumber,
     Hypothesis,
     Layers,
     Mismatch,
@@ -938,4 +939,12 @@ HYPOTHESES = (
     ),
     Hypothesis("partial_rotary", try_rotated_elements, 255, "which elements turn, after how many"),
     PointSignature("rope_theta", see_other_angles, 1030, "lengths that no factor leaves equal"),
+    FittedNumber("rope_theta", theta_change, 2000, "what is turned, before scores", by_rope=True),
+    FittedNumber(
+        "rope_scaling",
+        position_divisor_change,
+        2010,
+        "all angles by one number, after a base",
+        by_rope=True,
+    ),
 )

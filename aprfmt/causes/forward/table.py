@@ -8,8 +8,10 @@ a change that fits few passes before one that fits many.
 """
 
 from aprfmt.causes import hypotheses_of
-from aprfmt.causes.forward.mismatch import Hypothesis
+from aprfmt.causes.forward.mismatch import FittedNumber, Hypothesis
 
-__all__ = ["TABLE", "Hypothesis"]
+__all__ = ["NUMBERS", "TABLE", "Hypothesis"]
 
 TABLE = hypotheses_of("forward", Hypothesis)
+# Numbers that are fitted next to other changes, where no single change explains a point.
+NUMBERS = hypotheses_of("forward", FittedNumber)
