@@ -1,6 +1,6 @@
 """Hypotheses about routing, and about the order of the stored experts."""
 
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -12,7 +12,6 @@ from aprfmt.causes.forward.product import replace_weights, zero_weights_change
 from aprfmt.causes.row import Cause
 from aprfmt.inference.context import Context, PassFacts
 from aprfmt.inference.replay.patched_model import PatchedModel
-from aprfmt.measure.distances import rel_l2
 from aprfmt.tensors.norms import exact_norm
 
 CAUSE_ROWS = (
@@ -93,10 +92,9 @@ def without_choice_correction(patched: PatchedModel) -> Iterator[Change]:
 
 
 def _find_routed_scale(case: Mismatch) -> Iterator[Change]:
-    """Yield changes of the factor on all experts' weights to the one that the trace shows.
+    """Yield the change of the factor on all experts' weights to the one that the trace shows.
 
-    Where the differing point is not the weights themselves, 1 is tried first, then the factor that
-    the point's rows give: on the routed experts, or on them and the shared expert together.
+    Where the differing point is not the weights themselves, only a factor of 1 is tried.
     """
     configured = float(case.patched.hp["routed_scale"])
 
@@ -110,59 +108,8 @@ def _find_routed_scale(case: Mismatch) -> Iterator[Change]:
             found = float(np.sum(theirs) / np.sum(ours)) * configured
             if abs(found - configured) > 1e-3 * configured:
                 yield from case.rounded_change(scale_routed, found)
-        return
-    if configured != 1:
+    elif configured != 1:
         yield scale_routed(1.0)
-    yield from _find_linear_factor(case, scale_routed, configured)
-    if case.patched.spec.block.shared_expert != "none":
-        yield from _find_linear_factor(case, all_experts_factor_change, 1.0)
-
-
-def all_experts_factor_change(value: float) -> Change:
-    """Return the change that multiplies the sum of routed and shared experts by `value`."""
-
-    def tap(patched: PatchedModel, layer: int, x: Any, held: Mapping[str, Any]) -> Any:
-        """Return the experts' sum `x` [tokens, hidden] times `value`."""
-        return x * x.dtype.type(value)
-
-    return Change(
-        "moe_routing",
-        f"what routed and shared experts add together is multiplied by {value:g}",
-        ("moe_out",),
-        lambda patched, layers: patched.with_tap("moe_out", tap, layers),
-        {"moe_out": value},
-    )
-
-
-def _find_linear_factor(
-    case: Mismatch, make: Callable[[float], Change], configured: float
-) -> Iterator[Change]:
-    """Yield the change of a factor that the point's values are linear in, solved from its rows.
-
-    `make` gives the change of the factor from `configured` to another value. The factor is solved
-    on even rows; nothing is yielded where it does not fit the odd ones, nor for a factor of 0: what
-    adds nothing is another cause.
-    """
-    view, doubled = case.view, case.attempt(make(2 * configured))
-    if view.recorded is None or doubled is None or doubled.mine.shape != view.theirs.shape:
-        return
-    # One more `configured` of the factor adds `part` to the point.
-    ours, theirs, twice = (
-        np.take(x, case.rows, view.axis).astype(np.float64)
-        for x in (view.mine, view.theirs, doubled.mine)
-    )
-    part, missing = twice - ours, theirs - ours
-    even = np.arange(len(case.rows)) % 2 == 0
-    power = float(np.sum(np.square(np.compress(even, part, view.axis))))
-    if even.all() or not power:
-        return
-    both = np.compress(even, part, view.axis) * np.compress(even, missing, view.axis)
-    times = float(np.sum(both)) / power
-    odd = np.compress(~even, ours + times * part, view.axis)
-    if abs(1 + times) <= 20 * view.tolerance:
-        return
-    if rel_l2(odd, np.compress(~even, theirs, view.axis)) <= 20 * view.tolerance:
-        yield from case.rounded_change(make, configured * (1 + times))
 
 
 def find_expert_order(case: Mismatch) -> Iterator[Change]:
