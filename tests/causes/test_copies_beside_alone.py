@@ -430,7 +430,15 @@ def test_the_rows_of_a_table_of_positions_are_told_by_what_was_added(
         not made["position_embd.weight"].any() and made["position_embd.weight"].shape == table.shape
     )
     usual = [("positions", [1, 2, 3, 4]), ("positions", [0, 0, 0, 0])]
-    assert told([2, 3, 4, 5], shown=False) == usual
+    earlier = [
+        (
+            "positions",
+            f"position 0 takes row {row} of the table; the model says row 2",
+            {"position_offset": row},
+        )
+        for row in (0, 1)
+    ]
+    assert told([2, 3, 4, 5], shown=False) == [*usual, *earlier]
     solved[0] = np.array([3, 2, 1, 0])
     assert told([2, 3, 4, 5], shown=False) == [("positions", [3, 2, 1, 0])]
     for more in ({"position": "rope"}, {"layer": 1}, {"point": "out"}):

@@ -476,6 +476,23 @@ def positions_change(ours: Array, theirs: Array, *, rotated: bool = False) -> Ch
     )
 
 
+def table_offset_change(configured: int, first: int) -> Change:
+    """Return the change that position 0 takes row `first` of a learned table, not `configured`."""
+    says = f"position 0 takes row {first} of the table; the model says row {configured}"
+    return hyper_change("positions", says, position_offset=first)
+
+
+def early_table_offsets(patched: PatchedModel) -> Iterator[Change]:
+    """Yield the changes that position 0 takes an earlier row of a learned table, such as the first.
+
+    Nothing for models without a learned table, and where position 0 has its first row.
+    """
+    configured = int(patched.hp["position_offset"])
+    if patched.spec.block.position == "learned":
+        for first in range(configured):
+            yield table_offset_change(configured, first)
+
+
 def positions_by_rows(case: Mismatch) -> Array | None:
     """Return the position of each token, int array, that gives its recorded row; or None.
 
@@ -886,6 +903,8 @@ def find_position_rows(case: Mismatch) -> Iterator[Change]:
         solved = positions_by_rows(case)
         for where in usual_positions(ours) if solved is None else [solved]:
             yield positions_change(ours, where)
+        if solved is None:
+            yield from early_table_offsets(case.patched)
         return
     # The rows that were added: none, or the nearest of the table.
     rows = case.view.theirs - case.array(added.args[0])
@@ -909,9 +928,7 @@ def find_position_rows(case: Mismatch) -> Iterator[Change]:
     if theirs.min() >= 0:
         yield positions_change(ours, theirs)
     elif len(np.unique(theirs - ours)) == 1:
-        first = int(theirs[0] - ours[0]) + configured
-        says = f"position 0 takes row {first} of the table; the model says row {configured}"
-        yield hyper_change("positions", says, position_offset=first)
+        yield table_offset_change(configured, int(theirs[0] - ours[0]) + configured)
 
 
 def see_other_angles(pair: PointPair) -> str:

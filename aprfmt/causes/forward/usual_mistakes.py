@@ -17,6 +17,7 @@ from aprfmt.causes.forward.kv_cache import cache_change
 from aprfmt.causes.forward.mismatch import Change, Layers
 from aprfmt.causes.forward.mlp import activation_changes
 from aprfmt.causes.forward.rope import (
+    early_table_offsets,
     head_width_changes,
     other_bases,
     pairing_change,
@@ -138,6 +139,8 @@ def _position_mistakes(patched: PatchedModel) -> Iterator[UsualMistake]:
     ours, rotated = token_positions(patched), patched.spec.block.position == "rope"
     for theirs in usual_positions(ours):
         yield UsualMistake(positions_change(ours, theirs, rotated=rotated))
+    for change in early_table_offsets(patched):
+        yield UsualMistake(change)
 
 
 # --- attention -----------------------------------------------------------------------------------
