@@ -100,6 +100,7 @@ def _print_points(result: "Diagnosis") -> None:
 @click.argument("a", type=options.MODEL_RUN)
 @click.argument("b", type=options.MODEL_RUN)
 @click.option("--model", metavar="MODEL", help="The weights that saved traces ran on.")
+@click.option("--adapter", metavar="ADAPTER", help="The LoRA adapter that a trace's run served.")
 @click.option("--ids", metavar="IDS", help="Token ids: 1,2,3, a .npy or .pt (default: chosen).")
 @click.option("--prompt", metavar="TEXT", help="Text instead of ids, tokenized as A does it.")
 @click.option(
@@ -116,6 +117,7 @@ def command(
     a: str,
     b: str,
     model: str | None,
+    adapter: str | None,
     ids: str | None,
     prompt: str | None,
     memory: int | None,
@@ -145,6 +147,7 @@ def command(
             a,
             b,
             model=model,
+            adapter=adapter,
             ids=None if ids is None else parse_ids(ids),
             prompt=prompt,
             arch=arch,

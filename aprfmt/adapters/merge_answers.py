@@ -192,7 +192,7 @@ def answer_merge(a: Model, b: Model, adapter: Path) -> "tuple[AdapterAnswer, Dif
             if touched and mine is not None and theirs is not None and mine.shape == theirs.shape:
                 merge = _merge_values(mine, theirs, row.verdict in _CLOSE)
                 more = partial(_other_changes, model, changed, row.key)
-                judged = judge_merge(merge, _wrong_scale_factors(mine, found), more)
+                judged = judge_merge(merge, wrong_scale_factors(mine, found), more)
                 judged = judge_otherwise(merge, judged, scaled_otherwise(mine))
                 judged = judge_otherwise(merge, judged, exchanged_factors(mine), EXCHANGED)
                 if judged.found == EITHER and not _has_change(mine):
@@ -530,7 +530,7 @@ def _encode_and_decode(kind: str, values: "F64", dtype: str) -> "F64 | None":
         return None
 
 
-def _wrong_scale_factors(view: View, found: Adapter) -> tuple[Factor, ...]:
+def wrong_scale_factors(view: View, found: Adapter) -> tuple[Factor, ...]:
     """Return the multiples of a weight's change that usual mistakes with the adapter's scale give.
 
     () where the weight has no pair, or pairs of different scales. `view` is the merged weight.

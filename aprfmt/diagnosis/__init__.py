@@ -34,6 +34,7 @@ def diagnose(
     b: str,
     *,
     model: str | None = None,
+    adapter: str | None = None,
     ids: Sequence[int] | None = None,
     prompt: str | None = None,
     arch: str | None = None,
@@ -45,12 +46,13 @@ def diagnose(
     """Return where two models, runs or traces first differ, and why.
 
     Each of `a` and `b` is a model in any format, `MODEL@RUN`, or a saved trace; `model` is the
-    one a trace ran on. Both sides are run on `ids` or on the text `prompt`; without them aprfmt
-    chooses ids. `memory` is the bytes for decoded weights (default: 1.25 GiB at most for two
-    models). What `budget` has no time or memory for is named as not compared: tensors in the
-    file's order, then passes. `progress` is called with (stages done, all stages), and `notice`
-    with a text before passes that take minutes. Raises UsageError if a path does not exist,
-    FormatError for a damaged file, ArchError for an unknown `arch`.
+    one a trace ran on. `adapter` is a LoRA adapter that the run of a trace served on the model: it
+    is merged into the model first. Both sides are run on `ids` or on the text `prompt`; without
+    them aprfmt chooses ids. `memory` is the bytes for decoded weights (default: 1.25 GiB at most
+    for two models). What `budget` has no time or memory for is named as not compared: tensors in
+    the file's order, then passes. `progress` is called with (stages done, all stages), and
+    `notice` with a text before passes that take minutes. Raises UsageError if a path does not
+    exist, FormatError for a damaged file, ArchError for an unknown `arch`.
     """
     check_arch(arch)  # two saved traces open no model
     if ids is not None and prompt is not None:
@@ -88,6 +90,9 @@ def diagnose(
             for side in (first, second):
                 if side.kind == "trace":
                     side.model = reference
+        if adapter is not None:
+            _merge_adapter(first, second, Path(adapter), stack)
+            reference = reference and first.model
         stack.enter_context(limit_blas_threads(1))
         tokens = None if ids is None else tuple(int(i) for i in ids)
         if prompt is not None:
@@ -112,6 +117,28 @@ def diagnose(
             ):
                 raise
             return compare_by_name((a, b), first.model, second.model)
+
+
+def _merge_adapter(first: Side, second: Side, adapter: Path, stack: ExitStack) -> None:
+    """Merge an adapter into the one model of the two sides, which runs of traces served with it.
+
+    Raises UsageError unless one side is a saved trace and there is one model, and what the merge
+    raises.
+    """
+    from aprfmt.diagnosis.served_adapters import merge_served_adapter
+
+    sides = [side for side in (first, second) if side.model is not None]
+    kinds = {first.kind, second.kind}
+    if not sides or "trace" not in kinds or "run" in kinds:
+        raise UsageError(
+            "--adapter is for a model and a saved trace of it; `diff BASE MERGED --adapter` judges "
+            "a merged model"
+        )
+    model = sides[0].model
+    assert model is not None
+    merged, served = merge_served_adapter(model, adapter, stack)
+    for side in sides:
+        side.model, side.adapter = merged, served
 
 
 def _open_state(side: Side, model: Model) -> Model | None:

@@ -7,6 +7,7 @@ runs or traces that are compared; a *side* is one of them. A *point* is a captur
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -102,6 +103,8 @@ def _examine_side(
     from aprfmt.diagnosis.wrong_operations import examine  # with every cause of a pass
 
     patched = PatchedModel.unpatched(model, run.ids, dtype, run.memory)
+    served = next((one.adapter for one in (run.a, run.b) if one.model is model), None)
+    patched = replace(patched, adapter=served)
     recorded = RecordedTrace(trace, run.ids, {})
     found = judge_trace(side.label, examine(patched, recorded), run.ids, str(model.path))
     patched.weights.close()

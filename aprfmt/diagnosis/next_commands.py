@@ -161,11 +161,14 @@ def repair_command(parts: StepParts, finding: Finding) -> str:
 def trace_layer_command(parts: StepParts, finding: Finding) -> str:
     """Return the `trace` command that records every point of the layer where the two diverge.
 
-    Without a model it is `diagnose` again with --model, without token ids with --ids.
+    Without a model it is `diagnose` again with --model, without token ids with --ids. "" where an
+    adapter is served: `trace` takes none.
     """
     traces = [one for one in (parts.b, parts.a) if one.kind == "trace"]
     departs = next((one for one in traces if one.label == finding.side), None)
     side = departs or (traces[0] if traces else parts.b)
+    if parts.a.adapter is not None or parts.b.adapter is not None:
+        return ""  # a trace of the base alone would lack the adapter
     model = side.model or parts.a.model or parts.b.model
     if model is None:
         return f"aprfmt diagnose {parts.pair} --model MODEL{'' if parts.ids else ' --ids IDS'}"

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Literal
 from aprfmt.errors import CodecError, FormatError
 from aprfmt.inference.device import DeviceChoice
 from aprfmt.inference.engines.opening import open_trace, trace_kind
+from aprfmt.inference.replay.served_adapter import ServedAdapter
 from aprfmt.inference.running import RunRequest, make_request, run_and_trace
 from aprfmt.model import Model, open_damaged, open_model
 from aprfmt.model.completeness import ANY
@@ -24,7 +25,10 @@ SideKind = Literal["model", "run", "trace"]
 
 @dataclass
 class Side:
-    """Side A or B: `text` as the user gave it, `model` the weights it ran on, if known."""
+    """Side A or B: `text` as the user gave it, `model` the weights it ran on, if known.
+
+    `adapter` is what was merged into the weights.
+    """
 
     label: str
     text: str
@@ -32,6 +36,7 @@ class Side:
     path: Path
     model: Model | None = None
     request: RunRequest | None = None
+    adapter: ServedAdapter | None = None
 
     @property
     def device_choice(self) -> DeviceChoice | None:

@@ -22,6 +22,7 @@ from aprfmt.inference.backends import BACKENDS
 from aprfmt.inference.backends.base import Backend
 from aprfmt.inference.capture import POINTS, WHOLE, PointInstance, parse_key, point_instances
 from aprfmt.inference.forward import WHOLE_PASS, LogitRows, Span
+from aprfmt.inference.replay.served_adapter import ServedAdapter
 from aprfmt.inference.session import load_forward
 from aprfmt.inference.weights import Weight, Weights, model_weights
 from aprfmt.model import Model
@@ -90,7 +91,8 @@ class PatchedModel:
     `original` are the weights before any was replaced, `replaced` the keys of those that were;
     `stated` are the hyperparameters before any was replaced. `own` has what single layers run with
     in place of `hp` and `spec`. `offset_in_file` is what the file's norm weights hold already of
-    the number that the architecture adds to them: 1 in a GGUF of gemma, else 0.
+    the number that the architecture adds to them: 1 in a GGUF of gemma, else 0. `adapter` is what
+    was merged into the weights for this pass.
     """
 
     spec: ArchSpec
@@ -106,6 +108,7 @@ class PatchedModel:
     stated: HyperParams | None = None
     own: Mapping[int, tuple[HyperParams, ArchSpec]] = field(default_factory=dict)
     offset_in_file: int = 0
+    adapter: ServedAdapter | None = None
     _known: dict[Any, Any] = field(default_factory=dict, repr=False, compare=False)
 
     @classmethod

@@ -85,8 +85,9 @@ def test_a_hypothesis_names_causes_that_are_known() -> None:
 
 # Modules of causes whose faults no pair of files and no trace has: of the dumps of several ranks
 # (tests/inference/engines/test_rank_dumps), of angles in few bits (test_rope_precision), of
-# recorded ids (tests/diagnosis/test_recorded_ids).
-WITHOUT_FILE = {"dumped_ranks", "rope_precision", "recorded_ids"}
+# recorded ids (tests/diagnosis/test_recorded_ids), of adapters beside a trace
+# (tests/diagnosis/test_served_adapters).
+WITHOUT_FILE = {"dumped_ranks", "rope_precision", "recorded_ids", "served_adapter"}
 
 
 @pytest.mark.parametrize("folder", ["", "tensor", "tokenizer", "forward"])
