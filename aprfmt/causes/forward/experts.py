@@ -376,36 +376,35 @@ def try_expert_mistakes(case: Mismatch) -> Iterator[Change]:
     yield from find_lost_experts(case)
 
 
-def solve_factors_of_sums(case: Mismatch) -> Iterator[Change]:
-    """Yield the change of the factors on the routed experts' sum and on the shared expert.
+def solve_shared_factor(case: Mismatch) -> Iterator[Change]:
+    """Yield the change of the factor on the shared expert, alone or beside one on the routed sum.
 
     Both are fitted to every second row of what the trace adds beside the reference's own parts.
-    The routed part is what is gone where experts are weighted by 0.
+    The routed part is what is gone where experts are weighted by 0. A factor on the routed sum
+    alone, or the same on both, is proposed by `moe.try_routing_rules`.
     """
     moe = case.layer >= 0 and case.patched.hp["moe_layers"][case.layer]
     if not moe or case.view.point not in SHARED or case.view.theirs.ndim < 2:
         return
-    configured = float(case.patched.hp["routed_scale"])
-    parts = [_part_without(case, routed_scale_change(case.patched, 0.0))]
-    if case.patched.spec.block.shared_expert != "none" and case.patched.hp["shared_ffn_size"]:
-        parts.append(_part_without(case, _shared_factor_change("is left out", 0.0)))
+    if case.patched.spec.block.shared_expert == "none" or not case.patched.hp["shared_ffn_size"]:
+        return
+    lost = routed_scale_change(case.patched, 0.0), _shared_factor_change("is left out", 0.0)
+    parts = [_part_without(case, change) for change in lost]
     known = [part for part in parts if part is not None and part.any()]
-    if len(known) < len(parts) or not configured:
+    if len(known) < len(parts):
         return
     mine, theirs = (np.asarray(x, np.float64) for x in (case.view.mine, case.view.theirs))
     left = theirs - mine + sum(known)
     columns = np.stack([part[::2].reshape(-1) for part in known], axis=1)
-    found = [float(x) for x in np.linalg.lstsq(columns, left[::2].reshape(-1), rcond=None)[0]]
-    routed, added = found[0], found[1] if len(found) > 1 else 1.0
-    if abs(added - 1) < SAME:
-        yield from case.rounded_change(
-            lambda value: routed_scale_change(case.patched, value), routed * configured
-        )
-    elif abs(routed - 1) < SAME:
+    routed, added = np.linalg.lstsq(columns, left[::2].reshape(-1), rcond=None)[0].tolist()
+    if min(abs(added), abs(added - 1), abs(added - routed)) < SAME:
+        return  # it adds nothing, adds as it should, or as the routed experts do
+    if abs(routed - 1) < SAME:
         yield from case.rounded_change(
             lambda value: _shared_factor_change(f"is multiplied by {value:g}", value), added
         )
     else:
+        configured = float(case.patched.hp["routed_scale"])
         yield _both_factors_change(case.patched, routed * configured, added)
 
 
@@ -444,7 +443,5 @@ HYPOTHESES = (
     Hypothesis(
         "moe_routing", try_expert_mistakes, 415, "parts of single experts, after which are chosen"
     ),
-    Hypothesis(
-        "moe_routing", solve_factors_of_sums, 418, "two numbers, after mistakes without any"
-    ),
+    Hypothesis("moe_routing", solve_shared_factor, 418, "two numbers, after mistakes without any"),
 )
