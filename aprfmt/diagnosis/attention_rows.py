@@ -165,7 +165,7 @@ def _rows_to_try(n: int, widely: bool = False) -> Tries:
 def _ids_to_try(ids: Array, vocabulary: int) -> Tries:
     """Return a function (token, shift) that yields all ids of a small vocabulary.
 
-    Those that `ids`, the recorded ones, have right behind and before the token come first.
+    Those that `ids`, the recorded ones, have right after and before the token come first.
     """
 
     def tries(token: int, shift: int) -> Iterator[int]:

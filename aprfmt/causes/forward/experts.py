@@ -379,9 +379,8 @@ def try_expert_mistakes(case: Mismatch) -> Iterator[Change]:
 def solve_shared_factor(case: Mismatch) -> Iterator[Change]:
     """Yield the change of the factor on the shared expert, alone or beside one on the routed sum.
 
-    Both are fitted to every second row of what the trace adds beside the reference's own parts.
-    The routed part is what is gone where experts are weighted by 0. A factor on the routed sum
-    alone, or the same on both, is proposed by `moe.try_routing_rules`.
+    Both are fitted to every second row of what the trace adds to the reference's own parts.
+    The routed part is what is gone where experts are weighted by 0.
     """
     moe = case.layer >= 0 and case.patched.hp["moe_layers"][case.layer]
     if not moe or case.view.point not in SHARED or case.view.theirs.ndim < 2:

@@ -284,7 +284,7 @@ def _bias_mistakes(patched: PatchedModel) -> Iterator[UsualMistake]:
         yield UsualMistake(scale_weights_change("repeated_bias", says, keys, patched, 2.0))
     summed = tuple(key for key in stored if key.split(".")[-2] in SUMMED)
     for times in RANKS if summed else ():
-        says = f"the biases behind sums over devices are added {times:g} times"
+        says = f"the biases after sums over devices are added {times:g} times"
         yield UsualMistake(scale_weights_change("repeated_bias", says, summed, patched, times))
 
 
