@@ -392,7 +392,7 @@ def test_parity_loads_nothing_of_diagnosis(demo_model: Path) -> None:
     assert "aprfmt.inference.parity.run_comparison" in loaded
     unasked = {"aprfmt.cli.trace.page", "aprfmt.inference.parity.calibrate"}
     unasked |= {"aprfmt.inference.replay.shadow", "aprfmt.inference.parity.operations"}
-    unasked |= {"aprfmt.inference.engines.collect", "aprfmt.causes.contradicted_flags"}
+    unasked |= {"aprfmt.inference.engines.record_collector", "aprfmt.causes.contradicted_flags"}
     unasked |= {f"aprfmt.inference.{name}" for name in ("moe", "altup", "delta_net", "indexer")}
     unasked |= {"aprfmt.codecs.bnb4", "aprfmt.codecs.scale_checks"}
     assert not loaded & {*unasked, "aprfmt.formats.journal", "aprfmt.inference.draft"}

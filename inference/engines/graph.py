@@ -19,7 +19,7 @@ from aprfmt.arch.layout_steps import RowsPermuted
 from aprfmt.arch.role_vocabulary import split_key
 from aprfmt.errors import ArchError
 from aprfmt.inference.capture import POINTS, WHOLE
-from aprfmt.inference.engines.collect import HEADED, Collector, pairs_to_halves
+from aprfmt.inference.engines.record_collector import HEADED, Collector, pairs_to_halves
 from aprfmt.inference.points import Name
 from aprfmt.model import Model
 from aprfmt.tensors.view import View

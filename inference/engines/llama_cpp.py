@@ -20,9 +20,9 @@ from numpy.typing import NDArray
 from aprfmt.conversion import Options, convert_model
 from aprfmt.errors import AprfmtError, ArchError, BackendUnavailableError, UsageError
 from aprfmt.inference.device import DeviceChoice
-from aprfmt.inference.engines.collect import Collector
 from aprfmt.inference.engines.graph import GraphNode, GraphReader
 from aprfmt.inference.engines.llama_library import Callback, Library
+from aprfmt.inference.engines.record_collector import Collector
 from aprfmt.inference.forward import LogitRows
 from aprfmt.inference.trace import Positions, Trace
 from aprfmt.inference.trace_file import Spool

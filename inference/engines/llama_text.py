@@ -18,8 +18,8 @@ from numpy.typing import NDArray
 
 from aprfmt.errors import FormatError
 from aprfmt.formats.mapped_file import open_regular
-from aprfmt.inference.engines.collect import Collector
 from aprfmt.inference.engines.graph import GraphNode, GraphReader, Mask
+from aprfmt.inference.engines.record_collector import Collector
 from aprfmt.inference.trace import Positions, Trace
 from aprfmt.inference.trace_file import Spool
 from aprfmt.model import Model

@@ -26,7 +26,6 @@ from aprfmt.errors import AprfmtError, FormatError, UsageError
 from aprfmt.formats.bounded_json import dumps, load_file
 from aprfmt.inference.capture import find_key, key_name, parse_key
 from aprfmt.inference.engines.captures import MAX_JSON, Captures, is_folder_of_arrays
-from aprfmt.inference.engines.collect import Collector, drop_batch_axis
 from aprfmt.inference.engines.dump_folders import is_dump
 from aprfmt.inference.engines.dumps import open_dump
 from aprfmt.inference.engines.layouts import STEPS, PointLayout, apply_layout
@@ -39,6 +38,7 @@ from aprfmt.inference.engines.modules import (
 from aprfmt.inference.engines.node_names import node_adder, parse_node_name
 from aprfmt.inference.engines.npz import arithmetic_of_arrays, is_embedding_scaled
 from aprfmt.inference.engines.point_shapes import nearest_points_text, point_shapes
+from aprfmt.inference.engines.record_collector import Collector, drop_batch_axis
 from aprfmt.inference.points import POINTS
 from aprfmt.inference.record import Record
 from aprfmt.inference.trace import Trace, ValueStore

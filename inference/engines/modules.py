@@ -21,15 +21,15 @@ from numpy.typing import NDArray
 from aprfmt.arch.spec import BlockSpec
 from aprfmt.base.sequences import join_first
 from aprfmt.inference.capture import POINTS, WHOLE, find_key, key_name
-from aprfmt.inference.engines.collect import (
+from aprfmt.inference.engines.node_names import points_of_node_name
+from aprfmt.inference.engines.parts import has_vocabulary_axis
+from aprfmt.inference.engines.record_collector import (
     HEADED,
     Collector,
     drop_batch_axis,
     pairs_to_halves,
     split_heads,
 )
-from aprfmt.inference.engines.node_names import points_of_node_name
-from aprfmt.inference.engines.parts import has_vocabulary_axis
 from aprfmt.inference.engines.tiles import MeasuredTiles, Tiles
 from aprfmt.inference.points import Name, Point
 from aprfmt.model.towers import MODULES as TOWERS

@@ -12,8 +12,8 @@ from typing import Any
 from numpy.typing import NDArray
 
 from aprfmt.inference.capture import WHOLE, key_name
-from aprfmt.inference.engines.collect import Collector
 from aprfmt.inference.engines.graph import GraphNode, GraphReader
+from aprfmt.inference.engines.record_collector import Collector
 from aprfmt.inference.points import POINTS, Point
 from aprfmt.model import Model
 

@@ -24,8 +24,8 @@ from aprfmt.base.text_escape import shorten
 from aprfmt.errors import AprfmtError, FormatError, TruncatedError, UnsupportedError
 from aprfmt.formats.mapped_file import open_regular
 from aprfmt.formats.pytorch.zip_archive import CUT, is_cut_archive
-from aprfmt.inference.engines.collect import Collector
 from aprfmt.inference.engines.modules import ModuleReader, points_named
+from aprfmt.inference.engines.record_collector import Collector
 from aprfmt.inference.trace import Positions, Trace
 from aprfmt.inference.trace_file import Spool
 from aprfmt.inference.weights import model_weights

@@ -27,8 +27,8 @@ from aprfmt.conversion import convert_model as convert
 from aprfmt.errors import ArchError, BackendUnavailableError
 from aprfmt.inference.backends.torch_backend import DTYPES
 from aprfmt.inference.device import DeviceChoice
-from aprfmt.inference.engines.collect import Collector
 from aprfmt.inference.engines.modules import ModuleMap, ModuleReader
+from aprfmt.inference.engines.record_collector import Collector
 from aprfmt.inference.forward import LogitRows
 from aprfmt.inference.trace import Positions, Trace
 from aprfmt.inference.trace_file import Spool

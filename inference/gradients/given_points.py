@@ -15,8 +15,8 @@ from numpy.typing import NDArray
 
 from aprfmt.inference.batch import Batch
 from aprfmt.inference.capture import POINTS, PointInstance, point_instances, resolve_alias
-from aprfmt.inference.engines.collect import Collector
 from aprfmt.inference.engines.modules import ModuleMap, ModuleReader, stated_placement
+from aprfmt.inference.engines.record_collector import Collector
 from aprfmt.inference.gradients.documents import Document, documents, join_documents
 from aprfmt.inference.trace import KeptValues
 from aprfmt.model import Model

@@ -47,11 +47,11 @@ from aprfmt.inference.engines import (
     stored_arrays,
 )
 from aprfmt.inference.engines.captures import Captures
-from aprfmt.inference.engines.collect import split_heads
 from aprfmt.inference.engines.graph import GraphReader, NodePoint, stored_roles
 from aprfmt.inference.engines.npz import NpzFile
 from aprfmt.inference.engines.rank_dims import Division
 from aprfmt.inference.engines.rank_joining import JoinedArray, _join_by_dims
+from aprfmt.inference.engines.record_collector import split_heads
 from aprfmt.inference.evaluation import Sample, no_label_reason, plan_windows
 from aprfmt.inference.fast.cuda import loader, memory
 from aprfmt.inference.fast.cuda.attend import Attention

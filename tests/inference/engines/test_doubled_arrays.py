@@ -13,8 +13,8 @@ import pytest
 from safetensors.numpy import save_file
 
 from aprfmt.diagnosis import Diagnosis, diagnose
-from aprfmt.inference.engines import collect
-from aprfmt.inference.engines.collect import Collector
+from aprfmt.inference.engines import record_collector
+from aprfmt.inference.engines.record_collector import Collector
 from aprfmt.inference.trace import KeptValues
 from tests.diagnosis.engines import tiny_folder
 from tests.models import IDS
@@ -141,7 +141,7 @@ def test_an_array_that_cannot_be_read_again_is_named_by_its_distance(
         collector = Collector(KeptValues(), None, tokens=4, dtype="float32")
         for collector.giver, values in (("first", here), ("second", here)):
             collector.add("q", 0, values)
-        monkeypatch.setattr(collect, "_distance_of_tiles", lambda a, b, apart=apart: apart)
+        monkeypatch.setattr(record_collector, "_distance_of_tiles", lambda a, b, apart=apart: apart)
 
         def add(name: str, other: Collector, again: Any = again) -> None:
             assert name == "first"
