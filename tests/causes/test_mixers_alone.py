@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from aprfmt.causes.forward import convolution, per_layer
+from aprfmt.causes.forward import convolution, layer_sharing
 from aprfmt.inference.replay.patched_model import STREAM
 
 
@@ -207,34 +207,34 @@ def test_inputs_and_copies_are_changed_as_their_words_say() -> None:
         "the short cut of low rank is left out": 9 * x,
         "the sum with the short cut is not divided by the root of 2": x * root,
     }
-    rows = {**per_layer.INPUTS, **per_layer.COPIES}
+    rows = {**layer_sharing.INPUTS, **layer_sharing.COPIES}
     changed = {
         says: altered(x.copy(), held, patched) for each in rows.values() for says, altered in each
     }
     assert changed.keys() == expected.keys()
     for says, values in changed.items():
         assert np.allclose(values, expected[says]) and values.dtype == np.float32, says
-    lacking = per_layer._input_copy(x, {}, patched)
-    assert lacking is x and per_layer._input_copy(x, {STREAM: x[:, :4]}, patched) is x
+    lacking = layer_sharing._input_copy(x, {}, patched)
+    assert lacking is x and layer_sharing._input_copy(x, {STREAM: x[:, :4]}, patched) is x
 
     def altered(*given: Any) -> Any:
         return given
 
     for point, layers in (("per_layer_embd", None), ("per_layer_proj", "some"), ("mid", "some")):
-        one = made(per_layer._alter_point(point, altered))
+        one = made(layer_sharing._alter_point(point, altered))
         assert one.layers == {point: layers}
         assert one.taps[point]("model", 3, "x", "held") == ("x", "held", "model")
 
 
 def test_copies_are_mixed_and_gates_are_cut_in_another_way() -> None:
     coefs = np.arange(18.0).reshape(2, 9)
-    mixed = made(per_layer._transpose_coefficients).ops["mix_copies"]
+    mixed = made(layer_sharing._transpose_coefficients).ops["mix_copies"]
     turned = mixed(lambda x, coefs: coefs, None, None, coefs)
     assert np.array_equal(turned.reshape(2, 3, 3), coefs.reshape(2, 3, 3).swapaxes(1, 2))
-    assert made(per_layer._without_tanh).ops["tanh"](np.tanh, None, 2.0) == 2.0
-    cut = made(per_layer._without_gate_cut).ops["gaussian_topk"]
+    assert made(layer_sharing._without_tanh).ops["tanh"](np.tanh, None, 2.0) == 2.0
+    cut = made(layer_sharing._without_gate_cut).ops["gaussian_topk"]
     assert cut(lambda x, factor: 0, None, 5.0, 2.0) == 5.0
-    sample = made(per_layer._sample_variance).ops["gaussian_topk"]
+    sample = made(layer_sharing._sample_variance).ops["gaussian_topk"]
     _, factor = sample(lambda x, factor: (x, factor), None, np.zeros((2, 5)), 2.0)
     assert factor == pytest.approx(2.0 * np.std([1, 2, 3, 4, 9], ddof=1) / np.std([1, 2, 3, 4, 9]))
     for size, streams, sparse, rows in (
@@ -249,8 +249,8 @@ def test_copies_are_mixed_and_gates_are_cut_in_another_way() -> None:
             spec=SimpleNamespace(block=SimpleNamespace(streams=streams)),
         )
         found = [
-            *per_layer.usual_layer_input_mistakes(patched),
-            *per_layer.usual_stream_copy_mistakes(patched),
+            *layer_sharing.usual_layer_input_mistakes(patched),
+            *layer_sharing.usual_stream_copy_mistakes(patched),
         ]
         assert len(found) == rows, (size, streams, sparse)
         for one in found:
@@ -261,23 +261,23 @@ def test_copies_are_mixed_and_gates_are_cut_in_another_way() -> None:
             )
             replaced = made(one)
             assert [*replaced.taps, *replaced.ops] and one.values
-            assert set(replaced.taps) <= {*per_layer.INPUTS, *per_layer.COPIES}
+            assert set(replaced.taps) <= {*layer_sharing.INPUTS, *layer_sharing.COPIES}
         case: Any = SimpleNamespace(patched=patched, view=SimpleNamespace(point="q"))
-        assert not list(per_layer.try_layer_inputs(case))
+        assert not list(layer_sharing.try_layer_inputs(case))
         for point in ("per_layer_embd", "out", "ffn_stream"):
             case.view.point = point
-            assert bool(list(per_layer.try_layer_inputs(case))) is bool(size)
+            assert bool(list(layer_sharing.try_layer_inputs(case))) is bool(size)
 
 
 def test_a_layer_without_keys_reads_those_of_another_that_has_such(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(per_layer, "key_value_layer", lambda hp, layer: layer - 2)
-    monkeypatch.setattr(per_layer, "kv_head_count", lambda hp, layer: 1 + (layer == 1))
-    monkeypatch.setattr(per_layer, "head_dim_of_layer", lambda hp, layer: 8 + (layer == 2))
+    monkeypatch.setattr(layer_sharing, "key_value_layer", lambda hp, layer: layer - 2)
+    monkeypatch.setattr(layer_sharing, "kv_head_count", lambda hp, layer: 1 + (layer == 1))
+    monkeypatch.setattr(layer_sharing, "head_dim_of_layer", lambda hp, layer: 8 + (layer == 2))
     own = (True, True, True, True, True, False, False)
     patched: Any = SimpleNamespace(hp={"own_kv_layers": own}, n_layers=7)
-    found = list(per_layer.shared_key_changes(patched))
+    found = list(layer_sharing.shared_key_changes(patched))
     told = [(one.where, one.values["layer"]) for one in found]
     # L5 has those of L3, L6 of L4; L1 has more heads, L2 larger ones.
     assert told == [
@@ -289,7 +289,7 @@ def test_a_layer_without_keys_reads_those_of_another_that_has_such(
     assert found[1].says == "L5 reads the keys and values of L4; by the model those of L3"
     for layer, rows in ((-1, 0), (0, 0), (5, 2), (6, 2)):
         case: Any = SimpleNamespace(layer=layer, patched=patched)
-        assert len(list(per_layer.try_shared_keys(case))) == rows
+        assert len(list(layer_sharing.try_shared_keys(case))) == rows
     read = made(found[1]).read
     assert [read("k", layer, f"own{layer}") for layer in range(7)] == [
         "own0",

@@ -13,6 +13,11 @@ from aprfmt.causes.forward.compressed_attention import (
 from aprfmt.causes.forward.convolution import usual_convolution_mistakes
 from aprfmt.causes.forward.delta_net import usual_delta_net_mistakes
 from aprfmt.causes.forward.indexer import usual_key_choice_mistakes
+from aprfmt.causes.forward.layer_sharing import (
+    shared_key_changes,
+    usual_layer_input_mistakes,
+    usual_stream_copy_mistakes,
+)
 from aprfmt.causes.forward.lightning_attention import usual_lightning_mistakes as lightnings
 from aprfmt.causes.forward.linear import dropped_bias_change
 from aprfmt.causes.forward.mismatch import Change, Layers, Patch
@@ -32,11 +37,6 @@ from aprfmt.causes.forward.operation_patches import (
     scale_sum_or_stream,
     use_activation_function,
     use_earlier_layer_cache,
-)
-from aprfmt.causes.forward.per_layer import (
-    shared_key_changes,
-    usual_layer_input_mistakes,
-    usual_stream_copy_mistakes,
 )
 from aprfmt.causes.forward.residual_stream import (
     HALVES,

@@ -1,4 +1,4 @@
-"""Seeded faults of `aprfmt/causes/forward/per_layer.py`."""
+"""Seeded faults of `aprfmt/causes/forward/layer_sharing.py`."""
 
 from collections.abc import Callable
 from typing import Any
