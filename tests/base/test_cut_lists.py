@@ -15,7 +15,7 @@ import pytest
 from aprfmt.base.protocols import Damage
 from aprfmt.base.sequences import join_first
 from aprfmt.causes.forward import rope
-from aprfmt.causes.tokenizer import effect
+from aprfmt.causes.tokenizer import probe_effects
 from aprfmt.causes.training import batch_samples
 from aprfmt.checks.file.layout import _damage_finding
 from aprfmt.conversion import quantize_options
@@ -88,7 +88,7 @@ LISTS: Mapping[str, tuple[int, Callable[[int], str], Callable[[int], str], str, 
                   ", ", ", ..."),
     "frequencies": (8, lambda n: rope._list_values(np.arange(n) + 0.5), "{}.5".format, ", ",
                     ", ..."),
-    "token ids": (8, lambda n: effect._short_ids([*range(n)]), str, " ", " ..."),
+    "token ids": (8, lambda n: probe_effects._short_ids([*range(n)]), str, " ", " ..."),
     "quantized again": (3, outputs, "n{} (F32)".format, ", ", " ..."),
     "matches": (4, matches, "n{}".format, ", ", ", ..."),
     "sequences": (4, runs, "1 tokens {}".format, "; ", "; ..."),

@@ -10,8 +10,8 @@ import pytest
 
 from aprfmt.causes.tokenizer import (
     comparison,
-    effect,
     pre_tokenizer,
+    probe_effects,
     recorded_ids,
     vocabulary_lists,
 )
@@ -87,7 +87,7 @@ def test_words_that_give_the_same_ids_are_another_splitting_all_the_same(
 ) -> None:
     """Without merges no probe has other ids: the words of the splitting itself are compared."""
 
-    monkeypatch.setattr(effect, "piece_texts", lambda texts: [])
+    monkeypatch.setattr(probe_effects, "piece_texts", lambda texts: [])
 
     def made(name: str, steps: list[dict[str, Any]]) -> Path:
         shutil.copytree(demo_model, tmp_path / name, ignore=shutil.ignore_patterns("chat_*"))
@@ -187,11 +187,13 @@ def test_of_a_chat_the_text_around_the_first_difference_is_shown(
             texts = {"A": "".join(chr(97 + at % 26) for at in range(same)) + "X" * (rest + 1)}
             texts["B"] = texts["A"][:same] + "Y" * rest
             monkeypatch.setattr(
-                effect, "_rendered_chat", lambda bench, parts, text, texts=texts: texts[parts]
+                probe_effects,
+                "_rendered_chat",
+                lambda bench, parts, text, texts=texts: texts[parts],
             )
             shown: Any = SimpleNamespace(labels=[("chat", "two turns")])
             a, b, bench = cast(Any, "A"), cast(Any, "B"), cast(Any, None)
-            example = effect._first_example(bench, a, b, shown)
+            example = probe_effects._first_example(bench, a, b, shown)
             begin = max(0, same - 20)
             assert example == tuple(
                 f"two turns is ...{texts[side][begin : same + 60]!r}" for side in "AB"
@@ -218,11 +220,11 @@ def splits(
             asked.append((text, begin, special, self.added))
             return self.ids[text]
 
-    monkeypatch.setattr(effect, "probe_texts", lambda a, b: ["one", "two", "three"])
-    monkeypatch.setattr(effect, "engine_of_text", lambda text, where: Encoder(files.ids))
-    monkeypatch.setattr(effect, "SpmEngine", lambda vocabulary, where: Encoder(lists.ids))
+    monkeypatch.setattr(probe_effects, "probe_texts", lambda a, b: ["one", "two", "three"])
+    monkeypatch.setattr(probe_effects, "engine_of_text", lambda text, where: Encoder(files.ids))
+    monkeypatch.setattr(probe_effects, "SpmEngine", lambda vocabulary, where: Encoder(lists.ids))
     pair = (lists, files) if turned else (files, lists)
-    return effect.splits_are_equal(*pair), asked
+    return probe_effects.splits_are_equal(*pair), asked
 
 
 def split_side(

@@ -263,8 +263,8 @@ def compare_tokenizers(mine: StatedTokenizer, theirs: StatedTokenizer) -> Tokens
         return TokensReport(
             notes=still, checked=checked, remarks=(*_unknown_template_tokens(mine, theirs), *aside)
         )
-    from aprfmt.causes.tokenizer.effect import ENGINE, measure_effects, splits_are_equal
     from aprfmt.causes.tokenizer.part_exchange import with_empty_merges
+    from aprfmt.causes.tokenizer.probe_effects import ENGINE, measure_effects, splits_are_equal
 
     mine, theirs = with_empty_merges(mine), with_empty_merges(theirs)
     unseen: list[TokenizerDifference] = []

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from aprfmt.base.protocols import TypedValue
-from aprfmt.causes.tokenizer import effect as measuring
+from aprfmt.causes.tokenizer import probe_effects as measuring
 from aprfmt.causes.tokenizer.comparison import compare_tokenizers, compare_tokens
 from aprfmt.checks.context import CheckContext
 from aprfmt.checks.file.vocabulary import check_merges
