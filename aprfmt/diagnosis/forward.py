@@ -13,9 +13,9 @@ import numpy as np
 from aprfmt.arch.role_vocabulary import split_key
 from aprfmt.causes import CAUSES, find_cause
 from aprfmt.causes.forward.cut_points import deciding_key
-from aprfmt.diagnosis.answers import Divergence, Examined, Solution, sentence_without_places
 from aprfmt.diagnosis.next_commands import recording_sentence
 from aprfmt.diagnosis.records import ALSO_EXPLAINS, CANNOT_TELL, Evidence
+from aprfmt.diagnosis.trace_results import Divergence, Examined, Solution, sentence_without_places
 from aprfmt.inference.points import POINTS
 from aprfmt.inference.replay.patched_model import MOVES
 from aprfmt.inference.replay.shadow import ShadowPoint

@@ -20,7 +20,9 @@ from aprfmt.diagnosis.accumulated_rounding import (
     with_16_bit_points,
     with_recorded_arithmetic,
 )
-from aprfmt.diagnosis.answers import (
+from aprfmt.diagnosis.run_arithmetic import TraceInArithmetic, arithmetic_of_products
+from aprfmt.diagnosis.search import Search, SearchBudget, SearchStep, is_wide
+from aprfmt.diagnosis.trace_results import (
     Agreement,
     Divergence,
     Examined,
@@ -30,8 +32,6 @@ from aprfmt.diagnosis.answers import (
     sentence_without_places,
     weights_inside,
 )
-from aprfmt.diagnosis.run_arithmetic import TraceInArithmetic, arithmetic_of_products
-from aprfmt.diagnosis.search import Search, SearchBudget, SearchStep, is_wide
 from aprfmt.inference.replay.patched_model import MOVES, PatchedModel
 from aprfmt.inference.replay.recorded_trace import RecordedTrace
 from aprfmt.inference.replay.shadow import ShadowPass, ShadowPoint, record_points, run_shadow_pass

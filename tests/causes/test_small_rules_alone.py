@@ -16,7 +16,7 @@ from aprfmt.causes.tensor import (
 )
 from aprfmt.causes.tensor.drawn_numbers import Drawn, is_even_throughout
 from aprfmt.codecs import fp8
-from aprfmt.diagnosis.answers import weights_inside
+from aprfmt.diagnosis.trace_results import weights_inside
 
 RNG = np.random.default_rng(5)
 

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from aprfmt.causes.forward.mismatch import Change
-from aprfmt.diagnosis.answers import Agreement, change_numbers
+from aprfmt.diagnosis.trace_results import Agreement, change_numbers
 from aprfmt.measure.proofs import certainty_of
 
 
