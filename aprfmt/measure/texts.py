@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING
 
 from aprfmt.base.budget import end_where_time_is_over
 from aprfmt.errors import AprfmtError
+from aprfmt.model.key_readings import FILES, KeyPattern, matching_row
 from aprfmt.model.ledger import NotCompared, State, same_content
-from aprfmt.model.readings import FILES, KeyPattern, matching_row
 from aprfmt.tokenizer.generation import (
     differing_settings,
     generation_settings,

@@ -25,8 +25,8 @@ from aprfmt.base.text_escape import shorten
 from aprfmt.errors import AprfmtError, ArchError, FormatError
 from aprfmt.model.carried_files import foreign_keys
 from aprfmt.model.hf_folder import INDEX, MAX_TEXT, MLX_ADAPTER, WEIGHTS, read_text, rival_weights
+from aprfmt.model.key_readings import FILES, METADATA, TENSORS, KeyPattern, Reading, matching_row
 from aprfmt.model.packing import OLDER_FILES, settings_of_older_file
-from aprfmt.model.readings import FILES, METADATA, TENSORS, KeyPattern, Reading, matching_row
 from aprfmt.model.sidecar_files import (
     ADAPTER_CONFIG,
     ADAPTER_WEIGHTS,

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
-from aprfmt.model.readings import matching_row
+from aprfmt.model.key_readings import matching_row
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,8 +16,8 @@ from aprfmt.arch import ARCHS
 from aprfmt.arch.other_keys import ROWS
 from aprfmt.conversion import convert
 from aprfmt.model import open_model
+from aprfmt.model.key_readings import FILES, METADATA, matching_row
 from aprfmt.model.ledger import make_ledger
-from aprfmt.model.readings import FILES, METADATA, matching_row
 from aprfmt.model.sidecar_files import ROWS as FILE_ROWS
 from tests.arch.listed import LISTED, built
 from tests.cli.run import aprfmt as command
