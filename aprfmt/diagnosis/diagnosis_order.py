@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING, Any
 
 from aprfmt.base.budget import BudgetSpent
 from aprfmt.causes.restored_keys import architecture_name, refusal_reason
-from aprfmt.diagnosis.levels import Levels
+from aprfmt.diagnosis import trace_pair
+from aprfmt.diagnosis.blended_model import count_values
 from aprfmt.diagnosis.model_comparison import compare_models
 from aprfmt.diagnosis.model_pair import ModelPair
 from aprfmt.diagnosis.next_commands import MOST_IDS, mapping_command, with_next_commands
@@ -21,6 +22,7 @@ from aprfmt.diagnosis.progress import ProgressReporter, count_values
 from aprfmt.diagnosis.records import Diagnosis, Evidence, PointRow
 from aprfmt.diagnosis.renumbered_tokens import NUMBERED
 from aprfmt.diagnosis.sides import Side, open_side_trace, trace_ids
+from aprfmt.diagnosis.static_findings import Levels
 from aprfmt.diagnosis.stored_names import stored_names_of_places
 from aprfmt.diagnosis.zero_values import zero_points_of_trace
 from aprfmt.errors import AprfmtError, ArchError

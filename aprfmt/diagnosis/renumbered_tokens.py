@@ -8,8 +8,8 @@ from collections.abc import Mapping, Sequence
 from hashlib import blake2b
 from typing import Any
 
-from aprfmt.diagnosis.levels import Levels
 from aprfmt.diagnosis.records import Evidence, Touched
+from aprfmt.diagnosis.static_findings import Levels
 from aprfmt.errors import AprfmtError
 from aprfmt.measure.findings import Finding
 from aprfmt.measure.proofs import unfitted_proof

@@ -6,8 +6,8 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from aprfmt.base.protocols import TypedValue, Value
-from aprfmt.diagnosis.levels import Levels
 from aprfmt.diagnosis.records import Evidence
+from aprfmt.diagnosis.static_findings import Levels
 from aprfmt.errors import AprfmtError
 from aprfmt.measure.findings import Finding
 from aprfmt.measure.named_causes import set_command

@@ -51,11 +51,11 @@ from aprfmt.diagnosis import (
 from aprfmt.diagnosis import forward as forward_words
 from aprfmt.diagnosis import search as searching
 from aprfmt.diagnosis.diagnosis_text import titled_lines
-from aprfmt.diagnosis.levels import POSITIONS, DifferingRows, Levels
 from aprfmt.diagnosis.next_commands import missing_points
 from aprfmt.diagnosis.paired_pass import PairedPass, compare_passes
 from aprfmt.diagnosis.records import Touched
 from aprfmt.diagnosis.search import DEEPEST, LEAST, Search, SearchStep, TriedSteps, may_act
+from aprfmt.diagnosis.static_findings import Levels
 from aprfmt.diagnosis.trace_results import Divergence, Solution, layer_scopes
 from aprfmt.errors import ArchError
 from aprfmt.inference.backends import blas

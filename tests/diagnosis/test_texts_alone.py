@@ -8,11 +8,11 @@ import numpy as np
 import pytest
 
 from aprfmt.base.budget import BudgetSpent
-from aprfmt.diagnosis import paired_pass, progress, stored_names, tokenizer_findings, trace_pair
-from aprfmt.diagnosis.levels import Levels
+from aprfmt.diagnosis import paired_pass, stored_names, tokenizer_findings, trace_pair
 from aprfmt.diagnosis.next_commands import recording_sentence
 from aprfmt.diagnosis.records import Evidence
 from aprfmt.diagnosis.search import Search
+from aprfmt.diagnosis.static_findings import Levels
 from aprfmt.inference.replay.shadow import PointRecorder
 
 # --- two models by their stored names -------------------------------------------------------------

@@ -10,8 +10,8 @@ import pytest
 
 from aprfmt.causes.forward.point_signatures import likely_cause
 from aprfmt.diagnosis import recorded_ids, tensors
-from aprfmt.diagnosis.levels import Levels
 from aprfmt.diagnosis.records import Touched
+from aprfmt.diagnosis.static_findings import Levels
 from aprfmt.measure.records import TensorDiff
 from aprfmt.measure.traces import rounding_ratios
 
