@@ -547,7 +547,7 @@ def try_residual_sums(case: Mismatch) -> Iterator[Change]:
             if case.array(call.args[1]).ndim < 2:
                 continue  # a bias
             if call.location.point.startswith(("per_layer", "altup")):
-                continue  # no sublayer's sum: hypotheses of its own (per_layer.py)
+                continue  # no sublayer's sum: separate hypotheses (layer_sharing.py)
             if call.location.point in ROUTED:
                 lost = "routed experts are" if keep else "shared expert is"
                 yield Change(
