@@ -69,10 +69,11 @@ def local(
     more: int = 5,
     named: int | None = None,
 ) -> bytes:
+    """Return a local zip header and the name after it."""
     count = len(name.encode()) if named is None else named
     head = struct.pack("<4s5H3I2H", b"PK\x03\x04", 45, flags, method, 0, 0, 0, 8, size, count, more)
     assert len(head) == 30
-    return head
+    return head + name.encode()
 
 
 def test_the_bytes_of_a_record_stand_behind_its_local_header() -> None:
