@@ -112,9 +112,12 @@ def test_another_weight_is_found_with_its_bias_ours_or_none(
 def test_a_table_is_read_with_an_offset_where_all_rows_are_moved_alike(
     read: list[int], move: int | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """`read` are the rows that ids 0 to 5 read. In this order no row is that of a token near it."""
+    ids = [0, 2, 4, 1, 3, 5]
+    rows = TABLE[[read[i] for i in ids]]
     call = SimpleNamespace(args=[SimpleNamespace(key="token_embd.weight")])
-    view = SimpleNamespace(point="embd", calls=[call], theirs=TABLE[read], tolerance=1e-6)
-    patched = SimpleNamespace(ids=list(range(6)), hp={"embedding_scale": 1.0})
+    view = SimpleNamespace(point="embd", calls=[call], theirs=rows, tolerance=1e-6)
+    patched = SimpleNamespace(ids=ids, hp={"embedding_scale": 1.0})
     case: Any = SimpleNamespace(
         call=lambda name: call, view=view, patched=patched, rows=np.arange(6)
     )
