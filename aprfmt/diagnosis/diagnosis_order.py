@@ -13,8 +13,6 @@ from typing import TYPE_CHECKING, Any
 
 from aprfmt.base.budget import BudgetSpent
 from aprfmt.causes.restored_keys import architecture_name, refusal_reason
-from aprfmt.diagnosis import trace_pair
-from aprfmt.diagnosis.blended_model import count_values
 from aprfmt.diagnosis.model_comparison import compare_models
 from aprfmt.diagnosis.model_pair import ModelPair
 from aprfmt.diagnosis.next_commands import MOST_IDS, mapping_command, with_next_commands

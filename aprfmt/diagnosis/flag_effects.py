@@ -7,8 +7,6 @@ import numpy as np
 
 from aprfmt.base.protocols import Value
 from aprfmt.diagnosis.finding_effects import make_run_pair
-from aprfmt.diagnosis.records import Evidence
-from aprfmt.diagnosis.static_findings import Levels
 from aprfmt.inference.backends import BACKENDS
 from aprfmt.inference.probe_ids import choose_ids
 from aprfmt.inference.replay.patched_model import PatchedModel

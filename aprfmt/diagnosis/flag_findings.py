@@ -2,8 +2,8 @@
 
 from aprfmt.causes.contradicted_flags import contradiction_findings, judged_contradictions
 from aprfmt.causes.packing_files import packing_file_findings
-from aprfmt.diagnosis.levels import Levels
 from aprfmt.diagnosis.records import Evidence
+from aprfmt.diagnosis.static_findings import Levels
 from aprfmt.measure.findings import Finding
 from aprfmt.model import Model
 

@@ -25,9 +25,8 @@ from aprfmt.causes.restored_keys import find_restored_key, misleading_findings
 from aprfmt.compare import diff_models
 from aprfmt.compare.diffs import DiffReport
 from aprfmt.compare.other_models import explains_vocabulary_size
-from aprfmt.diagnosis.finding_effects import Touched, make_run_pair
-from aprfmt.diagnosis.flag_effects import add_flag_findings, compute_logits
-from aprfmt.diagnosis.records import ALL_ZERO, KINDS, Evidence
+from aprfmt.diagnosis.flag_findings import add_flag_findings
+from aprfmt.diagnosis.records import ALL_ZERO, KINDS, Evidence, Touched
 from aprfmt.diagnosis.renumbered_tokens import settle_numbering
 from aprfmt.diagnosis.static_findings import Levels
 from aprfmt.diagnosis.tensors import compare_tensors

@@ -13,29 +13,9 @@ from typing import TYPE_CHECKING
 
 from aprfmt.arch.role_vocabulary import split_key
 from aprfmt.causes import CAUSES, find_cause
-from aprfmt.diagnosis.blended_model import count_stages, multiplications_per_token
-from aprfmt.diagnosis.derived_quantities import Quantity, compare_quantity
-from aprfmt.diagnosis.finding_effects import (
-    BUDGET,
-    MixedResult,
-    PartMeasurement,
-    Share,
-    make_run_pair,
-)
-from aprfmt.diagnosis.paired_pass import PairedPass, Probe, ProgressReporter
-from aprfmt.diagnosis.probes import (
-    POSITIONS,
-    ChosenProbes,
-    DifferingRows,
-    choose_probes,
-    differing_rows,
-    make_probe,
-    probe_other_ids,
-    unrouted_experts,
-)
+from aprfmt.diagnosis.progress import ProgressReporter, multiplications_per_token
 from aprfmt.diagnosis.records import Evidence
-from aprfmt.diagnosis.static_findings import Levels
-from aprfmt.inference.probe_ids import LONGEST, MARGIN, critical_lengths
+from aprfmt.diagnosis.static_findings import POSITIONS, DifferingRows, Levels
 from aprfmt.measure.findings import Exercised, Finding
 from aprfmt.measure.proofs import unfitted_proof
 from aprfmt.measure.records import EQUAL

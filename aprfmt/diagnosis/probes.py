@@ -11,8 +11,8 @@ from typing import Any
 import numpy as np
 
 from aprfmt.compare.diffs import DiffReport
-from aprfmt.diagnosis.levels import POSITIONS, DifferingRows
 from aprfmt.diagnosis.paired_pass import Probe
+from aprfmt.diagnosis.static_findings import POSITIONS, DifferingRows
 from aprfmt.errors import AprfmtError
 from aprfmt.inference.probe_ids import LONGEST, TILE, choose_ids, critical_lengths
 from aprfmt.inference.rope import depends_on_length

@@ -16,8 +16,7 @@ from aprfmt.causes import CAUSES
 from aprfmt.causes.tensor.token_tables import common_rows
 from aprfmt.causes.tensor.unwritten_tail import unwritten_tails
 from aprfmt.compare.diffs import DiffReport
-from aprfmt.diagnosis.finding_effects import Touched
-from aprfmt.diagnosis.records import KINDS, Evidence
+from aprfmt.diagnosis.records import KINDS, Evidence, Touched
 from aprfmt.diagnosis.static_findings import Levels
 from aprfmt.measure.findings import Finding
 from aprfmt.measure.named_causes import set_command

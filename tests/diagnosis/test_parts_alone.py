@@ -55,7 +55,7 @@ from aprfmt.diagnosis.next_commands import missing_points
 from aprfmt.diagnosis.paired_pass import PairedPass, compare_passes
 from aprfmt.diagnosis.records import Touched
 from aprfmt.diagnosis.search import DEEPEST, LEAST, Search, SearchStep, TriedSteps, may_act
-from aprfmt.diagnosis.static_findings import Levels
+from aprfmt.diagnosis.static_findings import POSITIONS, DifferingRows, Levels
 from aprfmt.diagnosis.trace_results import Divergence, Solution, layer_scopes
 from aprfmt.errors import ArchError
 from aprfmt.inference.backends import blas

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from aprfmt.base.budget import BudgetSpent
-from aprfmt.diagnosis import paired_pass, stored_names, tokenizer_findings, trace_pair
+from aprfmt.diagnosis import paired_pass, progress, stored_names, tokenizer_findings, trace_pair
 from aprfmt.diagnosis.next_commands import recording_sentence
 from aprfmt.diagnosis.records import Evidence
 from aprfmt.diagnosis.search import Search
