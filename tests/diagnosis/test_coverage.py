@@ -15,14 +15,9 @@ from aprfmt.diagnosis import diagnose, finding_effects
 from aprfmt.diagnosis.derived_quantities import compare_quantity
 from aprfmt.diagnosis.finding_effects import Share, make_run_pair
 from aprfmt.diagnosis.model_pair import finalize_finding
-from aprfmt.diagnosis.paired_pass import (
-    PairedPass,
-    Probe,
-    ProgressReporter,
-    kl_divergence,
-    stages_equal,
-)
+from aprfmt.diagnosis.paired_pass import PairedPass, Probe, kl_divergence, stages_equal
 from aprfmt.diagnosis.probes import differing_rows
+from aprfmt.diagnosis.progress import ProgressReporter
 from aprfmt.diagnosis.records import KINDS, Diagnosis, Touched
 from aprfmt.errors import AprfmtError
 from aprfmt.inference.backends import blas
