@@ -30,6 +30,7 @@ from aprfmt.causes.tensor import (
     outliers,
     packed_damage,
     packed_faults,
+    part_rows,
     rearrangements,
     recoded_parts,
     recoded_scales,
@@ -264,6 +265,7 @@ def test_every_row_of_the_table_is_taken_out_once() -> None:
     }
     # by tests/causes/tensor/test_misread_scales.py
     tried |= {misread_scales.explain_misread_scales, misread_scales.explain_misread_exponents}
+    tried.add(part_rows.explain_moved_codes)  # by tests/causes/tensor/test_part_rows.py
     tried.add(misread_types.explain_misread_type)  # by tests/causes/tensor/test_misread_types.py
     tried.add(misread_tiles.explain_misread_tiles)  # by tests/causes/tensor/test_misread_tiles.py
     # by tests/causes/test_scale_fields.py

@@ -1,0 +1,116 @@
+"""Codes of a packed weight whose rows moved, while the scales beside them did not.
+
+A *part* is one of the stored tensors of a packed weight: codes, scales, zero points. Both files
+pack the weight alike. A reader that puts the rows of a fused weight in another order has to move
+the scales of these rows as well.
+"""
+
+from collections import defaultdict, deque
+from collections.abc import Iterator
+from math import prod
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from aprfmt.causes.tensor.differing_pair import DifferingPair
+from aprfmt.causes.tensor.guess import PairHypothesis
+from aprfmt.causes.tensor.proof import make_finding, prove_bytes
+from aprfmt.measure.findings import Finding
+from aprfmt.tensors.runs import hold_same_bytes
+
+if TYPE_CHECKING:
+    from aprfmt.base.protocols import LazyTensor
+    from aprfmt.codecs.base import Array
+
+MOST = 1 << 30  # bytes of codes that are looked at
+SHOWN = 4  # moved rows that a sentence names
+
+
+def explain_moved_codes(case: DifferingPair) -> Iterator[Finding]:
+    """Yield the finding that B's codes are A's in another order of rows or columns, alone.
+
+    All other parts are equal to the byte, and one of them has more than one number, so that it
+    should have moved too.
+    """
+    a, b = case.a.side, case.b.side
+    if len(a.stored) != 1 or len(b.stored) != 1 or not a.stored[0].parts:
+        return
+    mine, theirs = a.stored[0].parts, b.stored[0].parts
+    if mine.keys() != theirs.keys() or a.encoding != b.encoding or "" not in mine:
+        return
+    rest = [name for name in mine if name]
+    codes = mine[""], theirs[""]
+    if codes[0].info.shape != codes[1].info.shape or codes[0].info.nbytes > MOST:
+        return
+    if codes[0].info.nbytes != codes[1].info.nbytes or len(codes[0].info.shape) < 2:
+        return
+    if any(not _are_equal(mine[name], theirs[name]) for name in rest):
+        return
+    if not any(prod(mine[name].info.shape) > 1 for name in rest):
+        return
+    for axis, what in ((0, "rows"), (1, "columns")):
+        x, y = (_lines(part, axis) for part in codes)
+        order = _order_of_lines(x, y)
+        if order is None:
+            continue
+        moved = np.flatnonzero(order != np.arange(len(order)))
+        shown = ", ".join(f"{at} of A is {order[at]} of B" for at in moved[:SHOWN].tolist())
+        more = f" and {len(moved) - SHOWN} more" if len(moved) > SHOWN else ""
+        says = (
+            f"B's codes are A's with their {what} in another order, and the parts beside them "
+            f"({', '.join(rest)}) are in A's order: they did not move with the codes",
+            f"{len(moved)} of {len(order)} {what} moved: {shown}{more}",
+        )
+        proof = prove_bytes(x[0].tobytes(), moved.size * x.shape[1], moved.size)
+        yield make_finding("row_offset", (case.key,), says, case.before.relative, 0.0, proof)
+        return
+
+
+def _are_equal(a: "LazyTensor", b: "LazyTensor") -> bool:
+    """Return whether two parts have the same shape and bytes."""
+    return a.info.shape == b.info.shape and hold_same_bytes(a, b)
+
+
+def _lines(part: "LazyTensor", axis: int) -> "Array":
+    """Return the bytes of the rows (axis 0) or columns (axis 1) of a part, uint8 [lines, bytes].
+
+    Axes behind the first two belong to an element.
+    """
+    rows, columns = part.info.shape[:2]
+    data = np.frombuffer(part.raw(), np.uint8)
+    if not rows or not columns or data.size % (rows * columns):
+        return np.zeros((0, 0), np.uint8)
+    held = data.reshape(rows, columns, -1)
+    return np.ascontiguousarray(np.moveaxis(held, axis, 0)).reshape(held.shape[axis], -1)
+
+
+def _order_of_lines(x: "Array", y: "Array") -> "Array | None":
+    """Return the number of the line of `y` that each line of `x` is, int64 [lines].
+
+    Equal lines are taken in their order. None unless each line of both is used once, and some
+    line moved.
+    """
+    if x.shape != y.shape or len(x) < 2:
+        return None
+    places: dict[bytes, deque[int]] = defaultdict(deque)
+    for at in range(len(y)):
+        places[y[at].tobytes()].append(at)
+    order = []
+    for at in range(len(x)):
+        found = places.get(x[at].tobytes())
+        if not found:
+            return None
+        order.append(found.popleft())
+    made = np.array(order)
+    return made if (made != np.arange(len(made))).any() else None
+
+
+HYPOTHESES = (
+    PairHypothesis(
+        ("row_offset",),
+        explain_moved_codes,
+        68,
+        "equal bytes in another order, before damage of parts",
+        facts=("companion tensors",),
+    ),
+)
