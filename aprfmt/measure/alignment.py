@@ -317,6 +317,10 @@ def _is_stated_alike(relation: Relation, a: Model, b: Model) -> bool:
     return bool(stated) and all(x is not None and x == y for x, y in stated)
 
 
+# A head of its own may be a copy of the embedding, or not: the values say so.
+HEAD_ALONE = "head stored in {} alone, and the embedding in {}"
+
+
 def _pair_tied_head(pair: TensorPair, a: Model, b: Model) -> TensorPair:
     """Return the pair, with an embedding in place of a head that is stored on one side only.
 
@@ -326,9 +330,9 @@ def _pair_tied_head(pair: TensorPair, a: Model, b: Model) -> TensorPair:
         return pair
     embedding_a, embedding_b = a.roles.get("token_embd.weight"), b.roles.get("token_embd.weight")
     if pair.a is None and embedding_a is not None and a.hyper["tied_embeddings"]:
-        return TensorPair(pair.key, embedding_a, pair.b, ("tied head stored as a copy in B",))
+        return TensorPair(pair.key, embedding_a, pair.b, (HEAD_ALONE.format("B", "A"),))
     if pair.b is None and embedding_b is not None and b.hyper["tied_embeddings"]:
-        return TensorPair(pair.key, pair.a, embedding_b, ("tied head stored as a copy in A",))
+        return TensorPair(pair.key, pair.a, embedding_b, (HEAD_ALONE.format("A", "B"),))
     return pair
 
 

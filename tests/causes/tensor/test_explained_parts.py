@@ -175,9 +175,11 @@ def test_a_head_on_one_side_alone_is_held_to_the_tied_embedding(stored: str, tie
     if not tied or stored in ("both", "neither"):
         assert found == pair
     elif stored == "a":
-        assert (found.a, found.b, found.layout) == ("H", "E", ("tied head stored as a copy in A",))
+        says = "head stored in A alone, and the embedding in B"
+        assert (found.a, found.b, found.layout) == ("H", "E", (says,))
     else:
-        assert (found.a, found.b, found.layout) == ("E", "H", ("tied head stored as a copy in B",))
+        says = "head stored in B alone, and the embedding in A"
+        assert (found.a, found.b, found.layout) == ("E", "H", (says,))
     other = TensorPair("blk.0.attn_q.weight", a, b)  # type: ignore[arg-type]
     assert _pair_tied_head(other, model, model) == other
 
