@@ -9,12 +9,13 @@ sequence's arrays by name, with the token positions of their rows. Nothing is un
 """
 
 import os
+from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from itertools import combinations
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -32,6 +33,7 @@ from aprfmt.errors import FormatError
 from aprfmt.formats.bounded_json import load_file
 from aprfmt.inference.engines.attention_groups import AttentionGroups, find_attention_groups
 from aprfmt.inference.engines.captured_arrays import ArrayFile, ArrayFiles
+from aprfmt.inference.engines.modules import points_named
 from aprfmt.inference.engines.plain_names import plain_names
 from aprfmt.inference.engines.rank_dims import Division
 from aprfmt.inference.engines.rank_joining import (
@@ -419,7 +421,7 @@ def _gather_arrays(
     ((step, batch lists), array). The step is -1 if its path says none. Batch lists are {name: list}
     of its file's lists that describe the batch, such as request ids.
     """
-    found: list[tuple[tuple[int, dict[str, list[Any]]], DumpedArray]] = []
+    read: list[_ReadFile] = []
     sizes: dict[str, int] = {}
     others: list[str] = []
     broken: dict[str, FormatError] = {}
@@ -434,6 +436,9 @@ def _gather_arrays(
             others.append(below)
             continue
         place, dims, inner = _place_of_file(place, file, sizes)
+        read.append(_ReadFile(below, file, place, dims, inner))
+    found: list[tuple[tuple[int, dict[str, list[Any]]], DumpedArray]] = []
+    for below, file, place, dims, inner in _without_file_names(read):
         step = _step_of(place)
         texts = {name: value for name, value in file.lists.items() if _kind_of(name) is not None}
         for name, stored in inner.items():
@@ -455,6 +460,48 @@ def _gather_arrays(
                 )
             )
     return found, sizes, others, broken
+
+
+class _ReadFile(NamedTuple):
+    """A file of a dump's folder: its path below it, its arrays, and what its path says of them.
+
+    `dims` are the dims that it states, `inner` is {array's name: name in the file}.
+    """
+
+    below: str
+    file: ArrayFile
+    place: DumpPlace
+    dims: str
+    inner: dict[str, str]
+
+
+def _without_file_names(read: Sequence[_ReadFile]) -> list[_ReadFile]:
+    """Return the files, those with names that need no file's name before them without it.
+
+    So it is where more of a file's own names are capture points than with the file's name, and no
+    other file of its pass and rank has an array of such a name: `acts.logits` is `logits`.
+    """
+    made = [one if (bare := _bare_names(one)) is None else one._replace(inner=bare) for one in read]
+    names = Counter(
+        (_step_of(one.place), tuple(sorted(one.place.ranks.items())), name)
+        for one in made
+        for name in one.inner
+    )
+    twice = {(step, ranks) for (step, ranks, _), count in names.items() if count > 1}
+    return [
+        old if (_step_of(old.place), tuple(sorted(old.place.ranks.items()))) in twice else new
+        for old, new in zip(read, made, strict=True)
+    ]
+
+
+def _bare_names(one: _ReadFile) -> dict[str, str] | None:
+    """Return {name: name in the file} without the file's name; None where that makes no points."""
+    stem = f"{one.place.name}."
+    if not one.place.name:
+        return None
+    bare = {name.removeprefix(stem): stored for name, stored in one.inner.items()}
+    points, own = (sum(bool(points_named(name)) for name in names) for names in (bare, one.inner))
+    return bare if points > own and len(bare) == len(one.inner) else None
 
 
 def _refuse_lost_passes(
