@@ -66,6 +66,12 @@ DECAYS: Mapping[str, Callable[[Array, Array, Array], Array]] = {
     ),
     "A_log is left out": lambda a, rate, shift: -softplus(a + shift),
     "nothing decays": lambda a, rate, shift: 0 * a,
+    "the heads of the decay's product are reversed": lambda a, rate, shift: (
+        -np.exp(rate) * softplus(a[:, ::-1] + shift)
+    ),
+    "the heads of A_log and dt_bias are reversed": lambda a, rate, shift: (
+        -np.exp(rate[::-1]) * softplus(a + shift[::-1])
+    ),
     "the decay is applied twice": lambda a, rate, shift: -2 * np.exp(rate) * softplus(a + shift),
 }
 
@@ -125,6 +131,7 @@ STRENGTHS: Mapping[str, Callable[[Any, Array], Array]] = {
     "beta has no sigmoid": lambda op, x: x,
     "beta is twice its sigmoid": lambda op, x: 2 * op(x),
     "beta is 1: left out": lambda op, x: 0 * x + 1,
+    "beta's heads are reversed": lambda op, x: op(x)[:, ::-1],
 }
 
 

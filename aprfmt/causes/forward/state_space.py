@@ -67,6 +67,7 @@ CAUSE_ROWS = (
 )  # fmt: skip
 
 BIAS = ".ssm_dt.bias"
+TIMES = (0.1, 0.25, 0.5, 0.75, 1.5, 3.0, 10.0)  # multiples of dt_bias to begin a search at
 # Cause -> its place: a role, or the point after it.
 PLACES: Mapping[str, str] = {
     "ssm_decay": "ssm_a", "ssm_step": "ssm_step", "ssm_scan": "ssm_scan", "ssm_state": "ssm_state",
@@ -417,6 +418,26 @@ def _solve_state_before(case: Mismatch) -> Array | None:
     return found
 
 
+def solve_step_bias(case: Mismatch) -> Iterator[Change]:
+    """Yield the change with the number that dt_bias is multiplied by before its softplus.
+
+    For layers of state spaces and of delta nets that have such a bias.
+    """
+    block, hp = case.patched.spec.block, case.patched.hp
+    kinds = ("mamba", "mamba2", "gated_delta", "kimi_delta")
+    if case.layer < 0 or mixer_of_layer(block, hp, case.layer) not in kinds:
+        return
+    shifts = [key for key in case.patched.weights if key.endswith(BIAS)]
+
+    def make(times: float) -> Change:
+        """Return the change that multiplies dt_bias by `times` in all layers."""
+        says = f"dt_bias is multiplied by {times:.6g} before the softplus"
+        return scale_weights_change("scale", says, shifts, case.patched, times)
+
+    if shifts:
+        yield from case.best_number(make, TIMES)
+
+
 HYPOTHESES = (
     Hypothesis("multiplier", try_multipliers, 342, "a factor explains more than a rule of a state"),
     Hypothesis("ssm_decay", try_scan_mistakes, 344, "the rule of a state, after a delta net's"),
@@ -424,4 +445,5 @@ HYPOTHESES = (
     Hypothesis("ssm_scan", try_scan_mistakes, 346, "the rule of a state, after a delta net's"),
     Hypothesis("ssm_state", try_scan_mistakes, 347, "the rule of a state, after a delta net's"),
     Hypothesis("ssm_gate", try_scan_mistakes, 348, "the rule of a state, after a delta net's"),
+    Hypothesis("scale", solve_step_bias, 349, "a fitted number, after rules of a state"),
 )

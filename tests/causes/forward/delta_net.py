@@ -64,6 +64,11 @@ def conv_linear(here: Any, op: Any, x: Any, kind: str, **how: Any) -> Any:
     return x if here.point == "delta_qkv" else op(x, kind, **how)
 
 
+def reversed_strength(here: Any, op: Any, x: Any) -> Any:
+    """Give each head the beta of the head from the other end."""
+    return op(x)[:, ::-1] if here.point == "beta_mm" else op(x)
+
+
 NO_EXP = decay(lambda a, rate, dt: rate * softplus(a + dt))
 
 
@@ -117,6 +122,14 @@ ENGINE_FAULTS = (
            delta(unit, in_turn), None),
     placed("delta-no-rule", DELTA, "values written, not their errors", "recurrence", "delta",
            delta(unit, in_rows, rule=False)),
+    placed("delta-alpha-heads", DELTA, "the decay's heads reversed", "recurrence", "decay",
+           decay(lambda a, rate, dt: -np.exp(rate) * softplus(a[:, ::-1] + dt))),
+    placed("delta-alpha-heads-logits", DELTA, "the same, from logits alone", "recurrence",
+           "decay", decay(lambda a, rate, dt: -np.exp(rate) * softplus(a[:, ::-1] + dt)), LOGITS),
+    placed("delta-rate-heads", DELTA, "A_log and dt_bias reversed", "recurrence", "decay",
+           decay(lambda a, rate, dt: -np.exp(rate[::-1]) * softplus(a + dt[::-1]))),
+    placed("delta-beta-heads", DELTA, "beta's heads reversed", "recurrence", "beta",
+           broken_here(sigmoid=reversed_strength)),
     placed("delta-beta", DELTA, "beta without its sigmoid", "recurrence", "beta",
            broken_here(sigmoid=raw_strength)),
     placed("delta-gate", DELTA, "the output gate is a sigmoid", "recurrence", "delta_norm",

@@ -11,13 +11,18 @@ from aprfmt.causes.tensor import arithmetic
 from tests.causes.faults import HIDDEN, NORM, UP, Fault, computed, moved
 from tests.diagnosis import dumps
 from tests.diagnosis.engine_changes import (
+    DELTA,
+    KIMI,
     LOGITS,
     How,
     before_mlp,
     changed,
+    decay,
     dumped,
     last,
     placed,
+    softplus,
+    steps,
     traced,
     without_offset,
 )
@@ -83,6 +88,12 @@ def cache_rounded(kind: Any) -> How:
 
 
 ENGINE_FAULTS = (
+    placed("delta-dt-third", DELTA, "dt_bias at a third", "scale", "L0.ssm_dt.bias",
+           decay(lambda a, rate, dt: -np.exp(rate) * softplus(a + dt / 3))),
+    placed("scan-dt-third", "granite_hybrid", "dt_bias at a third", "scale", "",
+           steps(lambda raw, dt: softplus(raw + dt / 3))),
+    placed("kimi-dt-more", KIMI, "dt_bias times 1.7", "scale", "L0.ssm_dt.bias",
+           decay(lambda a, rate, dt: -np.exp(rate) * softplus(a + 1.7 * dt))),
     engine("norm-offset", "gemma", "norms multiply by w for 1 + w", "norm_offset", "norm_offset",
            backend=lambda: broken("rms_norm", lambda op, x, w, **k: op(x, w - 1, **k))),
     engine("layer-norm-offset", "nemotron", "LayerNorms multiply by w for 1 + w", "norm_offset",
