@@ -301,6 +301,7 @@ def _equally_good(
             != (best.change.cause, {*best.change.values})
             and answer.reach == best.reach
             and answer.change.general == best.change.general
+            and answer.change.of_values == best.change.of_values
             and answer.residual <= CLOSER * best.residual + view.tolerance / CLOSER
         )
     )
@@ -407,16 +408,16 @@ def _last_pass(divergences: Sequence[Divergence]) -> tuple[PatchedModel, Recorde
     return answer.patched, answer.recorded
 
 
-def _answer_rank(answer: Solution) -> tuple[float, bool, bool, int, float]:
+def _answer_rank(answer: Solution) -> tuple[float, bool, bool, bool, int, float]:
     """Return a sort key of a solution to a divergence; the best one has the largest.
 
     In order: how far the pass agrees, that the change is specific and not `general`, that the
-    point was not merely recorded elsewhere, that fewer points are left wrong, the smaller
-    residual.
+    point was not merely recorded elsewhere, that the change says what an operation did and not
+    only what came out, that fewer points are left wrong, the smaller residual.
     """
     change = answer.change
-    there = not change.is_of_recording
-    return (answer.reach, not change.general, there, -answer.left, -answer.residual)
+    there, made = not change.is_of_recording, not change.of_values
+    return (answer.reach, not change.general, there, made, -answer.left, -answer.residual)
 
 
 def _best_answer(answers: Sequence[Solution], layer: int) -> Solution:

@@ -46,10 +46,12 @@ class Change:
     are tensor keys, hyperparameters or operations; scoped ones get a layer as prefix. `drop` are
     keys of the trace that, by the hypothesis, were taken at another point or on other rows.
     `general` marks a change that fits any value of its kind (frequencies solved one by one): it is
-    an answer only if no other change fits. `earlier`: what it does reads values of earlier layers.
-    `most` is how sure it can make a cause: less where values that were taken at another point
-    follow from no relation, or only some of them do. `gives` is the point's value by the change,
-    where the trace's own is dropped and no pass has it.
+    an answer only if no other change fits. `of_values` marks a change that says what came out and
+    not what an operation did: a change of an operation that explains as much is the answer.
+    `earlier`: what it does reads values of earlier layers. `most` is how sure it can make a cause:
+    less where values that were taken at another point follow from no relation, or only some of
+    them do. `gives` is the point's value by the change, where the trace's own is dropped and no
+    pass has it.
     """
 
     cause: str
@@ -60,6 +62,7 @@ class Change:
     scoped: bool = True
     drop: frozenset[str] = frozenset()
     general: bool = False
+    of_values: bool = False
     earlier: bool = False
     most: Certainty = "confirmed"
     gives: Array | None = None

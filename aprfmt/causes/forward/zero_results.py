@@ -44,6 +44,7 @@ def find_zero_results(case: Mismatch) -> Iterator[Change]:
         (point,),
         _with_zeros(point, None if whole else rows),
         {"zeros": "all" if whole else [str(row) for row in rows]},
+        of_values=True,
     )
 
 

@@ -3,13 +3,16 @@
 Seen red without the hypothesis: "no cause of the table fits", though a zero is read at a glance.
 """
 
+import math
 from collections.abc import Callable, Collection
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 
-from aprfmt.diagnosis import diagnose
+from aprfmt.causes.forward.mismatch import Change
+from aprfmt.diagnosis import diagnose, wrong_operations
 from tests.diagnosis.engines import tiny_folder, trace
 
 KEPT = frozenset({"attn_norm", "attn_out", "ffn_norm", "ffn_out", "moe_out", "out", "logits"})
@@ -88,3 +91,19 @@ def test_zero_rows_beside_other_wrong_rows_are_no_cause() -> None:
 @pytest.mark.parametrize("base", ["llama", "mixtral", "deepseek_v3"])
 def test_a_sound_run_is_the_same(base: str) -> None:
     assert told(base, f"sound-{base}").verdict in ("same", "precision")
+
+
+def test_what_an_operation_did_is_said_before_the_zeros_it_gave() -> None:
+    """Seen red: the zeros chosen; named as a second explanation; not named where they are alone."""
+
+    def answer(change: Change) -> Any:
+        return SimpleNamespace(change=change, reach=math.inf, left=0, residual=0.0, then=None)
+
+    zeros = answer(Change("zero_result", "decay is zeros", ("decay",), of_values=True))
+    rule = answer(Change("recurrence", "nothing decays", ("decay",)))
+    other = answer(Change("mask", "no mask", ("mask",)))
+    view: Any = SimpleNamespace(tolerance=1e-6)
+    assert wrong_operations._best_answer([zeros, rule], 0) is rule
+    assert wrong_operations._best_answer([zeros], 0) is zeros
+    assert wrong_operations._equally_good([zeros, rule, other], rule, view) == (other,)
+    assert wrong_operations._equally_good([zeros], zeros, view) == ()
