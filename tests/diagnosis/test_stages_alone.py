@@ -11,7 +11,9 @@ from aprfmt.causes.tokenizer import recorded_ids
 from aprfmt.checks import bounds
 from aprfmt.diagnosis import blended_model, progress
 from aprfmt.errors import FormatError
+from aprfmt.inference.backends.numpy_backend import NumpyBackend
 from aprfmt.inference.capture import key_name
+from aprfmt.inference.weights import Holder, Weight
 
 # --- stages ---------------------------------------------------------------------------------------
 
@@ -111,19 +113,57 @@ def test_weights_of_both_sides_are_held_apart() -> None:
         ("L0.qk", "B L0.qk"),
     ):
         assert blended_model.Blend._label(made, key) == label
-    base: Any = SimpleNamespace(
-        budget=5,
-        get_or_place=lambda *given: given,
-        find=lambda *given: given,
-        replace=lambda *given: None,
-        is_placed_by=lambda *given: given,
-        is_placed=lambda *given: given,
-    )
-    holder: Any = blended_model.PairHolder(base, lambda key: f"A {key}")
-    assert holder.budget == 5
-    assert holder.get_or_place("k", "o", 3, None) == ("A k", "o", 3, None)
-    assert holder.find("k", "o") == holder.is_placed_by("k", "o") == ("A k", "o")
-    assert holder.is_placed("k") == ("A k",)
+    base = Holder(5)
+    first, second = (blended_model.PairHolder(base, f"{side} {{}}".format) for side in "AB")
+    first.hold("k", "o", "of A", 3)
+    second.hold("k", "o", "of B", 1)
+    assert first.budget == second.budget == 5 and base.used == 4
+    assert (first.find("k", "o"), second.find("k", "o")) == ("of A", "of B")
+    assert first.has_room(1) and second.has_room(1) and not second.has_room(2)  # of both together
+    first.replace("k", "o", "moved")
+    assert (base.find("A k", "o"), base.find("B k", "o")) == ("moved", "of B")
+    assert first.is_placed_by("k", "o") and not first.is_placed_by("k", "p")
+    assert second.is_placed("k") and not second.is_placed("A k")
+
+
+class Rows:
+    """Numbers in memory that count how often they are decoded."""
+
+    encoding, shape = "F32", (2, 2)
+
+    def __init__(self, *, by_rows: bool) -> None:
+        self.by_rows, self.decoded, self.dropped = by_rows, 0, 0
+
+    def numpy(self) -> Any:
+        self.decoded += 1
+        return np.ones(self.shape, np.float32)
+
+    def encoded(self, start: int, stop: int) -> None:
+        return None
+
+    def coded(self) -> None:
+        return None
+
+    def drop(self) -> None:
+        self.dropped += 1
+
+
+@pytest.mark.parametrize("by_rows", [True, False])
+def test_a_weight_is_placed_once_where_the_budget_has_room(by_rows: bool) -> None:
+    """Seen red: a weight beyond the budget that was held, and one that was placed twice."""
+    backend: Any = NumpyBackend("cpu", "float32")
+    for budget in (16, 15):
+        rows: Any = Rows(by_rows=by_rows)
+        holder = Holder(budget)
+        weight = Weight("k", rows, holder)
+        for number in range(1, 3):
+            placed = weight.placed_on(backend)
+            fits = budget == 16
+            assert (placed is None) == (not fits and by_rows)
+            assert rows.decoded == rows.dropped == (1 if fits else 0 if by_rows else number)
+        assert holder.used == (16 if fits else 0)
+        before = rows.decoded
+        assert weight.array(backend).shape == (2, 2) and rows.decoded == before + (not fits)
 
 
 # --- usual ranges ---------------------------------------------------------------------------------
