@@ -5,6 +5,7 @@ A *row* of the table is one hypothesis. A *side* is the tensor of file A or of f
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING
 
 from aprfmt.base.encodings import find_encoding
@@ -19,7 +20,15 @@ if TYPE_CHECKING:
     from aprfmt.measure.alignment import TensorPair
     from aprfmt.measure.records import TensorDiff
 
-__all__ = ["Finding", "Group", "Guess", "JointHypothesis", "PairHypothesis", "Take"]
+__all__ = [
+    "Finding",
+    "Group",
+    "Guess",
+    "JointHypothesis",
+    "PairHypothesis",
+    "Take",
+    "groups_by_side",
+]
 
 # Arrays made of arrays: values [n, columns] of row numbers, or other values of values.
 Take = Callable[["Array"], "Array"]
@@ -96,6 +105,31 @@ class PairHypothesis:
 
 # Tensors to look at together, such as those of a layer: called, it gives what explains each by key.
 Group = Callable[[], "Mapping[str, Finding]"]
+# What looks for causes in tensors together: it takes the context, the pairs and the records by key.
+FindGroups = Callable[
+    ["PairContext", "Mapping[str, TensorPair]", "Mapping[str, TensorDiff]"], "Iterator[Group]"
+]
+# What explains the tensors of one side, "A" or "B": it returns {tensor key: finding}.
+ExplainSide = Callable[
+    ["PairContext", "Mapping[str, TensorPair]", "Mapping[str, TensorDiff]", str],
+    "Mapping[str, Finding]",
+]
+
+
+def groups_by_side(explain: ExplainSide) -> FindGroups:
+    """Return a function that yields a group for side B, then one for side A.
+
+    `explain` is called with the side's letter when the group is.
+    """
+
+    def groups(
+        context: "PairContext", pairs: "Mapping[str, TensorPair]", rows: "Mapping[str, TensorDiff]"
+    ) -> Iterator[Group]:
+        """Yield functions that return {tensor key: finding} of one side each."""
+        for side in ("B", "A"):
+            yield partial(explain, context, pairs, rows, side)
+
+    return groups
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,9 +145,7 @@ class JointHypothesis:
     """
 
     causes: tuple[str, ...]
-    find: Callable[
-        ["PairContext", "Mapping[str, TensorPair]", "Mapping[str, TensorDiff]"], "Iterator[Group]"
-    ]
+    find: FindGroups
     rank: int = LAST
     because: str = "offered by another package"
     weak: tuple[str, ...] = ()

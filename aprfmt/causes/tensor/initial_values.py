@@ -15,7 +15,6 @@ layers).
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -24,7 +23,7 @@ from aprfmt.arch.role_vocabulary import split_key
 from aprfmt.causes.tensor.context import PairContext, find_in_pairs
 from aprfmt.causes.tensor.drawn_numbers import FAR, KURTOSIS, Drawn, drawn_from, is_even_throughout
 from aprfmt.causes.tensor.foreign_values import correlation, same_values_reordered, sample_values
-from aprfmt.causes.tensor.guess import Group, JointHypothesis
+from aprfmt.causes.tensor.guess import JointHypothesis, groups_by_side
 from aprfmt.causes.tensor.proof import make_finding
 from aprfmt.causes.tensor.token_tables import common_rows
 from aprfmt.errors import AprfmtError
@@ -72,14 +71,6 @@ class InitialNumbers:
     constant: float | None
     usual: "Initialiser | None"
     line: str
-
-
-def initial_groups(
-    context: PairContext, pairs: Mapping[str, TensorPair], rows: Mapping[str, TensorDiff]
-) -> Iterator[Group]:
-    """Yield functions that return {tensor key: finding} of the weights a side never trained."""
-    for side in ("B", "A"):
-        yield partial(_explain_side, context, pairs, rows, side)
 
 
 def _explain_side(
@@ -135,6 +126,9 @@ def _explain_side(
         finding = make_finding("stale_tensor", (key,), told, _distance(rows[key]), None, None)
         made[key] = replace(finding, side=side)
     return made
+
+
+initial_groups = groups_by_side(_explain_side)
 
 
 def _is_open(row: TensorDiff) -> bool:

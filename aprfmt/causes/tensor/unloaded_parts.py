@@ -12,7 +12,7 @@ dropped, and its matrices belong to nothing.
 
 import math
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 
@@ -22,7 +22,7 @@ from aprfmt.arch.role_vocabulary import split_key
 from aprfmt.causes.tensor.context import PairContext, find_in_pairs
 from aprfmt.causes.tensor.drawn_numbers import FAR
 from aprfmt.causes.tensor.foreign_values import correlation, same_values_reordered, sample_values
-from aprfmt.causes.tensor.guess import Group, JointHypothesis
+from aprfmt.causes.tensor.guess import JointHypothesis, groups_by_side
 from aprfmt.causes.tensor.proof import make_finding
 from aprfmt.measure.alignment import TensorPair
 from aprfmt.measure.encoding_noise import storage_noise
@@ -65,14 +65,6 @@ class _Compared:
     def unloaded(self) -> bool:
         """Whether it may belong to a part that was not loaded."""
         return self.apart or self.constant is not None
-
-
-def unloaded_groups(
-    context: PairContext, pairs: Mapping[str, TensorPair], rows: Mapping[str, TensorDiff]
-) -> Iterator[Group]:
-    """Yield functions that return {tensor key: finding} of the parts that a side did not load."""
-    for side in ("B", "A"):
-        yield partial(_explain_side, context, pairs, rows, side)
 
 
 def _explain_side(
@@ -127,6 +119,9 @@ def _explain_side(
         finding = make_finding("stale_tensor", (key,), (says, line), apart, None, None)
         made[key] = replace(finding, side=side)
     return made
+
+
+unloaded_groups = groups_by_side(_explain_side)
 
 
 def _stack_and_layer(key: str) -> tuple[str, int | None]:
