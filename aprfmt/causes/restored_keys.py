@@ -8,7 +8,7 @@ import json
 import shlex
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from itertools import product
+from itertools import islice, product
 
 from aprfmt.arch.other_keys import MASK_KEYS
 from aprfmt.arch.role_vocabulary import split_key
@@ -110,6 +110,52 @@ def find_restored_key(good: Model, bad: Model, label: str) -> RestoredKey | None
     return None
 
 
+def find_restored_kind(good: Model, bad: Model, label: str) -> RestoredKey | None:
+    """Return the one key of `good`'s config.json with which `bad`'s layers have their own kinds.
+
+    `bad` is readable, but its configuration gives layers of other kinds than their tensors are of:
+    a list of layers is lost, or a count of experts. None where each asks for the tensors that are
+    there, `good` lacks one, or no single key is enough. `label` is the letter of `bad`.
+    """
+    if refusal_reason(good) or refusal_reason(bad) or good.config is None or bad.folder is None:
+        return None
+    if bad.folder.config is None or not good.resolution.coverage.is_whole:
+        return None
+    kinds = [
+        name
+        for name in good.hyper
+        if name in bad.hyper
+        and not hyper_causes().get(name)
+        and not same_value(good.hyper[name], bad.hyper[name])
+    ]
+    error = _other_tensors_reason(good, bad) if kinds else ""
+    if not error:
+        return None
+    for path, value in islice(differing_keys(good.config, bad.folder.config), _MOST):
+        made = read_with_changes(bad, {path: value})
+        if refusal_reason(made) or _other_tensors_reason(good, made):
+            continue
+        if all(same_value(good.hyper[name], made.hyper[name]) for name in kinds):
+            return RestoredKey(good, bad, label, made, path, "config_sizes", error)
+    return None
+
+
+def _other_tensors_reason(good: Model, bad: Model) -> str:
+    """Return a sentence if `bad`'s configuration asks for other tensors than are there, else "".
+
+    It asks for one that is missing, or does not ask for one that is there and that `good`, a model
+    of the same tensors, asks for.
+    """
+    asked = bad.resolution.coverage
+    if asked.missing:
+        return f"{bad.path}: the configuration asks for {asked.missing[0]}, which is not there"
+    required = set(asked.required)
+    for key in good.resolution.coverage.required:
+        if key in bad.resolution.roles and key not in required:
+            return f"{bad.path}: has {key}, which its configuration does not ask for"
+    return ""
+
+
 def misfitting_key_findings(a: Model, b: Model, rows: Sequence[FieldDiff]) -> tuple[Finding, ...]:
     """Return the findings of configuration keys that do not fit the tensors of their own model.
 
@@ -117,7 +163,7 @@ def misfitting_key_findings(a: Model, b: Model, rows: Sequence[FieldDiff]) -> tu
     finding is the only one.
     """
     for good, bad, label in ((a, b, "B"), (b, a, "A")):
-        found = find_restored_key(good, bad, label)
+        found = find_restored_key(good, bad, label) or find_restored_kind(good, bad, label)
         if found is not None:
             return (found.finding(),)
     return tuple(misleading_findings(a, b, [row for row in rows if is_of_own_keys(row)]))
