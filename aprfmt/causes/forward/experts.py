@@ -377,7 +377,7 @@ def try_expert_mistakes(case: Mismatch) -> Iterator[Change]:
 
 
 def solve_shared_factor(case: Mismatch) -> Iterator[Change]:
-    """Yield the change of the factor on the shared expert, alone or beside one on the routed sum.
+    """Yield the change of the factor on the shared expert, alone or with one on the routed sum.
 
     Both are fitted to every second row of what the trace adds to the reference's own parts.
     The routed part is what is gone where experts are weighted by 0.
