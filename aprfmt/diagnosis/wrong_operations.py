@@ -13,6 +13,7 @@ from aprfmt.causes.forward.capture_point import find_other_capture_point
 from aprfmt.causes.forward.kv_cache import find_unwritten_rows
 from aprfmt.causes.forward.mismatch import Change, Layers, Mismatch, computed_layer, spanned_layers
 from aprfmt.causes.forward.shifted_series import find_shifted_series
+from aprfmt.causes.forward.table import TABLE
 from aprfmt.diagnosis.accumulated_rounding import (
     explain_by_arithmetic,
     first_directed_point,
@@ -502,8 +503,6 @@ def _answers_of_table(case: Mismatch, known: set[str]) -> Iterator[Solution]:
     The best one lets the pass agree furthest. Rows without such a change yield nothing. `known`
     are keys of divergences to ignore.
     """
-    from aprfmt.causes.forward.table import TABLE
-
     order = {key: i for i, key in enumerate(case.found.views)}
     here = order[case.view.key]
     for row in (*TABLE, *offered_items("hypotheses")):
