@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from aprfmt.base.registry import offered_items
+from aprfmt.causes.forward import table
 from aprfmt.causes.forward.capture_point import find_other_capture_point
 from aprfmt.causes.forward.kv_cache import find_unwritten_rows
 from aprfmt.causes.forward.mismatch import Change, Layers, Mismatch, computed_layer, spanned_layers
@@ -505,7 +506,7 @@ def _answers_of_table(case: Mismatch, known: set[str]) -> Iterator[Solution]:
     """
     order = {key: i for i, key in enumerate(case.found.views)}
     here = order[case.view.key]
-    for row in (*TABLE, *offered_items("hypotheses")):
+    for row in (*table.TABLE, *offered_items("hypotheses")):
         best: Solution | None = None
         for change in row.propose(case):
             answer = _verify_change(case, change, known, order, here)
