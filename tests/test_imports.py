@@ -376,6 +376,11 @@ def test_a_plain_file_loads_what_reads_it_alone(
         causes |= {"aprfmt.model.unsupported_packing"}
         causes |= {"aprfmt.arch.draft_head", "aprfmt.arch.carried_hyperparameters"}
         causes |= {"aprfmt.formats.foreign_formats", "aprfmt.cli.html_page"}
+        causes |= {"aprfmt.causes", "aprfmt.tokenizer.engine_defaults", "aprfmt.model.towers"}
+        causes |= {"aprfmt.formats.apr", "aprfmt.formats.gguf", "aprfmt.formats.shard_set"}
+        causes |= {"aprfmt.arch.mlx_layout", "aprfmt.arch.layer_kinds", "aprfmt.model.renames"}
+        causes |= {"aprfmt.codecs", "aprfmt.tensors.restoration", "aprfmt.model.completeness"}
+        causes |= {"aprfmt.formats.unsupported_encodings", "aprfmt.base.object_repr"}
     assert not loaded & {*others, *dear, *causes, "importlib.metadata"}
 
 
@@ -418,6 +423,9 @@ def test_diagnose_of_equal_models_loads_no_dumps_and_no_causes_of_values(
     assert "aprfmt.diagnosis.model_pair" in loaded
     unasked = {f"aprfmt.diagnosis.{name}" for name in ("batch_sequences", "forward", "packing")}
     unasked |= {"aprfmt.inference.engines.dumps", "aprfmt.causes.tensor.derived_weights"}
+    unasked |= {f"aprfmt.diagnosis.{name}" for name in ("trace_pair", "paired_pass", "probes")}
+    unasked |= {f"aprfmt.inference.{name}" for name in ("forward", "session", "trace", "weights")}
+    unasked |= {"aprfmt.causes.forward", "aprfmt.causes.tokenizer", "aprfmt.tokenizer.base"}
     unasked |= {"aprfmt.tokenizer.carriers", "aprfmt.codecs.dialects", "aprfmt.inference.moe"}
     assert not loaded & unasked
 
