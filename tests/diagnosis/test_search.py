@@ -71,7 +71,7 @@ def test_all_searches_of_a_trace_share_one_bound(monkeypatch: pytest.MonkeyPatch
     with open_model(tiny_folder("llama")) as model, open_trace(strange()) as made:
         patched = PatchedModel.unpatched(model, IDS, "float32", None)
         without(monkeypatch, "none")  # every row stays
-        monkeypatch.setattr("aprfmt.diagnosis.wrong_operations.TABLE", ())
+        monkeypatch.setattr("aprfmt.causes.forward.table.TABLE", ())
         monkeypatch.setattr(Mismatch, "attempt_all", counted)
         found = examine(patched, RecordedTrace(made, IDS, {}))
         patched.weights.close()
@@ -101,7 +101,7 @@ def test_other_forms_of_a_gated_product_are_tried_at_that_of_an_mlp_alone(
     made = trace(tiny_folder(base), f"product-{point}", alter=make)
     with open_model(tiny_folder(base)) as model, open_trace(made) as recorded:
         patched = PatchedModel.unpatched(model, IDS, "float32", None)
-        monkeypatch.setattr("aprfmt.diagnosis.wrong_operations.TABLE", ())
+        monkeypatch.setattr("aprfmt.causes.forward.table.TABLE", ())
         monkeypatch.setattr(Mismatch, "attempt_all", seen)
         examine(patched, RecordedTrace(recorded, IDS, {}))
         case = cases[point]
