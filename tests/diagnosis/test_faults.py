@@ -127,7 +127,7 @@ def test_tables_name_causes_of_the_one_table() -> None:
 # Causes of training steps (tests/training), of the ranks of a dump
 # (inference/engines/test_rank_dumps), of recorded ids (test_recorded_ids) and of a numbering of
 # tokens (test_renumbered_tokens);
-# others have a file of tests of their name, or stand in test_batch_sequences,
+# others have a file of tests of their name, or stand in test_batch_sequences, test_served_adapters,
 # test_shared_ranges, test_misread_codes, test_second_layouts, test_packed_copies,
 # test_adapter_deltas, test_torch_kernels, model/relations/test_kernels and
 # model/test_older_packing_files.
@@ -137,6 +137,7 @@ SEEDED_ELSEWHERE = {cause.name for name in modules_of("training") for cause in c
     "block_fields",
     "clipped_codes",
     "code_type",
+    "copied_tensor",
     "delta_change",
     "delta_scale",
     "flat_order",
@@ -154,6 +155,7 @@ SEEDED_ELSEWHERE = {cause.name for name in modules_of("training") for cause in c
     "ranks_differ",
     "requests_differ",
     "rope_precision",
+    "served_adapter",
     "shard_order",
     "stale_layout",
     "stored_shape",
