@@ -24,7 +24,6 @@ from aprfmt.causes.forward.mismatch import Change, Layers, Mismatch, spanned_lay
 from aprfmt.causes.forward.norm import EPS, eps_change
 from aprfmt.causes.forward.shards import find_shard_counts_with_bias
 from aprfmt.causes.forward.single_pass import changes_of_one_pass, tokens_of_one_pass
-from aprfmt.causes.forward.table import NUMBERS
 from aprfmt.causes.forward.usual_blocks import UsualMistake
 from aprfmt.causes.forward.usual_mistakes import (
     added_window_mistake,
@@ -331,6 +330,8 @@ class Search:
 
         The numbers are counts of shards, and those of the rows of NUMBERS.
         """
+        from aprfmt.causes.forward.table import NUMBERS  # reads the tables of all causes of a pass
+
         case, patched = self.case, self.case.patched
         for change in find_shard_counts_with_bias(case):
             yield SearchStep(change, None)
@@ -460,6 +461,8 @@ class Search:
 
         Numbers of the changed thing `without` are not fitted.
         """
+        from aprfmt.causes.forward.table import NUMBERS
+
         causes = {row.cause for row in NUMBERS}
         usual = (step for step in self._usual_steps() if step.change.cause in causes)
         self.singles = list(
