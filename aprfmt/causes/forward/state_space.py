@@ -67,6 +67,7 @@ CAUSE_ROWS = (
 )  # fmt: skip
 
 BIAS = ".ssm_dt.bias"
+LEFT_OUT = 1e-2  # how near to 0 or 2 a multiple of dt_bias is no number of its own
 TIMES = (0.1, 0.25, 0.5, 0.75, 1.5, 3.0, 10.0)  # multiples of dt_bias to begin a search at
 # Cause -> its place: a role, or the point after it.
 PLACES: Mapping[str, str] = {
@@ -434,8 +435,10 @@ def solve_step_bias(case: Mismatch) -> Iterator[Change]:
         says = f"dt_bias is multiplied by {times:.6g} before the softplus"
         return scale_weights_change("scale", says, shifts, case.patched, times)
 
-    if shifts:
-        yield from case.best_number(make, TIMES)
+    for change in case.best_number(make, TIMES) if shifts else ():
+        times = float(change.values["times"])
+        if min(abs(times), abs(times - 2)) > LEFT_OUT:  # else it is missing, or added twice
+            yield change
 
 
 HYPOTHESES = (

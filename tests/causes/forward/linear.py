@@ -1,8 +1,11 @@
-"""Seeded faults of `aprfmt/causes/forward/linear.py`."""
+"""Seeded faults of `aprfmt/causes/forward/linear.py`.
+
+Seen red: a dt_bias added twice that is "multiplied by 2" as well, and so only explained.
+"""
 
 import numpy as np
 
-from tests.diagnosis.engine_changes import LOGITS, How, placed
+from tests.diagnosis.engine_changes import DELTA, LOGITS, How, decay, placed, softplus, steps
 
 
 def biases(times: int, *roles: str) -> How:
@@ -21,4 +24,8 @@ ENGINE_FAULTS = (
            "L0.attn_q.bias", biases(2, "attn_q", "attn_k", "attn_v")),
     placed("bias-four-times", "gpt2", "each of four devices adds the biases, from logits alone",
            "repeated_bias", "L0.attn_output.bias", biases(4, "attn_output", "ffn_down"), LOGITS),
+    placed("delta-dt-twice", DELTA, "dt_bias twice", "repeated_bias", "L0.ssm_dt.bias",
+           decay(lambda a, rate, dt: -np.exp(rate) * softplus(a + 2 * dt))),
+    placed("scan-dt-twice", "granite_hybrid", "dt_bias twice", "repeated_bias", "",
+           steps(lambda raw, dt: softplus(raw + 2 * dt))),
 )  # fmt: skip
