@@ -87,7 +87,7 @@ CAUSE_ROWS = (
 )  # fmt: skip
 
 # Bases in use, for traces that show no angles.
-THETAS = (1e4, 2.5e4, 5e4, 1e5, 1.5e5, 2.5e5, 5e5, 1e6, 2e6, 5e6, 8e6, 1e7)
+THETAS = (1e2, 1e3, 1e4, 2.5e4, 5e4, 1e5, 1.5e5, 2.5e5, 5e5, 1e6, 2e6, 5e6, 8e6, 1e7)
 
 
 def other_bases(kind: RopeKind) -> list[float]:
