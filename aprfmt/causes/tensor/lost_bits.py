@@ -9,6 +9,7 @@ on the right scale and too coarse, which looks like other scales or another quan
 
 import math
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -28,6 +29,7 @@ from aprfmt.measure.row_reader import RowReader
 if TYPE_CHECKING:
     from aprfmt.codecs.base import Array
 
+FEWEST_BLOCKS = 16  # blocks in which the same bits must be turned
 CODES = ("qs", "ql", "qh", "hmask")  # members that hold bits of codes and nothing else
 UNIFORM = {1: (0x00, 0xFF), 2: (0x00, 0x55, 0xAA, 0xFF), 4: tuple(17 * v for v in range(16))}
 
@@ -76,6 +78,77 @@ def explain_lost_bits(case: DifferingPair) -> Iterator[Finding]:
                 None if alone else proof,
                 confirmed=not alone,
             )
+
+
+def explain_turned_bits(case: DifferingPair) -> Iterator[Finding]:
+    """Yield the finding that the same few bits of all blocks are turned, or zero or one on a side.
+
+    Both sides are of one block encoding, and all other bits are equal. Bits are turned where they
+    differ in every block; where one side has a constant there, its bits are the lost ones.
+    """
+    a, b = case.a, case.b
+    row = encoding_row(a.encoding)
+    if a.encoding != b.encoding or a.shape != b.shape or row.block_size == 1 or row.row_layout:
+        return
+    size = row.type_size
+    if case.numbers is not None or not a.row_bytes or a.row_bytes % size:
+        return
+    if b.row_bytes != a.row_bytes:
+        return
+    apart: Array = np.zeros(size, np.uint8)  # bits that differ in some block
+    always: Array = np.full(size, 0xFF, np.uint8)  # bits that differ in every block
+    ones = {side: np.full(size, 0xFF, np.uint8) for side in "AB"}  # bits set in every block
+    some = {side: np.zeros(size, np.uint8) for side in "AB"}  # bits set in some block
+    blocks = 0
+    for index in case.windows(None):
+        held = {"A": a.raw(index).reshape(-1, size), "B": b.raw(index).reshape(-1, size)}
+        differ = held["A"] ^ held["B"]
+        apart |= np.bitwise_or.reduce(differ)
+        always &= np.bitwise_and.reduce(differ)
+        for side, own in held.items():
+            ones[side] &= np.bitwise_and.reduce(own)
+            some[side] |= np.bitwise_or.reduce(own)
+        blocks += len(differ)
+    count = int(np.unpackbits(apart).sum())
+    # A plane of one bit a value, at most, in blocks enough that no chance gives it.
+    if not 0 < count <= row.block_size or blocks < FEWEST_BLOCKS:
+        return
+    how, side = "", ""
+    if np.array_equal(always, apart):
+        how = "turned: every block differs there"
+    for label in "BA":
+        if not how and not (some[label] & apart).any():
+            how, side = f"zero in every block of {label}", label
+        if not how and np.array_equal(ones[label] & apart, apart):
+            how, side = f"one in every block of {label}", label
+    if not how:
+        return
+    verb = "is" if count == 1 else "are"
+    says = f"{_bits_text(apart, count, row.layout)} of all {a.encoding} blocks {verb} {how}"
+    proof = Proof(blocks * count, 1.0, 0, 1.0)
+    found = make_finding(
+        "bit_rot",
+        (case.key,),
+        [says, "all other bits are equal"],
+        case.before.relative,
+        0.0,
+        proof,
+        confirmed=True,
+    )
+    yield replace(found, side=side) if side else found
+
+
+def _bits_text(mask: "Array", count: int, layout: str) -> str:
+    """Return where the bits of `mask` [bytes of a block] are: a bit of a byte, or of a field."""
+    places = np.flatnonzero(mask)
+    start = int(places[0])
+    fields = member_offsets(layout)
+    own = [name for name, (at, stop) in fields.items() if at <= start and places[-1] < stop]
+    of = f" ({own[0]})" if own else ""
+    if len(places) == 1:
+        bits = ", ".join(str(bit) for bit in range(8) if mask[start] >> bit & 1)
+        return f"bit{'s' if count > 1 else ''} {bits} of byte {start}{of}"
+    return f"the same {count} bits of bytes {start} to {int(places[-1])}{of}"
 
 
 def _evidence_bits(lost: int, left: int) -> float:
@@ -151,5 +224,12 @@ HYPOTHESES = (
         75,
         "members that are one byte, before other scales are tried",
         facts=("two encodings", "blocks"),
+    ),
+    PairHypothesis(
+        ("bit_rot",),
+        explain_turned_bits,
+        74,
+        "equal bytes but for the same bits, before bounds of values",
+        facts=("blocks",),
     ),
 )
