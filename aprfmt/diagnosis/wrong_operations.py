@@ -14,7 +14,6 @@ from aprfmt.causes.forward.capture_point import find_other_capture_point
 from aprfmt.causes.forward.kv_cache import find_unwritten_rows
 from aprfmt.causes.forward.mismatch import Change, Layers, Mismatch, computed_layer, spanned_layers
 from aprfmt.causes.forward.shifted_series import find_shifted_series
-from aprfmt.causes.forward.table import TABLE
 from aprfmt.diagnosis.accumulated_rounding import (
     explain_by_arithmetic,
     first_directed_point,
