@@ -148,9 +148,9 @@ def read_side(
     """Return (log-probabilities by position, dtype) of a server's answer or a saved trace.
 
     `ids` are the tokens if known, and `stack` closes the trace. Of several answers in a file the
-    one to the tokens `wanted` is read (None: `ids`). The dtype is None for an answer and a dump,
-    which do not say their arithmetic. Raises UsageError where there is no such file,
-    FormatError for a trace without logits or token ids.
+    one to the tokens `ids` is read, or to `wanted` if `ids` are not known. The dtype is None for
+    an answer and a dump, which do not say their arithmetic. Raises UsageError if there is no such
+    file, FormatError for a trace without logits or token ids.
     """
     from aprfmt.inference.engines.logprobs import is_logprobs, read_logprobs
     from aprfmt.inference.engines.opening import is_trace, open_trace

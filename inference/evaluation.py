@@ -223,10 +223,11 @@ def score_windows(
 
 
 def _score_shifted(rows: _PassRows, shifted: Sequence[list[Numbers]]) -> None:
-    """Add the losses of the rows against neighbouring tokens to the lists of `shifted`.
+    """Append a pass's losses against three tokens to `shifted`, to show labels that are off by one.
 
-    List k is for the label's token moved by k - 1. The last row of a pass has no token after the
-    next and is left out.
+    List 0 gets each row's loss against the row's own token, list 1 against the next token, which
+    is the right label, and list 2 against the one after it. The last row of a pass, which has no
+    token after the next, is left out.
     """
     count = min(len(rows.mine), len(rows.ids) - 1 - rows.start)
     for shift, kept in enumerate(shifted, -1):

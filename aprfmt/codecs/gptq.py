@@ -113,12 +113,12 @@ def read_zero_points(parts: Parts, config: Config, outputs: int, scales: Array) 
 
 
 def contradicted_format(parts: Parts, config: Config) -> str | None:
-    """Return the checkpoint_format that a symmetric weight's zero points ask for, if not config's.
+    """Return the checkpoint_format that a weight's zero points show; None if `config` states it.
 
-    Such a weight (`sym` is true) has every zero point in the middle of its codes, at 2 **
-    (bits - 1). Where all are one off, by the rule that config states, and in the middle by the
-    other rule, the other is meant. None for any other weight. Raises CodecError as
-    `read_zero_points` does. Source: AutoGPTQ, quantization/quantizer.py (find_params).
+    A symmetric weight has every zero point in the middle of its codes, at 2 ** (bits - 1). If all
+    are one off by the rule that `config` states, and in the middle by the other rule, the other is
+    meant. None for any other weight, too. Raises CodecError as `read_zero_points` does. Source:
+    AutoGPTQ, quantization/quantizer.py (find_params).
     """
     bits = config_integer(NAME, config, "bits", _BITS)
     outputs = _weight_shape(parts, config)[0]

@@ -43,9 +43,11 @@ class RowCodec(BlockCodec):
         raise NotImplementedError
 
     def row_steps(self, d: F32, block: Blocks) -> F32 | None:
-        """Return float32 [n, 1]: the largest distance between neighbouring values of each block.
+        """Return each block's quantization step, float32 [n, 1]; None where it is not known.
 
-        `d` [n, 1] are the scales of the blocks' rows. None where the distance is not known.
+        The step is the largest gap between two adjacent numbers that the block's codes can stand
+        for. `d` [n, 1] are the scales of the blocks' rows. Codecs that know their steps override
+        this method, which returns None.
         """
         return None
 

@@ -541,7 +541,11 @@ def is_wide(case: Mismatch) -> bool:
 
 
 def _change_number(change: Change) -> float | None:
-    """Return the first number among a change's values, or of its "factor"; None without one."""
+    """Return the number that a tried change sets, from which the fit of a better one starts.
+
+    It is the first of the change's values that is a number, or the float `factor` of a value that
+    is a mapping. None if it sets no number.
+    """
     for value in change.values.values():
         if isinstance(value, (int, float)) and not isinstance(value, bool):
             return float(value)

@@ -56,7 +56,7 @@ class Levels:
         self.parts.append(part)
 
     def end_with_other_model(self, reason: str) -> None:
-        """End the comparison; `reason` is a sentence on why A and B are two different models."""
+        """Note that A and B are two different models; `reason` is a sentence on why."""
         self.reason, self.other_model = reason, True
 
     def close(self) -> None:

@@ -205,12 +205,15 @@ def _undone_in_layers(
     start: tuple[PatchedModel, RecordedTrace],
     known: Collection[str],
 ) -> tuple[list[Divergence], PatchedModel, RecordedTrace, ShadowPass] | None:
-    """Return (divergences, patched model, trace, its pass) with an earlier explanation narrowed.
+    """Return what is left of the divergences if an earlier change is taken back in some layers.
 
-    An explanation is found in one layer and applied to others, which need not have it. So it is
-    asked, before any new cause, whether the point agrees without it in the layers that the point
-    follows from. None where that is not so, or a point before it then disagrees. `start` is the
-    model and trace before any explanation, `known` are keys of divergences without one.
+    A change that explains one layer is applied to later layers too, though these may not need it.
+    So before a new cause is looked for at the disagreeing point of `case`, each earlier change is
+    removed from the layers that the point is computed from, and the pass is run again. The result
+    is (divergences with the narrowed change, patched model, trace, its pass) of the first removal
+    after which this point and all points before it agree. None if there is no such removal.
+    `start` is the model and the trace without any change, `known` are keys of divergences that
+    have no explanation.
     """
     spanned, key = spanned_layers(case), case.view.key
     for kept in _narrower_explanations(divergences, spanned, case.patched.n_layers):

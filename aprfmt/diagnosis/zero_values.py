@@ -20,7 +20,10 @@ WINDOW = 1 << 20  # elements read at a time
 
 
 def zero_points_of_trace(trace: "TraceLike") -> int:
-    """Return the number of a trace's points if every value in the trace is zero, else 0."""
+    """Return how many points of a trace hold computed numbers, if all these are zero; else 0.
+
+    Points of whole numbers, such as the chosen experts, and points without values do not count.
+    """
     from aprfmt.diagnosis.trace_pair import NO_POINT, execution_order
     from aprfmt.measure.tolerances import DISCRETE
 

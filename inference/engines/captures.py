@@ -560,7 +560,10 @@ def _read_into(file: io.RawIOBase, buffer: memoryview) -> int:
 
 
 def _open_npy(path: Path) -> _FileArray:
-    """Return the array of a .npy file; FormatError for anything but numbers."""
+    """Return where the array of a .npy file is, with its shape and dtype; no number is read.
+
+    Raises FormatError for a file that is damaged or too large, or holds anything but numbers.
+    """
     with os.fdopen(open_regular(path), "rb") as file:
         facts = os.fstat(file.fileno())
         size = facts.st_size

@@ -70,7 +70,7 @@ TAKEN: Mapping[str, Callable[[Array, float], Array]] = {
 
 
 def _slopes_by_rank(own: Array, most: float) -> Iterator[tuple[str, Array]]:
-    """Yield (what is said, slopes [heads]) of ranks that do not know which heads are theirs.
+    """Yield (end of a sentence on the slopes, slopes [heads]) as ranks may mistake them.
 
     The heads are divided evenly among ranks. Every rank takes the slopes of the first rank's heads,
     or those of a model that has no more heads than one rank.

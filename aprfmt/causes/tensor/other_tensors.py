@@ -199,11 +199,12 @@ def _is_copy_of_other(case: DifferingPair, label: str, key: str) -> bool:
 def _guess_renamed(
     case: DifferingPair, label: str, mine: RowReader, key: str, other: RowReader
 ) -> Guess | None:
-    """Return the guess that a side's tensor is the other file's tensor `key`; or None.
+    """Return the guess why a side's tensor has the values of the other file's tensor `key`.
 
-    `label` ("A" or "B") is the side, `mine` its tensor, `other` the one under `key`. The names
-    are exchanged if each has the other's values. None where A's values are only elsewhere in B
-    too: that does not say what B has here.
+    The two tensors are exchanged, one is a copy of the other, the head is tied to the table of
+    tokens, or layers are in another order. `label` ("A" or "B") is the side, `mine` its tensor,
+    `other` the other file's tensor of the name `key`. None if A's values are in B under `key`
+    without an exchange and the pair is no head and table: that does not say what B has here.
     """
     layer, role = split_key(case.key)
     layer_there, role_there = split_key(key)
