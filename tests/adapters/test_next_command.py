@@ -110,7 +110,7 @@ def in_the_base(base: Path, adapter: Path) -> None:
 
 
 REFUSED: dict[str, tuple[Callable[[Path, Path], None], str]] = {
-    "no configuration": (no_configuration, "no adapter_config.json that can be read lies beside"),
+    "no configuration": (no_configuration, "no adapter_config.json that can be read lies"),
     "no place": (no_place, "is no part of a LoRA that is read here"),
     "in the base": (in_the_base, "its metadata say that"),
 }

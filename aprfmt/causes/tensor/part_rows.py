@@ -109,8 +109,8 @@ HYPOTHESES = (
     PairHypothesis(
         ("row_offset",),
         explain_moved_codes,
-        68,
-        "equal bytes in another order, before damage of parts",
+        202,
+        "any order of rows of codes, once no order of words fits",
         facts=("companion tensors",),
     ),
 )

@@ -67,6 +67,9 @@ def test_codes_that_moved_alone_are_named(
     moved = reordered(rows, codes_of(rows), ORDERS[order], axis)
     found = judged(a, copied(source, tmp_path / "b", moved, section)).explanation
     assert found is not None and found.confirmed, found
+    if found.cause == "packing_order":  # equal parts of integers' codes have a row before this one
+        assert order == "by head" and "in 8 equal parts" in found.evidence[0], found
+        return
     assert found.cause == "row_offset" and SAID in found.evidence[0], found
     count = int((ORDERS[order] != np.arange(FFN)).sum())
     what = "columns" if axis else "rows"
