@@ -20,8 +20,9 @@ Scores = Literal["softmax", "sigmoid", "root of softplus"]
 Ranking = Literal["none", "best", "two", "mean"]
 MixedBy = Literal[
     "scores", "biased", "logits", "softmax of the chosen", "softmax of the scores", "shares",
-    "biased shares",
+    "biased shares", "one each", "equal shares",
 ]  # fmt: skip
+GivenTo = Literal["own", "by number", "token before", "token after", "first token", "last token"]
 
 
 @dataclass(frozen=True)
@@ -31,8 +32,10 @@ class RoutingRule:
     `biased`: the correction is added for the choice. `groups`: how groups of experts are ranked.
     `weights`: what the chosen experts are weighted by; "shares" are scores divided by the sum of
     all experts' scores, "biased shares" corrected scores divided by the sum of the chosen experts'
-    scores without the correction. `sums`: the weights are divided by their sum. `scaled`: the
-    model's factor is applied. `early`: the correction is added to the logits.
+    scores without the correction; "one each" and "equal shares" of 1 read no logits. `sums`: the
+    weights are divided by their sum. `scaled`: the model's factor is applied. `early`: the
+    correction is added to the logits. `given`: what the weights are given to: the experts that they
+    were computed for ("own"), these in another order, or those of another token.
     """
 
     scores: Scores
@@ -42,6 +45,7 @@ class RoutingRule:
     sums: bool
     scaled: bool
     early: bool = False
+    given: GivenTo = "own"
 
 
 # Routers that choose by corrected scores, and llama4's, whose scores have no correction.
@@ -92,6 +96,7 @@ def route_by_rule(
         weights = weights / (weights.sum(-1, keepdims=True) + weights.dtype.type(1e-20))
     if rule.scaled:
         weights = weights * weights.dtype.type(hp["routed_scale"])
+    weights = _give_weights(rule.given, weights, chosen)
     # Sort by weight, and measure the margin of the choice.
     order = np.argsort(-weights, axis=-1, kind="stable")
     margin = np.full(len(logits), np.inf, logits.dtype)
@@ -130,6 +135,9 @@ def _expert_weights(
     They come from the router's `logits`, its `scores`, or the scores with `bias`, before any
     division by their sum.
     """
+    if rule.weights in ("one each", "equal shares"):
+        each = 1 if rule.weights == "one each" else 1 / chosen.shape[-1]
+        return np.full(chosen.shape, each, logits.dtype)
     if rule.weights == "softmax of the chosen":
         return softmax(np.take_along_axis(logits, chosen, -1))
     if rule.weights == "softmax of the scores":
@@ -142,6 +150,22 @@ def _expert_weights(
         return np.asarray(weights / scores.sum(-1, keepdims=True))
     if rule.weights == "biased shares":
         return np.asarray(weights / np.take_along_axis(scores, chosen, -1).sum(-1, keepdims=True))
+    return weights
+
+
+def _give_weights(given: GivenTo, weights: Array, chosen: Array) -> Array:
+    """Return the weights [tokens, used] that an engine gives to the `chosen` experts.
+
+    `weights` are in the order of `chosen`, the experts' numbers, the first choice first. A token at
+    an end of the run, which has none before or after it, gets the weights of the other end.
+    """
+    if given == "by number":  # the numbers were sorted, and their weights stayed in place
+        places = np.argsort(np.argsort(chosen, axis=-1, kind="stable"), axis=-1, kind="stable")
+        return np.take_along_axis(weights, places, -1)
+    if given in ("token before", "token after"):
+        return np.roll(weights, 1 if given == "token before" else -1, axis=0)
+    if given in ("first token", "last token"):
+        return np.broadcast_to(weights[0 if given == "first token" else -1], weights.shape)
     return weights
 
 
@@ -212,8 +236,42 @@ def wrong_routing_rules(patched: PatchedModel) -> Iterator[tuple[str, RoutingRul
                 replace(own, weights="biased shares", sums=False),
             )
     yield from _wrong_rankings(hp, own)
+    yield from _unused_weights(hp, own)
     if float(hp["routed_scale"]) != 1:
         yield "the factor on the experts' weights is left out", replace(own, scaled=False)
+
+
+GIVEN: Mapping[GivenTo, str] = {
+    "by number": "the chosen experts are sorted by number, and their weights are not",
+    "token before": "the experts have the weights of the token before",
+    "token after": "the experts have the weights of the token after",
+    "first token": "the experts of every token have the weights of the first token",
+    "last token": "the experts of every token have the weights of the last token",
+}  # fmt: skip
+
+
+def _unused_weights(hp: Mapping[str, Any], own: RoutingRule) -> Iterator[tuple[str, RoutingRule]]:
+    """Yield (sentence, rule) of the ways in which the router chooses and its weights are not used.
+
+    They are a number that is no output of the router, and the weights of other experts or tokens.
+    `own` is the model's rule, `hp` are the hyperparameters.
+    """
+    used, factor = int(hp["n_experts_used"]), float(hp["routed_scale"])
+    for scaled in (True, False) if factor != 1 else (own.scaled,):
+        words = f" times the factor {factor:g}" if scaled and factor != 1 else ""
+        yield (
+            f"the router's weights are not applied: every chosen expert's weight is 1{words}",
+            replace(own, weights="one each", sums=False, scaled=scaled),
+        )
+        if used > 1:
+            yield (
+                "the router's weights are not applied: every chosen expert's weight is "
+                f"1/{used}{words}",
+                replace(own, weights="equal shares", sums=False, scaled=scaled),
+            )
+    for given, says in GIVEN.items():
+        if used > 1 or given != "by number":
+            yield says, replace(own, given=given)
 
 
 RANKED: Mapping[Ranking, str] = {

@@ -1,6 +1,7 @@
 """Seeded faults of `aprfmt/causes/forward/moe.py`.
 
-Seen red: experts weighed behind named nothing.
+Seen red: experts weighed behind named nothing; weights that were not applied, or were another
+token's, were left at "no cause of the table fits".
 """
 
 from collections.abc import Callable
@@ -87,6 +88,26 @@ def whole_bias() -> How:
 
 
 TWICE = shared(lambda b: 2 * b)
+
+
+def given(change: Callable[[Any, Any], Any]) -> How:
+    """Give the experts other weights: change(weights, experts), [tokens, used], heaviest first."""
+
+    def fresh() -> Callable[[str, int, Any], Any]:
+        held: dict[str, Any] = {}
+
+        def alter(point: str, layer: int, x: Any) -> Any:
+            held[point] = x
+            return np.array(change(x, held["experts"])) if point == "expert_w" else x
+
+        return alter
+
+    return {"alter": fresh}
+
+
+def sorted_numbers(weights: Any, experts: Any) -> Any:
+    """Return each expert's weight where the experts' numbers alone were sorted."""
+    return np.take_along_axis(weights, experts.argsort(-1).argsort(-1), -1)
 
 
 def own_expert(op: Any, table: Any, ids: Any, n_experts: int) -> Any:
@@ -184,6 +205,22 @@ ENGINE_FAULTS = (
            "moe_routing", "expert_capacity", full(9, renormalised=True)),
     placed("capacity-sums-logits", "mixtral", "the same with 8 heaviest tokens, logits alone",
            "moe_routing", "expert_capacity", full(8, heaviest=True, renormalised=True), LOGITS),
+    placed("weights-one", "mixtral", "every chosen expert's weight is 1", "moe_routing", "router",
+           given(lambda w, _: np.ones_like(w))),
+    placed("weights-one-logits", "qwen3_moe", "the same, from logits alone", "moe_routing",
+           "router", given(lambda w, _: np.ones_like(w)), LOGITS),
+    placed("weights-one-scaled", "deepseek_v3", "every chosen expert's weight is the factor",
+           "moe_routing", "router", given(lambda w, _: np.full_like(w, 1.7))),
+    placed("weights-even", "olmoe", "every chosen expert's weight is 1 / their number",
+           "moe_routing", "router", given(lambda w, _: np.full_like(w, 1 / w.shape[-1]))),
+    placed("weights-turned", "qwen2_moe", "the weights of two chosen experts exchanged",
+           "moe_routing", "expert_w", given(lambda w, _: w[:, ::-1])),
+    placed("weights-unsorted", "mixtral", "experts sorted by number, their weights not",
+           "moe_routing", "router", given(sorted_numbers)),
+    placed("weights-before", "mixtral", "the weights of the token before", "moe_routing",
+           "router", given(lambda w, _: np.roll(w, 1, 0))),
+    placed("weights-of-last", "qwen3_moe", "the weights of the last token", "moe_routing",
+           "router", given(lambda w, _: w[-1:].repeat(len(w), 0)), LOGITS),
     placed("weights-first", "mixtral", "experts' weights multiply inputs, from logits alone",
            "moe_routing", "expert_weights", {"block": {"expert_weights": "input"}}, LOGITS),
     placed("bias-whole", "gpt_oss", "output biases of experts are not weighted", "moe_routing",

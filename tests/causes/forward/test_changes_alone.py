@@ -172,7 +172,8 @@ def test_mistakes_of_a_shared_expert_are_those_of_a_model_with_one(scale: float)
 def test_a_wrong_rule_of_routing_says_where_it_is_another(router: str) -> None:
     """Its sentence names the sum only where that changes too, and rankings only with groups."""
     for groups, sums in product_of((1, 2, 4), (False, True)):
-        hp = {"router": router, "n_expert_groups": groups, "norm_topk": sums, "routed_scale": 1.0}
+        hp = {"router": router, "n_expert_groups": groups, "norm_topk": sums, "routed_scale": 1.0,
+              "n_experts_used": 2}  # fmt: skip
         patched: Any = SimpleNamespace(hp=hp, weights=())
         own = routing_rules.routing_rule_of(hp)
         rules = [*routing_rules.wrong_routing_rules(patched)]
@@ -184,6 +185,26 @@ def test_a_wrong_rule_of_routing_says_where_it_is_another(router: str) -> None:
         assert [rule.sums for _, rule in rules if rule.scores == name] == [sums, not sums]
         ranked = {rule.groups for _, rule in rules} - {own.groups}
         assert ranked == ({*routing_rules.RANKED} - {own.groups} if groups > 1 else set())
+
+
+def test_weights_that_an_engine_does_not_apply_are_tried_where_they_differ() -> None:
+    """Of one expert there is no order, and a factor of 1 is no other one than none."""
+    for used, factor in product_of((1, 2, 4), (1.0, 2.5)):
+        hp = {"router": "softmax", "n_expert_groups": 1, "norm_topk": True,
+              "routed_scale": factor, "n_experts_used": used}  # fmt: skip
+        own = routing_rules.routing_rule_of(hp)
+        rules = [rule for _, rule in routing_rules._unused_weights(hp, own)]
+        orders = {"by number"} if used > 1 else set()
+        tokens = {"token before", "token after", "first token", "last token"}
+        assert {rule.given for rule in rules} == {"own"} | tokens | orders
+        fixed = [rule for rule in rules if rule.weights in ("one each", "equal shares")]
+        assert len(fixed) == (1 + (used > 1)) * (1 + (factor != 1))
+        logits = np.random.default_rng(used).normal(size=(5, 6))
+        made = [routing_rules.route_by_rule(rule, logits, None, hp).weights for rule in fixed]
+        assert all(np.ptp(weights) == 0 for weights in made)
+        shares = (1, 1 / used) if used > 1 else (1,)
+        expected = {share * each for share in shares for each in {1.0, factor}}
+        assert {float(weights[0, 0]) for weights in made} == expected
 
 
 @pytest.mark.parametrize("point", ["k_cache", "v_cache"])
