@@ -96,6 +96,12 @@ MISTAKES: dict[str, LossMistake] = {
             "set the labels of padding to -100 and divide by the scored tokens",
         ),
         LossMistake(
+            "other_count",
+            "the sum of the losses is divided by another count than that of the scored tokens",
+            "count the labels once, after the shift and without each document's first token, and "
+            "divide by this count",
+        ),
+        LossMistake(
             "mask_ignored",
             "padding before the text is attended to, and positions count from it",
             "pass the attention mask, and positions that begin after the padding",
@@ -496,6 +502,18 @@ def _mean_loss(picked: Picked) -> float:
     return float(sum(each.sum() for each in picked)) / count if count else math.nan
 
 
+def _counts_with_padding(batch: Batch) -> dict[str, int]:
+    """Return the counts of a batch's tokens, by what they count, that have more than its labels."""
+    samples = len(batch.mask)
+    return {
+        "the labels before the shift, with the first token of a sample": int(batch.label.sum()),
+        "all tokens of the batch": batch.mask.size,
+        "all tokens but the first of each sample": batch.mask.size - samples,
+        "all tokens of the texts": int(batch.mask.sum()),
+        "all tokens of the texts but their first": int(batch.mask.sum()) - samples,
+    }
+
+
 def _guess_reductions(batch: Batch, picked: Picked) -> Iterator[LossGuess]:
     """Yield a guess for every wrong way to make one number of the samples' losses."""
     total, count = float(sum(each.sum() for each in picked)), sum(each.size for each in picked)
@@ -512,13 +530,7 @@ def _guess_reductions(batch: Batch, picked: Picked) -> Iterator[LossGuess]:
         yield LossGuess(("sample_means",), sum(own) / len(own), f"{len(own)} samples")
         yield LossGuess(("divided_twice",), mean / samples, f"by {samples} samples")
     yield LossGuess(("divided_twice",), mean / count, f"by {count} tokens")
-    counted = {
-        "the labels before the shift, with the first token of a sample": int(batch.label.sum()),
-        "all tokens of the batch": batch.mask.size,
-        "all tokens but the first of each sample": batch.mask.size - samples,
-        "all tokens of the texts": int(batch.mask.sum()),
-        "all tokens of the texts but their first": int(batch.mask.sum()) - samples,
-    }
+    counted = _counts_with_padding(batch)
     for many in dict.fromkeys(counted.values()):
         if many > count:
             says = next(text for text, each in counted.items() if each == many)
@@ -528,6 +540,40 @@ def _guess_reductions(batch: Batch, picked: Picked) -> Iterator[LossGuess]:
         yield LossGuess(("accumulated_sum",), mean * steps, f"{steps} of them")
     for power in LOSS_SCALES:
         yield LossGuess(("loss_scale",), mean * 2.0**power, f"2^{power} = {2**power}")
+
+
+def _guess_other_counts(batch: Batch, right: Picked) -> Iterator[LossGuess]:
+    """Yield a guess for every count of the batch that the sum of the right losses is divided by.
+
+    Each is a number that a script has at hand: of documents or samples, the labels with a first
+    token taken off or added once more, or the labels of one sample. A count that has several names
+    is one guess with all of them. Counts that `_guess_reductions` divides by are left out.
+    """
+    sizes = [each.size for each in right]
+    total, count = float(sum(each.sum() for each in right)), sum(sizes)
+    samples, documents = len(right), batch.document_count
+    counts = {
+        "the labels less one for each sample": count - samples,
+        "the labels of the first sample": sizes[0],
+        "the labels of the last sample": sizes[-1],
+        "the labels of the longest sample times the samples": max(sizes) * samples,
+        "the tokens that are not scored": int(batch.mask.sum()) - count,
+    }
+    if batch.document is not None:
+        between = documents - samples
+        counts |= {
+            "the documents": documents,
+            "the labels less one for each document": count - documents,
+            "the labels plus one for each document": count + documents,
+            "the labels less one for each boundary between documents": count - between,
+            "the labels plus one for each boundary between documents": count + between,
+        }
+    elsewhere = {count, 1, samples, *_counts_with_padding(batch).values()}
+    for many in dict.fromkeys(counts.values()):
+        if many > 0 and many not in elsewhere:
+            names = ", or by ".join(text for text, each in counts.items() if each == many)
+            detail = f"divided by {names}: {many} in place of {count}"
+            yield LossGuess(("other_count",), total / many, detail)
 
 
 def _guess_group_reductions(picked: Picked) -> Iterator[LossGuess]:
@@ -565,6 +611,7 @@ def _all_guesses(
     if not pairs:
         yield from _guess_reductions(batch, right)
         yield from _guess_group_reductions(right)
+        yield from _guess_other_counts(batch, right)
     for name, detail, picked in _wrong_selections(batch, scored):
         if not pairs:
             yield LossGuess((name,), _mean_loss(picked), detail)

@@ -23,7 +23,7 @@ from aprfmt.inference.batch import (
     read_batch,
     score_batch,
 )
-from aprfmt.inference.reported_loss import MISTAKES, LossVerdict, explain_loss
+from aprfmt.inference.reported_loss import MISTAKES, LossVerdict, explain_loss, label_losses
 from aprfmt.inference.session import Session
 from aprfmt.model import open_model
 from tests.cli.run import aprfmt
@@ -111,6 +111,12 @@ def average(values: list[float]) -> float:
     return sum(values) / len(values)
 
 
+def divided_by(made: Made, count: Callable[[int], int]) -> float:
+    """Return torch's sum of the losses over count(number of labels)."""
+    labels = int((made.labels[:, 1:] >= 0).sum())
+    return float(loss(made, made.labels, reduction="sum")) / count(labels)
+
+
 # What scripts do wrong, in torch.
 WRONG: dict[str, Callable[[Made], float]] = {
     "bits": lambda m: float(loss(m, m.labels)) / math.log(2),
@@ -124,6 +130,7 @@ WRONG: dict[str, Callable[[Made], float]] = {
     "ends_masked": lambda m: float(loss(m, torch.where(m.ids == m.ids[0, END], -100, m.labels))),
     "divided_twice": lambda m: float(loss(m, m.labels)) / int((m.labels[:, 1:] >= 0).sum()),
     "accumulation": lambda m: float(loss(m, m.labels)) / 8,
+    "other_count": lambda m: divided_by(m, lambda labels: labels - len(LENGTHS)),
     "padding_counted": lambda m: float(loss(m, torch.where(m.mask, m.labels, m.ids))),
     "unshifted": lambda m: float(loss(m, m.labels, 0)),
     "shifted_twice": lambda m: float(loss(m, m.labels, 2)),
@@ -567,6 +574,37 @@ def test_documents_of_packed_rows_are_scored_apart(marks: str, made: Made, tmp_p
         assert nearest.mistakes == (cause,), (how, edges, found)
         assert how == "apart" or how in nearest.detail, nearest
         assert ("first token" in nearest.detail) == (edges and how != "apart"), nearest
+
+
+# What the sum of the losses of packed rows is divided by: (labels, documents, rows) -> a count.
+DIVISORS: dict[str, Callable[[int, int, int], int]] = {
+    "less one for each boundary between documents": lambda n, many, rows: n - (many - rows),
+    "plus one for each boundary between documents": lambda n, many, rows: n + many - rows,
+    "less one for each document": lambda n, many, rows: n - many,
+    "by the documents": lambda n, many, rows: many,
+    "less one for each sample": lambda n, many, rows: n - rows,
+}
+
+
+@pytest.mark.parametrize("says", DIVISORS)
+def test_a_divisor_that_is_another_count_is_named(says: str, tmp_path: Path) -> None:
+    """Losses made up: the sum of the right ones is all that the divisor is told by.
+
+    Seen red: boundaries subtracted twice were unexplained, with the advice to look at the passes.
+    """
+    arrays, path = packed_arrays(), tmp_path / "b.npz"
+    arrays["labels"][:, 2:5] = -100  # of counts without a prompt several are equal
+    np.savez(path, ids=arrays["ids"], labels=arrays["labels"], document_ids=arrays["document"])
+    batch = read_batch(path, VOCAB)
+    nats = np.random.default_rng(5).gamma(2.0, 1.0, (len(ROWS), 3, 30))
+    scored = [ScoredSample(each, each) for each in nats]
+    losses = np.concatenate(label_losses(batch, scored))
+    count = DIVISORS[says](len(losses), batch.document_count, len(ROWS))
+    found = explain_loss(batch, scored, float(losses.sum() / count))
+    assert found.says == "named" and found.distinct_mistakes == (("other_count",),), found
+    assert says in found.guesses[0].detail and f"{count} in place of" in found.guesses[0].detail
+    between = explain_loss(batch, scored, float(losses.sum() / (len(losses) - 1.5)))
+    assert between.says == "unexplained", between  # no count
 
 
 @pytest.mark.parametrize("edges", [False, True])
