@@ -17,6 +17,7 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
+from aprfmt.measure.kept_mass import NOISE, Descending, RaisedRow, find_kept_mass
 from aprfmt.measure.short_numbers import short_number
 from aprfmt.measure.softmax import log_sum_exp
 
@@ -37,8 +38,10 @@ ADDED = 1e-3  # nats that a sum of rounded probabilities may be off 0
 class SharedRow:
     """One position's log-probabilities of the tokens that both sides list, float64 [tokens].
 
-    `whole`: they are all of the vocabulary. `printed` are the nats by which rounding for print may
-    have moved each value, `unit` the nats by which an error as large as the logits' spread would.
+    `whole`: they are all of the vocabulary. `full_here` and `full_reference` are a side's
+    log-probabilities of all tokens [vocabulary], None where it lists some only. `printed` are the
+    nats by which rounding for print may have moved each value, `unit` the nats by which an error as
+    large as the logits' spread would.
     """
 
     here: Numbers
@@ -46,10 +49,20 @@ class SharedRow:
     printed: Numbers
     unit: float
     whole: bool = False
+    full_here: Numbers | None = None
+    full_reference: Numbers | None = None
 
     def turned(self) -> "SharedRow":
         """Return the row with this side and the reference exchanged."""
-        return SharedRow(self.reference, self.here, self.printed, self.unit, self.whole)
+        return SharedRow(
+            self.reference,
+            self.here,
+            self.printed,
+            self.unit,
+            self.whole,
+            self.full_reference,
+            self.full_here,
+        )
 
     def distance(self, made: Numbers) -> float:
         """Return the root mean square of `made` less this side's values, in units of `unit`.
@@ -67,11 +80,11 @@ class LogprobRelation:
     `kind` is "temperature": its logits are `factor` times the reference's; "listed": `side` is
     normalised over the tokens that it lists; "offset": `side` holds logits, which differ from
     log-probabilities by one number a position; "fewer": `side` is normalised over fewer tokens than
-    the other, and which is not known; "scaled": its log-probabilities are `factor` times the
-    reference's, with no softmax after it; "base": they are logarithms to another base than the
-    other side's, which `factor` makes of them. `factor` and `temperature`, which is 1/factor, are 1
-    where there is none; `says` states it in words. `harmless`: both sides say the same
-    probabilities.
+    the other, which are those that a rule of samplers keeps, or are not known; "scaled": its
+    log-probabilities are `factor` times the reference's, with no softmax after it; "base": they are
+    logarithms to another base than the other side's, which `factor` makes of them. `factor` and
+    `temperature`, which is 1/factor, are 1 where there is none; `says` states it in words.
+    `harmless`: both sides say the same probabilities.
     """
 
     kind: Kind
@@ -124,6 +137,14 @@ class _Search:
         left = float(np.sqrt(np.mean(np.square(apart))))
         limit = self.tolerance * max(1.0, factor)
         return left <= limit and left <= BETTER * float(np.sqrt(np.mean(np.square(before))))
+
+    def left(self, made: Sequence[Numbers]) -> float:
+        """Return the distance of this side's values from those `made` for each row, over all rows.
+
+        It is a root mean square in the rows' units.
+        """
+        apart = [row.distance(values) for row, values in zip(self.rows, made, strict=True)]
+        return float(np.sqrt(np.mean(np.square(apart))))
 
     def factor(self) -> float | None:
         """Return the factor from the reference's differences inside a row to this side's, or None.
@@ -256,6 +277,51 @@ def _of_fewer_tokens(search: _Search) -> Iterator[LogprobRelation]:
     yield LogprobRelation("fewer", says, side, len(moved))
 
 
+def _of_kept_tokens(search: _Search, limit: float = math.inf) -> Iterator[LogprobRelation]:
+    """Yield the relation "fewer" if one side is the other's distribution cut by a sampler's rule.
+
+    `limit` is the distance that another relation leaves: a rule has to leave less.
+    It is one number of top_p, top_k or min_p that gives every listed log-probability, the mass
+    of each position recomputed from the other side's distribution. Nothing where no side has whole
+    distributions.
+    """
+    for (side, other), own in zip((SIDES, SIDES[::-1]), (search, search.turned()), strict=True):
+        made = []
+        for row in own.rows:
+            if row.full_reference is None or row.full_here is not None:
+                break
+            noise = NOISE * own.tolerance * row.unit + float(row.printed.max())
+            up, lowest = float((row.here - row.reference).mean()), float(row.reference.min())
+            if up + noise <= 0:
+                break
+            made.append(RaisedRow(up, noise, lowest, Descending.of(row.full_reference)))
+        if len(made) < len(own.rows):
+            continue
+        found = [one for one in find_kept_mass(made) if _is_cut_by(own, one.masses, limit)]
+        if not found:
+            continue
+        rules = " or ".join(f"{one.name} {one.number:g}" for one in found)
+        masses = sorted(found[0].masses)
+        ends = list(dict.fromkeys(f"{mass:.3g}" for mass in (masses[0], masses[-1])))
+        says = (
+            f"every log-probability of {side} is that of {other} over the mass of the tokens that "
+            f"{rules} keeps ({' to '.join(ends)} at {len(made)} positions, recomputed from the "
+            f"distributions of {other}): {side} holds what a sampler drew from, and not the "
+            "model's own log-probabilities"
+        )
+        yield LogprobRelation("fewer", says, side, len(made))
+
+
+def _is_cut_by(search: _Search, masses: Sequence[float], limit: float) -> bool:
+    """Return whether this side's values are the reference's, less the logarithm of each mass.
+
+    The distance left is less than `limit`, and as small as a relation's has to be.
+    """
+    made = [row.reference - math.log(m) for row, m in zip(search.rows, masses, strict=True)]
+    left, before = search.left(made), search.left([row.reference for row in search.rows])
+    return left < limit and left <= min(search.tolerance, BETTER * before)
+
+
 def find_relation(rows: Sequence[SharedRow], tolerance: float) -> LogprobRelation | None:
     """Return the relation of two sides' log-probabilities that holds at every position, or None.
 
@@ -268,12 +334,19 @@ def find_relation(rows: Sequence[SharedRow], tolerance: float) -> LogprobRelatio
         for row in rows
         if len(row.here) and np.isfinite(row.here).all() and np.isfinite(row.reference).all()
     ]
-    values = [row.reference for row in finite]
-    if len(finite) >= 2 * POSITIONS and np.ptp(np.concatenate(values)) > SPAN:
-        scaled = _scaled_after_softmax(_Search(finite, tolerance))
+    every = [row.reference for row in finite]
+    if len(finite) >= 2 * POSITIONS and np.ptp(np.concatenate(every)) > SPAN:
+        search = _Search(finite, tolerance)
+        scaled = _scaled_after_softmax(search)
         if scaled is not None:
-            return scaled
+            # Of numbers that are much alike, a factor and a sum are so too: the nearer counts.
+            values = [_apply_relation(row, scaled.factor, scaled.kind) for row in finite]
+            return next(_of_kept_tokens(search, search.left(values)), scaled)
     some = [row for row in finite if len(row.here) >= FEWEST and np.ptp(row.reference) > SPAN]
-    if len(some) < POSITIONS:
-        return None
-    return next(_relations(_Search(some, tolerance)), None)
+    found = None
+    if len(some) >= POSITIONS:
+        found = next(_relations(_Search(some, tolerance)), None)
+    # A rule that says which tokens are kept says more than that there are fewer.
+    if len(finite) >= POSITIONS and (found is None or found.kind == "fewer"):
+        found = next(_of_kept_tokens(_Search(finite, tolerance)), found)
+    return found

@@ -194,6 +194,14 @@ def _row_as_dict(side: Side, position: int, tokens: Sequence[int] | None) -> dic
     return {token: float(values[token]) for token in chosen}
 
 
+def _full_row(side: Side, position: int) -> Numbers | None:
+    """Return a side's log-probabilities of all tokens at a position; None if it lists some only."""
+    if isinstance(side, Logprobs):
+        return None
+    row: Numbers = side.values[side.positions.index(position)]
+    return row
+
+
 def has_16_bit_logits(side: Side) -> bool:
     """Return whether a side's log-probabilities come from logits that were rounded to 16 bits.
 
@@ -292,7 +300,9 @@ def compare_logprobs(
         count += len(shared)
         if finite.all() and held + len(shared) <= _HELD:
             whole = listed is None
-            values.append(SharedRow(a, b, np.broadcast_to(own, a.shape), spread * 2**0.5, whole))
+            full = (_full_row(side, at) for side in (here, reference))
+            shown = np.broadcast_to(own, a.shape)
+            values.append(SharedRow(a, b, shown, spread * 2**0.5, whole, *full))
             held += len(shared)
         token = reference.ids[at + 1] if at + 1 < len(reference.ids) else None
         told = token in x and token in y

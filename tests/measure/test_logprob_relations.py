@@ -1,6 +1,6 @@
 """What relates two sides' log-probabilities: torch's log_softmax of logits of one temperature."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
@@ -112,6 +112,73 @@ def test_rows_normalised_over_fewer_tokens_have_no_temperature(kept: str) -> Non
         found = table.relation
         assert found is not None and table.beyond and not found.harmless
         assert (found.kind, found.side, found.factor) == ("fewer", side, 1.0)
+
+
+# A sampler's rule -> the mask of the tokens that it keeps, of probabilities [ROWS, TOKENS].
+CUTS: dict[str, Callable[[Any], Any]] = {
+    "top_p 0.8": lambda p: reached(p, 0.8),
+    "top_p 0.95": lambda p: reached(p, 0.95),
+    "top_k 20": lambda p: p >= p.topk(20, -1).values[:, -1:],
+    "top_k 3": lambda p: p >= p.topk(3, -1).values[:, -1:],
+    "min_p 0.05": lambda p: p >= 0.05 * p.max(-1, keepdim=True).values,
+}
+
+
+def reached(p: Any, share: float) -> Any:
+    """Return the mask of the fewest tokens whose probabilities reach `share`."""
+    values, order = p.sort(-1, descending=True)
+    return torch.zeros_like(p, dtype=torch.bool).scatter(
+        -1, order, values.cumsum(-1) - values < share
+    )
+
+
+def drawn(x: Any, kept: Any) -> Logprobs:
+    """Return what a server says of one drawn token of each row, whose others are cut off."""
+    processed = torch.log_softmax(x.double().masked_fill(~kept, -torch.inf), -1)
+    tokens = torch.multinomial(processed.exp(), 1, generator=torch.Generator().manual_seed(1))
+    rows = {at: {int(token): float(processed[at, token])} for at, token in enumerate(tokens[:, 0])}
+    return Logprobs(IDS, rows)
+
+
+@pytest.mark.parametrize("rule", CUTS)
+def test_the_rule_that_cut_a_distribution_is_named(rule: str) -> None:
+    """One token a row; seen red: no relation, and -log of the mass in every row of the table."""
+    kept = CUTS[rule](logits().double().softmax(-1))
+    answer, run = drawn(logits(), kept), whole(logits())
+    for table, side in zip(both(answer, run, FINE), ("this side", "the reference"), strict=True):
+        found = table.relation
+        assert found is not None and table.beyond and not found.harmless
+        assert (found.kind, found.side, found.positions) == ("fewer", side, ROWS)
+        assert f"the tokens that {rule} keeps" in found.says
+
+
+def test_no_rule_of_samplers_is_named_where_none_gives_all_positions() -> None:
+    """A mass that no first tokens have, a rule on half the positions, a token that is cut off."""
+    x, p = logits(), logits().double().softmax(-1)
+    half = CUTS["top_p 0.8"](p)
+    half[1::2] = True
+    made = drawn(x, half)
+    assert compare_logprobs(made, whole(x), FINE).relation is None
+    raised = {at: {t: v + 0.3 for t, v in row.items()} for at, row in drawn(x, p > -1).rows.items()}
+    assert compare_logprobs(Logprobs(IDS, raised), whole(x), FINE).relation is None
+    # The likeliest token's own mass is kept, and the answer is of a token behind it.
+    last, mass = p.argmin(-1), p.max(-1).values
+    low = {at: {int(t): float((p[at, t] / mass[at]).log())} for at, t in enumerate(last)}
+    assert compare_logprobs(Logprobs(IDS, low), whole(x), FINE).relation is None
+    same = compare_logprobs(drawn(x, p > -1), whole(x), FINE)
+    assert not same.beyond and same.relation is None
+
+
+def test_a_factor_and_a_cut_that_both_fit_loosely_are_told_by_the_nearer() -> None:
+    """Of a flat distribution all numbers are alike; seen red: "scaled", a factor of 1.03."""
+    x = logits() / 20
+    kept = CUTS["top_p 0.8"](x.double().softmax(-1))
+    found = compare_logprobs(drawn(x, kept), whole(x), COARSE).relation
+    assert found is not None and "the tokens that top_p 0.8 " in found.says  # or a top_k too
+    own = drawn(x, kept | True)
+    divided = {at: {t: v / 0.9 for t, v in row.items()} for at, row in own.rows.items()}
+    found = compare_logprobs(Logprobs(IDS, divided), whole(x), COARSE).relation
+    assert found is not None and found.kind == "scaled"
 
 
 def test_numbers_of_both_signs_are_no_relation() -> None:
