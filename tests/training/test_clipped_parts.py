@@ -144,6 +144,11 @@ COUNTS: dict[str, Callable[[str], float]] = {
     "all with the norms counted 2 times": lambda name: 2 if "norm" in name else 1,
     "all with the embedding counted 2 times": lambda name: 2 if "embed" in name else 1,
     "all with 1/2 of the embedding": lambda name: 0.5 if "embed" in name else 1,
+    "all counted 2 times (as where 2 ranks of equal gradients add their squares)": lambda name: 2,
+    "all counted 4 times (as where 4 ranks of equal gradients add their squares, "
+    "or 2 their norms)": lambda name: 4,
+    "all counted 9 times (as where 3 ranks of equal gradients add their norms)": lambda name: 9,
+    "1/2 of all": lambda name: 0.5,
 }
 
 
@@ -176,7 +181,11 @@ def test_counted_norms_are_those_of_one_kind_more_or_less_often() -> None:
     found = clipped_parts.counted_norms(parts | {"the biases alone": 0.0}, 5.0)
     assert found["all with the norms counted 8 times"] == pytest.approx((25 + 7 * 9) ** 0.5)
     assert found["all with 1/4 of the norms"] == pytest.approx((25 - 0.75 * 9) ** 0.5)
-    assert all("the norms" in name and "all but" not in name for name in found)
+    assert found["1/2 of all"] == pytest.approx(12.5**0.5)
+    whole = {name: size for name, size in found.items() if "the norms" not in name}
+    assert all(name.startswith(("all counted ", "1/")) for name in whole)
+    assert not any("all but" in name for name in found)
+    assert whole == clipped_parts.counted_norms({}, 5.0)
 
 
 def test_few_bits_tell_no_counts_apart(monkeypatch: pytest.MonkeyPatch) -> None:

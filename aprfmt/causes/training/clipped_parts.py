@@ -21,7 +21,7 @@ CAUSE_ROWS = (
         "update",
         "bug",
         "Gradients were clipped by the norm of some of them, such as all but the experts, or by "
-        "one in which some count several times, and not by the norm of all.",
+        "one in which some or all count several times, and not by the norm of all.",
         "The factor of the gradients is the bound over the norm of that part.",
         "The step of the gradients clipped so gives every weight, or the computed gradients every "
         "element.",
@@ -98,15 +98,35 @@ def counted_norms(parts: Mapping[str, float], norm: float) -> dict[str, float]:
     """Return {what was counted how often, as words of a sentence: norm of all gradients so}.
 
     `parts` are `part_norms`, `norm` is that of all gradients. In the sum of squares one kind of
-    parameters counts several times, as where each rank adds a copy of it, or in part.
+    parameters counts several times, as where each rank adds a copy of it, or in part. So do all,
+    as where each of some ranks holds the averaged gradients and their norm is summed once more.
     """
     found = {}
+    for times, how in _counts_of_ranks().items():
+        found[f"all counted {times} times ({how})"] = times * norm**2
+        found[f"1/{times} of all"] = norm**2 / times
     for name, size in parts.items():
         kind = name.removesuffix(ALONE)
         for times in COUNTED if kind != name and size else ():
             found[f"all with {kind} counted {times} times"] = norm**2 + (times - 1) * size**2
             found[f"all with 1/{times} of {kind}"] = norm**2 - (1 - 1 / times) * size**2
     return {name: max(square, 0.0) ** 0.5 for name, square in found.items()}
+
+
+def _counts_of_ranks() -> dict[int, str]:
+    """Return {how often the sum of squares is counted: what ranks with equal gradients do so}."""
+    found = {
+        ranks: f"as where {ranks} ranks of equal gradients add their squares" for ranks in COUNTED
+    }
+    for ranks in COUNTED:
+        own = found.get(ranks**2)
+        added = f"{ranks} their norms"
+        found[ranks**2] = (
+            f"{own}, or {added}"
+            if own
+            else f"as where {ranks} ranks of equal gradients add their norms"
+        )
+    return found
 
 
 def _is_from_layer(key: str, first: int) -> bool:
