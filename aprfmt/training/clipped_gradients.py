@@ -35,7 +35,8 @@ def accept_clipping(step: ExplainedStep, norm: float) -> None:
 
     Changes `step.compared`: to "agrees", with a note, for usual clipping; to a mistake for clipping
     under a loss scale, by the norm of each tensor, row, rank's shard or optimizer group, or by
-    another norm than the stated one. `norm` is the L2 norm of all given gradients.
+    another norm than the stated one. A usual bound agrees only where none is stated. `norm` is the
+    L2 norm of all given gradients.
     """
     held = [one.found for one in step.compared.values() if one.found is not None]
     before = step.computed_norm()
@@ -57,11 +58,11 @@ def accept_clipping(step: ExplainedStep, norm: float) -> None:
         if each is not None:
             _accept_own_norms(step, *each)
             return
-    bounds = (*CLIPS, *(() if step.recipe is None or not step.recipe.clip else (step.recipe.clip,)))
-    bound = next((each for each in bounds if abs(norm - each) <= 1e-3 * each), None)
-    if bound is None and norm:  # a bound is a number that somebody wrote
-        written = float(f"{norm:.1g}")
-        bound = written if abs(norm - written) <= 1e-5 * written else None
+    stated = None if step.recipe is None else step.recipe.clip
+    bounds = (stated,) if stated else CLIPS
+    bound = usual = _usual_bound(norm)
+    if stated:
+        bound = stated if abs(norm - stated) <= 1e-3 * stated else None
     if before is None or norm >= before or not held:
         return
     causes = [{guess.cause for guess in one.guesses} for one in held]
@@ -75,7 +76,6 @@ def accept_clipping(step: ExplainedStep, norm: float) -> None:
         size = next(value for by, value in step.other_norms.items() if by == other.by)
         _accept_clipped(step, other, size * before / norm)
         return
-    stated = None if step.recipe is None else step.recipe.clip
     parts = part_norms(step.computed_norms, step.optimizer_groups)
     of_part = clipping_by_part(parts, norm / before, before, (stated,) if stated else CLIPS)
     if of_part is None and stated:  # of an unstated bound too many counts would fit
@@ -83,8 +83,10 @@ def accept_clipping(step: ExplainedStep, norm: float) -> None:
     if of_part is not None:
         says, one = of_part
         says += "" if stated else ON_PURPOSE
+        if usual is not None:
+            says += f"; or by the norm of all to {usual:g}, and not to the stated {stated:g}"
         keys = [key for key, each in step.compared.items() if each.found is not None]
-        sure = stated is not None and one
+        sure = stated is not None and one and usual is None
         accept_mistake(
             step,
             BackwardGuess("clip_by_part", says),
@@ -98,6 +100,18 @@ def accept_clipping(step: ExplainedStep, norm: float) -> None:
     scaled = scaled_bound(norm, bounds)
     if scaled is not None and simple_value(norm / before, SLACK * norm / before) is None:
         _accept_clipped(step, Clipping("norm", *scaled), before)
+
+
+def _usual_bound(norm: float) -> float | None:
+    """Return the bound that trainers clip to whose result has a norm; None where it is none.
+
+    A number of one digit is one, too: somebody wrote it.
+    """
+    found = next((each for each in CLIPS if abs(norm - each) <= 1e-3 * each), None)
+    written = float(f"{norm:.1g}")
+    if found is None and norm and abs(norm - written) <= 1e-5 * written:
+        return written
+    return found
 
 
 def _shard_clipping(

@@ -251,6 +251,27 @@ GRADIENT_FAULTS = (
         optimizer="sgd:lr=0.5,clip=0.05",
     ),
     GradientFault(
+        "by a norm that two ranks of equal gradients added up",
+        "clip_by_part",
+        clipped_to(1.0, lambda x: 2**0.5 * float(np.linalg.norm(x))),
+        optimizer="sgd:lr=0.5,clip=1",
+        says="all counted 2 times",
+    ),
+    GradientFault(
+        "by two norms added up, to half of the stated one",
+        "clip_by_part",
+        clipped_to(1.0, lambda x: 2 * float(np.linalg.norm(x))),
+        optimizer="sgd:lr=0.5,clip=1",
+        level="explained",
+        says="or by the norm of all to 0.5, and not to the stated 1",
+    ),
+    GradientFault(
+        "clipped to a usual bound that is not the stated one",
+        "gradient_factor",
+        clipped_to(0.5, lambda x: float(np.linalg.norm(x))),
+        optimizer="sgd:lr=0.5,clip=3.7",
+    ),
+    GradientFault(
         "by value, where the norm is stated",
         "clip_by_value",
         lambda g: {n: np.clip(v, -0.01, 0.01) for n, v in g.items()},
