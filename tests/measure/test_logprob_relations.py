@@ -1,11 +1,13 @@
 """What relates two sides' log-probabilities: torch's log_softmax of logits of one temperature."""
 
+import math
 from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
 import pytest
 
+from aprfmt.measure.kept_mass import Descending, RaisedRow, find_kept_mass
 from aprfmt.measure.logprob_tables import (
     LogprobMatrix,
     Logprobs,
@@ -167,6 +169,18 @@ def test_no_rule_of_samplers_is_named_where_none_gives_all_positions() -> None:
     assert compare_logprobs(Logprobs(IDS, low), whole(x), FINE).relation is None
     same = compare_logprobs(drawn(x, p > -1), whole(x), FINE)
     assert not same.beyond and same.relation is None
+
+
+@pytest.mark.parametrize("off", [0.0, 1e-3, -1e-3])
+@pytest.mark.parametrize("at", [2, 5])
+def test_one_position_of_another_mass_refutes_a_rule(off: float, at: int) -> None:
+    """Among many positions the mean distance would hide it; seen red: without a look at each."""
+    every = [Descending.of(row) for row in torch.log_softmax(logits().double(), -1).numpy()]
+    raised = [-math.log(one.sums[19]) + off * (i == at) for i, one in enumerate(every)]
+    lowest = [math.log(one.probabilities[19]) for one in every]
+    rows = [RaisedRow(*row) for row in zip(raised, [1e-6] * ROWS, lowest, every, strict=True)]
+    found = [(one.name, one.number) for one in find_kept_mass(rows)]
+    assert found == ([] if off else [("top_k", 20)])
 
 
 def test_a_factor_and_a_cut_that_both_fit_loosely_are_told_by_the_nearer() -> None:
