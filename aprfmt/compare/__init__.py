@@ -56,6 +56,7 @@ from aprfmt.model.own_keys import (
     contradicted_parts,
     contradicted_values,
     is_of_own_keys,
+    lacks_demanded_head,
     misleading_keys,
 )
 from aprfmt.model.packing import input_scale_endings, packing_conflicts
@@ -840,7 +841,7 @@ def _differing_hyperparameters(
         if name == "rope_scaling" and left and right and have_equal_divisors(a.hyper, b.hyper):
             continue
         settled = _is_settled(name, results)
-        if settled and _stated_alike(name, a, b):
+        if (settled and _stated_alike(name, a, b)) or _follows_from_lost_head(name, a, b, results):
             continue
         rows.append(
             FieldDiff(
@@ -918,6 +919,22 @@ def _is_settled(name: str, results: Sequence[TensorDiff]) -> bool:
     shown = SHOWN_BY.get(name, ())
     rows = [row for row in results if row.key in shown or row.key.partition(".")[2] in shown]
     return bool(shown) and all(row.verdict in EQUAL for row in rows)
+
+
+def _follows_from_lost_head(name: str, a: Model, b: Model, results: Sequence[TensorDiff]) -> bool:
+    """Return whether a hyperparameter differs only since one side lost its output head.
+
+    Its configuration demands the head, and `results` have the head on the other side alone.
+    """
+    from aprfmt.causes.hyperparameters import SHOWN_BY
+
+    sides = {"ONLY_IN_A": b, "ONLY_IN_B": a}
+    return name == "tied_embeddings" and any(
+        row.key in SHOWN_BY[name]
+        and row.verdict in sides
+        and lacks_demanded_head(sides[row.verdict])
+        for row in results
+    )
 
 
 def _stated_alike(name: str, a: Model, b: Model) -> bool:

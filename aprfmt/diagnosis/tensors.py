@@ -5,11 +5,12 @@ A and B are the two models, runs or traces that are compared; a *side* is one of
 
 import math
 import shlex
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from aprfmt.arch.role_vocabulary import split_key
 from aprfmt.base.encodings import find_encoding as encoding_row
 from aprfmt.base.sequences import join_first
 from aprfmt.causes import CAUSES
@@ -202,11 +203,10 @@ def _add_missing_tensors(a: Model, b: Model, rows: Sequence[TensorDiff], found: 
     for label in ("ONLY_IN_A", "ONLY_IN_B"):
         side = "B" if label == "ONLY_IN_A" else "A"
         keys = [row.key for row in rows if row.verdict == label and _is_role_of_pass(a, b, row.key)]
-        # A bias that went with its weight is lost with it: that is one loss, not two.
+        stored = (a if side == "B" else b).roles
+        # A bias that went with weights is lost with them: that is one loss, not two.
         biases = tuple(
-            key
-            for key in keys
-            if key.endswith(".bias") and f"{key.removesuffix('.bias')}.weight" not in keys
+            key for key in keys if key.endswith(".bias") and not _is_lost_with(key, keys, stored)
         )
         if biases:
             found.add(
@@ -223,6 +223,7 @@ def _add_missing_tensors(a: Model, b: Model, rows: Sequence[TensorDiff], found: 
             )
         # Without other tensors no pass can be run, and what was compared is the answer.
         others = [key for key in keys if key not in biases]
+        others.sort(key=lambda key: split_key(key)[0] is not None)  # those of no layer come first
         model = b if side == "B" else a
         if others and not (model.unread is not None and model.unread.lacks):
             found.evidence.append(
@@ -253,6 +254,23 @@ def _add_missing_tensors(a: Model, b: Model, rows: Sequence[TensorDiff], found: 
                     counted=True,
                 )
             )
+
+
+def _is_lost_with(bias: str, lost: Sequence[str], stored: Collection[str]) -> bool:
+    """Return whether a bias is lost with its weight, with its part of a layer, or with its layer.
+
+    `lost` are the keys that a side lacks, `stored` all of the other side. A part are the weights
+    whose roles begin with the same word, as `ssm_` does.
+    """
+    if f"{bias.removesuffix('.bias')}.weight" in lost:
+        return True
+    layer, role = split_key(bias)
+    part = f"{role.partition('_')[0]}_"
+    own = [key for key in stored if split_key(key)[0] == layer and not key.endswith(".bias")]
+    alike = [key for key in own if split_key(key)[1].startswith(part)]
+    return layer is not None and any(
+        bool(keys) and all(key in lost for key in keys) for keys in (own, alike)
+    )
 
 
 def _tensors_large_enough(

@@ -10,8 +10,9 @@ from dataclasses import dataclass, replace
 from aprfmt.errors import AprfmtError, ArchError
 from aprfmt.measure.records import SideRelation
 from aprfmt.model import Model
+from aprfmt.model.own_keys import lacks_demanded_head
 from aprfmt.model.relations import Relation
-from aprfmt.tensors.runs import published_equal
+from aprfmt.tensors.runs import first_difference, published_equal
 from aprfmt.tensors.view import View
 
 WHOLE = 0.5  # share of the smaller model that a set of names under another prefix is at least
@@ -317,6 +318,16 @@ def _is_stated_alike(relation: Relation, a: Model, b: Model) -> bool:
     return bool(stated) and all(x is not None and x == y for x, y in stated)
 
 
+def _has_head_unlike_table(model: Model) -> bool:
+    """Return whether a model stores an output head that is no copy of its embedding's bytes."""
+    head, table = model.roles.get("output.weight"), model.roles.get("token_embd.weight")
+    if head is None or table is None:
+        return head is not None
+    if (head.encoding, head.shape) != (table.encoding, table.shape):
+        return True
+    return first_difference(head.stored_runs(), table.stored_runs()) is not None
+
+
 # A head of its own may be a copy of the embedding, or not: the values say so.
 HEAD_ALONE = "head stored in {} alone, and the embedding in {}"
 
@@ -324,9 +335,13 @@ HEAD_ALONE = "head stored in {} alone, and the embedding in {}"
 def _pair_tied_head(pair: TensorPair, a: Model, b: Model) -> TensorPair:
     """Return the pair, with an embedding in place of a head that is stored on one side only.
 
-    The side without a head has to tie it to its embedding; else the pair is returned unchanged.
+    The side without a head has to tie it to its embedding; else the pair is returned unchanged. A
+    head that its configuration demands is lost, unless the other side's is a copy of the embedding.
     """
     if pair.key != "output.weight" or (pair.a is None) == (pair.b is None):
+        return pair
+    stored, alone = (b, a) if pair.a is None else (a, b)
+    if lacks_demanded_head(alone) and _has_head_unlike_table(stored):
         return pair
     embedding_a, embedding_b = a.roles.get("token_embd.weight"), b.roles.get("token_embd.weight")
     if pair.a is None and embedding_a is not None and a.hyper["tied_embeddings"]:

@@ -69,6 +69,19 @@ def contradicted_parts(model: "Model") -> Iterator[tuple[str, HyperParam]]:
             yield name, row
 
 
+def lacks_demanded_head(model: "Model") -> bool:
+    """Return whether config.json denies a tied head, and the output head is not stored.
+
+    False for GGUF and APR, whose readers take a missing head for a tied one, and where no key says
+    that the head is not the embedding.
+    """
+    said = model.resolution.report.overruled.get("tied_embeddings")
+    if said is None or not said.key or said.value or model.key_style in ARCH_KEYS:
+        return False
+    coverage = model.resolution.coverage
+    return "output.weight" in (*coverage.missing, *coverage.accepted)
+
+
 def misleading_keys(model: "Model") -> dict[str, MisleadingKey]:
     """Return {hyperparameter: MisleadingKey} of keys by which other programs read another model.
 
