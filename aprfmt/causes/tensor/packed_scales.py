@@ -56,9 +56,11 @@ CAUSE_ROWS = (
     ),
     Cause(
         "nested_offset", "tensor", "bug",
-        "The offset of scales that are quantized themselves was not added (double quantization).",
-        "All scales are too small by one number.",
-        "Adding it leaves errors that are usual for the encoding.",
+        "The offset of scales that are quantized themselves is another number, or was not added "
+        "(double quantization).",
+        "All scales are too small or too large by one number.",
+        "Taking it away leaves errors that are usual for the encoding, and smaller ones than any "
+        "one factor leaves.",
     ),
 )  # fmt: skip
 
@@ -73,6 +75,8 @@ EXACT = 1e-6  # relative: a stored scale is a value of a type
 MOST_TURNED = 0.8  # share of the scales that vary whose inverse has to stand there
 TURNED = 0.25  # share of scales at least that the type cannot hold
 LEAST_IN_CELL = 4.0  # values: a factor for fewer of them makes good any error
+LEAST_GROUPS = 3  # groups whose scales may show one added number
+CLEARER = 0.9  # share of one factor's error below which factors of each group tell more
 FEW_COLUMNS = 1 << 24  # products tried to find the group of every input
 
 
@@ -124,13 +128,20 @@ def explain_scales(copy: PackedCopy, *, related: bool = True) -> Iterator[Findin
         # inverted, of which one scale gives one factor.
         limit = _factor_limit(finer, after.relative)
         turned = _are_inverted_floats(finer, finer.scales * factor, limit)
-        alike = related and not turned
-        found = (_one_factor(finer, factor) or _factor_of_matrices(finer)) if alike else None
+        added = _missing_number(finer, factor)
+        alike = related and not turned and not added
+        found = None
+        if alike:
+            found = _one_factor(finer, factor, after.relative) or _factor_of_matrices(finer)
         if found is not None:
             yield found
             return
         # Name what was done to the scales by comparing them with the repaired ones.
-        relation = _scale_relation(finer, finer.scales * factor, wrong, after.relative)
+        relation = (
+            f"each is too {'small' if added > 0 else 'large'} by one number: {OF_NESTED}"
+            if added
+            else _scale_relation(finer, finer.scales * factor, wrong, after.relative)
+        )
         if bool(relation) != related or (
             not relation and np.ptp(factor) <= NEAR * np.abs(factor).mean()
         ):
@@ -142,11 +153,13 @@ def explain_scales(copy: PackedCopy, *, related: bool = True) -> Iterator[Findin
             repaired = fit_errors(copy.x, copy.y * stated, scale_lattice(copy.lattice, stated))
             if not copy.is_repaired(repaired):
                 return
-        few = f"in {int(wrong.sum())} of {wrong.size} groups"
+        few = (
+            f"by {abs(added):.3g} " * bool(added) + f"in {int(wrong.sum())} of {wrong.size} groups"
+        )
         numbers = f"factors from {factor.min():.4g} to {factor.max():.4g}"
         known = relation or order or "other ones stand there"
         says = f"{copy.whose} scales are wrong: {known}"
-        cause = "nested_offset" if relation == NESTED else "quant_scale"
+        cause = "nested_offset" if added else "quant_scale"
         moved = wrong.sum() * (copy.y.size / wrong.size)
         yield explain_copy(
             copy, cause, (says, few, numbers, copy.scheme), after, factor.size, float(moved)
@@ -175,12 +188,14 @@ def _repair_cells(copy: PackedCopy) -> "tuple[Array, Fit] | None":
     return None
 
 
-def _one_factor(copy: PackedCopy, factor: "Array") -> Finding | None:
+def _one_factor(copy: PackedCopy, factor: "Array", least: float) -> Finding | None:
     """Return the finding that all scales are the right ones times one number; else None.
 
     `factor` [groups] repairs each group by itself, and varies with its rounding. If one factor on
     all values repairs them within rounding, the finding is on the values (`scale`) and None is
-    returned, unless the scales are powers of two, as exponents are.
+    returned, unless the scales are powers of two, as exponents are. `least` is the relative error
+    that the factors of the groups leave. None too where one factor leaves clearly more: then the
+    scales are not all off by it.
     """
     powers = lattices.are_powers_of_two(copy.scales)
     one = float(np.median(factor))
@@ -195,7 +210,8 @@ def _one_factor(copy: PackedCopy, factor: "Array") -> Finding | None:
     if abs(times - 1) <= NEAR:
         return None
     after = fit_errors(copy.x, copy.y * times, scale_lattice(copy.lattice, times))
-    if not copy.is_repaired(after):
+    by_chance = (1 - min(0.5, factor.size / copy.y.size)) ** 0.5  # each factor fits its group
+    if not copy.is_repaired(after) or least < CLEARER * by_chance * after.relative:
         return None
     says = f"{copy.whose} scales are each {1 / times:.3g} times what they should be"
     if powers:
@@ -206,6 +222,28 @@ def _one_factor(copy: PackedCopy, factor: "Array") -> Finding | None:
     numbers = f"factors from {factor.min():.4g} to {factor.max():.4g}"
     said = (says, f"in all {factor.size} groups", numbers, copy.scheme)
     return explain_copy(copy, "quant_scale", said, after, 1, float(copy.y.size))
+
+
+def _missing_number(copy: PackedCopy, factor: "Array") -> float:
+    """Return the number that added to every scale of a copy repairs it; 0.0 if none does.
+
+    `factor` [groups] repairs each group by itself. The number repairs all groups, and leaves a
+    smaller error than one factor on all values: scales that hardly vary do not tell the two apart.
+    """
+    # A code with both signs hides that of its scale, which the factor then has.
+    right = np.abs(copy.scales * factor)
+    signed = copy.scales * np.sign(copy.scales * factor)
+    one = float(np.median(signed - right))
+    if copy.scales.size < LEAST_GROUPS or np.ptp(right) <= LEAST * right.max() or not signed.all():
+        return 0.0
+    wide = spread_over_copy(copy, (signed - one) / signed)
+    after = fit_errors(copy.x, copy.y * wide, scale_lattice(copy.lattice, wide))
+    alike = float((copy.x * copy.y).sum() / (copy.y * copy.y).sum())
+    scaled = fit_errors(copy.x, copy.y * alike, scale_lattice(copy.lattice, alike))
+    clearer = 1 - SURE / (2 * copy.y.size) ** 0.5
+    if not copy.is_repaired(after) or after.relative > clearer * scaled.relative:
+        return 0.0
+    return -one
 
 
 def _are_e4m3_multiples(scales: "Array") -> bool:
@@ -295,7 +333,7 @@ def _scales_of_cells(copy: PackedCopy, grouping: Grouping) -> "Array":
 SHARED = "several groups share one"
 SMALL_SCALES = ("F8_E4M3", "F8_E5M2", "F8_E8M0", "U8")  # types of scales with few numbers
 SOMEWHERE = 0.5  # share of the stored scales that are right in one of the groups that share them
-NESTED = "each is too small by one number: the offset of nested absmax was lost"
+OF_NESTED = "the offset of nested absmax was lost, or is another one"
 INVERTED = "they are inverted: 1/s stands for s"
 
 
@@ -377,11 +415,6 @@ def _scale_relation(copy: PackedCopy, right: "Array", wrong: "Array", relative: 
         return moved
     if wrong.any() and wrong.sum() <= 0.5 * wrong.size:
         return ""
-    # A code with both signs hides that of its scale, which the factor then has.
-    signed = stored * np.sign(right)
-    lost = float(np.median(np.abs(right) - signed))
-    if stored.size > 2 and lost > 0 and near(signed + lost, np.abs(right)):
-        return NESTED
     # A number that stands everywhere is a shared scale only if it is right in one of the places.
     own = np.abs(true / grid - 1) <= limit
     most = _count_distinct_scales(copy)  # scales that are near each other are not one

@@ -129,6 +129,57 @@ def test_what_bitsandbytes_decodes_is_a_copy(
         assert row.explanation.cause == "nested_offset", row.explanation
 
 
+@pytest.mark.parametrize("of", ["source", "copy"])
+@pytest.mark.parametrize("added", [-0.45, -0.1, 0.05, 0.3])
+def test_another_offset_of_nested_scales_is_no_factor(
+    added: float, of: str, wide: Path, tmp_path: Path
+) -> None:
+    """Seen red: an offset too large was one factor, confirmed, while the ratio ran on to twice it.
+
+    The scales of a model's matrix hardly vary, and those of this one do by a factor of two.
+    """
+    _quantized(wide, tmp_path / "a", "NF4")
+    a = wide if of == "source" else tmp_path / "a"
+    groups = _decoded_groups(tmp_path / "a")
+    largest = np.abs(groups).max(1, keepdims=True)
+    held = groups * (largest + added) / largest
+    row = judged(a, copied(wide, tmp_path / "b", plain(torch.from_numpy(held.reshape(256, 256)))))
+    assert row.explanation is not None and row.explanation.confirmed, row
+    assert row.explanation.cause == "nested_offset", row.explanation
+    said = float(row.explanation.evidence[1].split()[1])
+    assert said == pytest.approx(abs(added), rel=0.05), row.explanation
+
+
+@pytest.mark.parametrize("of", ["source", "copy"])
+def test_one_factor_on_all_scales_is_no_offset(of: str, wide: Path, tmp_path: Path) -> None:
+    """The innocent of another offset: every value is the right one times one number."""
+    _quantized(wide, tmp_path / "a", "NF4")
+    a = wide if of == "source" else tmp_path / "a"
+    held = 1.7 * _decoded_groups(tmp_path / "a").reshape(256, 256)
+    row = judged(a, copied(wide, tmp_path / "b", plain(torch.from_numpy(held))))
+    assert row.explanation is not None
+    assert row.explanation.cause in ("quant_scale", "scale"), row.explanation
+
+
+@pytest.mark.parametrize("of", ["source", "copy"])
+def test_factors_that_vary_are_not_one(of: str, wide: Path, tmp_path: Path) -> None:
+    """Seen red: the middle one of the groups' factors, confirmed for all."""
+    _quantized(wide, tmp_path / "a", "NF4")
+    a = wide if of == "source" else tmp_path / "a"
+    groups = _decoded_groups(tmp_path / "a")
+    factors = np.random.default_rng(3).uniform(1.5, 2.1, (len(groups), 1))
+    held = (groups * factors).reshape(256, 256)
+    row = judged(a, copied(wide, tmp_path / "b", plain(torch.from_numpy(held))))
+    said = "" if row.explanation is None else " ".join(row.explanation.evidence)
+    assert "times" not in said, row.explanation
+
+
+def _decoded_groups(folder: Path) -> Array:
+    """Return the values of the first up projection in groups of 64, [groups, 64]."""
+    with aprfmt.open(folder) as model:
+        return np.asarray(model.roles["L0.ffn_up.weight"].numpy(), np.float32).reshape(-1, 64)
+
+
 @pytest.fixture(scope="module")
 def wide(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A model whose first up projection has enough groups that scales occur more than once."""
