@@ -56,6 +56,7 @@ def compare_by_name(
     # Other names of which neither side need be wrong come after the faults of values.
     at = max((i + 1 for i, one in enumerate(findings) if one.verdict == "bug"), default=0)
     findings[at:at] = [one for one, of in zip(names, report.relations, strict=True) if of.between]
+    findings[:0] = [*_undecoded_findings(a, "A"), *_undecoded_findings(b, "B")]
     told = {key for finding in findings for key in finding.where}
     rows = [row for row in report.tensors if row.key not in told]
     findings += [finding for finding, _ in coarser_copies(rows)]
@@ -125,6 +126,44 @@ def _command_after_diff(report: DiffReport) -> str:
     """Return the first next command of `diff` that is not `diagnose`, else a `validate` of B."""
     others = (one for one in report.next if not one.startswith("aprfmt diagnose "))
     return next(others, f"aprfmt validate {shlex.quote(report.b)}")
+
+
+def _undecoded_findings(model: Model, side: str) -> Iterator[Finding]:
+    """Yield a finding for each kind of fault for which packed weights of a model do not decode.
+
+    `side` is the model, "A" or "B". A finding is about the weights and the tensors stored beside
+    them that have no role. None for lost parts, which have their own finding.
+    """
+    faults: dict[str, list[tuple[str, str]]] = {}
+    for one in model.undecoded:
+        weight, _, says = one.text.partition(": ")
+        if weight in model.source.tensors:
+            of_scale = "scale" in says and "shape" in says
+            cause = "scales_shape" if of_scale else ""
+            if weight not in model.lost_parts:
+                faults.setdefault(cause, []).append((weight, one.text))
+    for cause, rows in faults.items():
+        keys: dict[str, None] = {}
+        for weight, _ in rows:
+            keys.update(dict.fromkeys(model.roles_of.get(weight, (weight,))))
+        modules = {weight.rpartition(".")[0] for weight, _ in rows}
+        beside = [
+            name
+            for name in model.source.tensors
+            if name not in model.roles_of and not modules.isdisjoint(_modules_above(name))
+        ]
+        more = f", and so {len(rows) - 1} more" * (len(rows) > 1)
+        says = f"packed weights of {side} cannot be decoded: {rows[0][1]}{more}"
+        seen = f"aprfmt validate {shlex.quote(str(model.path))}"
+        where = (*keys, *(name for name in beside if name not in keys))
+        yield Finding(cause, says, "tensor", "bug", where, False, side=side, next=seen)
+
+
+def _modules_above(name: str) -> Iterator[str]:
+    """Yield the dotted names of the modules that hold a stored tensor, the nearest first."""
+    while name:
+        name = name.rpartition(".")[0]
+        yield name
 
 
 def _known_differences(report: DiffReport) -> Iterator[Finding]:

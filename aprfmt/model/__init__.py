@@ -100,6 +100,7 @@ class Model(Mapping[str, View], Tabular):
         self._damaged = damaged
         self._found: list[Damage] = []  # found here, in addition to the reader's
         self._without: dict[str, MissingPartError] = {}  # by the weight that lacks them
+        self._undecoded: list[Damage] = []
         self._unread: list[AprfmtError] = []  # why packed weights stay as they are stored
         self._remembering: ExitStack | None = None
         self.modules: Relation | None = None  # of the names that the quantization has for modules
@@ -133,7 +134,10 @@ class Model(Mapping[str, View], Tabular):
     def _add_damage(self, error: AprfmtError) -> None:
         """Append an error to `damage`, its text without the model's path. Returns nothing."""
         text = str(error).removeprefix(f"{self.source.path}: ")
-        self._found.append(Damage(str(self.source.path), text, kind=error.kind))
+        damage = Damage(str(self.source.path), text, kind=error.kind)
+        self._found.append(damage)
+        if isinstance(error, CodecError):
+            self._undecoded.append(damage)
         if isinstance(error, MissingPartError):
             self._without[error.weight] = error
 
@@ -141,6 +145,14 @@ class Model(Mapping[str, View], Tabular):
     def damage(self) -> tuple[Damage, ...]:
         """What is wrong with the files; empty unless the model was opened with `damaged`."""
         return (*self.source.damage, *self._found)
+
+    @property
+    def undecoded(self) -> tuple[Damage, ...]:
+        """Why packed weights do not decode, each text begins with the weight's name and ": ".
+
+        It is a part of `damage`, and as empty as that is.
+        """
+        return tuple(self._undecoded)
 
     @property
     def forced(self) -> str | None:

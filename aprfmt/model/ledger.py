@@ -681,13 +681,15 @@ class _LedgerBuilder:
     def _is_claim_false(self) -> bool:
         """Whether a safetensors model's tensors have roles, and none of them is packed.
 
-        A quantization section in its config.json is then false.
+        A quantization section in its config.json is then false. Weights that are packed and do not
+        decode make it no false one.
         """
         own = self.spec is not None and self.model.key_style == "safetensors"
         return (
             own
             and self.model.resolution.unread is None
             and not self.model.lost_parts
+            and not self.model.undecoded
             and all(
                 view.stored[0].packed is None and not view.stored[0].parts
                 for view in self.model.values()

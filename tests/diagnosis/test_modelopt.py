@@ -73,3 +73,45 @@ def test_a_copy_and_its_faults(name: str, tmp_path: Path) -> None:
     assert found.code == (0 if change is None else 1)
     assert found.json["verdict"] == ("precision" if change is None else "bug")
     assert [(row["cause"], row["confirmed"]) for row in found.json["findings"]] == [(cause, True)]
+
+
+def halved(parts: Parts) -> None:
+    """Make scales of the packed bytes, of which a row has half as many as weights."""
+    parts["weight_scale"] = parts["weight_scale"][:, ::2]
+
+
+def lengthened(parts: Parts) -> None:
+    parts["weight_scale"] = np.repeat(parts["weight_scale"], 2, axis=1)
+
+
+@pytest.mark.parametrize("change", [halved, lengthened])
+@pytest.mark.parametrize("swapped", [False, True])
+def test_scales_that_fit_no_codes_are_the_cause(
+    change: Callable[[Parts], None], swapped: bool, tmp_path: Path
+) -> None:
+    """Seen red: no cause, and "the file holds no packed weight", though `validate` had both."""
+    for folder in ("base", "copy"):
+        save_tiny("llama", tmp_path / folder, "float32", hidden_size=64, intermediate_size=96)
+    rows: Rows = {}
+    packed = 0
+    for stored, row in tensors_of(tmp_path / "base").items():
+        if "_proj" not in stored:
+            rows[stored] = row
+            continue
+        parts = rounded(np.frombuffer(row[2], np.float32).reshape(row[1]))
+        change(parts)
+        prefix = stored.removesuffix("weight")
+        rows |= {prefix + suffix: stored_row(x) for suffix, x in parts.items()}
+        packed += 1
+    write_mixed(tmp_path / "copy" / "model.safetensors", rows)
+    config = json.loads((tmp_path / "copy" / "config.json").read_text())
+    config["quantization_config"] = {"quant_method": "modelopt", "quant_algo": "NVFP4"}
+    (tmp_path / "copy" / "config.json").write_text(json.dumps(config))
+    sides = [tmp_path / "base", tmp_path / "copy"]
+    told = aprfmt("diagnose", *(sides[::-1] if swapped else sides), "--json")
+    (found,) = told.json["causes"]
+    assert (told.code, found["cause"], found["level"]) == (1, "scales_shape", "located")
+    side = "A" if swapped else "B"
+    assert found["says"].startswith(f"packed weights of {side} cannot be decoded: ")
+    assert "weight_scale" in found["says"] and f"so {packed - 1} more" in found["says"]
+    assert "no packed weight" not in told.out and "validate" in told.json["next"][0]
