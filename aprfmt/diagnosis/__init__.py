@@ -145,7 +145,8 @@ def _open_state(side: Side, model: Model) -> Model | None:
     """Return the engine's saved weights at a side's path as a Model, by the names of `model`.
 
     None if there are none. One file of weights per rank looks like the dumps of a pass: it counts
-    as weights if it has more than half of the model's tensors.
+    as weights if it has more than half of the model's weights. The scales and other parts of a
+    packed weight do not count: the state has only what they were decoded to.
     """
     if side.kind != "trace":
         return open_saved_state(side.path, model)
@@ -155,8 +156,7 @@ def _open_state(side: Side, model: Model) -> Model | None:
         return None  # a trace
     if state is None:
         return None
-    published = model.source.tensors.keys()
-    if 2 * len(state.source.tensors.keys() & published) > len(published):
+    if 2 * len(state.keys() & model.keys()) > len(model):
         return state
     state.close()
     return None

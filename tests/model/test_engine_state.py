@@ -9,9 +9,11 @@ from typing import Any
 
 import pytest
 
+from aprfmt import convert
 from aprfmt.model import open_model
 from aprfmt.model.engine_state import is_engine_state, is_saved_state
 from tests.cli.run import aprfmt
+from tests.conversion.folders import llama_folder, tensors_of
 from tests.diagnosis.engines import tiny_folder
 from tests.docs.examples import DOCS, blocks
 from tests.model.engine_states import JOINED, State, of_rank, published, save, sglang
@@ -583,6 +585,25 @@ def test_one_ranks_state_of_published_names_is_a_state(
     assert done.code == (0 if whole else 1), (done.out, done.err)
     wrong = [one["name_a"] for one in done.json["tensors"] if one["verdict"] != "SAME_BYTES"]
     assert wrong == ([] if whole else [OUT])
+
+
+@pytest.mark.parametrize("whole", [True, False])
+def test_decoded_weights_of_one_rank_are_no_trace(whole: bool, tmp_path: Path) -> None:
+    """Seen red: the parts of packed weights were counted, and the state was taken for a trace."""
+    llama_folder(tmp_path / "src", "BF16", hidden=64, layers=2, ffn=96, heads=4, kv_heads=2)
+    convert(tmp_path / "src", tmp_path / "nf4", encoding="NF4")
+    with open_model(tmp_path / "nf4") as model:
+        held = {name: torch.from_numpy(view.numpy().copy()) for name, view in model.items()}
+    assert len(held) < len(tensors_of(tmp_path / "nf4")) / 2
+    if not whole:
+        held["model.layers.1.self_attn.o_proj.weight"] *= 3
+    (tmp_path / "s").mkdir()
+    torch.save(held, tmp_path / "s" / "tp_rank_0.pt")
+    told = aprfmt("diagnose", tmp_path / "nf4", tmp_path / "s", "--json")
+    assert told.code == (0 if whole else 1), (told.out, told.err)
+    assert [one["where"] for one in told.json["findings"]] == [["L1.attn_output.weight"]] * (
+        not whole
+    )
 
 
 ALONE: dict[str, tuple[str, ...]] = {
