@@ -38,6 +38,7 @@ from aprfmt.measure.row_reader import RowReader
 from aprfmt.tensors import norms
 
 if TYPE_CHECKING:
+    from aprfmt.causes.tensor.row_space import Pieces
     from aprfmt.codecs.base import Array
 
 CAUSE_ROWS = (
@@ -77,6 +78,9 @@ MOST_RANK = 256  # the largest rank looked for
 FIRST = 24  # rank that is looked for first
 FULL = 0.9  # share of a difference outside such a sketch from which its rank is not low
 SHARE = 0.25  # of a matrix's smaller side that a low rank has at most
+HIDDEN = 0.2  # share of a difference up to which rounding hides no singular value
+EVEN = 1.25  # times the largest singular value of even noise that one of rounding has at most
+ABOVE = 1.5  # the same that one of an adapter has at least
 FEW = 3  # differing matrices that are a fault rather than a training
 PAIR = 2  # matrices from which they can share a run of layers, a direction or a training
 NEARLY_ALL = 0.5  # share of all matrices from which it need not be asked which a training changed
@@ -466,15 +470,14 @@ def _pruned_share(x: "Array", y: "Array") -> tuple[float, int]:
 def _difference_rank(delta: "Array", rounding: float) -> int:
     """Return the rank of `delta` without negligible singular values; 0 if it is not low.
 
-    `rounding` is the norm of what rounding may add to `delta`.
+    `rounding` is the norm of what rounding may add to `delta`. A difference that is little more
+    than that shows the rank by the singular values that rounding cannot make.
     """
     size = norms.exact_norm(delta)
     limit = int(min(MOST_RANK, SHARE * min(delta.shape)))
     if limit < 1 or not 0 < size < np.inf:
         return 0
     allowed = max(2 * rounding / size, 1e-5)
-    if allowed > 0.2:
-        return 0  # rounding hides the rank
     shorter = delta if delta.shape[1] <= len(delta) else delta.T
 
     def pieces() -> "Iterator[Array]":
@@ -486,6 +489,10 @@ def _difference_rank(delta: "Array", rounding: float) -> int:
         for start in range(0, len(shorter), step):
             yield shorter[start : start + step] / np.float32(size)
 
+    if allowed > 1:
+        return 0  # a light training may have a low rank where most of it is rounded away
+    if allowed > HIDDEN:
+        return _rank_above_rounding(pieces, shorter.shape, rounding / size, limit)
     for tried in dict.fromkeys((min(FIRST, limit), limit)):
         inside = squares_inside(pieces, row_basis(pieces, shorter.shape[1], tried), FULL)
         if inside is None:
@@ -501,6 +508,30 @@ def _difference_rank(delta: "Array", rounding: float) -> int:
     enough = np.flatnonzero(left <= allowed)
     rank = int(enough[0]) + 1 if enough.size else 0
     return rank if rank <= limit else 0
+
+
+def _rank_above_rounding(
+    pieces: "Pieces", shape: tuple[int, ...], rounding: float, limit: int
+) -> int:
+    """Return the rank of a matrix without what rounding added to it; 0 if it is not low.
+
+    `pieces` yields the matrix [rows, columns] of this `shape`, of norm 1, some rows at a time. Its
+    rounding has at most the norm `rounding`. Rounding is spread evenly: its largest singular value
+    follows from its norm. So the others have to be, and an adapter's are clearly above them. 0
+    where more than `limit` are.
+    """
+    inside = squares_inside(pieces, row_basis(pieces, shape[1], limit), 1.0)
+    if inside is None:
+        return 0
+    squares = np.maximum(np.linalg.eigvalsh(inside[0])[::-1], 0.0)
+    rest = np.maximum(1.0 - np.cumsum(squares), 0.0) ** 0.5  # without the first, the first two...
+    largest = rest * (shape[0] ** -0.5 + shape[1] ** -0.5)  # if what is left is spread evenly
+    for rank in range(1, min(limit, len(squares) - 1) + 1):
+        bound = largest[rank - 1]
+        if squares[rank] <= (EVEN * bound) ** 2:
+            clear = squares[rank - 1] > (ABOVE * bound) ** 2
+            return rank if clear and rest[rank - 1] <= rounding else 0
+    return 0
 
 
 def _derived_explanations(
