@@ -14,6 +14,7 @@ from aprfmt.causes.training.clipped_parts import clipping_by_part
 from aprfmt.causes.training.clipping import CLIPS, OTHER_NORMS, VALUES, clip_factor, other_factors
 from aprfmt.causes.training.lost_updates import CHANCE, decay_evidence, is_swallowed, share_arrived
 from aprfmt.causes.training.optimizers import F64, Moments, Recipe, changed
+from aprfmt.causes.training.other_weights import ALONG, share_along
 from aprfmt.causes.training.step_case import (
     FEWEST,
     LONG,
@@ -701,7 +702,8 @@ def _explain_difference(
         return Judgement("not compared", UNMOVED, shows=False)
     times, off = measured_factor(sample, recipe)
     why = "the change is no step of this optimizer"
-    if np.isfinite(times) and off < 0.2 * max(abs(times), 1e-9):
+    back = times < 0 and share_along(sample.change, (fit.update.whole,)) < ALONG
+    if np.isfinite(times) and off < 0.2 * max(abs(times), 1e-9) and not back:
         why = (
             f"{fit.share:.0%} of its elements are as expected; it moved {times:.3g} times the step"
         )

@@ -1,6 +1,7 @@
 """Weights that moved further than one step of the rule can move them."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -9,6 +10,9 @@ from aprfmt.causes.training.optimizers import Recipe
 from aprfmt.causes.training.step_case import StepCase, StepGuess, StepHypothesis
 from aprfmt.tensors import norms
 
+if TYPE_CHECKING:
+    from aprfmt.codecs.base import Array
+
 CAUSE_ROWS = (
     Cause(
         "other_weights",
@@ -16,16 +20,24 @@ CAUSE_ROWS = (
         "bug",
         "The step was made from other weights than those before it: float32 masters that the "
         "loaded checkpoint was not copied to, or a checkpoint of another run.",
-        "Most elements moved several times as far as the longest step of the rule, and neither "
-        "along the step nor along the weight.",
+        "Most elements moved further than the longest step of the rule, and neither along the step "
+        "nor along the weight.",
         "Nothing repeats it. Give the checkpoint of the masters as MODEL. Many steps between "
         "the two checkpoints look the same.",
         most="located",
     ),
 )
-FAR = 3.0  # times the longest step: what most elements moved
+FAR = 1.5  # times the longest step: what most elements moved, at least
 WHOLE = 0.5  # of the norm of the weight: moved as far, it is another weight altogether
-ALONG = 0.9  # cosine of a change with the step, or the weight, that is mostly a factor of it
+ALONG = 0.9  # cosine of a change with a sum of step and weight, factors of which it mostly is
+
+
+def share_along(change: "Array", directions: "Sequence[Array]") -> float:
+    """Return the cosine, 0 to 1, of a change with the nearest sum of multiples of `directions`."""
+    basis = np.stack([np.asarray(each, np.float64).reshape(-1) for each in directions], axis=1)
+    wide = np.asarray(change, np.float64).reshape(-1)
+    fitted = basis @ np.linalg.lstsq(basis, wide, rcond=None)[0]
+    return norms.exact_norm(fitted) / (norms.exact_norm(wide) or 1.0)
 
 
 def guess_other_weights(case: StepCase, recipe: Recipe) -> Iterator[StepGuess]:
@@ -43,7 +55,7 @@ def guess_other_weights(case: StepCase, recipe: Recipe) -> Iterator[StepGuess]:
         return
     if np.linalg.norm(case.change) > WHOLE * np.linalg.norm(case.before):
         return
-    if any(abs(norms.cosine(case.change, each)) > ALONG for each in (update.whole, case.before)):
+    if share_along(case.change, (update.whole, case.before)) > ALONG:
         return
     if float(np.median(np.abs(case.change) - case.rounding)) < FAR * longest:
         return

@@ -921,6 +921,13 @@ def test_a_step_from_other_weights_goes_far_in_no_direction_of_the_rule() -> Non
         case = case_of((before, made.astype(np.float32), states), knows)
         return list(guess_other_weights(case, parse_recipe(stated)))
 
+    rng = np.random.default_rng(3)
+    some = sum(np.sign(rng.normal(0, 1, before.shape)) for _ in range(6))  # steps not made
+    stale = (after - 0.6 * LR * some).astype(np.float32)
+    (found,) = said(stale - 3 * step)  # of masters that lack some steps, partly along this one
+    assert (found.cause, found.most) == ("other_weights", "located")
+    both = after + 30 * step + 0.3 * before  # a factor of both is a rate and a decay
+    assert not said(both)
     for size in (5.0, 30.0):  # masters of another checkpoint, near and far
         (found,) = said(after + size * LR * noise)
         assert (found.cause, found.most) == ("other_weights", "located")
