@@ -1,5 +1,7 @@
 """What a backward is said to take, against what autograd saves and the system counts."""
 
+from concurrent.futures import ProcessPoolExecutor
+from multiprocessing import get_context
 from pathlib import Path
 
 import numpy as np
@@ -10,7 +12,7 @@ from aprfmt.inference.batch import read_batch
 from aprfmt.inference.gradients import batch_gradients as of_batch
 from aprfmt.inference.gradients.batch_gradients import batch_gradients
 from aprfmt.inference.gradients.documents import documents
-from aprfmt.inference.gradients.memory import gradient_memory
+from aprfmt.inference.gradients.memory import GradientMemory, gradient_memory
 from aprfmt.model import open_model
 from aprfmt.training.memory import estimate_step
 from tests.inference.gpu.on_gpu import clear_device_memory, need
@@ -87,17 +89,26 @@ def test_a_gpu_takes_the_workspaces_of_cublas_besides(tmp_path: Path) -> None:
     assert said.device_bytes > gpu.workspaces and said.backward_bytes < plain.backward_bytes
 
 
+def _memory_of_demo(batch: Path) -> tuple[int, GradientMemory]:
+    """Return (bytes that torch took on the GPU for the demo's gradients, what was said of them)."""
+    with open_model(DEMO) as model:
+        read = read_batch(batch, int(model.hyper["vocab_size"]))
+        said = gradient_memory(model, read, device="cuda:0")
+        before = clear_device_memory()
+        batch_gradients(model, read, device="cuda:0")
+    return torch.cuda.max_memory_allocated() - before, said
+
+
 @pytest.mark.gpu
 def test_what_is_said_of_a_gpu_is_what_torch_counts_there(tmp_path: Path) -> None:
-    """Said was 29 MB of the demo model, and 86 MB were taken, before workspaces were counted."""
+    """Said was 29 MB of the demo model, and 86 MB were taken, before workspaces were counted.
+
+    The process is a new one: what earlier tests hold on the GPU may be freed while it is counted.
+    """
     need()
     write_batch(tmp_path / "batch.npz", False)
-    with open_model(DEMO) as model:
-        batch = read_batch(tmp_path / "batch.npz", int(model.hyper["vocab_size"]))
-        said = gradient_memory(model, batch, device="cuda:0")
-        before = clear_device_memory()
-        batch_gradients(model, batch, device="cuda:0")
-    taken = torch.cuda.max_memory_allocated() - before
+    with ProcessPoolExecutor(1, get_context("spawn")) as apart:
+        taken, said = apart.submit(_memory_of_demo, tmp_path / "batch.npz").result()
     assert taken <= 1.25 * said.peak, (taken, said)
     if torch.cuda.get_device_capability()[0] == 9:  # older ones have workspaces of 8 MiB
         assert taken > 0.5 * said.peak, (taken, said)
