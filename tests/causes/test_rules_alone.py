@@ -28,24 +28,27 @@ def made(patch: Any) -> Any:
 
 
 def test_the_decay_is_computed_as_its_words_say() -> None:
-    a, rate, shift = np.array([0.5, -30.0, 30.0]), np.array([0.3]), np.array([0.2])
+    a = np.array([[0.5, -30.0], [30.0, 1.0]])
+    rate, shift = np.array([0.3, -0.4]), np.array([0.2, 0.7])
 
     def soft(x: Any) -> Any:
         return np.logaddexp(0, x)
 
-    e = np.exp(0.3)
+    e = np.exp(rate)
     expected = {
-        "dt_bias is subtracted": -e * soft(a - 0.2),
-        "dt_bias is added after the softplus": -e * (soft(a) + 0.2),
-        "A_log is taken as it is stored, without exp": 0.3 * soft(a + 0.2),
-        "minus A_log is taken, without exp": -0.3 * soft(a + 0.2),
-        "exp is taken twice of A_log": -np.exp(e) * soft(a + 0.2),
-        "exp is taken of minus exp(A_log)": -np.exp(-e) * soft(a + 0.2),
-        "the softplus is left out": -e * (a + 0.2),
-        "a sigmoid stands for the softplus": -e / (1 + np.exp(-a - 0.2)),
-        "A_log is left out": -soft(a + 0.2),
+        "dt_bias is subtracted": -e * soft(a - shift),
+        "dt_bias is added after the softplus": -e * (soft(a) + shift),
+        "A_log is taken as it is stored, without exp": rate * soft(a + shift),
+        "minus A_log is taken, without exp": -rate * soft(a + shift),
+        "exp is taken twice of A_log": -np.exp(e) * soft(a + shift),
+        "exp is taken of minus exp(A_log)": -np.exp(-e) * soft(a + shift),
+        "the softplus is left out": -e * (a + shift),
+        "a sigmoid stands for the softplus": -e / (1 + np.exp(-a - shift)),
+        "A_log is left out": -soft(a + shift),
         "nothing decays": 0 * a,
-        "the decay is applied twice": -2 * e * soft(a + 0.2),
+        "the heads of the decay's product are reversed": -e * soft(a[:, ::-1] + shift),
+        "the heads of A_log and dt_bias are reversed": -e[::-1] * soft(a + shift[::-1]),
+        "the decay is applied twice": -2 * e * soft(a + shift),
     }
     assert expected.keys() == delta_net.DECAYS.keys()
     for says, how in delta_net.DECAYS.items():
@@ -109,10 +112,12 @@ def test_strengths_gates_and_channels_are_those_that_their_words_say() -> None:
     def sigmoid(x: Any) -> Any:
         return 1 / (1 + np.exp(-x))
 
-    x = np.array([0.4, -1.0])
+    x = np.array([[0.4, -1.0]])
     there, other = (SimpleNamespace(point=name) for name in ("beta_mm", "x"))
     for how, right in zip(
-        delta_net.STRENGTHS.values(), (x, 2 * sigmoid(x), np.ones(2)), strict=True
+        delta_net.STRENGTHS.values(),
+        (x, 2 * sigmoid(x), np.ones((1, 2)), sigmoid(x)[:, ::-1]),
+        strict=True,
     ):
         override = made(delta_net._patch_strength(how))
         assert np.allclose(override(sigmoid, there, x), right)

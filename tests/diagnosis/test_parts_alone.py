@@ -128,7 +128,7 @@ def test_tensors_that_one_side_lacks_are_evidence_and_the_reason(
     found: Any = SimpleNamespace(
         evidence=evidence, reason="", add=lambda *_: None, ended=False, not_checked=[], stated=[]
     )
-    model: Any = SimpleNamespace(unread=None, find=lambda key: None)
+    model: Any = SimpleNamespace(unread=None, find=lambda key: None, roles={})
     tensors._add_missing_tensors(model, model, rows, found)
     side = "B" if label == "ONLY_IN_A" else "A"
     assert [one.says for one in evidence] == [f"{side} lacks 3 tensors"]
@@ -839,7 +839,7 @@ def test_a_bias_that_went_with_its_weight_is_no_loss_of_its_own(
 ) -> None:
     monkeypatch.setattr(tensors, "_is_role_of_pass", lambda a, b, key: True)
     levels = Levels()
-    model: Any = SimpleNamespace(unread=None, find=lambda key: None)
+    model: Any = SimpleNamespace(unread=None, find=lambda key: None, roles={})
     rows: Any = [SimpleNamespace(verdict=label, key=key) for key in lost]
     tensors._add_missing_tensors(model, model, rows, levels)
     side = "B" if label == "ONLY_IN_A" else "A"

@@ -7,7 +7,7 @@ position of its own, or multiplies its input by columns that belong to another r
 """
 
 from collections.abc import Iterator, Mapping, Sequence
-from itertools import permutations
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -145,31 +145,27 @@ def _find_column_share_order(
             return
 
 
-def _repeated_shares() -> Iterator[tuple[int, ...]]:
-    """Yield usual wrong shares of ranks: all have the first one's, or one has another's.
-
-    Each is a tuple of the ranks whose shares the ranks have, of 2 ranks and then of 4.
-    """
-    yield from ((0, 0), (1, 1), (0, 0, 0, 0))
-    for rank, other in permutations(range(4), 2):
-        yield tuple(other if one == rank else one for one in range(4))
+# Usual wrong shares of 2 and of 4 ranks: the rank whose share each rank has. Few, since each is
+# tried together with other mistakes, too.
+REPEATED_SHARES = ((0, 0), (1, 1), (0, 0, 0, 0))
 
 
 def usual_share_mistakes(patched: PatchedModel) -> Iterator[Change]:
-    """Yield the changes that a rank holds another one's share of some weights.
+    """Yield the changes that all ranks hold one rank's share of some weights, in all layers.
 
-    They are rows of one product, rows of all products of a sublayer that read the same input, or
-    columns of its last product. Rows and columns at once count the other rank's part twice, as
+    They are rows of all products of a sublayer that read the same input, or columns of its last
+    product. Rows and columns at once count the other rank's part twice, as
     `usual_shard_sum_mistakes` has it.
     """
     held = {role_of(key) for key in patched.weights}
     heads = {"attn_q": "n_heads", "attn_k": "n_kv_heads", "attn_v": "n_kv_heads"}
     last = {"attention": "attn_output", "the MLP": "ffn_down"}
-    for order in _repeated_shares():
+    for order in REPEATED_SHARES:
         for name, group in SHARED.items():
             if last[name] in held:
                 columns = _patch_input_order(last[name], order)
-                yield _share_order_change(name, (last[name],), order, columns)
+                made = _share_order_change(name, (last[name],), order, columns)
+                yield replace(made, scoped=False)
             # Ranks that outnumber the key heads have whole heads, of which several ranks have one.
             rows = tuple(
                 role
@@ -177,11 +173,9 @@ def usual_share_mistakes(patched: PatchedModel) -> Iterator[Change]:
                 if role in held
                 and (role not in heads or int(patched.hp[heads[role]]) % len(order) == 0)
             )
-            every = len(set(order)) < len(order) - 1 or len(order) == 2
-            for roles in dict.fromkeys([rows, *((role,) for role in rows)] if every else [rows]):
-                if roles:
-                    made = _patch_output_order(roles, order)
-                    yield _share_order_change(name, roles, order, made)
+            if rows:
+                made = _share_order_change(name, rows, order, _patch_output_order(rows, order))
+                yield replace(made, scoped=False)
 
 
 def _share_order_change(

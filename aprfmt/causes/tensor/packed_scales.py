@@ -77,6 +77,7 @@ TURNED = 0.25  # share of scales at least that the type cannot hold
 LEAST_IN_CELL = 4.0  # values: a factor for fewer of them makes good any error
 LEAST_GROUPS = 3  # groups whose scales may show one added number
 CLEARER = 0.9  # share of one factor's error below which factors of each group tell more
+FINE = 2.0**-8  # a step of bfloat16: groups' factors fit the rounding of values to it, too
 FEW_COLUMNS = 1 << 24  # products tried to find the group of every input
 
 
@@ -211,7 +212,8 @@ def _one_factor(copy: PackedCopy, factor: "Array", least: float) -> Finding | No
         return None
     after = fit_errors(copy.x, copy.y * times, scale_lattice(copy.lattice, times))
     by_chance = (1 - min(0.5, factor.size / copy.y.size)) ** 0.5  # each factor fits its group
-    if not copy.is_repaired(after) or least < CLEARER * by_chance * after.relative:
+    varying = least < CLEARER * by_chance * after.relative and after.relative > FINE
+    if varying or not copy.is_repaired(after):
         return None
     says = f"{copy.whose} scales are each {1 / times:.3g} times what they should be"
     if powers:

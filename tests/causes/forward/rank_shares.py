@@ -13,11 +13,6 @@ def repeated(w: Any, half: int) -> None:
     w[:, half:] = w[:, :half].copy()
 
 
-def second_quarter_last(w: Any, half: int) -> None:
-    """Give the last of four devices the second one's columns."""
-    w[:, half + half // 2 :] = w[:, half // 2 : half].copy()
-
-
 def rows(*roles: str) -> How:
     """Give the second device the first one's rows of some products."""
     return {
@@ -33,8 +28,8 @@ def rows(*roles: str) -> How:
 ENGINE_FAULTS = (
     placed("shard-columns", "qwen2", "one device has the other's columns of the MLP's last product",
            "shard_order", "ffn_down", columns("ffn_down", repeated)),
-    placed("shard-columns-logits", "llama", "the last of four devices has the second one's",
-           "shard_order", "attn_output", columns("attn_output", second_quarter_last), LOGITS),
+    placed("shard-columns-logits", "llama", "one device has the other's columns, from logits alone",
+           "shard_order", "attn_output", columns("attn_output", repeated), LOGITS),
     placed("shard-rows-logits", "qwen3", "gate and up of one device are the other's",
            "shard_order", "ffn_gate", rows("ffn_gate", "ffn_up"), LOGITS),
 )  # fmt: skip

@@ -168,7 +168,11 @@ def test_a_quantized_training_is_told_by_the_floats_beside(case: str, packed: st
 @pytest.mark.parametrize("tied", [True, False])
 @pytest.mark.parametrize("stored", ["a", "b", "both", "neither"])
 def test_a_head_on_one_side_alone_is_held_to_the_tied_embedding(stored: str, tied: bool) -> None:
-    model: Any = SimpleNamespace(roles={"token_embd.weight": "E"}, hyper={"tied_embeddings": tied})
+    model: Any = SimpleNamespace(
+        roles={"token_embd.weight": "E"},
+        hyper={"tied_embeddings": tied},
+        resolution=SimpleNamespace(report=SimpleNamespace(overruled={})),
+    )
     a, b = ("H" if stored in (side, "both") else None for side in "ab")
     pair = TensorPair("output.weight", a, b)  # type: ignore[arg-type]
     found: Any = _pair_tied_head(pair, model, model)

@@ -132,8 +132,8 @@ ROWS: tuple[Row, ...] = (
     ),
     Row(
         "examine-name-last", "aprfmt/diagnosis/wrong_operations.py",
-        "not change.general, there, -answer.left",
-        "not change.general, not there, -answer.left",
+        "not change.general, there, made,",
+        "not change.general, not there, made,",
         "a wrong name of a point is preferred to the wrong operation",
     ),
 )  # fmt: skip
