@@ -21,7 +21,7 @@ from aprfmt.measure.traces import rounding_ratios
 def missing(only: Mapping[str, str], *, lacks: bool = False, places: str = "x") -> Levels:
     """Return what is added of keys by their verdicts; `places` may hold the values of others."""
     unread = SimpleNamespace(lacks="scales" if lacks else "")
-    model: Any = SimpleNamespace(unread=unread)
+    model: Any = SimpleNamespace(unread=unread, roles={})
     rows: Any = [SimpleNamespace(key=key, verdict=label) for key, label in only.items()]
     found = Levels()
     with pytest.MonkeyPatch.context() as patch:

@@ -393,7 +393,10 @@ DEPARTURES: dict[str, tuple[Callable[[], tuple[StepCase, str]], tuple[str, ...]]
     ),
     "clipped by its own norm": (
         lambda: clipped(lambda g: g * CLIP / (OWN + 1e-6)),
-        (f"clip_by_tensor: each gradient was clipped by its own norm to {CLIP:g}",),
+        # Nine gradients of one norm: a third of the norm of all is that of each.
+        (f"clip_by_tensor: each gradient was clipped by its own norm to {CLIP:g}",
+         f"clip_by_part: the gradients were clipped by the norm of 1/9 of all, {NORM / 3:.4g}, to "
+         f"{CLIP:g}, and not by that of all, {NORM:.4g}"),
     ),
     "clipped by value": (
         lambda: clipped(lambda g: np.clip(g, -1e-3, 1e-3)),
