@@ -54,7 +54,7 @@ from aprfmt.model.rank_tensors import (
     element_array,
     in_published_axes,
 )
-from aprfmt.tensors.runs import hold_same_bytes
+from aprfmt.tensors.runs import are_same_tensor
 from aprfmt.tensors.view import decode_tensor
 
 # Ends of names that an engine computes and nobody publishes.
@@ -612,7 +612,7 @@ def _group_by_name(
             number = ranks.get("ep" if expert else first, 0)
             held = found.setdefault(name, {})
             again = len(axes) > 1 or "pp" in ranks
-            if number in held and not (again and _same_bytes(held[number], tensor)):
+            if number in held and not (again and are_same_tensor(held[number], tensor)):
                 which = rank_of_axis(first) if first else "the rank"
                 raise FormatError(
                     f"{path}: {shorten(name, 80)!r} of {which} {number} "
@@ -641,7 +641,7 @@ def _group_parts(
             if name in placed:
                 continue
             first, held = found.setdefault(name, (source, tensor))
-            if first is not source and not _same_bytes(held, tensor):
+            if first is not source and not are_same_tensor(held, tensor):
                 raise FormatError(
                     f"{path}: {shorten(name, 80)!r} is in {_relative_path(first, path)} and in "
                     f"{_relative_path(source, path)}, with other values: keep the files of one "
@@ -784,11 +784,6 @@ def _stack_experts(tensors: Mapping[str, LazyTensor]) -> dict[str, LazyTensor]:
     for name, experts in stacks.items():
         made[name] = StackedExperts(name, [experts[one] for one in sorted(experts)])
     return made
-
-
-def _same_bytes(a: LazyTensor | None, b: LazyTensor) -> bool:
-    """Return whether two tensors of one name hold the same bytes, as a tied table does."""
-    return a is not None and a.info.shape == b.info.shape and hold_same_bytes(a, b)
 
 
 def _is_unit_scale(one: RankTensor) -> bool:

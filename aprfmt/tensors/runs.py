@@ -279,6 +279,11 @@ def hold_same_bytes(a: LazyTensor, b: LazyTensor) -> bool:
     return first_difference(all_runs(a), all_runs(b)) is None
 
 
+def are_same_tensor(a: LazyTensor, b: LazyTensor) -> bool:
+    """Return whether two stored tensors have the same shape, encoding and bytes."""
+    return a.info.shape == b.info.shape and hold_same_bytes(a, b)
+
+
 def difference_offset(a: bytes | memoryview, b: bytes | memoryview) -> int | None:
     """Return the offset of the first byte that differs, or at which one ends; None where equal."""
     import numpy as np

@@ -16,7 +16,7 @@ from aprfmt.causes.tensor.differing_pair import DifferingPair
 from aprfmt.causes.tensor.guess import PairHypothesis
 from aprfmt.causes.tensor.proof import make_finding, prove_bytes
 from aprfmt.measure.findings import Finding
-from aprfmt.tensors.runs import hold_same_bytes
+from aprfmt.tensors.runs import are_same_tensor
 
 if TYPE_CHECKING:
     from aprfmt.base.protocols import LazyTensor
@@ -44,7 +44,7 @@ def explain_moved_codes(case: DifferingPair) -> Iterator[Finding]:
         return
     if codes[0].info.nbytes != codes[1].info.nbytes or len(codes[0].info.shape) < 2:
         return
-    if any(not _are_equal(mine[name], theirs[name]) for name in rest):
+    if any(not are_same_tensor(mine[name], theirs[name]) for name in rest):
         return
     if not any(prod(mine[name].info.shape) > 1 for name in rest):
         return
@@ -64,11 +64,6 @@ def explain_moved_codes(case: DifferingPair) -> Iterator[Finding]:
         proof = prove_bytes(x[0].tobytes(), moved.size * x.shape[1], moved.size)
         yield make_finding("row_offset", (case.key,), says, case.before.relative, 0.0, proof)
         return
-
-
-def _are_equal(a: "LazyTensor", b: "LazyTensor") -> bool:
-    """Return whether two parts have the same shape and bytes."""
-    return a.info.shape == b.info.shape and hold_same_bytes(a, b)
 
 
 def _lines(part: "LazyTensor", axis: int) -> "Array":

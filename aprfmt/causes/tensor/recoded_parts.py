@@ -17,7 +17,7 @@ from aprfmt.causes.tensor.guess import PairHypothesis
 from aprfmt.causes.tensor.proof import make_finding
 from aprfmt.measure.findings import Finding
 from aprfmt.measure.proofs import Proof
-from aprfmt.tensors.runs import hold_same_bytes
+from aprfmt.tensors.runs import are_same_tensor
 
 if TYPE_CHECKING:
     from aprfmt.base.protocols import LazyTensor
@@ -41,7 +41,7 @@ def explain_recoded_zero_points(case: DifferingPair) -> Iterator[Finding]:
     pair = a.parts[suffix], b.parts[suffix]
     if codes is None or codes.bits not in _WHOLE_BYTES or pair[1].info.nbytes > MOST:
         return
-    if any(not _parts_equal(a.parts[name], b.parts[name]) for name in b.parts if name != suffix):
+    if any(not are_same_tensor(a.parts[name], b.parts[name]) for name in b.parts if name != suffix):
         return
     if pair[0].info.nbytes != pair[1].info.nbytes:
         return
@@ -62,11 +62,6 @@ def explain_recoded_zero_points(case: DifferingPair) -> Iterator[Finding]:
     # One place gives the two numbers of the rule; from the second on each place judges it.
     proof = Proof(count, 1.0, 1, math.inf)
     yield make_finding("zero_point", (case.key,), says, case.before.relative, 0.0, proof)
-
-
-def _parts_equal(a: "LazyTensor", b: "LazyTensor") -> bool:
-    """Return whether two parts have the same bytes, encoding and shape."""
-    return a.info.shape == b.info.shape and hold_same_bytes(a, b)
 
 
 def _unpack_codes(part: "LazyTensor", bits: int) -> "Array":
