@@ -9,6 +9,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from aprfmt.base.sequences import join_moves
 from aprfmt.causes.forward.relations import relation_text
 from aprfmt.codecs.base import Array
 from aprfmt.measure.distances import rel_l2
@@ -81,10 +82,10 @@ def _order_of_rows(one: UnequalArray, order: Array) -> tuple[str, Proof]:
     `order` is the number of the row of B that each row of A is.
     """
     moved = np.flatnonzero(order != np.arange(len(order)))
-    shown = ", ".join(f"row {at} of A is row {order[at]} of B" for at in moved[:SHOWN])
-    more = f" and {len(moved) - SHOWN} more" if len(moved) > SHOWN else ""
+    moves = list(zip(moved.tolist(), order[moved].tolist(), strict=True))
     each = one.mine.size // len(order)
-    says = f"B has A's {len(order)} rows in another order: {shown}{more}"
+    shown = join_moves(moves, SHOWN, lambda row: f"row {row}")
+    says = f"B has A's {len(order)} rows in another order: {shown}"
     return says, Proof(moved.size * each, 1.0, moved.size, BITS)
 
 

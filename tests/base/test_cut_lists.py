@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from aprfmt.base.protocols import Damage
-from aprfmt.base.sequences import join_first
+from aprfmt.base.sequences import join_first, join_moves
 from aprfmt.causes.forward import rope
 from aprfmt.causes.tokenizer import probe_effects
 from aprfmt.causes.training import batch_samples
@@ -108,3 +108,11 @@ def test_dots_stand_where_something_was_left_out(who: str) -> None:
             said = text(count)
             assert between.join(map(item, range(min(count, most)))) in said
             assert said.count("...") == said.count(dots) == (count > most), (count, said)
+
+
+def test_moves_beyond_the_first_are_counted() -> None:
+    """Seen red: the number of all moves in place of those left out."""
+    moves = [(0, 3), (1, 0), (2, 1), (3, 2)]
+    assert join_moves(moves[:2], 2) == "0 of A is 3 of B, 1 of A is 0 of B"
+    assert join_moves(moves, 1) == "0 of A is 3 of B and 3 more"
+    assert join_moves(moves, 1, "row {}".format) == "row 0 of A is row 3 of B and 3 more"

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from aprfmt.base.sequences import join_moves
 from aprfmt.causes.tensor.differing_pair import DifferingPair
 from aprfmt.causes.tensor.guess import PairHypothesis
 from aprfmt.causes.tensor.proof import make_finding, prove_bytes
@@ -54,12 +55,11 @@ def explain_moved_codes(case: DifferingPair) -> Iterator[Finding]:
         if order is None:
             continue
         moved = np.flatnonzero(order != np.arange(len(order)))
-        shown = ", ".join(f"{at} of A is {order[at]} of B" for at in moved[:SHOWN].tolist())
-        more = f" and {len(moved) - SHOWN} more" if len(moved) > SHOWN else ""
+        moves = list(zip(moved.tolist(), order[moved].tolist(), strict=True))
         says = (
             f"B's codes are A's with their {what} in another order, and the parts beside them "
             f"({', '.join(rest)}) are in A's order: they did not move with the codes",
-            f"{len(moved)} of {len(order)} {what} moved: {shown}{more}",
+            f"{len(moved)} of {len(order)} {what} moved: {join_moves(moves, SHOWN)}",
         )
         proof = prove_bytes(x[0].tobytes(), moved.size * x.shape[1], moved.size)
         yield make_finding("row_offset", (case.key,), says, case.before.relative, 0.0, proof)

@@ -13,6 +13,7 @@ import numpy as np
 
 from aprfmt.arch.layout_steps import RowsPermuted
 from aprfmt.arch.role_vocabulary import split_key
+from aprfmt.base.sequences import join_moves
 from aprfmt.causes.row import Cause
 from aprfmt.causes.tensor import permutation, row_sources
 from aprfmt.causes.tensor.differing_pair import DifferingPair
@@ -179,13 +180,10 @@ def _name_rearrangement(case: DifferingPair, found: FoundLines) -> Iterator[Gues
         return
     # At last any order, by its first moves.
     moved = found.index[found.index != found.at]
-    label = case.row_name if found.axis == 0 else str
-    pairs = ", ".join(
-        f"{label(i)} of A is {label(int(found.at[i]))} of B" for i in moved[:4].tolist()
-    )
-    more = f" and {len(moved) - 4} more" if len(moved) > 4 else ""
+    moves = list(zip(moved.tolist(), found.at[moved].tolist(), strict=True))
+    pairs = join_moves(moves, 4, case.row_name if found.axis == 0 else str)
     text = f"B has A's {what} in another order"
-    told = (text, f"{len(moved)} of {found.count} {what} moved: {pairs}{more}")
+    told = (text, f"{len(moved)} of {found.count} {what} moved: {pairs}")
     yield _permutation_guess("row_offset", told, case, found.axis, found.at)
 
 
