@@ -1,6 +1,7 @@
 """Dumped arrays of two runs that are no capture point: whether their values are equal."""
 
 from dataclasses import dataclass, replace
+from functools import cached_property
 
 import numpy as np
 
@@ -29,7 +30,7 @@ class UnequalArray:
     apart: float | None
     bound: float
 
-    @property
+    @cached_property
     def order(self) -> Array | None:
         """The number of the row of B that each row of A is, int64 [rows]; None if not so.
 
