@@ -1,4 +1,4 @@
-"""Codes of a packed weight whose rows moved, while the scales beside them did not.
+"""Codes of a packed weight whose rows moved, while their scales did not.
 
 A *part* is one of the stored tensors of a packed weight: codes, scales, zero points. Both files
 pack the weight alike. A reader that puts the rows of a fused weight in another order has to move
@@ -7,6 +7,7 @@ the scales of these rows as well.
 
 from collections import defaultdict, deque
 from collections.abc import Iterator
+from hashlib import blake2b
 from math import prod
 from typing import TYPE_CHECKING
 
@@ -57,7 +58,7 @@ def explain_moved_codes(case: DifferingPair) -> Iterator[Finding]:
         moved = np.flatnonzero(order != np.arange(len(order)))
         moves = list(zip(moved.tolist(), order[moved].tolist(), strict=True))
         says = (
-            f"B's codes are A's with their {what} in another order, and the parts beside them "
+            f"B's codes are A's with their {what} in another order, and their other parts "
             f"({', '.join(rest)}) are in A's order: they did not move with the codes",
             f"{len(moved)} of {len(order)} {what} moved: {join_moves(moves, SHOWN)}",
         )
@@ -69,7 +70,7 @@ def explain_moved_codes(case: DifferingPair) -> Iterator[Finding]:
 def _lines(part: "LazyTensor", axis: int) -> "Array":
     """Return the bytes of the rows (axis 0) or columns (axis 1) of a part, uint8 [lines, bytes].
 
-    Axes behind the first two belong to an element.
+    Axes after the first two belong to an element.
     """
     rows, columns = part.info.shape[:2]
     data = np.frombuffer(part.raw(), np.uint8)
@@ -88,16 +89,21 @@ def _order_of_lines(x: "Array", y: "Array") -> "Array | None":
     if x.shape != y.shape or len(x) < 2:
         return None
     places: dict[bytes, deque[int]] = defaultdict(deque)
-    for at in range(len(y)):
-        places[y[at].tobytes()].append(at)
+    for at, line in enumerate(y):
+        places[_digest(line)].append(at)
     order = []
-    for at in range(len(x)):
-        found = places.get(x[at].tobytes())
-        if not found:
+    for line in x:
+        found = places.get(_digest(line))
+        if not found or not np.array_equal(line, y[found[0]]):
             return None
         order.append(found.popleft())
     made = np.array(order)
     return made if (made != np.arange(len(made))).any() else None
+
+
+def _digest(line: "Array") -> bytes:
+    """Return 16 bytes that tell a line's bytes from others, so that no copy of it is kept."""
+    return blake2b(line, digest_size=16).digest()
 
 
 HYPOTHESES = (
