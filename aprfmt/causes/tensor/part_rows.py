@@ -103,7 +103,7 @@ def _order_of_lines(x: "Array", y: "Array") -> "Array | None":
 
 def _digest(line: "Array") -> bytes:
     """Return 16 bytes that tell a line's bytes from others, so that no copy of it is kept."""
-    return blake2b(line, digest_size=16).digest()
+    return blake2b(line.tobytes(), digest_size=16).digest()
 
 
 HYPOTHESES = (
