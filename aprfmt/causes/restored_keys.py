@@ -6,9 +6,10 @@ model is read.
 
 import json
 import shlex
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice, product
+from typing import Any
 
 from aprfmt.arch.other_keys import MASK_KEYS
 from aprfmt.arch.role_vocabulary import split_key
@@ -100,14 +101,24 @@ def find_restored_key(good: Model, bad: Model, label: str) -> RestoredKey | None
         return None
     apart = differing_keys(good.config, bad.folder.config)
     tried = [one for one in apart if one[1] is not GONE or one[0][-1] in MASK_KEYS]
-    for path, value in tried[:_MOST]:
-        made = read_with_changes(bad, {path: value})
+    for path, made in _readable_with_keys(bad, tried):
         cause = _cause_of_key(good, path)
-        if cause and not (
-            refusal_reason(made) or misfit_reason(made) or absent_layers_reason(made)
-        ):
+        if cause and not (misfit_reason(made) or absent_layers_reason(made)):
             return RestoredKey(good, bad, label, made, path, cause, error)
     return None
+
+
+def _readable_with_keys(
+    bad: Model, tried: Iterable[tuple[Key, Any]]
+) -> Iterator[tuple[Key, Model]]:
+    """Yield (path of a key, `bad` read with the key's value) of those that are not refused.
+
+    `tried` are (path, value); at most _MOST of them are read.
+    """
+    for path, value in islice(tried, _MOST):
+        made = read_with_changes(bad, {path: value})
+        if not refusal_reason(made):
+            yield path, made
 
 
 def find_restored_kind(good: Model, bad: Model, label: str) -> RestoredKey | None:
@@ -131,9 +142,8 @@ def find_restored_kind(good: Model, bad: Model, label: str) -> RestoredKey | Non
     error = _other_tensors_reason(good, bad) if kinds else ""
     if not error:
         return None
-    for path, value in islice(differing_keys(good.config, bad.folder.config), _MOST):
-        made = read_with_changes(bad, {path: value})
-        if refusal_reason(made) or _other_tensors_reason(good, made):
+    for path, made in _readable_with_keys(bad, differing_keys(good.config, bad.folder.config)):
+        if _other_tensors_reason(good, made):
             continue
         if all(same_value(good.hyper[name], made.hyper[name]) for name in kinds):
             return RestoredKey(good, bad, label, made, path, "config_sizes", error)
