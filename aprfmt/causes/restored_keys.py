@@ -83,6 +83,16 @@ class RestoredKey:
 
 
 def find_restored_key(good: Model, bad: Model, label: str) -> RestoredKey | None:
+    """Return the one key of `good`'s config.json that makes `bad` a model of its own tensors.
+
+    Without it `bad` is not readable, or asks for layers of other kinds than its tensors are of.
+    None where `bad` is right as it is, `good` is not, or no single key is enough. `label` is the
+    letter of `bad`, "A" or "B".
+    """
+    return _find_key_to_read(good, bad, label) or _find_key_of_layer_kinds(good, bad, label)
+
+
+def _find_key_to_read(good: Model, bad: Model, label: str) -> RestoredKey | None:
     """Return the one key of `good`'s config.json that makes `bad` readable.
 
     None where `bad` is readable as it is, `good` is not, or no single key is enough. `label` is the
@@ -121,12 +131,13 @@ def _readable_with_keys(
             yield path, made
 
 
-def find_restored_kind(good: Model, bad: Model, label: str) -> RestoredKey | None:
-    """Return the one key of `good`'s config.json with which `bad`'s layers have their own kinds.
+def _find_key_of_layer_kinds(good: Model, bad: Model, label: str) -> RestoredKey | None:
+    """Return the one key of `good`'s config.json with which `bad` asks for the tensors it stores.
 
-    `bad` is readable, but its configuration gives layers of other kinds than their tensors are of:
-    a list of layers is lost, or a count of experts. None where each asks for the tensors that are
-    there, `good` lacks one, or no single key is enough. `label` is the letter of `bad`.
+    `bad` is readable, but its configuration gives layers of other kinds than their tensors are of,
+    as without a list of layers' kinds or a count of experts. None if `bad` asks for the tensors
+    that are there, `good` misses a tensor, or no single key is enough. Hyperparameters that differ
+    have to be those of `good` with it. `label` is the letter of `bad`.
     """
     if refusal_reason(good) or refusal_reason(bad) or good.config is None or bad.folder is None:
         return None
@@ -173,7 +184,7 @@ def misfitting_key_findings(a: Model, b: Model, rows: Sequence[FieldDiff]) -> tu
     finding is the only one.
     """
     for good, bad, label in ((a, b, "B"), (b, a, "A")):
-        found = find_restored_key(good, bad, label) or find_restored_kind(good, bad, label)
+        found = find_restored_key(good, bad, label)
         if found is not None:
             return (found.finding(),)
     return tuple(misleading_findings(a, b, [row for row in rows if is_of_own_keys(row)]))

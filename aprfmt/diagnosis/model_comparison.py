@@ -21,7 +21,7 @@ from aprfmt.causes.hyperparameters import (
     lost_tensors,
     tensors_of_hyperparameter,
 )
-from aprfmt.causes.restored_keys import find_restored_key, find_restored_kind, misleading_findings
+from aprfmt.causes.restored_keys import find_restored_key, misleading_findings
 from aprfmt.compare import diff_models
 from aprfmt.compare.diffs import DiffReport
 from aprfmt.compare.other_models import explains_vocabulary_size
@@ -317,7 +317,7 @@ def _differs_by_length(a: Model, b: Model) -> bool:
 
 
 def _head_is_equal(tensors: Mapping[str, TensorDiff]) -> bool:
-    """Return whether both sides store an output head of equal values."""
+    """Return whether both sides store an output head, and these are equal or within rounding."""
     head = tensors.get("output.weight")
     return head is not None and head.verdict in (*EQUAL, "WITHIN")
 
@@ -355,10 +355,10 @@ def read_with_restored_key(
 ) -> tuple[Model, Finding, Evidence] | None:
     """Return (`bad` read with one key of `good`'s config.json, finding, evidence), or None.
 
-    None where there is no such key (`find_restored_key`, `find_restored_kind`); confirmed if the
+    None where there is no such key (`find_restored_key`); confirmed if the
     logits agree. `label` is the side of `bad`.
     """
-    found = find_restored_key(good, bad, label) or find_restored_kind(good, bad, label)
+    found = find_restored_key(good, bad, label)
     if found is None:
         return None
     away, bound = _logit_distance(good, found.model)
