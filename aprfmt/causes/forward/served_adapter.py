@@ -5,6 +5,7 @@ from collections.abc import Iterator, Mapping
 import numpy as np
 
 from aprfmt.arch.role_vocabulary import split_key
+from aprfmt.base.encoding_names import ALIASES
 from aprfmt.causes.forward.mismatch import Array, Change, Hypothesis, Mismatch
 from aprfmt.causes.forward.product import Product, product_of, replace_weights
 from aprfmt.causes.row import Cause
@@ -86,9 +87,7 @@ def _turned_values(case: Mismatch, found: Product, own: Array) -> Mapping[str, A
                 break
             fits = x.T @ left / lengths
             at = int(np.argmax(fits * fits * lengths))
-            step = float(
-                float_spacing(w[row, at : at + 1], {"bfloat16": "BF16"}.get(kind, "F16"))[0]
-            )
+            step = float(float_spacing(w[row, at : at + 1], ALIASES[kind])[0])
             times = round(float(fits[at]) / step)
             if abs(times) != 1:
                 return None
