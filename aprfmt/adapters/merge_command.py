@@ -60,7 +60,7 @@ def _decoded_refusal(base: Path, adapter: Path, arch: str | None) -> str:
 
 
 def _target(container: str) -> str:
-    """Return the output's name in a command: with the extension of a format of single files."""
+    """Return OUTPUT for a format of folders, with its extension (OUT.gguf) for one of files."""
     row = FORMATS[container]
     return OUTPUT if row.weights_name is not None else f"{OUTPUT}{row.extensions[0]}"
 

@@ -536,7 +536,7 @@ def whole_tensors(adapter: Adapter, base: Model, *, untie: bool = False) -> Mapp
 
 
 def _embedding_name(base: Model) -> str:
-    """Return the base's name of its token embedding; "" without one."""
+    """Return the stored name of the base's token embedding; "" if it has none or is unreadable."""
     try:
         view = base.roles.get("token_embd.weight")
     except ArchError:

@@ -227,7 +227,7 @@ def shape_is_known(tensor: LazyTensor) -> bool:
 
 
 def has_own_keys(metadata: Mapping[str, Value]) -> bool:
-    """Return whether a file's metadata has keys that aprfmt alone writes, such as its records."""
+    """Return whether a file's metadata has a key that begins with "aprfmt.", as aprfmt writes."""
     return any(key.startswith(OWN_KEYS) for key in metadata)
 
 

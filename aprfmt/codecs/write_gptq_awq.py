@@ -98,7 +98,10 @@ def _pack_words(codes: Array) -> Array:
 
 
 def _along_inputs(source: GridWeight, settings: Settings) -> Array:
-    """Return qweight int32 [in / 8, out]: eight consecutive inputs of an output in each word."""
+    """Return GPTQ's qweight, int32 [in / 8, out].
+
+    Each word holds the 4-bit codes of eight consecutive inputs of an output.
+    """
     outputs, inputs = source.shape
     made = np.empty((inputs // 8, outputs), "<i4")
     native = native_kernels()

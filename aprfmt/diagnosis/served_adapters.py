@@ -43,8 +43,9 @@ def merge_served_adapter(
 
     def merged(times: Mapping[str, float]) -> Mapping[str, Array]:
         """Return {role key: values, float32}, each change multiplied by its number."""
-        return {key: _values(changed[key], number, model, key, held) for key, number in
-                times.items()}  # fmt: skip
+        return {
+            key: _values(changed[key], number, model, key, held) for key, number in times.items()
+        }
 
     def rounded() -> Mapping[str, Array]:
         """Return {role key: values} of the weights as they are stored in the base's plain types."""

@@ -131,8 +131,8 @@ def _command_after_diff(report: DiffReport) -> str:
 def _undecoded_findings(model: Model, side: str) -> Iterator[Finding]:
     """Yield a finding for each kind of fault for which packed weights of a model do not decode.
 
-    `side` is the model, "A" or "B". A finding is about the weights and the tensors stored beside
-    them that have no role. None for lost parts, which have their own finding.
+    `side` is the model, "A" or "B". A finding is about the weights and the tensors of their
+    modules that have no role. None for lost parts, which have their own finding.
     """
     faults: dict[str, list[tuple[str, str]]] = {}
     for one in model.undecoded:
@@ -147,7 +147,7 @@ def _undecoded_findings(model: Model, side: str) -> Iterator[Finding]:
         for weight, _ in rows:
             keys.update(dict.fromkeys(model.roles_of.get(weight, (weight,))))
         modules = {weight.rpartition(".")[0] for weight, _ in rows}
-        beside = [
+        of_modules = [
             name
             for name in model.source.tensors
             if name not in model.roles_of and not modules.isdisjoint(_modules_above(name))
@@ -155,7 +155,7 @@ def _undecoded_findings(model: Model, side: str) -> Iterator[Finding]:
         more = f", and so {len(rows) - 1} more" * (len(rows) > 1)
         says = f"packed weights of {side} cannot be decoded: {rows[0][1]}{more}"
         seen = f"aprfmt validate {shlex.quote(str(model.path))}"
-        where = (*keys, *(name for name in beside if name not in keys))
+        where = (*keys, *(name for name in of_modules if name not in keys))
         yield Finding(cause, says, "tensor", "bug", where, False, side=side, next=seen)
 
 

@@ -16,7 +16,7 @@ Array = NDArray[Any]
 
 
 def _heads_first(x: Array) -> Array:
-    """Return [tokens, heads, d] in the memory order of [heads, tokens, d], in its old shape."""
+    """Return [tokens, heads, d] as it is read if its buffer was written as [heads, tokens, d]."""
     return np.ascontiguousarray(np.swapaxes(x, 0, 1)).reshape(x.shape)
 
 
