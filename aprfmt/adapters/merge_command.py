@@ -33,7 +33,7 @@ def merge_command(
     first = ""
     for name in dict.fromkeys((container, FOLDER)):
         why = _decoded_refusal(base, adapter, arch) if packed else ""
-        target = _target(name)
+        target = _output_placeholder(name)
         try:
             if not packed:
                 convert_merged(
@@ -59,7 +59,7 @@ def _decoded_refusal(base: Path, adapter: Path, arch: str | None) -> str:
     return ""
 
 
-def _target(container: str) -> str:
+def _output_placeholder(container: str) -> str:
     """Return OUTPUT for a format of folders, with its extension (OUT.gguf) for one of files."""
     row = FORMATS[container]
     return OUTPUT if row.weights_name is not None else f"{OUTPUT}{row.extensions[0]}"
@@ -76,7 +76,14 @@ def _command_text(base: Path, adapter: Path, container: str, arch: str | None, p
             ["aprfmt", "convert", str(base), decoded, "--encoding", "F32", "--to", FOLDER, *given]
         )
         base = Path(decoded)
-    merge = ["aprfmt", "convert", str(base), _target(container), "--adapter", str(adapter)]
+    merge = [
+        "aprfmt",
+        "convert",
+        str(base),
+        _output_placeholder(container),
+        "--adapter",
+        str(adapter),
+    ]
     to = ["--to", container] if FORMATS[container].weights_name is not None else []
     words.append([*merge, *to, *given])
     return " && ".join(map(shlex.join, words))

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 Value = Any  # str, int, float, bool, None, sequences and mappings of these
-OWN_KEYS = "aprfmt."  # what those metadata keys begin with that aprfmt alone writes
+APRFMT_PREFIX = "aprfmt."  # what those metadata keys begin with that aprfmt alone writes
 
 
 @dataclass(frozen=True, slots=True)
@@ -226,9 +226,9 @@ def shape_is_known(tensor: LazyTensor) -> bool:
     return not any(one.spoilt for one in (tensor, *tensor.parts.values()))
 
 
-def has_own_keys(metadata: Mapping[str, Value]) -> bool:
+def has_aprfmt_keys(metadata: Mapping[str, Value]) -> bool:
     """Return whether a file's metadata has a key that begins with "aprfmt.", as aprfmt writes."""
-    return any(key.startswith(OWN_KEYS) for key in metadata)
+    return any(key.startswith(APRFMT_PREFIX) for key in metadata)
 
 
 class Source(Protocol):

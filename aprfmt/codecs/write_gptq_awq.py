@@ -97,7 +97,7 @@ def _pack_words(codes: Array) -> Array:
     return np.ascontiguousarray(codes[:, 0::2] | codes[:, 1::2] << 4).view("<i4")
 
 
-def _along_inputs(source: GridWeight, settings: Settings) -> Array:
+def _gptq_qweight(source: GridWeight, settings: Settings) -> Array:
     """Return GPTQ's qweight, int32 [in / 8, out].
 
     Each word holds the 4-bit codes of eight consecutive inputs of an output.
@@ -115,7 +115,7 @@ def _along_inputs(source: GridWeight, settings: Settings) -> Array:
     return made
 
 
-def _along_outputs(source: GridWeight, settings: Settings) -> Array:
+def _awq_qweight(source: GridWeight, settings: Settings) -> Array:
     """Return qweight int32 [in, out / 8]: words of eight outputs in AWQ's order."""
     outputs, inputs = source.shape
     made = np.empty((inputs, outputs // 8), "<i4")
@@ -195,7 +195,7 @@ GPTQ = Writer(
     codes=integer_codes,
     hold=_hold_from_one,
     tensors={
-        ".qweight": OutTensor("I32", lambda out, columns, n: (columns // 8, out), _along_inputs),
+        ".qweight": OutTensor("I32", lambda out, columns, n: (columns // 8, out), _gptq_qweight),
         ".qzeros": OutTensor(
             "I32",
             lambda out, columns, n: (n, out // 8),
@@ -213,7 +213,7 @@ AWQ = Writer(
     codes=integer_codes,
     hold=_round_scales,
     tensors={
-        ".qweight": OutTensor("I32", lambda out, columns, n: (columns, out // 8), _along_outputs),
+        ".qweight": OutTensor("I32", lambda out, columns, n: (columns, out // 8), _awq_qweight),
         ".qzeros": OutTensor(
             "I32",
             lambda out, columns, n: (n, out // 8),

@@ -277,7 +277,7 @@ def _compare_hyperparameters(
         chosen = [rows[name] for name in names]
         keys = tuple(key for name in names for key in tensors_of_hyperparameter(name, tensors))
         if cause == "tied_embedding" and (
-            _head_is_equal(tensors) or not any(map(has_own_head, (a, b)))
+            _output_heads_agree(tensors) or not any(map(has_own_head, (a, b)))
         ):
             for row in chosen:
                 text = difference_sentence(row) + "; the stored head is a copy of the embedding"
@@ -316,7 +316,7 @@ def _differs_by_length(a: Model, b: Model) -> bool:
     return any(row is not None and row["type"] == "dynamic" for row in scalings)
 
 
-def _head_is_equal(tensors: Mapping[str, TensorDiff]) -> bool:
+def _output_heads_agree(tensors: Mapping[str, TensorDiff]) -> bool:
     """Return whether both sides store an output head, and these are equal or within rounding."""
     head = tensors.get("output.weight")
     return head is not None and head.verdict in (*EQUAL, "WITHIN")

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from aprfmt.arch import check_arch
 from aprfmt.base.data_frames import Row, Tabular
 from aprfmt.base.garbage_collector import pause_collector
-from aprfmt.base.protocols import Damage, Note, Source, TypedValue, Value, has_own_keys
+from aprfmt.base.protocols import Damage, Note, Source, TypedValue, Value, has_aprfmt_keys
 from aprfmt.errors import (
     AprfmtError,
     ArchError,
@@ -402,7 +402,7 @@ class Model(Mapping[str, View], Tabular):
     @cached_property
     def records(self) -> "Restoration | None":
         """What aprfmt recorded in the file to restore its source's exact bits; None for nothing."""
-        if not has_own_keys(self.metadata):
+        if not has_aprfmt_keys(self.metadata):
             return None
         from aprfmt.tensors.restoration import read_restoration
 

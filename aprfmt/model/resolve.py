@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 from aprfmt.arch import ARCHS, find_arch
 from aprfmt.arch.name_templates import detect_style
-from aprfmt.base.protocols import Note, Value, has_own_keys, shape_is_known
+from aprfmt.base.protocols import Note, Value, has_aprfmt_keys, shape_is_known
 from aprfmt.errors import ArchError
 from aprfmt.model.hf_folder import pooling_file
 from aprfmt.model.relations import is_as_published
@@ -259,7 +259,7 @@ def resolve_with_names(
     for head in drafts:
         roles |= _logical_tensors(tensors, model, head.bound, head.hyper)
     accept: Callable[[str], bool] = accept_nothing
-    if model.allow_missing or has_own_keys(model.metadata):
+    if model.allow_missing or has_aprfmt_keys(model.metadata):
         from aprfmt.model.completeness import absence_predicate
 
         accept = absence_predicate(model, spec)

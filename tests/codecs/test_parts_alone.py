@@ -217,7 +217,7 @@ def test_words_along_inputs_hold_every_output(native: bool, outputs: int) -> Non
     with pytest.MonkeyPatch.context() as patch:
         if not native:
             patch.setattr(write_gptq_awq, "native_kernels", lambda: None)
-        found = write_gptq_awq._along_inputs(grid, Settings(16, "F16"))
+        found = write_gptq_awq._gptq_qweight(grid, Settings(16, "F16"))
     assert found.shape == (2, outputs)
     unpacked = (found[:, None, :].view(np.uint32) >> np.arange(0, 32, 4)[:, None]) & 15
     assert np.array_equal(unpacked.reshape(16, outputs), codes.T)

@@ -15,7 +15,7 @@ from aprfmt.tensors.norms import exact_norm
 Array = NDArray[Any]
 
 
-def _heads_first(x: Array) -> Array:
+def _misread_as_heads_first(x: Array) -> Array:
     """Return [tokens, heads, d] as it is read if its buffer was written as [heads, tokens, d]."""
     return np.ascontiguousarray(np.swapaxes(x, 0, 1)).reshape(x.shape)
 
@@ -90,7 +90,7 @@ def rank_order(mine: Array, theirs: Array, bound: float) -> list[int] | None:
 
 
 LAYOUTS: tuple[tuple[str, Callable[[Array], Array]], ...] = (
-    ("its value laid out as [heads, tokens, dim]", _heads_first),
+    ("its value laid out as [heads, tokens, dim]", _misread_as_heads_first),
     ("its value laid out as [tokens, dim, heads]",
      lambda x: np.ascontiguousarray(np.swapaxes(x, 1, 2)).reshape(x.shape)),
     ("its value with rotated pairs side by side",

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from aprfmt.base.encodings import BY_SAFETENSORS, UNNAMED, Encoding
-from aprfmt.base.protocols import SURPLUS, Note, Region, TensorInfo, has_own_keys
+from aprfmt.base.protocols import SURPLUS, Note, Region, TensorInfo, has_aprfmt_keys
 from aprfmt.base.text_escape import shorten
 from aprfmt.errors import FormatError, TruncatedError
 from aprfmt.formats import bounded_json
@@ -138,7 +138,7 @@ def _parse_file(buffer: Region, partial: bool, faults: Faults) -> ParsedSafe:
     _check_end(parsed, partial)
     if end is None:
         _check_gaps(parsed)
-    if has_own_keys(metadata):
+    if has_aprfmt_keys(metadata):
         _restore_unsupported_encodings(parsed)
     return parsed
 
