@@ -184,6 +184,15 @@ def _field(record: str, offset: int, new: bytes) -> bytes:
     return patched(data, entry(data, record) + offset, new)
 
 
+def _longer_name() -> bytes:
+    """Return an archive in which a local header takes one byte of its extra field for its name."""
+    data = whole()
+    header = int.from_bytes(data[entry(data, "archive/data/0") + 42 :][:4], "little")
+    name, extra = struct.unpack_from("<2H", data, header + 26)
+    assert extra
+    return patched(data, header + 26, struct.pack("<2H", name + 1, extra - 1))
+
+
 def _compressed() -> bytes:
     buffer = io.BytesIO()
     with zipfile.ZipFile(buffer, "w", zipfile.ZIP_DEFLATED) as archive:
@@ -239,6 +248,7 @@ ARCHIVES = {
         "no local zip header at byte 5",
     ),
     "renamed": (lambda: _field("archive/data/0", 46, b"Archive/data/0"), "its directory says"),
+    "longer-name": (_longer_name, "does not say what the directory says"),
     "overlapping": (_overlapping, "overlaps 'archive/data/1'"),
     "disk": (lambda: _field("archive/data/0", 34, b"\x01\0"), "is damaged"),
     "entry-magic": (lambda: _field("archive/data/0", 0, b"XX"), "no record of the zip directory"),
