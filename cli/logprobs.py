@@ -107,12 +107,13 @@ def compare_logprob_sides(
 def logit_bounds(
     model: "Model", sides: "tuple[Side, Side]", dtypes: tuple[str | None, str | None]
 ) -> "tuple[Threshold, Threshold | None]":
-    """Return (the bound on logits, the bound in float32 or None).
+    """Return (tolerance on the difference of two runs' logits, a stricter one or None).
 
-    The first is that of the coarser arithmetic of the two. An unknown arithmetic is recognised by
-    logits of 16 bits. If these do not tell, the first bound assumes bfloat16, in which servers
-    compute, and the second float32. The second is None where nothing is assumed. `dtypes` are the
-    sides', None where not known.
+    The first is for the coarser arithmetic of the two. An unknown arithmetic is recognised by
+    logits of 16 bits. If they are not of 16 bits, the first tolerance takes the unknown one for
+    bfloat16, in which servers compute, and the second for float32: a difference between the two
+    tolerances decides nothing. The second is None if nothing had to be guessed. `dtypes` are the
+    sides', None for an unknown one.
     """
     from aprfmt.measure.logprob_tables import has_16_bit_logits, logit_size
     from aprfmt.measure.tolerances import MAX_FACTOR, ROUNDOFF, Threshold, logit_bound

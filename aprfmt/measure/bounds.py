@@ -263,11 +263,12 @@ def fit_errors(x: "Array", y: "Array", lattice: "Lattice") -> Fit:
 def _fit_slope(
     apart: "Array", y: "Array", step: "Array", inside: "Array", matrices: int
 ) -> tuple[float, float]:
-    """Return (slope of a matrix' errors over the copy's values, slope that rounding may make).
+    """Return (slope of the errors over the copy's values, the limit for it).
 
-    Of several matrices it is the one whose slope is furthest beyond its limit. All arrays are [rows
-    of all matrices, columns]. `apart` are the errors, 0 except at the values marked `inside`, which
-    are counted; `step` are the steps.
+    A slope beyond the limit is more than rounding makes: the copy has a wrong scale. Of several
+    matrices it is the one whose slope is furthest beyond its limit. All arrays are [rows of all
+    matrices, columns]. `apart` are the errors, 0 except at the values marked `inside`, which are
+    counted; `step` are the steps.
     """
     steepest = 0.0, SLOPE
     for errors, copy, steps, those in zip(

@@ -81,8 +81,8 @@ class BlocksOnTorch:
     def multiply(self, x: torch.Tensor, out: torch.Tensor) -> bool:
         """Fill `out` [tokens, n_rows] with x times the transposed weight, and return True.
 
-        Returns False, `out` unchanged, if there is no kernel for the encoding or the number of
-        rows.
+        Returns False, `out` unchanged, for an encoding without a kernel, for more tokens than
+        MATVEC_TOKENS, and in float64.
         """
         from aprfmt.inference.fast import cuda
 

@@ -234,10 +234,11 @@ def _runs_of(
     starts: Mapping[str, Sequence[tuple[str, int]]],
     begins: Sequence[tuple[str, int]],
 ) -> list[Run]:
-    """Return the runs of A's values that make up one of B's tensors, from its first value on.
+    """Return the runs of A's values that are found in B's tensor `key`, in its order.
 
-    They end where no run is known to follow. `begins` are where in A's tensors B's tensor may
-    begin, `starts` where in B's tensors A's begin.
+    Values of B that no run explains, such as padding, are skipped up to the next place at which one
+    of A's tensors is known to begin. `begins` are (tensor of A, place in it) at which B's tensor
+    may begin, `starts` the (tensor of B, place in it) at which each tensor of A may begin.
     """
     data = pool.b[key]
     inside = {
