@@ -25,6 +25,9 @@ from aprfmt.base.protocols import Value
 from aprfmt.errors import ArchError
 
 ShapesByName = Mapping[str, tuple[int, ...]]
+_TABLE = "token_embd.weight"
+# Norms whose length is the hidden size.
+_NORMS_OF_FEATURES = ("output_norm.weight", "L0.attn_norm.weight", "L0.ffn_norm.weight")
 
 
 def fixed(name: str, value: Any) -> HyperRule:
@@ -83,6 +86,28 @@ def axis(role: str, number: int) -> Callable[[ShapesByName], int | None]:
     return read
 
 
+def _table_axis(number: int) -> Callable[[ShapesByName], int | None]:
+    """Return a function (logical shapes -> size) that reads an axis of the token embedding.
+
+    Axis 0 counts tokens and axis 1 features. The two are exchanged where the length of a norm says
+    that the features stand first: such a table is turned, and the sizes of the model stay.
+    """
+    straight = axis(_TABLE, number)
+
+    def read(shapes: ShapesByName) -> int | None:
+        """Return the number of tokens or features by the embedding's shape; None without one.
+
+        `shapes` has the logical shape of each tensor by its role.
+        """
+        table = shapes.get(_TABLE, ())
+        norm = next((shapes[key] for key in _NORMS_OF_FEATURES if key in shapes), ())
+        if len(table) == 2 and len(norm) == 1 and norm[0] == table[0] != table[1]:
+            return table[1 - number]
+        return straight(shapes)
+
+    return read
+
+
 def _count_layers(shapes: ShapesByName) -> int | None:
     """Return the number of layers that tensor names show; None if no tensor is in a layer."""
     found = [layer for layer, _ in map(split_key, shapes) if layer is not None]
@@ -122,7 +147,7 @@ def hidden_size(hf_default: int | None = None, hf: str = "hidden_size n_embd") -
         "embedding_length",
         "hidden_size hidden_dim d_model n_embd model.hidden_size",
         hf_default=hf_default,
-        shape=axis("token_embd.weight", 1),
+        shape=_table_axis(1),
     )
 
 
@@ -213,7 +238,7 @@ def vocab_size(hf_default: int | None = None) -> HyperRule:
         "vocab_size",
         "vocab_size n_vocab model.vocab_size",
         hf_default=hf_default,
-        shape=axis("token_embd.weight", 0),
+        shape=_table_axis(0),
         shape_wins=True,
     )
 

@@ -48,6 +48,12 @@ from aprfmt.tensors.companions import constant_codes
 from aprfmt.tensors.stats import Stats
 from aprfmt.tensors.view import View
 
+# What is said of a weight whose last two axes are exchanged.
+_TURNED = ": the last two axes are exchanged"
+_TURN_IT = (
+    "write it again with its axes in order: aprfmt diff SOURCE FILE shows whether values turned"
+)
+
 
 def check_architecture(ctx: CheckContext) -> Result:
     """Return a Result that fails unless names and keys fit the architecture that the file names."""
@@ -160,12 +166,20 @@ def check_shapes(ctx: CheckContext) -> Result:
         _vector_finding(key, has[0], wanted)
         if len(has) == 1 < len(wanted)
         else CheckFinding(
-            key, f"shape {list(has)}", f"{list(wanted)}{f': {fits}' * bool(fits)}", todo
+            key,
+            f"shape {list(has)}{_TURNED * _is_turned(has, wanted)}",
+            f"{list(wanted)}{f': {fits}' * bool(fits)}",
+            _TURN_IT if _is_turned(has, wanted) else todo,
         )
         for key, has, wanted in resolution.coverage.misshapen
         if key not in roles or not ctx.reported_parts.intersection(roles[key].names)
     ]
     return Result(f"{len(roles)} roles", findings)
+
+
+def _is_turned(has: Sequence[int], wanted: Sequence[int]) -> bool:
+    """Return whether a shape is the wanted one with its last two axes exchanged."""
+    return len(has) > 1 and tuple(has) == (*wanted[:-2], wanted[-1], wanted[-2])
 
 
 def _empty_weights(model: Model) -> Iterator[CheckFinding]:

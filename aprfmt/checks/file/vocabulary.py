@@ -202,14 +202,18 @@ _DENSE = ("gguf",)
 
 
 def _embedding_rows(ctx: CheckContext) -> tuple[int, str]:
-    """Return (number of rows of the stored embedding, its stored name); NotRun without one."""
+    """Return (number of tokens that the stored embedding has, its stored name); NotRun without one.
+
+    Its rows are tokens, unless the other sizes of the model say that its axes are exchanged.
+    """
     resolution = ctx.resolution
     logical = resolution.roles.get("token_embd.weight")
     if logical is None or not logical.shape:
         raise NotRun("the model stores no token embedding")
     if len(logical.shape) < 2:
         raise NotRun("the token embedding is no matrix, so that it has no rows")
-    return logical.shape[0], logical.stored[0].info.name
+    turned = logical.shape == (resolution.hyper["hidden_size"], resolution.hyper["vocab_size"])
+    return logical.shape[-1 if turned else 0], logical.stored[0].info.name
 
 
 def check_ids(ctx: CheckContext) -> Result:

@@ -68,6 +68,36 @@ def test_shapes_turned_without_their_values_are_not_called_transposed(tmp_path: 
     assert finding.cause == "transpose" and "only the shape" in finding.says
 
 
+TABLES = {
+    "its table of tokens": ("llama", ("model.embed_tokens.weight",)),
+    "the table that is the head too": ("gemma2", ("model.embed_tokens.weight",)),
+    "one beside a learned table of positions": ("gpt2", ("transformer.wte.weight",)),
+    "a head alone": ("llama", ("lm_head.weight",)),
+}
+
+
+@pytest.mark.parametrize("label", TABLES)
+def test_a_turned_table_changes_no_size_of_the_model(label: str, tmp_path: Path) -> None:
+    arch, names = TABLES[label]
+    good = tmp_path / "good"
+    save_tiny(arch, good)
+    with open_model(good) as model:
+        sizes = {name: model.hyper[name] for name in ("vocab_size", "hidden_size")}
+        stored = [name for name in model if name in names]
+    assert stored
+    bad = edited(
+        good, tmp_path / "bad",
+        lambda held: {n: t.T if n in stored else t for n, t in held.items()},
+    )  # fmt: skip
+    with open_model(bad) as model:
+        assert {name: model.hyper[name] for name in sizes} == sizes
+    found = command("diagnose", good, bad, "--json").json
+    assert [one["cause"] for one in found["causes"]] == ["transpose"]
+    checks = command("validate", bad, "--json").json["checks"]
+    (failed,) = [one for one in checks if one["outcome"] == "FAIL"]
+    assert failed["name"] == "shapes" and "axes are exchanged" in failed["found"]
+
+
 def test_one_turned_matrix_is_no_relation(tmp_path: Path) -> None:
     save_tiny("llama", tmp_path / "good")
     one = "model.layers.0.mlp.up_proj.weight"
