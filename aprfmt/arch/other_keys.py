@@ -131,9 +131,15 @@ ROWS: Mapping[str, tuple[KeyRow, ...]] = {
         ),
         KeyRow(
             "tokenizer part", "ids and classes that tokenizers and processors read",
-            """bos_token_id eos_token_id pad_token_id sep_token_id cls_token_id unk_token_id
-            decoder_start_token_id tokenizer_class boi_token_index eoi_token_index
-            image_token_index image_token_id boi_token_id eoi_token_id mm_tokens_per_image""",
+            "bos_token_id eos_token_id pad_token_id tokenizer_class",
+        ),
+        KeyRow(
+            "tokenizer part", "ids that models read: where an answer, a part or an image begins",
+            """sep_token_id cls_token_id unk_token_id decoder_start_token_id boi_token_index
+            eoi_token_index image_token_index image_token_id boi_token_id eoi_token_id
+            video_token_id vision_start_token_id vision_end_token_id audio_token_id
+            audio_token_index mm_tokens_per_image""",
+            as_stored=True,
         ),
         KeyRow(
             "setting", _GENERATION,

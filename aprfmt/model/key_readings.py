@@ -290,7 +290,15 @@ FILES: Mapping[str, tuple[KeyPattern, ...]] = {
         KeyPattern(  # those that the comparison of tokenizers goes through, by their defaults
             r"(bos|eos|pad)_token_id|forced_(bos|eos)_token_id|(begin_)?suppress_tokens|"
             r"bad_words_ids|do_sample|temperature|top_[kp]|min_p|typical_p|repetition_penalty|"
-            r"no_repeat_ngram_size|num_beams|length_penalty|max_length|max_new_tokens|min_length",
+            r"no_repeat_ngram_size|num_beams|length_penalty|max_length|max_new_tokens|min_length|"
+            r"decoder_start_token_id|force_words_ids|forced_decoder_ids|stop_strings|"
+            r"no_timestamps_token_id|lang_to_id|task_to_id|alignment_heads|is_multilingual|"
+            r"max_initial_timestamp_index|prev_sot_token_id|return_timestamps|user_token_id|"
+            r"assistant_token_id|min_new_tokens|max_time|early_stopping|num_beam_groups|"
+            r"diversity_penalty|penalty_alpha|dola_layers|top_h|epsilon_cutoff|eta_cutoff|"
+            r"encoder_repetition_penalty|encoder_no_repeat_ngram_size|renormalize_logits|"
+            r"constraints|remove_invalid_values|exponential_decay_length_penalty|sequence_bias|"
+            r"token_healing|guidance_scale|watermarking_config|num_return_sequences",
             "setting",
             _GENERATION,
         ),
@@ -307,17 +315,8 @@ FILES: Mapping[str, tuple[KeyPattern, ...]] = {
             f"{_GENERATION}: how a call is made and what it returns",
         ),
         KeyPattern(
-            r"decoder_start_token_id|force_words_ids|forced_decoder_ids|"
-            r"stop_strings|no_timestamps_token_id|lang_to_id|task_to_id|alignment_heads|"
-            r"is_multilingual|max_initial_timestamp_index|prev_sot_token_id|"
-            r"return_timestamps|trust_remote_code|chat_format|max_context_size|"
-            r"max_window_size|user_token_id|assistant_token_id|min_new_tokens|max_time|"
-            r"early_stopping|num_beam_groups|penalty_alpha|dola_layers|use_mtp|top_h|"
-            r"epsilon_cutoff|eta_cutoff|diversity_penalty|encoder_repetition_penalty|"
-            r"encoder_no_repeat_ngram_size|renormalize_logits|constraints|"
-            r"remove_invalid_values|exponential_decay_length_penalty|sequence_bias|"
-            r"token_healing|guidance_scale|watermarking_config|num_return_sequences|is_assistant|"
-            r"num_assistant_tokens(_schedule)?|assistant_\w+|target_lookbehind|"
+            r"trust_remote_code|chat_format|max_context_size|max_window_size|use_mtp|"
+            r"is_assistant|num_assistant_tokens(_schedule)?|assistant_\w+|target_lookbehind|"
             r"prompt_lookup_num_tokens|max_matching_ngram_size|speculation_type",
             "setting",
             _GENERATION,

@@ -81,13 +81,25 @@ KEYS: tuple[Key, ...] = (
     Key(CHAT_TEMPLATE, "string", CHAT_TEMPLATE), Key(HF_JSON, "string", HF_JSON),
 )  # fmt: skip
 
-# Keys of generation_config.json that change what is generated, with transformers' defaults.
+# Keys of generation_config.json that change what is generated, with transformers' defaults
+# (generation/configuration_utils.py; Whisper's are read in models/whisper/generation_whisper.py).
 GENERATION: Mapping[str, Any] = {
     "do_sample": False, "temperature": 1.0, "top_k": 50, "top_p": 1.0, "min_p": None,
     "typical_p": 1.0, "repetition_penalty": 1.0, "no_repeat_ngram_size": 0, "num_beams": 1,
     "length_penalty": 1.0, "max_length": 20, "max_new_tokens": None, "min_length": 0,
     "suppress_tokens": None, "begin_suppress_tokens": None, "forced_bos_token_id": None,
     "forced_eos_token_id": None, "bad_words_ids": None,
+    "decoder_start_token_id": None, "forced_decoder_ids": None, "force_words_ids": None,
+    "no_timestamps_token_id": None, "lang_to_id": None, "task_to_id": None,
+    "alignment_heads": None, "is_multilingual": None, "max_initial_timestamp_index": None,
+    "prev_sot_token_id": None, "return_timestamps": None, "stop_strings": None,
+    "user_token_id": None, "assistant_token_id": None, "min_new_tokens": None, "max_time": None,
+    "early_stopping": False, "num_beam_groups": 1, "diversity_penalty": 0.0,
+    "penalty_alpha": None, "dola_layers": None, "top_h": None, "epsilon_cutoff": 0.0,
+    "eta_cutoff": 0.0, "encoder_repetition_penalty": 1.0, "encoder_no_repeat_ngram_size": 0,
+    "renormalize_logits": False, "constraints": None, "remove_invalid_values": False,
+    "exponential_decay_length_penalty": None, "sequence_bias": None, "token_healing": False,
+    "guidance_scale": None, "watermarking_config": None, "num_return_sequences": 1,
 }  # fmt: skip
 
 # Key of generation_config.json -> GGUF's key for it. llama.cpp's converter writes each that a file

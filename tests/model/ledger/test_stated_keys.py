@@ -40,6 +40,10 @@ CHANGES: dict[tuple[str, str], Any] = {
     (TOKENS, "add_prefix_space"): True,
     (TOKENS, "clean_up_tokenization_spaces"): True,
     (GENERATION, "temperature"): 0.2,
+    (GENERATION, "lang_to_id"): {"<|en|>": 7},
+    (GENERATION, "alignment_heads"): [[0, 1]],
+    (GENERATION, "early_stopping"): True,
+    (GENERATION, "stop_strings"): ["</s>"],
     ("tokenizer.json", "decoder"): GONE,
 }
 # What one program writes in another way than another, or than it did.
@@ -54,6 +58,9 @@ INNOCENT: dict[tuple[str, str], Any] = {
     (TOKENS, "backend"): "other",
     (TOKENS, "model_max_length"): GONE,
     (GENERATION, "do_sample"): GONE,
+    (GENERATION, "early_stopping"): False,
+    (GENERATION, "num_beam_groups"): 1,
+    (GENERATION, "lang_to_id"): None,
 }
 
 
@@ -97,6 +104,18 @@ def test_a_key_that_others_load_by_counts(
     if rows:
         accept = [f"unread:{row.name}" for row in rows]
         assert diff(demo_model, b).pronounced(accept).exit == 0
+
+
+@pytest.mark.parametrize(
+    "key", ["decoder_start_token_id", "image_token_id", "sep_token_id", "audio_token_index"]
+)
+def test_an_id_that_models_read_counts_where_both_state_it(
+    key: str, demo_model: Path, tmp_path: Path
+) -> None:
+    a, b = (changed(demo_model, tmp_path / str(i), CONFIG, key, i) for i in (5, 6))
+    for name in ("diff", "diagnose"):
+        done = command(name, a, b, "--json")
+        assert done.code == 1 and key in json.dumps(done.json["not_compared"])
 
 
 @pytest.mark.parametrize("change", INNOCENT, ids=": ".join)
