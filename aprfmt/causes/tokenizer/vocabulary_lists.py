@@ -374,7 +374,10 @@ def type_difference(a: StatedTokenizer, b: StatedTokenizer) -> Iterator[Tokenize
         if token in right
         and not _types_agree(token, kind, right[token], a.uses_lists, b.uses_lists)
     ]
-    if not apart or list(a.vocabulary.types) == list(b.vocabulary.types):
+    if not apart:
+        yield from _overridden_difference(a, b)
+        return
+    if list(a.vocabulary.types) == list(b.vocabulary.types):
         return  # equal by id: what differs are the pieces
     counts = Counter((left[token], right[token]) for token in apart)
     shown = ", ".join(
@@ -405,13 +408,45 @@ def _untyped_text(b: StatedTokenizer) -> str:
     return " (the key is missing: llama.cpp takes every token for a normal one)" if absent else ""
 
 
+def _overridden_types(side: StatedTokenizer) -> dict[str, int]:
+    """Return {token: stored type} of the tokens whose type llama.cpp overrides when it loads.
+
+    {} for a tokenizer that is not stored as lists.
+    """
+    stored = side.carried.metadata_value(TYPES) if side.uses_lists else None
+    if not isinstance(stored, Sequence) or len(stored) != len(side.vocabulary.types):
+        return {}
+    rows = zip(side.vocabulary.tokens, stored, side.vocabulary.types, strict=True)
+    return {token: own for token, own, taken in rows if own != taken}
+
+
+def _overridden_difference(a: StatedTokenizer, b: StatedTokenizer) -> Iterator[TokenizerDifference]:
+    """Yield the difference of stored types that agree only since llama.cpp overrides one side's.
+
+    Other engines read the stored type, and cut such a token into pieces.
+    """
+    left, right = _overridden_types(a), _overridden_types(b)
+    apart = [token for token in {**left, **right} if left.get(token) != right.get(token)]
+    if not apart:
+        return
+    first = apart[0]
+    stored = (_TYPE_NAMES.get(kinds.get(first, CONTROL)) for kinds in (left, right))
+    x, y = stored
+    yield TokenizerDifference(
+        "token_type",
+        "token_types",
+        ("added",),
+        (*part_place(b, "types"), f"token {first}", *part_place(a, "types")),
+        f"{len(apart)} tokens are stored with another type: {value_text(first)} is {x} in A, {y} "
+        "in B; llama.cpp overrides it, other engines do not",
+        f"{first}: {left.get(first, CONTROL)}",
+        f"{first}: {right.get(first, CONTROL)}",
+    )
+
+
 def _overridden_text(b: StatedTokenizer) -> str:
     """Return a clause on tokens of B whose stored type llama.cpp overrides; "" for none."""
-    stored = b.carried.metadata_value(TYPES) if b.uses_lists else None
-    if not isinstance(stored, Sequence) or len(stored) != len(b.vocabulary.types):
-        return ""
-    rows = zip(b.vocabulary.tokens, stored, b.vocabulary.types, strict=True)
-    apart = [(token, own) for token, own, taken in rows if own != taken]
+    apart = list(_overridden_types(b).items())
     if not apart:
         return ""
     token, own = apart[0]
