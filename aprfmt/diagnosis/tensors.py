@@ -25,6 +25,7 @@ from aprfmt.measure.proofs import Proof, unfitted_proof
 from aprfmt.measure.records import TensorDiff
 from aprfmt.measure.row_reader import RowReader
 from aprfmt.model import Model
+from aprfmt.model.completeness import roles_without_place
 from aprfmt.model.ledger import (
     OF_TENSORS,
     SIDES,
@@ -203,7 +204,17 @@ def _add_missing_tensors(a: Model, b: Model, rows: Sequence[TensorDiff], found: 
     for label in ("ONLY_IN_A", "ONLY_IN_B"):
         side = "B" if label == "ONLY_IN_A" else "A"
         keys = [row.key for row in rows if row.verdict == label and _is_role_of_pass(a, b, row.key)]
-        stored = (a if side == "B" else b).roles
+        has, lacks = (a, b) if side == "B" else (b, a)
+        stored = has.roles
+        placeless = roles_without_place(has, lacks).intersection(keys) if keys else ()
+        if placeless:
+            why = f"{lacks.format} has no name for it, and no pass reads it"
+            found.left += tuple(
+                NotCompared("tensor", key, "no counterpart", why, "A" if side == "B" else "B")
+                for key in keys
+                if key in placeless
+            )
+            keys = [key for key in keys if key not in placeless]
         # A bias that went with weights is lost with them: that is one loss, not two.
         biases = tuple(
             key for key in keys if key.endswith(".bias") and not _is_lost_with(key, keys, stored)

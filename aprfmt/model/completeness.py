@@ -116,6 +116,30 @@ def list_keys(keys: Sequence[str]) -> str:
     return join_first(keys, _SHOWN)
 
 
+def roles_without_place(model: "Model", other: "Model") -> frozenset[str]:
+    """Return the roles of `model` that no file of the other's format can hold, and no pass reads.
+
+    Such are an encoder's pooling layer and heads beside a GGUF, whose writers leave them out. Empty
+    where the architecture of either is not known.
+    """
+    from aprfmt.arch.draft_head import stored_groups
+
+    try:
+        mine, theirs = model.resolution, other.resolution
+    except ArchError:
+        return frozenset()
+    optional = {rule.role for rule in mine.spec.tensors if rule.needs == "optional"}
+    found = set()
+    for key in mine.roles:
+        if split_key(key)[1] not in optional:
+            continue
+        try:
+            stored_groups(mine.spec, theirs.style, [key], mine.hyper)
+        except ArchError:  # the style has no name for it
+            found.add(key)
+    return frozenset(found)
+
+
 def require_complete(
     resolution: "Resolution", where: object, error: type[AprfmtError] = ArchError
 ) -> None:
