@@ -6,7 +6,7 @@ makes up.
 """
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -41,6 +41,8 @@ class UnstoppedTurn:
 
     `contradicted`: the tokenizer's own eos is that token, so that two files disagree. `config_ids`
     are the ids of config.json, if they lack it too: readers of that file alone stop at them.
+    `ordinary` are those of both that are no token's, or a piece of ordinary text: they go when the
+    end is set.
     `embedded`: the files are embedded in a container, where `aprfmt set` does not change them.
     """
 
@@ -51,6 +53,7 @@ class UnstoppedTurn:
     contradicted: bool
     config_ids: tuple[int, ...] = ()
     embedded: bool = False
+    ordinary: frozenset[int] = frozenset()
 
     @property
     def says(self) -> str:
@@ -73,16 +76,16 @@ class UnstoppedTurn:
         if self.place.startswith("tokenizer."):
             return f"set tokenizer.ggml.eot_token_id to {self.id}"
         if self.place == NOWHERE:
-            return (
-                f"in generation_config.json, set eos_token_id to {sorted({*self.stops, self.id})}"
-            )
+            return f"in generation_config.json, set eos_token_id to {self._with_end(self.stops)}"
         file, _, key = self.place.partition(": ")
         if key == "eos_token":
             return f"in {file}, set {key} to {self.text!r}"
-        too = (
-            f", in config.json to {sorted({*self.config_ids, self.id})}" if self.config_ids else ""
-        )
-        return f"in {file}, set {key} to {sorted({*self.stops, self.id})}{too}"
+        too = f", in config.json to {self._with_end(self.config_ids)}" if self.config_ids else ""
+        return f"in {file}, set {key} to {self._with_end(self.stops)}{too}"
+
+    def _with_end(self, ids: Iterable[int]) -> list[int]:
+        """Return those of `ids` that may end a text, and the id of the turn's last token."""
+        return sorted({*ids, self.id} - self.ordinary)
 
     @property
     def assignments(self) -> list[str]:
@@ -94,7 +97,7 @@ class UnstoppedTurn:
             return []
         found = [self._assignment]
         if self.config_ids:
-            found.append(f"config.json:eos_token_id={sorted({*self.config_ids, self.id})}")
+            found.append(f"config.json:eos_token_id={self._with_end(self.config_ids)}")
         return found
 
     @property
@@ -107,7 +110,7 @@ class UnstoppedTurn:
         ).partition(": ")
         if key == "eos_token":
             return f"{file}:{key}={self.text}"
-        return f"{file}:{key}={sorted({*self.stops, self.id})}"
+        return f"{file}:{key}={self._with_end(self.stops)}"
 
 
 def find_unstopped_turn(carried: Carried, *, quick: bool = False) -> UnstoppedTurn | None:
@@ -147,6 +150,7 @@ def find_unstopped_turn(carried: Carried, *, quick: bool = False) -> UnstoppedTu
         roles.get("eos") == end,
         () if tokens[end] in config_ids else tuple(config_ids),
         carried.model.folder is None,
+        frozenset(i for i in (*stops, *config_ids) if i not in texts),
     )
 
 

@@ -94,6 +94,21 @@ def test_a_turn_that_nothing_stops_is_named_everywhere(
         assert ids[END] in (stated if isinstance(stated, list) else [stated]), path
 
 
+@pytest.mark.parametrize("wrong", [2, 99999])
+def test_an_end_that_is_no_token_or_ordinary_text_does_not_stay(wrong: int, folder: Path) -> None:
+    """What mends the end of a turn keeps ids of tokens split off whole alone."""
+    ids = added_ids(folder)
+    stops(folder, [wrong, ids[TEXT_END]])
+    edit(folder, "config.json", eos_token_id=wrong)
+    with open_model(folder) as model:
+        found = find_unstopped_turn(model.carried)
+    assert found is not None and found.stops == (wrong, ids[TEXT_END])[:: 1 if wrong < 9 else -1]
+    assert found.remedy.endswith(
+        f"set eos_token_id to [{ids[TEXT_END]}, {ids[END]}], in config.json to [{ids[END]}]"
+    )
+    assert f"config.json:eos_token_id=[{ids[END]}]" in found.assignments
+
+
 @pytest.mark.parametrize("case", [None, *WRONG])
 def test_a_generation_stops_as_in_transformers(case: str | None, folder: Path) -> None:
     """At the ids of generation_config.json, else of config.json, and at no others."""
