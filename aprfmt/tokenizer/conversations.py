@@ -99,6 +99,29 @@ def render_conversations(
     return dict(zip(CONVERSATIONS, found, strict=True))
 
 
+def unrendered_reason(template: str, variables: Mapping[str, str], where: str) -> str:
+    """Return why a template renders none of the conversations; "" if it renders, or refuses, one.
+
+    Contents are tried as text, then as a list of one part, which models of images and sound are
+    given. `variables` are bos_token and the like; `where` begins messages. Raises FormatError if
+    the template is not one, or if rendering exceeds a limit.
+    """
+    found = list(render_conversations(template, variables, where).values())
+    if any(status != "error" for status, _ in found):
+        return ""
+    parts = [
+        {**row, "messages": [_with_parts(one) for one in row["messages"]]}
+        for row in CONVERSATIONS.values()
+    ]
+    listed = render_several(template, parts, variables, where)
+    return "" if any(status != "error" for status, _ in listed) else found[0][1]
+
+
+def _with_parts(message: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a message whose content is a list of one part of text."""
+    return {**message, "content": [{"type": "text", "text": message["content"]}]}
+
+
 def answer_end(
     template: str, variables: Mapping[str, str], tokens: Iterable[str], where: str
 ) -> str | None:

@@ -96,15 +96,20 @@ def overridden_types(
 
 
 # Kinds of vocabulary in words, and the value of tokenizer.ggml.model that names each.
-KIND_NAMES: Mapping[str, str] = {"bpe": "byte-level BPE", "spm": "SentencePiece"}
-GGUF_MODELS: Mapping[str, str] = {"bpe": "gpt2", "spm": "llama"}
+KIND_NAMES: Mapping[str, str] = {
+    "bpe": "byte-level BPE", "spm": "SentencePiece", "wordpiece": "WordPiece"
+}  # fmt: skip
+GGUF_MODELS: Mapping[str, str] = {"bpe": "gpt2", "spm": "llama", "wordpiece": "bert"}
+SPELLED_KINDS = ("bpe", "spm")  # a vocabulary said to be of these is judged by its pieces
 
 
 def kind_of_pieces(tokens: Sequence[str], types: Sequence[int]) -> str:
-    """Return "bpe" or "spm" by how tokens spell blanks; "" where that does not show.
+    """Return "bpe", "spm" or "wordpiece" by how tokens spell blanks; "" where that does not show.
 
     Byte-level BPE spells a blank as U+0120, SentencePiece as U+2581. As either letter may also
-    occur in an ordinary piece, one of them has to be (nearly) absent and the other common.
+    occur in an ordinary piece, one of them has to be (nearly) absent and the other common. A
+    WordPiece vocabulary of llama.cpp begins words with U+2581, too, but has no piece of it alone
+    and no bytes, and knows [UNK] or [CLS].
     """
     byte_level = blank = plain = 0
     for token, kind in zip(tokens, types, strict=False):
@@ -115,7 +120,12 @@ def kind_of_pieces(tokens: Sequence[str], types: Sequence[int]) -> str:
     enough = max(4, plain // 100)
     if byte_level >= enough and not blank:
         return "bpe"
-    return "spm" if blank >= enough and 50 * byte_level <= blank else ""
+    if blank < enough or 50 * byte_level > blank:
+        return ""
+    words = (
+        "\u2581" not in tokens and BYTE not in types and ("[UNK]" in tokens or "[CLS]" in tokens)
+    )
+    return "wordpiece" if words else "spm"
 
 
 # ids -> values of model_type in config.json whose class in transformers (5.23) has these as

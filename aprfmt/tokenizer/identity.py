@@ -12,7 +12,7 @@ from aprfmt.tokenizer.keys import FLAGS, MERGES, MODEL, PRE, TOKENS
 from aprfmt.tokenizer.pre_tokenizers import PRE_TOKENIZERS, pre_name_of
 from aprfmt.tokenizer.stored_parts import Carried
 from aprfmt.tokenizer.template import scan_template
-from aprfmt.tokenizer.template_language import foreign_template
+from aprfmt.tokenizer.template_language import UNREAD_MESSAGES, foreign_template, reads_messages
 from aprfmt.tokenizer.turn_ends import find_unstopped_turn
 from aprfmt.tokenizer.vocabulary import Vocabulary, vocabulary_from_metadata
 
@@ -130,6 +130,8 @@ def _quick_facts(carried: Carried) -> dict[str, Any]:
         foreign = foreign_template(template)
         if foreign is not None:
             found["chat_template_language"] = foreign.says
+        elif not reads_messages(template):
+            found["chat_template_unread"] = UNREAD_MESSAGES
         findings = scan_template(template)
         found["chat_template_scan"] = "; ".join(findings) or "nothing suspicious"
         try:

@@ -7,7 +7,7 @@ from typing import Any
 
 from aprfmt.errors import FormatError
 from aprfmt.tokenizer.absent_keys import absent_ids
-from aprfmt.tokenizer.engine_defaults import GGUF_MODELS, KIND_NAMES, kind_of_pieces
+from aprfmt.tokenizer.engine_defaults import GGUF_MODELS, KIND_NAMES, SPELLED_KINDS, kind_of_pieces
 from aprfmt.tokenizer.hf_json import post_processor_tokens
 from aprfmt.tokenizer.keys import CONTROL, IDS, MODEL, NORMAL, TOKENS, TYPES, USER_DEFINED
 from aprfmt.tokenizer.named_roles import find_misnamed
@@ -57,7 +57,7 @@ def _list_warnings(carried: Carried) -> Iterator[str]:
         ids = ((IDS[role].gguf, role, i) for role, i in carried.token_ids().items())
         yield from (one.says for one in find_misnamed(ids, sample, list(kinds[:_SEEN])))
     spelled = kind_of_pieces(sample, [NORMAL] * len(sample) if kinds is None else kinds[:_SEEN])
-    if stated and spelled and spelled != stated:
+    if stated in SPELLED_KINDS and spelled and spelled != stated:
         yield (
             f"{MODEL.gguf} says {KIND_NAMES[stated]}, the pieces are those of {KIND_NAMES[spelled]}"
         )

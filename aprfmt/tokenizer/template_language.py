@@ -1,4 +1,4 @@
-"""Recognises chat templates in languages other than jinja2, such as Go or Handlebars."""
+"""Recognises chat templates of other languages than jinja2, and those that render no chat."""
 
 import re
 from dataclasses import dataclass
@@ -60,6 +60,10 @@ class ForeignTemplate:
     line: int
 
 
+# What opens or closes jinja2 code, and the name of the list of messages.
+_CODE = re.compile(r"(?P<opens>\{[{%])|(?P<closes>[}%]\})|\bmessages\b")
+
+
 def foreign_template(template: str) -> ForeignTemplate | None:
     """Return what language a chat template is in that is not jinja2; None if it may be jinja2."""
     if STATEMENT in template:
@@ -73,3 +77,17 @@ def foreign_template(template: str) -> ForeignTemplate | None:
         if found is not None:
             return ForeignTemplate(row.name, row.says, template.count("\n", 0, found.start()) + 1)
     return None
+
+
+UNREAD_MESSAGES = "has no code that reads `messages`: it renders one text whatever is said"
+
+
+def reads_messages(template: str) -> bool:
+    """Return whether `messages` stands in jinja2 code, as it has to for a chat to be rendered."""
+    inside = False
+    for found in _CODE.finditer(template):
+        if found["opens"] or found["closes"]:
+            inside = bool(found["opens"])
+        elif inside:
+            return True
+    return False

@@ -268,6 +268,8 @@ def _list_oddities(opened: Model, body: "InspectBody") -> list[str]:
     language = body["tokenizer"].get("chat_template_language")
     if language is not None:
         found.append(f"the chat template is {language}, not jinja2")
+    if "chat_template_unread" in body["tokenizer"]:
+        found.append(f"the chat template {body['tokenizer']['chat_template_unread']}")
     scan = body["tokenizer"].get("chat_template_scan", "nothing suspicious")
     if scan != "nothing suspicious":
         found.append("suspicious chat template")

@@ -22,10 +22,16 @@ from aprfmt.errors import AprfmtError, FormatError
 from aprfmt.measure import named_causes
 from aprfmt.tokenizer.absent_keys import absent_ids, set_command
 from aprfmt.tokenizer.base import Engine
-from aprfmt.tokenizer.conversations import missing_template_tokens
-from aprfmt.tokenizer.engine_defaults import DEFAULTS, GGUF_MODELS, KIND_NAMES, kind_of_pieces
+from aprfmt.tokenizer.conversations import missing_template_tokens, unrendered_reason
+from aprfmt.tokenizer.engine_defaults import (
+    DEFAULTS,
+    GGUF_MODELS,
+    KIND_NAMES,
+    SPELLED_KINDS,
+    kind_of_pieces,
+)
 from aprfmt.tokenizer.hf_json import token_statements
-from aprfmt.tokenizer.keys import BYTE, MODEL, NORMAL, PRE, TOKENS
+from aprfmt.tokenizer.keys import BYTE, MODEL, NORMAL, PRE, TOKENS, TYPES
 from aprfmt.tokenizer.loading import engine_of_lists, load_tokenizer
 from aprfmt.tokenizer.named_roles import contradicted_ids, misnamed_roles
 from aprfmt.tokenizer.pieces import byte_level_alphabet
@@ -34,7 +40,12 @@ from aprfmt.tokenizer.quick_checks import PLACEHOLDER
 from aprfmt.tokenizer.stored_parts import Carried
 from aprfmt.tokenizer.stored_tokenizer import DEFAULT_PRE, StatedTokenizer, stale_post_processor_ids
 from aprfmt.tokenizer.template import scan_template
-from aprfmt.tokenizer.template_language import TODO, foreign_template
+from aprfmt.tokenizer.template_language import (
+    TODO,
+    UNREAD_MESSAGES,
+    foreign_template,
+    reads_messages,
+)
 from aprfmt.tokenizer.turn_ends import find_unstopped_turn
 from aprfmt.tokenizer.vocabulary import NO_VOCABULARY, Vocabulary
 from aprfmt.tokenizer.wrong_ends import find_wrong_ends
@@ -83,7 +94,7 @@ def check_lists(ctx: CheckContext) -> Result:
         )
         for token in twice
     )
-    findings += _find_wrong_kind(ctx) + find_unknown_names(ctx)
+    findings += _find_wrong_kind(ctx) + _find_untyped_bytes(ctx) + find_unknown_names(ctx)
     failed = any(one.level == "fail" for one in findings)
     if not failed and not _wrong_merges(words) and _ids_are_numbers(ctx.carried):
         load_tokenizer(ctx.model)  # else the check of what is wrong says it
@@ -109,7 +120,7 @@ def _find_wrong_kind(ctx: CheckContext) -> list[CheckFinding]:
         side = ctx.stated
     except AprfmtError:
         return []
-    if side is None or side.vocabulary.kind not in KIND_NAMES:
+    if side is None or side.vocabulary.kind not in SPELLED_KINDS:
         return []
     own = kind_of_pieces(side.vocabulary.tokens, side.vocabulary.types)
     if not own or own == side.vocabulary.kind:
@@ -128,6 +139,35 @@ def _find_wrong_kind(ctx: CheckContext) -> list[CheckFinding]:
             f"says that the vocabulary is {read}; its pieces are those of {pieces}",
             "the kind of the pieces, or every blank is cut otherwise",
             todo,
+        )
+    ]
+
+
+_BYTES = frozenset(f"<0x{byte:02X}>" for byte in range(256))
+
+
+def _find_untyped_bytes(ctx: CheckContext) -> list[CheckFinding]:
+    """Return [finding] where a GGUF has a piece for every byte and not all are of type BYTE.
+
+    Characters without a piece of their own are then lost. [] where nothing can be read.
+    """
+    try:
+        side = ctx.stated
+    except AprfmtError:
+        return []
+    if side is None or not side.uses_lists or side.vocabulary.kind != "spm":
+        return []
+    rows = zip(side.vocabulary.tokens, side.vocabulary.types, strict=True)
+    kinds = {token: kind for token, kind in rows if token in _BYTES}
+    plain = [token for token, kind in kinds.items() if kind != BYTE]
+    if len(kinds) < len(_BYTES) or not plain:
+        return []
+    return [
+        CheckFinding(
+            ctx.carried.key_text(TYPES),
+            f"{len(plain)} of the 256 pieces of bytes are not of type BYTE, the first {plain[0]!r}",
+            "type BYTE, or characters without a piece of their own become the unknown token",
+            "convert again from the source",
         )
     ]
 
@@ -575,7 +615,7 @@ def _build_engine(ctx: CheckContext, side: StatedTokenizer) -> Engine | None:
     None for a kind of tokenizer that alters texts, or for broken merges. `side` is the tokenizer as
     it is stored.
     """
-    if not side.encodes or side.vocabulary.kind not in KIND_NAMES or _wrong_merges(ctx.words):
+    if not side.encodes or side.vocabulary.kind not in SPELLED_KINDS or _wrong_merges(ctx.words):
         return None
     if side.uses_lists:
         return engine_of_lists(side.vocabulary, ctx.carried.where)
@@ -606,7 +646,8 @@ def _wrong_merges(words: StoredVocabulary) -> list[tuple[int, Any]]:
 def check_template(ctx: CheckContext) -> Result:
     """Return a Result with a failure for chat template code that does more than join texts.
 
-    A template that is not jinja2 fails, and so does a control token that the vocabulary lacks.
+    A template that is not jinja2 or renders no chat fails, and so does a control token that the
+    vocabulary lacks.
     Raises NotRun without a template.
     """
     text = ctx.model.carried.chat_template()
@@ -627,8 +668,34 @@ def check_template(ctx: CheckContext) -> Result:
         )
         for line, _, what in (sentence.partition(": ") for sentence in scan_template(text))
     ]
+    findings += _find_unrendered_chats(ctx, text, findings)
     findings += _find_unknown_tokens(ctx)
     return Result(f"{len(text)} characters{_begun_twice_text(ctx)}", findings)
+
+
+def _find_unrendered_chats(
+    ctx: CheckContext, template: str, others: Sequence[CheckFinding]
+) -> list[CheckFinding]:
+    """Return [finding] where a chat template renders no chat at all; [] where it may render one.
+
+    Its code reads no messages, or fails on every test conversation, with contents as text and as a
+    list of parts. Nothing is rendered where `others` already speak of what it does.
+    """
+    expected = "a template that renders the messages of a chat"
+    if not reads_messages(template):
+        return [CheckFinding("chat template", UNREAD_MESSAGES, expected, TODO)]
+    if others:
+        return []
+    try:
+        side = ctx.stated
+        variables = {} if side is None else side.special_token_texts
+        reason = unrendered_reason(template, variables, ctx.where)
+    except AprfmtError:
+        return []  # other checks say it
+    if not reason:
+        return []
+    said = f"fails on every test conversation: {reason}"
+    return [CheckFinding("chat template", said, expected, TODO)]
 
 
 def _begun_twice_text(ctx: CheckContext) -> str:
