@@ -214,16 +214,9 @@ FILES: Mapping[str, tuple[KeyPattern, ...]] = {
             "the tokenizers library: lengths, which transformers sets itself",
         ),
         KeyPattern(
-            r"added_tokens|normalizer|pre_tokenizer|post_processor|model",
+            r"added_tokens|normalizer|pre_tokenizer|post_processor|decoder|model",
             "tokenizer part",
             "the tokenizers library",
-        ),
-        KeyPattern(
-            r"decoder",
-            "tokenizer part",
-            "the tokenizers library: how ids become text",
-            as_stored=True,
-            needed=True,
         ),
     ),
     "tokenizer_config.json": (

@@ -393,6 +393,34 @@ def post_processor_pieces(data: Mapping[str, Any]) -> tuple[Pieces, Pieces]:
     return ("A",), ("A", "B")
 
 
+def segment_numbers(data: Mapping[str, Any]) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """Return the token types that the post-processor gives to (one text, a pair of texts).
+
+    They are of the parts, in the order of `post_processor_pieces`. Each becomes a row of the table
+    of token types, in models that have one. Sources: type_id of TemplateProcessing; BertProcessing
+    gives 1 to the second text, RobertaProcessing 0 to both.
+    """
+    for step in flatten_steps(data.get("post_processor"), "processors"):
+        if isinstance(step.get("single"), list):
+            return _template_segments(step, "single"), _template_segments(step, "pair")
+        if _id_of_pair(step.get("cls")) is not None and _id_of_pair(step.get("sep")) is not None:
+            roberta = step.get("type") == "RobertaProcessing"
+            return (0, 0, 0), (0,) * 6 if roberta else (0, 0, 0, 1, 1)
+    return (0,), (0, 1)  # what the library does without one
+
+
+def _template_segments(step: Mapping[str, Any], name: str) -> tuple[int, ...]:
+    """Return the token type of each part of a TemplateProcessing; `name` is "single" or "pair"."""
+    rows = step.get(name)
+    entries = [
+        _get_item(_get_item(row, key), "type_id")
+        for row in (rows if isinstance(rows, list) else [])
+        for key in ("SpecialToken", "Sequence")
+        if _get_item(row, key) is not None
+    ]
+    return tuple(i if type(i) is int else 0 for i in entries)
+
+
 def _id_of_pair(value: Any) -> int | None:
     """Return the id of [text, id]; None for anything else."""
     pair = value if isinstance(value, list) and len(value) == 2 else (None, None)

@@ -25,7 +25,7 @@ READ_FILES = (
 )  # fmt: skip
 READ_CONFIG_KEYS = (
     "architectures", "model_type", "text_config", "vocab_size", "bos_token_id", "eos_token_id",
-    "pad_token_id",
+    "pad_token_id", "type_vocab_size",
 )  # fmt: skip
 APR_GGUF = FOREIGN_TOKENIZER  # JSON {key: [type, value or null]}: the way back to GGUF
 

@@ -16,6 +16,7 @@ from aprfmt.tokenizer.hf_json import (
     post_processor_ids,
     post_processor_pieces,
     post_processor_tokens,
+    segment_numbers,
     special_texts,
     stored_vocab,
     transformers_stop_ids,
@@ -148,6 +149,17 @@ class StatedTokenizer:
         return None if self.data is None else post_processor_pieces(self.data)[1]
 
     @cached_property
+    def segments(self) -> tuple[tuple[int, ...], tuple[int, ...]] | None:
+        """The token types of the parts of one text, and of two; None if the model has no table.
+
+        None for vocabulary lists, too, which do not say them.
+        """
+        sizes = (self.carried.model.config or {}).get("type_vocab_size")
+        if self.data is None or type(sizes) is not int or sizes < 2:
+            return None
+        return segment_numbers(self.data)
+
+    @cached_property
     def judges_pairs(self) -> bool:
         """Whether config.json names a class that is given pairs of texts, such as a reranker."""
         names = (self.carried.model.config or {}).get("architectures")
@@ -167,19 +179,28 @@ class StatedTokenizer:
         return "bos_token" in self.template or bool(own and own in self.template)
 
     @cached_property
+    def framed_roles(self) -> tuple[str, str] | None:
+        """The roles whose ids llama.cpp puts before and after every text; None where flags say it.
+
+        None for a tokenizer.json.
+        """
+        if not self.uses_lists:
+            return None
+        from aprfmt.tokenizer.engine_defaults import DEFAULTS
+
+        row = DEFAULTS.get(self.carried.text_value(MODEL) or "")
+        return None if row is None else row.framed
+
+    @cached_property
     def frame(self) -> Frame:
         """(ids before, ids after) that are added to every text, in order.
 
         Flags that say whether BOS and EOS are added come before the post-processor.
         """
         ids = self.vocabulary.engine_ids
-        if self.uses_lists:
-            from aprfmt.tokenizer.engine_defaults import DEFAULTS
-
-            row = DEFAULTS.get(self.carried.text_value(MODEL) or "")
-            if row is not None and row.framed is not None:
-                first, last = (ids.get(role) for role in row.framed)
-                return (() if first is None else (first,), () if last is None else (last,))
+        if self.framed_roles is not None:
+            first, last = (ids.get(role) for role in self.framed_roles)
+            return (() if first is None else (first,), () if last is None else (last,))
         sides = []
         for at, (role, puts) in enumerate((("bos", self.adds_bos), ("eos", self.adds_eos))):
             i, found = ids.get(role), self.post_processor_ids[at]
@@ -262,10 +283,17 @@ FrameIds = tuple[int | str, ...]
 
 
 def frame_roles(side: StatedTokenizer) -> tuple[FrameIds, FrameIds]:
-    """Return (ids before a text, ids after it), the side's own BOS and EOS as "bos" and "eos"."""
+    """Return (ids before a text, ids after it), the side's own special ids by their roles.
+
+    Roles are "bos" and "eos", else "cls" and "sep". Where a kind of GGUF puts the ids of two roles
+    around every text, it is these.
+    """
     ids = side.vocabulary.engine_ids
-    names = {ids[role]: role for role in ("eos", "bos") if role in ids}
+    names = {ids[role]: role for role in ("sep", "cls", "eos", "bos") if role in ids}
     before, after = side.frame
+    if side.framed_roles is not None:
+        first, last = side.framed_roles
+        return (first,) * len(before), (last,) * len(after)
     return (
         tuple(names.get(i, i) for i in before),
         tuple("eos" if i == ids.get("eos") else names.get(i, i) for i in after),

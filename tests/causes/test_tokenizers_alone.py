@@ -13,6 +13,7 @@ from aprfmt.causes.tokenizer import (
     pre_tokenizer,
     probe_effects,
     recorded_ids,
+    special_ids,
     vocabulary_lists,
 )
 from aprfmt.causes.tokenizer.comparison import compare_tokens
@@ -271,3 +272,115 @@ def test_other_pairs_of_sides_are_not_said_to_split_alike(monkeypatch: pytest.Mo
         (files, split_side(ids=SPLIT, uses_lists=True, merges=["a b"])),
     ):
         assert splits(first, second, monkeypatch) == (False, [])
+
+
+# --- one relation between two vocabularies, and what follows from it ------------------------------
+
+
+def listed(
+    tokens: list[str], types: list[int] | None = None, scores: list[float] | None = None
+) -> Any:
+    """Return a side that is read from the lists of a GGUF."""
+    return SimpleNamespace(
+        data=None,
+        uses_lists=True,
+        added_tokens=[],
+        vocabulary=SimpleNamespace(
+            kind="spm",
+            tokens=tokens,
+            types=types or [1] * len(tokens),
+            scores=scores,
+            merges=None,
+            rowless={},
+        ),
+        carried=SimpleNamespace(metadata_value=lambda key: None),
+    )
+
+
+WORDS = ["\u2581the", "\u2581of", "and", "\u2581na\u00efve", "caf\u00e9", "x"]
+
+
+@pytest.mark.parametrize(
+    ("spell", "says"),
+    [
+        (lambda x: x.encode().decode("latin-1"), "UTF-8 bytes read as Latin-1"),
+        (lambda x: x.replace("\u2581", " "), "blanks in place of \u2581"),
+        (lambda x: x.removeprefix("\u2581"), "without the \u2581"),
+        (lambda x: x[::-1], "pieces differ"),  # of no spelling that programs make by mistake
+    ],
+)
+def test_pieces_of_another_spelling_are_no_other_model(spell: Any, says: str) -> None:
+    """Seen red: without the spellings all of these are pieces that differ."""
+    a, b = listed(WORDS), listed([spell(word) for word in WORDS])
+    (found,) = vocabulary_lists.vocabulary_difference(a, b)
+    assert says in found.says
+    (back,) = vocabulary_lists.vocabulary_difference(b, a)
+    assert says in back.says
+    one = [*WORDS[:-1], "X"]
+    (single,) = vocabulary_lists.vocabulary_difference(listed(WORDS), listed(one))
+    assert "pieces differ" in single.says  # one piece shows no spelling
+
+
+def test_what_is_stored_by_id_goes_with_the_pieces() -> None:
+    """Types and scores that differ at no other ids are no second difference."""
+    scores = [-float(i) for i in range(6)]
+    a = listed(WORDS, scores=scores)
+    swapped = [WORDS[1], WORDS[0], *WORDS[2:]]
+    (found,) = vocabulary_lists.vocabulary_difference(a, listed(swapped, scores=scores))
+    assert found.parts == ("pieces", "added", "scores")
+    assert list(vocabulary_lists.score_difference(a, listed(swapped, scores=scores))) == []
+    # A token that became a filler has another type there, and there alone.
+    filled = [*WORDS[:-1], "[PAD5]"]
+    (found,) = vocabulary_lists.vocabulary_difference(
+        listed(WORDS), listed(filled, [1, 1, 1, 1, 1, 5])
+    )
+    assert found.parts == ("pieces", "added")
+    (found,) = vocabulary_lists.vocabulary_difference(
+        listed(WORDS), listed(filled, [1, 1, 3, 1, 1, 5])
+    )
+    assert found.parts == ("pieces",)
+    # A list that ends sooner.
+    (found,) = vocabulary_lists.vocabulary_difference(listed(WORDS), listed(WORDS[:4]))
+    assert found.parts == ("pieces", "added") and found.says.startswith("B lacks 2 of A's pieces")
+    # Scores that differ elsewhere too are another difference.
+    others = [9.0, *scores[1:-1], 7.0]
+    b = listed(swapped, scores=others)
+    assert next(vocabulary_lists.vocabulary_difference(a, b)).parts == ("pieces", "added")
+    assert len(list(vocabulary_lists.score_difference(a, b))) == 1
+
+
+def test_one_score_is_not_one_value_of_all() -> None:
+    scores = [-float(i) for i in range(6)]
+    for changed, said in (({2: 5.0}, False), ({1: 5.0, 2: 5.0}, True)):
+        other = [changed.get(i, score) for i, score in enumerate(scores)]
+        (found,) = vocabulary_lists.score_difference(
+            listed(WORDS, scores=scores), listed(WORDS, scores=other)
+        )
+        assert ("B's are one value" in found.says) is said
+
+
+def test_tokens_that_moved_out_of_the_table_are_told_once() -> None:
+    def filed(tokens: list[str], rowless: dict[int, str]) -> Any:
+        made = listed(tokens)
+        made.uses_lists, made.data = False, {}
+        made.carried = SimpleNamespace(tokenizer_config={})
+        made.vocabulary.rowless = rowless
+        return made
+
+    a = filed(WORDS, {})
+    moved = filed(["new", *WORDS[:-1]], {6: WORDS[-1]})
+    assert list(vocabulary_lists.rowless_token_difference(a, moved)) == []
+    assert list(vocabulary_lists.rowless_token_difference(moved, a)) == []
+    for side in (filed(WORDS, {6: "more"}), filed(["new", *WORDS[:-1]], {6: "x", 7: "more"})):
+        assert len(list(vocabulary_lists.rowless_token_difference(a, side))) == 1
+        assert len(list(vocabulary_lists.rowless_token_difference(side, a))) == 1
+
+
+def test_a_special_token_whose_row_is_gone_is_still_stated() -> None:
+    whole, cut = listed(WORDS), listed(WORDS[:4])
+    cut.vocabulary.rowless = {4: WORDS[4], 5: "another"}
+    assert special_ids._is_rowless(whole, cut, 4)
+    assert not special_ids._is_rowless(whole, cut, 5)  # another token
+    assert not special_ids._is_rowless(whole, cut, 3)
+    assert not special_ids._is_rowless(whole, cut, None)
+    assert not special_ids._is_rowless(cut, whole, 4)

@@ -1,5 +1,6 @@
 """Chat templates: as transformers renders them, and held where they are hostile."""
 
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -13,9 +14,11 @@ from jinja2.defaults import DEFAULT_NAMESPACE
 from aprfmt.base.template_scan import ATTRIBUTE_FILTERS, constant_value, find_suspicious
 from aprfmt.errors import FormatError, UsageError
 from aprfmt.tokenizer import template
+from aprfmt.tokenizer.conversations import unrendered_reason
 from aprfmt.tokenizer.render_child import make_environment
 from aprfmt.tokenizer.template import render, scan_template
-from aprfmt.tokenizer.template_language import BUILT_IN, LANGUAGES, foreign_template
+from aprfmt.tokenizer.template_language import BUILT_IN, LANGUAGES, foreign_template, reads_messages
+from tests.cli.run import aprfmt
 from tests.patience import PATIENCE
 from tests.tokenizer.fake import fake
 
@@ -389,3 +392,67 @@ def test_no_namespace_holds_a_private_name_however_it_is_given() -> None:
     for made in ("_b=1", "{'a': 1, '__class__': 1}", "[('_b', 1)], a=1", "a=1, __init__=2"):
         with pytest.raises(FormatError, match="a namespace cannot hold '_"):
             render(f"{{% set ns = namespace({made}) %}}x", MESSAGES, **options)
+
+
+@pytest.mark.parametrize(
+    ("text", "reads"),
+    [
+        ("{% for m in messages %}{{ m.content }}{% endfor %}", True),
+        ("{{ messages[0].content }}", True),
+        ("{%- set last = messages | last -%}{{ last.content }}", True),
+        ("<!DOCTYPE html><html><body>messages: none</body></html>", False),  # a page saved for it
+        ('{"prefix": "<|im_start|>user\\n", "suffix": "<|im_end|>\\n"}', False),  # a preset
+        (
+            "${messages.map(m => `<|im_start|>${m.role}\\n${m.content}`).join('')}",
+            False,
+        ),  # a script
+        ("{{ system_prompt }}\nUSER: {{ user_prompt }}\nASSISTANT:", False),  # a form to fill in
+        ("{% if conversation %}{{ conversation }}{% endif %} messages", False),
+        ("", False),
+    ],
+)
+def test_a_chat_template_has_code_that_reads_the_messages(text: str, reads: bool) -> None:
+    assert reads_messages(text) is reads
+
+
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [
+        ("{% for m in messages %}{{ m.content }}{% endfor %}", ""),
+        (
+            "{% for m in messages %}{{ no_token + m.content }}{% endfor %}",
+            "'no_token' is undefined",
+        ),
+        ("{{ messages[9].content.x.y }}", "undefined"),
+        # Messages of models of images: the content is a list of parts.
+        ("{% for m in messages %}{{ m.content[0].text + '' }}{% endfor %}", ""),
+        ("{{ messages and raise_exception('roles must alternate') }}", ""),  # refused, not broken
+    ],
+)
+def test_a_template_that_fails_on_every_chat_is_told_why(text: str, reason: str) -> None:
+    """Seen red: with texts alone the template of images fails."""
+    said = unrendered_reason(text, {}, "x")
+    assert reason in said and bool(said) is bool(reason)
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("<html>404</html>", "has no code that reads `messages`"),
+        ("{{ prompt }}", "has no code that reads `messages`"),
+        ("{% for m in messages %}{{ lost_token + m.content }}{% endfor %}", "'lost_token' is und"),
+    ],
+)
+def test_a_template_that_renders_no_chat_is_named_by_all_commands(
+    text: str, says: str, demo_model: Path, tmp_path: Path
+) -> None:
+    other = Path(shutil.copytree(demo_model, tmp_path / "m"))
+    (other / "chat_template.jinja").write_text(text)
+    rows = {row["name"]: row for row in aprfmt("validate", other, "--json").json["checks"]}
+    assert rows["chat_template"]["outcome"] == "FAIL" and says in str(rows["chat_template"])
+    if "messages" in text:
+        return
+    assert says in aprfmt("inspect", other).out
+    found = aprfmt("diagnose", demo_model, other, "--json").json
+    assert (found["cause"], found["exit"]) == ("chat_template", 1)
+    assert f"B's chat template {says}" in found["causes"][0]["says"]

@@ -50,6 +50,8 @@ def tokenizer_parts(
         made = _parts_in_json_form(side, other)
     else:
         made = _parts_from_lists(side)
+    source = side if side.data is not None else other  # lists do not say how ids become text
+    made["decoder"] = (source.data or {}).get("decoder")
     return made | _end_parts(side, other)
 
 
@@ -305,7 +307,7 @@ def _end_parts(side: StatedTokenizer, other: StatedTokenizer) -> TokenizerParts:
     made |= {"begins": before, "ends": after, "template": side.template}
     pair = other.pair if side.pair is None else side.pair
     judged = side.judges_pairs or other.judges_pairs
-    made |= {"text": side.text_names, "pair": pair if judged else None}
+    made |= {"segments": side.segments, "text": side.text_names, "pair": pair if judged else None}
     # Settings that a GGUF has no keys for are the other side's.
     source = other if crossed else side
     said = source.carried.parse_file(GENERATION_CONFIG) if not source.uses_lists else {}

@@ -57,6 +57,13 @@ CAUSE_ROWS = (
         "Texts are normalised otherwise before splitting: lower case, accents, NFC.",
         "`normalizer` of both tokenizer.json; what GGUF cannot say counts if a probe shows it.",
     ),
+    Cause(
+        "decoder",
+        "identity",
+        "bug",
+        "Ids become another text: blanks, bytes or the parts of words are put together otherwise.",
+        "`decoder` of both tokenizer.json, where a probe text comes back otherwise.",
+    ),
 )
 
 # Normalizers that GGUF has no key for and llama.cpp leaves out: no fault of a copy.
@@ -80,6 +87,11 @@ def kind_difference(a: StatedTokenizer, b: StatedTokenizer) -> Iterator[Tokenize
     if x == y or (is_list_and_json(a, b) and {x, y} == {"unigram", "spm"}):
         return
     says = f"A is read as {x}, B as {y}"
+    parts: tuple[str, ...] = (
+        "options", "pieces", "merges", "scores", "added", "pre_tokenizer", "normalizer"
+    )  # fmt: skip
+    if a.framed_roles is not None or b.framed_roles is not None:
+        parts += ("begins", "ends", "pair")  # the kind says what is put around a text
     mend: tuple[str, ...] = ()
     for label, side in (("A", a), ("B", b)):
         own = kind_of_pieces(side.vocabulary.tokens, side.vocabulary.types)
@@ -88,14 +100,7 @@ def kind_difference(a: StatedTokenizer, b: StatedTokenizer) -> Iterator[Tokenize
             if label == "B" and own == x and b.uses_lists and b.carried.model.key_style == "gguf":
                 mend = _keys_of_kind(a, b, own)
     yield TokenizerDifference(
-        "kind",
-        "tokenizer_model",
-        ("options", "pieces", "merges", "scores", "added", "pre_tokenizer", "normalizer"),
-        _places_of_kind(a, b),
-        says,
-        x,
-        y,
-        mend=mend,
+        "kind", "tokenizer_model", parts, _places_of_kind(a, b), says, x, y, mend=mend
     )
 
 
@@ -294,6 +299,29 @@ def normalizer_difference(a: StatedTokenizer, b: StatedTokenizer) -> Iterator[To
         shown[0],
         shown[1],
         sure=not is_list_and_json(a, b),
+    )
+
+
+def decoder_difference(a: StatedTokenizer, b: StatedTokenizer) -> Iterator[TokenizerDifference]:
+    """Yield the difference of the decoders of two tokenizer.json; it counts if a probe shows it."""
+    if a.data is None or b.data is None:
+        return
+    left, right = a.data.get("decoder"), b.data.get("decoder")
+    if left == right:
+        return
+    shown = [
+        ", ".join(str(step.get("type")) for step in flatten_steps(node, "decoders")) or "nothing"
+        for node in (left, right)
+    ]
+    yield TokenizerDifference(
+        "decoder",
+        "decoder",
+        ("decoder",),
+        ("tokenizer.json: decoder",),
+        f"ids become text by {shown[0]} in A, by {shown[1]} in B",
+        shown[0],
+        shown[1],
+        sure=False,
     )
 
 

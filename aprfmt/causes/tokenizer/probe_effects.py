@@ -49,7 +49,8 @@ class ProbeBench:
     """Probe texts and conversations; every combination of parts is read once.
 
     `also` are texts that are only encoded (the pieces' own texts), whose ids are one reading each.
-    `encodes` is False where the texts cannot be encoded at all.
+    `encodes` is False where the texts cannot be encoded at all. With `decodes` the ids of each text
+    are decoded again, which is one reading more.
     """
 
     texts: Sequence[str]
@@ -57,6 +58,7 @@ class ProbeBench:
     where: str
     also: Sequence[str] = ()
     encodes: bool = True
+    decodes: bool = False
     _engines: dict[tuple[int, ...], _Encoded] = field(default_factory=dict)
     _rendered: dict[tuple[Any, ...], Mapping[str, tuple[str, str]]] = field(default_factory=dict)
 
@@ -108,7 +110,7 @@ class ProbeBench:
         """
         if not self.encodes:
             return None, {}
-        key = tuple(id(parts[name]) for name in ENGINE)
+        key = tuple(id(parts[name]) for name in (*ENGINE, "decoder"))
         if key not in self._engines:  # the parts are kept, so that ids stay those of these objects
             try:
                 engine = build_engine(parts, self.where)
@@ -120,11 +122,13 @@ class ProbeBench:
     def _encode_texts(self, engine: Engine) -> Readings:
         """Return {(kind, text): ids} of every probe text.
 
-        Kind "text" parses special tokens, "as text" does not.
+        Kind "text" parses special tokens, "as text" does not. Kind "decoded" is the text of ids.
         """
         found: Readings = {}
         for text in (*self.texts, *self.also):
             found["text", text] = tuple(engine.encode(text, False, True))
+        for text in self.texts if self.decodes else ():
+            found["decoded", text] = _decoded_text(engine, text)
         for text in self.special:
             found["as text", text] = tuple(engine.encode(text, False, False))
         return found
@@ -143,12 +147,21 @@ def build_engine(parts: TokenizerParts, where: str) -> Engine:
         model |= {"merges": [tuple(row) for row in parts["merges"]], "ignore_merges": ignores}
     data = {
         "version": "1.0", "truncation": None, "padding": None, "added_tokens": parts["added"],
-        "normalizer": normalizer, "pre_tokenizer": pre, "post_processor": None, "decoder": None,
+        "normalizer": normalizer, "pre_tokenizer": pre, "post_processor": None,
+        "decoder": parts["decoder"],
         "model": model,
     }  # fmt: skip
     if model["type"] == "BPE":
         return engine_of_data(data, where)
     return engine_of_text(json.dumps(data), where)
+
+
+def _decoded_text(engine: Engine, text: str) -> str:
+    """Return what an engine makes of the ids of a text; the error as text if it makes nothing."""
+    try:
+        return engine.decode(engine.encode(text, False, True), False)
+    except AprfmtError as error:
+        return str(error)
 
 
 def _readings_without_text(parts: TokenizerParts) -> Readings:
@@ -165,6 +178,7 @@ def _readings_without_text(parts: TokenizerParts) -> Readings:
         found["frame", part] = tuple(
             parts[f"role:{i}"][0] if isinstance(i, str) else i for i in parts[part]
         )
+    found["frame", "segments"] = parts["segments"]
     found["frame", "text"], found["frame", "pair"] = parts["text"], str(parts["pair"])
     if parts["listed"]:
         found["ends", ""] = tuple(
@@ -272,13 +286,14 @@ def measure_effects(
     # Build both sides' parts and the probe texts.
     groups = [row.parts for row in found]
     listed = {name for group in groups for name in group}
-    splits = bool(listed & set(ENGINE))
+    decodes = "decoder" in listed
+    splits = decodes or bool(listed & set(ENGINE))
     mine, theirs = tokenizer_parts(a, b, engine=splits), tokenizer_parts(b, a, engine=splits)
     texts = probe_texts(a, b) if splits else []
     theirs |= {name: mine[name] for name in mine if name not in listed and name not in ENGINE}
     where = b.carried.where
     special = special_texts_of(texts, a, b)
-    bench = ProbeBench(texts, special, where, encodes=splits)
+    bench = ProbeBench(texts, special, where, encodes=splits, decodes=decodes)
     every = group_effects(bench, mine, theirs, groups)
     # Differences that no text shows are tried on the pieces' own texts.
     unseen = any(
@@ -288,7 +303,7 @@ def measure_effects(
     if unseen:
         tokens = dict.fromkeys((*a.vocabulary.tokens, *b.vocabulary.tokens))
         also = piece_texts(map(plain_text, tokens))
-        bench = ProbeBench(texts, special, where, also)
+        bench = ProbeBench(texts, special, where, also, decodes=decodes)
         every = group_effects(bench, mine, theirs, groups)
     # A pre-tokenizer that changes no id may still split texts in another way.
     every = [
@@ -322,6 +337,9 @@ def _first_example(
             both = [_encoded_text(bench, parts, text, kind == "text") for parts in (a, b)]
             if both[0] != both[1]:
                 return tuple(f"{shorten(repr(text), 80)} is {said}" for said in both)
+        if kind == "decoded":
+            back = [shorten(repr(bench.read(parts)[label]), 80) for parts in (a, b)]
+            return tuple(f"{shorten(repr(text), 80)}, decoded again, is {said}" for said in back)
         if kind == "words":
             shown = [_words_text(bench, parts, text) for parts in (a, b)]
             return tuple(f"{shorten(repr(text), 80)} is {said}" for said in shown)
@@ -343,9 +361,9 @@ def _rendered_chat(bench: ProbeBench, parts: TokenizerParts, name: str) -> str:
 
 def _label_order(label: SideLabel) -> tuple[int, int]:
     """Return a sort key for a result's label, (kind, text): texts before chats, short first."""
-    kinds = ("text", "as text", "words", "chat", "tokenizer")
+    kinds = ("text", "as text", "words", "decoded", "chat", "tokenizer")
     rank = kinds.index(label[0]) if label[0] in kinds else len(kinds)
-    return rank, len(label[1]) if rank < 3 else 0
+    return rank, len(label[1]) if rank < 4 else 0
 
 
 def _encoded_text(bench: ProbeBench, parts: TokenizerParts, text: str, parse_special: bool) -> str:

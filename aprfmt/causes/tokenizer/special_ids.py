@@ -23,7 +23,12 @@ from aprfmt.tokenizer.generation import (
     has_keys_alone,
     same_setting,
 )
-from aprfmt.tokenizer.hf_json import configured_ids, id_list, token_statements
+from aprfmt.tokenizer.hf_json import (
+    configured_ids,
+    id_list,
+    post_processor_pieces,
+    token_statements,
+)
 from aprfmt.tokenizer.keys import (
     END_ROLES,
     END_TEXTS,
@@ -41,6 +46,7 @@ from aprfmt.tokenizer.stored_tokenizer import (
     same_frame,
     stale_post_processor_ids,
 )
+from aprfmt.tokenizer.template_language import UNREAD_MESSAGES, foreign_template, reads_messages
 
 if TYPE_CHECKING:
     from aprfmt.measure.findings import Finding
@@ -110,6 +116,14 @@ CAUSE_ROWS = (
         trained_command=keep_training_command,
     ),
     Cause(
+        "segments", "identity", "bug",
+        "The texts of a pair get other token types, so that other rows of the table of token types "
+        "are added.",
+        "`type_id` in the post-processor of both tokenizer.json, of a model with more than one "
+        "token type.",
+        trained_command=keep_training_command,
+    ),
+    Cause(
         "chat_template", "identity", "bug",
         "The chat template differs, is cut, or is missing.",
         "Conversations rendered by both: with and without a system message, several turns, with "
@@ -143,6 +157,8 @@ def special_id_differences(a: StatedTokenizer, b: StatedTokenizer) -> Iterator[T
         if x == y and not unstated:
             continue
         lost = (x is None or y is None) and not unstated
+        if lost and (_is_rowless(a, b, x) or _is_rowless(b, a, y)):
+            continue  # both files state it: the rows of the embedding differ
         if x is not None and y is not None and _same_text_moved(a, b, x, y):
             continue
         if lost and not (role in END_ROLES and _ends_elsewhere(a, b, {x, y} - {None}, role)):
@@ -162,6 +178,12 @@ def special_id_differences(a: StatedTokenizer, b: StatedTokenizer) -> Iterator[T
             y,
             mend=_mending_assignment(a, b, role, x),
         )
+
+
+def _is_rowless(side: StatedTokenizer, other: StatedTokenizer, i: int | None) -> bool:
+    """Return whether a side's token `i` is the other's, too, which has no embedding row for it."""
+    tokens = side.vocabulary.tokens
+    return i is not None and i < len(tokens) and other.vocabulary.rowless.get(i) == tokens[i]
 
 
 def _lacks_stated_id(a: StatedTokenizer, b: StatedTokenizer, role: str) -> str:
@@ -478,6 +500,30 @@ def processed_text_differences(
         )
 
 
+def segment_difference(a: StatedTokenizer, b: StatedTokenizer) -> Iterator[TokenizerDifference]:
+    """Yield the difference of the token types that the parts of a text, or of two, get.
+
+    Nothing where the parts themselves differ, or a side's model has one token type at most.
+    """
+    if a.segments is None or b.segments is None or a.pair != b.pair:
+        return
+    for at, what in ((1, "two texts"), (0, "a text")):
+        x, y = a.segments[at], b.segments[at]
+        if x == y:
+            continue
+        parts = _pieces_text(b, post_processor_pieces(b.data or {})[at])
+        yield TokenizerDifference(
+            "segments",
+            "segments",
+            ("segments",),
+            ("tokenizer.json: post_processor",),
+            f"the parts of {what} ({parts}) get the token types {_value(x)} in A, {_value(y)} in B",
+            _value(x),
+            _value(y),
+        )
+        return
+
+
 def _pieces_text(side: StatedTokenizer, pieces: Sequence[int | str]) -> str:
     """Return in words what a post-processor puts out: ids with their texts, and names of texts.
 
@@ -580,6 +626,7 @@ def template_difference(a: StatedTokenizer, b: StatedTokenizer) -> Iterator[Toke
             f"B {value_text(y[at : at + 40])}"
         )
         says += "; both are one program, spelled otherwise" * spelled
+        says = _foreign_template_text(a, b) or says
     yield TokenizerDifference(
         "chat_template",
         "chat_template",
@@ -590,6 +637,25 @@ def template_difference(a: StatedTokenizer, b: StatedTokenizer) -> Iterator[Toke
         None if y is None else f"{len(y)} characters",
         still=spelled,
     )
+
+
+def _foreign_template_text(a: StatedTokenizer, b: StatedTokenizer) -> str:
+    """Return in words that one side's chat template alone renders no chat; "" for any others.
+
+    It is one of another language than jinja2, or reads no messages.
+    """
+    found = [_unusable_text(side.template or "") for side in (a, b)]
+    if all(found) or not any(found):
+        return ""
+    return f"A's chat template {found[0]}" if found[0] else f"B's chat template {found[1]}"
+
+
+def _unusable_text(template: str) -> str:
+    """Return a predicate that says why a chat template renders no chat; "" if it may render one."""
+    foreign = foreign_template(template)
+    if foreign is not None:
+        return f"is {foreign.says}, not jinja2: engines refuse it or use another"
+    return "" if reads_messages(template) else UNREAD_MESSAGES
 
 
 def generation_differences(a: StatedTokenizer, b: StatedTokenizer) -> Iterator[TokenizerDifference]:

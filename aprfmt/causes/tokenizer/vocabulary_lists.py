@@ -6,7 +6,7 @@ one of the things it consists of, such as pieces or merges.
 
 import re
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from aprfmt.base.protocols import Value
@@ -57,6 +57,16 @@ CAUSE_ROWS = (
 
 AddedTokens = Mapping[str, Mapping[str, object]]  # added tokens by their text, with their flags
 _FILLER = re.compile(r"\[PAD\d+\]|<\|pad_\d+\|>|<dummy\d+>")
+# Other spellings of a vocabulary's pieces, by what makes one of the other.
+_RESPELLINGS: Mapping[str, Callable[[str], str]] = {
+    "with their UTF-8 bytes read as Latin-1 characters": lambda x: x.encode().decode("latin-1"),
+    "with blanks in place of the byte-level \u0120": lambda x: x.replace("\u0120", " "),
+    "with blanks in place of \u2581": lambda x: x.replace(BLANK, " "),
+    "without the \u0120 that begins a word": lambda x: x.removeprefix("\u0120"),
+    "without the \u2581 that begins a word": lambda x: x.removeprefix(BLANK),
+    "without the ## that continues a word": lambda x: x.removeprefix("##"),
+    "in lower case": str.lower,
+}
 _OTHER_SHARE = 0.5  # of the pieces: with more of them apart it is the tokenizer of another model
 _TYPE_NAMES = {NORMAL: "normal", UNKNOWN: "unknown", CONTROL: "control", BYTE: "byte",
                USER_DEFINED: "user-defined", UNUSED: "unused"}  # fmt: skip
@@ -161,18 +171,22 @@ def vocabulary_difference(a: StatedTokenizer, b: StatedTokenizer) -> Iterator[To
         return
     first = apart[0]
     shared = len(set(mine) & set(theirs))
-    # Mostly other pieces are another model's tokenizer.
-    if min(len(apart), size - shared) > _OTHER_SHARE * size:
+    spelled = _respelling_text(mine, theirs, apart)
+    # Mostly other pieces are another model's tokenizer, unless one spelling makes one of the other.
+    if not spelled and min(len(apart), size - shared) > _OTHER_SHARE * size:
         what = f"B has the tokenizer of another model: {len(apart)} of {size} pieces differ"
         parts: tuple[str, ...] = ("pieces", "merges", "scores", "added", "pre_tokenizer",
                                   "normalizer", "options")  # fmt: skip
     else:
-        kinds = [list(side.vocabulary.types) for side in (a, b)]
-        whole = (a.uses_lists or b.uses_lists) and kinds[0] == kinds[1]  # types are by id, too
-        what, parts = (
-            _moved_text(mine, theirs, apart),
-            ("pieces", "added") if whole else ("pieces",),
-        )
+        # What stands by id is replaced with the pieces, where it differs at their ids alone.
+        parts = ("pieces",)
+        if (a.uses_lists or b.uses_lists) and _equal_elsewhere(
+            a.vocabulary.types, b.vocabulary.types, apart
+        ):
+            parts += ("added",)
+        if _scores_differ_by_pieces_alone(a, b, apart):
+            parts += ("scores",)
+        what = spelled or _moved_text(mine, theirs, apart)
     says = (
         f"{what}; the first at id {first}: A {value_text(mine[first])}, B "
         f"{value_text(theirs[first])}"
@@ -188,12 +202,29 @@ def vocabulary_difference(a: StatedTokenizer, b: StatedTokenizer) -> Iterator[To
     )
 
 
+def _equal_elsewhere(mine: Sequence[object], theirs: Sequence[object], ids: Sequence[int]) -> bool:
+    """Return whether two lists by id are equal at all ids that both have but `ids`."""
+    skip = set(ids)
+    rows = enumerate(zip(mine, theirs, strict=False))
+    return all(x == y for i, (x, y) in rows if i not in skip)
+
+
+def _scores_differ_by_pieces_alone(
+    a: StatedTokenizer, b: StatedTokenizer, apart: Sequence[int]
+) -> bool:
+    """Return whether two lists have equal scores by id but at `apart`, where the pieces differ."""
+    mine, theirs = a.vocabulary.scores, b.vocabulary.scores
+    if mine is None or theirs is None or not (a.uses_lists and b.uses_lists):
+        return False
+    return _equal_elsewhere(mine, theirs, apart)
+
+
 def rowless_token_difference(
     a: StatedTokenizer, b: StatedTokenizer
 ) -> Iterator[TokenizerDifference]:
     """Yield the difference of tokens that have no embedding row, for two tokenizer.json.
 
-    Added tokens are not compared here.
+    Added tokens are not compared here, nor are tokens that have a row on the other side.
     """
     if a.uses_lists or b.uses_lists:
         return
@@ -206,7 +237,11 @@ def rowless_token_difference(
     )
     if left == right:
         return
-    first = next(i for i in (*left, *right) if left.get(i) != right.get(i))
+    apart = [i for i in (*left, *right) if left.get(i) != right.get(i)]
+    rows = ((left, {*b.vocabulary.tokens}), (right, {*a.vocabulary.tokens}))
+    if all(own[i] in known for own, known in rows for i in apart if i in own):
+        return  # they moved: `vocabulary_difference` says it
+    first = apart[0]
     yield TokenizerDifference(
         "tokens_without_row",
         "tokenizer_pieces",
@@ -217,6 +252,20 @@ def rowless_token_difference(
         len(left),
         len(right),
     )
+
+
+def _respelling_text(mine: Sequence[str], theirs: Sequence[str], apart: Sequence[int]) -> str:
+    """Return in words which other spelling makes one side's pieces `apart` of the other's; or "".
+
+    At least two pieces have to differ: of one, many a spelling would be true.
+    """
+    if len(apart) < 2:
+        return ""
+    for how, spell in _RESPELLINGS.items():
+        for label, other, x, y in (("B", "A", mine, theirs), ("A", "B", theirs, mine)):
+            if all(spell(x[i]) == y[i] for i in apart):
+                return f"{len(apart)} of {label}'s pieces are {other}'s {how}"
+    return ""
 
 
 def _moved_text(mine: Sequence[str], theirs: Sequence[str], apart: Sequence[int]) -> str:
@@ -301,7 +350,10 @@ def _merges_text(mine: Sequence[str], theirs: Sequence[str], first: int) -> str:
 
 
 def score_difference(a: StatedTokenizer, b: StatedTokenizer) -> Iterator[TokenizerDifference]:
-    """Yield the difference of the scores of normal pieces that both sides have."""
+    """Yield the difference of the scores of normal pieces that both sides have.
+
+    Nothing for lists that are equal by id: what differs are the pieces.
+    """
     if a.vocabulary.scores is None or b.vocabulary.scores is None:
         if a.vocabulary.scores is not None and b.uses_lists and not b.vocabulary.merges:
             yield TokenizerDifference(
@@ -313,6 +365,9 @@ def score_difference(a: StatedTokenizer, b: StatedTokenizer) -> Iterator[Tokeniz
                 len(a.vocabulary.scores),
                 0,
             )
+        return
+    by_id = zip(a.vocabulary.scores, b.vocabulary.scores, strict=False)
+    if a.uses_lists and b.uses_lists and all(x == y for x, y in by_id):
         return
     # Pieces that both sides have, with other scores.
     left, right = _scores_by_piece(a, b), _scores_by_piece(b, a)
@@ -327,12 +382,13 @@ def score_difference(a: StatedTokenizer, b: StatedTokenizer) -> Iterator[Tokeniz
     # Where only their order matters and is equal, nothing differs in effect.
     both = [token for token in left if token in right]
     still = a.vocabulary.kind == "spm" and _score_ranks(left, both) == _score_ranks(right, both)
-    flat = len({right[token] for token in apart}) == 1
+    flat = len(apart) > 1 and len({right[token] for token in apart}) == 1
     what = f"{len(apart)} of {len(left)} scores differ" + ("; B's are one value" * flat)
     yield TokenizerDifference(
         "scores",
         "tokenizer_scores",
-        ("merges", "scores"),
+        # the vocabulary of a Unigram tokenizer.json holds each piece with its score
+        ("pieces",) if a.data and b.data else ("merges", "scores"),
         (*part_place(b, "scores"), f"piece {first}", *part_place(a, "scores")),
         f"{what}; of {value_text(first)} A has {left[first]:g}, B {right[first]:g}",
         left[first],

@@ -43,6 +43,10 @@ def no_bytes_left(found: Texts) -> None:
     found["tokenizer.json"]["model"]["continuing_subword_prefix"] = "##"
 
 
+def undecoded(found: Texts) -> None:
+    found["tokenizer.json"]["decoder"] = None
+
+
 def three_digits(name: str) -> Pair:
     """Two folders whose digits are split one by one and in threes."""
 
@@ -77,6 +81,8 @@ FILE_FAULTS = rows({
     "case": ("a Lowercase normalizer lost", not_lowered, "normalizer", GGML + "pre"),
     "model-options": ("another prefix of inner pieces", texts(no_bytes_left), "tokenizer_model",
                       "tokenizer.json: model.continuing_subword_prefix"),
+    "decoder-lost": ("nothing says how ids become text", texts(undecoded), "decoder",
+                     "tokenizer.json: decoder"),
     # https://github.com/ggml-org/llama.cpp/issues/23252
     "digits-by-three": ("digits split by three, which no piece shows", texts(digits_by_three),
                         "pre_tokenizer", "tokenizer.json: pre_tokenizer"),

@@ -1,5 +1,7 @@
 """Seeded faults of `aprfmt/causes/tokenizer/special_ids.py`."""
 
+from collections.abc import Callable
+
 from tests.diagnosis.fault import Pair
 from tests.diagnosis.token_edits import (
     GGML,
@@ -52,6 +54,23 @@ def ends_unstated(name: str) -> Pair:
     return folder(f"{name}-a", before), folder(name, both)
 
 
+def segmented(name: str) -> Pair:
+    """Two folders of a model with two token types; the second text of a pair gets 1, and 0."""
+
+    def given(second: int) -> Callable[[Texts], None]:
+        def change(found: Texts) -> None:
+            found["config.json"]["type_vocab_size"] = 2
+            rows = [{"Sequence": {"id": "A", "type_id": 0}}]
+            pair = [*rows, {"Sequence": {"id": "B", "type_id": second}}]
+            found["tokenizer.json"]["post_processor"] = {
+                "type": "TemplateProcessing", "single": rows, "pair": pair, "special_tokens": {}
+            }  # fmt: skip
+
+        return change
+
+    return folder(f"{name}-a", given(1)), folder(name, given(0))
+
+
 FILE_FAULTS = rows({
     # https://github.com/ggml-org/llama.cpp/pull/8597
     "eos-lost": ("no EOS is stated, and llama.cpp takes 11", keys(lose(GGML + "eos_token_id")),
@@ -86,6 +105,8 @@ FILE_FAULTS = rows({
                          ("special_ids", "chat_template"), GGML + "eos_token_id"),
     "eos-behind": ("EOS put behind texts", texts(end_behind), "add_eos",
                    "tokenizer_config.json: add_eos_token"),
+    "segments-lost": ("both texts of a pair get token type 0", segmented, "segments",
+                      "tokenizer.json: post_processor"),
     # https://github.com/oobabooga/textgen/issues/5885
     "generation-ends": ("generation_config.json names one end of two, the wrong one",
                         texts(other_ends), "generation_config",

@@ -437,3 +437,141 @@ def test_what_tokenizes_differently_is_never_equal(
         (row,) = report.findings
         assert row.shown and f"has no tokenizer.ggml.{lost}, so that llama.cpp's" in row.says
         assert bool(row.mend) == (not lists_first)
+
+
+# --- what ids become, and what a pair of texts gets ------------------------------------------
+
+
+def file_pair(kind: str, tmp_path: Path, change: Callable[[Any], None], **config: Any) -> Any:
+    """Return the folders of a trained tokenizer and of a copy whose tokenizer.json is changed."""
+    folder, _ = trained(KINDS[kind], tmp_path / "a")
+    file = folder / "config.json"
+    file.write_text(json.dumps(json.loads(file.read_text()) | config))
+    shutil.copytree(folder, tmp_path / "b")
+    file = tmp_path / "b" / "tokenizer.json"
+    data = json.loads(file.read_text())
+    change(data)
+    file.write_text(json.dumps(data))
+    return folder_model(folder), folder_model(tmp_path / "b")
+
+
+BYTE_LEVEL = {"type": "ByteLevel", "add_prefix_space": True, "trim_offsets": True,
+              "use_regex": True}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("kind", "decoder"),
+    [
+        ("byte-level", None),
+        ("llama3", {"type": "Fuse"}),
+        ("sentencepiece", {"type": "ByteFallback"}),
+        ("wordpiece", {"type": "WordPiece", "prefix": "##", "cleanup": True}),
+        ("unigram", BYTE_LEVEL),
+    ],
+)
+def test_another_decoder_is_shown_by_a_text_that_comes_back(
+    kind: str, decoder: Any, tmp_path: Path
+) -> None:
+    """Seen red: without the readings of decoded texts it has no effect."""
+    a, b = file_pair(kind, tmp_path, lambda data: data.update(decoder=decoder))
+    for pair in ((a, b), (b, a)):
+        (found,) = compared(*pair).findings
+        assert (found.cause, found.shown, found.after) == ("decoder", True, 0.0)
+        assert "decoded again, is " in found.example[0] and found.example[0] != found.example[1]
+
+
+def test_flags_of_a_decoder_without_effect_are_a_note(tmp_path: Path) -> None:
+    idle = {**BYTE_LEVEL, "trim_offsets": False}
+    a, b = file_pair("byte-level", tmp_path, lambda data: data.update(decoder=idle))
+    assert a.carried.parse_tokenizer_json() != b.carried.parse_tokenizer_json()
+    report = compared(a, b)
+    assert (report.findings, [row.name for row in report.notes]) == ((), ["decoder"])
+
+
+def with_types(first: int, second: int) -> dict[str, Any]:
+    """Return a TemplateProcessing of a pair that gives its texts these token types."""
+    made = template("<A>", "<A>B>")
+    for row in made["pair"]:
+        part = row.get("Sequence") or row["SpecialToken"]
+        part["type_id"] = first
+    made["pair"][3]["Sequence"]["type_id"] = second
+    made["pair"][4]["SpecialToken"]["type_id"] = second
+    return made
+
+
+SEGMENTED = {
+    "zeros": with_types(0, 0),
+    "as bert": with_types(0, 1),
+    "exchanged": with_types(1, 0),
+    "BertProcessing": PROCESSORS["as bert"],
+}
+
+
+@pytest.mark.parametrize("count", [1, 2])
+@pytest.mark.parametrize("name", SEGMENTED)
+def test_token_types_differ_where_the_library_gives_others(
+    name: str, count: int, demo_model: Path, tmp_path: Path
+) -> None:
+    """They count where the model has a table of them."""
+    from tokenizers import Tokenizer
+
+    models, given = [], []
+    for side, processor in (("a", with_types(0, 1)), ("b", SEGMENTED[name])):
+        shutil.copytree(demo_model, tmp_path / side)
+        file = tmp_path / side / "tokenizer.json"
+        text = json.dumps(json.loads(file.read_text()) | {"post_processor": processor})
+        file.write_text(text)
+        given.append(Tokenizer.from_str(text).encode("Elinor", "Marianne").type_ids)
+        config = tmp_path / side / "config.json"
+        config.write_text(json.dumps(json.loads(config.read_text()) | {"type_vocab_size": count}))
+        models.append(folder_model(tmp_path / side))
+    found = compared(*models).findings
+    assert [row.cause for row in found] == ["segments"] * (given[0] != given[1] and count > 1)
+    assert all(row.shown for row in found)
+
+
+def test_lists_that_no_engine_takes_differ_all_the_same(demo_model: Path) -> None:
+    """Blanks in place of the byte-level letter: the merges then join nothing."""
+    keys: dict[str, Any] = dict(without_json(to_gguf(folder_model(demo_model))))
+    tokens = keys["tokenizer.ggml.tokens"].value
+    spelled = [token.replace("\u0120", " ") for token in tokens]
+    damaged = {**keys, "tokenizer.ggml.tokens": TypedValue(spelled, "array:string")}
+    report = compared(fake("gguf", keys), fake("gguf", damaged))
+    assert [(row.cause, row.probed, row.shown) for row in report.findings] == [
+        ("tokenizer_pieces", False, False)
+    ]
+    assert "blanks in place of the byte-level" in report.findings[0].says
+    assert "does not join two tokens" in report.not_checked[0]
+
+
+def wordpiece_keys(**more: Any) -> dict[str, Any]:
+    """Return the lists of a WordPiece GGUF, with other values of some keys."""
+    words = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *(f"\u2581w{i}" for i in range(40)), "s"]
+    return {
+        "tokenizer.ggml.model": "bert",
+        "tokenizer.ggml.pre": "jina-v2-en",
+        "tokenizer.ggml.tokens": words,
+        "tokenizer.ggml.token_type": [3] * 5 + [1] * 41,
+        "tokenizer.ggml.bos_token_id": 2,
+        "tokenizer.ggml.eos_token_id": 3,
+        "tokenizer.ggml.seperator_token_id": 3,
+    } | {f"tokenizer.ggml.{name}": value for name, value in more.items()}
+
+
+def test_a_wordpiece_vocabulary_is_known_under_another_kind() -> None:
+    """What is put around a text follows from the kind."""
+    sound = fake("gguf", wordpiece_keys())
+    assert compared(sound, fake("gguf", wordpiece_keys())).findings == ()
+    for kind in ("gpt2", "llama"):
+        (found,) = compared(sound, fake("gguf", wordpiece_keys(model=kind))).findings
+        assert found.mend == ("tokenizer.ggml.model=bert",)
+        assert found.says.endswith("though B's pieces are those of WordPiece")
+
+
+@pytest.mark.parametrize("role", ["seperator", "bos"])
+def test_an_id_put_around_every_text_is_told_by_its_role(role: str) -> None:
+    """One key is one difference, which the ids around a text show."""
+    changed = fake("gguf", wordpiece_keys(**{f"{role}_token_id": 4}))
+    (found,) = compared(fake("gguf", wordpiece_keys()), changed).findings
+    assert (found.cause, found.shown) == ("special_ids", True)
+    assert len(found.mend) == 1
