@@ -34,6 +34,7 @@ from aprfmt.tokenizer.hf_json import token_statements
 from aprfmt.tokenizer.keys import BYTE, MODEL, NORMAL, PRE, TOKENS, TYPES
 from aprfmt.tokenizer.loading import engine_of_lists, load_tokenizer
 from aprfmt.tokenizer.named_roles import contradicted_ids, misnamed_roles
+from aprfmt.tokenizer.other_vocabularies import other_vocabularies
 from aprfmt.tokenizer.pieces import byte_level_alphabet
 from aprfmt.tokenizer.pre_tokenizers import PRE_TOKENIZERS, flatten_steps
 from aprfmt.tokenizer.quick_checks import PLACEHOLDER
@@ -95,6 +96,7 @@ def check_lists(ctx: CheckContext) -> Result:
         for token in twice
     )
     findings += _find_wrong_kind(ctx) + _find_untyped_bytes(ctx) + find_unknown_names(ctx)
+    findings += _find_other_vocabularies(ctx)
     failed = any(one.level == "fail" for one in findings)
     if not failed and not _wrong_merges(words) and _ids_are_numbers(ctx.carried):
         load_tokenizer(ctx.model)  # else the check of what is wrong says it
@@ -140,6 +142,26 @@ def _find_wrong_kind(ctx: CheckContext) -> list[CheckFinding]:
             "the kind of the pieces, or every blank is cut otherwise",
             todo,
         )
+    ]
+
+
+def _find_other_vocabularies(ctx: CheckContext) -> list[CheckFinding]:
+    """Return a warning for each file beside tokenizer.json that gives ids to other tokens."""
+    try:
+        side = ctx.stated
+    except AprfmtError:
+        return []
+    return [
+        CheckFinding(
+            str(side.carried.model.folder.path / one.name),
+            one.says,
+            "the ids of tokenizer.json",
+            "programs that read this file make other ids of a text: take both files from the "
+            "source, or leave this one out",
+            "warning",
+        )
+        for one in (other_vocabularies(side) if side is not None else ())
+        if side is not None and side.carried.model.folder is not None
     ]
 
 
