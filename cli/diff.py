@@ -331,7 +331,9 @@ def _other_difference_lines(report: DiffReport) -> Iterator[Line]:
         ("tokenizer", report.tokenizer),
         ("metadata", report.metadata),
     ):
-        counted = [row for row in rows if row.decisive or title in report.asked]
+        counted = [
+            row for row in rows if row.decisive or (title in report.asked and row.counts_if_asked)
+        ]
         if counted:
             one = counted[0]
             more = f"; {len(counted) - 1} more (-v)" if len(counted) > 1 else ""

@@ -24,7 +24,14 @@ from aprfmt.errors import ArchError, UsageError
 from aprfmt.formats import checksum_matches, has_checksum
 from aprfmt.measure.alignment import Alignment, TensorPair, align_models, numbered_pairs
 from aprfmt.measure.prefetch import BytePrefetch
-from aprfmt.measure.records import EQUAL, DifferenceImage, FieldDiff, SideRelation, TensorDiff
+from aprfmt.measure.records import (
+    EQUAL,
+    DifferenceImage,
+    FieldDiff,
+    SideRelation,
+    SpellingDiff,
+    TensorDiff,
+)
 from aprfmt.measure.texts import (
     GENERATION_ITEM,
     TOKENIZER_ITEM,
@@ -978,7 +985,8 @@ def _compare_tokenizers(a: Model, b: Model) -> _TokenizerComparison:
         if one.example:
             shown = one.example[0], one.example[-1]
             rows.append(FieldDiff(f"{one.name}: shown by", *shown, item=item))
-    rows += [FieldDiff(one.name, one.a, one.b, one.where[-1], one.where[0]) for one in report.notes]
+    other = SpellingDiff if a.key_style != b.key_style else FieldDiff
+    rows += [other(one.name, one.a, one.b, one.where[-1], one.where[0]) for one in report.notes]
     if not report.carried:
         return _TokenizerComparison(tuple(rows), report.remarks, verdicts, lacking)
     return _TokenizerComparison(

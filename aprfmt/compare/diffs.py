@@ -159,7 +159,9 @@ class DiffReport(Tabular):
         rows = {name: getattr(self, name) for name in SECTIONS if name != "tensors"}
         found = {
             name: sum(
-                (name in self.asked or row.decisive) and row.item not in accepted for row in each
+                (row.decisive or (name in self.asked and row.counts_if_asked))
+                and row.item not in accepted
+                for row in each
             )
             for name, each in rows.items()
         }

@@ -5,7 +5,7 @@ A and B (`a` and `b`) are the two files that are compared; a *side* is one of th
 
 from collections.abc import Collection
 from dataclasses import asdict, dataclass, replace
-from typing import TYPE_CHECKING, Literal, get_args
+from typing import TYPE_CHECKING, ClassVar, Literal, get_args
 
 from aprfmt.base.protocols import Value
 from aprfmt.measure.nonfinite import HasNonFinite, NonFinite
@@ -174,6 +174,14 @@ class FieldDiff:
     origin_b: str = ""
     decisive: bool = False  # changes the forward pass or the token ids
     item: str = ""  # kind and name of the ledger's item that it speaks of, if that is not compared
+    counts_if_asked: ClassVar[bool] = True  # a difference of its section where that is asked for
+
+
+class SpellingDiff(FieldDiff):
+    """A fact that two formats spell otherwise, without effect: it is listed and never counts."""
+
+    __slots__ = ()
+    counts_if_asked: ClassVar[bool] = False
 
 
 @dataclass(frozen=True, slots=True)
