@@ -41,8 +41,8 @@ def other_vocabularies(side: StatedTokenizer) -> Iterator[OtherVocabulary]:
     """Yield each file beside a folder's tokenizer.json that gives ids to other tokens.
 
     Tokens added to a vocabulary may rename its unused pieces, so that only added_tokens.json speaks
-    of these. A file that numbers the same tokens in another way, as fairseq's models have it, is left
-    out, and so is one that cannot be read.
+    of these. A file that numbers the same tokens in another way, as fairseq does, is left out,
+    and so is one that cannot be read.
     """
     folder = side.carried.model.folder
     if folder is None or side.uses_lists:

@@ -575,3 +575,14 @@ def test_an_id_put_around_every_text_is_told_by_its_role(role: str) -> None:
     (found,) = compared(fake("gguf", wordpiece_keys()), changed).findings
     assert (found.cause, found.shown) == ("special_ids", True)
     assert len(found.mend) == 1
+
+
+@pytest.mark.parametrize("at", [20, 100, 200])
+def test_a_changed_score_of_a_unigram_file_is_shown_by_the_piece(at: int, tmp_path: Path) -> None:
+    """Its vocabulary holds each piece with its score."""
+
+    def ruin(data: Any) -> None:
+        data["model"]["vocab"][at][1] = -99.0
+
+    (found,) = compared(*file_pair("unigram", tmp_path, ruin)).findings
+    assert (found.cause, found.shown, found.after) == ("tokenizer_scores", True, 0.0)
