@@ -32,6 +32,11 @@ SCORED = ("loss_mask", "completion_mask", "assistant_masks", "assistant_mask", "
 POSITIONS = ("position_ids",)  # transformers: they begin anew with each document
 LENGTHS = ("cu_seqlens", "cu_seqlens_q", "cu_seq_lens_q", "cu_seqlens_k", "cu_seq_lens_k")
 DOCUMENTS = ("document_ids", "doc_ids", "segment_ids", "sequence_ids", "seq_idx")
+# The lengths of the documents one after another. TRL's packing writes the first name.
+EACH_LENGTH = ("seq_lengths", "seq_lens", "seqlens", "sequence_lengths", "document_lengths")
+# What kernels of attention take for the longest document: those of a shorter one leave tokens out.
+LONGEST = ("max_seqlen", "max_seqlen_q", "max_seqlen_k", "max_length_q", "max_length_k")
+NUMBERED_MASK = "the mask"  # a mask that numbers the documents from 1, as messages call it
 # What a trainer multiplies its routers' auxiliary losses by, by the keys of transformers.
 BALANCE, Z_LOSS = "router_aux_loss_coef", "router_z_loss_coef"
 # What `labels[t]` may be: the token at t + shift. 0 is transformers' convention (the loss shifts),
@@ -200,6 +205,14 @@ def read_batch(path: Path, vocab: int, ends: Collection[int] = ()) -> Batch:
             for name in (*POSITIONS, *LENGTHS, *DOCUMENTS)
             if (held := _read_array(file, name, (name,))) is not None
         }
+        lengths = {
+            name: held
+            for name in EACH_LENGTH
+            if (held := _read_array(file, name, (name,))) is not None
+        }
+        longest = {
+            name: held for name in LONGEST if (held := _read_array(file, name, (name,))) is not None
+        }
         factors = {
             name: _factor(path, name, held)
             for name in (BALANCE, Z_LOSS)
@@ -207,7 +220,7 @@ def read_batch(path: Path, vocab: int, ends: Collection[int] = ()) -> Batch:
         }
         kept = _read_array(file, "scored labels", SCORED)
         names = {name for known in NAMES.values() for name in known} | set(packed) | set(factors)
-        names |= set(SCORED)
+        names |= set(SCORED) | set(longest) | set(lengths)
         unread = tuple(sorted(name for name in file.shapes if _last_name(name) not in names))
     # The ids, and a mask whose padding is at the ends of rows only.
     ids = found["ids"]
@@ -218,9 +231,11 @@ def read_batch(path: Path, vocab: int, ends: Collection[int] = ()) -> Batch:
         )
     ids = _check_integers(path, "ids", ids)
     _check_vocabulary(path, ids, vocab)
-    mask = np.ones(ids.shape, bool)
-    if found["mask"] is not None:
-        mask = _check_integers(path, "mask", found["mask"], ids.shape) != 0
+    if found["mask"] is None:
+        mask = ~_marked_padding(path, packed, ids.shape)
+    else:
+        mask, numbers = _read_mask(path, found["mask"], ids.shape)
+        packed |= {} if numbers is None else {NUMBERED_MASK: numbers}
     for sample in np.flatnonzero(np.abs(np.diff(mask.astype(np.int8), axis=1)).sum(1) > 1):
         inside = np.flatnonzero(mask[sample])
         if len(inside) != inside[-1] - inside[0] + 1:
@@ -248,7 +263,14 @@ def read_batch(path: Path, vocab: int, ends: Collection[int] = ()) -> Batch:
     # Whether labels are the tokens or the next ones, and where documents of a row begin.
     shift = _label_shift(path, ids, labels, mask)
     longer, label = _align_labels(ids, labels, mask, shift)
+    for name, held in lengths.items():
+        ends = np.cumsum([0, *held.reshape(-1)]) if held.dtype.kind in "iu" else np.zeros(1)
+        if int(ends[-1]) in (mask.size, int(mask.sum())):
+            packed[name] = ends
+        else:  # lengths of something else
+            unread = tuple(sorted((*unread, name)))
     document = _document_numbers(path, packed, mask)
+    _check_longest(path, longest, document, mask)
     batch = Batch(
         path,
         longer,
@@ -316,6 +338,103 @@ def count_turn_ends(batch: Batch) -> list[EndCounts]:
     return found
 
 
+def _read_mask(
+    path: Path, values: Numbers, shape: tuple[int, ...]
+) -> tuple[NDArray[np.bool_], NDArray[np.int64] | None]:
+    """Return (mask [samples, tokens], numbers of documents or None) of a file's mask.
+
+    The array has 0 and 1, or the numbers of documents from 1, with 0 for padding: [samples,
+    tokens]. Or it has the columns that each row attends to: [samples, tokens, tokens], with an axis
+    of one head or without it, of booleans, 0 and 1, or what is added to the scores (0 where a row
+    attends). Raises FormatError, with `path`, for other arrays, and for rows that attend to another
+    set of tokens than those of their document up to their own.
+    """
+    square = (shape[0], shape[1], shape[1])
+    if values.shape in (square, (shape[0], 1, *square[1:])):
+        return _read_square_mask(path, values.reshape(square))
+    numbers = _check_integers(path, "mask", values, shape)
+    if numbers.min() < 0:
+        raise FormatError(
+            f"{path}: mask holds {numbers.min()}; expected 0 and 1, or the numbers of documents "
+            "from 1, with 0 for padding"
+        )
+    return numbers != 0, numbers if numbers.max() > 1 else None
+
+
+def _read_square_mask(
+    path: Path, values: Numbers
+) -> tuple[NDArray[np.bool_], NDArray[np.int64] | None]:
+    """Return the same as `_read_mask`, of a mask [samples, tokens, tokens]."""
+    attends = values == 0 if values.dtype.kind == "f" and values.min() < 0 else values != 0
+    tokens = attends.shape[1]
+    mask = np.diagonal(attends, axis1=1, axis2=2)
+    first = attends.argmax(2)  # the first token of each token's document
+    column = np.arange(tokens)
+    own = (column >= first[:, :, None]) & (column <= column[:, None])
+    wrong = np.argwhere(mask & (attends != own).any(2))
+    if len(wrong):
+        sample, row = (int(i) for i in wrong[0])
+        raise FormatError(
+            f"{path}: row {row} of sample {sample} of the mask attends to other tokens than those "
+            f"from {first[sample, row]} to its own; expected a causal mask of whole documents"
+        )
+    numbers = np.where(mask, first + 1, 0).astype(np.int64)
+    return mask, numbers if len(np.unique(numbers[mask])) > 1 else None
+
+
+def _marked_padding(
+    path: Path, packed: Mapping[str, Numbers], shape: tuple[int, ...]
+) -> NDArray[np.bool_]:
+    """Return a mask [samples, tokens] of the padding that a batch without a mask shows otherwise.
+
+    It has a number of a document below 0, or 0 where 0 only follows the documents of a row; or it
+    follows the text, and its position does not rise. `packed` are the arrays that mark documents.
+    """
+    padding = np.zeros(shape, bool)
+    for name, values in packed.items():
+        if name in LENGTHS:
+            continue
+        rows = _check_integers(path, name, values, shape)
+        if name in DOCUMENTS:
+            zero = rows == 0
+            before_text = zero[:, :-1] & ~zero[:, 1:]
+            is_padding = not before_text.any() and bool((zero.any(1) & ~zero.all(1)).any())
+            padding |= (rows < 0) | (zero & is_padding)
+            continue
+        stays = np.pad(np.diff(rows, axis=1) == 0, ((0, 0), (1, 0)))
+        # The positions of padding are equal up to the row's end. The first of them is of the text
+        # where it rises by one.
+        end = np.logical_and.accumulate(stays[:, ::-1], axis=1)[:, ::-1]
+        begins = np.zeros(shape, bool)
+        begins[:, 1:-1] = end[:, 2:] & ~end[:, 1:-1] & (np.diff(rows, axis=1)[:, :-1] != 1)
+        padding |= end | begins
+    return padding
+
+
+def _check_longest(
+    path: Path,
+    longest: Mapping[str, Numbers],
+    document: NDArray[np.int64] | None,
+    mask: NDArray[np.bool_],
+) -> None:
+    """Raise FormatError for a stated length that is less than that of the longest document.
+
+    `longest` are the file's arrays of one number, by name.
+    """
+    numbers = np.zeros(mask.shape, np.int64) if document is None else document
+    most = max(
+        int(np.bincount(row[inside]).max(initial=0))
+        for row, inside in zip(numbers, mask, strict=True)
+    )
+    for name, values in longest.items():
+        stated = int(values.reshape(-1)[0]) if values.size == 1 and values.dtype.kind in "iu" else 0
+        if stated < most:
+            raise FormatError(
+                f"{path}: {name} is {shorten(str(values.tolist()), 80)}, but a document has {most} "
+                "tokens: attention computed with it leaves out what is after it"
+            )
+
+
 def _document_numbers(
     path: Path, packed: Mapping[str, Numbers], mask: NDArray[np.bool_]
 ) -> NDArray[np.int64] | None:
@@ -353,7 +472,7 @@ def _document_starts(
     The array `values` is a list of cumulative lengths, positions, or document numbers, depending on
     its `name`. Raises FormatError, with `path`, for values that are none of these.
     """
-    if name not in LENGTHS:
+    if name not in (*LENGTHS, *EACH_LENGTH):
         rows = _check_integers(path, name, values, mask.shape)
         steps = np.diff(rows, axis=1)
         apart = steps != 1 if name in POSITIONS else steps != 0

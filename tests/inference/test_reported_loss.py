@@ -547,6 +547,13 @@ MARKS: dict[str, Callable[[Any], dict[str, Any]]] = {
     "cu_seqlens with padding": lambda a: {"cu_seqlens": np.array([0, 13, 22, 30, 60, 71, 83, 90])},
     "document_ids": lambda a: {"document_ids": a["document"]},
     "seq_idx": lambda a: {"seq_idx": a["document"].astype(np.int32)},
+    "seq_lengths": lambda a: {"seq_lengths": np.diff(a["ends"])},
+    "transformers' own collator": lambda a: {
+        "cu_seq_lens_q": a["ends"],
+        "cu_seq_lens_k": a["ends"],
+        "max_length_q": np.array(30),
+        "max_length_k": np.array([30]),
+    },
     "two of them": lambda a: {"segment_ids": a["document"] + 1, "position_ids": a["positions"]},
 }
 
@@ -574,6 +581,55 @@ def test_documents_of_packed_rows_are_scored_apart(marks: str, made: Made, tmp_p
         assert nearest.mistakes == (cause,), (how, edges, found)
         assert how == "apart" or how in nearest.detail, nearest
         assert ("first token" in nearest.detail) == (edges and how != "apart"), nearest
+
+
+def square_mask(arrays: Any) -> Any:
+    """Return which columns each row of packed rows attends to, [samples, 1, tokens, tokens]."""
+    document = arrays["document"]
+    same = document[:, :, None] == document[:, None]
+    real = arrays["mask"][:, :, None] & arrays["mask"][:, None]
+    return (np.tril(np.ones(same.shape[1:], bool)) & same & real)[:, None]
+
+
+# Seen red: documents that see each other, and padding that is scored, since the array was only read
+# as 0 and 1, or as the marks of documents.
+WITHOUT_MASK: dict[str, Callable[[Any], dict[str, Any]]] = {
+    "negative numbers": lambda a: {"seq_idx": a["document"]},
+    "zeros after numbers": lambda a: {"segment_ids": a["document"] + 1},
+    "positions that stay": lambda a: {"position_ids": a["positions"]},
+    "positions that stay at the last": lambda a: {
+        "position_ids": np.where(a["mask"], a["positions"], (a["positions"] * a["mask"])[:, -9:-8])
+    },
+    "a mask of numbers": lambda a: {"attention_mask": a["document"] + 1},
+    "a mask of rows and columns": lambda a: {"attention_mask": square_mask(a)},
+    "the same without heads": lambda a: {"mask": square_mask(a)[:, 0].astype(np.int64)},
+    "the same, added to the scores": lambda a: {
+        "attention_mask": np.where(square_mask(a), 0.0, np.finfo(np.float32).min)
+    },
+}
+
+
+@pytest.mark.parametrize("marks", WITHOUT_MASK)
+def test_a_batch_says_its_padding_and_documents_in_one_array(marks: str, tmp_path: Path) -> None:
+    arrays, path = packed_arrays(), tmp_path / "packed.npz"
+    np.savez(path, ids=arrays["ids"], mask=arrays["mask"], document_ids=arrays["document"])
+    expected = read_batch(path, VOCAB)
+    np.savez(path, ids=arrays["ids"], **WITHOUT_MASK[marks](arrays))
+    batch = read_batch(path, VOCAB)
+    assert not batch.unread and batch.document_count == sum(map(len, ROWS))
+    for name in ("mask", "label", "document_starts"):
+        assert np.array_equal(getattr(batch, name), getattr(expected, name)), name
+
+
+@pytest.mark.parametrize("first", [0, 1])
+def test_numbers_of_documents_from_zero_are_no_padding(first: int, tmp_path: Path) -> None:
+    """Rows of one document, and documents that are numbered in turn."""
+    ids, path = np.arange(24).reshape(2, 12), tmp_path / "b.npz"
+    for row in ([first] * 12, [0, 0, 0, 1, 1, 1, 1, 0, 0, 0, 1, 1]):
+        np.savez(path, ids=ids, document_ids=np.array([[0] * 12, row]))
+        assert read_batch(path, VOCAB).mask.all()
+    np.savez(path, ids=ids, position_ids=np.array([[*range(12)], [*range(11), 0]]))
+    assert read_batch(path, VOCAB).mask.all(), "a document of one token"
 
 
 # What the sum of the losses of packed rows is divided by: (labels, documents, rows) -> a count.
@@ -771,6 +827,8 @@ def test_labels_at_the_edges_of_documents_are_named(made: Made, tmp_path: Path) 
         ({"cu_seqlens": np.array([0, 13, 9, 90])}, "rising from 0 to all 90 tokens"),
         ({"cu_seqlens": np.array([0, 13, 84])}, "or its 83 without padding"),
         ({"cu_seqlens": np.array([0.0, 90.0])}, "rising from 0"),
+        ({"position_ids": None, "max_length_q": np.array(5)}, "max_length_q is 5, but a document"),
+        ({"max_seqlen": np.array([29])}, "has 30 tokens"),
         ({"seq_idx": np.zeros((3, 30), int), "position_ids": None},
          "seq_idx.*other documents: token 13 of sample 0|position_ids and seq_idx mark other"),
     ],
@@ -781,6 +839,23 @@ def test_marks_of_documents_that_do_not_fit_are_refused(
     arrays = packed_arrays()
     given = {k: arrays["positions"] if v is None else v for k, v in marks.items()}
     np.savez(tmp_path / "b.npz", ids=arrays["ids"], mask=arrays["mask"], **given)
+    with pytest.raises(FormatError, match=says):
+        read_batch(tmp_path / "b.npz", VOCAB)
+
+
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        (lambda square: square | np.eye(30, k=1, dtype=bool), "row 0 of sample 0 of the mask"),
+        (lambda square: square & ~np.eye(30, k=-2, dtype=bool), "row 3 of sample 0 of the mask"),
+        (lambda square: square.sum(-1)[:, 0] - 2, "mask holds -2"),
+    ],
+)
+def test_a_mask_of_other_tokens_than_documents_is_refused(
+    change: Any, says: str, tmp_path: Path
+) -> None:
+    arrays = packed_arrays()
+    np.savez(tmp_path / "b.npz", ids=arrays["ids"], mask=change(square_mask(arrays)))
     with pytest.raises(FormatError, match=says):
         read_batch(tmp_path / "b.npz", VOCAB)
 
