@@ -48,19 +48,26 @@ KERNELS = ("ssm_conv1d.weight", "shortconv.conv.weight")
 
 
 def explain_initial_rates(case: DifferingPair) -> Iterator[Finding]:
-    """Yield the finding that one side's A_log (Mamba) is still the initial log(1), log(2), ..."""
+    """Yield the finding that one side's A_log (Mamba) is still the initial log(1), log(2), ...
+
+    The numbers count the states in every row of Mamba's [width, states], and the heads of Mamba-2.
+    """
     if case.role != "ssm_a.weight" or case.numbers is not None or case.a.rows != case.b.rows:
         return
     import numpy as np
 
     for label, side in (("B", case.b), ("A", case.a)):
-        values = side.take(np.arange(side.rows)).reshape(-1)
-        if len(values) > 2 and np.allclose(values, np.log(np.arange(1, len(values) + 1)), 1e-2):
-            text = f"{label} holds log(1), log(2), ...: what training begins with, never filled"
+        values = side.take(np.arange(side.rows)).reshape(side.rows, -1)
+        where = " in every row" if values.shape[1] > 1 else ""
+        rates = values if where else values.reshape(1, -1)
+        if rates.shape[1] > 2 and np.allclose(
+            rates, np.log(np.arange(1, rates.shape[1] + 1)), 1e-2
+        ):
+            text = f"{label} holds log(1), log(2), ...{where}: what training begins with"
             yield make_finding(
                 "stale_tensor",
                 (case.key,),
-                (text,),
+                (f"{text}, never filled",),
                 case.before.relative,
                 None,
                 None,

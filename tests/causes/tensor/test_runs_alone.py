@@ -254,6 +254,13 @@ def test_rates_of_mamba_that_were_never_filled_count_up() -> None:
     for more in ({"role": "ssm_d.weight"}, {"numbers": object()}):
         assert told(right, begun, **more) == []
     assert told(right[:5], begun) == []
+    # Every row of Mamba's first kind counts the states. Seen red: "of another checkpoint".
+    rows = np.tile(begun, (4, 1))
+    other = RNG.normal(size=(4, 6))
+    in_rows = says.replace(": what", " in every row: what")
+    assert told(other, rows) == [in_rows.format("B")]
+    assert told(rows, other) == [in_rows.format("A")]
+    assert told(other, rows[:, :2]) == told(other, rows.T) == told(other, rows + np.eye(4, 6)) == []
 
 
 # --- merges -------------------------------------------------------------------------------------
