@@ -802,7 +802,10 @@ def _rows_of(
         tokens = _pass_tokens(passes[part.place])
         count = _flat_length(one.shape, tokens)
         positions, rows = part.positions, part.rows
-        if count < tokens or not tokens:
+        kept = _kept_rows(one.shape, passes[part.place])
+        if kept is not None:
+            tokens, rows = kept.size, tuple(np.searchsorted(kept, rows).tolist())
+        elif count < tokens or not tokens:
             if count != part.count:
                 raise ValueError(
                     f"{list(one.shape)} in {place_in_dump(part.step) or 'a pass'}, which has "
@@ -872,6 +875,29 @@ def _rows_of(
         ),
         tuple(positions_of[order].tolist()),
     )
+
+
+def _kept_rows(shape: Sequence[int], one: Pass) -> NDArray[np.int64] | None:
+    """Return the rows of a pass's tokens that an array without its padding holds, ascending.
+
+    These are the rows that the attention mask leaves; or, of an array [batch, tokens, ...], all
+    rows of the columns that it leaves in some sequence, if these follow each other. None if the
+    array has all rows of the pass, or other ones.
+    """
+    mask, ids = one.batch.get("mask"), one.batch.get("ids")
+    tokens = _pass_tokens(one)
+    if mask is None or ids is None or int(np.prod(mask.shape)) != tokens or not shape:
+        return None
+    if _flat_length(shape, tokens) == tokens:
+        return None
+    real = np.asarray(mask.read()).reshape(-1) != 0
+    kept = np.flatnonzero(real)
+    if len(ids.shape) == 2 and ids.shape[0] > 1 and len(shape) > 2:
+        columns = np.flatnonzero(real.reshape(ids.shape).any(0))
+        together = columns.size and int(columns[-1] - columns[0]) + 1 == columns.size
+        if together and tuple(shape[:2]) == (ids.shape[0], columns.size):
+            return (np.arange(ids.shape[0])[:, None] * ids.shape[1] + columns).reshape(-1)
+    return kept if 1 < kept.size < tokens and _row_count(shape) == kept.size else None
 
 
 def _has_heads_first(shapes: Sequence[tuple[tuple[int, ...], int]]) -> bool:

@@ -850,6 +850,49 @@ def test_lengths_alone_say_which_rows_are_padding(form: str, tmp_path: Path) -> 
     assert others == ([OTHER] if form.startswith(("left", "right")) else [])
 
 
+def _without_padding_rows(folder: Path, side: str, rows: str) -> Path:
+    """Write a padded batch whose arrays hold no rows of padding: `rows` flat, or of columns."""
+    shown = {"one": 1, "flat": 2, "columns": 2}[rows]
+    lengths, width = (29, 20)[:shown], 29 if rows == "flat" else 35
+    texts = (list(IDS), OTHER)[:shown]
+    ids, mask = np.zeros((shown, width), np.int64), np.zeros((shown, width), np.int64)
+    for row, (text, count) in enumerate(zip(texts, lengths, strict=True)):
+        places = slice(0, count) if side == "right" else slice(width - count, width)
+        ids[row, places], mask[row, places] = text, 1
+    arrays = {}
+    for name in STREAM:
+        values = own_of()[name]
+        if rows == "columns":
+            held = np.zeros((2, 29, *values.shape[1:]), values.dtype)
+            held[0] = values
+            held[1, slice(0, 20) if side == "right" else slice(9, 29)] = values[:20]
+        else:
+            held = np.concatenate([values[:count] for count in lengths])
+            held = held[None] if rows == "one" else held
+        arrays[name] = held
+    return npy(folder, {**arrays, "input_ids": ids, "attention_mask": mask})
+
+
+@pytest.mark.parametrize("side", ["right", "left"])
+@pytest.mark.parametrize("rows", ["one", "flat", "columns"])
+def test_rows_of_padding_may_be_cut_from_arrays(rows: str, side: str, tmp_path: Path) -> None:
+    """Seen red: no point of the two has values on the same rows."""
+    folder = _without_padding_rows(tmp_path / "d", side, rows)
+    with opened(folder) as trace:
+        assert "out" in equal_points(trace, own_of(), 29)
+        assert list(trace.run["ids"]) == list(IDS) and not trace.run["unknown"]
+
+
+def test_rows_that_no_mask_leaves_are_not_read(tmp_path: Path) -> None:
+    """One row more than the mask leaves, and columns that do not follow each other."""
+    folder = _without_padding_rows(tmp_path / "d", "right", "one")
+    mask = np.load(folder / "attention_mask.npy")
+    mask[0, 28] = 0
+    np.save(folder / "attention_mask.npy", mask)
+    with opened(folder, tokens=28) as trace:
+        assert set(STREAM) <= set(trace.run["unknown"])
+
+
 def test_padding_on_an_unknown_side_is_refused(tmp_path: Path) -> None:
     """Ids that are all one number are padded on either side, and other ones on none."""
     folder = _two_rows(tmp_path / "d", "right", pad=5, other=[5] * 20)
