@@ -348,7 +348,7 @@ def _divergence_evidence(
 def _partial_rows_finding(label: str, examined: Examined) -> Finding | None:
     """Return the finding that a trace holds only some rows of the pass; None if it has all.
 
-    It is confirmed where these rows agree, or a divergence says why they do not.
+    It is confirmed where these rows agree, or explained divergences say why they do not.
     """
     views = [
         view
@@ -360,10 +360,12 @@ def _partial_rows_finding(label: str, examined: Examined) -> Finding | None:
         return None
     seen = views[0].recorded
     assert seen is not None
-    agree = all(not view.flagged for view in views) or bool(examined.divergences)
+    explained = [one.answer is not None for one in examined.divergences]
+    agree = all(explained) if explained else all(not view.flagged for view in views)
+    what = "these agree" if agree else "not all that differs in them is explained"
     return Finding(
         "capture_rows",
-        f"{label} holds {seen.note} only; these agree",
+        f"{label} holds {seen.note} only; {what}",
         "capture",
         "same",
         tuple(view.key for view in views),

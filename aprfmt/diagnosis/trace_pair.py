@@ -22,6 +22,7 @@ from aprfmt.inference.replay.recorded_trace import (
     fit_values,
     layer_keys,
     may_be_masked,
+    positions_before_padding,
     token_axis,
 )
 from aprfmt.inference.replay.shadow import ShadowPass, ShadowPoint
@@ -156,6 +157,9 @@ def _fit_shapes(
     (trace, few), (_, many) = sides if less else sides[::-1]
     assert few is not None and many is not None
     positions = None if note else few.positions
+    if positions is None and not note and axis < len(large.shape):
+        ids = [int(i) for i in trace.run.get("ids") or ()]
+        positions = positions_before_padding(small.size, large.shape, axis, ids)
     if positions is not None and many.positions is not None:
         index = {position: row for row, position in enumerate(many.positions)}
         if not all(position in index for position in positions):

@@ -170,9 +170,12 @@ class RecordedTrace:
         values = self.trace.recorded_values(key)
         if values is None:
             return None
+        positions = record.positions
+        if positions is None:
+            positions = positions_before_padding(values.size, shape, token_axis(key), self.ids)
         found = fit_values(
             np.asarray(values),
-            record.positions,
+            positions,
             record.dtype,
             shape,
             token_axis(key),
@@ -217,6 +220,23 @@ def token_axis(key: str) -> int:
     """Return the axis of a point's value that counts tokens: 1 for scores, else 0."""
     row = POINTS.get(key.rpartition(".")[2])
     return 1 if row is not None and row.rows == "scores" else 0
+
+
+def positions_before_padding(
+    size: int, shape: tuple[int, ...], axis: int, ids: Sequence[int]
+) -> tuple[int, ...] | None:
+    """Return the positions of rows that were recorded without the padding after them.
+
+    `size` counts the recorded values of a point of `shape`, whose `axis` counts the tokens `ids`.
+    Padding is a run of one id at the end that is at least as long as the rows that are missing,
+    which are several. None where the rows may be others.
+    """
+    width = math.prod(shape) // max(shape[axis], 1)
+    if shape[axis] != len(ids) or not width or size % width:
+        return None
+    count = size // width
+    padding = ids[count:]
+    return tuple(range(count)) if count and len(padding) > 1 and len({*padding}) == 1 else None
 
 
 def fit_values(

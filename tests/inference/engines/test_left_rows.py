@@ -142,3 +142,30 @@ def test_of_the_last_position_an_answer_has_nothing() -> None:
         5,
         6,
     )
+
+
+@pytest.mark.parametrize(
+    ("names", "padding", "rows"),
+    [
+        (["L0.out", "L1.out", "L2.out", "logits"], 5, len(IDS)),
+        (["L1.attn_out", "L2.ffn_out"], 3, len(IDS)),
+        (["L0.out", "L2.out"], 4, len(IDS) - 2),
+    ],
+)
+def test_rows_before_padding_are_the_first_ones(
+    names: list[str], padding: int, rows: int, tmp_path: Path
+) -> None:
+    """Seen red: the rows were taken as the last ones, and they "agree" beside "no cause fits".
+
+    Where fewer rows are there than the padding explains, they are not known.
+    """
+    made: dict[str, Any] = {name: np.array(own()[name])[:rows] for name in names}
+    ids = np.array([*IDS, *[0] * padding])
+    done = aprfmt("diagnose", tiny_folder("llama"), npy(tmp_path / "d", {"input_ids": ids, **made}))
+    if rows == len(IDS):
+        assert done.code == 0, done.out
+        assert f"rows of positions 0 to {LAST} only; these agree" in done.out
+    else:
+        assert done.code == 1 and "these agree" not in done.out, done.out
+        assert "taken as the last ones only; not all that differs" in done.out
+        assert "capture_rows (confirmed)" not in done.out
