@@ -295,20 +295,25 @@ def _equally_good(
 ) -> tuple[Solution, ...]:
     """Return the solutions of other causes, or by other rules, that explain as well as `best`.
 
-    Two solutions of one cause follow two rules if their values have other names.
+    Two solutions of one cause follow two rules if their values have other names. The places where a
+    change acts are no rule: the run may not show some of them.
     """
     return _one_of_each_cause(
         tuple(
             answer
             for answer in answers
-            if (answer.change.cause, {*answer.change.values})
-            != (best.change.cause, {*best.change.values})
+            if _rule_key(answer.change) != _rule_key(best.change)
             and answer.reach == best.reach
             and answer.change.general == best.change.general
             and answer.change.of_values == best.change.of_values
             and answer.residual <= CLOSER * best.residual + view.tolerance / CLOSER
         )
     )
+
+
+def _rule_key(change: Change) -> tuple[str, frozenset[str]]:
+    """Return (cause, names of its values but for places): what a change states of any place."""
+    return change.cause, frozenset(change.values) - {"behind"}
 
 
 def _search_usual_mistakes(

@@ -75,14 +75,17 @@ def offset_norm_weights(plus: int, points: Collection[str] = ()) -> Patch:
 def point_before_norm(patched: PatchedModel, at: Any) -> str:
     """Return the capture point that a norm reads, `in` for the norm before attention.
 
-    The last norm of a pass reads the last layer's `out`. The first layer's norm before attention
-    reads the embedding and still gives `in`; "embd" is returned only for a norm of the embedding
-    itself. `at` is the location of the norm's call.
+    For the norm before the MLP it is `mid`, also where attention and MLP read one stream. The last
+    norm of a pass reads the last layer's `out`. The first layer's norm before attention reads the
+    embedding and still gives `in`; "embd" is returned only for a norm of the embedding itself. `at`
+    is the location of the norm's call.
     """
     if at.point in ("embd", "embd_scaled") and "token_embd_norm.weight" in patched.weights:
         return "embd"
     if at.point in ("out", "embd", "embd_scaled", "embd_norm"):
         return "out" if at.layer == patched.n_layers else "in"
+    if at.point == "attn" and patched.spec.block.parallel_norm == "two":
+        return "mid" if patched.hp["parallel_residual"] else "attn"
     return str(at.point)
 
 

@@ -48,3 +48,23 @@ def test_norms_are_exchanged_for_the_other_kind_where_they_are_chosen(
             own = layer_norm(X, W, bias, eps=EPS)
             other = rms_norm(X, W, eps=EPS) + (0 if bias is None else bias)
             assert np.allclose(found, other if chosen else own, rtol=1e-12)
+
+
+def test_the_norm_before_an_mlp_is_known_beside_attention_too() -> None:
+    """Seen red: a norm after attention, which no table of places has."""
+
+    def place(point: str, *, two: bool, parallel: bool = True, layer: int = 0) -> str:
+        block = SimpleNamespace(parallel_norm="two" if two else "one")
+        patched: Any = SimpleNamespace(
+            spec=SimpleNamespace(block=block),
+            hp={"parallel_residual": parallel},
+            weights={},
+            n_layers=3,
+        )
+        return norm_changes.point_before_norm(patched, SimpleNamespace(point=point, layer=layer))
+
+    assert place("attn", two=True) == "mid"
+    assert place("attn", two=True, parallel=False) == "attn"
+    assert place("attn", two=False) == "attn"
+    assert [place(point, two=True) for point in ("mid", "out", "v")] == ["mid", "in", "v"]
+    assert place("out", two=True, layer=3) == "out"

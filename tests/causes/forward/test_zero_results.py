@@ -107,3 +107,23 @@ def test_what_an_operation_did_is_said_before_the_zeros_it_gave() -> None:
     assert wrong_operations._best_answer([zeros], 0) is zeros
     assert wrong_operations._equally_good([zeros, rule, other], rule, view) == (other,)
     assert wrong_operations._equally_good([zeros], zeros, view) == ()
+
+
+def test_a_cause_in_fewer_places_is_no_second_explanation_of_itself() -> None:
+    """Norms that the run does not show. Seen red: norm_kind "would explain it as well"."""
+
+    def answer(cause: str, **values: Any) -> Any:
+        change = Change(cause, f"{cause} {values}", ("norm",), values=values)
+        return SimpleNamespace(change=change, reach=math.inf, left=0, residual=0.0, then=None)
+
+    view: Any = SimpleNamespace(tolerance=1e-6)
+    every = answer("norm_kind", mean=False)
+    some = answer("norm_kind", mean=False, behind=("in",))
+    offset = answer("norm_offset", offset=1)
+    part = answer("norm_offset", offset=1, behind=("in", "mid"))
+    answers = [every, some, offset, part]
+    assert wrong_operations._equally_good(answers, every, view) == (offset,)
+    assert wrong_operations._equally_good(answers, part, view) == (every,)
+    root = answer("norm_eps", eps_outside=True)  # another rule is one, in any place
+    number = answer("norm_eps", norm_eps=1e-3)
+    assert wrong_operations._equally_good([root, number], number, view) == (root,)
