@@ -158,7 +158,8 @@ def accept_mistake(
     """
     says = guess.says
     change = guess.change
-    if change is not None and (change.operation is not None or change.misread is not None):
+    in_backward = change is not None and (change.operation or change.misread or change.shares)
+    if in_backward:
         says += f"; backward from the loss it begins {first_place(keys, right)}"
     one = BackwardFound(guess.cause, says, lambda case: case.given, most=most)
     for key in keys:

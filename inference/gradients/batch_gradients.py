@@ -374,8 +374,8 @@ def batch_gradients(
     check_predicts(model.spec, str(model.path))
     parts = documents(batch, reduction, change)
     if backend is None:
-        right = change.operation is None and change.norm_tokens is None
-        right = right and not change.hides_padding and change.misread is None
+        wrong = change.operation, change.norm_tokens, change.shares, change.misread
+        right = all(each is None for each in wrong) and not change.hides_padding
         backend = GradientBackend(device, dtype) if right else ChangedBackend(device, dtype, change)
     made, leaves, factors = prepare(model, backend, trained, pairs, change)
     backend.padding_id, backend.padding = padding_id(model), None

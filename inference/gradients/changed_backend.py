@@ -1,5 +1,6 @@
 """A backend of which one operation has another backward; every value stays the right one."""
 
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -9,7 +10,7 @@ import torch
 from aprfmt.inference.backends.base import Array, Heads, NormCast, Numbers, RopeCast, Style
 from aprfmt.inference.backends.torch_maths import TorchMaths
 from aprfmt.inference.gradients.backend import HEAD, TABLE, GradientBackend
-from aprfmt.inference.gradients.changes import BackwardChange
+from aprfmt.inference.gradients.changes import BackwardChange, WeighedShares
 from aprfmt.inference.masks import causal_mask
 from aprfmt.inference.weights import Weight
 
@@ -53,9 +54,9 @@ class ChangedBackend(GradientBackend):
     def attention(self, q: Array, k: Array, v: Array, heads: Heads) -> Array:
         """Return attention [tokens, heads, value_dim], its backward changed by the mistake.
 
-        Mistakes are a mean or a single head in place of the sum over queries that share a key
-        head, and a mask that is left out, or whose window is. A mistake that hides padding keys
-        from the mask changes the values too.
+        Mistakes are a mean, a single head or another sum in place of the sum over queries that
+        share a key head, and a mask that is left out, or whose window is. A mistake that hides
+        padding keys from the mask changes the values too.
         """
         group = q.shape[1] // k.shape[1]
         if self._operation == "kv_mean":
@@ -63,6 +64,10 @@ class ChangedBackend(GradientBackend):
         elif self._operation in ("kv_first_head", "kv_last_head"):
             chosen = 0 if self._operation == "kv_first_head" else group - 1
             k, v = (_of_one_head(x, group, chosen) for x in (k, v))
+        sharing = self._shares("sharing heads")
+        if sharing is not None and group % len(sharing.keys) == 0:
+            k, v = (x.repeat_interleave(group, dim=1) for x in (k, v))
+            k, v = (_weighed(x, sharing.keys * (x.shape[1] // group), 1) for x in (k, v))
         if self.change.hides_padding and self.document and self.document.padding:
             seen = heads.mask.copy()
             seen[:, len(seen) - self.document.padding :] = False  # padding is no key
@@ -90,9 +95,62 @@ class ChangedBackend(GradientBackend):
             beta = beta.detach()
         return super().delta(q, k, v, decay, beta, state)
 
+    def repeat_heads(self, x: Array, n_heads: int) -> Array:
+        """Return the one head of x for every head, [tokens, n_heads, d].
+
+        Its gradient is the sum over the heads, or with the mistake another sum.
+        """
+        repeated = super().repeat_heads(x, n_heads)
+        sharing = self._shares("sharing heads")
+        if sharing is None or n_heads % len(sharing.keys):
+            return repeated
+        return _weighed(repeated, sharing.keys, 1)
+
+    def _shares(self, *kinds: str) -> WeighedShares | None:
+        """Return the mistake in shares of heads, if it is of one of these kinds, else None."""
+        shares = self.change.shares
+        return shares if shares is not None and shares.of in kinds else None
+
+    def ropes(
+        self, xs: Sequence[Array], table: tuple[Array, Array], *, style: Style, cast: RopeCast
+    ) -> list[Array]:
+        """Return queries, or queries and keys, rotated; the backward has the mistake of rope."""
+        shares = self._shares("heads", "pairs read", "pairs given")
+        parts = ((), ()) if shares is None else (shares.queries, shares.keys)
+        return [
+            self._turn(x, table, style, cast, factors)
+            for x, factors in zip(xs, parts, strict=False)
+        ]
+
     def rope(self, x: Array, table: tuple[Array, Array], *, style: Style, cast: RopeCast) -> Array:
-        """Return x rotated; its backward has the mistake, if that is one of rope."""
+        """Return x rotated; its backward has the mistake, if that is one of rope.
+
+        Queries and the one key that heads share are rotated by themselves.
+        """
+        shares = self._shares("heads", "pairs read", "pairs given")
+        if shares is None:
+            return self._turn(x, table, style, cast, ())
+        factors = shares.keys if x.shape[1] == 1 else shares.queries
+        return self._turn(x, table, style, cast, factors)
+
+    def _turn(
+        self,
+        x: Array,
+        table: tuple[Array, Array],
+        style: Style,
+        cast: RopeCast,
+        factors: tuple[float, ...],
+    ) -> Array:
+        """Return x rotated, with the mistake; `factors` are those of its shares, () for none."""
+        of = self.change.shares.of if self.change.shares is not None and factors else ""
+        pairs = table[0].shape[-1]
+        if of == "pairs read":
+            x = _weighed_pairs(x, factors, pairs, style)
         value = super().rope(x, table, style=style, cast=cast)
+        if of == "pairs given":
+            return _weighed_pairs(value, factors, pairs, "half")
+        if of == "heads" and x.shape[1] % len(factors) == 0:
+            return _weighed(value, factors, 1)
         if self._operation == "rope_cut":
             return value.detach()
         if self._operation == "rope_forward":
@@ -191,6 +249,35 @@ class ChangedBackend(GradientBackend):
         """Return rows of a table; the mistake `embedding_cut` detaches the embedding's rows."""
         x: Any = super().embed(table, ids)
         return x.detach() if self._operation == "embedding_cut" and table.key == TABLE else x
+
+
+def _weighed(x: torch.Tensor, factors: Sequence[float], axis: int) -> torch.Tensor:
+    """Return x with the gradient of equal shares along an axis multiplied by a factor each.
+
+    Their number must divide the axis.
+    """
+    size = x.shape[axis] // len(factors)
+    weights = torch.tensor(factors, dtype=x.dtype, device=x.device).repeat_interleave(size)
+    shape = [1] * x.ndim
+    shape[axis] = -1
+    return with_gradient_of(x, x * weights.reshape(shape))
+
+
+def _weighed_pairs(
+    x: torch.Tensor, factors: Sequence[float], pairs: int, style: Style
+) -> torch.Tensor:
+    """Return x [tokens, heads, d] with the gradient of the elements that rope rotates multiplied.
+
+    `factors` are of the first and of the second element of each of the `pairs`, which stand as
+    `style` says. Elements that are not rotated keep their gradient.
+    """
+    weights = torch.ones(x.shape[-1], dtype=x.dtype, device=x.device)
+    first, second = factors
+    if style == "half":
+        weights[:pairs], weights[pairs : 2 * pairs] = first, second
+    else:
+        weights[0 : 2 * pairs : 2], weights[1 : 2 * pairs : 2] = first, second
+    return with_gradient_of(x, x * weights)
 
 
 def _of_one_head(x: torch.Tensor, group: int, chosen: int) -> torch.Tensor:

@@ -91,6 +91,24 @@ class RouterFactors:
 
 NO_ROUTER_LOSS = RouterFactors()
 
+# What the factors of a `WeighedShares` are of: the query heads that share a key (or a key and a
+# value), in equal parts; the heads of queries and keys at their rotation, in equal parts; or the
+# two elements of each pair that is rotated, of what the rotation reads or of what it gives.
+ShareKind = Literal["sharing heads", "heads", "pairs read", "pairs given"]
+
+
+@dataclass(frozen=True)
+class WeighedShares:
+    """Equal shares of heads, or of elements of each head, whose gradients count otherwise.
+
+    `queries` and `keys` are a factor for each share, 1.0 for right; () for queries or keys whose
+    gradients are right. Of "sharing heads" `keys` alone count, and are factors of the query heads.
+    """
+
+    of: ShareKind
+    queries: tuple[float, ...] = ()
+    keys: tuple[float, ...] = ()
+
 
 @dataclass(frozen=True)
 class BackwardChange:
@@ -112,7 +130,8 @@ class BackwardChange:
     the frozen base besides, by the stated scale. `factors` says how its factors are taken, None for
     right, and `base` how the frozen base was quantized, None for as it is. `lengths_in_graph`: the
     lengths that DoRA divides by, of the rows of weight and product, are no constants. `misread`
-    says how the backward alone decodes a base of 4 bits, None for rightly.
+    says how the backward alone decodes a base of 4 bits, None for rightly. `shares` are factors of
+    gradients in attention by shares of its heads, None for right.
     `padding` says what becomes of the padding at the beginning of a row: tokens attend to it, or
     their positions count it; or of that at the end: its tokens are labels, too, and see the text
     alone, or the padding before them as well.
@@ -138,6 +157,7 @@ class BackwardChange:
     base: QuantizedBase | None = None
     lengths_in_graph: bool = False
     misread: Misreading | None = None
+    shares: WeighedShares | None = None
 
     @property
     def scores_padding(self) -> bool:

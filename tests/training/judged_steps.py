@@ -25,6 +25,7 @@ import numpy as np
 import torch
 from safetensors.torch import save_file
 from torch.nn import functional
+from transformers.models.gemma import modeling_gemma
 from transformers.models.llama import modeling_llama
 from transformers.models.mixtral import modeling_mixtral
 
@@ -242,6 +243,54 @@ def mean_of_group() -> Any:
         return with_gradient_of(value, value / n)
 
     return patched(modeling_llama, "repeat_kv", repeat)
+
+
+def with_factors(value: torch.Tensor, factors: Sequence[float], axis: int) -> torch.Tensor:
+    """Return `value`; the gradient of each of its equal shares along an axis is multiplied."""
+    size = value.shape[axis] // len(factors)
+    weights = torch.tensor(factors).repeat_interleave(size)
+    shape = [1] * value.ndim
+    shape[axis] = -1
+    return with_gradient_of(value, value * weights.reshape(shape))
+
+
+def half_of_the_group() -> Any:
+    """The gradient of the one key head is that of the first half of its query heads."""
+    own = modeling_gemma.repeat_kv
+
+    def repeat(x: torch.Tensor, n: int) -> torch.Tensor:
+        return with_factors(own(x, n), (1.0, 0.0), 1)
+
+    return patched(modeling_gemma, "repeat_kv", repeat)
+
+
+def half_of_the_heads() -> Any:
+    """The gradient of the rotated part that all keys share is that of half of the heads."""
+    own = torch.Tensor.expand
+
+    def expand(x: torch.Tensor, *size: Any) -> torch.Tensor:
+        value = own(x, *size)
+        shared = x.requires_grad and x.ndim == 4 and x.shape[1] == 1 and value.shape[1] > 1
+        return with_factors(value, (1.0, 0.0), 1) if shared else value
+
+    return patched(torch.Tensor, "expand", expand)
+
+
+def rotation_of_shares(
+    queries: Sequence[float], keys: Sequence[float], axis: int
+) -> Callable[[], Any]:
+    """The rotation multiplies gradients by factors of shares along an axis."""
+
+    def made() -> Any:
+        own = modeling_llama.apply_rotary_pos_emb
+
+        def rotate(q: Any, k: Any, *given: Any) -> Any:
+            q, k = own(q, k, *given)
+            return with_factors(q, queries, axis), with_factors(k, keys, axis)
+
+        return patched(modeling_llama, "apply_rotary_pos_emb", rotate)
+
+    return made
 
 
 def rotated_again() -> Any:
@@ -1027,6 +1076,38 @@ def shifted_layers(grads: Grads) -> Grads:
 
 
 RELATIVES = (
+    JudgedStep(
+        "shared_rotary_key_of_half_the_heads",
+        "the rotated part that all keys share has the gradient of heads 0 and 1 of 4",
+        gradient_step("deepseek_v3", half_of_the_heads),
+        cause="backward_kv_group",
+        named="backward_kv_group.*rotated part of keys.*query heads 2-3 of 4 are lost",
+        at=rf"L{LAST}.attn_kv_a_mqa",
+    ),
+    JudgedStep(
+        "key_of_half_the_query_heads",
+        "the one key head and its values have the gradient of query heads 0 and 1 of 4",
+        gradient_step("gemma", half_of_the_group),
+        cause="backward_kv_group",
+        named="backward_kv_group.*keys and values.*query heads 2-3 of 4 are lost",
+        at=rf"L{LAST}.attn_v",
+    ),
+    JudgedStep(
+        "rope_of_half_the_heads",
+        "rope hands on half the gradient of query heads 2 and 3, and none of key head 1",
+        gradient_step("llama", rotation_of_shares((1.0, 0.5), (1.0, 0.0), 1)),
+        cause="backward_rope",
+        named="backward_rope.*queries heads 2-3 of 4 count 0.5 times.*keys head 1 of 2 is lost",
+        at=rf"L{LAST}.attn_q",
+    ),
+    JudgedStep(
+        "rope_of_half_of_each_head",
+        "the gradient of the second half of each rotated head is lost",
+        gradient_step("llama", rotation_of_shares((1.0, 0.0), (1.0, 0.0), -1)),
+        cause="backward_rope",
+        named="backward_rope.*the second element of each pair is lost after the rotation",
+        at=rf"L{LAST}.attn_q",
+    ),
     JudgedStep(
         "keys_twice",
         "keys of all layers have twice their gradient; first in layer 2",

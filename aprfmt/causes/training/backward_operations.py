@@ -1,11 +1,15 @@
 """Operations whose forward value is right and whose backward is wrong."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+
+import numpy as np
 
 from aprfmt.arch.role_vocabulary import split_key
+from aprfmt.base.number_ranges import number_ranges
 from aprfmt.causes.row import Cause
 from aprfmt.causes.training.backward_case import BackwardCase, BackwardGuess, BackwardHypothesis
-from aprfmt.inference.gradients.changes import BackwardChange, Operation
+from aprfmt.causes.training.batch_samples import NEAR, fit_factors, is_near
+from aprfmt.inference.gradients.changes import BackwardChange, Operation, ShareKind, WeighedShares
 
 _MADE = "The batch's gradients, computed with that backward, give every parameter's."
 CAUSE_ROWS = (
@@ -13,7 +17,8 @@ CAUSE_ROWS = (
         "backward_kv_group",
         "gradient",
         "bug",
-        "Query heads share a key head, and its gradient is not the sum over them.",
+        "Query heads share a key head, or the rotated part of all keys, and its gradient is not "
+        "the sum over them.",
         "In the last wrong layer keys and values are wrong, queries and the output are right.",
         _MADE,
     ),
@@ -21,7 +26,8 @@ CAUSE_ROWS = (
         "backward_rope",
         "gradient",
         "bug",
-        "The backward of rope does not rotate back: it rotates forward, not at all, or is missing.",
+        "The backward of rope does not rotate back: it rotates forward, not at all, or is missing, "
+        "or gradients of some heads, or of one element of each pair, are lost or scaled there.",
         "In the last wrong layer queries and keys are wrong or have no gradient, values are right.",
         _MADE,
     ),
@@ -73,6 +79,8 @@ CAUSE_ROWS = (
     ),
 )
 _INSIDE = ("attn_output", "ffn")  # reached before the inside of attention
+MOST_SHARES = 8  # of heads, each of which costs a pass
+NEAR_FACTOR = 2e-3  # from a factor that somebody wrote
 
 
 def _guesses(cause: str, ways: tuple[tuple[Operation, str], ...]) -> Iterator[BackwardGuess]:
@@ -88,7 +96,7 @@ def _in_attention(case: BackwardCase) -> bool:
 
 def guess_key_groups(case: BackwardCase) -> Iterator[BackwardGuess]:
     """Yield guesses that the gradient of a key head is not the sum over its query heads."""
-    if _in_attention(case) and case.right_at("attn_q."):
+    if _in_attention(case) and case.right_at("attn_q"):
         yield from _guesses(
             "backward_kv_group",
             (
@@ -109,6 +117,170 @@ def guess_key_groups(case: BackwardCase) -> Iterator[BackwardGuess]:
                 ),
             ),
         )
+
+
+def guess_shares_of_keys(case: BackwardCase) -> Iterator[BackwardGuess]:
+    """Yield the guess that query heads do not count alike in the gradient of what they share.
+
+    That is a key head with its values, or the rotated part of all keys. The factors are solved on
+    one gradient, for equal shares of the heads.
+    """
+    key = _first_gradient(case, ("attn_k", "attn_kv_a_mqa"))
+    if not _in_attention(case) or not case.right_at("attn_q") or key is None:
+        return
+    sizes = case.case(key).sizes
+    heads = sizes.get("n_heads", 0)
+    latent = "attn_kv_a_mqa" in key
+    group = heads if latent else heads // max(1, sizes.get("n_kv_heads", heads))
+    count = _count_shares(group)
+    if count < 2:
+        return
+    changes = [
+        BackwardChange(shares=WeighedShares("sharing heads", keys=one)) for one in _units(count)
+    ]
+    factors = _solve_shares(case, key, changes)
+    if factors is None:
+        return
+    which = _heads_text(factors, group, "query head")
+    what = (
+        f"of the rotated part of keys, which {group} heads share"
+        if latent
+        else f"of keys and values, which {group} query heads share"
+    )
+    says = f"of the gradient {what}, {which}"
+    change = BackwardChange(shares=WeighedShares("sharing heads", keys=factors))
+    yield BackwardGuess("backward_kv_group", says, change)
+
+
+def guess_shares_of_rope(case: BackwardCase) -> Iterator[BackwardGuess]:
+    """Yield guesses that shares of the heads, or of each pair of elements, lose their gradient.
+
+    Or that it is scaled. It is that of queries or keys at their rotation; the factors are solved on
+    one gradient of each.
+    """
+    if not _in_attention(case) or not case.right_at("attn_v"):
+        return
+    solved_on = {
+        "queries": _first_gradient(case, ("attn_q", "attn_q_b")),
+        "keys": _first_gradient(case, ("attn_k", "attn_kv_a_mqa")),
+    }
+    found = {part: key for part, key in solved_on.items() if key is not None}
+    if not found:
+        return
+    kinds: tuple[tuple[ShareKind, str], ...] = (
+        ("heads", ""),
+        ("pairs given", "after the rotation"),
+        ("pairs read", "before the rotation"),
+    )
+    for of, when in kinds:
+        factors: dict[str, tuple[float, ...]] = {}
+        says = []
+        for part, key in found.items():
+            sizes = case.case(key).sizes
+            heads = sizes.get("n_heads" if part == "queries" else "n_kv_heads", 0)
+            whole = heads if of == "heads" else 2
+            count = _count_shares(whole)
+            if count < 2 or ("mqa" in key and of == "heads"):
+                break
+            changes = [
+                BackwardChange(shares=WeighedShares(of, **{part: one})) for one in _units(count)
+            ]
+            solved = _solve_shares(case, key, changes)
+            if solved is None:
+                break
+            factors[part] = solved
+            text = _pairs_text(solved, when) if when else _heads_text(solved, heads, "head")
+            says.append(f"of the gradient of {part} {text}")
+        else:
+            change = BackwardChange(shares=WeighedShares(of, **factors))
+            yield BackwardGuess("backward_rope", f"at rope, {', '.join(says)}", change)
+            return
+
+
+def _first_gradient(case: BackwardCase, roles: tuple[str, ...]) -> str | None:
+    """Return the first wrong gradient that is of a weight with one of these roles, or None."""
+    weights = (f"{role}.weight" for role in roles)
+    wanted = {f"L{case.first_layer}.{name}" for name in weights}
+    return next((key for key in case.first if key in wanted and key in case.wrong), None)
+
+
+def _count_shares(whole: int) -> int:
+    """Return into how many equal shares `whole` heads are cut: MOST_SHARES or the next fewer."""
+    return max((n for n in range(1, min(whole, MOST_SHARES) + 1) if whole % n == 0), default=1)
+
+
+def _units(count: int) -> list[tuple[float, ...]]:
+    """Return the factors of `count` shares of which one counts, for each of them."""
+    return [tuple(float(i == j) for j in range(count)) for i in range(count)]
+
+
+def _solve_shares(
+    case: BackwardCase, key: str, changes: Sequence[BackwardChange]
+) -> tuple[float, ...] | None:
+    """Return the factors of shares with which their gradients add up to the given one, or None.
+
+    Each change leaves one share alone. What no share changes, such as other rows of the weight, is
+    in every gradient. None too where a share adds nothing, so that its factor is not seen.
+    """
+    alone = []
+    for change in changes:
+        made = case.recompute(change, case.names[key])
+        if key not in made.keys:
+            return None
+        alone.append(made.gradient(key).astype(np.float64).reshape(-1))
+    pair = case.case(key)
+    right, given = pair.computed.reshape(-1), pair.given.reshape(-1)
+    rest = (sum(alone) - right) / (len(alone) - 1)
+    parts = np.stack([one - rest for one in alone], axis=1)
+    if (np.linalg.norm(parts, axis=0) <= NEAR * np.linalg.norm(right)).any():
+        return None
+    solved, _ = fit_factors(parts, given - rest)
+    if not is_near(case, key, rest + parts @ solved):
+        return None
+    factors = tuple(_written_factor(float(one)) for one in solved)
+    return factors if any(one != 1 for one in factors) else None
+
+
+def _written_factor(value: float) -> float:
+    """Return a measured factor, or the simple one near it: 0, 1, a whole number or its inverse."""
+    simple = (0.0, *(float(n) for n in range(1, 65)), *(1 / n for n in range(2, 65)))
+    near = min(simple, key=lambda one: abs(one - value))
+    return near if abs(near - value) <= NEAR_FACTOR * max(abs(near), 0.1) else value
+
+
+def _heads_text(factors: Sequence[float], heads: int, name: str) -> str:
+    """Return a clause on how much each share of the heads counts: "heads 2-3 of 4 are lost".
+
+    Heads are counted from 0, `name` is what they are called. Shares are equal parts of them.
+    """
+    size = heads // len(factors)
+    if len(set(factors)) == 1:
+        return f"every {name} {_does(factors[0])}"
+    says = []
+    for value in (one for one in dict.fromkeys(factors) if one != 1):
+        where = [i * size + j for i, one in enumerate(factors) if one == value for j in range(size)]
+        many = len(where) > 1
+        which = f"{name}{'s' * many} {number_ranges(where)} of {heads}"
+        says.append(f"{which} {_does(value, many)}")
+    return ", ".join(says)
+
+
+def _pairs_text(factors: Sequence[float], when: str) -> str:
+    """Return a clause on how much the elements of each rotated pair count, `when` says at what."""
+    if len(set(factors)) == 1:
+        return f"every element that is rotated {_does(factors[0])}"
+    return ", ".join(
+        f"the {name} element of each pair {_does(value)} {when}"
+        for name, value in zip(("first", "second"), factors, strict=True)
+        if value != 1
+    )
+
+
+def _does(factor: float, many: bool = False) -> str:
+    """Return "is lost", or "counts 0.5 times"; of `many` things in the plural."""
+    if not factor:
+        return "are lost" if many else "is lost"
+    return f"count{'' if many else 's'} {factor:.4g} times"
 
 
 def guess_rope(case: BackwardCase) -> Iterator[BackwardGuess]:
@@ -208,7 +380,13 @@ HYPOTHESES = (
     BackwardHypothesis(("gradient_tied",), guess_tied_part, 300, "one table, nothing else"),
     BackwardHypothesis(("backward_router",), guess_router_cut, 302, "begins at the router"),
     BackwardHypothesis(("backward_kv_group",), guess_key_groups, 304, "queries are right"),
+    BackwardHypothesis(
+        ("backward_kv_group",), guess_shares_of_keys, 305, "factors are solved: after whole sums"
+    ),
     BackwardHypothesis(("backward_rope",), guess_rope, 306, "values are right"),
+    BackwardHypothesis(
+        ("backward_rope",), guess_shares_of_rope, 307, "factors are solved: after whole rotations"
+    ),
     BackwardHypothesis(("backward_mask",), guess_no_mask, 308, "the output of attention is right"),
     BackwardHypothesis(
         ("backward_recurrence",), guess_recurrence, 309, "begins at the decay or the strength"

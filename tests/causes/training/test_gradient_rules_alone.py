@@ -285,7 +285,8 @@ def test_an_operation_is_named_by_the_weights_that_are_wrong_beside_it(missing: 
         keys = frozenset(f"{key}.weight" for key in wrong)
         halves = (frozenset(), keys) if missing else (keys, frozenset())
         case = BackwardCase(none, names, frozenset(names) - keys, *halves, {}, none)
-        rows = [row for row in backward_operations.HYPOTHESES if row.causes != ("gradient_tied",)]
+        asking = ("guess_tied_part", "guess_shares_of_keys", "guess_shares_of_rope")
+        rows = [row for row in backward_operations.HYPOTHESES if row.find.__name__ not in asking]
         return {guess.cause for row in rows for guess in row.find(case)}
 
     mask = "backward_mask"
@@ -338,3 +339,86 @@ def test_a_tied_table_alone_has_lost_one_of_its_uses() -> None:
         assert [guess.change.operation for guess in ways if guess.change] == found
         parts = [guess.says.rpartition("only the ")[2].partition("'")[0] for guess in ways]
         assert parts == ["embedding", "head"][: len(found)]
+
+
+# --- shares of heads and of pairs ----------------------------------------------------------------
+
+PARTS = RNG.standard_normal((8, 24, 6))  # what each of up to eight shares adds to a gradient
+REST = RNG.standard_normal((24, 6))  # and what all of them leave alone
+
+
+def shares_of(
+    factors: dict[str, Any], kind: str, sizes: dict[str, int], wrong: Iterable[str]
+) -> list[tuple[str, str]]:
+    """Return [(cause, sentence)] of the guesses about shares of a batch's gradients.
+
+    `factors` are those of the shares of each wrong key, `kind` is what the shares are of.
+    """
+
+    def made(key: str, counts: Any) -> Any:
+        return REST + np.tensordot(np.asarray(counts), PARTS[: len(counts)], 1)
+
+    def computed(key: str) -> Any:
+        return made(key, np.ones(len(factors[key])))
+
+    def recompute(change: Any, stored: Any) -> Any:
+        shares, (key,) = change.shares, stored
+        counts = shares.queries if "attn_q" in key else shares.keys
+        same = shares.of == kind and len(counts) == len(factors[key])
+        value = made(key, counts) if same else computed(key)
+        return SimpleNamespace(keys=[key], gradient=lambda asked: value)
+
+    wrong = frozenset(wrong)
+    every = {"L1.attn_output.weight", "L1.attn_q.weight", "L1.attn_v.weight", *wrong}
+    case: Any = BackwardCase(
+        lambda key: case_of(made(key, factors[key]), computed(key), key, sizes=sizes),
+        {key: (key,) for key in every}, frozenset(every - wrong), wrong, frozenset(), {},
+        recompute,
+    )  # fmt: skip
+    rules = backward_operations.guess_shares_of_keys, backward_operations.guess_shares_of_rope
+    return [(guess.cause, guess.says) for rule in rules for guess in rule(case)]
+
+
+Q, K, LATENT = "L1.attn_q.weight", "L1.attn_k.weight", "L1.attn_kv_a_mqa.weight"
+
+
+def test_query_heads_that_share_a_key_do_not_count_alike() -> None:
+    one, group = {"n_heads": 4, "n_kv_heads": 4}, {"n_heads": 8, "n_kv_heads": 2}
+    latent = "of the gradient of the rotated part of keys, which {} heads share, "
+    grouped = "of the gradient of keys and values, which 4 query heads share, "
+    for key, sizes, factors, text in (
+        (LATENT, one, (1, 1, 0, 0), latent.format(4) + "query heads 2-3 of 4 are lost"),
+        (LATENT, one, (0.25,) * 4, latent.format(4) + "every query head counts 0.25 times"),
+        (LATENT, {"n_heads": 16}, (1, 1, 1, 1, 1, 1, 0, 1),
+         latent.format(16) + "query heads 12-13 of 16 are lost"),
+        (K, group, (1, 0.5, 1, 1), grouped + "query head 1 of 4 counts 0.5 times"),
+        (K, group, (0, 1.37, 1, 0),
+         grouped + "query heads 0, 3 of 4 are lost, query head 1 of 4 counts 1.37 times"),
+    ):  # fmt: skip
+        found = shares_of({key: factors}, "sharing heads", sizes, [key])
+        assert found == [("backward_kv_group", text)]
+    right = {LATENT: (1, 1, 1, 1)}
+    assert not shares_of(right, "sharing heads", one, [LATENT])  # it is wrong by rounding alone
+    assert not shares_of({K: (1, 0)}, "sharing heads", {"n_heads": 4, "n_kv_heads": 4}, [K])
+    both = {K: (1, 1, 0, 0), Q: (1, 1, 0, 0)}  # queries are wrong too
+    assert not shares_of(both, "sharing heads", group, [K, Q])
+
+
+def test_rope_hands_on_the_gradient_of_some_heads_or_of_one_element_of_each_pair() -> None:
+    sizes = {"n_heads": 4, "n_kv_heads": 2}
+    for kind, factors, text in (
+        ("heads", {Q: (1, 1, 0, 0), K: (1, 0)},
+         "queries heads 2-3 of 4 are lost, of the gradient of keys head 1 of 2 is lost"),
+        ("heads", {Q: (1, 0.5, 1, 1)}, "queries head 1 of 4 counts 0.5 times"),
+        ("pairs given", {Q: (1, 0), K: (0.5, 1)},
+         "queries the second element of each pair is lost after the rotation, of the gradient of "
+         "keys the first element of each pair counts 0.5 times after the rotation"),
+        ("pairs read", {K: (0, 1)},
+         "keys the first element of each pair is lost before the rotation"),
+        ("pairs given", {Q: (2, 2)}, "queries every element that is rotated counts 2 times"),
+    ):  # fmt: skip
+        found = shares_of(factors, kind, sizes, factors)
+        assert found == [("backward_rope", f"at rope, of the gradient of {text}")], kind
+    assert not shares_of({Q: (1, 1, 1, 1)}, "heads", sizes, [Q])
+    values = "L1.attn_v.weight"
+    assert not shares_of({Q: (1, 1, 0, 0), values: (1, 1)}, "heads", sizes, [Q, values])

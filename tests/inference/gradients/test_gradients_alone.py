@@ -208,16 +208,21 @@ def test_logits_and_losses_of_quantized_weights_are_held_to_their_tolerances() -
 
 
 def gradients(operation: Any, run: Any, *shapes: tuple[int, ...]) -> tuple[Any, list[Any]]:
-    """Return (value, gradients of the inputs) of an operation with this mistake in its backward."""
+    """Return (value, gradients of the inputs) of an operation with this mistake in its backward.
+
+    `operation` is the name of the mistake, or the factors of shares of heads.
+    """
     from aprfmt.inference.gradients.changed_backend import ChangedBackend
-    from aprfmt.inference.gradients.changes import BackwardChange
+    from aprfmt.inference.gradients.changes import BackwardChange, WeighedShares
 
     generator = torch.Generator().manual_seed(3)
     given = [
         torch.randn(shape, generator=generator, dtype=torch.float64, requires_grad=True)
         for shape in shapes
     ]
-    changed = ChangedBackend("cpu", "float64", BackwardChange(operation=operation))
+    shares = isinstance(operation, WeighedShares)
+    change = BackwardChange(**{"shares" if shares else "operation": operation})
+    changed = ChangedBackend("cpu", "float64", change)
     value = run(changed, *given)
     weights = torch.arange(value.numel(), dtype=torch.float64).reshape(value.shape).cos()
     (value * weights).sum().backward()
@@ -360,6 +365,74 @@ def test_a_router_a_rotation_or_a_group_of_keys_is_cut_in_a_changed_backward() -
     mask = np.ones((3, 3), bool)
     whole = gradients(None, attend, *shapes)[1]
     assert torch.allclose(found, value) and alike(every, whole) and not torch.allclose(q, of_q)
+
+
+def test_shares_of_heads_and_of_pairs_weigh_otherwise_in_a_changed_backward() -> None:
+    from aprfmt.inference.backends.base import Heads
+    from aprfmt.inference.gradients.changes import WeighedShares
+
+    angles = torch.linspace(0.1, 1.2, 6, dtype=torch.float64).reshape(3, 2)
+    heads = Heads(np.tri(3, dtype=bool), 0.5, None, None, "float32")
+
+    def attend(backend: Any, q: Any, k: Any, v: Any) -> Any:
+        return backend.attention(q, k, v, heads)
+
+    # Two shares of the four query heads of each of two keys: they add up to the whole gradient.
+    shapes = (3, 8, 2), (3, 2, 2), (3, 2, 2)
+    value, whole = gradients(None, attend, *shapes)
+    first, second, scaled = (
+        gradients(WeighedShares("sharing heads", keys=keys), attend, *shapes)
+        for keys in ((1.0, 0.0), (0.0, 1.0), (1.0, 0.5))
+    )
+    for at in (1, 2):
+        parts = first[1][at], second[1][at]
+        assert torch.allclose(parts[0] + parts[1], whole[at]) and not torch.allclose(*parts)
+        assert torch.allclose(parts[0] + parts[1] / 2, scaled[1][at])
+    assert torch.allclose(scaled[0], value) and torch.allclose(scaled[1][0], whole[0])
+
+    # The one key of four heads, and one that three shares do not divide.
+    def repeat(backend: Any, x: Any) -> Any:
+        return backend.repeat_heads(x, 4)
+
+    for keys, counts in (((1.0, 0.0), (1, 1, 0, 0)), ((1.0, 0.0, 1.0), (1, 1, 1, 1))):
+        found = gradients(WeighedShares("sharing heads", keys=keys), repeat, (3, 1, 2))
+        factors = torch.tensor(counts, dtype=torch.float64)[None, :, None]
+        wanted = expected(lambda x, factors=factors: x.expand(-1, 4, -1) * factors, (3, 1, 2))
+        assert alike(found[1], wanted), keys
+
+    # Queries and keys at their rotation, together and each alone.
+    table = angles.cos(), angles.sin()
+    for style in ("half", "interleaved"):
+
+        def turn(backend: Any, q: Any, k: Any, style: Any = style) -> Any:
+            return torch.cat(backend.ropes([q, k], table, style=style, cast="float32"), 1)
+
+        def lone(backend: Any, q: Any, k: Any, style: Any = style) -> Any:
+            turned = (backend.rope(x, table, style=style, cast="float32") for x in (q, k))
+            return torch.cat([*turned], 1)
+
+        firsts = torch.tensor([1, 1, 0, 0] if style == "half" else [1, 0, 1, 0])
+        sizes = (3, 4, 6), (3, 1, 6)  # of six elements four are rotated
+        value, right = gradients(None, turn, *sizes)
+        for run in (turn, lone):
+            of_heads = WeighedShares("heads", (1.0, 0.0))
+            found, (q, k) = gradients(of_heads, run, *sizes)
+            assert torch.allclose(found, value) and torch.allclose(k, right[1])
+            assert torch.allclose(q[:, :2], right[0][:, :2]) and not q[:, 2:].any()
+            read = WeighedShares("pairs read", (), (1.0, 0.0))
+            found, (q, k) = gradients(read, run, *sizes)
+            assert torch.allclose(found, value) and torch.allclose(q, right[0])
+            assert torch.allclose(k[..., :4], right[1][..., :4] * firsts)
+            assert torch.allclose(k[..., 4:], right[1][..., 4:])
+            halves = [
+                gradients(WeighedShares("pairs given", one, one), run, *sizes)[1]
+                for one in ((1.0, 0.0), (0.0, 1.0))
+            ]
+            for at in (0, 1):
+                both = halves[0][at] + halves[1][at]
+                assert torch.allclose(both[..., :4], right[at][..., :4])
+                assert all(torch.allclose(x[at][..., 4:], right[at][..., 4:]) for x in halves)
+                assert all(x[at][..., :4].any(1).all() for x in halves)  # both give both elements
 
 
 def test_a_router_or_a_table_is_cut_from_the_graph() -> None:
