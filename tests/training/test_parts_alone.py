@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from aprfmt.causes.training.optimizers import Recipe
+from aprfmt.causes.training.optimizers import Recipe, parse_recipe
 from aprfmt.errors import UsageError
 from aprfmt.inference.gradients.changes import BackwardChange
 from aprfmt.model import open_model
@@ -77,6 +77,34 @@ def test_moments_of_a_sample_are_those_of_its_elements(known: tuple[str, ...], r
         kept = getattr(case.moments, name, None)
         assert (kept is not None) is (name in known)
         assert kept is None or np.array_equal(kept, whole[numbers].reshape(-1))
+
+
+def test_a_negative_multiple_of_the_step_is_said_of_a_change_along_it_alone(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Seen red: "it moved -2 times the step" of a weight that came from somewhere else."""
+    monkeypatch.setattr(update_check, "UPDATES", ())
+    rng = np.random.default_rng(5)
+    before, gradient, noise = rng.normal(size=(3, 40, 64)).astype(np.float32)
+    step = -np.float32(0.01) * gradient
+    held = update_check.StepInputs(gradient=update_check.RowReader(Numbers(gradient).rows))
+
+    def why(change: Any) -> str:
+        after = (before + change).astype(np.float32)
+        parameter: Any = SimpleNamespace(
+            key="k", names=("k",), vector=False, before=Numbers(before), after=Numbers(after)
+        )
+        found = update_check.judge_update(parameter, parse_recipe("sgd:lr=0.01"), held)
+        assert found.verdict == "differs"
+        return found.why
+
+    for times in (3.0, -2.0, -0.5):  # along the step, forward or back
+        assert f"moved {times:.3g} times the step" in why(times * step)
+        near = re.search(r"moved (\S+) times", why(times * step + 0.001 * abs(times) * noise))
+        assert near is not None and float(near[1]) == pytest.approx(times, rel=0.02)
+    far = 5 * 0.01 * noise  # most of the change is in other directions
+    assert why(-2 * step + far) == "the change is no step of this optimizer"
+    assert "times the step" in why(2 * step + far)
 
 
 def _adafactors() -> dict[str, Callable[[Any], Any]]:
