@@ -36,7 +36,7 @@ def rename_relation(
     many = "all" if len(changed) == total else f"{len(changed)} of"
     says = (
         f"{many} {total} tensors stand under other names than readers look for: "
-        f"{' and '.join(rule.text for rule in rules)}{of}"
+        f"{' and '.join(dict.fromkeys(rule.text for rule in rules))}{of}"
     )
     options = [part for rule in every for part in ("--rename", str(rule))]
     if aside:

@@ -17,6 +17,7 @@ from aprfmt.model.renames import (
     prefix_rules,
     rename_names,
     rules_of_sets,
+    wrapper_rules,
 )
 from aprfmt.model.towers import has_towers, tower_name, tower_rule
 
@@ -206,6 +207,11 @@ def _propose_rules(
     yield from rules_of_sets(prefixes, left)
     for k in range(1, min(3, len(prefixes)) + 1):
         yield prefixes[:k]
+    wrapped = wrapper_rules(spec, style, left)
+    if wrapped:
+        yield wrapped
+        inside = rename_names(left, wrapped, model.path, strict=False)
+        yield [*wrapped, *prefix_rules(spec, style, inside, nested)[:1]]
     if best is None:
         return
     rule = numbering_rule(spec, style, names, int(best.hyper["n_layers"]))

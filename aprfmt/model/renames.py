@@ -285,6 +285,27 @@ def _prefix_rule_for_name(
     return None
 
 
+def wrapper_rules(spec: "ArchSpec", style: str, names: Iterable[str]) -> list[Rename]:
+    """Return rules that remove modules in the middle of names which no template of `spec` has.
+
+    FSDP, activation checkpointing and PEFT wrap modules inside a model, so one name may have such a
+    component several times; there is a rule for each time. A name counts if its end is then one
+    that a template gives. Its last component stays.
+    """
+    index = _template_index(spec, style)
+    stored = (name for row in spec.bindings.get(style, ()) for name in row.stored)
+    known = {part for name in stored for part in name.split(".")}
+    most: Counter[str] = Counter()
+    for name in names:
+        *parts, last = name.split(".")
+        extra = Counter(part for part in parts if part not in known and not part.isdigit())
+        kept = [*(part for part in parts if part not in extra), last]
+        tails = (".".join(kept[k:]) for k in range(min(len(kept), _DEPTH)))
+        if extra and any(index.find(tail) is not None for tail in tails):
+            most |= extra
+    return [Rename(part, "") for part, times in most.items() for _ in range(times)]
+
+
 def _shortest_prefix_rule(old: str, new: str) -> Rename | None:
     """Return the rule from prefix `old` to `new`, less the components that both end in.
 
