@@ -31,10 +31,13 @@ def has_towers(config: Mapping[str, Value] | None) -> bool:
 
 
 def tower_name(name: str) -> str:
-    """Return a tower tensor's name, the same for both layouts; "" for other tensors."""
+    """Return a tower tensor's name, the same for both layouts; "" for other tensors.
+
+    "" too where the module's name is repeated (`visual.visual.`): loaders find no such tensor.
+    """
     short = name.removeprefix("model.")
     module, dot, rest = short.partition(".")
-    if module not in MODULES:
+    if module not in MODULES or rest.startswith(f"{module}."):
         return ""
     return f"{module}{dot}{rest.removeprefix('vision_model.')}"
 
@@ -60,6 +63,8 @@ def tower_rule(names: Iterable[str], unbound: Iterable[str]) -> "Rename | None":
         parts = name.split(".")
         at = next((i for i, part in enumerate(parts[:-1]) if part in MODULES), None)
         if at is not None and not tower_name(name):
+            while at + 2 < len(parts) and parts[at + 1] == parts[at]:
+                at += 1
             found[tuple(parts[: at + 1])] = found.get(tuple(parts[: at + 1]), 0) + 1
     if not found:
         return None

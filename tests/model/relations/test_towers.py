@@ -71,6 +71,7 @@ WRONG = {
     ),
     "wrapped": (r"^(model[.])?vision_tower[.]", "base.vision_tower."),
     "all below another module": ("^", "wrapper."),
+    "repeated": (r"^((model[.])?vision_tower[.])", r"\1vision_tower."),
     "projector alone": (r"^(model[.])?multi_modal_projector[.]", "model.mm.multi_modal_projector."),
 }  # fmt: skip
 
@@ -193,6 +194,8 @@ def test_a_model_beside_a_tower_of_another_kind_is_read_as_it_was(gemma3: Path) 
         ("model.layers.0.x", ""),
         ("model.language_model.visual.x", ""),
         ("audio_tower.x", "audio_tower.x"),
+        ("visual.visual.x", ""),
+        ("model.visual.visual.x", ""),
     ],
 )
 def test_a_tower_has_one_name_in_both_layouts(name: str, read: str) -> None:
