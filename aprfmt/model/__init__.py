@@ -641,7 +641,7 @@ def _open_checked(
     The file is closed on an error. `path` is a file of weights. `named_folder` says that the user
     named its folder: config.json and tokenizer files are read from there whatever the format is.
     """
-    source = _open_file_or_index(_shard_index_of(path), partial, damaged)
+    source = _open_file_or_index(_shard_index_of(path, named_folder), partial, damaged)
     folder, wrong = None, None
     try:
         keyed = FORMATS[source.format].keys_like or source.format
@@ -681,14 +681,26 @@ def _rename_source(
     return RenamedSource(source, rules), folder
 
 
-def _shard_index_of(path: Path) -> Path:
-    """Return the shard index next to a file that is named like a shard; else `path` itself."""
+def _shard_index_of(path: Path, named_folder: bool) -> Path:
+    """Return the shard index next to a file that is named like a shard; else `path` itself.
+
+    An index that does not exist is returned too where the user named the folder, and a whole set of
+    shards is in it.
+    """
     if re.fullmatch(r"pytorch_model-\d{5}-of-\d{5}\.bin", path.name):
         index = path.with_name(PICKLED_INDEX)
         return index if index.is_file() else path
-    index = path.with_name(INDEX)
-    shard = re.fullmatch(r"model-\d{5}-of-\d{5}\.safetensors", path.name)
-    return index if shard and index.is_file() else path
+    shard = re.fullmatch(r"(?P<stem>.+)-\d{5}-of-\d{5}\.safetensors", path.name)
+    if shard is None:
+        return path
+    index = path.with_name(f"{shard['stem']}.safetensors.index.json")
+    if index.is_file():
+        return index
+    if named_folder and not is_remote(path):
+        from aprfmt.formats.safetensors.index_check import complete_set
+
+        return index if complete_set(index) else path
+    return path
 
 
 def recognize_format(path: Path) -> str:

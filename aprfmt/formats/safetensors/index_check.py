@@ -25,6 +25,10 @@ SINGLE = (
     "transformers and llama.cpp's converter load that file, vLLM and others that go by the index "
     "find no weights"
 )
+# Source: the same functions.
+NO_INDEX = (
+    "transformers finds no weights without it, llama.cpp's converter and vLLM read every shard"
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +56,13 @@ def index_repair_text(path: Path) -> str:
     """
     if not path.name.endswith(INDEX_SUFFIX) or is_remote(path) or not complete_set(path):
         return ""
-    return f"{REMEDY} {shlex.quote(str(path.parent))}"
+    return _repair_command(path)
+
+
+def _repair_command(path: Path) -> str:
+    """Return the command that makes the index at `path` anew from the shards in its folder."""
+    usual = path.name == f"model{INDEX_SUFFIX}"
+    return f"{REMEDY} {shlex.quote(str(path.parent if usual else path))}"
 
 
 def check_weight_map(
@@ -116,7 +126,7 @@ def _refuse_map(
 
     `homes` maps each stored name to its file.
     """
-    todo = f"make the index anew: {REMEDY} {path.parent}"
+    todo = f"make the index anew: {_repair_command(path)}"
     for name in (*absent, *moved):
         there = f"it is in {homes[name]}" if name in homes else "no other shard does"
         raise FormatError(
@@ -157,13 +167,29 @@ def find_replacement_shards(
         f"the index is stale: {many} the {len(homes)} shards it names "
         f"{'are missing' if there else 'is there'} ({lacking[0]}), {whole}"
     )
-    todo = f"make the index anew: {REMEDY} {path.parent}"
+    todo = f"make the index anew: {_repair_command(path)}"
     if there:
         todo = f"take it away, and {there[0]} with it"
     if faults is None:
         raise FormatError(f"{path}: {says} ({next(iter(found))}); {todo}")
     pairs = tuple((new, named) for new, named in zip(found, lacking, strict=False))
     faults.append(IndexFault(says, tuple(lacking), pairs, mended=not there))
+    return found
+
+
+def absent_index(path: Path, faults: list[IndexFault] | None) -> dict[str, Path]:
+    """Return {name: path} of the whole set of shards in the folder of an index that is not there.
+
+    A fault is added to `faults`; if that is None, FormatError is raised. It is raised too where no
+    set is whole.
+    """
+    found = complete_set(path)
+    if not found:
+        raise FormatError(f"{path}: no such file, and no whole set of shards is in its folder")
+    says = f"the {len(found)} shards of a whole set have no index: {NO_INDEX}"
+    if faults is None:
+        raise FormatError(f"{path}: no such file; {says}; make it: {_repair_command(path)}")
+    faults.append(IndexFault(says, tuple(found)))
     return found
 
 

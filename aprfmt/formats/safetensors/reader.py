@@ -107,25 +107,31 @@ def open_index(path: Path, *, partial: bool = False, damaged: bool = False) -> S
     Index and shards must agree on every tensor. `partial` allows missing and truncated shards, each
     with a note. `damaged` is for the shards as in `open_source`, and collects the index's faults in
     `index_faults`: tensors are then taken from the shard that has them. An index that names no
-    existing file is then replaced by a complete set of shards in its folder. Raises FormatError.
+    existing file is then replaced by a complete set of shards in its folder, and so is one that
+    does not exist itself. Raises FormatError.
     """
     from aprfmt.formats.safetensors.index_check import (
         IndexFault,
+        absent_index,
         check_weight_map,
         complete_set,
         find_renamed_shards,
         find_replacement_shards,
         unlisted_files,
     )
-    from aprfmt.formats.shard_index import existing_files, open_files, read_index
+    from aprfmt.formats.shard_index import ShardIndex, existing_files, open_files, read_index
     from aprfmt.formats.shard_set import join_tensors
 
     path = parse_location(path)
-    index = read_index(path)
-    homes, weight_map = index.homes, index.weight_map
     notes: list[Note] = []
     faults: list[IndexFault] | None = [] if damaged else None
-    others = find_replacement_shards(path, homes, faults)
+    if is_remote(path) or path.is_file():
+        index = read_index(path)
+        others = find_replacement_shards(path, index.homes, faults)
+    else:
+        index = ShardIndex(path, {}, {}, {})
+        others = absent_index(path, faults)
+    homes, weight_map = index.homes, index.weight_map
     if others is not None:
         homes = others
     elif faults is not None and not is_remote(path) and {*homes} < {*complete_set(path)}:
