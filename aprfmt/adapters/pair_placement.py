@@ -17,7 +17,7 @@ from aprfmt.arch.joining_steps import Stacked
 from aprfmt.arch.layout_steps import RowsPermuted
 from aprfmt.errors import ArchError, ConversionError
 from aprfmt.model import Model
-from aprfmt.model.adapter_parts import HEADS, plain_module
+from aprfmt.model.adapter_parts import HEADS, is_saved_base, plain_module
 from aprfmt.model.adapter_reading import Adapter, StoredPair, read_factors
 from aprfmt.model.patterns import similar_names
 from aprfmt.model.relations import SHOWN, Relation, opening_path
@@ -499,7 +499,9 @@ def whole_tensors(adapter: Adapter, base: Model, *, untie: bool = False) -> Mapp
     # Each whole tensor: the saved embedding, one of the base, or a tied head.
     for name, view in adapter.replacements.items():
         plain = name.replace(".base_layer.", ".")
-        if plain != name and plain in base:  # PEFT saves the table of tokens whose pair it has
+        if (
+            is_saved_base(name, adapter.config) and plain in base
+        ):  # PEFT saves the table of tokens whose pair it has
             mine, other = view.numpy(), base[plain].numpy()
             common = min(len(mine), len(other))
             if len(mine) != len(other) and plain in vocabulary_tensors(base):
@@ -510,8 +512,8 @@ def whole_tensors(adapter: Adapter, base: Model, *, untie: bool = False) -> Mapp
                     "belongs to another base"
                 )
             continue
-        if name in base:
-            found[name] = view
+        if plain in base:
+            found[plain] = view
         elif _is_tied_head(adapter, name, base, untie=untie):
             continue
         elif untie and name.endswith(HEADS) and base.hyper["tied_embeddings"]:
@@ -521,6 +523,15 @@ def whole_tensors(adapter: Adapter, base: Model, *, untie: bool = False) -> Mapp
                 f"{adapter.path}: {name} is a whole tensor (modules_to_save) that {base.path} "
                 "does not have under this name; merge it into a base in the adapter's own format"
             )
+    table = _embedding_name(base)
+    if table in found and _trains_table_alone(adapter, table, base):
+        if not untie:
+            raise ConversionError(
+                f"{adapter.path}: its {table} was trained alone (modules_to_save without "
+                f"ensure_weight_tying): the head stayed as it was, and {base.path} has one tensor "
+                f"for both; {_UNTIE}"
+            )
+        found[HEADS[0]] = base[table]
     # Shapes must be the base's, but for the number of tokens.
     rows = vocabulary_tensors(base)
     for name, view in found.items():
@@ -533,6 +544,21 @@ def whole_tensors(adapter: Adapter, base: Model, *, untie: bool = False) -> Mapp
                 f"{list(here)}: it belongs to another base"
             )
     return found
+
+
+def _trains_table_alone(adapter: Adapter, table: str, base: Model) -> bool:
+    """Return whether an adapter trained the token embedding, and not the head that is tied to it.
+
+    PEFT then wraps the embedding, and the head goes on with the base's tensor; a merge by PEFT has
+    two. An embedding that was resized and saved without such a wrapper stays tied.
+    """
+    if not base.hyper["tied_embeddings"] or any(n.endswith(HEADS) for n in adapter.replacements):
+        return False
+    listed = adapter.config.get("modules_to_save")
+    modules = [m for m in listed if isinstance(m, str)] if isinstance(listed, list) else []
+    module = f".{table.removesuffix('.weight')}"
+    wrapped = any(module.endswith(f".{one}") for one in modules)
+    return wrapped and not adapter.config.get("ensure_weight_tying")
 
 
 def _embedding_name(base: Model) -> str:

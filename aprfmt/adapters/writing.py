@@ -30,7 +30,7 @@ from aprfmt.errors import ConversionError, OutputError
 from aprfmt.formats import FORMATS, open_source
 from aprfmt.formats.atomic import FileSet
 from aprfmt.model import Model, open_model
-from aprfmt.model.adapter_parts import PREFIX
+from aprfmt.model.adapter_parts import PREFIX, is_saved_base
 from aprfmt.model.adapter_reading import Adapter, StoredPair, read_adapter
 from aprfmt.model.sidecar_files import ADAPTER_CONFIG, ADAPTER_WEIGHTS
 
@@ -145,7 +145,7 @@ def _output_tensors(
     ConversionError for what the spelling cannot express.
     """
     # Refuse what only a merge can express.
-    whole = [name for name in adapter.replacements if ".base_layer." not in name]
+    whole = [name for name in adapter.replacements if not is_saved_base(name, adapter.config)]
     if whole:
         raise ConversionError(
             f"{adapter.path}: {', '.join(whole[:3])} {'is' if len(whole) == 1 else 'are'} whole "

@@ -1,4 +1,4 @@
-"""What a LoRA or IA3 adapter is, in words, and what can be done with it."""
+"""What an adapter is, in words, and what can be done with it."""
 
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
@@ -8,11 +8,11 @@ from aprfmt.base.text_escape import shorten
 from aprfmt.model.adapter_parts import (
     DEFAULT_ALPHA,
     HEADS,
-    WRAPPED,
     adapter_parts,
     alpha_contradiction,
     assumed_alpha_text,
     diffusion_components,
+    is_saved_base,
     lacks_scale,
     merge_obstacle,
     mlx_parameter,
@@ -21,6 +21,7 @@ from aprfmt.model.adapter_parts import (
     plain_module,
     target_parameters,
     unwrap_module,
+    whole_in_gguf,
 )
 from aprfmt.model.renames import prefix_rule_onto
 from aprfmt.model.towers import has_towers
@@ -55,7 +56,7 @@ def adapter_text(model: "Model") -> str:
         counts = ", ".join(f"{name} {count}" for name, count in components.items())
         what += f" of a diffusion pipeline (modules: {counts})"
     found = f"{what}{rank}{scale}{_for_base(base)}, {len(model)} tensors"
-    bases = [name for name in parts.replacements if f"{WRAPPED}." in name]
+    bases = [name for name in parts.replacements if is_saved_base(name, config)]
     whole = [name for name in parts.replacements if name not in bases]
     if whole:
         each = [f"{name} {list(model[parts.replacements[name]].shape)}" for name in whole]
@@ -137,6 +138,12 @@ def adapter_next_step(model: "Model") -> str:
             f"its names have the adapter's own, {parts.named!r}, in them, which no loader reads: "
             f"save it by save_pretrained, or {merge}"
         )
+    refused = whole_in_gguf(parts)
+    if refused:
+        return (
+            f"llama.cpp refuses it for {join_first(refused, _SHOWN)}, which is whole; leave it out "
+            f"if it is the base's own: {drop_stray_command(model, refused)}"
+        )
     if parts.replacements:
         return f"{merge}, which alone takes whole tensors along"
     if any(target_parameters(config, unwrap_module(module)[0]) for module in parts.factors):
@@ -154,6 +161,14 @@ def scaling_adapter_text(model: "Model") -> str:
     """Return a description of an IA3 adapter, with its base model."""
     to = _for_base(peft_config(model).get("base_model_name_or_path"))
     return f"an IA3 adapter{to}, {len(model)} tensors: vectors that scale activations"
+
+
+def other_adapter_text(model: "Model") -> str:
+    """Return a description of an adapter of another method than LoRA and IA3: its peft_type."""
+    config = peft_config(model)
+    to = _for_base(config.get("base_model_name_or_path"))
+    method = shorten(str(config.get("peft_type")), 40)
+    return f"an adapter of PEFT's method {method}{to}, {len(model)} tensors"
 
 
 def _for_base(base: object) -> str:

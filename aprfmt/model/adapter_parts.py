@@ -385,6 +385,26 @@ def alpha_contradiction(config: Mapping[str, Any], parts: AdapterParts, model: "
     )
 
 
+def whole_in_gguf(parts: AdapterParts) -> tuple[str, ...]:
+    """Return the stored names of whole tensors for which llama.cpp refuses a GGUF adapter.
+
+    It (llama-adapter.cpp) takes names that end in `.lora_a` or `.lora_b`, passes over
+    `_norm.weight`, and refuses a file with any other. () for other spellings.
+    """
+    whole = parts.replacements.values() if parts.spellings == {"gguf"} else ()
+    return tuple(name for name in whole if not name.endswith("_norm.weight"))
+
+
+def is_saved_base(name: str, config: Mapping[str, Any]) -> bool:
+    """Return whether a whole tensor is the base's own, which PEFT saved with the module's pair.
+
+    `name` is its name in the base with the wrapper, such as `q_proj.base_layer.bias`. A bias that
+    `bias` of the configuration makes trainable stands there too, and is the adapter's.
+    """
+    trained = name.endswith(".bias") and config.get("bias") in ("all", "lora_only")
+    return f"{WRAPPED}." in name and not trained
+
+
 def merge_obstacle(
     config: Mapping[str, Any], parts: AdapterParts, model: "Model", *, compare: bool = False
 ) -> str:
@@ -399,6 +419,8 @@ def merge_obstacle(
     for key in _UNREAD:
         if config.get(key):
             return f"{key} of adapter_config.json is not read here"
+    if config.get("use_dora") and config.get("fan_in_fan_out"):
+        return "DoRA of matrices that are stored [in, out] (fan_in_fan_out) is not read here"
     odd_pair = _parameter_obstacle(config, parts)
     if odd_pair:
         return odd_pair

@@ -1,6 +1,7 @@
 """What stands in an adapter's file beside its factors: said by `inspect`, and held by a merge."""
 
 import json
+import shutil
 from collections.abc import Mapping
 from pathlib import Path
 from types import SimpleNamespace
@@ -15,6 +16,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 from aprfmt.adapters import merge_answers
 from aprfmt.adapters.merging import MergeLoss, loss_notes
 from tests.cli.run import aprfmt
+from tests.models import save_tiny
 
 PREFIX = "base_model.model."
 STRAY = ("rope_freqs.weight", "rope_factors_long.weight", "rope_factors_short.weight")
@@ -58,6 +60,7 @@ REFUSED: Mapping[str, Mapping[str, Any]] = {
     "biases of the factors": {"lora_bias": True},
     "another method": {"peft_type": "LOHA"},
     "taken out of the base": {"init_lora_weights": "pissa"},
+    "DoRA along the other axis": {"use_dora": True, "fan_in_fan_out": True},
 }
 
 
@@ -215,6 +218,62 @@ def test_a_table_of_the_same_size_is_merged(tmp_path: Path) -> None:
     assert torch.equal(found["model.embed_tokens.weight"], table)
 
 
+@pytest.mark.parametrize("tied_in_training", [True, False])
+def test_a_table_that_was_trained_alone_does_not_take_the_head_along(
+    tied_in_training: bool, tmp_path: Path
+) -> None:
+    """PEFT wraps what modules_to_save names: the head goes on with the base's table.
+
+    Seen red: the trained table was the head of the merge too, and the merge was "verified".
+    """
+    base, table = base_folder(tmp_path / "base", tied=True), torch.randn(HELD, 64)
+    said = {"modules_to_save": ["embed_tokens"], "ensure_weight_tying": tied_in_training}
+    adapter = adapter_folder(tmp_path / "a", {TABLES[1]: table}, **said)
+    done = merge(base, adapter, tmp_path / "out")
+    if tied_in_training:
+        assert done.code == 0, done.err
+        return
+    assert done.code == 2 and "the head stayed as it was" in done.err, done.err
+    # The merge that PEFT makes has both tables.
+    held = load_file(base / "model.safetensors")
+    own = load_file(adapter / "adapter_model.safetensors")
+    for layer in range(2):
+        name = f"{PREFIX}model.layers.{layer}.self_attn.q_proj.lora_"
+        change = 2 * own[f"{name}B.weight"] @ own[f"{name}A.weight"]
+        held[f"model.layers.{layer}.self_attn.q_proj.weight"] += change
+    merged = shutil.copytree(base, tmp_path / "merged")
+    config = json.loads((merged / "config.json").read_text()) | {"tie_word_embeddings": False}
+    (merged / "config.json").write_text(json.dumps(config))
+    for head, code in ((held[TABLES[1]], 0), (table, 1)):
+        both = held | {TABLES[0]: head.clone(), TABLES[1]: table}
+        save_file(both, merged / "model.safetensors")
+        done = aprfmt("diff", base, merged, "--adapter", adapter)
+        assert done.code == code, done.out + done.err
+
+
+@pytest.mark.parametrize("trains", ["all", "lora_only"])
+def test_biases_that_were_trained_next_to_a_pair_are_merged(trains: str, tmp_path: Path) -> None:
+    """PEFT saves them under base_layer. Seen red: "it belongs to another base"."""
+    save_tiny("qwen2", tmp_path / "base")
+    base, module = tmp_path / "base", "model.layers.0.self_attn.q_proj"
+    bias = load_file(base / "model.safetensors")[f"{module}.bias"] + 0.5
+    held = load_file(base / "model.safetensors")[f"{module}.weight"]
+    adapter = adapter_folder(tmp_path / "a", bias=trains)
+    own = {
+        f"{PREFIX}{module}.lora_A.weight": torch.ones(4, held.shape[1]) * 0.1,
+        f"{PREFIX}{module}.lora_B.weight": torch.ones(held.shape[0], 4) * 0.1,
+        f"{PREFIX}{module}.base_layer.bias": bias,
+    }
+    save_file(own, adapter / "adapter_model.safetensors")
+    assert "the base's own" not in aprfmt("inspect", adapter).out
+    done = merge(base, adapter, tmp_path / "out")
+    assert done.code == 0, done.err
+    found = load_file(tmp_path / "out" / "model.safetensors")
+    assert torch.equal(found[f"{module}.bias"], bias)
+    assert aprfmt("diff", base, tmp_path / "out", "--adapter", adapter).code == 0
+    assert aprfmt("convert", adapter, tmp_path / "a.gguf", "--base", base).code == 2
+
+
 @pytest.mark.parametrize("same", [True, False])
 def test_a_head_for_a_tied_base_is_the_table_or_refused(same: bool, tmp_path: Path) -> None:
     base, table = base_folder(tmp_path / "base", tied=True), torch.randn(HELD, 64)
@@ -305,6 +364,24 @@ def test_a_stray_tensor_is_named_and_left_out(name: str, tmp_path: Path) -> None
     mended = aprfmt(*words.split())
     assert mended.code == 0, mended.err
     assert aprfmt("validate", tmp_path / "new.gguf").code == 0
+
+
+@pytest.mark.parametrize("name", ["token_embd.weight", "output_norm.weight"])
+def test_a_whole_tensor_of_a_gguf_is_said_where_llama_cpp_refuses_it(
+    name: str, tmp_path: Path
+) -> None:
+    """Seen red: "not decided", and the advice of a merge that is refused."""
+    base, adapter = base_folder(tmp_path / "base"), adapter_folder(tmp_path / "a")
+    assert aprfmt("convert", adapter, tmp_path / "ok.gguf", "--base", base).code == 0
+    _with_stray(tmp_path / "ok.gguf", tmp_path / "whole.gguf", name)
+    shown = aprfmt("inspect", tmp_path / "whole.gguf", "--json").json["summary"]["next"]
+    found = aprfmt("validate", tmp_path / "whole.gguf", "--json").json
+    refused = name == "token_embd.weight"
+    assert ("llama.cpp refuses it" in shown, found["exit"] == 1) == (refused, refused)
+    if refused:
+        words = shown.partition("aprfmt ")[2].replace("OUT", str(tmp_path / "new.gguf"))
+        assert aprfmt(*words.split()).code == 0
+        assert aprfmt("validate", tmp_path / "new.gguf").code == 0
 
 
 def _changed(folder: Path, change: Any) -> Path:

@@ -34,6 +34,7 @@ from aprfmt.model.adapter_parts import (
     assumed_alpha_text,
     pair_faults_text,
     peft_config,
+    whole_in_gguf,
 )
 from aprfmt.model.completeness import vector_text, vector_todo
 from aprfmt.model.config_paths import path_of_name, value_at_path
@@ -74,6 +75,11 @@ def check_architecture(ctx: CheckContext) -> Result:
     if stray:
         found = f"{', '.join(stray)}: no part of an adapter; loaders that know factors refuse it"
         todo = f"leave it out: {drop_stray_command(ctx.model, stray)}"
+        return Result("", [CheckFinding(ctx.where, found, "factors of a LoRA", todo)])
+    whole = () if parts is None else whole_in_gguf(parts)
+    if whole:
+        found = f"{', '.join(whole)}: whole, and llama.cpp refuses an adapter with such a tensor"
+        todo = f"leave it out if it is the base's own: {drop_stray_command(ctx.model, whole)}"
         return Result("", [CheckFinding(ctx.where, found, "factors of a LoRA", todo)])
     assumed = "" if parts is None else assumed_alpha_text(peft_config(ctx.model), parts, ctx.model)
     if assumed:
