@@ -93,6 +93,7 @@ def test_one_summand_of_every_sum_of_a_layer_is_left_out(monkeypatch: pytest.Mon
     ]
     assert tried(-1, *sums) == []
     assert tried(0, ("sum", "per_layer_x", 2), ("sum", "altup_y", 2)) == []
+    assert tried(0, ("positions", "embd", 2), ("types", "embd_in", 2)) == []  # no sublayer's
     assert tried(1, ("sum", routed, 2)) == [
         ("moe_routing", (routed, 1, 0), {"left_out": "routed experts are"}),
         ("moe_routing", (routed, 0, 0), {"left_out": "shared expert is"}),

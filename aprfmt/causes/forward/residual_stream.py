@@ -546,6 +546,8 @@ def try_residual_sums(case: Mismatch) -> Iterator[Change]:
         for index, call in enumerate(adds):
             if case.array(call.args[1]).ndim < 2:
                 continue  # a bias
+            if call.location.point in ("embd", "embd_in"):
+                continue  # no sublayer's sum: positions
             if call.location.point.startswith(("per_layer", "altup")):
                 continue  # no sublayer's sum: separate hypotheses (layer_sharing.py)
             if call.location.point in ROUTED:

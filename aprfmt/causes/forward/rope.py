@@ -889,7 +889,7 @@ def _list_values(values: Array) -> str:
 def find_position_rows(case: Mismatch) -> Iterator[Change]:
     """Yield the change of which rows of a learned position table were read, as the trace shows.
 
-    Usual wrong positions are proposed where the trace does not have the sum.
+    Usual wrong positions, and none, are proposed where the trace does not have the sum.
     """
     if case.patched.spec.block.position != "learned" or case.layer > 0:
         return
@@ -904,6 +904,7 @@ def find_position_rows(case: Mismatch) -> Iterator[Change]:
         for where in usual_positions(ours) if solved is None else [solved]:
             yield positions_change(ours, where)
         if solved is None:
+            yield _no_positions_change(case.patched)
             yield from early_table_offsets(case.patched)
         return
     # The rows that were added: none, or the nearest of the table.
@@ -911,13 +912,7 @@ def find_position_rows(case: Mismatch) -> Iterator[Change]:
     table = np.asarray(case.patched.weights["position_embd.weight"].numpy(), np.float64)
     ours = token_positions(case.patched)
     if exact_norm(rows) <= case.view.tolerance * exact_norm(case.view.theirs):
-        yield Change(
-            "positions",
-            "no position is added to the embedding",
-            ("position_embd.weight",),
-            lambda patched, layers: patched.with_weights({"position_embd.weight": 0 * table}),
-            scoped=False,
-        )
+        yield _no_positions_change(case.patched)
         return
     nearest = [int(np.argmin(np.linalg.norm(table - row, axis=1))) for row in rows]
     configured = int(case.patched.hp["position_offset"])
@@ -929,6 +924,18 @@ def find_position_rows(case: Mismatch) -> Iterator[Change]:
         yield positions_change(ours, theirs)
     elif len(np.unique(theirs - ours)) == 1:
         yield table_offset_change(configured, int(theirs[0] - ours[0]) + configured)
+
+
+def _no_positions_change(patched: PatchedModel) -> Change:
+    """Return the change that no row of the table of positions is added to the embedding."""
+    table = np.asarray(patched.weights["position_embd.weight"].numpy(), np.float64)
+    return Change(
+        "positions",
+        "no position is added to the embedding",
+        ("position_embd.weight",),
+        lambda made, layers: made.with_weights({"position_embd.weight": 0 * table}),
+        scoped=False,
+    )
 
 
 def see_other_angles(pair: PointPair) -> str:
