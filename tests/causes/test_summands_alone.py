@@ -357,3 +357,43 @@ def test_so_many_cells_must_fit_and_later_ones_are_not_fitted_in_vain(
     assert told(200, *range(0, 30 * (most + 1), 30)) is None
     assert told(200, *range(most + 1)) is None and fitted == [first]
     assert told(200, *range(200 - most - 1, 200)) is None and len(fitted) == 5
+
+
+@pytest.mark.parametrize("layer", [-1, 0])
+def test_the_tokens_of_a_second_segment_have_another_type(layer: int) -> None:
+    """Where rows differ, from the first such row on, or after a separator that is there twice."""
+    ids, rng = (1, 5, 2, 6, 7, 2), np.random.default_rng(6)
+    table = rng.normal(size=(3, 4)).astype(np.float32)
+    x = rng.normal(size=(6, 4)).astype(np.float32)
+
+    def told(differs: list[int], at: int = layer, types: Any = table, rows: int = 6) -> Any:
+        held = None if types is None else SimpleNamespace(numpy=lambda: types)
+        patched = SimpleNamespace(
+            ids=ids, weights=SimpleNamespace(get_role=lambda layer, role: held)
+        )
+        case: Any = SimpleNamespace(
+            layer=at,
+            patched=patched,
+            view=SimpleNamespace(mine=np.zeros((rows, 4)), axis=0, tolerance=1e-3),
+            distances_by_row=lambda view: np.asarray(differs, float),
+        )
+        return list(residual_stream.try_token_types(case))
+
+    found = told([0, 0, 0, 1, 1, 1])
+    said = [one.says for one in found if "at positions" in one.says]
+    says = "the tokens at positions {} have type {}; the model says 0"
+    assert said == [says.format(at, row) for row in (1, 2) for at in ("3-5",)]
+    every = {one.values.get("at") for one in told([1, 0, 1, 1, 1, 1])}
+    assert every == {None, "0, 2-5", "3-5"}  # all rows differ where tokens see later ones
+    assert not told([0, 0, 0, 1, 1, 1], at=1) and not told([0, 0, 0, 1, 1, 1], types=None)
+    assert len(told([0, 1], rows=2)) == 3  # a point with other rows: other types of all tokens
+    made: dict[str, Any] = {}
+    own = next(one for one in found if one.values.get("at") == "3-5")
+    own.make(
+        SimpleNamespace(with_op=lambda op, override, layers: made.update({op: override})), None
+    )
+    outside, inside = SimpleNamespace(point="embd"), SimpleNamespace(point="attn_out")
+    wanted = x + table[[0, 0, 0, 1, 1, 1]]
+    assert np.array_equal(made["add"](np.add, outside, x, table[0]), wanted)
+    for at, added in ((inside, table[0]), (outside, table[1]), (outside, x)):
+        assert np.array_equal(made["add"](np.add, at, x, added), x + added)

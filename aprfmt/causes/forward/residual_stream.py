@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from aprfmt.arch.role_vocabulary import split_key
+from aprfmt.base.number_ranges import number_ranges
 from aprfmt.causes.forward.attention import solve_cap
 from aprfmt.causes.forward.mismatch import (
     Array,
@@ -84,6 +85,8 @@ FACTORS = {
 
 MOST_WRONG = 0.5  # share of the tokens up to which single ids are wrong, not the table
 MOST_ROWS = 512
+IN_EMBEDDING = "embd", "embd_in"  # the points before types and positions are added
+MOST_STARTS = 8  # of a second segment, besides the first row that differs
 MOST_PLACES = 4  # by which recorded ids are looked for before or after their rows
 HALVES: Mapping[str, str] = {"attn": "attention", "ffn": "the MLP"}  # sublayers in words
 POWERS = (-3, -2, -1, 1, 2, 3)  # of 2: factors that are tried before a number is fitted
@@ -232,9 +235,55 @@ def usual_token_type_mistakes(patched: PatchedModel) -> Iterator[Change]:
 
 
 def try_token_types(case: Mismatch) -> Iterator[Change]:
-    """Yield changes of the token types, at points up to the first layer."""
-    if case.layer <= 0:
-        yield from usual_token_type_mistakes(case.patched)
+    """Yield changes of the token types, at points up to the first layer.
+
+    All tokens have another type, or some of them: those whose rows differ, those from the first
+    row that differs on, or those after a token that is in the text twice, as separators are.
+    """
+    weight = case.patched.weights.get_role(None, "token_types.weight")
+    if case.layer > 0 or weight is None:
+        return
+    yield from usual_token_type_mistakes(case.patched)
+    table = np.asarray(weight.numpy(), np.float32)
+    ids = np.asarray(case.patched.ids)
+    if case.view.mine.shape[case.view.axis] != len(ids):
+        return
+    differs = case.distances_by_row(case.view) > case.view.tolerance
+    first = int(np.argmax(differs))
+    numbers, counts = np.unique(ids, return_counts=True)
+    after = 1 + np.flatnonzero(np.isin(ids, numbers[counts > 1]))
+    starts = [first, *(int(at) for at in after[:MOST_STARTS])]
+    masks = [differs, *(np.arange(len(ids)) >= start for start in starts)]
+    some = {mask.tobytes(): mask for mask in masks if mask.any() and not mask.all()}
+    for row in range(1, min(len(table), 8)):
+        for mask in some.values():
+            yield _token_types_change(table, np.where(mask, row, 0))
+
+
+def _token_types_change(table: Array, types: Array) -> Change:
+    """Return the change that tokens have these types, int [tokens], where the model says 0.
+
+    `table` [types, hidden] is the model's table of types.
+    """
+
+    def make(patched: PatchedModel, layers: Layers) -> PatchedModel:
+        """Return the model that adds each token's own row of the table; `layers` is not used."""
+
+        def override(op: Any, at: Any, x: Any, added: Any) -> Any:
+            """Return the sum; of the embedding and the first row of types, with each token's."""
+            of_types = at.point in IN_EMBEDDING and np.ndim(added) == 1 and len(x) == len(types)
+            if of_types and np.array_equal(np.asarray(added), table[0].astype(added.dtype)):
+                return op(x, table[types].astype(added.dtype))
+            return op(x, added)
+
+        return patched.with_op("add", override, layers)
+
+    row = int(types.max())
+    where = number_ranges(np.flatnonzero(types).tolist(), 4)
+    return Change(
+        "token_type_ids", f"the tokens at positions {where} have type {row}; the model says 0",
+        ("token_types.weight",), make, {"token_type": row, "at": where}, scoped=False,
+    )  # fmt: skip
 
 
 def find_dropout(case: Mismatch) -> Iterator[Change]:
@@ -546,7 +595,7 @@ def try_residual_sums(case: Mismatch) -> Iterator[Change]:
         for index, call in enumerate(adds):
             if case.array(call.args[1]).ndim < 2:
                 continue  # a bias
-            if call.location.point in ("embd", "embd_in"):
+            if call.location.point in IN_EMBEDDING:
                 continue  # no sublayer's sum: positions
             if call.location.point.startswith(("per_layer", "altup")):
                 continue  # no sublayer's sum: separate hypotheses (layer_sharing.py)
