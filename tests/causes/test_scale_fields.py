@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import aprfmt as package
-from aprfmt.codecs import CODECS
+from aprfmt.codecs import CODECS, k_scales
 from tests.cli.run import aprfmt
 
 NAME = "blk.1.ffn_up.weight"
@@ -82,6 +82,31 @@ def test_rewritten_scales_of_blocks_are_no_other_checkpoint(
     found = aprfmt("diff", *pair(demo, tmp_path, kind, edit), "--json").json["causes"]
     assert [(one["cause"], one["level"]) for one in found] == [(cause, level)]
     assert says in found[0]["says"] and "the codes are equal" in found[0]["says"]
+
+
+def packed_exchanged(blocks: Any) -> None:
+    """Exchange the packed scales and minima of the groups; gguf-py reads the bytes to prove it."""
+    packed = blocks["scales"]
+    if packed.shape[1] == 16:
+        blocks["scales"] = packed >> 4 | packed << 4
+        return
+    scales, mins = gguf.quants.Q4_K.get_scale_min(packed)
+    blocks["scales"] = k_scales.pack_scales_and_mins(mins, scales)
+    again = gguf.quants.Q4_K.get_scale_min(blocks["scales"])
+    assert np.array_equal(again[0], mins) and np.array_equal(again[1], scales)
+
+
+@pytest.mark.parametrize("kind", ["Q2_K", "Q4_K", "Q5_K"])
+def test_scales_of_groups_that_stand_for_minima_are_no_exchanged_blocks(
+    kind: str, demo: Path, tmp_path: Path
+) -> None:
+    """Seen red: "d and dmin are exchanged", confirmed, which is another change of the file."""
+    made = pair(demo, tmp_path, kind, packed_exchanged)[1]
+    found = aprfmt("diff", demo, made, "--json").json["causes"]
+    (one,) = [each for each in found if each["cause"] == "quant_min"]
+    assert one["level"] == "confirmed" and "d and dmin" not in one["says"]
+    assert "packed scales of the groups" in one["says"]
+    assert NAME in str(one["where"])
 
 
 def test_the_side_whose_bits_were_rewritten_is_the_accused(demo: Path, tmp_path: Path) -> None:

@@ -21,7 +21,7 @@ from aprfmt.causes.row import Cause
 from aprfmt.causes.tensor import lattices
 from aprfmt.causes.tensor.packed_copies import PackedCopy, explain_copy
 from aprfmt.causes.tensor.proof import either_side_text, make_finding
-from aprfmt.codecs import CODECS, decode
+from aprfmt.codecs import CODECS, decode, k_scales, q2_k
 from aprfmt.codecs.dialect import OF_INPUTS, Parts, StoredPart
 from aprfmt.codecs.lattice import PackedWeight, join_lattices
 from aprfmt.codecs.weight_layout import AWQ_BACK, AWQ_ORDER
@@ -495,8 +495,27 @@ def _unmix_nibbles(blocks: "Array") -> "Array | None":
     return made
 
 
+def _exchange_packed(blocks: "Array") -> "Array | None":
+    """Return GGUF blocks with the packed scales and minima of their groups exchanged.
+
+    None for blocks that pack no minima: those without `dmin`.
+    """
+    if not {"scales", "dmin"} <= set(blocks.dtype.names or ()):
+        return None
+    made, packed = blocks.copy(), blocks["scales"]
+    table = k_scales if packed.shape[1] == 12 else q2_k
+    scales, mins = table.unpack_scales_and_mins(packed)
+    made["scales"] = table.pack_scales_and_mins(mins, scales)
+    return made
+
+
 _FIELDS: "tuple[tuple[str, str, Callable[[Array], Array | None]], ...]" = (
     ("quant_min", "d and dmin are exchanged", _exchange_members("d", "dmin")),
+    (
+        "quant_min",
+        "packed scales of the groups are read for their packed minima, and these for the scales",
+        _exchange_packed,
+    ),
     ("quant_min", "d and m are exchanged", _exchange_members("d", "m")),
     ("quant_min", "minima have the other sign", _change_members(neg, "dmin", "m")),
     (

@@ -658,7 +658,10 @@ def _minima_relation(copy: PackedCopy, factor: "Array", offset: "Array") -> str:
         return ""
     # Where every minimum is as many steps, no scale of the minima is seen.
     if near(offset, low * (1 / factor - factor)) and np.ptp(low / step) > 1:
-        return "scales of the scales and of the minima (d and dmin) are exchanged"
+        return (
+            "scales are too large by the factors by which the minima are too small: the two are "
+            "exchanged, those of groups or of blocks"
+        )
     return ""
 
 
