@@ -985,8 +985,9 @@ def _compare_tokenizers(a: Model, b: Model) -> _TokenizerComparison:
         if one.example:
             shown = one.example[0], one.example[-1]
             rows.append(FieldDiff(f"{one.name}: shown by", *shown, item=item))
-    other = SpellingDiff if a.key_style != b.key_style else FieldDiff
-    rows += [other(one.name, one.a, one.b, one.where[-1], one.where[0]) for one in report.notes]
+    for one in report.notes:
+        note = SpellingDiff if a.key_style != b.key_style else FieldDiff
+        rows.append(note(one.name, one.a, one.b, one.where[-1], one.where[0]))
     if not report.carried:
         return _TokenizerComparison(tuple(rows), report.remarks, verdicts, lacking)
     return _TokenizerComparison(

@@ -194,9 +194,8 @@ ROWS: tuple[Row, ...] = (
     ),
     Row(
         "field-of-item", "aprfmt/compare/diffs.py",
-        "                (name in self.asked or row.decisive) and row.item not in accepted "
-        "for row in each\n",
-        "                (name in self.asked or row.decisive) for row in each\n",
+        "                and row.item not in accepted\n                for row in each\n",
+        "                for row in each\n",
         "an accepted part of the ledger differs all the same, by its field",
     ),
     Row(
