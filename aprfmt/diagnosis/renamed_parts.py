@@ -1,4 +1,4 @@
-"""Finds codes and scales stored under names that no packing has, by A's values of the weights.
+"""Finds codes and scales under names that their packing does not have, by A's values of weights.
 
 A *part* is one of the stored tensors of a packed weight. A *group of inputs* shares a scale. A and
 B are the two models, runs or traces that are compared; a *side* is one of them.
@@ -7,7 +7,7 @@ B are the two models, runs or traces that are compared; a *side* is one of them.
 import math
 import shlex
 from collections import Counter
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from functools import cache
 from itertools import combinations, islice, product
 
@@ -17,7 +17,8 @@ from aprfmt.base.protocols import LazyTensor
 from aprfmt.causes import CAUSES
 from aprfmt.causes.hyperparameters import relation_cause
 from aprfmt.codecs import CODECS
-from aprfmt.codecs.dialects import DIALECTS
+from aprfmt.codecs.dialect import OF_INPUTS, Dialect
+from aprfmt.codecs.dialects import DIALECTS, dialects_of
 from aprfmt.errors import AprfmtError
 from aprfmt.measure.distances import rel_l2
 from aprfmt.measure.findings import Finding
@@ -45,8 +46,9 @@ Rules = tuple[Rename, ...]
 def read_with_renamed_parts(good: Model, bad: Model, label: str) -> tuple[Model, Finding] | None:
     """Return (`bad` read with parts of its packed weights renamed, the finding), or None.
 
-    None where every tensor of its packed weights has a name that some packing has, or no renaming
-    of one to three parts brings more weights within READ of `good`'s values than are read without.
+    None where every tensor of its packed weights has a name of the packing that its configuration
+    states, or no renaming of one to three parts brings more weights within READ of `good`'s values
+    than are read without.
     A part that changes no value must be `good`'s own, byte for byte, or assign inputs to groups in
     order. `label` is the side of `bad`. The caller closes the model.
     """
@@ -55,7 +57,7 @@ def read_with_renamed_parts(good: Model, bad: Model, label: str) -> tuple[Model,
     before: Mapping[str, float] = {}
     best: tuple[float, Rules] = (math.inf, ())
     for rules in _possible_rules(good, bad):
-        before = before or weight_distances(good, bad, _weight_keys(good))
+        before = before or weight_distances(good, bad, _weight_keys(good, bad))
         left = _distance_with(good, bad, rules, before)
         if left < best[0]:
             best = left, rules
@@ -139,10 +141,15 @@ def _convert_command(bad: Model, rules: Rules) -> str:
     return f"{command_line('convert', path)} {fixed_name(path)} {options}"
 
 
-def _weight_keys(good: Model) -> list[str]:
-    """Return the role keys of the first TRIED matrices in layers of `good`, which are tested."""
-    keys = (key for key, view in good.roles.items() if len(view.shape) > 1 and key.startswith("L"))
-    return list(islice(keys, TRIED))
+def _weight_keys(good: Model, bad: Model) -> list[str]:
+    """Return the role keys of the matrices in layers that are tested, TRIED of them at most.
+
+    Those that lack a part in `bad` come first.
+    """
+    keys = [key for key, view in good.roles.items() if len(view.shape) > 1 and key.startswith("L")]
+    lost = {name for one in bad.lost_parts.values() for name in one.stored}
+    lacking = {key for name in lost for key in bad.roles_of.get(name, ())}
+    return sorted(keys, key=lambda key: key not in lacking)[:TRIED]
 
 
 def _distance_with(good: Model, bad: Model, rules: Rules, before: Mapping[str, float]) -> float:
@@ -212,12 +219,16 @@ def _possible_rules(good: Model, bad: Model) -> Iterator[Rules]:
     """Yield tuples of renames to try: of one unknown part of packed weights, of two, of three.
 
     The likely ones of each number come first. An unknown part is one that most packed weights
-    have under a name that no packing has.
+    have under a name that their packing does not have; where weights lack parts, most of these.
     """
     modules = _unknown_tails(good, bad)
+    lacking = {n for weight in bad.lost_parts for n in (weight, weight.rpartition(".")[0])}
+    of_lacking = {n: tails for n, tails in modules.items() if tails and n in lacking}
+    modules = of_lacking or modules
     counts = Counter(tail for tails in modules.values() for tail in tails)
     tails = [tail for tail, count in counts.items() if 2 * count > len(modules)]
-    ways = [_names_of_part(tail) for tail in tails]
+    suffixes = _own_suffixes(bad)
+    ways = [_names_of_part(tail, suffixes) for tail in tails]
     for way in ways:
         yield from ((rule,) for rule in [*way][:_NAMES])
     for count, most in ((2, _PAIRS), (3, _TRIPLES)):
@@ -233,12 +244,13 @@ def _possible_rules(good: Model, bad: Model) -> Iterator[Rules]:
 
 
 def _unknown_tails(good: Model, bad: Model) -> dict[str, list[str]]:
-    """Return {module of a packed weight: ends of tensor names in it that no packing has}.
+    """Return {module of a packed weight: ends of tensor names in it that its packing has not}.
 
     A module counts as packed where `good` has its weight and `bad` has not, whatever its tensors
     are called.
     """
-    ends = {f".{one}": one not in _PLAIN_PARAMETERS for one in part_suffixes()}
+    own = {*_own_suffixes(bad), *_PLAIN_PARAMETERS}
+    ends = {f".{one}": one not in _PLAIN_PARAMETERS for one in own}
     stems: dict[str, bool] = {}  # and whether a part of a packing stands there
     strange: list[str] = []
     for name in bad.source.tensors:
@@ -246,7 +258,7 @@ def _unknown_tails(good: Model, bad: Model) -> dict[str, list[str]]:
         if end:
             stem = name.removesuffix(end)
             stems[stem] = stems.get(stem, False) or ends[end]
-        else:
+        elif not OF_INPUTS.search(name):  # such a scale changes no value of a weight
             strange.append(name)
     for name in good.source.tensors:
         end = _known_end(name, ends)
@@ -268,11 +280,14 @@ def _known_end(name: str, ends: Collection[str]) -> str:
     return next((name[i:] for i in dots if name[i:] in ends), "")
 
 
-def _names_of_part(tail: str) -> dict[Rename, float]:
-    """Return {rule that gives an unknown part a name of a packing: similarity}, likely first."""
+def _names_of_part(tail: str, suffixes: Collection[str]) -> dict[Rename, float]:
+    """Return {rule that gives an unknown part a name of a packing: similarity}, likely first.
+
+    `suffixes` are those of the packing.
+    """
     parts = tail.split(".")
     rules: dict[Rename, float] = {}
-    for suffix in sorted(part_suffixes()):
+    for suffix in sorted(suffixes):
         wanted = suffix.split(".")
         target = [*parts[: -len(wanted)], *wanted]
         run = differing_run(parts, target)
@@ -281,14 +296,41 @@ def _names_of_part(tail: str) -> dict[Rename, float]:
     return dict(sorted(rules.items(), key=lambda row: -row[1]))
 
 
-@cache
-def part_suffixes() -> frozenset[str]:
-    """Return the suffixes of all tensors that any packing stores for a weight, without the dot."""
+def _own_suffixes(model: Model) -> frozenset[str]:
+    """Return the suffixes of the tensors of the packing that a model's configuration states.
+
+    They are without the dot. Those of every packing where none that is known is stated.
+    """
+    section = quantization_section(packing_config(model) or {}) or {}
+    if section.get("quant_method") == "bitsandbytes":
+        return _suffixes_of_codecs()
+    try:
+        return _suffixes_of(dialects_of(section)) or part_suffixes()
+    except AprfmtError:
+        return part_suffixes()
+
+
+def _suffixes_of_codecs() -> frozenset[str]:
+    """Return the suffixes of the parts of encodings that stand without a dialect, without the dot.
+
+    They are bitsandbytes', and those of other packages.
+    """
     found = {
         part for name in CODECS for part in (*CODECS[name].parts, *CODECS[name].optional_parts)
     }
-    for key in DIALECTS:
-        row = DIALECTS[key]
+    return frozenset(part.lstrip(".") for part in found if part)
+
+
+def _suffixes_of(rows: Iterable[Dialect]) -> frozenset[str]:
+    """Return the suffixes of the tensors of some dialects, without the dot."""
+    found: set[str] = set()
+    for row in rows:
         called = (one for each in row.called.values() for one in each)
         found |= {row.main, row.weight, *row.parts, *row.optional, *called}
     return frozenset(part.lstrip(".") for part in found) - {""}
+
+
+@cache
+def part_suffixes() -> frozenset[str]:
+    """Return the suffixes of all tensors that any packing stores for a weight, without the dot."""
+    return _suffixes_of_codecs() | _suffixes_of(map(DIALECTS.__getitem__, DIALECTS))

@@ -417,7 +417,7 @@ class Model(Mapping[str, View], Tabular):
         from aprfmt.model.unsupported_packing import undecoded_packing
 
         why = str(self._unread[0]) if self._unread else ""
-        return undecoded_packing(self._lazy, self._packing, why)
+        return undecoded_packing(self._lazy, self._packing, why, self._without)
 
     @cached_property
     def lost_parts(self) -> Mapping[str, LostParts]:

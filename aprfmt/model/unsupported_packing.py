@@ -117,12 +117,16 @@ class UndecodedPacking:
 
 
 def undecoded_packing(
-    tensors: Mapping[str, LazyTensor], config: Mapping[str, Value] | None, why: str
+    tensors: Mapping[str, LazyTensor],
+    config: Mapping[str, Value] | None,
+    why: str,
+    lacking: Iterable[str] = (),
 ) -> UndecodedPacking | None:
     """Return the packed weights that no codec decodes; None if there are none.
 
     `tensors` are the stored ones after codes and scales were joined, `config` has the quantization
-    section. `why` is the error of an earlier attempt to join them, "" without one.
+    section. `why` is the error of an earlier attempt to join them, "" without one. `lacking` are
+    weights that lack a part of the packing that is stated for them: a codec decodes that packing.
     """
     # Without a section, only tensors that hold codes suggest packed weights.
     section, reason = quantization_section(config or {}), why
@@ -150,6 +154,7 @@ def undecoded_packing(
             if _is_undeclared_packed(module, infos, section)
         }
         why = f"none of them is a tensor of {method} as it is read here"
+    coded -= {weight.rpartition(".")[0] for weight in lacking}
     if section is None:
         coded |= _modules_without_scale(tensors, modules)
         odd = ((module, _misnamed_scale(module, modules[module])) for module in sorted(coded))

@@ -89,6 +89,40 @@ def test_parts_get_their_names_back(
     assert again.verdict == ("same" if packed else "precision"), again.sentence
 
 
+# type of `quantize`, its part, and the name that it has: of another packing
+OTHERS = [
+    ("COMPRESSED-FP8", "weight_scale", "scale_weight"),
+    ("COMPRESSED-FP8", "weight_scale", "weight_scale_inv"),
+    ("COMPRESSED-INT4-g32", "weight_scale", "scales"),
+    ("GPTQ-g32", "scales", "weight_scale"),
+    ("AWQ-g32", "qzeros", "biases"),
+    ("MLX-4bit-g32", "scales", "weight_scale"),
+]
+
+
+@pytest.mark.parametrize("of", ["", "up_proj"])
+@pytest.mark.parametrize(("kind", "part", "called"), OTHERS)
+def test_a_name_of_another_packing_is_no_name_of_this_one(
+    kind: str, part: str, called: str, of: str, models: Path, tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    """In all weights, or in one: the scale is there, so that nothing is lost."""
+    b = tmp_path / "b"
+    shutil.copytree(models / kind, b)
+    old, new = f"{of}.{part}", f"{of}.{called}"
+    rows = tensors_of(models / kind)
+    moved = {n.removesuffix(old) + new if n.endswith(old) else n: rows[n] for n in rows}
+    assert moved.keys() != rows.keys()
+    write_mixed(b / "model.safetensors", moved)
+    found = diagnose(str(models / "a"), str(b))
+    assert [one.cause for one in found.findings if one.verdict == "bug"] == ["tensor_names"]
+    (told,) = found.next
+    assert f"--rename {called}={part}" in told
+    assert tensors_of(written(told, b, tmp_path / "run", monkeypatch)) == rows
+    for one in command("diff", models / "a", b, "--json").json["causes"]:
+        assert one["cause"] != "scales_missing" or f".{called} may be it" in one["says"], one
+
+
 def test_the_accused_side_alone_is_renamed(models: Path, tmp_path: Path) -> None:
     b = renamed(models / "NF4", tmp_path / "b", ("absmax",))
     assert not any("--rename" in one for one in diagnose(str(b), str(models / "NF4")).next)

@@ -246,14 +246,36 @@ def explain_lost_parts(
                 continue
             held = {name for view in (pair.a, pair.b) if view is not None for name in view.names}
             held.update(_expected_names(model, row.key))
-            hit = next((parts for name, parts in names.items() if name in held), ())
-            if hit:
-                says = f"{side} has codes without {', '.join(hit)}: what they count for is lost"
+            name = next((name for name in names if name in held), "")
+            if name:
+                says = f"{side} has codes without {', '.join(names[name])}: "
+                says += _loss_text(model, name)
                 one = make_finding(
                     "scales_missing", (row.key,), (says,), None, None, None, confirmed=False
                 )
                 found[row.key] = replace(one, side=side)
     return found
+
+
+def _loss_text(model: Model, name: str) -> str:
+    """Return what is known of a part that packed codes lack, as a clause.
+
+    `name` is one of the stored tensors of the weight. A tensor of no role in the same module may be
+    the part under another name.
+    """
+    module = name.rpartition(".")[0]
+    held = {one for lost in model.lost_parts.values() for one in (*lost.stored, f"{module}.bias")}
+    odd = [
+        one
+        for one in model.source.tensors
+        if one.startswith(f"{module}.")
+        and one not in held
+        and one not in model.roles_of
+        and not OF_INPUTS.search(one)
+    ]
+    if not odd:
+        return "what they count for is lost"
+    return f"{odd[0].removeprefix(module)} may be it, under another name"
 
 
 def _expected_names(model: Model, key: str) -> tuple[str, ...]:
