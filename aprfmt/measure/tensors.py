@@ -19,6 +19,7 @@ from aprfmt.codecs import CODECS
 from aprfmt.measure.bounds import BEYOND_SHARE, NMSE, NMSE_SLACK, Fit, fit_errors
 from aprfmt.measure.bounds import quantization_steps as codec_steps
 from aprfmt.measure.coarse_steps import WideSteps, WideStepsOfBlocks, wide_steps_of_lattice
+from aprfmt.measure.far_runs import FarBlocks, FarRuns
 from aprfmt.measure.numbers import CHUNK, PairSums, steps_between, to_float64
 from aprfmt.measure.records import TensorDiff, ulp_type
 from aprfmt.tensors.view import View
@@ -54,16 +55,23 @@ def compare_values(diff: TensorDiff, a: View, b: View, imatrix: bool) -> TensorD
     accumulator = PairSums(a.shape, ulp_type(a.encoding, b.encoding))
     copied = block_copy(a, b)
     blocks = None if copied is None else WideStepsOfBlocks(copied.encoding, copied.shape[-1])
+    runs = None if imatrix else far_runs(a, b)
     with np.errstate(all="ignore"):  # damaged scales make wild steps, and are judged by them
         for x, y, steps in value_chunks(a, b):
             before = accumulator.changed
             accumulator.add(x, y, steps)
-            if blocks is None:
+            if blocks is None or copied is None:
                 continue
+            source, copy = (x, y) if copied is b else (y, x)
             if accumulator.changed == before:
                 blocks.skip(x.size)  # values that a copy has exactly accuse no step
-            else:
-                blocks.add(x if copied is b else y, steps.of_blocks(int(copied is b)))
+                if runs is not None:
+                    runs.skip(x.size)
+                continue
+            wide = steps.of_blocks(int(copied is b))
+            blocks.add(source, wide)
+            if runs is not None:
+                runs.add(source, copy, wide)
     off, beyond = accumulator.off if accumulator.known else None, accumulator.beyond
     stats = accumulator.stats()
     diff = replace(diff, stats=stats)
@@ -78,6 +86,8 @@ def compare_values(diff: TensorDiff, a: View, b: View, imatrix: bool) -> TensorD
         return replace(diff, steps_off=None if off is None else math.inf)
     if blocks is not None and blocks.count:
         return replace(diff, steps_off=off)  # steps of the accused side are no bound
+    if runs is not None and off is not None and off <= 1.0 and runs.found() is not None:
+        return replace(diff, steps_off=off)  # nor is one step where the others are far closer
     found = _lattice_fit(a, b)
     if found is not None and found.how and lattice_wide_steps(a, b) is None:
         coarser = coarser_encoding(a.encoding, b.encoding)
@@ -132,6 +142,25 @@ def block_copy(a: View, b: View) -> View | None:
     if copied.lattice is not None or not WideStepsOfBlocks.is_for(copied.encoding, a.shape[-1]):
         return None
     return copied
+
+
+def far_runs(a: View, b: View) -> FarRuns | None:
+    """Return what looks for runs that are far off in a copy in blocks; None if neither is one."""
+    copied = block_copy(a, b)
+    if copied is None or not FarRuns.is_for(copied.encoding, copied.shape[-1]):
+        return None
+    return FarRuns(copied.encoding, copied.shape[-1])
+
+
+def far_blocks(a: View, b: View) -> FarBlocks | None:
+    """Return the blocks of a copy in blocks with a run that is far off; None without any."""
+    runs, copied = far_runs(a, b), block_copy(a, b)
+    if runs is None:
+        return None
+    for x, y, steps in value_chunks(a, b):
+        source, copy = (x, y) if copied is b else (y, x)
+        runs.add(source, copy, steps.of_blocks(int(copied is b)))
+    return runs.found()
 
 
 def block_wide_steps(a: View, b: View, copied: View) -> WideSteps | None:

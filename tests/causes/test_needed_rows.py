@@ -256,6 +256,7 @@ def test_every_row_of_the_table_is_taken_out_once() -> None:
     tried |= {block_signs.guess_block_signs, block_signs.guess_lost_signs}
     tried.add(block_fields.guess_block_fields)  # by tests/causes/test_block_fields.py
     tried.add(coarse_groups.explain_coarse_groups)  # by tests/measure/test_coarse_steps.py
+    tried.add(coarse_groups.explain_far_runs)  # by tests/compare/test_block_types.py
     tried.add(flat_shards.explain_flat_shard)  # by tests/causes/tensor/test_flat_shards.py
     tried.add(stored_shapes.explain_stored_shape)  # by tests/model/relations/test_kernels.py
     # by tests/causes/tensor/test_misread_codes.py

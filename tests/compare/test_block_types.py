@@ -223,3 +223,52 @@ def test_steps_bound_what_the_encoders_are_off_by() -> None:
         largest = np.abs(values).reshape(-1, ENCODINGS[name].block_size).max(1)
         assert (off <= step * 1.001).mean() > 0.9999, name
         assert (step.reshape(len(largest), -1).max(1) <= largest * 1.5).all(), name
+
+
+# Members of a block that scale its codes, and the bit of their last byte that is flipped: a scale
+# stored as a float is doubled or halved, another one changed by much.
+SCALES = [
+    (name, member)
+    for name in (*TYPES, *TERNARY)
+    for member in places(name)
+    if member in ("d", "dmin", "m", "scales", "scales_l", "scales_h")
+]
+
+
+@pytest.mark.parametrize(("name", "member"), SCALES)
+def test_a_wrong_scale_of_one_block_is_found(name: str, member: str, folder: Path) -> None:
+    """Errors may all be within the steps that this very scale makes.
+
+    Seen red: Q2_K and NVFP4 were within one step, TQ1_0 and TQ2_0 quantized as they should be.
+    """
+    start, stop = places(name)[member]
+
+    def spoil(raw: bytearray) -> None:
+        at = 5 * ENCODINGS[name].type_size
+        if member in ("d", "dmin", "m") and stop - start == 2:
+            number = np.frombuffer(raw, "<f2", 1, at + start)[0]
+            raw[at + start : at + stop] = np.float16(number * 4).tobytes()
+        else:
+            for i in range(at + start, at + stop):
+                raw[i] ^= 0x2D
+
+    report = judged(source(folder), edited(folder, name, spoil))
+    assert report.tensors[0].verdict == "DIFFERENT"
+    assert not {"quantisation", "rounding"} & {row.cause for row in report.findings}
+    assert report.findings or member == "scales", report.tensors
+
+
+@pytest.mark.parametrize("name", [*TYPES, *TERNARY])
+def test_a_few_wrong_codes_are_no_encoders_work(name: str, folder: Path) -> None:
+    """Seen red: four codes of Q4_1, all other values being reproduced, were a quantisation."""
+    member = max(places(name), key=lambda one: int(np.diff(places(name)[one])[0]))
+    start = places(name)[member][0]
+
+    def spoil(raw: bytearray) -> None:
+        at = 5 * ENCODINGS[name].type_size
+        for i in range(at + start, at + start + 4):
+            raw[i] ^= 0xC5
+
+    report = judged(source(folder), edited(folder, name, spoil))
+    assert not {"quantisation", "rounding"} & {row.cause for row in report.findings}
+    assert report.findings and report.tensors[0].verdict == "DIFFERENT"

@@ -73,6 +73,9 @@ EQUAL_CODES = 2.0**-7  # relative: codes under one scale each, rounded to 16 bit
 OTHER_SCALE = 0.22  # log of 1.25: no search for a scale goes so far with the same codes
 TINY = 1e-30
 REQUANTIZED = 1 << 22  # elements encoded again to confirm
+SHORT_RUN = 16  # values of a block, or part of one, whose errors are judged together
+MUCH_WORSE = 2.0  # times the sum of squared errors
+MOST_APART = 0.01  # share of blocks that an encoder of other arithmetic makes otherwise
 FEW_SUMS = 8  # values up to which a difference below the rounding of the largest is named damage
 # Encodings that a float file's values may have gone through.
 THROUGH = ("Q8_0", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q6_K", "Q5_K", "Q4_K", "Q3_K", "Q2_K")
@@ -553,7 +556,10 @@ def guess_quantization(case: DifferingPair) -> Iterator[Guess | Finding]:
             says = f"{told} values are {label}'s, quantized to {name}{through}"
             again = _encode_again(fine.take, name)
             made = case.guess("quantisation", (says, checked), label, again, slack, rows=rows)
-            yield replace(made, sampled=True)
+            beyond = None
+            if name == coarse.encoding:
+                beyond = partial(_explain_beyond_copy, case, fine, coarse, says, rows)
+            yield replace(made, sampled=True, beyond=beyond)
     if len(case.changed_rows) < 2:
         return  # another quantizer leaves no tensor alone but for one row; damage does
     # Both may encode one source: then values are within a step of each other.
@@ -572,6 +578,45 @@ def guess_quantization(case: DifferingPair) -> Iterator[Guess | Finding]:
             None,
             accused_proof(case.before.changed),  # the steps are those of both
         )
+
+
+def _explain_beyond_copy(
+    case: DifferingPair, fine: RowReader, coarse: RowReader, says: str, rows: "Array"
+) -> Finding | None:
+    """Return the finding that few runs of a copy are worse than its source encoded again.
+
+    `fine` is the source's tensor, `coarse` the copy's, `rows` are those that were encoded again,
+    `says` the sentence on it. Where nearly all blocks are reproduced, their encoder is known: its
+    other arithmetic moves a value to the next code at most where both are as near, so that no run
+    of values becomes much worse. None without such runs, and where many blocks differ.
+    """
+    name, block = coarse.encoding, encoding_row(coarse.encoding).block_size
+    size = math.gcd(block, SHORT_RUN)
+    found: list[tuple[int, int]] = []
+    apart = total = 0
+    for chosen in case.windows(rows):
+        values = np.ascontiguousarray(fine.take(chosen), np.float32)
+        again = decode(name, {"": encode_rows(name, values)}, values.shape)
+        held = coarse.take(chosen)
+        if values.shape[1] % block:
+            return None
+        total += values.size // block
+        apart += int((held != again).reshape(-1, block).any(1).sum())
+        mine, own = (
+            np.square(to_float64(part) - to_float64(values)).reshape(-1, size).sum(1)
+            for part in (held, again)
+        )
+        for run in np.flatnonzero(~(mine <= MUCH_WORSE * own)).tolist():
+            row, column = divmod(run * size, values.shape[1])
+            found.append((int(chosen[row]), column))
+    if not found or apart > MOST_APART * total:
+        return None
+    text = (
+        "all other values are those of the other side, encoded again, or as near: damage or an "
+        f"edit; {len(found)} runs of {size} values are far from it, the first at {list(found[0])}"
+    )
+    before = case.before.relative
+    return make_finding("bit_rot", (case.key,), (text, says), before, None, None, confirmed=False)
 
 
 def _has_other_scales(x: "Array", y: "Array") -> bool:

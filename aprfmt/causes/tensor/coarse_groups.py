@@ -1,4 +1,4 @@
-"""Groups of a quantized copy that were encoded with a scale many times too large.
+"""Groups of a quantized copy with a scale many times too large, and runs that are far off.
 
 A *group* is the elements that share a scale. Every error is within the copy's own step then, so
 that only the other file's values show it: they span far fewer steps than in all other groups. A and
@@ -15,7 +15,7 @@ from aprfmt.causes.tensor.proof import accused_proof, make_finding
 from aprfmt.measure.bounds import fit_errors
 from aprfmt.measure.coarse_steps import WideSteps, wide_steps_of_cells
 from aprfmt.measure.findings import Finding
-from aprfmt.measure.tensors import block_copy, block_wide_steps
+from aprfmt.measure.tensors import block_copy, block_wide_steps, far_blocks
 
 if TYPE_CHECKING:
     from aprfmt.codecs.base import Array
@@ -47,6 +47,22 @@ def explain_coarse_groups(case: DifferingPair) -> Iterator[Finding]:
             yield _wide_steps_finding(case, copy.whose, found, copy.rows)
 
 
+def explain_far_runs(case: DifferingPair) -> Iterator[Finding]:
+    """Yield the finding of blocks that are far worse than encoding the source makes them.
+
+    All errors are within a step there, so that a bound in the copy's own steps is met.
+    """
+    if case.numbers is not None or case.a.shape != case.b.shape or len(case.a.shape) < 2:
+        return
+    if case.before.nonfinite is not None or case.a.encoding == case.b.encoding:
+        return
+    found = far_blocks(case.a.side, case.b.side)
+    if found is not None:
+        says = "a few blocks are far worse than all others: damage or an edit, no rounding"
+        before = case.before.relative
+        yield make_finding("bit_rot", (case.key,), (says, found.text()), before, None, None)
+
+
 def _wide_steps_finding(
     case: DifferingPair, whose: str, found: WideSteps, rows: "Array | None" = None
 ) -> Finding:
@@ -74,5 +90,12 @@ HYPOTHESES = (
         explain_coarse_groups,
         255,
         "before a bound in the copy's own steps, which steps too wide would meet",
+    ),
+    PairHypothesis(
+        ("bit_rot",),
+        explain_far_runs,
+        256,
+        "before a bound in the copy's own steps, which these values meet",
+        facts=("two encodings", "blocks"),
     ),
 )

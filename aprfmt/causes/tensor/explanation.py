@@ -229,7 +229,7 @@ def _confirm_guess(case: DifferingPair, guess: Guess, shapes: bool) -> Finding |
     if after.constant and after.count > 1 and not guess.constant:
         return None  # any function gives one number: that it is equal proves nothing
     if before is not None and after.relative > 0.5 * before and after.changed:
-        return None
+        return None if guess.beyond is None else guess.beyond()
     if equal and after.leaves_factor(guess.slack):
         return None
     says = guess.says
@@ -248,6 +248,9 @@ def _confirm_guess(case: DifferingPair, guess: Guess, shapes: bool) -> Finding |
         )
     elif after.changed:
         says = (*says, "equal within the rounding of the coarser encoding")
+    damaged = None if equal or guess.beyond is None else guess.beyond()
+    if damaged is not None:
+        return damaged
     where = guess.where or (case.key,)
     # Of values that were equal as stored nothing is shown.
     spoken = after.count if before is None else min(after.count, case.before.changed)

@@ -64,6 +64,7 @@ class Guess:
     most: Certainty = "confirmed"
     within: float = 0.0
     either: bool = False
+    beyond: "Callable[[], Finding | None] | None" = None
 
 
 # Cheap facts about a pair that a row may ask for, so that its module is imported for no other.
