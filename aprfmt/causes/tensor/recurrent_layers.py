@@ -5,14 +5,18 @@ change of one tensor of a pair after which both should be equal.
 """
 
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from aprfmt.arch.grouped_rows import Tiled
+from aprfmt.arch.recurrent_steps import NegativeExp
 from aprfmt.causes.row import Cause
 from aprfmt.causes.tensor.differing_pair import DifferingPair
 from aprfmt.causes.tensor.guess import Finding, Guess, PairHypothesis
-from aprfmt.causes.tensor.proof import make_finding
+from aprfmt.causes.tensor.proof import make_finding, prove_values
 from aprfmt.errors import ArchError
+from aprfmt.measure.numbers import to_float64
+from aprfmt.measure.row_reader import RowReader
 
 if TYPE_CHECKING:
     from aprfmt.codecs.base import Array
@@ -44,6 +48,7 @@ TILED: Mapping[str, Tiled] = {
     "ssm_beta.weight": _HEAD, "ssm_alpha.weight": _HEAD, "ssm_a.weight": _HEAD,
     "ssm_dt.bias": _HEAD,
 }  # fmt: skip
+FEWEST = 3  # rates that show what a file holds
 KERNELS = ("ssm_conv1d.weight", "shortconv.conv.weight")
 
 
@@ -74,6 +79,48 @@ def explain_initial_rates(case: DifferingPair) -> Iterator[Finding]:
                 confirmed=False,
             )
             return
+
+
+def explain_unconverted_rates(case: DifferingPair) -> Iterator[Finding]:
+    """Yield the finding that a side's file holds no decay rates where its format stores them.
+
+    A GGUF stores -exp(A_log). It may hold A_log itself, or exp(A_log): read as rates, these are
+    mostly NaN, and NaN tells nothing of what the file holds.
+    """
+    if case.numbers is not None or case.a.shape != case.b.shape:
+        return
+    import numpy as np
+
+    slack = 4 * case.slack(moved=False) + 1e-5
+    for label, mine, right in (("B", case.b, case.a), ("A", case.a, case.b)):
+        stored, logs = _stored_rates(mine), to_float64(right.whole).reshape(-1)
+        if stored is None or len(logs) < FEWEST or not np.isfinite(logs).all():
+            continue
+        for what, made in (
+            ("the logarithms of the decay rates, not the rates", logs),
+            ("the decay rates without their sign", np.exp(logs)),
+        ):
+            if np.allclose(stored, made, slack, slack):
+                text = f"{label} stores {what}: its format stores minus their exponentials"
+                proof = prove_values(logs, len(logs), 0, slack)
+                before = case.before.relative
+                yield make_finding("function_of", (case.key,), (text,), before, 0.0, proof)
+                return
+
+
+def _stored_rates(reader: RowReader) -> "Array | None":
+    """Return the values of a side's file in the logical order, before their logarithm is taken.
+
+    None where the file stores the logarithms.
+    """
+    group = reader.side.group
+    if group is None:
+        return None
+    steps = tuple(step for step in group.binding.steps if not isinstance(step, NegativeExp))
+    if len(steps) == len(group.binding.steps):
+        return None
+    plain = replace(group, binding=replace(group.binding, steps=steps))
+    return to_float64(reader.side.in_group(plain).numpy()).reshape(-1)
 
 
 def guess_value_head_order(case: DifferingPair) -> Iterator[Guess]:
@@ -129,6 +176,13 @@ def guess_tap_order(case: DifferingPair) -> Iterator[Guess]:
 
 
 HYPOTHESES = (
+    PairHypothesis(
+        ("function_of",),
+        explain_unconverted_rates,
+        54,
+        "what the file holds, before values that its reading made NaN",
+        roles=("ssm_a.weight",),
+    ),
     PairHypothesis(
         ("stale_tensor",),
         explain_initial_rates,
