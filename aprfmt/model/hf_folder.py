@@ -206,6 +206,10 @@ def find_weights(folder: Path) -> Path:
                 f"{folder}: holds config.json and no weights; expected {WEIGHTS}, or {INDEX} and "
                 "its shards: was all of it downloaded?"
             )
+        inside = _folders_of_models(folder)
+        if inside:
+            named = join_first(inside, 4)
+            raise UsageError(f"{folder}: holds no model, but its folders do; name one: {named}")
         raise UsageError(
             f"{folder}: holds no model; expected {WEIGHTS}, {INDEX}, or an .apr or .gguf file"
         )
@@ -312,6 +316,20 @@ def _pipeline_text(folder: Path) -> str:
     return (
         f"{folder}: is a pipeline ({name or PIPELINE}), not one model; its parts are models, name "
         f"one of them: {shown}" + (f"; without weights: {', '.join(lacking)}" if lacking else "")
+    )
+
+
+def _folders_of_models(folder: Path) -> list[Path]:
+    """Return the subfolders that hold weights, sorted; hidden ones are left out.
+
+    Such are a trainer's checkpoints, and the parts of a sentence-transformers model.
+    """
+    return sorted(
+        one
+        for one in folder.iterdir()
+        if one.is_dir()
+        and not one.name.startswith(".")
+        and (model_candidates(one) or any((one / name).is_file() for name in WEIGHT_FILES))
     )
 
 
