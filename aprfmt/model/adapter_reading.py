@@ -112,7 +112,7 @@ def adapter_of_model(model: Model, compare: bool) -> Adapter:
     """
     config = peft_config(model)
     kind = model.kind
-    if kind is not None and kind.name == "scaling_adapter":
+    if kind is not None and kind.name in ("scaling_adapter", "other_adapter"):
         zeros = find_zero_pairs(model).text
         told = f"; {zeros}" if zeros else ""
         raise UnsupportedError(f"{model.path}: is {kind.says(model)}{told}; {kind.todo(model)}")

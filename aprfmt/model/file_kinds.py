@@ -77,6 +77,18 @@ def _is_scaling_adapter(model: "Model") -> bool:
     return model.format != "gguf" and any(map(is_scaling_vector, model))
 
 
+def _is_other_adapter(model: "Model") -> bool:
+    """Return whether a file is an adapter of another method of PEFT, by its adapter_config.json.
+
+    Only files with PEFT's name are looked at.
+    """
+    if not model.path.name.startswith("adapter_model."):
+        return False
+    from aprfmt.model.adapter_parts import peft_config
+
+    return peft_config(model).get("peft_type", "LORA") not in ("LORA", "IA3")
+
+
 def _is_imatrix(model: "Model") -> bool:
     """Return whether a file is an importance matrix, by `general.type` or its tensor names."""
     return _general_type(model) == "imatrix" or (
@@ -151,6 +163,10 @@ KINDS: tuple[Kind, ...] = (
     Kind("scaling_adapter", _is_scaling_adapter,
          LazyFunction("aprfmt.model.adapter_description:scaling_adapter_text"), lambda model: (
              "it is not merged here; merge it with PEFT's merge_and_unload")),
+    Kind("other_adapter", _is_other_adapter,
+         LazyFunction("aprfmt.model.adapter_description:other_adapter_text"), lambda model: (
+             "it is not read here; load it with PEFT, which merges what its method can merge "
+             "(merge_and_unload)")),
     Kind("imatrix", _is_imatrix, _imatrix_text, lambda model: (
         f"aprfmt quantize MODEL OUT.gguf --type Q4_K_M --imatrix {model.path} uses it")),
     Kind("projector", _is_projector, _projector_text, lambda model: (

@@ -176,3 +176,19 @@ def test_vectors_of_an_ia3_adapter(trained: int, ending: str, tmp_path: Path) ->
     for words in (("convert", base, tmp_path / "out"), ("diff", base, base)):
         done = command(*words, "--adapter", adapter)
         assert done.code == 2 and says in done.err and "it is not merged here" in done.err
+
+
+@pytest.mark.parametrize("method", ["LOHA", "OFT", "PROMPT_TUNING"])
+def test_an_adapter_of_another_method_is_called_by_it(method: str, tmp_path: Path) -> None:
+    """Seen red: "unknown architecture", and "has no factors of a LoRA"."""
+    base, _, _ = write(tmp_path / "base", "plain")
+    adapter = tmp_path / "other"
+    adapter.mkdir()
+    name = "base_model.model.model.layers.0.self_attn.q_proj.hada_w1_a"
+    save_file({name: np.ones((8, 4), "f4")}, adapter / FILE)
+    config = {"peft_type": method, "base_model_name_or_path": "base"}
+    (adapter / CONFIG).write_text(json.dumps(config))
+    assert f"is an adapter of PEFT's method {method} for base" in command("inspect", adapter).out
+    for words in (("convert", base, tmp_path / "out"), ("diff", base, base)):
+        done = command(*words, "--adapter", adapter)
+        assert done.code == 2 and f"method {method}" in done.err and "merge_and_unload" in done.err
