@@ -19,7 +19,7 @@ from aprfmt.measure.findings import Finding
 from aprfmt.measure.records import TensorDiff
 from aprfmt.measure.row_reader import RowReader
 
-SEVERAL = 4  # tensors that differ by rounding at most, from which the arithmetic is another one
+SEVERAL = 2  # tensors that differ by rounding at most, from which the arithmetic is another one
 
 
 def rounded_groups(
