@@ -217,9 +217,10 @@ def validation_answer(report: "Validation", against: str | None) -> "list[Line]"
 def _first_tensor_name(places: "Sequence[str]") -> str:
     """Return the stored name of the first of `places` that is a weight or bias; "" without one.
 
-    A place is a stored name, or a role with the stored name in parentheses.
+    A place is a stored name, or a role with the stored name in parentheses; or several stored
+    names, of which the first counts.
     """
-    names = (place.rpartition(" (")[2].rstrip(")") for place in places)
+    names = (place.rpartition(" (")[2].rstrip(")").partition(", ")[0] for place in places)
     return next((name for name in names if name.endswith((".weight", ".bias"))), "")
 
 

@@ -21,6 +21,7 @@ from aprfmt.causes.contradicted_flags import has_own_head, held_conflicts
 from aprfmt.causes.tensor.stored_bytes import SIXTEEN
 from aprfmt.checks import bounds
 from aprfmt.checks.context import CheckContext
+from aprfmt.checks.file.zero_matrices import find_zero_matrices
 from aprfmt.checks.records import CheckFinding, NotRun, Result
 from aprfmt.codecs import decode
 from aprfmt.errors import AprfmtError, ArchError
@@ -601,10 +602,30 @@ def check_filled(ctx: CheckContext) -> Result:
     """Return a Result with a finding for each matrix that holds one value throughout.
 
     Such a matrix was never filled. A layer whose two output matrices are both zeros adds nothing.
-    Such layers are inserted on purpose (LLaMA Pro), so that is a warning. Raises NotRun where no
-    matrix is stored as numbers.
+    Such layers are inserted on purpose (LLaMA Pro), so that is a warning. Of tensors without a
+    role, and of a model whose architecture is not known, only matrices of zeros are found. Raises
+    NotRun where no matrix is stored as numbers.
     """
-    resolution = ctx.resolution
+    resolution: Resolution | None = None
+    why = "no matrix is stored as numbers"
+    try:
+        resolution = ctx.resolution
+    except NotRun as stop:
+        why = str(stop)
+    seen, findings = (0, []) if resolution is None else _check_filled_roles(ctx, resolution)
+    others, zeros = find_zero_matrices(ctx, resolution)
+    if not seen + others:
+        raise NotRun(why)
+    return Result(f"{seen + others} matrices", [*findings, *zeros])
+
+
+def _check_filled_roles(
+    ctx: CheckContext, resolution: Resolution
+) -> tuple[int, list[CheckFinding]]:
+    """Return (how many matrices of a role were read, a finding for each of one value throughout).
+
+    `resolution` has the roles.
+    """
     seen, flat, codes = 0, dict[str, float](), dict[str, str]()
     for key, logical in resolution.roles.items():
         if bounds.role_bounds(resolution.spec.name, split_key(key)[1]) not in _FILLED:
@@ -623,8 +644,6 @@ def check_filled(ctx: CheckContext) -> Result:
         seen += 1
         if stats.zeros == stats.count or stats.std == 0:
             flat[key] = 0.0 if stats.zeros == stats.count else stats.mean or 0.0
-    if not seen:
-        raise NotRun("no matrix is stored as numbers")
     findings = [
         CheckFinding(
             key, says, "codes that were filled", "get the file again, or quantize it again"
@@ -645,7 +664,7 @@ def check_filled(ctx: CheckContext) -> Result:
                 "warning" if idle else "fail",
             )
         )
-    return Result(f"{seen} matrices", findings)
+    return seen, findings
 
 
 _FILLED = (bounds.EMBEDDING, bounds.LINEAR)
