@@ -75,7 +75,7 @@ def compare_by_name(
     unread = [row.key for row in report.tensors if row.verdict in lost]
     left = tuple(key for key in apart if key not in named and key not in unread)
     if left and not report.other_model:
-        shown = join_first(left, 4)
+        shown = join_first(left, 4) + _shapes_text(report, left)
         findings.append(
             Finding("", f"{len(left)} tensors differ: {shown}", "tensor", "bug", left, False)
         )
@@ -119,6 +119,19 @@ def compare_by_name(
         item_arguments=report.item_arguments,
         way_on=_command_after_diff(report),
         other_model=bool(report.other_model),
+    )
+
+
+def _shapes_text(report: DiffReport, keys: Sequence[str]) -> str:
+    """Return a clause with both shapes of the first of `keys` whose shapes differ; "" for none."""
+    apart = [row for row in report.tensors if row.key in keys and row.verdict == "SHAPE_DIFFERS"]
+    if not apart:
+        return ""
+    first = apart[0]
+    of = "" if len(keys) == 1 else f" of {first.key}"
+    more = f", and {len(apart) - 1} more of two shapes" if len(apart) > 1 else ""
+    return (
+        f"; shape{of} {list(first.shape_a or ())} in A and {list(first.shape_b or ())} in B{more}"
     )
 
 

@@ -6,6 +6,7 @@ is a change of one tensor of a pair after which both should be equal.
 
 import math
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -22,9 +23,11 @@ from aprfmt.errors import AprfmtError
 from aprfmt.measure.encoding_noise import UNIT, pair_noise
 from aprfmt.measure.findings import Finding
 from aprfmt.measure.numbers import to_float64
+from aprfmt.measure.proofs import Proof
 from aprfmt.measure.records import EQUAL
 from aprfmt.measure.row_reader import RowReader
 from aprfmt.model import Model
+from aprfmt.model.usual_zeros import is_usually_zero
 from aprfmt.tensors import norms
 from aprfmt.tensors.companions import constant_codes
 
@@ -33,6 +36,8 @@ if TYPE_CHECKING:
 
 _RELATED = 0.2  # correlation of the values from which a head started from the embedding
 _ROWS = 512  # rows of both that are read
+WINDOW = 1 << 20  # values read at a time
+ZEROS = "all zero"  # among a finding's values: B's weight is zero throughout and A's is not
 
 
 def has_trained_head(a: Model, b: Model) -> bool:
@@ -53,6 +58,11 @@ def is_lost_head(values: Mapping[str, Any]) -> bool:
     """Return whether A has an output head of its own and B has none, by a finding's `values`."""
     tied = values.get("tied_embeddings", {})
     return isinstance(tied, Mapping) and (tied.get("a"), tied.get("b")) == (False, True)
+
+
+def is_zeroed(values: Mapping[str, Any]) -> bool:
+    """Return whether B's weight is all zeros where A has values, by a finding's `values`."""
+    return bool(values.get(ZEROS))
 
 
 def _table_correlation(model: Model, first: str, second: str) -> float:
@@ -125,6 +135,7 @@ CAUSE_ROWS = (
         "It is constant, or has the size and spread of the other side's and no relation to it. "
         "In a pass, the values computed for it make every later difference vanish. The other "
         "side's tensor in its place would remove any damage, and proves nothing.",
+        is_lost=is_zeroed,
     ),
     Cause(
         "value_order", "tensor", "bug",
@@ -340,20 +351,39 @@ def guess_zero_bias(case: DifferingPair) -> Iterator[Guess]:
 def explain_constant_side(case: DifferingPair) -> Iterator[Finding]:
     """Yield the finding that one of two differing sides has a single value everywhere.
 
-    Which operation made it is not known, as any function of one number gives one number.
+    Which operation made it is not known, as any function of one number gives one number. But a
+    weight of zeros in B is lost: A's values, all set to zero, are B's. The two may have two shapes.
     """
-    sides = (("B", case.b, case.sample_b), ("A", case.a, case.sample_a))
-    for label, side, sample in sides:
+    sides = (("B", case.b), ("A", case.a))
+    for label, side in sides:
+        sample = side.take(np.unique(np.linspace(0, side.rows - 1, FEW).astype(np.int64)))
         if sample.size < 2 or np.ptp(to_float64(sample)) != 0:
             continue
-        value = constant_value(side, case.windows(None))
+        step = max(1, WINDOW // max(1, side.columns))
+        windows = (
+            np.arange(start, min(side.rows, start + step)) for start in range(0, side.rows, step)
+        )
+        value = constant_value(side, windows)
         if value is not None:
-            text = f"{label} holds {value + 0.0:g} everywhere: it was never filled"
-            before = case.before.relative
-            yield make_finding(
-                "stale_tensor", (case.key,), (text,), before, None, None, confirmed=False
-            )
+            yield _constant_finding(case, label, value)
             return
+
+
+def _constant_finding(case: DifferingPair, label: str, value: float) -> Finding:
+    """Return the finding that side "A" or "B" of a pair holds `value` everywhere."""
+    told = [f"{label} holds {value + 0.0:g} everywhere: it was never filled"]
+    shaped = case.a.shape == case.b.shape
+    if not shaped:
+        told[0] += f"; shape {list(case.a.shape)} in A, {list(case.b.shape)} in B"
+    before = case.before.relative if shaped else None
+    lost = (
+        label == "B" and not value and not is_usually_zero(case.key) and bool(case.sample_a.any())
+    )
+    proof = Proof(case.b.size, 1.0, 0, math.inf, accused=True) if lost else None
+    # A table of another size is not A's to give back: A's would not fit B's configuration.
+    mends = lost and shaped
+    found = make_finding("stale_tensor", (case.key,), told, before, None, proof, confirmed=mends)
+    return replace(found, values={ZEROS: True}) if mends else found
 
 
 def explain_placeholder(key: str, a: RowReader, b: RowReader) -> Finding | None:
@@ -481,6 +511,7 @@ HYPOTHESES = (
         explain_constant_side,
         50,
         "one value everywhere is a function of any other side",
+        shapes=True,
         part=True,
     ),
     PairHypothesis(

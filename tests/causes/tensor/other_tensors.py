@@ -61,7 +61,7 @@ FAULTS = (
     Fault("layers exchanged", "layer_order", UP, layers, other_tensors.guess_other_tensor,
           "layer 1 has the tensor of A's layer 2"),
     Fault("never filled", "stale_tensor", UP, raw(UP, lambda old: bytes(len(old))),
-          other_tensors.explain_constant_side, "0 everywhere", confirmed=False),
+          other_tensors.explain_constant_side, "0 everywhere"),
     Fault("of another checkpoint", "stale_tensor", UP,
           computed(UP, lambda x: np.random.default_rng(8).standard_normal(x.shape)),
           other_tensors.guess_stale_tensor, "another checkpoint", confirmed=False),
