@@ -268,20 +268,22 @@ def _names_for_pairing(model: Model, names: Sequence[str]) -> dict[str, str]:
     """Return {name used for pairing: stored name} of tensors without a role.
 
     Where several would have one name, the one that is stored under it has it, else the first. The
-    others keep their stored names. Adapters of diffusion pipelines are paired by module and factor.
+    others keep their stored names. Adapters of diffusion pipelines are paired by module and factor,
+    weight norm by torch's older names.
     """
     if not names:
         return {}
     from aprfmt.model.towers import has_towers, tower_name
+    from aprfmt.model.weight_norm import older_spellings
 
     own = frozenset(names)
     in_towers = has_towers(model.config)
     rules = [rule.function for relation in model.relations for rule in relation.rules]
-    modules: Mapping[str, str] = {}
+    modules = older_spellings(names)
     if model.kind is not None and model.kind.name == "adapter":
         from aprfmt.model.adapter_parts import diffusion_names
 
-        modules = diffusion_names(model)
+        modules = {**modules, **diffusion_names(model)}
     found: dict[str, str] = {}
     for stored in names:
         name = modules.get(stored, stored)
