@@ -19,6 +19,7 @@ from aprfmt.compare.diffs import DiffReport
 from aprfmt.diagnosis.model_comparison import relation_findings
 from aprfmt.diagnosis.records import Diagnosis, Evidence
 from aprfmt.diagnosis.tensors import coarser_copies, explained_findings
+from aprfmt.diagnosis.tokenizer_findings import list_token_findings
 from aprfmt.errors import AprfmtError
 from aprfmt.measure.findings import Finding
 from aprfmt.measure.records import EQUAL
@@ -79,7 +80,7 @@ def compare_by_name(
         findings.append(
             Finding("", f"{len(left)} tensors differ: {shown}", "tensor", "bug", left, False)
         )
-    findings += _known_differences(report)
+    findings += _known_differences(report, a, b)
     # Evidence, and why roles and hyperparameters were not compared.
     counts = Counter(row.verdict for row in report.tensors)
     said = ", ".join(f"{count} {verdict}" for verdict, count in counts.items())
@@ -179,10 +180,20 @@ def _modules_above(name: str) -> Iterator[str]:
         yield name
 
 
-def _known_differences(report: DiffReport) -> Iterator[Finding]:
-    """Yield a finding for each decisive difference of the tokenizers."""
-    for row in report.tokenizer:
-        if row.decisive:
+def _known_differences(report: DiffReport, a: Model, b: Model) -> Iterator[Finding]:
+    """Yield a finding for each decisive difference of the tokenizers, with a text that shows it.
+
+    Where all tensors are equal, the command writes A again, with its tokenizer.
+    """
+    rows = [row for row in report.tokenizer if row.decisive]
+    told = list_token_findings(a, b) if rows else ()
+    names = {name for one in told for name in one.values}
+    equal = bool(report.tensors) and all(row.verdict in EQUAL for row in report.tensors)
+    for one in told:
+        mends = equal and one.certainty != "located" and not one.next
+        yield replace(one, next=report.rewriting_command) if mends else one
+    for row in rows:
+        if row.name not in names:
             cause = row.name if row.name in CAUSES else ""
             says = f"{row.name}: A {row.a}, B {row.b}"
             yield Finding(cause, says, "identity", "bug", (row.name,), False)

@@ -47,6 +47,15 @@ def add_tokenizer_findings(a: Model, b: Model, found: Levels) -> None:
     found.left += uncompared_tokenizers(a, b, report)
 
 
+def list_token_findings(a: Model, b: Model) -> tuple[Finding, ...]:
+    """Return the findings on tokenizers that differ, each with what it does to the probe texts."""
+    if compare_equal_tokenizers(a, b) is not None:
+        return ()
+    from aprfmt.causes.tokenizer.comparison import compare_tokens
+
+    return tuple(_token_finding(row, b) for row in compare_tokens(a, b).findings)
+
+
 def _token_finding(one: "TokenizerDifference", b: Model) -> Finding:
     """Return the finding of one difference between the tokenizers."""
     says = one.says
