@@ -20,6 +20,7 @@ import numpy as np
 from aprfmt.causes.forward.drafted_rows import drafted_row_changes
 from aprfmt.causes.forward.experts import find_capacity
 from aprfmt.causes.forward.kv_cache import later_pass_changes
+from aprfmt.causes.forward.logit_relations import nearly_factor_changes
 from aprfmt.causes.forward.mismatch import Change, Layers, Mismatch, spanned_layers
 from aprfmt.causes.forward.norm import EPS, eps_change
 from aprfmt.causes.forward.shards import find_shard_counts_with_bias
@@ -214,14 +215,17 @@ class Search:
                     yield SearchStep(usual.change, layers, layers == usual.layers)
 
     def _usual_changes(self) -> list[UsualMistake]:
-        """Return the usual mistakes that this model allows, and a window that the rows suggest."""
+        """Return the usual mistakes that this model allows, and those that the values suggest.
+
+        These are a window, by the rows that differ, and a factor of the logits.
+        """
         patched, found = self.case.patched, usual_mistakes(self.case.patched)
         late = np.flatnonzero(
             self.case.distances_by_row(self.case.view) > 2 * self.case.view.tolerance
         )
         if len(late) and late[0] > 0 and not any(patched.hp["window_layers"]):
             found.append(added_window_mistake(patched, int(late[0])))
-        return found
+        return [*map(UsualMistake, nearly_factor_changes(self.case)), *found]
 
     def _single_layer_steps(self) -> Iterator[SearchStep]:
         """Yield changes of single layers as steps.

@@ -51,6 +51,41 @@ def test_a_temperature_is_named_beside_the_models_factor(
     assert ("logit_scale is" in found.sentence) == (base != "gemma2")
 
 
+@cache
+def cast_logits(base: str, kind: str) -> Any:
+    """Return the logits of a tiny model that was cast to a 16-bit type and back to float32.
+
+    The frequencies of its RoPE, which no file holds, stay rounded.
+    """
+    model = hf.loaded(tiny_folder(base))
+    for module in model.modules():
+        if hasattr(module, "inv_freq"):
+            module.inv_freq = module.inv_freq.to(getattr(torch, kind)).float()
+    with torch.no_grad():
+        return model(torch.tensor([IDS])).logits[0].float()
+
+
+@pytest.mark.parametrize("base", ["llama", "cohere"])
+@pytest.mark.parametrize("kind", ["bfloat16", "float16"])
+def test_frequencies_of_a_cast_module_are_named_by_logits_alone(kind: str, base: str) -> None:
+    """Seen red: "no cause of the table fits", of every operation of the model."""
+    found = judged(base, f"cast-{kind}", cast_logits(base, kind))
+    assert (found.kind, found.cause) == ("bug", "rope_precision"), found.sentence
+    assert f"made in {kind}: frequencies are rounded" in found.sentence
+
+
+@pytest.mark.parametrize("base", ["llama", "cohere"])
+@pytest.mark.parametrize("temperature", [0.7, 1.25])
+def test_a_temperature_is_named_beside_another_fault(temperature: float, base: str) -> None:
+    """Seen red: the other fault leaves more than the tolerance, and no factor was tried."""
+    made = cast_logits(base, "bfloat16") / temperature
+    found = judged(base, f"cast-and-{temperature}", made)
+    causes = {one.cause: one for one in found.findings if one.verdict == "bug"}
+    assert {*causes} == {"multiplier", "rope_precision"}, found.sentence
+    assert f"a temperature of {temperature:g} divided the logits" in causes["multiplier"].says
+    assert causes["multiplier"].certainty == "confirmed"
+
+
 SAME: dict[str, Callable[[Any], Any]] = {
     "less one number": lambda x: x - 3.5,
     "less the largest of a row": lambda x: x - x.max(-1, keepdim=True).values,

@@ -14,9 +14,12 @@ from aprfmt.causes.forward.mismatch import Array, Change, Hypothesis, Layers, Mi
 from aprfmt.causes.forward.residual_stream import factor_change, temperature_text
 from aprfmt.inference.replay.patched_model import PassLocation, PatchedModel
 from aprfmt.measure.distances import rel_l2
+from aprfmt.measure.short_numbers import short_number
 
 LEFT = 3  # tolerances that logits less a number for each row may be apart, as they were recorded
 NEAR = 20  # tolerances within which a fitted factor explains a point
+NEARLY = 0.02  # share of the difference that a factor leaves which explains nearly all of it
+UNLIKE = 0.01  # how far such a factor is from 1, at least
 
 
 def find_logit_relation(case: Mismatch) -> Iterator[Change]:
@@ -67,6 +70,32 @@ def find_logit_relation(case: Mismatch) -> Iterator[Change]:
     if call is not None:
         place = call.location
         yield from case.rounded_change(lambda value: _factor_after_cap(value, place), factor)
+
+
+def nearly_factor_changes(case: Mismatch) -> Iterator[Change]:
+    """Yield changes of a factor of all logits that explains nearly all of their difference.
+
+    What it leaves may be another fault's. The factor is found on the even rows and judged on the
+    odd ones. Of a rounded factor and of a rounded temperature, 1/factor, each is a change.
+    """
+    if case.view.point != "logits" or case.view.recorded is None:
+        return
+    shape = case.view.mine.shape
+    if case.patched.hp["final_softcap"] is not None or shape != case.view.theirs.shape:
+        return
+    ours, theirs = (np.asarray(x, np.float64).reshape(-1, shape[-1]) for x in case.recorded_rows)
+    if not np.isfinite(theirs).all():
+        return
+    x, y = (each - each.mean(1, keepdims=True) for each in (ours, theirs))
+    limit = NEARLY * rel_l2(x, y)
+    factor = _factor_of_rows(x, y, limit) if limit else None
+    if factor is None or abs(factor - 1) <= UNLIKE:
+        return
+    left = rel_l2(factor * x, y)
+    configured = float(case.patched.hp["logit_scale"])
+    every = (short_number(factor * configured, left), configured / short_number(1 / factor, left))
+    for value in dict.fromkeys(every):
+        yield factor_change("logit_scale", value, configured)
 
 
 def _factor_of_rows(x: Array, y: Array, limit: float) -> float | None:

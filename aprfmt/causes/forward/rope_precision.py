@@ -20,7 +20,7 @@ from aprfmt.causes.forward.rotations import (
 )
 from aprfmt.causes.row import Cause
 from aprfmt.inference.replay.patched_model import PatchedModel
-from aprfmt.inference.rope import RopeFrequencies
+from aprfmt.inference.rope import RopeFrequencies, RopeKind
 
 CAUSE_ROWS = (
     Cause(
@@ -70,7 +70,15 @@ def try_rounded_angles(case: Mismatch) -> Iterator[Change]:
     kind = rope_kind_of_layer(case)
     if kind is None or not has_rope_between_points(case) or case.view.base:
         return
-    rope, where = rope_frequencies(case.patched, kind), token_positions(case.patched)
+    yield from rounded_angle_changes(case.patched, kind)
+
+
+def rounded_angle_changes(patched: PatchedModel, kind: RopeKind) -> Iterator[Change]:
+    """Yield the changes of one kind of rope to angles rounded to a 16-bit type.
+
+    Those are left out that change no angle, and those whose angles are past the type's range.
+    """
+    rope, where = rope_frequencies(patched, kind), token_positions(patched)
     plain = rounded_table(where, rope, np.float32, ROUNDED[0][0])
     for name, made in TYPES:
         for which, words in ROUNDED:

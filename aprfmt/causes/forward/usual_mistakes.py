@@ -32,6 +32,7 @@ from aprfmt.causes.forward.rope import (
     usual_positions,
     without_scaling_changes,
 )
+from aprfmt.causes.forward.rope_precision import rounded_angle_changes
 from aprfmt.causes.forward.rotations import token_positions, without_rope
 from aprfmt.causes.forward.scaled_scores import (
     rope_factor_scales,
@@ -132,6 +133,15 @@ def _rotating_layer_mistakes(patched: PatchedModel) -> Iterator[UsualMistake]:
                 "layers rotate that should not",
                 rope_layers=(True,) * patched.n_layers,
             )
+
+
+def _rounded_angle_mistakes(patched: PatchedModel) -> Iterator[UsualMistake]:
+    """Yield the mistakes of rope's angles made in 16 bits, for each kind of rope.
+
+    A module that is cast to the model's type has its frequencies in that type.
+    """
+    for kind, layers in layers_of_rope_kinds(patched).items():
+        yield from with_layers(rounded_angle_changes(patched, kind), layers)
 
 
 def _position_mistakes(patched: PatchedModel) -> Iterator[UsualMistake]:
@@ -302,6 +312,7 @@ USUAL: tuple[Callable[[PatchedModel], Iterator[UsualMistake]], ...] = (
     _cache_mistakes,
     *STEPS,
     rounding_mistakes,
+    _rounded_angle_mistakes,
 )
 # What a model without heads (mamba) cannot have got wrong.
 OF_ATTENTION = frozenset(
