@@ -17,6 +17,7 @@ from aprfmt.errors import FormatError, UsageError
 
 if TYPE_CHECKING:
     from aprfmt.compare.short_answer import Line
+    from aprfmt.measure.logprob_relations import ModelFactor
     from aprfmt.measure.logprob_tables import LogprobTable, Side
     from aprfmt.measure.tolerances import Threshold
     from aprfmt.model import Model
@@ -80,7 +81,8 @@ def compare_logprob_sides(
             mine = rows_from_logits(ids, run.session.logits(ids), range(len(ids)), model)
         # Compare at the positions that both have, within rounding of their dtypes.
         bound, in_float32 = logit_bounds(run.model, (mine, theirs), (own, dtype))
-        table = compare_logprobs(mine, theirs, bound, in_float32)
+        factor = model_factor(run.model, run=loaded is None)
+        table = compare_logprobs(mine, theirs, bound, in_float32, factor)
         if loaded is None:  # a run has every row, also those that the reference was not asked for
             table = replace(table, lost=())
         if not table.compared:
@@ -102,6 +104,19 @@ def compare_logprob_sides(
         body, verdict.exit, lambda: show(table, verdict, str(reference)),
         answer=lambda: answer(table, verdict, str(reference), commands),
     )  # fmt: skip
+
+
+def model_factor(model: "Model", run: bool) -> "ModelFactor | None":
+    """Return the model's own factor of its logits, by its file's name; None where it is 1.
+
+    `run`: this side is a run of the model.
+    """
+    from aprfmt.measure.logprob_relations import ModelFactor
+
+    value = float(model.hyper["logit_scale"])
+    if value in (0.0, 1.0):
+        return None
+    return ModelFactor(value, model.hyper.of("logit_scale").key or "logit_scale", run)
 
 
 def logit_bounds(

@@ -11,7 +11,7 @@ every second position and judged on the others.
 import itertools
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any, Literal
 
 import numpy as np
@@ -22,7 +22,7 @@ from aprfmt.measure.short_numbers import short_number
 from aprfmt.measure.softmax import log_sum_exp
 
 Numbers = NDArray[np.float64]
-Kind = Literal["temperature", "listed", "offset", "fewer", "scaled", "base"]
+Kind = Literal["temperature", "listed", "offset", "fewer", "scaled", "base", "shifted"]
 SIDES = ("this side", "the reference")
 FEWEST = 3  # listed tokens of a position from which its factor shows
 POSITIONS = 4  # such positions from which a relation is judged
@@ -32,6 +32,10 @@ LOGS = {"e": 1.0, "2": math.log(2), "10": math.log(10)}  # nats of one unit, by 
 NEAR = 2e-4  # relative: how well a factor is fitted that is between two bases
 BETTER = 0.25  # of the distance at most is left by a relation
 ADDED = 1e-3  # nats that a sum of rounded probabilities may be off 0
+NEARLY_AS = 1.1  # times what a fitted factor leaves: what the model's own may leave
+REACH = 3.0  # logarithm of the largest factor, and of 1 over the least, that is fitted by trials
+SLOPE = 1e-3  # relative change of a factor, from which its slope is computed
+GRID, STEPS, FITTED = 31, 30, 32  # trials of factors, steps that narrow them, rows that they are of
 
 
 @dataclass(frozen=True)
@@ -74,6 +78,18 @@ class SharedRow:
 
 
 @dataclass(frozen=True)
+class ModelFactor:
+    """The model's own factor `value` of its logits, and the name `key` that its file has for it.
+
+    `run`: this side is a run of the model, which multiplies by the factor once.
+    """
+
+    value: float
+    key: str
+    run: bool
+
+
+@dataclass(frozen=True)
 class LogprobRelation:
     """How this side's log-probabilities follow from the reference's at every position.
 
@@ -82,7 +98,8 @@ class LogprobRelation:
     log-probabilities by one number a position; "fewer": `side` is normalised over fewer tokens than
     the other, which are those that a rule of samplers keeps, or are not known; "scaled": its
     log-probabilities are `factor` times the reference's, with no softmax after it; "base": they are
-    logarithms to another base than the other side's, which `factor` makes of them. `factor` and
+    logarithms to another base than the other side's, which `factor` makes of them; "shifted": each
+    row of `side` is the other's of another position. `factor` and
     `temperature`, which is 1/factor, are 1 where there is none; `says` states it in words.
     `harmless`: both sides say the same probabilities.
     """
@@ -100,14 +117,17 @@ class LogprobRelation:
         return asdict(self)
 
 
-def _apply_relation(row: SharedRow, factor: float, kind: Kind) -> Numbers:
+def _apply_relation(row: SharedRow, factor: float, kind: Kind, drawn: bool = False) -> Numbers:
     """Return the values that a relation gives for this side, from the reference's of one row.
 
-    Where only some tokens are listed, the constant of the softmax is fitted to the row itself.
+    Where only some tokens are listed, the constant of the softmax is fitted to the row itself. With
+    `drawn` it is that of the reference's whole row.
     """
     scaled: Numbers = factor * row.reference
     if kind in ("scaled", "base"):
         return scaled
+    if drawn and row.full_reference is not None:
+        return scaled - log_sum_exp(factor * row.full_reference)
     if kind == "listed" or (kind == "temperature" and row.whole):
         return scaled - log_sum_exp(scaled)
     moved: Numbers = scaled + (row.here - scaled).mean()
@@ -116,23 +136,30 @@ def _apply_relation(row: SharedRow, factor: float, kind: Kind) -> Numbers:
 
 @dataclass(frozen=True)
 class _Search:
-    """The positions in which a relation is looked for, and the distance that counts as equal."""
+    """The positions in which a relation is looked for, and the distance that counts as equal.
+
+    `drawn`: the reference's rows are whole, and this side lists too few tokens to fit a constant.
+    `is_turned`: this side is called the reference here, and the reference this side.
+    """
 
     rows: Sequence[SharedRow]
     tolerance: float
+    drawn: bool = False
+    is_turned: bool = False
 
     def turned(self) -> "_Search":
         """Return the search with this side and the reference exchanged."""
-        return _Search([row.turned() for row in self.rows], self.tolerance)
+        rows = [row.turned() for row in self.rows]
+        return replace(self, rows=rows, is_turned=not self.is_turned)
 
-    def holds(self, kind: Kind, factor: float = 1.0) -> bool:
+    def holds(self, kind: Kind, factor: float = 1.0, *, fitted: bool = True) -> bool:
         """Return whether this side's log-probabilities are the reference's under relation `kind`.
 
-        They are up to rounding, at all positions. A fitted `factor` is judged on the positions that
-        it was not fitted on; that of two bases is fitted to none.
+        They are up to rounding, at all positions. A `fitted` factor is judged on the positions that
+        it was not fitted on; one that is not, as that of two bases, on all.
         """
-        rows = self.rows if factor == 1 or kind == "base" else self.rows[1::2]
-        apart = [row.distance(_apply_relation(row, factor, kind)) for row in rows]
+        rows = self.rows if factor == 1 or not fitted else self.rows[1::2]
+        apart = [row.distance(_apply_relation(row, factor, kind, self.drawn)) for row in rows]
         before = [row.distance(row.reference) for row in rows]
         left = float(np.sqrt(np.mean(np.square(apart))))
         limit = self.tolerance * max(1.0, factor)
@@ -157,6 +184,47 @@ class _Search:
             product, power = product + float(x @ y), power + float(x @ x)
         return product / power if power and product > 0 else None
 
+    def factor_by_trials(self) -> float:
+        """Return the factor of the reference's logits that brings this side's values nearest.
+
+        It is found on every second row, and on FITTED of these at most: first among factors that
+        are far apart, then by golden section, in logarithms.
+        """
+        rows = self.rows[::2]
+        rows = rows[:: -(-len(rows) // FITTED)]
+
+        def left(power: float) -> float:
+            """Return the mean square distance under the factor exp(power)."""
+            factor = math.exp(power)
+            made = (_apply_relation(row, factor, "temperature", self.drawn) for row in rows)
+            return sum(row.distance(one) ** 2 for row, one in zip(rows, made, strict=True))
+
+        grid = np.linspace(-REACH, REACH, GRID).tolist()
+        best, step = min(grid, key=left), 2 * REACH / (GRID - 1)
+        low, high, ratio = best - step, best + step, (math.sqrt(5) - 1) / 2
+        for _ in range(STEPS):
+            x, y = high - ratio * (high - low), low + ratio * (high - low)
+            low, high = (low, y) if left(x) < left(y) else (x, high)
+        return math.exp((low + high) / 2)
+
+    def distance_under(self, factor: float) -> float:
+        """Return the distance of all rows from the reference's logits times a factor."""
+        made = [_apply_relation(row, factor, "temperature", self.drawn) for row in self.rows]
+        return self.left(made)
+
+    def _span(self, row: SharedRow, factor: float) -> float:
+        """Return by how many nats a factor e times as large would move a row's values.
+
+        Of lists it is what they span, and of few tokens the slope of what the whole row gives.
+        """
+        if not self.drawn:
+            return float(np.ptp(row.reference))
+        moved = (
+            _apply_relation(row, factor * more, "temperature", self.drawn)
+            for more in (1 + SLOPE, 1 - SLOPE)
+        )
+        return float(np.abs(np.subtract(*moved)).mean()) / (2 * SLOPE)
+
     def scale(self) -> float | None:
         """Return the factor from the reference's log-probabilities to this side's, or None.
 
@@ -170,14 +238,20 @@ class _Search:
 
     def temperature(self, factor: float) -> float:
         """Return 1/factor, with as many digits as the rows show."""
-        span = float(np.median([np.ptp(row.reference) for row in self.rows]))
+        return short_number(1 / factor, self.digits(factor))
+
+    def digits(self, factor: float) -> float:
+        """Return the relative precision in which the rows show the fitted `factor`."""
+        span = float(np.median([self._span(row, factor) for row in self.rows]))
         noise = float(np.median([row.printed.max() for row in self.rows]))
-        near = max(2e-5, (noise + self.tolerance * self.rows[0].unit) / span / 10)
-        return short_number(1 / factor, near)
+        return max(2e-5, (noise + self.tolerance * self.rows[0].unit) / max(span, SPAN) / 10)
 
 
-def _relations(search: _Search) -> Iterator[LogprobRelation]:
-    """Yield the relations that hold at all positions of a search, the simplest first."""
+def _relations(search: _Search, own_factor: ModelFactor | None) -> Iterator[LogprobRelation]:
+    """Yield the relations that hold at all positions of a search, the simplest first.
+
+    `own_factor` is the model's factor of its logits, None where it has none.
+    """
     count = len(search.rows)
     for side, own in zip(SIDES, (search, search.turned()), strict=True):
         sums = [log_sum_exp(row.here) for row in own.rows]
@@ -206,17 +280,84 @@ def _relations(search: _Search) -> Iterator[LogprobRelation]:
     if search.temperature(factor) == 1:
         yield from _of_fewer_tokens(search)
         return
+    yield _times_a_factor(search, factor, own_factor)
+
+
+def _times_a_factor(
+    search: _Search, factor: float, own_factor: ModelFactor | None
+) -> LogprobRelation:
+    """Return the relation "temperature" by the fitted `factor` of a search.
+
+    It says the model's own factor of the logits where that explains the values as well.
+    """
+    count = len(search.rows)
+    known = None if own_factor is None else _by_model_factor(search, factor, own_factor)
+    if known is not None:
+        factor = known[0]
     # Mostly a temperature below 1 is set, and divided the larger logits.
-    after, before = SIDES if factor > 1 else SIDES[::-1]
-    own = search if factor > 1 else search.turned()
-    larger = max(factor, 1 / factor)
-    says = (
-        f"the logits of {after} are {larger:.6g} times those of {before}, at all {count} "
-        f"positions: a temperature of {own.temperature(larger):.6g} divided those of {after} alone "
-        f"(or one of {larger:.6g} those of {before}), or one of the two lacks a factor of the "
-        "model's logits (logit_scale)"
+    after, before = SIDES if (factor > 1) != search.is_turned else SIDES[::-1]
+    own = search if factor > 1 or search.drawn else search.turned()
+    larger, near = max(factor, 1 / factor), own.digits(factor)
+    factor = 1 / factor if search.is_turned else factor
+    told = (
+        f"the logits of {after} are {larger:.6g} times those of {before}, at all {count} positions"
     )
-    yield LogprobRelation("temperature", says, SIDES[0], count, factor, search.temperature(factor))
+    if known is not None:
+        says = f"{known[1]}: {told}; a temperature of {1 / larger:.6g} would give the same"
+        return LogprobRelation("temperature", says, SIDES[0], count, factor, 1 / factor)
+    says = (
+        f"{told}: a temperature of {short_number(1 / larger, near):.6g} divided those of {after} "
+        f"alone (or one of {larger:.6g} those of {before})"
+    )
+    temperature = short_number(1 / factor, near)
+    return LogprobRelation("temperature", says, SIDES[0], count, factor, temperature)
+
+
+def _by_model_factor(search: _Search, factor: float, own: ModelFactor) -> tuple[float, str] | None:
+    """Return (factor of the search, what a side does with the model's own, in words), or None.
+
+    The model's number is not fitted: it has to hold at all positions, and to leave hardly more than
+    the fitted `factor`.
+    """
+    here, reference = SIDES
+    named = f"the model's own factor of the logits, {own.value:.6g} ({own.key})"
+    every = {
+        own.value: f"{reference} lacks {named}",
+        1 / own.value: f"{here} lacks {named}",
+        own.value**2: f"{reference} divides by {named}",
+        own.value**-2: f"{here} divides by {named}",
+    }
+    if own.run:  # a run of the model does neither
+        every = {
+            own.value: every[own.value],
+            1 / own.value: f"{reference} applies {named}, twice",
+            own.value**2: every[own.value**2],
+        }
+    bound = NEARLY_AS * search.distance_under(factor) + search.tolerance / 100
+    for exact, says in every.items():
+        value = 1 / exact if search.is_turned else exact
+        if search.distance_under(value) <= bound and search.holds(
+            "temperature", value, fitted=False
+        ):
+            return value, says
+    return None
+
+
+def _of_drawn_tokens(search: _Search, own_factor: ModelFactor | None) -> Iterator[LogprobRelation]:
+    """Yield the relation "temperature" where one side has whole rows, and the other few tokens.
+
+    Of the whole rows every temperature's log-probability of a token is known, so that one token a
+    position shows it.
+    """
+    for own in (search, search.turned()):
+        if any(row.full_reference is None or row.full_here is not None for row in own.rows):
+            continue
+        drawn = replace(own, drawn=True)
+        factor = drawn.factor_by_trials()
+        if abs(math.log(factor)) >= REACH or drawn.temperature(factor) == 1:
+            continue
+        if drawn.holds("temperature", factor):
+            yield _times_a_factor(drawn, factor, own_factor)
 
 
 def _scaled_after_softmax(search: _Search) -> LogprobRelation | None:
@@ -250,7 +391,7 @@ def _between_bases(search: _Search, factor: float) -> LogprobRelation | None:
     """
     for here, reference in itertools.permutations(LOGS, 2):
         exact = LOGS[reference] / LOGS[here]
-        if abs(factor / exact - 1) > NEAR or not search.holds("base", exact):
+        if abs(factor / exact - 1) > NEAR or not search.holds("base", exact, fitted=False):
             continue
         named, other = (SIDES, SIDES[::-1])[here == "e"]
         bases = (here, reference) if here != "e" else (reference, here)
@@ -322,12 +463,14 @@ def _is_cut_by(search: _Search, masses: Sequence[float], limit: float) -> bool:
     return left < limit and left <= min(search.tolerance, BETTER * before)
 
 
-def find_relation(rows: Sequence[SharedRow], tolerance: float) -> LogprobRelation | None:
+def find_relation(
+    rows: Sequence[SharedRow], tolerance: float, own_factor: ModelFactor | None = None
+) -> LogprobRelation | None:
     """Return the relation of two sides' log-probabilities that holds at every position, or None.
 
     `rows` are positions with the tokens that both sides list, `tolerance` the root mean square
-    distance, in units of a row, that rounding makes. None too where too few positions have enough
-    tokens.
+    distance, in units of a row, that rounding makes. `own_factor` is the model's factor of its
+    logits, None where it has none. None too where too few positions have enough tokens.
     """
     finite = [
         row
@@ -345,8 +488,10 @@ def find_relation(rows: Sequence[SharedRow], tolerance: float) -> LogprobRelatio
     some = [row for row in finite if len(row.here) >= FEWEST and np.ptp(row.reference) > SPAN]
     found = None
     if len(some) >= POSITIONS:
-        found = next(_relations(_Search(some, tolerance)), None)
+        found = next(_relations(_Search(some, tolerance), own_factor), None)
     # A rule that says which tokens are kept says more than that there are fewer.
     if len(finite) >= POSITIONS and (found is None or found.kind == "fewer"):
         found = next(_of_kept_tokens(_Search(finite, tolerance)), found)
+    if len(finite) >= 2 * POSITIONS and found is None:
+        found = next(_of_drawn_tokens(_Search(finite, tolerance), own_factor), None)
     return found

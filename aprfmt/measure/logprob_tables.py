@@ -17,7 +17,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from aprfmt.measure.log_softmax import is_log_softmax
-from aprfmt.measure.logprob_relations import LogprobRelation, SharedRow, find_relation
+from aprfmt.measure.logprob_relations import (
+    BETTER,
+    POSITIONS,
+    SIDES,
+    LogprobRelation,
+    ModelFactor,
+    SharedRow,
+    find_relation,
+)
 from aprfmt.measure.softmax import log_softmax
 from aprfmt.measure.tolerances import Threshold
 
@@ -35,6 +43,7 @@ _DECIMALS = 6  # more than these show nothing: a float32 has them
 _ENOUGH, _NEARLY = 12, 0.95  # differences that are looked at; the share of them on the grid
 _HELD = 1 << 21  # log-probabilities of which a relation is looked for
 LEAST = -9999.0  # what vLLM writes for minus infinity
+_MOVES = (1, -1, 2, -2, 3, -3)  # positions by which rows are looked for late or early
 
 
 @dataclass(frozen=True)
@@ -262,13 +271,64 @@ def logit_size(here: Side, reference: Side) -> float:
 
 
 def compare_logprobs(
-    here: Side, reference: Side, tolerance: Threshold, exact: Threshold | None = None
+    here: Side,
+    reference: Side,
+    tolerance: Threshold,
+    exact: Threshold | None = None,
+    own_factor: ModelFactor | None = None,
 ) -> LogprobTable:
-    """Return how far apart two sides are, at every position that both have.
+    """Return how far apart two sides are, at every position that both have, and what relates them.
 
     `tolerance` is that of the arithmetic that is known or assumed; `exact` is that of float32,
-    given if it is assumed.
+    given if it is assumed. `own_factor` is the model's factor of its logits, None where it has
+    none.
     """
+    table, values = _compare_rows(here, reference, tolerance, exact)
+    if not table.beyond:
+        return table
+    relation = find_relation(values, tolerance.rel_l2, own_factor)
+    if relation is not None and relation.harmless and relation.positions < len(table.rows):
+        return table  # of the other positions nothing is known
+    return replace(table, relation=relation or _shift_of_rows(here, reference, table))
+
+
+def _shift_of_rows(here: Side, reference: Side, table: LogprobTable) -> LogprobRelation | None:
+    """Return the relation "shifted" if all rows of one side are the other's of other positions.
+
+    `table` compares the two. Half of its positions must have a row after the move, and nearly all
+    of the distance must be gone.
+    """
+    for places in _MOVES:
+        moved = _with_moved_rows(reference, -places)
+        found = _compare_rows(here, moved, table.tolerance, None)[0]
+        if found.compared < max(POSITIONS, table.compared / 2) or found.beyond:
+            continue
+        if not found.scaled <= BETTER * table.scaled:
+            continue
+        way, other = ("late", "before") if places > 0 else ("early", "after")
+        count = f"{abs(places)} position{'s' * (abs(places) > 1)}"
+        says = (
+            f"the rows of {SIDES[1]} stand {count} too {way} against those of {SIDES[0]}: each is "
+            f"the row {count} {other} it, at {found.compared} positions"
+        )
+        return LogprobRelation("shifted", says, SIDES[1], found.compared)
+    return None
+
+
+def _with_moved_rows(side: Side, places: int) -> Side:
+    """Return a side whose rows stand `places` positions later, without those that have none."""
+    if isinstance(side, Logprobs):
+        rows = {at + places: row for at, row in side.rows.items() if at + places >= 0}
+        return replace(side, rows=rows)
+    kept = [at + places >= 0 for at in side.positions]
+    positions = tuple(at + places for at in side.positions if at + places >= 0)
+    return replace(side, values=side.values[kept], positions=positions)
+
+
+def _compare_rows(
+    here: Side, reference: Side, tolerance: Threshold, exact: Threshold | None
+) -> tuple[LogprobTable, list[SharedRow]]:
+    """Return (how far apart two sides are, the rows in which a relation may be looked for)."""
     mine = list(here.rows) if isinstance(here, Logprobs) else list(here.positions)
     theirs = list(reference.rows) if isinstance(reference, Logprobs) else list(reference.positions)
     both = sorted(set(mine) & set(theirs))
@@ -319,7 +379,7 @@ def compare_logprobs(
                 float(np.sqrt(np.mean(scaled**2))),
             )
         )
-    table = LogprobTable(
+    return LogprobTable(
         tuple(rows),
         float(np.sqrt(total / max(count, 1))),
         bits and bool(rows),
@@ -329,13 +389,7 @@ def compare_logprobs(
         exact,
         tuple(sorted(set(mine) - set(theirs) - {_without_entry(reference)})),
         tuple(unshared),
-    )
-    if not table.beyond:
-        return table
-    relation = find_relation(values, tolerance.rel_l2)
-    if relation is not None and relation.harmless and relation.positions < len(rows):
-        return table  # of the other positions nothing is known
-    return replace(table, relation=relation)
+    ), values
 
 
 def _without_entry(side: Side) -> int:

@@ -2,12 +2,14 @@
 
 import math
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import pytest
 
 from aprfmt.measure.kept_mass import Descending, RaisedRow, find_kept_mass
+from aprfmt.measure.logprob_relations import ModelFactor
 from aprfmt.measure.logprob_tables import (
     LogprobMatrix,
     Logprobs,
@@ -226,7 +228,7 @@ def test_logits_of_a_run_need_no_relation() -> None:
 OTHERS = {
     "other weights": lambda x: x + 0.3 * logits(1),
     "a cap": lambda x: 6 * torch.tanh(x / 6),
-    "rows of others": lambda x: x.roll(1, 0),
+    "rows of others": lambda x: x[[0, 2, 1, *range(3, ROWS)]],
     "a factor a row": lambda x: x * torch.linspace(0.7, 1.3, ROWS)[:, None],
     "tokens moved": lambda x: x.roll(1, 1),
     "a temperature in the even rows": lambda x: torch.where(
@@ -247,7 +249,113 @@ def test_few_positions_show_none() -> None:
     some = Logprobs(IDS, {at: row for at, row in listed(logits() / 0.6, 20).rows.items() if at < 3})
     assert compare_logprobs(some, whole(logits()), FINE).relation is None
     two = listed(logits() / 0.6, 2)
-    assert compare_logprobs(two, whole(logits()), FINE).relation is None
+    assert compare_logprobs(two, listed(logits(), 2), FINE).relation is None
+    fewer = Logprobs(IDS, {at: row for at, row in two.rows.items() if at < 7})
+    assert compare_logprobs(fewer, whole(logits()), FINE).relation is None
+
+
+@pytest.mark.parametrize("top", [1, 2])
+@pytest.mark.parametrize("temperature", [0.6, 0.7, 1.3, 2.0])
+@pytest.mark.parametrize("bound", [FINE, COARSE], ids=["fine", "coarse"])
+def test_one_token_a_position_and_whole_rows_show_a_temperature(
+    bound: Threshold, temperature: float, top: int
+) -> None:
+    """Of drawn tokens. Seen red: "beyond tolerance" alone."""
+    here = drawn(logits() / temperature, torch.ones(ROWS, TOKENS, dtype=torch.bool))
+    here = here if top == 1 else listed(logits() / temperature, 2)
+    for table, factor in zip(
+        both(here, whole(logits()), bound), (1 / temperature, temperature), strict=True
+    ):
+        found = table.relation
+        assert found is not None and table.beyond and not found.harmless
+        assert (found.kind, found.positions) == ("temperature", ROWS)
+        assert found.factor == pytest.approx(factor, rel=1e-3)
+        assert found.temperature == pytest.approx(1 / factor, rel=2e-3)
+        after = "this side" if factor > 1 else "the reference"
+        assert found.says.startswith(f"the logits of {after} are ")
+
+
+UNLIKE = {
+    "a temperature a row": lambda x: x * torch.linspace(0.7, 1.3, ROWS)[:, None],
+    "other weights": lambda x: x + 0.3 * logits(1),
+    "a temperature in the even rows": lambda x: torch.where(
+        torch.arange(ROWS)[:, None] % 2 == 0, x / 0.7, x
+    ),
+}
+
+
+@pytest.mark.parametrize("name", UNLIKE)
+def test_drawn_tokens_of_no_one_temperature_have_none(name: str) -> None:
+    """Seen red: judged on the rows of the fit alone, the even rows of the last one agree."""
+    here = drawn(UNLIKE[name](logits()), torch.ones(ROWS, TOKENS, dtype=torch.bool))
+    for table in both(here, whole(logits()), FINE):
+        assert table.beyond and table.relation is None
+
+
+@pytest.mark.parametrize("places", [1, -1, 2, -3])
+@pytest.mark.parametrize("form", ["drawn", "list", "run"])
+def test_rows_of_other_positions_are_named(form: str, places: int) -> None:
+    """Seen red: "beyond tolerance" alone, and no word of the shift."""
+    every = torch.ones(ROWS, TOKENS, dtype=torch.bool)
+    late = whole(logits().roll(places, 0))
+    here = {"drawn": drawn(logits(), every), "list": listed(logits(), 20), "run": whole(logits())}
+    for at, table in enumerate(both(here[form], late, FINE)):
+        found = table.relation
+        assert found is not None and found.kind == "shifted" and not found.harmless
+        assert table.beyond and found.positions == ROWS - abs(places)
+        way = "late" if (places > 0) == (at == 0) else "early"
+        count = f"{abs(places)} position{'s' * (abs(places) > 1)}"
+        assert f"the rows of the reference stand {count} too {way} against" in found.says
+
+
+OWN = ModelFactor(0.125, "logits_scaling", run=True)
+
+
+@pytest.mark.parametrize("form", ["drawn", "list", "run"])
+@pytest.mark.parametrize(
+    ("times", "says"),
+    [
+        (8.0, "the reference lacks the model's own factor of the logits, 0.125 (logits_scaling)"),
+        (0.125, "the reference applies the model's own factor of the logits, 0.125 "
+         "(logits_scaling), twice"),
+        (64.0, "the reference divides by the model's own factor of the logits, 0.125"),
+    ],
+)  # fmt: skip
+def test_a_factor_that_is_the_models_own_is_called_so(times: float, says: str, form: str) -> None:
+    """Seen red: a temperature of 0.125, "or one of the two lacks a factor (logit_scale)"."""
+    x = logits() / 6
+    every = torch.ones(ROWS, TOKENS, dtype=torch.bool)
+    made: dict[str, Logprobs | LogprobMatrix] = {
+        "drawn": drawn(x * times, every),
+        "list": listed(x * times, 20),
+        "run": whole(x * times),
+    }
+    table = compare_logprobs(whole(x), made[form], COARSE, None, OWN)
+    found = table.relation
+    assert found is not None and found.kind == "temperature" and table.beyond
+    assert found.says.startswith(says) and found.factor == 1 / times
+    told = f"a temperature of {min(times, 1 / times):.6g} would give the same"
+    assert told in found.says
+
+
+@pytest.mark.parametrize("times", [7.8, 1.5, 8.3])
+def test_another_factor_than_the_models_is_a_temperature(times: float) -> None:
+    """Seen red: 7.8 is 8 within the tolerance of all rows; it leaves more than the fitted one."""
+    table = compare_logprobs(
+        whole(logits() / 6), listed(logits() / 6 * times, 20), COARSE, None, OWN
+    )
+    assert table.relation is not None and "own factor" not in table.relation.says
+
+
+def test_of_two_files_either_may_lack_the_models_factor() -> None:
+    own = replace(OWN, run=False)
+    for table, side in zip(
+        (compare_logprobs(listed(logits() / 8, 20), listed(logits(), 20), FINE, None, own),
+         compare_logprobs(listed(logits(), 20), listed(logits() / 8, 20), FINE, None, own)),
+        ("the reference", "this side"), strict=True,
+    ):  # fmt: skip
+        assert table.relation is not None
+        assert table.relation.says.startswith(f"{side} lacks the model's own factor")
 
 
 def divided(x: Logprobs, by: float) -> Logprobs:
