@@ -324,8 +324,8 @@ def _divergence_evidence(
         return
     if divergence.doubtful:
         yield Evidence(
-            "forward", f"{answer.change.cause} fits {view.key} loosely, and the same operations "
-            "stay unexplained elsewhere", (view.key,),
+            "forward", f"{answer.change.cause} fits {view.key} loosely, and the same operations, "
+            "or what they read, stay unexplained elsewhere", (view.key,),
         )  # fmt: skip
     yield Evidence(
         "forward",

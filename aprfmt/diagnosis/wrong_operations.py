@@ -393,7 +393,9 @@ def _furthest_in_scope(
         found = run_shadow_pass(patched, recorded)
         then = next((view for view in found.flagged if view.key not in known), None)
         reach = math.inf if then is None else order.get(then.key, _point_order(then, order))
-        if reach > here and (best is None or reach > best.reach):
+        if reach <= here or _spoils_layer(case, found, layers):
+            continue
+        if best is None or reach > best.reach:
             best = Solution(
                 steps[-1].change,
                 layers,
@@ -549,7 +551,9 @@ def _verify_change(
         then = next((view for view in found.flagged if view.key not in known), None)
         reach = math.inf if then is None else order.get(then.key, _point_order(then, order))
         left = len(found.flagged)
-        if reach > here and (best is None or (reach, -left) > (best.reach, -best.left)):
+        if reach <= here or _spoils_layer(case, found, layers):
+            continue
+        if best is None or (reach, -left) > (best.reach, -best.left):
             best = Solution(
                 change,
                 layers,
@@ -564,6 +568,26 @@ def _verify_change(
         if reach == math.inf:
             break
     return best
+
+
+def _spoils_layer(case: Mismatch, found: ShadowPass, layers: Layers) -> bool:
+    """Return whether a point of the layer that a change explains is wrong with it, and was right.
+
+    `found` is the pass with the change in `layers`. Each operation is judged on the run's own
+    input, so that a change that is right makes no other operation wrong: what was solved from the
+    queries alone says nothing of the keys. Points of other layers are put right by narrowing the
+    layers.
+    """
+    here = computed_layer(case)
+    if here < 0 or (layers is not None and here not in layers):
+        return False
+    for view in found.flagged:
+        before = case.found.views.get(view.key)
+        same = before is not None and (before.base, before.after) == (view.base, view.after)
+        if view.layer == here and same and before is not None and before.residual is not None:
+            if not before.flagged:
+                return True
+    return False
 
 
 def _point_order(view: ShadowPoint, order: Mapping[str, int]) -> float:
@@ -585,7 +609,7 @@ def recheck_answers(
     then agrees as recorded was not recorded elsewhere: its divergence is dropped. `patched` and
     `recorded` are those before any change, `final` the pass with all changes.
     """
-    divergences = [replace(d, doubtful=_is_doubtful(d, divergences)) for d in divergences]
+    divergences = [replace(d, doubtful=_is_doubtful(d, divergences, final)) for d in divergences]
     answered = [d for d in divergences if d.answer is not None]
     if sum(not d.answer.change.drop for d in answered if d.answer is not None) < 2:
         return divergences
@@ -618,19 +642,29 @@ def recheck_answers(
     return kept
 
 
-def _is_doubtful(divergence: Divergence, divergences: Sequence[Divergence]) -> bool:
-    """Return whether a loosely fitted explanation shares operations with an unexplained point.
+def _is_doubtful(
+    divergence: Divergence, divergences: Sequence[Divergence], final: ShadowPass
+) -> bool:
+    """Return whether a point without an explanation leaves an explanation of another in doubt.
 
     Several changes together, or one with a free value for every column, may fit one point by chance
-    where the cause is a change that is not in the table.
+    where the cause is a change that is not in the table. And where every point that an explanation
+    makes agree is computed from one without any, it is not known whether the operation read what
+    was recorded there. `final` is the pass with all changes.
     """
-    ops = {call.op for call in divergence.view.calls} - _COMMON
+    open_ones = [other for other in divergences if other.answer is None and not other.likely]
     answer = divergence.answer
-    loose = divergence.joined or (answer is not None and answer.change.general)
-    return loose and any(
-        other.answer is None and not other.likely and ops & {call.op for call in other.view.calls}
-        for other in divergences
-    )
+    if answer is None or not open_ones:
+        return False
+    ops = {call.op for call in divergence.view.calls} - _COMMON
+    loose = divergence.joined or answer.change.general
+    if loose and any(ops & {call.op for call in other.view.calls} for other in open_ones):
+        return True
+    unknown = {view.key for other in open_ones for view in (other.view, *final.flagged)
+               if view.point == other.view.point}  # fmt: skip
+    explained = [divergence.view, *(final.views[key] for key in answer.agreement.points
+                                    if key in final.views)]  # fmt: skip
+    return all(unknown & {*view.after} for view in explained)
 
 
 def _chosen_changes(divergences: Sequence[Divergence]) -> LayerChanges:

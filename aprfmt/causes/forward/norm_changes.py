@@ -6,9 +6,11 @@ from typing import Any
 import numpy as np
 
 from aprfmt.causes.forward.mismatch import Layers, Patch
+from aprfmt.causes.forward.rotations import rope_frequencies, token_positions
 from aprfmt.causes.forward.rounding import round_to_type
 from aprfmt.causes.row import Cause
 from aprfmt.inference.replay.patched_model import PatchedModel
+from aprfmt.inference.rope import rotation_of_layer
 
 CAUSE_ROWS = (
     Cause(
@@ -251,6 +253,59 @@ def norm_after_rope(patched: PatchedModel, layers: Layers) -> PatchedModel:
         return waiting.pop(0)(y) if waiting else y
 
     return patched.with_ops(NORMS, norm, layers).with_op("rope", rope, layers)
+
+
+def norm_of_rotated(parts: Collection[str], *, before: bool) -> Patch:
+    """Return a patch: q_norm and k_norm are norms of the rotated q and k, and attention reads them.
+
+    `parts` are "q", "k" or both: the others are normalised first and rotated after. `before`:
+    q_rope and k_rope are the rotated values before the norm, else what the norm gives.
+    """
+
+    def make(patched: PatchedModel, layers: Layers) -> PatchedModel:
+        """Return the model that rotates `parts` in `layers` before it normalises them."""
+        held: dict[str, tuple[Any, Callable[[Any], Any]]] = {}  # part: (rotated, its norm)
+        turned: list[int] = []  # the layer of each rotation so far in the layer at work
+        style, cast = str(patched.hp["rope_style"]), patched.spec.block.rope_cast
+
+        def norm(op: Any, at: Any, x: Any, *args: Any, **kwargs: Any) -> Any:
+            """Return the norm of the rotated `x` for a norm of `parts`, else that of `x`."""
+            if not _is_query_key_norm(at):
+                return op(x, *args, **kwargs)
+            turned.clear()
+            part = "q" if at.point == "v" else "k"
+            kind = rotation_of_layer(patched.hp, at.layer)
+            if part not in parts or kind is None:
+                return op(x, *args, **kwargs)
+            own = rope_frequencies(patched, kind)
+            table = patched.backend.rope_table(
+                token_positions(patched), own.inv_freq, factor=own.factor, cast=cast
+            )
+            wide = x.reshape(len(x), -1, int(patched.hp["head_dim"]))
+            y = patched.backend.rope(wide, table, style=style, cast=cast)
+            held[part] = y, lambda z: op(z.reshape(x.shape), *args, **kwargs)
+            return held[part][1](y)
+
+        def rope(op: Any, at: Any, x: Any, *args: Any, **kwargs: Any) -> Any:
+            """Return `x`, which is rotated already, or what was rotated before the norm."""
+            turned[:] = [*turned, at.layer] if turned[-1:] == [at.layer] else [at.layer]
+            part = "q" if len(turned) % 2 else "k"  # a layer rotates q, then k
+            if part not in held:
+                return op(x, *args, **kwargs)
+            return held[part][0].reshape(x.shape) if before else x
+
+        def scores(op: Any, at: Any, q: Any, k: Any, heads: Any) -> Any:
+            """Return the scores of q and k after their norms."""
+            norms = {part: held.pop(part)[1] for part in parts if part in held}
+            q, k = (
+                norms[p](x).reshape(x.shape) if p in norms else x for p, x in (("q", q), ("k", k))
+            )
+            return op(q, k, heads)
+
+        patched = patched.with_ops(NORMS, norm, layers).with_op("rope", rope, layers)
+        return patched.with_op("scores", scores, layers) if before else patched
+
+    return make
 
 
 def norm_heads_jointly(whole: bool) -> Patch:

@@ -6,6 +6,7 @@ from typing import Any
 import numpy as np
 
 from aprfmt.causes.forward.mismatch import Change, Hypothesis, Mismatch
+from aprfmt.causes.forward.norm_changes import NORMS, norm_of_rotated
 from aprfmt.causes.row import Cause
 from aprfmt.inference.replay.patched_model import PatchedModel
 
@@ -65,6 +66,29 @@ def try_query_key_norms(case: Mismatch) -> Iterator[Change]:
         lambda patched, layers: patched.with_block(layers, qk_norm_place=other),
         {"qk_norm_place": other},
     )
+
+
+def try_norms_of_rotated(case: Mismatch) -> Iterator[Change]:
+    """Yield changes that rotate q and k before their norms, for a point that such a norm gives.
+
+    Only for models that normalise first. Each is tried with q_rope and k_rope recorded after the
+    norm and before it, and for q or k alone.
+    """
+    patched = case.patched
+    plain = patched.spec.block.qk_norm_place == "before_rope" and patched.hp["rope_style"] == "half"
+    if case.view.point not in ("q_norm", "k_norm") or not plain or case.layer < 0:
+        return
+    if not patched.hp["rope_layers"][case.layer] or not case.gives_point_value(case.call(*NORMS)):
+        return
+    for parts, what in (("qk", "q and k are"), ("q", "q is"), ("k", "k is")):
+        for before in (False, True):
+            yield Change(
+                "qk_norm",
+                f"{what} normalised after rope instead of before",
+                ("qk_norm",),
+                norm_of_rotated(parts, before=before),
+                {"after_rope": parts},
+            )
 
 
 def find_query_temperature(case: Mismatch) -> Iterator[Change]:
@@ -132,6 +156,7 @@ def _temperature_change(patched: PatchedModel, length: int, scale: float) -> Cha
 
 
 HYPOTHESES = (
+    Hypothesis("qk_norm", try_norms_of_rotated, 53, "what a norm reads, before another kind of it"),
     Hypothesis("qk_norm", try_query_key_norms, 170, "between the product and rope"),
     Hypothesis(
         "attention_scale", find_query_temperature, 180, "a factor by position, before angles"

@@ -23,6 +23,7 @@ from aprfmt.causes.forward.mismatch import (
     Patch,
     hyper_change,
 )
+from aprfmt.causes.forward.operation_patches import rotate_times
 from aprfmt.causes.forward.point_signatures import ALIKE, PointPair, PointSignature
 from aprfmt.causes.forward.rotations import (
     explaining_rotation,
@@ -365,13 +366,63 @@ def try_pairings_of_a_side(case: Mismatch) -> Iterator[Change]:
     )
     turns = pairing_change(style), pairing_change(style, pairs), reversed_rotation_change()
     for made in (*turns, *bases):
-        for side, other in SIDES.items():
-            yield replace(
-                made,
-                says=f"of {side} alone, not of {other}: {made.says}",
-                make=_on_side(side, made.make),
-                values={**made.values, "of": side},
+        for side in SIDES:
+            yield _change_of_side(made, side)
+
+
+def try_rotations_of_a_side(case: Mismatch) -> Iterator[Change]:
+    """Yield changes of rope for queries or keys alone, where the angles of the other are right.
+
+    The point is q_rope or k_rope, and the trace has the other one. Not rotating, or rotating
+    twice, comes before numbers that are solved from the angles.
+    """
+    sides = {"q_rope": ("queries", "k_rope"), "k_rope": ("keys", "q_rope")}
+    call, (side, name) = case.call("rope"), sides.get(case.view.point, ("", ""))
+    other = case.found.views.get(f"L{case.layer}.{name}")
+    if call is None or hides_rope_angles(case) or other is None:
+        return
+    if other.residual is None or other.flagged:
+        return
+    yield from rotation_count_changes(side)
+    for solve in (
+        try_reversed_rotation,
+        find_positions,
+        try_pairings,
+        try_rotated_counts,
+        try_rotated_elements,
+        find_theta,
+        find_rope_scaling,
+    ):
+        for made in solve(case):
+            yield _change_of_side(made, side)
+
+
+def rotation_count_changes(*sides: str) -> Iterator[Change]:
+    """Yield changes that rotate queries or keys not at all, or twice, for each of `sides`."""
+    for times, says in ((0, "not rotated"), (2, "rotated twice")):
+        for side in sides:
+            counts = {"keys": 1, "queries": 1} | {side: times}
+            yield Change(
+                "rope_layers",
+                f"{side} are {says}",
+                ("rope_layers",),
+                rotate_times(counts["keys"], counts["queries"]),
+                counts,
             )
+
+
+def _change_of_side(made: Change, side: str) -> Change:
+    """Return a change of rope for queries or keys (`side`) alone."""
+    values = {**made.values, "of": side}
+    if values.get("offset") is not None:
+        values.pop("positions", None)  # all of them follow from the offset
+    return replace(
+        made,
+        says=f"of {side} alone, not of {SIDES[side]}: {made.says}",
+        make=_on_side(side, made.make),
+        values=values,
+        scoped=True,
+    )
 
 
 def theta_of_other_layers_change(patched: PatchedModel, kind: RopeKind) -> Change:
@@ -413,6 +464,8 @@ def _on_side(side: str, patch: Patch) -> Patch:
     def make(patched: PatchedModel, layers: Layers) -> PatchedModel:
         """Return the model whose rope is changed for `side` (queries or keys) alone in `layers`."""
         made, before = patch(patched, layers), patched.overrides.get("rope", ())
+        if made.positions is not None and made.positions != patched.positions:
+            made = _rotate_at(np.asarray(made.positions))(patched, layers)
         added = tuple(on_one(one) for one in made.overrides["rope"][len(before) :])
         return replace(made, overrides={**made.overrides, "rope": (*before, *added)})
 
@@ -948,6 +1001,9 @@ def see_other_angles(pair: PointPair) -> str:
 
 HYPOTHESES = (
     Hypothesis("rope_layers", try_layers_with_rope, 200, "rope at all, before its numbers"),
+    Hypothesis(
+        "rope_layers", try_rotations_of_a_side, 205, "of one side, where the other is right"
+    ),
     Hypothesis(
         "rope_pairing", try_reversed_rotation, 210, "the other direction, before other pairs"
     ),

@@ -45,7 +45,7 @@ from aprfmt.causes.forward.residual_stream import (
     sublayer_sum_changes,
     usual_sublayer_factor_mistakes,
 )
-from aprfmt.causes.forward.rope import rotated_element_changes
+from aprfmt.causes.forward.rope import rotated_element_changes, rotation_count_changes
 from aprfmt.causes.forward.routing_rules import routing_rule_changes
 from aprfmt.causes.forward.score_bias import usual_score_bias_mistakes
 from aprfmt.causes.forward.state_space import usual_scan_mistakes
@@ -122,20 +122,9 @@ def _rope_side_mistakes(patched: PatchedModel) -> Iterator[UsualMistake]:
     """
     if patched.spec.block.position != "rope" or not any(patched.hp["rope_layers"]):
         return
-    for says, keys, queries in (
-        ("keys are not rotated", 0, 1), ("queries are not rotated", 1, 0),
-        ("keys are rotated twice", 2, 1), ("queries are rotated twice", 1, 2),
-        ("queries and keys are rotated twice", 2, 2),
-    ):  # fmt: skip
-        yield UsualMistake(
-            Change(
-                "rope_layers",
-                says,
-                ("rope_layers",),
-                rotate_times(keys, queries),
-                {"keys": keys, "queries": queries},
-            )
-        )
+    yield from with_layers(rotation_count_changes("keys", "queries"))
+    yield UsualMistake(Change("rope_layers", "queries and keys are rotated twice", ("rope_layers",),
+                       rotate_times(2, 2), {"keys": 2, "queries": 2}))  # fmt: skip
     yield from with_layers(rotated_element_changes(patched))
     if patched.spec.block.attention == "mla":
         says = "keys have their rotated part first, queries have it last"
