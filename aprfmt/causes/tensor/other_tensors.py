@@ -5,6 +5,7 @@ is a change of one tensor of a pair after which both should be equal.
 """
 
 import math
+import shlex
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
@@ -15,18 +16,20 @@ from aprfmt.arch.role_vocabulary import split_key
 from aprfmt.causes.row import Cause
 from aprfmt.causes.tensor.arithmetic import store_as
 from aprfmt.causes.tensor.context import sample_line
-from aprfmt.causes.tensor.differing_pair import DifferingPair, row_distances
+from aprfmt.causes.tensor.differing_pair import SAMPLE_ROWS, DifferingPair, row_distances
 from aprfmt.causes.tensor.foreign_values import constant_value, fingerprint, judge_foreign
 from aprfmt.causes.tensor.guess import Guess, PairHypothesis
 from aprfmt.causes.tensor.proof import FEW, make_finding, prove_values
 from aprfmt.errors import AprfmtError
 from aprfmt.measure.encoding_noise import UNIT, pair_noise
 from aprfmt.measure.findings import Finding
+from aprfmt.measure.named_causes import fixed_name
 from aprfmt.measure.numbers import to_float64
 from aprfmt.measure.proofs import Proof
 from aprfmt.measure.records import EQUAL
 from aprfmt.measure.row_reader import RowReader
 from aprfmt.model import Model
+from aprfmt.model.relations import opening_path
 from aprfmt.model.usual_zeros import is_usually_zero
 from aprfmt.tensors import norms
 from aprfmt.tensors.companions import constant_codes
@@ -37,7 +40,7 @@ if TYPE_CHECKING:
 _RELATED = 0.2  # correlation of the values from which a head started from the embedding
 _ROWS = 512  # rows of both that are read
 WINDOW = 1 << 20  # values read at a time
-ZEROS = "all zero"  # among a finding's values: B's weight is zero throughout and A's is not
+LEAST_SHARED = 64  # values of a tensor that is stored twice: fewer are equal by chance
 
 
 def has_trained_head(a: Model, b: Model) -> bool:
@@ -60,11 +63,6 @@ def is_lost_head(values: Mapping[str, Any]) -> bool:
     return isinstance(tied, Mapping) and (tied.get("a"), tied.get("b")) == (False, True)
 
 
-def is_zeroed(values: Mapping[str, Any]) -> bool:
-    """Return whether B's weight is all zeros where A has values, by a finding's `values`."""
-    return bool(values.get(ZEROS))
-
-
 def _table_correlation(model: Model, first: str, second: str) -> float:
     """Return the correlation of two tensors' first rows; 0.0 where one is not stored.
 
@@ -84,6 +82,19 @@ CAUSE_ROWS = (
         "A tensor has another name in each file, and no reader is known that asks for either.",
         "A tensor that one file alone has is equal to one that the other file alone has.",
         "All values of both are equal.",
+    ),
+    Cause(
+        "stored_once", "tensor", "same",
+        "One file stores a tensor under two names, the other once, as shared tensors are saved.",
+        "A tensor that one file lacks is equal to another one that both have.",
+        "All values are equal.",
+    ),
+    Cause(
+        "table_under_head", "tensor", "bug",
+        "Of a shared embedding and head only the head's name is stored: readers that tie them look "
+        "for the embedding, and leave it as it was initialised.",
+        "The file lacks the embedding, and its head has the other side's values of it.",
+        "All values are equal under the other name.",
     ),
     Cause(
         "missing_bias", "config", "bug",
@@ -135,7 +146,6 @@ CAUSE_ROWS = (
         "It is constant, or has the size and spread of the other side's and no relation to it. "
         "In a pass, the values computed for it make every later difference vanish. The other "
         "side's tensor in its place would remove any damage, and proves nothing.",
-        is_lost=is_zeroed,
     ),
     Cause(
         "value_order", "tensor", "bug",
@@ -331,6 +341,46 @@ def explain_renamed(key: str, label: str, context: "PairContext") -> Finding | N
             asked = context.has_role(label, key) or context.has_role(there, other)
             cause = "swapped_tensors" if asked else "other_names"
             return make_finding(cause, (key, other), (text, more), None, apart.relative, proof)
+    return _explain_stored_once(key, label, mine, context)
+
+
+def _explain_stored_once(
+    key: str, label: str, mine: RowReader, context: "PairContext"
+) -> Finding | None:
+    """Return the finding that one file stores a tensor twice, the other once, or None.
+
+    `mine` is tensor `key` of file `label` ("a" or "b"), which the other file lacks. The file has to
+    hold the same values under another name too, and the other file under that name. A table of
+    tokens that is stored under the head's name only is lost for readers, which look for the table.
+    """
+    there = "b" if label == "a" else "a"
+    if mine.size < LEAST_SHARED or context.has_role(label, key):
+        return None
+    for other in context.keys_with_equal_sample(there, mine):
+        row, twice, once = (
+            context.results.get(other), context.reader(label, other), context.reader(there, other)
+        )  # fmt: skip
+        if row is None or row.verdict not in EQUAL or twice is None or once is None:
+            continue
+        if twice.shape != mine.shape or once.shape != mine.shape:
+            continue
+        case = DifferingPair(key, mine, once, context)
+        case.known = False
+        if case.before.changed:
+            continue
+        says = f"{label.upper()} stores one tensor under two names, {there.upper()} under one"
+        more = f"{there.upper()}'s {other} equals {label.upper()}'s {key} and {other}"
+        proof = prove_values(mine.take(np.arange(min(mine.rows, FEW))), mine.size, 0, 0.0)
+        if not (key.endswith(TABLES) and other.endswith(HEADS)):
+            return make_finding("stored_once", (key, other), (says, more), None, 0.0, proof)
+        says = f"{there.upper()} stores the table of tokens only under the name of the head"
+        more = f"{there.upper()}'s {other} equals {label.upper()}'s {key}, which readers look for"
+        made = make_finding("table_under_head", (key, other), (says, more), None, 0.0, proof)
+        if there == "a":
+            return replace(made, side="A")
+        path = opening_path(context.models["b"].path)
+        rename = f"aprfmt convert {shlex.quote(str(path))} {fixed_name(path)} --rename"
+        return replace(made, next=f"{rename} {shlex.quote(f'{other}={key}')}")
     return None
 
 
@@ -356,7 +406,7 @@ def explain_constant_side(case: DifferingPair) -> Iterator[Finding]:
     """
     sides = (("B", case.b), ("A", case.a))
     for label, side in sides:
-        sample = side.take(np.unique(np.linspace(0, side.rows - 1, FEW).astype(np.int64)))
+        sample = side.take(np.unique(np.linspace(0, side.rows - 1, SAMPLE_ROWS).astype(np.int64)))
         if sample.size < 2 or np.ptp(to_float64(sample)) != 0:
             continue
         step = max(1, WINDOW // max(1, side.columns))
@@ -382,8 +432,7 @@ def _constant_finding(case: DifferingPair, label: str, value: float) -> Finding:
     proof = Proof(case.b.size, 1.0, 0, math.inf, accused=True) if lost else None
     # A table of another size is not A's to give back: A's would not fit B's configuration.
     mends = lost and shaped
-    found = make_finding("stale_tensor", (case.key,), told, before, None, proof, confirmed=mends)
-    return replace(found, values={ZEROS: True}) if mends else found
+    return make_finding("stale_tensor", (case.key,), told, before, None, proof, confirmed=mends)
 
 
 def explain_placeholder(key: str, a: RowReader, b: RowReader) -> Finding | None:

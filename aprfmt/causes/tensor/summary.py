@@ -64,7 +64,7 @@ def _make_finding(
         says, detail = f"{short_keys(row.key for row in rows)} - {text}", _first_detail(rows)
     made = Finding(
         cause, says, "tensor", "bug", (), confirmed, of="stored values", proof=_joint_proof(rows),
-        detail=detail, side=_joint_side(rows),
+        detail=detail, side=_joint_side(rows), next=_joint_command(rows),
     )  # fmt: skip
     return add_measurements(made, rows)
 
@@ -107,6 +107,12 @@ def _joint_side(rows: Sequence[TensorDiff]) -> str:
     """Return the side that is wrong in all these tensors, "A" or "B"; "" if not known."""
     sides = {row.explanation.side for row in rows if row.explanation is not None}
     return sides.pop() if len(sides) == 1 else ""
+
+
+def _joint_command(rows: Sequence[TensorDiff]) -> str:
+    """Return the command that mends all these tensors; "" if their findings name none or others."""
+    commands = {row.explanation.next for row in rows if row.explanation is not None}
+    return commands.pop() if len(commands) == 1 else ""
 
 
 def _joint_proof(rows: Sequence[TensorDiff]) -> Proof | None:
