@@ -10,6 +10,7 @@ from aprfmt.base.encodings import find_encoding as encoding_row
 from aprfmt.base.protocols import LazyTensor
 from aprfmt.checks.context import CheckContext
 from aprfmt.checks.file.rounded_scales import rounded_scales_text
+from aprfmt.checks.file.zero_pages import find_zero_pages
 from aprfmt.checks.records import CheckFinding, NotRun, Result
 from aprfmt.codecs.fp8 import OF_TWO_SIGNS
 from aprfmt.errors import AprfmtError, UnsupportedError
@@ -25,8 +26,8 @@ def check_values(ctx: CheckContext) -> Result:
     """Return a Result with a failure for each tensor with NaN or infinities, or without its scale.
 
     A computed buffer, such as a mask, may hold infinities: that is a warning, and so are factors A
-    and B of an adapter that change nothing. Raises NotRun where a tensor cannot be decoded, or
-    there are none.
+    and B of an adapter that change nothing, and whole pages of zeros within a weight. Raises
+    NotRun where a tensor cannot be decoded, or there are none.
     """
     buffers = _buffer_names(ctx)
     findings, counted, unread = [], 0, []
@@ -55,6 +56,7 @@ def check_values(ctx: CheckContext) -> Result:
             text = f"{inf} infinite values in a computed buffer"
             findings.append(CheckFinding(name, text, "finite values", level="warning"))
     findings += _codes_without_scale(ctx)
+    findings += find_zero_pages(ctx)
     zeros = find_zero_pairs(ctx.model)
     if zeros.text:
         findings.append(CheckFinding(ctx.where, zeros.text, zeros.expected, ZERO_TODO, "warning"))
