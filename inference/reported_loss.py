@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from aprfmt.inference.batch import Batch, ScoredSample, other_packings, score_batch
-from aprfmt.inference.loss import BITS
+from aprfmt.inference.loss import BITS, RANDOM_BOUNDS
 from aprfmt.inference.micro_batches import micro_batches
 from aprfmt.inference.session import Numbers, Session
 from aprfmt.measure.tolerances import REPORTED, REPORTED_SURELY
@@ -23,6 +23,8 @@ from aprfmt.measure.tolerances import REPORTED, REPORTED_SURELY
 # of micro-batches or ranks.
 LOSS_SCALES = range(7, 25)
 LEFT_OVER = 1e-2  # of what a mistake changes, where it only comes near the number
+NEAR_GUESSING = 0.01  # of ln(vocabulary): a loss as near to it is that of guessing
+FAR_FROM_GUESSING = 0.05  # of ln(vocabulary): how far the right loss is from it, at least
 STEPS = (2, 3, 4, 6, 8, 16, 32, 64)  # of gradient accumulation, or ranks
 
 Picked = Sequence[Numbers]  # the losses in nats of each sample's scored tokens
@@ -257,6 +259,23 @@ def explain_loss(
             alone = len({one.mistakes for one in found}) == 1
             return answer("named" if alone else "ambiguous", found)
     return answer("unmeasured" if math.isnan(right) else "unexplained", ())
+
+
+def guessing_text(verdict: LossVerdict, vocabulary: int) -> str:
+    """Return a clause that a reported loss is that of guessing, or of random weights; "" for none.
+
+    Random weights give ln(`vocabulary`) nats or more. The recomputed loss must be clearly another:
+    a loss above ln(vocabulary) is that of random weights only where the recomputed one is below it.
+    """
+    uniform = math.log(max(2, vocabulary))
+    reported, right, named = verdict.reported, verdict.right, f"ln({vocabulary}) = {uniform:.4g}"
+    if not abs(reported - right) > FAR_FROM_GUESSING * uniform:
+        return ""
+    if abs(reported - uniform) <= NEAR_GUESSING * uniform:
+        return f"it is within 1 % of {named}, the loss of guessing, as of weights not trained"
+    if uniform < reported <= RANDOM_BOUNDS[1] * uniform and right < uniform:
+        return f"it is above {named}, the loss of guessing, as of weights at random"
+    return ""
 
 
 # --- which tokens ------------------------------------------------------------------------------

@@ -23,6 +23,7 @@ from aprfmt.training.report import TensorStep
 from aprfmt.training.step_recipe import recipe_of
 from aprfmt.training.update_check import share_reproduced, telling_elements
 
+SEVERAL = 4  # parameters, from which all of them may be said to have other gradients
 OTHER = 0.5  # of a matrix' norm: no step of a model that learns is this long
 
 
@@ -189,6 +190,14 @@ def unknown_cause(
         what = "what happened to the gradients" if ruled else "what happened"
         says = f"{what} is not known: {judged[keys[0]].why}"
         compared = [row for row in rows if row.distance is not None]
+        away = [row.distance for row in compared if row.distance is not None]
+        every = {row.key for row in compared} == {*keys} and len(keys) >= SEVERAL
+        if ruled and every and min(away) > OTHER:
+            says = (
+                f"the gradients of all {len(away)} parameters are other ones, {min(away):.2g} to "
+                f"{max(away):.2g} of their norm away: of other weights than this checkpoint's, or "
+                "of another batch"
+            )
         right = [row.key for row in compared if row.verdict == "agrees"]
         if right and len(keys) > 1 and {row.key for row in compared}.issuperset(keys):
             says += f"; backward from the loss it begins {first_place(keys, right)}"

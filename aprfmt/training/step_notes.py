@@ -1,11 +1,15 @@
 """Notes of an answer about a step that are no faults, and what was not compared."""
 
+import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from aprfmt.base.sequences import join_first
+from aprfmt.causes.contradicted_flags import HEAD, TABLE
 from aprfmt.causes.training.clipping import CLIPPED_BY
 from aprfmt.causes.training.step_case import COARSE
 from aprfmt.measure.encoding_noise import UNIT
@@ -20,6 +24,9 @@ from aprfmt.training.reference_gradients import doubtful_loss
 from aprfmt.training.report import TensorStep
 from aprfmt.training.revised_verdicts import weights_held_in
 from aprfmt.training.saved_arrays import hyper_of
+
+ALIKE = 0.3  # of their length: how far most rows of a guessing head's gradient are from one
+OURS = 0.5  # of how far those of the gradient computed here are
 
 
 def add_notes(
@@ -87,6 +94,7 @@ def add_notes(
             if one.verdict == "agrees" and key in step.given.placed and key not in step.used
         ]
     _add_right_halves(step, rows)
+    _add_guessing_head(step)
     _add_doubts(step)
     every = [key for key, one in judged.items() if one.decays_all]
     if every:
@@ -142,6 +150,41 @@ def _add_right_halves(step: ExplainedStep, rows: Sequence[TensorStep]) -> None:
             f"the given gradients are those of the batch, in all {len(late)} tensors whose updates "
             "differ: the gradients are right, the update is not"
         )
+
+
+def _add_guessing_head(step: ExplainedStep) -> None:
+    """Add a note where the head's given gradient is that of a model that guesses.
+
+    The row of a token that no text has is the sum of the last hidden states, each times the token's
+    probability. Where all probabilities are much alike, such rows are nearly one vector. Most
+    rows must be so, and those computed here not.
+    """
+    if step.given is None or step.computed is None:
+        return
+    key = HEAD if HEAD in step.given.placed else TABLE
+    if not step.has_wrong_gradient(key):
+        return
+    head = next(row for row in step.parameters if row.key == key)
+    given = step.given.values(head, step.given.placed[key])
+    theirs = _spread_of_rows(given)
+    if theirs > ALIKE or theirs > OURS * _spread_of_rows(step.computed.gradient_near(key, given)):
+        return
+    step.notes.append(
+        "the head's gradient has nearly one row for most tokens, as where all tokens have about "
+        "one probability: the given gradients are of weights that guess, as untrained ones do"
+    )
+
+
+def _spread_of_rows(values: NDArray[Any]) -> float:
+    """Return how far the middle one of the rows [rows, columns] is from all rows' medians.
+
+    It is a fraction of the length of the row of medians; infinite where that is 0.
+    """
+    wide = np.asarray(values, np.float64).reshape(len(values), -1)
+    middle = np.median(wide, axis=0)
+    length = float(np.linalg.norm(middle))
+    apart = float(np.median(np.linalg.norm(wide - middle, axis=1)))
+    return apart / length if length else math.inf
 
 
 def _has_right_gradient(step: ExplainedStep, key: str) -> bool:

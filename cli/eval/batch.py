@@ -128,7 +128,7 @@ def score_batch_file(
         answer = explain_loss(batch, scored, number, within, digit, run.session)
     else:
         answer = explain_loss(batch, theirs, number, within, digit)
-    return body, answer_to_json(answer), [*checks, reported_check(batch, answer)]
+    return body, answer_to_json(answer), [*checks, reported_check(batch, answer, vocab)]
 
 
 def shift_check(batch: "Batch") -> Check:
@@ -253,29 +253,31 @@ def logits_check(batch: "Batch", ours: float, theirs: float, within: float) -> C
     )
 
 
-def reported_check(batch: "Batch", answer: "LossVerdict") -> Check:
+def reported_check(batch: "Batch", answer: "LossVerdict", vocabulary: int) -> Check:
     """Return the check that the reported loss is the recomputed one; a failure names why not.
 
-    `answer` compares both, `batch` is what the loss is of.
+    `answer` compares both, `batch` is what the loss is of, `vocabulary` the number of tokens.
     """
     agrees, found = answer.says == "agrees", f"{answer.reported:.6g} was reported"
     expected = f"{answer.right:.6g} nats per token, recomputed from {batch.label_count} labels"
-    said = found if agrees else f"{found}: {mistake_sentence(answer)}"
+    said = found if agrees else f"{found}: {mistake_sentence(answer, vocabulary)}"
     todo = mistake_remedy(answer, batch.logits is not None)
     return check("loss-reported", agrees, said, expected, todo, str(batch.path))
 
 
-def mistake_sentence(answer: "LossVerdict") -> str:
+def mistake_sentence(answer: "LossVerdict", vocabulary: int) -> str:
     """Return a sentence on which mistakes of a training loop would give the reported loss.
 
     It says so too where no known mistake gives it, or where no label is there to compute it from.
+    `vocabulary` is the number of tokens.
     """
-    from aprfmt.inference.reported_loss import MISTAKES
+    from aprfmt.inference.reported_loss import MISTAKES, guessing_text
 
     if answer.says == "unmeasured":
         return "there is no label to recompute it from"
     if not answer.guesses:
-        return "no mistake of the table gives this number"
+        of = guessing_text(answer, vocabulary)
+        return "no mistake of the table gives this number" + (f"; {of}" if of else "")
     shown = []
     for causes in answer.distinct_mistakes[:4]:
         one = next(guess for guess in answer.guesses if guess.mistakes == causes)

@@ -9,7 +9,7 @@ import pytest
 from aprfmt.arch.rope_gguf import FREQS, LONG, SHORT, lost_divisors_text, stored_scaling_name
 from aprfmt.arch.spec import Facts
 from aprfmt.cli.eval.batch import mistake_sentence
-from aprfmt.inference.reported_loss import MISTAKES, LossGuess, LossVerdict
+from aprfmt.inference.reported_loss import MISTAKES, LossGuess, LossVerdict, guessing_text
 from aprfmt.model import renames
 from aprfmt.model.zero_pairs import _SHOWN, ZeroPairs
 
@@ -122,7 +122,30 @@ ONE, TWO, *_ = MISTAKES
 
 
 def verdict(says: Any, *guesses: LossGuess) -> str:
-    return mistake_sentence(LossVerdict(says, 2.0, 1.0, 1e-3, guesses))
+    return mistake_sentence(LossVerdict(says, 2.0, 1.0, 1e-3, guesses), 256)
+
+
+@pytest.mark.parametrize(
+    ("reported", "right", "says"),
+    [
+        (5.5564, 6.1411, "within 1 % of ln(256) = 5.545, the loss of guessing"),
+        (5.52, 2.0, "within 1 % of ln(256) = 5.545, the loss of guessing"),
+        (6.4, 2.0, "above ln(256) = 5.545, the loss of guessing, as of weights at random"),
+        (6.4, 7.0, ""),  # the right one is above it as well
+        (9.0, 2.0, ""),  # above what random weights give
+        (5.56, 5.5, ""),  # near the right one
+        (3.0, 2.0, ""),
+    ],
+)
+def test_a_loss_that_is_that_of_guessing_is_said_so(
+    reported: float, right: float, says: str
+) -> None:
+    """Seen red: "no mistake of the table gives this number", and no more."""
+    told = guessing_text(LossVerdict("unexplained", reported, right, 1e-3, ()), 256)
+    assert says in told and bool(says) == bool(told)
+    sentence = mistake_sentence(LossVerdict("unexplained", reported, right, 1e-3, ()), 256)
+    assert sentence.startswith("no mistake of the table gives this number")
+    assert sentence.endswith(told)
 
 
 def test_mistakes_of_a_loss_are_told_as_sure_as_they_are() -> None:
