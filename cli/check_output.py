@@ -194,7 +194,8 @@ def validation_answer(report: "Validation", against: str | None) -> "list[Line]"
         end.append((f"{_SKIPPED}{', '.join(skipped)}", "dim"))
     if found.exit:
         failed = [one.finding for one in report.findings if one.finding.level == "fail"]
-        tensor = _first_tensor_name([one.where for one in failed])
+        stored = [one.where for one in failed if not one.found.startswith("missing")]
+        tensor = _first_tensor_name(stored)
         command = only
         lost = {
             one.finding.todo

@@ -325,3 +325,24 @@ def test_a_module_of_one_adapter_alone_leaves_the_others_compared(
     assert len(alone) == 2 and all(MODULES[2] in key for key in alone), rows
     text = aprfmt("diff", a, b).out
     assert "scale * B @ A" in text and f"{'0.5' if lacks == 'B' else '2'} times A's" in text
+
+
+def test_an_adapter_without_any_scale_has_no_file_that_states_it(tmp_path: Path) -> None:
+    """Seen red: "no single key of B's adapter_config.json", which the file has not."""
+    drawn = np.random.default_rng(9)
+    alpha: dict[str, Any] = {}
+    bare: dict[str, Any] = {}
+    for layer in range(6):
+        down, up = (drawn.standard_normal(s).astype(np.float32) for s in ((4, 32), (32, 4)))
+        name = f"transformer_blocks_{layer}_attn_to_q"
+        alpha |= {
+            f"lora_unet_{name}.lora_down.weight": down, f"lora_unet_{name}.lora_up.weight": up,
+            f"lora_unet_{name}.alpha": np.asarray(1.0, np.float32),
+        }  # fmt: skip
+        name = f"transformer.transformer_blocks.{layer}.attn.to_q"
+        bare |= {f"{name}.lora_A.weight": down, f"{name}.lora_B.weight": up}
+    for side, held in (("a", alpha), ("b", bare)):
+        save_file(held, tmp_path / f"{side}.safetensors")
+    told = aprfmt("diff", tmp_path / "a.safetensors", tmp_path / "b.safetensors", "--json").json
+    (cause,) = told["causes"]
+    assert cause["cause"] == "delta_scale" and "B states no scale" in cause["says"], cause

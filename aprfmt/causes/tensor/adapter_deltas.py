@@ -568,6 +568,8 @@ def _keys_text(b: Adapter, held: Sequence[tuple[str, Any]]) -> str:
     """
     if b.spelling in _SCALES_STAND:
         return f"{_SCALES_STAND[b.spelling]}; which side is meant, the two do not say"
+    if not b.config:
+        return f"B states no scale: it has neither alpha tensors nor an {ADAPTER_CONFIG}"
     if not held:
         return f"no single key of B's {ADAPTER_CONFIG} makes all modules equal"
     own = " or ".join(f"{key} {_config_text(value)}" for key, value in held)

@@ -112,3 +112,12 @@ def test_a_tower_beside_a_known_model_is_looked_at(tmp_path: Path) -> None:
     for value, expected in ((0.5, []), (0.0, [("fail", "visual.pos_embed.weight")])):
         made = files.copy(tiny_folder("llama"), f"tower-{value}", tensors=lambda r: add(r, value))  # noqa: B023
         assert checked(made)[1] == expected
+
+
+def test_the_next_command_shows_no_tensor_that_is_missing() -> None:
+    """Seen red: `tensors FILE output.weight --stats` of a head that is not there."""
+    lost = files.copy(
+        tiny_folder("llama"), "no-up", tensors=lambda r: r.pop("model.layers.1.mlp.up_proj.weight")
+    )
+    said = aprfmt("validate", lost).out
+    assert ": missing" in said and "--stats" not in said, said
