@@ -15,7 +15,7 @@ import numpy as np
 from aprfmt.arch import ARCHS
 from aprfmt.codecs.base import Array
 from aprfmt.errors import UsageError
-from aprfmt.measure import log_softmax
+from aprfmt.measure import log_softmax, unit_lengths
 from aprfmt.measure.distances import PointDistance, measure_blocks, measure_values
 from aprfmt.measure.nonfinite import HasNonFinite, NonFinite
 from aprfmt.measure.repeated_tokens import RepeatedTokens, repeated_tokens
@@ -314,6 +314,11 @@ class RunPair:
                 else:
                     x = log_softmax.shift_logits_onto(sides[0], sides[1])
                 rows = log_softmax.NOTE
+        if name == unit_lengths.POINT:
+            given = [unit_lengths.has_length_one(side) for side in (x, y)]
+            if given[0] != given[1]:
+                x, y = unit_lengths.divide_by_length(x), unit_lengths.divide_by_length(y)
+                rows = unit_lengths.NOTE
         chosen = None if chosen is None else np.reshape(chosen, -1)
         apart = measure_values(np.reshape(x, -1), np.reshape(y, -1), chosen, shape)
         if apart is None:

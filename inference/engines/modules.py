@@ -41,6 +41,7 @@ _NUMBER = re.compile(r"\d{1,9}#\w+")
 _UNDERSCORES = re.compile(r"(?:\w+_)??(?:layers|layer|h|blocks)_(\d{1,9})(?:_(\w+))?")
 # An entry of the tuple that `output_hidden_states=True` gives: hidden_states.3, hidden_states[-1].
 _HIDDEN_STATE = re.compile(r"(?:\w+\.)*?hidden_states?[._/-]?\[?(-?\d{1,9})\]?")
+_LAST_STATE = "last_hidden_state"  # the last of them, as transformers' models return it
 # The beginnings of a tower's names in which underscores stand for the dots.
 _TOWER_FILES = tuple(f"{name}_" for name in TOWERS if name != "connector")
 _ABOVE = re.compile(
@@ -171,7 +172,12 @@ def _no_point_text(key: str) -> str:
 
 
 def hidden_state_index(key: str) -> int | None:
-    """Return N of a key such as `hidden_states.N` or `hidden_states[N]`; None for other keys."""
+    """Return N of a key such as `hidden_states.N` or `hidden_states[N]`; None for other keys.
+
+    -1 for `last_hidden_state`.
+    """
+    if key.rpartition(".")[2] == _LAST_STATE:
+        return -1
     match = _HIDDEN_STATE.fullmatch(key)
     return None if match is None else int(match[1])
 
@@ -187,8 +193,9 @@ def hidden_state_points(keys: Iterable[str], n_layers: int | None) -> dict[str, 
     first = ("embd", WHOLE) if n_layers is None else ("in", 0)
     entries = {key: n for key in keys if (n := hidden_state_index(key)) is not None}
     found: dict[str, tuple[str, int]] = {}
-    if n_layers is None and {*range(len(entries))} == {*entries.values()}:
-        n_layers = len(entries) - 1
+    counted = {number for number in entries.values() if number >= 0}
+    if n_layers is None and counted and counted == {*range(len(counted))}:
+        n_layers = len(counted) - 1
     for key, number in entries.items():
         if number == -1 or (number == n_layers and number > 0):
             found[key] = ("final_norm", WHOLE)
@@ -367,16 +374,21 @@ class ModuleReader:
     def _add_hidden_state(self, key: str, values: Numbers, rows: Sequence[int] | None) -> None:
         """Record an entry of `hidden_states` as its capture point.
 
-        If a module's own output is recorded for that point, it counts before this one.
+        If a module's own output is recorded for that point, it counts before this one. The last
+        entry of a model without a final norm is the output of its last layer.
         """
+        point, layer = self._hidden_states[key]
+        hp = self._collector.hp
+        if point == "final_norm" and hp is not None and self._collector.record_key(point) is None:
+            point, layer = "out", int(hp["n_layers"]) - 1
         try:
             values = drop_batch_axis(values, key)
-            self._collector.refuse_unlike(self._hidden_states[key][0], values, rows)
+            self._collector.refuse_unlike(point, values, rows)
         except ValueError as error:
             self._collector.unknown[key] = str(error)
             self._collector.lost.add(key)
             return
-        self._collector.add(*self._hidden_states[key], values, rows=rows, rank=RANK_WITHOUT_MODULE)
+        self._collector.add(point, layer, values, rows=rows, rank=RANK_WITHOUT_MODULE)
 
     def add_unread(self, key: str, tiles: Tiles, rows: Sequence[int] | None = None) -> bool:
         """Record one key's values without reading them; return whether that was done.

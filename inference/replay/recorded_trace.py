@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 
 from aprfmt.inference.backends import BACKENDS
 from aprfmt.inference.capture import POINTS, SLOTS, key_name
+from aprfmt.measure import unit_lengths
 from aprfmt.measure.distances import rel_l2
 from aprfmt.measure.log_softmax import NOTE, POINT, is_log_softmax, shift_logits_onto
 from aprfmt.measure.trace_rows import positions_text
@@ -36,6 +37,7 @@ class RecordedValue:
     that were masked out (infinities, or numbers too low for a score), None where all count; these
     are not compared. `note` says how the values were brought into the model's shape. `normalized`
     are logits that were recorded as log-probabilities; they are compared up to a row's constant.
+    `of_length_one` is an embedding that was recorded with length 1; its direction is compared.
     """
 
     values: Array
@@ -44,15 +46,19 @@ class RecordedValue:
     note: str = ""
     mask: NDArray[np.bool_] | None = None  # of the entries that count
     normalized: bool = False
+    of_length_one: bool = False
 
     def reference_rows(self, mine: Array, axis: int) -> Array:
         """Return the reference's value `mine` on the recorded rows.
 
-        If `normalized`, its logits are shifted row by row onto the recorded ones.
+        If `normalized`, its logits are shifted row by row onto the recorded ones. If
+        `of_length_one`, it is divided by its length.
         """
         rows = mine if self.rows is None else np.take(mine, self.rows, axis=axis)
         if self.normalized and rows.shape == self.values.shape:
             return shift_logits_onto(rows, self.values)
+        if self.of_length_one:
+            return np.asarray(unit_lengths.divide_by_length(rows), rows.dtype)
         return rows
 
     def distance(self, mine: Array, axis: int) -> float:
@@ -182,6 +188,11 @@ class RecordedTrace:
             len(self.ids),
             masked=may_be_masked(key, self.trace),
         )
+        if found is not None and record.point == unit_lengths.POINT and self.foreign:
+            if not unit_lengths.has_length_one(found.values):
+                return found
+            note = "; ".join(text for text in (found.note, unit_lengths.NOTE) if text)
+            return replace(found, note=note, of_length_one=True)
         if found is None or record.point != POINT or not is_log_softmax(found.values):
             return found
         note = "; ".join(text for text in (found.note, NOTE) if text)

@@ -75,7 +75,9 @@ class Change:
 
 
 # Hyperparameters that no single layer reads.
-OF_THE_PASS = ("embedding_scale", "logit_scale", "final_softcap", "position_offset")
+OF_THE_PASS = (
+    "embedding_scale", "logit_scale", "final_softcap", "position_offset", "pooling",
+)  # fmt: skip
 
 
 def hyper_change(cause: str, says: str, **values: Any) -> Change:

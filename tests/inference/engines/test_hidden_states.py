@@ -85,6 +85,11 @@ def test_entries_counted_from_the_end() -> None:
     found = hidden_state_points(["hidden_states[-1]", "hidden_states[-2]"], 3)
     assert [*found.values()] == [("final_norm", -1), ("out", 1)]
     assert [*hidden_state_points(["hidden_states.-1"], None).values()] == [("final_norm", -1)]
+    assert hidden_state_index("last_hidden_state") == -1
+    every = ["hidden_states.0", "hidden_states.1", "hidden_states.2", "last_hidden_state"]
+    assert [*hidden_state_points(every, None).values()] == [
+        ("embd", -1), ("out", 0), ("final_norm", -1), ("final_norm", -1)
+    ]  # fmt: skip
     assert hidden_state_points(["hidden_states.4", "hidden_states.-9"], 3) == {}
 
 
