@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from aprfmt.base.sequences import join_first
 from aprfmt.causes.forward.mismatch import Array, Change, Hypothesis, Layers, Mismatch, Patch
 from aprfmt.causes.row import Cause
 from aprfmt.inference.replay.patched_model import PassLocation, PatchedModel
@@ -22,6 +23,50 @@ CAUSE_ROWS = (
         "The head that is given the named rows makes equal logits.",
     ),
 )  # fmt: skip
+
+
+SHOWN = 4  # rows of other tokens that a sentence names
+COLUMNS = 64  # of the logits by which other tokens' rows are looked for
+
+
+def find_rows_of_others(case: Mismatch) -> Iterator[Change]:
+    """Yield the change that some rows of the logits are those of other tokens, the rest their own.
+
+    Every row that differs must equal the logits of exactly one other token. Where all rows are
+    those of the token at the same distance, `find_logits_row` says so.
+    """
+    head = case.call("linear")
+    if case.view.point != "logits" or case.view.recorded is None or head is None:
+        return
+    ours = case.view.mine.reshape(len(case.view.mine), -1)
+    theirs = case.view.theirs.reshape(ours.shape)
+    if case.view.recorded.normalized:  # known up to a constant of each row
+        ours, theirs = (x - x.mean(axis=1, keepdims=True) for x in (ours, theirs))
+    wrong = [
+        int(at) for at in case.rows if not rel_l2(ours[at], theirs[at]) <= 2 * case.view.tolerance
+    ]
+    few = np.linspace(0, ours.shape[1] - 1, COLUMNS).astype(np.int64)
+    if not wrong or len(wrong) == len(ours) or next(find_logits_row(case), None):
+        return
+    tokens_of = np.arange(len(ours))
+    for at in wrong:
+        near = np.linalg.norm(ours[:, few] - theirs[at, few], axis=1)
+        best = [int(token) for token in np.argsort(near)[:2]]
+        fits = [rel_l2(ours[token], theirs[at]) <= 2 * case.view.tolerance for token in best]
+        if fits != [True, False][: len(fits)]:
+            return
+        tokens_of[at] = best[0]
+    named = [f"those of position {at} are those of position {tokens_of[at]}" for at in wrong]
+    yield Change(
+        "logits_row",
+        f"the logits of {len(wrong)} of {len(ours)} positions are another token's: "
+        f"{join_first(named, SHOWN)}; the head was given another token's row, or it was recorded "
+        "in another place",
+        ("logits",),
+        _patch_head_rows(head.location, tokens_of),
+        {"rows": {str(at): int(tokens_of[at]) for at in wrong}},
+        scoped=False,
+    )
 
 
 def find_logits_row(case: Mismatch) -> Iterator[Change]:
@@ -91,4 +136,5 @@ HYPOTHESES = (
     Hypothesis(
         "logits_row", find_logits_row, 26, "rows of the logits, before any factor of their values"
     ),
+    Hypothesis("logits_row", find_rows_of_others, 25, "some rows, once not all have one shift"),
 )
