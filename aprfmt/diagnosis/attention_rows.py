@@ -268,6 +268,17 @@ def solve_masks(late: Array, n: int) -> Iterator[Change]:
     for size in (last + 2,) if alone else range(2, min(n, WIDEST)) if not first else ():
         says = f"the first {size} tokens all see each other"
         yield mask_change(says, show_keys((query < size) & (key < size)))
+    for size in (last + 1,) if alone else range(2, min(n, WIDEST)) if not first else ():
+        says = f"the first {size} tokens see all tokens"
+        yield mask_change(says, show_keys((query < size) & (key < n)))
+    if first and np.array_equal(late, np.arange(first, last + 1)):
+        block = (query >= first) & (query <= last + 1)
+        if last + 2 < n:
+            says = f"tokens {first} to {last + 1} all see each other"
+            yield mask_change(says, show_keys(block & (key >= first) & (key <= last + 1)))
+        which = f"tokens {first} to {last}" if last + 2 < n else f"tokens from {first} on"
+        seen = (query >= first) & ((query <= last) | (last + 2 >= n))
+        yield mask_change(f"{which} see all tokens", show_keys(seen & (key < n)))
     if first > 1:
         yield mask_change(
             f"tokens from {first} on do not see those before",

@@ -181,8 +181,9 @@ def _unexplained_finding(label: str, divergence: Divergence) -> Finding:
 def _rank_clause(view: ShadowPoint) -> str:
     """Return the clause that what a product differs by is of low rank, as an adapter's is; or "".
 
-    "" unless the rank is at most half the number of recorded rows: that of a few rows is low
-    whatever differs. "" too where no more columns differ than the rank: then rows of a weight do.
+    "" unless the rank is at most half the number of rows that differ: that of a few rows is low
+    whatever differs, and all rows that an adapter reads differ. "" too where no more columns
+    differ than the rank: then rows of a weight do.
     """
     if view.recorded is None or view.recorded.values.size != view.mine.size or view.axis != 0:
         return ""
@@ -193,7 +194,8 @@ def _rank_clause(view: ShadowPoint) -> str:
     left = np.sqrt(np.cumsum(np.linalg.svd(apart, compute_uv=False)[::-1] ** 2))[::-1]
     rank = int(np.count_nonzero(left > room))
     columns = int(np.count_nonzero(np.linalg.norm(apart, axis=0) > room / theirs.shape[1] ** 0.5))
-    if not 2 <= rank <= len(apart) // 2 or columns <= rank:
+    rows = int(np.count_nonzero(np.linalg.norm(apart, axis=1) > room / len(theirs) ** 0.5))
+    if not 2 <= rank <= rows // 2 or columns <= rank:
         return ""
     return (
         f"; what it differs by has rank {rank} in {len(apart)} rows: an adapter of this rank that "
