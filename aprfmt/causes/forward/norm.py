@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from aprfmt.arch.role_vocabulary import split_key
+from aprfmt.arch.role_vocabulary import role_key, split_key
 from aprfmt.causes.forward.mismatch import Change, FittedNumber, Hypothesis, Layers, Mismatch
 from aprfmt.causes.forward.norm_changes import (
     NORMS,
@@ -289,7 +289,10 @@ def find_norm_weight(case: Mismatch) -> Iterator[Change]:
 
 
 def _exchanged_norms(case: Mismatch, key: str) -> Iterator[Change]:
-    """Yield changes that exchange the norm `key`, weight and bias, with another norm of its layer.
+    """Yield changes in which the norm `key` has weight and bias of another norm of its layer.
+
+    The two are exchanged, or the other one keeps its own: in parallel branches that is one norm for
+    both.
 
     Nothing for norms without a bias: their weight is solved.
     """
@@ -300,12 +303,55 @@ def _exchanged_norms(case: Mismatch, key: str) -> Iterator[Change]:
         biases = [each.replace(".weight", ".bias") for each in (key, other)]
         if split_key(other)[0] != split_key(key)[0] or not all(b in stored for b in biases):
             continue
+        role, read = (split_key(name)[1].removesuffix(".weight") for name in (key, other))
+        if (role, read) in BRANCHES and case.patched.hp["parallel_residual"]:
+            yield _shared_norm_change(case.patched, role, read)
+        else:
+            says = f"{read} is read in place of {role}, too, weight and bias"
+            make = replace_weights(_norms_of_role(case.patched, role, read))
+            yield Change("copied_tensor", says, (role,), make, {"read": read})
         pairs = {key: other, other: key, biases[0]: biases[1], biases[1]: biases[0]}
         yield Change(
             "swapped_tensors", f"{key} and {other} stand under each other's names, biases too",
             (key, other), replace_weights({a: stored[b].numpy() for a, b in pairs.items()}),
             scoped=False,
         )  # fmt: skip
+
+
+# Roles of two norms of one stream, in a layer with parallel branches -> who reads the other's.
+BRANCHES: Mapping[tuple[str, str], str] = {
+    ("ffn_norm", "attn_norm"): "the MLP reads attention's norm, not its own",
+    ("attn_norm", "ffn_norm"): "attention reads the MLP's norm, not its own",
+}
+
+
+def usual_shared_norms(patched: PatchedModel) -> Iterator[Change]:
+    """Yield changes that give a branch the other one's norm; only for two norms of one stream."""
+    if not patched.hp["parallel_residual"]:
+        return
+    for role, read in BRANCHES:
+        if _norms_of_role(patched, role, read):
+            yield _shared_norm_change(patched, role, read)
+
+
+def _shared_norm_change(patched: PatchedModel, role: str, read: str) -> Change:
+    """Return the change that the branch with the norm `role` reads the norm `read` of the other."""
+    make = replace_weights(_norms_of_role(patched, role, read))
+    return Change("residual", BRANCHES[role, read], (role,), make, {"reads": read})
+
+
+def _norms_of_role(patched: PatchedModel, role: str, read: str) -> dict[str, Any]:
+    """Return {key of a norm's weight or bias of `role`: values of the one of `read`}, all layers.
+
+    Layers that lack one of the two norms are left out.
+    """
+    stored = patched.stored
+    pairs = [
+        (role_key(layer, f"{role}.{part}"), role_key(layer, f"{read}.{part}"))
+        for layer in range(patched.n_layers)
+        for part in ("weight", "bias")
+    ]
+    return {own: stored[there].numpy() for own, there in pairs if own in stored and there in stored}
 
 
 def _name_norm_weight(case: Mismatch, key: str, stored: Any) -> Iterator[Change]:

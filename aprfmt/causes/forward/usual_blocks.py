@@ -16,6 +16,7 @@ from aprfmt.causes.forward.norm import (
     norm_offset_changes,
     norm_offset_changes_by_place,
     norm_places,
+    usual_shared_norms,
 )
 from aprfmt.causes.forward.norm_changes import (
     add_to_normed,
@@ -179,6 +180,7 @@ def _query_key_norm_mistakes(patched: PatchedModel) -> Iterator[UsualMistake]:
 def _residual_mistakes(patched: PatchedModel) -> Iterator[UsualMistake]:
     """Yield the mistakes of adding a sublayer's result: in parallel, to the norm, or not at all."""
     # Parallel sublayers, and sums with the norm's result.
+    yield from with_layers(usual_shared_norms(patched))
     if patched.spec.block.placement == "pre":
         yield UsualMistake(parallel_change(patched))
         for what, sublayers in (
