@@ -150,7 +150,12 @@ def _order_text(layer: int, mapping: Sequence[int]) -> str:
     """
     lost = sorted(set(range(len(mapping))) - set(mapping))
     if not lost:
-        return f"experts of layer {layer} stand in the order {list(mapping)}"
+        count, turn = len(mapping), mapping[0]
+        says = f"experts of layer {layer} stand in the order {list(mapping)}"
+        if count > 2 and mapping == [(e + turn) % count for e in range(count)]:
+            step = f"+ {turn}" if turn <= count // 2 else f"- {count - turn}"
+            says += f": each number runs the expert of that number {step}, counted in a ring"
+        return says
     moved = [f"{e} those of {g}" for e, g in enumerate(mapping) if e != g]
     nowhere = ", ".join(map(str, lost))
     verb = "is" if len(lost) == 1 else "are"
@@ -180,11 +185,10 @@ def _vote_expert_order(case: Mismatch, calls: list[Any], count: int) -> list[int
         for row, value, weight in zip(rows, case.array(y), weights, strict=True):
             chosen[int(row)].append((expert, float(weight)))
             routed[int(row)] += value * weight
-    # Anything added to the routed sum (a shared expert) is the same on both sides.
-    point = case.view.mine if case.view.point == "moe_out" else None
-    if point is None:
+    # Anything added to the routed sum (a shared expert, the stream) is the same on both sides.
+    if case.view.point != "moe_out" and not (case.view.point == "out" and _is_plain_sum(case)):
         return None
-    wanted = case.view.theirs - (point - routed)
+    wanted = case.view.theirs - (case.view.mine - routed)
     # A token votes for the assignment of experts that gives its value in the trace.
     votes = np.zeros((count, count))
     for token in case.rows.tolist():
@@ -199,6 +203,12 @@ def _vote_expert_order(case: Mismatch, calls: list[Any], count: int) -> list[int
             for g, (e, _) in zip(answer, picked, strict=True):
                 votes[e, g] += 1
     return _mapping_of_votes(votes, experts)
+
+
+def _is_plain_sum(case: Mismatch) -> bool:
+    """Return whether a layer's output is the stream plus what its experts give, without a norm."""
+    block, hp = case.patched.spec.block, case.patched.hp
+    return block.placement == "pre" and float(hp["residual_scale"]) == 1
 
 
 def _best_assignment(outputs: Array, weights: Array, wanted: Array) -> list[int]:
