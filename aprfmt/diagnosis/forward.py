@@ -90,7 +90,8 @@ def _divergence_places(divergence: Divergence) -> tuple[str, ...]:
             return divergence.inside or (divergence.view.key,)
         # A weight is no likelier than the operation that reads it.
         operations = _computing_operations(divergence.view)
-        return (*operations, *divergence.inside) or (divergence.view.key,)
+        weights = () if divergence.reads else divergence.inside
+        return (*operations, *weights) or (divergence.view.key,)
     if answer.layers is None or not answer.change.scoped:
         return answer.change.where
     layers = sorted(answer.layers)
@@ -148,14 +149,7 @@ def _unexplained_finding(label: str, divergence: Divergence) -> Finding:
     ops = _names_or_ends(_computing_operations(view), "operations") or "no operation"
     after = ", ".join(view.after) or "token ids"
     says = f"{view.key} is not what {ops} makes of this run's own {after}"
-    if len(divergence.inside) + len(_computing_operations(view)) > 1 and not cause:
-        weights = _names_or_ends(divergence.inside, "weights") or "no weight"
-        several = len(_computing_operations(view)) > 1
-        which = "any of these operations may be wrong, or what they read"
-        says += f"; {which if several else 'it may be wrong, or what it reads'}: "
-        says += f"{_routing_weights_text(view)}{weights}"
-    if not cause and "linear" in _computing_operations(view):
-        says += _rank_clause(view)
+    says += _suspects_clause(divergence)
     # A difference as small as quantization or rounding gets that verdict.
     if cause == "quantisation":
         says += ", by no more than quantizing these weights costs: the run had finer ones"
@@ -176,6 +170,26 @@ def _unexplained_finding(label: str, divergence: Divergence) -> Finding:
         side=label,
         after=view.after,
     )
+
+
+def _suspects_clause(divergence: Divergence) -> str:
+    """Return the clause on what may be wrong at a point that no cause explains; or "".
+
+    Where tokens of earlier passes agree, operations and weights are right for them: what a later
+    pass reads of them is in question.
+    """
+    view, cause = divergence.view, divergence.likely
+    if divergence.reads:
+        return divergence.reads
+    says, count = "", len(_computing_operations(view))
+    if len(divergence.inside) + count > 1 and not cause:
+        weights = _names_or_ends(divergence.inside, "weights") or "no weight"
+        which = "any of these operations may be wrong, or what they read"
+        says = f"; {which if count > 1 else 'it may be wrong, or what it reads'}: "
+        says += f"{_routing_weights_text(view)}{weights}"
+    if not cause and "linear" in _computing_operations(view):
+        says += _rank_clause(view)
+    return says
 
 
 def _rank_clause(view: ShadowPoint) -> str:

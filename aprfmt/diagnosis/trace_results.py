@@ -134,6 +134,7 @@ class Divergence:
     joined: bool = False  # one of several changes that only together explain it
     doubtful: bool = False  # a loose fit that leaves the same operations unexplained elsewhere
     faint: bool = False  # no larger than the run's own rounding, but in a direction
+    reads: str = ""  # a clause on what the unexplained operations read of earlier passes
 
 
 @dataclass(frozen=True)

@@ -21,6 +21,7 @@ from aprfmt.diagnosis.accumulated_rounding import (
     with_16_bit_points,
     with_recorded_arithmetic,
 )
+from aprfmt.diagnosis.pass_boundaries import later_pass_clause
 from aprfmt.diagnosis.run_arithmetic import TraceInArithmetic, arithmetic_of_products
 from aprfmt.diagnosis.search import Search, SearchBudget, SearchStep, is_wide
 from aprfmt.diagnosis.trace_results import (
@@ -147,8 +148,9 @@ def examine(patched: PatchedModel, recorded: RecordedTrace) -> Examined:
         if not answers:
             likely = _likely_cause(case)
             known |= _same_cause_divergences(case, likely)
-            inside = weights_inside(case)
-            divergences.append(Divergence(view, None, (), likely, inside, tried.get(view.key, 0)))
+            inside, reads = weights_inside(case), later_pass_clause(case)
+            count = tried.get(view.key, 0)
+            divergences.append(Divergence(view, None, (), likely, inside, count, reads=reads))
             continue
         here = computed_layer(case)
         best = _best_answer(answers, here)
