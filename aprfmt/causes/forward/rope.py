@@ -1002,9 +1002,6 @@ def see_other_angles(pair: PointPair) -> str:
 HYPOTHESES = (
     Hypothesis("rope_layers", try_layers_with_rope, 200, "rope at all, before its numbers"),
     Hypothesis(
-        "rope_layers", try_rotations_of_a_side, 205, "of one side, where the other is right"
-    ),
-    Hypothesis(
         "rope_pairing", try_reversed_rotation, 210, "the other direction, before other pairs"
     ),
     Hypothesis("positions", find_positions, 220, "one shift of all angles"),
@@ -1012,6 +1009,9 @@ HYPOTHESES = (
     Hypothesis("positions", find_position_rows, 230, "rows of a learned table"),
     Hypothesis("rope_pairing", try_pairings, 240, "which elements turn, before how far"),
     Hypothesis("rope_pairing", try_pairings_of_a_side, 247, "the same of one side alone"),
+    Hypothesis(
+        "rope_layers", try_rotations_of_a_side, 248, "of one side, where the other is right"
+    ),
     Hypothesis("partial_rotary", try_rotated_counts, 250, "how many elements turn, before how far"),
     Hypothesis("rope_theta", find_theta, 260, "one base gives all frequencies"),
     Hypothesis(
