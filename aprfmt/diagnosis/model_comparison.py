@@ -33,6 +33,7 @@ from aprfmt.diagnosis.tensors import compare_tensors
 from aprfmt.diagnosis.tokenizer_findings import add_tokenizer_findings
 from aprfmt.diagnosis.zero_values import zero_tensors_of_model
 from aprfmt.errors import AprfmtError
+from aprfmt.measure.container_rows import read_by_names_alone
 from aprfmt.measure.findings import Finding
 from aprfmt.measure.named_causes import set_command
 from aprfmt.measure.proofs import unfitted_proof
@@ -58,6 +59,13 @@ def compare_models(a: Model, b: Model, budget: Budget | None = None) -> Levels:
     Tensors that `budget` has no time for are in the report as not compared.
     """
     found = Levels()
+    # A side whose names alone are of another container is read without that container's layout.
+    for label, model, made in zip("AB", (a, b), read_by_names_alone(a, b), strict=True):
+        if made is not model:
+            pair = (made, b) if label == "A" else (a, made)
+            found = compare_models(*pair, budget)
+            found.models.setdefault(label, made)
+            return found
     # A side that cannot be read is read with one key of the other's.
     for good, bad, label in ((a, b, "B"), (b, a, "A")):
         repaired = read_with_restored_key(good, bad, label) or read_with_claim_of(good, bad, label)

@@ -314,6 +314,10 @@ class Model(Mapping[str, View], Tabular):
         except AprfmtError as error:
             return error.with_traceback(None)  # whose frames hold the names
 
+    def read_as(self, found: "Resolution") -> None:
+        """Read the tensors as `found` has them, in place of what the file itself says."""
+        self.__dict__["_resolution_or_error"] = found
+
     @cached_property
     def kind(self) -> "Kind | None":
         """The Kind of a file that is no whole model (adapter, imatrix, ...); None for a model."""
