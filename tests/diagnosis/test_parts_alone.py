@@ -352,7 +352,9 @@ def test_the_layers_are_those_in_which_the_pass_agrees_furthest(
         return SimpleNamespace(flagged=[] if key is None else [point("L9.k", 9), point(key, 0)])
 
     monkeypatch.setattr(wrong_operations, "run_shadow_pass", ran)
-    case: Any = SimpleNamespace(layer=0, patched=None, recorded=None)
+    case: Any = SimpleNamespace(
+        layer=0, patched=None, recorded=None, found=SimpleNamespace(views={})
+    )
     order = {"L0.q": 0, "L1.q": 1, "L2.q": 2}
     found = wrong_operations._furthest_in_scope(
         case, [SearchStep(change, None)], 0.25, {"L9.k"}, order, 0
