@@ -14,12 +14,13 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from aprfmt.arch import check_arch
 from aprfmt.base.encoding_names import encoding_name
 from aprfmt.base.protocols import Value
-from aprfmt.errors import UsageError
+from aprfmt.errors import ArchError, UsageError
 from aprfmt.inference.cuda_driver import name_memory_errors
 from aprfmt.inference.device import DeviceChoice, choose_device, parse_run, split_run
 from aprfmt.inference.engines import ENGINES
 from aprfmt.model import Model, open_model
 from aprfmt.model.completeness import check_runnable
+from aprfmt.model.lone_codes import refuse_lone_codes
 
 if TYPE_CHECKING:
     from aprfmt.inference.backends.base import Backend
@@ -230,11 +231,13 @@ def open_run(
 
     `tell` is called with the model before anything of it is refused. Raises UsageError for an
     engine with a draft head or a change of the weights, BackendUnavailableError for a backend or
-    engine that is not there, ArchError for a model that lacks what it needs.
+    engine that is not there, ArchError for a model that lacks what it needs, such as the scales of
+    codes (for a `model` that is open already, the caller judges those).
     """
     choice = request.choice
     backend = None if choice.is_engine else request.open_backend()
     with ExitStack() as stack:
+        opened = model is None
         if model is None:
             model = stack.enter_context(
                 open_model(request.model, arch=request.arch, allow_missing=request.allow_missing)
@@ -242,6 +245,8 @@ def open_run(
         model.cache_remote_reads()
         if tell is not None:
             tell(model)
+        if opened:  # who opened it before, such as a comparison, has its own answer to such codes
+            refuse_lone_codes(model, ArchError)
         if backend is None and request.draft:
             raise UsageError(f"{choice}: an engine's pass has no draft head; use a backend of ours")
         if backend is None:

@@ -79,6 +79,9 @@ WARNINGS: Mapping[str, str] = {
     "unread_weights": "config.json names a quantization that is not decoded here, or says nothing "
     "of weights that stand there with their scales. The tensors are "
     "kept byte for byte; what needs their numbers is refused.",
+    "lone_codes": "weights are codes of eight bits, as large as the type goes, and no scale for "
+    "them is in the file: what they count for is lost. They are copied as they are stored; what "
+    "needs their values is refused. Convert again from the source, with its scales.",
     "vocabulary_rows": "the adapter was trained on a table of tokens of another size than the "
     "base's, and no tokenizer of that size is at hand; put the tokenizer of the training next to "
     "the adapter and merge again, or copy it into the output",

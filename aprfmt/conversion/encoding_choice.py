@@ -33,12 +33,16 @@ from aprfmt.conversion.restoration_record import target_steps
 from aprfmt.errors import ConversionError
 from aprfmt.formats import FormatSpec
 from aprfmt.model import Model
+from aprfmt.model.lone_codes import refuse_lone_codes
 from aprfmt.model.patterns import matching_indices
 from aprfmt.model.resolve import spellings_by_role
 from aprfmt.quantizing.mixture import SCHEMES, deciding_name, is_quantized
 
 if TYPE_CHECKING:
     from aprfmt.codecs.base import Array
+
+
+_COPY = "copy them as they are stored (to safetensors or APR, without an encoding)"
 
 
 def choose_encodings(
@@ -53,7 +57,8 @@ def choose_encodings(
     That is the source's, unless the user or the target changes it. Order: --tensor, the mixture,
     --encoding, the record of an earlier widening, the target's rule for vectors, the source's own.
     `reasons` say why packed weights were not repacked. Raises ConversionError for encodings that do
-    not exist, cannot be written, or that the target cannot hold.
+    not exist, cannot be written, or that the target cannot hold, and where codes without their
+    scale would be written as values.
     """
     # Check the names that the user gave, and find the tensors of each --tensor pattern.
     requested = [options.encoding, *(e for _, e in options.tensor_encodings)]
@@ -101,6 +106,9 @@ def choose_encodings(
         if encoding == written:
             output = _as_out_in(output, model, target)
         chosen.append(replace(output, info=_reencoded_info(output.info, encoding, written)))
+    changed = (one for one in chosen if one.info.encoding != one.source_encoding)
+    asked = (tensor.info.name for one in changed for tensor in one.sources)
+    refuse_lone_codes(model, ConversionError, asked, _COPY)
     if refused:
         check_fit([*chosen, *kept_whole], options, model.path)  # may be why they would stay
         raise ConversionError(

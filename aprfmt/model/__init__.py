@@ -48,6 +48,7 @@ if TYPE_CHECKING:
     from aprfmt.arch.spec import ArchSpec, HyperParams
     from aprfmt.base.protocols import TensorInfo
     from aprfmt.model.file_kinds import Kind
+    from aprfmt.model.lone_codes import LoneCode
     from aprfmt.model.renames import Rename
     from aprfmt.model.resolve import Resolution
     from aprfmt.model.unsupported_packing import UndecodedPacking
@@ -432,13 +433,32 @@ class Model(Mapping[str, View], Tabular):
             found |= dict.fromkeys(sorted(self.unread.weights), lost)
         return found
 
+    @cached_property
+    def lone_codes(self) -> "Mapping[str, LoneCode]":
+        """{stored name: LoneCode} of matrices of 8-bit codes whose scale is not in the file."""
+        if not holds_codes(self._lazy):
+            return {}
+        from aprfmt.model.lone_codes import find_lone_codes
+
+        return find_lone_codes(self)
+
     @property
     def notes(self) -> Sequence[Note]:
         """Remarks about the file: those of the reader, and oddities of its packed weights."""
         said, other = self.unread, self._conflicting_packings
         found = () if said is None else (said.as_note(str(self.path)),)
-        more = (note for note in (other, self._partial_input_scales) if note is not None)
+        alone = self._lone_codes_note
+        more = (note for note in (other, alone, self._partial_input_scales) if note is not None)
         return (*self.source.notes, *found, *more, *self._missing_parts)
+
+    @cached_property
+    def _lone_codes_note(self) -> Note | None:
+        """The note that weights are codes without their scale; None if there are none."""
+        if not self.lone_codes:
+            return None
+        from aprfmt.model.lone_codes import lone_codes_note
+
+        return lone_codes_note(self)
 
     @cached_property
     def plain_duplicates(self) -> Mapping[str, View]:

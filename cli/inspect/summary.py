@@ -208,6 +208,9 @@ def _list_oddities(opened: Model, body: "InspectBody") -> list[str]:
     if unread is not None:
         how = f"by {unread.method!r}, not decoded here" if unread.method else "without a claim"
         found.append(f"{len(unread.weights)} weights packed {how}")
+    if opened.lone_codes:
+        alone = len(opened.lone_codes)
+        found.append(f"{alone} weight{'s' * (alone > 1)} of codes without a scale")
     found += [
         note["text"].partition(":")[0]
         for note in body["notes"]

@@ -3,8 +3,6 @@
 from collections import Counter
 from collections.abc import Iterator
 
-import numpy as np
-
 from aprfmt.arch.binding import bind_names
 from aprfmt.base.encodings import find_encoding as encoding_row
 from aprfmt.base.protocols import LazyTensor
@@ -12,7 +10,6 @@ from aprfmt.checks.context import CheckContext
 from aprfmt.checks.file.rounded_scales import rounded_scales_text
 from aprfmt.checks.file.zero_pages import find_zero_pages
 from aprfmt.checks.records import CheckFinding, NotRun, Result
-from aprfmt.codecs.fp8 import OF_TWO_SIGNS
 from aprfmt.errors import AprfmtError, UnsupportedError
 from aprfmt.model.packing_sizes import lost_settings_text
 from aprfmt.model.promised_parts import missing_parts
@@ -70,38 +67,16 @@ def check_values(ctx: CheckContext) -> Result:
     return Result(f"{counted} tensors", findings)
 
 
-LARGE = 1.0  # root mean square: of weights it is far below, of codes scaled to their type above
-
-
 def _codes_without_scale(ctx: CheckContext) -> Iterator[CheckFinding]:
-    """Yield a failure for each 8-bit float matrix that was quantized and whose scale is missing.
-
-    Values cast without a scale keep the size of weights; scaled codes reach the largest number of
-    their type. Codes of an undecoded packing are left out: its scales may be other tensors.
-    """
-    scaled = {part.info.name for view in ctx.model.values() for part in view.parts.values()}
-    unread = ctx.model.unread
-    scaled |= {one.name for one in unread.tensors} if unread is not None else set()
-    for name, row in ctx.census.items():
-        kind, stats = row.info.encoding, row.stats
-        if kind not in _FLOAT8 or len(row.info.shape) < 2 or name in scaled | ctx.reported_parts:
-            continue
-        if stats is None or stats.absmax is None or stats.l2 is None or not stats.finite:
-            continue
-        if stats.absmax == _FLOAT8[kind] and stats.l2 > LARGE * stats.finite**0.5:
+    """Yield a failure for each matrix of 8-bit codes whose scale is missing."""
+    for name, code in ctx.model.lone_codes.items():
+        if name not in ctx.reported_parts:
             yield CheckFinding(
                 name,
-                f"{kind} values up to {_FLOAT8[kind]:g}, the largest of the type, and no scale: "
-                "codes whose scale is not in the file",
+                code.text,
                 "a scale for them, or values of a weight's size",
                 "convert again from the source, with its scales",
             )
-
-
-_FLOAT8 = {
-    table.name: float(np.nanmax(np.where(np.isfinite(table.values), table.values, np.nan)))
-    for table in OF_TWO_SIGNS
-}
 
 
 def _buffer_names(ctx: CheckContext) -> frozenset[str]:

@@ -3,13 +3,13 @@
 from types import SimpleNamespace
 from typing import Any
 
-import ml_dtypes
 import numpy as np
 import pytest
 
 from aprfmt.checks.file import scales, stated_facts, template_tokens, values, vocabulary
 from aprfmt.checks.records import CheckFinding, NotRun
 from aprfmt.codecs import codec
+from aprfmt.model.lone_codes import LoneCode
 
 # --- blocks -------------------------------------------------------------------------------------
 
@@ -85,43 +85,11 @@ def test_a_half_in_the_top_bits_of_four_words_may_not_be_infinite(sign: int) -> 
 # --- codes of eight bits ------------------------------------------------------------------------
 
 
-class Views(dict[str, Any]):
-    """The tensors of a model of which all is decoded."""
-
-    unread: Any = None
-
-
-def test_codes_without_their_scale_reach_their_types_largest_number() -> None:
-    """Weights that were cast are smaller; a matrix behind others is looked at as well."""
-
-    def row(kind: str = "F8_E4M3", *, absmax: Any = 448.0, size: float = 2.0, axes: int = 2) -> Any:
-        shape = (4, 4)[:axes]
-        stats = SimpleNamespace(absmax=absmax, l2=size * 4.0, finite=16)
-        return SimpleNamespace(
-            info=SimpleNamespace(encoding=kind, shape=shape),
-            stats=None if absmax == "none" else stats,
-        )
-
-    limits: Any = ml_dtypes.finfo
-    largest = float(limits(ml_dtypes.float8_e5m2).max)
-    rows = {
-        "float": row("F32"),
-        "bias": row(axes=1),
-        "scaled": row(),
-        "told": row(),
-        "unread": row(absmax="none"),
-        "empty": row(absmax=None),
-        "small": row(absmax=447.0),
-        "light": row(size=1.0),
-        "codes": row(),
-        "other": row("F8_E5M2", absmax=largest),
-        "narrow": row("F8_E5M2"),
-    }
-    part = SimpleNamespace(info=SimpleNamespace(name="scaled"))
-    ctx: Any = SimpleNamespace(
-        model=Views(m=SimpleNamespace(parts={"": part})), census=rows, reported_parts={"told"}
-    )
-    assert [one.where for one in values._codes_without_scale(ctx)] == ["codes", "other"]
+def test_codes_without_their_scale_fail_unless_another_check_tells_of_them() -> None:
+    found = {name: LoneCode("F8_E4M3", 448.0) for name in ("codes", "told")}
+    ctx: Any = SimpleNamespace(model=SimpleNamespace(lone_codes=found), reported_parts={"told"})
+    [one] = values._codes_without_scale(ctx)
+    assert one.where == "codes" and "F8_E4M3 values up to 448" in one.found
 
 
 # --- what is said of many findings, of rows, of a stated type -----------------------------------

@@ -1,7 +1,7 @@
 """What is said of values that are not finite, of facts made for it."""
 
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 
@@ -17,6 +17,7 @@ class Views(dict[str, Any]):
     """The tensors of a model of which all is decoded."""
 
     unread: Any = None
+    lone_codes: ClassVar[dict[str, Any]] = {}
 
 
 def scan(
