@@ -375,7 +375,8 @@ def batch_gradients(
     parts = documents(batch, reduction, change)
     if backend is None:
         wrong = change.operation, change.norm_tokens, change.shares, change.misread
-        right = all(each is None for each in wrong) and not change.hides_padding
+        sound = all(each is None for each in wrong) and not change.cut
+        right = sound and not change.hides_padding
         backend = GradientBackend(device, dtype) if right else ChangedBackend(device, dtype, change)
     made, leaves, factors = prepare(model, backend, trained, pairs, change)
     backend.padding_id, backend.padding = padding_id(model), None

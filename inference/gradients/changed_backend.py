@@ -233,8 +233,11 @@ class ChangedBackend(GradientBackend):
     def linear(self, x: Array, w: Weight, bias: Array | None) -> Array:
         """Return the product with the weight, with the mistake of it.
 
-        Mistakes are those of tied heads, of frozen bases and of the gate of a shared expert.
+        Mistakes are those of tied heads, of frozen bases and of the gate of a shared expert, and
+        products that are constants (`change.cut`).
         """
+        if w.key in self.change.cut:
+            return super().linear(x, w, bias).detach()
         other = self.backward_weights.get(w.key)
         if other is not None:
             product = self.adapted(self.dense(x, other, None), x, w)

@@ -131,7 +131,8 @@ class BackwardChange:
     right, and `base` how the frozen base was quantized, None for as it is. `lengths_in_graph`: the
     lengths that DoRA divides by, of the rows of weight and product, are no constants. `misread`
     says how the backward alone decodes a base of 4 bits, None for rightly. `shares` are factors of
-    gradients in attention by shares of its heads, None for right.
+    gradients in attention by shares of its heads, None for right. `cut` are role keys of weights
+    whose products are constants, as where a result is detached.
     `padding` says what becomes of the padding at the beginning of a row: tokens attend to it, or
     their positions count it; or of that at the end: its tokens are labels, too, and see the text
     alone, or the padding before them as well.
@@ -158,6 +159,7 @@ class BackwardChange:
     lengths_in_graph: bool = False
     misread: Misreading | None = None
     shares: WeighedShares | None = None
+    cut: frozenset[str] = frozenset()
 
     @property
     def scores_padding(self) -> bool:

@@ -207,6 +207,39 @@ def gradient_step(
     return make
 
 
+def detached_step(
+    kind: str, modules: str, zeros: bool = False, frozen: bool = False
+) -> Callable[[Path], dict[str, Any]]:
+    """Return what makes a step in which the outputs of the modules of a pattern are detached.
+
+    `zeros`: zeros stand for what has no gradient, else it is left out. `frozen`: the modules are
+    right, and their parameters have no gradient.
+    """
+
+    def make(folder: Path) -> dict[str, Any]:
+        model, batch = model_of(kind), batch_of()
+        given = written(folder, model, batch)
+        chosen = {name: each for name, each in model.named_modules() if re.search(modules, name)}
+        hooks = [
+            each.register_forward_hook(lambda module, read, y: y.detach())
+            for each in chosen.values()
+            if not frozen
+        ]
+        try:
+            grads = backward(model, batch)
+        finally:
+            for hook in hooks:
+                hook.remove()
+        if frozen:
+            grads = {n: g for n, g in grads.items() if n.rpartition(".")[0] not in chosen}
+        if zeros:
+            lost = {n: p for n, p in model.named_parameters() if n not in grads}
+            grads |= {n: torch.zeros_like(p) for n, p in lost.items()}
+        return given | with_gradients(folder, grads)
+
+    return make
+
+
 # Faults of a backward. The value stays; the gradient is that of another function.
 
 
@@ -1076,6 +1109,30 @@ def shifted_layers(grads: Grads) -> Grads:
 
 
 RELATIVES = (
+    JudgedStep(
+        "attention_detached",
+        "the output of layer 1's attention is detached: nothing of it has a gradient",
+        detached_step("llama", r"layers\.1\.self_attn\.o_proj$"),
+        cause="backward_detached",
+        named=r"backward_detached.*layers\.1\.self_attn\.o_proj",
+        at="at L1.attn_output",
+    ),
+    JudgedStep(
+        "mlps_detached",
+        "the outputs of all MLPs are detached, and zeros are saved for what has no gradient",
+        detached_step("gpt2", r"mlp\.c_proj$", zeros=True),
+        cause="backward_detached",
+        named=r"backward_detached.*products with .*mlp\.c_proj",
+        at="at L2.ffn_down",
+    ),
+    JudgedStep(
+        "queries_detached",
+        "the queries of layer 2 are detached, keys and values are not",
+        detached_step("llama", r"layers\.2\.self_attn\.q_proj$"),
+        cause="backward_detached",
+        named=r"backward_detached.*layers\.2\.self_attn\.q_proj.* is a constant",
+        at="at L2.attn_q",
+    ),
     JudgedStep(
         "shared_rotary_key_of_half_the_heads",
         "the rotated part that all keys share has the gradient of heads 0 and 1 of 4",

@@ -33,6 +33,7 @@ from tests.training.judged_steps import (
     adamw,
     backward,
     batch_of,
+    detached_step,
     gradient_step,
     judged,
     with_gradients,
@@ -120,6 +121,13 @@ def test_a_tied_table_beside_wrong_layers_lacks_no_part(tmp_path: Path) -> None:
     given = gradient_step("gpt2", change=wrong)(tmp_path)
     report = explain_step(given.pop("model"), **given)
     assert report.exit_code == 1 and not {one.cause for one in report.causes} & {"gradient_tied"}
+
+
+def test_frozen_parameters_are_not_detached(tmp_path: Path) -> None:
+    """All other gradients are right. Seen red: the guess without a wrong gradient."""
+    given = detached_step("llama", r"self_attn\.o_proj$", frozen=True)(tmp_path)
+    report = explain_step(given.pop("model"), **given)
+    assert not report.causes and not report.counts["differs"]
 
 
 # Of a gradient whose distance three random directions do not settle, and of one that they fit.

@@ -6,8 +6,14 @@ import numpy as np
 
 from aprfmt.arch.role_vocabulary import split_key
 from aprfmt.base.number_ranges import number_ranges
+from aprfmt.base.sequences import join_first
 from aprfmt.causes.row import Cause
-from aprfmt.causes.training.backward_case import BackwardCase, BackwardGuess, BackwardHypothesis
+from aprfmt.causes.training.backward_case import (
+    BackwardCase,
+    BackwardGuess,
+    BackwardHypothesis,
+    backward_order,
+)
 from aprfmt.causes.training.batch_samples import NEAR, fit_factors, is_near
 from aprfmt.inference.gradients.changes import BackwardChange, Operation, ShareKind, WeighedShares
 
@@ -68,6 +74,15 @@ CAUSE_ROWS = (
         _MADE,
     ),
     Cause(
+        "backward_detached",
+        "gradient",
+        "bug",
+        "The result of a product is a constant in the backward, as where it is detached or made "
+        "without gradients: what it is made of learns nothing and passes nothing on.",
+        "Parameters of one branch have no gradient or one of zero, and those below it differ.",
+        _MADE,
+    ),
+    Cause(
         "backward_operation",
         "gradient",
         "bug",
@@ -78,6 +93,11 @@ CAUSE_ROWS = (
         most="located",
     ),
 )
+# The last product of a branch, and those before it in the branch.
+_BRANCHES = {
+    "attn_output": ("attn_q", "attn_k", "attn_v", "attn_qkv"),
+    "ffn_down": ("ffn_gate", "ffn_up", "ffn_gate_up"),
+}
 _INSIDE = ("attn_output", "ffn")  # reached before the inside of attention
 MOST_SHARES = 8  # of heads, each of which costs a pass
 NEAR_FACTOR = 2e-3  # from a factor that somebody wrote
@@ -92,6 +112,37 @@ def _guesses(cause: str, ways: tuple[tuple[Operation, str], ...]) -> Iterator[Ba
 def _in_attention(case: BackwardCase) -> bool:
     """Return whether the first wrong gradients are those inside the attention of a layer."""
     return case.first_layer is not None and case.right_at(*_INSIDE)
+
+
+def guess_detached(case: BackwardCase) -> Iterator[BackwardGuess]:
+    """Yield the guess that products are constants whose weights have no gradient, or zeros.
+
+    Of a branch without any gradient it is the last product, else each of those without one. Nothing
+    where all parameters have a gradient, or no other gradient is wrong: then they may be frozen.
+    """
+    zero = {key for key in case.wrong if key in case.norms and _is_lost(*case.norms[key])}
+    lost = case.missing | zero
+    if not lost or not case.wrong - zero:
+        return
+    cut: set[str] = set()
+    for layer in dict.fromkeys(split_key(key)[0] for key in sorted(lost, key=backward_order)):
+        for last, before in _BRANCHES.items():
+            ends = {f"L{layer}.{last}.weight"} & lost
+            cut |= ends or {f"L{layer}.{role}.weight" for role in before} & lost
+    if cut:
+        names = [min(case.names[key]) for key in sorted(cut, key=backward_order)]
+        many = len(names) > 1
+        says = (
+            f"the product{'s' * many} with {join_first(names, 3)} {'are' if many else 'is'} "
+            f"{'constants' if many else 'a constant'} in the backward, as where "
+            f"{'they are' if many else 'it is'} detached: no gradient goes through"
+        )
+        yield BackwardGuess("backward_detached", says, BackwardChange(cut=frozenset(cut)))
+
+
+def _is_lost(given: float, computed: float) -> bool:
+    """Return whether a gradient was given as zeros, though the one computed here is not zero."""
+    return not given and bool(computed)
 
 
 def guess_key_groups(case: BackwardCase) -> Iterator[BackwardGuess]:
@@ -378,6 +429,9 @@ def guess_tied_part(case: BackwardCase) -> Iterator[BackwardGuess]:
 
 HYPOTHESES = (
     BackwardHypothesis(("gradient_tied",), guess_tied_part, 300, "one table, nothing else"),
+    BackwardHypothesis(
+        ("backward_detached",), guess_detached, 301, "parameters without a gradient say where"
+    ),
     BackwardHypothesis(("backward_router",), guess_router_cut, 302, "begins at the router"),
     BackwardHypothesis(("backward_kv_group",), guess_key_groups, 304, "queries are right"),
     BackwardHypothesis(
