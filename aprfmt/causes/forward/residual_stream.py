@@ -301,6 +301,10 @@ def find_dropout(case: Mismatch) -> Iterator[Change]:
     rest: Array = np.zeros(())
     # Of a residual sum, dropout is on what was added.
     if call.op == "add" and case.array(call.args[1]).ndim == ours.ndim:
+        summands = _parallel_summands(case, call)
+        if summands is not None:
+            yield from _dropout_of_two(case, call, theirs, summands)
+            return
         stream, added = (np.asarray(case.array(x), np.float64) for x in call.args)
         theirs, ours, rest = theirs - stream, added, stream
     size = float(np.abs(ours).max())
@@ -321,13 +325,20 @@ def find_dropout(case: Mismatch) -> Iterator[Change]:
         return
     # Give the dropped values in the trial pass.
     drops = np.abs(theirs) < 0.5 * np.abs(factor * ours)
-    made = rest + np.where(drops, 0.0, factor * ours)
+    yield _dropout_change(case, call, rest + np.where(drops, 0.0, factor * ours), share, factor)
+
+
+def _dropout_change(
+    case: Mismatch, call: OperationCall, made: Array, share: float, factor: float
+) -> Change:
+    """Return the change that one operation gives the values `made`, with dropout applied.
+
+    It is the `call` that gives the differing point. `share` of the values are zero, the others
+    `factor` times as large.
+    """
 
     def make(patched: PatchedModel, layers: Layers) -> PatchedModel:
-        """Return the model in which one operation gives the values `made`, with dropout applied.
-
-        It is the call that gives the differing capture point.
-        """
+        """Return the model in which the call gives the values `made`; `layers` is not used."""
 
         def override(op: Any, at: Any, *args: Any, **kwargs: Any) -> Any:
             """Return `made`, the values with dropout, for the call that gives the differing point.
@@ -340,11 +351,70 @@ def find_dropout(case: Mismatch) -> Iterator[Change]:
 
         return patched.with_op(call.op, override, layers)
 
-    yield Change(
+    p = 1 - 1 / factor
+    return Change(
         "dropout", f"dropout is on: {share:.3g} of the values are zero and all others are "
         f"{factor:.5g} times as large, as for p = {p:.3g}", (case.view.key,), make,
         {"p": float(f"{p:.3g}")}, scoped=False, general=True,
     )  # fmt: skip
+
+
+def _parallel_summands(case: Mismatch, last: OperationCall) -> tuple[Array, Array, Array] | None:
+    """Return (stream, first, second) where a point is the sum of a stream and two sublayers.
+
+    `last` is the addition that gives the point. None where it is the only one since the values
+    that the trace has.
+    """
+    before = [call for call in case.calls("add") if call is not last]
+    if not before:
+        return None
+    for at, operand in enumerate(last.args):
+        sum_before = case.array(operand)
+        for call in before:
+            made = case.array(call.result)
+            if made.shape != sum_before.shape or not np.array_equal(made, sum_before):
+                continue
+            parts = [case.array(x) for x in call.args]
+            if all(part.shape == made.shape for part in parts):
+                return tuple(
+                    np.asarray(x, np.float64) for x in (*parts, case.array(last.args[1 - at]))
+                )  # type: ignore[return-value]
+    return None
+
+
+def _dropout_of_two(
+    case: Mismatch, call: OperationCall, theirs: Array, summands: tuple[Array, Array, Array]
+) -> Iterator[Change]:
+    """Yield the change that applies dropout to both sublayers that are added to one stream.
+
+    `theirs` is the trace's sum of `summands`, (stream, first, second). Each value of the sublayers
+    is zero or larger by one factor. It is found on even rows, where most values have both, and
+    judged on odd ones.
+    """
+    stream, first, second = summands
+    both = first + second
+    known = np.abs(both) > 1e-2 * float(np.abs(both).max())
+    added = theirs - stream
+    ratio = np.divide(added, both, out=np.zeros_like(both), where=known)
+    even = np.zeros(both.shape, np.bool_)
+    even[::2] = True
+    if not (known & even).any():
+        return
+    factor = float(np.median(ratio[known & even]))
+    if factor <= 1:
+        return
+    # Each value is nearest to one of four sums, and must be that sum.
+    sums = np.stack([both, first, second, np.zeros_like(both)]) * factor
+    away = np.abs(sums - added)
+    chosen = away.argmin(axis=0)
+    made = np.take_along_axis(sums, chosen[None], axis=0)[0]
+    dropped = [float(np.isin(chosen, which).mean()) for which in ((2, 3), (1, 3))]
+    p, share = 1 - 1 / factor, sum(dropped) / 2
+    odd = ~even
+    close = np.abs(made - added)[odd] <= 1e-2 * np.abs(both)[odd].mean()
+    if not close.size or not close.all() or min(dropped) < 0.005 or abs(p - share) > 0.1:
+        return
+    yield _dropout_change(case, call, stream + made, share, factor)
 
 
 PRINTED = 5e-5  # how far a factor of five digits is off, relative to it

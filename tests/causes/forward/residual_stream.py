@@ -127,6 +127,8 @@ ENGINE_FAULTS = (
            "token_types.weight", types(lambda x: 0 * x), LOGITS),
     placed("dropout", "gpt2", "dropout behind every layer's MLP", "dropout", "L0.out",
            dropping(0.1, ("ffn_out",)), None),
+    placed("dropout-parallel", "phi2", "dropout behind attention and MLP that are added at once",
+           "dropout", "L0.out", dropping(0.1, ("attn_out", "ffn_out")), None),
 )  # fmt: skip
 
 
