@@ -67,8 +67,10 @@ def _sum_mistakes(patched: PatchedModel) -> Iterator[UsualMistake]:
                 ("residual",), norm_sum(sublayers), {"norm_of_sum": list(sublayers)},
             ))  # fmt: skip
     scale = float(patched.hp["residual_scale"])
-    for sublayer in HALVES:
-        yield UsualMistake(sublayer_factor_change(patched, sublayer, 2 * scale))
+    # Norms undo a factor of the stream: half of one sublayer is twice the other, and an embedding.
+    for factor in (2.0, 0.5):
+        for sublayer in HALVES:
+            yield UsualMistake(sublayer_factor_change(patched, sublayer, factor * scale))
     if scale != 1:
         yield from with_layers(usual_sublayer_factor_mistakes(patched))
         for whole, what in ((False, "the stream"), (True, "the sum")):

@@ -112,6 +112,8 @@ ENGINE_FAULTS = (
            "multiplier", "residual_scale", factor(("attn_out", "attn_contrib"), 1 / 0.6), LOGITS),
     placed("factor-mlp", "llama", "half of what the MLP computed is added", "multiplier",
            "residual_scale", factor(MLP, 0.5)),
+    placed("factor-mlp-logits", "llama", "half of what the MLP computed, from logits alone",
+           "multiplier", "residual_scale", factor(MLP, 0.5), LOGITS),
     placed("other-id", "llama", "another token than recorded", "token_ids", "input_ids",
            reading({5: 33})),
     placed("other-ids-logits", "gemma", "two other tokens, from logits alone", "token_ids",
