@@ -370,19 +370,27 @@ def _solve_numbers(case: Mismatch, x: Any, ours: Any, y: Any) -> Iterator[Change
         return
     if same.any() and not same.all():
         high = float(x[same].max())  # inside the limit nothing differs
+        made: list[Change] = []
         for says in CLAMPS:
             other = float(x[~same].min()) if (x[~same] > 0).any() else high
             limits = [float(y.max())] if "result" in says else [float(np.abs(x[same]).max()), other]
             for limit in limits:
                 if limit > 0:
                     near = [limit * (1 + 0.02 * k) for k in range(-10, 11)]
-                    yield from case.best_number(_change_by_number(says, CLAMPS), near)
+                    made += case.best_number(_change_by_number(says, CLAMPS), near)
+        # A limit of the result is one of the input, too, if the function rises: the short number.
+        yield from sorted(made, key=_digits)
     for at, tries in (
         (0, (-1.0, -0.5, -0.1, 0.1, 0.5, 1.0)),
         (2, (0.5, 0.8, 1.2, 1.702, 2.0)),
         (3, (0.5, 0.8, 1.2, 2.0)),
     ):
         yield from case.best_number(_change_by_number(words[at], NUMBERS), tries)
+
+
+def _digits(change: Change) -> int:
+    """Return how many digits the numbers of a change have, as they are printed."""
+    return sum(len(f"{value:g}".strip("-0.").replace(".", "")) for value in change.values.values())
 
 
 def _change_by_number(

@@ -95,6 +95,8 @@ ENGINE_FAULTS = (
            "activation", "activation", act(lambda op, x: op(np.minimum(x, 0.7))), COARSE),
     placed("act-result", "gpt2", "the activation's result clamped at 0.5, from logits alone",
            "activation", "activation", act(lambda op, x: np.minimum(op(x), 0.5)), LOGITS),
+    placed("act-result-points", "phi2", "the activation's result clamped at 0.5, every point",
+           "activation", "activation", act(lambda op, x: np.minimum(op(x), 0.5)), None),
     placed("act-offset", "nemotron", "0.1 added to the activation's result", "activation",
            "activation", act(lambda op, x: op(x) + np.float32(0.1)), COARSE),
     placed("act-gain", "llama", "silu of 1.3 x", "activation", "activation",
