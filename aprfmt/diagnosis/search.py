@@ -57,6 +57,8 @@ OTHERS = 300  # passes to look for something else that would explain joined chan
 READS_EARLIER = {"probs", "mix", "scores", "rope", "embed", "convolve", "scan", "delta"}
 LEAST = 0.02  # digits by which a change must bring the rows nearer to be continued
 FEW = 3  # operations between two points up to which hypotheses solve what there is to solve
+TIES = 3.0  # tolerances, and
+OF_ROUNDING = 0.02  # share of the difference, that values between two neighbours may leave
 CLEAR = 0.3  # a residual that does not fall below this share of the first one proves nothing
 
 
@@ -72,6 +74,18 @@ class SearchStep:
     def changed_thing(self) -> tuple[str, tuple[str, ...]]:
         """The (cause, places) that the tried change is about; two changes of one are not joined."""
         return (self.change.cause, self.change.where)
+
+
+def bound_with(view: ShadowPoint, steps: Sequence[SearchStep]) -> float:
+    """Return the relative L2 within which a point agrees once these changes are made.
+
+    It is the point's tolerance, and more where all changes round: of the values that are rounded a
+    few stand so near to the middle of two neighbours that each side takes another one. `view` is
+    the point as it differs without them.
+    """
+    if view.residual is None or any(step.change.cause != "rounding" for step in steps):
+        return view.tolerance
+    return max(TIES * view.tolerance, OF_ROUNDING * view.residual)
 
 
 @dataclass(frozen=True)
@@ -149,8 +163,9 @@ class Search:
 
         It has to be within tolerance after them, and smaller by a clear factor.
         """
-        assert self.case.view.residual is not None
-        bound = min(self.case.view.tolerance, CLEAR * self.case.view.residual)
+        view = self.case.view
+        assert view.residual is not None
+        bound = min(bound_with(view, tried.steps), CLEAR * view.residual)
         return tried.residual <= bound
 
     @property

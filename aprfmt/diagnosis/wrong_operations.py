@@ -23,7 +23,7 @@ from aprfmt.diagnosis.accumulated_rounding import (
 )
 from aprfmt.diagnosis.pass_boundaries import later_pass_clause
 from aprfmt.diagnosis.run_arithmetic import TraceInArithmetic, arithmetic_of_products
-from aprfmt.diagnosis.search import Search, SearchBudget, SearchStep, is_wide
+from aprfmt.diagnosis.search import Search, SearchBudget, SearchStep, bound_with, is_wide
 from aprfmt.diagnosis.trace_results import (
     Agreement,
     Divergence,
@@ -393,6 +393,16 @@ def _furthest_in_scope(
             layers = scope if scope is not None and step.change.scoped else step.layers
             patched = step.change.make(patched, layers)
         found = run_shadow_pass(patched, recorded)
+        wider = {
+            view.key: bound
+            for view in found.flagged
+            if view.key in case.found.views
+            and view.residual is not None
+            and view.residual <= (bound := bound_with(case.found.views[view.key], steps))
+        }
+        if wider:
+            recorded = recorded.with_bounds({**recorded.bounds, **wider})
+            found = run_shadow_pass(patched, recorded)
         then = next((view for view in found.flagged if view.key not in known), None)
         reach = math.inf if then is None else order.get(then.key, _point_order(then, order))
         if reach <= here or _spoils_layer(case, found, layers):

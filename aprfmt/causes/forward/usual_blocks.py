@@ -356,8 +356,8 @@ ROUNDED: Mapping[str, tuple[str, ...]] = {
 
 BOTH = ("scores", "mix")
 CACHED = "keys and values, as a cache holds them, are"
-# What a cache holds in 8 bits -> the operations that read it.
-IN_BYTES: Mapping[str, tuple[str, ...]] = {
+# What a cache holds in 16 or 8 bits -> the operations that read it.
+IN_SHORT: Mapping[str, tuple[str, ...]] = {
     CACHED: BOTH,
     "keys alone, as a cache holds them, are": ("scores",),
     "values alone, as a cache holds them, are": ("mix",),
@@ -378,7 +378,7 @@ def rounding_mistakes(patched: PatchedModel) -> Iterator[UsualMistake]:
             f"results of {name} are": (ops, round_operations(ops, dtype))
             for name, ops in ROUNDED.items()
         }
-        rows[CACHED] = ("kv_cache",), _round_cache(dtype)
+        rows |= {held: (("kv_cache",), _round_cache(dtype, ops)) for held, ops in IN_SHORT.items()}
         if any(patched.hp["rope_layers"]):
             rows["cos and sin of rope are"] = (("rope",), round_rope_table(dtype))
         for says, (ops, make) in rows.items():
@@ -390,7 +390,7 @@ def rounding_mistakes(patched: PatchedModel) -> Iterator[UsualMistake]:
 def _cache_changes() -> Iterator[Change]:
     """Yield the changes that store cached keys and values in 8 or 4 bits, with scales or not."""
     for dtype in ("float8_e4m3fn", "float8_e5m2"):
-        for says, ops in IN_BYTES.items():
+        for says, ops in IN_SHORT.items():
             yield _rounding_change(says, dtype, ("kv_cache",), _round_cache(dtype, ops))
     for codes in ("float8_e4m3fn", "int8"):
         for shares, axes in SCALES.items():

@@ -13,6 +13,7 @@ from tests.diagnosis import dumps
 from tests.diagnosis.engine_changes import (
     DELTA,
     KIMI,
+    LAYERS,
     LOGITS,
     How,
     before_mlp,
@@ -75,15 +76,19 @@ def of_q(here: Any) -> bool:
     return bool(here.point == "v")
 
 
-def cache_rounded(kind: Any) -> How:
-    """Keep keys and values in 16 bits."""
+def cache_rounded(kind: Any, kept: tuple[str, ...] = ("keys", "values"), off: float = 0) -> How:
+    """Keep keys and values in 16 bits, or one of them.
 
-    def short(x: Any) -> Any:
-        return x.astype(kind).astype(np.float32)
+    Before it they are larger by the relative number `off`, as another order of sums has them.
+    """
+
+    def short(x: Any, what: str) -> Any:
+        moved = x * np.float32(1 + off)
+        return moved.astype(kind).astype(np.float32) if what in kept else x
 
     return broken_here(
-        scores=lambda here, op, q, k, *rest: op(q, short(k), *rest),
-        mix=lambda here, op, probs, v: op(probs, short(v)),
+        scores=lambda here, op, q, k, *rest: op(q, short(k, "keys"), *rest),
+        mix=lambda here, op, probs, v: op(probs, short(v, "values")),
     )
 
 
@@ -115,4 +120,8 @@ ENGINE_FAULTS = (
            cache_rounded(np.float16), COARSE, "precision"),
     placed("cache-f16-logits", "llama", "the same, from logits alone", "rounding", "",
            cache_rounded(np.float16), LOGITS, "precision"),
+    placed("cache-values-f16", "starcoder2", "values alone kept in float16, outputs of layers",
+           "rounding", "", cache_rounded(np.float16, ("values",)), LAYERS, "precision"),
+    placed("cache-ties", "qwen3", "a cache in bfloat16 of keys and values that differ by 4e-6",
+           "rounding", "", cache_rounded(ml_dtypes.bfloat16, off=4e-6), LOGITS, "precision"),
 )  # fmt: skip
