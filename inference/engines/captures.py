@@ -8,6 +8,7 @@ before anything is read, nothing is unpickled, and a name never leaves its folde
 import io
 import math
 import os
+import re
 import struct
 import sys
 from collections import Counter
@@ -62,6 +63,7 @@ _OF_WEIGHTS = (".gguf", ".apr", ".index.json")
 RAW = ("float32", "float16", "float64", "int32", "int64", "bfloat16")  # dtypes of a .bin
 
 
+MOST_PARTS = 1000  # files of one dump, by a file's name
 _READ = 1 << 18  # of a file that is read: the pieces of two ranks fit a core's own cache
 
 
@@ -152,9 +154,35 @@ def open_captures(path: Path) -> Iterator[Captures]:
         if path.is_dir():
             yield _open_folder(path, stack)
         elif _is_npz(path):
-            yield _captures_of_npz(NpzFile(path, stack))
+            yield _with_missing_parts(_captures_of_npz(NpzFile(path, stack)))
         else:
-            yield _open_tensors(path, stack)
+            yield _with_missing_parts(_open_tensors(path, stack))
+
+
+# `dump_part1of2`, `x-00001-of-00002`: a file's number, and how many there are.
+_PART = re.compile(
+    r"(?:(?:part|shard|chunk|piece)[_.-]?|(?<=[_.-])(?=\d{5}\D))(\d{1,5})[_.-]?of[_.-]?(\d{1,5})(?!\d)",
+    re.IGNORECASE,
+)
+
+
+def _with_missing_parts(found: Captures) -> Captures:
+    """Return the Captures of one file with the other parts as `left`, where its name counts them.
+
+    They are the parts that the name of the file speaks of; what they hold is not compared.
+    """
+    name = found.path.name
+    said = _PART.search(name)
+    if said is None or not 0 <= int(said[1]) <= int(said[2]) <= MOST_PARTS:
+        return found
+    beside = set(_sorted_names(found.path.parent)) if found.path.parent.is_dir() else set()
+    start, end = said.span(1)
+    names = {at: f"{name[:start]}{at:0{end - start}}{name[end:]}" for at in range(int(said[2]) + 1)}
+    first = 0 if int(said[1]) == 0 or names[0] in beside else 1
+    others = [names[at] for at in range(first, first + int(said[2])) if at != int(said[1])]
+    why = {True: "is not read: give the folder of all parts", False: "is not there"}
+    left = {each: f"part of the same dump; it {why[each in beside]}" for each in others}
+    return replace(found, left={**found.left, **left})
 
 
 def _is_npz(path: Path) -> bool:
@@ -196,12 +224,14 @@ def is_folder_of_arrays(path: Path) -> bool:
 
 
 def _are_parts_of_one_run(files: Sequence[Path]) -> bool:
-    """Return whether several .npz files can be of one run: at most one of them has token ids."""
+    """Return whether several .npz files can be of one run: those with token ids have the same."""
     if len(files) < 2:
         return False
     try:
         with ExitStack() as stack:
-            return sum(IDS in NpzFile(path, stack).arrays for path in files) <= 1
+            opened = [NpzFile(path, stack) for path in files]
+            ids = [file.read(IDS) for file in opened if IDS in file.arrays]
+            return all(np.array_equal(ids[0], one) for one in ids[1:])
     except AprfmtError:
         return False
 
@@ -405,6 +435,8 @@ def _open_folder(folder: Path, stack: ExitStack) -> Captures:
             names = {stem: stem}
         for name, own in names.items():
             if name == IDS and IDS in held and file in opened:
+                if np.array_equal(held[IDS][0].read(IDS), opened[file].read(IDS)):
+                    continue  # each part of a run may repeat them
                 raise FormatError(
                     f"{folder}: {held[IDS][0].path.name} and {file} each hold the token ids of a "
                     "pass; give the path of one of them, or a folder for each request"
