@@ -224,14 +224,19 @@ def is_folder_of_arrays(path: Path) -> bool:
 
 
 def _are_parts_of_one_run(files: Sequence[Path]) -> bool:
-    """Return whether several .npz files can be of one run: those with token ids have the same."""
+    """Return whether several .npz files can be of one run: at most one of them has token ids.
+
+    Or several have the same ids, and no array is in two files.
+    """
     if len(files) < 2:
         return False
     try:
         with ExitStack() as stack:
             opened = [NpzFile(path, stack) for path in files]
             ids = [file.read(IDS) for file in opened if IDS in file.arrays]
-            return all(np.array_equal(ids[0], one) for one in ids[1:])
+            counts = Counter(name for file in opened for name in file.arrays if name != IDS)
+            same = all(np.array_equal(ids[0], one) for one in ids[1:])
+            return len(ids) <= 1 or (same and max(counts.values(), default=0) <= 1)
     except AprfmtError:
         return False
 
@@ -435,7 +440,8 @@ def _open_folder(folder: Path, stack: ExitStack) -> Captures:
             names = {stem: stem}
         for name, own in names.items():
             if name == IDS and IDS in held and file in opened:
-                if np.array_equal(held[IDS][0].read(IDS), opened[file].read(IDS)):
+                apart = all(count == 1 for each, count in counts.items() if each != IDS)
+                if apart and np.array_equal(held[IDS][0].read(IDS), opened[file].read(IDS)):
                     continue  # each part of a run may repeat them
                 raise FormatError(
                     f"{folder}: {held[IDS][0].path.name} and {file} each hold the token ids of a "

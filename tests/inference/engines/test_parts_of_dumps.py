@@ -50,7 +50,9 @@ def test_parts_that_repeat_the_ids_are_one_run(
     done = command("diagnose", demo_model, tmp_path, "--json")
     assert done.code == 0, done.err
     assert not done.json["not_compared"]
-    # Other ids are another run.
+    # The same arrays again, or other ids, are another run.
+    save(tmp_path / "part2of2.npz", halves[0])
+    assert command("diagnose", demo_model, tmp_path).code == 2
     save(tmp_path / "part2of2.npz", halves[1] | {"input_ids": np.array([IDS[::-1]])})
     assert command("diagnose", demo_model, tmp_path).code == 2
 
