@@ -175,7 +175,7 @@ def _factors_of_parts(values: Values) -> Values:
 def test_damage_and_unrelated_values_are_no_training(
     name: str, change: Callable[[Values], Values], varied: Path, tmp_path: Path
 ) -> None:
-    """Seen red: `derived`, without each condition on how the changes are spread."""
+    """Seen red: `derived` for bits, without the conditions on how the changes are spread."""
     b = edited(tmp_path / "b", varied, lambda each, v: change(v) if name in each else v)
     shown = aprfmt("diff", varied, b, "--json").json
     (found,) = [row["explanation"] for row in shown["tensors"] if row["explanation"]]
