@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file
 
+from aprfmt.inference.engines.modules import points_named
 from tests.cli.run import aprfmt as command
 
 IDS = ("--ids", "5,80,300,7,900,12,44,101")
@@ -44,3 +45,21 @@ def test_arrays_named_as_points_are_compared(
     assert not left & {*arrays} or what == "other values"
     # Of a point in four layers only the one that is meant is named.
     assert all(one["where"] == ["L2.attn_norm"] for one in done.json["causes"])
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "embed_out",
+        "gpt_neox.embed_out",
+        "decoder.output_projection",
+        "output_projection",
+        "vocab_projector",
+        "lm_head.decoder",
+        "language_model.lm_head",
+        "cls.predictions.decoder",
+    ],
+)
+def test_every_name_of_a_head_is_the_logits(name: str) -> None:
+    """Seen red: "captured array embed_out (not a capture point)"."""
+    assert "logits_raw" in {point.name for point in points_named(name)}
