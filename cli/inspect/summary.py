@@ -11,6 +11,7 @@ from aprfmt.model.adapter_description import astray_modules_text
 from aprfmt.model.adapter_parts import peft_config
 from aprfmt.model.zero_pairs import find_zero_pairs
 from aprfmt.remote.paths import is_remote
+from aprfmt.tensors.view import View
 
 if TYPE_CHECKING:
     from aprfmt.cli.inspect.records import InspectBody, InspectSummary, RolesFound
@@ -195,6 +196,27 @@ _SAID = (
 )  # notes that the line says in words
 
 
+def _positive_rates(opened: Model) -> list[str]:
+    """Return that the first stored decay rates (Mamba and its like) are above zero, or [].
+
+    A converter treats all layers alike, so that those of one are read. [] for a remote file.
+    """
+    if is_remote(opened.path) or not any("ssm_a" in name for name in opened):
+        return []
+    from aprfmt.checks.file.recurrent_values import RATES, stores_rates
+
+    try:
+        first = next((view for key, view in opened.roles.items() if key.endswith(RATES)), None)
+        if first is None or not stores_rates(first):
+            return []
+        stored = View(first.stored[0])  # as the file has them: their logarithm would be NaN
+        if not (stored.numpy() > 0).any():
+            return []
+    except AprfmtError:
+        return []  # said where it is read
+    return [f"{first.stored[0].info.name} has decay rates above zero"]
+
+
 def _list_oddities(opened: Model, body: "InspectBody") -> list[str]:
     """Return what to know before the file is used, a few words each: damage, doubts, warnings.
 
@@ -253,6 +275,7 @@ def _list_oddities(opened: Model, body: "InspectBody") -> list[str]:
         ):
             if rows:
                 found.append(f"{len(rows)} {one if len(rows) == 1 else many}")
+    found += _positive_rates(opened) if body.get("roles") else []
     # Files that cannot be read, or that nothing reads, and doubts about the tokenizer.
     from aprfmt.model.ledger import NO_TENSOR, file_loaded_first
 

@@ -21,6 +21,7 @@ from aprfmt.causes.contradicted_flags import has_own_head, held_conflicts
 from aprfmt.causes.tensor.stored_bytes import SIXTEEN
 from aprfmt.checks import bounds
 from aprfmt.checks.context import CheckContext
+from aprfmt.checks.file.recurrent_values import CONSTANT, RATES, check_recurrent
 from aprfmt.checks.file.zero_matrices import find_zero_matrices
 from aprfmt.checks.records import CheckFinding, NotRun, Result
 from aprfmt.codecs import decode
@@ -417,14 +418,20 @@ def check_role_bounds(ctx: CheckContext) -> Result:
     it fails if it is off by more than a factor of FAR, else it is a warning. Matrices are judged
     too, and only fail; of packed ones the first FEW_ROWS rows are decoded. A matrix of whole
     numbers only fails: it holds codes. One without a negative value is a warning. Biases may have
-    any size. Raises NotRun where no such tensor can be read.
+    any size; rates of recurrent layers have a sign. Raises NotRun where no such tensor can be read.
     """
     resolution = ctx.resolution
     findings, seen = [], 0
     far_off: dict[str, float] = {}
     positive: list[str] = []
+    recurrent: dict[str, tuple[View, Stats]] = {}
     for key, logical in resolution.roles.items():
         role = split_key(key)[1]
+        held = _stored_stats(ctx, logical) if role in (RATES, *CONSTANT) else None
+        if held is not None:
+            recurrent[key] = logical, held
+            seen += 1
+            continue
         limits = bounds.tensor_bounds(resolution.spec.name, role, logical.shape)
         if limits is bounds.LINEAR:
             size = _matrix_size(ctx, logical)
@@ -454,6 +461,7 @@ def check_role_bounds(ctx: CheckContext) -> Result:
             )
     if not seen:
         raise NotRun("no embedding, norm or matrix can be read as numbers")
+    findings += check_recurrent(recurrent)
     if far_off:
         findings.append(_far_matrices(resolution, far_off))
     least = {key: _least_whole_number(ctx, view) for key, view in resolution.roles.items()}
