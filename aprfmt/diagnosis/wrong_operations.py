@@ -21,6 +21,7 @@ from aprfmt.diagnosis.accumulated_rounding import (
     with_16_bit_points,
     with_recorded_arithmetic,
 )
+from aprfmt.diagnosis.faint_epsilon import with_narrow_norms
 from aprfmt.diagnosis.pass_boundaries import later_pass_clause
 from aprfmt.diagnosis.run_arithmetic import TraceInArithmetic, arithmetic_of_products
 from aprfmt.diagnosis.search import Search, SearchBudget, SearchStep, bound_with, is_wide
@@ -184,7 +185,7 @@ def _read_in_its_arithmetic(
         recorded = recorded.with_trace(TraceInArithmetic(recorded.trace, coarser))
         found = run_shadow_pass(patched, recorded)
     grown = with_recorded_arithmetic(patched, recorded, found)
-    grown = with_16_bit_points(grown, found)
+    grown = with_narrow_norms(patched, with_16_bit_points(grown, found), found)
     return (recorded, found) if grown is recorded else (grown, run_shadow_pass(patched, grown))
 
 

@@ -1,5 +1,6 @@
 """Hypotheses about a norm: its epsilon, the 1 added to its weight, the weight itself."""
 
+import math
 from collections.abc import Callable, Collection, Iterator, Mapping
 from functools import partial
 from typing import Any
@@ -39,6 +40,8 @@ CAUSE_ROWS = (
 )  # fmt: skip
 
 EPS = tuple(10.0**-k for k in range(1, 13))
+STEPS = 3  # towards an epsilon that is seen behind other operations
+NEARER = 0.5  # what is left after them of the difference, at most
 
 
 def eps_change(
@@ -76,6 +79,9 @@ def find_eps(case: Mismatch) -> Iterator[Change]:
     theirs = case.recorded_result(call)
     if theirs is None:
         yield from case.best_number(lambda e: _eps_change_here(case, e), EPS)
+        solved = _solve_eps(case, float(call.kwargs["eps"]))
+        if solved is not None:
+            yield from case.rounded_change(lambda e: _eps_change_here(case, e), solved)
         return
     # Reduce a layer norm to the form of an RMS norm.
     x, ours = case.array(call.args[0]), case.array(call.result)
@@ -103,6 +109,30 @@ def find_eps(case: Mismatch) -> Iterator[Change]:
         yield change
         [found] = change.values.values()
         yield _eps_change_here(case, float(found), point_before_norm(case.patched, call.location))
+
+
+def _solve_eps(case: Mismatch, eps: float) -> float | None:
+    """Return the epsilon nearest to the trace, by steps from `eps`, where norms lie further back.
+
+    Each step follows what the last one moved at the point. None where no step comes nearer.
+    """
+    last, at = case.view, eps
+    number = eps * 2 if eps else EPS[5]
+    for _ in range(STEPS):
+        tried = case.attempt(_eps_change_here(case, number))
+        if tried is None or tried.residual is None:
+            return None
+        mine, before, theirs = (
+            np.float64(np.take(x, case.rows, case.view.axis))
+            for x in (tried.mine, last.mine, case.view.theirs)
+        )
+        slope = (mine - before) / (number - at)
+        square = float(np.sum(slope * slope))
+        step = float(np.sum((theirs - mine) * slope)) / square if square else 0.0
+        if not math.isfinite(step) or not 0 < number + step or not step:
+            return None
+        last, at, number = tried, number, number + step
+    return number if (last.residual or 0.0) < NEARER * (case.view.residual or 0.0) else None
 
 
 def eps_outside_change() -> Change:
