@@ -699,18 +699,38 @@ class _LedgerBuilder:
     def _meaning(self, key: str, value: Value) -> Value:
         """Return what loaders make of a key's value; None if the value is compared as it is.
 
-        It is the names of architectures for names of classes, and for a dtype True if it is that of
-        the weights. A dtype in an embedded config.json is not used in loading: it is True as well.
+        For names of classes it is the block that they compute, if the file's own tensors are all
+        theirs, else the names of architectures. For a dtype it is True if it is that of the
+        weights. A dtype in an embedded config.json is not used in loading: it is True as well.
         """
         if key in _NAMES_OF_CLASSES:
-            names = value if isinstance(value, list) else [value]
-            found = [_architecture_called(each) for each in names]
+            found = [_architecture_called(each) for each in _as_list(value)]
+            if self._fits_its_class and set(found) == {self.spec.name if self.spec else ""}:
+                # Loaders of this class find every tensor, so that only what it computes counts.
+                return ["a class that computes", repr(self.spec.block) if self.spec else ""]
             return None if None in found else found
         if key in _DTYPE_KEYS:
             from aprfmt.model.stated_dtype import is_of_weights
 
             return self.model.folder is None or is_of_weights(self.model, value) or None
         return None
+
+    @cached_property
+    def _fits_its_class(self) -> bool:
+        """Whether the tensors are exactly those of the one architecture that the file states.
+
+        False if its keys state several.
+        """
+        if self.spec is None:
+            return False
+        config, called = self.model.config or {}, set()
+        for key in _NAMES_OF_CLASSES:
+            value = config.get(key) or []
+            called |= {_architecture_called(one) for one in _as_list(value)}
+        resolution = self.model.resolution
+        return called <= {self.spec.name} and (
+            resolution.coverage.is_whole and not resolution.unbound
+        )
 
     def _tower_key_reading(self, path: str) -> tuple[Reading, str] | None:
         """Return (reading, what for) of a key in a tower's section of config.json.
@@ -1105,6 +1125,11 @@ def _key_reading(
             return row.reading, row.source
         return "without effect", "" if spec is None else f"the tables of {spec.name}"
     return None
+
+
+def _as_list(value: Value) -> list[Value]:
+    """Return a list as it is, and any other value as the one item of a list."""
+    return value if isinstance(value, list) else [value]
 
 
 def _architecture_called(name: Value) -> str | None:

@@ -21,6 +21,7 @@ from aprfmt.model.ledger import TEMPLATES, Ledger, list_not_compared, make_ledge
 from aprfmt.tokenizer.keys import TEMPLATE_FOLDER
 from tests.cli.run import aprfmt as command
 from tests.diagnosis.test_remedies import written
+from tests.models import save_tiny
 
 CONFIG, TOKENS, GENERATION = "config.json", "tokenizer_config.json", "generation_config.json"
 GONE = object()
@@ -116,6 +117,26 @@ def test_an_id_that_models_read_counts_where_both_state_it(
     for name in ("diff", "diagnose"):
         done = command(name, a, b, "--json")
         assert done.code == 1 and key in json.dumps(done.json["not_compared"])
+
+
+# Architecture -> classes under which all of its tensors are loaded, and compute the same.
+SAME_BLOCKS = {"llama": ("mistral", "Mistral"), "mistral": ("llama", "Llama")}
+
+
+@pytest.mark.parametrize("arch", SAME_BLOCKS)
+def test_a_class_that_computes_the_same_from_the_same_names_is_no_difference(
+    arch: str, tmp_path: Path
+) -> None:
+    """Seen red: "not exercised", with a `set` that named a class whose tensors are not there."""
+    good = tmp_path / "good"
+    save_tiny(arch, good, **({"sliding_window": None} if arch == "mistral" else {}))
+    kind, prefix = SAME_BLOCKS[arch]
+    b = changed(good, tmp_path / "b", CONFIG, "model_type", kind)
+    half = changed(b, tmp_path / "half", CONFIG, "sliding_window", None)
+    whole = changed(half, tmp_path / "whole", CONFIG, "architectures", [f"{prefix}ForCausalLM"])
+    for pair in ((good, whole), (whole, good)):
+        assert command("diagnose", *pair).code == 0
+    assert command("diagnose", good, half).code == 1  # its two keys name two classes
 
 
 @pytest.mark.parametrize("change", INNOCENT, ids=": ".join)
