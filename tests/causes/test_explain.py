@@ -115,7 +115,8 @@ def test_the_table_names_known_causes_and_every_one_is_seeded() -> None:
         "fused_order",
         "stored_shape",
         "mlx_layout",
-    }  # test_joined_heads has the last
+        "resized_positions",
+    }  # test_joined_heads has mlx_layout, test_resized_grids the last
     (packed,) = [row for row in table.TABLE if load_function(row.find) is explain_packed_faults]
     others |= set(packed.causes)
     assert told - {fault.cause for fault in FAULTS} == others

@@ -35,6 +35,7 @@ from aprfmt.causes.tensor import (
     recoded_parts,
     recoded_scales,
     recurrent_layers,
+    resized_grids,
     scale_fields,
     stored_shapes,
     table,
@@ -241,6 +242,7 @@ def test_every_row_of_the_table_is_taken_out_once() -> None:
     tried.add(arithmetic.explain_sum_rounding)  # by tests/compare/test_rounding.py
     tried.add(lost_bits.explain_lost_bits)  # by tests/compare/test_block_types.py
     tried.add(lost_bits.explain_turned_bits)  # by tests/causes/tensor/test_turned_bits.py
+    tried.add(resized_grids.explain_resized_table)  # by tests/causes/tensor/test_resized_grids.py
     # By tests/causes/tensor/test_unconverted_rates.py.
     tried.add(recurrent_layers.explain_unconverted_rates)
     tried.add(recurrent_layers.explain_initial_rates)  # by tests/diagnosis/test_faults.py

@@ -123,6 +123,7 @@ def test_tensors_that_one_side_lacks_are_evidence_and_the_reason(
     label: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(tensors, "_is_role_of_pass", lambda a, b, key: True)
+    monkeypatch.setattr(tensors, "roles_without_place", lambda a, b: frozenset())
     rows: Any = [SimpleNamespace(key=f"L{i}.ffn_up.weight", verdict=label) for i in range(3)]
     evidence: list[Any] = []
     found: Any = SimpleNamespace(
@@ -840,6 +841,7 @@ def test_a_bias_that_went_with_its_weight_is_no_loss_of_its_own(
     lost: tuple[str, ...], named: list[str], label: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(tensors, "_is_role_of_pass", lambda a, b, key: True)
+    monkeypatch.setattr(tensors, "roles_without_place", lambda a, b: frozenset())
     levels = Levels()
     model: Any = SimpleNamespace(unread=None, find=lambda key: None, roles={})
     rows: Any = [SimpleNamespace(verdict=label, key=key) for key in lost]

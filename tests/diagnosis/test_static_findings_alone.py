@@ -26,6 +26,7 @@ def missing(only: Mapping[str, str], *, lacks: bool = False, places: str = "x") 
     found = Levels()
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(tensors, "_is_role_of_pass", lambda a, b, key: not key.startswith("no"))
+        patch.setattr(tensors, "roles_without_place", lambda a, b: frozenset())
         patch.setattr(tensors, "_tensors_large_enough", lambda a, b, rows, side, keys: list(places))
         tensors._add_missing_tensors(model, model, rows, found)
     return found

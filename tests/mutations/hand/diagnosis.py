@@ -126,8 +126,8 @@ ROWS: tuple[Row, ...] = (
     ),
     Row(
         "examine-holds-further", "aprfmt/diagnosis/wrong_operations.py",
-        "if reach > here and (best is None or (reach, -left) > (best.reach, -best.left)):",
-        "if reach >= here and (best is None or (reach, -left) > (best.reach, -best.left)):",
+        "if reach <= here or _spoils_layer(case, found, layers):",
+        "if reach < here or _spoils_layer(case, found, layers):",
         "a change that explains nothing is a confirmed cause",
     ),
     Row(
