@@ -77,6 +77,7 @@ if TYPE_CHECKING:
     from aprfmt.causes.tensor.adapter_deltas import DeltaComparison
     from aprfmt.measure.findings import Finding
     from aprfmt.measure.requantization import RequantizationOracle
+    from aprfmt.tensors.view import View
 
 __all__ = ["DiffReport", "DifferenceImage", "FieldDiff", "TensorDiff", "diff", "diff_models"]
 
@@ -402,7 +403,7 @@ def diff_models(
         ledgers,
         _section_counts(a, b, alignment, only, tokens),
         {
-            pair.key: tuple(side.names)
+            pair.key: _stored_names(pair, side)
             for pair, row in zip(pairs, results, strict=True)
             if row.explanation is not None and (side := pair.b or pair.a) is not None
         },
@@ -728,6 +729,18 @@ def _stated_length(model: Model, default: bool) -> HyperParam | None:
         return HyperParam(model.metadata[key], "metadata", key)
     found = model.hyper.of(CONTEXT_LENGTH) if CONTEXT_LENGTH in model.hyper else None
     return found if found is not None and (found.key or default) else None
+
+
+def _stored_names(pair: TensorPair, side: "View") -> tuple[str, ...]:
+    """Return the file's names of a tensor; of a stack that both have, of the parts that differ.
+
+    `side` is the pair's tensor of B, or A's if B lacks it.
+    """
+    if len(side.names) < 2 or pair.a is None or pair.b is None:
+        return side.names
+    from aprfmt.measure.differing_units import differing_names  # most files have no such stack
+
+    return differing_names(pair.b, pair.a)
 
 
 def _section_counts(

@@ -13,9 +13,9 @@ import numpy as np
 from aprfmt.compare.diffs import DiffReport
 from aprfmt.diagnosis.paired_pass import Probe
 from aprfmt.diagnosis.static_findings import POSITIONS, DifferingRows
-from aprfmt.errors import AprfmtError
 from aprfmt.inference.probe_ids import LONGEST, TILE, choose_ids, critical_lengths
 from aprfmt.inference.rope import depends_on_length
+from aprfmt.measure.differing_units import SLICE, differing_units
 from aprfmt.measure.records import EQUAL
 from aprfmt.measure.row_reader import RowReader
 from aprfmt.model import Model
@@ -26,7 +26,6 @@ MOST_ADDED = 12  # special and added tokens that are put at the end
 LENGTHS = (1, 2, TILE - 1, TILE, TILE + 1)
 MOST_LOGITS = 16 << 20  # bytes of logits of a pass; above, only the rows of LENGTHS and some more
 FAR, TINY = 8.0, 1e-12  # times the median distance of a table's rows
-SLICE = 1 << 24  # bytes compared together
 TABLES = ("token_embd.weight", POSITIONS)
 
 
@@ -46,39 +45,9 @@ def differing_rows(a: Model, b: Model, report: DiffReport | None) -> DifferingRo
             if row.key in TABLES and row.verdict == "DIFFERENT":
                 found.rows[row.key] = _distant_rows(sides)
         elif row.key in TABLES:
-            found.rows[row.key] = _differing_units(sides, sides[0].shape[0])
+            found.rows[row.key] = differing_units(sides, sides[0].shape[0])
         elif "_exps." in row.key and row.shape_a:
-            found.experts[row.key] = _differing_units(sides, sides[0].shape[0])
-    return found
-
-
-def _differing_units(sides: Sequence[Any], count: int) -> list[int]:
-    """Return the numbers of the rows or experts whose stored bytes differ between two tensors.
-
-    `count` is their number in the tensor. [] if the tensor has no plain bytes, or cannot be split
-    into `count` equal parts.
-    """
-    readers = [RowReader(side) for side in sides]
-    try:
-        sizes = {reader.row_bytes for reader in readers}
-    except AprfmtError:
-        return []
-    if len(sizes) != 1 or None in sizes or not count or readers[0].rows % count:
-        return []
-    rows = readers[0].rows // count
-    size = rows * (readers[0].row_bytes or 1)
-    step = max(1, SLICE // max(size, 1))
-    found: list[int] = []
-    for start in range(0, count, step):
-        stop = min(count, start + step)
-        raw = [
-            np.frombuffer(bytes(reader.bytes.window(start * size, stop * size)), np.uint8)
-            for reader in readers
-        ]
-        apart = (raw[0] != raw[1]).reshape(stop - start, -1).any(-1)
-        found += (np.flatnonzero(apart) + start).tolist()
-    for reader in readers:
-        reader.drop()
+            found.experts[row.key] = differing_units(sides, sides[0].shape[0])
     return found
 
 

@@ -21,6 +21,7 @@ from aprfmt.diagnosis.records import Diagnosis, Evidence
 from aprfmt.diagnosis.tensors import coarser_copies, explained_findings
 from aprfmt.diagnosis.tokenizer_findings import list_token_findings
 from aprfmt.errors import AprfmtError
+from aprfmt.measure.differing_units import differing_names
 from aprfmt.measure.findings import Finding
 from aprfmt.measure.records import EQUAL
 from aprfmt.model import Model, missing_shards
@@ -279,23 +280,29 @@ def stored_names_of_places(
 ) -> Mapping[str, tuple[str, ...]]:
     """Return {place of a finding: stored names} for places that a file has a name for.
 
-    They are B's names, and A's of what B lacks; for a finding that A is wrong the reverse.
+    They are B's names, and A's of what B lacks; for a finding that A is wrong the reverse. Of a
+    tensor that a file stores in parts, one for each expert, only the parts that differ are named.
     """
     found: dict[str, tuple[str, ...]] = {}
     for finding in findings:
         sides = [side for side in ((a, b) if finding.side == "A" else (b, a)) if side is not None]
         for place in (*finding.where, *finding.keys):
-            names = next(filter(None, (_stored_names_of(side, place) for side in sides)), ())
+            named = (_stored_names_of(place, *sides[at:]) for at in range(len(sides)))
+            names = next(filter(None, named), ())
             if names and place not in found:
                 found[place] = tuple(names)
     return found
 
 
-def _stored_names_of(model: Model, place: str) -> Sequence[str]:
-    """Return a model's stored names of a role, or the key of a hyperparameter; () for none."""
+def _stored_names_of(place: str, model: Model, other: Model | None = None) -> Sequence[str]:
+    """Return a model's stored names of a role, or the key of a hyperparameter; () for none.
+
+    Of a role that is stored in parts they are those that differ from the model `other`.
+    """
     try:
         if place in model.roles:
-            return tuple(model.roles[place].names)
+            view, pair = model.roles[place], None if other is None else other.find(place)
+            return view.names if pair is None else differing_names(view, pair)
         if place in model.hyper:
             key = model.hyper.of(place).key
             return (key,) if key else ()

@@ -30,6 +30,7 @@ from aprfmt.diagnosis import (
 )
 from aprfmt.errors import CodecError
 from aprfmt.inference.trace import Trace
+from aprfmt.measure import differing_units as units
 from aprfmt.measure.findings import Finding
 from aprfmt.model.completeness import ANY
 from aprfmt.model.ledger import LATE
@@ -60,25 +61,25 @@ def test_rows_and_experts_that_differ_are_numbered(
     size: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """In slices of whole rows, whatever their size; an expert is several rows."""
-    monkeypatch.setattr(probes, "RowReader", lambda side: side)
-    monkeypatch.setattr(probes, "SLICE", size)
+    monkeypatch.setattr(units, "RowReader", lambda side: side)
+    monkeypatch.setattr(units, "SLICE", size)
     values = np.arange(24)
     for wrong in ([], [0], [5], [23], [0, 1, 11, 22]):
         other = values.copy()
         other[wrong] += 1
         a, b = Table(values), Table(other)
-        assert probes._differing_units([a, b], 12) == sorted({at // 2 for at in wrong})
-        assert probes._differing_units([a, b], 4) == sorted({at // 6 for at in wrong})
+        assert units.differing_units([a, b], 12) == sorted({at // 2 for at in wrong})
+        assert units.differing_units([a, b], 4) == sorted({at // 6 for at in wrong})
         assert a.dropped == b.dropped == 2
-    assert probes._differing_units([Table(values), Table(values)], 5) == []
-    assert probes._differing_units([Table(values), Table(values, 4)], 12) == []
-    assert probes._differing_units([Table(values), Table(values + 1)], 0) == []
+    assert units.differing_units([Table(values), Table(values)], 5) == []
+    assert units.differing_units([Table(values), Table(values, 4)], 12) == []
+    assert units.differing_units([Table(values), Table(values + 1)], 0) == []
 
 
 def test_each_differing_table_of_both_models_is_looked_at(monkeypatch: pytest.MonkeyPatch) -> None:
     table, experts = "token_embd.weight", "L0.ffn_up_exps.weight"
     assert table in probes.TABLES
-    monkeypatch.setattr(probes, "_differing_units", lambda sides, count: [count, *sides[1].own])
+    monkeypatch.setattr(probes, "differing_units", lambda sides, count: [count, *sides[1].own])
     monkeypatch.setattr(probes, "_distant_rows", lambda sides: [-1])
 
     def rows(*listed: Any, lost: str = "") -> Any:
