@@ -36,7 +36,8 @@ WORSE = 6.0  # times the squared error of the median block: 5 of heavy tails
 APART = 2.0  # times the squared error of the next run
 FEW = 64  # runs beyond which a copy is another one
 BIAS = 0.15  # the one factor between both sides is no further above 1 than this
-# ... and no further below what errors that have nothing to do with the values make of it.
+# ... and no further below what errors that have nothing to do with the values make of it, which
+# make the copy larger than its source.
 BELOW = 0.05
 _NONE = np.zeros(0)
 
@@ -61,7 +62,7 @@ def explain_coarse_rounding(case: DifferingPair) -> Iterator[Finding]:
         found = _block_errors(case, source is case.b, row.block_size)
         if found is None:
             continue
-        errors, like, factor, worse = found
+        errors, like, factor, away, worse = found
         middle = float(np.median(errors))
         worse += (np.flatnonzero(errors > DAMAGED * middle) * row.block_size).tolist()
         if 0 < len(worse) <= FEW and 2 * len(worse) < len(errors):
@@ -72,7 +73,7 @@ def explain_coarse_rounding(case: DifferingPair) -> Iterator[Finding]:
             yield make_finding("bit_rot", (case.key,), (says, many), before, None, None)
             return
         # Errors must be alike in all blocks, without a common factor.
-        least = 1 / (1 + case.before.relative**2) - BELOW
+        least = 1 / (1 + away) - BELOW
         if errors.max() > SPREAD * middle or like.min() < LIKE:
             continue
         if not least <= factor <= 1 + BIAS:
@@ -93,16 +94,17 @@ def explain_coarse_rounding(case: DifferingPair) -> Iterator[Finding]:
 
 def _block_errors(
     case: DifferingPair, swapped: bool, size: int
-) -> "tuple[Array, Array, float, list[int]] | None":
-    """Return (relative error of each block, its correlation, a factor, runs far off), or None.
+) -> "tuple[Array, Array, float, float, list[int]] | None":
+    """Return (relative error of each block, its correlation, factor, error, runs far off), or None.
 
-    The least-squares factor is that of all values. Runs far off (`_far_runs`) are the numbers of
+    The least-squares factor is that of all values, and so is the sum of squared errors, as a share
+    of the source's sum of squares. Runs far off (`_far_runs`) are the numbers of
     their first values. `size` is a block's number of values. `swapped`: B is the source. None where
     a block is zero on a side, or a value is not finite.
     """
     runs_off: list[tuple[float, int]] = []
     start = 0
-    errors, like, xy, yy = [_NONE], [_NONE], 0.0, 0.0
+    errors, like, xx, xy, yy, ee = [_NONE], [_NONE], 0.0, 0.0, 0.0, 0.0
     for rows in case.windows(None):
         a, b = (to_float64(side.take(rows)).reshape(-1, size) for side in (case.a, case.b))
         x, y = (b, a) if swapped else (a, b)
@@ -112,6 +114,7 @@ def _block_errors(
         if not own.all() or not other.all():
             return None
         errors.append(np.sqrt(((x - y) ** 2).sum(1) / own))
+        xx, ee = xx + float(own.sum()), ee + float(((x - y) ** 2).sum())
         like.append(both / np.sqrt(own * other))
         xy, yy = xy + float(both.sum()), yy + float(other.sum())
         runs, off = (((part) ** 2).reshape(len(x), -1, RUN).sum(-1) for part in (x, x - y))
@@ -122,7 +125,8 @@ def _block_errors(
         runs_off = sorted(runs_off, reverse=True)[: FEW + 1]
         start += x.size
     every = np.concatenate(errors)
-    return every, np.concatenate(like), xy / yy, _far_runs(runs_off, float(np.median(every)) ** 2)
+    far = _far_runs(runs_off, float(np.median(every)) ** 2)
+    return every, np.concatenate(like), xy / yy, ee / xx, far
 
 
 def _far_runs(shares: list[tuple[float, int]], usual: float) -> list[int]:

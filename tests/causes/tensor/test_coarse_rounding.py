@@ -1,6 +1,7 @@
 """Copies in types of one to three bits, made by ggml's own encoders, and one bad run in each.
 
-Seen red: IQ1_S had no cause, nor heavy tails in IQ3_XXS; a run of wrong codes was a quantisation.
+Seen red: IQ1_S had no cause, nor heavy tails in IQ3_XXS; a run of wrong codes was a quantisation;
+copies that are larger than their source (IQ1_M, heavy tails in IQ2) had no cause.
 """
 
 from pathlib import Path
@@ -14,7 +15,11 @@ from aprfmt.compare import diff
 
 gguf = pytest.importorskip("gguf")
 libgguf = pytest.importorskip("libgguf")
-CASES = (("IQ1_S", "normal"), ("IQ2_XXS", "normal"), ("IQ3_S", "normal"), ("IQ3_XXS", "heavy"))
+CASES = (
+    ("IQ1_S", "normal"), ("IQ1_M", "normal"), ("IQ2_XXS", "normal"), ("IQ3_S", "normal"),
+    ("IQ1_M", "heavy"), ("IQ2_XXS", "heavy"), ("IQ2_XS", "heavy"),
+    ("IQ3_XXS", "heavy"),
+)  # fmt: skip
 ROWS, COLUMNS = 64, 512
 NAME = "blk.0.ffn_up.weight"
 
