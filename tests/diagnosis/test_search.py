@@ -14,6 +14,7 @@ from aprfmt.causes.forward.usual_blocks import UsualMistake
 from aprfmt.diagnosis import diagnose
 from aprfmt.diagnosis import search as searching
 from aprfmt.diagnosis.attention_rows import solve_masks
+from aprfmt.diagnosis.search import SearchStep, bound_with
 from aprfmt.diagnosis.wrong_operations import examine
 from aprfmt.inference.engines.opening import open_trace
 from aprfmt.inference.replay.patched_model import PatchedModel
@@ -214,3 +215,19 @@ def test_one_pass_is_blamed_where_no_number_fits() -> None:
     found = diagnose(str(folder), str(made))
     assert [row.cause for row in found.findings if row.confirmed] == ["mask"], found.sentence
     assert "from token 18 on" in found.sentence
+
+
+def test_values_between_two_neighbours_leave_room_where_all_changes_round() -> None:
+    """Seen red: a cache in bfloat16 whose logits are two tolerances off called a bug."""
+    rounds, other = (
+        SearchStep(Change(cause, cause, ()), None) for cause in ("rounding", "norm_eps")
+    )
+
+    def bound(steps: tuple[SearchStep, ...], residual: float | None) -> float:
+        view: Any = SimpleNamespace(residual=residual, tolerance=2e-5)
+        return bound_with(view, steps)
+
+    assert bound((rounds,), 5e-3) == pytest.approx(1e-4)
+    assert bound((rounds, rounds), 1e-4) == pytest.approx(6e-5)
+    for steps, residual in (((other,), 5e-3), ((rounds, other), 5e-3), ((rounds,), None)):
+        assert bound(steps, residual) == 2e-5
