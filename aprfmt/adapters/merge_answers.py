@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from aprfmt.adapters.fused_merges import FusedPart, find_fused_order
 from aprfmt.adapters.merge_faults import (
     ANOTHER,
     EITHER,
@@ -25,6 +26,7 @@ from aprfmt.adapters.merge_faults import (
     MORE,
     NOTHING,
     ONCE,
+    OTHER_ROWS,
     OTHERWISE,
     Factor,
     Judged,
@@ -78,11 +80,12 @@ class ChangedWeight:
     `times` is the projection of B - A on the change; `rest` the norm of what that leaves, relative
     to the change; `found` is "once", "twice", "N times", "subtracted", "not at all", "once or not
     at all" where B's type holds none of the change, "nothing to merge" where the pair is zero,
-    "scaled otherwise", "with exchanged factors", "transposed", "another weight's change", "in some
-    experts", "once and another change", "otherwise", or the order in which the ranks of stacked
-    experts were read, where that one gives B. `says` is the mistake in words, or the state of the
-    base that was merged. `lost` is the fraction of the change that B's type took away, `source` the
-    weight whose change is in B in place of this one's, "" for none.
+    "scaled otherwise", "with exchanged factors", "transposed", "another weight's change", "in
+    other rows" of a fused weight, "in some experts", "once and another change", "otherwise", or the
+    order in which the ranks of stacked experts were read, where that one gives B. `says` is the
+    mistake in words, or the state of the base that was merged. `lost` is the fraction of the change
+    that B's type took away, `source` the weight whose change is in B in place of this one's, ""
+    for none.
     """
 
     key: str
@@ -207,12 +210,15 @@ def answer_merge(a: Model, b: Model, adapter: Path) -> "tuple[AdapterAnswer, Dif
         # Stacked experts may have been merged with their ranks in another order.
         if any(pair.parameters for pair in found.pairs.values()):
             weights = _try_rank_orders(a, b, adapter, weights)
+        weights, moved = _try_fused_orders(model, b, changed, weights)
         own = _tensors_of_adapter(model, found)
         wrong = tuple(key for key in others if key in own)
         about = tuple(_replaced_tensor_text(key, a, b) for key in wrong)
-        others, says = _unexplained_others(
-            model, b, [key for key in others if key not in own], changed
-        )
+        strange = [key for key in others if key not in own]
+        left_over = [key for key in strange if key not in moved]
+        others, says = _unexplained_others(model, b, left_over, changed)
+        others = [key for key in strange if key in moved or key in others]
+        says = (*_spread_rows_text([key for key in strange if key in moved]), *says)
         says = (*_layer_offset_text(weights, int(b.hyper["n_layers"])), *about, *says)
         # Sentences about contradictory alphas and renamed modules come first.
         zeros = find_zero_pairs(opened).text
@@ -360,6 +366,71 @@ def _try_other_layers(
     return found
 
 
+def _try_fused_orders(
+    model: Model, b: Model, changed: Set[str], weights: "list[ChangedWeight]"
+) -> "tuple[list[ChangedWeight], set[str]]":
+    """Return (the weights, keys of other tensors) after joining what writers fuse.
+
+    The changes of q, k and v, or of gate and up, may have been added to a fused tensor whose rows
+    stand in another order. Only layers with a weight that no answer fits are tried; once two of a
+    family have no such order, its other layers are left. The keys are of parts that the adapter
+    does not change, and that hold rows of the other parts' changes. `model` is the merge, `changed`
+    are the stored names of the tensors that it changes.
+    """
+    open_keys = {one.key for one in weights if one.found in (OTHERWISE, MORE)}
+    if not open_keys:
+        return weights, set()
+    from aprfmt.causes.tensor.fused_rows import FAMILIES
+
+    found: dict[str, str] = {}
+    layers = sorted({layer for key in open_keys if (layer := split_key(key)[0]) is not None})
+    for family in FAMILIES:
+        failed = 0
+        for layer in layers:
+            named = {f"L{layer}.{part}": name for part, name in family.keys_with_suffix("weight")}
+            if open_keys.isdisjoint(named) or failed > 1:
+                continue
+            says = _fused_order_words(model, b, changed, named, layer if family.heads else None)
+            failed += not says
+            found.update(dict.fromkeys(named, says) if says else {})
+    judged = [
+        replace(one, found=OTHER_ROWS, says=found[one.key], source="")
+        if one.key in found and one.found not in (ONCE, EITHER, NOTHING)
+        else one
+        for one in weights
+    ]
+    return judged, set(found) - {one.key for one in weights}
+
+
+def _fused_order_words(
+    model: Model, b: Model, changed: Set[str], named: "dict[str, str]", grouped: int | None
+) -> str:
+    """Return in words how the changes of the parts of a fused weight were laid out; "" for none.
+
+    `named` is {key: short name} of the parts, `grouped` the layer whose KV heads group them, None
+    for parts without heads. "" too where a side lacks a part, or has another shape of it.
+    """
+    parts = []
+    for key, name in named.items():
+        mine, theirs = model.find(key), b.find(key)
+        if mine is None or theirs is None or mine.shape != theirs.shape:
+            return ""
+        parts.append(FusedPart(name, _merge_values(mine, theirs, False)))
+    kv_heads = model.hyper.get("n_kv_heads") if grouped is not None else 0
+    if isinstance(kv_heads, tuple | list):
+        kv_heads = kv_heads[grouped or 0] if (grouped or 0) < len(kv_heads) else 0
+    return find_fused_order(parts, kv_heads if isinstance(kv_heads, int) else 0)
+
+
+def _spread_rows_text(keys: Sequence[str]) -> tuple[str, ...]:
+    """Return (sentence,) on parts that hold rows of other parts' changes; () for no `keys`."""
+    if not keys:
+        return ()
+    said = ", ".join(keys[:_SHOWN])
+    said += f" and {len(keys) - _SHOWN} more" * (len(keys) > _SHOWN)
+    return (f"{said}: the adapter does not change it, and its rows hold those of other changes",)
+
+
 def _layers_moved(weight: ChangedWeight) -> int:
     """Return how many layers above its own a weight's change was added; negative for below.
 
@@ -461,6 +532,7 @@ def _merge_values(merged: View, b: View, close: bool) -> Merge:
     """
     plain, full = (merged_values(merged, times) for times in (0, 1))
     kinds = {one.base_encoding for one in merged.stored if isinstance(one, MergedTensor)}
+    kinds = kinds or {merged.encoding}  # of a weight that the adapter does not change
     base = kinds.pop() if len(kinds) == 1 else "+".join(sorted(kinds))
     noise = max(storage_noise(one) for one in (b.encoding, base))
     theirs = b.numpy().astype(np.float64)

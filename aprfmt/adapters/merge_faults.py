@@ -30,10 +30,12 @@ NOTHING = "nothing to merge"  # the pair of a weight is zero, whatever the base
 SCALED = "scaled otherwise"
 EXCHANGED = "with exchanged factors"
 ANOTHER = "another weight's change"
+OTHER_ROWS = "in other rows"  # of a fused weight, among whose parts its change was spread
 OTHERWISE, MORE = "otherwise", "once and another change"
 TIMES = {2: "twice", 3: "3 times", -1: "subtracted"}
 HIDDEN = 0.25  # of what a packed type may round off: a smaller change may be lost in it
 NEAR, LITTLE = 0.05, 0.25  # of the projection to a whole number, and of what it leaves
+CLEAR = 0.5  # of a change's norm: a remainder below it leaves no doubt that the change is there
 MANY = 3  # times that another weight's change is added, at most
 SAMPLE = 1 << 16  # values on which sums of changes are fitted
 ELSE = "no change of the adapter gives the rest: another base than A, or B was changed in addition"
@@ -418,6 +420,22 @@ def judge_misplaced(merge: Merge, found: Judged, others: Iterable[OtherChange]) 
         if again is not None:
             return again
     return found
+
+
+def added_change(merge: Merge, change: "F64") -> tuple[bool, bool]:
+    """Return (whether the base with `change` gives B's values, whether the base alone does).
+
+    `change` (float64, of the weight's shape) takes the place of the adapter's own. Of a packed type
+    that cannot be encoded again, the norm of what remains has to be within what its steps leave,
+    and clearly below that of `change`.
+    """
+    again = replace(merge, change=change)
+    found = _reproduced_sums(again)
+    size = float(np.linalg.norm(change))
+    if any(found) or merge.encoding in FRACTIONS or not size:
+        return found
+    left = float(np.linalg.norm(merge.theirs - merge.plain - change))
+    return left < min(_allowed_rest(again), CLEAR) * size, False
 
 
 def _allowed_rest(merge: Merge) -> float:

@@ -49,11 +49,23 @@ def worded_orders(
     names = " ".join(name for name, _ in parts)
     whole = f"all {', then all '.join(name for name, _ in parts)}"
     stacked = outer > 1
-    orders = _stacked_orders(parts, kv_heads, outer) if stacked else fused_orders(parts, kv_heads)
     head = f"[{names}] of each expert" if stacked else f"[{names}]"
-    for text, order in orders:
+    for text, order in layout_orders(parts, kv_heads, outer):
         yield f"{head}: {whole} in A became {text} in B", order
         yield f"{head}: {text} in A became {whole} in B", invert_permutation(order)
+
+
+def layout_orders(
+    parts: Sequence[tuple[str, int]], kv_heads: int, outer: int = 1
+) -> "Iterator[tuple[str, Array]]":
+    """Yield (words, order) of every known layout, inside each of `outer` stacked tensors.
+
+    An order has, at each place, the row's number in the layout of one part after the other.
+    `parts` are (name, rows in all stacks). `kv_heads` groups q, k and v, 0 for other parts.
+    """
+    if outer > 1:
+        return _stacked_orders(parts, kv_heads, outer)
+    return fused_orders(parts, kv_heads)
 
 
 def fused_orders(parts: Sequence[tuple[str, int]], kv_heads: int) -> "Iterator[tuple[str, Array]]":
