@@ -170,6 +170,25 @@ class EndCounts:
 
 
 @dataclass(frozen=True)
+class SharedPrompt:
+    """First tokens that rows with unlike padding before them share, and how many rows score them.
+
+    `row` has the least padding; it masks its first `masked` tokens, which `rows` rows with more
+    padding begin with too. `scored` of these tokens are scored in `scoring` of the rows.
+    `column` is the one that the labels of every row begin in, after the padding. `paddings` is how
+    many unlike paddings the scoring rows have. With one of them the tokens may be an answer there.
+    """
+
+    row: int
+    masked: int
+    rows: int
+    column: int
+    scored: int
+    scoring: int
+    paddings: int
+
+
+@dataclass(frozen=True)
 class ScoredSample:
     """The losses in nats of one sample's rows, float64 [AHEAD, tokens]; NaN where none was run.
 
@@ -291,6 +310,57 @@ def read_batch(path: Path, vocab: int, ends: Collection[int] = ()) -> Batch:
     # The first token of a document is no label: no row of its document predicts it.
     edges = int((label & batch.document_starts).sum()) if given is not None else 0
     return replace(batch, label=label & ~batch.document_starts, edges=edges)
+
+
+def first_predicted(batch: Batch) -> NDArray[np.int64]:
+    """Return the place of each row's first label that an earlier token predicts, int64 [samples].
+
+    It is the number of tokens of a row for a row without such a label.
+    """
+    found = batch.predicted
+    first: NDArray[np.int64] = np.where(found.any(1), found.argmax(1) + 1, batch.row_length)
+    return first
+
+
+def find_shared_prompt(batch: Batch) -> SharedPrompt | None:
+    """Return the first tokens that rows of unlike padding share, or None where none tell anything.
+
+    A prompt is known only by a row that masks it. Rows that score some of these tokens count only
+    where all rows end in the last column, and where all labels begin in one column or at the
+    second token of a text: then a column was counted in place of tokens. Otherwise the same text
+    may be a prompt in one row and an answer in another, as where turns of a chat are rows. None
+    too for packed rows, and where the file does not say what is scored.
+    """
+    if batch.document is not None or not batch.labels_given:
+        return None
+    rows = np.flatnonzero(batch.predicted.any(1))
+    start, first = batch.mask.argmax(1), first_predicted(batch)
+    if not len(rows) or len(set(start[rows].tolist())) < 2:
+        return None
+    row = int(rows[start[rows].argmin()])
+    begin, column = int(start[row]), int(first[row])
+    masked = column - begin
+    prompt = batch.ids[row, begin:column]
+    alike = [
+        int(i)
+        for i in rows
+        if start[i] > begin
+        and start[i] + masked <= batch.row_length
+        and batch.mask[i, start[i] : start[i] + masked].all()
+        and np.array_equal(batch.ids[i, start[i] : start[i] + masked], prompt)
+    ]
+    if not alike:
+        return None
+    # Tokens of the prompt that these rows score.
+    counts = [int(batch.predicted[i, start[i] : start[i] + masked - 1].sum()) for i in alike]
+    by_column = bool(
+        batch.mask[rows, -1].all() and (first[rows] == np.maximum(column, start[rows] + 1)).all()
+    )
+    if any(counts) and not by_column:
+        return None
+    scoring = [i for i, count in zip(alike, counts, strict=True) if count]
+    paddings = len(set(start[scoring].tolist()))
+    return SharedPrompt(row, masked, len(alike), column, sum(counts), len(scoring), paddings)
 
 
 ENDS_TOGETHER = 2  # tokens: `<|im_end|>`, a line feed, `<|endoftext|>` are one end

@@ -13,7 +13,7 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from aprfmt.inference.batch import Batch, ScoredSample, other_packings, score_batch
+from aprfmt.inference.batch import Batch, ScoredSample, first_predicted, other_packings, score_batch
 from aprfmt.inference.loss import BITS, RANDOM_BOUNDS
 from aprfmt.inference.micro_batches import micro_batches
 from aprfmt.inference.session import Numbers, Session
@@ -352,6 +352,13 @@ def _wrong_selections(
         "",
         [_picked_losses(batch, i, one.nats, 1, _real_tokens(batch, i)) for i, one in each],
     )
+    columns = _labels_by_column(batch)
+    if columns is not None:
+        yield (
+            "prompt_scored",
+            "its length is counted from column 0, with the padding before it",
+            [_picked_losses(batch, i, one.nats, 1, columns[i]) for i, one in each],
+        )
     # Ends of turns that are masked like padding.
     ends = set(batch.ids[batch.label & batch.is_end].tolist())
     if ends:
@@ -418,6 +425,22 @@ def _wrong_selections(
             f"{size} tokens",
             [_picked_losses(batch, i, one.nats, 1, batch.label[i] & inside) for i, one in each],
         )
+
+
+def _labels_by_column(batch: Batch) -> NDArray[np.bool_] | None:
+    """Return the labels [samples, tokens + 1] of a trainer that masks columns in place of tokens.
+
+    As many columns are masked as a row's text has tokens before its first label, so that the end of
+    a prompt behind padding is scored. None where no row has padding before its text or a prompt.
+    """
+    if batch.document is not None:
+        return None
+    start = batch.mask.argmax(1)[:, None]
+    prompt = first_predicted(batch)[:, None] - start
+    place = np.arange(batch.row_length + 1)
+    more: NDArray[np.bool_] = (place >= prompt) & (place > start) & (place < start + prompt)
+    more &= np.any(batch.predicted, axis=1, keepdims=True)
+    return batch.label | more if more.any() else None
 
 
 def _left_out_labels(batch: Batch) -> Iterator[tuple[str, NDArray[np.bool_]]]:

@@ -111,7 +111,12 @@ def score_batch_file(
     }
     # Check the batch itself: shifted labels, edges of documents, ends of turns.
     spelled = {i: repr(tokenizer.token(i)) for i in ends} if tokenizer is not None else {}
-    checks = [shift_check(batch), *edge_checks(batch), *padding_checks(batch)]
+    checks = [
+        shift_check(batch),
+        *edge_checks(batch),
+        *padding_checks(batch),
+        *prompt_checks(batch),
+    ]
     checks += end_checks(batch, spelled)
     # With the trainer's logits, tell a wrong loss from a wrong forward pass.
     theirs = None
@@ -187,6 +192,42 @@ def padding_checks(batch: "Batch") -> list[Check]:
             else "no label is padding",
             "no label after the mask: a trainer that looks at labels alone scores it",
             "set the labels of padding to -100",
+            str(batch.path),
+        )
+    ]
+
+
+def prompt_checks(batch: "Batch") -> list[Check]:
+    """Return [the Check that a prompt is masked by its tokens, not by the columns of the file].
+
+    [] where no rows with unlike padding before them share the first tokens that one of them masks.
+    """
+    from aprfmt.inference.batch import find_shared_prompt
+
+    shared = find_shared_prompt(batch)
+    if shared is None:
+        return []
+    same = f"the first {shared.masked} tokens, which row {shared.row} masks"
+    if not shared.scored:
+        found = f"{same}, are masked in {shared.rows} rows with more padding before them"
+    else:
+        found = (
+            f"labels begin in column {shared.column}, however much padding is before the text: "
+            f"of {same}, {shared.scored} {'are' if shared.scored != 1 else 'is'} scored in "
+            f"{shared.scoring} of {shared.rows} rows with more padding"
+        )
+        if count := batch.unpredicted_labels:
+            found += f"; labels of first tokens, which padding predicts: {count}"
+    if shared.paddings == 1:
+        why = f"{found}: it may be an answer there; give rows with more unlike padding"
+        return [not_run("prompt-masked", why, str(batch.path))]
+    return [
+        check(
+            "prompt-masked",
+            not shared.scored,
+            found,
+            "the same tokens masked in every row",
+            "count the prompt's tokens from where the attention mask begins, not from column 0",
             str(batch.path),
         )
     ]
