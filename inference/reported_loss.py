@@ -240,6 +240,8 @@ def explain_loss(
     for both in (False, True):
         found = [one for one in _all_guesses(batch, scored, right_ones, both) if fits(one, bound)]
         if not found and not both:
+            found = [one for one in _guess_copies(right_ones) if fits(one, bound)]
+        if not found and not both:
             near = [
                 one
                 for one in _guess_reductions(batch, right_ones)
@@ -579,9 +581,23 @@ def _guess_reductions(batch: Batch, picked: Picked) -> Iterator[LossGuess]:
             yield LossGuess(("padding_counted",), total / many, f"divided by {says}: {many}")
     for steps in STEPS:
         yield LossGuess(("accumulation",), mean / steps, f"{steps} steps")
-        yield LossGuess(("accumulated_sum",), mean * steps, f"{steps} of them")
+        if steps <= samples:
+            yield LossGuess(("accumulated_sum",), mean * steps, f"{steps} of them")
     for power in LOSS_SCALES:
         yield LossGuess(("loss_scale",), mean * 2.0**power, f"2^{power} = {2**power}")
+
+
+def _guess_copies(right: Picked) -> Iterator[LossGuess]:
+    """Yield a guess for every number of equal means, more than the samples, that may be added up.
+
+    These are no means of groups of the samples: ranks hold the same samples, or parts of one. The
+    number is free, so a guess that counts with the batch's own numbers goes before.
+    """
+    mean = _mean_loss(right)
+    for steps in STEPS:
+        if steps > len(right):
+            says = f"{steps} of them, of more ranks than samples: with the same ones, or parts"
+            yield LossGuess(("accumulated_sum",), mean * steps, says)
 
 
 def _guess_other_counts(batch: Batch, right: Picked) -> Iterator[LossGuess]:

@@ -877,3 +877,26 @@ def test_no_row_predicts_the_first_token(shift: int) -> None:
         if 0 <= at + shift < 6 and (at + shift or not shift):
             expected[:, at + shift] = True
     assert np.array_equal(label, expected)
+
+
+@pytest.mark.parametrize(
+    ("cause", "labels", "value"),
+    [
+        ("sample_sum", (8, 8, 9, 7), lambda losses: losses.sum() / 4),  # 8 times the mean
+        ("sample_sum", (6, 5, 6, 7), lambda losses: losses.sum() / 4),  # 6 times
+        ("sum", (1, 3, 2, 2), lambda losses: losses.sum()),  # 8 times
+        ("accumulated_sum", (5, 7, 6, 3), lambda losses: 8 * losses.mean()),
+    ],
+)
+def test_more_means_than_samples_go_behind_a_count_of_the_batch(
+    cause: str, labels: tuple[int, ...], value: Callable[[Any], Any], tmp_path: Path
+) -> None:
+    """Seen red: with factors of any size among the first guesses, and with none left."""
+    mask = np.arange(12) < np.array(labels)[:, None] + 1
+    np.savez(tmp_path / "b.npz", ids=np.where(mask, 5, 0), mask=mask)
+    batch = read_batch(tmp_path / "b.npz", VOCAB)
+    nats = np.random.default_rng(3).gamma(2.0, 1.0, (len(labels), 12))
+    scored = [ScoredSample(each, each) for each in np.broadcast_to(nats[:, None], (4, 3, 12))]
+    right = torch.tensor(nats[:, :-1][mask[:, 1:]])
+    found = explain_loss(batch, scored, float(value(right)))
+    assert found.says == "named" and found.distinct_mistakes == ((cause,),), found
