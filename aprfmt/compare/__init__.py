@@ -23,7 +23,6 @@ from aprfmt.compare.diffs import METADATA_KEYS, SECTIONS, DiffReport
 from aprfmt.errors import ArchError, UsageError
 from aprfmt.formats import checksum_matches, has_checksum
 from aprfmt.measure.alignment import Alignment, TensorPair, align_models, numbered_pairs
-from aprfmt.measure.container_rows import read_by_names_alone
 from aprfmt.measure.prefetch import BytePrefetch
 from aprfmt.measure.records import (
     EQUAL,
@@ -252,7 +251,10 @@ def diff_models(
     asked = () if only is None else tuple(name for name in SECTIONS if name in only)
     only = SECTIONS if only is None else only
     # Pair the tensors, and compare each pair; threads compare bytes ahead.
-    a, b = read_by_names_alone(a, b)
+    if any(one.kind == "container" for model in (a, b) for one in model.relations):
+        from aprfmt.measure.container_rows import read_by_names_alone
+
+        a, b = read_by_names_alone(a, b)
     alignment = align_models(a, b)
     pairs = _select_pairs(a, b, alignment, tensors)
     pairs = pairs if "tensors" in only else []

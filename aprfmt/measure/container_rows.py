@@ -16,7 +16,6 @@ from aprfmt.arch.role_vocabulary import split_key
 from aprfmt.errors import AprfmtError
 from aprfmt.model import Model
 from aprfmt.model.name_relations import rename_relation
-from aprfmt.model.relation_search import CALLED
 from aprfmt.model.relations import STYLE_OF
 from aprfmt.model.renames import Rename, rename_names
 from aprfmt.model.resolve import resolve_with_names
@@ -90,6 +89,8 @@ def _under_names_of(model: Model, style: str) -> Model | None:
 
     A tensor has to stand for one tensor of that style. The relation of the result has the renames.
     """
+    from aprfmt.model.relation_search import CALLED
+
     pairs: dict[str, str] = {}
     groups = groups_for(model.spec, style, tuple(model.roles), model.hyper)
     wanted = {key: group for group in groups for key in group.roles}

@@ -6,6 +6,7 @@ Seen red: "no cause of the table fits - pre: A unknown 'BertPreTokenizer' ...", 
 import json
 import shutil
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -31,7 +32,7 @@ CASES = {
 }  # fmt: skip
 
 
-def folder(path: Path, normalizer: object, pre: object) -> Path:
+def folder(path: Path, normalizer: Any, pre: Any) -> Path:
     path.mkdir()
     made = Tokenizer(models.WordPiece({one: i for i, one in enumerate(PIECES)}, unk_token="[UNK]"))
     made.normalizer, made.pre_tokenizer = normalizer, pre

@@ -55,7 +55,8 @@ def write_lines(folder: Path, vocab: dict[str, int]) -> str:
 def write_sentencepiece(folder: Path, vocab: dict[str, int]) -> str:
     from sentencepiece import sentencepiece_model_pb2
 
-    model = sentencepiece_model_pb2.ModelProto()
+    proto: Any = sentencepiece_model_pb2
+    model = proto.ModelProto()
     for text in sorted(vocab, key=vocab.__getitem__):
         model.pieces.add(piece=text, score=-1.0)
     model.trainer_spec.model_type = 2

@@ -6,6 +6,7 @@ Seen red: of a right update of wrong gradients nothing was said, and the whole s
 import shutil
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -70,7 +71,8 @@ def untrained(size: float) -> Tensors:
     held = {key: torch.from_numpy(value) for key, value in np.load(batch).items()}
     ids, mask, labels = (held[key] for key in ("input_ids", "attention_mask", "labels"))
     logits = other(ids, attention_mask=mask).logits[:, :-1].float()
-    torch.nn.functional.cross_entropy(logits.flatten(0, 1), labels[:, 1:].flatten()).backward()
+    loss: Any = torch.nn.functional.cross_entropy(logits.flatten(0, 1), labels[:, 1:].flatten())
+    loss.backward()
     return {key: p.grad for key, p in other.named_parameters() if p.grad is not None}
 
 

@@ -129,7 +129,8 @@ def test_a_class_that_computes_the_same_from_the_same_names_is_no_difference(
 ) -> None:
     """Seen red: "not exercised", with a `set` that named a class whose tensors are not there."""
     good = tmp_path / "good"
-    save_tiny(arch, good, **({"sliding_window": None} if arch == "mistral" else {}))
+    unbounded: dict[str, Any] = {"sliding_window": None} if arch == "mistral" else {}
+    save_tiny(arch, good, **unbounded)
     kind, prefix = SAME_BLOCKS[arch]
     b = changed(good, tmp_path / "b", CONFIG, "model_type", kind)
     half = changed(b, tmp_path / "half", CONFIG, "sliding_window", None)
