@@ -154,6 +154,39 @@ def joined_factor_causes(
     return made
 
 
+def joined_counts(
+    found: Sequence[tuple[Mistake, tuple[str, ...]]], judged: Mapping[str, Judgement]
+) -> list[tuple[Mistake, tuple[str, ...]]]:
+    """Return the mistakes, with unlike step counts of many parameters joined to one mistake.
+
+    A count that grows with every parameter is another for each, and none is above the number of
+    parameters. Each is (mistake, other causes that explain the same).
+    """
+    counts: dict[int, Mistake] = {}
+    for one, _ in found:
+        guess = next((each for each in judged[one.keys[0]].guesses if each.says == one.says), None)
+        if one.cause == "step_count" and isinstance(guess, StepGuess) and guess.recipe is not None:
+            if (count := guess.recipe.counted) is not None:
+                counts[count] = one
+    many = [counts[count] for count in sorted(counts)]
+    if len(many) <= MOST_FACTORS or any(len(one.keys) > 1 for one in many):
+        return list(found)
+    if max(counts) > len(judged):
+        return list(found)
+    first, last = many[0], many[-1]
+    joined = Mistake(
+        "step_count",
+        f"the moments of {len(many)} parameters are corrected as at {len(many)} unlike steps, from "
+        f"{min(counts)} ({short_keys(first.keys)}) to {max(counts)} ({short_keys(last.keys)}), "
+        "and this is the first: the count grows with every parameter; it is to grow once a step",
+        sum(one.free for one in many),
+        tuple(key for one in many for key in one.keys),
+        tuple(one.says for one in many),
+    )
+    at = next(i for i, (one, _) in enumerate(found) if one in many)
+    return [*found[:at], (joined, ()), *(each for each in found[at:] if each[0] not in many)]
+
+
 def unknown_cause(
     step: ExplainedStep,
     rows: Sequence[TensorStep],
@@ -238,7 +271,7 @@ def mistake_causes(
     """
     known = {row.key: row for row in step.parameters}
     at = {row.key: number for number, row in enumerate(rows)}
-    mistakes = fewest_mistakes(judged)
+    mistakes = joined_counts(fewest_mistakes(judged), judged)
     told = {one for one, _ in mistakes if _clipped_group(step, one, judged) is not None}
     clipped = any(_is_clipping(each) or each in told for each, _ in mistakes)
     for one, also in joined_factor_causes(mistakes, told):
@@ -267,7 +300,7 @@ def mistake_causes(
         proof = cap_proof(Proof(tells, share, one.free, 1.0), CAUSES[one.cause].most)
         if proof is not None:
             proof = cap_proof(proof, most)
-        if one.parts and proof is not None:
+        if one.parts and one.cause in FACTORS and proof is not None:
             proof = cap_proof(proof, "explained")  # what gives the factors is not known
         cause = one.cause
         if (said := _clipped_group(step, one, judged)) is not None:
