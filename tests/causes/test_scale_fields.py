@@ -109,6 +109,21 @@ def test_scales_of_groups_that_stand_for_minima_are_no_exchanged_blocks(
     assert NAME in str(one["where"])
 
 
+@pytest.mark.parametrize(("kind", "first"), [("Q8_0", 40), ("Q8_0", 9)])
+def test_scales_of_a_few_blocks_are_no_damage_of_unknown_kind(
+    kind: str, first: int, demo: Path, tmp_path: Path
+) -> None:
+    """Seen red: "a few blocks are far worse than all others", before other scales were tried."""
+
+    def edit(blocks: Any) -> None:
+        blocks["d"][first : first + 4] *= 2
+
+    made = pair(demo, tmp_path, kind, edit)[1]
+    found = aprfmt("diff", demo, made, "--json").json["causes"]
+    (one,) = [each for each in found if NAME in str(each["where"])]
+    assert (one["cause"], one["level"]) == ("quant_scale", "confirmed")
+
+
 def test_the_side_whose_bits_were_rewritten_is_the_accused(demo: Path, tmp_path: Path) -> None:
     a, b = pair(demo, tmp_path, "Q8_0", bfloat16("d"))
     (found,) = aprfmt("diff", b, a, "--json").json["causes"]
