@@ -152,7 +152,9 @@ def test_an_order_of_experts_is_told_where_it_is_another_one(
         assert not found
         return
     assert [change.values for change in found] == [{"order": votes}]
-    assert found[0].says == f"experts of layer 1 stand in the order {votes}"
+    ring = ": each number runs the expert of that number - 1, counted in a ring"
+    turned = ring if votes == [2, 0, 1] else ""
+    assert found[0].says == f"experts of layer 1 stand in the order {votes}{turned}"
     assert {key: each.tolist() for key, each in taken[0].items()} == {
         key: [one + 10 * n for one in votes or ()] for n, key in enumerate(keys)
     }

@@ -81,7 +81,10 @@ def test_the_verdict_the_cause_and_the_place(name: str) -> None:
     assert row(fault, found) in PAGE.read_text(), "run python -m tests.diagnosis.table"
     first = "\n".join(text for text, _ in first_lines(found))
     if lead is None or lead.cause != "rounding" or (lead.residual_before or 1) > FLOAT32:
-        approved.check(ANSWERS / f"{name}.txt", f"{first}\n\n{report_text(found)}")
+        said = report_text(found)
+        if found.verdict == "same":  # whether the bits are equal depends on the processor's sums
+            said = said.replace(", not exercised)", ")")
+        approved.check(ANSWERS / f"{name}.txt", f"{first}\n\n{said}")
 
 
 def test_the_page_lists_every_fault_once_and_counts_them() -> None:

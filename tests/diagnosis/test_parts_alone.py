@@ -1407,7 +1407,10 @@ def test_what_no_packing_knows_is_a_tail_of_the_module_that_it_stands_behind() -
     """A module is packed where the other file has its weight and this one has none."""
 
     def model(*names: str) -> Any:
-        return SimpleNamespace(source=SimpleNamespace(tensors=dict.fromkeys(names)))
+        return SimpleNamespace(
+            source=SimpleNamespace(tensors=dict.fromkeys(names)), config=None, folder=None,
+            path=Path("none/model.safetensors"), metadata={}, key_style="safetensors",
+        )  # fmt: skip
 
     good = model(
         "a.q.qweight", "a.q.scales", "b.q.weight", "c.q.qweight", "d.q.qweight", "n.weight"

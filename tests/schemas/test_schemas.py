@@ -195,6 +195,7 @@ MACHINE = ("doctor",)  # what the machine has
 OWN = re.compile(  # of the machine, the run or another page
     r".*/(?:seconds|sample|[a-z_]*version|versions|device|threads|memory|peak[a-z_]*|rate|seed|json_schema"
     r"|[a-z_]*free_bytes|[a-z_]*(?:per_second|seconds))(?:/.*)?:"
+    r"|/pairs/[0-9]+/points/[0-9]+/max_at/"  # whose rounding is largest
 ).match
 BY_COMMAND = [pytest.param(name, marks=pytest.mark.xdist_group(f"schema-{name}")) for name in RUNS]
 
