@@ -94,92 +94,23 @@ def test_factors_of_rows_and_columns_are_no_training(
     assert ("trained further" in cause["text"]) != bool(axes)
 
 
-ALONE: dict[str, tuple[str, ...]] = {
-    "a matrix": (".layers.0.mlp.up",),
-    "two of two layers": (".layers.0.mlp.up", ".layers.1.self_attn.q"),
-    "three of no kind": (".layers.0.mlp.up", ".layers.1.mlp.down", ".layers.1.self_attn.o"),
-    "the final norm": ("model.norm",),
-    "a norm of a layer": (".layers.1.input_layernorm",),
-    "a matrix and a norm": (".layers.1.mlp.down", "model.norm"),
-}
-
-
-@pytest.fixture(scope="module")
-def varied(base: Path) -> Path:
-    """Return a copy of `base` whose norms are not all ones."""
-    rng = np.random.default_rng(5)
-
-    def spread(name: str, values: Values) -> Values:
-        return values + rng.standard_normal(values.shape, np.float32) * 0.1 * (values.ndim == 1)
-
-    return edited(base.parent / "varied", base, spread)
-
-
-@pytest.mark.parametrize("step", [0.1, 0.5])
-@pytest.mark.parametrize("names", ALONE.values(), ids=ALONE)
-def test_a_few_tensors_that_were_trained_alone_are_derived(
-    names: tuple[str, ...], step: float, varied: Path, tmp_path: Path
+@pytest.mark.parametrize("names", [
+    (".layers.0.mlp.up",), (".layers.0.mlp.up", ".layers.1.self_attn.q"),
+    (".layers.0.mlp.up", ".layers.1.mlp.down", ".layers.1.self_attn.o"),
+])  # fmt: skip
+def test_single_matrices_are_no_training(
+    names: tuple[str, ...], base: Path, tmp_path: Path
 ) -> None:
-    """Seen red: "this tensor holds other values: of another checkpoint, or damaged"."""
     rng = np.random.default_rng(0)
 
-    def trained(name: str, values: Values) -> Values:
+    def noisy(name: str, values: Values) -> Values:
         if not any(word in name for word in names):
             return values
-        return values + rng.standard_normal(values.shape, np.float32) * values.std() * step
+        return values + rng.standard_normal(values.shape, np.float32) * values.std()
 
-    shown = aprfmt("diff", varied, edited(tmp_path / "b", varied, trained), "--json").json
+    shown = aprfmt("diff", base, edited(tmp_path / "b", base, noisy), "--json").json
     found = [row["explanation"] for row in shown["tensors"] if row["explanation"]]
-    assert len(found) == len(names) and {one["cause"] for one in found} == {"derived"}
-    (cause,) = shown["causes"]
-    assert cause["level"] == "located" and "alone" in cause["says"]
-
-
-def _drawn(values: Values) -> Values:
-    """Return other values of the same mean and spread."""
-    drawn = np.random.default_rng(7).standard_normal(values.shape, np.float32)
-    return values.mean() + drawn * values.std()
-
-
-def _fractions(values: Values) -> Values:
-    """Return the values with other bits in their fractions, and the same exponents."""
-    drawn = np.random.default_rng(7).integers(0, 1 << 23, values.shape, np.uint32)
-    return (values.view(np.uint32) ^ drawn).view(np.float32)
-
-
-def _many_bits(values: Values) -> Values:
-    """Return the values with bits turned in six of ten, exponents among them."""
-    rng = np.random.default_rng(7)
-    drawn = rng.integers(0, 1 << 25, values.shape, np.uint32)
-    drawn[rng.random(values.shape) > 0.6] = 0
-    return (values.view(np.uint32) ^ drawn).view(np.float32)
-
-
-def _factors_of_parts(values: Values) -> Values:
-    """Return the values of every 32 times a factor of their own."""
-    factors = 1 + 0.3 * np.random.default_rng(7).standard_normal((values.size // 32, 1))
-    return (values.reshape(-1, 32) * factors.astype(np.float32)).reshape(values.shape)
-
-
-@pytest.mark.parametrize(
-    ("name", "change"),
-    [
-        ("layers.1.mlp.up", _drawn),
-        ("model.norm", _drawn),
-        ("layers.1.mlp.up", _fractions),
-        ("model.norm", _fractions),
-        ("layers.1.mlp.up", _many_bits),
-        ("layers.1.mlp.up", _factors_of_parts),
-    ],
-)
-def test_damage_and_unrelated_values_are_no_training(
-    name: str, change: Callable[[Values], Values], varied: Path, tmp_path: Path
-) -> None:
-    """Seen red: `derived` for bits, without the conditions on how the changes are spread."""
-    b = edited(tmp_path / "b", varied, lambda each, v: change(v) if name in each else v)
-    shown = aprfmt("diff", varied, b, "--json").json
-    (found,) = [row["explanation"] for row in shown["tensors"] if row["explanation"]]
-    assert found["cause"] != "derived"
+    assert "derived" not in {one["cause"] for one in found}
 
 
 @pytest.mark.parametrize(("layer", "other"), [(1, 0), (0, 1)])

@@ -5,8 +5,7 @@ A and B are the two files that are compared; a *side* is one of them, or its ten
 A damaged copy differs in few tensors. If nearly all matrices differ a little or a lot, and are
 related to the other side's, the file is derived from it. So it is if the differing matrices are
 those that people train: all matrices of some kinds in some layers (the MLP, the experts, the last
-layers), or the head or the table of tokens alone. So it is if few tensors alone moved throughout
-and are related to the other side's, whatever they are. A pruned one has zeros for small values. An
+layers), or the head or the table of tokens alone. A pruned one has zeros for small values. An
 adapter adds a product of few columns: the difference has a low rank in all matrices it was made
 for, in all layers or in one matrix alone. If it was merged into one shard only, the ranks are low
 there and nothing differs elsewhere. A light training moves most values by a unit in the last place
@@ -66,8 +65,7 @@ CAUSE_ROWS = (
         "derived", "identity", "not_comparable",
         "One side was trained further, pruned, made of the other's layers, or lost a direction of "
         "the stream: other weights, not a damaged copy.",
-        "Nearly all matrices differ and are related to the other side's; or a few tensors alone, "
-        "all over and whatever their values are.",
+        "Nearly all matrices differ and are related to the other side's.",
         "Most matrices differ, by the printed distances, and correlate with the other side's.",
         next="distances",
         most="located",
@@ -91,11 +89,6 @@ RELATED = 0.2  # correlation of the values from which two tensors belong togethe
 AKIN = 0.5  # the same of vectors, once their mean is taken away
 MOVED = 0.7  # share of a vector's change from which it follows the values, or is one number
 ALIKE = 4.0  # times what the others moved that a tensor of the same training moves at most
-MOST_MOVED = 0.01  # share of the values that have less than half of a training's squared change
-MOVED_IN_PROPORTION = 0.5  # correlation of sizes and changes from which the values were rounded
-CROSSED = 8  # values with another exponent that chance does not leave out
-PART = 32  # values that have a scale of their own at least in most coarse types
-CHANCE = 3.0  # divided by the root of the number of values: a correlation that chance may make
 LEAST = 16  # values of a vector below which its change says nothing
 FINE = 0.03  # rounding of the coarser encoding up to which a rank shows
 SMALL = 64 << 20  # elements of a matrix up to which its difference is looked at
@@ -126,7 +119,6 @@ class MatrixChange:
     pruned: float = 0.0  # share of the values that B has set to zero, where all others are equal
     of_four: int = 0  # so many of every four values in a row are, where it is the same everywhere
     factored: float = 0.0  # share of the difference that factors of rows and columns make
-    spread: bool = True  # a training may have made it: it is everywhere, whatever the values are
     removed: "Removal | None" = None  # a direction of the stream that B's matrix has no more
 
 
@@ -184,8 +176,6 @@ def _explain_model(
         made, moved_far = _derived_explanations(by_key, matrices, changes, floats_trained), {}
     if made and next(iter(made.values())).cause in ("derived", "stale_tensor"):
         vectors = [row for row in rows if not light or row.key in moved]
-        if len(made) < FEW:  # one or two say nothing of the vectors
-            vectors = [row for row in vectors if _is_open_and_related(by_key, row)]
         made |= _vector_explanations(vectors, next(iter(made.values())))
     return made | moved_far | _table_explanations(context, by_key, rows) if made else made
 
@@ -308,14 +298,6 @@ def _is_related(pair: TensorPair, row: TensorDiff) -> bool:
     return row.stats is not None and row.stats.cosine > RELATED
 
 
-def _is_open_and_related(by_key: Mapping[str, TensorPair], row: TensorDiff) -> bool:
-    """Return whether a differing vector without an explanation is a trained copy."""
-    if len(row.shape_a or ()) != 1 or row.shape_a != row.shape_b or not row.is_unexplained():
-        return False
-    found = _vector_change(by_key[row.key])
-    return found is not None and found.spread and _is_vague(row)
-
-
 def _is_open(row: TensorDiff) -> bool:
     """Return whether a tensor differs and nothing explains it yet, packed or not."""
     return row.is_unexplained() and row.explanation is None
@@ -369,7 +351,6 @@ def _matrix_change(pair: TensorPair) -> MatrixChange | None:
     unit = pair_noise(pair.a.encoding, pair.b.encoding, moved=False)
     pruned, of_four = _pruned_share(x, y)
     factored = 0.0 if pruned else _factored_share(x, y)
-    spread = _is_spread(x, y)
     norm, cosine = norms.exact_norm(x) or 1.0, norms.cosine(x, y)
     delta = np.subtract(y, x, out=y)  # no third matrix in memory
     rank = 0 if pruned else _difference_rank(delta, unit * norm)
@@ -384,59 +365,8 @@ def _matrix_change(pair: TensorPair) -> MatrixChange | None:
         pruned,
         of_four,
         factored,
-        spread,
         removed,
     )
-
-
-def _is_spread(x: "Array", y: "Array") -> bool:
-    """Return whether a training may have made the difference of two arrays of one shape.
-
-    A training moves most values, whatever they were. Damage of stored bits moves a few by most of
-    the distance, or each in proportion to its size; a coarse type has few values.
-    """
-    at = [np.linspace(0, n - 1, min(n, LOOKED_AT)).astype(np.int64) for n in x.shape]
-    x, y = (np.asarray(values[np.ix_(*at)], np.float64) for values in (x, y))
-    moved = np.abs(y - x)
-    if np.mean(moved > 0) < EVERY_ROW or abs(_correlation(moved, np.abs(x))) > MOVED_IN_PROPORTION:
-        return False
-    if _keeps_exponents(x, y):
-        return False
-    if x.ndim > 1 and any(_is_coarse(values) for values in (x, y)):
-        return False
-    few = math.ceil(MOST_MOVED * moved.size)
-    squares = np.sort(np.square(moved), axis=None)
-    return bool(squares[-few:].sum() < EVERY_ROW * squares.sum())
-
-
-def _keeps_exponents(x: "Array", y: "Array") -> bool:
-    """Return whether no value has another sign or exponent, where as many changes give others.
-
-    So it is where bits of the fractions were damaged. The changes are added to the values after
-    those that they belong to.
-    """
-    other = x + np.roll(y - x, 1)
-    kept = [_sign_and_exponent(values) for values in (x, y, other)]
-    return bool(np.sum(kept[0] != kept[2]) >= CROSSED and np.array_equal(kept[0], kept[1]))
-
-
-def _sign_and_exponent(values: "Array") -> "Array":
-    """Return an integer for each value that stands for its sign and its power of two."""
-    found: Array = np.where(values < 0, -1, 1) * (np.frexp(values)[1].astype(np.int64) + (1 << 12))
-    return found
-
-
-def _is_coarse(values: "Array") -> bool:
-    """Return whether most parts of a matrix, of 32 values each, hold few different ones."""
-    step = min(PART, values.shape[-1])
-    parts = values.reshape(-1)[: values.size // step * step].reshape(-1, step)
-    held = np.diff(np.sort(parts, axis=1), axis=1) != 0
-    return bool(np.median(held.sum(1) + 1) < EVERY_ROW * step)
-
-
-def _correlation(x: "Array", y: "Array") -> float:
-    """Return the correlation of two arrays, 0.0 where one is constant."""
-    return norms.cosine(x - x.mean(), y - y.mean())
 
 
 def _factored_share(x: "Array", y: "Array") -> float:
@@ -654,7 +584,7 @@ def _derived_explanations(
     elif file:  # no training ends where a file does
         where, cause = file, "stale_tensor"
     else:
-        return _single_explanations(matrices, changes, "matrices")
+        return {}
     sizes = sorted(change.size for change in changes)
     if any(change.experts for change in changes):
         where += f"{',' if where else ':'} {_differing_experts(changes)} alone"
@@ -666,38 +596,6 @@ def _derived_explanations(
         f"(correlation {least}): {_training_words(changes)}{where}"
     )
     return {change.key: _derived_explanation(change, text, cause) for change in changes}
-
-
-def _single_explanations(
-    rows: Sequence[TensorDiff], changes: Sequence[MatrixChange], what: str
-) -> dict[str, Finding]:
-    """Return {tensor key: finding} of few tensors that a training may have changed alone.
-
-    `rows` are all compared ones of the kind `what`, "matrices" or "vectors". {} where any of them
-    differs in another way: in few values, in proportion to them, or by factors of rows and
-    columns, as damage and coarse types do.
-    """
-    keys = [change.key for change in changes]
-    other = [row for row in rows if row.key in keys and not _is_vague(row)]
-    open_ = {row.key for row in rows if row.is_unexplained()} - set(keys)
-    odd = [one for one in changes if not one.spread or one.pruned or one.factored >= FACTORED]
-    if other or open_ or odd or not changes:
-        return {}
-    sizes = [f"{size:.3g}" for size in sorted(change.size for change in changes)]
-    apart = " to ".join(dict.fromkeys((sizes[0], sizes[-1])))
-    least = floor_text(min(change.related for change in changes))
-    text = (
-        f"{len(changes)} of {len(rows)} {what} differ, by {apart} of the norm, and belong to the "
-        f"other side's (correlation {least}): trained further, or of another state of the same "
-        f"training: {short_keys(keys)} alone"
-    )
-    return {change.key: _derived_explanation(change, text) for change in changes}
-
-
-def _is_vague(row: TensorDiff) -> bool:
-    """Return whether it is not known how a tensor differs: nothing but a training may fit."""
-    found = row.explanation
-    return found is None or (found.cause == "stale_tensor" and not found.confirmed)
 
 
 def _whole_files_clause(
@@ -915,8 +813,7 @@ def _explain_vectors_alone(
 ) -> dict[str, Finding]:
     """Return {tensor key: finding} if only vectors were trained (norms or biases); else {}.
 
-    All vectors of some kinds in some layers differ, or a few that a training may have changed
-    alone. Nothing else differs without an explanation, no
+    All vectors of some kinds in some layers differ, nothing else does without an explanation, no
     simple function of A's vector gives B's, and the two correlate after the mean of each is
     subtracted (norms are all near one, and would correlate without that).
     """
@@ -929,14 +826,16 @@ def _explain_vectors_alone(
     keys = [row.key for row in open_]
     every = {row.key for row in vectors}
     whole = _is_trained_part(every, [key for key in keys if split_key(key)[0] is not None])
-    if not open_ or any(row.is_unexplained() for row in rows if row not in open_):
+    if (
+        len(open_) < FEW
+        or not whole
+        or any(row.is_unexplained() for row in rows if row not in open_)
+    ):
         return {}
     found = [_vector_change(by_key[key]) for key in keys]
     changes = [change for change in found if change is not None]
     if len(changes) < len(open_):
         return {}
-    if len(open_) < FEW or not whole:
-        return _single_explanations(vectors, changes, "vectors")
     sizes = sorted(change.size for change in changes)
     text = (
         f"{len(changes)} vectors differ, by {sizes[0]:.2g} to {sizes[-1]:.2g} of their norm, and "
@@ -971,8 +870,7 @@ def _vector_change(pair: TensorPair, least: float = EVERY_ROW) -> MatrixChange |
     if related < AKIN or abs(follows) > MOVED or lifted:
         return None  # of another checkpoint; or a function of the values, or a number added
     size = norms.exact_norm(delta) / (norms.exact_norm(x) or 1.0)
-    spread = _is_spread(x, y) and related > CHANCE / x.size**0.5
-    return MatrixChange(pair.key, 0, size, related, plain, spread=spread)
+    return MatrixChange(pair.key, 0, size, related, plain)
 
 
 def _vector_explanations(rows: Sequence[TensorDiff], like: Finding) -> dict[str, Finding]:
