@@ -46,10 +46,18 @@ RUN_ELSEWHERE = {
         "causes.tensor.test_block_signs:test_signs_are_named_with_a_command_that_mends_them"
     ),
     "stale_layout": "causes.test_second_layouts:test_the_command_leaves_the_stale_layout_out",
+    "table_under_head": (
+        "causes.tensor.test_stored_once:"
+        "test_a_table_under_the_heads_name_alone_is_named_and_renamed"
+    ),
 }
 # {cause: the test of an answer that says that no command mends it}.
 NO_COMMAND = {
-    "delta_change": "causes.test_adapter_deltas:test_another_change_is_said_to_have_no_command"
+    "delta_change": "causes.test_adapter_deltas:test_another_change_is_said_to_have_no_command",
+    "weight_norm_lost": (
+        "causes.tensor.test_weight_norm:"
+        "test_a_folded_weight_is_the_same_and_the_directions_alone_are_not"
+    ),
 }
 SIZES: dict[str, Any] = {"hidden": 96, "layers": 1, "ffn": 160, "heads": 4, "kv_heads": 2}
 # One fault of each cause that one tensor shows, and that a command undoes.

@@ -700,9 +700,13 @@ def test_mistakes_of_a_whole_pass_are_looked_for_while_a_gradient_is_not_explain
 def test_a_mistake_of_an_operation_says_where_it_begins(change: str) -> None:
     changes: dict[str, Any] = {
         "none": None,
-        "of numbers": SimpleNamespace(operation=None, misread=None),
-        "of an operation": SimpleNamespace(operation="softmax", misread=None),
-        "of a base": SimpleNamespace(operation=None, misread="one scale for all blocks"),
+        "of numbers": SimpleNamespace(operation=None, misread=None, shares=None, cut=None),
+        "of an operation": SimpleNamespace(
+            operation="softmax", misread=None, shares=None, cut=None
+        ),
+        "of a base": SimpleNamespace(
+            operation=None, misread="one scale for all blocks", shares=None, cut=None
+        ),
     }
     cause = "backward_operation"
     guess_of_all: Any = SimpleNamespace(cause=cause, says="it is", change=changes[change])

@@ -243,6 +243,8 @@ def guess_shares_of_rope(case: BackwardCase) -> Iterator[BackwardGuess]:
             text = _pairs_text(solved, when) if when else _heads_text(solved, heads, "head")
             says.append(f"of the gradient of {part} {text}")
         else:
+            if all(len(set(each)) == 1 for each in factors.values()):
+                return  # one factor of a whole gradient is no matter of shares
             change = BackwardChange(shares=WeighedShares(of, **factors))
             yield BackwardGuess("backward_rope", f"at rope, {', '.join(says)}", change)
             return
