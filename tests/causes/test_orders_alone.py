@@ -49,8 +49,11 @@ def test_sums_and_norms_are_tried_where_a_model_has_them() -> None:
         behind = [text for text in found if text.startswith("the norm after")]
         assert len(behind) == (0 if placement == "pre" else 3)
         assert [text for text in found if text.endswith("added twice")] == twice
-        assert len(found) == len(plain) + len(twice) + (1 if placement == "pre" else 3)
-    assert len(said("pre", parallel=True)) == len(plain) + len(twice)
+        halves = [text for text in found if "0.5" in text or "half" in text]
+        assert len(halves) == len(twice)
+        rest = len(plain) + len(twice) + len(halves)
+        assert len(found) == rest + (1 if placement == "pre" else 3)
+    assert len(said("pre", parallel=True)) == len(plain) + 2 * len(twice)
     factors = [text for text in said("pre", scale=0.5) if text.startswith("residual_scale mult")]
     assert factors == [
         "residual_scale multiplies the stream, not what a sublayer computed",

@@ -198,7 +198,7 @@ def test_offsets_that_did_not_wrap_are_not_named(tmp_path: Path) -> None:
     report = diff(tmp_path / "a.safetensors", tmp_path / "b.safetensors")
     (row,) = (each for each in report.tensors if each.key == "tail")
     assert row.explanation is not None
-    assert row.cause == "" and "holds 0 everywhere" in row.explanation.evidence[0]
+    assert row.cause == "stale_tensor" and "holds 0 everywhere" in row.explanation.evidence[0]
 
 
 NEAR_LIMITS = [
