@@ -317,6 +317,7 @@ def test_kinds_of_vocabularies_differ_and_a_gguf_is_mended_by_its_keys(
             vocabulary=SimpleNamespace(kind=kind, tokens=pieces, types=()),
             uses_lists=lists,
             carried=SimpleNamespace(model=SimpleNamespace(key_style=style)),
+            framed_roles=None,
         )
 
     def told(a: Any, b: Any) -> Any:

@@ -147,6 +147,7 @@ def noted(**more: Any) -> tuple[list[tuple[str, str, str]], list[str]]:
     ]
     judged = more.pop("judged")
     held: Any = SimpleNamespace(
+        has_wrong_gradient=lambda key: False,
         **{
             "given": None,
             "computed": None,
@@ -158,7 +159,7 @@ def noted(**more: Any) -> tuple[list[tuple[str, str, str]], list[str]]:
             "has_state_after": lambda: True,
             "trained_in": None,
         }
-        | more
+        | more,
     )
     rows: Any = [SimpleNamespace(key=key, encoding=kinds[key][0]) for key in kinds]
     with replaced(
