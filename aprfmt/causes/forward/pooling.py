@@ -27,5 +27,5 @@ def find_pooling(case: Mismatch) -> Iterator[Change]:
 
 
 HYPOTHESES = (
-    Hypothesis("pooling", find_pooling, 25, "rows of the stream, before any factor of them"),
+    Hypothesis("pooling", find_pooling, 23, "rows of the stream, before any factor of them"),
 )
