@@ -49,6 +49,7 @@ from aprfmt.adapters.merging import (
 )
 from aprfmt.adapters.parameters import OTHER_ORDERS
 from aprfmt.arch.role_vocabulary import split_key
+from aprfmt.base.sequences import first_and_more
 from aprfmt.codecs import decode, encode
 from aprfmt.errors import AprfmtError
 from aprfmt.measure.encoding_noise import storage_noise
@@ -141,8 +142,7 @@ class AdapterAnswer:
         """How the adapter is merged, in words, with the number of changed weights."""
         what = f"{self.found} ({len(self.weights)} weights)"
         if self.own:
-            what += f", but not its own {', '.join(self.own[:_SHOWN])}"
-            what += f" and {len(self.own) - _SHOWN} more" * (len(self.own) > _SHOWN)
+            what += f", but not its own {first_and_more(self.own, _SHOWN)}"
         return what
 
     @property
@@ -426,8 +426,7 @@ def _spread_rows_text(keys: Sequence[str]) -> tuple[str, ...]:
     """Return (sentence,) on parts that hold rows of other parts' changes; () for no `keys`."""
     if not keys:
         return ()
-    said = ", ".join(keys[:_SHOWN])
-    said += f" and {len(keys) - _SHOWN} more" * (len(keys) > _SHOWN)
+    said = first_and_more(keys, _SHOWN)
     return (f"{said}: the adapter does not change it, and its rows hold those of other changes",)
 
 

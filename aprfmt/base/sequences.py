@@ -9,6 +9,7 @@ if TYPE_CHECKING:
 NAMED = 2  # places that a line names, of several; JSON has all
 
 Value = TypeVar("Value", bound="str | Path")
+Item = TypeVar("Item")
 
 
 def listed(values: Value | Iterable[Value]) -> list[Value]:
@@ -23,6 +24,15 @@ def join_first(items: Sequence[object], count: int) -> str:
     return ", ".join(map(str, items[:count])) + (", ..." if len(items) > count else "")
 
 
+def first_and_more(items: Sequence[Item], count: int, label: Callable[[Item], str] = str) -> str:
+    """Return the first `count` items joined with commas, and how many more: "a, b and 3 more".
+
+    `label` gives the words for an item.
+    """
+    shown = ", ".join(map(label, items[:count]))
+    return shown + (f" and {len(items) - count} more" if len(items) > count else "")
+
+
 def join_moves(
     moves: Sequence[tuple[int, int]], count: int, label: Callable[[int], str] = str
 ) -> str:
@@ -30,5 +40,6 @@ def join_moves(
 
     `label` gives the words for a number.
     """
-    shown = ", ".join(f"{label(i)} of A is {label(j)} of B" for i, j in moves[:count])
-    return shown + (f" and {len(moves) - count} more" if len(moves) > count else "")
+    return first_and_more(
+        moves, count, lambda move: f"{label(move[0])} of A is {label(move[1])} of B"
+    )

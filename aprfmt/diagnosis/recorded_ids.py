@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 
 from aprfmt.base.deferred import Deferred
 from aprfmt.base.protocols import Value
+from aprfmt.base.sequences import first_and_more
 from aprfmt.causes.tokenizer.recorded_ids import leading_padding, padding_sentence, wrong_frame
 from aprfmt.diagnosis.sides import trace_ids
 from aprfmt.errors import AprfmtError
@@ -362,11 +363,10 @@ def _with_rows_in_order(
 def _order_finding(order: NDArray[np.int64], keys: Sequence[str]) -> Finding:
     """Return the finding that the rows of a trace are in another order than its tokens."""
     moved = np.flatnonzero(order != np.arange(len(order)))
-    shown = ", ".join(f"{at} is stored as {order[at]}" for at in moved[:4])
-    more = f" and {len(moved) - 4} more" if len(moved) > 4 else ""
+    shown = first_and_more(moved.tolist(), 4, lambda at: f"{at} is stored as {order[at]}")
     return Finding(
         "capture_rows",
-        f"rows are stored in another order than their tokens: row {shown}{more}; in the tokens' "
+        f"rows are stored in another order than their tokens: row {shown}; in the tokens' "
         f"order all {len(keys)} points agree",
         "capture",
         "same",

@@ -37,6 +37,7 @@ from aprfmt.base.dump_names import RANK, parse_dump_path, rank_of_axis
 from aprfmt.base.encodings import ENCODINGS
 from aprfmt.base.name_copies import copies_text, prefix_to_read, repeated_prefixes
 from aprfmt.base.protocols import Damage, LazyTensor, Note, Source, TensorInfo, Value
+from aprfmt.base.sequences import first_and_more
 from aprfmt.base.text_escape import shorten
 from aprfmt.errors import AprfmtError, FormatError, UnsupportedError, UsageError
 from aprfmt.formats import open_source
@@ -221,10 +222,9 @@ def _refuse_missing_parts(folder: Path, files: Iterable[Path]) -> None:
         first = min(1, *numbers)
         lost = [str(one) for one in range(first, first + count) if one not in numbers]
         if lost:
-            more = f" and {len(lost) - _SHOWN} more" if len(lost) > _SHOWN else ""
             raise FormatError(
                 f"{folder}: of the {count} parts of {shorten(name, 80)!r} "
-                f"{', '.join(lost[:_SHOWN])}{more} {'is' if len(lost) == 1 else 'are'} missing; "
+                f"{first_and_more(lost, _SHOWN)} {'is' if len(lost) == 1 else 'are'} missing; "
                 "get all of them"
             )
 
@@ -291,9 +291,10 @@ def _other_files(path: Path, read: Collection[Path], ranked: bool) -> list[Note]
     others = [one for one in _saved_files(path) if one not in read] if path.is_dir() else []
     if not others:
         return []
-    names = ", ".join(shorten(one.relative_to(path).as_posix(), 60) for one in others[:_SHOWN])
-    more = f" and {len(others) - _SHOWN} more" if len(others) > _SHOWN else ""
-    text = f"{names}{more}: not read" + (", no rank in the name" if ranked else "")
+    names = first_and_more(
+        others, _SHOWN, lambda one: shorten(one.relative_to(path).as_posix(), 60)
+    )
+    text = f"{names}: not read" + (", no rank in the name" if ranked else "")
     return [Note("warning", str(path), text, "remark")]
 
 
@@ -1284,10 +1285,9 @@ class _StateReader:
         """Add a warning that names the parameters whose bytes the engine released, if any."""
         if self._empty:
             names = list(self._empty)
-            more = f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
             text = (
                 f"{len(names)} parameters hold no numbers, as the engine packed them for its "
-                f"kernels after loading ({', '.join(names[:_SHOWN])}{more}); save the state before "
+                f"kernels after loading ({first_and_more(names, _SHOWN)}); save the state before "
                 "that to have them compared"
             )
             self.notes.append(Note("warning", str(self._path), text, "remark"))

@@ -21,6 +21,7 @@ from aprfmt.arch.role_vocabulary import split_key
 from aprfmt.base.budget import Budget, end_where_time_is_over
 from aprfmt.base.encodings import find_encoding as encoding_row
 from aprfmt.base.registry import offered_items
+from aprfmt.base.sequences import first_and_more
 from aprfmt.causes import CAUSES
 from aprfmt.causes.tensor.context import NotTried, PairContext
 from aprfmt.causes.tensor.differing_pair import DifferingPair, count_stray_rows, row_distances
@@ -497,8 +498,7 @@ def not_tried_lines(not_tried: Sequence[NotTried]) -> list[str]:
     said = []
     for (causes, why), keys in groups.items():
         where = list(dict.fromkeys(filter(None, keys)))
-        more = f" and {len(where) - 1} more" if len(where) > 1 else ""
-        of = f" of {where[0]}{more}" if where else ""
+        of = f" of {first_and_more(where, 1)}" if where else ""
         said.append(f"not tried: {', '.join(causes) or 'any explanation'}{of}: {why}")
     return said
 

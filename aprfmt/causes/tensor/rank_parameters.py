@@ -15,6 +15,7 @@ import numpy as np
 
 from aprfmt.arch.element_moves import to_logical
 from aprfmt.arch.engine_parameters import role_base
+from aprfmt.base.sequences import first_and_more
 from aprfmt.causes.tensor.context import PairContext
 from aprfmt.causes.tensor.guess import Group, JointHypothesis
 from aprfmt.causes.tensor.proof import make_finding, prove_bytes
@@ -191,11 +192,12 @@ def _movement_text(reading: EngineReading, moved: Mapping[Piece, Piece]) -> tupl
         whole = {(a.rank, b.rank) for a, b in moved.items() if a.expert == b.expert}
         if local and len(whole) == len({a.rank for a in moved}) and len(places) > len(whole):
             return "expert_order", f"experts stand on other ranks: {_rank_text(moved)}"
-        numbers = ", ".join(f"expert {a} is expert {b}" for a, b in list(places)[:SHOWN])
-        more = f" and {len(places) - SHOWN} more" if len(places) > SHOWN else ""
+        numbers = first_and_more(
+            list(places), SHOWN, lambda pair: f"expert {pair[0]} is expert {pair[1]}"
+        )
         lost = {a for a, _ in places} - {b for _, b in places}
         twice = f"; expert {min(lost)} is nowhere" if len(lost) == 1 else ""
-        return "expert_order", f"experts hold other ones' weights: {numbers}{more}{twice}"
+        return "expert_order", f"experts hold other ones' weights: {numbers}{twice}"
     names = _matrix_names(reading)
     held = [one for each in reading.layout.sections for one in each]
     shared = [
@@ -213,11 +215,12 @@ def _rank_text(moved: Mapping[Piece, Piece]) -> str:
     ranks = dict.fromkeys((a.rank, b.rank) for a, b in moved.items())
     if len(ranks) == 2 and (pair := list(ranks))[0] == pair[1][::-1]:
         return "those of ranks {} and {} are exchanged".format(*sorted(pair[0]))
-    shown = ", ".join(f"rank {a} has that of rank {b}" for a, b in list(ranks)[:SHOWN])
-    more = f" and {len(ranks) - SHOWN} more" if len(ranks) > SHOWN else ""
+    shown = first_and_more(
+        list(ranks), SHOWN, lambda pair: f"rank {pair[0]} has that of rank {pair[1]}"
+    )
     lost = {a for a, _ in ranks} - {b for _, b in ranks}
     nowhere = f"; that of rank {min(lost)} is nowhere" if len(lost) == 1 else ""
-    return f"{shown}{more}{nowhere}"
+    return f"{shown}{nowhere}"
 
 
 def _matrix_names(reading: EngineReading) -> list[str]:

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, TypeVar
 import numpy as np
 
 from aprfmt.arch.role_vocabulary import split_key
+from aprfmt.base.sequences import first_and_more
 from aprfmt.causes.tensor.context import PairContext, find_in_pairs
 from aprfmt.causes.tensor.differing_pair import WINDOW
 from aprfmt.causes.tensor.guess import Group, JointHypothesis
@@ -114,18 +115,14 @@ def _shard_finding(key: str, order: tuple[int, ...], parts: SharedParts) -> Find
 def _order_sentence(order: tuple[int, ...]) -> str:
     """Return a sentence on the order of the ranks' shards, without the tensor's name."""
     moved = [(at, source) for at, source in enumerate(order) if at != source]
-    shown = ", ".join(
-        f"that of rank {source} where rank {at}'s belongs" for at, source in moved[:SHOWN]
+    shown = first_and_more(
+        moved, SHOWN, lambda move: f"that of rank {move[1]} where rank {move[0]}'s belongs"
     )
-    more = f" and {len(moved) - SHOWN} more" if len(moved) > SHOWN else ""
     lost = sorted(set(range(len(order))) - set(order))
     if not lost:
-        return f"the {len(order)} shards were joined in another order: {shown}{more}"
+        return f"the {len(order)} shards were joined in another order: {shown}"
     names = ", ".join(map(str, lost[:SHOWN]))
-    return (
-        f"one shard of {len(order)} was joined twice: {shown}{more}; "
-        f"nothing of rank {names} is there"
-    )
+    return f"one shard of {len(order)} was joined twice: {shown}; nothing of rank {names} is there"
 
 
 def _find_parts(pair: TensorPair, *, exchanged: bool = False) -> SharedParts | None:

@@ -13,6 +13,7 @@ import numpy as np
 from aprfmt.arch.element_moves import to_stored
 from aprfmt.base.encodings import ENCODINGS, block_numbers
 from aprfmt.base.encodings import find_encoding as encoding_row
+from aprfmt.base.sequences import first_and_more
 from aprfmt.causes.row import Cause
 from aprfmt.causes.tensor.differing_pair import DifferingPair
 from aprfmt.causes.tensor.guess import Guess, PairHypothesis, Take
@@ -422,9 +423,8 @@ def _elements_text(case: DifferingPair, places: list[int]) -> str:
     found = list(dict.fromkeys(_element_of_byte(case, at) for at in places))
     plain = encoding_row(case.b.encoding).block_size == 1
     what = "value" if plain else "block"
-    shown = ", ".join(_element_text(case, index, plain) for index in found[:3])
-    more = f" and {len(found) - 3} more" if len(found) > 3 else ""
-    return f"the {what}{'s' if len(found) > 1 else ''} at {shown}{more}"
+    shown = first_and_more(found, 3, lambda index: _element_text(case, index, plain))
+    return f"the {what}{'s' if len(found) > 1 else ''} at {shown}"
 
 
 def _element_text(case: DifferingPair, index: tuple[int, ...], plain: bool) -> str:

@@ -5,6 +5,7 @@ from pathlib import Path
 
 from aprfmt.base.name_copies import copies_text, repeated_prefixes
 from aprfmt.base.protocols import ByteSource, Damage, LazyTensor, Note, Source, TensorInfo, Value
+from aprfmt.base.sequences import first_and_more
 from aprfmt.base.text_escape import shorten
 from aprfmt.errors import FormatError, UnsupportedError
 from aprfmt.formats.damage import Faults, Structure
@@ -173,8 +174,7 @@ def _make_notes(found: Flattened, opened: PickledFile) -> Sequence[Note]:
 
 def first_names(names: Sequence[str]) -> str:
     """Return the first 12 names as text, with the number of those left out."""
-    more = f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
-    return ", ".join(shorten(name, 100) for name in names[:_SHOWN]) + more
+    return first_and_more(names, _SHOWN, lambda name: shorten(name, 100))
 
 
 class PytorchSource:
