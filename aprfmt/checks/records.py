@@ -26,6 +26,7 @@ LEFT_OUT = "left out by --only or --skip"  # why a gate that was not wanted did 
 
 # How far a measure may move from a baseline: by `tolerance`, or by `tolerance` times the old value.
 MoveKind = Literal["absolute", "relative"]
+Level = Literal["fail", "warning"]  # of a finding: wrong, or odd
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +41,7 @@ class CheckFinding:
     found: str
     expected: str
     todo: str = ""
-    level: Literal["fail", "warning"] = "fail"
+    level: Level = "fail"
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,7 +8,6 @@ import math
 import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal
 
 import numpy as np
 
@@ -23,7 +22,7 @@ from aprfmt.checks import bounds
 from aprfmt.checks.context import CheckContext
 from aprfmt.checks.file.recurrent_values import CONSTANT, RATES, check_recurrent
 from aprfmt.checks.file.zero_matrices import find_zero_matrices
-from aprfmt.checks.records import CheckFinding, NotRun, Result
+from aprfmt.checks.records import CheckFinding, Level, NotRun, Result
 from aprfmt.codecs import decode
 from aprfmt.errors import AprfmtError, ArchError
 from aprfmt.formats.safetensors.index_check import index_repair_text
@@ -327,7 +326,7 @@ def _misleading_keys(ctx: CheckContext) -> Iterator[CheckFinding]:
         if one.style == "hf":
             continue  # what its tensors contradict is said with the values that differ
         todo = set_command(ctx.model.path, [shlex.quote(f"{one.key}={json.dumps(one.read)}")])
-        level: Literal["fail", "warning"] = "fail" if one.says is None else "warning"
+        level: Level = "fail" if one.says is None else "warning"
         yield CheckFinding(ctx.where, one.text, f"{one.name} = {one.read!r}", todo, level)
 
 

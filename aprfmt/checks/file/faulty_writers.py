@@ -5,11 +5,11 @@ One row a fault. What cannot be told from the file itself has no row.
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 
 from aprfmt.base.encodings import find_encoding
 from aprfmt.checks.context import CheckContext
-from aprfmt.checks.records import CheckFinding, Result
+from aprfmt.checks.records import CheckFinding, Level, Result
 from aprfmt.model import Model
 
 
@@ -28,7 +28,7 @@ class WriterFault:
     source: str
     todo: str
     wrote: Callable[[Model], bool]
-    level: Literal["fail", "warning"] = "fail"
+    level: Level = "fail"
 
 
 def _is_realizar_gguf_import(model: Model) -> bool:

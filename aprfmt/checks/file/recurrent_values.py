@@ -5,7 +5,7 @@ from collections.abc import Iterator, Mapping
 
 from aprfmt.arch.recurrent_steps import NegativeExp
 from aprfmt.arch.role_vocabulary import split_key
-from aprfmt.checks.records import CheckFinding
+from aprfmt.checks.records import CheckFinding, Level
 from aprfmt.tensors.stats import Stats
 from aprfmt.tensors.view import View
 
@@ -29,14 +29,15 @@ def check_recurrent(measured: Mapping[str, tuple[View, Stats]]) -> Iterator[Chec
     zero or very large, and skips or biases that are one number in some layers alone, are warnings:
     a training may make them.
     """
-    rates = {key: row for key, row in measured.items() if split_key(key)[1] == RATES}
-    for stored in (True, False):
-        own = {key: row for key, row in rates.items() if stores_rates(row[0]) == stored}
-        yield from _check_rates(own) if stored else _check_logarithms(own)
+    by_role: dict[str, dict[str, tuple[View, Stats]]] = {}
+    for key, row in measured.items():
+        by_role.setdefault(split_key(key)[1], {})[key] = row
+    rates = by_role.get(RATES, {})
+    stored = {key: row for key, row in rates.items() if stores_rates(row[0])}
+    yield from _check_rates(stored)
+    yield from _check_logarithms({key: row for key, row in rates.items() if key not in stored})
     for role in CONSTANT:
-        yield from _check_constants(
-            {key: row for key, row in measured.items() if split_key(key)[1] == role}
-        )
+        yield from _check_constants(by_role.get(role, {}))
 
 
 def _check_rates(rates: Mapping[str, tuple[View, Stats]]) -> Iterator[CheckFinding]:
@@ -56,7 +57,8 @@ def _check_logarithms(rates: Mapping[str, tuple[View, Stats]]) -> Iterator[Check
     """Yield findings on stored logarithms of decay rates that give none, or unusual ones."""
     over = [key for key, (_, stats) in rates.items() if (stats.max or 0.0) > LARGEST]
     steep = [key for key, (_, stats) in rates.items() if STEEP < (stats.max or 0.0) <= LARGEST]
-    for wrong, level in ((over, "fail"), (steep, "warning")):
+    levels: tuple[tuple[list[str], Level], ...] = ((over, "fail"), (steep, "warning"))
+    for wrong, level in levels:
         if wrong:
             stats = rates[wrong[0]][1]
             yield CheckFinding(
@@ -64,7 +66,7 @@ def _check_logarithms(rates: Mapping[str, tuple[View, Stats]]) -> Iterator[Check
                 f"logarithms of decay rates up to {stats.max:.4g}",
                 "logarithms whose exponentials are rates: training begins with 0 to 2.8",
                 "are these the rates themselves?",
-                "fail" if level == "fail" else "warning",
+                level,
             )
     values = sum(stats.count for _, stats in rates.values())
     if values >= FEW and all((stats.max or 0.0) < 0 for _, stats in rates.values()):

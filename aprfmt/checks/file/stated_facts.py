@@ -3,13 +3,13 @@
 import json
 import math
 from collections.abc import Mapping
-from typing import Any, Literal
+from typing import Any
 
 from aprfmt.base.encodings import ENCODINGS
 from aprfmt.base.encodings import find_encoding as encoding_row
 from aprfmt.base.metadata_values import short_value
 from aprfmt.checks.context import CheckContext
-from aprfmt.checks.records import CheckFinding, NotRun, Result, list_names
+from aprfmt.checks.records import CheckFinding, Level, NotRun, Result, list_names
 from aprfmt.codecs import gptq
 from aprfmt.codecs.dialect import OF_INPUTS
 from aprfmt.codecs.dialects import dialects_of
@@ -239,7 +239,7 @@ def check_quantization(ctx: CheckContext) -> Result:
         todo = "set the file to what config.json says, by which the weights are read here"
         files = packing_conflicts(ctx.model)
         weighs = any(changes_weights(ctx.model, one.key) for one in files)
-        level: Literal["fail", "warning"] = "warning" if files and not weighs else "fail"
+        level: Level = "warning" if files and not weighs else "fail"
         findings.append(CheckFinding(where, conflict.text, "one packing in both", todo, level))
     return Result(f"{', '.join(sorted(claimed & packed))}, {count} weights", findings)
 

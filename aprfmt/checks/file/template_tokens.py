@@ -1,13 +1,12 @@
 """Checks of the tokens that a chat template writes (marks), and of their embedding rows."""
 
 from collections.abc import Iterator
-from typing import Literal
 
 import numpy as np
 
 from aprfmt.checks import bounds
 from aprfmt.checks.context import CheckContext
-from aprfmt.checks.records import CheckFinding, NotRun, Result, list_names
+from aprfmt.checks.records import CheckFinding, Level, NotRun, Result, list_names
 from aprfmt.errors import AprfmtError
 from aprfmt.tensors.view import View
 from aprfmt.tokenizer.absent_keys import absent_types
@@ -39,7 +38,7 @@ def check_token_types(ctx: CheckContext) -> Result:
         place = (
             "tokenizer.ggml.token_type" if side is not None and side.uses_lists else "added_tokens"
         )
-        level: Literal["fail", "warning"] = "warning" if healed else "fail"
+        level: Level = "warning" if healed else "fail"
         findings.append(
             CheckFinding(
                 f"{ctx.carried.where}: {place}",

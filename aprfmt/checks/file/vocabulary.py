@@ -11,13 +11,13 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from difflib import get_close_matches
 from itertools import pairwise
-from typing import Any, Literal
+from typing import Any
 
 from aprfmt.base.text_escape import shorten
 from aprfmt.checks.bounds import PIECES_FROM, PIECES_MADE, VOCAB_SHARE
 from aprfmt.checks.context import CheckContext
 from aprfmt.checks.file.stored_vocabulary import StoredVocabulary, read_vocabulary
-from aprfmt.checks.records import CheckFinding, NotRun, Result, list_names
+from aprfmt.checks.records import CheckFinding, Level, NotRun, Result, list_names
 from aprfmt.errors import AprfmtError, FormatError
 from aprfmt.measure import named_causes
 from aprfmt.tokenizer.absent_keys import absent_ids, set_command
@@ -246,7 +246,7 @@ def check_size(ctx: CheckContext) -> Result:
         return Result(said)
     beyond = [(i, t) for i, t in enumerate(words.tokens[rows:], rows) if t is not None]
     # Placeholders of other models of a family are added after the embedding (gemma 3's image).
-    level: Literal["fail", "warning"] = "fail"
+    level: Level = "fail"
     if not (dense or few or words.plain > rows) and all(PLACEHOLDER.search(t) for _, t in beyond):
         level = "warning"
     todo = "the tokenizer is not of this model, or one of the two is cut"
@@ -480,7 +480,7 @@ def _find_unstopped_turn(ctx: CheckContext) -> list[CheckFinding]:
         return []  # the checks of the lists and of the template say it
     if found is None:
         return []
-    level: Literal["fail", "warning"] = "fail" if found.contradicted else "warning"
+    level: Level = "fail" if found.contradicted else "warning"
     todo = found.remedy  # of a base model nothing may be wrong
     if found.contradicted and found.assignments:
         words = [shlex.quote(one) for one in found.assignments]

@@ -6,8 +6,9 @@ lost it, whatever the model is. Some tensors are zero in sound files, and their 
 
 import re
 
+from aprfmt.base.sequences import first_and_more
 from aprfmt.checks.context import CheckContext
-from aprfmt.checks.records import CheckFinding
+from aprfmt.checks.records import CheckFinding, Level
 from aprfmt.errors import AprfmtError
 from aprfmt.model.resolve import Resolution
 from aprfmt.model.usual_zeros import is_usually_zero
@@ -55,24 +56,20 @@ def find_zero_matrices(
             begun.append(name)
         else:
             (lost if _PARAMETER.search(name) else warned).append(name)
-    findings = []
-    for names, level, says in (
+    rows: tuple[tuple[list[str], Level, str], ...] = (
         (lost, "fail", ""),
         (begun, "warning", "; some networks begin with zeros there, and training changes them"),
         (warned, "warning", ""),
-    ):
-        if names:
-            findings.append(_make_finding(names, says, level == "fail"))
-    return seen, findings
+    )
+    return seen, [_make_finding(names, level, says) for names, level, says in rows if names]
 
 
-def _make_finding(names: list[str], says: str, fails: bool) -> CheckFinding:
+def _make_finding(names: list[str], level: Level, says: str) -> CheckFinding:
     """Return the finding on matrices of zeros; `says` is added to what was found of them."""
-    more = f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
     return CheckFinding(
-        ", ".join(names[:_SHOWN]) + more,
+        first_and_more(names, _SHOWN),
         f"every value is 0{says}",
         "a matrix that was filled",
         "get the file again, or convert it again",
-        "fail" if fails else "warning",
+        level,
     )
