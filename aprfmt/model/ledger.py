@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, Literal, get_args
 from aprfmt.arch import ARCHS
 from aprfmt.arch.aliases import CALLED
 from aprfmt.base.protocols import SURPLUS, Damage, Note, Value
-from aprfmt.base.sequences import join_first
+from aprfmt.base.sequences import join_first, listed
 from aprfmt.base.text_escape import shorten
 from aprfmt.errors import AprfmtError, ArchError, FormatError
 from aprfmt.model.carried_files import foreign_keys
@@ -704,10 +704,11 @@ class _LedgerBuilder:
         weights. A dtype in an embedded config.json is not used in loading: it is True as well.
         """
         if key in _NAMES_OF_CLASSES:
-            found = [_architecture_called(each) for each in _as_list(value)]
-            if self._fits_its_class and set(found) == {self.spec.name if self.spec else ""}:
+            found = [_architecture_called(each) for each in listed(value)]
+            spec = self._fitting_class
+            if spec is not None and set(found) == {spec.name}:
                 # Loaders of this class find every tensor, so that only what it computes counts.
-                return ["a class that computes", repr(self.spec.block) if self.spec else ""]
+                return ["a class that computes", repr(spec.block)]
             return None if None in found else found
         if key in _DTYPE_KEYS:
             from aprfmt.model.stated_dtype import is_of_weights
@@ -716,21 +717,19 @@ class _LedgerBuilder:
         return None
 
     @cached_property
-    def _fits_its_class(self) -> bool:
-        """Whether the tensors are exactly those of the one architecture that the file states.
+    def _fitting_class(self) -> "ArchSpec | None":
+        """The one architecture that the file's keys state, if the tensors are exactly its own.
 
-        False if its keys state several.
+        None if the keys state several, or the tensors are others.
         """
         if self.spec is None:
-            return False
-        config, called = self.model.config or {}, set()
-        for key in _NAMES_OF_CLASSES:
-            value = config.get(key) or []
-            called |= {_architecture_called(one) for one in _as_list(value)}
-        resolution = self.model.resolution
-        return called <= {self.spec.name} and (
-            resolution.coverage.is_whole and not resolution.unbound
-        )
+            return None
+        config, resolution = self.model.config or {}, self.model.resolution
+        names = [name for key in _NAMES_OF_CLASSES for name in listed(config.get(key) or [])]
+        if not {*map(_architecture_called, names)} <= {self.spec.name}:
+            return None
+        whole = resolution.coverage.is_whole and not resolution.unbound
+        return self.spec if whole else None
 
     def _tower_key_reading(self, path: str) -> tuple[Reading, str] | None:
         """Return (reading, what for) of a key in a tower's section of config.json.
@@ -1125,11 +1124,6 @@ def _key_reading(
             return row.reading, row.source
         return "without effect", "" if spec is None else f"the tables of {spec.name}"
     return None
-
-
-def _as_list(value: Value) -> list[Value]:
-    """Return a list as it is, and any other value as the one item of a list."""
-    return value if isinstance(value, list) else [value]
 
 
 def _architecture_called(name: Value) -> str | None:
