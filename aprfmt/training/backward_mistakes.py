@@ -158,10 +158,7 @@ def accept_mistake(
     """
     says = guess.says
     change = guess.change
-    in_backward = change is not None and (
-        change.operation or change.misread or change.shares or change.cut
-    )
-    if in_backward:
+    if change is not None and change.is_of_backward:
         says += f"; backward from the loss it begins {first_place(keys, right)}"
     one = BackwardFound(guess.cause, says, lambda case: case.given, most=most)
     for key in keys:

@@ -162,6 +162,12 @@ class BackwardChange:
     cut: frozenset[str] = frozenset()
 
     @property
+    def is_of_backward(self) -> bool:
+        """Whether an operation's own backward is wrong: no value of the pass is another one."""
+        wrong = self.operation, self.misread, self.shares
+        return any(each is not None for each in wrong) or bool(self.cut)
+
+    @property
     def scores_padding(self) -> bool:
         """Whether the tokens of the padding at the end of a row are labels, too."""
         return self.padding in ("scored", "scored and seen")

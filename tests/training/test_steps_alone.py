@@ -13,6 +13,7 @@ from aprfmt.causes.training.optimizers import Recipe
 from aprfmt.causes.training.step_case import StepGuess
 from aprfmt.causes.training.step_size import SLACK
 from aprfmt.errors import UsageError
+from aprfmt.inference.gradients.changes import BackwardChange
 from aprfmt.training import (
     backward_mistakes,
     clipped_gradients,
@@ -698,15 +699,11 @@ def test_mistakes_of_a_whole_pass_are_looked_for_while_a_gradient_is_not_explain
 
 @pytest.mark.parametrize("change", ["none", "of numbers", "of an operation", "of a base"])
 def test_a_mistake_of_an_operation_says_where_it_begins(change: str) -> None:
-    changes: dict[str, Any] = {
+    changes: dict[str, BackwardChange | None] = {
         "none": None,
-        "of numbers": SimpleNamespace(operation=None, misread=None, shares=None, cut=None),
-        "of an operation": SimpleNamespace(
-            operation="softmax", misread=None, shares=None, cut=None
-        ),
-        "of a base": SimpleNamespace(
-            operation=None, misread="one scale for all blocks", shares=None, cut=None
-        ),
+        "of numbers": BackwardChange(),
+        "of an operation": BackwardChange(operation="rope_cut"),
+        "of a base": BackwardChange(misread="one scale for all blocks"),
     }
     cause = "backward_operation"
     guess_of_all: Any = SimpleNamespace(cause=cause, says="it is", change=changes[change])
