@@ -58,9 +58,7 @@ def explain_far_runs(case: DifferingPair) -> Iterator[Finding]:
     if case.before.nonfinite is not None or case.a.encoding == case.b.encoding:
         return
     copies = list(packed_copies(case))
-    if copies and not any(
-        copy.finite and fit_errors(copy.x, copy.y, copy.lattice).how for copy in copies
-    ):
+    if copies and not any(copy.finite and copy.fit().how for copy in copies):
         return
     found = far_blocks(case.a.side, case.b.side)
     if found is not None:

@@ -110,23 +110,24 @@ def _block_errors(
         x, y = (b, a) if swapped else (a, b)
         if not (np.isfinite(x).all() and np.isfinite(y).all()):
             return None
-        own, other, both = ((x * x).sum(1), (y * y).sum(1), (x * y).sum(1))
+        squares, off = x * x, (x - y) ** 2
+        own, other, both, away = (part.sum(1) for part in (squares, y * y, x * y, off))
         if not own.all() or not other.all():
             return None
-        errors.append(np.sqrt(((x - y) ** 2).sum(1) / own))
-        xx, ee = xx + float(own.sum()), ee + float(((x - y) ** 2).sum())
+        errors.append(np.sqrt(away / own))
+        xx, ee = xx + float(own.sum()), ee + float(off.sum())
         like.append(both / np.sqrt(own * other))
         xy, yy = xy + float(both.sum()), yy + float(other.sum())
-        runs, off = (((part) ** 2).reshape(len(x), -1, RUN).sum(-1) for part in (x, x - y))
+        runs, far = (part.reshape(len(x), -1, RUN).sum(-1) for part in (squares, off))
         large = runs >= LARGE * runs.mean(axis=1, keepdims=True)
-        shares = np.where(large, off / runs, 0.0).reshape(-1)
+        shares = np.where(large, far / runs, 0.0).reshape(-1)
         last = np.argpartition(shares, -min(FEW + 1, shares.size))[-FEW - 1 :]
         runs_off += [(float(shares[at]), start + int(at) * RUN) for at in last]
         runs_off = sorted(runs_off, reverse=True)[: FEW + 1]
         start += x.size
     every = np.concatenate(errors)
-    far = _far_runs(runs_off, float(np.median(every)) ** 2)
-    return every, np.concatenate(like), xy / yy, ee / xx, far
+    worse = _far_runs(runs_off, float(np.median(every)) ** 2)
+    return every, np.concatenate(like), xy / yy, ee / xx, worse
 
 
 def _far_runs(shares: list[tuple[float, int]], usual: float) -> list[int]:
