@@ -374,11 +374,9 @@ def _parallel_summands(case: Mismatch, last: OperationCall) -> tuple[Array, Arra
             made = case.array(call.result)
             if made.shape != sum_before.shape or not np.array_equal(made, sum_before):
                 continue
-            parts = [case.array(x) for x in call.args]
-            if all(part.shape == made.shape for part in parts):
-                return tuple(
-                    np.asarray(x, np.float64) for x in (*parts, case.array(last.args[1 - at]))
-                )  # type: ignore[return-value]
+            stream, first = (np.asarray(case.array(x), np.float64) for x in call.args)
+            if stream.shape == first.shape == made.shape:
+                return stream, first, np.asarray(case.array(last.args[1 - at]), np.float64)
     return None
 
 
