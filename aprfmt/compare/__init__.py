@@ -207,6 +207,13 @@ def _tower_facts(a: Model, b: Model) -> tuple[frozenset[str], tuple[str, ...]]:
     return outside, tower_options(a, b)
 
 
+def _nameless_options(a: Model) -> tuple[str, ...]:
+    """Return the option of `convert` for a file that states no architecture; () for others."""
+    from aprfmt.model.resolve import architecture_names
+
+    return () if a.forced or a.kind is not None or architecture_names(a) else ("--generic",)
+
+
 def open_saved_state(path: Path, model: Model) -> Model | None:
     """Return the weights that an engine saved at a path, opened by the names of `model`.
 
@@ -420,7 +427,7 @@ def diff_models(
         input_scale_endings(a),
         left_encodings=_left_encodings(alignment.pairs, done) if found else {},
         outside_tower=outside,
-        tower_options=options,
+        copy_options=options or _nameless_options(a),
         unwhole=tuple(
             str(model.path)
             for model, gone in zip((a, b), lost, strict=True)

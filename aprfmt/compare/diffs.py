@@ -87,7 +87,7 @@ class DiffReport(Tabular):
     # {key: (A's encoding, B's)} of B's matrices that were not compared; "" where A has none
     left_encodings: Mapping[str, tuple[str, str]] = field(default_factory=dict)
     outside_tower: Collection[str] = ()  # tensors of a model that the other side's tower lacks
-    tower_options: Sequence[str] = ()  # of the command that writes a tower alone from A
+    copy_options: Sequence[str] = ()  # of the command that writes B from A: a tower alone, no names
     unwhole: Collection[str] = ()  # paths of the sides whose files are damaged or incomplete
 
     def table_rows(self) -> Sequence[Row]:

@@ -131,7 +131,7 @@ def rewriting_command(report: "DiffReport") -> str:
     """
     if (
         not _is_whole(report, report.a)
-        or (report.outside_tower and not report.tower_options)
+        or (report.outside_tower and not report.copy_options)
         or report.of_engine
         or any(has_weights(one.cause, "trained") for one in report.findings)
     ):
@@ -154,13 +154,7 @@ def rewriting_command(report: "DiffReport") -> str:
     if any(overflows_encoding(one.values, theirs) for one in report.findings):
         theirs = {}
     return rewrite_command(
-        report.a,
-        report.b,
-        mine,
-        theirs,
-        report.file_type,
-        report.input_scales,
-        report.tower_options,
+        report.a, report.b, mine, theirs, report.file_type, report.input_scales, report.copy_options
     )
 
 

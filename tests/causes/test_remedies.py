@@ -50,14 +50,11 @@ RUN_ELSEWHERE = {
         "causes.tensor.test_stored_once:"
         "test_a_table_under_the_heads_name_alone_is_named_and_renamed"
     ),
+    "weight_norm_lost": "causes.tensor.test_weight_norm:test_the_command_gives_the_lengths_back",
 }
 # {cause: the test of an answer that says that no command mends it}.
 NO_COMMAND = {
-    "delta_change": "causes.test_adapter_deltas:test_another_change_is_said_to_have_no_command",
-    "weight_norm_lost": (
-        "causes.tensor.test_weight_norm:"
-        "test_a_folded_weight_is_the_same_and_the_directions_alone_are_not"
-    ),
+    "delta_change": "causes.test_adapter_deltas:test_another_change_is_said_to_have_no_command"
 }
 SIZES: dict[str, Any] = {"hidden": 96, "layers": 1, "ffn": 160, "heads": 4, "kv_heads": 2}
 # One fault of each cause that one tensor shows, and that a command undoes.

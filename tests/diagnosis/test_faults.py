@@ -132,8 +132,8 @@ def test_tables_name_causes_of_the_one_table() -> None:
 # tokens (test_renumbered_tokens);
 # others have a file of tests of their name, or stand in test_batch_sequences, test_served_adapters,
 # test_shared_ranges, test_misread_codes, test_second_layouts, test_packed_copies,
-# test_adapter_deltas, test_torch_kernels, model/relations/test_kernels and
-# model/test_older_packing_files.
+# test_adapter_deltas, test_torch_kernels, test_stored_once, test_weight_norm, test_resized_grids,
+# model/relations/test_kernels and model/test_older_packing_files.
 SEEDED_ELSEWHERE = {cause.name for name in modules_of("training") for cause in causes_of(name)} | {
     "added_vector",
     "architecture_key",
@@ -157,15 +157,20 @@ SEEDED_ELSEWHERE = {cause.name for name in modules_of("training") for cause in c
     "rank_part",
     "ranks_differ",
     "requests_differ",
+    "resized_positions",
     "rope_precision",
     "served_adapter",
     "shard_order",
     "stale_layout",
+    "stored_once",
     "stored_shape",
     "stored_twice",
+    "table_under_head",
     "token_numbering",
     "torch_layout",
     "visible_padding",
+    "weight_norm_folded",
+    "weight_norm_lost",
 }
 USUAL_IN = ("qwen3", "phi2", "gemma2", "qwen2_moe")  # models that every usual mistake exists in
 

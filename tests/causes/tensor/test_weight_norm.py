@@ -14,6 +14,7 @@ from torch.nn.utils import parametrizations, remove_weight_norm, weight_norm
 
 from aprfmt.model.weight_norm import normed_weights, older_spellings
 from tests.cli.run import aprfmt
+from tests.diagnosis.test_remedies import written
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*weight_norm.* is deprecated:FutureWarning")
 NEW = "parametrizations.weight.original"
@@ -95,6 +96,20 @@ def test_a_folded_weight_is_the_same_and_the_directions_alone_are_not(
     row = causes(told)["weight_norm_lost"]
     assert row["level"] == "confirmed" and len(row["where"]) == 9
     assert "B has the directions of A's weight norm" in row["says"]
+
+
+def test_the_command_gives_the_lengths_back(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    normed = both()[0]
+    lost = {
+        name.replace("weight_v", "weight"): values.clone()
+        for name, values in normed.items() if not name.endswith("_g")
+    }  # fmt: skip
+    told = asked(tmp_path, normed, lost)
+    command = causes(told)["weight_norm_lost"]["remedy"]["command"]
+    made = written(command, tmp_path / "b.pt", tmp_path / "made", monkeypatch)
+    assert aprfmt("diagnose", tmp_path / "a.pt", made).code == 0
 
 
 def test_a_weight_that_is_neither_is_not_named(tmp_path: Path) -> None:
