@@ -113,7 +113,9 @@ def test_the_first_line_counts_warnings_that_it_does_not_say(
         "tokenizer": {}, "relations": [{"says": "another name"}],
         "notes": [*[note] * warnings, {**note, "level": "note"}, {**note, "key": "relation"}],
     }  # fmt: skip
-    opened: Any = SimpleNamespace(damage=(), unread=None, folder=None, path=Path("m.gguf"))
+    opened: Any = SimpleNamespace(
+        damage=(), unread=None, lone_codes={}, folder=None, path=Path("m.gguf")
+    )
     said = [] if not warnings else [f"{warnings} warning{'s' * (warnings > 1)}"]
     assert summary._list_oddities(opened, body) == ["another name", *said]
 

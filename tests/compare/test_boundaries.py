@@ -133,7 +133,7 @@ def side(scores: list[float] | None = None, **facts: Any) -> Any:
         types=None,
         engine_ids={"bos": 1, "eos": 2},
     )
-    return SimpleNamespace(vocabulary=vocabulary, uses_lists=True, **facts)
+    return SimpleNamespace(vocabulary=vocabulary, uses_lists=True, framed_roles=None, **facts)
 
 
 @pytest.mark.parametrize("base", [-0.5, -3.0, -2e5])

@@ -38,10 +38,10 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def other(model: Path) -> Path:
-    """Return a copy whose first tensor differs."""
+    """Return a copy whose first tensor differs, by an exponent's bit: no rounding."""
     rows = dict(tensors_of(model))
     kind, shape, data = rows["model.embed_tokens.weight"]
-    rows["model.embed_tokens.weight"] = (kind, shape, bytes([data[0] ^ 1]) + data[1:])
+    rows["model.embed_tokens.weight"] = (kind, shape, data[:1] + bytes([data[1] ^ 1]) + data[2:])
     made = model.with_name("other")
     made.mkdir()
     for path in model.iterdir():
