@@ -17,7 +17,7 @@ from aprfmt.arch.joining_steps import Stacked
 from aprfmt.arch.layout_steps import RowsPermuted
 from aprfmt.errors import ArchError, ConversionError
 from aprfmt.model import Model
-from aprfmt.model.adapter_parts import HEADS, is_saved_base, plain_module
+from aprfmt.model.adapter_parts import HEADS, TRANSPOSED_DORA, is_saved_base, plain_module
 from aprfmt.model.adapter_reading import Adapter, StoredPair, read_factors
 from aprfmt.model.patterns import similar_names
 from aprfmt.model.relations import SHOWN, Relation, opening_path
@@ -422,7 +422,7 @@ def _pair_as_low_rank(adapter: Adapter, pair: StoredPair) -> LowRank:
     magnitude = pair.parts.get("magnitude")
     if adapter.turned and not pair.embedding:
         if magnitude is not None:
-            raise ConversionError(f"{adapter.path}: {pair.module}: DoRA with fan_in_fan_out")
+            raise ConversionError(f"{adapter.path}: {TRANSPOSED_DORA}")
         a, b = b.T, a.T
     lengths = None if magnitude is None else magnitude.numpy().astype(np.float64).reshape(-1)
     return LowRank(a, b, pair.scale, lengths)

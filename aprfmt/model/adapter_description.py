@@ -12,6 +12,7 @@ from aprfmt.model.adapter_parts import (
     alpha_contradiction,
     assumed_alpha_text,
     diffusion_components,
+    dora_obstacle,
     is_saved_base,
     lacks_scale,
     merge_obstacle,
@@ -119,7 +120,7 @@ def adapter_next_step(model: "Model") -> str:
     """Return what aprfmt can do with an adapter, or why it cannot be merged, as a clause."""
     parts = adapter_parts(model)
     config = peft_config(model)
-    obstacle = merge_obstacle(config, parts, model)
+    obstacle = merge_obstacle(config, parts, model) or dora_obstacle(config)
     if obstacle and obstacle == alpha_contradiction(config, parts, model):
         return f"it is not merged here: {obstacle}"
     fault = pair_faults_text(config, parts, model)

@@ -405,13 +405,25 @@ def is_saved_base(name: str, config: Mapping[str, Any]) -> bool:
     return f"{WRAPPED}." in name and not trained
 
 
+TRANSPOSED_DORA = "DoRA of matrices that are stored [in, out] (fan_in_fan_out) is not merged here"
+
+
+def dora_obstacle(config: Mapping[str, Any]) -> str:
+    """Return why DoRA of an adapter cannot be merged, as a clause; "" where it can, or is none.
+
+    Its gradients can be computed all the same.
+    """
+    return TRANSPOSED_DORA if config.get("use_dora") and config.get("fan_in_fan_out") else ""
+
+
 def merge_obstacle(
     config: Mapping[str, Any], parts: AdapterParts, model: "Model", *, compare: bool = False
 ) -> str:
-    """Return why an adapter cannot be merged, as a clause; "" if names and config allow it.
+    """Return why an adapter cannot be used, as a clause; "" if names and config allow it.
 
-    With `compare` the adapter is compared with a merged model and not merged: contradictory
-    alphas, and tensors that no merge reads, are then no obstacle.
+    `dora_obstacle` stands in the way of a merge alone. With `compare` the adapter is compared with
+    a merged model and not merged: contradictory alphas, and tensors that no merge reads, are then
+    no obstacle.
     """
     kind = config.get("peft_type", "LORA")
     if kind != "LORA":
@@ -419,8 +431,6 @@ def merge_obstacle(
     for key in _UNREAD:
         if config.get(key):
             return f"{key} of adapter_config.json is not read here"
-    if config.get("use_dora") and config.get("fan_in_fan_out"):
-        return "DoRA of matrices that are stored [in, out] (fan_in_fan_out) is not read here"
     odd_pair = _parameter_obstacle(config, parts)
     if odd_pair:
         return odd_pair
@@ -458,8 +468,8 @@ def odd_tensors(parts: AdapterParts) -> Mapping[str, str]:
 def pair_fault(config: Mapping[str, Any], parts: AdapterParts, model: "Model", module: str) -> str:
     """Return why the factors of a module are no pair of a LoRA, as a clause; "" if they are one.
 
-    By names and shapes alone: one factor without the other, axes that do not fit, or another rank
-    than adapter_config.json says.
+    By names and shapes alone: one factor without the other, DoRA's lengths lost, axes that do not
+    fit, or another rank than adapter_config.json says.
     """
     own = parts.factors[module]
     embedding = "embedding_a" in own or "embedding_b" in own
@@ -467,6 +477,8 @@ def pair_fault(config: Mapping[str, Any], parts: AdapterParts, model: "Model", m
     for part in names:
         if part not in own:
             return f"{module} has no {part} next to {', '.join(own)}"
+    if config.get("use_dora") and "magnitude" not in own:
+        return f"{module} has no lora_magnitude_vector, and adapter_config.json says use_dora"
     if parts.spellings == {"mlx"}:
         return _mlx_pair_fault(config, module, *(model[own[part]].shape for part in names))
     turned = parts.spellings == {"gguf"} and module == GGUF_EMBEDDING

@@ -68,12 +68,28 @@ REFUSED: Mapping[str, Mapping[str, Any]] = {
 def test_inspect_promises_no_merge_that_is_refused(
     config: Mapping[str, Any], tmp_path: Path
 ) -> None:
-    base, adapter = base_folder(tmp_path / "base"), adapter_folder(tmp_path / "a", **config)
+    name = "model.layers.{}.self_attn.q_proj.lora_magnitude_vector"
+    lengths = {name.format(layer): torch.ones(64) for layer in range(2)}
+    whole = lengths if config.get("use_dora") else {}
+    base, adapter = base_folder(tmp_path / "base"), adapter_folder(tmp_path / "a", whole, **config)
     done = merge(base, adapter, tmp_path / "out")
     assert done.code == 2
     shown = aprfmt("inspect", adapter, "--json").json["summary"]
     why = done.err.strip().rpartition(".safetensors: ")[2]
     assert why in shown["next"] and "--adapter" not in shown["next"]
+
+
+@pytest.mark.parametrize("lost", [0, 1])
+def test_dora_without_its_lengths_is_no_lora(lost: int, tmp_path: Path) -> None:
+    """Seen red: merged as LoRA, without a word."""
+    name = "model.layers.{}.self_attn.q_proj.lora_magnitude_vector"
+    held = {name.format(1 - lost): torch.ones(64)}
+    base = base_folder(tmp_path / "base")
+    adapter = adapter_folder(tmp_path / "a", held, use_dora=True)
+    done = merge(base, adapter, tmp_path / "out")
+    said = f"model.layers.{lost}.self_attn.q_proj has no lora_magnitude_vector"
+    assert done.code == 2 and said in done.err and not (tmp_path / "out").exists()
+    assert said in aprfmt("validate", adapter).out
 
 
 def test_inspect_promises_a_merge_that_is_made(tmp_path: Path) -> None:
