@@ -132,6 +132,13 @@ class PairContext:
         except ArchError:
             return False
 
+    def is_second_layout(self, label: str, key: str) -> bool:
+        """Return whether a tensor stores what has a role again, in another layout."""
+        try:
+            return key in self.models[label].resolution.stored_again
+        except ArchError:
+            return False
+
     def sides(self, label: str) -> Mapping[str, View]:
         """Return {key: tensor} of one of the models, by the keys of `pairs`.
 

@@ -350,11 +350,14 @@ def _explain_stored_once(
     """Return the finding that one file stores a tensor twice, the other once, or None.
 
     `mine` is tensor `key` of file `label` ("a" or "b"), which the other file lacks. The file has to
-    hold the same values under another name too, and the other file under that name. A table of
+    hold the same values under another name too, and the other file under that name. None for a
+    tensor that stores a role again in another layout, which `stored_twice` names. A table of
     tokens that is stored under the head's name only is lost for readers, which look for the table.
     """
     there = "b" if label == "a" else "a"
     if mine.size < LEAST_SHARED or context.has_role(label, key):
+        return None
+    if context.is_second_layout(label, key):
         return None
     for other in context.keys_with_equal_sample(there, mine):
         row, twice, once = (
@@ -369,7 +372,7 @@ def _explain_stored_once(
         if case.before.changed:
             continue
         says = f"{label.upper()} stores one tensor under two names, {there.upper()} under one"
-        more = f"{there.upper()}'s {other} equals {label.upper()}'s {key} and {other}"
+        more = f"both equal {there.upper()}'s {other}"
         proof = prove_values(mine.take(np.arange(min(mine.rows, FEW))), mine.size, 0, 0.0)
         if not (key.endswith(TABLES) and other.endswith(HEADS)):
             return make_finding("stored_once", (key, other), (says, more), None, 0.0, proof)
