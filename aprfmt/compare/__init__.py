@@ -68,7 +68,12 @@ from aprfmt.model.own_keys import (
 )
 from aprfmt.model.packing import input_scale_endings, packing_conflicts
 from aprfmt.model.relations import file_relations
-from aprfmt.model.resolve import ARCHITECTURE, spellings_by_role, stated_architecture
+from aprfmt.model.resolve import (
+    ARCHITECTURE,
+    architecture_names,
+    spellings_by_role,
+    stated_architecture,
+)
 from aprfmt.remote.paths import is_remote
 from aprfmt.tokenizer.keys import GENERATION_KEYS
 
@@ -209,8 +214,6 @@ def _tower_facts(a: Model, b: Model) -> tuple[frozenset[str], tuple[str, ...]]:
 
 def _nameless_options(a: Model) -> tuple[str, ...]:
     """Return the option of `convert` for a file that states no architecture; () for others."""
-    from aprfmt.model.resolve import architecture_names
-
     return () if a.forced or a.kind is not None or architecture_names(a) else ("--generic",)
 
 
