@@ -350,7 +350,7 @@ def test_a_coarser_type_is_tried_where_what_is_stored_leaves_it_to_be_seen(
     monkeypatch.setattr(arithmetic, "encoding_row", lambda name: SimpleNamespace(block_size=4))
     monkeypatch.setattr(arithmetic, "_encode_again", lambda take, name: (take, name))
     monkeypatch.setattr(arithmetic, "steps_apart", lambda case: None)
-    monkeypatch.setattr(arithmetic, "replace", lambda made, sampled: made)
+    monkeypatch.setattr(arithmetic, "replace", lambda made, **facts: made)
 
     def tried(relative: float, a: str, b: str, columns: int = 8) -> list[Any]:
         case: Any = SimpleNamespace(

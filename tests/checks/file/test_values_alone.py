@@ -35,11 +35,13 @@ def scan(
     return TensorScan(TensorInfo("x", shape, encoding, 0, 64, 0), stats, **more)
 
 
-def checked(monkeypatch: pytest.MonkeyPatch, **census: TensorScan) -> Any:
+def checked(
+    monkeypatch: pytest.MonkeyPatch, reported: tuple[str, ...] = (), **census: TensorScan
+) -> Any:
     monkeypatch.setattr(values, "_buffer_names", lambda ctx: frozenset({"mask"}))
     zeros = SimpleNamespace(text="", expected="")
     monkeypatch.setattr(values, "find_zero_pairs", lambda model: zeros)
-    ctx: Any = SimpleNamespace(census=census, model=Views(), where="m", reported_parts=frozenset())
+    ctx: Any = SimpleNamespace(census=census, model=Views(), where="m", reported_parts=reported)
     return values.check_values(ctx)
 
 
@@ -77,21 +79,12 @@ def test_what_is_not_decoded_or_said_elsewhere_is_no_pass(monkeypatch: pytest.Mo
         checked(monkeypatch)
 
 
-def test_codes_of_the_whole_range_need_their_scale(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Weights cast without a scale are small; those of one axis are no matrix."""
-    full: Any = {"encoding": "F8_E4M3", "absmax": 448.0}
-    for l2, shape, expected in (
-        (4.0, (2, 8), 0),
-        (4.1, (2, 8), 1),
-        (4.1, (16,), 0),
-        (1600.0, (2, 8), 1),
-    ):
-        result = checked(monkeypatch, w=scan(l2=l2, shape=shape, **full))
-        assert [one.found.startswith("F8_E4M3 values up to 448") for one in result.findings] == (
-            [True] * expected
-        )
-    assert not checked(monkeypatch, w=scan(l2=99.0, encoding="F8_E4M3", absmax=447.0)).findings
-    assert not checked(monkeypatch, w=scan(l2=99.0, encoding="F32", absmax=448.0)).findings
+def test_codes_without_a_scale_are_failures(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each stored tensor once: what another check reports is left out."""
+    codes = {"w": SimpleNamespace(text="codes"), "told": SimpleNamespace(text="codes")}
+    monkeypatch.setattr(Views, "lone_codes", codes)
+    (found,) = checked(monkeypatch, reported=("told",), w=scan(), told=scan()).findings
+    assert (found.where, found.level, found.found) == ("w", "fail", "codes")
 
 
 def role_bounds(

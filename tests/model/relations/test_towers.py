@@ -41,7 +41,9 @@ def gemma3(tmp_path_factory: pytest.TempPathFactory) -> Path:
         eoi_token_index=301, image_token_index=302,
     )  # fmt: skip
     folder = tmp_path_factory.mktemp("gemma3") / "orig"
-    Gemma3ForConditionalGeneration(config).bfloat16().save_pretrained(folder)
+    model = Gemma3ForConditionalGeneration(config).bfloat16()
+    model.model.multi_modal_projector.mm_input_projection_weight.data.normal_()  # zeros, when new
+    model.save_pretrained(folder)
     return folder
 
 
