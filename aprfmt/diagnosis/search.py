@@ -12,6 +12,7 @@ little better.
 
 import math
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
 
@@ -50,6 +51,7 @@ ALL = 1.5  # the passes at all divergences of a trace together, times those at o
 PASSES_OF_A_FIT = 90  # that a number takes until it fits
 FIRST_CHANGES = 3  # changes after which the number of another one is fitted
 FITTED = 0.35  # share of the passes that are left to rows and numbers
+AFTER_ROWS = 0.3  # share of the passes that rows leave to numbers and to single passes
 JOINED = 0.6  # share of the passes at one divergence that joined changes have at least
 DEEPEST = 4  # changes that are joined
 OTHERS = 300  # passes to look for something else that would explain joined changes as well
@@ -192,7 +194,8 @@ class Search:
             alone = self._measure_each(self._single_layer_steps(), most)
             found = [one for one in alone if self.solves(one)]
         if not found:
-            found = [one for one in self._measure_each(self._row_steps()) if self.solves(one)]
+            with self._passes_kept():
+                found = [one for one in self._measure_each(self._row_steps()) if self.solves(one)]
         if not found:
             fitted = list(self._measure_each(self._fitted_steps()))
             self.singles += fitted
@@ -208,6 +211,14 @@ class Search:
         # Single layers take many passes; joined changes have their own share of them.
         self.runs = max(self.runs, int(JOINED * self.allowed))
         return self._join_changes() or self._fit_second_number()
+
+    @contextmanager
+    def _passes_kept(self) -> Iterator[None]:
+        """Keep a share of the passes (AFTER_ROWS) from what runs in here, for what comes after."""
+        kept = min(self.runs, int(AFTER_ROWS * self.allowed))
+        self.runs -= kept
+        yield
+        self.runs += kept
 
     def _measure_each(self, steps: Iterator[SearchStep], left: int = 0) -> Iterator[TriedSteps]:
         """Yield the result of each change that can be applied, until `left` passes are left."""
