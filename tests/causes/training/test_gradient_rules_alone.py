@@ -415,10 +415,10 @@ def test_rope_hands_on_the_gradient_of_some_heads_or_of_one_element_of_each_pair
          "keys the first element of each pair counts 0.5 times after the rotation"),
         ("pairs read", {K: (0, 1)},
          "keys the first element of each pair is lost before the rotation"),
-        ("pairs given", {Q: (2, 2)}, "queries every element that is rotated counts 2 times"),
     ):  # fmt: skip
         found = shares_of(factors, kind, sizes, factors)
         assert found == [("backward_rope", f"at rope, of the gradient of {text}")], kind
     assert not shares_of({Q: (1, 1, 1, 1)}, "heads", sizes, [Q])
+    assert not shares_of({Q: (2, 2)}, "pairs given", sizes, [Q])  # one factor of all says no place
     values = "L1.attn_v.weight"
     assert not shares_of({Q: (1, 1, 0, 0), values: (1, 1)}, "heads", sizes, [Q, values])
