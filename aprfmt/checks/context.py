@@ -149,6 +149,14 @@ class CheckContext:
         """
         return read_tokenizer_parts(self.model)
 
+    @property
+    def readable(self) -> StatedTokenizer | None:
+        """The tokenizer of `stated`; None also where it cannot be read: another check says it."""
+        try:
+            return self.stated
+        except AprfmtError:
+            return None
+
     @cached_property
     def carried(self) -> Carried:
         """The tokenizer's files and metadata as stored; NotRun where the model has no tokenizer."""

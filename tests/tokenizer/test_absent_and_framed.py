@@ -467,7 +467,9 @@ def test_a_stale_id_of_a_frame_is_said_with_what_it_is(size: int) -> None:
             uses_lists=False, data={"post_processor": node}, added_tokens=[],
             vocabulary=SimpleNamespace(tokens=tokens),
         )  # fmt: skip
-        ctx: Any = SimpleNamespace(stated=stated, carried=SimpleNamespace(origin="tokenizer.json"))
+        ctx: Any = SimpleNamespace(
+            readable=stated, carried=SimpleNamespace(origin="tokenizer.json")
+        )
         (finding,) = _find_stale_ids(ctx)
         held = repr(tokens[i]) if i < size else "no token"
         own = "is 0" if size else "has no id"

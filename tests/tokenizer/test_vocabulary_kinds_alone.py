@@ -70,7 +70,7 @@ def test_pieces_of_bytes_have_their_type(
         kind=kind, tokens=tokens, types=[2, *(types.get(i, 6) for i in range(count))]
     )
     ctx: Any = SimpleNamespace(
-        stated=SimpleNamespace(uses_lists=lists, vocabulary=own),
+        readable=SimpleNamespace(uses_lists=lists, vocabulary=own),
         carried=SimpleNamespace(key_text=lambda key: key.gguf),
     )
     said = vocabulary._find_untyped_bytes(ctx)

@@ -118,10 +118,7 @@ def _find_wrong_kind(ctx: CheckContext) -> list[CheckFinding]:
 
     Kinds are BPE, unigram and the like. [] where they agree or nothing can be read.
     """
-    try:
-        side = ctx.stated
-    except AprfmtError:
-        return []
+    side = ctx.readable
     if side is None or side.vocabulary.kind not in SPELLED_KINDS:
         return []
     own = kind_of_pieces(side.vocabulary.tokens, side.vocabulary.types)
@@ -147,21 +144,20 @@ def _find_wrong_kind(ctx: CheckContext) -> list[CheckFinding]:
 
 def _find_other_vocabularies(ctx: CheckContext) -> list[CheckFinding]:
     """Return a warning for each file beside tokenizer.json that gives ids to other tokens."""
-    try:
-        side = ctx.stated
-    except AprfmtError:
+    side = ctx.readable
+    folder = None if side is None else side.carried.model.folder
+    if side is None or folder is None:
         return []
     return [
         CheckFinding(
-            str(side.carried.model.folder.path / one.name),
+            str(folder.path / one.name),
             one.says,
             "the ids of tokenizer.json",
             "programs that read this file make other ids of a text: take both files from the "
             "source, or leave this one out",
             "warning",
         )
-        for one in (other_vocabularies(side) if side is not None else ())
-        if side is not None and side.carried.model.folder is not None
+        for one in other_vocabularies(side)
     ]
 
 
@@ -173,10 +169,7 @@ def _find_untyped_bytes(ctx: CheckContext) -> list[CheckFinding]:
 
     Characters without a piece of their own are then lost. [] where nothing can be read.
     """
-    try:
-        side = ctx.stated
-    except AprfmtError:
-        return []
+    side = ctx.readable
     if side is None or not side.uses_lists or side.vocabulary.kind != "spm":
         return []
     rows = zip(side.vocabulary.tokens, side.vocabulary.types, strict=True)
@@ -361,10 +354,7 @@ def _find_repeated_frame(ctx: CheckContext) -> list[CheckFinding]:
     It is twice in a row, before the text or after it. [] where the tokenizer cannot be read or is
     absent.
     """
-    try:
-        side = ctx.stated
-    except AprfmtError:
-        return []
+    side = ctx.readable
     if side is None:
         return []
     findings = []
@@ -391,10 +381,7 @@ def _find_stale_ids(ctx: CheckContext) -> list[CheckFinding]:
     [] where the tokenizer cannot be read, is absent, or is stored as lists, without a
     tokenizer.json.
     """
-    try:
-        side = ctx.stated
-    except AprfmtError:
-        return []
+    side = ctx.readable
     if side is None or side.uses_lists:
         return []
     tokens = side.vocabulary.tokens
@@ -555,10 +542,7 @@ def _find_missing_merges(ctx: CheckContext) -> list[CheckFinding]:
 
     Only for byte-level BPE, in which merges alone make a piece of several characters.
     """
-    try:
-        side = ctx.stated
-    except AprfmtError:
-        return []
+    side = ctx.readable
     if side is None or side.vocabulary.kind != "bpe" or not side.vocabulary.merges:
         return []
     own = side.vocabulary
@@ -722,10 +706,7 @@ def _find_unrendered_chats(
 
 def _begun_twice_text(ctx: CheckContext) -> str:
     """Return a clause on BOS if chat template and tokenizer both put it before a text; else ""."""
-    try:
-        side = ctx.stated
-    except AprfmtError:
-        return ""  # the check tokenizer says it
+    side = ctx.readable
     if side is None or not side.chat_begins_as_text:
         return ""
     return (
@@ -739,10 +720,7 @@ def _find_unknown_tokens(ctx: CheckContext) -> list[CheckFinding]:
 
     [] where the tokenizer cannot be read, which another check reports.
     """
-    try:
-        side = ctx.stated
-    except AprfmtError:
-        return []  # the check tokenizer says it
+    side = ctx.readable
     return _limit_findings(
         CheckFinding(
             "chat template",

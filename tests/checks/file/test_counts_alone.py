@@ -9,6 +9,7 @@ import pytest
 from safetensors import safe_open
 from safetensors.numpy import save_file
 
+from aprfmt.checks.context import CheckContext
 from aprfmt.checks.file import second_reader_child, stated_facts, vocabulary
 from aprfmt.checks.records import CheckFinding, NotRun
 from aprfmt.errors import FormatError
@@ -163,6 +164,8 @@ class _Context:
         if isinstance(self.side, Exception):
             raise self.side
         return self.side
+
+    readable = CheckContext.readable
 
 
 def test_a_second_reader_hashes_every_row_once(
