@@ -210,7 +210,7 @@ TOLD: Mapping[str, Mapping[str, str | tuple[str, str]]] = {
         "rope is not applied, or every token has position 0": OWN,
         "keys and values are not the tokens' own:": OWN,
         "the stream is added to itself instead of what": (OWN, ""),
-        "keys are not rotated": ("layer 0 does not rotate; it should", ""),
+        "keys are not rotated": (OWN, ""),
         "the stream is added to itself instead of what the MLP computed": (OWN, ""),
         "a token takes 1 experts; the model says 2": OWN,
         "values are rotated as the keys": (ALONE, ""),
