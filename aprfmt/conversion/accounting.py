@@ -270,9 +270,10 @@ class _Comparison:
         found = self._copies_of(weight)
         suffix = next(key for key, part in view.parts.items() if part.info.name == name)
         kind = suffix.lstrip("._")
-        if any(part.lstrip("._") == kind for one in found for part in one.parts):
+        held = [[stored.parts for stored in one.stored] for one in found]
+        if any(all(kind in {p.lstrip("._") for p in parts} for parts in one) for one in held):
             return SourceItem(name, "scale", "copied")
-        if any(other.info.name == name for one in found for other in one.parts.values()):
+        if any(part.info.name == name for one in held for parts in one for part in parts.values()):
             return SourceItem(name, "scale", "copied")
         if all(one.encoding == view.encoding for one in found):
             why = self.excused(name)
