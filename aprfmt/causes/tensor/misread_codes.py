@@ -338,7 +338,9 @@ def explain_words_as_values(case: DifferingPair) -> Iterator[Finding]:
         if tensor.packed is not None:
             weight = tensor.packed()
             raw = weight.parts[weight.dialect.main].raw
-        elif tensor.parts or find_encoding(coded.encoding.split("+")[0]).block_size > 1:
+        elif tensor.parts:
+            raw = tensor.parts[""].raw()
+        elif find_encoding(coded.encoding.split("+")[0]).block_size > 1:
             raw = tensor.raw()
         else:
             continue
