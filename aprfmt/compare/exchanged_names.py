@@ -50,12 +50,18 @@ def with_renames(
 def _right_names(rows: Sequence[TensorDiff], a: Model, b: Model) -> dict[str, str]:
     """Return {B's stored name: the name its values should have}; {} where it is not known.
 
-    The explanation of each row names two tensors, the row's own first. A tensor that only B has
-    gets the name in A's file, if both files have the same naming.
+    The explanation of each row names two tensors, the row's own first, or has the `renames` of
+    B's stored tensors among its values. A tensor that only B has gets the name in A's file, if
+    both files have the same naming.
     """
     wanted: dict[str, str] = {}
     for row in rows:
         found = row.explanation
+        for name, right in ({} if found is None else found.values.get("renames", {})).items():
+            if wanted.setdefault(name, right) != right:
+                return {}
+        if found is not None and "renames" in found.values:
+            continue
         if found is None or len(found.where) != 2:
             return {}
         here, there = found.where

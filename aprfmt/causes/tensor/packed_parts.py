@@ -301,7 +301,7 @@ def explain_part_reading(copy: PackedCopy) -> Iterator[Finding]:
             changed = [reading.change(weight) for weight in weights]
             if any(one is None for one in changed):
                 continue
-            found = _confirm_reading(
+            found = confirm_reading(
                 copy, reading.cause, reading.says, [one for one in changed if one is not None]
             )
             if found is not None:
@@ -313,7 +313,7 @@ def explain_part_reading(copy: PackedCopy) -> Iterator[Finding]:
     yield from _explain_block_fields(copy)
 
 
-def _confirm_reading(
+def confirm_reading(
     copy: PackedCopy, cause: str, says: str, weights: list[PackedWeight], free: int = 0
 ) -> Finding | None:
     """Return the finding of a reading that gives the source's values; None if it does not.
@@ -373,7 +373,7 @@ def _explain_inverted_scale(copy: PackedCopy, weights: list[PackedWeight]) -> Fi
             f"{' and '.join(names)}, the scale of the whole tensor, is inverted{few}: 1/s stands "
             "for s"
         )
-        found = _confirm_reading(copy, "quant_scale", says, changed)
+        found = confirm_reading(copy, "quant_scale", says, changed)
         if found is not None:
             return found
     return None
@@ -408,7 +408,7 @@ def _explain_groups(copy: PackedCopy, weights: list[PackedWeight]) -> Iterator[F
         if runs
         else "inputs have the scales of other groups: their g_idx is missing or another's"
     )
-    found = _confirm_reading(copy, "group_index", says, [read(best)], inputs)
+    found = confirm_reading(copy, "group_index", says, [read(best)], inputs)
     if found is not None:
         yield found
 
@@ -427,7 +427,7 @@ def _explain_word_order(copy: PackedCopy, weights: list[PackedWeight]) -> Iterat
     schemes.failed_orders += made is None
     if made is None:
         return
-    found = _confirm_reading(copy, "packing_order", made.says, [made.weight], made.free)
+    found = confirm_reading(copy, "packing_order", made.says, [made.weight], made.free)
     if found is not None:
         yield found
 
