@@ -63,8 +63,9 @@ class Batch:
     `labels_given` and `mask_given` say whether the file has these arrays. `router_balance` and
     `router_z` are what the auxiliary losses of routers are multiplied by in the trainer's loss,
     None where the file does not say it; `router_by_config`: the model's configuration says it.
-    `padding_label` [samples, tokens + 1] are the tokens of padding that the file has labels for;
-    the end of a text that is the first token of its padding is none. They are no labels here.
+    `padding_label` [samples, tokens + 1] are the tokens of padding that the file has labels for.
+    They are no labels here. The `mask` has the end of a text that the file's mask calls padding,
+    being made of the id of padding: a label is such an end where no token after it has one.
     """
 
     path: Path
@@ -281,6 +282,7 @@ def read_batch(path: Path, vocab: int, ends: Collection[int] = ()) -> Batch:
             )
     # Whether labels are the tokens or the next ones, and where documents of a row begin.
     shift = _label_shift(path, ids, labels, mask)
+    mask = mask | _hidden_ends(ids, labels, mask, shift, ends)
     longer, label = _align_labels(ids, labels, mask, shift)
     for name, held in lengths.items():
         ends = np.cumsum([0, *held.reshape(-1)]) if held.dtype.kind in "iu" else np.zeros(1)
@@ -305,7 +307,7 @@ def read_batch(path: Path, vocab: int, ends: Collection[int] = ()) -> Batch:
         found["mask"] is not None,
         factors.get(BALANCE),
         factors.get(Z_LOSS),
-        padding_label=_padding_labels(ids, labels, mask, shift, ends),
+        padding_label=_padding_labels(ids, labels, mask, shift),
     )
     # The first token of a document is no label: no row of its document predicts it.
     edges = int((label & batch.document_starts).sum()) if given is not None else 0
@@ -678,26 +680,36 @@ def _keep_scored(
 
 
 def _padding_labels(
+    ids: NDArray[np.int64], labels: NDArray[np.int64], mask: NDArray[np.bool_], shift: int
+) -> NDArray[np.bool_]:
+    """Return a mask [samples, tokens + 1] of the tokens of padding that have labels."""
+    everywhere = np.ones_like(mask)
+    _, label = _align_labels(ids, labels, everywhere, shift)
+    tokens = ids.shape[1]
+    found = np.zeros(label.shape, bool)
+    found[:, :tokens] = label[:, :tokens] & ~mask
+    return found
+
+
+def _hidden_ends(
     ids: NDArray[np.int64],
     labels: NDArray[np.int64],
     mask: NDArray[np.bool_],
     shift: int,
     ends: Collection[int],
 ) -> NDArray[np.bool_]:
-    """Return a mask [samples, tokens + 1] of the tokens of padding that have labels.
+    """Return a mask [samples, tokens] of the ends of texts that `mask` calls padding.
 
-    The first token of the padding after a text is left out where it is one of the `ends`, as it
-    ends the text.
+    They are the only tokens of padding that have labels: each is one of the `ends`, follows a text,
+    and is not what that text ends with already. Where other tokens of the padding have labels, too,
+    the labels were made without the mask, and nothing says which of them are ends.
     """
-    everywhere = np.ones_like(mask)
-    _, label = _align_labels(ids, labels, everywhere, shift)
-    tokens = ids.shape[1]
-    found = np.zeros(label.shape, bool)
-    found[:, :tokens] = label[:, :tokens] & ~mask
     first = np.zeros_like(mask)
     first[:, 1:] = mask[:, :-1] & ~mask[:, 1:]
-    found[:, :tokens] &= ~(first & np.isin(ids, sorted(ends)))
-    return found
+    first[:, 1:] &= ids[:, 1:] != ids[:, :-1]
+    labelled = _padding_labels(ids, labels, mask, shift)[:, :-1]
+    found = labelled & first & np.isin(ids, sorted(ends))
+    return found if np.array_equal(found, labelled) else np.zeros_like(mask)
 
 
 def _label_shift(

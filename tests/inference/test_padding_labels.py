@@ -5,6 +5,8 @@ Seen red: labels behind the mask that nobody counts; padding that attends to pad
 the wrong token.
 """
 
+import json
+import shutil
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -102,13 +104,61 @@ def test_batches_whose_padding_is_not_scored_pass(model: Model, tmp_path: Path) 
     assert "padding-unscored" not in checks(model, whole)
 
 
+FIRST = MASK | (AT == LENGTHS)  # the first token of the padding as well
+
+
 @pytest.mark.parametrize("ends", [(), (PAD,)])
+@pytest.mark.parametrize("shift", [0, 1])
 def test_the_end_of_a_text_may_have_the_id_of_padding(
-    ends: tuple[int, ...], tmp_path: Path
+    ends: tuple[int, ...], shift: int, tmp_path: Path
 ) -> None:
-    first = MASK | (AT == LENGTHS)  # the first token of the padding as well
-    batch = read_batch(saved(tmp_path, labels=np.where(first & ANSWER, IDS, -100)), VOCAB, ends)
+    """The mask is made of the id: the end is a label wherever the file has its label."""
+    labels = np.where(FIRST & ANSWER, IDS, -100)
+    moved = np.pad(labels[:, shift:], ((0, 0), (0, shift)), constant_values=-100)
+    batch = read_batch(saved(tmp_path, labels=moved), VOCAB, ends)
     assert batch.padding_labels == (0 if ends else 2)
+    if ends:
+        assert np.array_equal(batch.label[:, :-1], FIRST & ANSWER)
+
+
+@pytest.mark.parametrize("name", ["more padding is scored", "the text has an end already"])
+def test_padding_is_no_end(name: str, tmp_path: Path) -> None:
+    ids, kept = IDS.copy(), FIRST & ANSWER
+    if name == "more padding is scored":
+        kept = kept | (AT == LENGTHS + 1)
+    else:
+        ids[AT == LENGTHS - 1] = PAD
+    batch = read_batch(
+        saved(tmp_path, input_ids=ids, labels=np.where(kept, ids, -100)), VOCAB, {PAD}
+    )
+    assert batch.padding_labels == int((kept & ~MASK).sum()) and np.array_equal(batch.mask, MASK)
+
+
+@pytest.fixture(scope="module")
+def ending(model: Model, tmp_path_factory: pytest.TempPathFactory) -> Model:
+    """Return the model with the id of padding as the end of a text."""
+    folder = tmp_path_factory.mktemp("ending") / "m"
+    shutil.copytree(model.folder, folder)
+    for path in folder.glob("*config.json"):
+        path.write_text(json.dumps(json.loads(path.read_text()) | {"eos_token_id": PAD}))
+    return Model(folder, model.module)
+
+
+def test_the_loss_of_padding_that_is_an_end_is_named(ending: Model, tmp_path: Path) -> None:
+    """Seen red: with the first token of all padding left out of it, as the end of a text."""
+    labels, count = SCORED_PADDING["all of it"]
+    path = saved(tmp_path, labels=labels)
+    found = checks(ending, path, "--reported", f"{ending.loss(labels):.6f}")
+    assert found["padding-unscored"]["found"].startswith(f"{count} labels of tokens")
+    assert "attend to the text alone" in found["loss-reported"]["found"]
+
+
+def test_the_loss_of_ends_behind_the_mask_is_right(ending: Model, tmp_path: Path) -> None:
+    labels = np.where(FIRST & ANSWER, IDS, -100)
+    path = saved(tmp_path, labels=labels)
+    found = checks(ending, path, "--reported", f"{ending.loss(labels):.6f}")
+    assert found["padding-unscored"]["outcome"] == found["loss-reported"]["outcome"] == "PASS"
+    assert "ends a scored text 2 times, 2 are labels" in found["ends-scored"]["found"]
 
 
 # --- arrays of 0 and 1 ---------------------------------------------------------------------------
