@@ -46,13 +46,13 @@ def explain_byte_offset(case: DifferingPair) -> Iterator[Finding]:
     for a, b, name in byte_layouts(case):
         shift = _find_shift(a, b)
         if shift is not None:
-            if not _is_cyclic_head_move(case, a, b, shift):
+            if not _is_copied_part(a, b, shift) and not _is_cyclic_head_move(case, a, b, shift):
                 yield _offset_explanation(case, shift, (a, b), name)
             return
         late = _shift_inside(a, b)
         if late is not None:
             start, shift = late
-            if _is_cyclic_head_move(case, a, b, shift, start):
+            if _is_copied_part(a, b, shift) or _is_cyclic_head_move(case, a, b, shift, start):
                 return
             found = _offset_explanation(case, shift, (a, b), name, start)
             line = f"from byte {start} on; everything before it is equal"
@@ -191,6 +191,25 @@ def _find_difference(a: RunBytes | bytes, b: RunBytes) -> int | None:
         if offset is not None:
             return at + offset
     return None
+
+
+def _is_copied_part(a: RunBytes | bytes, b: RunBytes, shift: int) -> bool:
+    """Return whether the bytes of B that differ are a copy of bytes that stand at their place too.
+
+    With B[i] == A[i + shift] where B differs, that is a range no longer than the shift. Nothing
+    moved then: a part stands twice, and what stood there is lost (`misplaced_rows`).
+    """
+    first = _find_difference(a, b)
+    if first is None:
+        return False
+    for at in range(first // READ * READ, len(b), READ):
+        here, there = (
+            np.frombuffer(copy_bytes(side, at, min(len(b), at + READ)), np.uint8) for side in (a, b)
+        )
+        apart = np.flatnonzero(here != there)
+        if len(apart) and at + int(apart[-1]) >= first + abs(shift):
+            return False
+    return True
 
 
 def _is_cyclic_head_move(

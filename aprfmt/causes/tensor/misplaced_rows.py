@@ -14,7 +14,8 @@ import numpy as np
 from aprfmt.causes.row import Cause
 from aprfmt.causes.tensor.differing_pair import DifferingPair
 from aprfmt.causes.tensor.guess import Guess, PairHypothesis
-from aprfmt.causes.tensor.proof import make_finding
+from aprfmt.causes.tensor.proof import make_finding, prove_bytes
+from aprfmt.causes.tensor.rearrangements import expected_heads
 from aprfmt.causes.tensor.row_sources import JoinedRows, find_sources, source_runs
 from aprfmt.measure.byte_ranges import numbered_text
 from aprfmt.measure.findings import Finding
@@ -37,7 +38,9 @@ CAUSE_ROWS = (
 COLUMNS = 8  # below so many values a row is not known by them
 POOL = 1 << 31  # values of A looked through
 MOST = 0.5  # share of the differing rows that must be found for a word about it
+MOST_VALUES = 1 << 24  # of a vector that is looked through
 SHOWN = 6
+HEADS = ("attn_q.", "attn_k.", "attn_v.")  # roles whose rows are whole heads
 
 
 @dataclass(frozen=True)
@@ -53,8 +56,12 @@ class RowRun:
 def explain_misplaced_rows(case: DifferingPair) -> Iterator[Guess | Finding]:
     """Yield the guess that B's differing rows are other rows of A, from tensors of the same width.
 
-    If some of them are not found in A, a finding that is not confirmed.
+    If some of them are not found in A, a finding that is not confirmed. Of a vector, runs of values
+    are looked for in the same vector of A.
     """
+    if case.a.columns == 1:
+        yield from _explain_copied_values(case)
+        return
     if case.numbers is not None or case.a.columns < COLUMNS or case.a.rows != case.b.rows:
         return
     pool = _all_rows(case.context, case.a, case.key)
@@ -103,6 +110,44 @@ def explain_misplaced_rows(case: DifferingPair) -> Iterator[Guess | Finding]:
     )
 
 
+def _explain_copied_values(case: DifferingPair) -> Iterator[Finding]:
+    """Yield the finding that all differing values of a vector are runs of A's that stand there too.
+
+    Each run has COLUMNS values and as many different bytes at least, since zeros stand everywhere,
+    and every value of its source is as in A.
+    """
+    a, b = case.a, case.b
+    if a.encoding != b.encoding or a.rows != b.rows or a.rows > MOST_VALUES:
+        return
+    if a.row_bytes is None or a.row_bytes != b.row_bytes:
+        return  # computed, not stored
+    every = np.arange(a.rows)
+    mine, theirs = a.raw(every), b.raw(every)
+    apart = np.flatnonzero((mine != theirs).any(axis=1))
+    if len(apart) < COLUMNS or 2 * len(apart) > a.rows:
+        return
+    stays = np.ones(a.rows, bool)
+    stays[apart] = False
+    data, size = mine.tobytes(), mine.shape[1]
+    breaks = np.flatnonzero(np.diff(apart) > 1) + 1
+    found: list[RowRun] = []
+    # A run ends where the source of the values does, or where they agree again.
+    for run in np.split(apart, breaks):
+        at, count = int(run[0]), len(run)
+        piece = theirs[at : at + count].tobytes()
+        place = data.find(piece)
+        there = place // size
+        known = count >= COLUMNS and len(set(piece)) >= COLUMNS
+        if not known or place < 0 or place % size or not stays[there : there + count].all():
+            return
+        found.append(RowRun(at, case.key, there, count))
+    lines = tuple(_run_text(case, run, "value") for run in found[:SHOWN])
+    lines += (f"{len(found) - SHOWN} more runs",) if len(found) > SHOWN else ()
+    says = (_runs_sentence(case, found, "values"), *lines)
+    proof = prove_bytes(theirs[apart].tobytes(), theirs[apart].size, len(found))
+    yield make_finding("wrong_rows", (case.key,), says, case.before.relative, 0.0, proof)
+
+
 def _source_runs(places: "Array", at: "Array") -> Iterator[tuple[int, int, int]]:
     """Yield (index in `places` of the first row, source row, length) of each run.
 
@@ -115,34 +160,47 @@ def _source_runs(places: "Array", at: "Array") -> Iterator[tuple[int, int, int]]
         yield from ((start + first, source, n) for first, source, n in source_runs(at[start:stop]))
 
 
-def _runs_sentence(case: DifferingPair, found: list[RowRun]) -> str:
+def _runs_sentence(case: DifferingPair, found: list[RowRun], rows: str = "rows") -> str:
     """Return a sentence on which rows of A the rows of B are, without the tensor's name.
 
-    It is the same for every tensor with the same defect.
+    It is the same for every tensor with the same defect. `rows` are called `values` in a vector.
     """
-    size = case.shape[1] if len(case.shape) == 3 else 0
+    one, size = _whole_part(case)
     whole = size and all(
         not (run.at % size or run.there % size or run.count % size) for run in found
     )
     if whole and all(run.key == case.key for run in found):
+        held = "bytes" if one == "expert" else "values"
         pairs = [
-            f"expert {(run.at + i) // size} holds the bytes of expert {(run.there + i) // size}"
+            f"{one} {(run.at + i) // size} holds the {held} of {one} {(run.there + i) // size}"
             for run in found
             for i in range(0, run.count, size)
         ]
         return "; ".join(pairs[:SHOWN])
     if all(run.key == case.key for run in found):
         return (
-            "rows of B are other rows of the same tensor of A, which stand at their own place too"
+            f"{rows} of B are other {rows} of the same tensor of A, which stand at their own place "
+            "too"
         )
     return "rows of B are rows of other tensors of A"
 
 
-def _run_text(case: DifferingPair, run: RowRun) -> str:
-    """Return one run in words: the rows of B, and the rows of A that they equal."""
+def _whole_part(case: DifferingPair) -> tuple[str, int]:
+    """Return the name of what a tensor's rows are made of, and its rows: an expert or a head.
+
+    ("", 0) if the rows belong to neither.
+    """
+    if len(case.shape) == 3:
+        return "expert", case.shape[1]
+    heads = expected_heads(case, case.a.rows) if case.role.startswith(HEADS) else None
+    return ("head", case.a.rows // heads) if heads and heads > 1 else ("", 0)
+
+
+def _run_text(case: DifferingPair, run: RowRun, one: str = "row") -> str:
+    """Return one run in words: the rows (`one` is each) of B, and those of A that they equal."""
     of = "" if run.key == case.key else f" of {run.key}"
-    name = numbered_text("row", run.at, run.at + run.count)
-    return f"{name}: A's {numbered_text('row', run.there, run.there + run.count)}{of}"
+    name = numbered_text(one, run.at, run.at + run.count)
+    return f"{name}: A's {numbered_text(one, run.there, run.there + run.count)}{of}"
 
 
 def _all_rows(context: "PairContext", like: RowReader, key: str) -> JoinedRows | None:

@@ -3,7 +3,7 @@
 from typing import Any
 
 from aprfmt.causes.tensor import misplaced_rows
-from tests.causes.faults import EMBEDDING, UP, Fault, bits, moved
+from tests.causes.faults import EMBEDDING, UP, Fault, K, bits, moved, rows_of
 
 
 def _twice(x: Any) -> Any:
@@ -35,5 +35,13 @@ FAULTS = (
         moved(EMBEDDING, _twice),
         misplaced_rows.explain_misplaced_rows,
         "rows 30-36: A's rows 10-16",
+    ),
+    Fault(
+        "head twice",
+        "wrong_rows",
+        K,
+        moved(K, rows_of(lambda x: x[[0, 0]])),
+        misplaced_rows.explain_misplaced_rows,
+        "head 1 holds the values of head 0",
     ),
 )
