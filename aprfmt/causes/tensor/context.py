@@ -53,9 +53,14 @@ class NotTried:
 
 @dataclass
 class SchemeCache:
-    """Packing schemes found so far in this comparison, and how many searches found none."""
+    """Packing schemes found so far in this comparison, and how many searches found none.
+
+    `decoded` are the keys of plain tensors whose values lie on such a scheme on one side alone:
+    they are codes decoded again, as coarse as packed ones.
+    """
 
     found: list[Any] = field(default_factory=list)  # (code, grouping)
+    decoded: set[str] = field(default_factory=set)
     failed_searches: int = 0
     failed_orders: int = 0
     failed_fields: int = 0

@@ -150,9 +150,13 @@ def _explain_model(
         for row in rows
         if row.shape_a is not None and len(row.shape_a) > 1 and row.shape_a == row.shape_b
     ]
-    floats_trained = _floats_were_trained(by_key, rows)
+    coarse = context.schemes.decoded  # codes decoded again: a fault of these looks like training
+    floats_trained = _floats_were_trained(by_key, rows, coarse)
     open_ = [
-        row for row in matrices if _is_unexplained_float(row) or (floats_trained and _is_open(row))
+        row
+        for row in matrices
+        if (_is_unexplained_float(row) and row.key not in coarse)
+        or (floats_trained and _is_open(row))
     ]
     light, moved = _light_training(rows, matrices)
     open_ = light or open_
@@ -264,8 +268,12 @@ def _table_explanations(
     return found
 
 
-def _floats_were_trained(by_key: Mapping[str, TensorPair], rows: Sequence[TensorDiff]) -> bool:
+def _floats_were_trained(
+    by_key: Mapping[str, TensorPair], rows: Sequence[TensorDiff], coarse: Set[str]
+) -> bool:
     """Return whether the tensors stored as floats on both sides show that B was trained.
+
+    `coarse` are the keys of those that are decoded codes on one side: they count as packed.
 
     A faulty quantization leaves norms, biases and tables of floats as they are; a training moves
     them with the packed matrices. True where most of them, at least FEW, differ beyond rounding
@@ -277,6 +285,7 @@ def _floats_were_trained(by_key: Mapping[str, TensorPair], rows: Sequence[Tensor
         for row in rows
         if row.shape_a is not None
         and row.shape_a == row.shape_b
+        and row.key not in coarse
         and max(map(storage_noise, (row.encoding_a, row.encoding_b))) <= FINE
         and {row.encoding_a, row.encoding_b} <= UNIT.keys()
         and (row.explanation is None or row.explanation.cause != "rounding" or _is_sure(row))

@@ -143,7 +143,7 @@ def explain_copy(
     """
     before = copy.case.before.relative
     two = cause == "quant_scale" and copy.source.side.lattice is not None
-    fitted = free > 0 and (two or _is_decoded_copy(copy, after))
+    fitted = free > 0 and (two or is_own_decoding(copy, after))
     if fitted:
         says = (says[0] + either_side_text(copy.whose, "numbers are"), *says[1:])
     said = (
@@ -168,7 +168,7 @@ def explain_copy(
     return replace(made, side=side, leaves_side_open=either)
 
 
-def _is_decoded_copy(copy: PackedCopy, after: Fit) -> bool:
+def is_own_decoding(copy: PackedCopy, after: Fit) -> bool:
     """Return whether the source is the copy's own codes, decoded to floats with other numbers.
 
     An original is rounded once, by up to half a step; decoded values are exactly on the steps.
@@ -234,6 +234,8 @@ def _find_copy(case: DifferingPair, *, swapped: bool) -> PackedCopy | None:
         made = _scheme_of_one_side(case, x, y, source, reader)
     if made is None:
         return None
+    if is_plain_float(reader):
+        case.context.schemes.decoded.add(case.key)
     name = made.name if is_plain_float(reader) else f"{reader.encoding}: {made.name}"
     return PackedCopy(
         case,

@@ -19,9 +19,10 @@ import numpy as np
 from aprfmt.arch.binding import groups_for
 from aprfmt.causes.row import Cause
 from aprfmt.causes.tensor import lattices
-from aprfmt.causes.tensor.packed_copies import PackedCopy, explain_copy
+from aprfmt.causes.tensor.packed_copies import PackedCopy, explain_copy, is_own_decoding
 from aprfmt.causes.tensor.proof import either_side_text, make_finding
 from aprfmt.codecs import CODECS, decode, k_scales, q2_k
+from aprfmt.codecs.compressed_scope import weight_groups
 from aprfmt.codecs.dialect import OF_INPUTS, Parts, StoredPart
 from aprfmt.codecs.lattice import PackedWeight, join_lattices
 from aprfmt.codecs.weight_layout import AWQ_BACK, AWQ_ORDER
@@ -32,6 +33,7 @@ from aprfmt.measure.encoding_noise import UNIT
 from aprfmt.measure.findings import Finding
 from aprfmt.measure.records import EQUAL, TensorDiff
 from aprfmt.model import Model
+from aprfmt.model.promised_parts import REORDERED
 
 if TYPE_CHECKING:
     from aprfmt.codecs.base import Array
@@ -67,6 +69,7 @@ CAUSE_ROWS = (
 )  # fmt: skip
 
 FEW_GROUPS = 1 << 25  # products tried to find the group of every input
+_INDICES = (".g_idx", ".weight_g_idx")  # suffixes of the part with the group of every input
 
 
 # (order in words, the nibbles that put it right, whether it is said of AWQ's weights; None: of all)
@@ -168,7 +171,7 @@ def _other_gptq_format(weight: PackedWeight) -> PackedWeight | None:
 
 def _ignore_activation_order(weight: PackedWeight) -> PackedWeight | None:
     """Return a weight without its g_idx (activation order); None if it has none."""
-    for suffix in (".g_idx", ".weight_g_idx"):
+    for suffix in _INDICES:
         if suffix in weight.parts:
             return weight._replace(parts={k: v for k, v in weight.parts.items() if k != suffix})
     return None
@@ -292,7 +295,7 @@ def explain_part_reading(copy: PackedCopy) -> Iterator[Finding]:
     """Yield the finding that the stored parts, read in another way, give the source's values."""
     view = copy.reader.side
     if view.lattice is not None:
-        weights = [t.packed() for t in view.stored if t.packed is not None]
+        weights = _packed_weights(copy)
         inverted = _explain_inverted_scale(copy, weights)
         if inverted is not None:
             yield inverted
@@ -345,7 +348,42 @@ def confirm_reading(
         either = is_decoded_copy(y.reshape(-1, y.shape[-1])[index], copy.x)
         if either:
             says += either_side_text(copy.whose, "order is")
+    elif not free and is_own_decoding(copy, after):
+        # The source was made of these codes: it does not show that their parts are wrong.
+        if cause == "group_index" and all(map(_states_its_order, _packed_weights(copy))):
+            says = f"{copy.other} values are {copy.whose} codes decoded with the groups of inputs "
+            says += f"in order: {copy.whose} g_idx was ignored"
+            found = explain_copy(copy, cause, (says,), after)
+            return replace(found, side=copy.other[0] if found.side else "")
+        either = True
+        says += f"; or {copy.whose} parts are right, and {copy.other} values were decoded so by "
+        says += "mistake: both have the same codes"
     return explain_copy(copy, cause, (says,), after, free, either=either)
+
+
+def _packed_weights(copy: PackedCopy) -> list[PackedWeight]:
+    """Return the packed weights that make the copy's tensor."""
+    return [one.packed() for one in copy.reader.side.stored if one.packed is not None]
+
+
+def _states_act_order(weight: PackedWeight) -> bool:
+    """Return whether the configuration says that inputs have the groups of an activation order."""
+    groups = weight_groups(weight.config).values()
+    orders = [group["weights"].get("actorder") for group in groups]
+    return weight.config.get("desc_act") is True or any(one in REORDERED for one in orders)
+
+
+def _states_its_order(weight: PackedWeight) -> bool:
+    """Return whether a weight's g_idx is the order of activation that its configuration states.
+
+    Then every group has as many inputs as any other, and they are not in order.
+    """
+    part = next((weight.parts[one] for one in _INDICES if one in weight.parts), None)
+    if part is None or not _states_act_order(weight):
+        return False
+    index = np.asarray(decode(part.encoding, part.raw, part.shape)).reshape(-1)
+    counts = np.unique(index, return_counts=True)[1]
+    return bool((counts == counts[0]).all() and (np.diff(index) < 0).any())
 
 
 def _explain_inverted_scale(copy: PackedCopy, weights: list[PackedWeight]) -> Finding | None:
