@@ -365,6 +365,16 @@ def find_shared_prompt(batch: Batch) -> SharedPrompt | None:
     return SharedPrompt(row, masked, len(alike), column, sum(counts), len(scoring), paddings)
 
 
+def document_spans(batch: Batch) -> Iterator[tuple[int, int, int]]:
+    """Yield (sample, first token, token after the last) of each document; padding is left out."""
+    for sample, mask in enumerate(batch.mask):
+        inside = np.flatnonzero(mask)
+        if len(inside):
+            starts = (int(at) for at in np.flatnonzero(batch.document_starts[sample]))
+            for start, end in pairwise([int(inside[0]), *starts, int(inside[-1]) + 1]):
+                yield sample, start, end
+
+
 ENDS_TOGETHER = 2  # tokens: `<|im_end|>`, a line feed, `<|endoftext|>` are one end
 
 
@@ -373,8 +383,8 @@ def count_turn_ends(batch: Batch) -> list[EndCounts]:
 
     An end counts where the token before it is a label, for the end of a prompt is not to be scored.
     Of several ends that follow each other one label is enough. Padding whose id ends a turn hides
-    where a text ends: such an end is unknown where it is not scored. Ids that end no text are left
-    out.
+    where a text ends: such an end is unknown where it is not scored. A text's first token, and what
+    repeats it there, ends nothing. Ids that end no text are left out.
     """
     # Ends of scored text: the token before is a label, and no document begins with the end.
     samples = len(batch.ids)
@@ -382,6 +392,9 @@ def count_turn_ends(batch: Batch) -> list[EndCounts]:
     real = np.append(batch.mask, label[:, -1:], axis=1)
     places = np.zeros(end.shape, bool)
     places[:, 1:] = end[:, 1:] & label[:, :-1] & ~batch.document_starts[:, 1:]
+    for sample, start, stop in document_spans(batch):  # BOS may have the id of an end
+        run = batch.ids[sample, start:stop] == batch.ids[sample, start]
+        places[sample, start : start + (len(run) if run.all() else int(run.argmin()))] = False
     scored = end & label
     # Of ends that follow a scored end closely only those scored themselves count.
     near = np.zeros(end.shape, bool)

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from aprfmt.inference.batch import Batch, EndCounts
     from aprfmt.inference.reported_loss import LossVerdict
     from aprfmt.inference.running import Run
+    from aprfmt.tokenizer.base import Tokenizer
 
 
 class BatchFacts(TypedDict):
@@ -118,6 +119,7 @@ def score_batch_file(
         *prompt_checks(batch),
     ]
     checks += end_checks(batch, spelled)
+    checks += [] if tokenizer is None else frame_checks(batch, tokenizer)
     # With the trainer's logits, tell a wrong loss from a wrong forward pass.
     theirs = None
     if batch.logits is not None:
@@ -273,6 +275,54 @@ def end_checks(batch: "Batch", spelled: Mapping[int, str]) -> list[Check]:
             "the end of a turn among the labels, or the model never learns to stop",
             ("padding has the same id: " if padded else "")
             + "mask the labels of padding by the attention mask, not by the token's id",
+            where,
+        )
+    ]
+
+
+def frame_checks(batch: "Batch", tokenizer: "Tokenizer") -> list[Check]:
+    """Return [the Check that texts begin and end with a special token once], or [].
+
+    [] for a batch of which no text has it twice, if the tokenizer puts nothing before a text and
+    has no BOS. Texts that have it unlike numbers of times are padded, which no mask says.
+    """
+    from aprfmt.causes.tokenizer.recorded_ids import repeated_beginning, times_text
+    from aprfmt.inference.batch import document_spans
+
+    name, where = "frame-once", str(batch.path)
+    texts = [tuple(batch.ids[row, a:b].tolist()) for row, a, b in document_spans(batch)]
+    begun = [found for ids in texts if (found := repeated_beginning(tokenizer, ids)) is not None]
+    ended = [
+        ids[-1]
+        for ids in texts
+        if len(ids) > 2 and ids[-1] in batch.ends and ids[-2] == ids[-1] != ids[-3]
+    ]
+    # Padding that nothing marks is of any length. Rows cut anywhere from texts that follow each
+    # other may begin with an end and a beginning of the same id.
+    pad, every = tokenizer.pad_id, len(begun) == len(texts) > 1
+    if len({*begun}) > 1 or (not batch.mask_given and begun and (pad,) == begun[0][0]):
+        begun = []
+    begun = [each for each in begun if every or not batch.ends.intersection(each[0])]
+    if not batch.mask_given or len(ended) < sum(ids[-1] in batch.ends for ids in texts):
+        ended = []
+    words = []
+    for many, twice, times, says in (
+        (len(begun), begun[0][0] if begun else (), begun[0][1] if begun else 0, "begin"),
+        (len(ended), tuple(ended[:1]), 2, "end"),
+    ):
+        if many:
+            shown = ", ".join(f"{i} {tokenizer.token(i)!r}" for i in twice)
+            words.append(f"{many} of {len(texts)} texts {says} with {shown} {times_text(times)}")
+    if not words and not tokenizer.prefix_ids and tokenizer.bos_id is None:
+        return []
+    return [
+        check(
+            name,
+            not words,
+            "; ".join(words) or "no text begins or ends with a special token twice",
+            "each special token once, as the tokenizer or the chat template puts it",
+            "two of the tokenizer, the chat template and the trainer write it: let one do it, such "
+            "as by add_special_tokens=False for a rendered chat",
             where,
         )
     ]

@@ -276,6 +276,11 @@ def test_what_stands_around_a_text_is_held_to_the_tokenizers_frame() -> None:
     found = wrong((1, 1, 9), before=())
     assert found.says.endswith("no text begins so: the chat template and the engine put it")
     assert wrong((1, 1, 9), before=(), bos=None) is wrong((1, 1, 9), before=(), pad=1) is None
+    found = wrong((5, 5, 9), chat=[5, 9])  # what the chat template begins with
+    assert found.right == (5, 9) and found.says.endswith("template and the engine put it")
+    assert wrong((5, 5, 9), chat=[5, 5, 9]) is wrong((5, 5, 9), chat=[9]) is None
+    assert wrong((11, 11, 9), before=(), chat=[11, 9]) is None  # no control token
+    assert wrong((0, 0, 9), before=(), chat=[0, 9]) is None  # padding
     found = wrong(TEXT)
     assert (found.cause, found.right, found.missing) == ("add_bos", (1, *TEXT), True)
     assert wrong((*TEXT, 2)).right == (1, *TEXT, 2)  # an end is the run's own

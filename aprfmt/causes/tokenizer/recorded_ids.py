@@ -59,10 +59,42 @@ def leading_padding(tokenizer: Tokenizer, ids: Sequence[int]) -> int:
 
 def _chat_begins(tokenizer: Tokenizer) -> list[int]:
     """Return a list of the first id of a chat by the template; [] without a usable template."""
+    return _begun_chat(tokenizer)[:1]
+
+
+def _begun_chat(tokenizer: Tokenizer) -> list[int]:
+    """Return the ids of a short chat by the template; [] without a usable template."""
     try:
-        return tokenizer.chat([{"role": "user", "content": "a"}])[1][:1]
+        return tokenizer.chat([{"role": "user", "content": "a"}])[1]
     except AprfmtError:
         return []
+
+
+def repeated_beginning(
+    tokenizer: Tokenizer, ids: Sequence[int]
+) -> tuple[tuple[int, ...], int] | None:
+    """Return (the ids that begin a text, how often they stand there) if that is more than once.
+
+    They are what the tokenizer puts before a text, BOS, or the control token that the chat template
+    begins with. None too for a BOS that is the id of padding, unless the tokenizer puts it.
+    """
+    before, bos = tokenizer.prefix_ids, tokenizer.bos_id
+    ids = tuple(ids)
+    first = before or ((bos,) if bos not in (None, tokenizer.pad_id) else ())
+    if not _begins_with(ids, first, 2):
+        first = ids[:1]
+        if not _begins_with(ids, first, 2) or not tokenizer.engine.is_control(first[0]):
+            return None
+        chat = _begun_chat(tokenizer)
+        if first[0] == tokenizer.pad_id or chat[:1] != [*first] or chat[1:2] == [*first]:
+            return None
+    many = next(n for n in range(2, len(ids) + 2) if not _begins_with(ids, first, n + 1))
+    return first, many
+
+
+def _begins_with(ids: tuple[int, ...], first: tuple[int, ...], many: int) -> bool:
+    """Return whether `ids` begin with `first`, which is not empty, at least `many` times."""
+    return bool(first) and ids[: many * len(first)] == first * many
 
 
 def wrong_frame(tokenizer: Tokenizer, ids: Sequence[int]) -> WrongIds | None:
@@ -76,20 +108,15 @@ def wrong_frame(tokenizer: Tokenizer, ids: Sequence[int]) -> WrongIds | None:
     ids = tuple(ids)
     size = len(before)
     # Twice: by the tokenizer and again by a template or an engine.
-    first = before or (
-        (tokenizer.bos_id,) if tokenizer.bos_id not in (None, tokenizer.pad_id) else ()
-    )
-    if first and ids[: len(first)] == first and ids[len(first) : 2 * len(first)] == first:
-        many = next(
-            n for n in range(2, len(ids) + 2)
-            if ids[n * len(first) : (n + 1) * len(first)] != first
-        )  # fmt: skip
+    repeated = repeated_beginning(tokenizer, ids)
+    if repeated is not None:
+        first, many = repeated
         return WrongIds(
             "add_bos",
-            f"the recorded ids begin with {_ids_text(tokenizer, first)} {_times(many)}; "
+            f"the recorded ids begin with {_ids_text(tokenizer, first)} {times_text(many)}; "
             + (
                 "the tokenizer puts it once"
-                if before
+                if first == before
                 else "no text begins so: the chat template and the engine put it"
             ),
             ids[(many - 1) * len(first) :],
@@ -135,7 +162,7 @@ def _ids_text(tokenizer: Tokenizer, ids: Sequence[int]) -> str:
     return ", ".join(f"{i} ({tokenizer.token(i)})" for i in ids)
 
 
-def _times(many: int) -> str:
+def times_text(many: int) -> str:
     """Return how often in words: "twice", or "N times"."""
     return "twice" if many == 2 else f"{many} times"
 
