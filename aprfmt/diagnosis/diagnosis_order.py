@@ -136,7 +136,13 @@ class DiagnosisRun:
         path, again = shlex.quote(model), shlex.quote(f"{side.path.stem}-again.safetensors")
         if trace is not None and "aprfmt" in trace.run:
             return f"aprfmt trace {path} --payload --points all --ids {shown} -o {again}"
-        return mapping_command(path, shown, again)
+        if trace is None or trace.records or not trace.run.get("unknown"):
+            return mapping_command(path, shown, again)
+        # No array has a point's name: their values may tell which points they are.
+        from aprfmt.measure.trace_view import records_token_ids
+
+        given = "" if records_token_ids(trace) else shown
+        return mapping_command(path, given, again, shlex.quote(str(side.path)))
 
     def _uncompared_items(self) -> tuple[tuple[NotCompared, ...], tuple[Ledger, Ledger] | None]:
         """Return (items that were not compared, (A's ledger, B's ledger)).

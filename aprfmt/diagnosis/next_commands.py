@@ -410,10 +410,13 @@ def _layers_text(layers: Sequence[int]) -> str:
     return f" in layer {layers[0]}" if len(layers) == 1 else f" in layers {layers[0]}-{layers[-1]}"
 
 
-def mapping_command(model: str, ids: str = "", out: str = "engine.safetensors") -> str:
+def mapping_command(
+    model: str, ids: str = "", out: str = "engine.safetensors", dump: str = "DUMPS"
+) -> str:
     """Return the `trace --map` command that makes a trace from an engine's arrays.
 
-    `ids` are token ids as the option takes them, "" for none; `out` is the file to write.
+    `ids` are token ids as the option takes them, "" for none; `out` is the file to write; `dump`
+    has the arrays, DUMPS where they are still to be dumped. Paths are quoted by the caller.
     """
     given = f" --ids {ids}" if ids else ""
-    return f"aprfmt trace {model} --map DUMPS{given} -o {out}"
+    return f"aprfmt trace {model} --map {dump}{given} -o {out}"

@@ -260,6 +260,8 @@ class ModuleMap:
             return not any("shared" in path for path in siblings)
         if name.text == "block_sparse_moe":  # a shared MLP at its side is added outside
             return not any(path.startswith("shared_mlp.") for path in siblings)
+        if name.text == "post_mlp_layernorm" and not name.placement:  # of a result, not of a sum
+            return self._placement != "after"
         if not name.placement:
             return True
         if "post_self_attn_layernorm" in siblings:  # glm4's other norm is the one before the MLP
