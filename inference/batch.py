@@ -9,7 +9,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -199,7 +199,9 @@ class ScoredSample:
     text; None where a row begins with padding or has none. For a packed row `joined` has {how
     positions count: losses} of passes in which its documents see each other; None for a row that is
     one document. `continued` are those of its documents alone whose positions count from the
-    beginning of the row.
+    beginning of the row. `vocabulary_mean` and `log_total`, float64 [tokens], are of the rows of
+    `nats`: the mean loss of all tokens of the vocabulary, and the logarithm of the sum of the
+    exponentials of the logits; None where they are not known.
     """
 
     nats: Numbers
@@ -207,6 +209,19 @@ class ScoredSample:
     joined: Mapping[str, Numbers] | None = None
     continued: Numbers | None = None
     hidden_padding: Numbers | None = None
+    vocabulary_mean: Numbers | None = None
+    log_total: Numbers | None = None
+
+
+class RowTerms(NamedTuple):
+    """What the losses of rows are made of, float64, in nats: see ScoredSample for each.
+
+    `nats` are [AHEAD, rows], `vocabulary_mean` and `log_total` are [rows].
+    """
+
+    nats: Numbers
+    vocabulary_mean: Numbers
+    log_total: Numbers
 
 
 def read_batch(path: Path, vocab: int, ends: Collection[int] = ()) -> Batch:
@@ -839,48 +854,55 @@ def score_batch(batch: Batch, session: Session | None) -> Iterator[ScoredSample]
         ids, mask = batch.ids[sample], batch.mask[sample]
         if session is None:
             assert batch.logits is not None
-            rows = losses_ahead([batch.logits[sample]], ids, 0)
-            yield ScoredSample(rows, rows)
+            rows = row_terms([batch.logits[sample]], ids, 0)
+            yield ScoredSample(
+                rows.nats, rows.nats, vocabulary_mean=rows.vocabulary_mean, log_total=rows.log_total
+            )
             continue
         inside = np.flatnonzero(mask)
         whole = np.full((AHEAD, batch.row_length), np.nan)
         if not len(inside):
-            yield ScoredSample(whole, _losses_of_pass(session, ids, 0, batch.row_length))
+            yield ScoredSample(whole, _terms_of_pass(session, ids, 0, batch.row_length).nats)
             continue
         first, stop = int(inside[0]), int(inside[-1]) + 1
         nats, joined, continued = whole.copy(), None, None
+        mean, total = whole[0].copy(), whole[0].copy()
         cuts = [first, *(int(at) for at in np.flatnonzero(batch.document_starts[sample])), stop]
         for start, end in pairwise(cuts):
-            nats[:, start:end] = _losses_of_pass(session, ids, start, end)
+            terms = _terms_of_pass(session, ids, start, end)
+            nats[:, start:end] = terms.nats
+            mean[start:end], total[start:end] = terms.vocabulary_mean, terms.log_total
         padded = stop - first < batch.row_length
         if len(cuts) > 2:
             places = np.concatenate([np.arange(end - start) for start, end in pairwise(cuts)])
             joined = {name: whole.copy() for name in ("positions count on", "positions restart")}
-            joined["positions count on"][:, first:stop] = _losses_of_pass(session, ids, first, stop)
-            joined["positions restart"][:, first:stop] = _losses_of_pass(
+            joined["positions count on"][:, first:stop] = _terms_of_pass(
+                session, ids, first, stop
+            ).nats
+            joined["positions restart"][:, first:stop] = _terms_of_pass(
                 session, ids, first, stop, places
-            )
+            ).nats
             continued = nats.copy()
             for start, end in pairwise(cuts[1:]):
-                continued[:, start:end] = _losses_of_pass(
+                continued[:, start:end] = _terms_of_pass(
                     session, ids, start, end, np.arange(start - first, end - first)
-                )
-        padding = _losses_of_pass(session, ids, 0, batch.row_length) if padded else nats
+                ).nats
+        padding = _terms_of_pass(session, ids, 0, batch.row_length).nats if padded else nats
         hidden = None
         if padded and not first and len(cuts) == 2:
-            hidden = _losses_of_pass(session, ids, 0, batch.row_length, hidden_from=stop)
-        yield ScoredSample(nats, padding, joined, continued, hidden)
+            hidden = _terms_of_pass(session, ids, 0, batch.row_length, hidden_from=stop).nats
+        yield ScoredSample(nats, padding, joined, continued, hidden, mean, total)
 
 
-def _losses_of_pass(
+def _terms_of_pass(
     session: Session,
     ids: NDArray[np.int64],
     first: int,
     stop: int,
     places: Numbers | None = None,
     hidden_from: int | None = None,
-) -> Numbers:
-    """Return losses [AHEAD, stop - first] in nats of a pass over tokens [first, stop).
+) -> RowTerms:
+    """Return the losses in nats of the rows of a pass over tokens [first, stop).
 
     `places` are the tokens' positions, None for positions that count from 0. No token attends to
     those from `hidden_from` on, None for none hidden.
@@ -889,14 +911,14 @@ def _losses_of_pass(
     tokens = [int(i) for i in ids[first:stop]]
     if hidden_from is not None:
         parts = session.logits_of_hidden_end(tokens, hidden_from - first, most)
-        return losses_ahead(parts, ids, first)
+        return row_terms(parts, ids, first)
     if places is not None:
-        return losses_ahead(session.logits_at_positions(tokens, places, most), ids, first)
-    return losses_ahead(session.logits_in_parts(tokens, range(len(tokens)), most), ids, first)
+        return row_terms(session.logits_at_positions(tokens, places, most), ids, first)
+    return row_terms(session.logits_in_parts(tokens, range(len(tokens)), most), ids, first)
 
 
-def losses_ahead(parts: Any, ids: NDArray[np.int64], first: int) -> Numbers:
-    """Return the losses [AHEAD, rows] in nats of a pass, against the tokens at and after each row.
+def row_terms(parts: Any, ids: NDArray[np.int64], first: int) -> RowTerms:
+    """Return the losses in nats of the rows of a pass, against the tokens at and after each row.
 
     Entry k of token t's row is the loss of token t + k. `parts` yields the logits in arrays [n,
     vocab] that follow each other; together they are those of the tokens from `first` on. A loss is
@@ -905,15 +927,19 @@ def losses_ahead(parts: Any, ids: NDArray[np.int64], first: int) -> Numbers:
     found = []
     at = first
     for part in parts:
-        logs = log_probabilities(np.asarray(part))
+        logits = np.asarray(part)
+        logs = log_probabilities(logits)
         losses = np.full((AHEAD, len(logs)), np.nan)
         for ahead in range(AHEAD):
             targets = ids[at + ahead : at + ahead + len(logs)]
             rows = np.flatnonzero(targets >= 0)
             losses[ahead, rows] = -logs[rows, targets[rows]]
-        found.append(losses)
+        # By the largest logit: others are infinite where tokens of the vocabulary are masked out.
+        top = logits.argmax(-1)[:, None]
+        both = (np.take_along_axis(each, top, -1)[:, 0] for each in (logits, logs))
+        total = np.subtract(*both, dtype=np.float64)
+        found.append(RowTerms(losses, -logs.mean(-1), total))
         at += len(logs)
     if not found:
         raise UsageError("no tokens to run; give at least one")
-    result: Numbers = np.concatenate(found, 1)
-    return result
+    return RowTerms(*(np.concatenate(each, -1) for each in zip(*found, strict=True)))

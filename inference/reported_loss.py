@@ -25,6 +25,8 @@ LOSS_SCALES = range(7, 25)
 LEFT_OVER = 1e-2  # of what a mistake changes, where it only comes near the number
 NEAR_GUESSING = 0.01  # of ln(vocabulary): a loss as near to it is that of guessing
 FAR_FROM_GUESSING = 0.05  # of ln(vocabulary): how far the right loss is from it, at least
+SMOOTHED = (0.01, 0.02, 0.05, 0.1, 0.15, 0.2)  # usual shares of label smoothing
+Z_WEIGHTS = (1e-5, 1e-4, 2e-4, 5e-4, 1e-3, 1e-2)  # usual factors of a z-loss
 STEPS = (2, 3, 4, 6, 8, 16, 32, 64)  # of gradient accumulation, or ranks
 
 Picked = Sequence[Numbers]  # the losses in nats of each sample's scored tokens
@@ -168,6 +170,16 @@ MISTAKES: dict[str, LossMistake] = {
             "the loss is still multiplied by the loss scale of mixed precision",
             "divide by the scaler's scale before it is reported",
         ),
+        LossMistake(
+            "labels_smoothed",
+            "labels are smoothed: a share of each loss is the mean over the vocabulary",
+            "report the cross-entropy of the labels alone, without label_smoothing",
+        ),
+        LossMistake(
+            "z_loss_added",
+            "a z-loss is added: the square of the logarithm that normalizes the logits",
+            "report the cross-entropy of the labels before the z-loss is added",
+        ),
     )
 }
 
@@ -239,6 +251,13 @@ def explain_loss(
     bound = min(REPORTED_SURELY, within)
     for both in (False, True):
         found = [one for one in _all_guesses(batch, scored, right_ones, both) if fits(one, bound)]
+        if not both:  # a term is small beside the loss: the number has to show the term itself
+            found += [
+                one
+                for one in _guess_added_terms(batch, scored, right_ones)
+                if fits(one, bound)
+                and abs(one.value - reported) <= LEFT_OVER * abs(one.value - right) + digit
+            ]
         if not found and not both:
             found = [one for one in _guess_copies(right_ones) if fits(one, bound)]
         if not found and not both:
@@ -632,6 +651,30 @@ def _guess_other_counts(batch: Batch, right: Picked) -> Iterator[LossGuess]:
             names = ", or by ".join(text for text, each in counts.items() if each == many)
             detail = f"divided by {names}: {many} in place of {count}"
             yield LossGuess(("other_count",), total / many, detail)
+
+
+def _guess_added_terms(
+    batch: Batch, scored: Sequence[ScoredSample], right: Picked
+) -> Iterator[LossGuess]:
+    """Yield a guess for every usual term beside the cross-entropy of the right labels.
+
+    Smoothed labels give every token of the vocabulary an equal part of a share of the label, as in
+    torch and transformers. A z-loss is the squared logarithm of the sum of the exponentials of the
+    logits. Nothing where these are not known of a sample's rows.
+    """
+    means, squares = [], []
+    for i, one in enumerate(scored):
+        if one.vocabulary_mean is None or one.log_total is None:
+            return
+        rows = _wanted_rows(batch, i, 1, batch.label[i])
+        rows = rows[~np.isnan(one.nats[1, rows])]
+        means.append(one.vocabulary_mean[rows])
+        squares.append(one.log_total[rows] ** 2)
+    own, mean, square = _mean_loss(right), _mean_loss(means), _mean_loss(squares)
+    for share in SMOOTHED:
+        yield LossGuess(("labels_smoothed",), own + share * (mean - own), f"by {share:g}")
+    for weight in Z_WEIGHTS:
+        yield LossGuess(("z_loss_added",), own + weight * square, f"times {weight:g}")
 
 
 def _guess_group_reductions(picked: Picked) -> Iterator[LossGuess]:

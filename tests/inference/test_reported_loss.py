@@ -117,6 +117,18 @@ def divided_by(made: Made, count: Callable[[int], int]) -> float:
     return float(loss(made, made.labels, reduction="sum")) / count(labels)
 
 
+def smoothed(made: Made, share: float) -> float:
+    """Return torch's mean loss of labels that are smoothed by a share."""
+    rows = made.logits[:, :-1].reshape(-1, VOCAB)
+    labels = made.labels[:, 1:].reshape(-1)
+    return float(torch.nn.functional.cross_entropy(rows, labels, label_smoothing=share))
+
+
+def totals(made: Made) -> Any:
+    """Return the logarithm of the sum of the exponentials of the logits, of each scored row."""
+    return made.logits[:, :-1].logsumexp(-1)[made.labels[:, 1:] >= 0]
+
+
 # What scripts do wrong, in torch.
 WRONG: dict[str, Callable[[Made], float]] = {
     "bits": lambda m: float(loss(m, m.labels)) / math.log(2),
@@ -138,6 +150,8 @@ WRONG: dict[str, Callable[[Made], float]] = {
     "window": lambda m: float(loss(m, cut(m, 24))),
     "labels_left_out": lambda m: float(loss(m, first_left_out(m))),
     "loss_scale": lambda m: float(loss(m, m.labels)) * 2.0**16,
+    "labels_smoothed": lambda m: smoothed(m, 0.1),
+    "z_loss_added": lambda m: float(loss(m, m.labels)) + 1e-4 * float((totals(m) ** 2).mean()),
     "no_labels": lambda m: float(loss(m, cut(m, 6))),  # the mean of nothing is NaN
 }
 
@@ -295,6 +309,29 @@ def test_padding_on_the_left_and_a_pass_without_the_mask(made: Made, tmp_path: P
         bare = float(made.model(torch.tensor(ids), labels=torch.tensor(labels)).loss)
     found = explain_loss(batch, scored, bare)
     assert found.says == "named" and found.distinct_mistakes == (("mask_ignored",),), found
+
+
+@pytest.mark.parametrize("share", [0.05, 0.2])
+def test_the_share_of_smoothed_labels_is_said(share: float, made: Made, tmp_path: Path) -> None:
+    found = answer(made, smoothed(made, share))
+    assert found.says == "named" and found.guesses[0].mistakes == ("labels_smoothed",), found
+    assert found.guesses[0].detail == f"by {share:g}"
+    # The trainer's own logits have a vocabulary too; one that is padded has no mean loss.
+    logits = made.logits.numpy().copy()
+    arrays = {"ids": made.ids, "labels": made.labels, "mask": made.mask}
+    for name, fill, says in (("whole", 0.0, "named"), ("masked", np.inf, "unexplained")):
+        held = np.pad(logits, ((0, 0), (0, 0), (0, 1)), constant_values=-np.inf)
+        np.savez(tmp_path / f"{name}.npz", logits=held if fill else logits, **arrays)
+        batch = read_batch(tmp_path / f"{name}.npz", VOCAB + bool(fill))
+        verdict = explain_loss(batch, list(score_batch(batch, None)), smoothed(made, share))
+        assert verdict.says == says, verdict
+
+
+def test_a_z_loss_of_other_factors_is_named(made: Made) -> None:
+    square = float((totals(made) ** 2).mean())
+    for factor in (1e-3, 1e-2):
+        found = answer(made, float(loss(made, made.labels)) + factor * square)
+        assert (("z_loss_added",) in found.distinct_mistakes) and found.says == "named", found
 
 
 def test_two_mistakes_at_once(made: Made) -> None:
