@@ -18,6 +18,7 @@ from aprfmt.causes.forward.attention import (
     mask_change,
     show_keys,
 )
+from aprfmt.causes.forward.kv_cache import BLOCKS as CACHE_BLOCKS
 from aprfmt.causes.forward.kv_cache import cache_change
 from aprfmt.causes.forward.mismatch import Change, Layers, Mismatch, computed_layer, spanned_layers
 from aprfmt.causes.forward.residual_stream import token_ids_change
@@ -92,6 +93,40 @@ def row_solvers(case: Mismatch) -> Iterator[tuple[str, Solver]]:
                 True,
             ),
         )
+
+
+def restart_solver(case: Mismatch) -> Solver | None:
+    """Return the Solver of positions that are counted anew from some token, as behind a prefix.
+
+    It tries the usual numbers only, so that it takes few passes. None where no position is read.
+    """
+    ops = {call.op for call in case.view.calls}
+    learned = case.patched.spec.block.position == "learned"
+    if "rope" not in ops and not (learned and "embed" in ops):
+        return None
+    where = token_positions(case.patched)
+    return Solver(where, lambda at: positions_change(where, at), None, _restarts_to_try(where))
+
+
+def _restarts_to_try(where: Array) -> Tries:
+    """Return a function (token, shift) that yields numbers from which positions begin again.
+
+    `where` are the right positions.
+    """
+
+    def tries(token: int, shift: int) -> Iterator[int]:
+        """Yield numbers that a token's position may have, where the right one is another.
+
+        First the same offset as the token's before, `shift`, and none. Then 0 and small numbers,
+        the number of the token's block in a cache, one more, and a prefix that is counted twice.
+        """
+        own = int(where[token])
+        blocks = (own // size for size in CACHE_BLOCKS)
+        found = [own + shift, own] if shift else []
+        found += [0, 1, 2, *blocks, own - 1, own + 1, 2 * own]
+        yield from (p for p in dict.fromkeys(found) if p >= 0 and (shift or p != own))
+
+    return tries
 
 
 def _starts_to_try(token: int, shift: int) -> Iterator[int]:

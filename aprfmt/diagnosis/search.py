@@ -36,6 +36,7 @@ from aprfmt.causes.forward.usual_mistakes import (
 from aprfmt.causes.forward.usual_steps import single_layer_mistakes
 from aprfmt.diagnosis.attention_rows import (
     AGREES,
+    restart_solver,
     row_solvers,
     solve_masks,
     solve_rows,
@@ -190,6 +191,8 @@ class Search:
         self.singles = list(self._measure_each(self._usual_steps()))
         found = [one for one in self.singles if self.solves(one)]
         if not found:
+            found = [one for one in self._measure_each(self._restart_steps()) if self.solves(one)]
+        if not found:
             most = int(FITTED * self.allowed)
             alone = self._measure_each(self._single_layer_steps(), most)
             found = [one for one in alone if self.solves(one)]
@@ -252,6 +255,20 @@ class Search:
         if len(late) and late[0] > 0 and not any(patched.hp["window_layers"]):
             found.append(added_window_mistake(patched, int(late[0])))
         return [*map(UsualMistake, nearly_factor_changes(self.case)), *found]
+
+    def _restart_steps(self) -> Iterator[SearchStep]:
+        """Yield the change to positions that begin again at the first row that differs, if any.
+
+        A later pass behind a cached prefix counts its tokens anew. Few numbers are tried.
+        """
+        case = self.case
+        solver = restart_solver(case) if len(case.rows) == case.tokens else None
+        rows, bound = case.distances_by_row(case.view), AGREES * case.view.tolerance
+        if solver is None or not (rows[:1] <= bound).all():
+            return
+        found = solve_rows(solver, self._row_residuals, None, rows, bound)
+        if found is not None:
+            yield SearchStep(found, None)
 
     def _single_layer_steps(self) -> Iterator[SearchStep]:
         """Yield changes of single layers as steps.

@@ -273,6 +273,30 @@ def test_a_fault_of_one_chunk_is_told_from_logits_alone(name: str) -> None:
     assert found.lead.certainty == "confirmed" and says in found.lead.says
 
 
+# Model -> the tokens whose positions are counted anew, from a number.
+RESTARTS = {
+    "llama": (16, 40, 0),
+    "qwen3": (16, 40, 1),  # the number of the block
+    "gpt_neox": (16, 28, 0),  # in one chunk alone
+    "gpt2": (9, 40, 0),  # learned positions
+    "falcon": (9, 40, 18),  # the prefix counted twice
+}
+
+
+@pytest.mark.parametrize("base", RESTARTS)
+def test_positions_counted_anew_behind_a_prefix_are_told_from_logits_alone(base: str) -> None:
+    """Seen red: located only, as single layers and masks took the passes of the search."""
+    first, end, number = RESTARTS[base]
+    positions = [number + at - first if first <= at < end else at for at in range(40)]
+    folder, logits = tiny_folder(base), frozenset({"logits"})
+    made = trace(folder, f"restart-{base}", ids=LONG[:40], points=logits, positions=positions)
+    found = diagnose(str(folder), str(made))
+    assert found.lead is not None and found.cause == "positions", found.sentence
+    assert found.lead.certainty == "confirmed"
+    told = ", ".join(str(number + at) for at in range(6))
+    assert f"from token {first} on tokens have positions {told}" in found.lead.says
+
+
 @pytest.mark.parametrize("rows", [[], [0, 1], [5, 7]])
 def test_rows_that_no_single_pass_has_are_of_none(rows: list[int]) -> None:
     assert tokens_of_one_pass(np.array(rows, np.int64)) is None
