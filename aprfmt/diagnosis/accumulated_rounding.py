@@ -16,7 +16,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from aprfmt.causes.forward.norm_changes import NORMS, round_before_weight, round_norm_steps
-from aprfmt.causes.forward.rounding import round_rope_table, round_to_type
+from aprfmt.causes.forward.rounding import (
+    cut_to_type,
+    round_operations,
+    round_rope_table,
+    round_to_type,
+)
 from aprfmt.diagnosis.run_arithmetic import TraceInArithmetic
 from aprfmt.inference.replay.patched_model import MOVES, OPS, PatchedModel
 from aprfmt.inference.replay.recorded_trace import RecordedTrace
@@ -36,6 +41,7 @@ LIKE = 0.3  # and this near at least, or its arithmetic is finer
 ROWS = 5.0  # single rows scatter by this factor; a fault leaves some rows as they were
 SAME = 0.99  # share of a point's values that are equal where rounding gives it
 FEWEST = 64  # values that have to be short before they say what computed them
+NEARER = 2.0**-14  # share by which cut values are smaller, at least: in float16 about 2 ** -12
 CUT = 0.8  # rounding is like no mistake: no usual one takes away more of it than to this share
 # Rounding has no direction: of what a run is off by, small changes of all kinds of operations
 # together explain a part so small that this share is left, measured 0.83 to 1.0.
@@ -240,21 +246,65 @@ def points_in_16_bits(
     return {key: named[key] for key in short if key in named}
 
 
+def points_cut_to_16_bits(
+    patched: PatchedModel, recorded: RecordedTrace, found: ShadowPass
+) -> Mapping[str, str]:
+    """Return {point key: its type, in words} of the points cut to a 16-bit type, in pass order.
+
+    The recorded values are the reference's cut to it, toward zero, and not rounded to nearest. At
+    points after many operations products or sums are cut in the whole pass. Those that are not
+    nearer to zero than the reference's are no such points.
+    """
+    short = {
+        key: (view, dtype)
+        for key, view in found.views.items()
+        if view.calls and view.residual and _is_nearer_to_zero(view)
+        if (dtype := _exact_16_bit_type(view))
+    }
+    named = {
+        key
+        for key, (view, dtype) in short.items()
+        if _is_rounded(view, view, dtype, cut_to_type) and not _is_rounded(view, view, dtype)
+    }
+    long = {key for key, (view, _) in short.items() if needs_measured_rounding(view)}
+    for op in ("linear", "add") if long and not named else ():
+        for dtype in sorted({short[key][1] for key in long}):
+            cut = round_operations((op,), dtype, cut_to_type)(patched, None)
+            tried = run_shadow_pass(cut, recorded).views
+            own = [key for key in long if short[key][1] == dtype and key in tried]
+            named |= {key for key in own if _is_rounded(tried[key], short[key][0], dtype)}
+    return {key: f"{short[key][1]}, cut and not rounded" for key in short if key in named}
+
+
+def _is_nearer_to_zero(view: ShadowPoint) -> bool:
+    """Return whether a point's recorded values are smaller than the reference's, as by cutting."""
+    assert view.recorded is not None
+    mine, theirs = (np.float64(x) for x in view.recorded.comparable_values(view.mine, view.axis))
+    power = float(np.sum(mine * mine))
+    return mine.shape == theirs.shape and float(np.sum(mine * theirs)) < power * (1 - NEARER)
+
+
 def _dtype_of(view: ShadowPoint) -> str:
     """Return the dtype of a point in the trace; "" where the trace has no such point."""
     return "" if view.recorded is None else view.recorded.dtype
 
 
-def _is_rounded(made: ShadowPoint, view: ShadowPoint, dtype: str) -> bool:
+def _is_rounded(
+    made: ShadowPoint,
+    view: ShadowPoint,
+    dtype: str,
+    rounds: Callable[[Array, str], Array] = round_to_type,
+) -> bool:
     """Return whether the values of `made`, rounded to `dtype`, are those recorded at `view`.
 
     A few may differ by one rounding, since a sum in another order rounds them the other way.
+    `rounds(values, dtype)` rounds them: to nearest, or by `cut_to_type` toward zero.
     """
     assert view.recorded is not None
     mine, theirs = view.recorded.comparable_values(made.mine, view.axis)
     if mine.shape != theirs.shape:
         return False
-    return bool(np.mean(round_to_type(mine, dtype) == theirs) >= SAME)
+    return bool(np.mean(rounds(mine, dtype) == theirs) >= SAME)
 
 
 def _with_short_operands(patched: PatchedModel, ops: set[str], dtype: str) -> PatchedModel:

@@ -26,7 +26,7 @@ from aprfmt.causes.forward.mismatch import Change, Layers, Mismatch, spanned_lay
 from aprfmt.causes.forward.norm import EPS, eps_change
 from aprfmt.causes.forward.shards import find_shard_counts_with_bias
 from aprfmt.causes.forward.single_pass import changes_of_one_pass, tokens_of_one_pass
-from aprfmt.causes.forward.usual_blocks import UsualMistake
+from aprfmt.causes.forward.usual_blocks import UsualMistake, cut_changes
 from aprfmt.causes.forward.usual_mistakes import (
     added_window_mistake,
     layer_groups_of,
@@ -62,6 +62,7 @@ LEAST = 0.02  # digits by which a change must bring the rows nearer to be contin
 FEW = 3  # operations between two points up to which hypotheses solve what there is to solve
 TIES = 3.0  # tolerances, and
 OF_ROUNDING = 0.02  # share of the difference, that values between two neighbours may leave
+MOST_OF_CUTS = 0.1  # relative L2 beyond which results cut to 16 bits are no more in question
 CLEAR = 0.3  # a residual that does not fall below this share of the first one proves nothing
 
 
@@ -246,7 +247,8 @@ class Search:
     def _usual_changes(self) -> list[UsualMistake]:
         """Return the usual mistakes that this model allows, and those that the values suggest.
 
-        These are a window, by the rows that differ, and a factor of the logits.
+        These are a window, by the rows that differ, a factor of the logits, and results that are
+        cut where the difference is as small as that.
         """
         patched, found = self.case.patched, usual_mistakes(self.case.patched)
         late = np.flatnonzero(
@@ -254,7 +256,9 @@ class Search:
         )
         if len(late) and late[0] > 0 and not any(patched.hp["window_layers"]):
             found.append(added_window_mistake(patched, int(late[0])))
-        return [*map(UsualMistake, nearly_factor_changes(self.case)), *found]
+        residual = self.case.view.residual
+        cut = cut_changes() if residual is not None and residual <= MOST_OF_CUTS else ()
+        return [*map(UsualMistake, (*nearly_factor_changes(self.case), *cut)), *found]
 
     def _restart_steps(self) -> Iterator[SearchStep]:
         """Yield the change to positions that begin again at the first row that differs, if any.

@@ -17,6 +17,7 @@ from aprfmt.causes.forward.shifted_series import find_shifted_series
 from aprfmt.diagnosis.accumulated_rounding import (
     explain_by_arithmetic,
     first_directed_point,
+    points_cut_to_16_bits,
     points_in_16_bits,
     with_16_bit_points,
     with_recorded_arithmetic,
@@ -165,10 +166,12 @@ def examine(patched: PatchedModel, recorded: RecordedTrace) -> Examined:
         values = record_points(patched)
         found = run_shadow_pass(patched, recorded)
     # A small difference with a direction is a fault too; then recheck all answers.
-    if not divergences and not guessed:
+    cut = {} if divergences or guessed else points_cut_to_16_bits(patched, recorded, found)
+    if not divergences and not guessed and not cut:
         divergences = find_directed_mistake(patched, recorded, found, values)
     divergences = recheck_answers(divergences, *start, found)
     short = {} if divergences or guessed else points_in_16_bits(patched, recorded, found)
+    short = {**short, **cut}
     return Examined(tuple(divergences), before, found, view is not None, guessed, short)
 
 

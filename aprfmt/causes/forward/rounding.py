@@ -36,6 +36,20 @@ def round_to_type(x: Any, dtype: str) -> Any:
     return kept.view(np.float32).reshape(values.shape)
 
 
+def cut_to_type(x: Any, dtype: str) -> Any:
+    """Return float32 values cut to a shorter float type: rounded toward zero, not to nearest.
+
+    `dtype` is bfloat16, tf32 or float16.
+    """
+    values = np.ascontiguousarray(x, np.float32)
+    if dtype in LACKS:
+        kept = values.view(np.uint32) & np.uint32(-1 << LACKS[dtype] & 0xFFFFFFFF)
+        return kept.view(np.float32).reshape(values.shape)
+    short = round_to_type(values, dtype).astype(np.float16)
+    less = np.where(np.abs(short) > np.abs(values), np.nextafter(short, np.float16(0)), short)
+    return less.astype(np.float32)
+
+
 # Codes of 8 and 4 bits -> their largest number. "uint4" has a zero point of its own.
 LARGEST: Mapping[str, float] = {"int8": 127, "int4": 7, "uint4": 15, "float8_e4m3fn": 448}
 
@@ -75,13 +89,18 @@ def round_to_blocks(x: Any, encoding: str) -> Any:
     return decode(encoding, encode(encoding, rows), rows.shape).reshape(x.shape)
 
 
-def round_operations(ops: Collection[str], dtype: str) -> Patch:
-    """Return a patch: the results of operations `ops` are rounded to a shorter float type."""
+def round_operations(
+    ops: Collection[str], dtype: str, short: Callable[[Any, str], Any] = round_to_type
+) -> Patch:
+    """Return a patch: the results of operations `ops` are rounded to a shorter float type.
+
+    `short(values, dtype)` rounds them: to nearest, or by `cut_to_type` toward zero.
+    """
 
     def override(op: Any, at: Any, *args: Any, **kwargs: Any) -> Any:
         """Return an operation's result rounded to the float type `dtype`, kept in its own dtype."""
         y = op(*args, **kwargs)
-        return round_to_type(y, dtype).astype(y.dtype)
+        return short(y, dtype).astype(y.dtype)
 
     return lambda patched, layers: patched.with_ops(ops, override, layers)
 

@@ -35,6 +35,7 @@ from aprfmt.causes.forward.residual_stream import (
     usual_token_type_mistakes,
 )
 from aprfmt.causes.forward.rounding import (
+    cut_to_type,
     round_keys_and_values,
     round_on_scales,
     round_operations,
@@ -385,6 +386,19 @@ def rounding_mistakes(patched: PatchedModel) -> Iterator[UsualMistake]:
             yield UsualMistake(_rounding_change(says, dtype, ops, make))
     if patched.hp["n_heads"]:
         yield from map(UsualMistake, _cache_changes())
+
+
+def cut_changes() -> Iterator[Change]:
+    """Yield the changes that cut results to 16 bits: toward zero, where they are to be rounded.
+
+    They are of the whole pass, since an engine cuts everywhere.
+    """
+    for dtype in ("bfloat16", "float16"):
+        for name, ops in {**ROUNDED, "sums": ("add",)}.items():
+            says = f"results of {name} are cut to {dtype}, not rounded to nearest"
+            make = round_operations(ops, dtype, cut_to_type)
+            values = {"dtype": dtype, "rounds": "toward zero"}
+            yield Change("rounding", says, ops, make, values, scoped=False)
 
 
 def _cache_changes() -> Iterator[Change]:
