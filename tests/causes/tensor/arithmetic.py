@@ -10,6 +10,7 @@ from aprfmt.causes.forward.rounding import round_to_type
 from aprfmt.causes.tensor import arithmetic
 from tests.causes.faults import HIDDEN, NORM, UP, Fault, computed, moved
 from tests.diagnosis import dumps
+from tests.diagnosis.cut_results import CUT
 from tests.diagnosis.engine_changes import (
     DELTA,
     KIMI,
@@ -124,4 +125,5 @@ ENGINE_FAULTS = (
            "rounding", "", cache_rounded(np.float16, ("values",)), LAYERS, "precision"),
     placed("cache-ties", "qwen3", "a cache in bfloat16 of keys and values that differ by 4e-6",
            "rounding", "", cache_rounded(ml_dtypes.bfloat16, off=4e-6), LOGITS, "precision"),
+    *CUT,
 )  # fmt: skip

@@ -21,6 +21,7 @@ from tests.causes.faults import (
 )
 from tests.diagnosis import dumps, files
 from tests.diagnosis import wrong_modules as wrong
+from tests.diagnosis.added_constants import ADDED
 from tests.diagnosis.dumps import as_npz, logits_only
 from tests.diagnosis.engine_changes import (
     ALL,
@@ -161,6 +162,7 @@ ENGINE_FAULTS = (
            "L0.ssm_dt.bias", NO_DT, LOGITS),
     placed("scan-dt", "granite_hybrid", "no dt_bias", "missing_bias", "",
            steps(lambda raw, dt: softplus(raw))),
+    *ADDED,
 )  # fmt: skip
 
 

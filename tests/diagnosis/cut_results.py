@@ -1,4 +1,4 @@
-"""Seeded faults of `aprfmt/causes/forward/rounding.py`: results cut to 16 bits, not rounded.
+"""Seeded faults of results cut to 16 bits, not rounded.
 
 Seen red: a cut norm that is a located bug from layers' outputs, and elsewhere only "rounding".
 """
@@ -21,7 +21,7 @@ def cut(*ops: str, bits: int = 16) -> How:
     return broken_here(**dict.fromkeys(ops, change))
 
 
-ENGINE_FAULTS = (
+CUT = (
     placed("cut-norms", "llama", "norms cut to bfloat16, from layers' outputs", "rounding",
            "rms_norm", cut("rms_norm"), LAYERS, verdict="precision"),
     placed("cut-norms-logits", "gpt_neox", "norms cut to bfloat16, from logits alone", "rounding",

@@ -1,4 +1,4 @@
-"""Seeded faults of `aprfmt/causes/forward/added_vectors.py`.
+"""Seeded faults of constants that a pass adds.
 
 Seen red: a constant in the stream, in keys or behind a norm that is only located.
 """
@@ -28,7 +28,7 @@ def vector(columns: int) -> Any:
     return 0.3 * np.sin(np.arange(columns) ** 2)
 
 
-ENGINE_FAULTS = (
+ADDED = (
     placed("added-stream", "llama", "a vector added to the stream, from layers' outputs",
            "missing_bias", "L0.out", added("out", vector), LAYERS),
     placed("added-keys", "gemma3", "a vector added to keys", "missing_bias", "L0.k",
