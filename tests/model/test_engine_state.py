@@ -365,10 +365,24 @@ def even_shares(name: str) -> Callable[[list[State]], None]:
     return apply
 
 
+def even_halves(held: list[State]) -> None:
+    """Divide gate and up evenly as one matrix: two parts, and as many ranks."""
+    parts = [state[GATE].chunk(2) for state in held]
+    for state, one in zip(held, zip(*parts, strict=True), strict=True):
+        state[GATE] = torch.cat(one)
+
+
+def alternating(x: Any) -> Any:
+    """Return the rows of gate and up in turn."""
+    return torch.stack(x.chunk(2), 1).reshape(x.shape)
+
+
 WRONG: dict[str, tuple[Callable[[list[State]], None], str, str]] = {
     # what an engine holds -> how, the cause, one of the places
     "shares of q, k and v": (exchanged(Q), "shard_order", "q_proj"),
     "even shares of all three": (even_shares(Q), "shard_order", "k_proj"),
+    "even shares of gate and up": (even_halves, "shard_order", "up_proj"),
+    "gate and up in turn": (both(GATE, alternating), "fused_order", "gate_proj"),
     "shares of o": (exchanged(OUT), "shard_order", "o_proj"),
     "never filled": (both(GATE, torch.zeros_like), "stale_tensor", "gate_proj"),
     "not a number": (both(OUT, lambda x: x * float("nan")), "nonfinite", "o_proj"),
@@ -413,6 +427,26 @@ def test_the_order_of_unequal_matrices_is_said_as_the_engine_has_it(
     (cause,) = done.json["causes"]
     assert cause["level"] == "confirmed"
     assert "k, q, v are joined in this order, where an engine has q, k, v" in cause["says"]
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_rows_by_key_head_are_said_of_each_ranks_part(ranks: int, tmp_path: Path) -> None:
+    """Seen red: "blocks of 8 rows in another order, by numbers of A: 0, 1, 8, ...", of 2 ranks."""
+    sizes = {"num_attention_heads": 8, "num_key_value_heads": 4, "head_dim": 8, "hidden_size": 64}
+    base = tiny_folder("llama", "float32", **sizes)
+    given = published(base)
+    held = [of_rank(given, rank, ranks, 8, False) for rank in range(ranks)]
+    groups = 4 // ranks
+    for state in held:
+        q, k, v = state[Q].split([16 * groups, 8 * groups, 8 * groups])
+        cut = [part.reshape(groups, -1, part.shape[1]) for part in (q, k, v)]
+        state[Q] = torch.cat(cut, 1).reshape(state[Q].shape)
+    done = aprfmt("diff", base, save(tmp_path / "s", held), "--json")
+    (cause,) = done.json["causes"]
+    assert (cause["cause"], cause["level"]) == ("fused_order", "confirmed")
+    each = " of each rank" if ranks > 1 else ""
+    said = f"[q k v]{each}: all q, then all k, then all v in A became [q k v] per KV group in B"
+    assert said in cause["says"]
 
 
 def test_a_key_head_that_ranks_share_and_hold_unlike(tmp_path: Path) -> None:

@@ -17,6 +17,7 @@ from aprfmt.arch.element_moves import to_logical
 from aprfmt.arch.engine_parameters import role_base
 from aprfmt.base.sequences import first_and_more
 from aprfmt.causes.tensor.context import PairContext
+from aprfmt.causes.tensor.fused_layouts import fused_orders
 from aprfmt.causes.tensor.guess import Group, JointHypothesis
 from aprfmt.causes.tensor.proof import make_finding, prove_bytes
 from aprfmt.codecs import decode, encode
@@ -85,10 +86,12 @@ def _explain_parameter(
             return {}
         arrays += to_logical(part.steps, cells, hp)
     held = reading.rank_arrays()
+    # One rule for all ranks comes before a list of pieces that follows from it.
     moved = (
-        _misplaced_pieces(reading, arrays, held)
+        _even_shares(reading, arrays, held)
+        or _misplaced_pieces(reading, arrays, held)
         or _exchanged_matrices(reading, arrays, held)
-        or _even_shares(reading, arrays, held)
+        or _ordered_rows(reading, arrays, held, hp.get("n_kv_heads"))
         or _scaled_ranks(reading, arrays, held)
     )
     if moved is None:
@@ -225,14 +228,19 @@ def _rank_text(moved: Mapping[Piece, Piece]) -> str:
 
 def _matrix_names(reading: EngineReading) -> list[str]:
     """Return a name for each matrix that a rank's array joins, such as q, k and v."""
-    made = []
+    made: list[str] = []
     layout, parameter = reading.layout, reading.parameter
     for number, key in enumerate(parameter.keys):
-        word = role_base(key) if key else f"part {number + 1}"
+        word = role_base(key) if key else ""
+        word = _WORDS.get(word, word)
         many = (
             len(layout.sections[number]) if layout.axis == parameter.axis and layout.sections else 1
         )
-        made += [_WORDS.get(word, word)] * many
+        for at in range(many):
+            if not word:
+                made.append(f"part {len(made) + 1}")
+            else:
+                made.append(word if many == 1 else f"part {at + 1} of {word}")
     return made
 
 
@@ -284,6 +292,41 @@ def _even_shares(
         f"other, where it should hold 1/{len(held)} of every matrix that is joined"
     )
     return MovedPieces("shard_order", text, held[0].tobytes()[:4096], together.nbytes, 1)
+
+
+def _ordered_rows(
+    reading: EngineReading, arrays: Sequence[Array], held: Sequence[Array], kv_heads: object
+) -> MovedPieces | None:
+    """Return the cause that every rank's rows stand in one other known order; or None.
+
+    `arrays` are the model's matrices, `held` each rank's array. `kv_heads` is the model's number of
+    key and value heads, which ranks divide; no group is looked for where it is no integer.
+    """
+    layout, axis = reading.layout, reading.parameter.axis
+    names = _matrix_names(reading)
+    if reading.parameter.grouped or layout.axis is None or layout.axis != axis or len(names) < 2:
+        return None
+    right = [layout.shares(arrays, rank) for rank in range(len(held))]
+    if any(len(shares) != len(names) for shares in right):
+        return None
+    parts = [(name, share.shape[axis]) for name, share in zip(names, right[0], strict=True)]
+    whole = [np.concatenate(shares, axis) for shares in right]
+    if any(x.shape != y.shape for x, y in zip(whole, held, strict=True)):
+        return None
+    groups = 0
+    if names == list(_WORDS.values()) and isinstance(kv_heads, int):
+        groups = kv_heads // len(held) if kv_heads % len(held) == 0 else 0
+    every = " ".join(names)
+    for text, order in fused_orders(parts, groups):
+        if all(
+            np.take(x, order, axis).tobytes() == y.tobytes()
+            for x, y in zip(whole, held, strict=True)
+        ):
+            said = f"[{every}]{' of each rank' * (len(held) > 1)}: "
+            said += f"all {', then all '.join(names)} in A became {text} in B"
+            count = sum(array.nbytes for array in held)
+            return MovedPieces("fused_order", said, held[0].tobytes()[:4096], count, 1)
+    return None
 
 
 def _scaled_ranks(
