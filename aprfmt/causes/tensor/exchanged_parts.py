@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 
 from aprfmt.arch.role_vocabulary import split_key
+from aprfmt.base.encodings import find_encoding
 from aprfmt.base.sequences import first_and_more
 from aprfmt.causes.row import Cause
 from aprfmt.causes.tensor.context import PairContext
@@ -376,7 +377,9 @@ def _confirm(copy: PackedCopy, made: "Sequence[_Changed]") -> Finding | None:
         return None
     y = np.asarray(values, np.float64).reshape(-1, copy.y.shape[-1])
     y = y if copy.rows is None else y[copy.rows]
-    scheme = find_scheme(y, "F32", tuple(copy.case.context.schemes.found), True)
+    # What bitsandbytes decodes is rounded to the type of its quant state: to BF16 at worst.
+    stored = "BF16" if find_encoding(made[0].encoding).claim else "F32"
+    scheme = find_scheme(y, stored, tuple(copy.case.context.schemes.found), True)
     if scheme is None:
         return None
     return copy.explain_repaired("exchanged_parts", (says,), y, scheme.lattice)

@@ -98,6 +98,18 @@ def test_parts_of_two_weights_exchanged(
 
 
 @pytest.mark.parametrize("of", ["source", "copy"])
+def test_absmax_of_two_weights_exchanged(of: str, tmp_path: Path) -> None:
+    """A codec decodes such a weight, without a dialect. Seen red: "other ones stand there"."""
+    original = packs.source("llama")
+    assert not command("quantize", original, tmp_path / "a", "--type", "NF4").code
+    b = broken(tmp_path / "a", exchanged("weight.absmax", UP, GATE), tmp_path / "b")
+    report = diff(original if of == "source" else tmp_path / "a", b)
+    assert {one.cause for one in explained(report).values()} == {"exchanged_parts"}
+    there = mended(report, b, tmp_path / "mended")
+    assert tensors_of(there) == tensors_of(tmp_path / "a")
+
+
+@pytest.mark.parametrize("of", ["source", "copy"])
 @pytest.mark.parametrize("form", ["gptq", "int4", "fp8"])
 def test_scales_of_another_weight_written_over_its_own(form: str, of: str, tmp_path: Path) -> None:
     original, whole = packed(form, f"copied-{of}")
