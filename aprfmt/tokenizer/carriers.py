@@ -146,14 +146,14 @@ def _gguf_vocabulary(
 
 
 def _frame_keys(data: Mapping[str, Any] | None) -> dict[str, Value | TypedValue]:
-    """Return the GGUF keys of the one id before and the one after every text, as bos and eos.
+    """Return the GGUF keys of the one id before and the one after every text: bos; eos and sep.
 
     They are the post-processor's in the tokenizer.json `data`. No key is given for the beginning or
     the end if no id, or several, stand there.
     """
     found: dict[str, Value | TypedValue] = {}
-    for role, ids in zip(("bos", "eos"), post_processor_ids(data or {}), strict=True):
-        if len(ids) == 1:
+    for roles, ids in zip((("bos",), ("eos", "sep")), post_processor_ids(data or {}), strict=True):
+        for role in roles if len(ids) == 1 else ():
             found[keys.IDS[role].gguf] = TypedValue(next(iter(ids)), keys.IDS[role].type)
     return found
 

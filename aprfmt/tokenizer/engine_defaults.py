@@ -14,7 +14,8 @@ from aprfmt.tokenizer.keys import BYTE, CONTROL, NORMAL, USER_DEFINED
 class EngineDefaults:
     """The defaults of one `tokenizer.ggml.model`: ids by role, and whether BOS and EOS are added.
 
-    `framed` are the roles that are always put before and after a text, whatever the flags say.
+    `framed` are the roles that are put before and after a text, unless their flag is false. At that
+    commit llama.cpp's own passes heed no such flag; llama-tokenize and other programs do.
     """
 
     ids: Mapping[str, int] = field(default_factory=dict)

@@ -6,10 +6,11 @@ from typing import TYPE_CHECKING, Any
 from aprfmt.errors import AprfmtError, FormatError, UsageError
 from aprfmt.tokenizer.base import Engine, Tokenizer
 from aprfmt.tokenizer.build import tokenizer_json
-from aprfmt.tokenizer.engine_defaults import default_ids
+from aprfmt.tokenizer.engine_defaults import DEFAULTS, default_ids
 from aprfmt.tokenizer.hf_json import (
     config_added_tokens,
     configured_stop_ids,
+    post_processor_ids,
     special_ids,
     special_texts,
 )
@@ -153,21 +154,29 @@ def _tokenizer_from_text(carried: Carried, text: str) -> Tokenizer:
 def _metadata_frame(
     carried: Carried, engine: Engine, ids: Mapping[str, int]
 ) -> tuple[tuple[int, ...], tuple[int, ...]] | None:
-    """Return (ids before, ids after a text) by the metadata's bos and eos flags; or None.
+    """Return (ids before, ids after a text) by the flags of the metadata; or None.
 
-    None where the post-processor adds the same.
+    None where the post-processor adds the same. The flags are those of bos and eos, or of the roles
+    that the vocabulary's kind puts around every text.
     """
-    framed = engine.encode("", True, True)
+    row = DEFAULTS.get(carried.text_value(MODEL) or "")
+    framed = row.framed if row is not None and carried.model.key_style == "gguf" else None
+    roles = framed or ("bos", "eos")
+    flags = [carried.flag_value(f"add_{role}_token") for role in roles]
+    if flags == [None, None]:
+        return None
+    added = engine.encode("", True, True)
+    text = carried.parse_tokenizer_json() if added else None
+    own = post_processor_ids(text or {})
     frame: list[tuple[int, ...]] = []
-    differs = False
-    for role in ("bos", "eos"):
-        stated = carried.flag_value(f"add_{role}_token")
+    for role, flag, found in zip(roles, flags, own, strict=True):
         i = ids.get(role)
-        has = i is not None and i in framed
-        wanted = has if stated is None else stated and i is not None
-        differs |= wanted != has
-        frame.append((i,) if wanted and i is not None else ())
-    return (frame[0], frame[1]) if differs else None
+        if flag and i is not None and i not in (added if framed is None else found):
+            found = (*found, i) if frame else (i, *found)
+        elif flag is False:
+            found = () if framed is not None else tuple(each for each in found if each != i)
+        frame.append(found)
+    return None if (frame[0], frame[1]) == own else (frame[0], frame[1])
 
 
 def _tokenizer_from_vocabulary(carried: Carried, vocabulary: Vocabulary) -> Tokenizer:

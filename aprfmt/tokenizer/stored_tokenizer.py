@@ -180,9 +180,10 @@ class StatedTokenizer:
 
     @cached_property
     def framed_roles(self) -> tuple[str, str] | None:
-        """The roles whose ids llama.cpp puts before and after every text; None where flags say it.
+        """The roles whose ids are put before and after a text by the kind of a GGUF's vocabulary.
 
-        None for a tokenizer.json.
+        A flag that is false takes one of them off. None where flags alone say whether BOS and EOS
+        are put, and for a tokenizer.json.
         """
         if not self.uses_lists:
             return None
@@ -199,8 +200,13 @@ class StatedTokenizer:
         """
         ids = self.vocabulary.engine_ids
         if self.framed_roles is not None:
-            first, last = (ids.get(role) for role in self.framed_roles)
-            return (() if first is None else (first,), () if last is None else (last,))
+            first, last = (
+                (ids[role],)
+                if role in ids and self.carried.flag_value(f"add_{role}_token") is not False
+                else ()
+                for role in self.framed_roles
+            )
+            return first, last
         sides = []
         for at, (role, puts) in enumerate((("bos", self.adds_bos), ("eos", self.adds_eos))):
             i, found = ids.get(role), self.post_processor_ids[at]

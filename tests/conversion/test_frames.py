@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from aprfmt.model import open_model
 from tests.cli.run import aprfmt
 from tests.diagnosis.changed_encoders import pooled_otherwise
 from tests.diagnosis.test_encoders import with_wordpieces
@@ -106,3 +107,66 @@ def test_a_byte_level_copy_is_verified_where_its_texts_are_framed_alike(
         wrong = bool(says) and made.suffix == ".gguf"
         done = aprfmt("convert", source, made)
         assert done.code == wrong and (says in done.out or not wrong), done.out + done.err
+
+
+def unstated(encoder: Path, folder: Path) -> Path:
+    """Copy the encoder so that the post-processor alone names its special tokens."""
+    made = Path(shutil.copytree(encoder, folder))
+    (made / "special_tokens_map.json").unlink(missing_ok=True)
+    for name in ("config.json", "tokenizer_config.json"):
+        if (made / name).is_file():
+            held = json.loads((made / name).read_text())
+            kept = {k: v for k, v in held.items() if not k.startswith(("cls", "sep", "bos", "eos"))}
+            (made / name).write_text(json.dumps(kept))
+    return processed(made, template((CLS,), (SEP,)))
+
+
+FLAGS = {
+    "both": (("bos", "sep"), "before", []),
+    "before": (("bos",), "before", [SEP]),
+    "after": (("sep",), "after", [CLS]),
+}
+
+
+@pytest.mark.parametrize("name", FLAGS)
+def test_a_flag_takes_what_is_put_around_a_wordpiece_text_off(
+    name: str, encoder: Path, tmp_path: Path
+) -> None:
+    """Seen red: the flags ignored; ids of the post-processor alone taken for lost ones."""
+    roles, where, left = FLAGS[name]
+    source = unstated(encoder, tmp_path / "a")
+    made, bad = tmp_path / "b.gguf", tmp_path / "bad.gguf"
+    assert aprfmt("convert", source, made).code == 0
+    assert aprfmt("diagnose", source, made, "--json").json["verdict"] == "same"
+    ids = aprfmt("tokenize", source, "ab", "--json").json["ids"]
+    assert aprfmt("tokenize", made, "ab", "--json").json["ids"] == ids
+    keys = [f"tokenizer.ggml.add_{role}_token" for role in roles]
+    assert aprfmt("set", made, *(f"{key}=false" for key in keys), "-o", bad).code == 0
+    found = aprfmt("diagnose", source, bad, "--json").json
+    says = [row["says"] for row in found["findings"]]
+    assert found["verdict"] == "bug" and f"the frame {where} a text is" in says[0], says
+    assert len(says) == len(roles) and f"{keys[0]} is false in B" in says[0]
+    assert found["findings"][0]["where"][0] == keys[0]
+    inner = [i for i in ids if i not in (CLS, SEP)]
+    assert aprfmt("tokenize", bad, "ab", "--json").json["ids"] == sorted(
+        [*left, *inner], key=ids.index
+    )
+    words = [key + "=true" for key in keys]
+    assert all(word in found["next"][0] for word in words), found["next"]
+    mended = tmp_path / "good.gguf"
+    assert aprfmt("set", bad, *words, "-o", mended).code == 0
+    assert aprfmt("diagnose", source, mended, "--json").json["verdict"] == "same"
+
+
+def test_the_id_of_a_separator_that_only_the_post_processor_has_is_written(
+    encoder: Path, tmp_path: Path
+) -> None:
+    source, made = unstated(encoder, tmp_path / "a"), tmp_path / "b.gguf"
+    assert aprfmt("convert", source, made).code == 0
+    with open_model(str(made)) as model:
+        assert model.metadata["tokenizer.ggml.seperator_token_id"] == SEP
+        assert model.metadata["tokenizer.ggml.bos_token_id"] == CLS
+    # Nor is a file at fault that names no eos, which an encoder does not write.
+    other = tmp_path / "other.gguf"
+    assert aprfmt("set", made, "--remove", "tokenizer.ggml.eos_token_id", "-o", other).code == 0
+    assert aprfmt("diagnose", source, other, "--json").json["verdict"] == "same"

@@ -166,6 +166,8 @@ def special_id_differences(a: StatedTokenizer, b: StatedTokenizer) -> Iterator[T
                 continue
         if lost and role == "eos" and _is_frame_of_encoder(a, b, {x, y} - {None}):
             continue
+        if lost and role == "bos" and _is_put_by_both(a, b, {x, y} - {None}):
+            continue
         shown = [_role_text(side, role, i) for side, i in ((a, x), (b, y))]
         yield TokenizerDifference(
             f"{role}_id",
@@ -285,15 +287,25 @@ def _ends_elsewhere(
 def _is_frame_of_encoder(
     a: StatedTokenizer, b: StatedTokenizer, ids: AbstractSet[int | None]
 ) -> bool:
-    """Return whether both sides put these ids after every text and the model generates no text.
+    """Return whether a side puts these ids after every text and the model generates no text.
 
     Writers of GGUF name the [SEP] of an encoder eos, which its Hugging Face files do not state.
+    Where the other side puts other ids, that is a difference of its own.
     """
     try:
         generates = any(side.carried.model.spec.block.head != "none" for side in (a, b))
     except ArchError:
         return False
-    return not generates and a.frame[1] == b.frame[1] and ids <= set(a.frame[1])
+    return not generates and ids <= {*a.frame[1], *b.frame[1]}
+
+
+def _is_put_by_both(a: StatedTokenizer, b: StatedTokenizer, ids: AbstractSet[int | None]) -> bool:
+    """Return whether both sides put these ids before a text, and no chat template writes BOS.
+
+    A post-processor puts them whether or not another file names one of them bos.
+    """
+    written = any("bos_token" in (side.template or "") for side in (a, b))
+    return a.frame[0] == b.frame[0] and ids <= set(a.frame[0]) and not written
 
 
 def _effective_id(side: StatedTokenizer, other: StatedTokenizer, role: str) -> int | None:
@@ -553,9 +565,52 @@ def _frame_difference(
     says += _repeated_id_text(x, y) + "".join(
         _wrong_ids_text(label, side) for label, side in (("A", a), ("B", b))
     )
+    for label, side in (("A", a), ("B", b)):
+        if _taken_off(side, at):
+            says += f"; {_frame_flag(side, at)} is false in {label}"
     places = (*_frame_keys(b, part, at), *_frame_keys(a, part, at))
     parts = (part, "pair")  # what is put around one text is put around two
-    return TokenizerDifference("frame", "frame", parts, places, says, str(list(x)), str(list(y)))
+    return TokenizerDifference(
+        "frame",
+        "frame",
+        parts,
+        places,
+        says,
+        str(list(x)),
+        str(list(y)),
+        mend=_frame_assignments(b, at, x),
+    )
+
+
+def _frame_flag(side: StatedTokenizer, at: int) -> str:
+    """Return the key of the flag that takes off what the kind of a GGUF's vocabulary puts.
+
+    `at` is 0 for before a text and 1 for after; "" where the kind of the vocabulary puts nothing.
+    """
+    return FLAGS[f"add_{side.framed_roles[at]}_token"].gguf if side.framed_roles else ""
+
+
+def _taken_off(side: StatedTokenizer, at: int) -> bool:
+    """Return whether that flag is false."""
+    roles = side.framed_roles
+    return roles is not None and side.carried.flag_value(f"add_{roles[at]}_token") is False
+
+
+def _frame_assignments(side: StatedTokenizer, at: int, wanted: Sequence[int]) -> tuple[str, ...]:
+    """Return the KEY=VALUE texts with which a GGUF whose kind frames a text puts `wanted` there.
+
+    () for other tokenizers, and for more than one id.
+    """
+    if side.framed_roles is None or side.carried.model.key_style != "gguf" or len(wanted) > 1:
+        return ()
+    if not wanted:
+        return (f"{_frame_flag(side, at)}=false",)
+    role = side.framed_roles[at]
+    moved = side.vocabulary.engine_ids.get(role) != wanted[0]
+    return (
+        *((f"{IDS[role].gguf}={wanted[0]}",) if moved else ()),
+        *((f"{_frame_flag(side, at)}=true",) if _taken_off(side, at) else ()),
+    )
 
 
 def _ids_text(side: StatedTokenizer, ids: Sequence[int]) -> str:
@@ -587,6 +642,9 @@ def _frame_keys(side: StatedTokenizer, part: str, at: int) -> tuple[str, ...]:
 
     `part` is "begins" or "ends"; `at` is 0 for before and 1 for after.
     """
+    if side.framed_roles is not None:
+        role = side.framed_roles[at]
+        return (_frame_flag(side, at),) if _taken_off(side, at) else (IDS[role].gguf,)
     processed = not side.uses_lists and bool(side.post_processor_ids[at])
     return ("tokenizer.json: post_processor",) if processed else part_place(side, part)
 
