@@ -123,6 +123,33 @@ def test_the_rule_of_an_engine_is_the_mistake_it_says(
                 )
 
 
+@pytest.mark.parametrize("sums", [True, False])
+def test_a_rule_that_normalises_over_the_tokens_is_what_torch_makes_of_that_axis(
+    sums: bool,
+) -> None:
+    """A softmax or a sum over dimension 0, of scores, and of the chosen experts' logits."""
+    logits = torch.randn(32, 8, generator=torch.Generator().manual_seed(6), dtype=torch.float64)
+    hp = {"n_experts_used": 3, "routed_scale": 1.0, "n_expert_groups": 1}
+    rows: list[tuple[Scores, MixedBy, bool]] = [
+        ("softmax over tokens", "scores", False),
+        ("softmax", "softmax of the chosen over tokens", False),
+        ("softmax", "scores", True),
+    ]
+    for scored, weights, by_tokens in rows:
+        scores = logits.softmax(0 if scored == "softmax over tokens" else 1)
+        at = torch.topk(scores, 3, dim=1).indices
+        wanted = scores.gather(1, at)
+        if weights != "scores":
+            wanted = logits.gather(1, at).softmax(0)
+        wanted = wanted / wanted.sum(1, keepdim=True) if sums else wanted
+        wanted = wanted / wanted.sum(0) if by_tokens else wanted
+        rule = RoutingRule(scored, False, "none", weights, sums, True, by_tokens=by_tokens)
+        found = route_by_rule(rule, logits.numpy(), None, hp)
+        order = torch.sort(wanted, dim=1, descending=True, stable=True).indices
+        np.testing.assert_array_equal(found.experts, at.gather(1, order).numpy())
+        np.testing.assert_allclose(found.weights, wanted.gather(1, order).numpy(), rtol=1e-12)
+
+
 @pytest.mark.parametrize("router", [name for name in ROUTERS if name != "sparsemixer"])
 @pytest.mark.parametrize("groups", [1, 4])
 def test_the_rule_of_every_router_is_what_a_pass_does(router: str, groups: int) -> None:

@@ -16,11 +16,11 @@ from aprfmt.inference.replay.patched_model import PatchedModel
 from aprfmt.inference.routing import Routing, router_scores
 from aprfmt.measure.softmax import softmax
 
-Scores = Literal["softmax", "sigmoid", "root of softplus"]
+Scores = Literal["softmax", "sigmoid", "root of softplus", "softmax over tokens"]
 Ranking = Literal["none", "best", "two", "mean"]
 MixedBy = Literal[
     "scores", "biased", "logits", "softmax of the chosen", "softmax of the scores", "shares",
-    "biased shares", "one each", "equal shares",
+    "biased shares", "one each", "equal shares", "softmax of the chosen over tokens",
 ]  # fmt: skip
 GivenTo = Literal["own", "by number", "token before", "token after", "first token", "last token"]
 
@@ -35,7 +35,9 @@ class RoutingRule:
     scores without the correction; "one each" and "equal shares" of 1 read no logits. `sums`: the
     weights are divided by their sum. `scaled`: the model's factor is applied. `early`: the
     correction is added to the logits. `given`: what the weights are given to: the experts that they
-    were computed for ("own"), these in another order, or those of another token.
+    were computed for ("own"), these in another order, or those of another token. `by_tokens`: the
+    weights are divided by the sum of all tokens' weights of the same choice (the first, the
+    second), not by a token's own.
     """
 
     scores: Scores
@@ -46,6 +48,7 @@ class RoutingRule:
     scaled: bool
     early: bool = False
     given: GivenTo = "own"
+    by_tokens: bool = False
 
 
 # Routers that choose by corrected scores, and llama4's, whose scores have no correction.
@@ -85,7 +88,7 @@ def route_by_rule(
     # Choose experts by their corrected scores, in the allowed groups.
     if rule.early and bias is not None:
         logits = logits + bias
-    scores = router_scores(rule.scores, logits)
+    scores = _scores_of(rule.scores, logits)
     ranked = scores + bias if bias is not None and rule.biased else scores
     choice = _scores_of_chosen_groups(ranked, rule.groups, hp)
     used = int(hp["n_experts_used"])
@@ -94,6 +97,8 @@ def route_by_rule(
     weights = _expert_weights(rule, logits, scores, bias, chosen)
     if rule.sums:
         weights = weights / (weights.sum(-1, keepdims=True) + weights.dtype.type(1e-20))
+    if rule.by_tokens:
+        weights = weights / (weights.sum(0, keepdims=True) + weights.dtype.type(1e-20))
     if rule.scaled:
         weights = weights * weights.dtype.type(hp["routed_scale"])
     weights = _give_weights(rule.given, weights, chosen)
@@ -106,6 +111,13 @@ def route_by_rule(
     return Routing(
         np.take_along_axis(chosen, order, -1), np.take_along_axis(weights, order, -1), margin
     )
+
+
+def _scores_of(kind: Scores, logits: Array) -> Array:
+    """Return the scores [tokens, experts] that a router makes of its logits, in their dtype."""
+    if kind == "softmax over tokens":
+        return softmax(logits, axis=0)
+    return np.asarray(router_scores(kind, logits))
 
 
 def _scores_of_chosen_groups(ranked: Array, groups: Ranking, hp: Mapping[str, Any]) -> Array:
@@ -140,6 +152,8 @@ def _expert_weights(
         return np.full(chosen.shape, each, logits.dtype)
     if rule.weights == "softmax of the chosen":
         return softmax(np.take_along_axis(logits, chosen, -1))
+    if rule.weights == "softmax of the chosen over tokens":
+        return softmax(np.take_along_axis(logits, chosen, -1), axis=0)
     if rule.weights == "softmax of the scores":
         return softmax(np.take_along_axis(scores, chosen, -1))
     source = logits if rule.weights == "logits" else scores
@@ -235,10 +249,33 @@ def wrong_routing_rules(patched: PatchedModel) -> Iterator[tuple[str, RoutingRul
                 "the correction is in the experts' weights, and not in the sum that divides them",
                 replace(own, weights="biased shares", sums=False),
             )
+    yield from _wrong_axes(hp, own)
     yield from _wrong_rankings(hp, own)
     yield from _unused_weights(hp, own)
     if float(hp["routed_scale"]) != 1:
         yield "the factor on the experts' weights is left out", replace(own, scaled=False)
+
+
+def _wrong_axes(hp: Mapping[str, Any], own: RoutingRule) -> Iterator[tuple[str, RoutingRule]]:
+    """Yield (sentence, rule) of the ways to normalise over the tokens for over the experts.
+
+    `own` is the model's rule, `hp` are the hyperparameters.
+    """
+    chosen = own.weights == "softmax of the chosen"
+    yield (
+        "the experts' weights are divided by their sum over the tokens, not over a token's experts",
+        replace(own, weights="scores", sums=False, by_tokens=True),
+    )
+    if int(hp["n_experts_used"]) > 1 and (own.sums or chosen):
+        yield (
+            "the experts' weights are divided by their sum over the tokens as well",
+            replace(own, by_tokens=True),
+        )
+    says = "the router's softmax is over the tokens, not over the experts"
+    if chosen:
+        yield says, replace(own, weights="softmax of the chosen over tokens")
+    elif own.scores == "softmax":
+        yield says, replace(own, scores="softmax over tokens")
 
 
 GIVEN: Mapping[GivenTo, str] = {

@@ -110,6 +110,31 @@ def sorted_numbers(weights: Any, experts: Any) -> Any:
     return np.take_along_axis(weights, experts.argsort(-1).argsort(-1), -1)
 
 
+def over_tokens(weights: Any, experts: Any) -> Any:
+    """Return the chosen experts' weights, each choice's divided by its sum over the tokens."""
+    return weights / weights.sum(0)
+
+
+def softmax_of_tokens() -> How:
+    """Choose and weight experts by a softmax over the tokens, not divided by a token's sum."""
+
+    def fresh() -> Callable[[str, int, Any], Any]:
+        held: dict[str, Any] = {}
+
+        def alter(point: str, layer: int, x: Any) -> Any:
+            held[point] = x
+            if point not in ("experts", "expert_w"):
+                return x
+            powers = np.exp(held["router"] - held["router"].max(0))
+            scores = powers / powers.sum(0)
+            chosen = np.argsort(-scores, axis=-1, kind="stable")[:, : x.shape[-1]]
+            return chosen if point == "experts" else np.take_along_axis(scores, chosen, -1)
+
+        return alter
+
+    return {"alter": fresh}
+
+
 def own_expert(op: Any, table: Any, ids: Any, n_experts: int) -> Any:
     """List the experts of the token before in the vocabulary."""
     return op(table, (np.asarray(ids) - 1) % table.shape[0], n_experts)
@@ -223,6 +248,12 @@ ENGINE_FAULTS = (
            "router", given(lambda w, _: w[-1:].repeat(len(w), 0)), LOGITS),
     placed("weights-first", "mixtral", "experts' weights multiply inputs, from logits alone",
            "moe_routing", "expert_weights", {"block": {"expert_weights": "input"}}, LOGITS),
+    placed("weights-by-tokens", "olmoe", "weights divided by their sums over the tokens",
+           "moe_routing", "router", given(over_tokens)),
+    placed("weights-by-tokens-logits", "qwen3_moe", "the same as well, from logits alone",
+           "moe_routing", "router", given(over_tokens), LOGITS),
+    placed("softmax-of-tokens", "olmoe", "the router's softmax over the tokens", "moe_routing",
+           "router", softmax_of_tokens()),
     placed("bias-whole", "gpt_oss", "output biases of experts are not weighted", "moe_routing",
            "ffn_down_exps.bias", whole_bias()),
     placed("bias-whole-logits", "gpt_oss", "the same, from logits alone", "moe_routing",
