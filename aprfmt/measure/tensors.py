@@ -19,6 +19,7 @@ from aprfmt.codecs import CODECS
 from aprfmt.measure.bounds import BEYOND_SHARE, NMSE, NMSE_SLACK, Fit, fit_errors
 from aprfmt.measure.bounds import quantization_steps as codec_steps
 from aprfmt.measure.coarse_steps import WideSteps, WideStepsOfBlocks, wide_steps_of_lattice
+from aprfmt.measure.copy_factor import find_copy_factor, may_have_factor
 from aprfmt.measure.far_runs import FarBlocks, FarRuns
 from aprfmt.measure.numbers import CHUNK, PairSums, steps_between, to_float64
 from aprfmt.measure.records import TensorDiff, ulp_type
@@ -47,6 +48,17 @@ def compare_values(diff: TensorDiff, a: View, b: View, imatrix: bool) -> TensorD
     It is SAME_VALUES, WITHIN the bounds of their encodings, or as before, with the numbers.
     `imatrix` says that either was quantized with an importance matrix.
     """
+    found = _compare_within_bounds(diff, a, b, imatrix)
+    copied = block_copy(a, b) if found.verdict == "WITHIN" else None
+    if copied is None or found.stats is None or not may_have_factor(found.stats, copied is a):
+        return found
+    if find_copy_factor(b if copied is a else a, copied) is None:
+        return found
+    return replace(found, verdict=diff.verdict, cause=diff.cause)  # its steps hide its own scales
+
+
+def _compare_within_bounds(diff: TensorDiff, a: View, b: View, imatrix: bool) -> TensorDiff:
+    """Return `diff` with the verdict on each value, by its distance and the encodings' bounds."""
     for side in (a, b):
         if any(stored.parts for stored in side.stored):
             from aprfmt.measure.activation_scales import check_input_scales

@@ -20,6 +20,7 @@ from aprfmt.causes.tensor import (
     coarse_groups,
     coarse_rounding,
     code_orders,
+    factor_of_copies,
     flat_shards,
     lost_bits,
     misread_codes,
@@ -261,6 +262,8 @@ def test_every_row_of_the_table_is_taken_out_once() -> None:
     tried.add(block_fields.guess_block_fields)  # by tests/causes/test_block_fields.py
     tried.add(coarse_groups.explain_coarse_groups)  # by tests/measure/test_coarse_steps.py
     tried.add(coarse_groups.explain_far_runs)  # by tests/compare/test_block_types.py
+    # by tests/causes/tensor/test_factor_of_copies.py
+    tried.add(factor_of_copies.explain_factor_of_copy)
     tried.add(flat_shards.explain_flat_shard)  # by tests/causes/tensor/test_flat_shards.py
     tried.add(stored_shapes.explain_stored_shape)  # by tests/model/relations/test_kernels.py
     # by tests/causes/tensor/test_misread_codes.py
