@@ -36,6 +36,7 @@ from aprfmt.causes.tensor import (
     recoded_parts,
     recoded_scales,
     recurrent_layers,
+    repacked_rows,
     resized_grids,
     scale_fields,
     stored_shapes,
@@ -259,6 +260,7 @@ def test_every_row_of_the_table_is_taken_out_once() -> None:
     tried.add(code_orders.guess_code_order)  # by tests/causes/tensor/test_code_orders.py
     # by tests/causes/tensor/test_block_signs.py
     tried |= {block_signs.guess_block_signs, block_signs.guess_lost_signs}
+    tried.add(repacked_rows.guess_repacked_rows)  # by tests/causes/tensor/test_repacked_rows.py
     tried.add(block_fields.guess_block_fields)  # by tests/causes/test_block_fields.py
     tried.add(coarse_groups.explain_coarse_groups)  # by tests/measure/test_coarse_steps.py
     tried.add(coarse_groups.explain_far_runs)  # by tests/compare/test_block_types.py

@@ -133,7 +133,7 @@ def test_tables_name_causes_of_the_one_table() -> None:
 # others have a file of tests of their name, or stand in test_batch_sequences, test_served_adapters,
 # test_shared_ranges, test_misread_codes, test_second_layouts, test_packed_copies,
 # test_adapter_deltas, test_torch_kernels, test_stored_once, test_weight_norm, test_resized_grids,
-# model/relations/test_kernels and model/test_older_packing_files.
+# test_repacked_rows, model/relations/test_kernels and model/test_older_packing_files.
 SEEDED_ELSEWHERE = {cause.name for name in modules_of("training") for cause in causes_of(name)} | {
     "added_vector",
     "architecture_key",
@@ -156,6 +156,7 @@ SEEDED_ELSEWHERE = {cause.name for name in modules_of("training") for cause in c
     "rank_copies",
     "rank_part",
     "ranks_differ",
+    "repacked_rows",
     "requests_differ",
     "resized_positions",
     "rope_precision",
