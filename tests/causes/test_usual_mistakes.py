@@ -378,7 +378,7 @@ def test_a_window_is_tried_where_rows_begin_to_differ(base: str) -> None:
             apart = np.zeros(len(SHORT))
             if late is not None:
                 apart[late:] = 1.0
-            view = SimpleNamespace(tolerance=1e-3, point="out")
+            view = SimpleNamespace(tolerance=1e-3, point="out", residual=None)
             case = SimpleNamespace(patched=patched, view=view, distances_by_row=lambda view: apart)
             found = Search._usual_changes(cast(Any, SimpleNamespace(case=case)))
             assert [one.change.says for one in found[: len(own)]] == [
