@@ -54,6 +54,7 @@ def scaled(
     case: Any = SimpleNamespace(
         call=lambda name: call,
         layer=layer,
+        fitting=False,
         view=SimpleNamespace(tolerance=1e-4),
         patched=SimpleNamespace(
             hp={"head_dim": 8, "hidden_size": 64, "attn_scale_by_layer": by_layer}
@@ -70,7 +71,7 @@ def scaled(
 def test_a_factor_on_scores_is_a_usual_one_or_what_the_scores_show(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    usual = [1.0, 8**-0.5, 0.125, 0.25 * 8**0.5, 0.25 * 8**-0.5, 0.125, 0.5]  # 64**-0.5 is 1/8
+    usual = [1.0, 8**-0.5, 0.125, 0.25 * 8**0.5, 0.25 * 8**-0.5, 0.125, 0.5, 4.0]  # 64**-0.5 is 1/8
     assert scaled(monkeypatch, None) == (["best"], sorted({round(one, 6) for one in usual}))
     deep = sorted({round(one, 6) for one in (*usual, 0.25 * 3, 0.25 / 3)})
     assert scaled(monkeypatch, None, layer=2) == (["best"], deep)
@@ -147,6 +148,16 @@ def test_a_recorded_mask_is_taken_where_no_window_explains_it(
     assert says == "attention lets some queries see later tokens" and np.array_equal(mask, later)
     ((says, _),) = masks(monkeypatch, np.ones_like(CAUSAL))
     assert says == attention.NOT_CAUSAL
+    # Later keys that are as many for each query, or those of its chunk, are said so.
+    for ahead in (1, 2):
+        known = np.tril(np.ones_like(CAUSAL), ahead)
+        known, other = masks(monkeypatch, known, in_window=False)
+        assert known[0].startswith("queries see the") and other[0].startswith("attention lets")
+    (opened, _), _ = masks(monkeypatch, np.tril(np.ones_like(CAUSAL), 1))
+    assert opened.startswith("the window of 2 tokens is open on both sides")
+    chunks = CAUSAL | (at[:, None] // 2 == at // 2)
+    assert masks(monkeypatch, chunks)[0][0].startswith("the chunks of 2 tokens are open")
+    assert len(masks(monkeypatch, chunks, in_window=False)) == 1
     for size, found in ((2, 0), (3, 0), (4, 0)):
         chunks = chunk_mask(0, TOKENS, TOKENS, size)
         assert len(masks(monkeypatch, chunks, window="chunk")) == found
@@ -165,7 +176,6 @@ def test_usual_masks_are_tried_where_none_is_recorded(monkeypatch: pytest.Monkey
     own = np.tril(np.ones_like(CAUSAL), -1)
     own[0, 0] = True
     assert np.array_equal(found[1][1], own) and found[0][1].all()
-    assert np.array_equal(found[2][1], np.tril(np.ones_like(CAUSAL), 1))
     assert [one[0] for one in masks(monkeypatch, CAUSAL, rows=4)] == usual  # not of all rows
     assert [one[0] for one in masks(monkeypatch, first=0)] == usual
     assert masks(monkeypatch, first=3)[3] == ("starts", [0, 0, 0, 3, 3, 3])

@@ -16,6 +16,7 @@ from aprfmt.causes.forward.mismatch import (
     Mismatch,
     Patch,
     change_head_fields,
+    computed_layer,
     hyper_change,
 )
 from aprfmt.causes.forward.point_signatures import PointPair, PointSignature
@@ -57,6 +58,7 @@ CAUSE_ROWS = (
     ),
 )  # fmt: skip
 
+FAR = 4  # powers of 4 up to which factors on the scores are tried as starts of a fit
 NOT_CAUSAL = (
     "attention is not causal: queries see later tokens, as with is_causal false in config.json"
 )
@@ -145,15 +147,19 @@ def find_score_scale(case: Mismatch) -> Iterator[Change]:
     d = int(case.patched.hp["head_dim"])
     # Factors that engines use by mistake.
     usual = {1.0, d**-0.5, 1 / d, configured * d**0.5, configured * d**-0.5, configured / 2,
-             configured * 2, float(case.patched.hp["hidden_size"]) ** -0.5}  # fmt: skip
+             configured * 2, 1 / configured,
+             float(case.patched.hp["hidden_size"]) ** -0.5}  # fmt: skip
     if case.patched.hp["attn_scale_by_layer"] or case.layer > 0:
         usual |= {configured * (case.layer + 1), configured / (case.layer + 1)}
     by_layer = layer_scale_change(case.patched, case.layer)
     if case.layer > 0 and case.trial(by_layer) <= case.view.tolerance:
         yield by_layer
     theirs = case.recorded_result(call)
-    # Without recorded scores, try these.
+    # Without recorded scores, try these. A softmax of one key, or of all alike, shows no way to a
+    # factor far off: so a fit begins at the best of many.
     if theirs is None:
+        if case.fitting:
+            usual |= {configured * 4.0**power for power in range(-FAR, FAR + 1)}
         yield from case.best_number(
             lambda s: score_scale_change(case.patched, s),
             (s for s in usual if not math.isclose(s, configured)),
@@ -518,9 +524,99 @@ def usual_masks(n: int) -> Iterator[Change]:
     for says, mask in (
         (NOT_CAUSAL, np.ones((n, n), np.bool_)),
         ("queries do not see their own token", own),
-        ("queries see the token after their own", np.tril(np.ones((n, n), np.bool_), 1)),
     ):
         yield Change("mask", says, ("mask",), attend_with_mask(mask))
+    yield later_keys_change(n, 1)
+
+
+# --- keys after the query ------------------------------------------------------------------------
+
+
+def later_keys_change(n: int, ahead: int, window: int | None = None) -> Change:
+    """Return the change of attention over `n` tokens that also shows `ahead` keys after each query.
+
+    What the layer's own mask shows stays shown. `window` is the layer's window in tokens, None
+    without one.
+    """
+    at = np.arange(n)
+    later = at[None] - at[:, None]
+    says = f"queries see the {ahead} tokens after their own"
+    if ahead == 1:
+        says = "queries see the token after their own"
+    if window is not None and ahead == window - 1:
+        says = (
+            f"the window of {window} tokens is open on both sides: queries see as many tokens "
+            f"after their own as before it, {ahead}"
+        )
+    return Change(
+        "mask", says, ("mask",), show_keys((later > 0) & (later <= ahead)), {"tokens_after": ahead}
+    )  # fmt: skip
+
+
+def open_chunks_change(n: int, size: int) -> Change:
+    """Return the change of attention over `n` tokens that shows all keys of a query's own chunk.
+
+    `size` is the number of tokens in a chunk.
+    """
+    chunk = np.arange(n) // size
+    says = f"the chunks of {size} tokens are open on both sides: queries see later tokens of theirs"
+    return Change(
+        "mask", says, ("mask",), show_keys(chunk[:, None] == chunk), {"tokens_of_chunk": size}
+    )
+
+
+def open_window_change(patched: PatchedModel) -> Change | None:
+    """Return the change that opens the model's window, or its chunks, on both sides.
+
+    None for a model without a window, or with one of a single token.
+    """
+    size, n = patched.hp["sliding_window"], len(patched.ids)
+    if size is None or int(size) < 2:
+        return None
+    if patched.spec.block.window == "chunk":
+        return open_chunks_change(n, int(size))
+    return later_keys_change(n, int(size) - 1, int(size))
+
+
+def _changes_of_later_keys(case: Mismatch, pattern: Array) -> Iterator[Change]:
+    """Yield the change that shows just the later keys that a recorded mask shows, if one does.
+
+    `pattern` [tokens, keys] is the recorded mask.
+    """
+    n, seen = case.tokens, pattern & ~_causal_mask(case)
+    window = int(case.patched.hp["sliding_window"]) if _layer_has_window(case) else None
+    at = np.arange(n)
+    later = at[None] - at[:, None]
+    ahead = int(later[seen].max())
+    if np.array_equal(seen, (later > 0) & (later <= ahead)):
+        yield later_keys_change(n, ahead, window)
+    elif window is not None:
+        same = at[:, None] // window == at // window
+        if np.array_equal(seen, same & (later > 0)):
+            yield open_chunks_change(n, window)
+
+
+def _find_later_keys(case: Mismatch) -> Iterator[Change]:
+    """Yield the change that shows as many later keys to each query as the trace's rows say.
+
+    Where queries see all later keys, those that are as near to the end as the keys that the run
+    showed agree: the first of these rows says how many it showed. Nothing where the last row
+    differs, which has no later keys, or where the point follows from several layers.
+    """
+    apart, n = case.distances_by_row(case.view) > 2 * case.view.tolerance, case.tokens
+    layer = computed_layer(case) if len(apart) == n and apart[0] and not apart[-1] else -1
+    if layer < 0:
+        return
+    opened = open_window_change(case.patched) if case.patched.hp["window_layers"][layer] else None
+    if opened is not None:
+        yield opened
+    seen = case.attempt(later_keys_change(n, n - 1), frozenset({layer}))
+    if seen is None:
+        return
+    late = np.flatnonzero(case.distances_by_row(seen) > 2 * seen.tolerance)
+    ahead = n - 2 - int(late[-1]) if len(late) else n - 1
+    if ahead > 1 and (opened is None or opened.values != {"tokens_after": ahead}):
+        yield later_keys_change(n, ahead)
 
 
 def try_masks(case: Mismatch) -> Iterator[Change]:
@@ -555,11 +651,14 @@ def try_masks(case: Mismatch) -> Iterator[Change]:
                 return  # chunks, of another size or not
         if (pattern & ~_causal_mask(case)).any():
             says = NOT_CAUSAL if pattern.all() else "attention lets some queries see later tokens"
+            if not pattern.all():
+                yield from _changes_of_later_keys(case, pattern)
         else:
             says = "attention hides tokens that it should show"
         yield Change("mask", says, ("mask",), attend_with_mask(pattern))
         return
     yield from usual_masks(n)
+    yield from _find_later_keys(case)
     late = np.flatnonzero(case.distances_by_row(case.view) > 2 * case.view.tolerance)
     if len(late) and late[0] > 0:
         at = np.arange(n)

@@ -11,7 +11,12 @@ from itertools import zip_longest
 import numpy as np
 
 from aprfmt.causes.forward import softmax
-from aprfmt.causes.forward.attention import head_mapping_changes, score_scale_change, usual_masks
+from aprfmt.causes.forward.attention import (
+    head_mapping_changes,
+    open_window_change,
+    score_scale_change,
+    usual_masks,
+)
 from aprfmt.causes.forward.attention_operands import result_order_changes
 from aprfmt.causes.forward.kv_cache import cache_change
 from aprfmt.causes.forward.mismatch import Change, Layers
@@ -164,7 +169,8 @@ def _score_scale_mistakes(patched: PatchedModel) -> Iterator[UsualMistake]:
     if not (d and heads):
         return  # no attention
     usual = (d**-0.5, 1.0, 1 / d, (width / heads) ** -0.5, width**-0.5, configured * configured,
-             configured * d**-0.5, configured**0.5, configured / 2, configured * 2)  # fmt: skip
+             configured * d**-0.5, configured**0.5, configured / 2, configured * 2,
+             1 / configured)  # fmt: skip
     for value in dict.fromkeys(usual):
         if abs(value - configured) > 1e-6 * configured:
             yield UsualMistake(score_scale_change(patched, value))
@@ -256,8 +262,16 @@ def added_window_mistake(patched: PatchedModel, window: int) -> UsualMistake:
 
 
 def _mask_mistakes(patched: PatchedModel) -> Iterator[UsualMistake]:
-    """Return an iterator of the mistakes of no causal mask, and of its diagonal off by one."""
-    return with_layers(usual_masks(len(patched.ids)))
+    """Yield the mistakes of no causal mask, of its diagonal off by one, and of open windows.
+
+    An open window shows as many tokens after a query as before it.
+    """
+    yield from with_layers(usual_masks(len(patched.ids)))
+    windowed = frozenset(np.flatnonzero(patched.hp["window_layers"]).tolist())
+    opened = open_window_change(patched) if windowed else None
+    if opened is not None:
+        every = len(windowed) == patched.n_layers
+        yield UsualMistake(opened, None if every else windowed)
 
 
 def _softmax_mistakes(patched: PatchedModel) -> Iterator[UsualMistake]:

@@ -69,6 +69,25 @@ def ring(first: int, last: int) -> How:
     return broken_here(probs=probs)
 
 
+def ahead(count: int, windows: bool = False) -> Any:
+    """Return a backend whose queries see so many later keys; `windows`: in layers with one only."""
+
+    def mask(own: Any) -> Any:
+        at = np.arange(own.mask.shape[-1])
+        later = at[None] - at[:, None]
+        there = own.mask[-1].sum() < len(at) or not windows
+        return own.mask | (later > 0) & (later <= count) if there else own.mask
+
+    return lambda: broken("probs", heads(mask=mask, causal=None))
+
+
+def open_chunks(own: Any) -> Any:
+    """See all tokens of a query's own eight in layers with chunks, which may be run one by one."""
+    at = np.arange(own.mask.shape[-1]) // 8
+    every = len(at) > 8 and own.mask[-1].all()
+    return own.mask if every else own.mask | (at[:, None] == at)
+
+
 ENGINE_FAULTS = (
     engine("window-dropped", "mistral", "no sliding window", "sliding_window", "sliding_window",
            hp={"sliding_window": None}),
@@ -146,6 +165,31 @@ ENGINE_FAULTS = (
            ring(2, 10)),
     placed("ring-logits", "qwen2_5_vl", "the first key and the last 15 are seen", "mask", "mask",
            ring(1, 15), LOGITS),
+    engine("window-open", "gpt_oss", "sliding windows open on both sides", "mask", "L0.mask",
+           backend=ahead(7, True)),
+    engine("window-open-probs", "mistral", "the same, every point recorded", "mask", "mask",
+           fine=True, backend=ahead(7, True)),
+    traced("layers-window-open", "gemma2", "the same, from outputs of layers", ["mask"],
+           ["L0.mask"], LAYERS, {}, backend=ahead(7, True)),
+    traced("logits-window-open", "mistral", "the same, from logits alone", ["mask"], ["mask"],
+           LOGITS, {}, backend=ahead(7, True)),
+    engine("ahead", "llama", "queries see five later tokens", "mask", "mask", backend=ahead(5)),
+    traced("layers-ahead", "gpt2", "two later tokens, from outputs of layers", ["mask"], ["mask"],
+           LAYERS, {}, backend=ahead(2)),
+    engine("ahead-in-window", "gemma3", "two later tokens beside the window", "mask", "mask",
+           fine=True, backend=ahead(2)),
+    engine("chunks-open", "llama4", "chunks open on both sides", "mask", "L0.mask",
+           backend=lambda: broken("probs", heads(mask=open_chunks, causal=None))),
+    engine("chunks-open-probs", "llama4", "the same, every point recorded", "mask", "L0.mask",
+           fine=True, backend=lambda: broken("probs", heads(mask=open_chunks, causal=None))),
+    engine("scale-inverse", "deepseek_v3", "scores times the root that should divide them",
+           "attention_scale", "attn_scale", hp=lambda hp: {"attn_scale": 1 / hp["attn_scale"]}),
+    traced("logits-scale-inverse", "qwen2", "the same, from logits alone", ["attention_scale"],
+           ["attn_scale"], LOGITS, {}, hp=lambda hp: {"attn_scale": 1 / hp["attn_scale"]}),
+    traced("layers-scale-far", "llama", "scores times 25 for 1/4, from outputs of layers",
+           ["attention_scale"], ["attn_scale"], LAYERS, {}, hp={"attn_scale": 25.0}),
+    engine("scale-far-down", "llama", "scores times 1/200 for 1/4", "attention_scale",
+           "attn_scale", hp={"attn_scale": 0.005}),
     encoder("causal"),
     encoder("window"),
 )  # fmt: skip

@@ -131,9 +131,13 @@ def test_a_factor_of_scores_is_said_beside_all_that_the_model_says() -> None:
             )
 
 
+@pytest.mark.parametrize("fitting", [False, True])
 @pytest.mark.parametrize("layer", [0, 2])
-def test_the_usual_wrong_factors_of_scores_are_tried(layer: int) -> None:
-    """Without recorded scores: of the width with a root or none, twice, half, and by the layer."""
+def test_the_usual_wrong_factors_of_scores_are_tried(layer: int, fitting: bool) -> None:
+    """Without recorded scores: of the width with a root or none, twice, half, and by the layer.
+
+    So is the inverse; and where numbers are fitted, powers of 4 to begin at.
+    """
     tried: list[float] = []
 
     def keep(values: Iterable[float]) -> tuple[()]:
@@ -144,6 +148,7 @@ def test_the_usual_wrong_factors_of_scores_are_tried(layer: int) -> None:
     case: Any = SimpleNamespace(
         patched=SimpleNamespace(hp=hp),
         layer=layer,
+        fitting=fitting,
         view=SimpleNamespace(tolerance=1e-6),
         call=lambda name: SimpleNamespace(args=(0, 0, SimpleNamespace(scale=0.75))),
         recorded_result=lambda call: None,
@@ -151,7 +156,9 @@ def test_the_usual_wrong_factors_of_scores_are_tried(layer: int) -> None:
         best_number=lambda make, values: keep(values),
     )
     assert not list(attention.find_score_scale(case))
-    usual = {1.0, 1 / 4, 1 / 16, 1 / 8, 0.75 * 4, 0.75 / 4, 0.75 * 2, 0.75 / 2}
+    usual = {1.0, 1 / 4, 1 / 16, 1 / 8, 0.75 * 4, 0.75 / 4, 0.75 * 2, 0.75 / 2, 1 / 0.75}
+    starts = {0.75 * 4.0**power for power in (-4, -3, -2, -1, 1, 2, 3, 4)}
+    usual |= starts if fitting else set()
     assert {*tried} == usual | ({0.75 * 3, 0.75 / 3} if layer else set())
 
 
