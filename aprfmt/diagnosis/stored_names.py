@@ -74,7 +74,13 @@ def compare_by_name(
     broken = {"A": damage_texts(a), "B": damage_texts(b)}
     lost = {"UNREADABLE"} if any(broken.values()) else set()
     lost |= {f"ONLY_IN_{other}" for side, other in ("AB", "BA") if broken[side]}
-    unread = [row.key for row in report.tensors if row.verdict in lost]
+    # Codes that no codec decodes say nothing of their values.
+    coded = [one.unread.why_not_compared for one in (a, b) if one.unread is not None]
+    unread = [
+        row.key
+        for row in report.tensors
+        if row.verdict in lost or (row.verdict == "UNREADABLE" and row.cause in coded)
+    ]
     left = tuple(key for key in apart if key not in named and key not in unread)
     if left and not report.other_model:
         shown = join_first(left, 4) + _shapes_text(report, left)
@@ -107,6 +113,7 @@ def compare_by_name(
         and not any(row.state in DIFFERING for row in report.not_compared)
     ):
         reason = _damage_sentence(report, broken, unread)
+        reason = reason or _undecoded_sentence(report, coded, unread)
         if not reason and report.exit_code():
             reason = _comparison_limits_text(report)
     return Diagnosis(
@@ -245,6 +252,21 @@ def _damage_sentence(
     if not compared:
         held = "no tensor could be compared"
     return f"a file is not whole: {faults}; {held}{cost}; get the file again"
+
+
+def _undecoded_sentence(report: DiffReport, reasons: Collection[str], unread: Sequence[str]) -> str:
+    """Return what was equal beside codes that no codec decodes; "" where all codes were read.
+
+    `reasons` say why they are not decoded, `unread` are the tensors not compared because of it.
+    """
+    if not unread or not reasons:
+        return ""
+    compared = len(report.tensors) - len(unread)
+    held = f"equal in what was compared: {compared} tensors by their stored names"
+    if not compared:
+        held = "no tensor could be compared"
+    shown = join_first(unread, 4)
+    return f"{held}; not compared: {len(unread)} tensors ({shown}): {next(iter(reasons))}"
 
 
 def _comparison_limits_text(report: DiffReport) -> str:

@@ -130,6 +130,7 @@ def undecoded_packing(
     """
     # Without a section, only tensors that hold codes suggest packed weights.
     section, reason = quantization_section(config or {}), why
+    joined: dict[str, set[str]] = {}
     if section is None and not holds_codes(tensors):
         return None
     # Tensors by module, and what the section says about its method.
@@ -156,17 +157,19 @@ def undecoded_packing(
         why = f"none of them is a tensor of {method} as it is read here"
     coded -= {weight.rpartition(".")[0] for weight in lacking}
     if section is None:
-        coded |= _modules_without_scale(tensors, modules)
+        joined = _joined_scales(tensors, modules)
+        coded |= _modules_without_scale(tensors, modules) | joined.keys()
         odd = ((module, _misnamed_scale(module, modules[module])) for module in sorted(coded))
         why = reason or next((f"{one} has a scale of another name, {n}" for one, n in odd if n), "")
     if not coded:
         return None
     # The weights that these would be, and the tensors that hold them.
     weights = frozenset(f"{module}.weight" for module in coded)
+    held = coded.union(*joined.values())
     stored = (
         info
         for module, infos in modules.items()
-        if module in coded
+        if module in held
         for info in infos
         if info.name != f"{module}.bias"
     )
@@ -279,6 +282,24 @@ def _modules_without_scale(
         for module, infos in modules.items()
         if any(info.encoding in _FP8 and len(info.shape) > 1 for info in infos)
     }
+
+
+def _joined_scales(
+    tensors: Mapping[str, LazyTensor], modules: Mapping[str, Sequence[TensorInfo]]
+) -> dict[str, set[str]]:
+    """Return {module: joined modules with its scale} of FP8 codes that are part of a joined tensor.
+
+    An engine's state has `qkv_proj.weight` and `qkv_proj.weight_scale`, and q, k and v are cut out
+    of the first: the scale is the codes' own, under the name of the joined module.
+    """
+    found: dict[str, set[str]] = {}
+    for name, tensor in tensors.items():
+        if tensor.info.encoding not in _FP8 or len(tensor.info.shape) < 2:
+            continue
+        for whole in {_module_of(one.info.name) for one in tensor.made_of}:
+            if _misnamed_scale(whole, [*modules.get(whole, ()), tensor.info]):
+                found.setdefault(_module_of(name), set()).add(whole)
+    return found
 
 
 def sparsity_format(section: Mapping[str, Value]) -> str:

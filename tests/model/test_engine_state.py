@@ -501,6 +501,34 @@ def test_parameters_that_an_engine_packed_away_are_not_compared(tmp_path: Path) 
     assert found == ["model.layers.1.self_attn.attn._k_scale"]
 
 
+@pytest.mark.parametrize("transposed", [True, False])
+@pytest.mark.parametrize("zeroed", [False, True])
+def test_codes_beside_the_scale_of_a_joined_matrix_are_not_accused(
+    zeroed: bool, transposed: bool, tmp_path: Path
+) -> None:
+    """No config.json says that the state is FP8, as an engine's `state_dict()` has none.
+
+    Seen red: "B's scales are wrong: they are ignored", confirmed, and `--drop` of the scales.
+    """
+    (state,) = states("llama", 1)
+    for name in [one for one in state if one.endswith("_proj.weight")]:
+        values = state[name].float()
+        scale = values.abs().max() / 448
+        codes = (values / scale).to(torch.float8_e4m3fn)
+        state[name] = codes.t().contiguous() if transposed else codes
+        state[name.replace(".weight", ".weight_scale")] = scale
+    if zeroed:
+        state[NORM] = state[NORM] * 0
+    path = save(tmp_path / "s", [state])
+    told = aprfmt("diagnose", tiny_folder("llama"), path, "--json").json
+    assert [one["where"] for one in told["causes"]] == [["L1.attn_norm.weight"]] * zeroed, told[
+        "causes"
+    ]
+    assert told["exit"] == (1 if zeroed else 2)
+    said = aprfmt("diagnose", tiny_folder("llama"), path).out
+    assert "get the config.json that belongs to them" in said and "--drop" not in said
+
+
 def doubled(name: str) -> Callable[[list[State]], None]:
     """Return what gives the second rank the first one's share."""
 
