@@ -210,13 +210,15 @@ def _known_differences(report: DiffReport, a: Model, b: Model) -> Iterator[Findi
 def _part_sentence(a: Model, b: Model) -> str:
     """Return a sentence on A or B if it is not a whole model, such as an adapter; else "".
 
-    It says what to do. "" too where both are of one such kind, which are compared.
+    It says what to do. "" too where both are of one such kind, which are compared. A whole model in
+    a layout that is not read has its rows in another order, so that equal names prove nothing.
     """
-    names = [None if side.kind is None or side.kind.foreign else side.kind.name for side in (a, b)]
+    names = [None if side.kind is None else side.kind.name for side in (a, b)]
     if names[0] == names[1]:
         return ""
     return "; ".join(
-        f"{label} is {side.kind.says(side)}, no whole model; {side.kind.todo(side)}"
+        f"{label} is {side.kind.says(side)}{'' if side.kind.foreign else ', no whole model'}; "
+        f"{side.kind.todo(side)}"
         for label, side, name in zip("AB", (a, b), names, strict=True)
         if name is not None and side.kind is not None
     )
