@@ -153,7 +153,7 @@ def require_complete(
     if resolution.unread is not None and resolution.unread_roles & {*found.missing}:
         raise error(f"{where}: {resolution.unread.refusal}")
     spare = [key for key in found.missing if key not in found.vital]
-    todo = "get the file again"
+    todo = _get_again(resolution)
     if spare:
         wishes = collapse_roles(spare, found.required)
         todo += f", or accept it: {' '.join(f'{OPTION} {role}' for role in wishes[:_SHOWN])}"
@@ -232,9 +232,17 @@ def check_runnable(resolution: "Resolution", where: object) -> None:
             f"{where}: {len(vital)} tensors are missing that no forward pass of "
             f"{resolution.spec.name} can do without: {list_keys(vital)}; {OPTION} helps with "
             f"biases, "
-            "with q/k-norms that are all gone and with a head the embedding can replace; get the "
-            "file again"
+            "with q/k-norms that are all gone and with a head the embedding can replace; "
+            f"{_get_again(resolution)}"
         )
+
+
+def _get_again(resolution: "Resolution") -> str:
+    """Return what to do about missing tensors, as a clause: the file or --arch may be wrong."""
+    if not resolution.asked:
+        return "get the file again"
+    name = resolution.spec.name
+    return f"--arch {name} does not fit this file if it is whole; name another, or get it again"
 
 
 def check_predicts(spec: "ArchSpec", where: object) -> None:

@@ -55,6 +55,7 @@ class Resolution:
     relations: "tuple[Relation, ...]" = ()  # changes under which alone the file is read
     native: "KeyReport | None" = None  # of the container's own keys, where config.json is carried
     again: tuple[View, ...] = ()  # roles as tensors of `unbound` store them in a second layout
+    asked: bool = False  # the user named the architecture (--arch)
 
     @property
     def unclaimed(self) -> tuple[str, ...]:
@@ -291,6 +292,7 @@ def resolve_with_names(
         axes,
         native,
         _second_views(tensors, model, bound, roles, hyper),
+        asked=forced is not None,
     )
 
 

@@ -179,6 +179,18 @@ def test_what_no_pass_can_do_without_stays_refused(demo_model: Path, tmp_path: P
     assert alone.code == 2 and "--allow-missing attn_q" not in alone.err
 
 
+def test_an_architecture_that_the_user_named_may_be_wrong(demo_model: Path, tmp_path: Path) -> None:
+    """Seen red: "get the file again", of a whole file."""
+    model = stripped(demo_model, tmp_path / "m", lambda name: name.endswith("q_proj.weight"))
+    for allow in ((), ("--allow-missing", "attn_q.weight")):
+        for named in (True, False):
+            arch = ("--arch", "qwen2") * named
+            done = aprfmt("run", model, "--ids", IDS, *allow, *arch)
+            assert done.code == 2 and "4 " in done.err
+            assert ("--arch qwen2 does not fit this file if it is whole" in done.err) == named
+            assert ("get the file again" in done.err) != named
+
+
 def test_a_lost_head_is_no_tied_one(demo_model: Path, tmp_path: Path) -> None:
     """The demo is tied; a config.json that says it is not requires a head."""
     model = shutil.copytree(demo_model, tmp_path / "untied")
