@@ -59,8 +59,10 @@ DEPTH = 6  # folders below the dump's
 BATCH: Mapping[str, str] = {
     "input_ids": "ids",
     "token_ids": "ids",
+    "inp_tokens": "ids",  # llama.cpp's
     "positions": "positions",
     "position_ids": "positions",
+    "inp_pos": "positions",  # llama.cpp's
     "cu_seqlens": "starts",
     "cu_seqlens_q": "starts",
     "query_start_loc": "starts",

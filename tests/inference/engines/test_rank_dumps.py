@@ -545,7 +545,16 @@ def lengths(folder: Path) -> Path:
     return made
 
 
+def of_llama_cpp(folder: Path) -> Path:
+    """The same with llama.cpp's names of the ids and the positions."""
+    made = packed(folder)
+    for name, other in (("input_ids", "inp_tokens"), ("position_ids", "inp_pos")):
+        (made / f"{name}.npy").rename(made / f"{other}.npy")
+    return made
+
+
 STEPS: dict[str, Writer] = {
+    "llama.cpp's names": of_llama_cpp,
     "decode": decode,
     "chunked": chunked,
     "continuous": continuous,
