@@ -14,6 +14,7 @@ from aprfmt.base.encodings import find_encoding as encoding_row
 from aprfmt.causes.row import Cause
 from aprfmt.causes.tensor.differing_pair import DifferingPair
 from aprfmt.causes.tensor.guess import Guess, PairHypothesis
+from aprfmt.causes.tensor.own_parts import moved_parts
 from aprfmt.causes.tensor.proof import make_finding, prove_bytes
 from aprfmt.causes.tensor.stored_bytes import ANCHOR, STORED, byte_layouts, copy_bytes
 from aprfmt.measure.findings import Finding
@@ -215,12 +216,14 @@ def _is_copied_part(a: RunBytes | bytes, b: RunBytes, shift: int) -> bool:
 def _is_cyclic_head_move(
     case: DifferingPair, a: RunBytes | bytes, b: RunBytes, shift: int, start: int = 0
 ) -> bool:
-    """Return whether a byte shift is a rotation by whole heads or experts, which is no offset.
+    """Return whether a byte shift is a rotation by whole heads, experts or parts: no offset.
 
     True if B begins with the bytes that A ends with, or the reverse. `start` is the first byte that
     differs: heads or experts before it are right.
     """
     row, size, distance = case.b.row_bytes or 0, len(b), abs(shift)
+    if row and distance % row == 0 and moved_parts(case) is not None:
+        return True  # the parts of the role in another order
     parts = case.sizes("head_dim") if case.role.startswith("attn_") else []
     if len(case.shape) == 3:
         parts = [int(case.shape[1])]

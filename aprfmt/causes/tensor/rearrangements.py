@@ -18,6 +18,7 @@ from aprfmt.causes.row import Cause
 from aprfmt.causes.tensor import permutation, row_sources
 from aprfmt.causes.tensor.differing_pair import DifferingPair
 from aprfmt.causes.tensor.guess import Guess, PairHypothesis, Take
+from aprfmt.causes.tensor.own_parts import moved_parts
 from aprfmt.causes.tensor.permutation import FoundLines
 from aprfmt.causes.tensor.token_tables import is_longer_table
 from aprfmt.causes.tensor.transposition import guess_transposed_inside, samples_agree
@@ -129,6 +130,7 @@ def guess_rearranged(case: DifferingPair) -> Iterator[Guess]:
     if abs(ratio[0] - ratio[1]) > (NORMS + 2 * case.slack()) * max(ratio):
         return  # rearranging values does not change their norm
     yield from _guess_expert_order(case)
+    yield from _guess_own_parts(case)
     for find in (permutation.find_rows, permutation.find_columns):
         found = find(case)
         if found is not None and bool((found.index != found.at).any()):
@@ -153,8 +155,6 @@ def _name_rearrangement(case: DifferingPair, found: FoundLines) -> Iterator[Gues
     # The inputs of a matrix are no heads, whatever a block of them looks like.
     if whole and found.axis == 1:
         yield from _guess_inside_blocks(case, found)
-    if whole and found.axis == 0:
-        yield from _guess_joined_heads(case, found)
     # Orders that rope pairs explain, for the right and for a wrong head count.
     unrotated = case.role.startswith(UNROTATED)
     unknown = not case.context.hyper and not any(part in case.key for part in NEVER_ROTATED)
@@ -187,25 +187,12 @@ def _name_rearrangement(case: DifferingPair, found: FoundLines) -> Iterator[Gues
     yield _permutation_guess("row_offset", told, case, found.axis, found.at)
 
 
-def _guess_joined_heads(case: DifferingPair, found: FoundLines) -> Iterator[Guess]:
-    """Yield the guess that keys and values of latent attention are joined whole, not by head."""
-    if not case.role.startswith("attn_kv_b"):
-        return
-    for heads in case.sizes("n_heads"):
-        for keys in case.sizes("qk_nope_head_dim"):
-            if found.count % heads or keys * heads >= found.count:
-                continue
-            by_head = np.arange(found.count).reshape(heads, -1)
-            order = np.concatenate([by_head[:, :keys].reshape(-1), by_head[:, keys:].reshape(-1)])
-            ways = ("A", "B", permutation.invert_permutation(order)), ("B", "A", order)
-            for one, other, p in ways:
-                if permutation.permutation_fits(found, p):
-                    text = (
-                        f"[k_nope v] of each of {heads} heads in {one}, all k_nope and then all v "
-                        f"in {other}"
-                    )
-                    yield _permutation_guess("fused_order", (text,), case, found.axis, p)
-                    return
+def _guess_own_parts(case: DifferingPair) -> Iterator[Guess]:
+    """Yield the guess that the parts of a role's rows are in another order, in each head or all."""
+    found = moved_parts(case)
+    if found is not None:
+        words, p = found
+        yield _permutation_guess("fused_order", (words,), case, 0, p)
 
 
 def _permutation_guess(

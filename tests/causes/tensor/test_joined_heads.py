@@ -1,4 +1,4 @@
-"""Keys and values of latent attention that are joined, not head by head, are named so.
+"""Rows of latent attention that rope does not turn are no pairs of rope in any order.
 
 Seen red: "rows reordered with the wrong head count", of a weight that rope does not turn.
 """
@@ -34,18 +34,6 @@ def causes(move: Callable[[Array], Array], values: int, role: str) -> list[str]:
     at = invert_permutation(np.asarray(move(np.arange(count))))
     found = FoundLines(np.arange(count), at, count, 0)
     return [guess.cause for guess in rearrangements._name_rearrangement(case, found)]
-
-
-def joined(rows: Array) -> Array:
-    """Return all keys' rows, and then all values'."""
-    by_head = rows.reshape(HEADS, -1)
-    return np.concatenate([by_head[:, :KEYS].reshape(-1), by_head[:, KEYS:].reshape(-1)])
-
-
-@pytest.mark.parametrize("values", [16, 8])
-def test_joined_keys_and_values(values: int) -> None:
-    for move in (joined, lambda rows: invert_permutation(joined(rows))):
-        assert causes(move, values, "attn_kv_b")[0] == "fused_order"
 
 
 @pytest.mark.parametrize("move", [lambda rows: rows[::-1], lambda rows: np.roll(rows, 3)])

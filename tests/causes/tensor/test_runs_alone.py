@@ -13,13 +13,11 @@ from aprfmt.causes.tensor import (
     flat_shards,
     lost_bits,
     packed_codes,
-    rearrangements,
     recurrent_layers,
     value_functions,
 )
 from aprfmt.causes.tensor.derived_weights import MatrixChange, Removal
 from aprfmt.causes.tensor.lattices import Grouping
-from aprfmt.causes.tensor.permutation import FoundLines
 from aprfmt.codecs.lattice import Lattice
 
 RNG = np.random.default_rng(5)
@@ -162,39 +160,6 @@ def test_a_vector_is_a_run_of_a_longer_one(monkeypatch: pytest.MonkeyPatch) -> N
 
 
 # --- orders -------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("turned", [False, True])
-def test_keys_and_values_of_heads_are_joined_whole(
-    turned: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """[k v] of each head in one file, all keys and then all values in the other."""
-    by_head = np.arange(24).reshape(3, 8)
-    order = np.concatenate([by_head[:, :5].reshape(-1), by_head[:, 5:].reshape(-1)])
-    p = np.argsort(order) if turned else order
-    made: list[Any] = []
-    monkeypatch.setattr(
-        rearrangements,
-        "_permutation_guess",
-        lambda cause, says, case, axis, p: (cause, says[0], axis, p.tolist()),
-    )
-
-    def told(
-        p: Any, heads: Any = (2, 3), keys: Any = (4, 5), role: str = "attn_kv_b.weight"
-    ) -> Any:
-        sizes = {"n_heads": heads, "qk_nope_head_dim": keys}
-        found = FoundLines(np.arange(len(p))[::2], p[::2], len(p), 1)
-        own: Any = SimpleNamespace(role=role, sizes=sizes.__getitem__)
-        made[:] = rearrangements._guess_joined_heads(own, found)
-        return made
-
-    one, other = ("A", "B") if turned else ("B", "A")
-    says = f"[k_nope v] of each of 3 heads in {one}, all k_nope and then all v in {other}"
-    assert told(p) == [("fused_order", says, 1, p.tolist())]
-    assert (
-        not told(p, role="attn_q.weight") and not told(p, heads=(2, 5)) and not told(p, keys=(4,))
-    )
-    assert not told(p, keys=(8,)) and not told(p[::-1])
 
 
 # --- lost bits, rates that nobody filled --------------------------------------------------------
