@@ -1,0 +1,167 @@
+"""States that are lost several times in one pass: at every chunk of a scan, or at some tokens.
+
+A *break* is a token at which a recurrence begins with zeros in place of the state of the tokens
+before it. The first break is the first token that differs. The others follow from it: every so many
+tokens, as where a scan in chunks loses its state between them, or each at the first token that
+still differs once the breaks before it are made. So one number, or one a break, is read from the
+rows, and all rows after it judge it.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+
+from aprfmt.base.sequences import join_first
+from aprfmt.causes.forward.convolution import WHERE, mixer_kinds
+from aprfmt.causes.forward.mismatch import Array, Change, Hypothesis, Mismatch, Patch
+from aprfmt.inference.point_placement import mixer_of_layer
+
+MOST = 12  # breaks that are looked for one by one
+SHOWN = 4
+RULES = ("gated_delta", "kimi_delta")
+SCANS = ("mamba", "mamba2", "lightning")
+
+
+def try_lost_states(case: Mismatch) -> Iterator[Change]:
+    """Yield changes that lose the state of a mixer, or of its convolution, at several tokens.
+
+    Nothing where the first token differs, or where the trace lacks rows.
+    """
+    patched = case.patched
+    if case.layer < 0 or len(case.rows) != case.tokens:
+        return
+    kind = mixer_of_layer(patched.spec.block, patched.hp, case.layer)
+    late = _late_rows(case, case.distances_by_row(case.view))
+    if kind == "none" or not len(late) or late[0] == 0:
+        return
+    first = int(late[0])
+    for op, make in _breaking_changes(case, kind):
+        if case.call(op) is not None:
+            yield from _several_breaks(case, make, first, once=kind == "lightning" and op == "scan")
+
+
+def _late_rows(case: Mismatch, distances: Array) -> Array:
+    """Return the numbers of the rows that differ by more than the point's tolerance."""
+    return np.flatnonzero(distances > 2 * case.view.tolerance)
+
+
+def _breaking_changes(
+    case: Mismatch, kind: str
+) -> Iterator[tuple[str, Callable[[Sequence[int]], Change]]]:
+    """Yield (operation, function from break tokens to a change) of the states of a mixer."""
+
+    def changed(cause: str, what: str, where: tuple[str, ...], patch: Callable[..., Patch]) -> Any:
+        """Return the function that makes the change of a state lost at some tokens."""
+        return lambda starts: Change(
+            cause,
+            f"no state is carried {_breaks_text(starts, case.tokens)}: {what} begins with zeros "
+            "there",
+            where,
+            patch(starts),
+            {"restarted": list(starts)},
+        )
+
+    if kind in SCANS:
+        yield "scan", changed("ssm_state", "the scan", ("ssm_state",), _break_scan)
+    if kind in RULES:
+        yield "delta", changed("ssm_state", "the delta rule", ("delta",), _break_rule)
+    where = WHERE if "short_conv" in mixer_kinds(case.patched) else ("ssm_conv1d",)
+    yield "convolve", changed("conv_state", "the convolution", where, _break_convolution)
+
+
+def _several_breaks(
+    case: Mismatch, make: Callable[[Sequence[int]], Change], first: int, once: bool
+) -> Iterator[Change]:
+    """Yield the changes with breaks every `first` tokens, and with those found one by one.
+
+    `once`: a single break is yielded too; of other mixers another hypothesis proposes it.
+    """
+    every = list(range(first, case.tokens, first))
+    if once:
+        yield make([first])
+    if len(every) > 1:
+        yield make(every)
+    starts = [first]
+    while len(starts) <= MOST:
+        view = case.attempt(make(starts))
+        if view is None or view.residual is None:
+            return
+        late = _late_rows(case, case.distances_by_row(view))
+        if not len(late):
+            break
+        if late[0] <= starts[-1]:
+            return
+        starts.append(int(late[0]))
+    if len(starts) > 1 and starts != every:
+        yield make(starts)
+
+
+def _breaks_text(starts: Sequence[int], tokens: int) -> str:
+    """Return in words at which tokens of a pass a state is lost."""
+    if len(starts) == 1:
+        return f"to token {starts[0]}"
+    if list(starts) == list(range(starts[0], tokens, starts[0])):
+        return f"over every {starts[0]} tokens, as between the chunks of a scan"
+    return f"to tokens {join_first([str(at) for at in starts], SHOWN)}"
+
+
+def _pieces(starts: Sequence[int], tokens: int) -> list[slice]:
+    """Return the parts of a pass between breaks, the first from token 0."""
+    ends = [0, *(at for at in starts if at < tokens), tokens]
+    return [slice(start, stop) for start, stop in pairwise(ends)]
+
+
+def _break_scan(starts: Sequence[int]) -> Patch:
+    """Return a patch: a scan's state is zero before each token of `starts`."""
+
+    def override(op: Any, at: Any, *given: Any) -> Any:
+        """Return (values read, last state) of a scan that begins anew at some tokens."""
+        x, step, rate, b, c, skip, state = given
+        reads = []
+        for part in _pieces(starts, len(x)):
+            before = state if part.start == 0 else None
+            read, after = op(x[part], step[part], rate, b[part], c[part], skip, before)
+            reads.append(read)
+        return np.concatenate(reads), after
+
+    return lambda patched, layers: patched.with_op("scan", override, layers)
+
+
+def _break_rule(starts: Sequence[int]) -> Patch:
+    """Return a patch: a delta rule's state is zero before each token of `starts`."""
+
+    def override(op: Any, at: Any, *given: Any) -> Any:
+        """Return (values read, last state) of a delta rule that begins anew at some tokens."""
+        *rows, state = given
+        reads = []
+        for part in _pieces(starts, len(rows[0])):
+            read, after = op(*(x[part] for x in rows), state if part.start == 0 else None)
+            reads.append(read)
+        return np.concatenate(reads), after
+
+    return lambda patched, layers: patched.with_op("delta", override, layers)
+
+
+def _break_convolution(starts: Sequence[int]) -> Patch:
+    """Return a patch: a convolution sees zeros in place of the tokens before each of `starts`."""
+
+    def override(op: Any, at: Any, window: Any, kernel: Any, *bias: Any) -> Any:
+        """Return the convolution [tokens, channels] that begins anew at some tokens."""
+        back = kernel.shape[1] - 1
+        found = []
+        for part in _pieces(starts, len(window) - back):
+            own = np.array(window[part.start : part.stop + back])
+            if part.start:
+                own[:back] = 0
+            found.append(op(own, kernel, *bias))
+        return np.concatenate(found)
+
+    return lambda patched, layers: patched.with_op("convolve", override, layers)
+
+
+HYPOTHESES = (
+    Hypothesis("ssm_state", try_lost_states, 351, "after single breaks of the same states"),
+    Hypothesis("conv_state", try_lost_states, 361, "after single breaks of the same states"),
+)
