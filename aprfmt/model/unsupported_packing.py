@@ -22,6 +22,15 @@ _SCALE = re.compile(r"scal|amax", re.IGNORECASE)
 # FP8 by the byte: a cast of values, or codes whose scale is another tensor.
 _FP8 = ("F8_E4M3", "F8_E5M2", "F8_E4M3FNUZ", "F8_E5M2FNUZ")
 _INT8_SCALE = "SCB"  # next to a weight in LLM.int8(): the largest magnitude of each row
+# Last parts of names that one tool alone gives a packed weight's tensors -> that tool.
+_TOOLS: Mapping[str, str] = {
+    _INT8_SCALE: "bitsandbytes (LLM.int8())",
+    "W_q": "HQQ",
+    "_data": "quanto",
+    "codebooks": "AQLM",
+    "q_weight": "EXL2",
+    "trellis": "EXL3",
+}
 _SHOWN = 3
 
 
@@ -33,6 +42,8 @@ class UndecodedPacking:
     names that the weights would have, `tensors` what they are stored in. `why` says why they are
     not decoded, where the method alone does not say it. `lacks` are the suffixes of tensors that
     stand next to such codes and are not in the file: without them no program reads the weights.
+    `tool` is the one that gives tensors such names where config.json declares no method, "" where
+    the names do not show it.
     """
 
     method: str
@@ -40,6 +51,7 @@ class UndecodedPacking:
     tensors: tuple[TensorInfo, ...]
     why: str
     lacks: tuple[str, ...] = ()
+    tool: str = ""
 
     @property
     def claim(self) -> str:
@@ -85,6 +97,8 @@ class UndecodedPacking:
         """What makes these weights readable, as an imperative clause."""
         if self.lacks:
             return "save the model again with all its tensors"
+        if self.tool:
+            return f"decode them with {self.tool}"
         if self.method:
             return "decode them with the tool that made them"
         return "get the config.json that belongs to them"
@@ -156,11 +170,14 @@ def undecoded_packing(
         }
         why = f"none of them is a tensor of {method} as it is read here"
     coded -= {weight.rpartition(".")[0] for weight in lacking}
+    tool = ""
     if section is None:
         joined = _joined_scales(tensors, modules)
         coded |= _modules_without_scale(tensors, modules) | joined.keys()
         odd = ((module, _misnamed_scale(module, modules[module])) for module in sorted(coded))
         why = reason or next((f"{one} has a scale of another name, {n}" for one, n in odd if n), "")
+        tool = next(filter(None, (_tool_of(modules[one]) for one in sorted(coded))), "")
+        why = f"their tensors have the names of {tool}" if tool and not reason else why
     if not coded:
         return None
     # The weights that these would be, and the tensors that hold them.
@@ -174,7 +191,7 @@ def undecoded_packing(
         if info.name != f"{module}.bias"
     )
     lacks = _lost_companions(section or {}, coded, tensors)
-    return UndecodedPacking(method, weights, tuple(stored), why, lacks)
+    return UndecodedPacking(method, weights, tuple(stored), why, lacks, tool)
 
 
 def _lost_companions(
@@ -225,14 +242,15 @@ def _is_undeclared_packed(
 ) -> bool:
     """Return whether a module holds a packed weight that the section does not declare.
 
-    True where codes and scales of a known kind of packing occur together, and where a section
-    declares the module packed but none of its tensors belongs to a decoded weight.
+    True where codes and scales of a known kind of packing occur together, where codes stand with a
+    name that one tool alone gives, and where a section declares the module packed but none of its
+    tensors belongs to a decoded weight.
     """
     if not any(map(is_coded, infos)):
         return False
     from aprfmt.codecs.dialects import dialects_at, dialects_of_codes, is_packed_part
 
-    if section is None and _misnamed_scale(module, infos):
+    if section is None and (_tool_of(infos) or _misnamed_scale(module, infos)):
         return True
     plain = next((info for info in infos if info.name == f"{module}.weight"), None)
     names = {info.name for info in infos}
@@ -248,6 +266,12 @@ def _is_undeclared_packed(
     except CodecError:
         return False  # reported where the section is read
     return found is not None and not any(row in found[0] for row in rows)
+
+
+def _tool_of(infos: Iterable[TensorInfo]) -> str:
+    """Return the tool whose names a packed module's tensors have; "" where they do not show it."""
+    lasts = (info.name.rpartition(".")[2] for info in infos)
+    return next((_TOOLS[last] for last in lasts if last in _TOOLS), "")
 
 
 def _misnamed_scale(module: str, infos: Sequence[TensorInfo]) -> str:

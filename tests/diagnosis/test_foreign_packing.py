@@ -128,3 +128,70 @@ def test_two_packed_files_alike_are_the_same_and_other_scales_are_not(tmp_path: 
     other = packed(source, tmp_path / "d", QUARK, change=other_scale)
     assert aprfmt("diff", whole, other).code == 1
     assert aprfmt("diagnose", whole, other).code == 1
+
+
+def int8_of_bitsandbytes(module: str, x: Any) -> dict[str, Any]:
+    top = np.abs(x).max(1)
+    codes = np.rint(x * (127 / top)[:, None]).astype(np.int8)
+    weight = {f"{module}.weight": codes, f"{module}.SCB": top}
+    return weight | {f"{module}.weight_format": np.zeros((), np.uint8)}
+
+
+def int8_of_quanto(module: str, x: Any) -> dict[str, Any]:
+    scale = np.abs(x).max(1, keepdims=True) / 127
+    codes, one = np.rint(x / scale).astype(np.int8), np.ones((), np.float32)
+    weight = {f"{module}.weight._data": codes, f"{module}.weight._scale": scale}
+    return weight | {f"{module}.input_scale": one, f"{module}.output_scale": one}
+
+
+def int4_of_quanto(module: str, x: Any) -> dict[str, Any]:
+    codes, low, step = four_bits(x)
+    parts = {"_data._data": codes, "_scale": step, "_shift": -low}
+    return {f"{module}.weight.{part}": values for part, values in parts.items()}
+
+
+def int4_of_hqq(module: str, x: Any) -> dict[str, Any]:
+    codes, low, step = four_bits(x)
+    facts = {"nbits": np.int64(4), "group_size": np.int64(32), "axis": np.int64(1)}
+    parts = {"W_q": codes, "scale": step, "zero": -low / step, "shape": np.array(x.shape)}
+    return {f"{module}.{part}": np.asarray(one) for part, one in (parts | facts).items()}
+
+
+def four_bits(x: Any) -> tuple[Any, Any, Any]:
+    """Return codes of groups of 32, two a byte, and the lowest value and the step of each group."""
+    groups = x.reshape(-1, 32)
+    low, top = groups.min(1, keepdims=True), groups.max(1, keepdims=True)
+    step = (top - low) / 15
+    first, second = np.split(np.rint((groups - low) / step).astype(np.uint8), 2)
+    return first << 4 | second, low, step
+
+
+@pytest.mark.parametrize(
+    ("store", "tool"),
+    [
+        (int8_of_bitsandbytes, "bitsandbytes"),
+        (int8_of_quanto, "quanto"),
+        (int4_of_quanto, "quanto"),
+        (int4_of_hqq, "HQQ"),
+    ],
+)
+def test_weights_of_a_tool_without_a_claim_are_told_by_its_names(
+    store: Callable[[str, Any], dict[str, Any]], tool: str, tmp_path: Path
+) -> None:
+    """Seen red: a scale "not in the file" beside it, "ignored" and confirmed, codes to rename."""
+    source = llama_folder(tmp_path / "a", "F32", hidden=64, ffn=64)
+
+    def stored_by_tool(arrays: dict[str, Any]) -> None:
+        for name in [name for name in arrays if "proj" in name]:
+            del arrays[name]
+            arrays |= store(name.removesuffix(".weight"), load_file(source / WEIGHTS)[name])
+
+    there = packed(source, tmp_path / "b", None, scales=False, change=stored_by_tool)
+    found = aprfmt("diff", source, there, "--json").json
+    assert found["pronounced"]["exit"] == 2 and not found["causes"]
+    failed = {row["check"]: row for row in aprfmt("validate", there, "--json").json["findings"]
+              if row["level"] == "fail"}  # fmt: skip
+    assert failed.keys() <= {"completeness", "quantization"}
+    assert f"decode them with {tool}" in str(failed["completeness"])
+    told = aprfmt("convert", there, tmp_path / "c.gguf")
+    assert told.code == 2 and f"decode them with {tool}" in told.err
