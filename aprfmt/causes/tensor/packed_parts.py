@@ -214,7 +214,7 @@ READINGS: tuple[PartReading, ...] = (
     *(
         PartReading(
             "packing_order",
-            f"words hold their eight codes in {what} ({list(order)})",
+            f"words hold their eight codes in {what}",
             _reorder_nibbles(order, *more, awq=awq),
         )
         for more in ((), (".qzeros",))
@@ -223,7 +223,7 @@ READINGS: tuple[PartReading, ...] = (
     *(
         PartReading(
             "packing_order",
-            f"words hold their eight zero points in {what} ({list(order)}), their codes not",
+            f"words hold their eight zero points in {what}, their codes not",
             _reorder_nibbles(order, ".qzeros", codes=False, awq=awq),
         )
         for what, order, awq in _ORDERS
