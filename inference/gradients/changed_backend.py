@@ -59,15 +59,12 @@ class ChangedBackend(GradientBackend):
         padding keys from the mask changes the values too.
         """
         group = q.shape[1] // k.shape[1]
-        if self._operation == "kv_mean":
-            k, v = (with_gradient_of(x, x / group) for x in (k, v))
-        elif self._operation in ("kv_first_head", "kv_last_head"):
-            chosen = 0 if self._operation == "kv_first_head" else group - 1
-            k, v = (_of_one_head(x, group, chosen) for x in (k, v))
-        sharing = self._shares("sharing heads")
-        if sharing is not None and group % len(sharing.keys) == 0:
-            k, v = (x.repeat_interleave(group, dim=1) for x in (k, v))
-            k, v = (_weighed(x, sharing.keys * (x.shape[1] // group), 1) for x in (k, v))
+        of = self.change.of_shared
+        if group > 1:
+            k, v = (
+                self._shared_by(x, group, wrong=of in (name, "keys and values"))
+                for name, x in (("keys", k), ("values", v))
+            )
         if self.change.hides_padding and self.document and self.document.padding:
             seen = heads.mask.copy()
             seen[:, len(seen) - self.document.padding :] = False  # padding is no key
@@ -81,6 +78,23 @@ class ChangedBackend(GradientBackend):
             return value
         more = replace(heads, mask=seen, causal=None)
         return with_gradient_of(value, super().attention(q, k, v, more))
+
+    def _shared_by(self, x: Array, group: int, *, wrong: bool) -> Array:
+        """Return keys or values that `group` query heads share, their sum with the mistake.
+
+        Without `wrong` the sum is right. They are repeated for every query head where the mistake
+        may choose or weigh heads.
+        """
+        chosen = {"kv_first_head": 0, "kv_last_head": group - 1}.get(self._operation)
+        sharing = self._shares("sharing heads")
+        if self._operation == "kv_mean" and wrong:
+            return with_gradient_of(x, x / group)
+        if chosen is not None:
+            return _of_one_head(x, group, chosen) if wrong else x.repeat_interleave(group, dim=1)
+        if sharing is None or group % len(sharing.keys):
+            return x
+        x = x.repeat_interleave(group, dim=1)
+        return _weighed(x, sharing.keys * (x.shape[1] // group), 1) if wrong else x
 
     def delta(
         self, q: Array, k: Array, v: Array, decay: Array, beta: Array, state: Array | None

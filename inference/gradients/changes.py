@@ -91,6 +91,8 @@ class RouterFactors:
 
 NO_ROUTER_LOSS = RouterFactors()
 
+# Of which the sum over query heads that share them is another one.
+SharedParts = Literal["keys and values", "keys", "values"]
 # What the factors of a `WeighedShares` are of: the query heads that share a key (or a key and a
 # value), in equal parts; the heads of queries and keys at their rotation, in equal parts; or the
 # two elements of each pair that is rotated, of what the rotation reads or of what it gives.
@@ -131,8 +133,9 @@ class BackwardChange:
     right, and `base` how the frozen base was quantized, None for as it is. `lengths_in_graph`: the
     lengths that DoRA divides by, of the rows of weight and product, are no constants. `misread`
     says how the backward alone decodes a base of 4 bits, None for rightly. `shares` are factors of
-    gradients in attention by shares of its heads, None for right. `cut` are role keys of weights
-    whose products are constants, as where a result is detached.
+    gradients in attention by shares of its heads, None for right. `of_shared` says of what the sum
+    over query heads that share it is wrong, where `operation` or `shares` is of that sum. `cut` are
+    role keys of weights whose products are constants, as where a result is detached.
     `padding` says what becomes of the padding at the beginning of a row: tokens attend to it, or
     their positions count it; or of that at the end: its tokens are labels, too, and see the text
     alone, or the padding before them as well.
@@ -159,6 +162,7 @@ class BackwardChange:
     lengths_in_graph: bool = False
     misread: Misreading | None = None
     shares: WeighedShares | None = None
+    of_shared: SharedParts = "keys and values"
     cut: frozenset[str] = frozenset()
 
     @property

@@ -1036,6 +1036,34 @@ def last_head_of_group() -> Any:
     return patched(modeling_llama, "repeat_kv", repeat)
 
 
+def of_one_side(side: int, weighed: Callable[[torch.Tensor, int], torch.Tensor]) -> Any:
+    """Return a maker of a step whose keys (side 0) or values (1) alone have a wrong group's sum."""
+
+    def make() -> Any:
+        own = modeling_llama.repeat_kv
+        calls = iter(range(1 << 30))
+
+        def repeat(x: torch.Tensor, n: int) -> torch.Tensor:
+            value = own(x, n)  # a layer repeats its keys, then its values
+            return weighed(value, n) if next(calls) % 2 == side else value
+
+        return patched(modeling_llama, "repeat_kv", repeat)
+
+    return make
+
+
+def first_alone(value: torch.Tensor, n: int) -> torch.Tensor:
+    """Return `value` with the gradient of the first head of each group."""
+    first = (torch.arange(value.shape[1]) % n == 0)[None, :, None, None]
+    return torch.where(first, value, value.detach())
+
+
+def quarter_of_second(value: torch.Tensor, n: int) -> torch.Tensor:
+    """Return `value` with a quarter of the gradient of the second head of two."""
+    weights = torch.tensor([1.0, 0.25]).repeat(value.shape[1] // n)[None, :, None, None]
+    return with_gradient_of(value, value * weights)
+
+
 def keys_twice() -> Any:
     """The gradient of the rotated keys is twice the right one."""
     own = modeling_llama.apply_rotary_pos_emb
@@ -1180,6 +1208,30 @@ RELATIVES = (
         named="step_factor.*3 times",
         where=".",
         cause="step_factor",
+    ),
+    JudgedStep(
+        "k_group_first_head",
+        "k alone gets the gradient of the first query head of each group",
+        gradient_step("llama", of_one_side(0, first_alone)),
+        cause="backward_kv_group",
+        named="backward_kv_group.*gradient of keys is that of the first query head",
+        at=r"at L2\.attn_k",
+    ),
+    JudgedStep(
+        "v_group_mean",
+        "v alone gets the mean over the query heads of a group",
+        gradient_step("llama", of_one_side(1, lambda x, n: with_gradient_of(x, x / n))),
+        cause="backward_kv_group",
+        named="backward_kv_group.*gradient of values is the mean over the query heads",
+        at=r"at L2\.attn_v",
+    ),
+    JudgedStep(
+        "v_group_weighed",
+        "a quarter of the gradient of every second query head reaches v",
+        gradient_step("llama", of_one_side(1, quarter_of_second)),
+        cause="backward_kv_group",
+        named="backward_kv_group.*gradient of values.*query head 1 of 2 counts 0.25 times",
+        at=r"at L2\.attn_v",
     ),
     JudgedStep(
         "kv_group_last_head",

@@ -15,7 +15,13 @@ from aprfmt.causes.training.backward_case import (
     backward_order,
 )
 from aprfmt.causes.training.batch_samples import NEAR, fit_factors, is_near
-from aprfmt.inference.gradients.changes import BackwardChange, Operation, ShareKind, WeighedShares
+from aprfmt.inference.gradients.changes import (
+    BackwardChange,
+    Operation,
+    SharedParts,
+    ShareKind,
+    WeighedShares,
+)
 
 _MADE = "The batch's gradients, computed with that backward, give every parameter's."
 CAUSE_ROWS = (
@@ -25,7 +31,7 @@ CAUSE_ROWS = (
         "bug",
         "Query heads share a key head, or the rotated part of all keys, and its gradient is not "
         "the sum over them.",
-        "In the last wrong layer keys and values are wrong, queries and the output are right.",
+        "In the last wrong layer keys, values or both are wrong, queries and the output are right.",
         _MADE,
     ),
     Cause(
@@ -145,50 +151,53 @@ def _is_lost(given: float, computed: float) -> bool:
     return not given and bool(computed)
 
 
+# What is said of the gradient of a key head, in place of the sum over its query heads.
+GROUP_SUMS: tuple[tuple[Operation, str], ...] = (
+    ("kv_first_head", "that of the first query head of each group, not the sum over the group"),
+    ("kv_last_head", "that of the last query head of each group, not the sum over the group"),
+    ("kv_mean", "the mean over the query heads of a group, not the sum"),
+)
+
+
+def _wrong_of_shared(case: BackwardCase) -> SharedParts:
+    """Return which of keys and values are wrong in the first wrong layer: both, or one alone."""
+    right = case.right_at("attn_k"), case.right_at("attn_v")
+    if right[0] == right[1]:
+        return "keys and values"
+    return "values" if right[0] else "keys"
+
+
 def guess_key_groups(case: BackwardCase) -> Iterator[BackwardGuess]:
     """Yield guesses that the gradient of a key head is not the sum over its query heads."""
-    if _in_attention(case) and case.right_at("attn_q"):
-        yield from _guesses(
-            "backward_kv_group",
-            (
-                (
-                    "kv_first_head",
-                    "the gradient of keys and values is that of the first query head of each "
-                    "group, not the sum over the group",
-                ),
-                (
-                    "kv_last_head",
-                    "the gradient of keys and values is that of the last query head of each "
-                    "group, not the sum over the group",
-                ),
-                (
-                    "kv_mean",
-                    "the gradient of keys and values is the mean over the query heads of a group, "
-                    "not the sum",
-                ),
-            ),
-        )
+    if not _in_attention(case) or not case.right_at("attn_q"):
+        return
+    of = _wrong_of_shared(case)
+    for operation, is_what in GROUP_SUMS:
+        says = f"the gradient of {of} is {is_what}"
+        change = BackwardChange(operation=operation, of_shared=of)
+        yield BackwardGuess("backward_kv_group", says, change)
 
 
 def guess_shares_of_keys(case: BackwardCase) -> Iterator[BackwardGuess]:
     """Yield the guess that query heads do not count alike in the gradient of what they share.
 
-    That is a key head with its values, or the rotated part of all keys. The factors are solved on
-    one gradient, for equal shares of the heads.
+    That is a key head with its values, one of them alone, or the rotated part of all keys. The
+    factors are solved on one gradient, for equal shares of the heads.
     """
-    key = _first_gradient(case, ("attn_k", "attn_kv_a_mqa"))
+    of = _wrong_of_shared(case)
+    key = _first_gradient(case, ("attn_v",) if of == "values" else ("attn_k", "attn_kv_a_mqa"))
     if not _in_attention(case) or not case.right_at("attn_q") or key is None:
         return
     sizes = case.case(key).sizes
     heads = sizes.get("n_heads", 0)
     latent = "attn_kv_a_mqa" in key
+    if latent:
+        of = "keys and values"
     group = heads if latent else heads // max(1, sizes.get("n_kv_heads", heads))
     count = _count_shares(group)
     if count < 2:
         return
-    changes = [
-        BackwardChange(shares=WeighedShares("sharing heads", keys=one)) for one in _units(count)
-    ]
+    changes = [_weigh_sharing_heads(one, of) for one in _units(count)]
     factors = _solve_shares(case, key, changes)
     if factors is None:
         return
@@ -196,11 +205,15 @@ def guess_shares_of_keys(case: BackwardCase) -> Iterator[BackwardGuess]:
     what = (
         f"of the rotated part of keys, which {group} heads share"
         if latent
-        else f"of keys and values, which {group} query heads share"
+        else f"of {of}, which {group} query heads share"
     )
     says = f"of the gradient {what}, {which}"
-    change = BackwardChange(shares=WeighedShares("sharing heads", keys=factors))
-    yield BackwardGuess("backward_kv_group", says, change)
+    yield BackwardGuess("backward_kv_group", says, _weigh_sharing_heads(factors, of))
+
+
+def _weigh_sharing_heads(factors: tuple[float, ...], of: SharedParts) -> BackwardChange:
+    """Return the mistake that query heads count `factors` times in the gradient of `of`."""
+    return BackwardChange(shares=WeighedShares("sharing heads", keys=factors), of_shared=of)
 
 
 def guess_shares_of_rope(case: BackwardCase) -> Iterator[BackwardGuess]:

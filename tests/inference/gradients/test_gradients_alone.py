@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from aprfmt.inference.gradients import differences
-from aprfmt.inference.gradients.changes import RouterFactors
+from aprfmt.inference.gradients.changes import BackwardChange, RouterFactors
 from aprfmt.inference.parity import verdict as gates
 from aprfmt.inference.parity.parity_records import Outcomes
 from aprfmt.measure.tolerances import MAX_LOGITS, loss_bound
@@ -210,10 +210,10 @@ def test_logits_and_losses_of_quantized_weights_are_held_to_their_tolerances() -
 def gradients(operation: Any, run: Any, *shapes: tuple[int, ...]) -> tuple[Any, list[Any]]:
     """Return (value, gradients of the inputs) of an operation with this mistake in its backward.
 
-    `operation` is the name of the mistake, or the factors of shares of heads.
+    `operation` is the name of the mistake, the factors of shares of heads, or the whole change.
     """
     from aprfmt.inference.gradients.changed_backend import ChangedBackend
-    from aprfmt.inference.gradients.changes import BackwardChange, WeighedShares
+    from aprfmt.inference.gradients.changes import WeighedShares
 
     generator = torch.Generator().manual_seed(3)
     given = [
@@ -221,7 +221,11 @@ def gradients(operation: Any, run: Any, *shapes: tuple[int, ...]) -> tuple[Any, 
         for shape in shapes
     ]
     shares = isinstance(operation, WeighedShares)
-    change = BackwardChange(**{"shares" if shares else "operation": operation})
+    change = (
+        operation
+        if isinstance(operation, BackwardChange)
+        else BackwardChange(**{"shares" if shares else "operation": operation})
+    )
     changed = ChangedBackend("cpu", "float64", change)
     value = run(changed, *given)
     weights = torch.arange(value.numel(), dtype=torch.float64).reshape(value.shape).cos()
@@ -360,6 +364,12 @@ def test_a_router_a_rotation_or_a_group_of_keys_is_cut_in_a_changed_backward() -
         first, last, mean = (part[at] for part in parts)
         assert torch.allclose(first + last, whole) and not torch.allclose(first, last)
         assert torch.allclose(2 * mean, whole)
+    for of, right_of in (("keys", (False, True)), ("values", (True, False))):
+        for operation in ("kv_first_head", "kv_mean"):
+            change: Any = BackwardChange(operation=operation, of_shared=of)  # type: ignore[arg-type]
+            found, (q, k, v) = gradients(change, attend, *shapes)
+            assert torch.allclose(found, value) and torch.allclose(q, of_q)
+            assert (torch.allclose(k, of_k), torch.allclose(v, of_v)) == right_of
     found, (q, k, v) = gradients("mask_left_out", attend, *shapes)
     every = [q, k, v]
     mask = np.ones((3, 3), bool)
