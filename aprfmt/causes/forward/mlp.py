@@ -246,6 +246,42 @@ def _patch_gated_product(how: Callable[[Any, Any, Any], Any]) -> Patch:
     return make
 
 
+def _activate_product(patched: PatchedModel, layers: Layers) -> PatchedModel:
+    """Return the model whose gated MLPs in `layers` compute act(gate * up), not act(gate) * up."""
+    held: list[Any] = []
+
+    def activate(op: Any, at: Any, x: Any, *args: Any, **kwargs: Any) -> Any:
+        """Return the activation of `x`; it, `x` and the function are kept in `held`."""
+        y = op(x, *args, **kwargs)
+        held[:] = [y, x, lambda z: op(z, *args, **kwargs)]
+        return y
+
+    def mul(op: Any, at: Any, a: Any, b: Any) -> Any:
+        """Return the activation of gate times up where `a` is the activation of the gate.
+
+        Elsewhere it returns a * b.
+        """
+        if not held or held[1].shape != b.shape or not (at.point == "ffn_act" or a is held[0]):
+            return op(a, b)
+        return held[2](op(held[1], b))
+
+    return patched.with_op("activate", activate, layers).with_op("mul", mul, layers)
+
+
+def gated_product_changes() -> Iterator[Change]:
+    """Yield the changes of how a gated MLP joins its activation with up."""
+    for says, gated in UPS.items():
+        yield Change("activation", says, ("activation",), _patch_gated_product(gated), {"up": says})
+    says = "gate is multiplied by up first: act(gate * up) stands for act(gate) * up"
+    yield Change("activation", says, ("activation",), _activate_product, {"up": says})
+
+
+def try_gated_products(case: Mismatch) -> Iterator[Change]:
+    """Yield other forms of the gated product, where the point depends on one."""
+    if case.patched.spec.block.mlp != "plain" and case.call("mul") and case.call("activate"):
+        yield from gated_product_changes()
+
+
 def up_clamp_change(limit: float) -> Change:
     """Return the change that clamps the up projection to -limit and limit."""
     return Change(
@@ -263,10 +299,7 @@ def usual_activation_numbers(patched: PatchedModel) -> Iterator[Change]:
         for limit in LIMITS:
             yield activation_number_change(words, how, limit)
     if patched.spec.block.mlp != "plain":
-        for says, gated in UPS.items():
-            yield Change(
-                "activation", says, ("activation",), _patch_gated_product(gated), {"up": says}
-            )
+        yield from gated_product_changes()
         for limit in LIMITS:
             yield up_clamp_change(limit)
     for words, how in NUMBERS.items():
@@ -347,8 +380,7 @@ def solve_activation_number(case: Mismatch) -> Iterator[Change]:
         return
     theirs = case.recorded_result(mul)
     assert theirs is not None
-    for says, gated in UPS.items():
-        yield Change("activation", says, ("activation",), _patch_gated_product(gated), {"up": says})
+    yield from gated_product_changes()
     act, up = (np.asarray(case.array(z), np.float64) for z in mul.args)
     large = np.abs(act) > 1e-3 * np.abs(act).max()
     limit = float(np.abs(theirs[large] / act[large]).max()) if large.any() else 0.0
@@ -403,6 +435,7 @@ def _change_by_number(
 HYPOTHESES = (
     Hypothesis("swapped_tensors", try_exchanged_gate_and_up, 375, "what is activated, before how"),
     Hypothesis("activation", try_activations, 380, "known functions, before solved ones"),
+    Hypothesis("activation", try_gated_products, 385, "known products, before solved numbers"),
     Hypothesis("activation", try_clamps, 390, "one limit of the known function"),
     Hypothesis("activation", try_xielu_numbers, 400, "one parameter of the known function"),
     Hypothesis(

@@ -8,7 +8,7 @@ import numpy as np
 from tests.diagnosis import wrong_modules as wrong
 from tests.diagnosis.changed_encoders import encoder
 from tests.diagnosis.dumps import as_npz, everything
-from tests.diagnosis.engine_changes import FIVE, LOGITS, How, dumped, placed
+from tests.diagnosis.engine_changes import FIVE, LAYERS, LOGITS, How, dumped, placed
 from tests.diagnosis.engines import COARSE, broken, broken_here
 from tests.diagnosis.making import engine
 
@@ -47,6 +47,22 @@ def up(change: Callable[[Any], Any]) -> How:
     return broken_here(
         mul=lambda here, op, a, b: op(a, change(b) if here.point == "ffn_act" else b)
     )
+
+
+def act_of_product() -> How:
+    """Take the activation of gate times up."""
+    held: list[Any] = []
+
+    def activate(here: Any, op: Any, x: Any, kind: str, **how: Any) -> Any:
+        held[:] = [op(x, kind, **how), x, lambda z: op(z, kind, **how)]
+        return held[0]
+
+    def mul(here: Any, op: Any, a: Any, b: Any) -> Any:
+        if not held or not (here.point == "ffn_act" or a is held[0]):
+            return op(a, b)
+        return held[2](held[1] * b)
+
+    return broken_here(activate=activate, mul=mul)
 
 
 def without_one(here: Any, op: Any, gate: Any, u: Any, limit: float, alpha: float) -> Any:
@@ -105,6 +121,14 @@ ENGINE_FAULTS = (
            up(lambda b: b + 1), LOGITS),
     placed("act-up-clamped", "llama", "up clamped at 0.8", "activation", "activation",
            up(lambda b: np.clip(b, -0.8, 0.8)), COARSE),
+    placed("act-product", "qwen3", "silu(gate * up), from logits alone", "activation",
+           "activation", act_of_product(), LOGITS),
+    placed("act-product-gelu", "gemma2", "gelu(gate * up)", "activation", "activation",
+           act_of_product(), COARSE),
+    placed("act-product-experts", "mixtral", "silu(gate * up) of experts, outputs of layers",
+           "activation", "activation", act_of_product(), LAYERS),
+    placed("act-up-points", "llama", "1 added to up, gate and up recorded", "activation",
+           "activation", up(lambda b: b + 1), frozenset({"ffn_gate", "ffn_up", "ffn_out"})),
     placed("act-oss", "gpt_oss", "up without its 1", "activation", "activation",
            broken_here(swiglu_oai=without_one), COARSE),
     encoder("tanh"),
