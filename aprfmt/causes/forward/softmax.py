@@ -1,4 +1,7 @@
-"""Hypotheses about a softmax that sums over the wrong keys: single tiles, or without the sinks."""
+"""Hypotheses about a softmax that sums over the wrong keys.
+
+It sums over single tiles, without the sinks of a model, or with sinks that a model does not have.
+"""
 
 from collections.abc import Iterator
 from functools import partial
@@ -22,10 +25,11 @@ from aprfmt.inference.replay.patched_model import PatchedModel
 CAUSE_ROWS = (
     Cause(
         "softmax_reduction", "forward", "bug",
-        "The softmax does not sum over all its keys, as over tiles of 32 that were not combined.",
+        "The softmax does not sum over just its keys: over tiles of 32 that were not combined, or "
+        "with 1 added to the sum.",
         "Scores are equal, rows of the probabilities do not sum to 1 or are right for short rows "
         "only.",
-        "A softmax over tiles of the printed size is equal.",
+        "A softmax over tiles of the printed size, or with the printed sum, is equal.",
     ),
 )  # fmt: skip
 
@@ -120,6 +124,16 @@ def try_softmax_sums(case: Mismatch) -> Iterator[Change]:
 def usual_softmax_mistakes(patched: PatchedModel) -> Iterator[Change]:
     """Yield changes to a softmax without attention sinks, with other sinks, or over tiles."""
     where = ("softmax",)
+    if not patched.spec.block.sinks:
+        logits = np.zeros(int(patched.hp["n_heads"]), np.float32)
+        yield Change(
+            "softmax_reduction",
+            "1 is added to the softmax's sum, as by a sink of logit 0, which the model does not "
+            "have",
+            where,
+            partial(change_head_fields, sinks=logits),
+            {"added": 1},
+        )
     if patched.spec.block.sinks:
         yield Change(
             "softmax_reduction",

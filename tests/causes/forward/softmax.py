@@ -4,7 +4,7 @@ from typing import Any
 
 import numpy as np
 
-from tests.diagnosis.engine_changes import LOGITS, THREE, heads, traced
+from tests.diagnosis.engine_changes import LAYERS, LOGITS, THREE, How, heads, placed, traced
 from tests.diagnosis.engines import LONG, broken
 from tests.diagnosis.making import engine
 
@@ -16,11 +16,30 @@ def first_tile(op: Any, scores: Any, own: Any) -> Any:
     return e / e[..., :32].sum(-1, keepdims=True)
 
 
+def one_more(op: Any, scores: Any, own: Any) -> Any:
+    """Divide by the sum plus 1."""
+    masked = np.where(own.mask, scores, -np.inf)
+    highest = masked.max(-1, keepdims=True)
+    e = np.exp(masked - highest)
+    return (e / (e.sum(-1, keepdims=True) + np.exp(-highest))).astype(scores.dtype)
+
+
+def one_added() -> How:
+    """Divide by the sum plus 1 in every softmax of attention."""
+    return {"backend": lambda: broken("probs", one_more)}
+
+
 ENGINE_FAULTS = (
     engine("tiles", "llama", "softmax sums over the first 32 keys", "softmax_reduction",
            "softmax", upstream=(25,), ids=LONG, backend=lambda: broken("probs", first_tile)),
     engine("sinks", "gpt_oss", "sinks left out of the softmax", "softmax_reduction", "softmax",
            fine=True, backend=lambda: broken("probs", heads(sinks=None))),
+    placed("softmax-one", "llama", "1 added to the softmax's sum, outputs of layers",
+           "softmax_reduction", "softmax", one_added(), LAYERS),
+    placed("softmax-one-logits", "gemma2", "the same of capped scores, from logits alone",
+           "softmax_reduction", "softmax", one_added(), LOGITS),
+    placed("softmax-one-latent", "deepseek_v2", "the same of latent attention",
+           "softmax_reduction", "softmax", one_added()),
     traced("logits-tiles", "llama", "a softmax over its first 32 keys, from logits alone",
            ["softmax_reduction"], ["softmax"], LOGITS, THREE, ids=LONG,
            backend=lambda: broken("probs", first_tile)),
