@@ -13,6 +13,7 @@ from aprfmt.causes.forward.compressed_attention import (
 from aprfmt.causes.forward.convolution import usual_convolution_mistakes
 from aprfmt.causes.forward.delta_net import usual_delta_net_mistakes
 from aprfmt.causes.forward.indexer import usual_key_choice_mistakes
+from aprfmt.causes.forward.late_bias import late_bias_changes
 from aprfmt.causes.forward.layer_sharing import (
     shared_key_changes,
     usual_layer_input_mistakes,
@@ -316,6 +317,11 @@ def _recurrence_mistakes(patched: PatchedModel) -> Iterator[UsualMistake]:
     yield from with_layers(lightnings(patched))
 
 
+def _late_bias_mistakes(patched: PatchedModel) -> Iterator[UsualMistake]:
+    """Return an iterator of the mistakes of adding biases of queries and keys after rope."""
+    return with_layers(late_bias_changes(patched))
+
+
 def _score_bias_mistakes(patched: PatchedModel) -> Iterator[UsualMistake]:
     """Return an iterator of the usual mistakes of a bias on attention scores."""
     return with_layers(usual_score_bias_mistakes(patched))
@@ -325,6 +331,7 @@ STEPS: tuple[Callable[[PatchedModel], Iterator[UsualMistake]], ...] = (
     _sum_mistakes,
     _norm_mistakes,
     _rope_side_mistakes,
+    _late_bias_mistakes,
     _mask_step_mistakes,
     _cache_step_mistakes,
     _activation_step_mistakes,
