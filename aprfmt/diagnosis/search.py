@@ -18,6 +18,7 @@ from functools import partial
 
 import numpy as np
 
+from aprfmt.causes.forward.cached_rotations import cached_rotation_changes
 from aprfmt.causes.forward.drafted_rows import drafted_row_changes
 from aprfmt.causes.forward.experts import find_capacity
 from aprfmt.causes.forward.kv_cache import later_pass_changes
@@ -312,6 +313,10 @@ class Search:
         if "probs" in ops:
             for change in solve_masks(late, case.tokens):
                 for layers in scopes:
+                    yield SearchStep(change, layers)
+        if {"mix", "rope"} <= ops and len(late):
+            for change in cached_rotation_changes(case.patched, int(late[0])):
+                for layers in scopes if late[0] > 1 else scopes[:1]:
                     yield SearchStep(change, layers)
         if "mix" in ops and len(late) and late[0] > 1:
             for change in later_pass_changes(case.tokens, int(late[0])):
