@@ -92,15 +92,28 @@ def try_other_inputs(case: Mismatch) -> Iterator[Change]:
         return
     for who, roles in readers:
         for source in SOURCES[: 1 if who == "attention" else 2]:
-            for norm, words in NORMS.items():
-                cause = "residual" if source != SOURCES[0] else "norm_skipped"
-                yield Change(
-                    cause,
-                    f"{who} reads {source}{words}",
-                    tuple(roles.values()),
-                    _products_of(roles, partial(_read_value, source, norm)),
-                    {"reads": source, "norm": norm},
-                )
+            for norm in NORMS:
+                yield _input_change(who, roles, source, norm)
+
+
+def usual_input_mistakes(patched: PatchedModel) -> Iterator[Change]:
+    """Yield the change to a sequence of a parallel block whose one norm attention and MLP share.
+
+    Of two norms, the other setting of `parallel_residual` makes the sequence.
+    """
+    if patched.hp["parallel_residual"] and patched.spec.block.parallel_norm == "one":
+        yield _input_change("the MLP", READERS["the MLP"], SOURCES[1], "attn_norm")
+
+
+def _input_change(who: str, roles: Mapping[str, str], source: str, norm: str) -> Change:
+    """Return the change that the products of `roles` read a row of SOURCES after one of NORMS."""
+    return Change(
+        "residual" if source != SOURCES[0] else "norm_skipped",
+        f"{who} reads {source}{NORMS[norm]}",
+        tuple(roles.values()),
+        _products_of(roles, partial(_read_value, source, norm)),
+        {"reads": source, "norm": norm},
+    )
 
 
 HYPOTHESES = (

@@ -26,6 +26,7 @@ from aprfmt.causes.forward.norm_changes import (
     skip_norms,
 )
 from aprfmt.causes.forward.product import scale_weights_change, zero_weights_change
+from aprfmt.causes.forward.product_inputs import usual_input_mistakes
 from aprfmt.causes.forward.rank_shares import usual_share_mistakes
 from aprfmt.causes.forward.residual_stream import (
     factor_change,
@@ -182,6 +183,7 @@ def _residual_mistakes(patched: PatchedModel) -> Iterator[UsualMistake]:
     """Yield the mistakes of adding a sublayer's result: in parallel, to the norm, or not at all."""
     # Parallel sublayers, and sums with the norm's result.
     yield from with_layers(usual_shared_norms(patched))
+    yield from with_layers(usual_input_mistakes(patched))
     if patched.spec.block.placement == "pre":
         yield UsualMistake(parallel_change(patched))
         for what, sublayers in (
