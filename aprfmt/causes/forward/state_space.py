@@ -43,8 +43,8 @@ CAUSE_ROWS = (
     ),
     Cause(
         "ssm_scan", "forward", "bug",
-        "A scan takes other operands: B and C exchanged, groups that serve other heads, or another "
-        "skip D x.",
+        "A scan takes other operands: B and C exchanged, groups that serve other heads, B without "
+        "its time step or discretised by another rule, or another skip D x.",
         "Time steps and the convolution are equal; what is read differs in the first token too.",
         "Scanning with the named operands is equal.",
         keys=("ssm_heads", "ssm_groups"),
@@ -110,6 +110,34 @@ def _exchange_b_and_c(given: Operands) -> Operands:
     return x, step, rate, c, b, skip, state
 
 
+def _times_step(factor: Callable[[Array, Array], Array]) -> Callable[[Operands], Operands]:
+    """Return a function on a scan's operands that multiplies B by factor(step, rate).
+
+    `step` is given as [tokens, heads, 1] and `rate` as [heads, 1] or [heads, state]. B and C are
+    given to each head then: [tokens, heads, state].
+    """
+
+    def taken(given: Operands) -> Operands:
+        """Return the operands with B multiplied."""
+        x, step, rate, b, c, skip, state = given
+        b, c = (np.repeat(y, x.shape[1] // y.shape[1], axis=1) for y in (b, c))
+        rates = rate if rate.ndim == 2 else rate[:, None]
+        times = factor(step[..., None].astype(np.float64), rates.astype(np.float64))
+        return x, step, rate, (b * times).astype(b.dtype), c, skip, state
+
+    return taken
+
+
+def _exact_factor(step: Array, rate: Array) -> Array:
+    """Return (exp(step rate) - 1) / (step rate): what exact discretisation makes of step times B.
+
+    It is 1 where step times rate is 0.
+    """
+    grown = step * rate
+    factor: Array = np.divide(np.expm1(grown), grown, out=np.ones_like(grown), where=grown != 0)
+    return factor
+
+
 def _replace_skip(change: Callable[[Array], Array]) -> Callable[[Operands], Operands]:
     """Return a function on a scan's operands that replaces the skip factors D by change(D)."""
     return lambda given: (*given[:5], change(given[5]), given[6])
@@ -139,6 +167,18 @@ TAKEN: Mapping[str, tuple[str, Callable[[Operands], Operands]]] = {
     "B and C are exchanged": ("ssm_scan", _exchange_b_and_c),
     "the groups' B and C serve the heads in turn, not heads in a row": ("ssm_scan", _deal_groups),
     "the first group's B and C serve all heads": ("ssm_scan", _use_first_group),
+    "B is discretised exactly, by (exp(dt A) - 1) / A, not by the time step": (
+        "ssm_scan",
+        _times_step(_exact_factor),
+    ),
+    "B is discretised by the bilinear rule, dt / (1 - dt A / 2), not by the time step": (
+        "ssm_scan",
+        _times_step(lambda step, rate: 1 / (1 - step * rate / 2)),
+    ),
+    "B is not multiplied by the time step": (
+        "ssm_scan",
+        _times_step(lambda step, rate: 1 / np.maximum(step, 1e-30)),
+    ),
     "what skips the state (D x) is left out": ("ssm_scan", _replace_skip(lambda skip: skip * 0)),
     "what skips the state is x itself: D is 1": (
         "ssm_scan",

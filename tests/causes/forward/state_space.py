@@ -10,7 +10,7 @@ import numpy as np
 
 from aprfmt.inference.kv_cache import KVCache
 from aprfmt.inference.lightning import decay_slopes
-from tests.diagnosis.engine_changes import LOGITS, How, placed, softplus, steps
+from tests.diagnosis.engine_changes import LAYERS, LOGITS, How, placed, softplus, steps
 from tests.diagnosis.engines import broken, broken_here
 from tests.diagnosis.making import engine
 from tests.model_values import IDS
@@ -95,6 +95,26 @@ def skip(how: Callable[[Any], Any]) -> How:
     return broken_here(scan=lambda here, op, *args: op(*args[:5], how(args[5]), *args[6:]))
 
 
+def written(factor: Callable[[Any, Any], Any]) -> How:
+    """Write B x to the state times factor(step, rate), token by token."""
+
+    def scan(here: Any, op: Any, x: Any, step: Any, rate: Any, b: Any, c: Any, skip: Any,
+             state: Any) -> Any:  # fmt: skip
+        rates = rate if rate.ndim == 2 else rate[:, None]
+        if state is None:
+            state = np.zeros((x.shape[1], x.shape[2], b.shape[2]), x.dtype)
+        into, out = (np.repeat(y, x.shape[1] // y.shape[1], axis=1) for y in (b, c))
+        reads = []
+        for t in range(len(x)):
+            dt = step[t][:, None]
+            wrote = (factor(dt, rates) * into[t])[:, None] * x[t][:, :, None]
+            state = np.exp(dt * rates)[:, None] * state + wrote
+            reads.append((state * out[t][:, None]).sum(-1) + skip[:, None] * x[t])
+        return np.stack(reads).astype(x.dtype), state
+
+    return broken_here(scan=scan)
+
+
 def norm_elsewhere(here: Any, op: Any, *args: Any, first: bool, **how: Any) -> Any:
     """Put the norm on the other side of the gate."""
     return op(*args, first=not first, **how)
@@ -160,6 +180,14 @@ ENGINE_FAULTS = (
            LOGITS),
     placed("scan-norm", "falcon_h1", "the norm on the other side of the gate", "ssm_gate",
            "ssm_gated", broken_here(gated_scan=norm_elsewhere)),
+    placed("scan-exact", "mamba", "B discretised exactly, outputs of layers", "ssm_scan",
+           "ssm_scan", written(lambda dt, a: np.expm1(dt * a) / a), LAYERS),
+    placed("scan-exact-heads", "mamba2", "the same of one rate a head", "ssm_scan",
+           "ssm_scan", written(lambda dt, a: np.expm1(dt * a) / a)),
+    placed("scan-bilinear", "falcon_mamba", "B discretised by the bilinear rule", "ssm_scan",
+           "ssm_scan", written(lambda dt, a: dt / (1 - dt * a / 2))),
+    placed("scan-unstepped", "nemotron_h", "B without its time step, from logits alone", "ssm_scan",
+           "ssm_scan", written(lambda dt, a: 1 + 0 * a), LOGITS),
     placed("scan-bamba", "bamba", "no skip, beside attention", "ssm_scan", "ssm_d",
            skip(lambda d: 0 * d)),
     placed("scan-hybrid-moe", "granite_hybrid_moe", "nothing decays", "ssm_decay", "ssm_a",
