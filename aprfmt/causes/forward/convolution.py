@@ -9,7 +9,8 @@ from aprfmt.causes.forward.mismatch import Array, Change, Hypothesis, Mismatch, 
 from aprfmt.causes.forward.product import scale_weights_change, zero_weights_change
 from aprfmt.causes.row import Cause
 from aprfmt.inference.point_placement import mixer_of_layer
-from aprfmt.inference.replay.patched_model import PatchedModel
+from aprfmt.inference.replay.patched_model import MOVES, PatchedModel
+from aprfmt.measure.distances import rel_l2
 
 CAUSE_ROWS = (
     Cause(
@@ -84,6 +85,18 @@ LAST_GATES: Mapping[int, str] = {
     0: "the gates before and after the convolution are exchanged",
     2: "what should be convolved gates after the convolution, and that gate is convolved",
 }
+# What is said of the rows before the first token -> these rows, of a window's own ones and a count.
+OWN_ROWS: Mapping[str, Callable[[Array, int], Array]] = {
+    "the convolution wraps around: it begins with the last rows of the sequence": (
+        lambda rows, back: rows[-back:]
+    ),
+    "the convolution begins with the first row repeated, not with zeros": (
+        lambda rows, back: np.repeat(rows[:1], back, axis=0)
+    ),
+    "the convolution begins with the rows after the first one mirrored, not with zeros": (
+        lambda rows, back: rows[back:0:-1]
+    ),
+}
 BIASES = (".ssm_conv1d.bias", ".shortconv.conv.bias")
 
 
@@ -132,10 +145,31 @@ def try_convolution_mistakes(case: Mismatch) -> Iterator[Change]:
         yield Change(
             "conv_state", says, where, _restart_convolution_at(first), {"restarted": first}
         )
+    back = _looks_back_wrongly(case)
+    if case.call("convolve") is not None and int(case.rows[0]) == 0:
+        for says, rows in OWN_ROWS.items():
+            yield Change("conv_state", says, where, _begin_with_own_rows(rows), {"begins": says})
     before = _solve_rows_before(case)
     if before is not None:
         says = "the state is not reset: the convolution begins with rows of another sequence"
         yield Change("conv_state", says, where, _begin_with_rows(before), general=True)
+    elif back:
+        before = _solve_rows_behind_products(case, back)
+        if before is not None:
+            says = (
+                "the state is not reset: the convolution begins with other rows than zeros, as "
+                f"those of another sequence; only the first {back} tokens look back on them"
+            )
+            here, begin = frozenset({case.layer}), _begin_with_rows(before)
+            yield Change(
+                "conv_state",
+                says,
+                where,
+                lambda patched, _: begin(patched, here),
+                scoped=False,
+                general=True,
+                most="located",
+            )
 
 
 def starts_to_try(case: Mismatch) -> list[int]:
@@ -244,6 +278,80 @@ def _begin_with_rows(before: Array) -> Patch:
     return lambda patched, layers: patched.with_op("convolve", override, layers)
 
 
+def _begin_with_own_rows(chosen: Callable[[Array, int], Array]) -> Patch:
+    """Return a patch: the convolution begins with rows of the sequence in place of zeros.
+
+    `chosen` returns them, of the sequence's rows and their count.
+    """
+
+    def override(op: Any, at: Any, window: Any, kernel: Any, *bias: Any) -> Any:
+        """Return the convolution whose window begins with rows of its own sequence."""
+        back = kernel.shape[1] - 1
+        own = window[back:]
+        return op(np.concatenate([chosen(own, back), own]), kernel, *bias)
+
+    return lambda patched, layers: patched.with_op("convolve", override, layers)
+
+
+def _looks_back_wrongly(case: Mismatch) -> int:
+    """Return the number of tokens that look back before the first, if only these may be wrong.
+
+    0 where a later token differs, none of them does, or the point needs no convolution.
+    """
+    call = case.call("convolve")
+    if call is None or int(case.rows[0]) != 0:
+        return 0
+    back = int(case.array(call.args[1]).shape[1]) - 1
+    away = case.distances_by_row(case.view) > 2 * case.view.tolerance
+    wrong = len(away) > back > 0 and away[:back].any() and not away[back:].any()
+    return back if wrong else 0
+
+
+def _solve_rows_behind_products(case: Mismatch, back: int) -> Array | None:
+    """Return the rows [back, channels] before token 0 that give a point behind gate and product.
+
+    `back` is the number of tokens that look back on them. None where another operation than a gate
+    and a product lies between the convolution and the point, or no rows give it.
+    """
+    calls = [call for call in case.view.calls if call.op not in MOVES]
+    places = [at for at, call in enumerate(calls) if call.op == "convolve"]
+    after = calls[places[-1] + 1 :]
+    if not after or not case.gives_point_value(after[-1]):
+        return None
+    mine, theirs = (np.asarray(x, np.float64) for x in (case.view.mine, case.view.theirs))
+    missing = (theirs - mine)[:back]
+    for call in reversed(after):
+        if call.op == "linear":
+            weight = np.asarray(call.args[1].numpy(), np.float64)
+            found: Array = np.linalg.lstsq(weight, missing.T, rcond=1e-9)[0].T
+            if rel_l2(found @ weight.T, missing) > case.view.tolerance:
+                return None
+            missing = found
+        elif call.op == "mul":
+            gate = case.array(call.args[0])[:back].astype(np.float64)
+            missing = np.divide(missing, gate, out=np.zeros_like(missing), where=gate != 0)
+        else:
+            return None
+    window, kernel = (case.array(x).astype(np.float64) for x in calls[places[-1]].args[:2])
+    before = window[:back] + _rows_of_results(kernel, missing)
+    return np.asarray(before, case.array(calls[places[-1]].args[0]).dtype)
+
+
+def _rows_of_results(kernel: Array, missing: Array) -> Array:
+    """Return the rows [back, channels] before token 0 that add `missing` to the first results.
+
+    `kernel` is [channels, taps], `missing` is [back, channels].
+    """
+    back, found = len(missing), np.zeros_like(missing)
+    for channel in range(kernel.shape[0]):
+        # Token t reads row t + i of the window by tap i; only rows before the first are sought.
+        taps = np.zeros((back, back))
+        for token in range(back):
+            taps[token, token:] = kernel[channel, : back - token]
+        found[:, channel] = np.linalg.lstsq(taps, missing[:, channel], rcond=1e-6)[0]
+    return found
+
+
 def _solve_rows_before(case: Mismatch) -> Array | None:
     """Return the rows [taps - 1, channels] before token 0 that explain the trace's values.
 
@@ -254,21 +362,13 @@ def _solve_rows_before(case: Mismatch) -> Array | None:
     theirs = None if call is None else case.recorded_result(call)
     if call is None or theirs is None or int(case.rows[0]) != 0:
         return None
-    window, kernel = (case.array(x).astype(np.float64) for x in call.args[:2])
-    back = kernel.shape[1] - 1
-    # Only the tokens that look back before the first may differ.
-    away = case.distances_by_row(case.view) > 2 * case.view.tolerance
-    if len(away) <= back or not away[:back].any() or away[back:].any():
+    back = _looks_back_wrongly(case)
+    if not back:
         return None
+    window, kernel = (case.array(x).astype(np.float64) for x in call.args[:2])
     missing = theirs[:back].astype(np.float64) - case.array(call.result)[:back]
-    found = window[:back].copy()
-    for channel in range(kernel.shape[0]):
-        # Token t reads row t + i of the window by tap i; only rows before the first are sought.
-        taps = np.zeros((back, back))
-        for token in range(back):
-            taps[token, token:] = kernel[channel, : back - token]
-        found[:, channel] += np.linalg.lstsq(taps, missing[:, channel], rcond=1e-6)[0]
-    return found.astype(case.array(call.args[0]).dtype)
+    before = window[:back] + _rows_of_results(kernel, missing)
+    return np.asarray(before, case.array(call.args[0]).dtype)
 
 
 HYPOTHESES = (

@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 
 from aprfmt.inference.kv_cache import KVCache
-from tests.diagnosis.engine_changes import DELTA, KIMI, LOGITS, placed, traced
+from tests.diagnosis.engine_changes import DELTA, KIMI, LAYERS, LOGITS, placed, traced
 from tests.diagnosis.engines import broken, broken_here
 from tests.diagnosis.making import engine
 from tests.model_values import LFM2
@@ -32,6 +32,18 @@ def unreset(window: Any, kernel: Any) -> tuple[Any, Any]:
     back = kernel.shape[1] - 1
     other = np.random.default_rng(5).standard_normal((back, window.shape[1]))
     return np.concatenate([other.astype(window.dtype), window[back:]]), kernel
+
+
+def wrapped(window: Any, kernel: Any) -> tuple[Any, Any]:
+    """Begin with the last rows of the sequence, as circular padding does."""
+    back = kernel.shape[1] - 1
+    return np.concatenate([window[-back:], window[back:]]), kernel
+
+
+def repeated(window: Any, kernel: Any) -> tuple[Any, Any]:
+    """Begin with the first row of the sequence, repeated."""
+    back = kernel.shape[1] - 1
+    return np.concatenate([window[back : back + 1].repeat(back, 0), window[back:]]), kernel
 
 
 def alone(window: Any, kernel: Any) -> tuple[Any, Any]:
@@ -72,6 +84,7 @@ def biased_taps(change: Callable[[Any, Any], tuple[Any, Any]]) -> Any:
     )
 
 
+BEHIND = frozenset({"conv_in", "attn_out", "out", "logits"})
 ENGINE_FAULTS = (
     traced("logits-taps", "lfm2", "taps one position late, from logits alone", ["convolution"],
            ["shortconv"], LOGITS, {}, backend=lambda: broken("convolve", late_taps)),
@@ -83,6 +96,14 @@ ENGINE_FAULTS = (
            backend=taps(lambda window, kernel: (window, kernel[:, ::-1].copy()))),
     engine("lfm2-unreset", "lfm2", "state of another sequence", "conv_state", "shortconv",
            fine=True, backend=taps(unreset)),
+    traced("lfm2-unreset-behind", "lfm2", "state of another sequence, seen behind the product",
+           ["conv_state"], ["shortconv"], BEHIND, {}, backend=taps(unreset)),
+    engine("lfm2-wrapped", "lfm2", "the convolution wraps around", "conv_state", "shortconv",
+           backend=taps(wrapped)),
+    engine("mamba-repeated", "mamba", "a convolution begins with its first row repeated",
+           "conv_state", "ssm_conv1d", backend=biased_taps(repeated)),
+    traced("layers-wrapped", "lfm2", "the convolution wraps around, from outputs of layers",
+           ["conv_state"], ["shortconv"], LAYERS, {}, backend=taps(wrapped)),
     engine("lfm2-alone", "lfm2", "no state carried from step to step", "conv_state",
            "shortconv", backend=taps(alone)),
     engine("lfm2-gate-before", "lfm2", "the gate before the convolution left out", "convolution",
