@@ -120,8 +120,9 @@ class StoredBlocks:
         fields = None if codec is None or codec.layout is None else codec.layout.fields
         if not fields or len(fields) != 2:
             return 0
-        (first, _), (codes, at) = sorted(fields.values(), key=lambda field: field[1])
-        whole = at + codes.itemsize == self.size and first.itemsize == at
+        first, codes = sorted(fields.values(), key=lambda field: field[1])
+        at = codes[1]
+        whole = at + codes[0].itemsize == self.size and first[0].itemsize == at
         return at if whole else 0
 
     def read(self, layout: RowLayout, rows: "Array") -> "Array":
