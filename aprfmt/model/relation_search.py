@@ -5,7 +5,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from aprfmt.arch.binding import groups_for
-from aprfmt.base.protocols import Note
+from aprfmt.base.protocols import Note, TensorInfo
 from aprfmt.errors import AprfmtError, ArchError
 from aprfmt.model.name_relations import rename_relation
 from aprfmt.model.relations import NESTED, STYLE_OF, Relation, has_uncounted_layers, opening_path
@@ -20,6 +20,7 @@ from aprfmt.model.renames import (
     wrapper_rules,
 )
 from aprfmt.model.towers import has_towers, tower_name, tower_rule
+from aprfmt.tensors.companions import is_coded
 
 if TYPE_CHECKING:
     from aprfmt.arch.spec import ArchSpec
@@ -200,7 +201,10 @@ def _propose_rules(
     as_read = {stored: name for name, stored in names.items()}
     unbound = list(as_read) if best is None else best.unclaimed
     left = [as_read[stored] for stored in unbound]
+    # Codes are no weights under another name, also where their parts do not fit each other.
     codes = {tensor.name for tensor in model.unread.tensors} if model.unread else set()
+    stored_as = model.source.tensors
+    codes |= {one for one in unbound if one in stored_as and _is_packed(stored_as[one].info)}
     left = [name for name in left if names[name] not in codes and not (held and tower_name(name))]
     nested = style == "hf" and isinstance(config.get(spec.section), Mapping)
     prefixes = prefix_rules(spec, style, left, nested)
@@ -223,6 +227,15 @@ def _propose_rules(
         yield parts[:k]
     if len(parts) > 1:
         yield from ([part] for part in parts[1:])
+
+
+def _is_packed(info: TensorInfo) -> bool:
+    """Return whether a stored tensor is the codes of a packed weight, by its encoding and name."""
+    if not is_coded(info):
+        return False
+    from aprfmt.codecs.dialects import is_packed_part
+
+    return is_packed_part(info.name)
 
 
 def _missing_names(

@@ -195,3 +195,30 @@ def test_weights_of_a_tool_without_a_claim_are_told_by_its_names(
     assert f"decode them with {tool}" in str(failed["completeness"])
     told = aprfmt("convert", there, tmp_path / "c.gguf")
     assert told.code == 2 and f"decode them with {tool}" in told.err
+
+
+def test_codes_whose_parts_do_not_fit_are_no_weight_of_another_name(tmp_path: Path) -> None:
+    """Seen red: "_weight_qdata stands for weight", its scales "ignored", confirmed."""
+    source = llama_folder(tmp_path / "a", "F32", layers=1)
+    there, arrays, stated = tmp_path / "b", dict[str, Any](), {"format": "pt"}
+    there.mkdir()
+    for name, values in load_file(source / WEIGHTS).items():
+        if "proj" not in name:
+            arrays[name] = values
+            continue
+        scale = np.abs(values).max(1, keepdims=True) / 448
+        stem = name.removesuffix(".weight")
+        arrays[f"{stem}._weight_qdata"] = (values / scale).astype(ml_dtypes.float8_e4m3fn)
+        arrays[f"{stem}._weight_scale"] = scale
+        wide = values.shape[1] - ("down_proj" in name)
+        facts = {"block_size": [1, wide], "act_quant_kwargs": None}
+        described = {"_type": "Float8Tensor", "_data": facts}
+        stated[name] = json.dumps(described | {"_tensor_data_names": ["qdata", "scale"]})
+    stated["tensor_names"] = json.dumps([*load_file(source / WEIGHTS)])
+    save_file(arrays, there / WEIGHTS, stated)
+    config = json.loads((source / "config.json").read_text())
+    claim = {"quantization_config": {"quant_method": "torchao"}}
+    (there / "config.json").write_text(json.dumps(config | claim))
+    found = aprfmt("diff", source, there, "--json")
+    assert not {one["cause"] for one in found.json["causes"]} & {"tensor_names", "quant_scale"}
+    assert "block_size" in found.out and found.code
