@@ -150,9 +150,9 @@ def test_a_recorded_mask_is_taken_where_no_window_explains_it(
     assert says == attention.NOT_CAUSAL
     # Later keys that are as many for each query, or those of its chunk, are said so.
     for ahead in (1, 2):
-        known = np.tril(np.ones_like(CAUSAL), ahead)
-        known, other = masks(monkeypatch, known, in_window=False)
-        assert known[0].startswith("queries see the") and other[0].startswith("attention lets")
+        shown = np.tril(np.ones_like(CAUSAL), ahead)
+        first, second = masks(monkeypatch, shown, in_window=False)
+        assert first[0].startswith("queries see the") and second[0].startswith("attention lets")
     (opened, _), _ = masks(monkeypatch, np.tril(np.ones_like(CAUSAL), 1))
     assert opened.startswith("the window of 2 tokens is open on both sides")
     chunks = CAUSAL | (at[:, None] // 2 == at // 2)

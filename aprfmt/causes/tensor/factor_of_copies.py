@@ -80,7 +80,7 @@ HYPOTHESES = (
     PairHypothesis(
         ("quant_scale",),
         explain_factor_of_copy,
-        88,
+        82,
         "the same codes by one number, before what groups or rows are off by",
         facts=("two encodings", "blocks"),
     ),

@@ -85,7 +85,23 @@ def biased_taps(change: Callable[[Any, Any], tuple[Any, Any]]) -> Any:
 
 
 BEHIND = frozenset({"conv_in", "attn_out", "out", "logits"})
+CHUNK = 5  # tokens
+
+
+def _short(op: Any, window: Any, kernel: Any, *bias: Any) -> Any:
+    """Convolve chunks that each begin with zeros."""
+    back = kernel.shape[1] - 1
+    found = []
+    for at in range(0, len(window) - back, CHUNK):
+        rows = np.array(window[at : at + CHUNK + back])
+        rows[:back] = 0
+        found.append(op(rows, kernel, *bias))
+    return np.concatenate(found)
+
+
 ENGINE_FAULTS = (
+    engine("lfm2-chunks", "lfm2", f"the convolution begun anew at every chunk of {CHUNK}",
+           "conv_state", "shortconv", fine=True, backend=lambda: broken("convolve", _short)),
     traced("logits-taps", "lfm2", "taps one position late, from logits alone", ["convolution"],
            ["shortconv"], LOGITS, {}, backend=lambda: broken("convolve", late_taps)),
     engine("lfm2-early", "lfm2", "taps one position early", "convolution", "shortconv",

@@ -66,7 +66,32 @@ def types(change: Callable[[Any], Any]) -> How:
     return {"weights": lambda held: {key: change(np.array(held[key].numpy(), np.float32))}}
 
 
+def in_sequence(norm: str) -> How:
+    """Give the MLP of a parallel block the stream after attention, normed as attention's input."""
+    held: dict[str, Any] = {}
+
+    def normed(here: Any, op: Any, x: Any, *weights: Any, **how: Any) -> Any:
+        held["norm"] = lambda stream: op(stream, *weights, **how)
+        return op(x, *weights, **how)
+
+    def add(here: Any, op: Any, a: Any, b: Any) -> Any:
+        found = op(a, b)
+        if b.ndim > 1 and here.point in ("attn_out", "attn_contrib"):
+            held["stream"] = found
+        return found
+
+    def linear(here: Any, op: Any, x: Any, w: Any, bias: Any) -> Any:
+        into = w.key.endswith((".ffn_up.weight", ".ffn_gate.weight"))
+        return op(held["norm"](held["stream"]) if into else x, w, bias)
+
+    return broken_here(**{norm: normed}, add=add, linear=linear)
+
+
 ENGINE_FAULTS = (
+    engine("falcon-in-sequence", "falcon", "the MLP reads the norm of what attention has added to",
+           "residual", "ffn_up", **in_sequence("layer_norm")),
+    engine("cohere-in-sequence", "cohere", "the MLP reads the norm of what attention has added to",
+           "residual", ("ffn_gate", "ffn_up"), **in_sequence("layer_norm")),
     engine("residual-attention", "llama", "attention replaces the stream", "residual", "residual",
            alter=left_out("attn_out", "mid")),
     engine("residual-mlp", "qwen3", "the MLP is not added", "residual", "residual",

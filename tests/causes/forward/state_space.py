@@ -120,7 +120,36 @@ def norm_elsewhere(here: Any, op: Any, *args: Any, first: bool, **how: Any) -> A
     return op(*args, first=not first, **how)
 
 
+CHUNK, PLACES = 5, (4, 11, 13)  # tokens, fewer than the records have
+
+
+def _begin_anew(starts: tuple[int, ...]) -> Any:
+    """Return an operation on rows and a state that loses the state at some tokens."""
+
+    def change(op: Any, *given: Any) -> Any:
+        *rows, state = given
+        read = []
+        for token in range(len(rows[0])):  # token by token, as in decoding
+            here = None if token in starts else state
+            each, state = op(*(x[token : token + 1] for x in rows), here)
+            read.append(each)
+        return np.concatenate(read), state
+
+    return change
+
+
+def _chunked(op: Any, x: Any, step: Any, rate: Any, b: Any, c: Any, skip: Any, state: Any) -> Any:
+    """Scan in chunks that do not hand their state on."""
+    parts = [slice(at, at + CHUNK) for at in range(0, len(x), CHUNK)]
+    read = [op(x[s], step[s], rate, b[s], c[s], skip, None) for s in parts]
+    return np.concatenate([each for each, _ in read]), read[-1][1]
+
+
 ENGINE_FAULTS = (
+    engine("mamba2-chunks", "mamba2", f"the state lost at every chunk of {CHUNK}", "ssm_state",
+           "ssm_state", backend=lambda: broken("scan", _chunked)),
+    engine("qwen3-next-breaks", "qwen3_next", f"the state lost at tokens {PLACES}", "ssm_state",
+           "delta", fine=True, backend=lambda: broken("delta", _begin_anew(PLACES))),
     engine("minimax-undecayed", "minimax", "no head of lightning attention decays", "ssm_decay",
            "lightning", fine=True, backend=lambda: broken("scan", undecayed)),
     engine("minimax-first", "minimax", "every layer decays as the first", "ssm_decay", "lightning",

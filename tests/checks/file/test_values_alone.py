@@ -60,7 +60,7 @@ FOUND = {
 def test_weights_are_finite_and_buffers_may_be_infinite(monkeypatch: pytest.MonkeyPatch) -> None:
     for (nan, inf), expected in FOUND.items():
         for name, wanted in zip(("w", "mask"), expected, strict=True):
-            result = checked(monkeypatch, **{name: scan(nan=nan, inf=inf), "good": scan()})
+            result = checked(monkeypatch, (), **{name: scan(nan=nan, inf=inf), "good": scan()})
             said = [(one.where, one.level, one.found) for one in result.findings]
             assert said == ([] if wanted is None else [(name, *wanted)])
             assert result.found == "2 tensors"
