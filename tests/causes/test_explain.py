@@ -116,7 +116,8 @@ def test_the_table_names_known_causes_and_every_one_is_seeded() -> None:
         "stored_shape",
         "mlx_layout",
         "resized_positions",
-    }  # test_joined_heads has mlx_layout, test_resized_grids the last
+        "repacked_rows",
+    }  # test_joined_heads has mlx_layout, test_resized_grids and test_repacked_rows the last two
     (packed,) = [row for row in table.TABLE if load_function(row.find) is explain_packed_faults]
     others |= set(packed.causes)
     assert told - {fault.cause for fault in FAULTS} == others

@@ -27,7 +27,7 @@ from aprfmt.causes.tensor.differing_pair import DifferingPair
 from aprfmt.causes.tensor.guess import JointHypothesis, groups_by_side
 from aprfmt.causes.tensor.lattices import find_scheme
 from aprfmt.causes.tensor.packed_copies import PackedCopy, packed_copies
-from aprfmt.causes.tensor.packed_parts import confirm_reading
+from aprfmt.causes.tensor.packed_parts import INDICES, confirm_reading
 from aprfmt.causes.tensor.proof import make_finding, prove_bytes
 from aprfmt.codecs import decode
 from aprfmt.codecs.dialect import OF_INPUTS
@@ -239,6 +239,8 @@ def _copied_in_place(key: str, view: "View", row: TensorDiff, here: PartIndex) -
         place = Place(key, 0, suffix)
         if not suffix or OF_INPUTS.search(suffix) or _numbers(here, place) < FEW:
             continue
+        if suffix in INDICES:
+            continue  # groups in order are the same in all weights of a shape
         others = [one for one in here.places_of(part, suffix) if one.key != key]
         if len(others) == 1 and not _is_constant(part):
             moved[place] = others[0]

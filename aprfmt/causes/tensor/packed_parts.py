@@ -69,7 +69,7 @@ CAUSE_ROWS = (
 )  # fmt: skip
 
 FEW_GROUPS = 1 << 25  # products tried to find the group of every input
-_INDICES = (".g_idx", ".weight_g_idx")  # suffixes of the part with the group of every input
+INDICES = (".g_idx", ".weight_g_idx")  # suffixes of the part with the group of every input
 
 
 # (order in words, the nibbles that put it right, whether it is said of AWQ's weights; None: of all)
@@ -171,7 +171,7 @@ def _other_gptq_format(weight: PackedWeight) -> PackedWeight | None:
 
 def _ignore_activation_order(weight: PackedWeight) -> PackedWeight | None:
     """Return a weight without its g_idx (activation order); None if it has none."""
-    for suffix in _INDICES:
+    for suffix in INDICES:
         if suffix in weight.parts:
             return weight._replace(parts={k: v for k, v in weight.parts.items() if k != suffix})
     return None
@@ -378,7 +378,7 @@ def _states_its_order(weight: PackedWeight) -> bool:
 
     Then every group has as many inputs as any other, and they are not in order.
     """
-    part = next((weight.parts[one] for one in _INDICES if one in weight.parts), None)
+    part = next((weight.parts[one] for one in INDICES if one in weight.parts), None)
     if part is None or not _states_act_order(weight):
         return False
     index = np.asarray(decode(part.encoding, part.raw, part.shape)).reshape(-1)

@@ -12,6 +12,7 @@ import pytest
 
 from aprfmt.causes.tensor import coarse_damage, derived_weights
 from aprfmt.causes.tensor.arithmetic import _has_encoder
+from aprfmt.causes.tensor.context import SchemeCache
 from aprfmt.causes.tensor.differing_pair import WINDOW, DifferingPair
 from aprfmt.causes.tensor.proof import make_finding
 from aprfmt.causes.tensor.row_sources import _nearest_values
@@ -158,7 +159,8 @@ def test_a_quantized_training_is_told_by_the_floats_beside(case: str, packed: st
             y.shape,
             stats=ValueStats(x.size, x.size, 1.0, (0,), apart, cosine, 1),
         )
-    (group,) = derived_weights.whole_model(SimpleNamespace(models={}), pairs, rows)  # type: ignore[arg-type]
+    context: Any = SimpleNamespace(models={}, schemes=SchemeCache())
+    (group,) = derived_weights.whole_model(context, pairs, rows)
     found = group()
     differ = {key for key, row in rows.items() if row.verdict == "DIFFERENT"}
     assert set(found) == (differ if derived else set())
