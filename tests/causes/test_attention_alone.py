@@ -93,14 +93,15 @@ def test_sums_over_tiles_are_those_that_their_words_say() -> None:
 
 def test_sinks_and_tiles_are_tried_where_a_model_has_them() -> None:
     def said(sinks: bool, tokens: int) -> list[str]:
-        patched: Any = Patched(block={"sinks": sinks}, ids=range(tokens))
+        patched: Any = Patched(block={"sinks": sinks}, ids=range(tokens), hp={"n_heads": 2})
         return [one.says for one in softmax.usual_softmax_mistakes(patched)]
 
-    assert said(False, 8) == []
-    assert len(said(False, 9)) == 4 and all(
-        "tile" in one and " 8 " in one for one in said(False, 9)
-    )
-    assert len(said(False, 129)) == 20
+    (added,) = said(False, 8)
+    assert added.startswith("1 is added to the softmax's sum")
+    first, *tiles = said(False, 9)
+    assert first == added
+    assert len(tiles) == 4 and all("tile" in one and " 8 " in one for one in tiles)
+    assert len(said(False, 129)) == 21
     sinks = said(True, 1)
     assert sinks[0] == "the softmax sums without the sinks" and len(sinks) == 8
     heads = SimpleNamespace(sinks=np.array([1.0, 2.0, 4.0]), scale=0.5)

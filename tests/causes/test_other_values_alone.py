@@ -240,7 +240,7 @@ def test_values_outside_of_runs_are_equal_up_to_rounding() -> None:
 
 def test_rows_of_other_places_are_said_by_expert_or_by_tensor() -> None:
     def said(*runs: RowRun, shape: Any = (8, 4, 5), key: str = "k") -> str:
-        case: Any = SimpleNamespace(shape=shape, key=key)
+        case: Any = SimpleNamespace(shape=shape, key=key, role="ffn_up.weight")
         return misplaced_rows._runs_sentence(case, list(runs))
 
     one = "expert {} holds the bytes of expert {}".format

@@ -118,11 +118,12 @@ def test_a_convolution_is_tried_in_every_layer_that_has_one(
     monkeypatch.setattr(convolution, "mixer_of_layer", lambda block, hp, layer: kinds[layer])
     monkeypatch.setattr(convolution, "usual_convolution_mistakes", lambda patched: ["usual"])
     monkeypatch.setattr(convolution, "starts_to_try", lambda case: [2, 5])
+    monkeypatch.setattr(convolution, "_looks_back_wrongly", lambda case: None)
     patched = SimpleNamespace(spec=SimpleNamespace(block=None), hp={}, n_layers=3)
 
     def tried(layer: int, rows: Any = None) -> list[Any]:
         monkeypatch.setattr(convolution, "_solve_rows_before", lambda case: rows)
-        case: Any = SimpleNamespace(layer=layer, patched=patched)
+        case: Any = SimpleNamespace(layer=layer, patched=patched, call=lambda op: None)
         return list(convolution.try_convolution_mistakes(case))
 
     assert tried(-1) == tried(1) == []

@@ -84,7 +84,9 @@ def guesses(monkeypatch: pytest.MonkeyPatch) -> dict[str, list[LossGuess]]:
         return lambda *given: iter(made.get(name, []))
 
     monkeypatch.setattr(reported_loss, "label_losses", lambda batch, scored: scored)
-    for name in ("_guess_reductions", "_guess_packings", "_guess_empty_windows"):
+    for name in (
+        "_guess_reductions", "_guess_packings", "_guess_empty_windows", "_guess_added_terms",
+    ):  # fmt: skip
         monkeypatch.setattr(reported_loss, name, kept(name))
     monkeypatch.setattr(
         reported_loss,

@@ -201,6 +201,8 @@ def guess_shares_of_keys(case: BackwardCase) -> Iterator[BackwardGuess]:
     factors = _solve_shares(case, key, changes)
     if factors is None:
         return
+    if of != "keys and values" and len(set(factors)) == 1:
+        return  # one factor of a whole gradient is no matter of shares
     which = _heads_text(factors, group, "query head")
     what = (
         f"of the rotated part of keys, which {group} heads share"

@@ -385,7 +385,7 @@ Q, K, LATENT = "L1.attn_q.weight", "L1.attn_k.weight", "L1.attn_kv_a_mqa.weight"
 def test_query_heads_that_share_a_key_do_not_count_alike() -> None:
     one, group = {"n_heads": 4, "n_kv_heads": 4}, {"n_heads": 8, "n_kv_heads": 2}
     latent = "of the gradient of the rotated part of keys, which {} heads share, "
-    grouped = "of the gradient of keys and values, which 4 query heads share, "
+    grouped = "of the gradient of keys, which 4 query heads share, "
     for key, sizes, factors, text in (
         (LATENT, one, (1, 1, 0, 0), latent.format(4) + "query heads 2-3 of 4 are lost"),
         (LATENT, one, (0.25,) * 4, latent.format(4) + "every query head counts 0.25 times"),
@@ -397,6 +397,7 @@ def test_query_heads_that_share_a_key_do_not_count_alike() -> None:
     ):  # fmt: skip
         found = shares_of({key: factors}, "sharing heads", sizes, [key])
         assert found == [("backward_kv_group", text)]
+    assert not shares_of({K: (2, 2, 2, 2)}, "sharing heads", group, [K])
     right = {LATENT: (1, 1, 1, 1)}
     assert not shares_of(right, "sharing heads", one, [LATENT])  # it is wrong by rounding alone
     assert not shares_of({K: (1, 0)}, "sharing heads", {"n_heads": 4, "n_kv_heads": 4}, [K])
