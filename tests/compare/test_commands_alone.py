@@ -157,7 +157,7 @@ def test_names_that_are_right_are_known_by_what_stands_where() -> None:
         return SimpleNamespace(style=style, find=views.get)
 
     def row(here: str, there: str, says: str = "B's", verdict: str = "DIFFERENT") -> Any:
-        found = SimpleNamespace(where=(here, there), evidence=(f"{says} is",))
+        found = SimpleNamespace(where=(here, there), evidence=(f"{says} is",), values={})
         return SimpleNamespace(explanation=found, verdict=verdict)
 
     a, b = model(q=view("a.q")), model(q=view("b.q"), k=view("b.k"), x=view("b.x"))
@@ -198,7 +198,7 @@ def test_b_is_renamed_where_nothing_else_is_wrong_with_it() -> None:
         return Finding(cause, "so", "tensor", verdict, keys, confirmed, keys=keys)
 
     def row(here: str, there: str, verdict: str = "DIFFERENT") -> Any:
-        found = SimpleNamespace(where=(here, there), evidence=("B's is", "and more"))
+        found = SimpleNamespace(where=(here, there), evidence=("B's is", "and more"), values={})
         return SimpleNamespace(key=here, explanation=found, verdict=verdict)
 
     swapped = finding("swapped_tensors", "q", "k")
