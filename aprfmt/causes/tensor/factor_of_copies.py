@@ -27,6 +27,7 @@ from aprfmt.measure.tensors import block_copy
 from aprfmt.quantizing.row_encoding import encode_rows
 
 ENOUGH = 1 << 22  # elements that are encoded again
+MOST = 1.25  # a larger factor, or its reciprocal, no step hides: it is one of the values (`scale`)
 
 
 def explain_factor_of_copy(case: DifferingPair) -> Iterator[Finding]:
@@ -38,7 +39,7 @@ def explain_factor_of_copy(case: DifferingPair) -> Iterator[Finding]:
     if copied is case.a.side:
         whose, fine, coarse = "A's", case.b, case.a
     factor = find_copy_factor(fine.side, copied)
-    if factor is None:
+    if factor is None or abs(np.log(factor)) > np.log(MOST):
         return
     # Found on some rows from the middle; judged on all, or on some from everywhere.
     name, block = coarse.encoding, find_encoding(coarse.encoding).block_size
