@@ -320,7 +320,7 @@ def _joined_scales(
     for name, tensor in tensors.items():
         if tensor.info.encoding not in _FP8 or len(tensor.info.shape) < 2:
             continue
-        for whole in {_module_of(one.info.name) for one in tensor.made_of}:
+        for whole in dict.fromkeys(_module_of(one.info.name) for one in tensor.made_of):
             if _misnamed_scale(whole, [*modules.get(whole, ()), tensor.info]):
                 found.setdefault(_module_of(name), set()).add(whole)
     return found

@@ -18,7 +18,11 @@ def test_what_may_be_missing_is_offered_and_beyond_five_left_out() -> None:
             missing=keys, required=keys, vital=set(keys[:vital]), expected=missing + 1
         )
         found: Any = SimpleNamespace(
-            coverage=coverage, unread=None, unread_roles=set(), spec=SimpleNamespace(name="x")
+            coverage=coverage,
+            unread=None,
+            unread_roles=set(),
+            spec=SimpleNamespace(name="x"),
+            asked=False,
         )
         with pytest.raises(FormatError) as raised:
             completeness.require_complete(found, "m.gguf", FormatError)

@@ -29,9 +29,10 @@ SHOWN = 4  # rows that a sentence names
 def find_gathered_rows(case: Mismatch) -> Iterator[Change]:
     """Yield the change that the rows that differ are the rows of other tokens.
 
-    Nothing where one of them is no other row of the trace, bit for bit.
+    Nothing where one of them is no other row of the trace, bit for bit. Rows of the embedding are
+    rows of its table: another one is another token.
     """
-    if POINTS[case.view.point].rows != "tokens" or case.view.axis != 0:
+    if POINTS[case.view.point].rows != "tokens" or case.view.axis != 0 or case.call("embed"):
         return
     theirs = case.recorded_rows[1]
     theirs = theirs.reshape(len(theirs), -1)
