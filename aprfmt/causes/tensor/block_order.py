@@ -90,6 +90,18 @@ def _block_sides(case: DifferingPair) -> Iterator[tuple[RowReader, RowReader, st
             yield reader, other, whose
 
 
+def few_rows(rows: "Array") -> "Array":
+    """Return some of the row numbers `rows`, from everywhere."""
+    return rows[np.linspace(0, len(rows) - 1, min(ROWS, len(rows))).astype(np.int64)]
+
+
+def rows_agree(x: "Array", y: "Array", slack: float) -> bool:
+    """Return whether a few rows are equal within the rounding of their types, `slack`."""
+    first, second = (np.asarray(values, np.float64) for values in (x, y))
+    norm = norms.exact_norm(first)
+    return norm > 0 and bool(norms.exact_norm(first - second) <= LOOSE * slack * norm)
+
+
 def _guess_if_rows_agree(
     case: DifferingPair,
     reader: RowReader,
@@ -106,12 +118,8 @@ def _guess_if_rows_agree(
     """
     # Compare a few rows only.
     few = case.differing_sample if rows is None else np.intersect1d(case.differing_sample, rows)
-    few = few[np.linspace(0, len(few) - 1, min(ROWS, len(few))).astype(np.int64)]
-    if not len(few):
-        return None
-    x, y = (np.asarray(values, np.float64) for values in (other.take(few), read(few)))
-    away, norm = norms.exact_norm(x - y), norms.exact_norm(x)
-    if not away <= LOOSE * case.slack() * norm or not norm:
+    few = few_rows(few)
+    if not len(few) or not rows_agree(other.take(few), read(few), case.slack()):
         return None
     return case.guess(cause, says, "B" if reader is case.b else "A", read, rows=rows)
 

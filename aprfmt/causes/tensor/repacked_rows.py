@@ -19,13 +19,12 @@ import numpy as np
 
 from aprfmt.base.encodings import find_encoding as encoding_row
 from aprfmt.causes.row import Cause
-from aprfmt.causes.tensor.block_order import LOOSE, ROWS
+from aprfmt.causes.tensor.block_order import few_rows, rows_agree
 from aprfmt.causes.tensor.differing_pair import DifferingPair
 from aprfmt.causes.tensor.guess import Guess, PairHypothesis
 from aprfmt.causes.tensor.stored_bytes import STORED
 from aprfmt.codecs import CODECS
 from aprfmt.measure.row_reader import RowReader
-from aprfmt.tensors import norms
 from aprfmt.tensors.runs import RunBytes
 
 if TYPE_CHECKING:
@@ -148,31 +147,23 @@ def guess_repacked_rows(case: DifferingPair) -> Iterator[Guess]:
     """Yield the first guess that fits: the rows of a side's blocks stand interleaved."""
     if case.numbers is not None or case.a.shape != case.b.shape or len(case.a.shape) < 2:
         return
-    few = case.differing_sample
-    few = few[np.linspace(0, len(few) - 1, min(ROWS, len(few))).astype(np.int64)]
+    few = few_rows(case.differing_sample)
     sides = {"B": _blocks_of(case.b), "A": _blocks_of(case.a)}
     for name, other in (("B", case.a), ("A", case.b)):
         stored, theirs = sides[name], sides["AB"[name == "A"]]
         for layout in () if stored is None else stored.layouts():
             assert stored is not None
-            if not _nearly_equal(other.take(few), stored.read(layout, few), case.slack()):
+            if not rows_agree(other.take(few), stored.read(layout, few), case.slack()):
                 continue
             says = (f"{name}'s rows are repacked: {layout.words}", stored.reader.encoding)
             found = case.guess("repacked_rows", says, name, partial(stored.read, layout))
             if theirs is not None and other.encoding == stored.reader.encoding:
                 # Some layouts undo themselves: the files do not say which side has it.
                 here = stored.reader.take(few)
-                alike = _nearly_equal(here, theirs.read(layout, few), case.slack())
+                alike = rows_agree(here, theirs.read(layout, few), case.slack())
                 found = replace(found, either=alike)
             yield found
             return
-
-
-def _nearly_equal(x: "Array", y: "Array", slack: float) -> bool:
-    """Return whether a few rows are equal within the rounding of their types, `slack`."""
-    first, second = (np.asarray(values, np.float64) for values in (x, y))
-    norm = norms.exact_norm(first)
-    return norm > 0 and bool(norms.exact_norm(first - second) <= LOOSE * slack * norm)
 
 
 def _blocks_of(reader: RowReader) -> StoredBlocks | None:
