@@ -374,8 +374,9 @@ def batch_gradients(
     check_predicts(model.spec, str(model.path))
     parts = documents(batch, reduction, change)
     if backend is None:
-        right = not change.is_of_backward and change.norm_tokens is None
-        right = right and not change.hides_padding
+        right = not (
+            change.is_of_backward or change.norm_tokens is not None or change.hides_padding
+        )
         backend = GradientBackend(device, dtype) if right else ChangedBackend(device, dtype, change)
     made, leaves, factors = prepare(model, backend, trained, pairs, change)
     backend.padding_id, backend.padding = padding_id(model), None

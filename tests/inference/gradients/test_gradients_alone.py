@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from aprfmt.inference.gradients import differences
-from aprfmt.inference.gradients.changes import BackwardChange, RouterFactors
+from aprfmt.inference.gradients.changes import BackwardChange, Operation, RouterFactors, SharedParts
 from aprfmt.inference.parity import verdict as gates
 from aprfmt.inference.parity.parity_records import Outcomes
 from aprfmt.measure.tolerances import MAX_LOGITS, loss_bound
@@ -364,9 +364,11 @@ def test_a_router_a_rotation_or_a_group_of_keys_is_cut_in_a_changed_backward() -
         first, last, mean = (part[at] for part in parts)
         assert torch.allclose(first + last, whole) and not torch.allclose(first, last)
         assert torch.allclose(2 * mean, whole)
-    for of, right_of in (("keys", (False, True)), ("values", (True, False))):
-        for operation in ("kv_first_head", "kv_mean"):
-            change: Any = BackwardChange(operation=operation, of_shared=of)  # type: ignore[arg-type]
+    apart: dict[SharedParts, tuple[bool, bool]] = {"keys": (False, True), "values": (True, False)}
+    mistakes: tuple[Operation, ...] = ("kv_first_head", "kv_mean")
+    for of, right_of in apart.items():
+        for mistake in mistakes:
+            change = BackwardChange(operation=mistake, of_shared=of)
             found, (q, k, v) = gradients(change, attend, *shapes)
             assert torch.allclose(found, value) and torch.allclose(q, of_q)
             assert (torch.allclose(k, of_k), torch.allclose(v, of_v)) == right_of
