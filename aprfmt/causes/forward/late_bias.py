@@ -8,6 +8,7 @@ import numpy as np
 
 from aprfmt.arch.role_vocabulary import role_key
 from aprfmt.causes.forward.mismatch import Change, Hypothesis, Layers, Mismatch
+from aprfmt.causes.forward.operation_patches import parts_in_turn
 from aprfmt.causes.row import Cause
 from aprfmt.inference.replay.patched_model import PatchedModel
 
@@ -20,7 +21,6 @@ CAUSE_ROWS = (
     ),
 )  # fmt: skip
 
-# What rope rotates in a layer, in the order of its calls.
 ROTATED = ("attn_q", "attn_k")
 SIDES: tuple[tuple[str, tuple[str, ...]], ...] = (
     ("queries and keys", ROTATED),
@@ -54,14 +54,11 @@ def late_bias_changes(patched: PatchedModel) -> Iterator[Change]:
 
 def _add_after_rope(roles: tuple[str, ...], patched: PatchedModel, layers: Layers) -> PatchedModel:
     """Return the model that adds the biases of `roles` in `layers` after rope."""
-    seen: dict[str, int] = {"layer": -1, "calls": 0}
+    part_of = parts_in_turn()
 
     def override(op: Any, at: Any, x: Any, table: Any, **kwargs: Any) -> Any:
         """Return `x` [tokens, heads, d] without its bias rotated, and the bias added."""
-        if seen["layer"] != at.layer:
-            seen["layer"], seen["calls"] = at.layer, 0
-        role = ROTATED[seen["calls"] % 2]  # a layer rotates q, then k
-        seen["calls"] += 1
+        role = f"attn_{part_of(at.layer)}"
         key = role_key(at.layer, f"{role}.bias")
         if role not in roles or key not in patched.weights:
             return op(x, table, **kwargs)

@@ -5,7 +5,7 @@ A patch is a function from a patched model and layers (None: all) to another pat
 
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import replace
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 
@@ -205,6 +205,20 @@ def norm_over_rotated_keys(patched: PatchedModel, layers: Layers) -> PatchedMode
 # --- rope ----------------------------------------------------------------------------------------
 
 
+def parts_in_turn() -> Callable[[int], Literal["q", "k"]]:
+    """Return a function from the layer of each call of rope to what it rotates: q, then k."""
+    seen = {"layer": -1, "calls": 0}
+
+    def part_of(layer: int) -> Literal["q", "k"]:
+        """Return whether this call, of `layer`, rotates queries or keys."""
+        if seen["layer"] != layer:
+            seen["layer"], seen["calls"] = layer, 0
+        seen["calls"] += 1
+        return "q" if seen["calls"] % 2 else "k"
+
+    return part_of
+
+
 def rotate_times(keys: int, queries: int) -> Patch:
     """Return a patch: rope is applied to keys `keys` times and to queries `queries` times."""
 
@@ -213,18 +227,11 @@ def rotate_times(keys: int, queries: int) -> Patch:
 
         It is applied `queries` times to queries and `keys` times to keys.
         """
-        seen: dict[str, int] = {"layer": -1, "calls": 0}
+        part_of = parts_in_turn()
 
         def override(op: Any, at: Any, x: Any, table: Any, **kwargs: Any) -> Any:
-            """Return `x` rotated as often as queries, or keys, are to be rotated.
-
-            `seen` counts the layer's calls, which are for queries and keys in turn.
-            """
-            if seen["layer"] != at.layer:
-                seen["layer"], seen["calls"] = at.layer, 0
-            times = keys if seen["calls"] % 2 else queries  # a layer rotates q, then k
-            seen["calls"] += 1
-            for _ in range(times):
+            """Return `x` rotated as often as queries, or keys, are to be rotated."""
+            for _ in range(queries if part_of(at.layer) == "q" else keys):
                 x = op(x, table, **kwargs)
             return x
 
