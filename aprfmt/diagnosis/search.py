@@ -23,7 +23,7 @@ from aprfmt.causes.forward.drafted_rows import drafted_row_changes
 from aprfmt.causes.forward.experts import find_capacity
 from aprfmt.causes.forward.kv_cache import later_pass_changes
 from aprfmt.causes.forward.logit_relations import nearly_factor_changes
-from aprfmt.causes.forward.mismatch import Change, Layers, Mismatch, spanned_layers
+from aprfmt.causes.forward.mismatch import Change, Layers, Mismatch, differing_rows, spanned_layers
 from aprfmt.causes.forward.norm import EPS, eps_change
 from aprfmt.causes.forward.shards import find_shard_counts_with_bias
 from aprfmt.causes.forward.single_pass import changes_of_one_pass, tokens_of_one_pass
@@ -252,9 +252,7 @@ class Search:
         cut where the difference is as small as that.
         """
         patched, found = self.case.patched, usual_mistakes(self.case.patched)
-        late = np.flatnonzero(
-            self.case.distances_by_row(self.case.view) > 2 * self.case.view.tolerance
-        )
+        late = differing_rows(self.case)
         if len(late) and late[0] > 0 and not any(patched.hp["window_layers"]):
             found.append(added_window_mistake(patched, int(late[0])))
         residual = self.case.view.residual

@@ -17,6 +17,7 @@ from aprfmt.causes.forward.mismatch import (
     Patch,
     change_head_fields,
     computed_layer,
+    differing_rows,
     hyper_change,
 )
 from aprfmt.causes.forward.point_signatures import PointPair, PointSignature
@@ -459,7 +460,7 @@ def find_window(case: Mismatch) -> Iterator[Change]:
         yield _sliding_window_change(case, None if unlimited else found)
         return
     # Otherwise the first row that differs shows where windows part.
-    rows = np.flatnonzero(case.distances_by_row(case.view) > 2 * case.view.tolerance)
+    rows = differing_rows(case)
     if not len(rows):
         return
     first = int(rows[0])
@@ -504,7 +505,7 @@ def _try_chunks(case: Mismatch) -> Iterator[Change]:
         lambda patched, layers: patched.with_block(layers, window="sliding"),
         {"window": "sliding"},
     )
-    differ = np.flatnonzero(case.distances_by_row(case.view) > 2 * case.view.tolerance)
+    differ = differing_rows(case)
     wide = case.attempt(resize_chunks(None, ""))
     late = differ[:0]
     if wide is not None:
@@ -659,7 +660,7 @@ def try_masks(case: Mismatch) -> Iterator[Change]:
         return
     yield from usual_masks(n)
     yield from _find_later_keys(case)
-    late = np.flatnonzero(case.distances_by_row(case.view) > 2 * case.view.tolerance)
+    late = differing_rows(case)
     if len(late) and late[0] > 0:
         at = np.arange(n)
         yield forgotten_starts_change(np.where(at >= late[0], late[0], 0))

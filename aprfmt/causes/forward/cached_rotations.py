@@ -6,7 +6,14 @@ from typing import Any
 
 import numpy as np
 
-from aprfmt.causes.forward.mismatch import Array, Change, Hypothesis, Layers, Mismatch
+from aprfmt.causes.forward.mismatch import (
+    Array,
+    Change,
+    Hypothesis,
+    Layers,
+    Mismatch,
+    differing_rows,
+)
 from aprfmt.inference.replay.patched_model import PatchedModel
 
 # How often rope was applied to cached keys -> what is said of it.
@@ -87,7 +94,7 @@ def find_cached_rotations(case: Mismatch) -> Iterator[Change]:
     """Yield cached keys of another rotation, where the point's first rows are right."""
     if case.call("scores") is None or len(case.rows) != case.tokens:
         return
-    late = np.flatnonzero(case.distances_by_row(case.view) > 2 * case.view.tolerance)
+    late = differing_rows(case)
     if len(late) and late[0] > 0:
         yield from cached_rotation_changes(case.patched, int(late[0]))
 

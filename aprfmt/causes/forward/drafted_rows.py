@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from aprfmt.causes.forward.mismatch import Array, Change, Layers, Mismatch
+from aprfmt.causes.forward.mismatch import Array, Change, Layers, Mismatch, differing_rows
 from aprfmt.errors import AprfmtError
 from aprfmt.inference.replay.patched_model import (
     CallRecorder,
@@ -178,7 +178,7 @@ def drafted_row_changes(case: Mismatch) -> Iterator[Change]:
     than a product follows attention, each token of a small vocabulary is tried in the newest
     position. Nothing where a vocabulary is too large.
     """
-    late = np.flatnonzero(case.distances_by_row(case.view) > 2 * case.view.tolerance)
+    late = differing_rows(case)
     if not len(late) or not late[0]:
         return
     first, vocabulary = int(late[0]), int(case.patched.hp["vocab_size"])

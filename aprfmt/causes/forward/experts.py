@@ -7,7 +7,15 @@ from typing import Any
 import numpy as np
 
 from aprfmt.arch.role_vocabulary import split_key
-from aprfmt.causes.forward.mismatch import Array, Change, Hypothesis, Mismatch, Patch, hyper_change
+from aprfmt.causes.forward.mismatch import (
+    Array,
+    Change,
+    Hypothesis,
+    Mismatch,
+    Patch,
+    differing_rows,
+    hyper_change,
+)
 from aprfmt.causes.forward.shards import COUNTS
 from aprfmt.inference.moe import ROUTED
 from aprfmt.inference.replay.patched_model import PatchedModel
@@ -283,7 +291,7 @@ def find_capacity(case: Mismatch) -> Iterator[Change]:
     At the points of one layer these are all rows that differ; at later points only the first of
     them is compared.
     """
-    late = np.flatnonzero(case.distances_by_row(case.view) > 2 * case.view.tolerance)
+    late = differing_rows(case)
     if not len(late):
         return
     here = case.layer >= 0 and "add_weighted" in {call.op for call in case.view.calls}
@@ -326,7 +334,7 @@ def lost_experts_change(rank: int, ranks: int, n_experts: int) -> Change:
 
 def find_lost_experts(case: Mismatch) -> Iterator[Change]:
     """Yield changes that one rank's experts add nothing, if just their tokens' rows differ."""
-    late = np.flatnonzero(case.distances_by_row(case.view) > 2 * case.view.tolerance)
+    late = differing_rows(case)
     if "add_weighted" not in {call.op for call in case.view.calls}:
         return
     n_experts = int(case.patched.hp["n_experts"])

@@ -9,7 +9,14 @@ import numpy as np
 
 from aprfmt.base.sequences import join_first
 from aprfmt.causes.forward.attention import known_entries
-from aprfmt.causes.forward.mismatch import Array, Change, Hypothesis, Mismatch, Patch
+from aprfmt.causes.forward.mismatch import (
+    Array,
+    Change,
+    Hypothesis,
+    Mismatch,
+    Patch,
+    differing_rows,
+)
 from aprfmt.causes.row import Cause
 from aprfmt.inference.replay.patched_model import OperationCall
 from aprfmt.inference.replay.shadow import ShadowPoint
@@ -195,7 +202,7 @@ def find_cached_rows(case: Mismatch) -> Iterator[Change]:
         return
     # Otherwise try usual mistakes: the row before, after, stale, or zeros.
     at = np.arange(case.tokens)
-    first = np.flatnonzero(case.distances_by_row(case.view) > 2 * case.view.tolerance)
+    first = differing_rows(case)
     start = int(first[0]) if len(first) else 0
     stale = [np.maximum(at - 1, 0), np.minimum(at + 1, case.tokens - 1)]
     stale.append(np.where(at == start, np.maximum(start - 1, 0), at))

@@ -343,6 +343,15 @@ class Mismatch:
         yield make(value)
 
 
+def differing_rows(case: Mismatch, view: ShadowPoint | None = None) -> Array:
+    """Return the numbers of the rows that differ from the trace by more than rounding.
+
+    They are those of the point, as it is computed without a change; `view`: with one.
+    """
+    apart = case.distances_by_row(case.view if view is None else view)
+    return np.flatnonzero(apart > 2 * case.view.tolerance)
+
+
 def spanned_layers(case: Mismatch) -> frozenset[int]:
     """Return the layers whose operations lie between the trace's last points and this one."""
     layers = {call.location.layer for call in case.view.calls if call.op not in MOVES}

@@ -21,6 +21,7 @@ from aprfmt.causes.forward.mismatch import (
     Layers,
     Mismatch,
     Patch,
+    differing_rows,
     hyper_change,
 )
 from aprfmt.causes.forward.operation_patches import rotate_times
@@ -325,7 +326,7 @@ def try_positions_of_a_side(case: Mismatch) -> Iterator[Change]:
     if rope_kind_of_layer(case) is None or not has_rope_between_points(case) or case.view.base:
         return
     ours = token_positions(case.patched)
-    late = np.flatnonzero(case.distances_by_row(case.view) > 2 * case.view.tolerance)
+    late = differing_rows(case)
     page = int(late[0]) if len(late) else 0
     for side, other in SIDES.items():
         yield Change(
