@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from aprfmt.causes.forward import convolution, layer_sharing
+from aprfmt.causes.forward import convolution, layer_sharing, state_restarts
 from aprfmt.inference.replay.patched_model import STREAM
 
 
@@ -66,7 +66,7 @@ def test_taps_and_rows_of_a_convolution_are_those_that_its_words_say() -> None:
     for one, right in zip(found, expected, strict=True):
         assert np.allclose(one, right)
     for first in (1, 2, 5):
-        restart = made(convolution._restart_convolution_at(first)).ops["convolve"]
+        restart = made(state_restarts.restart_convolution([first])).ops["convolve"]
         apart = np.concatenate(
             [
                 convolve(window, kernel)[:first],

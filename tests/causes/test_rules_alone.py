@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from aprfmt.causes.forward import delta_net
+from aprfmt.causes.forward import delta_net, state_restarts
 from aprfmt.causes.tensor import shard_copies
 from aprfmt.errors import FormatError
 
@@ -98,7 +98,7 @@ def test_the_delta_rule_has_the_parts_that_its_words_exchange() -> None:
         assert begun == "state"  # a later pass goes on with the rule itself
     exchanged = made(delta_net._exchange_queries_and_keys)
     assert exchanged(lambda *given: given, None, 1, 2, 3, 4) == (2, 1, 3, 4)
-    restart = made(delta_net._restart_rule_at(2))
+    restart = made(state_restarts.restart_rule([2]))
 
     def op(*given: Any) -> Any:
         return rule(*given[:5]), given[5]

@@ -5,8 +5,16 @@ from typing import Any
 
 import numpy as np
 
-from aprfmt.causes.forward.mismatch import Array, Change, Hypothesis, Mismatch, Patch
+from aprfmt.causes.forward.mismatch import (
+    Array,
+    Change,
+    Hypothesis,
+    Mismatch,
+    Patch,
+    differing_rows,
+)
 from aprfmt.causes.forward.product import scale_weights_change, zero_weights_change
+from aprfmt.causes.forward.state_restarts import restart_convolution
 from aprfmt.causes.row import Cause
 from aprfmt.inference.point_placement import mixer_of_layer
 from aprfmt.inference.replay.patched_model import MOVES, PatchedModel
@@ -142,9 +150,7 @@ def try_convolution_mistakes(case: Mismatch) -> Iterator[Change]:
     where = _kernel_names(case.patched)
     for first in starts_to_try(case):
         says = f"no state is carried to token {first}: the convolution begins with zeros there"
-        yield Change(
-            "conv_state", says, where, _restart_convolution_at(first), {"restarted": first}
-        )
+        yield Change("conv_state", says, where, restart_convolution([first]), {"restarted": first})
     back = _looks_back_wrongly(case)
     if case.call("convolve") is not None and int(case.rows[0]) == 0:
         for says, rows in OWN_ROWS.items():
@@ -178,7 +184,7 @@ def starts_to_try(case: Mismatch) -> list[int]:
     They are the first recorded token and the first wrong one, but never token 0, which starts
     without a state.
     """
-    late = np.flatnonzero(case.distances_by_row(case.view) > 2 * case.view.tolerance)
+    late = differing_rows(case)
     return [int(at[0]) for at in (case.rows, late) if len(at) and at[0] > 0]
 
 
@@ -244,25 +250,6 @@ def _gate_last_with(part: int) -> Patch:
     return lambda patched, layers: patched.with_tap("conv_x", before, layers).with_tap(
         "conv_gated", after, layers
     )
-
-
-def _restart_convolution_at(first: int) -> Patch:
-    """Return a patch: the convolution begins anew at token `first`.
-
-    Tokens from `first` on see zeros in place of the tokens before it. Earlier tokens are convolved
-    as always.
-    """
-
-    def override(op: Any, at: Any, window: Any, kernel: Any, *bias: Any) -> Any:
-        """Return the convolution [tokens, channels], restarted with zeros at token `first`.
-
-        Tokens from `first` on see zeros in place of the tokens before it.
-        """
-        later = window[first:].copy()
-        later[: kernel.shape[1] - 1] = 0
-        return np.concatenate([op(window, kernel, *bias)[:first], op(later, kernel, *bias)])
-
-    return lambda patched, layers: patched.with_op("convolve", override, layers)
 
 
 def _begin_with_rows(before: Array) -> Patch:

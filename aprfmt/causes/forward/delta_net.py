@@ -23,6 +23,7 @@ from aprfmt.causes.forward.mismatch import (
     hyper_change,
 )
 from aprfmt.causes.forward.product import scale_weights_change, zero_weights_change
+from aprfmt.causes.forward.state_restarts import restart_rule
 from aprfmt.causes.row import Cause
 from aprfmt.inference.backends.numpy_backend import silu
 from aprfmt.inference.point_placement import mixer_of_layer
@@ -234,7 +235,7 @@ def try_delta_net_mistakes(case: Mismatch) -> Iterator[Change]:
             yield from usual_delta_net_mistakes(case.patched)
             for first in starts_to_try(case):
                 says = f"no state is carried to token {first}: the delta rule begins anew there"
-                yield Change("ssm_state", says, ("delta",), _restart_rule_at(first))
+                yield Change("ssm_state", says, ("delta",), restart_rule([first]))
 
 
 def _recurrence_change(says: str, point: str, make: Patch) -> Change:
@@ -283,19 +284,6 @@ def _patch_rule(parts: Mapping[str, bool]) -> Patch:
         return (ruled(q, k, v, decay, beta), None) if state is None else op(
             q, k, v, decay, beta, state
         )  # fmt: skip
-
-    return lambda patched, layers: patched.with_op("delta", override, layers)
-
-
-def _restart_rule_at(first: int) -> Patch:
-    """Return a patch that empties the delta rule's state before token `first`."""
-
-    def override(op: Any, at: Any, *given: Any) -> Any:
-        """Return (values read, last state) of a delta rule with an empty state at token `first`."""
-        *rows, state = given
-        before, _ = op(*(x[:first] for x in rows), state)
-        after, state = op(*(x[first:] for x in rows), None)
-        return np.concatenate([before, after]), state
 
     return lambda patched, layers: patched.with_op("delta", override, layers)
 

@@ -8,14 +8,12 @@ rows, and all rows after it judge it.
 """
 
 from collections.abc import Callable, Iterator, Sequence
-from itertools import pairwise
 from typing import Any
-
-import numpy as np
 
 from aprfmt.base.sequences import join_first
 from aprfmt.causes.forward.convolution import WHERE, mixer_kinds
-from aprfmt.causes.forward.mismatch import Array, Change, Hypothesis, Mismatch, Patch
+from aprfmt.causes.forward.mismatch import Change, Hypothesis, Mismatch, Patch, differing_rows
+from aprfmt.causes.forward.state_restarts import restart_convolution, restart_rule, restart_scan
 from aprfmt.inference.point_placement import mixer_of_layer
 
 MOST = 12  # breaks that are looked for one by one
@@ -33,18 +31,13 @@ def try_lost_states(case: Mismatch) -> Iterator[Change]:
     if case.layer < 0 or len(case.rows) != case.tokens:
         return
     kind = mixer_of_layer(patched.spec.block, patched.hp, case.layer)
-    late = _late_rows(case, case.distances_by_row(case.view))
+    late = differing_rows(case)
     if kind == "none" or not len(late) or late[0] == 0:
         return
     first = int(late[0])
     for op, make in _breaking_changes(case, kind):
         if case.call(op) is not None:
             yield from _several_breaks(case, make, first, once=kind == "lightning" and op == "scan")
-
-
-def _late_rows(case: Mismatch, distances: Array) -> Array:
-    """Return the numbers of the rows that differ by more than the point's tolerance."""
-    return np.flatnonzero(distances > 2 * case.view.tolerance)
 
 
 def _breaking_changes(
@@ -64,11 +57,11 @@ def _breaking_changes(
         )
 
     if kind in SCANS:
-        yield "scan", changed("ssm_state", "the scan", ("ssm_state",), _break_scan)
+        yield "scan", changed("ssm_state", "the scan", ("ssm_state",), restart_scan)
     if kind in RULES:
-        yield "delta", changed("ssm_state", "the delta rule", ("delta",), _break_rule)
+        yield "delta", changed("ssm_state", "the delta rule", ("delta",), restart_rule)
     where = WHERE if "short_conv" in mixer_kinds(case.patched) else ("ssm_conv1d",)
-    yield "convolve", changed("conv_state", "the convolution", where, _break_convolution)
+    yield "convolve", changed("conv_state", "the convolution", where, restart_convolution)
 
 
 def _several_breaks(
@@ -88,7 +81,7 @@ def _several_breaks(
         view = case.attempt(make(starts))
         if view is None or view.residual is None:
             return
-        late = _late_rows(case, case.distances_by_row(view))
+        late = differing_rows(case, view)
         if not len(late):
             break
         if late[0] <= starts[-1]:
@@ -105,60 +98,6 @@ def _breaks_text(starts: Sequence[int], tokens: int) -> str:
     if list(starts) == list(range(starts[0], tokens, starts[0])):
         return f"over every {starts[0]} tokens, as between the chunks of a scan"
     return f"to tokens {join_first([str(at) for at in starts], SHOWN)}"
-
-
-def _pieces(starts: Sequence[int], tokens: int) -> list[slice]:
-    """Return the parts of a pass between breaks, the first from token 0."""
-    ends = [0, *(at for at in starts if at < tokens), tokens]
-    return [slice(start, stop) for start, stop in pairwise(ends)]
-
-
-def _break_scan(starts: Sequence[int]) -> Patch:
-    """Return a patch: a scan's state is zero before each token of `starts`."""
-
-    def override(op: Any, at: Any, *given: Any) -> Any:
-        """Return (values read, last state) of a scan that begins anew at some tokens."""
-        x, step, rate, b, c, skip, state = given
-        reads = []
-        for part in _pieces(starts, len(x)):
-            before = state if part.start == 0 else None
-            read, after = op(x[part], step[part], rate, b[part], c[part], skip, before)
-            reads.append(read)
-        return np.concatenate(reads), after
-
-    return lambda patched, layers: patched.with_op("scan", override, layers)
-
-
-def _break_rule(starts: Sequence[int]) -> Patch:
-    """Return a patch: a delta rule's state is zero before each token of `starts`."""
-
-    def override(op: Any, at: Any, *given: Any) -> Any:
-        """Return (values read, last state) of a delta rule that begins anew at some tokens."""
-        *rows, state = given
-        reads = []
-        for part in _pieces(starts, len(rows[0])):
-            read, after = op(*(x[part] for x in rows), state if part.start == 0 else None)
-            reads.append(read)
-        return np.concatenate(reads), after
-
-    return lambda patched, layers: patched.with_op("delta", override, layers)
-
-
-def _break_convolution(starts: Sequence[int]) -> Patch:
-    """Return a patch: a convolution sees zeros in place of the tokens before each of `starts`."""
-
-    def override(op: Any, at: Any, window: Any, kernel: Any, *bias: Any) -> Any:
-        """Return the convolution [tokens, channels] that begins anew at some tokens."""
-        back = kernel.shape[1] - 1
-        found = []
-        for part in _pieces(starts, len(window) - back):
-            own = np.array(window[part.start : part.stop + back])
-            if part.start:
-                own[:back] = 0
-            found.append(op(own, kernel, *bias))
-        return np.concatenate(found)
-
-    return lambda patched, layers: patched.with_op("convolve", override, layers)
 
 
 HYPOTHESES = (

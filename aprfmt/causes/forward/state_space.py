@@ -21,6 +21,7 @@ from aprfmt.causes.forward.mismatch import (
 )
 from aprfmt.causes.forward.product import scale_weights_change, zero_weights_change
 from aprfmt.causes.forward.residual_stream import factor_change
+from aprfmt.causes.forward.state_restarts import restart_scan, scan_in_parts
 from aprfmt.causes.row import Cause
 from aprfmt.inference.point_placement import mixer_of_layer
 from aprfmt.inference.replay.patched_model import PatchedModel
@@ -348,7 +349,7 @@ def try_scan_mistakes(case: Mismatch) -> Iterator[Change]:
     yield from usual_scan_mistakes(case.patched)
     for first in starts_to_try(case):
         says = f"no state is carried to token {first}: the scan begins with zeros there"
-        yield _scan_change("ssm_state", says, _restart_scan_at(first))
+        yield _scan_change("ssm_state", says, restart_scan([0, first]))
     call = case.call("scan")
     if call is None:
         return
@@ -396,33 +397,9 @@ def _restart_every_tokens(count: int) -> Patch:
 
     def override(op: Any, at: Any, *given: Any) -> Any:
         """Return (values read, last state) of a scan emptied every `count` tokens."""
-        return _scan_pieces(op, given, list(range(0, len(given[0]), count)))
+        return scan_in_parts(op, given, range(0, len(given[0]), count))
 
     return lambda patched, layers: patched.with_op("scan", override, layers)
-
-
-def _restart_scan_at(first: int) -> Patch:
-    """Return a patch function: the scan's state is set to zero before token `first`."""
-
-    def override(op: Any, at: Any, *given: Any) -> Any:
-        """Return (values read, last state) of a scan with an empty state at token `first`."""
-        return _scan_pieces(op, given, [0, first])
-
-    return lambda patched, layers: patched.with_op("scan", override, layers)
-
-
-def _scan_pieces(op: Any, given: Operands, starts: list[int]) -> tuple[Array, Any]:
-    """Return (outputs, last state) of a scan whose state is reset at each token of `starts`.
-
-    Outputs are [tokens, heads, width].
-    """
-    x, step, rate, b, c, skip, state = given
-    reads = []
-    for start, stop in zip(starts, [*starts[1:], len(x)], strict=True):
-        part = slice(start, stop)
-        read, state = op(x[part], step[part], rate, b[part], c[part], skip, None)
-        reads.append(read)
-    return np.concatenate(reads), state
 
 
 def _begin_with_state(before: Array) -> Patch:

@@ -14,6 +14,7 @@ from aprfmt.causes.forward import (
     kv_cache,
     rank_shares,
     routing_rules,
+    state_restarts,
     state_space,
 )
 from aprfmt.causes.forward.operation_patches import use_earlier_layer_cache
@@ -243,7 +244,7 @@ def test_rows_of_a_recorded_cache_are_those_of_its_own_half(
 @pytest.mark.parametrize(
     ("patch", "starts"),
     [
-        (state_space._restart_scan_at(3), [0, 3]),
+        (state_restarts.restart_scan([0, 3]), [0, 3]),
         (state_space._restart_every_tokens(2), [0, 2, 4]),
         (state_space._restart_every_tokens(1), [0, 1, 2, 3, 4]),
     ],
