@@ -14,10 +14,10 @@ from aprfmt.model.resolve import Resolution
 from aprfmt.model.usual_zeros import is_usually_zero
 
 # Layers that some networks begin with zeros in (diffusion models' outputs, SAM's and ViTDet's
-# relative positions): zero until they are trained.
+# relative positions, Gemma 3's projector): zero until they are trained.
 _ZERO_UNTRAINED = re.compile(
     r"(proj_out|out_layers\.\d+|final_layer\.linear|(^|\.)out\.\d|rel_pos)[._a-z]*$"
-    r"|ada_?ln|modulation|dynamic_alpha",
+    r"|ada_?ln|modulation|dynamic_alpha|mm_input_projection_weight$",
     re.IGNORECASE,
 )
 _PARAMETER = re.compile(r"weight|kernel|embed|proj|(^|[._/])w[a-z]?\d*$", re.IGNORECASE)
