@@ -389,6 +389,7 @@ def _furthest_in_scope(
     if len(spanned_layers(case)) <= 1 and computed_layer(case) >= 0:
         scopes = list(layer_scopes(case, replace(steps[0].change, scoped=True)))
     best: Solution | None = None
+    scoped = any(step.change.scoped for step in steps)
     # Apply all steps, and see up to which point the pass agrees.
     for scope in scopes:
         patched, recorded = case.patched, case.recorded
@@ -409,7 +410,7 @@ def _furthest_in_scope(
             found = run_shadow_pass(patched, recorded)
         then = next((view for view in found.flagged if view.key not in known), None)
         reach = math.inf if then is None else order.get(then.key, _point_order(then, order))
-        if reach <= here or _spoils_layer(case, found, layers):
+        if reach <= here or _spoils_layer(case, found, layers, scoped):
             continue
         if best is None or reach > best.reach:
             best = Solution(
@@ -567,7 +568,7 @@ def _verify_change(
         then = next((view for view in found.flagged if view.key not in known), None)
         reach = math.inf if then is None else order.get(then.key, _point_order(then, order))
         left = len(found.flagged)
-        if reach <= here or _spoils_layer(case, found, layers):
+        if reach <= here or _spoils_layer(case, found, layers, change.scoped):
             continue
         if best is None or (reach, -left) > (best.reach, -best.left):
             best = Solution(
@@ -586,22 +587,22 @@ def _verify_change(
     return best
 
 
-def _spoils_layer(case: Mismatch, found: ShadowPass, layers: Layers) -> bool:
+def _spoils_layer(case: Mismatch, found: ShadowPass, layers: Layers, scoped: bool) -> bool:
     """Return whether a point of the layer that a change explains is wrong with it, and was right.
 
     `found` is the pass with the change in `layers`. Each operation is judged on the run's own
     input, so that a change that is right makes no other operation wrong: what was solved from the
     queries alone says nothing of the keys. Points of other layers are put right by narrowing the
-    layers.
+    layers. A change that cannot be narrowed, since it is not `scoped`, has to leave them right.
     """
     here = computed_layer(case)
-    if here < 0 or (layers is not None and here not in layers):
+    if scoped and (here < 0 or (layers is not None and here not in layers)):
         return False
     for view in found.flagged:
         before = case.found.views.get(view.key)
         same = before is not None and (before.base, before.after) == (view.base, view.after)
-        if view.layer == here and same and before is not None and before.residual is not None:
-            if not before.flagged:
+        if (view.layer == here or not scoped) and same and before is not None:
+            if before.residual is not None and not before.flagged:
                 return True
     return False
 

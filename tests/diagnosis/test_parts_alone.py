@@ -200,6 +200,21 @@ def test_an_answer_is_tried_in_fewer_layers_only_where_it_lies_in_one(
     assert found is not None and found.reach == math.inf
 
 
+@pytest.mark.parametrize("scoped", [True, False])
+@pytest.mark.parametrize("layer", [0, 1])
+@pytest.mark.parametrize("right", [True, False])
+def test_a_change_of_all_layers_leaves_the_others_right(
+    right: bool, layer: int, scoped: bool
+) -> None:
+    """Other layers are put right by narrowing, which a change of the whole pass does not allow."""
+    before = SimpleNamespace(base="", after=(), residual=0.0, flagged=not right)
+    wrong = SimpleNamespace(base="", after=(), key="L1.q", layer=1)
+    found: Any = SimpleNamespace(flagged=[wrong])
+    case: Any = SimpleNamespace(layer=layer, found=SimpleNamespace(views={"L1.q": before}))
+    spoils = wrong_operations._spoils_layer(case, found, None, scoped)
+    assert spoils == (right and (layer == 1 or not scoped))
+
+
 @pytest.mark.parametrize("right", [2, 4])
 @pytest.mark.parametrize("heads", [1, 2, 4, 8, 16])
 def test_rows_made_for_another_number_of_heads_are_named(heads: int, right: int) -> None:

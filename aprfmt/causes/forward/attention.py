@@ -404,17 +404,20 @@ def _sliding_window_change(case: Mismatch, window: int | None) -> Change:
     )
 
 
-def _window_layers_change(case: Mismatch) -> Iterator[Change]:
+def _window_layers_change(case: Mismatch, both: bool = True) -> Iterator[Change]:
     """Yield the change to a window in other layers: every layer that differs has the wrong kind.
 
-    Nothing unless layers with a window and layers without one differ, each at the same point as
-    the diverging layer.
+    Layers differ at the same point as the diverging layer. With `both` nothing unless layers with
+    a window and layers without one differ, else nothing unless they are of one kind: what else
+    goes by the kind of a layer, a base of rope, then goes with it.
     """
     own = np.asarray(case.patched.hp["window_layers"], np.bool_)
     differs = [view.layer for view in case.found.flagged if view.point == case.view.point]
     other = own.copy()
-    other[differs] = ~own[differs]
-    if not own.any() or not (other & ~own).any() or not (own & ~other).any():
+    other[[layer for layer in differs if layer >= 0]] ^= True
+    if not own.any() or not other.any() or (other == own).all():
+        return
+    if both != bool((other & ~own).any() and (own & ~other).any()):
         return
     listed, meant = (", ".join(map(str, np.flatnonzero(x))) for x in (other, own))
     layers = tuple(other.tolist())
@@ -474,6 +477,7 @@ def find_window(case: Mismatch) -> Iterator[Change]:
                 yield _sliding_window_change(case, int(late[0]))
     elif first > 0:
         yield _sliding_window_change(case, first)
+    yield from _window_layers_change(case, both=False)
 
 
 def _try_chunks(case: Mismatch) -> Iterator[Change]:

@@ -1,6 +1,7 @@
 """Seeded faults of `aprfmt/causes/forward/attention.py`.
 
-Seen red: chunks taken for windows named a window of their size.
+Seen red: chunks taken for windows named a window of their size; a window in one more layer was
+"every layer has the window", with the base of rope that this gave to a layer that was right.
 """
 
 from dataclasses import replace
@@ -23,7 +24,7 @@ from tests.diagnosis.engine_changes import (
     placed,
     traced,
 )
-from tests.diagnosis.engines import broken, broken_here
+from tests.diagnosis.engines import COARSE, broken, broken_here
 from tests.diagnosis.making import engine
 
 
@@ -112,6 +113,12 @@ ENGINE_FAULTS = (
     traced("logits-every-window", "gemma3", "every layer has the window, from logits alone",
            ["sliding_window"], ["window_layers"], LOGITS, {},
            hp=lambda hp: {"window_layers": (True,) * len(hp["window_layers"])}),
+    traced("window-in-one-more", "gemma3", "the only layer without a window has it, and its rope",
+           ["sliding_window"], ["window_layers"], COARSE, {},
+           hp=lambda hp: {"window_layers": (True,) * len(hp["window_layers"])}),
+    traced("window-in-one-less", "gemma3", "the first window is lost, and its rope",
+           ["sliding_window"], ["window_layers"], COARSE, {},
+           hp=lambda hp: {"window_layers": (False, *hp["window_layers"][1:])}),
     traced("logits-cap", "gemma2", "logits not capped, from logits alone", ["softcap"],
            ["final_softcap"], LOGITS, {}, confidence="ambiguous", hp={"final_softcap": None}),
     traced("stacked-scores", "llama", "base and scale of the scores, from outputs of layers",

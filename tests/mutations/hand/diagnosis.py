@@ -126,10 +126,10 @@ ROWS: tuple[Row, ...] = (
     ),
     Row(
         "examine-holds-further", "aprfmt/diagnosis/wrong_operations.py",
-        "if reach <= here or _spoils_layer(case, found, layers):\n            continue\n"
-        "        if best is None or (reach, -left)",
-        "if reach < here or _spoils_layer(case, found, layers):\n            continue\n"
-        "        if best is None or (reach, -left)",
+        "if reach <= here or _spoils_layer(case, found, layers, change.scoped):\n"
+        "            continue\n        if best is None or (reach, -left)",
+        "if reach < here or _spoils_layer(case, found, layers, change.scoped):\n"
+        "            continue\n        if best is None or (reach, -left)",
         "a change that explains nothing is a confirmed cause",
     ),
     Row(
