@@ -25,7 +25,7 @@ from aprfmt.diagnosis.accumulated_rounding import (
 from aprfmt.diagnosis.faint_epsilon import with_narrow_norms
 from aprfmt.diagnosis.pass_boundaries import later_pass_clause
 from aprfmt.diagnosis.run_arithmetic import TraceInArithmetic, arithmetic_of_products
-from aprfmt.diagnosis.search import Search, SearchBudget, SearchStep, bound_with, is_wide
+from aprfmt.diagnosis.search import CLEAR, Search, SearchBudget, SearchStep, bound_with, is_wide
 from aprfmt.diagnosis.trace_results import (
     Agreement,
     Divergence,
@@ -558,8 +558,10 @@ def _verify_change(
     if change.drop:
         residual = 0.0
     else:
-        residual = case.trial(change)
-        if not residual <= case.view.tolerance:
+        # A wide tolerance admits what takes away a part of the difference only, as chance does.
+        residual, apart = case.trial(change), case.view.residual
+        bound = case.view.tolerance if apart is None else min(case.view.tolerance, CLEAR * apart)
+        if not residual <= bound:
             return None
     best: Solution | None = None
     for layers in layer_scopes(case, change):

@@ -356,6 +356,13 @@ ROUNDED: Mapping[str, tuple[str, ...]] = {
     "matrix products": ("linear",), "the decay": ("decay",),
 }  # fmt: skip
 
+# All operations with floating-point results, as a device without a rounding unit computes them.
+EVERY = (
+    "embed", "linear", "router", "add", "mul", "scale", "softcap", "activate", "sigmoid",
+    "swiglu_oai", "xielu", "rms_norm", "layer_norm", "gated_norm", "rope", "scores", "probs", "mix",
+    "add_weighted", "convolve",
+)  # fmt: skip
+
 
 BOTH = ("scores", "mix")
 CACHED = "keys and values, as a cache holds them, are"
@@ -396,7 +403,7 @@ def cut_changes() -> Iterator[Change]:
     They are of the whole pass, since an engine cuts everywhere.
     """
     for dtype in ("bfloat16", "float16"):
-        for name, ops in {**ROUNDED, "sums": ("add",)}.items():
+        for name, ops in {**ROUNDED, "sums": ("add",), "all operations": EVERY}.items():
             says = f"results of {name} are cut to {dtype}, not rounded to nearest"
             make = round_operations(ops, dtype, cut_to_type)
             values = {"dtype": dtype, "rounds": "toward zero"}
