@@ -256,6 +256,16 @@ MOST_COPIES = 64  # of the gradients, in the norm over ranks that hold the same
 MOST_SHARED = 4  # mistakes of several parameters that are tried on all that differ
 
 
+MOST_OWN = 3  # parameters whose own numbers a cause says
+
+
+def own_texts(own: Mapping[str, str]) -> str:
+    """Return what a mistake says of single parameters, {key: text}: the first MOST_OWN of them."""
+    shown = [f"{text} in {short_keys([key])}" for key, text in [*own.items()][:MOST_OWN]]
+    more = len(own) - len(shown)
+    return ", ".join(shown) + (f" and others in {more} more" if more else "")
+
+
 def mistake_causes(
     step: ExplainedStep,
     rows: list[TensorStep],
@@ -277,6 +287,7 @@ def mistake_causes(
     for one, also in joined_factor_causes(mistakes, told):
         given = every = tells = 0.0
         most: Certainty = "located"  # one parameter that shows the mistake is enough
+        words: dict[str, str] = {}
         for key in one.keys:
             guess = next(
                 each
@@ -294,6 +305,8 @@ def mistake_causes(
                 known[key].drop()
             given, every, tells = given + share * size, every + size, tells + telling
             most = max(most, guess.most, key=RISING.index)
+            if isinstance(guess, StepGuess) and guess.own:
+                words[key] = guess.own
             rows[at[key]] = replace(rows[at[key]], why=guess.says)
         share = given / max(1.0, every)
         # An element says one digit at least: whether it moved as the mistake would move it.
@@ -308,6 +321,8 @@ def mistake_causes(
             proof = None if proof is None else cap_proof(proof, "explained")
         if cause == "clip_missing" and clipped:
             one = replace(one, says=f"{one.says}; those of other parameters were clipped")
+        if words:
+            one = replace(one, says=f"{one.says}: {own_texts(words)}")
         unseen = most == "located" and isinstance(guess, StepGuess) and guess.recipe is not None
         text = one.says + (UNSEEN_FACTOR if unseen else "")
         text += rivals_text(cause, also, step.given_options())

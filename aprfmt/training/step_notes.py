@@ -97,7 +97,9 @@ def add_notes(
     _add_guessing_head(step)
     _add_doubts(step)
     every = [key for key, one in judged.items() if one.decays_all]
-    if every:
+    matrices = {one.verdict for key, one in judged.items() if not stored[key].vector}
+    # Next to matrices of which none is right another mistake may look like decay.
+    if every and not ("differs" in matrices and "agrees" not in matrices):
         step.notes.append(
             f"norms and biases decay, as all weights do: {short_keys(every)} "
             "(decay_on=matrices says that they should not)"

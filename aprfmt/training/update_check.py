@@ -139,9 +139,12 @@ def judge_update(parameter: Parameter, recipe: Recipe, held: StepInputs) -> Judg
         return replace(found, decays_all=every, clipped=clipped, signs=signs)
     found = _explain_difference(parameter, fits[0][0], held, sample, fits[0][1])
     for one, fit in fits[1:]:  # another meaning of what was stated
-        if not found.guesses:
+        if all(guess.most == "located" for guess in found.guesses):
             other = _explain_difference(parameter, one, held, sample, fit)
-            found = other if other.guesses else found
+            if other.guesses:
+                known = {(guess.cause, guess.says) for guess in other.guesses}
+                more = [one for one in found.guesses if (one.cause, one.says) not in known]
+                found = replace(other, guesses=(*more, *other.guesses))
     return found
 
 

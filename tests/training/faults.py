@@ -97,6 +97,34 @@ def clipped_rows(clip: float | None) -> Made:
     return Made(after, stated, grads=gradients(1))
 
 
+def by_numbers(optimizer: str, only: str = "", unit: float = WD / 1000) -> Made:
+    """Return a step whose decay is `unit` times the parameter's number, not times the weight.
+
+    `only` names the one parameter that has it. The others have their given gradient.
+    """
+    after = {}
+    for number, (name, w) in enumerate(weights().items(), 1):
+        added = 0.0 if only not in ("", name) else unit * number
+        g, x = gradients(1)[name].astype(np.float64), w.astype(np.float64)
+        if optimizer.startswith("sgd"):
+            after[name] = x - 0.5 * (g + added)
+        elif optimizer.startswith("adamw"):
+            after[name] = x + right(x, g, wd=0.0) - LR * added
+        else:
+            after[name] = x + right(x, g + added, wd=0.0)
+    moved = {name: x.astype(np.float32) for name, x in after.items()}
+    return Made(moved, optimizer, grads=gradients(1))
+
+
+def by_signs(optimizer: str) -> Made:
+    """Return an SGD step with L1 regularization."""
+    after = {
+        name: (w - 0.5 * (gradients(1)[name] + 1e-4 * np.sign(w))).astype(np.float32)
+        for name, w in weights().items()
+    }
+    return Made(after, optimizer, grads=gradients(1))
+
+
 def own_norm(name: str) -> float:
     """Return the norm of a gradient."""
     return float(np.linalg.norm(gradients(1)[name].astype(np.float64)))
@@ -278,6 +306,20 @@ FAULTS = (
     StepFault("decay last", "decay_order", lambda: Made(stepped(
         lambda w, g: right(w, g, wd=0.0) - 2 * LR * (w + right(w, g, wd=0.0))),
         f"adamw:lr={LR},wd=2,step=1,decay_on=all", grads=gradients(1))),
+    StepFault("a constant for the decay, SGD", "decay_constant",
+              lambda: by_numbers(f"{SGD},wd={WD / 1000}")),
+    StepFault("a constant for the decay, AdamW", "decay_constant",
+              lambda: by_numbers(STATED, unit=WD)),
+    StepFault("a constant for the decay, Adam", "decay_constant",
+              lambda: by_numbers(f"adam:lr={LR},wd={WD / 1000},step=1")),
+    StepFault("a constant in one tensor", "decay_constant",
+              lambda: by_numbers(SGD, Q1), 1),
+    StepFault("a constant in one tensor, Adam", "decay_constant",
+              lambda: by_numbers(f"adam:lr={LR},step=1", Q1, 1e-5), 1),
+    StepFault("signs for the decay", "decay_of_signs", lambda: by_signs(f"{SGD},wd={WD / 1000}")),
+    StepFault("a decay of the other sign in the gradient", "decay_factor", lambda: Made(
+        stepped(lambda w, g: right(w, g - WD * w, wd=0.0)), f"adam:lr={LR},wd={WD},step=1",
+        grads=gradients(1))),
     StepFault("norms decay", "decay_on_norms", lambda: Made(
         torch_steps(adamw_all)[0][0], f"{STATED},decay_on=matrices", grads=gradients(1)), NORMS),
     StepFault("upwards", "step_sign", lambda: given(stepped(

@@ -32,7 +32,16 @@ from tests.training import (
     thread_steps,
     trainer_steps,
 )
-from tests.training.faults import FAULTS, INNOCENTS, STATED, UNDECIDED, StepFault, finer, later
+from tests.training.faults import (
+    FAULTS,
+    INNOCENTS,
+    STATED,
+    UNDECIDED,
+    StepFault,
+    by_numbers,
+    finer,
+    later,
+)
 from tests.training.gradient_faults import (
     GRADIENT_FAULTS,
     GRADIENT_INNOCENTS,
@@ -99,6 +108,17 @@ def test_an_average_saved_in_place_of_weights_is_no_confirmed_rate(
     (found,) = Made(averaged, stated, grads=gradients(1)).report(tmp_path).causes
     assert (found.cause, found.level) == ("step_factor", "explained")
     assert "EMA" in found.says
+
+
+def test_norms_decay_only_next_to_a_matrix_that_decays(tmp_path: Path) -> None:
+    """A constant in the gradient may look like decay in a norm; no matrix shows a decay then."""
+    made = by_numbers(f"adam:lr={LR},wd={WD / 1000},step=1")
+    vectors = {name: x for name, x in torch_steps(adamw_all)[0][0].items() if x.ndim < 2}
+    for after, said in ((made.after, False), (torch_steps(adamw_all)[0][0], True)):
+        stated = f"adamw:lr={LR},wd={WD},step=1"
+        (folder := tmp_path / str(said)).mkdir()
+        report = Made(after | vectors, stated, grads=gradients(1)).report(folder)
+        assert any("norms and biases decay" in note for note in report.notes) == said
 
 
 @pytest.mark.parametrize("made", [1.0, 0.0])

@@ -70,6 +70,9 @@ class Recipe:
     old_moments: bool = False  # the moments of before the step are used
     growing: bool = False  # the momentum multiplies the gradient, and the buffer never decays
     second_kept_in: str = ""  # the type that the second moment is rounded to, "" for a fine one
+    offset: float = 0.0  # a constant that is added to the gradient, or rate times it is subtracted
+    offset_of: Literal["ones", "signs"] = "ones"  # times 1, or the sign of each weight
+    offset_from_weight: bool = False  # it is subtracted from the weight, as decoupled decay is
 
     @property
     def row(self) -> "OptimizerRow":
@@ -398,13 +401,23 @@ def update_of(
         if gradient is None and not (moments is not None and moments.after):
             return None
         gradient = None if gradient is None else gradient + rate * weight
+    if gradient is not None and recipe.offset and not recipe.offset_from_weight:
+        gradient = gradient + recipe.offset * offset_units(recipe, weight)
     step = recipe.row.rule(recipe, gradient, moments)
     if step is None:
         return None
     step = recipe.sign * recipe.factor * step
-    if coupled or not rate:
-        return Update(step, 0.0)
-    return Update(step, -recipe.lr * rate * (weight + step if recipe.decays_last else weight))
+    decay: F64 | float = 0.0
+    if rate and not coupled:
+        decay = -recipe.lr * rate * (weight + step if recipe.decays_last else weight)
+    if recipe.offset and recipe.offset_from_weight:
+        decay = decay - recipe.lr * recipe.offset * offset_units(recipe, weight)
+    return Update(step, decay)
+
+
+def offset_units(recipe: Recipe, weight: F64) -> F64:
+    """Return what a recipe multiplies its `offset` by for each weight: 1, or the weight's sign."""
+    return np.sign(weight) if recipe.offset_of == "signs" else np.ones_like(weight)
 
 
 SETTINGS = tuple(row.name for row in fields(Recipe))

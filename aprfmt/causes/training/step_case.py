@@ -647,7 +647,8 @@ class StepGuess:
     `recipe` None: the statement is not about the rule, and `holds` says whether it is true of some
     elements. `free` numbers were read from the elements: others have to judge them. `number` is
     (what was measured, its value), None if nothing was: other parameters may be held to it. `most`
-    is the most that may be said of it.
+    is the most that may be said of it. `own` is what it says of this parameter alone, in words that
+    are put before "in" and the parameter's name.
     """
 
     cause: str
@@ -657,6 +658,7 @@ class StepGuess:
     holds: Callable[[StepCase], bool] | None = None
     number: tuple[str, float] | None = None
     most: Certainty = "confirmed"
+    own: str = ""
 
     def right(self, case: StepCase) -> bool:
         """Return whether the guess explains a case's elements: by `holds`, else by its recipe."""

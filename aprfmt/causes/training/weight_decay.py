@@ -205,12 +205,13 @@ def guess_other_decay(case: StepCase, recipe: Recipe) -> Iterator[StepGuess]:
     """Yield the guess that the weight decays by another fraction than lr * wd, or though wd is 0.
 
     The fraction is measured on the elements. One near a usual mistake's is replaced by that.
-    Nothing where it cannot be measured, or where the step is not linear in a decay that is added to
-    the gradient.
+    Nothing where it cannot be measured. Where the step is not linear in a decay that is added to
+    the gradient, usual mistakes are tried.
     """
     if not recipe.lr or case.coarse:
         return
     if recipe.wd and recipe.adds_decay_to_gradient and not _is_linear_in_decay(case, recipe):
+        yield from _usual_coupled_decays(case, recipe)
         return
     # Without a stated decay the one of wd = 1 is measured.
     wanted = changed(recipe, decay_on="all", wd=recipe.wd or 1.0, coupled=False)
@@ -238,9 +239,29 @@ def guess_other_decay(case: StepCase, recipe: Recipe) -> Iterator[StepGuess]:
             factor, says = value, f"the weight decays by {what}"
             break
     if factor < 0:
-        says = f"the weight grows by {abs(share):.3g}: its decay has the other sign"
+        says = f"the weight grows by {abs(share):.3g}: {OTHER_SIGN}"
     other = changed(wanted, decay_factor=factor)
     yield StepGuess("decay_factor", says, other, 1, number=("decay_factor", factor))
+
+
+OTHER_SIGN = "its decay has the other sign"
+
+
+def _usual_coupled_decays(case: StepCase, recipe: Recipe) -> Iterator[StepGuess]:
+    """Yield the guess of the one usual mistake of a decay in the gradient that gives all elements.
+
+    Nothing where none or several give them, or where the gradient is not known.
+    """
+    if case.gradient is None or not recipe.decays(case.vector):
+        return
+    ways = {-1.0: f"the weight grows: {OTHER_SIGN}"}
+    for factor, what in _usual_shares(recipe.lr).items():
+        ways[factor] = f"the decay in the gradient is {what.replace('lr times ', '')} of the weight"
+    fits = [(way, case.fit(changed(recipe, decay_factor=way))) for way in ways]
+    right = [way for way, fit in fits if fit is not None and fit.right]
+    if len(right) == 1:
+        other = changed(recipe, decay_factor=right[0])
+        yield StepGuess("decay_factor", ways[right[0]], other)
 
 
 def _is_linear_in_decay(case: StepCase, recipe: Recipe) -> bool:
