@@ -11,17 +11,27 @@ from dataclasses import asdict, dataclass, field, replace
 import numpy as np
 
 from aprfmt.arch.role_vocabulary import split_key
+from aprfmt.base.number_ranges import number_ranges
 from aprfmt.causes import CAUSES, find_cause
 from aprfmt.causes.forward.cut_points import deciding_key
 from aprfmt.diagnosis.next_commands import recording_sentence
 from aprfmt.diagnosis.records import ALSO_EXPLAINS, CANNOT_TELL, Evidence
-from aprfmt.diagnosis.trace_results import Divergence, Examined, Solution, sentence_without_places
+from aprfmt.diagnosis.trace_results import (
+    AGREES,
+    Divergence,
+    Examined,
+    Solution,
+    sentence_without_places,
+)
 from aprfmt.inference.points import POINTS
 from aprfmt.inference.replay.patched_model import MOVES
 from aprfmt.inference.replay.shadow import ShadowPoint
 from aprfmt.measure.findings import Finding
 from aprfmt.measure.proofs import cap_proof, unfitted_proof
+from aprfmt.measure.tolerances import DISCRETE
 
+AGREEING = 16  # one column in so many agrees at least, where columns that differ are named
+COLUMN_RANGES = 3  # ranges of columns that a sentence names
 SHOWN = 5  # operations or weights that a sentence names one by one
 
 
@@ -150,6 +160,7 @@ def _unexplained_finding(label: str, divergence: Divergence) -> Finding:
     after = ", ".join(view.after) or "token ids"
     says = f"{view.key} is not what {ops} makes of this run's own {after}"
     says += _suspects_clause(divergence)
+    says += _columns_clause(view) if cause in ("", "stale_tensor") else ""
     # A difference as small as quantization or rounding gets that verdict.
     if cause == "quantisation":
         says += ", by no more than quantizing these weights costs: the run had finer ones"
@@ -215,6 +226,33 @@ def _rank_clause(view: ShadowPoint) -> str:
         f"; what it differs by has rank {rank} in {len(apart)} rows: an adapter of this rank that "
         "is merged by another factor, or is not merged, gives such a difference"
     )
+
+
+def _columns_clause(view: ShadowPoint) -> str:
+    """Return the clause on the columns of a point that differ, where the others agree; or "".
+
+    A column is one element of every token's row: values of several heads are counted through. It
+    agrees if it is within its tolerance over all rows. "" where the columns that differ are in more
+    than COLUMN_RANGES ranges, or fewer than one in AGREEING agree: that can be chance.
+    """
+    if view.recorded is None or view.point in DISCRETE or view.base or view.mine.ndim < 2:
+        return ""
+    mine, theirs = view.recorded.comparable_values(view.mine, view.axis)
+    mine, theirs = (np.asarray(x, np.float64) for x in (mine, theirs))
+    if mine.shape != theirs.shape or not np.isfinite(mine - theirs).all():
+        return ""
+    mine, theirs = (
+        np.moveaxis(x, view.axis, 0).reshape(x.shape[view.axis], -1) for x in (mine, theirs)
+    )
+    apart, sizes = np.linalg.norm(theirs - mine, axis=0), np.linalg.norm(theirs, axis=0)
+    wrong = np.flatnonzero(apart > AGREES * view.tolerance * np.maximum(sizes, sizes.mean()))
+    width = len(apart)
+    ranges = 1 + int(np.count_nonzero(np.diff(wrong) > 1))
+    if not len(wrong) or ranges > COLUMN_RANGES or AGREEING * (width - len(wrong)) < width:
+        return ""
+    columns = "column" if len(wrong) == 1 else "columns"
+    verb = "differs" if len(wrong) == 1 else "differ"
+    return f"; only {columns} {number_ranges(wrong.tolist())} of {width} {verb}, the others agree"
 
 
 def _routing_weights_text(view: ShadowPoint) -> str:
