@@ -290,7 +290,9 @@ def measure_effects(
     splits = decodes or bool(listed & set(ENGINE))
     mine, theirs = tokenizer_parts(a, b, engine=splits), tokenizer_parts(b, a, engine=splits)
     texts = probe_texts(a, b) if splits else []
-    theirs |= {name: mine[name] for name in mine if name not in listed and name not in ENGINE}
+    # What is not listed is A's, but for what texts are encoded by: that may be told in other forms.
+    same = (name for name in mine if name not in listed and not (splits and name in ENGINE))
+    theirs |= {name: mine[name] for name in same}
     where = b.carried.where
     special = special_texts_of(texts, a, b)
     bench = ProbeBench(texts, special, where, encodes=splits, decodes=decodes)

@@ -439,6 +439,25 @@ def test_what_tokenizes_differently_is_never_equal(
         assert bool(row.mend) == (not lists_first)
 
 
+@pytest.mark.parametrize("name", ["bos", "eos"])
+def test_a_frame_is_shown_where_lists_have_an_unknown_token(name: str, tmp_path: Path) -> None:
+    """Lists say "unknown" of <unk>, files that it is special. Seen red: "no probe text shows it"."""
+    folder, tokenizer = trained(KINDS["sentencepiece"], tmp_path)
+    back = converted(KINDS["sentencepiece"], folder, tokenizer)
+    file = folder / "tokenizer.json"
+    data = json.loads(file.read_text())
+    flags = dict.fromkeys(("single_word", "lstrip", "rstrip", "normalized"), False)
+    unknown = {"id": 0, "content": "<unk>", **flags, "special": True}
+    rest = [row for row in data["added_tokens"] if row["id"]]
+    file.write_text(json.dumps(data | {"added_tokens": [unknown, *rest], "post_processor": None}))
+    keys = dict(back.metadata)
+    types = [2, *list(keys["tokenizer.ggml.token_type"])[1:]]
+    keys |= {"tokenizer.ggml.token_type": types}
+    keys |= {f"tokenizer.ggml.add_{role}_token": role == name for role in ("bos", "eos")}
+    (row,) = compared(folder_model(folder), fake("gguf", keys)).findings
+    assert (row.cause, row.shown, row.after) == (f"add_{name}", True, 0.0)
+
+
 # --- what ids become, and what a pair of texts gets ------------------------------------------
 
 
