@@ -441,9 +441,9 @@ def test_what_tokenizes_differently_is_never_equal(
 
 @pytest.mark.parametrize("name", ["bos", "eos"])
 def test_a_frame_is_shown_where_lists_have_an_unknown_token(name: str, tmp_path: Path) -> None:
-    """Lists say "unknown" of <unk>, files that it is special. Seen red: "no probe text shows it"."""
-    folder, tokenizer = trained(KINDS["sentencepiece"], tmp_path)
-    back = converted(KINDS["sentencepiece"], folder, tokenizer)
+    """Lists say "unknown" of a token that files call special. Seen red: "no probe text"."""
+    folder, tokenizer = trained(KINDS["byte-level"], tmp_path)
+    back = converted(KINDS["byte-level"], folder, tokenizer)
     file = folder / "tokenizer.json"
     data = json.loads(file.read_text())
     flags = dict.fromkeys(("single_word", "lstrip", "rstrip", "normalized"), False)
