@@ -186,11 +186,19 @@ MISTAKES: dict[str, LossMistake] = {
 
 @dataclass(frozen=True)
 class LossGuess:
-    """What the loss would be with these mistakes (none: the right loss), with a detail in words."""
+    """What the loss would be with these mistakes (none: the right loss), with a detail in words.
+
+    `todo` says what to do where it is other than what the mistakes say in general.
+    """
 
     mistakes: tuple[str, ...]
     value: float
     detail: str = ""
+    todo: str = ""
+
+    def advice(self) -> str:
+        """Return what to do about the mistakes, as clauses joined by "; "."""
+        return self.todo or "; ".join(MISTAKES[name].todo for name in self.mistakes)
 
 
 @dataclass(frozen=True)
@@ -565,6 +573,10 @@ def _mean_loss(picked: Picked) -> float:
     return float(sum(each.sum() for each in picked)) / count if count else math.nan
 
 
+# The labels are right where only the divisor counts more than these.
+TOO_MANY = "divide by the labels that are scored, counted after the shift: the labels are right"
+
+
 def _counts_with_padding(batch: Batch) -> dict[str, int]:
     """Return the counts of a batch's tokens, by what they count, that have more than its labels."""
     samples = len(batch.mask)
@@ -597,7 +609,8 @@ def _guess_reductions(batch: Batch, picked: Picked) -> Iterator[LossGuess]:
     for many in dict.fromkeys(counted.values()):
         if many > count:
             says = next(text for text, each in counted.items() if each == many)
-            yield LossGuess(("padding_counted",), total / many, f"divided by {says}: {many}")
+            detail = f"divided by {says}: {many}"
+            yield LossGuess(("padding_counted",), total / many, detail, TOO_MANY)
     for steps in STEPS:
         yield LossGuess(("accumulation",), mean / steps, f"{steps} steps")
         if steps <= samples:
@@ -721,4 +734,5 @@ def _all_guesses(
             continue
         for more in _guess_reductions(batch, picked):
             says = "; ".join(text for text in (detail, more.detail) if text)
-            yield LossGuess((name, *more.mistakes), more.value, says)
+            todo = f"{MISTAKES[name].todo}; {more.todo}" if more.todo else ""
+            yield LossGuess((name, *more.mistakes), more.value, says, todo)

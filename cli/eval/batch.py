@@ -387,10 +387,8 @@ def mistake_remedy(answer: "LossVerdict", logits: bool = False) -> str:
 
     `logits` says that the batch has the trainer's logits.
     """
-    from aprfmt.inference.reported_loss import MISTAKES
-
     if answer.says in ("named", "likely"):
-        return "; ".join(MISTAKES[name].todo for name in answer.distinct_mistakes[0])
+        return answer.guesses[0].advice()
     if answer.says == "ambiguous":
         return "give a batch in which these differ: samples of unlike length, another size"
     if answer.says == "unmeasured":

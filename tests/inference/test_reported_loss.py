@@ -23,7 +23,13 @@ from aprfmt.inference.batch import (
     read_batch,
     score_batch,
 )
-from aprfmt.inference.reported_loss import MISTAKES, LossVerdict, explain_loss, label_losses
+from aprfmt.inference.reported_loss import (
+    MISTAKES,
+    TOO_MANY,
+    LossVerdict,
+    explain_loss,
+    label_losses,
+)
 from aprfmt.inference.session import Session
 from aprfmt.model import open_model
 from tests.cli.run import aprfmt
@@ -209,6 +215,8 @@ def test_micro_batches_joined_wrongly_are_named(how: str, made: Made, tmp_path: 
         assert batch.label_count == made.ids.numel() - len(LENGTHS)
     found = explain_loss(batch, scored, make(made))
     assert found.distinct_mistakes == ((cause,),), found
+    if cause == "padding_counted":  # the labels are right: nothing is to be set to -100
+        assert found.guesses[0].advice() == TOO_MANY
 
 
 @pytest.mark.parametrize("samples", [4, 6, 9])
