@@ -30,11 +30,12 @@ import numpy as np
 
 from aprfmt.codecs import CODECS
 from aprfmt.codecs.base import is_padded
+from aprfmt.codecs.lattice import Lattice
 from aprfmt.formats.mapped_file import Buffer
+from aprfmt.measure.coarse_steps import cell_size
 
 if TYPE_CHECKING:
     from aprfmt.codecs.base import Array
-    from aprfmt.codecs.lattice import Lattice
 
 # Typical NMSE (sum of squared errors over sum of squares) on heavy-tailed weights; with an
 # importance matrix a single element proves nothing, so this and the share beyond a step decide.
@@ -101,6 +102,10 @@ MOST_FAR = 0.1  # share that may lie further beyond an end than its group is wid
 MOST_SATURATED = 0.1  # share of runs that twice the steps would bring nearer to the source
 SATURATED = 1.5  # times the squared errors of such steps: outliers are clipped for less
 OUTSIDE = 1.6  # times the end of a group: by less, values are clipped on purpose
+OWN_STEP = 2.0**-7  # relative: a step this near is that of rounding the whole range of a group
+FEWEST_OWN, MOSTLY_OWN = 3, 0.9  # groups that were cut and have such a step; share of those cut
+ONE_FACTOR, FEWEST_GROUPS = 0.97, 16  # share of the groups that have one factor, and of how many
+WORSE = 1.05  # times the squared errors of rounding without the factor
 FEWEST_LEVELS = 4  # steps of a group at least: of fewer, the values at the ends are most of them
 WIDE_RUN = 256  # values of a row among which errors are no multiple of the copy
 LITTLE = 0.25  # of the squared errors of a matrix that are no multiple of it
@@ -121,10 +126,11 @@ class Fit:
     errors are a multiple of the copy, as of a wrong scale. `likeness` is the least cosine of such a
     run and the source. `cut` counts the values beyond the ends of their group where all others
     equal the copy, so that nothing was rounded. `saturated` is the fraction of RUN neighbours that
-    steps twice as wide would bring nearer. `made_up`: large errors depend on each other as those do
-    that GPTQ makes up for; `in_part`: that was seen of some columns only. `room` is the root mean
-    square of what rounded scales may add to an error beyond a step; it is left out of `near`,
-    `beyond` and `largest`.
+    steps twice as wide would bring nearer. `needless` counts the values that were cut by more than
+    a step though their groups have the steps of plain rounding. `made_up`: large errors depend on
+    each other as those do that GPTQ makes up for; `in_part`: that was seen of some columns only.
+    `room` is the root mean square of what rounded scales may add to an error beyond a step; it is
+    left out of `near`, `beyond` and `largest`.
     """
 
     count: int
@@ -147,6 +153,7 @@ class Fit:
     in_part: bool = False
     saturated: float = 0.0
     room: float = 0.0
+    needless: int = 0
 
     @property
     def saturates(self) -> bool:
@@ -161,7 +168,7 @@ class Fit:
         makes.
         """
         lost = self.ends > MOST_ENDS or self.far > MOST_FAR or self.saturates
-        if lost or self.multiple or self.cut:
+        if lost or self.multiple or self.cut or self.needless:
             return ""  # a copy whose codes are lost has ends alone, and ends bound any error
         steady = abs(self.slope) <= self.slope_limit
         chance = self.rms + self.room * WIDE_RUN**0.5  # a group's rounding is that of all of it
@@ -187,7 +194,7 @@ class Fit:
         )
 
 
-def fit_errors(x: "Array", y: "Array", lattice: "Lattice") -> Fit:
+def fit_errors(x: "Array", y: "Array", lattice: Lattice) -> Fit:
     """Return the errors of a quantized copy `y` of `x`, in steps of the copy, summed up as a Fit.
 
     They tell whether the copy is an honest rounding. Both arrays are [..., columns]. `lattice` has
@@ -257,6 +264,7 @@ def fit_errors(x: "Array", y: "Array", lattice: "Lattice") -> Fit:
         made_up and columns > _most_columns(len(x) // max(matrices, 1)),
         _share_of_saturated(delta, step, clipped & _lie_outside(x, low, high), high - low),
         room if math.isfinite(room) else 0.0,
+        _count_needless_cuts(x, y, Lattice(step, low, high), slack),
     )
 
 
@@ -307,6 +315,58 @@ def _count_cut_codes(
     rounded = np.abs(error) > np.minimum(SAME_STEPS * reach, OFF_STEP)
     on_steps = float((error[told] ** 2).mean()) <= ON_STEPS**2
     return cut if on_steps and not (rounded & told).any() else 0
+
+
+def _count_needless_cuts(x: "Array", y: "Array", lattice: Lattice, slack: "Array | float") -> int:
+    """Return the number of values cut by more than a step at the ends of a group for nothing; or 0.
+
+    Whoever clips on purpose gets smaller steps for it, of another size in every group. Here all
+    other values are rounded to the nearest, and the steps of the groups are those of rounding
+    their whole range, with an offset (or, with more errors in all, one factor of those without an
+    offset). So the codes were cut after the steps were chosen. All arrays are [rows, columns];
+    `slack` is what rounded scales may add to an error, in steps.
+    """
+    step, low, high, _ = lattice
+    with np.errstate(all="ignore"):
+        # Ends are as far off as the scale was rounded, which codes of 8 bits see as steps.
+        cut = np.maximum(x - high, low - x) > (1 + slack) * step + OWN_STEP * (high - low)
+    if int(cut.sum()) < FEWEST_CUT or not (step > 0).all() or not np.isfinite(high - low).all():
+        return 0
+    off = np.abs(np.clip(x, low, high) - y)
+    if float((off <= (NEAR + slack) * step).mean()) < NEARLY_ALL:
+        return 0
+    tall, wide = (size or whole for size, whole in zip(cell_size(lattice), x.shape, strict=True))
+    if x.shape[0] % tall or x.shape[1] % wide:
+        return 0
+
+    def cells(values: "Array") -> "Array":
+        """Return values [rows, columns] as [groups, elements]."""
+        grid = values.reshape(x.shape[0] // tall, tall, x.shape[1] // wide, wide)
+        return grid.swapaxes(1, 2).reshape(-1, tall * wide)
+
+    steps = cells(step)
+    own = steps[:, 0]
+    if not np.allclose(steps, own[:, None], rtol=OWN_STEP, atol=0):
+        return 0  # floats, or codes of a table: their ends are where their steps are widest
+    source, was_cut = cells(x), cells(cut).any(axis=1)
+    levels = float(np.rint((cells(high - low)[:, 0] / own).max()))
+    bits = math.ceil(math.log2(levels + 1)) if levels >= 1 else 1
+    least, most = source.min(axis=1), source.max(axis=1)
+    # With an offset: the steps divide the range of the group, with or without zero in it.
+    ranges = most - least, np.maximum(most, 0) - np.minimum(least, 0)
+    plain = np.zeros(len(own), bool)
+    for each in ranges:
+        plain |= np.abs(each / ((2**bits - 1) * own) - 1) <= OWN_STEP
+    if int((plain & was_cut).sum()) >= FEWEST_OWN and plain[was_cut].mean() >= MOSTLY_OWN:
+        return int(cut.sum())
+    # Without one: the steps divide the largest value, all by the same number.
+    size = np.maximum(np.abs(least), np.abs(most))
+    times = size / own
+    alike = np.abs(times / np.median(times) - 1) <= OWN_STEP
+    if bits < 2 or len(own) < FEWEST_GROUPS or float(alike.mean()) < ONE_FACTOR:
+        return 0
+    usual = np.square(size / (2 ** (bits - 1) - 1)).sum() * tall * wide / 12
+    return int(cut.sum()) if float(np.square(x - y).sum()) > WORSE * float(usual) else 0
 
 
 def _lie_outside(x: "Array", low: "Array", high: "Array") -> "Array":

@@ -59,7 +59,8 @@ CAUSE_ROWS = (
         "clipped_codes", "tensor", "bug",
         "Codes were carried over to a type that holds fewer, in the same steps, and cut at its "
         "ends: zero points folded into signed codes of as many bits. Or the scales are too small "
-        "for the values, which saturate: an exponent rounded down.",
+        "for the values, which saturate: an exponent rounded down. Or codes were cut after scales "
+        "were chosen that hold all values.",
         "Values at the ends of their group lie further off than a rounding; all others are equal, "
         "or rounded as usual.",
         "The other side's values cut at these ends are this side's.",
@@ -183,6 +184,33 @@ def _cut_at_ends(copy: PackedCopy) -> "Array":
     """Return the other side's values [rows, columns], clipped to the range of the copy's groups."""
     low, high = copy.lattice.low, copy.lattice.high
     return np.clip(copy.x, np.minimum(low, high), np.maximum(low, high))
+
+
+def explain_needless_cuts(copy: PackedCopy) -> Iterator[Finding]:
+    """Yield the finding that codes were cut after scales were chosen that held all the values.
+
+    The other side's values, rounded with the copy's steps and clipped to the same range, must be
+    the copy's.
+    """
+    fit = copy.fit()
+    if not fit.needless:
+        return
+    after = fit_errors(_cut_at_ends(copy), copy.y, copy.lattice)
+    if not after.how:
+        return
+    off = np.abs(_errors_in_steps(copy))
+    ends = []
+    for end, sign in ((copy.lattice.low, -1), (copy.lattice.high, 1)):
+        there = sign * (copy.x - end) > copy.lattice.step
+        if there.any():
+            ends.append(f"{np.median(end[there] / copy.lattice.step[there]):z.0f}")
+    says = (
+        f"{copy.whose} codes are cut at {' and '.join(ends)} steps, after scales were chosen by "
+        "another range"
+    )
+    many = f"{fit.needless} of {fit.count} values are cut, by up to {off.max():.3g} steps"
+    said = says, many, copy.scheme
+    yield explain_copy(copy, "clipped_codes", said, after, 0, float(fit.needless))
 
 
 def explain_saturation(copy: PackedCopy) -> Iterator[Finding]:

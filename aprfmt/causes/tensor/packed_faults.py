@@ -51,6 +51,7 @@ def explain_packed_faults(case: DifferingPair) -> Iterator[Finding]:
             if not copy.finite
             else (
                 packed_codes.explain_cut_codes,
+                packed_codes.explain_needless_cuts,
                 *(() if both else (packed_codes.explain_saturation,)),
                 packed_codes.explain_zero_points,
                 packed_codes.explain_signs,
