@@ -235,7 +235,8 @@ def try_delta_net_mistakes(case: Mismatch) -> Iterator[Change]:
             yield from usual_delta_net_mistakes(case.patched)
             for first in starts_to_try(case):
                 says = f"no state is carried to token {first}: the delta rule begins anew there"
-                yield Change("ssm_state", says, ("delta",), restart_rule([first]))
+                make, values = restart_rule([first]), {"restarted": first}
+                yield Change("ssm_state", says, ("delta",), make, values)
 
 
 def _recurrence_change(says: str, point: str, make: Patch) -> Change:

@@ -11,69 +11,86 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from aprfmt.base.sequences import join_first
-from aprfmt.causes.forward.convolution import WHERE, mixer_kinds
+from aprfmt.causes.forward.convolution import WHERE, mixer_kinds, starts_to_try
 from aprfmt.causes.forward.mismatch import Change, Hypothesis, Mismatch, Patch, differing_rows
 from aprfmt.causes.forward.state_restarts import restart_convolution, restart_rule, restart_scan
 from aprfmt.inference.point_placement import mixer_of_layer
 
 MOST = 12  # breaks that are looked for one by one
 SHOWN = 4
-RULES = ("gated_delta", "kimi_delta")
-SCANS = ("mamba", "mamba2", "lightning")
+# (Kinds of mixers, the operation that carries their state, its name, what it is in, its patch.)
+STATES: tuple[tuple[tuple[str, ...], str, str, str, Callable[[Sequence[int]], Patch]], ...] = (
+    (("mamba", "mamba2", "lightning"), "scan", "the scan", "ssm_state", restart_scan),
+    (("gated_delta", "kimi_delta"), "delta", "the delta rule", "delta", restart_rule),
+)
 
 
 def try_lost_states(case: Mismatch) -> Iterator[Change]:
-    """Yield changes that lose the state of a mixer, or of its convolution, at several tokens.
+    """Yield changes that lose the state of a mixer, of its convolution or both, at some tokens.
 
-    Nothing where the first token differs, or where the trace lacks rows.
+    Nothing where the first token differs. Only single losses where the trace lacks rows.
     """
     patched = case.patched
-    if case.layer < 0 or len(case.rows) != case.tokens:
+    if case.layer < 0:
         return
     kind = mixer_of_layer(patched.spec.block, patched.hp, case.layer)
     late = differing_rows(case)
     if kind == "none" or not len(late) or late[0] == 0:
         return
-    first = int(late[0])
-    for op, make in _breaking_changes(case, kind):
-        if case.call(op) is not None:
-            yield from _several_breaks(case, make, first, once=kind == "lightning" and op == "scan")
+    # Single breaks of these are proposed by the tables of their operations.
+    single = [("convolve",)] if kind == "lightning" else [("convolve",), ("scan",)]
+    for ops, make in _breaking_changes(case, kind):
+        if any(case.call(op) is None for op in ops):
+            continue
+        if ops not in single:
+            yield from (make([first]) for first in dict.fromkeys(starts_to_try(case)))
+        if len(case.rows) == case.tokens:
+            yield from _several_breaks(case, make, int(late[0]))
 
 
 def _breaking_changes(
     case: Mismatch, kind: str
-) -> Iterator[tuple[str, Callable[[Sequence[int]], Change]]]:
-    """Yield (operation, function from break tokens to a change) of the states of a mixer."""
+) -> Iterator[tuple[tuple[str, ...], Callable[[Sequence[int]], Change]]]:
+    """Yield (operations, function from break tokens to a change) of the states of a mixer.
+
+    They are the state, the last inputs of the convolution, and both, as where a pass begins
+    without what an earlier one left.
+    """
 
     def changed(cause: str, what: str, where: tuple[str, ...], patch: Callable[..., Patch]) -> Any:
         """Return the function that makes the change of a state lost at some tokens."""
         return lambda starts: Change(
             cause,
-            f"no state is carried {_breaks_text(starts, case.tokens)}: {what} begins with zeros "
-            "there",
+            f"no state is carried {_breaks_text(starts, case.tokens)}: {what} "
+            f"{'begin' if ' and ' in what else 'begins'} with zeros there",
             where,
             patch(starts),
             {"restarted": list(starts)},
         )
 
-    if kind in SCANS:
-        yield "scan", changed("ssm_state", "the scan", ("ssm_state",), restart_scan)
-    if kind in RULES:
-        yield "delta", changed("ssm_state", "the delta rule", ("delta",), restart_rule)
     where = WHERE if "short_conv" in mixer_kinds(case.patched) else ("ssm_conv1d",)
-    yield "convolve", changed("conv_state", "the convolution", where, restart_convolution)
+    yield ("convolve",), changed("conv_state", "the convolution", where, restart_convolution)
+    state = next((one for one in STATES if kind in one[0]), None)
+    if state is None:
+        return
+    _, op, what, named, patch = state
+    yield (op,), changed("ssm_state", what, (named,), patch)
+    if kind != "lightning":  # which has no convolution
+        both = lambda starts: _both(patch(starts), restart_convolution(starts))  # noqa: E731
+        what = f"{what} and the convolution"
+        yield (op, "convolve"), changed("ssm_state", what, (named, *where), both)
+
+
+def _both(first: Patch, second: Patch) -> Patch:
+    """Return the patch that makes one patch and then the other."""
+    return lambda patched, layers: second(first(patched, layers), layers)
 
 
 def _several_breaks(
-    case: Mismatch, make: Callable[[Sequence[int]], Change], first: int, once: bool
+    case: Mismatch, make: Callable[[Sequence[int]], Change], first: int
 ) -> Iterator[Change]:
-    """Yield the changes with breaks every `first` tokens, and with those found one by one.
-
-    `once`: a single break is yielded too; of other mixers another hypothesis proposes it.
-    """
+    """Yield the changes with breaks every `first` tokens, and with those found one by one."""
     every = list(range(first, case.tokens, first))
-    if once:
-        yield make([first])
     if len(every) > 1:
         yield make(every)
     starts = [first]

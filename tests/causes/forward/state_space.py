@@ -1,6 +1,7 @@
 """Seeded faults of `aprfmt/causes/forward/state_space.py`.
 
-Seen red: without their hypotheses these are placed, and not named.
+Seen red: without their hypotheses these are placed, and not named; a state and a convolution that
+are lost together were neither of the two.
 """
 
 from collections.abc import Callable
@@ -145,11 +146,49 @@ def _chunked(op: Any, x: Any, step: Any, rate: Any, b: Any, c: Any, skip: Any, s
     return np.concatenate([each for each, _ in read]), read[-1][1]
 
 
+def _convolve_anew(place: int) -> Any:
+    """Let the convolution see zeros in place of the tokens before one."""
+
+    def change(op: Any, window: Any, kernel: Any, *bias: Any) -> Any:
+        back = kernel.shape[1] - 1
+        later = np.concatenate([0 * window[:back], window[place + back :]])
+        return np.concatenate([op(window[: place + back], kernel, *bias), op(later, kernel, *bias)])
+
+    return change
+
+
+def _scan_anew(place: int) -> Any:
+    """Scan the tokens from one on without the state of those before it."""
+
+    def change(op: Any, x: Any, step: Any, rate: Any, b: Any, c: Any, skip: Any, state: Any) -> Any:
+        first, _ = op(x[:place], step[:place], rate, b[:place], c[:place], skip, state)
+        then, state = op(x[place:], step[place:], rate, b[place:], c[place:], skip, None)
+        return np.concatenate([first, then]), state
+
+    return change
+
+
+def begun_anew(place: int, op: str, change: Any) -> How:
+    """Begin a mixer at a token as if it were the first: its state and its convolution."""
+    made = {op: change, "convolve": _convolve_anew(place)}
+    return broken_here(
+        **{name: lambda here, *given, how=how: how(*given) for name, how in made.items()}
+    )
+
+
 ENGINE_FAULTS = (
     engine("mamba2-chunks", "mamba2", f"the state lost at every chunk of {CHUNK}", "ssm_state",
            "ssm_state", backend=lambda: broken("scan", _chunked)),
     engine("qwen3-next-breaks", "qwen3_next", f"the state lost at tokens {PLACES}", "ssm_state",
            "delta", fine=True, backend=lambda: broken("delta", _begin_anew(PLACES))),
+    placed("layers-mamba-begun", "mamba", "state and convolution lost at token 8, by layers",
+           "ssm_state", "ssm_state", begun_anew(8, "scan", _scan_anew(8)), LAYERS),
+    placed("layers-bamba-begun", "bamba", "the same in a hybrid", "ssm_state", "ssm_state",
+           begun_anew(8, "scan", _scan_anew(8)), LAYERS),
+    placed("layers-delta-begun", "qwen3_next", "the same of a delta net", "ssm_state", "delta",
+           begun_anew(8, "delta", _begin_anew((8,))), LAYERS),
+    placed("layers-delta-lost", "qwen3_next", "its state alone", "ssm_state", "delta",
+           broken_here(delta=lambda here, *given: _begin_anew((8,))(*given)), LAYERS),
     engine("minimax-undecayed", "minimax", "no head of lightning attention decays", "ssm_decay",
            "lightning", fine=True, backend=lambda: broken("scan", undecayed)),
     engine("minimax-first", "minimax", "every layer decays as the first", "ssm_decay", "lightning",
