@@ -37,10 +37,21 @@ def explain_backward(step: ExplainedStep) -> None:
             break
         for guess in row.find(case):
             keys = _keys_explained_by(step, guess, computed, case)
+            if keys and guess.objective:
+                _leave_open(step, guess.says)
+                return
             if keys:
                 accept_mistake(step, guess, keys, case.right, guess.most)
                 break
     _doubt_tied_tables(step)
+
+
+def _leave_open(step: ExplainedStep, why: str) -> None:
+    """Set all given gradients to "not compared", in `step.compared`: nothing says what is right."""
+    for key, one in step.compared.items():
+        if one.found is not None:
+            judged = Judgement("not compared", why, whole=True)
+            step.compared[key] = replace(one, found=judged, why=why)
 
 
 def _doubt_tied_tables(step: ExplainedStep) -> None:

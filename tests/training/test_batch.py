@@ -150,6 +150,39 @@ def test_which_labels_and_groups_a_loss_has_is_named(name: str, tmp_path: Path) 
     assert all(says in one.says and one.certainty_text == "confirmed" for one in report.causes)
 
 
+def label_nats(logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+    """Return the loss of each label [rows, tokens - 1], 0 where none is scored."""
+    x, y = logits[:, :-1].flatten(0, 1), labels[:, 1:].flatten()
+    return functional.cross_entropy(x, y, reduction="none").reshape(len(labels), -1)
+
+
+def preferred(logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+    """Return a preference loss of row 0 over row 1, as DPO has it."""
+    sums = label_nats(logits, labels).sum(1)
+    return -functional.logsigmoid(0.1 * (sums[1] - sums[0] + 3))
+
+
+def by_advantage(logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+    """Return a policy gradient whose advantages are of each token."""
+    found = label_nats(logits, labels)
+    return (found * torch.arange(found.numel()).reshape(found.shape).sub(9).sign()).mean()
+
+
+@pytest.mark.parametrize("loss", [preferred, by_advantage])
+def test_an_objective_that_lowers_samples_is_no_mistake(loss: Any, tmp_path: Path) -> None:
+    """Seen red: a confirmed mistake of a trainer that is right."""
+    folder, model, batch = of_rows(2)
+    model.zero_grad()
+    loss(model(batch["input_ids"]).logits, batch["labels"]).backward()
+    grads = {key: p.grad.numpy() for key, p in model.named_parameters()}
+    save_file(grads, tmp_path / "grads.safetensors")
+    report = explain_step(
+        folder / "model", grads=[tmp_path / "grads.safetensors"], batch=folder / "batch.safetensors"
+    )
+    assert not report.causes and report.exit_code == 2
+    assert all("not judged: the gradient is of an objective" in row.why for row in report.tensors)
+
+
 @pytest.mark.parametrize("name", ["qwen2", "phi3", "gpt2"])
 def test_transformers_gradients_agree(name: str, tmp_path: Path) -> None:
     report = explained(name, lambda key, g: g, tmp_path)

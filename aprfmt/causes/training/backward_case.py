@@ -252,7 +252,8 @@ class BackwardGuess:
     In its place `source` may say it: {key: key whose computed gradient was given for it}. A mistake
     with neither was not made again, and is said as likely. `alone`: the mistake reaches the wrong
     gradients alone, and all others are those of the batch. `most` is the most that may be said of
-    it: "explained" where other mistakes make the same gradients.
+    it: "explained" where other mistakes make the same gradients. `objective`: it is no mistake but
+    another objective than the batch states, and nothing says whether its gradients are right.
     """
 
     cause: str
@@ -261,6 +262,7 @@ class BackwardGuess:
     source: Mapping[str, str] = field(default_factory=dict)
     alone: bool = False
     most: Certainty = "confirmed"
+    objective: bool = False
 
 
 @dataclass(frozen=True, slots=True)

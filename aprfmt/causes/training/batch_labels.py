@@ -18,7 +18,13 @@ from aprfmt.causes.training.backward_case import (
     LabelParts,
     all_differ,
 )
-from aprfmt.causes.training.batch_samples import NEAR, distance_to_given, fit_factors
+from aprfmt.causes.training.batch_samples import (
+    NEAR,
+    distance_to_given,
+    fit_factors,
+    is_other_objective,
+    objective_text,
+)
 from aprfmt.causes.training.optimizers import F64
 from aprfmt.causes.training.step_case import Mask
 from aprfmt.inference.gradients.changes import BackwardChange
@@ -115,7 +121,11 @@ def _guesses(found: Sequence[tuple[float, _LabelFactors]]) -> Iterator[BackwardG
     """
     for _, way in sorted(found, key=lambda each: each[0])[:TRIED]:
         change = BackwardChange(labels=tuple(float(x) for x in way.factors))
-        yield BackwardGuess(way.cause, way.says, change)
+        if is_other_objective(way.factors):
+            says = objective_text("labels", way.says)
+            yield BackwardGuess(way.cause, says, change, objective=True)
+        else:
+            yield BackwardGuess(way.cause, way.says, change)
 
 
 def _kept_only(parts: LabelParts, kept: Mask, says: str) -> Iterator[_LabelFactors]:

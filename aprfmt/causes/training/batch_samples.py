@@ -112,6 +112,7 @@ CAUSE_ROWS = (
 SAMPLES = 16  # of a batch whose factors are solved
 PARTS = 8  # of a row that ranks may have
 NEAR = 1e-2  # how far a measured factor of a sample may be from one that is meant
+SIGNED = 5e-2  # of the largest factor: a smaller one may be what rounding leaves of zero
 PLAIN = 1e-6  # of a scale: two that are this near are one
 # What an alpha that was changed is times the stated one, in words that follow the stated factor.
 ALPHAS = {
@@ -171,9 +172,35 @@ def guess_samples(case: BackwardCase) -> Iterator[BackwardGuess]:
     every = [1.0] * len(case.labels)
     for row, value in zip(scored, values, strict=True):
         every[row] = value
+    change = BackwardChange(rows=tuple(every))
     if kind:
         says = f"of {kind} alone, {says}: all other gradients have every sample"
-    yield BackwardGuess(cause, says, BackwardChange(rows=tuple(every)), alone=bool(kind))
+    elif is_other_objective(values):
+        yield BackwardGuess(cause, objective_text("samples", says), change, objective=True)
+        return
+    yield BackwardGuess(cause, says, change, alone=bool(kind))
+
+
+def is_other_objective(factors: Sequence[float] | F64) -> bool:
+    """Return whether factors of samples, or of labels, have both signs.
+
+    Of a cross-entropy no mistake gives that: it raises every label. A preference loss and a policy
+    gradient raise some and lower others.
+    """
+    sizes = np.asarray(factors, np.float64)
+    least = SIGNED * float(np.abs(sizes).max(initial=0.0))
+    return bool((sizes > least).any() and (sizes < -least).any())
+
+
+def objective_text(what: str, says: str) -> str:
+    """Return the sentence that gradients are of an objective that the batch does not state.
+
+    `what` are "samples" or "labels", and `says` gives their factors.
+    """
+    return (
+        f"not judged: the gradient is of an objective that raises some {what} and lowers others, "
+        f"as a preference loss or a policy gradient does ({says}); cross-entropy raises all"
+    )
 
 
 def _kind_of_wrong(case: BackwardCase) -> str:

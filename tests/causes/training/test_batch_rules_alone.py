@@ -284,6 +284,27 @@ def test_samples_are_solved_on_a_small_gradient_of_all_or_of_one_kind() -> None:
     assert not list(batch_samples.guess_samples(nothing))
 
 
+def test_factors_of_both_signs_are_of_another_objective() -> None:
+    """Seen red: as a mistake; of small negative factors too; of biases alone too."""
+    for factors, other in (
+        ((1.61, -1.61), True),
+        ((0.1, -1.0, 0.0), True),
+        ((1.0, -0.04), False),  # what rounding leaves of 0
+        ((-1.0, -2.0), False),  # the sign of all is a mistake
+        ((0.0, 0.0), False),
+        ((), False),
+    ):
+        assert batch_samples.is_other_objective(factors) is other, factors
+    for right, objective in (((), True), ((WEIGHT, HEAD), False)):
+        given = by_rows(BackwardChange(rows=(1.0, -1.0, 1.0, 1.0)))
+        case = case_of(given, by_rows, labels=(3, 5, 0, 4), right=right)
+        (one,) = batch_samples.guess_samples(case)
+        assert one.objective is objective and one.says.startswith("not judged: ") is objective
+    (one,) = weighted([2, 2, -1, -1, -1, -1])
+    assert one.objective and "raises some labels and lowers others" in one.says
+    assert not weighted([2, 2, 1, 1, 1, 1])[0].objective
+
+
 def test_wrong_parameters_are_of_one_kind_where_no_right_one_is() -> None:
     for wrong, right, kind in (
         (["a.bias"], ["a.weight"], "biases"),
