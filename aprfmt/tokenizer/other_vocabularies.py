@@ -21,19 +21,25 @@ _PIECES, _TEXT, _LENGTH_DELIMITED = 1, 1, 2  # protobuf: ModelProto.pieces, Sent
 
 @dataclass(frozen=True, slots=True)
 class OtherVocabulary:
-    """A file that lists tokens otherwise: its name, and {id: (its token, tokenizer.json's)}."""
+    """A file that lists tokens otherwise.
+
+    `apart` has {id: (its token, tokenizer.json's token of that id, or None where that has no such
+    id)}, and `moved` has {id: tokenizer.json's id of the token} of the latter.
+    """
 
     name: str
-    apart: Mapping[int, tuple[str, str]]
+    apart: Mapping[int, tuple[str, str | None]]
+    moved: Mapping[int, int]
 
     @property
     def says(self) -> str:
         """The number of ids with another token, and the first of them."""
         first, (theirs, own) = next(iter(self.apart.items()))
         count = len(self.apart)
+        there = repr(own) if own is not None else f"of id {self.moved[first]}"
         return (
             f"{count} {'id has' if count == 1 else 'ids have'} another token than in "
-            f"tokenizer.json, the first {first}: {theirs!r}, there {own!r}"
+            f"tokenizer.json, the first {first}: {theirs!r}, there {there}"
         )
 
 
@@ -41,14 +47,15 @@ def other_vocabularies(side: StatedTokenizer) -> Iterator[OtherVocabulary]:
     """Yield each file beside a folder's tokenizer.json that gives ids to other tokens.
 
     Tokens added to a vocabulary may rename its unused pieces, so that only added_tokens.json speaks
-    of these. A file that numbers the same tokens in another way, as fairseq does, is left out,
-    and so is one that cannot be read.
+    of these. An id that tokenizer.json lacks counts where that has its token under another id.
+    A file that numbers the same tokens in another way, as fairseq does, is left out, and so is one
+    that cannot be read.
     """
     folder = side.carried.model.folder
     if folder is None or side.uses_lists:
         return
     own = dict(enumerate(side.vocabulary.tokens)) | dict(side.vocabulary.rowless)
-    texts = {*own.values()}
+    ids = {text: i for i, text in own.items()}
     added = {row["id"] for row in side.added_tokens}
     for name, read in _READERS.items():
         path = folder.path / name
@@ -59,11 +66,14 @@ def other_vocabularies(side: StatedTokenizer) -> Iterator[OtherVocabulary]:
         except (OSError, ValueError, RecursionError, AprfmtError):
             continue
         whole = name == "added_tokens.json"
-        common = {i: text for i, text in stated.items() if i in own and (whole or i not in added)}
-        apart = {i: (text, own[i]) for i, text in sorted(common.items()) if text != own[i]}
-        known = len(texts.intersection(common.values())) >= _KNOWN * len(common)
-        if apart and (whole or len(apart) <= _APART * len(common) or not known):
-            yield OtherVocabulary(name, apart)
+        listed = {i: text for i, text in stated.items() if whole or i not in added}
+        moved = {i: ids[text] for i, text in listed.items() if i not in own and text in ids}
+        common = {i: text for i, text in listed.items() if i in own or i in moved}
+        apart = {i: (text, own.get(i)) for i, text in sorted(common.items()) if text != own.get(i)}
+        known = len(ids.keys() & common.values()) >= _KNOWN * len(common)
+        foreign = not known and len(common) > _APART * len(own)
+        if apart and (whole or len(apart) <= _APART * len(common) or foreign):
+            yield OtherVocabulary(name, apart, moved)
 
 
 def _read_json(path: Path) -> dict[int, str]:

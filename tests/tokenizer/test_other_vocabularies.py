@@ -103,6 +103,35 @@ def test_names_of_unused_pieces_are_those_of_the_added_tokens(folder: Path) -> N
     assert found(folder) == [("added_tokens.json", sorted(ids))]
 
 
+@pytest.mark.parametrize("write", WRITERS)
+def test_ids_past_the_table_count_where_their_tokens_have_others(
+    write: Callable[[Path, dict[str, int]], str], folder: Path
+) -> None:
+    """Such a file gives a text ids that the table of tokens has no rows for."""
+    vocab = vocabulary(folder)
+    end = max(json_of(folder)["added_tokens"], key=lambda row: int(row["id"]))["id"] + 1
+    filled = vocab | {f"new{i}": i for i in range(len(vocab), end + 1)}
+    name = write(folder, filled)
+    assert found(folder) == []  # tokens of its own
+    text = next(text for text, i in vocab.items() if i == 300)
+    listed = {("another text" if at == text else at): i for at, i in filled.items()} | {text: end}
+    listed.pop(f"new{end}")
+    write(folder, listed)
+    side = read_tokenizer_parts(folder_model(folder))
+    assert side is not None
+    (one,) = other_vocabularies(side)
+    assert (one.name, [*one.apart]) == (name, [300, end])
+    assert one.moved == {end: 300}
+
+
+def test_added_tokens_past_the_table_are_named_with_both_ids(folder: Path) -> None:
+    added = {row["content"]: row["id"] for row in json_of(folder)["added_tokens"]}
+    (folder / "added_tokens.json").write_text(json.dumps({text: 9000 for text in [*added][:1]}))
+    done = aprfmt("validate", folder)
+    text, own = next(iter(added.items()))
+    assert f"the first 9000: {text!r}, there of id {own}" in done.out, done.out
+
+
 def json_of(folder: Path) -> dict[str, Any]:
     return dict(json.loads((folder / "tokenizer.json").read_text()))
 
