@@ -24,6 +24,16 @@ _PACKED = (
     "compressed as joblib and archives are ({}); joblib files hold pickles, which run code when "
     "loaded: convert it with what wrote it, or unpack the archive"
 )
+_GGML = (
+    "a GGML file, as whisper.cpp and programs of before GGUF (August 2023) write it; take the "
+    "checkpoint that it was made of. Of a llama model, llama.cpp's converter of that time makes "
+    "GGUF"
+)
+_LLAMA2C = "an export of llama2.c, " + _ELSEWHERE
+_CTRANSLATE2 = "model.bin"  # beside a list of tokens. Source: CTranslate2's ModelSpec.save
+# Instructions that an Ollama Modelfile may begin with, after comments. Source: ollama's
+# docs/modelfile.md.
+_MODELFILE = re.compile(r"(?:\s*#[^\n]*\n)*\s*FROM\s+(\S+)", re.I)
 # The oldest pickles are text: an early line pair `cMODULE\nNAME\n` names the function to call.
 _TEXT_PICKLE = re.compile(rb"(?:\(|\(l?p?[0-9]*\n)?c[A-Za-z_][\w.]*\n[A-Za-z_][\w.]*\n")
 
@@ -59,9 +69,10 @@ _FOREIGN: tuple[tuple[bytes, str], ...] = (
     ),
     *((bytes([0x80, protocol]), _PICKLE) for protocol in range(2, 6)),
     (b"\x89HDF\r\n", "an HDF5 file (Keras?), " + _ELSEWHERE),
-    (b"ggml", "a GGML file of before August 2023; convert it to GGUF with an older llama.cpp"),
-    (b"lmgg", "a GGML file of before August 2023; convert it to GGUF with an older llama.cpp"),
+    (b"ggml", _GGML),
+    (b"lmgg", _GGML),
     (b"tjgg", "a GGJT file of before August 2023; convert it to GGUF with an older llama.cpp"),
+    (b"24ka", _LLAMA2C),
     (b"\x93NUMPY", "a NumPy array, not a model"),
 )
 
@@ -187,6 +198,8 @@ def foreign_file(path: Path, head: bytes, size: int, wanted: str = "a model file
             "an importance matrix (imatrix, the older form), not a model; "
             f"aprfmt quantize MODEL OUT.gguf --type Q4_K_M --imatrix {path} uses it"
         )
+    if _is_llama2c(head, size):
+        return _LLAMA2C
     # Last the forms that are only likely: an old pickle, then text.
     if _TEXT_PICKLE.match(head):
         return _PICKLE
@@ -224,6 +237,14 @@ def text_kind(head: bytes) -> str:
         text = head[: error.start].decode()
     if not text.strip() or any(ord(c) < 32 and c not in "\t\r\n\f" for c in text):
         return ""
+    modelfile = _MODELFILE.match(text)
+    if modelfile:
+        named = shorten(modelfile[1], 60)
+        return (
+            f"an Ollama Modelfile, which puts a template and settings over {named}; open that "
+            "file (ollama show --modelfile has the path), and compare TEMPLATE with what "
+            "aprfmt template shows of it"
+        )
     kind = "JSON" if text.lstrip()[:1] in "{[" else "text"
     return f"{kind} that begins {shorten(text.strip(), 30)!r}"
 
@@ -247,11 +268,14 @@ def refuse_trainer_shards(path: Path, *, weights: bool) -> None:
 def foreign_folder(folder: Path) -> str:
     """Return a clause on another program's model in a folder: "is X" or "holds FILE, X".
 
-    It goes by the extensions of names. "" if none is known.
+    It goes by names. "" if none is known.
     """
     named = _extension_meaning(folder)
     if named:
         return f"is {named}"
+    words = (*folder.glob("vocabulary.*"), *folder.glob("shared_vocabulary.*"))
+    if words and (folder / _CTRANSLATE2).is_file():
+        return f"is a CTranslate2 model ({_CTRANSLATE2}, {words[0].name}), {_ELSEWHERE}"
     for path in sorted(folder.iterdir()):
         what = _extension_meaning(path)
         if what:
@@ -267,6 +291,24 @@ def _extension_meaning(path: Path) -> str:
     if what in _ARCHIVES:
         return f"{what}; unpack it, and name the model inside"
     return f"{what}, {_ELSEWHERE}"
+
+
+def _is_llama2c(head: bytes, size: int) -> bool:
+    """Return whether a file is llama2.c's first form, without a magic: seven sizes, then float32.
+
+    They are int32: dim, hidden_dim, n_layers, n_heads, n_kv_heads, vocab_size (below 0: with a head
+    of its own), max_seq_len. The file's length in bytes must be that of all its arrays. Source:
+    llama2.c's export.py, legacy_export.
+    """
+    if len(head) < 28:
+        return False
+    dim, hidden, layers, heads, kv_heads, vocab, length = struct.unpack_from("<7i", head)
+    if min(dim, hidden, layers, heads, kv_heads, length) <= 0 or not vocab or dim % heads:
+        return False
+    head_dim = dim // heads
+    matrices = 2 * dim * dim + 2 * dim * kv_heads * head_dim + 3 * dim * hidden
+    tables = abs(vocab) * dim * (2 if vocab < 0 else 1) + length * head_dim
+    return size == 28 + 4 * (layers * (matrices + 2 * dim) + dim + tables)
 
 
 def _is_old_imatrix(head: bytes, size: int) -> bool:

@@ -1,5 +1,6 @@
 """Which files of a set are closed, which copies an index chooses, what an unfinished run leaves."""
 
+import struct
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -10,7 +11,7 @@ from safetensors.numpy import save_file
 
 from aprfmt.errors import FormatError, OutputError
 from aprfmt.formats import bounded_json, shard_index
-from aprfmt.formats.foreign_formats import foreign_file
+from aprfmt.formats.foreign_formats import foreign_file, foreign_folder
 from aprfmt.formats.resumable_output import FinishedTensor, ResumableFileSet
 from aprfmt.formats.safetensors.reader import open_index
 
@@ -88,6 +89,27 @@ def test_a_file_of_words_is_told_by_its_beginning_and_by_what_was_expected() -> 
     assert said == "JSON that begins '{\"a\": 1}'; expected a model file"
     assert foreign_file(Path("model"), b"\x01\x02\xff\xfe\x00\x00\x00\x07", 8) == ""
     assert foreign_file(Path("model"), b"", 0) == ""
+
+
+def test_models_of_other_programs_are_called_what_they_are(tmp_path: Path) -> None:
+    def said(head: bytes, size: int = 10**6) -> str:
+        return foreign_file(Path("model.bin"), head, size)
+
+    assert "whisper.cpp" in said(b"lmgg" + struct.pack("<3i", 51865, 1500, 384))
+    assert "GGJT" in said(b"tjgg" + bytes(8))
+    for vocab, tables in ((32000, 1), (-32000, 2)):
+        sizes = struct.pack("<7i", 288, 768, 6, 6, 6, vocab, 256)  # stories15M's
+        layer = 4 * 288 * 288 + 3 * 288 * 768 + 2 * 288
+        whole = 28 + 4 * (tables * 32000 * 288 + 6 * layer + 288 + 256 * 48)
+        assert "llama2.c" in said(sizes, whole) and "llama2.c" not in said(sizes, whole + 4)
+    modelfile = b'# mine\nFROM ./base.gguf\nTEMPLATE """{{ .Prompt }}"""\n'
+    assert "Ollama Modelfile" in said(modelfile) and "./base.gguf" in said(modelfile)
+    assert "Modelfile" not in said(b"FROMAGE is cheese\n")
+
+    (tmp_path / "model.bin").write_bytes(b"\x06\0\0\0")
+    assert "CTranslate2" not in foreign_folder(tmp_path)
+    (tmp_path / "vocabulary.json").write_text("[]")
+    assert "CTranslate2 model (model.bin, vocabulary.json)" in foreign_folder(tmp_path)
 
 
 # --- a run that was not finished ------------------------------------------------------------------
