@@ -35,6 +35,7 @@ SMALL, SMALLEST = 4, 16  # bits of a code, and entries that a cell's smallest va
 FIRST = 12  # values of a cell that are tried first
 MOST = 0.98  # share of values at one code from which on a lattice says nothing about them
 NARROWEST = 16  # values that a group has at least
+ROUNDED = 2.0**-7  # of a code, where scale and value are of 16 bits
 
 
 class CodeBook(NamedTuple):
@@ -90,7 +91,8 @@ class Grouping(NamedTuple):
 class FoundScheme:
     """The packing scheme of a decoded tensor: its code, its grouping, and the scales found.
 
-    `scales` is [groups of rows, groups of columns].
+    `scales` is [groups of rows, groups of columns]. `width` is how many bits the integer codes of a
+    group need: a book of symmetric codes has room for those of any zero point. It is 0 for others.
     """
 
     code: CodeBook
@@ -99,11 +101,15 @@ class FoundScheme:
     scales: "Array"
     share: float
     bits: float
+    width: int
 
     @property
     def name(self) -> str:
         """Name of the scheme: its code, and which elements share a scale."""
-        return f"{self.code.name}, one scale for {self.grouping}"
+        code = self.code.name
+        if self.width and not self.code.offset:
+            code = f"codes of {self.width} bits"
+        return f"{code}, one scale for {self.grouping}"
 
 
 @cache
@@ -253,16 +259,27 @@ def fit_scheme(
         return None
     scales, bits = fitted
     fits = np.isfinite(bits)
-    told = bits[fits & (scales != 0)]
-    if not told.size or np.median(told) < TOLD or told.sum() < ENOUGH:
+    told = fits & (scales != 0)
+    sure = float(bits[told].sum())
+    if not told.any() or np.median(bits[told]) < TOLD or sure < ENOUGH:
         return None
     if _share_at_rest(cells, scales, code) > MOST:
         return None
-    usual = float(np.median(np.abs(scales[fits & (scales != 0)])))
+    width = _bits_of_codes(cells[told] / np.abs(scales[told])[:, None]) if code.bits else 0
+    usual = float(np.median(np.abs(scales[told])))
     scales = np.where(fits & (scales != 0), scales, usual)
     lattice = _fit_lattice(values, cells, scales, code, grouping)
     grid = _cell_grid(scales, values.shape, grouping)
-    return FoundScheme(code, grouping, lattice, grid, float(fits.mean()), float(told.sum()))
+    return FoundScheme(code, grouping, lattice, grid, float(fits.mean()), sure, width)
+
+
+def _bits_of_codes(codes: "Array") -> int:
+    """Return how many bits the widest of groups of integer codes, [groups, elements], needs.
+
+    Codes are numbers as far as the rounding of their scale and values allows (ROUNDED).
+    """
+    span = float((np.nanmax(codes, axis=1) - np.nanmin(codes, axis=1)).max())
+    return max(1, round(span * (1 - ROUNDED)).bit_length())
 
 
 def _share_at_rest(cells: "Array", scales: "Array", code: CodeBook) -> float:

@@ -3,6 +3,7 @@
 from types import SimpleNamespace
 from typing import Any
 
+import ml_dtypes
 import numpy as np
 import pytest
 
@@ -33,6 +34,25 @@ def test_codes_are_searched_from_the_smallest_on() -> None:
     assert names.index("E4M3 codes") < names.index("codes of 6 bits")
     full = {book.name for book in books if book.full}
     assert full == {f"{name} codes" for name in ("NF4", "FP4", "IQ4_NL", "E5M2", "E4M3")}
+
+
+@pytest.mark.parametrize(
+    ("low", "high", "told"), [(-3, 3, 3), (-4, 3, 3), (-7, 7, 4), (-11, 4, 4), (-127, 127, 8)]
+)
+@pytest.mark.parametrize("dtype", ["BF16", "F32"])
+def test_a_scheme_has_the_bits_that_its_codes_need(
+    low: int, high: int, told: int, dtype: str
+) -> None:
+    """Seen red: codes from -7 to 7 were codes of 3 bits."""
+    rng = np.random.default_rng(3)
+    codes = rng.integers(low, high + 1, (32, 4, 64))
+    codes[..., :2] = low, high
+    values = np.asarray(codes * rng.uniform(0.01, 0.02, (32, 4, 1)), np.float32).reshape(32, 256)
+    if dtype == "BF16":
+        values = values.astype(ml_dtypes.bfloat16).astype(np.float32)
+    found = lattices.find_scheme(values, dtype)
+    assert found is not None and found.width == told
+    assert found.name == f"codes of {told} bits, one scale for every 64"
 
 
 def test_magnitudes_are_those_beyond_a_rows_and_a_columns_mean() -> None:
