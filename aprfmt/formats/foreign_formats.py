@@ -308,7 +308,8 @@ def _is_llama2c(head: bytes, size: int) -> bool:
     head_dim = dim // heads
     matrices = 2 * dim * dim + 2 * dim * kv_heads * head_dim + 3 * dim * hidden
     tables = abs(vocab) * dim * (2 if vocab < 0 else 1) + length * head_dim
-    return size == 28 + 4 * (layers * (matrices + 2 * dim) + dim + tables)
+    expected: int = 28 + 4 * (layers * (matrices + 2 * dim) + dim + tables)
+    return size == expected
 
 
 def _is_old_imatrix(head: bytes, size: int) -> bool:
